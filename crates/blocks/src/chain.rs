@@ -55,7 +55,8 @@ mod tests {
 
     #[test]
     fn one_flipped_bit_anywhere_changes_every_later_hash_and_about_half_its_bits() {
-        let contents: Vec<_> = (0..8).map(|i| ContentHash(i * 0x9E37_79B9_7F4A_7C15)).collect();
+        let contents: Vec<_> =
+            (0..8).map(|i| ContentHash(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(i))).collect();
         let whole: Vec<_> = BlockHash(3).chain(&contents).collect();
         let mut flipped_bits = 0;
         for bit in 0..64 {

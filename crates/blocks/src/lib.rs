@@ -7,5 +7,10 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod hasher;
+mod key;
+pub mod vllm;
 
 pub use chain::{BlockHash, ContentHash};
+pub use hasher::{BlockHasher, TextHasher};
+pub use key::{HashKey, Scope};

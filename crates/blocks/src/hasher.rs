@@ -1,0 +1,124 @@
+//! From tokens (or text) to the chain of block hashes.
+//!
+//! A block's content is hashed with XXH3 under a secret derived from the cell's key, straight from
+//! the caller's tokens; the contents are then chained by [`BlockHash::then`]. Only full blocks have
+//! a hash, because engines cache only full blocks. Nothing here allocates except a caller's buffer
+//! that is too small.
+use std::num::NonZeroUsize;
+
+use xxhash_rust::xxh3::xxh3_64_with_secret;
+
+use crate::{
+    chain::{BlockHash, ContentHash},
+    key::HashKey,
+};
+
+#[cfg(target_endian = "big")]
+compile_error!("token ids are hashed as they lie in memory, which replicas share as little-endian");
+
+/// Hashes token blocks of one size under one cell's key.
+#[derive(Clone)]
+pub struct BlockHasher {
+    block_size: NonZeroUsize,
+    tokens: [u8; 192],
+    extra: [u8; 192],
+}
+
+impl BlockHasher {
+    /// A hasher for blocks of `block_size` tokens.
+    #[must_use]
+    pub fn new(key: &HashKey, block_size: NonZeroUsize) -> Self {
+        Self {
+            block_size,
+            tokens: key.hashing_secret(b"tokens"),
+            extra: key.hashing_secret(b"extra keys"),
+        }
+    }
+
+    /// Tokens per block.
+    #[must_use]
+    pub const fn block_size(&self) -> NonZeroUsize {
+        self.block_size
+    }
+
+    /// The content of a block that holds nothing but `tokens`.
+    #[inline]
+    #[must_use]
+    pub fn content(&self, tokens: &[u32]) -> ContentHash {
+        ContentHash(xxh3_64_with_secret(bytemuck::cast_slice(tokens), &self.tokens))
+    }
+
+    /// The content of a block that the engine keys by more than its tokens.
+    ///
+    /// `extra` is the caller's unambiguous encoding of those keys, such as an image's hash and where
+    /// it stands: placeholder tokens of different images are equal, their blocks are not.
+    #[must_use]
+    pub fn content_with_extra(&self, tokens: &[u32], extra: &[u8]) -> ContentHash {
+        let extra = ContentHash(xxh3_64_with_secret(extra, &self.extra));
+        ContentHash(BlockHash(self.content(tokens).0).then(extra).0)
+    }
+
+    /// Appends the content of every full block of `tokens` to `out`.
+    pub fn contents(&self, tokens: &[u32], out: &mut Vec<ContentHash>) {
+        out.extend(tokens.chunks_exact(self.block_size.get()).map(|block| self.content(block)));
+    }
+
+    /// Appends the hash of every full block of `tokens` to `out`, the first one following `root`.
+    ///
+    /// `root` is a scope's root for a whole prompt, or the hash of the block before `tokens`.
+    pub fn hash_tokens(&self, tokens: &[u32], root: BlockHash, out: &mut Vec<BlockHash>) {
+        let mut prefix = root;
+        out.extend(tokens.chunks_exact(self.block_size.get()).map(|block| {
+            prefix = prefix.then(self.content(block));
+            prefix
+        }));
+    }
+
+    /// Continues `chain`, which holds the hashes of the first blocks of these same `tokens`.
+    ///
+    /// Costs only the blocks that `chain` lacks: the way to follow a growing conversation.
+    pub fn extend_chain(&self, tokens: &[u32], root: BlockHash, chain: &mut Vec<BlockHash>) {
+        let known = chain.len().saturating_mul(self.block_size.get());
+        let last = chain.last().copied().unwrap_or(root);
+        self.hash_tokens(tokens.get(known..).unwrap_or_default(), last, chain);
+    }
+}
+
+/// Hashes text in chunks of bytes, for a model whose tokenizer is not at hand.
+///
+/// Chunks of the rendered text stand in for blocks: equal prefixes of text still give equal
+/// prefixes of hashes, only the unit differs from the engine's. Token and text hashes of one cell
+/// never meet, since each has its own secret.
+#[derive(Clone)]
+pub struct TextHasher {
+    chunk_bytes: NonZeroUsize,
+    secret: [u8; 192],
+}
+
+impl TextHasher {
+    /// A hasher for chunks of `chunk_bytes` bytes.
+    #[must_use]
+    pub fn new(key: &HashKey, chunk_bytes: NonZeroUsize) -> Self {
+        Self { chunk_bytes, secret: key.hashing_secret(b"text") }
+    }
+
+    /// Bytes per chunk.
+    #[must_use]
+    pub const fn chunk_bytes(&self) -> NonZeroUsize {
+        self.chunk_bytes
+    }
+
+    /// Appends the hash of every full chunk of `text` to `out`, the first one following `root`.
+    ///
+    /// Bytes, not characters: a chunk may end inside a character, as text is only compared here.
+    pub fn hash_text(&self, text: &[u8], root: BlockHash, out: &mut Vec<BlockHash>) {
+        let mut prefix = root;
+        out.extend(text.chunks_exact(self.chunk_bytes.get()).map(|chunk| {
+            prefix = prefix.then(ContentHash(xxh3_64_with_secret(chunk, &self.secret)));
+            prefix
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests;

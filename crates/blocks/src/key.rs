@@ -1,0 +1,159 @@
+//! The cell's secret, and what is derived from it: roots of chains, cache salts, hashing secrets.
+//!
+//! A chain's hash answers "has anybody asked for this prefix?". Whoever could compute hashes, or aim
+//! two tenants at one root, could probe another tenant's prompts. So everything starts from a secret
+//! that all routers of a cell share, by HMAC-SHA256 over an encoding in which no two different
+//! inputs look alike.
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use crate::chain::BlockHash;
+
+/// The secret of a cell. Routers with equal keys agree on every hash.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HashKey([u8; 32]);
+
+impl HashKey {
+    /// The key of a cell that configured none: public, so it separates tenants by accident only.
+    ///
+    /// Good for a single tenant, a simulation or a test. Where tenants must not probe each other,
+    /// give the cell a secret of its own.
+    pub const DEFAULT: Self = Self(*b"wornpath: the default public key");
+
+    /// A key from 32 secret bytes.
+    #[must_use]
+    pub const fn new(secret: [u8; 32]) -> Self {
+        Self(secret)
+    }
+
+    /// Where the chains of this scope start.
+    #[must_use]
+    pub fn root(&self, scope: &Scope<'_>) -> BlockHash {
+        let mut mac = self.mac(b"root");
+        field(&mut mac, Some(scope.model.as_bytes()));
+        field(&mut mac, scope.lora.map(str::as_bytes));
+        field(&mut mac, scope.salt.map(str::as_bytes));
+        let digest: [u8; 32] = mac.finalize().into_bytes().into();
+        let [a, b, c, d, e, f, g, h, ..] = digest;
+        BlockHash(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+    }
+
+    /// The `cache_salt` that keeps one tenant's cached blocks from every other's, as 32 hex digits.
+    #[must_use]
+    pub fn cache_salt(&self, tenant: &str) -> String {
+        let mut mac = self.mac(b"cache salt");
+        field(&mut mac, Some(tenant.as_bytes()));
+        let digest: [u8; 32] = mac.finalize().into_bytes().into();
+        digest[..16].iter().flat_map(|byte| [byte >> 4, byte & 15]).map(hex_digit).collect()
+    }
+
+    /// 192 bytes for a keyed fast hash, different for every purpose.
+    pub(crate) fn hashing_secret(&self, purpose: &[u8]) -> [u8; 192] {
+        let mut secret = [0; 192];
+        for (counter, part) in (0_u8..).zip(secret.chunks_exact_mut(32)) {
+            let mut mac = self.mac(b"hashing secret");
+            field(&mut mac, Some(purpose));
+            mac.update(&[counter]);
+            part.copy_from_slice(&mac.finalize().into_bytes());
+        }
+        secret
+    }
+
+    fn mac(&self, purpose: &[u8]) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+        field(&mut mac, Some(purpose));
+        mac
+    }
+}
+
+impl Default for HashKey {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Never shows the secret.
+impl fmt::Debug for HashKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HashKey(..)")
+    }
+}
+
+/// What must be equal, besides the tokens, for a cached block to be reusable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Scope<'a> {
+    /// The base model.
+    pub model: &'a str,
+    /// The LoRA adapter, if the request names one.
+    pub lora: Option<&'a str>,
+    /// The tenant's `cache_salt`, if tenants are isolated.
+    pub salt: Option<&'a str>,
+}
+
+impl<'a> Scope<'a> {
+    /// The base model alone: no adapter, nobody isolated.
+    #[must_use]
+    pub const fn model(model: &'a str) -> Self {
+        Self { model, lora: None, salt: None }
+    }
+}
+
+/// Presence, length, bytes: fields cannot run into each other, and none is not the empty one.
+fn field(mac: &mut Hmac<Sha256>, value: Option<&[u8]>) {
+    match value {
+        None => mac.update(&[0]),
+        Some(bytes) => {
+            mac.update(&[1]);
+            mac.update(&(bytes.len() as u64).to_le_bytes());
+            mac.update(bytes);
+        }
+    }
+}
+
+fn hex_digit(nibble: u8) -> char {
+    char::from(if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_the_scope_and_the_key_moves_the_root() {
+        let key = HashKey::DEFAULT;
+        let scopes = [
+            Scope::model("m"),
+            Scope::model("ml"),
+            Scope { model: "m", lora: Some("l"), salt: None },
+            Scope { model: "m", lora: None, salt: Some("l") },
+            Scope { model: "m", lora: Some(""), salt: None },
+            Scope { model: "m", lora: None, salt: Some("") },
+            Scope { model: "m", lora: Some("l"), salt: Some("l") },
+            Scope { model: "", lora: Some("m"), salt: None },
+        ];
+        let other = HashKey::new([7; 32]);
+        let mut roots: Vec<_> = scopes.iter().map(|scope| key.root(scope)).collect();
+        roots.extend(scopes.iter().map(|scope| other.root(scope)));
+        let all = roots.len();
+        roots.sort_unstable();
+        roots.dedup();
+        assert_eq!(roots.len(), all);
+    }
+
+    #[test]
+    fn the_key_is_never_printed() {
+        assert_eq!(format!("{:?}", HashKey::new([65; 32])), "HashKey(..)");
+    }
+
+    /// Replicas of different versions share an index: these values must never change.
+    #[test]
+    fn roots_and_salts_are_stable_across_releases() {
+        let scope = Scope { model: "qwen3", lora: Some("sql"), salt: Some("s") };
+        assert_eq!(HashKey::DEFAULT.root(&scope), BlockHash(10_173_933_956_040_274_840));
+        let salt = HashKey::DEFAULT.cache_salt("tenant-a");
+        assert_eq!(salt, "8da96ca4a17a24d3aee714c2915c8b50");
+    }
+}
