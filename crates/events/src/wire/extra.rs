@@ -1,0 +1,161 @@
+//! What an engine keys a block by beside its tokens: LoRA, images, tenant salt, embeddings.
+//!
+//! The wire gives bare values without names, one list per block, in the order LoRA, multimodal, salt,
+//! embeddings; which is which follows from the rest of the event, so this module keeps them as they
+//! came. They are rare (most blocks have none), hence kept as msgpack and read again when asked for.
+
+use super::msgpack::{Int, Reader};
+use super::pack;
+
+/// One bare value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExtraKey<'a> {
+    /// A name, a salt, or the identifier of an image.
+    Text(&'a str),
+    /// A digest.
+    Bytes(&'a [u8]),
+    /// A number, such as the LoRA id of older engines.
+    Unsigned(u64),
+    /// A negative number.
+    Negative(i64),
+    /// Anything else, as the msgpack it came in: (image, offset) pairs, for instance.
+    Other(&'a [u8]),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Span {
+    pub(super) start: u32,
+    pub(super) end: u32,
+}
+
+impl Span {
+    /// The decoder refuses payloads of 4 GiB, and no buffer holds more items than the payload has bytes.
+    pub(super) const fn new(start: usize, end: usize) -> Self {
+        Self { start: start as u32, end: end as u32 }
+    }
+
+    pub(super) fn of<'a, T>(&self, items: &'a [T]) -> &'a [T] {
+        items.get(self.start as usize..self.end as usize).unwrap_or(&[])
+    }
+}
+
+/// The lists of several blocks, in order, reusable.
+#[derive(Clone, Debug, Default)]
+pub struct ExtraKeysBuffer {
+    blocks: Vec<Span>,
+    msgpack: Vec<u8>,
+}
+
+impl ExtraKeysBuffer {
+    /// Appends the next block's list; an empty one means that the block has none.
+    pub fn push(&mut self, keys: &[ExtraKey<'_>]) {
+        let start = self.msgpack.len();
+        for key in keys {
+            match key {
+                ExtraKey::Text(text) => pack::text(&mut self.msgpack, text),
+                ExtraKey::Bytes(bytes) => pack::binary(&mut self.msgpack, bytes),
+                ExtraKey::Unsigned(value) => pack::unsigned(&mut self.msgpack, *value),
+                ExtraKey::Negative(value) => pack::signed(&mut self.msgpack, *value),
+                ExtraKey::Other(msgpack) => self.msgpack.extend_from_slice(msgpack),
+            }
+        }
+        self.blocks.push(Span::new(start, self.msgpack.len()));
+    }
+
+    /// All lists.
+    #[must_use]
+    pub fn keys(&self) -> ExtraKeys<'_> {
+        ExtraKeys { blocks: &self.blocks, msgpack: &self.msgpack }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+        self.msgpack.clear();
+    }
+
+    pub(super) fn shrink_to(&mut self, items: usize) {
+        self.blocks.shrink_to(items);
+        self.msgpack.shrink_to(items);
+    }
+
+    pub(super) fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Appends a list of whole msgpack values.
+    pub(super) fn push_msgpack(&mut self, values: &[u8]) {
+        let start = self.msgpack.len();
+        self.msgpack.extend_from_slice(values);
+        self.blocks.push(Span::new(start, self.msgpack.len()));
+    }
+
+    pub(super) fn slice(&self, blocks: Span) -> ExtraKeys<'_> {
+        ExtraKeys { blocks: blocks.of(&self.blocks), msgpack: &self.msgpack }
+    }
+}
+
+/// The lists of one event's blocks. An engine that says nothing gives none at all.
+#[derive(Clone, Copy, Default)]
+pub struct ExtraKeys<'a> {
+    blocks: &'a [Span],
+    msgpack: &'a [u8],
+}
+
+impl<'a> ExtraKeys<'a> {
+    /// For how many blocks the engine gave a list, empty or not.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether the engine gave no list at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// The values of block `index`, none if the engine gave none.
+    pub fn block(&self, index: usize) -> impl Iterator<Item = ExtraKey<'a>> + use<'a> {
+        let mut reader = Reader::new(self.msgpack_of(index));
+        std::iter::from_fn(move || next_key(&mut reader))
+    }
+
+    pub(super) fn msgpack_of(&self, index: usize) -> &'a [u8] {
+        self.blocks.get(index).map_or(&[], |span| span.of(self.msgpack))
+    }
+}
+
+impl PartialEq for ExtraKeys<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && (0..self.len()).all(|i| self.block(i).eq(other.block(i)))
+    }
+}
+
+impl Eq for ExtraKeys<'_> {}
+
+impl std::fmt::Debug for ExtraKeys<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries((0..self.len()).map(|i| self.block(i).collect::<Vec<_>>())).finish()
+    }
+}
+
+/// The bytes were checked when they were taken in, so an error here can only mean the end.
+fn next_key<'a>(reader: &mut Reader<'a>) -> Option<ExtraKey<'a>> {
+    const FIELD: &str = "extra_keys";
+    let start = reader.position();
+    let mut typed = *reader;
+    reader.skip(FIELD).ok()?;
+    let other = ExtraKey::Other(reader.since(start));
+    Some(match typed.peek(FIELD).ok()? {
+        0xa0..=0xbf | 0xd9..=0xdb => {
+            let text = std::str::from_utf8(typed.text(FIELD).ok()?);
+            text.map_or(other, ExtraKey::Text)
+        }
+        0xc4..=0xc6 => ExtraKey::Bytes(typed.binary(FIELD).ok()?),
+        0x00..=0x7f | 0xcc..=0xd3 | 0xe0..=0xff => match typed.int(FIELD).ok()? {
+            Int::Unsigned(value) => ExtraKey::Unsigned(value),
+            Int::Negative(value) => ExtraKey::Negative(value),
+        },
+        _ => other,
+    })
+}

@@ -1,0 +1,87 @@
+//! The frames around a payload: topic, sequence number, payload.
+//!
+//! Published messages are `[topic][sequence][payload]`. Answers to a replay request begin with an empty
+//! frame; vLLM before 0.26 and SGLang leave their topic out. Counted from the end all of these agree,
+//! so that is how they are read.
+
+use super::error::DecodeError;
+
+/// One message of an engine's event stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Message<'a> {
+    /// A batch of events.
+    Batch {
+        /// The publisher's topic, by convention `kv@<address>@<model>`; empty when it has none.
+        topic: &'a [u8],
+        /// The engine's own number of this batch, from 0 at its start.
+        sequence: u64,
+        /// The msgpack, for [`decode`](super::decode).
+        payload: &'a [u8],
+    },
+    /// The replay socket has sent all it holds.
+    ReplayEnd,
+}
+
+impl<'a> Message<'a> {
+    /// What follows the last batch of a replay in place of a sequence number.
+    pub const REPLAY_END: u64 = u64::MAX;
+
+    /// Reads a multipart message.
+    ///
+    /// # Errors
+    /// The frames are not those of an event stream.
+    pub fn parse<F: AsRef<[u8]>>(frames: &'a [F]) -> Result<Self, DecodeError> {
+        let (topic, sequence, payload): (&[u8], &[u8], &[u8]) = match frames {
+            [sequence, payload] => (&[], sequence.as_ref(), payload.as_ref()),
+            [topic, sequence, payload] => (topic.as_ref(), sequence.as_ref(), payload.as_ref()),
+            [delimiter, topic, sequence, payload] => {
+                if !delimiter.as_ref().is_empty() {
+                    return Err(DecodeError::Frames { found: "four frames, the first not empty" });
+                }
+                (topic.as_ref(), sequence.as_ref(), payload.as_ref())
+            }
+            [] | [_] => return Err(DecodeError::Frames { found: "fewer than two frames" }),
+            _ => return Err(DecodeError::Frames { found: "more than four frames" }),
+        };
+        let sequence: [u8; 8] = sequence.try_into().map_err(|_| DecodeError::Frames {
+            found: "a sequence number that is not eight bytes long",
+        })?;
+        match u64::from_be_bytes(sequence) {
+            Self::REPLAY_END => Ok(Self::ReplayEnd),
+            sequence => Ok(Self::Batch { topic, sequence, payload }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEVEN: [u8; 8] = 7_u64.to_be_bytes();
+
+    #[test]
+    fn a_published_message_and_both_forms_of_replay_say_the_same() {
+        let expected = |topic| Message::Batch { topic, sequence: 7, payload: b"p" };
+        let parse = |frames: &'static [&'static [u8]]| Message::parse(frames).unwrap();
+        assert_eq!(parse(&[b"kv", &SEVEN, b"p"]), expected(b"kv"));
+        assert_eq!(parse(&[b"", b"kv", &SEVEN, b"p"]), expected(b"kv"));
+        assert_eq!(parse(&[b"", &SEVEN, b"p"]), expected(b""));
+        assert_eq!(parse(&[&SEVEN, b"p"]), expected(b""));
+    }
+
+    #[test]
+    fn the_end_of_a_replay_is_known_with_and_without_a_topic_frame() {
+        let end = [0xFF_u8; 8];
+        assert_eq!(Message::parse(&[&[], &[], &end[..], &[]]), Ok(Message::ReplayEnd));
+        assert_eq!(Message::parse(&[&[], &end[..], &[]]), Ok(Message::ReplayEnd));
+    }
+
+    #[test]
+    fn other_shapes_are_refused_with_what_is_wrong() {
+        let refusal = |frames: &[&[u8]]| Message::parse(frames).unwrap_err().to_string();
+        assert!(refusal(&[b"p"]).contains("fewer than two frames"));
+        assert!(refusal(&[b"kv", b"7", b"p"]).contains("not eight bytes long"));
+        assert!(refusal(&[b"id", b"kv", &SEVEN, b"p"]).contains("the first not empty"));
+        assert!(refusal(&[b"", b"", b"kv", &SEVEN, b"p"]).contains("more than four"));
+    }
+}

@@ -1,0 +1,27 @@
+//! How much one message may hold.
+
+use super::error::DecodeError;
+
+/// What one message may hold at most. Memory for a batch is bounded by these, whatever an engine sends.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of the payload.
+    pub payload_bytes: usize,
+    /// Events, unknown ones included.
+    pub events: usize,
+    /// Block hashes over all events.
+    pub blocks: usize,
+    /// Token ids over all events.
+    pub tokens: usize,
+}
+
+impl Default for Limits {
+    /// An engine that fills a cache of a million tokens in one step stays well below these.
+    fn default() -> Self {
+        Self { payload_bytes: 32 << 20, events: 1 << 18, blocks: 1 << 20, tokens: 1 << 23 }
+    }
+}
+
+pub(super) fn at_most(field: &'static str, found: usize, limit: usize) -> Result<(), DecodeError> {
+    if found > limit { Err(DecodeError::TooLarge { field, found, limit }) } else { Ok(()) }
+}
