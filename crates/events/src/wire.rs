@@ -2,8 +2,8 @@
 //!
 //! vLLM and SGLang publish over ZeroMQ what their block pools do. A message becomes a typed [`Batch`]
 //! in two steps, [`Message::parse`] and [`decode`], without I/O and without trust: any bytes give a
-//! batch or an error that names the field. What a batch means for the index is the next module's
-//! question; here tokens, extra keys and groups stay as they came.
+//! batch or an error that names the field. What a batch means for the index is the
+//! [`Translator`](crate::Translator)'s question; here tokens, extra keys and groups stay as they came.
 //!
 //! ```
 //! use wornpath_events::wire::{Batch, Dialect, Event, HashForm, Layout, Limits, decode, encode};

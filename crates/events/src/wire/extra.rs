@@ -22,6 +22,19 @@ pub enum ExtraKey<'a> {
     Other(&'a [u8]),
 }
 
+impl ExtraKey<'_> {
+    /// Appends the value as msgpack, in its shortest form.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Text(text) => pack::text(out, text),
+            Self::Bytes(bytes) => pack::binary(out, bytes),
+            Self::Unsigned(value) => pack::unsigned(out, *value),
+            Self::Negative(value) => pack::signed(out, *value),
+            Self::Other(msgpack) => out.extend_from_slice(msgpack),
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Span {
     pub(super) start: u32,
@@ -51,13 +64,7 @@ impl ExtraKeysBuffer {
     pub fn push(&mut self, keys: &[ExtraKey<'_>]) {
         let start = self.msgpack.len();
         for key in keys {
-            match key {
-                ExtraKey::Text(text) => pack::text(&mut self.msgpack, text),
-                ExtraKey::Bytes(bytes) => pack::binary(&mut self.msgpack, bytes),
-                ExtraKey::Unsigned(value) => pack::unsigned(&mut self.msgpack, *value),
-                ExtraKey::Negative(value) => pack::signed(&mut self.msgpack, *value),
-                ExtraKey::Other(msgpack) => self.msgpack.extend_from_slice(msgpack),
-            }
+            key.write(&mut self.msgpack);
         }
         self.blocks.push(Span::new(start, self.msgpack.len()));
     }

@@ -1,0 +1,41 @@
+//! Which cache groups of a pod keep whole prefixes.
+//!
+//! Only stores say what a group keeps; removals name the group by number. A group that nobody has
+//! described keeps whole prefixes: engines with one group do not describe it.
+
+use super::error::TranslateError;
+use crate::wire::Attention;
+
+/// Engines have a handful. The bound is against one that makes up numbers.
+const LIMIT: usize = 64;
+
+/// The groups known to keep only a part.
+#[derive(Default)]
+pub(super) struct Groups {
+    partial: Vec<u32>,
+}
+
+impl Groups {
+    /// Takes note of what a store says about its group, and answers whether to believe the store.
+    pub(super) fn keeps_prefixes(
+        &mut self,
+        group: Option<u32>,
+        attention: Attention,
+    ) -> Result<bool, TranslateError> {
+        let Some(number) = group else { return Ok(attention != Attention::Partial) };
+        match attention {
+            Attention::Unsaid => return Ok(!self.is_partial(group)),
+            Attention::Full => self.partial.retain(|known| *known != number),
+            Attention::Partial if self.is_partial(group) => {}
+            Attention::Partial if self.partial.len() == LIMIT => {
+                return Err(TranslateError::Groups { limit: LIMIT });
+            }
+            Attention::Partial => self.partial.push(number),
+        }
+        Ok(attention == Attention::Full)
+    }
+
+    pub(super) fn is_partial(&self, group: Option<u32>) -> bool {
+        group.is_some_and(|number| self.partial.contains(&number))
+    }
+}

@@ -1,0 +1,183 @@
+//! Translation, event by event.
+
+use super::*;
+use crate::wire::{Attention, ExtraKey, ExtraKeysBuffer, Removed};
+use wornpath_index::{EngineHash, Tier};
+
+const MODEL: &str = "tiny";
+
+fn translator(block_size: usize) -> Translator {
+    Translator::new(&HashKey::DEFAULT, MODEL, NonZeroUsize::new(block_size).unwrap())
+}
+
+fn hashes(names: &[u64]) -> Vec<EngineHash> {
+    names.iter().copied().map(EngineHash).collect()
+}
+
+/// A store of two blocks of four tokens at the start of a prompt; tests change what they are about.
+fn stored<'a>(blocks: &'a [EngineHash], tokens: &'a [u32]) -> WireStored<'a> {
+    WireStored {
+        blocks,
+        parent: None,
+        tokens,
+        block_size: 4,
+        lora_id: None,
+        lora_name: None,
+        tier: Tier::Gpu,
+        extra_keys: crate::wire::ExtraKeys::default(),
+        group: None,
+        attention: Attention::Unsaid,
+    }
+}
+
+fn batch_of(event: Wire<'_>) -> Batch {
+    let mut batch = Batch::default();
+    batch.push(event);
+    batch
+}
+
+/// The chain that the only event of the batch makes, from its root.
+fn chain_of(translator: &mut Translator, stored: WireStored<'_>) -> Vec<BlockHash> {
+    let batch = batch_of(Wire::Stored(stored));
+    let translated = translator.translate(&batch).unwrap();
+    let [Event::Stored(Stored { content, .. })] = translated.events[..] else {
+        panic!("not one store: {translated:?}")
+    };
+    let Content::Chained { parent: Parent::Root(root), contents } = content else {
+        panic!("not from a root: {content:?}")
+    };
+    root.chain(contents).collect()
+}
+
+fn request_chain(scope: &Scope<'_>, block_size: usize, tokens: &[u32]) -> Vec<BlockHash> {
+    let hasher = BlockHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(block_size).unwrap());
+    let mut chain = Vec::new();
+    hasher.hash_tokens(tokens, HashKey::DEFAULT.root(scope), &mut chain);
+    chain
+}
+
+#[test]
+fn a_store_makes_the_chain_that_a_request_with_these_tokens_makes() {
+    let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
+    for index_block in [1, 2, 4] {
+        let chain = chain_of(&mut translator(index_block), stored(&names, &tokens));
+        assert_eq!(chain, request_chain(&Scope::model(MODEL), index_block, &tokens));
+    }
+}
+
+#[test]
+fn lora_and_salt_move_the_root_and_nothing_else() {
+    let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
+    let mut keys = ExtraKeysBuffer::default();
+    keys.push(&[ExtraKey::Text("sql"), ExtraKey::Text("salt of a tenant")]);
+    keys.push(&[ExtraKey::Text("sql")]);
+    let store =
+        WireStored { lora_name: Some("sql"), extra_keys: keys.keys(), ..stored(&names, &tokens) };
+    let scope = Scope { model: MODEL, lora: Some("sql"), salt: Some("salt of a tenant") };
+    assert_eq!(chain_of(&mut translator(4), store), request_chain(&scope, 4, &tokens));
+}
+
+#[test]
+fn an_image_changes_its_own_block_and_all_after_it() {
+    let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
+    let with_image = |image: &[u8]| {
+        let mut keys = ExtraKeysBuffer::default();
+        keys.push(&[]);
+        keys.push(&[ExtraKey::Bytes(image)]);
+        let store = WireStored { extra_keys: keys.keys(), ..stored(&names, &tokens) };
+        chain_of(&mut translator(4), store)
+    };
+    let text = request_chain(&Scope::model(MODEL), 4, &tokens);
+    let (cat, dog) = (with_image(b"cat"), with_image(b"dog"));
+    assert_eq!((cat[0], dog[0]), (text[0], text[0]));
+    assert!(cat[1] != dog[1] && cat[1] != text[1] && dog[1] != text[1]);
+}
+
+#[test]
+fn a_lora_known_by_number_only_is_nobody_elses() {
+    let (names, tokens) = (hashes(&[1]), [5, 6, 7, 8]);
+    let chain = |lora_id| {
+        let store = WireStored { lora_id, ..stored(&names, &tokens) };
+        chain_of(&mut translator(4), store)
+    };
+    assert_eq!(chain(None), chain(Some(0)));
+    assert!(chain(None) != chain(Some(1)) && chain(Some(1)) != chain(Some(2)));
+}
+
+#[test]
+fn a_store_without_tokens_gives_names_only() {
+    let names = hashes(&[1, 2]);
+    let store = WireStored { tier: Tier::Host, block_size: 0, ..stored(&names, &[]) };
+    let batch = batch_of(Wire::Stored(store));
+    let mut translator = translator(16);
+    let translated = translator.translate(&batch).unwrap();
+    let named =
+        Stored { tier: Tier::Host, blocks: &names, content: Content::Named, locations: &[] };
+    assert_eq!(translated.events, [Event::Stored(named)]);
+}
+
+#[test]
+fn a_window_group_is_left_out_with_its_removals_until_it_is_said_to_be_full() {
+    let (names, tokens) = (hashes(&[1]), [5, 6, 7, 8]);
+    let mut translator = translator(4);
+    let mut events_of = |event| {
+        let batch = batch_of(event);
+        let translated = translator.translate(&batch).unwrap();
+        (translated.events.len(), translated.ignored)
+    };
+    let store =
+        |attention, group| Wire::Stored(WireStored { attention, group, ..stored(&names, &tokens) });
+    let removal = |group| Wire::Removed(Removed { blocks: &names, tier: Tier::Gpu, group });
+    assert_eq!(events_of(removal(Some(1))), (1, 0));
+    assert_eq!(events_of(store(Attention::Partial, Some(1))), (0, 1));
+    assert_eq!(events_of(removal(Some(1))), (0, 1));
+    assert_eq!(events_of(store(Attention::Unsaid, Some(1))), (0, 1));
+    assert_eq!(events_of(store(Attention::Full, Some(0))), (1, 0));
+    assert_eq!(events_of(removal(Some(0))), (1, 0));
+    assert_eq!(events_of(removal(None)), (1, 0));
+    assert_eq!(events_of(store(Attention::Full, Some(1))), (1, 0));
+    assert_eq!(events_of(removal(Some(1))), (1, 0));
+}
+
+#[test]
+fn contradictions_are_refused_with_the_cure() {
+    let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
+    let refusal = |index_block, store| {
+        let batch = batch_of(Wire::Stored(store));
+        translator(index_block).translate(&batch).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refusal(3, stored(&names, &tokens)),
+        "block_size: found 4, expected a multiple of 3, the index's block size for this model; \
+         set that to a common divisor of its engines' block sizes"
+    );
+    assert_eq!(
+        refusal(4, stored(&names, &tokens[..7])),
+        "token_ids: found 7, expected 2 blocks of 4"
+    );
+    let mut keys = ExtraKeysBuffer::default();
+    keys.push(&[]);
+    let store = WireStored { extra_keys: keys.keys(), ..stored(&names, &tokens) };
+    assert_eq!(
+        refusal(4, store),
+        "extra_keys: found 1 lists, expected none or one for each of 2 blocks"
+    );
+    let zero = WireStored { block_size: 0, ..stored(&names, &tokens) };
+    assert!(refusal(4, zero).starts_with("block_size: found 0"));
+}
+
+#[test]
+fn made_up_group_numbers_are_bounded() {
+    let (names, tokens) = (hashes(&[1]), [5, 6, 7, 8]);
+    let mut translator = translator(4);
+    for group in 0..64 {
+        let (group, attention) = (Some(group), Attention::Partial);
+        let store = WireStored { group, attention, ..stored(&names, &tokens) };
+        translator.translate(&batch_of(Wire::Stored(store))).unwrap();
+    }
+    let (group, attention) = (Some(64), Attention::Partial);
+    let store = WireStored { group, attention, ..stored(&names, &tokens) };
+    let batch = batch_of(Wire::Stored(store));
+    let error = translator.translate(&batch).unwrap_err();
+    assert_eq!(error, TranslateError::Groups { limit: 64 });
+}
