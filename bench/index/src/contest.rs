@@ -1,0 +1,349 @@
+//! One index's life through workload TREE, measured step by step.
+//!
+//! The steps are object-safe, so that the harness can take one step of every index before it takes
+//! the next: neighbours in time are compared with each other.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::adapters::{Index, Naive, Reader};
+use crate::clock::{CpuClock, Ticks, pin, stamp};
+use crate::removal::{self, Removal};
+use crate::stats::quantile;
+use crate::workload::{CHECKED, QUERIES, Workload};
+
+/// Blocks per second that the paced writer writes.
+const WRITE_RATE: f64 = 500_000.0;
+/// Events that the paced writer applies between two looks at the clock.
+const WRITE_BURST: usize = 8;
+/// Queries compared with the oracle, pod by pod.
+const FINGERPRINTED: usize = 1024;
+/// Samples kept while a writer runs.
+const MOST_SAMPLES: usize = 4 << 20;
+
+/// Which hashes a query is given as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// The fastest input the API takes: the chained hashes for ours, contents for the peers.
+    Cumulative,
+    /// Content hashes: whatever chain an index needs it computes itself.
+    Local,
+}
+
+/// Points in a life at which the answers are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Built,
+    Churned,
+    Removed,
+}
+
+/// Latency of single queries, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Latency {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+}
+
+impl Latency {
+    pub(crate) fn of(samples: &mut [u32], ticks: Ticks) -> Self {
+        let micros = |share, samples: &mut [u32]| quantile(samples, share) * ticks.nanos / 1000.0;
+        Self { p50: micros(0.5, samples), p99: micros(0.99, samples) }
+    }
+}
+
+/// What the oracle answers, as one hash per query, at each stage.
+pub(crate) struct Expected([Vec<u64>; 3]);
+
+impl Expected {
+    /// Runs the oracle through the life.
+    pub(crate) fn of(workload: &Workload) -> Self {
+        let mut life = Life::<Naive>::new(workload);
+        life.create();
+        life.apply(0..workload.built);
+        let built = life.fingerprints();
+        life.apply(workload.built..workload.churned[1]);
+        let churned = life.fingerprints();
+        for pod in removal::ALONE.chain(removal::WATCHED) {
+            life.remove_pod(pod);
+        }
+        Self([built, churned, life.fingerprints()])
+    }
+}
+
+/// The steps of a life.
+pub(crate) trait Contestant {
+    fn name(&self) -> &'static str;
+    /// Makes an empty index.
+    fn create(&mut self);
+    /// Drops the index.
+    fn end(&mut self);
+    /// Builds; CPU nanoseconds per block stored.
+    fn store(&mut self) -> f64;
+    /// Runs the first churn; CPU nanoseconds per block stored or removed.
+    fn churn(&mut self) -> f64;
+    /// Applies churn number `round`, untimed.
+    fn churn_untimed(&mut self, round: usize);
+    /// CPU nanoseconds per query.
+    fn query(&self, input: Input, passes: usize) -> f64;
+    /// Latency with nothing else running.
+    fn idle(&self, passes: usize, ticks: Ticks) -> Latency;
+    /// Runs the second churn at the fixed rate while a reader reads: its latency, and blocks per
+    /// second that the writer managed.
+    fn paced_churn(&mut self, ticks: Ticks) -> (Latency, f64);
+    /// Queries per microsecond of two threads together.
+    fn two_readers(&self, span: Duration) -> f64;
+    /// Removes pods, alone and with a reader.
+    fn removal(&mut self, ticks: Ticks) -> Removal;
+    /// Removes every pod and finishes all sweeping and housekeeping.
+    fn remove_all(&mut self);
+    /// Runs housekeeping.
+    fn tidy(&mut self);
+    /// Compares the answers with the check values.
+    fn check(&self, stage: Stage) -> Result<(), String>;
+    /// Compares the answers with the oracle.
+    fn compare(&self, stage: Stage, expected: &Expected) -> Result<(), String>;
+}
+
+/// An index with its share of the workload.
+pub(crate) struct Life<'w, I: Index> {
+    workload: &'w Workload,
+    log: I::Log,
+    queries: I::Queries,
+    index: Option<(I::Shared, I::Writer)>,
+}
+
+impl<'w, I: Index> Life<'w, I> {
+    pub(crate) fn new(workload: &'w Workload) -> Self {
+        let log = I::log(&workload.log);
+        let queries = I::queries(&workload.queries);
+        Self { workload, log, queries, index: None }
+    }
+
+    fn shared(&self) -> &I::Shared {
+        &self.index.as_ref().expect("every step comes after `create`").0
+    }
+
+    fn apply(&mut self, events: std::ops::Range<usize>) -> Duration {
+        let (shared, writer) = self.index.as_mut().expect("every step comes after `create`");
+        let clock = I::writer_clock(writer);
+        let start = clock.now();
+        I::apply(shared, writer, &self.log, events);
+        clock.now() - start
+    }
+
+    fn timed(&mut self, events: std::ops::Range<usize>) -> f64 {
+        let blocks = self.workload.log.blocks_in(events.clone());
+        self.apply(events).as_nanos() as f64 / blocks as f64
+    }
+
+    fn remove_pod(&mut self, pod: u32) {
+        let (shared, writer) = self.index.as_mut().expect("every step comes after `create`");
+        I::remove_pod(shared, writer, pod);
+        while I::sweep(shared, writer) {}
+    }
+
+    fn fingerprints(&self) -> Vec<u64> {
+        let mut reader = I::reader(self.shared());
+        let mut depths = vec![0; self.workload.size.pods];
+        let mut hash = |query| {
+            reader.lookup(&self.queries, query);
+            reader.depths(&mut depths);
+            depths.iter().fold(0_u64, |hash, depth| {
+                (hash ^ u64::from(*depth)).wrapping_mul(0x0100_0000_01B3).rotate_left(17)
+            })
+        };
+        (0..FINGERPRINTED).map(&mut hash).collect()
+    }
+}
+
+impl<I: Index> Contestant for Life<'_, I> {
+    fn name(&self) -> &'static str {
+        I::NAME
+    }
+
+    fn create(&mut self) {
+        self.index = Some(I::create(self.workload.size.pods));
+    }
+
+    fn end(&mut self) {
+        self.index = None;
+    }
+
+    fn store(&mut self) -> f64 {
+        self.timed(0..self.workload.built)
+    }
+
+    fn churn(&mut self) -> f64 {
+        self.timed(self.workload.built..self.workload.churned[0])
+    }
+
+    fn churn_untimed(&mut self, round: usize) {
+        let from =
+            round.checked_sub(1).map_or(self.workload.built, |last| self.workload.churned[last]);
+        self.apply(from..self.workload.churned[round]);
+    }
+
+    fn query(&self, input: Input, passes: usize) -> f64 {
+        let mut reader = I::reader(self.shared());
+        let start = CpuClock::CALLER.now();
+        for _ in 0..passes {
+            for query in 0..QUERIES {
+                match input {
+                    Input::Cumulative => reader.lookup(&self.queries, query),
+                    Input::Local => reader.lookup_local(&self.queries, query),
+                }
+                black_box(&mut reader);
+            }
+        }
+        (CpuClock::CALLER.now() - start).as_nanos() as f64 / (passes * QUERIES) as f64
+    }
+
+    fn idle(&self, passes: usize, ticks: Ticks) -> Latency {
+        let mut reader = I::reader(self.shared());
+        let mut samples = Vec::with_capacity(passes * QUERIES);
+        let mut last = stamp();
+        for query in (0..passes).flat_map(|_| 0..QUERIES) {
+            reader.lookup(&self.queries, query);
+            black_box(&mut reader);
+            let now = stamp();
+            samples.push((now - last) as u32);
+            last = now;
+        }
+        Latency::of(&mut samples, ticks)
+    }
+
+    fn paced_churn(&mut self, ticks: Ticks) -> (Latency, f64) {
+        let events = self.workload.churned[0]..self.workload.churned[1];
+        let blocks = self.workload.log.blocks_in(events.clone());
+        let (shared, writer) = self.index.as_mut().expect("every step comes after `create`");
+        let (log, source) = (&self.log, &self.workload.log);
+        let mut samples = Vec::with_capacity(MOST_SAMPLES);
+        let (ready, done) = (Barrier::new(2), AtomicBool::new(false));
+        let span = std::thread::scope(|scope| {
+            let (shared, ready, done) = (&*shared, &ready, &done);
+            let writing = scope.spawn(move || {
+                pin(1);
+                ready.wait();
+                let start = Instant::now();
+                let mut written = 0;
+                for from in events.clone().step_by(WRITE_BURST) {
+                    let burst = from..events.end.min(from + WRITE_BURST);
+                    written += source.blocks_in(burst.clone());
+                    I::apply(shared, writer, log, burst);
+                    let due = Duration::from_secs_f64(written as f64 / WRITE_RATE);
+                    std::thread::sleep(due.saturating_sub(start.elapsed()));
+                }
+                done.store(true, Relaxed);
+                start.elapsed()
+            });
+            let mut reader = I::reader(shared);
+            ready.wait();
+            let (mut query, mut last) = (0, stamp());
+            while !done.load(Relaxed) {
+                reader.lookup(&self.queries, query);
+                black_box(&mut reader);
+                let now = stamp();
+                if samples.len() < MOST_SAMPLES {
+                    samples.push((now - last) as u32);
+                }
+                last = now;
+                query = (query + 1) % QUERIES;
+            }
+            writing.join().expect("the writer panics only when the index does")
+        });
+        (Latency::of(&mut samples, ticks), blocks as f64 / span.as_secs_f64())
+    }
+
+    fn two_readers(&self, span: Duration) -> f64 {
+        let (shared, queries) = (self.shared(), &self.queries);
+        let (ready, done) = (Barrier::new(2), AtomicBool::new(false));
+        let total = AtomicU64::new(0);
+        let read = |core: usize, lead: bool| {
+            pin(core);
+            let mut reader = I::reader(shared);
+            ready.wait();
+            let start = Instant::now();
+            let (mut query, mut count) = (core * QUERIES / 2, 0);
+            while !done.load(Relaxed) {
+                for _ in 0..32 {
+                    reader.lookup(queries, query);
+                    black_box(&mut reader);
+                    query = (query + 1) % QUERIES;
+                }
+                count += 32;
+                if lead && start.elapsed() >= span {
+                    done.store(true, Relaxed);
+                }
+            }
+            total.fetch_add(count, Relaxed);
+            start.elapsed()
+        };
+        let elapsed = std::thread::scope(|scope| {
+            scope.spawn(|| read(1, false));
+            read(0, true)
+        });
+        total.load(Relaxed) as f64 / elapsed.as_micros() as f64
+    }
+
+    fn removal(&mut self, ticks: Ticks) -> Removal {
+        let (shared, writer) = self.index.as_mut().expect("every step comes after `create`");
+        removal::measure::<I>(shared, writer, &self.queries, ticks)
+    }
+
+    fn remove_all(&mut self) {
+        for pod in 0..self.workload.size.pods as u32 {
+            self.remove_pod(pod);
+        }
+        self.tidy();
+    }
+
+    fn tidy(&mut self) {
+        let (_, writer) = self.index.as_mut().expect("every step comes after `create`");
+        I::tidy(writer);
+    }
+
+    fn check(&self, stage: Stage) -> Result<(), String> {
+        let mut reader = I::reader(self.shared());
+        let mut depths = vec![0; self.workload.size.pods];
+        let (mut sum, mut pods) = (0_u64, 0_usize);
+        for query in 0..CHECKED {
+            reader.lookup(&self.queries, query);
+            reader.depths(&mut depths);
+            sum += depths.iter().map(|depth| u64::from(*depth)).sum::<u64>();
+            pods += depths.iter().filter(|depth| **depth > 0).count();
+        }
+        let check = self.workload.size.check;
+        let (want, want_pods) = match stage {
+            Stage::Built => (check.depths_built, Some(check.mean_pods_tenths)),
+            Stage::Churned => (check.depths_churned, None),
+            Stage::Removed => (check.depths_removed, None),
+        };
+        let tenths = (pods as f64 / CHECKED as f64 * 10.0).round() as u64;
+        let context = format!("{} {} {stage:?}", self.workload.size.name, I::NAME);
+        if sum != want {
+            return Err(format!("{context}: sum of depths is {sum}, must be {want}"));
+        }
+        match want_pods {
+            Some(want) if want != tenths => {
+                Err(format!("{context}: mean pods in tenths is {tenths}, must be {want}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn compare(&self, stage: Stage, expected: &Expected) -> Result<(), String> {
+        let ours = self.fingerprints();
+        let wrong = ours.iter().zip(&expected.0[stage as usize]).filter(|(a, b)| a != b).count();
+        match wrong {
+            0 => Ok(()),
+            _ => Err(format!(
+                "{} {} {stage:?}: {wrong} of {FINGERPRINTED} answers differ from the naive scan",
+                self.workload.size.name,
+                I::NAME
+            )),
+        }
+    }
+}

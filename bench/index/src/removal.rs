@@ -1,0 +1,165 @@
+//! How a pod leaves: how long the call takes, who still answers the pod, and what queries feel.
+//!
+//! A reader notes, before every query, how far the removal has got. So a query that is counted as
+//! "started after the call returned" certainly did, whatever the clocks say.
+
+use std::hint::black_box;
+use std::ops::RangeInclusive;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::adapters::{Index, Reader};
+use crate::clock::{Ticks, pin, stamp};
+use crate::contest::Latency;
+use crate::workload::QUERIES;
+
+/// Pods removed with nothing else running.
+pub(crate) const ALONE: RangeInclusive<u32> = 0..=3;
+/// Pods removed while a reader reads.
+pub(crate) const WATCHED: RangeInclusive<u32> = 4..=11;
+
+/// What removal costs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Removal {
+    /// Microseconds that a call takes, alone: the mean of four.
+    pub(crate) call_us: f64,
+    /// Microseconds from the start of a call to the end of the last query that answered the pod,
+    /// with a reader: the mean of eight.
+    pub(crate) invisible_us: f64,
+    /// Of the queries started while a call ran, how many answered the pod, in percent.
+    pub(crate) stale_during: f64,
+    /// Of the queries started after a call had returned, how many answered the pod, in percent.
+    pub(crate) stale_after: f64,
+    /// p99 of the queries while pods were removed and swept, relative to the p99 right before.
+    pub(crate) p99_ratio: f64,
+}
+
+const BEFORE: u8 = 0;
+const CALLED: u8 = 1;
+const RETURNED: u8 = 2;
+const SWEPT: u8 = 3;
+const STOP: u8 = 4;
+
+/// What the reader saw while one pod was removed.
+#[derive(Default)]
+struct Watch {
+    during: (u64, u64),
+    after: (u64, u64),
+    last_seen: u64,
+    samples: Vec<u32>,
+}
+
+/// Removes twelve pods and finishes their sweeps.
+pub(crate) fn measure<I: Index>(
+    shared: &I::Shared,
+    writer: &mut I::Writer,
+    queries: &I::Queries,
+    ticks: Ticks,
+) -> Removal {
+    let mut call = Duration::ZERO;
+    for pod in ALONE {
+        let start = Instant::now();
+        I::remove_pod(shared, writer, pod);
+        call += start.elapsed();
+        while I::sweep(shared, writer) {}
+    }
+    let mut idle = idle_samples::<I>(shared, queries);
+    let (mut seen_ticks, mut busy) = (0, Vec::new());
+    let (mut during, mut after) = ((0, 0), (0, 0));
+    for pod in WATCHED {
+        let (called, watch) = remove_watched::<I>(shared, writer, queries, pod);
+        seen_ticks += watch.last_seen.saturating_sub(called);
+        busy.extend(watch.samples);
+        during = (during.0 + watch.during.0, during.1 + watch.during.1);
+        after = (after.0 + watch.after.0, after.1 + watch.after.1);
+    }
+    let share = |(hits, all): (u64, u64)| 100.0 * hits as f64 / (all as f64).max(1.0);
+    Removal {
+        call_us: call.as_nanos() as f64 / 1000.0 / ALONE.count() as f64,
+        invisible_us: seen_ticks as f64 * ticks.nanos / 1000.0 / WATCHED.count() as f64,
+        stale_during: share(during),
+        stale_after: share(after),
+        p99_ratio: Latency::of(&mut busy, ticks).p99 / Latency::of(&mut idle, ticks).p99,
+    }
+}
+
+fn idle_samples<I: Index>(shared: &I::Shared, queries: &I::Queries) -> Vec<u32> {
+    let mut reader = I::reader(shared);
+    let mut samples = Vec::with_capacity(2 * QUERIES);
+    let mut last = stamp();
+    for query in (0..QUERIES).chain(0..QUERIES) {
+        reader.lookup(queries, query);
+        // The watching reader looks for its pod; so that both do the same, this one does too.
+        black_box(reader.answers(*WATCHED.start()));
+        let now = stamp();
+        samples.push((now - last) as u32);
+        last = now;
+    }
+    samples
+}
+
+/// Removes one pod on another core while this thread reads; the stamp of the call, and what was seen.
+fn remove_watched<I: Index>(
+    shared: &I::Shared,
+    writer: &mut I::Writer,
+    queries: &I::Queries,
+    pod: u32,
+) -> (u64, Watch) {
+    let (phase, ready) = (AtomicU8::new(BEFORE), Barrier::new(2));
+    std::thread::scope(|scope| {
+        let (phase, ready) = (&phase, &ready);
+        let removing = scope.spawn(move || {
+            pin(1);
+            ready.wait();
+            std::thread::sleep(Duration::from_millis(2));
+            let called = stamp();
+            phase.store(CALLED, Ordering::SeqCst);
+            I::remove_pod(shared, writer, pod);
+            phase.store(RETURNED, Ordering::SeqCst);
+            while I::sweep(shared, writer) {}
+            phase.store(SWEPT, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(2));
+            phase.store(STOP, Ordering::SeqCst);
+            called
+        });
+        let watch = watch::<I>(shared, queries, pod, (phase, ready));
+        (removing.join().expect("the remover panics only when the index does"), watch)
+    })
+}
+
+fn watch<I: Index>(
+    shared: &I::Shared,
+    queries: &I::Queries,
+    pod: u32,
+    (phase, ready): (&AtomicU8, &Barrier),
+) -> Watch {
+    let mut reader = I::reader(shared);
+    let mut watch = Watch { samples: Vec::with_capacity(1 << 16), ..Watch::default() };
+    ready.wait();
+    let (mut query, mut last) = (0, stamp());
+    loop {
+        let started_in = phase.load(Ordering::SeqCst);
+        if started_in == STOP {
+            return watch;
+        }
+        reader.lookup(queries, query);
+        let answered = reader.answers(pod);
+        let now = stamp();
+        if started_in == CALLED || started_in == RETURNED {
+            watch.samples.push((now - last) as u32);
+        }
+        last = now;
+        query = (query + 1) % QUERIES;
+        let counts = match started_in {
+            BEFORE => continue,
+            CALLED => &mut watch.during,
+            _ => &mut watch.after,
+        };
+        counts.0 += u64::from(answered);
+        counts.1 += 1;
+        if answered {
+            watch.last_seen = now;
+        }
+    }
+}

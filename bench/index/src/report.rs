@@ -1,0 +1,87 @@
+//! The tables: figures side by side, the bars, and the raw rounds.
+
+use crate::metric::Metric;
+use crate::results::Results;
+
+/// Prints the table of one size.
+pub(crate) fn table(results: &Results) {
+    println!("\n== {} ==", results.size);
+    print!("{:44}", "median [quartiles] best");
+    for name in &results.names {
+        print!("{name:>30}");
+    }
+    println!("{:>32}", "ours / better peer");
+    for metric in Metric::ALL {
+        print!("{:44}", metric.label());
+        for index in 0..results.names.len() {
+            let cell = results.spread(metric, index).map_or("-".into(), |spread| {
+                let figures = [spread.median, spread.lower, spread.upper, spread.least].map(figure);
+                match results.samples(metric, index).len() {
+                    1 => figures[0].clone(),
+                    _ => format!("{} [{} {}] {}", figures[0], figures[1], figures[2], figures[3]),
+                }
+            });
+            print!("{cell:>30}");
+        }
+        let ratio = results.ratio(metric).map_or("-".into(), |ratio| {
+            let spread = ratio.spread;
+            let peer = results.names[ratio.peer];
+            format!("{:.2} [{:.2} {:.2}] {peer}", spread.median, spread.lower, spread.upper)
+        });
+        println!("{ratio:>32}");
+    }
+}
+
+/// Three significant digits or so.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// Prints a line per bar and size; how many are missed.
+pub(crate) fn bars(all: &[Results]) -> usize {
+    println!("\n== bars: ours against the better peer, median [quartiles] ==");
+    let mut missed = 0;
+    for metric in Metric::ALL {
+        for results in all {
+            let Some((met, figures)) = results.verdict(metric) else { continue };
+            missed += usize::from(!met);
+            let word = if met { "pass" } else { "MISS" };
+            println!("{word}  {:9} {:44} {figures}", results.size, metric.label());
+        }
+    }
+    missed
+}
+
+/// Prints every sample.
+pub(crate) fn raw(all: &[Results]) {
+    println!("\n== every round ==");
+    for results in all {
+        for metric in Metric::ALL {
+            for (index, name) in results.names.iter().enumerate() {
+                let samples = results.samples(metric, index);
+                let samples: Vec<String> =
+                    samples.iter().map(|value| format!("{value:.3}")).collect();
+                println!(
+                    "{:9} {:44} {name:10} {}",
+                    results.size,
+                    metric.label(),
+                    samples.join(" ")
+                );
+            }
+        }
+    }
+}
+
+/// Prints the last line: the worst query ratio of all sizes.
+pub(crate) fn verdict(all: &[Results]) {
+    let ratios = all.iter().filter_map(|results| results.ratio(Metric::Query));
+    let worst = ratios.map(|ratio| ratio.spread.median).max_by(f64::total_cmp);
+    match worst {
+        Some(worst) => println!("index: worst ratio to best peer = {worst:.3}"),
+        None => println!("index: worst ratio to best peer = not measured"),
+    }
+}
