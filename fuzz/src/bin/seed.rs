@@ -1,0 +1,79 @@
+//! Writes the seed corpus from the captured streams: `cargo run --manifest-path fuzz/Cargo.toml`.
+//!
+//! Small messages of every kind, in every dialect, so that the fuzzer starts where real engines are.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use wornpath_events::wire::{Batch, Event, Limits, Message, decode, encode, records};
+use wornpath_fuzz::DIALECTS;
+
+/// Larger seeds make every mutation slower and teach the fuzzer nothing more.
+const LARGEST_SEED: usize = 1200;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let captured = fuzz.join("../crates/events/tests/fixtures/vllm-0.32");
+    for target in ["wire_batch", "wire_frames"] {
+        fs::create_dir_all(fuzz.join("corpus").join(target))?;
+    }
+    let mut seen = BTreeSet::new();
+    let mut recordings: Vec<_> = fs::read_dir(captured)?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<_, _>>()?;
+    recordings.retain(|path| path.extension().is_some_and(|extension| extension == "bin"));
+    recordings.sort();
+    for path in recordings {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let recording = fs::read(&path)?;
+        for (number, record) in records(&recording).enumerate() {
+            let frames = record?;
+            let Message::Batch { payload, .. } = Message::parse(&frames)? else { continue };
+            let mut batch = Batch::default();
+            decode(payload, &Limits::default(), &mut batch)?;
+            if payload.len() > LARGEST_SEED || !seen.insert(shape(&batch)) {
+                continue;
+            }
+            let file = |target: &str, form: &str| {
+                fuzz.join(format!("corpus/{target}/{name}-{number}{form}"))
+            };
+            fs::write(file("wire_batch", ""), payload)?;
+            fs::write(file("wire_frames", ""), one_record(&frames))?;
+            for dialect in DIALECTS {
+                let mut written = Vec::new();
+                encode(&batch, dialect, &mut written);
+                let form = format!("-{:?}-{:?}", dialect.layout, dialect.hashes).to_lowercase();
+                fs::write(file("wire_batch", &form), written)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What distinguishes one seed from another: its kinds of events, tiers and keys, not its numbers.
+fn shape(batch: &Batch) -> Vec<String> {
+    let kind = |event: Event<'_>| match event {
+        Event::Stored(stored) => format!(
+            "stored {:?} {} {} {}",
+            stored.tier,
+            stored.parent.is_some(),
+            stored.tokens.is_empty(),
+            stored.extra_keys.block(0).count()
+        ),
+        Event::Removed(removed) => format!("removed {:?}", removed.tier),
+        Event::Cleared => "cleared".to_owned(),
+    };
+    let mut kinds: Vec<_> = batch.events().map(kind).collect();
+    kinds.dedup();
+    kinds
+}
+
+fn one_record(frames: &[&[u8]]) -> Vec<u8> {
+    let mut record = (frames.len() as u32).to_be_bytes().to_vec();
+    for frame in frames {
+        record.extend_from_slice(&(frame.len() as u32).to_be_bytes());
+        record.extend_from_slice(frame);
+    }
+    record
+}
