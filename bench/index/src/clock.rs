@@ -4,6 +4,7 @@
 //! caches. Latency needs the wall: the time stamp counter costs about ten nanoseconds, and one
 //! stamp serves as the end of a query and the start of the next.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// The CPU clock of one thread.
@@ -35,7 +36,9 @@ impl CpuClock {
 
 /// Binds the calling thread to one core, if there are two; else leaves it alone.
 pub(crate) fn pin(core: usize) {
-    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+    // Asked once, before the first thread is bound: a bound thread and its children see one core.
+    static CORES: OnceLock<usize> = OnceLock::new();
+    if *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from)) < 2 {
         return;
     }
     // SAFETY: a zeroed set is the empty set, and both calls get a set of the size they are told.
@@ -59,7 +62,6 @@ pub(crate) fn stamp() -> u64 {
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
-        use std::sync::OnceLock;
         static START: OnceLock<Instant> = OnceLock::new();
         START.get_or_init(Instant::now).elapsed().as_nanos() as u64
     }

@@ -5,7 +5,6 @@
 
 use std::hint::black_box;
 use std::ops::RangeInclusive;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -35,11 +34,15 @@ pub(crate) struct Removal {
     pub(crate) p99_ratio: f64,
 }
 
-const BEFORE: u8 = 0;
-const CALLED: u8 = 1;
-const RETURNED: u8 = 2;
-const SWEPT: u8 = 3;
-const STOP: u8 = 4;
+/// Queries that the reader asks before a pod is removed, so that it is certainly at work by then.
+const RUN_UP: usize = 1024;
+
+const STARTING: u8 = 0;
+const READING: u8 = 1;
+const CALLED: u8 = 2;
+const RETURNED: u8 = 3;
+const SWEPT: u8 = 4;
+const STOP: u8 = 5;
 
 /// What the reader saw while one pod was removed.
 #[derive(Default)]
@@ -106,13 +109,14 @@ fn remove_watched<I: Index>(
     queries: &I::Queries,
     pod: u32,
 ) -> (u64, Watch) {
-    let (phase, ready) = (AtomicU8::new(BEFORE), Barrier::new(2));
+    let phase = AtomicU8::new(STARTING);
     std::thread::scope(|scope| {
-        let (phase, ready) = (&phase, &ready);
+        let phase = &phase;
         let removing = scope.spawn(move || {
             pin(1);
-            ready.wait();
-            std::thread::sleep(Duration::from_millis(2));
+            while phase.load(Ordering::SeqCst) == STARTING {
+                std::hint::spin_loop();
+            }
             let called = stamp();
             phase.store(CALLED, Ordering::SeqCst);
             I::remove_pod(shared, writer, pod);
@@ -123,36 +127,33 @@ fn remove_watched<I: Index>(
             phase.store(STOP, Ordering::SeqCst);
             called
         });
-        let watch = watch::<I>(shared, queries, pod, (phase, ready));
+        let watch = watch::<I>(shared, queries, pod, phase);
         (removing.join().expect("the remover panics only when the index does"), watch)
     })
 }
 
-fn watch<I: Index>(
-    shared: &I::Shared,
-    queries: &I::Queries,
-    pod: u32,
-    (phase, ready): (&AtomicU8, &Barrier),
-) -> Watch {
+fn watch<I: Index>(shared: &I::Shared, queries: &I::Queries, pod: u32, phase: &AtomicU8) -> Watch {
     let mut reader = I::reader(shared);
     let mut watch = Watch { samples: Vec::with_capacity(1 << 16), ..Watch::default() };
-    ready.wait();
-    let (mut query, mut last) = (0, stamp());
+    let (mut reads, mut last) = (0, stamp());
     loop {
+        if reads == RUN_UP {
+            phase.store(READING, Ordering::SeqCst);
+        }
         let started_in = phase.load(Ordering::SeqCst);
         if started_in == STOP {
             return watch;
         }
-        reader.lookup(queries, query);
+        reader.lookup(queries, reads % QUERIES);
         let answered = reader.answers(pod);
         let now = stamp();
         if started_in == CALLED || started_in == RETURNED {
             watch.samples.push((now - last) as u32);
         }
         last = now;
-        query = (query + 1) % QUERIES;
+        reads += 1;
         let counts = match started_in {
-            BEFORE => continue,
+            STARTING | READING => continue,
             CALLED => &mut watch.during,
             _ => &mut watch.after,
         };
