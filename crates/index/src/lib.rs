@@ -1,6 +1,67 @@
 //! Which pod holds which block, now.
+//!
+//! Engines tell when blocks enter and leave their caches; queries ask, for the chain of block hashes
+//! of a prompt, how many leading blocks each pod holds. The answer is exact at all times: equal to
+//! what a scan of every pod's cache would find, also when evictions left holes, copies lie on several
+//! tiers, events came twice, late or without their parents, or a pod has just gone.
+//!
+//! The map from block to pods ([`table`]) stores for each block the number of a set ([`sets`]); a
+//! query searches for the depths where that number changes ([`lookup`]). Each pod has a [`ledger`]
+//! that resolves its engine's own hashes and counts copies. Readers and writers hold a view of where
+//! the tables are ([`directory`]), so queries run without locks and without unsafe code.
+//!
+//! ```
+//! use wornpath_blocks::{BlockHash, ContentHash};
+//! use wornpath_index::{Answer, Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier};
+//!
+//! let index = Index::new(Limits::default(), 7);
+//! let pod = index.add_pod()?;
+//! let (seed, contents) = (BlockHash(1), [ContentHash(10), ContentHash(11), ContentHash(12)]);
+//! let stored = Event::Stored(Stored {
+//!     tier: Tier::Gpu,
+//!     blocks: &[EngineHash(0xa), EngineHash(0xb)],
+//!     content: Content::Chained { parent: Parent::Root(seed), contents: &contents[..2] },
+//!     locations: &[],
+//! });
+//! index.writer().apply(pod, Some(0), &[stored])?;
+//!
+//! let prompt: Vec<_> = seed.chain(&contents).collect();
+//! let mut answer = Answer::default();
+//! index.reader().lookup(&prompt, &mut answer);
+//! assert_eq!(answer.depth(pod.slot()), 2);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
+mod answer;
+mod bits;
+mod copies;
+mod digest;
+mod directory;
 mod event;
+mod expected;
+mod index;
+mod ledger;
+mod lookup;
+mod pod;
+mod sequence;
+mod sets;
+mod slab;
+mod stats;
+mod sync;
+mod table;
+mod waiting;
+mod writer;
 
+pub use answer::{Answer, Level};
+pub use copies::Holding;
+pub use digest::{Digest, PodDigest};
 pub use event::{Content, EngineHash, Event, Location, Parent, Stored, Tier};
+pub use expected::Moment;
+pub use index::{Index, Limits, NoSlot, PodGone};
+pub use ledger::Counters;
+pub use lookup::Reader;
+pub use pod::{Capacity, PodId, PodSet, PodSlot};
+pub use sequence::Applied;
+pub use stats::{PodStats, Stats};
+pub use writer::{Snapshot, Swept, Writer};

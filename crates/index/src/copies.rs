@@ -1,0 +1,90 @@
+//! What there is to say of a pod's copies beyond "one, on the GPU": the exceptions.
+//!
+//! Engines announce each physical copy, and concurrent identical prefixes make several under one
+//! hash, so copies are counted per tier. Almost all counts are one and almost all copies lie on the
+//! GPU without a stated location; only what differs is stored here.
+
+use std::collections::HashMap;
+
+use wornpath_blocks::BlockHash;
+
+use crate::event::{Location, Tier};
+use crate::slab::Number;
+
+/// What is known of the copies of one block on one tier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extra {
+    pub(crate) count: u32,
+    pub(crate) location: Option<Location>,
+}
+
+/// A block as its pod holds it: which tiers, and where on the fastest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holding {
+    /// The fastest tier that holds it.
+    pub tier: Tier,
+    /// Where on that tier, when the engine says so.
+    pub location: Option<Location>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    extras: HashMap<(Number, Tier), Extra>,
+    /// Blocks that are not simply on the GPU, to find them by our hash.
+    special: HashMap<BlockHash, Number>,
+}
+
+impl Copies {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.extras.is_empty() && self.special.is_empty()
+    }
+
+    /// One more copy on a tier that already holds one.
+    pub(crate) fn add(&mut self, number: Number, tier: Tier) {
+        let extra = self.extras.entry((number, tier)).or_insert(Extra { count: 1, location: None });
+        extra.count = extra.count.saturating_add(1);
+    }
+
+    /// Back to a single copy, wherever it lies.
+    pub(crate) fn reset(&mut self, number: Number, tier: Tier) {
+        self.extras.remove(&(number, tier));
+    }
+
+    pub(crate) fn locate(&mut self, number: Number, tier: Tier, location: Location) {
+        let extra = self.extras.entry((number, tier)).or_insert(Extra { count: 1, location: None });
+        extra.location = Some(location);
+    }
+
+    /// Takes one copy of several away; `false` when there is but one.
+    pub(crate) fn take_one_of_several(&mut self, number: Number, tier: Tier) -> bool {
+        match self.extras.get_mut(&(number, tier)) {
+            Some(extra) if extra.count > 1 => {
+                extra.count -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn location(&self, number: Number, tier: Tier) -> Option<Location> {
+        self.extras.get(&(number, tier)).and_then(|extra| extra.location)
+    }
+
+    pub(crate) fn is_located(&self, number: Number) -> bool {
+        Tier::ALL.iter().any(|tier| self.location(number, *tier).is_some())
+    }
+
+    pub(crate) fn set_special(&mut self, block: BlockHash, number: Number) {
+        self.special.insert(block, number);
+    }
+
+    pub(crate) fn unset_special(&mut self, block: BlockHash, number: Number) {
+        if self.special.get(&block) == Some(&number) {
+            self.special.remove(&block);
+        }
+    }
+
+    pub(crate) fn special(&self, block: BlockHash) -> Option<Number> {
+        self.special.get(&block).copied()
+    }
+}

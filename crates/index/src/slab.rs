@@ -1,0 +1,228 @@
+//! A pod's blocks as the pod's engine knows them: the alias of each, and how they hang together.
+//!
+//! An entry is 24 bytes and keeps its number while it lives, so that a child can name its parent in
+//! four. An entry whose block is held nowhere any more, but which still has children, stays as a
+//! *hole*: it is what tells that the pod's prefix is broken there, it keeps the alias should the
+//! block come back, and it goes with its last child.
+
+use hashbrown::HashTable;
+use wornpath_blocks::BlockHash;
+
+use crate::event::{EngineHash, Tier};
+
+/// Number of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Number(u32);
+
+impl Number {
+    /// Stands for "no entry".
+    pub(crate) const NONE: Number = Number(u32::MAX);
+}
+
+/// Entries in a page: a growing pod pays for one page at a time, not for twice what it has.
+const PAGE: usize = 64;
+
+const CHILDREN_SHIFT: u32 = 12;
+const MOST_CHILDREN: u32 = u32::MAX >> CHILDREN_SHIFT;
+const TIERS: u32 = 0xf;
+const SEEN_SHIFT: u32 = 4;
+
+/// Things worth a bit.
+#[derive(Clone, Copy)]
+pub(crate) enum Flag {
+    /// There is more to say of its copies than which tiers hold one: see [`crate::copies`].
+    Extra = 1 << 8,
+    /// It covers several of the index's blocks.
+    Span = 1 << 9,
+    /// What precedes it is not known.
+    Unlinked = 1 << 10,
+}
+
+/// One block of one pod.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) engine: EngineHash,
+    pub(crate) block: BlockHash,
+    /// The entry before it; the next free entry when this one is free.
+    pub(crate) parent: Number,
+    /// children (20 bits, sticky at the top) · flags · seen in a snapshot (4) · tiers (4)
+    bits: u32,
+}
+
+impl Entry {
+    pub(crate) fn is_held(&self) -> bool {
+        self.bits & TIERS != 0
+    }
+
+    pub(crate) fn is_held_in(&self, tier: Tier) -> bool {
+        self.bits & 1 << tier as u32 != 0
+    }
+
+    pub(crate) fn set_held(&mut self, tier: Tier, held: bool) {
+        let bit = 1 << tier as u32;
+        self.bits = if held { self.bits | bit } else { self.bits & !bit };
+    }
+
+    /// Whether its only copy is on the GPU.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.bits & TIERS == 1 << Tier::Gpu as u32
+    }
+
+    pub(crate) fn has(&self, flag: Flag) -> bool {
+        self.bits & flag as u32 != 0
+    }
+
+    pub(crate) fn mark(&mut self, flag: Flag) {
+        self.bits |= flag as u32;
+    }
+
+    /// Notes that a snapshot named a copy on `tier`; whether it is the first it named.
+    pub(crate) fn mark_seen(&mut self, tier: Tier) -> bool {
+        let before = self.bits;
+        self.bits |= 1 << (tier as u32 + SEEN_SHIFT);
+        self.bits != before
+    }
+
+    /// Tiers that hold it although the snapshot did not say so; forgets what the snapshot said.
+    pub(crate) fn take_unseen(&mut self) -> impl Iterator<Item = Tier> + use<> {
+        let unseen = self.bits & !(self.bits >> SEEN_SHIFT) & TIERS;
+        self.bits &= !(TIERS << SEEN_SHIFT);
+        Tier::ALL.into_iter().filter(move |tier| unseen & 1 << *tier as u32 != 0)
+    }
+
+    pub(crate) fn has_children(&self) -> bool {
+        self.bits >> CHILDREN_SHIFT != 0
+    }
+
+    fn adopt(&mut self) {
+        if self.bits >> CHILDREN_SHIFT < MOST_CHILDREN {
+            self.bits += 1 << CHILDREN_SHIFT;
+        }
+    }
+
+    fn lose(&mut self) {
+        if self.bits >> CHILDREN_SHIFT < MOST_CHILDREN {
+            self.bits -= 1 << CHILDREN_SHIFT;
+        }
+    }
+}
+
+/// All entries of a pod.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    pages: Vec<Box<[Entry; PAGE]>>,
+    used: u32,
+    free: Number,
+    len: usize,
+    aliases: HashTable<Number>,
+    key: u64,
+}
+
+impl Slab {
+    /// `key` spreads the aliases, so that an engine cannot choose hashes that all fall together.
+    pub(crate) fn new(key: u64) -> Self {
+        Self {
+            pages: Vec::new(),
+            used: 0,
+            free: Number::NONE,
+            len: 0,
+            aliases: HashTable::new(),
+            key,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, number: Number) -> &Entry {
+        &self.pages[number.0 as usize / PAGE][number.0 as usize % PAGE]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, number: Number) -> &mut Entry {
+        &mut self.pages[number.0 as usize / PAGE][number.0 as usize % PAGE]
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, engine: EngineHash) -> Option<Number> {
+        let same = |number: &Number| self.get(*number).engine == engine;
+        self.aliases.find(spread(self.key, engine), same).copied()
+    }
+
+    /// Adds an entry that no tier holds yet. Its alias must be new.
+    pub(crate) fn insert(
+        &mut self,
+        engine: EngineHash,
+        block: BlockHash,
+        parent: Number,
+    ) -> Number {
+        let number = self.take_free();
+        *self.get_mut(number) = Entry { engine, block, parent, bits: 0 };
+        if parent != Number::NONE {
+            self.get_mut(parent).adopt();
+        }
+        let Self { aliases, pages, key, .. } = self;
+        aliases.insert_unique(spread(*key, engine), number, |number| {
+            spread(*key, pages[number.0 as usize / PAGE][number.0 as usize % PAGE].engine)
+        });
+        self.len += 1;
+        number
+    }
+
+    fn take_free(&mut self) -> Number {
+        if self.free != Number::NONE {
+            let number = self.free;
+            self.free = self.get(number).parent;
+            return number;
+        }
+        if self.used as usize == self.pages.len() * PAGE {
+            let nothing =
+                Entry { engine: EngineHash(0), block: BlockHash(0), parent: Number::NONE, bits: 0 };
+            self.pages.push(Box::new([nothing; PAGE]));
+        }
+        self.used += 1;
+        Number(self.used - 1)
+    }
+
+    /// Takes out an entry without children, and tells its parent.
+    pub(crate) fn remove(&mut self, number: Number) -> Entry {
+        let entry = *self.get(number);
+        let hash = spread(self.key, entry.engine);
+        if let Ok(alias) = self.aliases.find_entry(hash, |other| *other == number) {
+            alias.remove();
+        }
+        if entry.parent != Number::NONE {
+            self.get_mut(entry.parent).lose();
+        }
+        let free = self.free;
+        let slot = self.get_mut(number);
+        slot.bits = 0;
+        slot.parent = free;
+        self.free = number;
+        self.len -= 1;
+        entry
+    }
+
+    /// Forgets all entries and gives their memory back.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::new(self.key);
+    }
+
+    /// Numbers from `start` that have ever been used; those free now are held by no tier.
+    pub(crate) fn numbers(&self, start: u32) -> impl Iterator<Item = Number> + use<> {
+        (start..self.used).map(Number)
+    }
+
+    /// The bytes of entries and aliases.
+    pub(crate) fn bytes(&self) -> usize {
+        self.pages.len() * size_of::<[Entry; PAGE]>() + self.aliases.allocation_size()
+    }
+}
+
+#[inline]
+fn spread(key: u64, engine: EngineHash) -> u64 {
+    let product = u128::from(engine.0 ^ key) * 0x9E37_79B9_7F4A_7C15;
+    (product as u64) ^ ((product >> 64) as u64)
+}

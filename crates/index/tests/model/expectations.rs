@@ -1,0 +1,80 @@
+//! Expectations, two names for one block, and evictions in any order, on whole chains.
+
+use std::time::Duration;
+
+use wornpath_blocks::BlockHash;
+use wornpath_index::{
+    Answer, Capacity, Content, EngineHash, Event, Index, Limits, Moment, Parent, PodId, Stored,
+    Tier,
+};
+
+use crate::world::{Pod, Rng, Tree, alias};
+
+pub fn run(seed: u64, operations: usize) {
+    let mut rng = Rng(seed ^ 0xE1EC);
+    let tree = Tree::random(&mut rng, 120, 20);
+    let index = Index::new(Limits { capacity: Capacity::Pods64, ..Limits::default() }, seed);
+    let (mut writer, mut reader) = (index.writer(), index.reader());
+    let mut pods: Vec<(PodId, Pod)> =
+        (0..5).map(|_| (index.add_pod().expect("a slot"), Pod::default())).collect();
+    let mut answer = Answer::default();
+    let mut now = Moment::ZERO;
+    for operation in 0..operations {
+        now += Duration::from_millis(rng.below(20) as u64);
+        let at = rng.below(pods.len());
+        let node = rng.below(tree.len());
+        let path = tree.path(node);
+        let chain: Vec<BlockHash> = path.iter().map(|node| tree.block[*node]).collect();
+        let (id, pod) = &mut pods[at];
+        match rng.below(100) {
+            0..35 => {
+                let variant = rng.below(2) as u64;
+                let blocks: Vec<EngineHash> =
+                    path.iter().map(|node| alias(*id, *node, variant)).collect();
+                let contents: Vec<_> = path.iter().map(|node| tree.content[*node]).collect();
+                let content =
+                    Content::Chained { parent: Parent::Root(tree.root), contents: &contents };
+                let stored = Stored { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
+                writer.apply(*id, None, &[Event::Stored(stored)]).expect("it lives");
+                for node in &path {
+                    pod.store(*node, variant, Tier::Gpu, false);
+                    pod.told.insert(*node);
+                    pod.expected.remove(node);
+                }
+            }
+            35..60 => {
+                let mut keys: Vec<_> = pod.copies.keys().map(|(n, v, _)| (*n, *v)).collect();
+                keys.sort_unstable();
+                rng.shuffle(&mut keys);
+                keys.truncate(1 + rng.below(6));
+                let blocks: Vec<_> = keys.iter().map(|(n, v)| alias(*id, *n, *v)).collect();
+                let removed = Event::Removed { tier: Tier::Gpu, blocks: &blocks };
+                writer.apply(*id, None, &[removed]).expect("it lives");
+                for (node, variant) in keys {
+                    pod.remove(node, variant, Tier::Gpu, false);
+                }
+            }
+            60..80 => {
+                let expires = now + Duration::from_millis(rng.below(400) as u64);
+                assert!(writer.expect(*id, &chain, expires).expect("it lives"));
+                for node in &path {
+                    if !pod.really_holds(*node) {
+                        let until = pod.expected.entry(*node).or_insert(expires);
+                        *until = expires.max(*until);
+                    }
+                }
+            }
+            _ => {
+                writer.expire(now);
+                for (_, pod) in &mut pods {
+                    pod.expected.retain(|_, expires| *expires > now);
+                }
+            }
+        }
+        reader.lookup(&chain, &mut answer);
+        for (id, pod) in &pods {
+            let truth = pod.depth(&path);
+            assert_eq!(answer.depth(id.slot()), truth, "seed {seed}, operation {operation}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The naive model: every pod's copies in plain maps, and a scan for every question.
+
+use std::collections::{HashMap, HashSet};
+
+use wornpath_blocks::{BlockHash, ContentHash};
+use wornpath_index::{EngineHash, Moment, PodId, Tier};
+
+/// SplitMix64: small, seedable, the same everywhere.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        ((u128::from(self.next()) * n as u128) >> 64) as usize
+    }
+
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
+}
+
+/// A prompt tree: node = one block on one path.
+pub struct Tree {
+    pub parent: Vec<Option<usize>>,
+    pub content: Vec<ContentHash>,
+    pub block: Vec<BlockHash>,
+    pub root: BlockHash,
+}
+
+impl Tree {
+    pub fn random(rng: &mut Rng, nodes: usize, depth: usize) -> Self {
+        let root = BlockHash(rng.next());
+        let mut tree = Self { parent: vec![], content: vec![], block: vec![], root };
+        let mut depths: Vec<usize> = vec![];
+        while tree.parent.len() < nodes {
+            // Mostly long single paths, sometimes a branch.
+            let last = tree.parent.len().checked_sub(1);
+            let parent = match last {
+                Some(last) if depths[last] < depth && !rng.one_in(4) => Some(last),
+                Some(last) if !rng.one_in(3) => Some(rng.below(last + 1)),
+                _ => None,
+            };
+            let parent = parent.filter(|parent| depths[*parent] < depth);
+            let content = ContentHash(rng.next());
+            let before = parent.map_or(root, |parent| tree.block[parent]);
+            depths.push(parent.map_or(1, |parent| depths[parent] + 1));
+            tree.parent.push(parent);
+            tree.content.push(content);
+            tree.block.push(before.then(content));
+        }
+        tree
+    }
+
+    pub fn len(&self) -> usize {
+        self.parent.len()
+    }
+
+    /// The nodes from the root to `node`.
+    pub fn path(&self, node: usize) -> Vec<usize> {
+        let mut path = vec![node];
+        while let Some(parent) = self.parent[path[path.len() - 1]] {
+            path.push(parent);
+        }
+        path.reverse();
+        path
+    }
+}
+
+/// The engine's name for a node on a pod: different on every pod, like a random hash seed.
+pub fn alias(pod: PodId, node: usize, variant: u64) -> EngineHash {
+    let mut rng = Rng((pod.slot().position() as u64) << 40 | (node as u64) << 4 | variant);
+    EngineHash(rng.next())
+}
+
+/// One pod as the naive model sees it.
+#[derive(Default, Clone)]
+pub struct Pod {
+    /// Copies per (node, name variant, tier).
+    pub copies: HashMap<(usize, u64, Tier), u32>,
+    /// Nodes whose content has been told since the last clear.
+    pub told: HashSet<usize>,
+    /// Nodes of which anything has been said.
+    pub heard: HashSet<usize>,
+    pub expected: HashMap<usize, Moment>,
+}
+
+impl Pod {
+    pub fn holds(&self, node: usize) -> bool {
+        let held =
+            |variant| Tier::ALL.iter().any(|t| self.copies.contains_key(&(node, variant, *t)));
+        self.expected.contains_key(&node) || self.told.contains(&node) && (0..2).any(held)
+    }
+
+    pub fn really_holds(&self, node: usize) -> bool {
+        (0..2).any(|v| Tier::ALL.iter().any(|t| self.copies.contains_key(&(node, v, *t))))
+    }
+
+    pub fn store(&mut self, node: usize, variant: u64, tier: Tier, counted: bool) {
+        let count = self.copies.entry((node, variant, tier)).or_default();
+        *count = if counted { *count + 1 } else { 1 };
+        self.heard.insert(node);
+    }
+
+    pub fn remove(&mut self, node: usize, variant: u64, tier: Tier, counted: bool) {
+        if let Some(count) = self.copies.get_mut(&(node, variant, tier)) {
+            *count = if counted { *count - 1 } else { 0 };
+            if *count == 0 {
+                self.copies.remove(&(node, variant, tier));
+            }
+        }
+    }
+
+    /// The longest run of leading nodes of `path`.
+    pub fn depth(&self, path: &[usize]) -> usize {
+        path.iter().take_while(|node| self.holds(**node)).count()
+    }
+}
