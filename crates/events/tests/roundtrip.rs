@@ -117,8 +117,6 @@ fn push(batch: &mut Batch, made: &Made) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
-
     #[test]
     fn any_batch_survives_any_dialect(
         events in prop::collection::vec(event(), 0..12),
