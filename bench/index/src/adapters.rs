@@ -13,10 +13,12 @@ use crate::workload::QuerySet;
 mod crtc;
 mod kv_index;
 mod naive;
+mod ours;
 
 pub(crate) use crtc::Crtc;
 pub(crate) use kv_index::KvIndex;
 pub(crate) use naive::Naive;
+pub(crate) use ours::Ours;
 
 /// An index that can be measured.
 pub(crate) trait Index: 'static {

@@ -1,8 +1,10 @@
 //! The index side by side with its peers, in one process; see `bench/README.md`.
 
 mod adapters;
+mod adversary;
 mod clock;
 mod contest;
+mod exact;
 mod log;
 mod memory;
 mod metric;
@@ -24,7 +26,7 @@ use workload::{SIZES, Size, Workload};
 static ALLOCATOR: memory::Counting = memory::Counting;
 
 const USAGE: &str = "usage: [--quick] [--raw] [--rounds N] [--size NAME]... [--only INDEX] \
-                     [--phase query|store|churn] [--skip-exact]";
+                     [--phase query|store|churn] [--exact]";
 
 /// The command line.
 struct Arguments {
@@ -33,17 +35,26 @@ struct Arguments {
     only: Option<String>,
     phase: Option<Phase>,
     raw: bool,
+    /// Only the exactness suite.
+    exact: bool,
 }
 
 impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut parsed =
-            Self { effort: Effort::FULL, sizes: Vec::new(), only: None, phase: None, raw: false };
+        let mut parsed = Self {
+            effort: Effort::FULL,
+            sizes: Vec::new(),
+            only: None,
+            phase: None,
+            raw: false,
+            exact: false,
+        };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value; {USAGE}"));
             match word.as_str() {
                 "--quick" => parsed.effort = Effort::QUICK,
                 "--raw" => parsed.raw = true,
+                "--exact" => parsed.exact = true,
                 "--only" => parsed.only = Some(value()?),
                 "--rounds" => {
                     let rounds = value()?;
@@ -89,26 +100,41 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
+    let mut failures = Vec::new();
+    if arguments.exact {
+        exact::suite(arguments.effort.cases, &mut failures);
+        return outcome(&failures);
+    }
     let ticks = clock::Ticks::calibrate();
     println!(
         "{} rounds; a latency sample contains {:.0} ns of clock reading",
         arguments.effort.rounds, ticks.overhead
     );
-    let mut failures = Vec::new();
     let mut all = Vec::new();
     for size in arguments.sizes {
         let workload = Workload::generate(size);
-        all.push(rounds::measure(&workload, only, arguments.effort, ticks, &mut failures));
-        all.last().iter().for_each(|results| report::table(results));
+        let results = rounds::measure(&workload, only, arguments.effort, ticks, &mut failures);
+        report::table(&results);
+        all.push(results);
+    }
+    report::notes();
+    if only.is_none() {
+        exact::suite(arguments.effort.cases, &mut failures);
     }
     if arguments.raw {
         report::raw(&all);
     }
-    let missed = report::bars(&all);
-    println!("{missed} bars missed, {} wrong results", failures.len());
-    for failure in &failures {
+    report::bars(&all);
+    let outcome = outcome(&failures);
+    report::verdict(&all);
+    outcome
+}
+
+/// Says what was wrong, if anything.
+fn outcome(failures: &[String]) -> ExitCode {
+    for failure in failures.iter().take(20) {
         println!("WRONG {failure}");
     }
-    report::verdict(&all);
+    println!("\nwrong results: {}", failures.len());
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -86,6 +86,11 @@ impl Metric {
         }
     }
 
+    /// Whether dividing ours by a peer's figure says anything.
+    pub(crate) fn compares(self) -> bool {
+        !matches!(self, StaleDuring | StaleAfter | SweepP99 | BytesLeft)
+    }
+
     pub(crate) fn better(self) -> Better {
         if self == TwoReaders { Better::Higher } else { Better::Lower }
     }

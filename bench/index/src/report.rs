@@ -23,13 +23,27 @@ pub(crate) fn table(results: &Results) {
             });
             print!("{cell:>30}");
         }
-        let ratio = results.ratio(metric).map_or("-".into(), |ratio| {
+        let ratio = results.ratio(metric).filter(|_| metric.compares());
+        let ratio = ratio.map_or("-".into(), |ratio| {
             let spread = ratio.spread;
             let peer = results.names[ratio.peer];
             format!("{:.2} [{:.2} {:.2}] {peer}", spread.median, spread.lower, spread.upper)
         });
         println!("{ratio:>32}");
     }
+}
+
+/// What the reader of the tables must know.
+pub(crate) fn notes() {
+    println!(
+        "
+Both peers take content hashes and compare them run by run or edge by edge: they compute no chain,
+so that is their fastest input and both query rows give it to them. Ours takes the chained hashes in
+the first row and computes them from the content hashes in the second. kv-index answers into a reused
+list, CRTC into a map it allocates, ours as levels. Removal: kv-index and CRTC return when the pod is
+gone from the tree; ours returns at once and sweeps later, so its share \"during the call\" is of very
+few reads. CRTC's memory is measured after its own housekeeping, which it runs every five minutes."
+    );
 }
 
 /// Three significant digits or so.
@@ -41,8 +55,8 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// Prints a line per bar and size; how many are missed.
-pub(crate) fn bars(all: &[Results]) -> usize {
+/// Prints a line per bar and size.
+pub(crate) fn bars(all: &[Results]) {
     println!("\n== bars: ours against the better peer, median [quartiles] ==");
     let mut missed = 0;
     for metric in Metric::ALL {
@@ -53,7 +67,7 @@ pub(crate) fn bars(all: &[Results]) -> usize {
             println!("{word}  {:9} {:44} {figures}", results.size, metric.label());
         }
     }
-    missed
+    println!("bars missed: {missed}");
 }
 
 /// Prints every sample.

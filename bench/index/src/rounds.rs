@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::adapters::{Crtc, KvIndex};
+use crate::adapters::{Crtc, KvIndex, Ours};
 use crate::clock::Ticks;
 use crate::contest::{Contestant, Expected, Input, Life, Stage};
 use crate::memory;
@@ -14,6 +14,8 @@ use crate::workload::{CHURNS, Workload};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
+    /// Stories per class of the exactness suite.
+    pub(crate) cases: u64,
     /// Passes over all queries per CPU measure and round.
     pub(crate) query_passes: usize,
     /// Passes over all queries per idle latency measure and round.
@@ -25,12 +27,14 @@ pub(crate) struct Effort {
 impl Effort {
     pub(crate) const FULL: Self = Self {
         rounds: 11,
+        cases: 400,
         query_passes: 4,
         latency_passes: 4,
         reader_span: Duration::from_millis(100),
     };
     pub(crate) const QUICK: Self = Self {
         rounds: 3,
+        cases: 60,
         query_passes: 2,
         latency_passes: 2,
         reader_span: Duration::from_millis(50),
@@ -42,8 +46,11 @@ pub(crate) fn contestants<'w>(
     workload: &'w Workload,
     only: Option<&str>,
 ) -> Vec<Box<dyn Contestant + 'w>> {
-    let all: Vec<Box<dyn Contestant + 'w>> =
-        vec![Box::new(Life::<KvIndex>::new(workload)), Box::new(Life::<Crtc>::new(workload))];
+    let all: Vec<Box<dyn Contestant + 'w>> = vec![
+        Box::new(Life::<KvIndex>::new(workload)),
+        Box::new(Life::<Crtc>::new(workload)),
+        Box::new(Life::<Ours>::new(workload)),
+    ];
     all.into_iter().filter(|life| only.is_none_or(|name| matches(life.name(), name))).collect()
 }
 
