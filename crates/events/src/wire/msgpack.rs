@@ -175,8 +175,7 @@ impl<'a> Reader<'a> {
                 0xcc..=0xd3 => drop(self.int(field)?),
                 0xc1 => return Err(self.unexpected(field, "a value")),
             }
-            // Owed items of outer arrays need bytes too; without this a short message of nested
-            // length claims could not overflow anyhow, but it would be refused later than it can be.
+            // What outer arrays still owe needs bytes too, so nested claims that no bytes back end here.
             if owed > self.remaining() {
                 return Err(DecodeError::Truncated { field, at: self.at, expected: "more items" });
             }
