@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+pub mod chat;
 mod hasher;
 mod key;
 pub mod vllm;

@@ -1,0 +1,393 @@
+//! Chat messages rendered through the model's own template, as Hugging Face and vLLM render them.
+//!
+//! The template decides the prompt's every byte, so it runs under Jinja2's rules as Hugging Face sets
+//! them up: block trimming, `raise_exception`, `strftime_now` (the time comes in as an argument),
+//! `tojson` after `json.dumps`, Python's string methods, loop controls.
+//!
+//! The limit: what a part that is no text (an image) turns into is the engine's affair. The text
+//! known for sure ends before the first one.
+mod calendar;
+mod config;
+mod json;
+mod messages;
+mod python;
+
+use minijinja::{
+    Environment, Error, ErrorKind, UndefinedBehavior, Value as Jinja, syntax::SyntaxConfig,
+    value::Kwargs,
+};
+use serde_json::{Map, Value, json};
+
+pub use calendar::WallTime;
+pub use config::{ConfigError, TokenizerConfig};
+pub use messages::ContentForm;
+
+/// Instructions one rendering may execute: far beyond any prompt, and no template runs forever.
+const FUEL: u64 = 5_000_000;
+
+/// A template that cannot be used, or refused a conversation.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// The model has no template.
+    #[error(
+        "{file}: no `chat_template`; give the model one, or a `chat_template.jinja` beside the file"
+    )]
+    Missing {
+        /// The file as the caller named it.
+        file: String,
+    },
+    /// The template is no Jinja.
+    #[error("{file}: broken chat template: {cause}")]
+    Broken {
+        /// The file as the caller named it.
+        file: String,
+        /// What the parser says, with the line.
+        cause: String,
+    },
+    /// The template failed on this conversation, or refused it by `raise_exception`.
+    #[error("{file}: the chat template refused the conversation: {cause}")]
+    Refused {
+        /// The file as the caller named it.
+        file: String,
+        /// What the template says.
+        cause: String,
+    },
+}
+
+/// How the prompt ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ending {
+    /// With the start of the assistant's answer (`add_generation_prompt`), the usual one.
+    #[default]
+    GenerationPrompt,
+    /// With the last message.
+    LastMessage,
+    /// Inside the last message, to be continued (`continue_final_message`).
+    InsideLastMessage,
+}
+
+/// A conversation to be rendered.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversation<'a> {
+    /// `messages` of the request.
+    pub messages: &'a [Value],
+    /// `tools` of the request, if it has any.
+    pub tools: Option<&'a [Value]>,
+    /// How the prompt ends.
+    pub ending: Ending,
+    /// `chat_template_kwargs` of the request, such as `enable_thinking`.
+    pub kwargs: Option<&'a Map<String, Value>>,
+    /// The engine's wall-clock time, for templates that print the date.
+    pub now: WallTime,
+}
+
+impl<'a> Conversation<'a> {
+    /// The messages alone, at the beginning of time, with a generation prompt.
+    #[must_use]
+    pub const fn new(messages: &'a [Value]) -> Self {
+        Self {
+            messages,
+            tools: None,
+            ending: Ending::GenerationPrompt,
+            kwargs: None,
+            now: WallTime(0),
+        }
+    }
+}
+
+/// A rendered prompt, as far as it is known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rendered {
+    /// The prompt's text.
+    pub text: String,
+    /// Whether that is all of it.
+    pub extent: Extent,
+}
+
+/// How much of a prompt its rendered text is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// What stands before the first part that is no text: nothing is known of what follows.
+    BeforePart,
+}
+
+/// A model's chat template, ready to render.
+pub struct ChatTemplate {
+    file: String,
+    environment: Environment<'static>,
+    special_tokens: Map<String, Value>,
+    default: Variant,
+    tool_use: Option<Variant>,
+}
+
+struct Variant {
+    name: &'static str,
+    form: ContentForm,
+    keeps_developer: bool,
+}
+
+impl ChatTemplate {
+    /// The template that `tokenizer_config.json` holds.
+    ///
+    /// # Errors
+    /// If there is none, or it is no Jinja.
+    pub fn from_config(config: &TokenizerConfig) -> Result<Self, TemplateError> {
+        let find = |name| config.templates.iter().find(|(other, _)| other == name);
+        let missing = || TemplateError::Missing { file: config.file.clone() };
+        let (_, default) = find("default").ok_or_else(missing)?;
+        let tool_use = find("tool_use").map(|(_, source)| source.as_str());
+        Self::compile(&config.file, default, tool_use, config)
+    }
+
+    /// A template of its own file (`chat_template.jinja`), which errors call `file`.
+    ///
+    /// # Errors
+    /// If the source is no Jinja.
+    pub fn from_jinja(
+        file: &str,
+        source: &str,
+        config: &TokenizerConfig,
+    ) -> Result<Self, TemplateError> {
+        Self::compile(file, source, None, config)
+    }
+
+    fn compile(
+        file: &str,
+        default: &str,
+        tool_use: Option<&str>,
+        config: &TokenizerConfig,
+    ) -> Result<Self, TemplateError> {
+        let broken =
+            |error: Error| TemplateError::Broken { file: file.to_owned(), cause: describe(&error) };
+        let mut template = Self {
+            file: file.to_owned(),
+            environment: environment(),
+            special_tokens: config.special_tokens.clone(),
+            default: Variant::of("default", default),
+            tool_use: tool_use.map(|source| Variant::of("tool_use", source)),
+        };
+        for (name, source) in [("default", Some(default)), ("tool_use", tool_use)] {
+            if let Some(source) = source {
+                let source = without_generation_tags(source);
+                template.environment.add_template_owned(name, source).map_err(broken)?;
+            }
+        }
+        template.default.form = template.content_form("default");
+        if template.tool_use.is_some() {
+            let form = template.content_form("tool_use");
+            template.tool_use = template.tool_use.map(|variant| Variant { form, ..variant });
+        }
+        Ok(template)
+    }
+
+    /// Which form of content the template expects of conversations without tools.
+    #[must_use]
+    pub const fn form(&self) -> ContentForm {
+        self.default.form
+    }
+
+    /// The prompt of a conversation.
+    ///
+    /// # Errors
+    /// If the template fails on the conversation or refuses it.
+    pub fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, TemplateError> {
+        let refused = |cause| TemplateError::Refused { file: self.file.clone(), cause };
+        let variant = match (&self.tool_use, conversation.tools) {
+            (Some(variant), Some(_)) => variant,
+            _ => &self.default,
+        };
+        let mut messages =
+            messages::prepare(conversation.messages, variant.form, variant.keeps_developer);
+        let continued = match conversation.ending {
+            Ending::InsideLastMessage => {
+                let last = messages.last_mut().and_then(|message| message.get_mut("content"));
+                Some(mark_end(last).ok_or_else(|| {
+                    refused("the last message has no text to continue".to_owned())
+                })?)
+            }
+            Ending::GenerationPrompt | Ending::LastMessage => None,
+        };
+        let mut text = self
+            .render_raw(variant.name, &messages, conversation)
+            .map_err(|error| refused(describe(&error)))?;
+        if let Some(last) = continued {
+            let cut = continuation(&text, &last).ok_or_else(|| {
+                refused("the last message to be continued does not appear in the prompt".to_owned())
+            })?;
+            text.truncate(cut);
+        }
+        match text.find(messages::PART_MARK) {
+            Some(cut) => {
+                text.truncate(cut);
+                Ok(Rendered { text, extent: Extent::BeforePart })
+            }
+            None if has_media(conversation.messages) => {
+                Ok(Rendered { text: String::new(), extent: Extent::BeforePart })
+            }
+            None => Ok(Rendered { text, extent: Extent::Whole }),
+        }
+    }
+
+    fn render_raw(
+        &self,
+        name: &str,
+        messages: &[Value],
+        conversation: &Conversation<'_>,
+    ) -> Result<String, Error> {
+        let now = conversation.now;
+        let mut context: Vec<(String, Jinja)> = vec![
+            ("messages".to_owned(), json::items_to_template(messages)),
+            (
+                "tools".to_owned(),
+                conversation.tools.map_or_else(|| Jinja::from(()), json::items_to_template),
+            ),
+            ("documents".to_owned(), Jinja::from(())),
+            (
+                "add_generation_prompt".to_owned(),
+                Jinja::from(conversation.ending == Ending::GenerationPrompt),
+            ),
+            (
+                "strftime_now".to_owned(),
+                Jinja::from_function(move |format: &str| now.format(format)),
+            ),
+        ];
+        for (name, value) in
+            self.special_tokens.iter().chain(conversation.kwargs.into_iter().flatten())
+        {
+            context.push((name.clone(), json::to_template(value)));
+        }
+        self.environment.get_template(name)?.render(Jinja::from_pairs(context))
+    }
+
+    /// A template that prints a part's text and not the part walks over parts; any other gets text.
+    fn content_form(&self, name: &str) -> ContentForm {
+        const PROBE: &str = "probe-of-the-content-form";
+        let messages = [json!({"role": "user", "content": [{"type": "text", "text": PROBE}]})];
+        let conversation = Conversation::new(&[]);
+        match self.render_raw(name, &messages, &conversation) {
+            Ok(text)
+                if text.contains(PROBE)
+                    && !text.contains("'type'")
+                    && !text.contains("\"type\"") =>
+            {
+                ContentForm::Parts
+            }
+            _ => ContentForm::Text,
+        }
+    }
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl Variant {
+    fn of(name: &'static str, source: &str) -> Self {
+        let keeps_developer = source.contains("\"developer\"") || source.contains("'developer'");
+        Self { name, form: ContentForm::Text, keeps_developer }
+    }
+}
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_syntax(
+        SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .expect("only whitespace rules differ from the default syntax"),
+    );
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(python::method);
+    environment.set_fuel(Some(FUEL));
+    environment.set_formatter(|out, _, value| {
+        let mut text = String::new();
+        python::str(value, &mut text);
+        out.write_str(&text).map_err(Error::from)
+    });
+    environment.add_filter("tojson", |value: Jinja, kwargs: Kwargs| json::tojson(&value, &kwargs));
+    environment.add_filter("string", |value: Jinja| {
+        let mut text = String::new();
+        python::str(&value, &mut text);
+        text
+    });
+    environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment
+}
+
+/// `{% generation %}` marks what a trainer learns from; a prompt is the same without it.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let (tag, after) = tag.split_at(end);
+        let word =
+            tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
+        match word {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out + rest
+}
+
+/// What Hugging Face appends to the last message, to find its end again.
+const END_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// Appends the mark to the last message's last text; returns that text.
+fn mark_end(content: Option<&mut Value>) -> Option<String> {
+    let text = match content? {
+        Value::String(text) => text,
+        Value::Array(parts) => {
+            match parts.iter_mut().rev().find_map(|part| part.get_mut("text"))? {
+                Value::String(text) => text,
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    let before = text.clone();
+    text.push_str(END_MARK);
+    Some(before)
+}
+
+/// Where the marked message ends; without the spaces before it where the template trimmed it.
+fn continuation(text: &str, last: &str) -> Option<usize> {
+    let cut = text.rfind(END_MARK.trim_end())?;
+    if !text.contains(last.trim()) {
+        return None;
+    }
+    Some(if text[cut..].starts_with(END_MARK) { cut } else { text[..cut].trim_end().len() })
+}
+
+fn has_media(messages: &[Value]) -> bool {
+    messages::prepare(messages, ContentForm::Text, true).iter().any(|message| {
+        message["content"].as_str().is_some_and(|text| text.contains(messages::PART_MARK))
+    })
+}
+
+/// The error's own words, with where it happened and what caused it.
+fn describe(error: &Error) -> String {
+    let mut text = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    if let Some(line) = error.line() {
+        text = format!("line {line}: {text}");
+    }
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
