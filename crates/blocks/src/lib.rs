@@ -10,8 +10,10 @@ mod chain;
 pub mod chat;
 mod hasher;
 mod key;
+mod tokenizer;
 pub mod vllm;
 
 pub use chain::{BlockHash, ContentHash};
 pub use hasher::{BlockHasher, TextHasher};
 pub use key::{HashKey, Scope};
+pub use tokenizer::{Engine, Framing, MemoryStats, TokenMemory, Tokenizer, TokenizerError};

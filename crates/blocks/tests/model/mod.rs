@@ -1,0 +1,176 @@
+//! The test models, loaded once per test program, and random texts of what breaks tokenizers.
+#![allow(dead_code, reason = "each test program uses its part")]
+#![allow(unreachable_pub, reason = "shared by test programs, public to none")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::{
+    io::Read,
+    sync::{Arc, LazyLock},
+};
+
+use wornpath_blocks::Tokenizer;
+
+/// A test model: our tokenizer, and Hugging Face's released library as the judge.
+pub struct Model {
+    /// Its folder.
+    pub name: &'static str,
+    /// Ours.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The judge.
+    pub judge: tokenizers::Tokenizer,
+}
+
+impl Model {
+    fn load(name: &'static str) -> Self {
+        let json = json(name);
+        Self {
+            name,
+            tokenizer: Arc::new(Tokenizer::from_json(name, &json).unwrap()),
+            judge: tokenizers::Tokenizer::from_bytes(&json).unwrap(),
+        }
+    }
+
+    /// The ids as Hugging Face gives them, bare.
+    pub fn judged(&self, text: &str) -> Vec<u32> {
+        self.judge.encode_fast(text, false).unwrap().get_ids().to_vec()
+    }
+}
+
+/// Qwen3's, with 151k entries, NFC and a regular expression.
+pub static QWEN3: LazyLock<Model> = LazyLock::new(|| Model::load("qwen3"));
+/// A small byte-level one that adds a token in front.
+pub static TINY: LazyLock<Model> = LazyLock::new(|| Model::load("tiny-llama"));
+
+/// Both.
+pub fn all() -> [&'static Model; 2] {
+    [&QWEN3, &TINY]
+}
+
+/// The bytes of a model's `tokenizer.json`.
+pub fn json(name: &str) -> Vec<u8> {
+    let path = format!("{}/tests/models/{name}/tokenizer.json", env!("CARGO_MANIFEST_DIR"));
+    if let Ok(bytes) = std::fs::read(&path) {
+        return bytes;
+    }
+    let packed = std::fs::read(path + ".gz").unwrap();
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(packed.as_slice()).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+const PIECES: &[&str] = &[
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "\t",
+    " \n ",
+    "\u{a0}",
+    "\u{3000}",
+    "\u{85}",
+    "a",
+    "the",
+    " the",
+    "The",
+    "Hello",
+    "hello world",
+    "it's",
+    "I'LL",
+    "don't",
+    "'s",
+    "'ſ",
+    "’re",
+    "0",
+    "7",
+    "12345",
+    "1.5e-7",
+    "½",
+    "Ⅷ",
+    "٣",
+    "x=1;",
+    "fn main() {}\n",
+    "    return x",
+    "/*",
+    "://",
+    "é",
+    "e\u{301}",
+    "\u{301}",
+    "ñ",
+    "Å",
+    "\u{212b}",
+    "ｶﾞ",
+    "が",
+    "か\u{3099}",
+    "한국어",
+    "\u{1112}\u{1161}\u{11ab}",
+    "\u{11a8}",
+    "가",
+    "中文",
+    "日本語テキスト",
+    "привет",
+    "שלום",
+    "العربية",
+    "हिन्दी",
+    "ไทย",
+    "😀",
+    "👩‍👩‍👧",
+    "🇩🇪",
+    "\u{fe0f}",
+    "\u{200d}",
+    "\u{feff}",
+    "\u{0}",
+    "\u{fffd}",
+    "\u{10ffff}",
+    "...",
+    "!!",
+    "—",
+    "__init__",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|im_",
+    "im_end|>",
+    "<|",
+    "|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "<|endoftext|>",
+    "<|bos|>",
+    "<|eos|>",
+    "<think",
+    ">",
+    "================",
+];
+
+/// Random numbers, the same for the same seed.
+pub struct Random(u64);
+
+impl Random {
+    /// From a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
+    }
+
+    /// Below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound
+    }
+
+    /// Some characters of a random mixture.
+    pub fn text(&mut self, pieces: usize) -> String {
+        let mut text = String::new();
+        for _ in 0..pieces {
+            match self.below(10) {
+                0 => text.extend(char::from_u32(self.below(0x3000) as u32)),
+                1 => text.extend(char::from_u32(self.below(0x11_0000) as u32)),
+                _ => text.push_str(PIECES[self.below(PIECES.len())]),
+            }
+        }
+        text
+    }
+}

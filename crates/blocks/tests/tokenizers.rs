@@ -1,0 +1,193 @@
+//! Token ids are Hugging Face's, by the golden file, by comparison, and through the memory.
+#![expect(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod model;
+
+use std::sync::Arc;
+
+use model::{Model, QWEN3, Random, TINY};
+use serde_json::Value;
+use wornpath_blocks::{Engine, Framing, HashKey, TokenMemory, Tokenizer};
+
+fn encode(tokenizer: &Tokenizer, text: &str, framing: Framing) -> Vec<u32> {
+    let mut ids = Vec::new();
+    tokenizer.encode(text, framing, &mut ids).unwrap();
+    ids
+}
+
+fn recalled(memory: &TokenMemory, text: &str) -> Vec<u32> {
+    let mut ids = Vec::new();
+    memory.encode(text, Framing::Bare, &mut ids).unwrap();
+    ids
+}
+
+fn memory(model: &Model, capacity: usize) -> TokenMemory {
+    TokenMemory::new(Arc::clone(&model.tokenizer), &HashKey::DEFAULT, capacity)
+}
+
+#[test]
+fn both_test_models_run_on_the_fast_library() {
+    for model in model::all() {
+        assert_eq!(model.tokenizer.engine(), Engine::Fast, "{}", model.name);
+    }
+}
+
+#[test]
+fn golden_texts_and_prompts_have_golden_ids() {
+    let golden: Value = serde_json::from_str(include_str!("golden/golden.json")).unwrap();
+    let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+    let (mut texts, mut prompts) = (0, 0);
+    for model in model::all() {
+        let expected = &golden["models"][model.name];
+        for (text, golden_ids) in
+            golden["texts"].as_array().unwrap().iter().zip(expected["ids"].as_array().unwrap())
+        {
+            let text = text.as_str().unwrap();
+            assert_eq!(
+                encode(&model.tokenizer, text, Framing::Prompt),
+                ids(golden_ids),
+                "{}: {text:?}",
+                model.name
+            );
+            texts += 1;
+        }
+        for (name, prompt) in expected["prompts"].as_object().unwrap() {
+            let text = prompt["text"].as_str().unwrap();
+            assert_eq!(
+                encode(&model.tokenizer, text, Framing::Bare),
+                ids(&prompt["ids"]),
+                "{}: {name}",
+                model.name
+            );
+            prompts += 1;
+        }
+    }
+    assert_eq!((texts, prompts), (342, 44));
+}
+
+#[test]
+fn the_tiny_model_puts_its_first_token_in_front_of_prompts_only() {
+    assert_eq!(encode(&TINY.tokenizer, "", Framing::Prompt), [0]);
+    assert_eq!(encode(&TINY.tokenizer, "", Framing::Bare), [0_u32; 0]);
+    assert_eq!(encode(&QWEN3.tokenizer, "", Framing::Prompt), [0_u32; 0]);
+}
+
+#[test]
+fn random_texts_have_the_ids_of_the_released_library() {
+    for model in model::all() {
+        for seed in 0..1500 {
+            let mut random = Random::new(seed);
+            let pieces = 1 + random.below(40);
+            let text = random.text(pieces);
+            let ids = encode(&model.tokenizer, &text, Framing::Bare);
+            assert_eq!(ids, model.judged(&text), "{}, seed {seed}: {text:?}", model.name);
+        }
+    }
+}
+
+/// Conversations that grow, branch and repeat, far longer than a piece, under a capacity that evicts.
+#[test]
+fn remembered_texts_have_the_ids_of_tokenizing_from_scratch() {
+    for model in model::all() {
+        let memory = memory(model, 64 << 10);
+        for seed in 0..16 {
+            let mut random = Random::new(1000 + seed);
+            let mut text = String::new();
+            for turn in 0..10 {
+                let pieces = random.below(300);
+                text.push_str(&random.text(pieces));
+                if random.below(4) == 0 {
+                    let cut = text.floor_char_boundary(random.below(text.len() + 1));
+                    text.truncate(cut);
+                }
+                let context = format!("{}, seed {seed}, turn {turn}", model.name);
+                assert!(recalled(&memory, &text) == model.judged(&text), "{context}");
+            }
+        }
+        let stats = memory.stats();
+        assert!(stats.hits > 50 && stats.misses > 50 && stats.evictions > 10, "{stats:?}");
+        assert!(stats.bytes <= 64 << 10, "{stats:?}");
+    }
+}
+
+/// Every prefix and suffix around every cut: the proof's claim itself, without the memory's sizes.
+#[test]
+fn the_beginning_of_a_text_has_the_ids_the_whole_begins_with() {
+    let mut kept = 0;
+    for model in model::all() {
+        for seed in 0..400 {
+            let mut random = Random::new(5000 + seed);
+            let pieces = 1 + random.below(30);
+            let beginning = random.text(pieces);
+            let mut ids = Vec::new();
+            model.tokenizer.encode_beginning(&beginning, Framing::Bare, &mut ids).unwrap();
+            kept += ids.len();
+            for _ in 0..8 {
+                let whole = beginning.clone() + &random.text(3);
+                let judged = model.judged(&whole);
+                assert!(
+                    judged.starts_with(&ids),
+                    "{}, seed {seed}: {beginning:?} in {whole:?}",
+                    model.name
+                );
+            }
+        }
+    }
+    assert!(kept > 5000, "{kept}");
+}
+
+#[test]
+fn long_text_without_added_tokens_is_remembered_too() {
+    for model in model::all() {
+        let memory = memory(model, 16 << 20);
+        let text = "All work and no play makes Jack a dull boy, 12 times a day.\n".repeat(2500);
+        let judged = model.judged(&text);
+        assert!(recalled(&memory, &text) == judged);
+        let cold = memory.stats();
+        assert!(recalled(&memory, &text) == judged);
+        let warm = memory.stats();
+        assert_eq!(warm.misses, cold.misses, "{warm:?}");
+        assert!(warm.hits > 30, "{warm:?}");
+        let unbroken = "ab1".repeat(40_000);
+        assert!(encode(&model.tokenizer, &unbroken, Framing::Bare) == model.judged(&unbroken));
+    }
+}
+
+#[test]
+fn a_broken_file_is_refused_by_name_and_cause() {
+    let refused = |json: &str| {
+        Tokenizer::from_json("m/tokenizer.json", json.as_bytes()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("{]"),
+        "m/tokenizer.json: not JSON: key must be a string at line 1 column 2"
+    );
+    assert_eq!(refused("{}"), "m/tokenizer.json: not a usable tokenizer: Model missing.");
+    assert_eq!(
+        refused(r#"{"model": {"type": "Sorcery"}}"#),
+        "m/tokenizer.json: not a usable tokenizer: unknown model type `Sorcery`; known are BPE, Unigram, WordLevel, WordPiece"
+    );
+}
+
+/// Seeded mutations of a real file: an error or a tokenizer, never a panic.
+#[test]
+fn a_damaged_file_never_panics() {
+    let json = model::json("tiny-llama");
+    let mut loaded = 0;
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        let mut damaged = json.clone();
+        for _ in 0..1 + random.below(4) {
+            // Most of the file is vocabulary; the settings are at its beginning.
+            let span = if random.below(3) == 0 { damaged.len() } else { 3000 };
+            let at = random.below(span);
+            damaged[at] = b"0123456789{}[]\",:antfue"[random.below(23)];
+        }
+        if let Ok(tokenizer) = Tokenizer::from_json("damaged", &damaged) {
+            let mut ids = Vec::new();
+            let _ = tokenizer.encode("Hello <|im_end|> world", Framing::Prompt, &mut ids);
+            loaded += 1;
+        }
+    }
+    assert!(loaded > 0 && loaded < 60, "{loaded}");
+}
