@@ -237,12 +237,11 @@ impl ChatTemplate {
         conversation: &Conversation<'_>,
     ) -> Result<String, Error> {
         let now = conversation.now;
+        let tools = conversation.tools.map(messages::prepare_tools);
+        let tools = tools.map_or_else(|| Jinja::from(()), |tools| json::items_to_template(&tools));
         let mut context: Vec<(String, Jinja)> = vec![
             ("messages".to_owned(), json::items_to_template(messages)),
-            (
-                "tools".to_owned(),
-                conversation.tools.map_or_else(|| Jinja::from(()), json::items_to_template),
-            ),
+            ("tools".to_owned(), tools),
             ("documents".to_owned(), Jinja::from(())),
             (
                 "add_generation_prompt".to_owned(),

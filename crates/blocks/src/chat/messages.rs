@@ -36,6 +36,32 @@ pub(super) fn prepare(messages: &[Value], form: ContentForm, keeps_developer: bo
     prepared
 }
 
+/// The tools for the template: vLLM reads them into its own types and writes them out again, which
+/// orders the fields it knows, fills in the missing ones and leaves the others behind them.
+pub(super) fn prepare_tools(tools: &[Value]) -> Vec<Value> {
+    let tool = |tool: &Value| {
+        let (Value::Object(tool), Some(function)) = (tool, tool["function"].as_object()) else {
+            return tool.clone();
+        };
+        let mut known = Map::new();
+        for name in ["name", "description", "parameters"] {
+            known.insert(name.to_owned(), function.get(name).cloned().unwrap_or(Value::Null));
+        }
+        known.extend(function.iter().map(|(name, value)| (name.clone(), value.clone())));
+        let mut out = Map::new();
+        out.insert(
+            "type".to_owned(),
+            tool.get("type").cloned().unwrap_or_else(|| json!("function")),
+        );
+        out.insert("function".to_owned(), Value::Object(known));
+        for (name, value) in tool {
+            out.entry(name.as_str()).or_insert_with(|| value.clone());
+        }
+        Value::Object(out)
+    };
+    tools.iter().map(tool).collect()
+}
+
 fn prepare_one(message: &Value, form: ContentForm, marked: &mut bool) -> Value {
     let Value::Object(message) = message else { return message.clone() };
     let mut message = message.clone();

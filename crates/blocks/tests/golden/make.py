@@ -5,7 +5,7 @@
 
 Renders conversations through both test models' templates with `transformers`, and encodes texts with `tokenizers`.
 Where an engine changes messages before the template sees them (text parts joined, arguments of tool calls parsed,
-missing content), `engine_form` does here what vLLM does there.
+missing content), `engine_form` and `engine_tools` do here what vLLM does there.
 """
 import gzip, json, pathlib, random, sys
 from tokenizers import Tokenizer
@@ -34,10 +34,17 @@ def engine_form(messages):
         out.append(message)
     return out
 
+def engine_tools(tools):
+    """vLLM reads tools into pydantic models and dumps them: known fields first, none left out."""
+    def one(tool):
+        function = {"name": None, "description": None, "parameters": None, **tool["function"]}
+        return {"type": "function", "function": None, **tool} | {"function": function}
+    return tools and [one(tool) for tool in tools]
+
 WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Wetter für eine Stadt <b>\"jetzt\"</b> & später",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 3, "minimum": 0.5, "maximum": 1e16}},
                    "required": ["city"], "additionalProperties": False, "x": None}}}
-TIME = {"type": "function", "function": {"name": "now", "parameters": {}}}
+TIME = {"strict": True, "function": {"parameters": {}, "strict": True, "name": "now"}, "type": "function"}
 def user(text): return {"role": "user", "content": text}
 def system(text): return {"role": "system", "content": text}
 def assistant(text, **more): return {"role": "assistant", "content": text, **more}
@@ -86,7 +93,7 @@ def main():
         prompts = {}
         for name, c in CONVERSATIONS.items():
             ending = c.get("ending", "generation_prompt")
-            rendered, _ = render_jinja_template([engine_form(c["messages"])], tools=c.get("tools"), chat_template=config["chat_template"],
+            rendered, _ = render_jinja_template([engine_form(c["messages"])], tools=engine_tools(c.get("tools")), chat_template=config["chat_template"],
                 add_generation_prompt=ending == "generation_prompt", continue_final_message=ending == "inside_last_message", **tokens, **c.get("kwargs", {}))
             prompts[name] = {"text": rendered[0], "ids": tokenizer.encode(rendered[0], add_special_tokens=False).ids}
         golden["models"][model] = {"prompts": prompts, "ids": [tokenizer.encode(t, add_special_tokens=True).ids for t in texts]}
