@@ -15,7 +15,7 @@ use serde_json::Value;
 
 pub use memory::{MemoryStats, TokenMemory};
 
-pub(crate) use cuts::Cuts;
+pub(crate) use cuts::{Added, Cuts};
 
 /// A `tokenizer.json` that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -182,13 +182,29 @@ impl Tokenizer {
 
     fn encode_bare(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let Some(cuts) = &self.cuts else { return self.encode_whole(text, out) };
-        let mut rest = text;
-        while let Some((start, end, id)) = cuts.next_added(rest) {
-            self.encode_ordinary(&rest[..start], out)?;
-            out.push(id);
-            rest = &rest[end..];
+        let mut at = 0;
+        while let Some(added) = cuts.next_added(text, at) {
+            self.encode_ordinary(&text[at..added.start], out)?;
+            out.push(added.id);
+            at = added.end;
         }
-        self.encode_ordinary(rest, out)
+        self.encode_ordinary(&text[at..], out)
+    }
+
+    /// A text whose added tokens are known.
+    fn encode_around(
+        &self,
+        text: &str,
+        added: &[Added],
+        out: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        let mut at = 0;
+        for added in added {
+            self.encode_ordinary(&text[at..added.start], out)?;
+            out.push(added.id);
+            at = added.end;
+        }
+        self.encode_ordinary(&text[at..], out)
     }
 
     /// A text that holds no added token.

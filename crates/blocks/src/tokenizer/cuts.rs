@@ -17,7 +17,7 @@
 //! A tokenizer for which this does not hold has no cuts, and nothing is remembered for it.
 use std::collections::HashSet;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 use serde_json::Value;
 
 /// The rules for which the cut before white space is proven: Qwen 2 and 3; Llama 3 and cl100k;
@@ -27,6 +27,17 @@ const KNOWN_SPLITS: [&str; 3] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 ];
+
+/// An added token in a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Added {
+    /// Where it starts.
+    pub(crate) start: usize,
+    /// Where it ends.
+    pub(crate) end: usize,
+    /// Its token id.
+    pub(crate) id: u32,
+}
 
 /// Finds the cuts of one tokenizer.
 pub(crate) struct Cuts {
@@ -73,21 +84,28 @@ impl Cuts {
         Some(Self { added, ids, longest, before_space })
     }
 
-    /// The first added token in `text`: its start, its end and its id.
-    pub(crate) fn next_added(&self, text: &str) -> Option<(usize, usize, u32)> {
-        let found = self.added.as_ref()?.find(text)?;
-        Some((found.start(), found.end(), self.ids[found.pattern().as_usize()]))
+    /// The first added token at or after `from`.
+    pub(crate) fn next_added(&self, text: &str, from: usize) -> Option<Added> {
+        let found = self.added.as_ref()?.find(Input::new(text).range(from..))?;
+        let id = self.ids[found.pattern().as_usize()];
+        Some(Added { start: found.start(), end: found.end(), id })
     }
 
     /// The end of the first added token that starts before `limit` and ends at `from` or later.
-    pub(crate) fn hard_cut(&self, text: &str, from: usize, limit: usize) -> Option<usize> {
+    ///
+    /// All that start before `limit`, up to and with that one, are appended to `passed`.
+    pub(crate) fn hard_cut(
+        &self,
+        text: &str,
+        from: usize,
+        limit: usize,
+        passed: &mut Vec<Added>,
+    ) -> Option<usize> {
         let window = &text[..text.floor_char_boundary(limit.saturating_add(self.longest))];
         let mut at = 0;
-        while let Some((start, end, _)) = self.next_added(&window[at..]) {
-            if at + start >= limit {
-                return None;
-            }
-            at += end;
+        while let Some(added) = self.next_added(window, at).filter(|added| added.start < limit) {
+            at = added.end;
+            passed.push(added);
             if at >= from {
                 return Some(at);
             }
@@ -103,8 +121,8 @@ impl Cuts {
     /// The last cut of either kind; 0 if there is none.
     pub(crate) fn last(&self, text: &str) -> usize {
         let mut hard = 0;
-        while let Some((_, end, _)) = self.next_added(&text[hard..]) {
-            hard += end;
+        while let Some(added) = self.next_added(text, hard) {
+            hard = added.end;
         }
         let soft = (hard + 1..text.len()).rev().find(|&cut| self.cuts_before_space(text, cut));
         soft.unwrap_or(hard)
@@ -181,9 +199,13 @@ mod tests {
     #[test]
     fn cuts_come_after_added_tokens_and_before_white_space_after_letters() {
         let cuts = Cuts::of(&tokenizer(&["<a>", "<bb>"])).unwrap();
-        assert_eq!(cuts.next_added("x<a>y"), Some((1, 4, 0)));
-        assert_eq!(cuts.hard_cut("<a>..<bb>z", 4, 6), Some(9));
-        assert_eq!(cuts.hard_cut("<a>..<bb>z", 4, 5), None);
+        let (a, b) = (Added { start: 0, end: 3, id: 0 }, Added { start: 5, end: 9, id: 1 });
+        let mut passed = Vec::new();
+        assert_eq!(cuts.hard_cut("<a>..<bb>z", 4, 6, &mut passed), Some(9));
+        assert_eq!(passed, [a, b]);
+        passed.clear();
+        assert_eq!(cuts.hard_cut("<a>..<bb>z", 4, 5, &mut passed), None);
+        assert_eq!(passed, [a]);
         assert_eq!(cuts.soft_cut("1 . a b", 0), Some(5));
         assert_eq!(cuts.soft_cut("ab  c", 3), None);
         assert_eq!(cuts.last("a b<a>c d e"), 9);

@@ -1,6 +1,6 @@
 //! Tokenization memory: a conversation's next turn costs its new text.
 //!
-//! A text is cut into pieces of a few kilobytes where cutting is proven harmless ([`Cuts`]), each cut
+//! A text is cut into pieces of some kilobytes where cutting is proven harmless ([`Cuts`]), each cut
 //! depending only on the text before it and one character after. A piece's token ids depend on
 //! nothing but the piece, so they are remembered by its hash: a grown prompt repeats the pieces of
 //! the shorter one, and so does any other prompt with the same beginning, or the same document.
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_128_with_secret;
 
-use super::{Cuts, Framing, Tokenizer, TokenizerError};
+use super::{Added, Cuts, Framing, Tokenizer, TokenizerError};
 use crate::key::HashKey;
 
 /// A piece ends after the first added token from here on…
 const PIECE_MIN: usize = 1024;
 /// …or else at the first proven cut from here on.
-const PIECE_MAX: usize = 4096;
+const PIECE_MAX: usize = 16 * 1024;
 /// Independent parts, so that threads seldom wait for each other.
 const SHARDS: usize = 16;
 /// What a piece costs besides its ids.
@@ -79,8 +79,9 @@ impl TokenMemory {
                 return self.tokenizer.encode_bare(text, out);
             };
             let mut rest = text;
-            while let Some(piece) = Piece::first(cuts, rest) {
-                self.encode_piece(&rest[..piece.end], &rest.as_bytes()[..piece.key_end], out)?;
+            let mut added = Vec::new();
+            while let Some(piece) = Piece::first(cuts, rest, &mut added) {
+                self.encode_piece(rest, piece, &added, out)?;
                 rest = &rest[piece.end..];
             }
             self.tokenizer.encode_bare(rest, out)
@@ -102,20 +103,22 @@ impl TokenMemory {
         sum
     }
 
+    /// The first piece of `text`, in which `added` are the added tokens.
     fn encode_piece(
         &self,
         text: &str,
-        key: &[u8],
+        piece: Piece,
+        added: &[Added],
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        let key = xxh3_128_with_secret(key, &self.secret);
+        let key = xxh3_128_with_secret(&text.as_bytes()[..piece.key_end], &self.secret);
         let shard = &self.shards[(key >> 64) as usize % SHARDS];
         if shard.lock().unwrap_or_else(PoisonError::into_inner).recall(key, out) {
             return Ok(());
         }
         // Not under the lock: tokenizing takes longer than everything else here.
         let start = out.len();
-        self.tokenizer.encode_bare(text, out)?;
+        self.tokenizer.encode_around(&text[..piece.end], added, out)?;
         shard.lock().unwrap_or_else(PoisonError::into_inner).remember(key, &out[start..]);
         Ok(())
     }
@@ -127,6 +130,7 @@ impl std::fmt::Debug for TokenMemory {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Piece {
     end: usize,
     /// Past the white space that makes a soft cut known.
@@ -134,21 +138,27 @@ struct Piece {
 }
 
 impl Piece {
-    /// The first piece of `text`, unless its end is not in sight.
-    fn first(cuts: &Cuts, text: &str) -> Option<Self> {
+    /// The first piece of `text`, unless its end is not in sight, and the added tokens in it.
+    fn first(cuts: &Cuts, text: &str, added: &mut Vec<Added>) -> Option<Self> {
+        added.clear();
         if text.len() < PIECE_MIN {
             return None;
         }
-        if let Some(end) = cuts.hard_cut(text, PIECE_MIN, PIECE_MAX) {
+        if let Some(end) = cuts.hard_cut(text, PIECE_MIN, PIECE_MAX, added) {
             return Some(Self { end, key_end: end });
         }
-        match cuts.soft_cut(text, PIECE_MAX) {
-            Some(end) => Some(Self { end, key_end: end + 1 }),
-            None => {
-                let end = cuts.hard_cut(text, PIECE_MIN, text.len())?;
-                Some(Self { end, key_end: end })
+        if let Some(end) = cuts.soft_cut(text, PIECE_MAX) {
+            // Added tokens from the limit to the cut were not looked for yet.
+            let mut at = added.last().map_or(0, |last| last.end);
+            while let Some(next) = cuts.next_added(&text[..end], at) {
+                at = next.end;
+                added.push(next);
             }
+            return Some(Self { end, key_end: end + 1 });
         }
+        added.clear();
+        let end = cuts.hard_cut(text, PIECE_MIN, text.len(), added)?;
+        Some(Self { end, key_end: end })
     }
 }
 
