@@ -65,16 +65,27 @@ impl Answer {
         self.words.clear();
     }
 
-    /// Opens a level at `depth` and gives its words to `fill`; drops it again if nobody is in it.
+    /// Opens a level at `depth` with those who hold that much or more.
     #[inline]
-    pub(crate) fn level(&mut self, depth: usize, fill: impl FnOnce(&mut [u64])) {
-        let start = self.words.len();
-        self.words.resize(start + self.width, 0);
-        fill(&mut self.words[start..]);
-        if self.words[start..].iter().all(|word| *word == 0) {
+    pub(crate) fn open(&mut self, depth: usize, holding: &[u64]) {
+        self.depths.push(depth as u32);
+        self.words.extend_from_slice(holding);
+    }
+
+    /// Takes those who hold more out of the level just opened, and drops it if nobody is left in it.
+    #[inline]
+    pub(crate) fn close(&mut self, holding: &[u64]) {
+        let start = self.words.len() - self.width;
+        let mut anybody = 0;
+        for (word, more) in self.words[start..].iter_mut().zip(holding) {
+            *word &= !more;
+        }
+        for word in &self.words[start..] {
+            anybody |= word;
+        }
+        if anybody == 0 {
             self.words.truncate(start);
-        } else {
-            self.depths.push(depth as u32);
+            self.depths.pop();
         }
     }
 }

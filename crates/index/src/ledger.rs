@@ -140,6 +140,7 @@ impl Ledger {
             self.counters.malformed += 1;
             return;
         }
+        self.slab.touch(stored.blocks);
         let mut entering = Entering { ledger: self, tier: stored.tier, counting, room, set };
         match stored.content {
             Content::Chained { parent, contents } => {
@@ -158,6 +159,7 @@ impl Ledger {
         counting: Counting,
         clear: &mut Vec<BlockHash>,
     ) {
+        self.slab.touch(blocks);
         for engine in blocks {
             match self.slab.find(*engine) {
                 Some(number) if self.slab.get(number).is_held_in(tier) => {
@@ -471,7 +473,7 @@ impl Entering<'_> {
     }
 
     fn has_room(&self) -> bool {
-        self.ledger.slab.len() < self.room.entries
+        self.ledger.slab.len() < self.room.entries && !self.ledger.slab.is_full()
     }
 
     /// Adds an entry, held by no tier yet, after a known prefix.

@@ -33,6 +33,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod aliases;
 mod answer;
 mod bits;
 mod copies;

@@ -25,10 +25,10 @@ use crate::sets::{Named, ROWS};
 use crate::sync::Ordering;
 use crate::table::{Place, SetId, find, touch};
 
-/// Parts into which the first round divides the chain.
-const FIRST: usize = 8;
-/// Parts into which a later round divides a gap.
-const FAN: usize = 4;
+/// Parts into which the first round divides the chain: two to this power.
+const FIRST: u32 = 3;
+/// Parts into which a later round divides a gap: two to this power.
+const FAN: u32 = 2;
 /// Queries that were overtaken so often wait for their turn instead of trying again.
 const PATIENCE: usize = 8;
 
@@ -43,12 +43,14 @@ pub struct Reader {
     search: Search,
 }
 
+/// The state of a search, kept to be reused.
 #[derive(Debug, Default)]
 struct Search {
-    /// Blocks looked at, in order of position.
-    points: Vec<Point>,
-    next: Vec<Point>,
-    alive: Vec<u64>,
+    /// Stretches with a change inside.
+    gaps: Vec<Gap>,
+    next: Vec<Gap>,
+    /// Positions from which another set holds.
+    changes: Vec<Point>,
     /// Pods that hold everything so far.
     holding: Vec<u64>,
 }
@@ -57,6 +59,13 @@ struct Search {
 struct Point {
     position: u32,
     set: SetId,
+}
+
+/// Two blocks held by different sets, with others between them.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    low: Point,
+    high: Point,
 }
 
 /// What was read no longer means what it meant.
@@ -94,194 +103,193 @@ impl Reader {
 
     fn attempt(&mut self, chain: &[BlockHash], answer: &mut Answer) -> Result<(), Overtaken> {
         let Self { shared, view, search } = self;
-        answer.reset(view_width(shared));
-        search.alive.clear();
-        search.alive.extend(shared.alive.iter().map(|word| word.load(Ordering::Acquire)));
-        search.points.clear();
+        answer.reset(shared.directory.numbering.words);
         if chain.is_empty() {
             return Ok(());
         }
-        search.first_round(view, chain);
-        while search.later_round(view, chain) {}
-        if search.doubts(shared, view)? {
-            search.look_at_all(view, chain);
+        search.holding.clear();
+        search.holding.extend(shared.alive.iter().map(|word| word.load(Ordering::Acquire)));
+        let Some(first) = search.first_round(view, chain) else { return Ok(()) };
+        while !search.gaps.is_empty() {
+            search.later_round(view, chain);
         }
-        search.levels(view, shared, answer)
+        keep(view, first, &mut search.holding)?;
+        // Suspicion is read after the blocks: a hole that was there before them is seen here.
+        let suspects = shared.suspects.iter().map(|word| word.load(Ordering::Acquire));
+        if suspects.zip(&search.holding).any(|(suspects, holding)| suspects & holding != 0) {
+            search.look_at_all(view, chain, first);
+        }
+        search.levels(view, chain.len(), answer)
     }
-}
-
-fn view_width(shared: &Shared) -> usize {
-    shared.directory.numbering.words
 }
 
 impl Search {
-    fn first_round(&mut self, view: &View, chain: &[BlockHash]) {
-        let parts = FIRST.min(chain.len());
-        let last = chain.len() - 1;
-        self.points.clear();
-        for part in 0..parts {
-            let position = if parts == 1 { 0 } else { part * last / (parts - 1) } as u32;
-            self.points.push(Point { position, set: UNREAD });
+    /// Looks at blocks spread over the chain, the first and the last among them. Returns the first
+    /// block's set, unless nobody holds it.
+    fn first_round(&mut self, view: &View, chain: &[BlockHash]) -> Option<SetId> {
+        self.changes.clear();
+        self.gaps.clear();
+        let last = chain.len() as u32 - 1;
+        let whole = Gap {
+            low: Point { position: 0, set: SetId::EMPTY },
+            high: Point { position: last, set: SetId::EMPTY },
+        };
+        let parts = whole.parts(FIRST);
+        let mut sum = touch_block(view, chain[0]);
+        for part in 1..=parts {
+            sum = sum.wrapping_add(touch_block(view, chain[whole.at(part, FIRST) as usize]));
         }
-        read(view, chain, &mut self.points);
-        self.cut_at_nobody();
+        black_box(sum);
+        let first = read_block(view, chain[0]);
+        if first == SetId::EMPTY {
+            return None;
+        }
+        let mut low = Point { position: 0, set: first };
+        for part in 1..=parts {
+            let position = whole.at(part, FIRST);
+            let high = Point { position, set: read_block(view, chain[position as usize]) };
+            if !self.note(low, high) {
+                break;
+            }
+            low = high;
+        }
+        std::mem::swap(&mut self.gaps, &mut self.next);
+        Some(first)
     }
 
-    /// Looks inside every gap whose ends differ; `false` when there is none.
-    fn later_round(&mut self, view: &View, chain: &[BlockHash]) -> bool {
-        self.next.clear();
-        let mut before: Option<Point> = None;
-        for point in &self.points {
-            if let Some(before) = before
-                && before.set != point.set
-            {
-                let inside = point.position - before.position - 1;
-                let parts = (FAN as u32 - 1).min(inside);
-                for part in 1..=parts {
-                    let position = before.position + part * (inside + 1) / (parts + 1);
-                    self.next.push(Point { position, set: UNREAD });
+    /// Looks inside every gap.
+    fn later_round(&mut self, view: &View, chain: &[BlockHash]) {
+        let mut sum = 0u32;
+        for gap in &self.gaps {
+            for part in 1..gap.parts(FAN) {
+                sum = sum.wrapping_add(touch_block(view, chain[gap.at(part, FAN) as usize]));
+            }
+        }
+        black_box(sum);
+        for at in 0..self.gaps.len() {
+            let gap = self.gaps[at];
+            let mut low = gap.low;
+            for part in 1..gap.parts(FAN) {
+                let position = gap.at(part, FAN);
+                let point = Point { position, set: read_block(view, chain[position as usize]) };
+                let somebody = self.note(low, point);
+                low = point;
+                if !somebody {
+                    break;
                 }
             }
-            self.next.push(*point);
-            before = Some(*point);
-        }
-        if self.next.len() == self.points.len() {
-            return false;
-        }
-        std::mem::swap(&mut self.points, &mut self.next);
-        read(view, chain, &mut self.points);
-        self.cut_at_nobody();
-        true
-    }
-
-    /// Nothing counts after a block that nobody holds.
-    fn cut_at_nobody(&mut self) {
-        if let Some(at) = self.points.iter().position(|point| point.set == SetId::EMPTY) {
-            self.points.truncate(at + 1);
-        }
-    }
-
-    /// Whether a live pod that may have holes holds the first block.
-    fn doubts(&mut self, shared: &Shared, view: &View) -> Result<bool, Overtaken> {
-        let mut doubtful = false;
-        for (word, suspects) in shared.suspects.iter().enumerate() {
-            let suspects = suspects.load(Ordering::Acquire) & self.alive[word];
-            if suspects != 0 {
-                doubtful |= suspects & word_of(view, self.points[0].set, word)? != 0;
+            if low.set != SetId::EMPTY {
+                self.note(low, gap.high);
             }
         }
-        Ok(doubtful)
+        self.gaps.clear();
+        std::mem::swap(&mut self.gaps, &mut self.next);
     }
 
-    fn look_at_all(&mut self, view: &View, chain: &[BlockHash]) {
-        let end = self.points.last().map_or(0, |point| point.position as usize);
-        self.points.clear();
-        for start in (0..=end).step_by(FIRST) {
-            let positions = start..(start + FIRST).min(end + 1);
-            self.next.clear();
-            self.next
-                .extend(positions.map(|position| Point { position: position as u32, set: UNREAD }));
-            read(view, chain, &mut self.next);
-            self.points.append(&mut self.next);
-            let before = self.points.len();
-            self.cut_at_nobody();
-            if self.points.len() < before {
-                return;
-            }
-        }
-    }
-
-    /// Turns positions and sets into levels: pods drop out where they are first missing.
-    fn levels(
-        &mut self,
-        view: &View,
-        shared: &Shared,
-        answer: &mut Answer,
-    ) -> Result<(), Overtaken> {
-        let Self { points, alive, holding, .. } = self;
-        debug_assert_eq!(alive.len(), view_width(shared));
-        holding.clear();
-        holding.extend_from_slice(alive);
-        let mut last = UNREAD;
-        for point in points.iter() {
-            if point.set == last {
-                continue;
-            }
-            last = point.set;
-            let mut overtaken = false;
-            let depth = point.position as usize;
-            if depth == 0 {
-                overtaken = keep(view, point.set, holding, None).is_err();
+    /// Takes down what two blocks tell: nothing, a change between neighbours, or a gap to look into.
+    /// `false` when nobody holds the second: nothing counts after it.
+    #[inline]
+    fn note(&mut self, low: Point, high: Point) -> bool {
+        if low.set != high.set {
+            if high.position == low.position + 1 {
+                self.changes.push(high);
             } else {
-                answer.level(depth, |gone| {
-                    overtaken = keep(view, point.set, holding, Some(gone)).is_err();
-                });
-            }
-            if overtaken {
-                return Err(Overtaken);
+                self.next.push(Gap { low, high });
             }
         }
-        // What is left holds everything up to the last block looked at.
-        if let Some(end) = points.last() {
-            answer.level(end.position as usize + 1, |rest| rest.copy_from_slice(holding));
+        high.set != SetId::EMPTY
+    }
+
+    /// Looks at every block, up to the first that nobody holds.
+    fn look_at_all(&mut self, view: &View, chain: &[BlockHash], first: SetId) {
+        const AHEAD: usize = 16;
+        self.changes.clear();
+        let mut last = first;
+        for (part, blocks) in chain.chunks(AHEAD).enumerate() {
+            black_box(
+                blocks.iter().fold(0u32, |sum, block| sum.wrapping_add(touch_block(view, *block))),
+            );
+            for (at, block) in blocks.iter().enumerate() {
+                let point =
+                    Point { position: (part * AHEAD + at) as u32, set: read_block(view, *block) };
+                if point.set != last && point.position > 0 {
+                    self.changes.push(point);
+                    last = point.set;
+                }
+                if point.set == SetId::EMPTY {
+                    return;
+                }
+            }
         }
+    }
+
+    /// Turns changes into levels: pods drop out where they are first missing.
+    fn levels(&mut self, view: &View, length: usize, answer: &mut Answer) -> Result<(), Overtaken> {
+        self.changes.sort_unstable_by_key(|change| change.position);
+        for change in &self.changes {
+            answer.open(change.position as usize, &self.holding);
+            keep(view, change.set, &mut self.holding)?;
+            answer.close(&self.holding);
+            if change.set == SetId::EMPTY {
+                return Ok(());
+            }
+        }
+        answer.open(length, &self.holding);
+        answer.close(&[]);
         Ok(())
     }
 }
 
-/// A block not looked at yet.
-const UNREAD: SetId = SetId(u32::MAX);
-
-/// Reads the sets of all points not read yet: first asks for their lines, then reads them.
-#[inline]
-fn read(view: &View, chain: &[BlockHash], points: &mut [Point]) {
-    let mut sum = 0u32;
-    for point in points.iter().filter(|point| point.set == UNREAD) {
-        let place = Place::of(chain[point.position as usize]);
-        sum = sum.wrapping_add(touch(&view.tables[place.shard], place));
+impl Gap {
+    /// How many parts the gap is divided into: `2^parts`, or fewer when it is short.
+    #[inline]
+    fn parts(self, parts: u32) -> u32 {
+        (self.high.position - self.low.position).min(1 << parts)
     }
-    black_box(sum);
-    for point in points.iter_mut().filter(|point| point.set == UNREAD) {
-        let hash = chain[point.position as usize];
-        let place = Place::of(hash);
-        point.set = find(&view.tables[place.shard], place, hash);
+
+    /// Where part `part` of `2^parts` begins.
+    #[inline]
+    fn at(self, part: u32, parts: u32) -> u32 {
+        let distance = self.high.position - self.low.position;
+        let inside = if distance < 1 << parts {
+            part
+        } else {
+            ((u64::from(distance) * u64::from(part)) >> parts) as u32
+        };
+        self.low.position + inside
     }
 }
 
-/// Takes from `holding` everybody who is not in `set`, and puts them into `gone`.
 #[inline]
-fn keep(
-    view: &View,
-    set: SetId,
-    holding: &mut [u64],
-    gone: Option<&mut [u64]>,
-) -> Result<(), Overtaken> {
-    if let Some(gone) = gone {
-        for word in 0..holding.len() {
-            let kept = holding[word] & word_of(view, set, word)?;
-            gone[word] = holding[word] & !kept;
-            holding[word] = kept;
-        }
-    } else {
-        for (word, bits) in holding.iter_mut().enumerate() {
-            *bits &= word_of(view, set, word)?;
-        }
-    }
-    Ok(())
+fn touch_block(view: &View, block: BlockHash) -> u32 {
+    let place = Place::of(block);
+    touch(&view.tables[place.shard], place)
 }
 
-/// One word of a set. A row on a page that the view lacks is newer than the view.
 #[inline]
-fn word_of(view: &View, set: SetId, word: usize) -> Result<u64, Overtaken> {
+fn read_block(view: &View, block: BlockHash) -> SetId {
+    let place = Place::of(block);
+    find(&view.tables[place.shard], place, block)
+}
+
+/// Takes from `holding` everybody who is not in `set`. A row on a page that the view lacks is newer
+/// than the view.
+#[inline]
+fn keep(view: &View, set: SetId, holding: &mut [u64]) -> Result<(), Overtaken> {
     match view.numbering.read(set) {
-        Named::Empty => Ok(0),
+        Named::Empty => holding.fill(0),
         Named::Single(slot) => {
-            let (of, bit) = place(slot);
-            Ok(if of == word { bit } else { 0 })
+            let (word, bit) = place(slot);
+            let kept = holding[word] & bit;
+            holding.fill(0);
+            holding[word] = kept;
         }
         Named::Row(row) => {
             let page = view.pages.get(row / ROWS).ok_or(Overtaken)?;
-            Ok(page.row(row % ROWS)[word].load(Ordering::Acquire))
+            for (bits, stored) in holding.iter_mut().zip(page.row(row % ROWS)) {
+                *bits &= stored.load(Ordering::Acquire);
+            }
         }
     }
+    Ok(())
 }

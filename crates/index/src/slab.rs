@@ -5,9 +5,11 @@
 //! *hole*: it is what tells that the pod's prefix is broken there, it keeps the alias should the
 //! block come back, and it goes with its last child.
 
-use hashbrown::HashTable;
+use std::hint::black_box;
+
 use wornpath_blocks::BlockHash;
 
+use crate::aliases::{Aliases, MOST, Spread};
 use crate::event::{EngineHash, Tier};
 
 /// Number of an entry.
@@ -37,6 +39,9 @@ pub(crate) enum Flag {
     /// What precedes it is not known.
     Unlinked = 1 << 10,
 }
+
+/// Set in every entry that is not free.
+const IN_USE: u32 = 1 << 11;
 
 /// One block of one pod.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +119,7 @@ pub(crate) struct Slab {
     used: u32,
     free: Number,
     len: usize,
-    aliases: HashTable<Number>,
+    aliases: Aliases,
     key: u64,
 }
 
@@ -126,7 +131,7 @@ impl Slab {
             used: 0,
             free: Number::NONE,
             len: 0,
-            aliases: HashTable::new(),
+            aliases: Aliases::default(),
             key,
         }
     }
@@ -147,11 +152,25 @@ impl Slab {
 
     #[inline]
     pub(crate) fn find(&self, engine: EngineHash) -> Option<Number> {
-        let same = |number: &Number| self.get(*number).engine == engine;
-        self.aliases.find(spread(self.key, engine), same).copied()
+        let is_it = |number| self.get(Number(number)).engine == engine;
+        self.aliases.find(self.spread(engine), is_it).map(Number)
     }
 
-    /// Adds an entry that no tier holds yet. Its alias must be new.
+    /// Asks for the lines that finding these names will need, all at once.
+    pub(crate) fn touch(&self, engines: &[EngineHash]) {
+        black_box(
+            engines.iter().fold(0u32, |sum, engine| {
+                sum.wrapping_add(self.aliases.touch(self.spread(*engine)))
+            }),
+        );
+    }
+
+    /// Whether there is a number for one more entry.
+    pub(crate) fn is_full(&self) -> bool {
+        self.free == Number::NONE && self.used == MOST - 1
+    }
+
+    /// Adds an entry that no tier holds yet. Its alias must be new, and the slab not full.
     pub(crate) fn insert(
         &mut self,
         engine: EngineHash,
@@ -159,16 +178,23 @@ impl Slab {
         parent: Number,
     ) -> Number {
         let number = self.take_free();
-        *self.get_mut(number) = Entry { engine, block, parent, bits: 0 };
+        *self.get_mut(number) = Entry { engine, block, parent, bits: IN_USE };
         if parent != Number::NONE {
             self.get_mut(parent).adopt();
         }
-        let Self { aliases, pages, key, .. } = self;
-        aliases.insert_unique(spread(*key, engine), number, |number| {
-            spread(*key, pages[number.0 as usize / PAGE][number.0 as usize % PAGE].engine)
-        });
+        if !self.aliases.insert(self.spread(engine), number.0) {
+            let Self { aliases, pages, key, used, .. } = self;
+            let entries = pages.iter().flat_map(|page| page.iter()).zip(0..*used);
+            let in_use = entries.filter(|(entry, _)| entry.bits & IN_USE != 0);
+            aliases.grow(in_use.map(|(entry, number)| (spread(*key, entry.engine), number)));
+        }
         self.len += 1;
         number
+    }
+
+    #[inline]
+    fn spread(&self, engine: EngineHash) -> Spread {
+        spread(self.key, engine)
     }
 
     fn take_free(&mut self) -> Number {
@@ -189,10 +215,7 @@ impl Slab {
     /// Takes out an entry without children, and tells its parent.
     pub(crate) fn remove(&mut self, number: Number) -> Entry {
         let entry = *self.get(number);
-        let hash = spread(self.key, entry.engine);
-        if let Ok(alias) = self.aliases.find_entry(hash, |other| *other == number) {
-            alias.remove();
-        }
+        self.aliases.remove(self.spread(entry.engine), number.0);
         if entry.parent != Number::NONE {
             self.get_mut(entry.parent).lose();
         }
@@ -217,12 +240,12 @@ impl Slab {
 
     /// The bytes of entries and aliases.
     pub(crate) fn bytes(&self) -> usize {
-        self.pages.len() * size_of::<[Entry; PAGE]>() + self.aliases.allocation_size()
+        self.pages.len() * size_of::<[Entry; PAGE]>() + self.aliases.bytes()
     }
 }
 
 #[inline]
-fn spread(key: u64, engine: EngineHash) -> u64 {
+fn spread(key: u64, engine: EngineHash) -> Spread {
     let product = u128::from(engine.0 ^ key) * 0x9E37_79B9_7F4A_7C15;
-    (product as u64) ^ ((product >> 64) as u64)
+    Spread((product as u64) ^ ((product >> 64) as u64))
 }
