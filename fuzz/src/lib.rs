@@ -5,70 +5,19 @@
 //! function here, its line in [`TARGETS`], a file in `fuzz_targets/` and a corpus.
 #![forbid(unsafe_code)]
 
-use std::num::NonZeroUsize;
-use wornpath_blocks::HashKey;
-use wornpath_events::Translator;
-use wornpath_events::wire::{
-    Batch, Dialect, HashForm, Layout, Limits, Message, decode, encode, records,
-};
+mod chat;
+mod wire;
+
+pub use chat::{chat_template, tokenizer_config};
+pub use wire::{DIALECTS, wire_batch, wire_frames};
 
 /// A name, which is also the corpus's folder, and what to do with the bytes.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: &[Target] = &[("wire_batch", wire_batch), ("wire_frames", wire_frames)];
-
-/// Every way in which a simulated engine may write.
-pub const DIALECTS: [Dialect; 6] = {
-    const fn dialect(layout: Layout, hashes: HashForm) -> Dialect {
-        Dialect { layout, hashes }
-    }
-    [
-        dialect(Layout::Maps, HashForm::Unsigned),
-        dialect(Layout::Maps, HashForm::Signed),
-        dialect(Layout::Maps, HashForm::Digest),
-        dialect(Layout::Arrays, HashForm::Unsigned),
-        dialect(Layout::Arrays, HashForm::Signed),
-        dialect(Layout::Arrays, HashForm::Digest),
-    ]
-};
-
-/// A payload: whatever decodes means the same after encoding it in any dialect, and translates or
-/// is refused.
-pub fn wire_batch(payload: &[u8]) {
-    let limits = Limits::default();
-    let mut batch = Batch::default();
-    if decode(payload, &limits, &mut batch).is_err() {
-        assert!(batch.is_empty(), "a refused payload left events behind");
-        return;
-    }
-    let mut written = Vec::new();
-    let mut again = Batch::default();
-    for dialect in DIALECTS {
-        written.clear();
-        encode(&batch, dialect, &mut written);
-        decode(&written, &limits, &mut again).expect("what we encode, we decode");
-        assert!(batch.events().eq(again.events()), "{dialect:?} changed the events");
-    }
-    translate(&batch);
-}
-
-/// A recording of multipart messages, as a socket would deliver them.
-pub fn wire_frames(recording: &[u8]) {
-    let mut batch = Batch::default();
-    for record in records(recording) {
-        let Ok(frames) = record else { return };
-        let Ok(Message::Batch { payload, .. }) = Message::parse(&frames) else { continue };
-        if decode(payload, &Limits::default(), &mut batch).is_ok() {
-            translate(&batch);
-        }
-    }
-}
-
-fn translate(batch: &Batch) {
-    const BLOCK_SIZE: NonZeroUsize = NonZeroUsize::new(16).expect("sixteen is not zero");
-    let mut translator = Translator::new(&HashKey::DEFAULT, "fuzzed", BLOCK_SIZE);
-    if let Ok(translated) = translator.translate(batch) {
-        assert_eq!(translated.events.len() + translated.ignored, batch.len());
-    }
-}
+pub const TARGETS: &[Target] = &[
+    ("chat_template", chat_template),
+    ("tokenizer_config", tokenizer_config),
+    ("wire_batch", wire_batch),
+    ("wire_frames", wire_frames),
+];

@@ -1,0 +1,36 @@
+//! Model files: chat templates and the settings that hold them.
+
+use serde_json::json;
+use wornpath_blocks::chat::{ChatTemplate, Conversation, TokenizerConfig};
+
+/// A `tokenizer_config.json`: read or refused, and the template in it renders or fails with words.
+pub fn tokenizer_config(bytes: &[u8]) {
+    let Ok(config) = TokenizerConfig::from_json("fuzzed", bytes) else { return };
+    if let Ok(template) = ChatTemplate::from_config(&config) {
+        render(&template);
+    }
+}
+
+/// The source of a chat template.
+pub fn chat_template(bytes: &[u8]) {
+    let source = String::from_utf8_lossy(bytes);
+    let config = TokenizerConfig::empty();
+    if let Ok(template) = ChatTemplate::from_jinja("fuzzed", &source, &config) {
+        render(&template);
+    }
+}
+
+/// A conversation with every kind of message that templates distinguish.
+fn render(template: &ChatTemplate) {
+    let messages = [
+        json!({"role": "system", "content": "s"}),
+        json!({"role": "user", "content": [{"type": "text", "text": "u"}]}),
+        json!({"role": "assistant", "content": "a", "tool_calls": [
+            {"function": {"name": "f", "arguments": "{\"x\": 1}"}}
+        ]}),
+        json!({"role": "tool", "content": "t"}),
+    ];
+    let tools = [json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
+    let _ = template.render(&Conversation::new(&messages));
+    let _ = template.render(&Conversation { tools: Some(&tools), ..Conversation::new(&messages) });
+}
