@@ -19,7 +19,7 @@ use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer};
 const TURNS: usize = 20;
 const CHATS: u64 = 61;
 /// About as much as five chats take, so that most of the run is a full memory that evicts.
-const CAPACITY: usize = 1 << 20;
+const CAPACITY: usize = 2 << 20;
 
 fn main() {
     let json = qwen3();

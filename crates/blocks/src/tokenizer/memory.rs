@@ -2,15 +2,20 @@
 //!
 //! A text is cut into pieces of some kilobytes where cutting is proven harmless ([`Cuts`]), each cut
 //! depending only on the text before it and one character after. A piece's token ids depend on
-//! nothing but the piece, so they are remembered by its hash: a grown prompt repeats the pieces of
-//! the shorter one, and so does any other prompt with the same beginning, or the same document.
+//! nothing but the piece, so they are remembered with it: a grown prompt repeats the pieces of the
+//! shorter one, and so does any other prompt with the same beginning, or the same document.
 //!
-//! Only hashes and ids are kept, no text: 128 bits, keyed by the cell's secret, stand for a piece.
+//! A piece is found by its length and a keyed hash of its two ends, and its text is compared in full:
+//! no collision can give wrong ids, it can only hide a piece. Looking for the cuts takes longer than
+//! all of that, so the length that followed a beginning last time is tried first.
+//!
 //! Memory is bounded in bytes; the least recently used pieces go first.
-use std::sync::{Arc, Mutex, PoisonError};
+mod shard;
 
-use hashbrown::HashTable;
-use xxhash_rust::xxh3::xxh3_128_with_secret;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shard::Shard;
+use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 use super::{Added, Cuts, Framing, Tokenizer, TokenizerError};
 use crate::key::HashKey;
@@ -21,8 +26,8 @@ const PIECE_MIN: usize = 1024;
 const PIECE_MAX: usize = 16 * 1024;
 /// Independent parts, so that threads seldom wait for each other.
 const SHARDS: usize = 16;
-/// What a piece costs besides its ids.
-const OVERHEAD: usize = 64;
+/// How much of either end is hashed.
+const END_BYTES: usize = 256;
 
 /// Remembers the token ids of texts one tokenizer has seen.
 pub struct TokenMemory {
@@ -80,9 +85,16 @@ impl TokenMemory {
             };
             let mut rest = text;
             let mut added = Vec::new();
-            while let Some(piece) = Piece::first(cuts, rest, &mut added) {
-                self.encode_piece(rest, piece, &added, out)?;
-                rest = &rest[piece.end..];
+            while rest.len() >= PIECE_MIN {
+                let head = self.hash(&rest.as_bytes()[..END_BYTES]);
+                let end = match self.recall(head, rest.as_bytes(), out) {
+                    Some(end) => end,
+                    None => match Piece::first(cuts, rest, &mut added) {
+                        Some(piece) => self.encode_piece(head, piece, &added, out)?,
+                        None => break,
+                    },
+                };
+                rest = &rest[end..];
             }
             self.tokenizer.encode_bare(rest, out)
         })
@@ -97,31 +109,61 @@ impl TokenMemory {
             sum.hits += shard.stats.hits;
             sum.misses += shard.stats.misses;
             sum.evictions += shard.stats.evictions;
-            sum.pieces += shard.table.len();
+            sum.pieces += shard.stats.pieces;
             sum.bytes += shard.stats.bytes;
         }
         sum
     }
 
-    /// The first piece of `text`, in which `added` are the added tokens.
+    /// The piece that followed this head last time, if `text` begins with it; returns its end.
+    fn recall(&self, head: u64, text: &[u8], out: &mut Vec<u32>) -> Option<usize> {
+        let mut shard = self.shard(head);
+        let length = shard.hint(head).filter(|length| (PIECE_MIN..=text.len()).contains(length))?;
+        let text = &text[..length];
+        shard.recall(self.key(head, text), text, out)
+    }
+
+    /// A piece whose cut had to be looked for; returns its end.
     fn encode_piece(
         &self,
-        text: &str,
-        piece: Piece,
+        head: u64,
+        piece: Piece<'_>,
         added: &[Added],
         out: &mut Vec<u32>,
-    ) -> Result<(), TokenizerError> {
-        let key = xxh3_128_with_secret(&text.as_bytes()[..piece.key_end], &self.secret);
-        let shard = &self.shards[(key >> 64) as usize % SHARDS];
-        if shard.lock().unwrap_or_else(PoisonError::into_inner).recall(key, out) {
-            return Ok(());
+    ) -> Result<usize, TokenizerError> {
+        let text = piece.text.as_bytes();
+        let key = self.key(head, text);
+        if let Some(end) = self.shard(head).recall(key, text, out) {
+            return Ok(end);
         }
         // Not under the lock: tokenizing takes longer than everything else here.
         let start = out.len();
-        self.tokenizer.encode_around(&text[..piece.end], added, out)?;
-        shard.lock().unwrap_or_else(PoisonError::into_inner).remember(key, &out[start..]);
-        Ok(())
+        self.tokenizer.encode_around(&piece.text[..piece.end], added, out)?;
+        self.shard(head).remember(key, text, piece.end, &out[start..]);
+        Ok(piece.end)
     }
+
+    fn shard(&self, head: u64) -> MutexGuard<'_, Shard> {
+        let shard = &self.shards[(head >> 32) as usize % SHARDS];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn key(&self, head: u64, text: &[u8]) -> Key {
+        let tail = &text[text.len().saturating_sub(END_BYTES)..];
+        Key { head, tail: self.hash(tail), length: text.len() }
+    }
+
+    fn hash(&self, bytes: &[u8]) -> u64 {
+        xxh3_64_with_secret(bytes, &self.secret)
+    }
+}
+
+/// What a piece is looked up by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Key {
+    head: u64,
+    tail: u64,
+    length: usize,
 }
 
 impl std::fmt::Debug for TokenMemory {
@@ -131,21 +173,18 @@ impl std::fmt::Debug for TokenMemory {
 }
 
 #[derive(Clone, Copy)]
-struct Piece {
+struct Piece<'a> {
+    /// Its text, with the white space after it that makes a soft cut known.
+    text: &'a str,
     end: usize,
-    /// Past the white space that makes a soft cut known.
-    key_end: usize,
 }
 
-impl Piece {
+impl<'a> Piece<'a> {
     /// The first piece of `text`, unless its end is not in sight, and the added tokens in it.
-    fn first(cuts: &Cuts, text: &str, added: &mut Vec<Added>) -> Option<Self> {
+    fn first(cuts: &Cuts, text: &'a str, added: &mut Vec<Added>) -> Option<Self> {
         added.clear();
-        if text.len() < PIECE_MIN {
-            return None;
-        }
         if let Some(end) = cuts.hard_cut(text, PIECE_MIN, PIECE_MAX, added) {
-            return Some(Self { end, key_end: end });
+            return Some(Self { text: &text[..end], end });
         }
         if let Some(end) = cuts.soft_cut(text, PIECE_MAX) {
             // Added tokens from the limit to the cut were not looked for yet.
@@ -154,174 +193,10 @@ impl Piece {
                 at = next.end;
                 added.push(next);
             }
-            return Some(Self { end, key_end: end + 1 });
+            return Some(Self { text: &text[..=end], end });
         }
         added.clear();
         let end = cuts.hard_cut(text, PIECE_MIN, text.len(), added)?;
-        Some(Self { end, key_end: end })
-    }
-}
-
-/// No entry: the end of a list.
-const NONE: u32 = u32::MAX;
-
-struct Entry {
-    key: u128,
-    ids: Box<[u32]>,
-    newer: u32,
-    older: u32,
-}
-
-/// A map from keys to ids, with its entries also in a list by last use.
-struct Shard {
-    table: HashTable<u32>,
-    entries: Vec<Entry>,
-    free: Vec<u32>,
-    newest: u32,
-    oldest: u32,
-    capacity: usize,
-    stats: MemoryStats,
-}
-
-impl Shard {
-    fn new(capacity: usize) -> Self {
-        Self {
-            table: HashTable::new(),
-            entries: Vec::new(),
-            free: Vec::new(),
-            newest: NONE,
-            oldest: NONE,
-            capacity,
-            stats: MemoryStats::default(),
-        }
-    }
-
-    fn recall(&mut self, key: u128, out: &mut Vec<u32>) -> bool {
-        let Some(&at) = self.table.find(key as u64, |&at| self.entries[at as usize].key == key)
-        else {
-            self.stats.misses += 1;
-            return false;
-        };
-        self.stats.hits += 1;
-        out.extend_from_slice(&self.entries[at as usize].ids);
-        self.unlink(at);
-        self.link_newest(at);
-        true
-    }
-
-    fn remember(&mut self, key: u128, ids: &[u32]) {
-        let cost = cost(ids);
-        let known = self.table.find(key as u64, |&at| self.entries[at as usize].key == key);
-        // Another thread may have been quicker; a piece beyond the capacity is not worth all others.
-        if known.is_some() || cost > self.capacity {
-            return;
-        }
-        while self.stats.bytes + cost > self.capacity && self.oldest != NONE {
-            self.evict(self.oldest);
-        }
-        let entry = Entry { key, ids: ids.into(), newer: NONE, older: NONE };
-        let at = match self.free.pop() {
-            Some(at) => {
-                self.entries[at as usize] = entry;
-                at
-            }
-            None => {
-                self.entries.push(entry);
-                (self.entries.len() - 1) as u32
-            }
-        };
-        self.stats.bytes += cost;
-        self.table.insert_unique(key as u64, at, |&at| self.entries[at as usize].key as u64);
-        self.link_newest(at);
-    }
-
-    fn evict(&mut self, at: u32) {
-        self.unlink(at);
-        let key = self.entries[at as usize].key;
-        if let Ok(found) = self.table.find_entry(key as u64, |&other| other == at) {
-            found.remove();
-        }
-        let ids = std::mem::take(&mut self.entries[at as usize].ids);
-        self.stats.bytes -= cost(&ids);
-        self.stats.evictions += 1;
-        self.free.push(at);
-    }
-
-    fn unlink(&mut self, at: u32) {
-        let Entry { newer, older, .. } = self.entries[at as usize];
-        match self.entries.get_mut(newer as usize) {
-            Some(entry) => entry.older = older,
-            None => self.newest = older,
-        }
-        match self.entries.get_mut(older as usize) {
-            Some(entry) => entry.newer = newer,
-            None => self.oldest = newer,
-        }
-    }
-
-    fn link_newest(&mut self, at: u32) {
-        let before = std::mem::replace(&mut self.newest, at);
-        self.entries[at as usize].newer = NONE;
-        self.entries[at as usize].older = before;
-        match self.entries.get_mut(before as usize) {
-            Some(entry) => entry.newer = at,
-            None => self.oldest = at,
-        }
-    }
-}
-
-fn cost(ids: &[u32]) -> usize {
-    size_of_val(ids) + size_of::<Entry>() + OVERHEAD
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shard(room: usize) -> Shard {
-        Shard::new(room * cost(&[1]))
-    }
-
-    fn recall(shard: &mut Shard, key: u128) -> Option<Vec<u32>> {
-        let mut out = Vec::new();
-        shard.recall(key, &mut out).then_some(out)
-    }
-
-    #[test]
-    fn the_least_recently_used_piece_goes_first() {
-        let mut shard = shard(3);
-        for key in 0..3 {
-            shard.remember(key, &[key as u32]);
-        }
-        assert_eq!(recall(&mut shard, 0), Some(vec![0]));
-        shard.remember(3, &[3]);
-        assert_eq!(recall(&mut shard, 1), None);
-        assert_eq!(
-            [0, 2, 3].map(|key| recall(&mut shard, key)),
-            [0, 2, 3].map(|id| Some(vec![id]))
-        );
-        assert_eq!((shard.stats.evictions, shard.table.len()), (1, 3));
-    }
-
-    #[test]
-    fn memory_stays_within_its_capacity_and_slots_are_used_again() {
-        let mut shard = shard(8);
-        for key in 0..1000_u128 {
-            shard.remember(key << 7, &vec![1; key as usize % 40]);
-            assert!(shard.stats.bytes <= shard.capacity);
-            let held: usize =
-                shard.table.iter().map(|&at| cost(&shard.entries[at as usize].ids)).sum();
-            assert_eq!(held, shard.stats.bytes);
-        }
-        assert!(shard.entries.len() <= 9, "{}", shard.entries.len());
-    }
-
-    #[test]
-    fn a_piece_larger_than_everything_is_not_kept() {
-        let mut shard = shard(2);
-        shard.remember(1, &[1]);
-        shard.remember(2, &vec![7; 1000]);
-        assert_eq!(recall(&mut shard, 2), None);
-        assert_eq!(recall(&mut shard, 1), Some(vec![1]));
+        Some(Self { text: &text[..end], end })
     }
 }

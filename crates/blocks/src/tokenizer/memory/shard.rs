@@ -1,0 +1,248 @@
+//! One part of the memory: pieces by key, in the order of their last use, within so many bytes.
+use hashbrown::HashTable;
+
+use super::{Key, MemoryStats};
+
+/// Beginnings whose last length is known; a newer one takes the place of an older.
+const HINTS: usize = 512;
+/// What a piece costs besides its text, its ids and its entry.
+const OVERHEAD: usize = 64;
+/// No entry: the end of a list.
+const NONE: u32 = u32::MAX;
+
+struct Entry {
+    key: Key,
+    /// The ids, then the text: one allocation, as making and freeing them is most of the price.
+    ids_and_text: Box<[u32]>,
+    ids: usize,
+    /// Where the piece ends, at most one character before its text does.
+    end: usize,
+    newer: u32,
+    older: u32,
+}
+
+/// A map from keys to pieces, with its entries also in a list by last use.
+pub(super) struct Shard {
+    table: HashTable<u32>,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    newest: u32,
+    oldest: u32,
+    hints: Box<[(u64, usize)]>,
+    capacity: usize,
+    pub(super) stats: MemoryStats,
+}
+
+impl Shard {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            table: HashTable::new(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            newest: NONE,
+            oldest: NONE,
+            hints: vec![(0, 0); HINTS].into(),
+            capacity,
+            stats: MemoryStats::default(),
+        }
+    }
+
+    /// How long the piece was that began like this last time.
+    pub(super) fn hint(&self, head: u64) -> Option<usize> {
+        let (known, length) = self.hints[head as usize % HINTS];
+        (known == head && length > 0).then_some(length)
+    }
+
+    /// Appends the piece's ids and returns its end, if it is here.
+    pub(super) fn recall(&mut self, key: Key, text: &[u8], out: &mut Vec<u32>) -> Option<usize> {
+        let at = self.find(key)?;
+        let entry = &self.entries[at as usize];
+        let (ids, own_text) = entry.ids_and_text.split_at(entry.ids);
+        if bytemuck::cast_slice::<u32, u8>(own_text)[..key.length] != *text {
+            return None;
+        }
+        let end = entry.end;
+        out.extend_from_slice(ids);
+        self.stats.hits += 1;
+        self.hints[key.head as usize % HINTS] = (key.head, key.length);
+        self.unlink(at);
+        self.link_newest(at);
+        Some(end)
+    }
+
+    /// Keeps a piece, in the place of one with the same key, and drops the oldest to make room.
+    pub(super) fn remember(&mut self, key: Key, text: &[u8], end: usize, ids: &[u32]) {
+        self.stats.misses += 1;
+        if let Some(at) = self.find(key) {
+            self.evict(at);
+        }
+        let cost = cost(text.len(), ids.len());
+        // A piece beyond the capacity is not worth all others.
+        if cost > self.capacity {
+            return;
+        }
+        while self.stats.bytes + cost > self.capacity && self.oldest != NONE {
+            self.evict(self.oldest);
+        }
+        let ids_and_text = joined(ids, text);
+        let entry = Entry { key, ids_and_text, ids: ids.len(), end, newer: NONE, older: NONE };
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.entries[at as usize] = entry;
+                at
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        self.stats.bytes += cost;
+        self.stats.pieces += 1;
+        self.hints[key.head as usize % HINTS] = (key.head, key.length);
+        self.table.insert_unique(key.slot(), at, |&at| self.entries[at as usize].key.slot());
+        self.link_newest(at);
+    }
+
+    fn find(&self, key: Key) -> Option<u32> {
+        self.table.find(key.slot(), |&at| self.entries[at as usize].key == key).copied()
+    }
+
+    fn evict(&mut self, at: u32) {
+        self.unlink(at);
+        let slot = self.entries[at as usize].key.slot();
+        if let Ok(found) = self.table.find_entry(slot, |&other| other == at) {
+            found.remove();
+        }
+        let entry = &mut self.entries[at as usize];
+        self.stats.bytes -= cost(entry.key.length, entry.ids);
+        self.stats.pieces -= 1;
+        self.stats.evictions += 1;
+        entry.ids_and_text = Box::default();
+        self.free.push(at);
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Entry { newer, older, .. } = self.entries[at as usize];
+        match self.entries.get_mut(newer as usize) {
+            Some(entry) => entry.older = older,
+            None => self.newest = older,
+        }
+        match self.entries.get_mut(older as usize) {
+            Some(entry) => entry.newer = newer,
+            None => self.oldest = newer,
+        }
+    }
+
+    fn link_newest(&mut self, at: u32) {
+        let before = std::mem::replace(&mut self.newest, at);
+        self.entries[at as usize].newer = NONE;
+        self.entries[at as usize].older = before;
+        match self.entries.get_mut(before as usize) {
+            Some(entry) => entry.newer = at,
+            None => self.oldest = at,
+        }
+    }
+}
+
+/// What a piece costs in bytes.
+fn cost(text: usize, ids: usize) -> usize {
+    text + ids * size_of::<u32>() + size_of::<Entry>() + OVERHEAD
+}
+
+fn joined(ids: &[u32], text: &[u8]) -> Box<[u32]> {
+    let (words, rest) = text.as_chunks::<4>();
+    let mut joined = Vec::with_capacity(ids.len() + words.len() + 1);
+    joined.extend_from_slice(ids);
+    joined.extend(words.iter().map(|word| u32::from_ne_bytes(*word)));
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    joined.push(u32::from_ne_bytes(last));
+    joined.into_boxed_slice()
+}
+
+impl Key {
+    /// Its place in the table.
+    fn slot(self) -> u64 {
+        self.head ^ self.tail.rotate_left(32) ^ self.length as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: usize = 5 + 4 + size_of::<Entry>() + OVERHEAD;
+
+    fn key(number: u64) -> Key {
+        Key { head: number, tail: number << 9, length: 5 }
+    }
+
+    fn remember(shard: &mut Shard, number: u64, ids: &[u32]) {
+        shard.remember(key(number), format!("{number:05}").as_bytes(), 4, ids);
+    }
+
+    fn recall(shard: &mut Shard, number: u64) -> Option<Vec<u32>> {
+        let mut out = Vec::new();
+        let end = shard.recall(key(number), format!("{number:05}").as_bytes(), &mut out);
+        end.map(|end| {
+            assert_eq!(end, 4);
+            out
+        })
+    }
+
+    #[test]
+    fn the_least_recently_used_piece_goes_first() {
+        let mut shard = Shard::new(3 * PIECE);
+        for number in 0..3 {
+            remember(&mut shard, number, &[number as u32]);
+        }
+        assert_eq!(recall(&mut shard, 0), Some(vec![0]));
+        remember(&mut shard, 3, &[3]);
+        assert_eq!(recall(&mut shard, 1), None);
+        assert_eq!([0, 2, 3].map(|n| recall(&mut shard, n)), [0, 2, 3].map(|id| Some(vec![id])));
+        assert_eq!((shard.stats.evictions, shard.stats.pieces), (1, 3));
+    }
+
+    #[test]
+    fn memory_stays_within_its_capacity_and_slots_are_used_again() {
+        let mut shard = Shard::new(8 * PIECE);
+        for number in 0..1000 {
+            remember(&mut shard, number, &vec![1; number as usize % 40]);
+            let entries = shard.table.iter().map(|&at| &shard.entries[at as usize]);
+            let held: usize = entries.map(|entry| cost(entry.key.length, entry.ids)).sum();
+            assert_eq!((held, shard.table.len()), (shard.stats.bytes, shard.stats.pieces));
+            assert!(held <= shard.capacity);
+        }
+        assert!(shard.entries.len() <= 9, "{}", shard.entries.len());
+    }
+
+    #[test]
+    fn a_piece_larger_than_everything_is_not_kept() {
+        let mut shard = Shard::new(2 * PIECE);
+        remember(&mut shard, 1, &[1]);
+        remember(&mut shard, 2, &vec![7; 1000]);
+        assert_eq!(recall(&mut shard, 2), None);
+        assert_eq!(recall(&mut shard, 1), Some(vec![1]));
+    }
+
+    #[test]
+    fn a_text_with_the_key_of_another_is_not_found_and_takes_its_place() {
+        let mut shard = Shard::new(9 * PIECE);
+        let mut out = Vec::new();
+        shard.remember(key(1), b"first", 5, &[1]);
+        assert_eq!(shard.recall(key(1), b"other", &mut out), None);
+        shard.remember(key(1), b"other", 5, &[2]);
+        assert_eq!(shard.recall(key(1), b"first", &mut out), None);
+        assert_eq!(shard.recall(key(1), b"other", &mut out), Some(5));
+        assert_eq!((out, shard.stats.pieces), (vec![2], 1));
+    }
+
+    #[test]
+    fn the_last_length_of_a_beginning_is_known() {
+        let mut shard = Shard::new(9 * PIECE);
+        assert_eq!(shard.hint(0), None);
+        shard.remember(key(7), b"first", 5, &[1]);
+        assert_eq!(shard.hint(7), Some(5));
+        assert_eq!(shard.hint(7 + HINTS as u64), None);
+    }
+}
