@@ -49,6 +49,7 @@ fn main() {
     println!("20th turn once more / whole      {:>9.3}", again / whole.min(library));
     println!("first turn / plain               {:>9.3}   (bar: at most 1.1)", first / plain);
     println!("whole, new to memory / plain     {:>9.3}   (bar: at most 1.1)", one / whole);
+    println!("the same / the library's own call{:>9.3}", one / library);
     println!("{:?}", memory.stats());
 }
 

@@ -12,8 +12,8 @@ const NONE: u32 = u32::MAX;
 
 struct Entry {
     key: Key,
-    /// The ids, then the text: one allocation, as making and freeing them is most of the price.
-    ids_and_text: Box<[u32]>,
+    /// The ids, then the text, in one allocation.
+    ids_and_text: Vec<u32>,
     ids: usize,
     /// Where the piece ends, at most one character before its text does.
     end: usize,
@@ -29,6 +29,8 @@ pub(super) struct Shard {
     newest: u32,
     oldest: u32,
     hints: Box<[(u64, usize)]>,
+    /// The allocation of the piece evicted last: a full memory asks the allocator for nothing.
+    spare: Vec<u32>,
     capacity: usize,
     pub(super) stats: MemoryStats,
 }
@@ -42,6 +44,7 @@ impl Shard {
             newest: NONE,
             oldest: NONE,
             hints: vec![(0, 0); HINTS].into(),
+            spare: Vec::new(),
             capacity,
             stats: MemoryStats::default(),
         }
@@ -76,15 +79,22 @@ impl Shard {
         if let Some(at) = self.find(key) {
             self.evict(at);
         }
-        let cost = cost(text.len(), ids.len());
+        let words = ids.len() + text.len() / size_of::<u32>() + 1;
         // A piece beyond the capacity is not worth all others.
-        if cost > self.capacity {
+        if cost(words) > self.capacity {
             return;
         }
-        while self.stats.bytes + cost > self.capacity && self.oldest != NONE {
+        while self.stats.bytes + cost(words) > self.capacity && self.oldest != NONE {
             self.evict(self.oldest);
         }
-        let ids_and_text = joined(ids, text);
+        let mut ids_and_text = std::mem::take(&mut self.spare);
+        if ids_and_text.capacity() < words
+            || cost(ids_and_text.capacity()) + self.stats.bytes > self.capacity
+        {
+            ids_and_text = Vec::with_capacity(words);
+        }
+        join(ids, text, &mut ids_and_text);
+        self.stats.bytes += cost(ids_and_text.capacity());
         let entry = Entry { key, ids_and_text, ids: ids.len(), end, newer: NONE, older: NONE };
         let at = match self.free.pop() {
             Some(at) => {
@@ -96,7 +106,6 @@ impl Shard {
                 (self.entries.len() - 1) as u32
             }
         };
-        self.stats.bytes += cost;
         self.stats.pieces += 1;
         self.hints[key.head as usize % HINTS] = (key.head, key.length);
         self.table.insert_unique(key.slot(), at, |&at| self.entries[at as usize].key.slot());
@@ -114,10 +123,10 @@ impl Shard {
             found.remove();
         }
         let entry = &mut self.entries[at as usize];
-        self.stats.bytes -= cost(entry.key.length, entry.ids);
+        self.stats.bytes -= cost(entry.ids_and_text.capacity());
         self.stats.pieces -= 1;
         self.stats.evictions += 1;
-        entry.ids_and_text = Box::default();
+        self.spare = std::mem::take(&mut entry.ids_and_text);
         self.free.push(at);
     }
 
@@ -144,20 +153,19 @@ impl Shard {
     }
 }
 
-/// What a piece costs in bytes.
-fn cost(text: usize, ids: usize) -> usize {
-    text + ids * size_of::<u32>() + size_of::<Entry>() + OVERHEAD
+/// What a piece of so many words costs in bytes.
+fn cost(words: usize) -> usize {
+    words * size_of::<u32>() + size_of::<Entry>() + OVERHEAD
 }
 
-fn joined(ids: &[u32], text: &[u8]) -> Box<[u32]> {
+fn join(ids: &[u32], text: &[u8], out: &mut Vec<u32>) {
     let (words, rest) = text.as_chunks::<4>();
-    let mut joined = Vec::with_capacity(ids.len() + words.len() + 1);
-    joined.extend_from_slice(ids);
-    joined.extend(words.iter().map(|word| u32::from_ne_bytes(*word)));
+    out.clear();
+    out.extend_from_slice(ids);
+    out.extend(words.iter().map(|word| u32::from_ne_bytes(*word)));
     let mut last = [0; 4];
     last[..rest.len()].copy_from_slice(rest);
-    joined.push(u32::from_ne_bytes(last));
-    joined.into_boxed_slice()
+    out.push(u32::from_ne_bytes(last));
 }
 
 impl Key {
@@ -171,7 +179,8 @@ impl Key {
 mod tests {
     use super::*;
 
-    const PIECE: usize = 5 + 4 + size_of::<Entry>() + OVERHEAD;
+    /// One id and five bytes of text.
+    const PIECE: usize = 3 * 4 + size_of::<Entry>() + OVERHEAD;
 
     fn key(number: u64) -> Key {
         Key { head: number, tail: number << 9, length: 5 }
@@ -209,7 +218,7 @@ mod tests {
         for number in 0..1000 {
             remember(&mut shard, number, &vec![1; number as usize % 40]);
             let entries = shard.table.iter().map(|&at| &shard.entries[at as usize]);
-            let held: usize = entries.map(|entry| cost(entry.key.length, entry.ids)).sum();
+            let held: usize = entries.map(|entry| cost(entry.ids_and_text.capacity())).sum();
             assert_eq!((held, shard.table.len()), (shard.stats.bytes, shard.stats.pieces));
             assert!(held <= shard.capacity);
         }
