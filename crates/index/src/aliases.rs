@@ -1,28 +1,42 @@
 //! From an engine's name to the number of an entry, in about six bytes an entry.
 //!
-//! A bucket is one cache line of fifteen places. A place is the number of an entry and eight bits of
-//! its name's hash; the name itself stands in the entry, which is looked at only when those bits
-//! agree. A full bucket lets names pass on to the next and counts them, as in [`crate::table`]. Lines
-//! can be asked for ahead of their use, which an ordinary map does not allow, and the table grows by
-//! half, not to twice its size.
+//! A bucket is one cache line of fifteen places. A place is eight bits of a name's hash and the number
+//! of an entry; the name itself stands in the entry, which is looked at only when those bits agree.
+//! The eight-bit tags lie together and are compared eight at a time. A full bucket lets names pass on
+//! to the next and counts them, as in [`crate::table`]. Unlike an ordinary map, this one can be asked
+//! to bring a line into the cache ahead of its use, and grows by half, not to twice its size.
 
-/// Places in a bucket.
+/// Places in a bucket. The sixteenth tag is a count.
 const WAYS: usize = 15;
-/// Numbers are below this; zero is a free place.
-pub(crate) const MOST: u32 = (1 << TAG_SHIFT) - 1;
-const TAG_SHIFT: u32 = 24;
+/// One more than the largest number: numbers have three bytes.
+pub(crate) const NUMBERS: u32 = 1 << 24;
+
+const LOW: u64 = 0x0101_0101_0101_0101;
+const HIGH: u64 = LOW << 7;
+/// What of a tag word are tags: the last byte of the second is the count.
+const TAGS: [u64; 2] = [HIGH, HIGH >> 8];
+const PASSED: u64 = 0xff << 56;
+const ONE_PASSED: u64 = 1 << 56;
 
 #[repr(align(64))]
 #[derive(Clone, Debug)]
 struct Bucket {
-    places: [u32; WAYS],
-    /// Names that belong before or here and stand further on.
-    passed: u32,
+    /// Fifteen tags, zero for a free place, and how many names passed by (sticky at the top).
+    tags: [u64; 2],
+    numbers: [u8; 48],
 }
 
 /// The hash of a name, as [`Aliases`] uses it.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread(pub(crate) u64);
+
+impl Spread {
+    /// The low bits choose no bucket, so they tell names in one bucket apart. Never zero.
+    #[inline]
+    fn tag(self) -> u64 {
+        (self.0 & 0xff).max(1)
+    }
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Aliases {
@@ -36,16 +50,16 @@ impl Aliases {
         ((u128::from(spread.0) * self.buckets.len() as u128) >> 64) as usize
     }
 
-    /// The low bits choose no bucket, so they tell names in one bucket apart.
+    /// The bucket after this one.
     #[inline]
-    fn tag(spread: Spread) -> u32 {
-        (spread.0 as u32) << TAG_SHIFT
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.buckets.len() { 0 } else { at + 1 }
     }
 
     /// Brings a name's line into the cache without waiting for it; the value means nothing.
     #[inline]
-    pub(crate) fn touch(&self, spread: Spread) -> u32 {
-        if self.buckets.is_empty() { 0 } else { self.buckets[self.home(spread)].passed }
+    pub(crate) fn touch(&self, spread: Spread) -> u64 {
+        self.buckets.get(self.home(spread)).map_or(0, |bucket| bucket.tags[0])
     }
 
     /// The number for which `is_it` says yes, among those whose hash fits.
@@ -56,36 +70,32 @@ impl Aliases {
 
     #[inline]
     fn locate(&self, spread: Spread, is_it: impl Fn(u32) -> bool) -> Option<(usize, usize, u32)> {
-        if self.buckets.is_empty() {
-            return None;
-        }
-        let (home, tag) = (self.home(spread), Self::tag(spread));
-        for steps in 0..self.buckets.len() {
-            let bucket = &self.buckets[(home + steps) % self.buckets.len()];
-            let mut fits = 0u32;
-            for (way, place) in bucket.places.iter().enumerate() {
-                let fit = place & !MOST == tag && *place & MOST != 0;
-                fits |= u32::from(fit) << way;
-            }
-            while fits != 0 {
-                let way = fits.trailing_zeros() as usize;
-                let number = (bucket.places[way] & MOST) - 1;
-                if is_it(number) {
-                    return Some((steps, way, number));
+        let mut at = self.home(spread);
+        for _ in 0..self.buckets.len() {
+            let bucket = &self.buckets[at];
+            for half in 0..2 {
+                let mut fits = bucket.fits(half, spread.tag());
+                while fits != 0 {
+                    let way = half * 8 + fits.trailing_zeros() as usize / 8;
+                    let number = bucket.number(way);
+                    if is_it(number) {
+                        return Some((at, way, number));
+                    }
+                    fits &= fits - 1;
                 }
-                fits &= fits - 1;
             }
-            if bucket.passed == 0 {
+            if bucket.tags[1] & PASSED == 0 {
                 return None;
             }
+            at = self.after(at);
         }
         None
     }
 
-    /// Adds a number whose name is new. `false` when the table must be rebuilt first.
+    /// Adds a number whose name is new. `false` when the table must grow first.
     #[inline]
     pub(crate) fn insert(&mut self, spread: Spread, number: u32) -> bool {
-        if (self.len + 1) * 5 > self.buckets.len() * WAYS * 4 {
+        if (self.len + 1) * 8 > self.buckets.len() * WAYS * 7 {
             return false;
         }
         self.put(spread, number);
@@ -94,26 +104,28 @@ impl Aliases {
 
     #[inline]
     fn put(&mut self, spread: Spread, number: u32) {
-        let (mut at, buckets) = (self.home(spread), self.buckets.len());
+        let mut at = self.home(spread);
         loop {
             let bucket = &mut self.buckets[at];
-            if let Some(free) = bucket.places.iter_mut().find(|place| **place == 0) {
-                *free = Self::tag(spread) | (number + 1);
+            if let Some(way) = bucket.free() {
+                bucket.tags[way / 8] |= spread.tag() << (way % 8 * 8);
+                bucket.set_number(way, number);
                 self.len += 1;
                 return;
             }
-            bucket.passed += 1;
-            at = (at + 1) % buckets;
+            bucket.pass_by();
+            at = self.after(at);
         }
     }
 
     /// Takes a number out.
     pub(crate) fn remove(&mut self, spread: Spread, number: u32) {
-        let Some((steps, way, _)) = self.locate(spread, |other| other == number) else { return };
-        let (home, buckets) = (self.home(spread), self.buckets.len());
-        self.buckets[(home + steps) % buckets].places[way] = 0;
-        for step in 0..steps {
-            self.buckets[(home + step) % buckets].passed -= 1;
+        let Some((found, way, _)) = self.locate(spread, |other| other == number) else { return };
+        self.buckets[found].tags[way / 8] &= !(0xff << (way % 8 * 8));
+        let mut at = self.home(spread);
+        while at != found {
+            self.buckets[at].unpass();
+            at = self.after(at);
         }
         self.len -= 1;
     }
@@ -121,7 +133,7 @@ impl Aliases {
     /// Makes a larger table and fills it from all entries.
     pub(crate) fn grow(&mut self, entries: impl Iterator<Item = (Spread, u32)>) {
         let buckets = (self.buckets.len() * 3 / 2).max(self.buckets.len() + 1);
-        self.buckets = vec![Bucket { places: [0; WAYS], passed: 0 }; buckets].into();
+        self.buckets = vec![Bucket { tags: [0; 2], numbers: [0; 48] }; buckets].into();
         self.len = 0;
         for (spread, number) in entries {
             self.put(spread, number);
@@ -130,5 +142,91 @@ impl Aliases {
 
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.buckets)
+    }
+}
+
+impl Bucket {
+    /// Marks the places of a half whose tag fits, by the high bit of their byte: a byte is zero exactly
+    /// if neither it nor the sum of its low bits and 0x7f has that bit.
+    #[inline]
+    fn fits(&self, half: usize, tag: u64) -> u64 {
+        let differ = self.tags[half] ^ LOW.wrapping_mul(tag);
+        !((differ & !HIGH).wrapping_add(!HIGH) | differ) & TAGS[half]
+    }
+
+    #[inline]
+    fn free(&self) -> Option<usize> {
+        let (first, second) = (self.fits(0, 0), self.fits(1, 0));
+        if first != 0 {
+            Some(first.trailing_zeros() as usize / 8)
+        } else if second != 0 {
+            Some(8 + second.trailing_zeros() as usize / 8)
+        } else {
+            None
+        }
+    }
+
+    #[inline]
+    fn number(&self, way: usize) -> u32 {
+        let at = way * 3;
+        u32::from_le_bytes([self.numbers[at], self.numbers[at + 1], self.numbers[at + 2], 0])
+    }
+
+    #[inline]
+    fn set_number(&mut self, way: usize, number: u32) {
+        self.numbers[way * 3..way * 3 + 3].copy_from_slice(&number.to_le_bytes()[..3]);
+    }
+
+    fn pass_by(&mut self) {
+        if self.tags[1] & PASSED != PASSED {
+            self.tags[1] += ONE_PASSED;
+        }
+    }
+
+    /// A count that reached the top can no longer be counted down; it goes when the table grows.
+    fn unpass(&mut self) {
+        if self.tags[1] & PASSED != PASSED {
+            self.tags[1] -= ONE_PASSED;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// Names are their own hashes here, crowded into few buckets and tags.
+    #[test]
+    fn aliases_agree_with_a_map_through_growth_removal_and_crowding() {
+        let mut state = 1u64;
+        let mut random = move || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state >> 33
+        };
+        let mut names: Vec<u64> = vec![];
+        let mut numbers: HashMap<u64, u32> = HashMap::new();
+        let mut aliases = Aliases::default();
+        for _ in 0..200_000 {
+            let name = (random() % 7) << 60 | (random() % 40) << 20 | random() % 3;
+            let is_it = |number: u32| names[number as usize] == name;
+            let found = aliases.find(Spread(name), is_it);
+            assert_eq!(found, numbers.get(&name).copied());
+            if let Some(number) = found {
+                if random() % 2 == 0 {
+                    aliases.remove(Spread(name), number);
+                    numbers.remove(&name);
+                }
+            } else {
+                names.push(name);
+                let number = names.len() as u32 - 1;
+                numbers.insert(name, number);
+                if !aliases.insert(Spread(name), number) {
+                    let all = numbers.iter().map(|(name, number)| (Spread(*name), *number));
+                    aliases.grow(all);
+                }
+            }
+            assert_eq!(aliases.len, numbers.len());
+        }
     }
 }

@@ -36,7 +36,7 @@ impl<'a> Bits<'a> {
         slot: PodSlot,
     ) -> Self {
         let rows = Rows { directory, pages: &mut view.pages };
-        Self { sets, tables: &view.tables, rows, slot, step: None }
+        Self { sets, tables: &*view.tables, rows, slot, step: None }
     }
 
     /// Sets the pod's bit on each block, and tells `already` of those that had it.

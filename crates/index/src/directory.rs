@@ -41,7 +41,7 @@ pub(crate) struct ShardState {
 /// The tables and pages as they were when `published` had this value.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
-    pub(crate) tables: Box<[Table]>,
+    pub(crate) tables: Box<[Table; SHARDS]>,
     replaced: Box<[u64]>,
     published: u64,
     pub(crate) pages: Pages,
@@ -122,7 +122,7 @@ impl Directory {
 impl View {
     pub(crate) fn new(directory: &Directory) -> Self {
         let mut view = Self {
-            tables: (0..SHARDS).map(|_| Table::from([])).collect(),
+            tables: Box::new(std::array::from_fn(|_| Table::from([]))),
             replaced: vec![u64::MAX; SHARDS].into(),
             published: u64::MAX,
             pages: Pages { pages: Arc::new([]), changed: u64::MAX },

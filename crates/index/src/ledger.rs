@@ -219,7 +219,7 @@ impl Ledger {
     ) -> Option<u32> {
         for (done, number) in self.slab.numbers(start).enumerate() {
             if done == most {
-                return Some(start + done as u32);
+                return Some(start.saturating_add(done as u32));
             }
             if self.slab.get(number).is_held() {
                 self.blocks_of(number, |block| held.push(block));
@@ -391,11 +391,36 @@ impl Entering<'_> {
                 None => Prefix::Unknown(engine),
             },
         };
+        let plain = each == 1 && locations.is_empty() && self.is_plain();
         for (at, engine) in blocks.iter().enumerate() {
+            if plain
+                && let Prefix::Known(hash, parent) = prefix
+                && self.ledger.waiting.is_empty()
+                && self.has_room()
+                && self.ledger.slab.find(*engine).is_none()
+            {
+                prefix = self.enter_plain(*engine, hash.then(contents[at]), parent);
+                continue;
+            }
             let contents = &contents[at * each..(at + 1) * each];
             let location = locations.get(at).copied();
             prefix = self.one(*engine, prefix, contents, location);
         }
+    }
+
+    /// Whether a new block is simply one copy on the GPU.
+    fn is_plain(&self) -> bool {
+        self.tier == Tier::Gpu && self.counting != Counting::Snapshot
+    }
+
+    /// The common case at once: a new block after a known prefix, one copy on the GPU.
+    #[inline]
+    fn enter_plain(&mut self, engine: EngineHash, block: BlockHash, parent: Number) -> Prefix {
+        let number = self.ledger.slab.insert_plain(engine, block, parent);
+        self.ledger.tiers[Tier::Gpu as usize].add(engine.0);
+        self.ledger.blocks.add(block.0);
+        self.set.push(block);
+        Prefix::Known(block, number)
     }
 
     fn one(

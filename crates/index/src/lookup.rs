@@ -23,12 +23,16 @@ use crate::index::Shared;
 use crate::pod::place;
 use crate::sets::{Named, ROWS};
 use crate::sync::Ordering;
-use crate::table::{Place, SetId, find, touch};
+use crate::table::{Probe, SetId};
 
-/// Parts into which the first round divides the chain: two to this power.
-const FIRST: u32 = 3;
-/// Parts into which a later round divides a gap: two to this power.
-const FAN: u32 = 2;
+/// Parts into which the first round divides the chain.
+const FIRST: usize = 8;
+/// Parts into which a later round divides a gap.
+const FAN: usize = 4;
+/// Gaps that are looked into together.
+const GAPS: usize = 4;
+/// Blocks that are asked for together when all are looked at.
+const AHEAD: usize = 16;
 /// Queries that were overtaken so often wait for their turn instead of trying again.
 const PATIENCE: usize = 8;
 
@@ -46,9 +50,9 @@ pub struct Reader {
 /// The state of a search, kept to be reused.
 #[derive(Debug, Default)]
 struct Search {
-    /// Stretches with a change inside.
+    /// Stretches with a change inside, and those of the round before.
     gaps: Vec<Gap>,
-    next: Vec<Gap>,
+    before: Vec<Gap>,
     /// Positions from which another set holds.
     changes: Vec<Point>,
     /// Pods that hold everything so far.
@@ -127,96 +131,100 @@ impl Search {
     /// Looks at blocks spread over the chain, the first and the last among them. Returns the first
     /// block's set, unless nobody holds it.
     fn first_round(&mut self, view: &View, chain: &[BlockHash]) -> Option<SetId> {
-        self.changes.clear();
         self.gaps.clear();
-        let last = chain.len() as u32 - 1;
-        let whole = Gap {
-            low: Point { position: 0, set: SetId::EMPTY },
-            high: Point { position: last, set: SetId::EMPTY },
-        };
-        let parts = whole.parts(FIRST);
-        let mut sum = touch_block(view, chain[0]);
-        for part in 1..=parts {
-            sum = sum.wrapping_add(touch_block(view, chain[whole.at(part, FIRST) as usize]));
+        self.changes.clear();
+        if chain.len() <= FIRST + 1 {
+            let first = Probe::new(&view.tables, chain[0]).read();
+            self.look_at_all(view, chain, first);
+            return (first != SetId::EMPTY).then_some(first);
         }
-        black_box(sum);
-        let first = read_block(view, chain[0]);
-        if first == SetId::EMPTY {
-            return None;
-        }
-        let mut low = Point { position: 0, set: first };
-        for part in 1..=parts {
-            let position = whole.at(part, FIRST);
-            let high = Point { position, set: read_block(view, chain[position as usize]) };
-            if !self.note(low, high) {
-                break;
-            }
-            low = high;
-        }
-        std::mem::swap(&mut self.gaps, &mut self.next);
-        Some(first)
+        let last = chain.len() - 1;
+        let positions: [usize; FIRST + 1] = std::array::from_fn(|part| last * part / FIRST);
+        let probes = positions.map(|position| Probe::new(&view.tables, chain[position]));
+        black_box(probes.iter().fold(0u32, |sum, probe| sum.wrapping_add(probe.touch())));
+        let seen: [Point; FIRST + 1] = std::array::from_fn(|part| Point {
+            position: positions[part] as u32,
+            set: probes[part].read(),
+        });
+        self.note(&seen);
+        (seen[0].set != SetId::EMPTY).then_some(seen[0].set)
     }
 
     /// Looks inside every gap.
     fn later_round(&mut self, view: &View, chain: &[BlockHash]) {
-        let mut sum = 0u32;
-        for gap in &self.gaps {
-            for part in 1..gap.parts(FAN) {
-                sum = sum.wrapping_add(touch_block(view, chain[gap.at(part, FAN) as usize]));
-            }
-        }
-        black_box(sum);
-        for at in 0..self.gaps.len() {
-            let gap = self.gaps[at];
-            let mut low = gap.low;
-            for part in 1..gap.parts(FAN) {
-                let position = gap.at(part, FAN);
-                let point = Point { position, set: read_block(view, chain[position as usize]) };
-                let somebody = self.note(low, point);
-                low = point;
-                if !somebody {
-                    break;
+        std::mem::swap(&mut self.gaps, &mut self.before);
+        self.gaps.clear();
+        let mut before = std::mem::take(&mut self.before);
+        for gaps in before.chunks(GAPS) {
+            // All are asked for before any is read, and all are read before any is judged: no wait
+            // and no wrong guess about one delays another.
+            let mut inside = [[0; FAN - 1]; GAPS];
+            let mut probes = [[Probe::new(&view.tables, chain[0]); FAN - 1]; GAPS];
+            let mut sum = 0u32;
+            for (at, gap) in gaps.iter().enumerate() {
+                inside[at] = gap.inside();
+                probes[at] = inside[at].map(|position| Probe::new(&view.tables, chain[position]));
+                for probe in &probes[at] {
+                    sum = sum.wrapping_add(probe.touch());
                 }
             }
-            if low.set != SetId::EMPTY {
-                self.note(low, gap.high);
+            black_box(sum);
+            let nowhere = Point { position: 0, set: SetId::EMPTY };
+            let mut seen = [[nowhere; FAN + 1]; GAPS];
+            for (at, gap) in gaps.iter().enumerate() {
+                seen[at] = gap.seen(inside[at], probes[at].map(Probe::read));
+            }
+            for seen in &seen[..gaps.len()] {
+                self.note(seen);
             }
         }
-        self.gaps.clear();
-        std::mem::swap(&mut self.gaps, &mut self.next);
+        before.clear();
+        self.before = before;
     }
 
-    /// Takes down what two blocks tell: nothing, a change between neighbours, or a gap to look into.
-    /// `false` when nobody holds the second: nothing counts after it.
+    /// Takes down where neighbours in `seen` differ: as a change if nothing lies between them, else as
+    /// a gap to look into.
     #[inline]
-    fn note(&mut self, low: Point, high: Point) -> bool {
-        if low.set != high.set {
+    fn note<const N: usize>(&mut self, seen: &[Point; N]) {
+        let mut differing = 0u32;
+        for at in 1..N {
+            differing |= u32::from(seen[at].set != seen[at - 1].set) << at;
+        }
+        while differing != 0 {
+            let at = differing.trailing_zeros() as usize;
+            let (low, high) = (seen[at - 1], seen[at]);
             if high.position == low.position + 1 {
                 self.changes.push(high);
             } else {
-                self.next.push(Gap { low, high });
+                self.gaps.push(Gap { low, high });
             }
+            if high.set == SetId::EMPTY {
+                return;
+            }
+            differing &= differing - 1;
         }
-        high.set != SetId::EMPTY
     }
 
     /// Looks at every block, up to the first that nobody holds.
     fn look_at_all(&mut self, view: &View, chain: &[BlockHash], first: SetId) {
-        const AHEAD: usize = 16;
         self.changes.clear();
         let mut last = first;
         for (part, blocks) in chain.chunks(AHEAD).enumerate() {
-            black_box(
-                blocks.iter().fold(0u32, |sum, block| sum.wrapping_add(touch_block(view, *block))),
-            );
-            for (at, block) in blocks.iter().enumerate() {
-                let point =
-                    Point { position: (part * AHEAD + at) as u32, set: read_block(view, *block) };
+            let mut probes = [Probe::new(&view.tables, chain[0]); AHEAD];
+            let mut sum = 0u32;
+            for (probe, block) in probes.iter_mut().zip(blocks) {
+                *probe = Probe::new(&view.tables, *block);
+                sum = sum.wrapping_add(probe.touch());
+            }
+            black_box(sum);
+            for (at, probe) in probes[..blocks.len()].iter().enumerate() {
+                let point = Point { position: (part * AHEAD + at) as u32, set: probe.read() };
+                // The first block was read before; it counts as it was seen then.
                 if point.set != last && point.position > 0 {
                     self.changes.push(point);
                     last = point.set;
                 }
-                if point.set == SetId::EMPTY {
+                if last == SetId::EMPTY {
                     return;
                 }
             }
@@ -225,7 +233,7 @@ impl Search {
 
     /// Turns changes into levels: pods drop out where they are first missing.
     fn levels(&mut self, view: &View, length: usize, answer: &mut Answer) -> Result<(), Overtaken> {
-        self.changes.sort_unstable_by_key(|change| change.position);
+        sort(&mut self.changes);
         for change in &self.changes {
             answer.open(change.position as usize, &self.holding);
             keep(view, change.set, &mut self.holding)?;
@@ -241,35 +249,41 @@ impl Search {
 }
 
 impl Gap {
-    /// How many parts the gap is divided into: `2^parts`, or fewer when it is short.
+    /// The blocks that divide the gap into parts. A short gap has fewer blocks than that; then some
+    /// are named twice, or the high end is.
     #[inline]
-    fn parts(self, parts: u32) -> u32 {
-        (self.high.position - self.low.position).min(1 << parts)
+    fn inside(self) -> [usize; FAN - 1] {
+        let distance = (self.high.position - self.low.position) as usize;
+        let low = self.low.position as usize;
+        std::array::from_fn(|part| low + (distance * (part + 1)).div_ceil(FAN))
     }
 
-    /// Where part `part` of `2^parts` begins.
+    /// The low end, the blocks inside, and the high end. What was seen twice counts as it was first.
     #[inline]
-    fn at(self, part: u32, parts: u32) -> u32 {
-        let distance = self.high.position - self.low.position;
-        let inside = if distance < 1 << parts {
-            part
-        } else {
-            ((u64::from(distance) * u64::from(part)) >> parts) as u32
-        };
-        self.low.position + inside
+    fn seen(self, inside: [usize; FAN - 1], sets: [SetId; FAN - 1]) -> [Point; FAN + 1] {
+        let mut seen = [self.low; FAN + 1];
+        for part in 1..FAN {
+            let position = inside[part - 1] as u32;
+            let before = seen[part - 1];
+            let is_high = position == self.high.position;
+            let set = if is_high { self.high.set } else { sets[part - 1] };
+            let set = if position == before.position { before.set } else { set };
+            seen[part] = Point { position, set };
+        }
+        seen[FAN] = self.high;
+        seen
     }
 }
 
-#[inline]
-fn touch_block(view: &View, block: BlockHash) -> u32 {
-    let place = Place::of(block);
-    touch(&view.tables[place.shard], place)
-}
-
-#[inline]
-fn read_block(view: &View, block: BlockHash) -> SetId {
-    let place = Place::of(block);
-    find(&view.tables[place.shard], place, block)
+/// Changes are few and nearly in order.
+fn sort(changes: &mut [Point]) {
+    for end in 1..changes.len() {
+        let mut at = end;
+        while at > 0 && changes[at - 1].position > changes[at].position {
+            changes.swap(at - 1, at);
+            at -= 1;
+        }
+    }
 }
 
 /// Takes from `holding` everybody who is not in `set`. A row on a page that the view lacks is newer

@@ -9,7 +9,7 @@ use std::hint::black_box;
 
 use wornpath_blocks::BlockHash;
 
-use crate::aliases::{Aliases, MOST, Spread};
+use crate::aliases::{Aliases, NUMBERS, Spread};
 use crate::event::{EngineHash, Tier};
 
 /// Number of an entry.
@@ -115,6 +115,7 @@ impl Entry {
 /// All entries of a pod.
 #[derive(Debug)]
 pub(crate) struct Slab {
+    #[expect(clippy::vec_box, reason = "pages are large and must not move when the list grows")]
     pages: Vec<Box<[Entry; PAGE]>>,
     used: u32,
     free: Number,
@@ -159,7 +160,7 @@ impl Slab {
     /// Asks for the lines that finding these names will need, all at once.
     pub(crate) fn touch(&self, engines: &[EngineHash]) {
         black_box(
-            engines.iter().fold(0u32, |sum, engine| {
+            engines.iter().fold(0u64, |sum, engine| {
                 sum.wrapping_add(self.aliases.touch(self.spread(*engine)))
             }),
         );
@@ -167,7 +168,7 @@ impl Slab {
 
     /// Whether there is a number for one more entry.
     pub(crate) fn is_full(&self) -> bool {
-        self.free == Number::NONE && self.used == MOST - 1
+        self.free == Number::NONE && self.used == NUMBERS
     }
 
     /// Adds an entry that no tier holds yet. Its alias must be new, and the slab not full.
@@ -177,19 +178,42 @@ impl Slab {
         block: BlockHash,
         parent: Number,
     ) -> Number {
+        self.enter(Entry { engine, block, parent, bits: IN_USE })
+    }
+
+    /// Adds an entry with one copy on the GPU. Its alias must be new, and the slab not full.
+    pub(crate) fn insert_plain(
+        &mut self,
+        engine: EngineHash,
+        block: BlockHash,
+        parent: Number,
+    ) -> Number {
+        self.enter(Entry { engine, block, parent, bits: IN_USE | 1 << Tier::Gpu as u32 })
+    }
+
+    #[inline]
+    fn enter(&mut self, entry: Entry) -> Number {
+        let Entry { engine, parent, .. } = entry;
         let number = self.take_free();
-        *self.get_mut(number) = Entry { engine, block, parent, bits: IN_USE };
+        *self.get_mut(number) = entry;
         if parent != Number::NONE {
             self.get_mut(parent).adopt();
         }
         if !self.aliases.insert(self.spread(engine), number.0) {
-            let Self { aliases, pages, key, used, .. } = self;
-            let entries = pages.iter().flat_map(|page| page.iter()).zip(0..*used);
-            let in_use = entries.filter(|(entry, _)| entry.bits & IN_USE != 0);
-            aliases.grow(in_use.map(|(entry, number)| (spread(*key, entry.engine), number)));
+            self.grow_aliases();
         }
         self.len += 1;
         number
+    }
+
+    #[cold]
+    fn grow_aliases(&mut self) {
+        let Self { aliases, pages, key, .. } = self;
+        let numbered = pages.iter().enumerate().flat_map(|(page, entries)| {
+            entries.iter().enumerate().map(move |(at, entry)| (entry, (page * PAGE + at) as u32))
+        });
+        let in_use = numbered.filter(|(entry, _)| entry.bits & IN_USE != 0);
+        aliases.grow(in_use.map(|(entry, number)| (spread(*key, entry.engine), number)));
     }
 
     #[inline]

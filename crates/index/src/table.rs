@@ -111,17 +111,51 @@ pub(crate) fn touch(table: &[Bucket], place: Place) -> u32 {
     table[place.home(table.len())].control.load(Ordering::Relaxed)
 }
 
-/// The set of a hash, for readers without a lock.
-#[inline]
-pub(crate) fn find(table: &[Bucket], place: Place, hash: BlockHash) -> SetId {
-    let home = place.home(table.len());
-    let (set, passed) = table[home].read(hash);
-    if set != SetId::EMPTY || !passed { set } else { find_displaced(table, home, hash) }
+/// A key about to be looked up: the place is known, the line is on its way.
+#[derive(Clone, Copy)]
+pub(crate) struct Probe<'a> {
+    table: &'a [Bucket],
+    home: usize,
+    hash: BlockHash,
+}
+
+impl<'a> Probe<'a> {
+    #[inline]
+    pub(crate) fn new(tables: &'a [Table; SHARDS], hash: BlockHash) -> Self {
+        let place = Place::of(hash);
+        let table = &*tables[place.shard];
+        Self { table, home: place.home(table.len()), hash }
+    }
+
+    /// Asks for the line without waiting for it; the value means nothing.
+    #[inline]
+    pub(crate) fn touch(self) -> u32 {
+        self.table[self.home].control.load(Ordering::Relaxed)
+    }
+
+    /// The set of the key.
+    ///
+    /// Almost always the home line settles it at the first read. That case is one branch: a query
+    /// makes dozens of these reads of unrelated keys, and each guess that fails costs as much as ten.
+    #[inline]
+    pub(crate) fn read(self) -> SetId {
+        let bucket = &self.table[self.home];
+        let before = bucket.control.load(Ordering::Acquire);
+        let set = bucket.scan(self.hash);
+        let after = bucket.control.load(Ordering::Relaxed);
+        let passed = if set == SetId::EMPTY { before & PASSED } else { 0 };
+        if (before ^ after) | (before & WRITING) | passed == 0 {
+            set
+        } else {
+            find_slowly(self.table, self.home, self.hash)
+        }
+    }
 }
 
 #[cold]
-fn find_displaced(table: &[Bucket], home: usize, hash: BlockHash) -> SetId {
-    for step in 1..table.len() {
+#[inline(never)]
+fn find_slowly(table: &[Bucket], home: usize, hash: BlockHash) -> SetId {
+    for step in 0..table.len() {
         let (set, passed) = table[(home + step) % table.len()].read(hash);
         if set != SetId::EMPTY || !passed {
             return set;
@@ -140,18 +174,27 @@ pub(crate) struct Spot {
 }
 
 /// Looks a key up for writing. `None` when it is absent and no place is free.
+#[inline]
 pub(crate) fn locate(table: &[Bucket], place: Place, hash: BlockHash) -> Option<Spot> {
     let home = place.home(table.len());
     let mut free = None;
     for steps in 0..table.len() {
         let bucket = &table[(home + steps) % table.len()];
+        let (mut here, mut empty) = (0u32, 0u32);
         for way in 0..WAYS {
+            let is_empty = bucket.sets[way].load(Ordering::Relaxed) == 0;
+            let equal = bucket.hashes[way].load(Ordering::Relaxed) == hash.0;
+            empty |= u32::from(is_empty) << way;
+            here |= u32::from(equal & !is_empty) << way;
+        }
+        if here != 0 {
+            let way = here.trailing_zeros() as usize;
             let set = SetId(bucket.sets[way].load(Ordering::Relaxed));
-            if set == SetId::EMPTY {
-                free = free.or(Some(Spot { home, steps, way, set }));
-            } else if bucket.hashes[way].load(Ordering::Relaxed) == hash.0 {
-                return Some(Spot { home, steps, way, set });
-            }
+            return Some(Spot { home, steps, way, set });
+        }
+        if free.is_none() && empty != 0 {
+            let way = empty.trailing_zeros() as usize;
+            free = Some(Spot { home, steps, way, set: SetId::EMPTY });
         }
         if bucket.control.load(Ordering::Relaxed) & PASSED == 0 && free.is_some() {
             break;
@@ -195,21 +238,36 @@ fn pass_by(table: &[Bucket], spot: &Spot, change: i32) {
     }
 }
 
-/// A larger (or smaller) table with the same entries.
+/// A larger (or smaller) table with the same entries. Homes keep their order, so both tables are gone
+/// through from one end to the other.
 pub(crate) fn rebuild(old: &[Bucket], buckets: usize) -> Table {
     let new = table(buckets);
+    let mut filled = vec![0u8; new.len()];
     for bucket in old {
         for way in 0..WAYS {
             let set = SetId(bucket.sets[way].load(Ordering::Relaxed));
             if set != SetId::EMPTY {
-                let hash = BlockHash(bucket.hashes[way].load(Ordering::Relaxed));
-                let spot = locate(&new, Place::of(hash), hash)
-                    .expect("a table with room for all entries has a free place for each");
-                write(&new, &spot, hash, set);
+                place_new(&new, &mut filled, bucket.hashes[way].load(Ordering::Relaxed), set);
             }
         }
     }
     new
+}
+
+/// Puts a key into a table that no reader knows yet; `filled` counts each bucket's places.
+#[inline]
+fn place_new(new: &[Bucket], filled: &mut [u8], hash: u64, set: SetId) {
+    let mut at = Place::of(BlockHash(hash)).home(new.len());
+    while usize::from(filled[at]) == WAYS {
+        let control = &new[at].control;
+        let passed = control.load(Ordering::Relaxed);
+        control.store((passed + 1).min(PASSED), Ordering::Relaxed);
+        at = if at + 1 == new.len() { 0 } else { at + 1 };
+    }
+    let way = usize::from(filled[at]);
+    new[at].hashes[way].store(hash, Ordering::Relaxed);
+    new[at].sets[way].store(set.0, Ordering::Relaxed);
+    filled[at] += 1;
 }
 
 impl Bucket {
@@ -236,22 +294,15 @@ impl Bucket {
         }
     }
 
-    /// A free place keeps the hash that stood there last, so a match counts only with a set.
+    /// A free place keeps the hash that stood there last, with the empty set: it adds nothing.
     #[inline]
     fn scan(&self, hash: BlockHash) -> SetId {
-        let mut matches = 0u32;
+        let mut set = 0;
         for way in 0..WAYS {
             let equal = self.hashes[way].load(Ordering::Acquire) == hash.0;
-            matches |= u32::from(equal) << way;
+            let here = self.sets[way].load(Ordering::Acquire);
+            set |= if equal { here } else { 0 };
         }
-        while matches != 0 {
-            let way = matches.trailing_zeros() as usize;
-            let set = self.sets[way].load(Ordering::Acquire);
-            if set != 0 {
-                return SetId(set);
-            }
-            matches &= matches - 1;
-        }
-        SetId::EMPTY
+        SetId(set)
     }
 }

@@ -18,10 +18,7 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Writer {
     shared: Arc<Shared>,
-    view: View,
-    /// Blocks whose bit is to be set, and to be cleared.
-    set: Vec<BlockHash>,
-    clear: Vec<BlockHash>,
+    desk: Desk,
 }
 
 /// The whole state of a pod as its engine tells it.
@@ -44,8 +41,8 @@ pub enum Swept {
 
 impl Writer {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let view = View::new(&shared.directory);
-        Self { shared, view, set: Vec::new(), clear: Vec::new() }
+        let desk = Desk::new(&shared);
+        Self { shared, desk }
     }
 
     /// Applies a batch. With a `sequence`, copies are counted and each number is applied once and in
@@ -56,64 +53,46 @@ impl Writer {
         sequence: Option<u64>,
         events: &[Event<'_>],
     ) -> Result<Applied, PodGone> {
-        let shared = Arc::clone(&self.shared);
-        let mut guard = shared.ledger(pod)?;
-        let ledger = guard.as_deref_mut().ok_or(PodGone { slot: pod.slot })?;
-        self.view.refresh(&shared.directory);
-        let Some(sequence) = sequence else {
-            self.run(ledger, pod.slot, Counting::Presence, events);
-            return Ok(Applied::Now { caught_up: 0 });
-        };
-        match ledger.sequence.turn(sequence) {
-            Turn::Now => {
-                self.run(ledger, pod.slot, Counting::Copies, events);
-                ledger.sequence.advance(sequence);
-                Ok(Applied::Now { caught_up: self.catch_up(ledger, pod.slot) })
+        self.change(pod, |change| {
+            let Some(sequence) = sequence else {
+                change.run(Counting::Presence, events);
+                return Applied::Now { caught_up: 0 };
+            };
+            match change.ledger.sequence.turn(sequence) {
+                Turn::Now => {
+                    change.run(Counting::Copies, events);
+                    change.ledger.sequence.advance(sequence);
+                    Applied::Now { caught_up: change.catch_up() }
+                }
+                Turn::Before => Applied::Before,
+                Turn::Early(expected) if change.ledger.sequence.keep(sequence, events) => {
+                    Applied::Early { expected }
+                }
+                Turn::Early(expected) => Applied::Dropped { expected },
             }
-            Turn::Before => Ok(Applied::Before),
-            Turn::Early(expected) if ledger.sequence.keep(sequence, events) => {
-                Ok(Applied::Early { expected })
-            }
-            Turn::Early(expected) => Ok(Applied::Dropped { expected }),
-        }
+        })
     }
 
     /// Says which number is to be applied next; batches that came early follow if they can. For an
     /// engine that has just started (zero), and to give up what can be had neither by replay nor in a
     /// snapshot. Without it the first batch sets the count. Returns how many batches followed.
     pub fn start_at(&mut self, pod: PodId, sequence: u64) -> Result<usize, PodGone> {
-        let shared = Arc::clone(&self.shared);
-        let mut guard = shared.ledger(pod)?;
-        let ledger = guard.as_deref_mut().ok_or(PodGone { slot: pod.slot })?;
-        self.view.refresh(&shared.directory);
-        ledger.sequence.start_at(sequence);
-        Ok(self.catch_up(ledger, pod.slot))
+        self.change(pod, |change| {
+            change.ledger.sequence.start_at(sequence);
+            change.catch_up()
+        })
     }
 
     /// Makes the pod's state equal to a snapshot, as a difference: what stays is never missing
-    /// meanwhile.
+    /// meanwhile. Returns how many batches that came early followed.
     pub fn apply_snapshot(&mut self, pod: PodId, snapshot: Snapshot<'_>) -> Result<usize, PodGone> {
-        let shared = Arc::clone(&self.shared);
-        let mut guard = shared.ledger(pod)?;
-        let ledger = guard.as_deref_mut().ok_or(PodGone { slot: pod.slot })?;
-        self.view.refresh(&shared.directory);
-        ledger.begin_snapshot();
-        let before = ledger.len();
-        let mut room = self.room(ledger);
-        // A snapshot may name children before their parents, all of them; only what still waits at
-        // its end is waiting.
-        room.waiting = room.entries;
-        for stored in snapshot.stored {
-            ledger.store(stored, Counting::Snapshot, room, &mut self.set);
-            self.commit(ledger, pod.slot);
-        }
-        ledger.end_snapshot(shared.limits.waiting_per_pod, &mut self.clear);
-        self.commit(ledger, pod.slot);
-        self.count(before, ledger.len());
-        if let Some(sequence) = snapshot.sequence {
-            ledger.sequence.start_at(sequence.wrapping_add(1));
-        }
-        Ok(self.catch_up(ledger, pod.slot))
+        self.change(pod, |change| {
+            change.become_equal(snapshot.stored);
+            if let Some(sequence) = snapshot.sequence {
+                change.ledger.sequence.start_at(sequence.wrapping_add(1));
+            }
+            change.catch_up()
+        })
     }
 
     /// Expects a pod to hold a whole chain soon, until `expires`. `false` if the cap does not allow it.
@@ -123,47 +102,19 @@ impl Writer {
         chain: &[BlockHash],
         expires: Moment,
     ) -> Result<bool, PodGone> {
-        let shared = Arc::clone(&self.shared);
-        let mut guard = shared.ledger(pod)?;
-        let ledger = guard.as_deref_mut().ok_or(PodGone { slot: pod.slot })?;
-        if ledger.expected.len() + chain.len() > shared.limits.expected_per_pod {
-            return Ok(false);
-        }
-        self.view.refresh(&shared.directory);
-        let mut known = std::mem::take(&mut self.set);
-        self.bits(pod.slot).set(chain, |block| known.push(block));
-        let mut known_from = 0;
-        let mut parent = None;
-        for block in chain {
-            if known.get(known_from) == Some(block) {
-                known_from += 1;
-                ledger.expected.renew(*block, expires);
-            } else {
-                ledger.expected.insert(*block, parent, expires);
-            }
-            parent = Some(*block);
-        }
-        known.clear();
-        self.set = known;
-        mark(&shared.expecting, pod.slot, !ledger.expected.is_empty());
-        Ok(true)
+        self.change(pod, |change| change.expect(chain, expires))
     }
 
     /// Ends all expectations that were not confirmed by `now`. Returns how many blocks they were.
     pub fn expire(&mut self, now: Moment) -> usize {
-        let shared = Arc::clone(&self.shared);
+        let Self { shared, desk } = self;
         let expecting: Vec<_> =
             shared.expecting.iter().map(|word| word.load(Ordering::Acquire)).collect();
         let mut expired = 0;
         for slot in PodSet::new(&expecting).iter() {
             let mut guard = shared.ledger_in(slot);
             let Some(ledger) = guard.as_deref_mut() else { continue };
-            self.view.refresh(&shared.directory);
-            self.clear = ledger.expected.take_expired(now);
-            expired += self.clear.len();
-            ledger.counters.expired += self.clear.len() as u64;
-            self.commit(ledger, slot);
-            mark(&shared.expecting, slot, !ledger.expected.is_empty());
+            expired += desk.open(shared, slot, ledger).expire(now);
         }
         expired
     }
@@ -171,27 +122,17 @@ impl Writer {
     /// Clears the bits of pods that have left, at most about `blocks` of them, and gives their slots
     /// back. To be called in the background until it says [`Swept::Clean`].
     pub fn sweep(&mut self, blocks: usize) -> Swept {
-        let shared = Arc::clone(&self.shared);
+        let Self { shared, desk } = self;
         let Some(mut leaving) = shared.next_leaving() else { return Swept::Clean };
         let mut guard = shared.ledger_in(leaving.slot);
-        self.view.refresh(&shared.directory);
-        if let Some(ledger) = guard.as_deref_mut() {
-            self.clear.clear();
-            let rest = ledger.held_from(leaving.cursor, blocks.max(1), &mut self.clear);
-            if rest.is_none() {
-                self.clear.extend(ledger.expected.take_all());
-            }
-            let clear = std::mem::take(&mut self.clear);
-            self.bits(leaving.slot).clear(&clear);
-            self.clear = clear;
-            self.clear.clear();
-            if let Some(cursor) = rest {
-                leaving.cursor = cursor;
-                drop(guard);
-                shared.still_leaving(leaving);
-                return Swept::Partly;
-            }
-            self.count(ledger.len(), 0);
+        if let Some(ledger) = guard.as_deref_mut()
+            && let Some(cursor) =
+                desk.open(shared, leaving.slot, ledger).leave(leaving.cursor, blocks.max(1))
+        {
+            leaving.cursor = cursor;
+            drop(guard);
+            shared.still_leaving(leaving);
+            return Swept::Partly;
         }
         *guard = None;
         mark(&shared.suspects, leaving.slot, false);
@@ -201,75 +142,175 @@ impl Writer {
         if shared.has_left(leaving.slot) { Swept::Partly } else { Swept::Clean }
     }
 
-    fn catch_up(&mut self, ledger: &mut Ledger, slot: PodSlot) -> usize {
-        let mut batches = 0;
-        while let Some((sequence, events)) = ledger.sequence.take_due() {
-            for event in &events {
-                self.run(ledger, slot, Counting::Copies, &[event.as_event()]);
+    /// Runs `make` with the pod's ledger locked: only its holder changes the pod's bits.
+    fn change<T>(
+        &mut self,
+        pod: PodId,
+        make: impl FnOnce(&mut Change<'_>) -> T,
+    ) -> Result<T, PodGone> {
+        let Self { shared, desk } = self;
+        let mut guard = shared.ledger(pod)?;
+        let ledger = guard.as_deref_mut().ok_or(PodGone { slot: pod.slot })?;
+        Ok(make(&mut desk.open(shared, pod.slot, ledger)))
+    }
+}
+
+/// What a writer keeps between changes.
+#[derive(Debug)]
+struct Desk {
+    view: View,
+    /// Blocks whose bit is to be set, and to be cleared.
+    set: Vec<BlockHash>,
+    clear: Vec<BlockHash>,
+}
+
+impl Desk {
+    fn new(shared: &Shared) -> Self {
+        Self { view: View::new(&shared.directory), set: Vec::new(), clear: Vec::new() }
+    }
+
+    fn open<'a>(
+        &'a mut self,
+        shared: &'a Shared,
+        slot: PodSlot,
+        ledger: &'a mut Ledger,
+    ) -> Change<'a> {
+        self.view.refresh(&shared.directory);
+        Change { shared, desk: self, slot, ledger }
+    }
+}
+
+/// A change to one pod, under its ledger's lock.
+struct Change<'a> {
+    shared: &'a Shared,
+    desk: &'a mut Desk,
+    slot: PodSlot,
+    ledger: &'a mut Ledger,
+}
+
+impl Change<'_> {
+    fn run(&mut self, counting: Counting, events: &[Event<'_>]) {
+        let (before, room) = (self.ledger.len(), self.room());
+        for event in events {
+            match event {
+                Event::Stored(stored) => {
+                    self.ledger.store(stored, counting, room, &mut self.desk.set);
+                }
+                Event::Removed { tier, blocks } => {
+                    self.ledger.remove(*tier, blocks, counting, &mut self.desk.clear);
+                }
+                Event::Cleared => self.ledger.clear(&mut self.desk.clear),
             }
-            ledger.sequence.advance(sequence);
+            self.commit();
+        }
+        self.count(before);
+    }
+
+    /// Applies the batches that had come early and whose turn it now is.
+    fn catch_up(&mut self) -> usize {
+        let mut batches = 0;
+        while let Some((sequence, events)) = self.ledger.sequence.take_due() {
+            for event in &events {
+                self.run(Counting::Copies, &[event.as_event()]);
+            }
+            self.ledger.sequence.advance(sequence);
             batches += 1;
         }
         batches
     }
 
-    fn run(
-        &mut self,
-        ledger: &mut Ledger,
-        slot: PodSlot,
-        counting: Counting,
-        events: &[Event<'_>],
-    ) {
-        let (before, room) = (ledger.len(), self.room(ledger));
-        for event in events {
-            match event {
-                Event::Stored(stored) => ledger.store(stored, counting, room, &mut self.set),
-                Event::Removed { tier, blocks } => {
-                    ledger.remove(*tier, blocks, counting, &mut self.clear);
-                }
-                Event::Cleared => ledger.clear(&mut self.clear),
-            }
-            self.commit(ledger, slot);
+    fn become_equal(&mut self, stored: &[Stored<'_>]) {
+        let before = self.ledger.len();
+        let mut room = self.room();
+        // A snapshot may name children before their parents, all of them; only what still waits at
+        // its end is waiting.
+        room.waiting = room.entries;
+        self.ledger.begin_snapshot();
+        for stored in stored {
+            self.ledger.store(stored, Counting::Snapshot, room, &mut self.desk.set);
+            self.commit();
         }
-        self.count(before, ledger.len());
+        let most_waiting = self.shared.limits.waiting_per_pod;
+        self.ledger.end_snapshot(most_waiting, &mut self.desk.clear);
+        self.commit();
+        self.count(before);
+    }
+
+    fn expect(&mut self, chain: &[BlockHash], expires: Moment) -> bool {
+        let expected = self.ledger.expected.len() + chain.len();
+        if expected > self.shared.limits.expected_per_pod {
+            return false;
+        }
+        let Self { desk: Desk { view, set: known, .. }, .. } = self;
+        let mut bits = Bits::new(&self.shared.directory, &self.shared.sets, view, self.slot);
+        bits.set(chain, |block| known.push(block));
+        let mut still_known = known.iter().peekable();
+        let mut parent = None;
+        for block in chain {
+            if still_known.next_if_eq(&block).is_some() {
+                self.ledger.expected.renew(*block, expires);
+            } else {
+                self.ledger.expected.insert(*block, parent, expires);
+            }
+            parent = Some(*block);
+        }
+        known.clear();
+        mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
+        true
+    }
+
+    fn expire(&mut self, now: Moment) -> usize {
+        self.desk.clear = self.ledger.expected.take_expired(now);
+        let expired = self.desk.clear.len();
+        self.ledger.counters.expired += expired as u64;
+        self.commit();
+        mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
+        expired
+    }
+
+    /// Clears bits of a pod that has left. Returns where to go on, or `None` when none is left.
+    fn leave(&mut self, cursor: u32, blocks: usize) -> Option<u32> {
+        let rest = self.ledger.held_from(cursor, blocks, &mut self.desk.clear);
+        if rest.is_none() {
+            self.desk.clear.extend(self.ledger.expected.take_all());
+            let entries = self.ledger.len() as u64;
+            self.shared.entries.fetch_sub(entries, Ordering::Relaxed);
+        }
+        self.commit();
+        rest
     }
 
     /// Carries the ledger's changes over to the map. A pod is suspected before a change that may leave
     /// it with holes, and trusted again after one that fills the last.
-    fn commit(&mut self, ledger: &mut Ledger, slot: PodSlot) {
-        let shared = Arc::clone(&self.shared);
+    fn commit(&mut self) {
+        let Self { shared, desk: Desk { view, set, clear }, slot, ledger } = self;
         if ledger.may_have_holes() {
-            mark(&shared.suspects, slot, true);
+            mark(&shared.suspects, *slot, true);
         }
-        let (set, clear) = (std::mem::take(&mut self.set), std::mem::take(&mut self.clear));
-        let mut bits = self.bits(slot);
-        bits.set(&set, |block| ledger.note_already_set(block));
-        bits.clear(&clear);
-        (self.set, self.clear) = (set, clear);
-        self.set.clear();
-        self.clear.clear();
+        let mut bits = Bits::new(&shared.directory, &shared.sets, view, *slot);
+        bits.set(set, |block| ledger.note_already_set(block));
+        bits.clear(clear);
+        set.clear();
+        clear.clear();
         if !ledger.may_have_holes() {
-            mark(&shared.suspects, slot, false);
+            mark(&shared.suspects, *slot, false);
         }
     }
 
-    fn bits(&mut self, slot: PodSlot) -> Bits<'_> {
-        Bits::new(&self.shared.directory, &self.shared.sets, &mut self.view, slot)
-    }
-
-    fn room(&self, ledger: &Ledger) -> Room {
+    fn room(&self) -> Room {
         let limits = &self.shared.limits;
         let all = self.shared.entries.load(Ordering::Relaxed);
         let left = (limits.blocks as u64).saturating_sub(all) as usize;
         Room {
-            entries: limits.blocks_per_pod.min(ledger.len().saturating_add(left)),
+            entries: limits.blocks_per_pod.min(self.ledger.len().saturating_add(left)),
             waiting: limits.waiting_per_pod,
         }
     }
 
-    fn count(&self, before: usize, after: usize) {
-        if after != before {
-            let change = (after as u64).wrapping_sub(before as u64);
+    /// Adds to the count of all entries what this pod has gained since it had `before`.
+    fn count(&self, before: usize) {
+        let change = (self.ledger.len() as u64).wrapping_sub(before as u64);
+        if change != 0 {
             self.shared.entries.fetch_add(change, Ordering::Relaxed);
         }
     }
