@@ -208,7 +208,7 @@ mod tests {
         let mut numbers: HashMap<u64, u32> = HashMap::new();
         let mut aliases = Aliases::default();
         for _ in 0..200_000 {
-            let name = (random() % 7) << 60 | (random() % 40) << 20 | random() % 3;
+            let name = (random() % 7) << 60 | (random() % 40) << 20 | (random() % 3);
             let is_it = |number: u32| names[number as usize] == name;
             let found = aliases.find(Spread(name), is_it);
             assert_eq!(found, numbers.get(&name).copied());

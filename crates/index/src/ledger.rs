@@ -7,15 +7,15 @@
 
 use std::collections::HashMap;
 
-use wornpath_blocks::{BlockHash, ContentHash};
+use wornpath_blocks::BlockHash;
 
 use crate::copies::{Copies, Holding};
 use crate::digest::{Digest, PodDigest};
-use crate::event::{Content, EngineHash, Location, Parent, Stored, Tier};
+use crate::event::{EngineHash, Tier};
 use crate::expected::Expected;
 use crate::sequence::Sequence;
 use crate::slab::{Flag, Number, Slab};
-use crate::waiting::{Waiter, Waiting};
+use crate::waiting::Waiting;
 
 /// What several copies, or several reports, of one block on one tier come to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,32 +54,23 @@ pub struct Counters {
     pub malformed: u64,
 }
 
-/// What precedes the block at hand.
-#[derive(Clone, Copy)]
-enum Prefix {
-    Known(BlockHash, Number),
-    Unknown(EngineHash),
-    /// It could not be entered, so nothing after it can be.
-    Refused,
-}
-
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    slab: Slab,
-    copies: Copies,
+    pub(crate) slab: Slab,
+    pub(crate) copies: Copies,
     /// For entries that cover several blocks: all but the last.
-    spans: HashMap<Number, Box<[BlockHash]>>,
+    pub(crate) spans: HashMap<Number, Box<[BlockHash]>>,
     /// Blocks that more than one entry stands for: how many more.
     shared: HashMap<BlockHash, u32>,
-    waiting: Waiting,
+    pub(crate) waiting: Waiting,
     pub(crate) expected: Expected,
     pub(crate) sequence: Sequence,
-    tiers: [Digest; 4],
-    blocks: Digest,
+    pub(crate) tiers: [Digest; 4],
+    pub(crate) blocks: Digest,
     /// Entries that no tier holds: breaks in some prefix.
-    holes: usize,
+    pub(crate) holes: usize,
     /// Entries of which it is not known what precedes them.
-    unlinked: usize,
+    pub(crate) unlinked: usize,
     pub(crate) counters: Counters,
 }
 
@@ -125,30 +116,6 @@ impl Ledger {
     pub(crate) fn digest(&self) -> PodDigest {
         let last_sequence = self.sequence.last();
         PodDigest { last_sequence, tiers: self.tiers, blocks: self.blocks }
-    }
-
-    /// Enters stored copies; `set` receives the blocks that the pod now holds and did not before.
-    pub(crate) fn store(
-        &mut self,
-        stored: &Stored<'_>,
-        counting: Counting,
-        room: Room,
-        set: &mut Vec<BlockHash>,
-    ) {
-        let located = stored.locations.len();
-        if located != 0 && located != stored.blocks.len() {
-            self.counters.malformed += 1;
-            return;
-        }
-        self.slab.touch(stored.blocks);
-        let mut entering = Entering { ledger: self, tier: stored.tier, counting, room, set };
-        match stored.content {
-            Content::Chained { parent, contents } => {
-                entering.chained(stored.blocks, parent, contents, stored.locations);
-            }
-            Content::Named => entering.named(stored.blocks, stored.locations),
-            Content::Native => entering.native(stored.blocks, stored.locations),
-        }
     }
 
     /// Takes copies out; `clear` receives the blocks that the pod no longer holds.
@@ -250,7 +217,7 @@ impl Ledger {
         Holding { tier, location: self.copies.location(number, tier) }
     }
 
-    fn blocks_of(&self, number: Number, mut each: impl FnMut(BlockHash)) {
+    pub(crate) fn blocks_of(&self, number: Number, mut each: impl FnMut(BlockHash)) {
         let entry = self.slab.get(number);
         if entry.has(Flag::Span) {
             self.spans[&number].iter().copied().for_each(&mut each);
@@ -306,7 +273,7 @@ impl Ledger {
 
     /// Drops an entry that no tier holds and nothing follows, then its parent if that was only there
     /// for its sake.
-    fn free(&mut self, mut number: Number) {
+    pub(crate) fn free(&mut self, mut number: Number) {
         loop {
             let entry = self.slab.remove(number);
             self.holes -= 1;
@@ -327,7 +294,7 @@ impl Ledger {
     }
 
     /// Keeps the list of blocks that are not simply on the GPU.
-    fn note_special(&mut self, number: Number) {
+    pub(crate) fn note_special(&mut self, number: Number) {
         let entry = self.slab.get(number);
         if entry.is_plain() && !entry.has(Flag::Extra) {
             return;
@@ -360,244 +327,4 @@ fn take_one(shared: &mut HashMap<BlockHash, u32>, block: BlockHash) -> bool {
         shared.remove(&block);
     }
     true
-}
-
-/// A store under way.
-struct Entering<'a> {
-    ledger: &'a mut Ledger,
-    tier: Tier,
-    counting: Counting,
-    room: Room,
-    set: &'a mut Vec<BlockHash>,
-}
-
-impl Entering<'_> {
-    fn chained(
-        &mut self,
-        blocks: &[EngineHash],
-        parent: Parent,
-        contents: &[ContentHash],
-        locations: &[Location],
-    ) {
-        let each = contents.len() / blocks.len().max(1);
-        if each == 0 || each * blocks.len() != contents.len() {
-            self.ledger.counters.malformed += 1;
-            return;
-        }
-        let mut prefix = match parent {
-            Parent::Root(seed) => Prefix::Known(seed, Number::NONE),
-            Parent::Block(engine) => match self.ledger.slab.find(engine) {
-                Some(number) => Prefix::Known(self.ledger.slab.get(number).block, number),
-                None => Prefix::Unknown(engine),
-            },
-        };
-        let plain = each == 1 && locations.is_empty() && self.is_plain();
-        for (at, engine) in blocks.iter().enumerate() {
-            if plain
-                && let Prefix::Known(hash, parent) = prefix
-                && self.ledger.waiting.is_empty()
-                && self.has_room()
-                && self.ledger.slab.find(*engine).is_none()
-            {
-                prefix = self.enter_plain(*engine, hash.then(contents[at]), parent);
-                continue;
-            }
-            let contents = &contents[at * each..(at + 1) * each];
-            let location = locations.get(at).copied();
-            prefix = self.one(*engine, prefix, contents, location);
-        }
-    }
-
-    /// Whether a new block is simply one copy on the GPU.
-    fn is_plain(&self) -> bool {
-        self.tier == Tier::Gpu && self.counting != Counting::Snapshot
-    }
-
-    /// The common case at once: a new block after a known prefix, one copy on the GPU.
-    #[inline]
-    fn enter_plain(&mut self, engine: EngineHash, block: BlockHash, parent: Number) -> Prefix {
-        let number = self.ledger.slab.insert_plain(engine, block, parent);
-        self.ledger.tiers[Tier::Gpu as usize].add(engine.0);
-        self.ledger.blocks.add(block.0);
-        self.set.push(block);
-        Prefix::Known(block, number)
-    }
-
-    fn one(
-        &mut self,
-        engine: EngineHash,
-        prefix: Prefix,
-        contents: &[ContentHash],
-        location: Option<Location>,
-    ) -> Prefix {
-        if let Some(number) = self.ledger.slab.find(engine) {
-            self.hold(number, self.tier, location);
-            return Prefix::Known(self.ledger.slab.get(number).block, number);
-        }
-        match prefix {
-            Prefix::Known(..) if !self.has_room() => {
-                self.ledger.counters.refused += 1;
-                Prefix::Refused
-            }
-            Prefix::Known(hash, parent) => {
-                let number = self.enter(engine, hash, parent, contents);
-                self.hold(number, self.tier, location);
-                if !self.ledger.waiting.is_empty() {
-                    self.wake(engine, number);
-                }
-                Prefix::Known(self.ledger.slab.get(number).block, number)
-            }
-            Prefix::Unknown(parent) => {
-                if self.wait(engine, location) {
-                    self.ledger.waiting.link(engine, parent, contents);
-                    Prefix::Unknown(engine)
-                } else {
-                    Prefix::Refused
-                }
-            }
-            Prefix::Refused => {
-                self.ledger.counters.refused += 1;
-                Prefix::Refused
-            }
-        }
-    }
-
-    fn named(&mut self, blocks: &[EngineHash], locations: &[Location]) {
-        for (at, engine) in blocks.iter().enumerate() {
-            let location = locations.get(at).copied();
-            match self.ledger.slab.find(*engine) {
-                Some(number) => self.hold(number, self.tier, location),
-                None => {
-                    self.wait(*engine, location);
-                }
-            }
-        }
-    }
-
-    fn native(&mut self, blocks: &[EngineHash], locations: &[Location]) {
-        for (at, engine) in blocks.iter().enumerate() {
-            let location = locations.get(at).copied();
-            let known = self.ledger.slab.find(*engine);
-            if known.is_none() && !self.has_room() {
-                self.ledger.counters.refused += 1;
-                continue;
-            }
-            let number = known.unwrap_or_else(|| {
-                let block = BlockHash(engine.0);
-                let number = self.ledger.slab.insert(*engine, block, Number::NONE);
-                self.ledger.slab.get_mut(number).mark(Flag::Unlinked);
-                self.ledger.unlinked += 1;
-                self.ledger.holes += 1;
-                number
-            });
-            self.hold(number, self.tier, location);
-            if !self.ledger.waiting.is_empty() {
-                self.wake(*engine, number);
-            }
-        }
-    }
-
-    fn has_room(&self) -> bool {
-        self.ledger.slab.len() < self.room.entries && !self.ledger.slab.is_full()
-    }
-
-    /// Adds an entry, held by no tier yet, after a known prefix.
-    fn enter(
-        &mut self,
-        engine: EngineHash,
-        prefix: BlockHash,
-        parent: Number,
-        contents: &[ContentHash],
-    ) -> Number {
-        let ledger = &mut *self.ledger;
-        let (first, last) = contents.split_at(contents.len() - 1);
-        let number = if first.is_empty() {
-            ledger.slab.insert(engine, prefix.then(last[0]), parent)
-        } else {
-            let span: Box<[BlockHash]> = prefix.chain(first).collect();
-            let block = span[span.len() - 1].then(last[0]);
-            let number = ledger.slab.insert(engine, block, parent);
-            ledger.slab.get_mut(number).mark(Flag::Span);
-            ledger.spans.insert(number, span);
-            number
-        };
-        ledger.holes += 1;
-        number
-    }
-
-    fn hold(&mut self, number: Number, tier: Tier, location: Option<Location>) {
-        let ledger = &mut *self.ledger;
-        let entry = ledger.slab.get_mut(number);
-        let first = self.counting == Counting::Snapshot && entry.mark_seen(tier);
-        if entry.is_held_in(tier) {
-            if first {
-                ledger.copies.reset(number, tier);
-            } else if self.counting != Counting::Presence {
-                entry.mark(Flag::Extra);
-                ledger.copies.add(number, tier);
-            }
-        } else {
-            let was_held = entry.is_held();
-            entry.set_held(tier, true);
-            ledger.tiers[tier as usize].add(entry.engine.0);
-            if !was_held {
-                ledger.blocks.add(entry.block.0);
-                ledger.holes -= 1;
-                let set = &mut *self.set;
-                ledger.blocks_of(number, |block| set.push(block));
-            }
-        }
-        if let Some(location) = location {
-            ledger.slab.get_mut(number).mark(Flag::Extra);
-            ledger.copies.locate(number, tier, location);
-        }
-        ledger.note_special(number);
-    }
-
-    /// Puts a copy with the waiting; `false` if there is no room.
-    fn wait(&mut self, engine: EngineHash, location: Option<Location>) -> bool {
-        let waiting = &mut self.ledger.waiting;
-        if !waiting.contains(engine) && waiting.len() >= self.room.waiting {
-            self.ledger.counters.refused += 1;
-            return false;
-        }
-        let waiter = waiting.enter(engine);
-        let count = &mut waiter.copies[self.tier as usize];
-        *count = if self.counting == Counting::Presence { 1 } else { *count + 1 };
-        waiter.locations[self.tier as usize] = location;
-        true
-    }
-
-    /// A block has become known: gives it what waited under its name, and enters what waited for it.
-    fn wake(&mut self, engine: EngineHash, number: Number) {
-        if let Some(waiter) = self.ledger.waiting.take(engine) {
-            self.hold_all(number, &waiter);
-        }
-        let mut known = vec![(engine, number)];
-        while let Some((engine, parent)) = known.pop() {
-            for (child, waiter) in self.ledger.waiting.take_children(engine) {
-                let Some((_, contents)) = &waiter.link else { continue };
-                if !self.has_room() {
-                    self.ledger.counters.refused += 1;
-                    continue;
-                }
-                let prefix = self.ledger.slab.get(parent).block;
-                let number = self.enter(child, prefix, parent, contents);
-                self.hold_all(number, &waiter);
-                known.push((child, number));
-            }
-            let entry = self.ledger.slab.get(parent);
-            if !entry.is_held() && !entry.has_children() {
-                self.ledger.free(parent);
-            }
-        }
-    }
-
-    fn hold_all(&mut self, number: Number, waiter: &Waiter) {
-        for tier in Tier::ALL {
-            for _ in 0..waiter.copies[tier as usize] {
-                self.hold(number, tier, waiter.locations[tier as usize]);
-            }
-        }
-    }
 }

@@ -39,6 +39,7 @@ mod bits;
 mod copies;
 mod digest;
 mod directory;
+mod entering;
 mod event;
 mod expected;
 mod index;

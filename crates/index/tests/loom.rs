@@ -175,11 +175,12 @@ fn a_recycled_set_is_never_taken_for_the_one_it_was() {
         let third = index.add_pod().unwrap();
         store(&index, first, None, &[10]);
         store(&index, second, None, &[10]);
+        store(&index, second, None, &[20]);
         let changing = thread::spawn({
             let index = index.clone();
             move || {
+                // Frees the row of both pods, then takes it for another pair.
                 evict(&index, second, None, &[10]);
-                store(&index, second, None, &[20]);
                 store(&index, third, None, &[20]);
             }
         });

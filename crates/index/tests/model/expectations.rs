@@ -10,7 +10,7 @@ use wornpath_index::{
 
 use crate::world::{Pod, Rng, Tree, alias};
 
-pub fn run(seed: u64, operations: usize) {
+pub(crate) fn run(seed: u64, operations: usize) {
     let mut rng = Rng(seed ^ 0xE1EC);
     let tree = Tree::random(&mut rng, 120, 20);
     let index = Index::new(Limits { capacity: Capacity::Pods64, ..Limits::default() }, seed);

@@ -37,7 +37,7 @@ struct Run {
     operations: usize,
 }
 
-pub fn run(seed: u64, operations: usize) {
+pub(crate) fn run(seed: u64, operations: usize) {
     let mut rng = Rng(seed);
     let capacities = [Capacity::Pods64, Capacity::Pods256, Capacity::Pods1024, Capacity::Pods4096];
     let capacity = capacities[seed as usize % 4];
@@ -45,7 +45,7 @@ pub fn run(seed: u64, operations: usize) {
     let tree = Tree::random(&mut rng, nodes, depth);
     let index = Index::new(Limits { capacity, ..Limits::default() }, seed);
     let (writer, reader) = (index.writer(), index.reader());
-    let most_pods = 3 + rng.below(if seed % 3 == 0 { 60 } else { 12 });
+    let most_pods = 3 + rng.below(if seed.is_multiple_of(3) { 60 } else { 12 });
     let mut run =
         Run { seed, rng, tree, index, writer, reader, pods: vec![], most_pods, operations: 0 };
     while run.operations < operations {

@@ -6,25 +6,25 @@ use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{EngineHash, Moment, PodId, Tier};
 
 /// SplitMix64: small, seedable, the same everywhere.
-pub struct Rng(pub u64);
+pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
 
-    pub fn one_in(&mut self, n: usize) -> bool {
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));
         }
@@ -32,15 +32,15 @@ impl Rng {
 }
 
 /// A prompt tree: node = one block on one path.
-pub struct Tree {
-    pub parent: Vec<Option<usize>>,
-    pub content: Vec<ContentHash>,
-    pub block: Vec<BlockHash>,
-    pub root: BlockHash,
+pub(crate) struct Tree {
+    pub(crate) parent: Vec<Option<usize>>,
+    pub(crate) content: Vec<ContentHash>,
+    pub(crate) block: Vec<BlockHash>,
+    pub(crate) root: BlockHash,
 }
 
 impl Tree {
-    pub fn random(rng: &mut Rng, nodes: usize, depth: usize) -> Self {
+    pub(crate) fn random(rng: &mut Rng, nodes: usize, depth: usize) -> Self {
         let root = BlockHash(rng.next());
         let mut tree = Self { parent: vec![], content: vec![], block: vec![], root };
         let mut depths: Vec<usize> = vec![];
@@ -63,12 +63,12 @@ impl Tree {
         tree
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.parent.len()
     }
 
     /// The nodes from the root to `node`.
-    pub fn path(&self, node: usize) -> Vec<usize> {
+    pub(crate) fn path(&self, node: usize) -> Vec<usize> {
         let mut path = vec![node];
         while let Some(parent) = self.parent[path[path.len() - 1]] {
             path.push(parent);
@@ -79,41 +79,41 @@ impl Tree {
 }
 
 /// The engine's name for a node on a pod: different on every pod, like a random hash seed.
-pub fn alias(pod: PodId, node: usize, variant: u64) -> EngineHash {
+pub(crate) fn alias(pod: PodId, node: usize, variant: u64) -> EngineHash {
     let mut rng = Rng((pod.slot().position() as u64) << 40 | (node as u64) << 4 | variant);
     EngineHash(rng.next())
 }
 
 /// One pod as the naive model sees it.
 #[derive(Default, Clone)]
-pub struct Pod {
+pub(crate) struct Pod {
     /// Copies per (node, name variant, tier).
-    pub copies: HashMap<(usize, u64, Tier), u32>,
+    pub(crate) copies: HashMap<(usize, u64, Tier), u32>,
     /// Nodes whose content has been told since the last clear.
-    pub told: HashSet<usize>,
+    pub(crate) told: HashSet<usize>,
     /// Nodes of which anything has been said.
-    pub heard: HashSet<usize>,
-    pub expected: HashMap<usize, Moment>,
+    pub(crate) heard: HashSet<usize>,
+    pub(crate) expected: HashMap<usize, Moment>,
 }
 
 impl Pod {
-    pub fn holds(&self, node: usize) -> bool {
+    pub(crate) fn holds(&self, node: usize) -> bool {
         let held =
             |variant| Tier::ALL.iter().any(|t| self.copies.contains_key(&(node, variant, *t)));
         self.expected.contains_key(&node) || self.told.contains(&node) && (0..2).any(held)
     }
 
-    pub fn really_holds(&self, node: usize) -> bool {
+    pub(crate) fn really_holds(&self, node: usize) -> bool {
         (0..2).any(|v| Tier::ALL.iter().any(|t| self.copies.contains_key(&(node, v, *t))))
     }
 
-    pub fn store(&mut self, node: usize, variant: u64, tier: Tier, counted: bool) {
+    pub(crate) fn store(&mut self, node: usize, variant: u64, tier: Tier, counted: bool) {
         let count = self.copies.entry((node, variant, tier)).or_default();
         *count = if counted { *count + 1 } else { 1 };
         self.heard.insert(node);
     }
 
-    pub fn remove(&mut self, node: usize, variant: u64, tier: Tier, counted: bool) {
+    pub(crate) fn remove(&mut self, node: usize, variant: u64, tier: Tier, counted: bool) {
         if let Some(count) = self.copies.get_mut(&(node, variant, tier)) {
             *count = if counted { *count - 1 } else { 0 };
             if *count == 0 {
@@ -123,7 +123,7 @@ impl Pod {
     }
 
     /// The longest run of leading nodes of `path`.
-    pub fn depth(&self, path: &[usize]) -> usize {
+    pub(crate) fn depth(&self, path: &[usize]) -> usize {
         path.iter().take_while(|node| self.holds(**node)).count()
     }
 }
