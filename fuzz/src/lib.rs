@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod chat;
+mod index_ops;
 mod wire;
 
 pub use chat::{chat_template, tokenizer_config};
+pub use index_ops::index_ops;
 pub use wire::{DIALECTS, wire_batch, wire_frames};
 
 /// A name, which is also the corpus's folder, and what to do with the bytes.
@@ -17,6 +19,7 @@ pub type Target = (&'static str, fn(&[u8]));
 /// Every target.
 pub const TARGETS: &[Target] = &[
     ("chat_template", chat_template),
+    ("index_ops", index_ops),
     ("tokenizer_config", tokenizer_config),
     ("wire_batch", wire_batch),
     ("wire_frames", wire_frames),

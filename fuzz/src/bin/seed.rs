@@ -1,6 +1,7 @@
-//! Writes the seed corpus from the captured streams: `cargo run --manifest-path fuzz/Cargo.toml`.
+//! Writes the seed corpus: `cargo run --manifest-path fuzz/Cargo.toml`.
 //!
-//! Small messages of every kind, in every dialect, so that the fuzzer starts where real engines are.
+//! For the wire, small captured messages of every kind, in every dialect, so that the fuzzer starts
+//! where real engines are. For the index, sequences of operations from fixed seeds.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -11,9 +12,35 @@ use wornpath_fuzz::DIALECTS;
 
 /// Larger seeds make every mutation slower and teach the fuzzer nothing more.
 const LARGEST_SEED: usize = 1200;
+/// Sequences of operations with either kind of caps.
+const SEQUENCES: u64 = 8;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR"));
+    operations(fuzz)?;
+    messages(fuzz)
+}
+
+/// Any bytes are operations; the first chooses the caps.
+fn operations(fuzz: &Path) -> Result<(), Box<dyn Error>> {
+    let folder = fuzz.join("corpus/index_ops");
+    fs::create_dir_all(&folder)?;
+    for (first, caps) in [(0, "roomy"), (1, "tight")] {
+        for number in 0..SEQUENCES {
+            let mut state = number << 1 | u64::from(first);
+            let mut bytes = vec![first];
+            for _ in 0..100 * (1 + number) {
+                // Knuth's MMIX generator; its top bits are the good ones.
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                bytes.push((state >> 56) as u8);
+            }
+            fs::write(folder.join(format!("{caps}-{number}")), bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
     let captured = fuzz.join("../crates/events/tests/fixtures/vllm-0.32");
     for target in ["wire_batch", "wire_frames"] {
         fs::create_dir_all(fuzz.join("corpus").join(target))?;

@@ -1,0 +1,283 @@
+//! Bytes as a sequence of operations on a small index, each followed by a question.
+//!
+//! The first byte chooses the caps: roomy ones, or so small that they are hit all the time. Then every
+//! operation takes the bytes it needs. After each, a path is asked about and the answer is compared
+//! with the model ([`model`]) as far as that is defined; at the end everybody leaves and nothing may
+//! be left behind.
+
+mod model;
+mod said;
+
+use std::time::Duration;
+
+use model::{Act, NODES, Name, Node, Pod, block, path};
+use said::Said;
+use wornpath_blocks::BlockHash;
+use wornpath_index::{
+    Answer, Applied, Capacity, Index, Limits, Moment, PodId, Reader, Snapshot, Swept, Tier, Writer,
+};
+
+/// Operations in one run: more bytes would only make runs slower.
+const MOST_OPERATIONS: usize = 400;
+const MOST_PODS: usize = 6;
+
+/// Applies the operations that the bytes stand for.
+pub fn index_ops(bytes: &[u8]) {
+    let mut bytes = Bytes(bytes);
+    let mut limits = Limits { capacity: Capacity::Pods64, ..Limits::default() };
+    if bytes.next() % 2 == 1 {
+        limits = Limits {
+            capacity: Capacity::Pods64,
+            blocks: 60,
+            blocks_per_pod: 24,
+            waiting_per_pod: 6,
+            expected_per_pod: 20,
+            early_per_pod: 3,
+        };
+    }
+    let index = Index::new(limits, 7);
+    let (writer, reader) = (index.writer(), index.reader());
+    let now = Moment::ZERO;
+    let mut run = Run { bytes, limits, index, writer, reader, now, pods: vec![] };
+    for _ in 0..MOST_OPERATIONS {
+        if run.bytes.0.is_empty() {
+            break;
+        }
+        run.step();
+        run.ask();
+    }
+    run.leave_all();
+}
+
+/// The rest of the input; zeros when it has ended.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn next(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        usize::from(self.next()) % end
+    }
+}
+
+struct Run<'a> {
+    bytes: Bytes<'a>,
+    limits: Limits,
+    index: Index,
+    writer: Writer,
+    reader: Reader,
+    now: Moment,
+    pods: Vec<(PodId, Pod)>,
+}
+
+impl Run<'_> {
+    fn step(&mut self) {
+        let kind = self.bytes.below(16);
+        if self.pods.is_empty() || (kind == 0 && self.pods.len() < MOST_PODS) {
+            return self.add();
+        }
+        let at = self.bytes.below(self.pods.len());
+        let before = self.pods[at].1.expected.clone();
+        let refused = self.refused(at);
+        match kind {
+            1 => return self.remove(at),
+            2 => {
+                let blocks = self.bytes.below(32);
+                self.writer.sweep(blocks);
+            }
+            3 => self.snapshot(at),
+            4 => self.expect(at),
+            5 => {
+                self.now += Duration::from_secs(self.bytes.below(4) as u64);
+                self.writer.expire(self.now);
+                self.pods.iter_mut().for_each(|(_, pod)| pod.expire(self.now));
+            }
+            6 if self.pods[at].1.counted => self.start_at(at),
+            _ => self.batch(at),
+        }
+        if self.refused(at) > refused {
+            let pod = &mut self.pods[at].1;
+            (pod.inexact, pod.doubtful) = (true, true);
+            // What a refused block was to confirm is still expected.
+            for (node, until) in before {
+                pod.expected.entry(node).or_insert(until);
+            }
+        }
+    }
+
+    fn refused(&self, at: usize) -> u64 {
+        self.index.pod_stats(self.pods[at].0).expect("it lives").counters.refused
+    }
+
+    fn add(&mut self) {
+        let id = self.index.add_pod().expect("few of 64 slots are taken");
+        let first = [None, Some(0), Some(5), Some(u64::MAX - 1)][self.bytes.below(4)];
+        let counted = self.bytes.below(4) != 0;
+        if let Some(first) = first.filter(|_| counted) {
+            self.writer.start_at(id, first).expect("it lives");
+        }
+        self.pods.push((id, Pod::new(counted, first.filter(|_| counted))));
+    }
+
+    fn remove(&mut self, at: usize) {
+        let (id, _) = self.pods.swap_remove(at);
+        assert!(self.index.remove_pod(id));
+        assert!(!self.index.remove_pod(id), "a pod goes once");
+        self.writer.apply(id, None, &[]).expect_err("it has gone");
+    }
+
+    fn batch(&mut self, at: usize) {
+        let acts: Vec<_> = (0..1 + self.bytes.below(3)).map(|_| self.act()).collect();
+        let (id, pod) = &mut self.pods[at];
+        let said: Vec<_> = acts.iter().map(|act| Said::of(act, *id)).collect();
+        let events: Vec<_> = said.iter().map(Said::event).collect();
+        if !pod.counted {
+            acts.iter().for_each(|act| pod.play(act));
+            let applied = self.writer.apply(*id, None, &events).expect("it lives");
+            assert_eq!(applied, Applied::Now { caught_up: 0 });
+            return;
+        }
+        let due = pod.next.unwrap_or(3);
+        let number = match self.bytes.below(8) {
+            5 => due.wrapping_add(1),
+            6 => due.wrapping_add(2 + self.bytes.below(4) as u64),
+            7 => due.wrapping_sub(1),
+            _ => due,
+        };
+        let must = pod.batch(number, acts, self.limits.early_per_pod);
+        let applied = self.writer.apply(*id, Some(number), &events).expect("it lives");
+        assert_eq!(applied, must, "batch {number}");
+        let last = self.index.digest(*id).expect("it lives").last_sequence;
+        assert_eq!(last, pod.next.and_then(|next| next.checked_sub(1)));
+    }
+
+    fn act(&mut self) -> Act {
+        let kind = self.bytes.below(16);
+        let tier = Tier::ALL[self.bytes.below(16).saturating_sub(12)];
+        let whole = path(self.bytes.below(NODES));
+        let cut = self.bytes.below(whole.len() + 1);
+        let (head, tail) = (whole[..cut].to_vec(), whole[cut..].to_vec());
+        match kind {
+            0..4 => Act::Store { tier, name: Name::First, nodes: whole },
+            4 => Act::Store { tier, name: Name::First, nodes: tail },
+            5 => Act::Store { tier, name: Name::Second, nodes: whole },
+            6 => Act::Store { tier, name: Name::Native, nodes: tail },
+            7 => Act::Mention { tier, nodes: tail },
+            8 | 9 => Act::Remove { tier, name: Name::First, nodes: reversed(tail) },
+            10 => Act::Remove { tier, name: Name::First, nodes: head },
+            11 => Act::Remove { tier, name: Name::Second, nodes: reversed(tail) },
+            12 => Act::Remove { tier, name: Name::Native, nodes: tail },
+            13 => {
+                Act::Remove { tier, name: Name::First, nodes: tail[..tail.len().min(1)].to_vec() }
+            }
+            14 => Act::Clear,
+            _ => Act::Wild((0..10).map(|_| self.bytes.next()).collect()),
+        }
+    }
+
+    /// A snapshot of some nodes, children before parents, some of them twice.
+    fn snapshot(&mut self, at: usize) {
+        let (id, pod) = &mut self.pods[at];
+        let mut wanted: Vec<(Node, Name, Tier)> = vec![];
+        for _ in 0..self.bytes.below(3) {
+            let name = [Name::First, Name::First, Name::Second, Name::Native][self.bytes.below(4)];
+            let tier = Tier::ALL[self.bytes.below(8).saturating_sub(4)];
+            let nodes = path(self.bytes.below(NODES));
+            let skipped = self.bytes.below(8) / 4;
+            wanted.extend(nodes.iter().skip(skipped).rev().map(|node| (*node, name, tier)));
+        }
+        let acts: Vec<_> = wanted
+            .iter()
+            .map(|(node, name, tier)| Act::Store { tier: *tier, name: *name, nodes: vec![*node] })
+            .collect();
+        let said: Vec<_> = acts.iter().map(|act| Said::of(act, *id)).collect();
+        let stored: Vec<_> = said.iter().filter_map(Said::stored).collect();
+        let sequence = pod.next.filter(|_| pod.counted).map(|next| next.wrapping_add(1));
+        let snapshot = Snapshot { sequence, stored: &stored };
+        let caught_up = self.writer.apply_snapshot(*id, snapshot).expect("it lives");
+        pod.become_equal(&wanted);
+        let must = match sequence {
+            Some(last) => pod.start_at(last.wrapping_add(1)),
+            None => pod.catch_up(),
+        };
+        assert_eq!(caught_up, must);
+    }
+
+    fn start_at(&mut self, at: usize) {
+        let (id, pod) = &mut self.pods[at];
+        let number = pod.next.unwrap_or(0).wrapping_add(self.bytes.below(3) as u64);
+        let caught_up = self.writer.start_at(*id, number).expect("it lives");
+        assert_eq!(caught_up, pod.start_at(number));
+    }
+
+    fn expect(&mut self, at: usize) {
+        let (id, pod) = &mut self.pods[at];
+        let nodes = path(self.bytes.below(NODES));
+        let chain: Vec<_> = nodes.iter().map(|node| block(*node)).collect();
+        let until = self.now + Duration::from_secs(self.bytes.below(6) as u64);
+        if self.writer.expect(*id, &chain, until).expect("it lives") {
+            pod.expect(&nodes, until);
+        } else {
+            assert!(chain.len() + pod.expected.len() > self.limits.expected_per_pod);
+        }
+    }
+
+    /// Asks about a path with something unknown after it.
+    fn ask(&mut self) {
+        let nodes = path(self.bytes.below(NODES));
+        let mut chain: Vec<_> = nodes.iter().map(|node| block(*node)).collect();
+        chain.push(BlockHash(0xdead));
+        let mut answer = Answer::default();
+        self.reader.lookup(&chain, &mut answer);
+        let mut credited = 0;
+        for (id, pod) in &self.pods {
+            let found = answer.depth(id.slot());
+            let stats = self.index.pod_stats(*id).expect("it lives");
+            let (least, most) = match (pod.wild, pod.depth(&nodes)) {
+                (true, _) => (0, nodes.len()),
+                (false, most) => (if pod.is_exact(stats.waiting) { most } else { 0 }, most),
+            };
+            assert!((least..=most).contains(&found), "{found} not in {least}..={most}: {pod:?}");
+            credited += usize::from(found > 0);
+            if least == most {
+                self.check_tiers(*id, pod, &nodes[..found]);
+            }
+        }
+        let answered: usize = answer.levels().map(|level| level.pods.len()).sum();
+        assert_eq!(answered, credited, "only live pods are answered");
+        assert!(answer.levels().is_sorted_by(|a, b| a.depth < b.depth));
+    }
+
+    fn check_tiers(&self, id: PodId, pod: &Pod, nodes: &[Node]) {
+        let chain: Vec<_> = nodes.iter().map(|node| block(*node)).collect();
+        let mut holdings = vec![];
+        self.index.holdings(id, &chain, &mut holdings).expect("it lives");
+        for (node, holding) in nodes.iter().zip(holdings) {
+            if let Some(tier) = pod.tier(*node) {
+                assert_eq!(holding.tier, tier, "of node {node}: {pod:?}");
+            }
+        }
+    }
+
+    fn leave_all(&mut self) {
+        for (id, _) in self.pods.drain(..) {
+            self.index.remove_pod(id);
+        }
+        while self.writer.sweep(1000) == Swept::Partly {}
+        let stats = self.index.stats();
+        assert_eq!(
+            (stats.blocks, stats.entries, stats.sets, stats.pods, stats.leaving, stats.suspects),
+            (0, 0, 0, 0, 0, 0),
+            "nothing stays when all have left"
+        );
+    }
+}
+
+fn reversed(mut nodes: Vec<Node>) -> Vec<Node> {
+    nodes.reverse();
+    nodes
+}
