@@ -77,7 +77,7 @@ impl<'a> Bits<'a> {
         let directory = self.rows.directory;
         let mut shard = directory.shard(place.shard);
         let spot = loop {
-            match locate(&shard.table, place, block) {
+            match locate(&shard.table, place) {
                 Some(spot) => break spot,
                 None => resize(directory, place.shard, &mut shard),
             }
@@ -87,7 +87,7 @@ impl<'a> Bits<'a> {
             return false;
         }
         let new = self.take_step(old, Sets::with);
-        write(&shard.table, &spot, block, new);
+        write(&shard.table, &spot, new);
         if old == SetId::EMPTY {
             shard.len += 1;
             resize(directory, place.shard, &mut shard);
@@ -101,13 +101,13 @@ impl<'a> Bits<'a> {
         let place = Place::of(block);
         let directory = self.rows.directory;
         let mut shard = directory.shard(place.shard);
-        let Some(spot) = locate(&shard.table, place, block) else { return };
+        let Some(spot) = locate(&shard.table, place) else { return };
         let old = spot.set;
         if !self.rows.contains(old, self.slot) {
             return;
         }
         let new = self.take_step(old, Sets::without);
-        write(&shard.table, &spot, block, new);
+        write(&shard.table, &spot, new);
         if new == SetId::EMPTY {
             shard.len -= 1;
             resize(directory, place.shard, &mut shard);

@@ -30,8 +30,8 @@ pub struct Holding {
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     extras: HashMap<(Number, Tier), Extra>,
-    /// Blocks that are not simply on the GPU, to find them by our hash.
-    special: HashMap<BlockHash, Number>,
+    /// Entries that are not simply on the GPU, to find them by our hash; one block can have several.
+    special: HashMap<BlockHash, Vec<Number>>,
 }
 
 impl Copies {
@@ -75,16 +75,23 @@ impl Copies {
     }
 
     pub(crate) fn set_special(&mut self, block: BlockHash, number: Number) {
-        self.special.insert(block, number);
-    }
-
-    pub(crate) fn unset_special(&mut self, block: BlockHash, number: Number) {
-        if self.special.get(&block) == Some(&number) {
-            self.special.remove(&block);
+        let numbers = self.special.entry(block).or_default();
+        if !numbers.contains(&number) {
+            numbers.push(number);
         }
     }
 
-    pub(crate) fn special(&self, block: BlockHash) -> Option<Number> {
-        self.special.get(&block).copied()
+    pub(crate) fn unset_special(&mut self, block: BlockHash, number: Number) {
+        if let Some(numbers) = self.special.get_mut(&block) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                self.special.remove(&block);
+            }
+        }
+    }
+
+    /// The entries of a block that are not simply on the GPU.
+    pub(crate) fn special(&self, block: BlockHash) -> &[Number] {
+        self.special.get(&block).map_or(&[], |numbers| numbers)
     }
 }

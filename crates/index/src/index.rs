@@ -28,7 +28,8 @@ use crate::writer::Writer;
 pub struct Limits {
     /// Pods at a time.
     pub capacity: Capacity,
-    /// Blocks over all pods, each counted once for every pod that holds it.
+    /// Blocks over all pods, each counted once for every pod that holds it or is expected to. No more
+    /// than [`Limits::MOST_BLOCKS`].
     pub blocks: usize,
     /// Blocks of one pod.
     pub blocks_per_pod: usize,
@@ -40,11 +41,17 @@ pub struct Limits {
     pub early_per_pod: usize,
 }
 
+impl Limits {
+    /// The most blocks one index can hold. A set of several pods needs two blocks to come into being,
+    /// and sets are numbered with 24 bits; a quarter of them may be waiting to be recycled.
+    pub const MOST_BLOCKS: usize = 24 << 20;
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
             capacity: Capacity::default(),
-            blocks: 64 << 20,
+            blocks: Self::MOST_BLOCKS,
             blocks_per_pod: 4 << 20,
             waiting_per_pod: 16 << 10,
             expected_per_pod: 64 << 10,
@@ -89,9 +96,11 @@ pub(crate) struct Shared {
     pub(crate) alive: Box<[AtomicU64]>,
     /// Pods whose prefixes may have holes.
     pub(crate) suspects: Box<[AtomicU64]>,
+    /// How often a suspicion was lifted.
+    pub(crate) lifted: AtomicU64,
     /// Pods of which something is expected.
     pub(crate) expecting: Box<[AtomicU64]>,
-    /// Entries in all ledgers.
+    /// Entries and expectations in all ledgers.
     pub(crate) entries: AtomicU64,
     pods: Box<[Pod]>,
     slots: Mutex<Slots>,
@@ -126,6 +135,7 @@ impl Index {
     /// An empty index. `seed` spreads what engines send, so that none can choose names that collide.
     #[must_use]
     pub fn new(limits: Limits, seed: u64) -> Self {
+        let limits = Limits { blocks: limits.blocks.min(Limits::MOST_BLOCKS), ..limits };
         let words = limits.capacity.words();
         let slots = (0..limits.capacity.pods() as u16).map(PodSlot);
         let mask = || (0..words).map(|_| AtomicU64::new(0)).collect();
@@ -136,6 +146,7 @@ impl Index {
             limits,
             alive: mask(),
             suspects: mask(),
+            lifted: AtomicU64::new(0),
             expecting: mask(),
             entries: AtomicU64::new(0),
             pods: slots.clone().map(pod).collect(),

@@ -101,6 +101,11 @@ impl Ledger {
         self.slab.len()
     }
 
+    /// What counts against the cap on all blocks.
+    pub(crate) fn weight(&self) -> usize {
+        self.slab.len() + self.expected.len()
+    }
+
     pub(crate) fn holes(&self) -> usize {
         self.holes
     }
@@ -206,15 +211,20 @@ impl Ledger {
         }
     }
 
-    /// How the pod holds a block that its bit says it holds.
+    /// How the pod holds a block that its bit says it holds: by the fastest of its copies.
     pub(crate) fn holding(&self, block: BlockHash) -> Holding {
-        let Some(number) = self.copies.special(block) else {
+        let special = self.copies.special(block);
+        let entries = 1 + self.shared.get(&block).map_or(0, |more| *more as usize);
+        if special.len() < entries {
             return Holding { tier: Tier::Gpu, location: None };
+        }
+        let fastest = |number: &Number| {
+            let entry = self.slab.get(*number);
+            let tier = Tier::ALL.into_iter().find(|tier| entry.is_held_in(*tier))?;
+            Some(Holding { tier, location: self.copies.location(*number, tier) })
         };
-        let entry = self.slab.get(number);
-        let tier = Tier::ALL.into_iter().find(|tier| entry.is_held_in(*tier));
-        let tier = tier.unwrap_or(Tier::Gpu);
-        Holding { tier, location: self.copies.location(number, tier) }
+        let holding = special.iter().filter_map(fastest).min_by_key(|holding| holding.tier);
+        holding.unwrap_or(Holding { tier: Tier::Gpu, location: None })
     }
 
     pub(crate) fn blocks_of(&self, number: Number, mut each: impl FnMut(BlockHash)) {

@@ -29,6 +29,8 @@ use crate::table::{Probe, SetId};
 const FIRST: usize = 8;
 /// Parts into which a later round divides a gap.
 const FAN: usize = 4;
+/// Hashes in a cache line.
+const LINE: usize = 8;
 /// Gaps that are looked into together.
 const GAPS: usize = 4;
 /// Blocks that are asked for together when all are looked at.
@@ -111,6 +113,7 @@ impl Reader {
         if chain.is_empty() {
             return Ok(());
         }
+        let lifted = shared.lifted.load(Ordering::Acquire);
         search.holding.clear();
         search.holding.extend(shared.alive.iter().map(|word| word.load(Ordering::Acquire)));
         let Some(first) = search.first_round(view, chain) else { return Ok(()) };
@@ -118,9 +121,12 @@ impl Reader {
             search.later_round(view, chain);
         }
         keep(view, first, &mut search.holding)?;
-        // Suspicion is read after the blocks: a hole that was there before them is seen here.
+        // Suspicion is read after the blocks: a hole that was there before them is seen here, or the
+        // suspicion has been lifted meanwhile.
         let suspects = shared.suspects.iter().map(|word| word.load(Ordering::Acquire));
-        if suspects.zip(&search.holding).any(|(suspects, holding)| suspects & holding != 0) {
+        let suspected =
+            suspects.zip(&search.holding).any(|(suspects, holding)| suspects & holding != 0);
+        if suspected || shared.lifted.load(Ordering::Acquire) != lifted {
             search.look_at_all(view, chain, first);
         }
         search.levels(view, chain.len(), answer)
@@ -134,17 +140,20 @@ impl Search {
         self.gaps.clear();
         self.changes.clear();
         if chain.len() <= FIRST + 1 {
-            let first = Probe::new(&view.tables, chain[0]).read();
+            let first = Probe::new(&view.tables, chain[0]).read(&view.tables);
             self.look_at_all(view, chain, first);
             return (first != SetId::EMPTY).then_some(first);
         }
+        // The search jumps about in the chain. Brought in from one end to the other it costs little if
+        // it is not in the cache, and next to nothing if it is.
+        black_box(chain.iter().step_by(LINE).fold(0, |sum, block| sum ^ block.0));
         let last = chain.len() - 1;
         let positions: [usize; FIRST + 1] = std::array::from_fn(|part| last * part / FIRST);
         let probes = positions.map(|position| Probe::new(&view.tables, chain[position]));
         black_box(probes.iter().fold(0u32, |sum, probe| sum.wrapping_add(probe.touch())));
         let seen: [Point; FIRST + 1] = std::array::from_fn(|part| Point {
             position: positions[part] as u32,
-            set: probes[part].read(),
+            set: probes[part].read(&view.tables),
         });
         self.note(&seen);
         (seen[0].set != SetId::EMPTY).then_some(seen[0].set)
@@ -172,7 +181,7 @@ impl Search {
             let nowhere = Point { position: 0, set: SetId::EMPTY };
             let mut seen = [[nowhere; FAN + 1]; GAPS];
             for (at, gap) in gaps.iter().enumerate() {
-                seen[at] = gap.seen(inside[at], probes[at].map(Probe::read));
+                seen[at] = gap.seen(inside[at], probes[at].map(|probe| probe.read(&view.tables)));
             }
             for seen in &seen[..gaps.len()] {
                 self.note(seen);
@@ -218,7 +227,8 @@ impl Search {
             }
             black_box(sum);
             for (at, probe) in probes[..blocks.len()].iter().enumerate() {
-                let point = Point { position: (part * AHEAD + at) as u32, set: probe.read() };
+                let point =
+                    Point { position: (part * AHEAD + at) as u32, set: probe.read(&view.tables) };
                 // The first block was read before; it counts as it was seen then.
                 if point.set != last && point.position > 0 {
                     self.changes.push(point);

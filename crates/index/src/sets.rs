@@ -17,7 +17,7 @@ use hashbrown::HashTable;
 use crate::directory::{Directory, Pages};
 use crate::pod::{PodSlot, place};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
-use crate::table::SetId;
+use crate::table::{SETS, SetId};
 
 /// Rows in a page.
 #[cfg(not(loom))]
@@ -161,6 +161,8 @@ impl Sets {
         }
         if register.free.is_empty() {
             let first = register.hashes.len();
+            let last = numbering.row(first + ROWS - 1);
+            assert!(last.0 < SETS, "the cap on blocks allows fewer sets than there are numbers");
             register.hashes.resize(first + ROWS, 0);
             register.free.extend((first as u32..(first + ROWS) as u32).rev());
             rows.directory.add_page(Arc::new(Page::new(numbering.words)));

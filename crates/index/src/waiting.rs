@@ -62,7 +62,7 @@ impl Waiting {
         contents: &[ContentHash],
     ) {
         let waiter = self.waiters.entry(engine).or_default();
-        if waiter.link.is_none() {
+        if waiter.link.is_none() && parent != engine {
             waiter.link = Some((parent, contents.into()));
             self.children.entry(parent).or_default().push(engine);
         }

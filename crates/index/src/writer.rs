@@ -135,7 +135,7 @@ impl Writer {
             return Swept::Partly;
         }
         *guard = None;
-        mark(&shared.suspects, leaving.slot, false);
+        trust(shared, leaving.slot);
         mark(&shared.expecting, leaving.slot, false);
         drop(guard);
         shared.sets.shrink(&shared.directory);
@@ -190,7 +190,7 @@ struct Change<'a> {
 
 impl Change<'_> {
     fn run(&mut self, counting: Counting, events: &[Event<'_>]) {
-        let (before, room) = (self.ledger.len(), self.room());
+        let (before, room) = (self.ledger.weight(), self.room());
         for event in events {
             match event {
                 Event::Stored(stored) => {
@@ -220,7 +220,7 @@ impl Change<'_> {
     }
 
     fn become_equal(&mut self, stored: &[Stored<'_>]) {
-        let before = self.ledger.len();
+        let before = self.ledger.weight();
         let mut room = self.room();
         // A snapshot may name children before their parents, all of them; only what still waits at
         // its end is waiting.
@@ -237,8 +237,9 @@ impl Change<'_> {
     }
 
     fn expect(&mut self, chain: &[BlockHash], expires: Moment) -> bool {
+        let before = self.ledger.weight();
         let expected = self.ledger.expected.len() + chain.len();
-        if expected > self.shared.limits.expected_per_pod {
+        if expected > self.shared.limits.expected_per_pod || chain.len() > self.left() {
             return false;
         }
         let Self { desk: Desk { view, set: known, .. }, .. } = self;
@@ -255,15 +256,18 @@ impl Change<'_> {
             parent = Some(*block);
         }
         known.clear();
+        self.count(before);
         mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
         true
     }
 
     fn expire(&mut self, now: Moment) -> usize {
+        let before = self.ledger.weight();
         self.desk.clear = self.ledger.expected.take_expired(now);
         let expired = self.desk.clear.len();
         self.ledger.counters.expired += expired as u64;
         self.commit();
+        self.count(before);
         mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
         expired
     }
@@ -272,9 +276,9 @@ impl Change<'_> {
     fn leave(&mut self, cursor: u32, blocks: usize) -> Option<u32> {
         let rest = self.ledger.held_from(cursor, blocks, &mut self.desk.clear);
         if rest.is_none() {
+            let weight = self.ledger.weight() as u64;
+            self.shared.entries.fetch_sub(weight, Ordering::Relaxed);
             self.desk.clear.extend(self.ledger.expected.take_all());
-            let entries = self.ledger.len() as u64;
-            self.shared.entries.fetch_sub(entries, Ordering::Relaxed);
         }
         self.commit();
         rest
@@ -293,23 +297,27 @@ impl Change<'_> {
         set.clear();
         clear.clear();
         if !ledger.may_have_holes() {
-            mark(&shared.suspects, *slot, false);
+            trust(shared, *slot);
         }
     }
 
     fn room(&self) -> Room {
         let limits = &self.shared.limits;
-        let all = self.shared.entries.load(Ordering::Relaxed);
-        let left = (limits.blocks as u64).saturating_sub(all) as usize;
         Room {
-            entries: limits.blocks_per_pod.min(self.ledger.len().saturating_add(left)),
+            entries: limits.blocks_per_pod.min(self.ledger.len().saturating_add(self.left())),
             waiting: limits.waiting_per_pod,
         }
     }
 
-    /// Adds to the count of all entries what this pod has gained since it had `before`.
+    /// How many blocks the cap on all still allows.
+    fn left(&self) -> usize {
+        let all = self.shared.entries.load(Ordering::Relaxed) as usize;
+        self.shared.limits.blocks.saturating_sub(all)
+    }
+
+    /// Adds to the count of all blocks what this pod has gained since it weighed `before`.
     fn count(&self, before: usize) {
-        let change = (self.ledger.len() as u64).wrapping_sub(before as u64);
+        let change = (self.ledger.weight() as u64).wrapping_sub(before as u64);
         if change != 0 {
             self.shared.entries.fetch_add(change, Ordering::Relaxed);
         }
@@ -325,5 +333,15 @@ fn mark(mask: &[AtomicU64], slot: PodSlot, on: bool) {
         } else {
             mask[word].fetch_and(!bit, Ordering::AcqRel);
         }
+    }
+}
+
+/// Lifts the suspicion of a pod, if there is one. It is counted first: a query that finds no suspicion
+/// any more must know that there was one when it read the blocks.
+fn trust(shared: &Shared, slot: PodSlot) {
+    let (word, bit) = place(slot);
+    if shared.suspects[word].load(Ordering::Acquire) & bit != 0 {
+        shared.lifted.fetch_add(1, Ordering::AcqRel);
+        shared.suspects[word].fetch_and(!bit, Ordering::AcqRel);
     }
 }

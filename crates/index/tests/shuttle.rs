@@ -99,7 +99,6 @@ fn every_answer_was_true_block_by_block_while_pods_speak_leave_and_return() {
 }
 
 #[test]
-#[ignore = "fails: suspicion is read after the blocks, when it may have been lifted by their removal"]
 fn a_hole_from_before_the_query_is_not_bridged_while_what_follows_it_goes() {
     explore(2, 1, || {
         let world = Arc::new(World::new());
@@ -116,7 +115,6 @@ fn a_hole_from_before_the_query_is_not_bridged_while_what_follows_it_goes() {
 }
 
 #[test]
-#[ignore = "fails: suspicion is read after the blocks, when it may have been lifted by their removal"]
 fn blocks_without_known_prefixes_that_come_and_go_during_a_query_bridge_no_hole() {
     explore(3, 1, || {
         let world = Arc::new(World::new());
