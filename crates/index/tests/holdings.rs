@@ -12,23 +12,23 @@ const CONTENT: ContentHash = ContentHash(50);
 fn store(index: &Index, pod: PodId, name: u64, tier: Tier, locations: &[Location]) {
     let content = Content::Chained { parent: Parent::Root(ROOT), contents: &[CONTENT] };
     let stored = Stored { tier, blocks: &[EngineHash(name)], content, locations };
-    index.writer().apply(pod, None, &[Event::Stored(stored)]).unwrap();
+    index.writer().apply(pod, None, &[Event::Stored(stored)]).expect("it lives");
 }
 
 fn remove(index: &Index, pod: PodId, name: u64, tier: Tier) {
     let removed = Event::Removed { tier, blocks: &[EngineHash(name)] };
-    index.writer().apply(pod, None, &[removed]).unwrap();
+    index.writer().apply(pod, None, &[removed]).expect("it lives");
 }
 
 fn holding(index: &Index, pod: PodId) -> Holding {
     let mut holdings = vec![];
-    index.holdings(pod, &[ROOT.then(CONTENT)], &mut holdings).unwrap();
+    index.holdings(pod, &[ROOT.then(CONTENT)], &mut holdings).expect("it lives");
     holdings[0]
 }
 
 fn start() -> (Index, PodId) {
     let index = Index::new(Limits::default(), 3);
-    let pod = index.add_pod().unwrap();
+    let pod = index.add_pod().expect("a slot is free");
     (index, pod)
 }
 
