@@ -54,7 +54,7 @@ pub struct Stats {
     pub suspects: usize,
     /// Distinct blocks in the map.
     pub blocks: usize,
-    /// Blocks over all pods.
+    /// Blocks over all pods, held or expected: what the cap on all blocks counts.
     pub entries: usize,
     /// Distinct sets of more than one pod.
     pub sets: usize,
