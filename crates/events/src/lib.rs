@@ -7,5 +7,6 @@
 
 mod translate;
 pub mod wire;
+pub mod zmtp;
 
 pub use translate::{TranslateError, Translated, Translator};

@@ -1,0 +1,35 @@
+//! As much of ZeroMQ's wire protocol as cache events need: ZMTP 3.0 over TCP without encryption, PUB and
+//! SUB for the stream, DEALER and ROUTER for its replay.
+//!
+//! Why not a library: an engine that restarts in place shows it first by a broken connection, which
+//! ZeroMQ libraries hide by design; and a length on the wire must not make us allocate, which they allow.
+//! What is left of ZeroMQ then is a greeting, a handshake and a length before each frame.
+//!
+//! A [`Connection`] is one peer: connecting again, with a pause between, is its owner's part. A ROUTER is
+//! a [`Listener`] and one connection per peer, so there are no identities.
+//!
+//! ```
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! use wornpath_events::zmtp::{Connection, Publisher, Socket};
+//!
+//! let publisher = Publisher::bind("127.0.0.1:0").await?;
+//! let mut subscriber = Connection::connect(publisher.address(), Socket::Sub).await?;
+//! subscriber.subscribe(b"kv").await?;
+//! publisher.subscribed(1).await;
+//! publisher.send(&["kv@pod", "payload"]);
+//! assert_eq!(subscriber.receive().await?, ["kv@pod", "payload"]);
+//! # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+//! ```
+
+mod connection;
+mod error;
+mod frame;
+mod handshake;
+mod listener;
+mod publisher;
+
+pub use connection::Connection;
+pub use error::ZmtpError;
+pub use handshake::Socket;
+pub use listener::Listener;
+pub use publisher::Publisher;

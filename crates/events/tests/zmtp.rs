@@ -1,0 +1,123 @@
+//! Our side of ZeroMQ against libzmq, and against peers that are not what they should be.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod peer;
+
+use peer::Peer;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use wornpath_events::zmtp::{Connection, Listener, Publisher, Socket, ZmtpError};
+
+#[tokio::test]
+async fn libzmq_publishes_and_replays_to_us() {
+    if !peer::zmq_is_here() {
+        return;
+    }
+    for (form, frames) in [("topic", 4), ("bare", 3)] {
+        let mut engine = Peer::start("publisher.py", &["0", "0", "kv@pod", form]);
+        let ports = engine.line();
+        let (publish, replay) = ports.split_once(' ').unwrap();
+        let connect = async |port: &str, own| {
+            Connection::connect(format!("127.0.0.1:{port}"), own).await.unwrap()
+        };
+        let mut stream = connect(publish, Socket::Sub).await;
+        stream.subscribe(b"").await.unwrap();
+        // The subscription takes its way to libzmq's thread; what is published before is lost to us.
+        let mut asked = connect(replay, Socket::Dealer).await;
+        let large = vec![7; 100_000];
+        let first = loop {
+            engine.say("send", b"first");
+            let wait = Duration::from_millis(20);
+            if let Ok(frames) = tokio::time::timeout(wait, stream.receive()).await {
+                break frames.unwrap();
+            }
+        };
+        assert_eq!((&first[0][..], &first[2][..]), (&b"kv@pod"[..], &b"first"[..]));
+        engine.say("send", &large);
+        assert_eq!(stream.receive().await.unwrap()[2], large);
+
+        let number = u64::from_be_bytes((&first[1][..]).try_into().unwrap());
+        asked.send(&[&[][..], &number.to_be_bytes()]).await.unwrap();
+        for payload in [&b"first"[..], &large, b""] {
+            let answer = asked.receive().await.unwrap();
+            assert_eq!((answer.len(), &answer[frames - 1][..]), (frames, payload));
+        }
+    }
+}
+
+#[tokio::test]
+async fn libzmq_subscribes_to_us_and_asks_us() {
+    if !peer::zmq_is_here() {
+        return;
+    }
+    let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
+    let mut router = Listener::bind("127.0.0.1:0", Socket::Router).await.unwrap();
+    let ports = [publisher.address().port(), router.address().port()].map(|port| port.to_string());
+    let mut consumer = Peer::start("consumer.py", &[&ports[0], &ports[1]]);
+    publisher.subscribed(1).await;
+    publisher.send(&[&b"other"[..], b"not for it"]);
+    publisher.send(&[&b"kv@pod"[..], &vec![0; 70_000]]);
+    // Longer than the time after which libzmq gives a silent peer up: its pings must be answered.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    publisher.send(&[&b"kv@pod"[..], b"end"]);
+    let mut asking = router.accept().await.unwrap();
+    assert_eq!(asking.receive().await.unwrap(), [&[][..], &7_u64.to_be_bytes()]);
+    asking.send(&["", "answer"]).await.unwrap();
+    let lines = tokio::task::spawn_blocking(move || [(); 3].map(|()| consumer.line()));
+    assert_eq!(lines.await.unwrap(), ["2 70000 kv@pod", "2 3 kv@pod", "b'' b'answer'"]);
+}
+
+#[tokio::test]
+async fn a_subscriber_that_does_not_read_loses_messages_and_holds_nobody_up() {
+    let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
+    let connect = || Connection::connect(publisher.address(), Socket::Sub);
+    let (mut idle, mut busy) = (connect().await.unwrap(), connect().await.unwrap());
+    idle.subscribe(b"").await.unwrap();
+    busy.subscribe(b"").await.unwrap();
+    publisher.subscribed(2).await;
+    let payload = vec![0; 16 << 10];
+    for number in 0..4000_u64 {
+        publisher.send(&[&number.to_be_bytes()[..], &payload]);
+        assert_eq!(busy.receive().await.unwrap()[0][..], number.to_be_bytes());
+    }
+    assert!(publisher.lost() > 0, "64 MB waited for a subscriber that does not read");
+}
+
+#[tokio::test]
+async fn a_socket_of_the_wrong_kind_is_named() {
+    let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
+    let refusal = Connection::connect(publisher.address(), Socket::Dealer).await.err().unwrap();
+    assert_eq!(
+        refusal.to_string(),
+        "the peer is a PUB socket, which cannot speak with Dealer; check the port"
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_speak_zeromq_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let answer = async |bytes: &[u8]| {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.read_u8().await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        stream
+    };
+    let mut http = b"HTTP/1.1 400 Bad Request\r\n".to_vec();
+    http.resize(64, b'-');
+    let (refused, _) = tokio::join!(Connection::connect(address, Socket::Sub), answer(&http));
+    let refusal = refused.err().unwrap().to_string();
+    assert!(refusal.starts_with("greeting: found \"HTTP/1.1 400"), "{refusal}");
+    let (refused, _) = tokio::join!(Connection::connect(address, Socket::Sub), async {
+        drop(answer(b"").await);
+    });
+    assert!(matches!(refused, Err(ZmtpError::Closed | ZmtpError::Io(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let refused = Connection::connect(listener.local_addr().unwrap(), Socket::Sub).await;
+    assert!(matches!(refused, Err(ZmtpError::Silent { seconds: 5 })));
+}
