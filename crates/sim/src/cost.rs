@@ -1,0 +1,160 @@
+//! How long one engine step takes.
+//!
+//! A step reads the weights once (`base`), computes each prefill token (`per_prefill_token`) and its
+//! attention to everything before it (`per_pair`), and for each decoding sequence reads its whole
+//! context (`per_context_token`). The other terms are zero unless a profile's measurements ask for
+//! them; each says what it is for.
+
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Milliseconds per unit of work. Fields that a profile leaves out are zero.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StepCost {
+    /// Every step.
+    pub base: f64,
+    /// Every step with prefill in it: such steps do not run from a captured graph.
+    pub prefill: f64,
+    /// Every prefill token beyond `free_prefill_tokens`.
+    pub per_prefill_token: f64,
+    /// Prefill tokens that are hidden behind the reading of the weights.
+    pub free_prefill_tokens: f64,
+    /// Every pair of a prefill token and a token it attends to.
+    pub per_pair: f64,
+    /// Every token that a prefill chunk finds cached before it.
+    pub per_past_token: f64,
+    /// Every decoding sequence.
+    pub per_sequence: f64,
+    /// Every token of context of every decoding sequence.
+    pub per_context_token: f64,
+    /// Every token of the longest context, when that takes longer than all contexts together: one
+    /// sequence cannot use the whole memory bandwidth.
+    pub per_longest_token: f64,
+    /// Decoding that reads a shared prefix once, if the engine can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cascade: Option<Cascade>,
+}
+
+/// Decoding with cascade attention: the prefix that all sequences share is read once for all.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cascade {
+    /// Milliseconds per step for the second pass and the merge.
+    pub base: f64,
+    /// Milliseconds per token of the shared prefix.
+    pub per_shared_token: f64,
+    /// Fewer sequences decode the plain way.
+    pub least_sequences: usize,
+    /// Shorter prefixes are read the plain way.
+    pub least_tokens: usize,
+}
+
+/// What one step has to do.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct StepLoad {
+    /// Tokens of all prefill chunks.
+    pub prefill_tokens: usize,
+    /// Pairs of a prefill token and a token it attends to.
+    pub pairs: f64,
+    /// Tokens that stand before prefill chunks, summed over the chunks.
+    pub past_tokens: usize,
+    /// Sequences that decode a token.
+    pub sequences: usize,
+    /// Their contexts together.
+    pub context_tokens: usize,
+    /// The longest of their contexts.
+    pub longest_context: usize,
+    /// The prefix that all of them share.
+    pub shared_prefix: usize,
+}
+
+impl StepLoad {
+    /// Adds a chunk of `tokens` that stands after `past` tokens of its prompt.
+    pub fn add_chunk(&mut self, past: usize, tokens: usize) {
+        let (before, own) = (past as f64, tokens as f64);
+        self.prefill_tokens += tokens;
+        self.past_tokens += past;
+        self.pairs += own * before + own * own / 2.0;
+    }
+}
+
+impl StepCost {
+    /// The time of a step.
+    #[must_use]
+    pub fn of(&self, load: &StepLoad) -> Duration {
+        Duration::from_secs_f64(self.milliseconds(load).max(0.0) / 1e3)
+    }
+
+    /// The time of a step in milliseconds.
+    #[must_use]
+    pub fn milliseconds(&self, load: &StepLoad) -> f64 {
+        let mut time = self.base;
+        if load.prefill_tokens > 0 {
+            let paid = (load.prefill_tokens as f64 - self.free_prefill_tokens).max(0.0);
+            time += self.prefill
+                + self.per_prefill_token * paid
+                + self.per_pair * load.pairs
+                + self.per_past_token * load.past_tokens as f64;
+        }
+        if load.sequences > 0 {
+            time += self.per_sequence * load.sequences as f64 + self.decode_attention(load);
+        }
+        time
+    }
+
+    /// The cheaper of the two ways to read the contexts.
+    fn decode_attention(&self, load: &StepLoad) -> f64 {
+        let plain = self.reading(load.context_tokens, load.longest_context);
+        let shared = load.shared_prefix;
+        match self.cascade {
+            Some(cascade)
+                if load.sequences >= cascade.least_sequences && shared >= cascade.least_tokens =>
+            {
+                let own = load.context_tokens.saturating_sub(load.sequences * shared);
+                let rest = self.reading(own, load.longest_context.saturating_sub(shared));
+                plain.min(cascade.base + cascade.per_shared_token * shared as f64 + rest)
+            }
+            _ => plain,
+        }
+    }
+
+    fn reading(&self, all: usize, longest: usize) -> f64 {
+        (self.per_context_token * all as f64).max(self.per_longest_token * longest as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_of_a_prompt_attend_to_as_many_pairs_as_the_whole_prompt() {
+        let mut whole = StepLoad::default();
+        whole.add_chunk(0, 1_000);
+        let mut parts = StepLoad::default();
+        parts.add_chunk(0, 300);
+        parts.add_chunk(300, 700);
+        assert_eq!((whole.pairs, whole.prefill_tokens), (parts.pairs, parts.prefill_tokens));
+    }
+
+    #[test]
+    fn cascade_is_used_only_where_it_is_allowed_and_faster() {
+        let cascade =
+            Cascade { base: 2.0, per_shared_token: 0.001, least_sequences: 8, least_tokens: 256 };
+        let cost =
+            StepCost { per_context_token: 0.001, cascade: Some(cascade), ..Default::default() };
+        let load = |sequences: usize, shared_prefix: usize| StepLoad {
+            sequences,
+            context_tokens: sequences * (shared_prefix + 100),
+            longest_context: shared_prefix + 100,
+            shared_prefix,
+            ..Default::default()
+        };
+        let time = |sequences, shared| cost.milliseconds(&load(sequences, shared));
+        assert!((time(10, 1_000) - (2.0 + 1.0 + 1.0)).abs() < 1e-9, "one reading of the prefix");
+        assert!((time(7, 1_000) - 7.7).abs() < 1e-9, "too few sequences");
+        assert!((time(10, 200) - 3.0).abs() < 1e-9, "too short a prefix");
+        assert!((time(8, 256) - 2.848).abs() < 1e-9, "plain is faster");
+    }
+}

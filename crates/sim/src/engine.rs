@@ -1,0 +1,294 @@
+//! One engine: requests go in, virtual time passes, tokens and cache events come out.
+//!
+//! Work happens in steps. A step gives every decoding sequence one token and spends the rest of its token
+//! budget on prefill, first come first served; how long it takes follows from the profile. Waiting
+//! requests are admitted at the beginning of a step, when their blocks fit; what a step computed counts
+//! at its end. Between steps nothing happens, so [`Engine::next_event_time`] is all a driver needs.
+
+mod decoding;
+mod schedule;
+mod sequence;
+mod settle;
+
+use crate::pool::BlockPool;
+use crate::profile::Profile;
+use crate::request::{Outcome, Output, Refused, Request, RequestId};
+use decoding::Decoding;
+use sequence::{Sequence, Sequences, Slot};
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+use wornpath_index::{EngineHash, Tier};
+
+/// When a waiting request is admitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Admission {
+    /// When its prompt fits. Output takes blocks as it grows, and when there are none, the request that
+    /// came last is preempted and computed again later: what vLLM does.
+    #[default]
+    PromptFits,
+    /// When prompt and output fit. Nothing is ever preempted.
+    WholeFits,
+}
+
+/// Which tokens are reported.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TokenReports {
+    /// The first of each request: all that times to first token and per token need.
+    #[default]
+    First,
+    /// Every one.
+    Each,
+}
+
+/// How an engine is run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Settings {
+    /// Tokens per block.
+    pub block_size: NonZeroUsize,
+    /// Tokens that device memory holds, if not as the profile says.
+    pub kv_tokens: Option<usize>,
+    /// Tokens that host memory holds as a second tier; none without one.
+    pub host_tokens: usize,
+    /// When a waiting request is admitted.
+    pub admission: Admission,
+    /// Which tokens are reported.
+    pub tokens: TokenReports,
+    /// Every step takes so many times its profile's time.
+    pub slowdown: f64,
+}
+
+impl Default for Settings {
+    /// Blocks of 16 tokens and no host tier, at the profile's size and speed.
+    fn default() -> Self {
+        Self {
+            block_size: const { NonZeroUsize::new(16).expect("16 is not zero") },
+            kv_tokens: None,
+            host_tokens: 0,
+            admission: Admission::default(),
+            tokens: TokenReports::default(),
+            slowdown: 1.0,
+        }
+    }
+}
+
+/// How busy an engine is, and how much of its prompts it had cached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Load {
+    /// Requests that wait to be admitted.
+    pub waiting: usize,
+    /// Requests that are being computed.
+    pub running: usize,
+    /// Blocks in use.
+    pub used_blocks: usize,
+    /// Blocks in all.
+    pub total_blocks: usize,
+    /// Prompt tokens of all requests admitted so far.
+    pub asked_tokens: u64,
+    /// How many of those were cached.
+    pub hit_tokens: u64,
+    /// How often a request was preempted.
+    pub preemptions: u64,
+}
+
+/// A chunk of a prompt in the current step.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    slot: Slot,
+    tokens: usize,
+}
+
+/// A model of one engine.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    profile: Profile,
+    settings: Settings,
+    block_size: usize,
+    device: BlockPool,
+    host: BlockPool,
+    now: Duration,
+    sequences: Sequences,
+    /// On their way to the waiting queue.
+    arriving: VecDeque<(Duration, Slot)>,
+    waiting: VecDeque<Slot>,
+    /// Blocks are being copied to the device until then.
+    loading: Vec<(Duration, Slot)>,
+    /// In the order of admission: all that decode or compute their prompts.
+    running: Vec<Slot>,
+    prefilling: Vec<Slot>,
+    decoding: Decoding,
+    /// Ended, but their blocks are kept for another engine until then.
+    leased: Vec<(Duration, RequestId, Sequence)>,
+    /// The prompt chunks of the current step, and its end.
+    chunks: Vec<Chunk>,
+    step_end: Option<Duration>,
+    /// Decoding sequences whose blocks are all full.
+    wanting: Vec<Slot>,
+    /// The head of the waiting queue that did not fit, and the state of the device's blocks then.
+    blocked: Option<(Slot, u64)>,
+    evicted: Vec<EngineHash>,
+    /// The cache was emptied and nobody has been told yet.
+    cleared: bool,
+    load: Load,
+}
+
+impl Engine {
+    /// An engine without requests and with empty caches.
+    #[must_use]
+    pub fn new(profile: &Profile, settings: &Settings) -> Self {
+        let block_size = settings.block_size.get();
+        let device_tokens = settings.kv_tokens.unwrap_or(profile.kv_tokens());
+        Self {
+            profile: profile.clone(),
+            settings: settings.clone(),
+            block_size,
+            device: BlockPool::new((device_tokens / block_size).max(1)),
+            host: BlockPool::new(settings.host_tokens / block_size),
+            now: Duration::ZERO,
+            sequences: Sequences::default(),
+            arriving: VecDeque::new(),
+            waiting: VecDeque::new(),
+            loading: Vec::new(),
+            running: Vec::new(),
+            prefilling: Vec::new(),
+            decoding: Decoding::default(),
+            leased: Vec::new(),
+            chunks: Vec::new(),
+            step_end: None,
+            wanting: Vec::new(),
+            blocked: None,
+            evicted: Vec::new(),
+            cleared: false,
+            load: Load::default(),
+        }
+    }
+
+    /// Takes a request at `now`, which is not before the last [`advance`](Self::advance).
+    ///
+    /// # Errors
+    /// If the engine could never serve it.
+    pub fn submit(&mut self, now: Duration, request: Request) -> Result<(), Refused> {
+        if request.prompt_tokens == 0 {
+            return Err(Refused::EmptyPrompt);
+        }
+        let tokens = request.prompt_tokens + request.output_tokens;
+        let capacity = self.device.capacity().saturating_mul(self.block_size);
+        if tokens > capacity {
+            return Err(Refused::TooLong { tokens, capacity });
+        }
+        let slot = self.sequences.insert(Sequence::new(request));
+        self.arriving.push_back((now + self.profile.request_time(), slot));
+        Ok(())
+    }
+
+    /// Forgets a request, whatever its state, and frees its blocks; what it computed stays cached. A step
+    /// that is under way takes as long as it would have taken.
+    pub fn cancel(&mut self, request: RequestId) {
+        if let Some(slot) = self.sequences.find(request) {
+            self.leave_queues(slot);
+            let sequence = self.sequences.remove(slot);
+            self.release(&sequence);
+        }
+        self.release_lease(request);
+    }
+
+    /// Ends a lease: the other engine has fetched the blocks. Says whether there was one.
+    pub fn release_lease(&mut self, request: RequestId) -> bool {
+        let Some(place) = self.leased.iter().position(|(_, leased, _)| *leased == request) else {
+            return false;
+        };
+        let (_, _, sequence) = self.leased.swap_remove(place);
+        self.release(&sequence);
+        true
+    }
+
+    /// Empties the cache, or says how many blocks are in use and leaves it alone.
+    ///
+    /// # Errors
+    /// If a block is in use.
+    pub fn clear_cache(&mut self) -> Result<(), usize> {
+        self.device.clear().map_err(|in_use| in_use.0)?;
+        self.host = BlockPool::new(self.host.capacity());
+        self.cleared = true;
+        Ok(())
+    }
+
+    /// Every later step takes `slowdown` times its profile's time.
+    pub fn set_slowdown(&mut self, slowdown: f64) {
+        self.settings.slowdown = slowdown;
+    }
+
+    /// When something will happen, unless a request comes before; never, for an idle engine.
+    #[must_use]
+    pub fn next_event_time(&self) -> Option<Duration> {
+        if self.step_end.is_some() {
+            return self.step_end;
+        }
+        let arrival = self.arriving.front().map(|(time, _)| *time);
+        let loaded = self.loading.iter().map(|(time, _)| *time).min();
+        let lease = self.leased.iter().map(|(time, ..)| *time).min();
+        [arrival, loaded, lease].into_iter().flatten().min()
+    }
+
+    /// Lets time pass until `now` and appends what happened, in order.
+    pub fn advance(&mut self, now: Duration, outputs: &mut Vec<Output>) {
+        while let Some(time) = self.next_event_time().filter(|time| *time <= now) {
+            self.now = time.max(self.now);
+            if self.step_end.take().is_some() {
+                self.settle(outputs);
+            }
+            self.begin_step(outputs);
+        }
+        self.now = now.max(self.now);
+    }
+
+    /// How busy the engine is.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        Load {
+            waiting: self.arriving.len() + self.waiting.len() + self.loading.len(),
+            running: self.running.len(),
+            used_blocks: self.device.in_use(),
+            total_blocks: self.device.capacity(),
+            ..self.load
+        }
+    }
+
+    /// Leading blocks of `chain` that are cached on the device.
+    #[must_use]
+    pub fn cached_blocks(&self, chain: &[EngineHash]) -> usize {
+        chain.iter().take_while(|name| self.device.find(**name).is_some()).count()
+    }
+
+    fn leave_queues(&mut self, slot: Slot) {
+        self.blocked = None;
+        self.arriving.retain(|(_, other)| *other != slot);
+        self.waiting.retain(|other| *other != slot);
+        self.loading.retain(|(_, other)| *other != slot);
+        self.running.retain(|other| *other != slot);
+        self.prefilling.retain(|other| *other != slot);
+        self.chunks.retain(|chunk| chunk.slot != slot);
+        self.decoding.remove(slot, &mut self.sequences[slot]);
+    }
+
+    fn release(&mut self, sequence: &Sequence) {
+        for block in sequence.blocks.iter().rev() {
+            self.device.release(*block);
+        }
+    }
+
+    fn emit(&self, outputs: &mut Vec<Output>, outcome: Outcome) {
+        outputs.push(Output { at: self.now, outcome });
+    }
+
+    /// Reports what allocations have pushed out of the device since the last call.
+    fn emit_evicted(&mut self, outputs: &mut Vec<Output>) {
+        if !self.evicted.is_empty() {
+            let blocks = std::mem::take(&mut self.evicted);
+            self.emit(outputs, Outcome::Removed { blocks, tier: Tier::Gpu });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

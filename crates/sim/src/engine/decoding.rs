@@ -1,0 +1,114 @@
+//! The sequences that decode, at a cost per step that does not grow with their number.
+//!
+//! All of them gain one token per step, so only sums need to be kept up, and a sequence is looked at
+//! again when it ends or when its last block is full. A queue by step number says when that is.
+
+use super::sequence::{Sequence, Sequences, Slot};
+use crate::cost::StepLoad;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// The decoding sequences together.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Decoding {
+    /// Steps done since the engine's start.
+    pub(super) step: u64,
+    count: usize,
+    /// Tokens with key/value vectors of all of them.
+    context_tokens: usize,
+    /// After which step which sequence is to be looked at; one entry for each.
+    due: BinaryHeap<Reverse<(u64, Slot)>>,
+    /// What was true of all after the step in which one came or went.
+    shape: Option<Shape>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    step: u64,
+    longest: usize,
+    shared_prefix: usize,
+}
+
+impl Decoding {
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// A sequence has its first token, or one more after a preemption, and goes on from here.
+    pub(super) fn add(&mut self, slot: Slot, sequence: &mut Sequence, block_size: usize) {
+        sequence.decodes_since = Some(self.step);
+        self.count += 1;
+        self.context_tokens += sequence.context_by(self.step);
+        self.shape = None;
+        self.plan(slot, sequence, block_size);
+    }
+
+    /// A sequence stops decoding, if it does decode.
+    pub(super) fn remove(&mut self, slot: Slot, sequence: &mut Sequence) {
+        if sequence.decodes_since.is_none() {
+            return;
+        }
+        self.count -= 1;
+        self.context_tokens -= sequence.context_by(self.step);
+        sequence.generated = sequence.generated_by(self.step);
+        sequence.decodes_since = None;
+        self.shape = None;
+        self.due.retain(|Reverse((_, other))| *other != slot);
+    }
+
+    /// Says when to look at a sequence again: when it has all its tokens or its last block is full.
+    pub(super) fn plan(&mut self, slot: Slot, sequence: &Sequence, block_size: usize) {
+        let missing = sequence.request.output_tokens - sequence.generated_by(self.step);
+        let to_boundary = block_size - sequence.context_by(self.step) % block_size;
+        let step = self.step + missing.min(to_boundary) as u64;
+        self.due.push(Reverse((step, slot)));
+    }
+
+    /// All of them gain a token.
+    pub(super) fn pass_step(&mut self) {
+        self.step += 1;
+        self.context_tokens += self.count;
+    }
+
+    /// The next sequence to be looked at after the current step.
+    pub(super) fn pop_due(&mut self) -> Option<Slot> {
+        match self.due.peek() {
+            Some(Reverse((step, slot))) if *step <= self.step => {
+                let slot = *slot;
+                self.due.pop();
+                Some(slot)
+            }
+            _ => None,
+        }
+    }
+
+    /// Adds the decoding of the coming step to its load. `shape` is asked for only by profiles whose cost
+    /// depends on it.
+    pub(super) fn add_to(&self, load: &mut StepLoad) {
+        load.sequences = self.count;
+        load.context_tokens = self.context_tokens + self.count;
+        if let Some(shape) = self.shape {
+            load.longest_context = shape.longest + (self.step - shape.step) as usize + 1;
+            load.shared_prefix = shape.shared_prefix;
+        }
+    }
+
+    /// Finds the longest context and the prefix that all share, if one came or went since.
+    pub(super) fn measure(&mut self, running: &[Slot], sequences: &Sequences, block_size: usize) {
+        if self.shape.is_some() {
+            return;
+        }
+        let all = running.iter().map(|slot| &sequences[*slot]);
+        let mut decoding = all.filter(|sequence| sequence.decodes_since.is_some());
+        let Some(first) = decoding.next() else { return };
+        let mut longest = first.context_by(self.step);
+        let mut shared = first.blocks.len();
+        for sequence in decoding {
+            longest = longest.max(sequence.context_by(self.step));
+            let pairs = first.blocks.iter().zip(&sequence.blocks).take(shared);
+            shared = pairs.take_while(|(one, other)| one == other).count();
+        }
+        let shared_prefix = if self.count > 1 { shared * block_size } else { 0 };
+        self.shape = Some(Shape { step: self.step, longest, shared_prefix });
+    }
+}

@@ -1,0 +1,41 @@
+//! Engines without GPUs.
+//!
+//! [`Engine`] models a batching inference engine after vLLM V1: continuous batching, chunked prefill,
+//! a block cache with reference counts, and step times from a [`Profile`]. It is a state machine in
+//! virtual time: the caller says what time it is and gets what has happened since, so one thread
+//! can replay hours of traffic over hundreds of engines in seconds, and a server can run the same
+//! model against the real clock.
+//!
+//! ```
+//! use std::time::Duration;
+//! use wornpath_sim::{Engine, Outcome, Profile, Request, RequestId, Settings};
+//!
+//! let profile = Profile::built_in("8b-h200")?;
+//! let mut engine = Engine::new(&profile, &Settings::default());
+//! engine.submit(Duration::ZERO, Request::anonymous(RequestId(1), 8_236, 1))?;
+//! let mut outputs = Vec::new();
+//! while let Some(time) = engine.next_event_time() {
+//!     engine.advance(time, &mut outputs);
+//! }
+//! let last = outputs.last().expect("a request ends");
+//! assert_eq!(last.outcome, Outcome::Finished { request: RequestId(1) });
+//! assert!((170..180).contains(&last.at.as_millis()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What the model leaves out: speculative decoding, pipeline bubbles, CPU scheduling time that grows
+//! with the batch, sliding windows, images, and sharing of a block inside the step that computes it
+//! (vLLM allows that; here a block can be reused from the next step on). Output that nobody can ask
+//! for again, because its tokens are unknown, leaves the cache first.
+#![forbid(unsafe_code)]
+
+mod cost;
+mod engine;
+mod pool;
+mod profile;
+mod request;
+
+pub use cost::{Cascade, StepCost, StepLoad};
+pub use engine::{Admission, Engine, Load, Settings, TokenReports};
+pub use profile::{Profile, ProfileError};
+pub use request::{Outcome, Output, PromptSource, Refused, Request, RequestId};
