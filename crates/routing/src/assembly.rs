@@ -1,0 +1,312 @@
+//! What a plugin is made with: its parameters, and the handles to the slots it will use.
+//!
+//! Every handle that is asked for is taken down with the place of the plugin in the YAML. When all
+//! plugins are made, the notes are checked as a whole ([`crate::check`]).
+
+use std::sync::Arc;
+
+use crate::models::Models;
+use crate::parameter::FromValue;
+use crate::plugin::{Make, Registry, Stage};
+use crate::problem::{Kind, Problem, Span};
+use crate::settings::{Entry, Given, Setting, Settings};
+use crate::slot::{ProfileId, Reads, Slot, SlotKind, Writes};
+use crate::stage::{Held, Pick};
+use crate::suggest::nearest;
+use crate::values::{BlockHashes, Picked};
+use crate::yaml::Node;
+
+/// The profile has been told why this plugin cannot be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused(());
+
+/// What is known of the profile while it is being assembled.
+pub(crate) struct Blueprint {
+    pub(crate) profile: ProfileId,
+    pub(crate) registry: Registry,
+    pub(crate) models: Arc<Models>,
+    pub(crate) slots: Vec<SlotKind>,
+    pub(crate) uses: Vec<Use>,
+    /// Who asked what pods hold.
+    pub(crate) lookups: usize,
+    pub(crate) problems: Vec<Problem>,
+}
+
+/// Somebody reads or writes a slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Use {
+    pub(crate) slot: usize,
+    pub(crate) access: Access,
+    pub(crate) user: String,
+    pub(crate) stage: Stage,
+    /// When in the life of a request it happens.
+    pub(crate) turn: usize,
+    pub(crate) span: Span,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+impl Blueprint {
+    pub(crate) fn new(registry: &Registry, models: &Arc<Models>) -> Self {
+        Self {
+            profile: ProfileId::next(),
+            registry: registry.clone(),
+            models: Arc::clone(models),
+            slots: Vec::new(),
+            uses: Vec::new(),
+            lookups: 0,
+            problems: Vec::new(),
+        }
+    }
+
+    pub(crate) fn slot<T: Slot>(&mut self, of: Option<&str>) -> usize {
+        let kind = SlotKind::of::<T>(of);
+        let known = self.slots.iter().position(|slot| slot.same(&kind));
+        known.unwrap_or_else(|| {
+            self.slots.push(kind);
+            self.slots.len() - 1
+        })
+    }
+
+    /// The handle to a slot that somebody writes, for the pipeline itself.
+    pub(crate) fn reads_if_written<T: Slot>(&mut self) -> Option<Reads<T>> {
+        let slot = self.slot::<T>(None);
+        let written =
+            self.uses.iter().any(|used| used.slot == slot && used.access == Access::Write);
+        written.then(|| Reads::new(slot as u16, self.profile))
+    }
+
+    /// A step's pick becomes readable for the steps after it.
+    pub(crate) fn writes_pick(&mut self, step: &str, turn: usize, span: Span) -> Writes<Picked> {
+        let slot = self.slot::<Picked>(Some(step));
+        self.uses.push(Use {
+            slot,
+            access: Access::Write,
+            user: step.to_owned(),
+            stage: Stage::Pick,
+            turn,
+            span,
+        });
+        Writes::new(slot as u16, self.profile)
+    }
+}
+
+/// What a plugin is made with.
+pub struct Assembly<'a> {
+    pub(crate) blueprint: &'a mut Blueprint,
+    pub(crate) plugin: &'static str,
+    pub(crate) stage: Stage,
+    pub(crate) span: Span,
+    pub(crate) turn: usize,
+    pub(crate) settings: Settings,
+}
+
+impl Assembly<'_> {
+    /// The right to read what another plugin writes.
+    #[must_use]
+    pub fn reads<T: Slot>(&mut self) -> Reads<T> {
+        let slot = self.blueprint.slot::<T>(None);
+        self.note(slot, Access::Read);
+        Reads::new(slot as u16, self.blueprint.profile)
+    }
+
+    /// The right to write a slot. A profile can have one writer of each.
+    #[must_use]
+    pub fn writes<T: Slot>(&mut self) -> Writes<T> {
+        let slot = self.blueprint.slot::<T>(None);
+        self.note(slot, Access::Write);
+        Writes::new(slot as u16, self.blueprint.profile)
+    }
+
+    /// The right to know how much of the prompt each pod holds. Reads [`BlockHashes`].
+    #[must_use]
+    pub fn held(&mut self) -> Held {
+        self.blueprint.lookups += 1;
+        Held { blocks: self.reads::<BlockHashes>() }
+    }
+
+    /// The right to know which pod the step of that name was given.
+    #[must_use]
+    pub fn picked(&mut self, step: &str) -> Reads<Picked> {
+        let slot = self.blueprint.slot::<Picked>(Some(step));
+        self.note(slot, Access::Read);
+        Reads::new(slot as u16, self.blueprint.profile)
+    }
+
+    /// The models that are served.
+    #[must_use]
+    pub fn models(&self) -> Arc<Models> {
+        Arc::clone(&self.blueprint.models)
+    }
+
+    /// A parameter that is required or has a default.
+    ///
+    /// # Panics
+    /// If the plugin does not declare it so, or as another type.
+    #[must_use]
+    pub fn get<T: FromValue>(&self, parameter: &'static str) -> T {
+        self.maybe(parameter).unwrap_or_else(|| {
+            panic!(
+                "plugin `{}` must declare `{parameter}` as required or with a default",
+                self.plugin
+            )
+        })
+    }
+
+    /// A parameter that may be left out.
+    ///
+    /// # Panics
+    /// If the plugin declares it as another type.
+    #[must_use]
+    pub fn maybe<T: FromValue>(&self, parameter: &'static str) -> Option<T> {
+        self.settings.maybe(parameter)
+    }
+
+    /// The picker that a parameter names.
+    ///
+    /// # Errors
+    /// If it cannot be made; the profile has been told.
+    ///
+    /// # Panics
+    /// If the plugin does not declare the parameter as a picker that is required or has a default.
+    pub fn picker(&mut self, parameter: &'static str) -> Result<Box<dyn Pick>, Refused> {
+        let setting = self.settings.find(parameter).cloned();
+        let Some(Setting { value: Given::Plugin(node), .. }) = setting else {
+            panic!("plugin `{}` must declare `{parameter}` as a picker", self.plugin);
+        };
+        let made = make(self.blueprint, &node, Stage::Pick, self.turn)?;
+        let Made::Pick(pick) = made.plugin else {
+            unreachable!("a plugin found under `pick` makes a picker")
+        };
+        Ok(pick)
+    }
+
+    /// Refuses a value that has the right type and is wrong all the same.
+    ///
+    /// `message` says what is wrong with it, `cure` what to write instead.
+    #[must_use]
+    pub fn refuse(&mut self, parameter: &'static str, message: &str, cure: &str) -> Refused {
+        let span = self.settings.find(parameter).map_or(self.span, |setting| setting.span);
+        let message = format!("`{parameter}` of `{}`: {message}", self.plugin);
+        self.blueprint.problems.push(Problem::new(Kind::BadParameter, span, message).cure(cure));
+        Refused(())
+    }
+
+    fn note(&mut self, slot: usize, access: Access) {
+        let (user, stage) = (self.plugin.to_owned(), self.stage);
+        let (turn, span) = (self.turn, self.span);
+        self.blueprint.uses.push(Use { slot, access, user, stage, turn, span });
+    }
+}
+
+/// A plugin of any stage, made.
+pub(crate) enum Made {
+    Prepare(Box<dyn crate::stage::Prepare>),
+    Filter(Box<dyn crate::stage::Filter>),
+    Score(Box<dyn crate::stage::Score>),
+    Pick(Box<dyn Pick>),
+}
+
+pub(crate) struct MadePlugin {
+    pub(crate) name: &'static str,
+    pub(crate) span: Span,
+    pub(crate) plugin: Made,
+    #[allow(dead_code, reason = "for printing the profile")]
+    pub(crate) settings: Settings,
+    /// Settings that the stage reads, not the plugin: `weight`, `scale_ms`, `on_empty`.
+    pub(crate) reserved: Vec<(&'static str, Node)>,
+}
+
+/// Keys that the stage reads itself.
+const fn reserved(stage: Stage) -> &'static [&'static str] {
+    match stage {
+        Stage::Filter => &["on_empty"],
+        Stage::Score => &["weight", "scale_ms"],
+        Stage::Prepare | Stage::Pick => &[],
+    }
+}
+
+/// Makes the plugin that `node` names, or takes down every reason why not.
+pub(crate) fn make(
+    blueprint: &mut Blueprint,
+    node: &Node,
+    stage: Stage,
+    turn: usize,
+) -> Result<MadePlugin, Refused> {
+    let entry = Entry::plugin(node, stage).map_err(|problem| refused(blueprint, problem))?;
+    let Some(plugin) = blueprint.registry.find(stage, entry.name).copied() else {
+        let problem = unknown_plugin(&blueprint.registry, stage, &entry);
+        assume(blueprint, stage, &entry, turn);
+        return Err(refused(blueprint, problem));
+    };
+    let before = blueprint.problems.len();
+    let reserved = reserved(stage);
+    let settings = Settings::read(&entry, plugin.parameters, reserved, &mut blueprint.problems);
+    if blueprint.problems.len() > before {
+        assume(blueprint, stage, &entry, turn);
+        return Err(Refused(()));
+    }
+    let kept = entry.settings.iter().filter_map(|(key, value)| {
+        let name = reserved.iter().find(|word| key.text() == Some(word))?;
+        Some((*name, value.clone()))
+    });
+    let reserved = kept.collect();
+    let mut assembly = Assembly {
+        blueprint,
+        plugin: plugin.name,
+        stage,
+        span: entry.span,
+        turn,
+        settings: settings.clone(),
+    };
+    let made = match plugin.make {
+        Make::Prepare(make) => Made::Prepare(make(&mut assembly)?),
+        Make::Filter(make) => Made::Filter(make(&mut assembly)?),
+        Make::Score(make) => Made::Score(make(&mut assembly)?),
+        Make::Pick(make) => Made::Pick(make(&mut assembly)?),
+    };
+    Ok(MadePlugin { name: plugin.name, span: entry.span, plugin: made, settings, reserved })
+}
+
+/// Takes down the slots that a plugin would use if it could be made, or the one that was probably
+/// meant: so that one slip is one problem, and not a problem for each of its readers too.
+fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &Entry<'_>, turn: usize) {
+    let known = blueprint.registry.plugins().iter().filter(|plugin| plugin.stage() == stage);
+    let Some(meant) = nearest(entry.name, known.map(|plugin| plugin.name)) else { return };
+    let Some(plugin) = blueprint.registry.find(stage, meant).copied() else { return };
+    let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
+    std::mem::swap(&mut draft.slots, &mut blueprint.slots);
+    if let Ok(node) = crate::yaml::parse(plugin.example) {
+        // Whether the example can be made here does not matter: only which slots it asks for.
+        let _ = make(&mut draft, &node, stage, turn);
+    }
+    blueprint.slots = draft.slots;
+    blueprint.lookups += draft.lookups;
+    blueprint.uses.extend(draft.uses.into_iter().map(|used| Use { span: entry.span, ..used }));
+}
+
+fn refused(blueprint: &mut Blueprint, problem: Problem) -> Refused {
+    blueprint.problems.push(problem);
+    Refused(())
+}
+
+fn unknown_plugin(registry: &Registry, stage: Stage, entry: &Entry<'_>) -> Problem {
+    let (name, key) = (entry.name, stage.key());
+    let elsewhere = registry.plugins().iter().find(|plugin| plugin.name == name);
+    let message = format!("no `{key}` plugin is called `{name}`");
+    let known = || {
+        registry.plugins().iter().filter(|plugin| plugin.stage() == stage).map(|plugin| plugin.name)
+    };
+    let cure = match (elsewhere, nearest(name, known())) {
+        (Some(plugin), _) => {
+            format!("`{name}` belongs to `{}`; move it there", plugin.stage().key())
+        }
+        (None, Some(near)) => format!("did you mean `{near}`?"),
+        (None, None) => format!("there are: {}", known().collect::<Vec<_>>().join(", ")),
+    };
+    Problem::new(Kind::UnknownPlugin, entry.span, message).cure(cure)
+}

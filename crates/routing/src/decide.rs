@@ -1,0 +1,392 @@
+//! From a prepared request to a plan.
+
+use wornpath_index::PodId;
+
+use crate::context::{RoutingContext, World};
+use crate::explain::Recorder;
+use crate::fleet::{Candidate, Reservation};
+use crate::name::Name;
+use crate::plan::{
+    CacheHint, CacheRun, Hold, Mark, Mutation, Outcome, PlanStep, RoutingPlan, SkippedBecause, Then,
+};
+use crate::profile::Profile;
+use crate::queue::{Tenant, Waiting};
+use crate::selector::{Nobody, Selected};
+use crate::stage::{Decision, Rejection};
+use crate::values::Picked;
+use crate::workflow::{Bind, Step};
+
+/// What is to be decided again after a failure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retry<'a> {
+    /// The step that failed, or none for the whole plan.
+    pub step: Option<&'a Name>,
+    /// Pods that must not be chosen again.
+    pub excluded: &'a [PodId],
+}
+
+impl Retry<'_> {
+    const FIRST: Self = Self { step: None, excluded: &[] };
+}
+
+/// Who takes a step of the profile.
+struct Taken<'a> {
+    step: &'a Step,
+    bound: Option<Bound>,
+}
+
+struct Bound {
+    candidate: Candidate,
+    fallbacks: Vec<PodId>,
+    uncached_tokens: u64,
+}
+
+/// A decision under way.
+struct Deciding<'a, 'w> {
+    profile: &'a Profile,
+    context: &'a mut RoutingContext,
+    world: &'a mut World<'w>,
+    marks: Vec<Mark>,
+}
+
+impl Profile {
+    /// Decides what becomes of a prepared request. Never blocks; may be called again while it waits.
+    ///
+    /// # Panics
+    /// If another profile made the context.
+    pub fn decide(&self, context: &mut RoutingContext, world: &mut World<'_>) -> Outcome {
+        self.run(context, world, Retry::FIRST, None)
+    }
+
+    /// Like [`Profile::decide`], taking down why.
+    ///
+    /// # Panics
+    /// If another profile made the context.
+    pub fn decide_explained(
+        &self,
+        context: &mut RoutingContext,
+        world: &mut World<'_>,
+        recorder: &mut Recorder<'_>,
+    ) -> Outcome {
+        self.run(context, world, Retry::FIRST, Some(recorder))
+    }
+
+    /// Decides again after a failure: one step, whose plan has that step only, or all of them. Also
+    /// binds a step that was left open until it starts. Does not answer [`Outcome::Hold`] for a
+    /// single step: it is under way already.
+    ///
+    /// # Panics
+    /// If another profile made the context.
+    pub fn replan(
+        &self,
+        context: &mut RoutingContext,
+        world: &mut World<'_>,
+        retry: Retry<'_>,
+    ) -> Outcome {
+        self.run(context, world, retry, None)
+    }
+
+    fn run(
+        &self,
+        context: &mut RoutingContext,
+        world: &mut World<'_>,
+        retry: Retry<'_>,
+        mut recorder: Option<&mut Recorder<'_>>,
+    ) -> Outcome {
+        self.own(context);
+        let mut deciding = Deciding { profile: self, context, world, marks: Vec::new() };
+        deciding.lookup(recorder.as_deref_mut());
+        match deciding.steps(retry, recorder) {
+            Ok(taken) => match deciding.must_wait(&taken, retry) {
+                Some(hold) => Outcome::Hold(hold),
+                None => Outcome::Plan(deciding.plan(taken)),
+            },
+            Err(Nobody::Hold) => Outcome::Hold(deciding.hold(None)),
+            Err(Nobody::Reject(rejection)) => Outcome::Reject(rejection),
+        }
+    }
+}
+
+impl<'a> Deciding<'a, '_> {
+    /// Asks the index once, for all plugins and steps.
+    fn lookup(&mut self, recorder: Option<&mut Recorder<'_>>) {
+        let scratch = &mut self.world.desk.scratch;
+        scratch.depths.clear();
+        let Some(blocks) = self.profile.blocks.as_ref().filter(|_| self.profile.looks_up) else {
+            return;
+        };
+        let started = recorder.as_deref().map(Recorder::now);
+        scratch.depths.resize(self.world.fleet.slots(), 0);
+        if let Some(blocks) = self.context.slots.read(blocks) {
+            self.world.desk.reader.lookup(&blocks.chain, &mut scratch.answer);
+            scratch.answer.depths_into(&mut scratch.depths);
+        }
+        if let (Some(recorder), Some(started)) = (recorder, started) {
+            recorder.looked_up(started);
+        }
+    }
+
+    /// Selects a pod for every step that is wanted, and leaves out those that are not worth it.
+    fn steps(
+        &mut self,
+        retry: Retry<'_>,
+        mut recorder: Option<&mut Recorder<'_>>,
+    ) -> Result<Vec<Taken<'a>>, Nobody> {
+        let profile = self.profile;
+        let mut taken: Vec<Taken<'a>> = Vec::with_capacity(profile.steps.len());
+        for (at, step) in profile.steps.iter().enumerate() {
+            if retry.step.is_some_and(|only| *only != step.name) {
+                continue;
+            }
+            let is_last = at + 1 == profile.steps.len();
+            if step.rules.bind == Bind::Late && retry.step.is_none() {
+                taken.push(Taken { step, bound: None });
+                continue;
+            }
+            match self.select(step, retry.excluded, recorder.as_deref_mut()) {
+                Ok(bound) => {
+                    let pod = self.world.fleet[bound.candidate].id();
+                    *self.context.slots.write(&step.picked) = Picked(Some(pod));
+                    taken.push(Taken { step, bound: Some(bound) });
+                }
+                Err(Nobody::Reject(_)) if step.rules.failure.then == Then::Skip && !is_last => {
+                    self.leave_out(step, SkippedBecause::NoPod);
+                }
+                Err(nobody) => return Err(nobody),
+            }
+        }
+        if retry.step.is_none() {
+            self.drop_needless(&mut taken);
+        }
+        if taken.is_empty() {
+            let reason = match retry.step {
+                Some(step) => format!("the profile has no step `{step}`"),
+                None => "the profile has no step that anybody can take".to_owned(),
+            };
+            return Err(Nobody::Reject(Rejection::unavailable(&reason)));
+        }
+        Ok(taken)
+    }
+
+    /// Leaves out steps whose successor has too little to compute for them to be worth it.
+    fn drop_needless(&mut self, taken: &mut Vec<Taken<'a>>) {
+        let mut at = 0;
+        while at + 1 < taken.len() {
+            let least = taken[at].step.rules.min_uncached_tokens;
+            let next = taken[at + 1].bound.as_ref().map(|bound| bound.uncached_tokens);
+            match (least, next) {
+                (Some(least), Some(tokens)) if tokens < least => {
+                    let dropped = taken.remove(at);
+                    self.leave_out(dropped.step, SkippedBecause::FewUncachedTokens(tokens));
+                }
+                _ => at += 1,
+            }
+        }
+    }
+
+    fn leave_out(&mut self, step: &Step, why: SkippedBecause) {
+        self.context.slots.withdraw(&step.picked);
+        self.marks.push(Mark::StepSkipped { step: step.name.clone(), why });
+    }
+
+    fn select(
+        &mut self,
+        step: &Step,
+        excluded: &[PodId],
+        mut recorder: Option<&mut Recorder<'_>>,
+    ) -> Result<Bound, Nobody> {
+        let World { fleet, desk, now, rng } = &mut *self.world;
+        let (fleet, scratch) = (*fleet, &mut desk.scratch);
+        scratch.candidates.clear();
+        let all = fleet.with_role(&step.rules.role).iter().copied();
+        if excluded.is_empty() {
+            scratch.candidates.extend(all);
+        } else {
+            scratch.candidates.extend(all.filter(|at| !excluded.contains(&fleet[*at].id())));
+        }
+        let (depths, mut buffers) = scratch.split(step.rules.fallbacks);
+        let scene = Decision {
+            request: &self.context.request,
+            fleet,
+            now: *now,
+            role: &step.rules.role,
+            slots: &self.context.slots,
+            depths,
+            index: &desk.index,
+        };
+        if let Some(recorder) = recorder.as_deref_mut() {
+            recorder.begin(&step.name, &scene, buffers.candidates);
+        }
+        let Selected { candidate, mark, skipped } =
+            step.selector.select(&scene, &mut buffers, rng, recorder)?;
+        let named = |at: &usize| fleet[buffers.candidates[*at]].id();
+        let fallbacks = buffers.fallbacks.iter().map(named).collect();
+        let marked = skipped.into_iter();
+        let name = &step.name;
+        self.marks.extend(marked.map(|filter| Mark::FilterSkipped { step: name.clone(), filter }));
+        self.marks.extend(mark.map(|mark| Mark::Pick { step: name.clone(), mark }));
+        let uncached_tokens = self.uncached_tokens(candidate);
+        Ok(Bound { candidate, fallbacks, uncached_tokens })
+    }
+
+    /// What the pod would have to compute, as far as the profile knows the prompt.
+    fn uncached_tokens(&self, candidate: Candidate) -> u64 {
+        let slots = &self.context.slots;
+        if let Some(blocks) = self.profile.blocks.as_ref().and_then(|blocks| slots.read(blocks)) {
+            return blocks.uncached_tokens(self.depth(candidate));
+        }
+        self.prompt_tokens()
+    }
+
+    fn prompt_tokens(&self) -> u64 {
+        let slots = &self.context.slots;
+        if let Some(blocks) = self.profile.blocks.as_ref().and_then(|blocks| slots.read(blocks)) {
+            return blocks.prompt_tokens as u64;
+        }
+        match self.profile.tokens.as_ref().and_then(|tokens| slots.read(tokens)) {
+            Some(tokens) => tokens.0.len() as u64,
+            None => self.context.request.estimated_tokens(),
+        }
+    }
+
+    fn depth(&self, candidate: Candidate) -> u32 {
+        let slot = self.world.fleet[candidate].slot().position();
+        self.world.desk.scratch.depths.get(slot).copied().unwrap_or(0)
+    }
+
+    /// Whether the first step's pod has no room yet.
+    fn must_wait(&mut self, taken: &[Taken<'_>], retry: Retry<'_>) -> Option<Hold> {
+        if retry.step.is_some() || self.profile.holding.unless.is_empty() {
+            return None;
+        }
+        let first = taken.iter().find_map(|taken| Some((taken.step, taken.bound.as_ref()?)));
+        let (step, bound) = first?;
+        let scene = self.scene(step);
+        let passes = self.profile.holding.unless.iter().all(|filtering| {
+            let mut keep = [true];
+            filtering.filter.keep(&scene, &[bound.candidate], &mut keep);
+            keep[0]
+        });
+        (!passes).then(|| self.hold(Some(bound.uncached_tokens)))
+    }
+
+    fn scene<'s>(&'s self, step: &'s Step) -> Decision<'s> {
+        Decision {
+            request: &self.context.request,
+            fleet: self.world.fleet,
+            now: self.world.now,
+            role: &step.rules.role,
+            slots: &self.context.slots,
+            depths: &self.world.desk.scratch.depths,
+            index: &self.world.desk.index,
+        }
+    }
+
+    fn hold(&self, uncached_tokens: Option<u64>) -> Hold {
+        /// Only compared with each other, so any rate does; this is of the order of real engines.
+        const PER_TOKEN: std::time::Duration = std::time::Duration::from_micros(50);
+        let request = &self.context.request;
+        let tokens = uncached_tokens.unwrap_or_else(|| self.prompt_tokens());
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        Hold {
+            class: Waiting {
+                tenant: Tenant(request.tenant.as_ref().map_or(0, Name::key)),
+                weight: 1,
+                priority: request.priority,
+                cost: PER_TOKEN.saturating_mul(tokens),
+                deadline: request.arrival.saturating_add(self.profile.holding.patience),
+            },
+        }
+    }
+
+    /// Reserves load, expects what will be held, tells the plugins, and writes the plan down.
+    fn plan(mut self, taken: Vec<Taken<'a>>) -> RoutingPlan {
+        let prompt_tokens = self.prompt_tokens();
+        let mut steps = Vec::with_capacity(taken.len());
+        for (at, Taken { step, bound }) in taken.into_iter().enumerate() {
+            let rules = &step.rules;
+            let mut mutations = rules.mutations.clone();
+            if at == 0 {
+                // Nobody came before, so there is nothing to take over.
+                mutations.retain(|mutation| !matches!(mutation, Mutation::TakeKv(_)));
+            }
+            let mut planned = PlanStep {
+                name: step.name.clone(),
+                role: rules.role.clone(),
+                pod: None,
+                fallbacks: Vec::new(),
+                start: if at == 0 { crate::plan::Start::After } else { rules.start },
+                failure: rules.failure,
+                deadline: rules.deadline,
+                lease: rules.lease,
+                cache: CacheHint::default(),
+                mutations,
+                reservation: None,
+            };
+            if let Some(bound) = bound {
+                let pod = &self.world.fleet[bound.candidate];
+                planned.pod = Some(pod.id());
+                planned.fallbacks = bound.fallbacks;
+                planned.cache = self.cache_hint(bound.candidate);
+                planned.reservation =
+                    Some(Reservation::new(pod.vitals(), prompt_tokens, bound.uncached_tokens));
+                self.speculate(step, bound.candidate);
+                self.tell(step, bound.candidate);
+            }
+            steps.push(planned);
+        }
+        RoutingPlan { steps, marks: self.marks }
+    }
+
+    fn tell(&self, step: &Step, candidate: Candidate) {
+        let scene = self.scene(step);
+        for scoring in &step.selector.scorers {
+            scoring.scorer.chosen(&scene, candidate);
+        }
+        step.selector.picker.picker.chosen(&scene, candidate);
+    }
+
+    /// On a miss, the chosen pod is expected to hold the prompt soon, so that the next request with
+    /// the same prefix follows this one.
+    fn speculate(&mut self, step: &Step, candidate: Candidate) {
+        let (Some(lasts), Some(blocks)) = (self.profile.speculate, &self.profile.blocks) else {
+            return;
+        };
+        let depth = self.depth(candidate) as usize;
+        let Some(blocks) = self.context.slots.read(blocks) else { return };
+        if !step.rules.speculates || depth >= blocks.chain.len() {
+            return;
+        }
+        let pod = self.world.fleet[candidate].id();
+        // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
+        let _ = self.world.desk.writer.expect(pod, &blocks.chain, self.world.now + lasts);
+    }
+
+    /// What the pod holds, with tiers: the same words its engine used.
+    fn cache_hint(&mut self, candidate: Candidate) -> CacheHint {
+        let depth = self.depth(candidate) as usize;
+        let blocks =
+            self.profile.blocks.as_ref().and_then(|blocks| self.context.slots.read(blocks));
+        let Some(blocks) = blocks.filter(|_| depth > 0) else { return CacheHint::default() };
+        let tokens = (depth * blocks.block_tokens).min(blocks.prompt_tokens) as u64;
+        let desk = &mut *self.world.desk;
+        let holdings = &mut desk.scratch.holdings;
+        let held = &blocks.chain[..depth.min(blocks.chain.len())];
+        let pod = self.world.fleet[candidate].id();
+        if desk.index.holdings(pod, held, holdings).is_err() {
+            return CacheHint::default();
+        }
+        let mut runs: Vec<CacheRun> = Vec::new();
+        for holding in holdings.iter() {
+            match runs.last_mut() {
+                Some(run) if run.tier == holding.tier => run.blocks += 1,
+                _ => runs.push(CacheRun {
+                    blocks: 1,
+                    tier: holding.tier,
+                    location: holding.location,
+                }),
+            }
+        }
+        CacheHint { tokens, runs }
+    }
+}

@@ -1,0 +1,234 @@
+//! Why a decision came out as it did, as data.
+//!
+//! Nothing here runs unless somebody asks for an explanation: the pipeline looks once per plugin
+//! whether there is a recorder, never per candidate.
+
+use std::time::Duration;
+
+use wornpath_index::PodId;
+
+use crate::fleet::{Candidate, Fleet};
+use crate::name::{Name, Role};
+use crate::selector::Scoring;
+use crate::stage::{Choice, Decision, Scale, Slate};
+
+/// Everything that went into one decision.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Explanation {
+    /// The preparers and how long each took.
+    pub prepare: Vec<(&'static str, Duration)>,
+    /// How long the index took.
+    pub lookup: Option<Duration>,
+    /// One for each selection that was made, in order.
+    pub steps: Vec<StepExplanation>,
+}
+
+/// How one step got its pod.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StepExplanation {
+    /// The step.
+    pub step: Name,
+    /// Its role.
+    pub role: Role,
+    /// Every pod of the role.
+    pub candidates: Vec<CandidateExplanation>,
+    /// The filters, in order.
+    pub filters: Vec<FilterExplanation>,
+    /// The scorers, in order.
+    pub scorers: Vec<ScorerExplanation>,
+    /// The pick, if it came to it.
+    pub pick: Option<PickExplanation>,
+}
+
+/// One pod in one selection.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CandidateExplanation {
+    /// The pod.
+    pub pod: PodId,
+    /// What people call it.
+    pub name: Name,
+    /// Leading blocks of the prompt that it holds.
+    pub blocks: u32,
+    /// Which filter dropped it, and why.
+    pub dropped: Option<(&'static str, String)>,
+    /// One for each scorer, as it was given.
+    pub scores: Vec<f64>,
+    /// One for each scorer: what it added to the total.
+    pub contributions: Vec<f64>,
+    /// The sum; more is better.
+    pub total: Option<f64>,
+    at: Candidate,
+}
+
+/// What a filter did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FilterExplanation {
+    /// The plugin.
+    pub name: &'static str,
+    /// How many it dropped.
+    pub dropped: usize,
+    /// Whether it would have left nobody and therefore did not count.
+    pub skipped: bool,
+    /// How long it took, with finding the reasons.
+    pub took: Duration,
+}
+
+/// What a scorer was.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ScorerExplanation {
+    /// The plugin.
+    pub name: &'static str,
+    /// What its numbers mean.
+    pub scale: Scale,
+    /// Its weight.
+    pub weight: f64,
+    /// What a unit is worth in milliseconds, where both are added.
+    pub scale_ms: Option<f64>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What the picker did.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PickExplanation {
+    /// The plugin.
+    pub name: &'static str,
+    /// Whom it picked.
+    pub pod: PodId,
+    /// How many had the same total, the picked one included.
+    pub ties: usize,
+    /// What was unusual.
+    pub mark: Option<&'static str>,
+    /// How long it took, with ranking the fallbacks.
+    pub took: Duration,
+}
+
+/// Takes an explanation down while a decision is made. `clock` is only for the timings: no decision
+/// depends on it.
+pub struct Recorder<'a> {
+    explanation: Explanation,
+    clock: &'a dyn Fn() -> Duration,
+}
+
+impl<'a> Recorder<'a> {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(clock: &'a dyn Fn() -> Duration) -> Self {
+        Self { explanation: Explanation::default(), clock }
+    }
+
+    /// What was taken down.
+    #[must_use]
+    pub fn finish(self) -> Explanation {
+        self.explanation
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        (self.clock)()
+    }
+
+    fn since(&self, started: Duration) -> Duration {
+        self.now().saturating_sub(started)
+    }
+
+    pub(crate) fn prepared(&mut self, name: &'static str, started: Duration) {
+        self.explanation.prepare.push((name, self.since(started)));
+    }
+
+    pub(crate) fn looked_up(&mut self, started: Duration) {
+        self.explanation.lookup = Some(self.since(started));
+    }
+
+    pub(crate) fn begin(&mut self, step: &Name, scene: &Decision<'_>, candidates: &[Candidate]) {
+        let fleet: &Fleet = scene.fleet();
+        let candidate = |at: &Candidate| CandidateExplanation {
+            pod: fleet[*at].id(),
+            name: fleet[*at].facts().name.clone(),
+            blocks: scene.depths.get(fleet[*at].slot().position()).copied().unwrap_or(0),
+            dropped: None,
+            scores: Vec::new(),
+            contributions: Vec::new(),
+            total: None,
+            at: *at,
+        };
+        self.explanation.steps.push(StepExplanation {
+            step: step.clone(),
+            role: scene.role().clone(),
+            candidates: candidates.iter().map(candidate).collect(),
+            filters: Vec::new(),
+            scorers: Vec::new(),
+            pick: None,
+        });
+    }
+
+    pub(crate) fn filtered(
+        &mut self,
+        name: &'static str,
+        dropped: impl Iterator<Item = (Candidate, Option<String>)>,
+        started: Duration,
+    ) {
+        let Some(step) = self.explanation.steps.last_mut() else { return };
+        let (mut count, mut skipped) = (0, false);
+        for (candidate, why) in dropped {
+            match why {
+                Some(why) => {
+                    count += 1;
+                    if let Some(pod) = step.candidates.iter_mut().find(|pod| pod.at == candidate) {
+                        pod.dropped = Some((name, why));
+                    }
+                }
+                None => skipped = true,
+            }
+        }
+        let took = (self.clock)().saturating_sub(started);
+        step.filters.push(FilterExplanation { name, dropped: count, skipped, took });
+    }
+
+    pub(crate) fn scored(
+        &mut self,
+        scoring: &Scoring,
+        candidates: &[Candidate],
+        scores: &[f64],
+        started: Duration,
+    ) {
+        let took = self.since(started);
+        let Some(step) = self.explanation.steps.last_mut() else { return };
+        let (offset, factor) = scoring.line();
+        for (candidate, score) in candidates.iter().zip(scores) {
+            if let Some(pod) = step.candidates.iter_mut().find(|pod| pod.at == *candidate) {
+                pod.scores.push(*score);
+                pod.contributions.push(offset + factor * score);
+            }
+        }
+        step.scorers.push(ScorerExplanation {
+            name: scoring.name,
+            scale: scoring.scorer.scale(),
+            weight: scoring.weight,
+            scale_ms: scoring.scale_ms,
+            took,
+        });
+    }
+
+    pub(crate) fn picked(
+        &mut self,
+        name: &'static str,
+        slate: Slate<'_>,
+        choice: Choice,
+        started: Duration,
+    ) {
+        let took = self.since(started);
+        let Some(step) = self.explanation.steps.last_mut() else { return };
+        for (candidate, total) in slate.candidates.iter().zip(slate.totals) {
+            if let Some(pod) = step.candidates.iter_mut().find(|pod| pod.at == *candidate) {
+                pod.total = Some(*total);
+            }
+        }
+        let best = slate.totals[choice.at];
+        let ties = slate.totals.iter().filter(|total| **total == best).count();
+        let picked = slate.candidates[choice.at];
+        if let Some(pod) = step.candidates.iter().find(|pod| pod.at == picked) {
+            let (pod, mark) = (pod.pod, choice.mark);
+            step.pick = Some(PickExplanation { name, pod, ties, mark, took });
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What a decision sees of the pods: who they are, and how they are now.
+//!
+//! Who is in the fleet changes seldom: a [`Fleet`] is immutable, and a change makes a new one. How the
+//! pods are changes all the time: each pod's [`Vitals`] are one cache line of counters that requests,
+//! probes and engine reports update in place, and that successive fleets share.
+
+mod pod;
+mod reservation;
+mod vitals;
+
+use std::ops::Index;
+
+use wornpath_index::{PodId, PodSlot};
+
+pub use pod::{Pod, PodFacts, Topology};
+pub use reservation::Reservation;
+pub use vitals::{Breaker, EventTrust, Health, Vitals};
+
+use crate::name::Role;
+
+/// A pod's position in one [`Fleet`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Candidate(u32);
+
+impl Candidate {
+    /// The position as a number.
+    #[must_use]
+    pub const fn position(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The pods there are.
+#[derive(Clone, Debug, Default)]
+pub struct Fleet {
+    pods: Vec<Pod>,
+    by_role: Vec<(Role, Vec<Candidate>)>,
+    /// For each slot of the index, who lives there.
+    by_slot: Vec<Option<Candidate>>,
+}
+
+impl Fleet {
+    /// The fleet of these pods, in this order.
+    #[must_use]
+    pub fn new(pods: Vec<Pod>) -> Self {
+        let mut fleet = Self { pods, ..Self::default() };
+        for (at, pod) in fleet.pods.iter().enumerate() {
+            let candidate = Candidate(at as u32);
+            for role in &pod.facts().roles {
+                match fleet.by_role.iter_mut().find(|(known, _)| known == role) {
+                    Some((_, members)) => members.push(candidate),
+                    None => fleet.by_role.push((role.clone(), vec![candidate])),
+                }
+            }
+            let slot = pod.slot().position();
+            if fleet.by_slot.len() <= slot {
+                fleet.by_slot.resize(slot + 1, None);
+            }
+            fleet.by_slot[slot] = Some(candidate);
+        }
+        fleet
+    }
+
+    /// Every pod, in order.
+    #[must_use]
+    pub fn pods(&self) -> &[Pod] {
+        &self.pods
+    }
+
+    /// Every pod's position, in order.
+    pub fn candidates(&self) -> impl Iterator<Item = Candidate> + use<> {
+        (0..self.pods.len() as u32).map(Candidate)
+    }
+
+    /// The pods that can play `role`.
+    #[must_use]
+    pub fn with_role(&self, role: &Role) -> &[Candidate] {
+        self.by_role.iter().find(|(known, _)| known == role).map_or(&[], |(_, members)| members)
+    }
+
+    /// The roles that somebody can play.
+    pub fn roles(&self) -> impl Iterator<Item = &Role> {
+        self.by_role.iter().map(|(role, _)| role)
+    }
+
+    /// One more than the highest slot of the index that a pod is in.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.by_slot.len()
+    }
+
+    /// Where the pod in a slot of the index stands, if it is in the fleet.
+    #[must_use]
+    pub fn in_slot(&self, slot: PodSlot) -> Option<Candidate> {
+        self.by_slot.get(slot.position()).copied().flatten()
+    }
+
+    /// Where a pod stands, if this incarnation of it is in the fleet.
+    #[must_use]
+    pub fn find(&self, pod: PodId) -> Option<Candidate> {
+        self.in_slot(pod.slot()).filter(|candidate| self[*candidate].id() == pod)
+    }
+}
+
+impl Index<Candidate> for Fleet {
+    type Output = Pod;
+
+    #[inline]
+    fn index(&self, candidate: Candidate) -> &Pod {
+        &self.pods[candidate.position()]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! One pod: what is known of it for good, and where its vitals are.
+
+use std::sync::Arc;
+
+use wornpath_index::{PodId, PodSlot};
+
+use super::vitals::Vitals;
+use crate::name::{Name, Role};
+
+/// An engine process, or one data-parallel rank of it.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    id: PodId,
+    facts: Arc<PodFacts>,
+    vitals: Arc<Vitals>,
+}
+
+/// What configuration and discovery say of a pod.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PodFacts {
+    /// What people call it; unique in the fleet.
+    pub name: Name,
+    /// The address that it shares with its other ranks.
+    pub endpoint: Name,
+    /// Its data-parallel rank, if the endpoint has several.
+    pub rank: Option<u32>,
+    /// What it can do in a plan.
+    pub roles: Vec<Role>,
+    /// Base models that it serves.
+    pub models: Vec<Name>,
+    /// LoRA adapters that it can serve.
+    pub loras: Vec<Name>,
+    /// The longest prompt plus answer, in tokens.
+    pub context_tokens: Option<u32>,
+    /// How many tokens its KV cache holds.
+    pub kv_tokens: Option<u64>,
+    /// Which engine profile tells its speed.
+    pub engine: Option<Name>,
+    /// Free labels, in the order they were given.
+    pub labels: Vec<(Name, Name)>,
+    /// Where it stands.
+    pub topology: Topology,
+}
+
+/// Where a pod stands, from near to far. What is not said is none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Topology {
+    /// The machine.
+    pub host: Option<Name>,
+    /// The rack, or whatever shares a switch.
+    pub rack: Option<Name>,
+    /// The zone.
+    pub zone: Option<Name>,
+    /// The region.
+    pub region: Option<Name>,
+}
+
+impl PodFacts {
+    /// A pod that answers whole requests for `model` and of which nothing else is said.
+    #[must_use]
+    pub fn serving(name: &str, model: &str) -> Self {
+        Self {
+            name: name.into(),
+            endpoint: name.into(),
+            rank: None,
+            roles: vec![Role::named(Role::SERVE)],
+            models: vec![model.into()],
+            loras: Vec::new(),
+            context_tokens: None,
+            kv_tokens: None,
+            engine: None,
+            labels: Vec::new(),
+            topology: Topology::default(),
+        }
+    }
+
+    /// The value of a label.
+    #[must_use]
+    pub fn label(&self, key: &Name) -> Option<&Name> {
+        self.labels.iter().find(|(known, _)| known == key).map(|(_, value)| value)
+    }
+}
+
+impl Pod {
+    /// A pod that has just come: healthy and idle.
+    #[must_use]
+    pub fn new(id: PodId, facts: PodFacts) -> Self {
+        Self { id, facts: Arc::new(facts), vitals: Arc::default() }
+    }
+
+    /// The same pod with other facts; its load goes on.
+    #[must_use]
+    pub fn with_facts(&self, facts: PodFacts) -> Self {
+        Self { id: self.id, facts: Arc::new(facts), vitals: Arc::clone(&self.vitals) }
+    }
+
+    /// Which incarnation of which pod this is.
+    #[must_use]
+    pub const fn id(&self) -> PodId {
+        self.id
+    }
+
+    /// Its place in the answers of the index.
+    #[inline]
+    #[must_use]
+    pub fn slot(&self) -> PodSlot {
+        self.id.slot()
+    }
+
+    /// What is known of it for good.
+    #[must_use]
+    pub fn facts(&self) -> &PodFacts {
+        &self.facts
+    }
+
+    /// How it is now.
+    #[inline]
+    #[must_use]
+    pub const fn vitals(&self) -> &Arc<Vitals> {
+        &self.vitals
+    }
+}

@@ -1,0 +1,69 @@
+//! A request's share of a pod's load, from the plan until its step ends.
+//!
+//! Load counts from the moment a plan is made, so that the next decision sees it, and is given back
+//! exactly once, when the reservation is dropped, whatever way the request went.
+
+use std::sync::Arc;
+
+use super::vitals::Vitals;
+
+/// Load that one step of a plan puts on one pod. Dropping it gives the load back.
+#[derive(Debug)]
+pub struct Reservation {
+    vitals: Arc<Vitals>,
+    prompt_tokens: u64,
+    /// What is still to be computed of the prompt.
+    pending: u64,
+    /// Tokens in the context, once it decodes.
+    decoding: Option<u64>,
+}
+
+impl Reservation {
+    /// One more request on the pod, whose prompt has `uncached_tokens` to compute.
+    #[must_use]
+    pub fn new(vitals: &Arc<Vitals>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
+        let pending = uncached_tokens.min(prompt_tokens);
+        vitals.admit(pending);
+        Self { vitals: Arc::clone(vitals), prompt_tokens, pending, decoding: None }
+    }
+
+    /// Prompt tokens that are still to be computed.
+    #[must_use]
+    pub const fn pending_tokens(&self) -> u64 {
+        self.pending
+    }
+
+    /// The engine has computed `tokens` more of the prompt, as its events tell.
+    pub fn computed(&mut self, tokens: u64) {
+        let tokens = tokens.min(self.pending);
+        self.pending -= tokens;
+        self.vitals.computed(tokens);
+    }
+
+    /// The first token came: the prompt is computed, its context now decodes.
+    pub fn first_token(&mut self) {
+        self.computed(self.pending);
+        if self.decoding.is_none() {
+            self.decoding = Some(self.prompt_tokens);
+            self.vitals.start_decoding(self.prompt_tokens);
+        }
+    }
+
+    /// `tokens` more were generated.
+    pub fn decoded(&mut self, tokens: u64) {
+        if let Some(context) = &mut self.decoding {
+            *context += tokens;
+            self.vitals.decoded(tokens);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.computed(self.pending);
+        if let Some(context) = self.decoding {
+            self.vitals.stop_decoding(context);
+        }
+        self.vitals.leave();
+    }
+}

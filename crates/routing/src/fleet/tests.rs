@@ -1,0 +1,62 @@
+//! Tests of the fleet: who is found where, and load that comes back to zero.
+
+use std::time::Duration;
+
+use wornpath_index::{Index, Limits};
+
+use super::*;
+
+fn figures(vitals: &Vitals) -> (u32, u32, u64, u64) {
+    (vitals.requests(), vitals.decoding(), vitals.prefill_tokens(), vitals.decode_tokens())
+}
+
+#[test]
+fn load_follows_a_request_and_comes_back_to_zero() {
+    let vitals = std::sync::Arc::new(Vitals::default());
+    let mut reservation = Reservation::new(&vitals, 1_000, 600);
+    assert_eq!(figures(&vitals), (1, 0, 600, 0));
+    reservation.computed(200);
+    assert_eq!(figures(&vitals), (1, 0, 400, 0));
+    reservation.first_token();
+    reservation.first_token();
+    reservation.decoded(7);
+    assert_eq!(figures(&vitals), (1, 1, 0, 1_007));
+    let waiting = Reservation::new(&vitals, 10, 10);
+    drop(reservation);
+    assert_eq!(figures(&vitals), (1, 0, 10, 0));
+    drop(waiting);
+    assert_eq!(figures(&vitals), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_new_incarnation_in_the_same_slot_is_another_pod() {
+    let index = Index::new(Limits::default(), 1);
+    let first = index.add_pod().unwrap();
+    let fleet = Fleet::new(vec![Pod::new(first, PodFacts::serving("a", "m"))]);
+    let found = fleet.find(first).unwrap();
+    assert!(fleet[found].facts().name == *"a");
+    index.remove_pod(first);
+    while index.writer().sweep(100) == wornpath_index::Swept::Partly {}
+    let second = index.add_pod().unwrap();
+    assert_eq!(first.slot(), second.slot());
+    assert_eq!(fleet.find(second), None);
+}
+
+#[test]
+fn silence_counts_from_the_last_sign_of_life() {
+    let vitals = Vitals::default();
+    assert_eq!(vitals.silence(Duration::from_secs(9)), None);
+    vitals.heard_at(Duration::ZERO);
+    assert_eq!(vitals.silence(Duration::from_secs(9)), Some(Duration::from_secs(9)));
+    vitals.heard_at(Duration::from_secs(10));
+    assert_eq!(vitals.silence(Duration::from_secs(9)), Some(Duration::ZERO));
+}
+
+#[test]
+fn an_engine_that_reports_nonsense_is_taken_at_the_nearer_end() {
+    let vitals = Vitals::default();
+    vitals.report(3, 7.0);
+    assert_eq!((vitals.waiting(), vitals.kv_usage()), (3, 1.0));
+    vitals.report(0, f64::NAN);
+    assert_eq!(vitals.kv_usage(), 0.0);
+}

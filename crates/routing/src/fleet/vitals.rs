@@ -1,0 +1,201 @@
+//! How a pod is now: load, health, and how far its cache events can be trusted.
+//!
+//! One cache line of relaxed atomics. Each figure is exact on its own; two figures read one after
+//! another may be of slightly different moments, which no policy can notice.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use wornpath_index::Moment;
+
+/// Whether a pod answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Health {
+    /// It does.
+    #[default]
+    Up,
+    /// It was told to finish what it has.
+    Draining,
+    /// It does not.
+    Down,
+}
+
+/// Whether a pod's recent failures keep requests away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Breaker {
+    /// They do not.
+    #[default]
+    Closed,
+    /// One request at a time may try.
+    HalfOpen,
+    /// They do.
+    Open,
+}
+
+/// How far the index's knowledge of a pod can be trusted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum EventTrust {
+    /// Every event arrived.
+    #[default]
+    Exact,
+    /// An event is missing and is being fetched.
+    Unsure,
+    /// Nothing false is known, but something may be missing.
+    Partial,
+    /// The engine sends no events: what is known are guesses from routing.
+    Guessed,
+}
+
+/// A pod's figures. Shared by the fleets it is in.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Vitals {
+    requests: AtomicU32,
+    decoding: AtomicU32,
+    prefill_tokens: AtomicU64,
+    decode_tokens: AtomicU64,
+    /// Microseconds plus one; zero for never.
+    heard: AtomicU64,
+    waiting: AtomicU32,
+    kv_usage: AtomicU32,
+    health: AtomicU8,
+    breaker: AtomicU8,
+    trust: AtomicU8,
+}
+
+impl Vitals {
+    /// Requests sent and not finished.
+    #[inline]
+    #[must_use]
+    pub fn requests(&self) -> u32 {
+        self.requests.load(Relaxed)
+    }
+
+    /// Requests of those whose prompt is computed.
+    #[must_use]
+    pub fn decoding(&self) -> u32 {
+        self.decoding.load(Relaxed)
+    }
+
+    /// Prompt tokens sent, not cached and not computed yet.
+    #[inline]
+    #[must_use]
+    pub fn prefill_tokens(&self) -> u64 {
+        self.prefill_tokens.load(Relaxed)
+    }
+
+    /// Tokens in the contexts of the requests that are decoding.
+    #[must_use]
+    pub fn decode_tokens(&self) -> u64 {
+        self.decode_tokens.load(Relaxed)
+    }
+
+    /// Requests that wait inside the engine, as it reports.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Relaxed)
+    }
+
+    /// The share of its KV cache in use, as it reports, in `[0, 1]`.
+    #[must_use]
+    pub fn kv_usage(&self) -> f64 {
+        f64::from(f32::from_bits(self.kv_usage.load(Relaxed)))
+    }
+
+    /// Whether it answers.
+    #[inline]
+    #[must_use]
+    pub fn health(&self) -> Health {
+        match self.health.load(Relaxed) {
+            0 => Health::Up,
+            1 => Health::Draining,
+            _ => Health::Down,
+        }
+    }
+
+    /// Whether failures keep requests away.
+    #[inline]
+    #[must_use]
+    pub fn breaker(&self) -> Breaker {
+        match self.breaker.load(Relaxed) {
+            0 => Breaker::Closed,
+            1 => Breaker::HalfOpen,
+            _ => Breaker::Open,
+        }
+    }
+
+    /// How far its cache events can be trusted.
+    #[inline]
+    #[must_use]
+    pub fn trust(&self) -> EventTrust {
+        match self.trust.load(Relaxed) {
+            0 => EventTrust::Exact,
+            1 => EventTrust::Unsure,
+            2 => EventTrust::Partial,
+            _ => EventTrust::Guessed,
+        }
+    }
+
+    /// How long ago its event stream gave a sign of life; `None` if it never did.
+    #[inline]
+    #[must_use]
+    pub fn silence(&self, now: Moment) -> Option<Duration> {
+        let heard = self.heard.load(Relaxed).checked_sub(1)?;
+        Some(now.saturating_sub(Duration::from_micros(heard)))
+    }
+
+    /// Its event stream gave a sign of life: an event, a heartbeat, a matching digest.
+    pub fn heard_at(&self, now: Moment) {
+        let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX - 1);
+        self.heard.store(micros + 1, Relaxed);
+    }
+
+    /// What the engine reports of itself. A usage outside `[0, 1]` counts as the nearer end.
+    pub fn report(&self, waiting: u32, kv_usage: f64) {
+        self.waiting.store(waiting, Relaxed);
+        let usage = if kv_usage.is_nan() { 0.0 } else { kv_usage.clamp(0.0, 1.0) };
+        self.kv_usage.store((usage as f32).to_bits(), Relaxed);
+    }
+
+    /// A probe, a failure or an operator changed its health.
+    pub fn set_health(&self, health: Health) {
+        self.health.store(health as u8, Relaxed);
+    }
+
+    /// The breaker opened or closed.
+    pub fn set_breaker(&self, breaker: Breaker) {
+        self.breaker.store(breaker as u8, Relaxed);
+    }
+
+    /// Its events became more or less trustworthy.
+    pub fn set_trust(&self, trust: EventTrust) {
+        self.trust.store(trust as u8, Relaxed);
+    }
+
+    pub(super) fn admit(&self, prefill_tokens: u64) {
+        self.requests.fetch_add(1, Relaxed);
+        self.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
+    }
+
+    pub(super) fn leave(&self) {
+        self.requests.fetch_sub(1, Relaxed);
+    }
+
+    pub(super) fn computed(&self, prefill_tokens: u64) {
+        self.prefill_tokens.fetch_sub(prefill_tokens, Relaxed);
+    }
+
+    pub(super) fn start_decoding(&self, tokens: u64) {
+        self.decoding.fetch_add(1, Relaxed);
+        self.decode_tokens.fetch_add(tokens, Relaxed);
+    }
+
+    pub(super) fn decoded(&self, tokens: u64) {
+        self.decode_tokens.fetch_add(tokens, Relaxed);
+    }
+
+    pub(super) fn stop_decoding(&self, tokens: u64) {
+        self.decoding.fetch_sub(1, Relaxed);
+        self.decode_tokens.fetch_sub(tokens, Relaxed);
+    }
+}

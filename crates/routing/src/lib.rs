@@ -1,0 +1,67 @@
+//! Profiles of checked plugins, and the plans they make.
+//!
+//! A request passes five stages, always in this order: **prepare** computes something from it once
+//! (tokens, block hashes, a session key); **filter** says which pods cannot take it; **score** says how
+//! well each of the others suits; **pick** chooses; and the plan that results is **executed**, by a crate
+//! above this one. Plugins hand values to each other through typed slots ([`slot`]), and a profile is
+//! checked as a whole before it runs ([`Profile::check`]).
+//!
+//! Nothing here does I/O, reads a clock or spawns a thread: time and randomness are in the [`World`]
+//! that the caller passes in.
+#![forbid(unsafe_code)]
+
+mod assembly;
+mod context;
+mod decide;
+mod explain;
+mod fleet;
+mod models;
+mod name;
+mod parameter;
+mod plan;
+mod plugin;
+mod plugins;
+mod problem;
+mod profile;
+pub mod queue;
+mod request;
+mod rng;
+mod selector;
+mod settings;
+pub mod slot;
+mod stage;
+mod suggest;
+#[cfg(test)]
+mod testing;
+mod values;
+mod workflow;
+mod yaml;
+
+pub use assembly::{Assembly, Refused};
+pub use context::{Desk, RoutingContext, World};
+pub use decide::Retry;
+pub use explain::{
+    CandidateExplanation, Explanation, FilterExplanation, PickExplanation, Recorder,
+    ScorerExplanation, StepExplanation,
+};
+pub use fleet::{
+    Breaker, Candidate, EventTrust, Fleet, Health, Pod, PodFacts, Reservation, Topology, Vitals,
+};
+pub use models::{Model, Models, Tokenize};
+pub use name::{Name, Role};
+pub use parameter::{Absent, FromValue, Parameter, Takes, Value};
+pub use plan::{
+    CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome, PlanStep, RoutingPlan,
+    SkippedBecause, Start, Then, Transfer,
+};
+pub use plugin::{Make, Plugin, Registry, Stage};
+pub use problem::{Kind, Problem, Problems, Span};
+pub use profile::{Profile, Surroundings};
+pub use request::{ModelChoice, Prompt, Request, RequestError};
+pub use rng::Rng;
+pub use slot::{Reads, Slot, Writes};
+pub use stage::{
+    Choice, Decision, Fallbacks, Filter, Held, HeldBlocks, Pick, Prepare, Preparing, Rejection,
+    Scale, Score, Slate, WhenEmpty,
+};
+pub use values::{Attributes, BlockHashes, Picked, PlanHint, RingKey, SessionKey, Tokens};

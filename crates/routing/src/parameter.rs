@@ -1,0 +1,321 @@
+//! The parameters of plugins: declared as data, so that they can be checked, filled in and documented
+//! without running the plugin.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+
+use crate::yaml::{Node, Quoted, Yaml};
+
+/// One parameter of a plugin.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// Its key in YAML.
+    pub name: &'static str,
+    /// What values it takes.
+    pub takes: Takes,
+    /// What happens if it is not given.
+    pub absent: Absent,
+    /// What it is for, in one sentence.
+    pub doc: &'static str,
+}
+
+/// What happens if a parameter is not given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Absent {
+    /// The profile is refused.
+    Refused,
+    /// The plugin does without.
+    Fine,
+    /// As if this had been written.
+    Means(&'static str),
+}
+
+/// What values a parameter takes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Takes {
+    /// `true` or `false`.
+    Flag,
+    /// A whole number within bounds.
+    Whole(u64, u64),
+    /// A number within bounds.
+    Number(f64, f64),
+    /// A time such as `500ms`, `30s`, `2m` or `1h`.
+    Time,
+    /// Any text.
+    Text,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// A list of texts.
+    Texts,
+    /// A map from words to numbers of zero or more, such as `{gpu: 1, host: 0.5}`.
+    Numbers,
+    /// A map from names to plain values, such as `{stream: false}`.
+    Fields,
+    /// Another picker, with its own parameters.
+    Picker,
+}
+
+impl Parameter {
+    /// A parameter that must be given.
+    #[must_use]
+    pub const fn required(name: &'static str, takes: Takes, doc: &'static str) -> Self {
+        Self { name, takes, absent: Absent::Refused, doc }
+    }
+
+    /// A parameter that may be left out.
+    #[must_use]
+    pub const fn optional(name: &'static str, takes: Takes, doc: &'static str) -> Self {
+        Self { name, takes, absent: Absent::Fine, doc }
+    }
+
+    /// A parameter with a default, written as in YAML.
+    #[must_use]
+    pub const fn with_default(
+        name: &'static str,
+        takes: Takes,
+        default: &'static str,
+        doc: &'static str,
+    ) -> Self {
+        Self { name, takes, absent: Absent::Means(default), doc }
+    }
+}
+
+impl fmt::Display for Takes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag => f.write_str("`true` or `false`"),
+            Self::Whole(0, u64::MAX) => f.write_str("a whole number"),
+            Self::Whole(least, u64::MAX) => write!(f, "a whole number of at least {least}"),
+            Self::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Self::Number(least, most) if *most == f64::INFINITY => {
+                write!(f, "a number of at least {least}")
+            }
+            Self::Number(least, most) => write!(f, "a number from {least} to {most}"),
+            Self::Time => f.write_str("a time such as `500ms`, `30s` or `2m`"),
+            Self::Text => f.write_str("text"),
+            Self::OneOf(words) => {
+                let words: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
+                write!(f, "one of {}", words.join(", "))
+            }
+            Self::Texts => f.write_str("a list of texts"),
+            Self::Numbers => f.write_str("a map from words to numbers of at least 0"),
+            Self::Fields => f.write_str("a map from names to texts, numbers or flags"),
+            Self::Picker => f.write_str("a picker, such as `max_score`"),
+        }
+    }
+}
+
+/// A checked value of a parameter.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Value {
+    /// Of [`Takes::Flag`].
+    Flag(bool),
+    /// Of [`Takes::Whole`].
+    Whole(u64),
+    /// Of [`Takes::Number`].
+    Number(f64),
+    /// Of [`Takes::Time`].
+    Time(Duration),
+    /// Of [`Takes::Text`].
+    Text(String),
+    /// Of [`Takes::OneOf`].
+    Word(&'static str),
+    /// Of [`Takes::Texts`].
+    Texts(Vec<String>),
+    /// Of [`Takes::Numbers`].
+    Numbers(Vec<(String, f64)>),
+    /// Of [`Takes::Fields`].
+    Fields(Vec<(String, Json)>),
+}
+
+impl Takes {
+    /// The value that `node` is, if it is one. Pickers are read by assembly.
+    pub(crate) fn read(self, node: &Node) -> Option<Value> {
+        match (self, &node.value) {
+            (Self::Texts, Yaml::List(items)) => {
+                let texts: Option<_> =
+                    items.iter().map(|item| item.text().map(str::to_owned)).collect();
+                texts.map(Value::Texts)
+            }
+            (Self::Numbers, Yaml::Map(entries)) => {
+                let number = |(key, value): &(Node, Node)| {
+                    let number = number(value).filter(|number| *number >= 0.0)?;
+                    Some((key.text()?.to_owned(), number))
+                };
+                entries.iter().map(number).collect::<Option<_>>().map(Value::Numbers)
+            }
+            (Self::Fields, Yaml::Map(entries)) => {
+                let field =
+                    |(key, value): &(Node, Node)| Some((key.text()?.to_owned(), json(value)?));
+                entries.iter().map(field).collect::<Option<_>>().map(Value::Fields)
+            }
+            (takes, Yaml::Scalar { text, quoted }) => takes.scalar(text, *quoted),
+            _ => None,
+        }
+    }
+
+    fn scalar(self, text: &str, quoted: Quoted) -> Option<Value> {
+        let plain = (quoted == Quoted::No).then_some(text);
+        match self {
+            Self::Flag => match plain? {
+                "true" => Some(Value::Flag(true)),
+                "false" => Some(Value::Flag(false)),
+                _ => None,
+            },
+            Self::Whole(least, most) => {
+                let whole = plain?.replace('_', "").parse().ok()?;
+                (least..=most).contains(&whole).then_some(Value::Whole(whole))
+            }
+            Self::Number(least, most) => {
+                let number: f64 = plain?.parse().ok()?;
+                (least..=most).contains(&number).then_some(Value::Number(number))
+            }
+            Self::Time => time(plain?).map(Value::Time),
+            Self::Text => Some(Value::Text(text.to_owned())),
+            Self::OneOf(words) => {
+                words.iter().find(|word| **word == text).map(|word| Value::Word(word))
+            }
+            Self::Texts => Some(Value::Texts(vec![text.to_owned()])),
+            Self::Numbers | Self::Fields | Self::Picker => None,
+        }
+    }
+}
+
+/// A finite number that was not quoted.
+pub(crate) fn number(node: &Node) -> Option<f64> {
+    match &node.value {
+        Yaml::Scalar { text, quoted: Quoted::No } => {
+            text.parse().ok().filter(|number: &f64| number.is_finite())
+        }
+        _ => None,
+    }
+}
+
+/// A plain value as JSON.
+fn json(node: &Node) -> Option<Json> {
+    match &node.value {
+        Yaml::Null => Some(Json::Null),
+        Yaml::Scalar { text, quoted: Quoted::Yes } => Some(Json::from(text.as_str())),
+        Yaml::Scalar { text, quoted: Quoted::No } => {
+            Some(serde_json::from_str(text).unwrap_or_else(|_| Json::from(text.as_str())))
+        }
+        Yaml::List(_) | Yaml::Map(_) => None,
+    }
+}
+
+/// `1.5s`, `30ms`, `2m`, `1h`, `50us`.
+fn time(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let seconds = match &text[digits..] {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3_600.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(text[..digits].parse::<f64>().ok()? * seconds).ok()
+}
+
+/// As it would be written in YAML.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => write!(f, "{flag}"),
+            Self::Whole(whole) => write!(f, "{whole}"),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Time(time) => f.write_str(&written(*time)),
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Word(word) => f.write_str(word),
+            Self::Texts(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| format!("{text:?}")).collect();
+                write!(f, "[{}]", texts.join(", "))
+            }
+            Self::Numbers(numbers) => {
+                let numbers: Vec<_> =
+                    numbers.iter().map(|(word, number)| format!("{word}: {number}")).collect();
+                write!(f, "{{{}}}", numbers.join(", "))
+            }
+            Self::Fields(fields) => {
+                let fields: Vec<_> =
+                    fields.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+                write!(f, "{{{}}}", fields.join(", "))
+            }
+        }
+    }
+}
+
+/// A time as it would be written in YAML.
+pub(crate) fn written(time: Duration) -> String {
+    let micros = time.as_micros();
+    if micros.is_multiple_of(1_000_000) {
+        format!("{}s", micros / 1_000_000)
+    } else if micros.is_multiple_of(1_000) {
+        format!("{}ms", micros / 1_000)
+    } else {
+        format!("{micros}us")
+    }
+}
+
+/// A type that a checked value can be taken as.
+pub trait FromValue: Sized {
+    /// The value, if it is of this type.
+    fn from_value(value: &Value) -> Option<Self>;
+}
+
+macro_rules! from_value {
+    ($($type:ty: $pattern:pat => $out:expr;)*) => {$(
+        impl FromValue for $type {
+            fn from_value(value: &Value) -> Option<Self> {
+                match value { $pattern => $out, _ => None }
+            }
+        }
+    )*};
+}
+
+from_value! {
+    bool: Value::Flag(flag) => Some(*flag);
+    u64: Value::Whole(whole) => Some(*whole);
+    u32: Value::Whole(whole) => u32::try_from(*whole).ok();
+    usize: Value::Whole(whole) => usize::try_from(*whole).ok();
+    f64: Value::Number(number) => Some(*number);
+    Duration: Value::Time(time) => Some(*time);
+    String: Value::Text(text) => Some(text.clone());
+    &'static str: Value::Word(word) => Some(word);
+    Vec<String>: Value::Texts(texts) => Some(texts.clone());
+    Vec<(String, Json)>: Value::Fields(fields) => Some(fields.clone());
+    Vec<(String, f64)>: Value::Numbers(numbers) => Some(numbers.clone());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(takes: Takes, text: &str) -> Option<String> {
+        let node = crate::yaml::parse(text).unwrap();
+        takes.read(&node).map(|value| value.to_string())
+    }
+
+    #[test]
+    fn values_are_read_and_written_back_alike() {
+        assert_eq!(read(Takes::Time, "1.5s").unwrap(), "1500ms");
+        assert_eq!(read(Takes::Time, "2m").unwrap(), "120s");
+        assert_eq!(read(Takes::Whole(1, 9_999), "1_024").unwrap(), "1024");
+        assert_eq!(read(Takes::Texts, "[a, b]").unwrap(), r#"["a", "b"]"#);
+        assert_eq!(read(Takes::Texts, "a").unwrap(), r#"["a"]"#);
+        assert_eq!(read(Takes::Numbers, "{gpu: 1, host: 0.5}").unwrap(), "{gpu: 1, host: 0.5}");
+        assert_eq!(read(Takes::OneOf(&["x", "y"]), "y").unwrap(), "y");
+    }
+
+    #[test]
+    fn what_is_of_another_type_or_out_of_bounds_is_no_value() {
+        assert_eq!(read(Takes::Whole(1, 8), "9"), None);
+        assert_eq!(read(Takes::Whole(1, 8), "'4'"), None, "quoted, so it is text");
+        assert_eq!(read(Takes::Number(0.0, 1.0), "nan"), None);
+        assert_eq!(read(Takes::Time, "30"), None, "a bare number has no unit");
+        assert_eq!(read(Takes::Flag, "yes"), None);
+        assert_eq!(read(Takes::Numbers, "{gpu: -1}"), None);
+    }
+}

@@ -1,0 +1,81 @@
+//! `block_hash`: cuts the prompt's tokens into the model's blocks and hashes each with all before it.
+
+use std::sync::Arc;
+
+use crate::assembly::{Assembly, Refused};
+use crate::models::Models;
+use crate::parameter::{Parameter, Takes};
+use crate::plugin::{Make, Plugin};
+use crate::slot::{Reads, Writes};
+use crate::stage::{Prepare, Preparing, Rejection};
+use crate::values::{BlockHashes, Tokens};
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "block_hash",
+    summary: "Hashes the prompt's full blocks, each with everything before it, as the index names them.",
+    parameters: &[
+        Parameter::optional(
+            "first_tokens",
+            Takes::Whole(1, u64::MAX),
+            "Hash only this many leading tokens, rounded up to a block: a key instead of the prompt.",
+        ),
+        Parameter::with_default(
+            "length_field",
+            Takes::Text,
+            "prefix_len",
+            "With `first_tokens`: the body field by which a request names another length.",
+        ),
+    ],
+    needs: &[],
+    conflicts: &[],
+    example: "block_hash",
+    make: Make::Prepare(make),
+};
+
+struct BlockHash {
+    tokens: Reads<Tokens>,
+    blocks: Writes<BlockHashes>,
+    models: Arc<Models>,
+    first_tokens: Option<usize>,
+    length_field: String,
+}
+
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+    Ok(Box::new(BlockHash {
+        tokens: assembly.reads(),
+        blocks: assembly.writes(),
+        models: assembly.models(),
+        first_tokens: assembly.maybe("first_tokens"),
+        length_field: assembly.get("length_field"),
+    }))
+}
+
+impl Prepare for BlockHash {
+    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
+        let request = scene.request();
+        let Some(model) = self.models.find(&request.model.base) else {
+            let known: Vec<_> =
+                self.models.all().iter().map(|model| model.name().as_str()).collect();
+            let reason = format!(
+                "model `{}` is not served; there are: {}",
+                request.model.base,
+                known.join(", ")
+            );
+            return Err(Rejection::refused(404, reason));
+        };
+        let root = self.models.root(&request.model, request.salt.as_deref());
+        let block_tokens = model.hasher().block_size().get();
+        let most = self.first_tokens.map(|default| {
+            let asked = request.fields.get(&self.length_field).and_then(serde_json::Value::as_u64);
+            let tokens = asked.map_or(default, |tokens| tokens as usize);
+            tokens.max(1).next_multiple_of(block_tokens)
+        });
+        scene.derive(&self.tokens, &self.blocks, |Tokens(tokens), blocks| {
+            let hashed = &tokens[..most.unwrap_or(tokens.len()).min(tokens.len())];
+            model.hasher().hash_tokens(hashed, root, &mut blocks.chain);
+            blocks.block_tokens = block_tokens;
+            blocks.prompt_tokens = tokens.len();
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! `cache_affinity`: the more of the prompt a pod holds, the better.
+//!
+//! With tier weights, a block in host memory counts less than one on the GPU. Tiers are asked only of
+//! the few candidates that hold most: everybody else's score can only be lower than it would be.
+
+use wornpath_index::{Holding, Tier};
+
+use crate::assembly::{Assembly, Refused};
+use crate::fleet::Candidate;
+use crate::parameter::{Parameter, Takes};
+use crate::plugin::{Make, Plugin};
+use crate::stage::{Decision, Held, Scale, Score};
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "cache_affinity",
+    summary: "The share of the prompt's blocks that the pod holds, from 0 to 1.",
+    parameters: &[
+        Parameter::optional(
+            "tiers",
+            Takes::Numbers,
+            "What a block counts on `gpu`, `host`, `disk` and `other`; 1 if not named. At most 1.",
+        ),
+        Parameter::with_default(
+            "best",
+            Takes::Whole(1, 64),
+            "8",
+            "With `tiers`: how many of the deepest candidates are asked for their tiers.",
+        ),
+    ],
+    needs: &[],
+    conflicts: &[],
+    example: "cache_affinity: {weight: 2, tiers: {host: 0.5}}",
+    make: Make::Score(make),
+};
+
+struct CacheAffinity {
+    held: Held,
+    tiers: Option<Tiers>,
+}
+
+struct Tiers {
+    weights: [f64; 4],
+    best: usize,
+}
+
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+    let tiers = match assembly.maybe::<Vec<(String, f64)>>("tiers") {
+        None => None,
+        Some(given) => {
+            Some(Tiers { weights: weights(assembly, &given)?, best: assembly.get("best") })
+        }
+    };
+    Ok(Box::new(CacheAffinity { held: assembly.held(), tiers }))
+}
+
+fn weights(assembly: &mut Assembly<'_>, given: &[(String, f64)]) -> Result<[f64; 4], Refused> {
+    let mut weights = [1.0; 4];
+    for (tier, weight) in given {
+        let Some(at) = ["gpu", "host", "disk", "other"].iter().position(|known| known == tier)
+        else {
+            let message = format!("there is no tier `{tier}`");
+            return Err(assembly.refuse("tiers", &message, "use gpu, host, disk or other"));
+        };
+        if *weight > 1.0 {
+            let message = format!("the weight of `{tier}` is {weight}");
+            return Err(assembly.refuse("tiers", &message, "give a number from 0 to 1"));
+        }
+        weights[at] = *weight;
+    }
+    Ok(weights)
+}
+
+impl Score for CacheAffinity {
+    fn scale(&self) -> Scale {
+        Scale::Unit
+    }
+
+    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let Some(held) = scene.held(&self.held) else { return };
+        for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
+            *score = held.share(scene.pod(*candidate));
+        }
+        if let Some(tiers) = &self.tiers {
+            self.weigh(tiers, scene, candidates, scores);
+        }
+    }
+}
+
+impl CacheAffinity {
+    fn weigh(
+        &self,
+        tiers: &Tiers,
+        scene: &Decision<'_>,
+        candidates: &[Candidate],
+        scores: &mut [f64],
+    ) {
+        let Some(held) = scene.held(&self.held) else { return };
+        let mut deepest: Vec<usize> =
+            (0..candidates.len()).filter(|at| scores[*at] > 0.0).collect();
+        deepest.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        let blocks = held.prompt().chain.len().max(1) as f64;
+        let mut holdings: Vec<Holding> = Vec::new();
+        for at in deepest.into_iter().take(tiers.best) {
+            let pod = scene.pod(candidates[at]);
+            scene.holdings(&self.held, pod, held.depth(pod), &mut holdings);
+            let weight = |holding: &Holding| tiers.weights[place(holding.tier)];
+            scores[at] = holdings.iter().map(weight).sum::<f64>() / blocks;
+        }
+    }
+}
+
+const fn place(tier: Tier) -> usize {
+    match tier {
+        Tier::Gpu => 0,
+        Tier::Host => 1,
+        Tier::Disk => 2,
+        Tier::Other => 3,
+    }
+}

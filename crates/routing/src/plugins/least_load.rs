@@ -1,0 +1,53 @@
+//! `least_load`: the less a pod has to do, the better.
+
+use crate::assembly::{Assembly, Refused};
+use crate::fleet::{Candidate, Vitals};
+use crate::parameter::{Parameter, Takes};
+use crate::plugin::{Make, Plugin};
+use crate::stage::{Decision, Scale, Score};
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "least_load",
+    summary: "1 for an idle pod, falling to 0 for the busiest candidate.",
+    parameters: &[Parameter::with_default(
+        "of",
+        Takes::OneOf(&["requests", "prefill_tokens", "decode_tokens"]),
+        "requests",
+        "What is counted: requests in flight, prompt tokens still to compute, or tokens in decoding contexts.",
+    )],
+    needs: &[],
+    conflicts: &[],
+    example: "least_load: {of: prefill_tokens}",
+    make: Make::Score(make),
+};
+
+struct LeastLoad {
+    load: fn(&Vitals) -> f64,
+}
+
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+    let load: fn(&Vitals) -> f64 = match assembly.get("of") {
+        "prefill_tokens" => |vitals| vitals.prefill_tokens() as f64,
+        "decode_tokens" => |vitals| vitals.decode_tokens() as f64,
+        _ => |vitals| f64::from(vitals.requests()),
+    };
+    Ok(Box::new(LeastLoad { load }))
+}
+
+impl Score for LeastLoad {
+    fn scale(&self) -> Scale {
+        Scale::Unit
+    }
+
+    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let mut most = 0.0_f64;
+        for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
+            *score = (self.load)(scene.pod(*candidate).vitals());
+            most = most.max(*score);
+        }
+        let unit = if most > 0.0 { most.recip() } else { 0.0 };
+        for score in scores {
+            *score = 1.0 - *score * unit;
+        }
+    }
+}

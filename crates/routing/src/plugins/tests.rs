@@ -1,0 +1,84 @@
+//! Tests of the plugins that show how plugins are written.
+
+use wornpath_index::Tier;
+
+use crate::fleet::{Breaker, Health, Reservation};
+use crate::plan::Outcome;
+use crate::testing::Bench;
+
+const PROMPT: [u32; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
+
+#[test]
+fn cache_affinity_is_the_share_of_the_prompt_that_a_pod_holds() {
+    let mut bench = Bench::with_pods(3);
+    bench.cache(0, &PROMPT[..8], Tier::Gpu);
+    bench.cache(1, &PROMPT, Tier::Host);
+    let request = Bench::request(&PROMPT);
+    let scores = bench.scores("tokenize, block_hash", "cache_affinity", request.clone());
+    assert_eq!(scores, [0.5, 1.0, 0.0]);
+    let tiers = "cache_affinity: {tiers: {host: 0.25}}";
+    let scores = bench.scores("tokenize, block_hash", tiers, request);
+    assert_eq!(scores, [0.5, 0.25, 0.0]);
+}
+
+#[test]
+fn least_load_compares_with_the_busiest_candidate() {
+    let mut bench = Bench::with_pods(3);
+    let _two = [0, 0].map(|_| Reservation::new(bench.pod(0).vitals(), 100, 100));
+    let _one = Reservation::new(bench.pod(1).vitals(), 100, 100);
+    assert_eq!(bench.scores("", "least_load", Bench::request(&[])), [0.0, 0.5, 1.0]);
+    assert_eq!(
+        bench.scores("", "least_load: {of: decode_tokens}", Bench::request(&[])),
+        [1.0, 1.0, 1.0]
+    );
+}
+
+#[test]
+fn healthy_drops_what_cannot_answer_and_says_why() {
+    let mut bench = Bench::with_pods(5);
+    bench.pod(0).vitals().set_health(Health::Down);
+    bench.pod(1).vitals().set_health(Health::Draining);
+    bench.pod(2).vitals().set_breaker(Breaker::Open);
+    bench.pod(3).vitals().set_breaker(Breaker::HalfOpen);
+    let kept = bench.kept("healthy", Bench::request(&[]));
+    let dropped = |why: &str| Err(why.to_owned());
+    assert_eq!(
+        kept,
+        [dropped("down"), dropped("draining"), dropped("breaker open"), Ok(()), Ok(())]
+    );
+    let _probe = Reservation::new(bench.pod(3).vitals(), 1, 1);
+    assert!(bench.kept("healthy", Bench::request(&[]))[3].is_err(), "one probe at a time");
+}
+
+#[test]
+fn a_fleet_that_is_down_is_answered_with_503() {
+    let mut bench = Bench::with_pods(1);
+    bench.pod(0).vitals().set_health(Health::Down);
+    let profile = bench.profile("filter: [healthy]\npick: max_score\n");
+    match bench.decide(&profile, Bench::request(&[])) {
+        Outcome::Reject(rejection) => assert_eq!(rejection.status, 503),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn equals_are_picked_evenly_whatever_their_order() {
+    let mut bench = Bench::with_pods(4);
+    let profile = bench.profile("pick: max_score\n");
+    let mut counts = [0; 4];
+    for _ in 0..4_000 {
+        counts[bench.chosen(&profile, Bench::request(&[]))] += 1;
+    }
+    assert!(counts.iter().all(|count| (900..1_100).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn a_key_of_the_first_tokens_is_as_long_as_the_profile_or_the_request_says() {
+    let mut bench = Bench::with_pods(1);
+    bench.cache(0, &PROMPT[..4], Tier::Gpu);
+    let prepare = "tokenize, {block_hash: {first_tokens: 4}}";
+    let mut request = Bench::request(&PROMPT);
+    assert_eq!(bench.scores(prepare, "cache_affinity", request.clone()), [1.0]);
+    request.fields.insert("prefix_len".to_owned(), 8.into());
+    assert_eq!(bench.scores(prepare, "cache_affinity", request), [0.5]);
+}

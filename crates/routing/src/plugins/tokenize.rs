@@ -1,0 +1,53 @@
+//! `tokenize`: the prompt's token ids, as the engine will compute them.
+
+use std::sync::Arc;
+
+use crate::assembly::{Assembly, Refused};
+use crate::models::Models;
+use crate::plugin::{Make, Plugin};
+use crate::request::Prompt;
+use crate::slot::Writes;
+use crate::stage::{Prepare, Preparing, Rejection};
+use crate::values::Tokens;
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "tokenize",
+    summary: "Renders the prompt with the model's chat template and tokenizes it as the engine does. \
+              A prompt of token ids is taken as it is.",
+    parameters: &[],
+    needs: &[],
+    conflicts: &[],
+    example: "tokenize",
+    make: Make::Prepare(make),
+};
+
+struct Tokenizing {
+    tokens: Writes<Tokens>,
+    models: Arc<Models>,
+}
+
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+    Ok(Box::new(Tokenizing { tokens: assembly.writes(), models: assembly.models() }))
+}
+
+impl Prepare for Tokenizing {
+    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
+        let request = scene.request();
+        let Tokens(tokens) = scene.write(&self.tokens);
+        if let Prompt::Tokens(ids) = &request.prompt {
+            tokens.extend_from_slice(ids);
+            return Ok(());
+        }
+        let base = &request.model.base;
+        let Some(model) = self.models.find(base) else {
+            return Err(Rejection::refused(404, format!("model `{base}` is not served")));
+        };
+        let Some(tokenizer) = model.tokenizer() else {
+            let reason = format!(
+                "model `{base}` has no tokenizer; give it one, or route it by `text_blocks`"
+            );
+            return Err(Rejection::refused(500, reason));
+        };
+        tokenizer.tokenize(request, tokens).map_err(|reason| Rejection::refused(400, reason))
+    }
+}

@@ -1,0 +1,200 @@
+//! What is wrong with a profile: where, why, and the cure; shown as a compiler would.
+
+use std::fmt::{self, Write};
+
+use serde_json::{Value, json};
+
+/// A place in a file: line and column from one, length in characters on that line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Span {
+    /// The line, from one.
+    pub line: usize,
+    /// The column, from one, in characters.
+    pub column: usize,
+    /// How many characters.
+    pub length: usize,
+}
+
+/// Which rule is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// Not YAML, or not the shape of a profile.
+    Syntax,
+    /// A key that a profile does not have.
+    UnknownKey,
+    /// No plugin of that stage has the name.
+    UnknownPlugin,
+    /// The plugin has no such parameter.
+    UnknownParameter,
+    /// A parameter's value has the wrong type or is out of range.
+    BadParameter,
+    /// A parameter without default is not given.
+    MissingParameter,
+    /// A slot is read that nobody writes.
+    NoWriter,
+    /// Two plugins write one slot.
+    TwoWriters,
+    /// The writer comes after the reader.
+    WrongOrder,
+    /// Preparers wait for each other.
+    Cycle,
+    /// A plugin that another one needs is missing.
+    MissingDependency,
+    /// Two plugins exclude each other.
+    Conflict,
+    /// A weight below zero, or no weight above it.
+    BadWeight,
+    /// Scores in different units are added.
+    MixedScales,
+    /// A step names a selector that does not exist.
+    NoSelector,
+    /// No pod can play a step's role.
+    NoPodForRole,
+}
+
+impl Kind {
+    /// A stable word for machines.
+    #[must_use]
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Syntax => "syntax",
+            Self::UnknownKey => "unknown-key",
+            Self::UnknownPlugin => "unknown-plugin",
+            Self::UnknownParameter => "unknown-parameter",
+            Self::BadParameter => "bad-parameter",
+            Self::MissingParameter => "missing-parameter",
+            Self::NoWriter => "no-writer",
+            Self::TwoWriters => "two-writers",
+            Self::WrongOrder => "wrong-order",
+            Self::Cycle => "cycle",
+            Self::MissingDependency => "missing-dependency",
+            Self::Conflict => "conflict",
+            Self::BadWeight => "bad-weight",
+            Self::MixedScales => "mixed-scales",
+            Self::NoSelector => "no-selector",
+            Self::NoPodForRole => "no-pod-for-role",
+        }
+    }
+}
+
+/// One broken rule.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    kind: Kind,
+    span: Span,
+    message: String,
+    also: Vec<(Span, String)>,
+    cure: String,
+}
+
+impl Problem {
+    pub(crate) fn new(kind: Kind, span: Span, message: impl Into<String>) -> Self {
+        Self { kind, span, message: message.into(), also: Vec::new(), cure: String::new() }
+    }
+
+    pub(crate) fn also(mut self, span: Span, note: impl Into<String>) -> Self {
+        self.also.push((span, note.into()));
+        self
+    }
+
+    pub(crate) fn cure(mut self, cure: impl Into<String>) -> Self {
+        self.cure = cure.into();
+        self
+    }
+
+    /// Which rule is broken.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Where.
+    #[must_use]
+    pub const fn span(&self) -> Span {
+        self.span
+    }
+
+    /// How, in one sentence.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+/// Everything that is wrong with one file.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Problems {
+    file: String,
+    text: String,
+    problems: Vec<Problem>,
+}
+
+impl Problems {
+    pub(crate) fn new(file: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(|problem| (problem.span.line, problem.span.column));
+        Self { file: file.to_owned(), text: text.to_owned(), problems }
+    }
+
+    /// The problems in the order of the file.
+    #[must_use]
+    pub fn all(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// As JSON, for machines: a list of `{code, file, line, column, length, message, cure, also}`.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let problem = |problem: &Problem| {
+            let also = problem.also.iter().map(|(span, note)| {
+                json!({"line": span.line, "column": span.column, "length": span.length, "note": note})
+            });
+            let also: Vec<_> = also.collect();
+            let Span { line, column, length } = problem.span;
+            json!({
+                "code": problem.kind.code(), "file": self.file, "line": line, "column": column,
+                "length": length, "message": problem.message, "cure": problem.cure, "also": also,
+            })
+        };
+        self.problems.iter().map(problem).collect()
+    }
+
+    fn snippet(&self, out: &mut dyn Write, span: Span, mark: char, note: &str) -> fmt::Result {
+        let line = self.text.lines().nth(span.line.saturating_sub(1)).unwrap_or_default();
+        let number = span.line.to_string();
+        let margin = " ".repeat(number.len());
+        let before: String =
+            line.chars().take(span.column - 1).map(|c| if c == '\t' { c } else { ' ' }).collect();
+        let left = line.chars().count().saturating_sub(span.column - 1).max(1);
+        let marks = mark.to_string().repeat(span.length.min(left));
+        writeln!(out, " {margin} |")?;
+        writeln!(out, " {number} | {line}")?;
+        writeln!(out, "{}", format!(" {margin} | {before}{marks} {note}").trim_end())
+    }
+}
+
+/// As a compiler would show them.
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.problems {
+            let Span { line, column, .. } = problem.span;
+            writeln!(f, "error[{}]: {}", problem.kind.code(), problem.message)?;
+            writeln!(f, " --> {}:{line}:{column}", self.file)?;
+            self.snippet(f, problem.span, '^', "")?;
+            for (span, note) in &problem.also {
+                self.snippet(f, *span, '-', note)?;
+            }
+            writeln!(f, "  = cure: {}\n", problem.cure)?;
+        }
+        let count = self.problems.len();
+        let noun = if count == 1 { "problem" } else { "problems" };
+        writeln!(f, "{}: {count} {noun}; the profile is not usable", self.file)
+    }
+}
+
+impl fmt::Debug for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Problems {}

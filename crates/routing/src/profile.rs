@@ -1,0 +1,141 @@
+//! A profile: plugins and steps that were checked as a whole. Holding one means that it is valid.
+
+mod read;
+mod slots;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::context::RoutingContext;
+use crate::explain::Recorder;
+use crate::models::Models;
+use crate::name::Role;
+use crate::plugin::Registry;
+use crate::problem::Problems;
+use crate::queue::QueueRules;
+use crate::request::Request;
+use crate::selector::Filtering;
+use crate::slot::{ProfileId, Reads, SlotKind, Slots};
+use crate::stage::{Prepare, Preparing, Rejection};
+use crate::values::{BlockHashes, Tokens};
+use crate::workflow::Step;
+
+/// How requests are routed: made by [`Profile::check`], shared by all threads.
+pub struct Profile {
+    pub(crate) id: ProfileId,
+    pub(crate) slots: Vec<SlotKind>,
+    pub(crate) preparers: Vec<(&'static str, Box<dyn Prepare>)>,
+    pub(crate) steps: Vec<Step>,
+    /// Whether any plugin asks what pods hold.
+    pub(crate) looks_up: bool,
+    pub(crate) blocks: Option<Reads<BlockHashes>>,
+    pub(crate) tokens: Option<Reads<Tokens>>,
+    /// How long a pod is expected to hold what it was just sent.
+    pub(crate) speculate: Option<Duration>,
+    pub(crate) holding: Holding,
+    pub(crate) printed: String,
+    pub(crate) graph: String,
+}
+
+/// When a request waits, and how.
+pub(crate) struct Holding {
+    /// The chosen pod must pass these, or the request waits.
+    pub(crate) unless: Vec<Filtering>,
+    pub(crate) patience: Duration,
+    pub(crate) rules: QueueRules,
+}
+
+/// What a profile is checked against.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// The plugins there are.
+    pub registry: Registry,
+    /// The models that are served.
+    pub models: Arc<Models>,
+    /// The roles that configured pods can play; none if pods are not known yet.
+    pub roles: Option<Vec<Role>>,
+}
+
+impl Profile {
+    /// Reads and checks a profile. `file` is what problems call it.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, not only the first thing.
+    pub fn check(file: &str, text: &str, surroundings: &Surroundings) -> Result<Self, Problems> {
+        read::profile(text, surroundings).map_err(|problems| Problems::new(file, text, problems))
+    }
+
+    /// A context for a request that just came.
+    #[must_use]
+    pub fn context(&self, request: Request) -> RoutingContext {
+        RoutingContext { request, slots: Slots::new(self.id, &self.slots) }
+    }
+
+    /// Runs the preparers, once for each request. Needs no pods and may take a while: tokenization.
+    ///
+    /// # Errors
+    /// If the request cannot be served at all.
+    pub fn prepare(&self, context: &mut RoutingContext) -> Result<(), Rejection> {
+        self.run_preparers(context, None)
+    }
+
+    /// Like [`Profile::prepare`], taking down how long each preparer took.
+    ///
+    /// # Errors
+    /// If the request cannot be served at all.
+    pub fn prepare_explained(
+        &self,
+        context: &mut RoutingContext,
+        recorder: &mut Recorder<'_>,
+    ) -> Result<(), Rejection> {
+        self.run_preparers(context, Some(recorder))
+    }
+
+    /// The profile as YAML, with every default filled in.
+    #[must_use]
+    pub fn printed(&self) -> &str {
+        &self.printed
+    }
+
+    /// The stages and the slots between them, as text.
+    #[must_use]
+    pub fn graph(&self) -> &str {
+        &self.graph
+    }
+
+    /// How the queue of held requests behaves.
+    #[must_use]
+    pub const fn queue_rules(&self) -> QueueRules {
+        self.holding.rules
+    }
+
+    fn run_preparers(
+        &self,
+        context: &mut RoutingContext,
+        mut recorder: Option<&mut Recorder<'_>>,
+    ) -> Result<(), Rejection> {
+        self.own(context);
+        context.slots.clear();
+        for (name, preparer) in &self.preparers {
+            let started = recorder.as_deref().map(Recorder::now);
+            let RoutingContext { request, slots } = context;
+            preparer.prepare(&mut Preparing { request, slots })?;
+            if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
+                recorder.prepared(name, started);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Panics
+    /// If another profile made the context: its slots would mean something else.
+    pub(crate) fn own(&self, context: &RoutingContext) {
+        assert!(context.slots.belongs_to(self.id), "the context was made by another profile");
+    }
+}
+
+impl std::fmt::Debug for Profile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.printed)
+    }
+}

@@ -1,0 +1,194 @@
+//! Checks of the whole: who writes what before who reads it, who needs and who excludes whom.
+
+use crate::assembly::{Access, Blueprint, Use, make};
+use crate::plugin::Stage;
+use crate::problem::{Kind, Problem, Span};
+use crate::settings::Entry;
+use crate::slot::Slot;
+use crate::yaml::{Node, Yaml};
+
+/// Takes down that the pipeline itself reads a slot.
+pub(super) fn pipeline_reads<T: Slot>(blueprint: &mut Blueprint, user: &str, span: Span) {
+    let slot = blueprint.slot::<T>(None);
+    blueprint.uses.push(Use {
+        slot,
+        access: Access::Read,
+        user: user.to_owned(),
+        stage: Stage::Pick,
+        turn: usize::MAX,
+        span,
+    });
+}
+
+/// Checks every use of every slot.
+pub(super) fn check(blueprint: &mut Blueprint) {
+    let mut problems = Vec::new();
+    for slot in 0..blueprint.slots.len() {
+        let uses = blueprint.uses.iter().filter(|used| used.slot == slot);
+        let (readers, writers): (Vec<_>, Vec<_>) =
+            uses.partition(|used| used.access == Access::Read);
+        let name = blueprint.slots[slot].to_string();
+        if let [first, others @ ..] = &writers[..] {
+            for second in others {
+                problems.push(two_writers(&name, first, second));
+            }
+        }
+        for reader in readers {
+            match writers.iter().find(|writer| writer.turn < reader.turn).or(writers.first()) {
+                None => problems.push(no_writer(blueprint, slot, reader)),
+                Some(writer) if writer.turn < reader.turn => {}
+                Some(writer) => match cycle(blueprint, reader, writer) {
+                    Some(path) => problems.push(in_a_cycle(reader, &path)),
+                    None => problems.push(wrong_order(&name, reader, writer)),
+                },
+            }
+        }
+    }
+    // Each plugin in a cycle finds it; one report is enough.
+    let mut cycles = 0;
+    problems.retain(|problem| {
+        cycles += usize::from(problem.kind() == Kind::Cycle);
+        problem.kind() != Kind::Cycle || cycles == 1
+    });
+    blueprint.problems.append(&mut problems);
+}
+
+fn two_writers(slot: &str, first: &Use, second: &Use) -> Problem {
+    let message = format!("`{}` and `{}` both write `{slot}`", first.user, second.user);
+    Problem::new(Kind::TwoWriters, second.span, message)
+        .also(first.span, "the first writer")
+        .cure("remove one of them; a slot has one writer")
+}
+
+fn wrong_order(slot: &str, reader: &Use, writer: &Use) -> Problem {
+    let (reads, writes) = (&reader.user, &writer.user);
+    let message = format!("`{reads}` reads `{slot}` before `{writes}` writes it");
+    Problem::new(Kind::WrongOrder, reader.span, message)
+        .also(writer.span, "written here")
+        .cure(format!("move `{writes}` before `{reads}`"))
+}
+
+fn in_a_cycle(reader: &Use, path: &[String]) -> Problem {
+    let path = path.join(" → ");
+    Problem::new(Kind::Cycle, reader.span, format!("plugins wait for each other: {path}"))
+        .cure("no order can satisfy all of them; remove one")
+}
+
+fn no_writer(blueprint: &Blueprint, slot: usize, reader: &Use) -> Problem {
+    let kind = &blueprint.slots[slot];
+    let message = format!("`{}` reads `{kind}`, which no earlier plugin writes", reader.user);
+    let cure = match &kind.of {
+        Some(step) => {
+            format!("put a step called `{step}` before this one, or name one that exists")
+        }
+        None => match &writers_of(blueprint, slot)[..] {
+            [] => format!("register a plugin that writes `{kind}`"),
+            names => format!("add {} to `prepare`", names.join(" or ")),
+        },
+    };
+    Problem::new(Kind::NoWriter, reader.span, message).cure(cure)
+}
+
+/// The registered plugins that write a slot, found by making each from its example.
+fn writers_of(blueprint: &Blueprint, slot: usize) -> Vec<String> {
+    let mut names = Vec::new();
+    for plugin in blueprint.registry.plugins() {
+        let Ok(node) = crate::yaml::parse(plugin.example) else { continue };
+        let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
+        draft.slots = blueprint.slots.clone();
+        let _ = make(&mut draft, &node, plugin.stage(), 0);
+        if draft.uses.iter().any(|used| used.slot == slot && used.access == Access::Write) {
+            names.push(format!("`{}`", plugin.name));
+        }
+    }
+    names
+}
+
+/// The way from the writer back to the reader, if the writer itself waits for the reader.
+fn cycle(blueprint: &Blueprint, reader: &Use, writer: &Use) -> Option<Vec<String>> {
+    let mut path = vec![reader.user.clone()];
+    let found = waits_for(blueprint, writer.turn, reader.turn, &mut path);
+    found.then_some(path)
+}
+
+/// Whether the preparer at `from` needs, directly or not, what the one at `to` writes.
+fn waits_for(blueprint: &Blueprint, from: usize, to: usize, path: &mut Vec<String>) -> bool {
+    let at = |turn| move |used: &&Use| used.turn == turn && used.stage == Stage::Prepare;
+    let Some(user) = blueprint.uses.iter().find(at(from)) else { return false };
+    if path.len() > blueprint.uses.len() {
+        return false;
+    }
+    path.push(user.user.clone());
+    if from == to {
+        return true;
+    }
+    for read in blueprint.uses.iter().filter(at(from)).filter(|used| used.access == Access::Read) {
+        let writers = blueprint.uses.iter().filter(|used| {
+            used.slot == read.slot && used.access == Access::Write && used.stage == Stage::Prepare
+        });
+        for writer in writers {
+            if waits_for(blueprint, writer.turn, to, path) {
+                return true;
+            }
+        }
+    }
+    path.pop();
+    false
+}
+
+/// Checks what plugins declare of each other: needs and conflicts.
+pub(super) fn check_neighbours(root: &Node, blueprint: &mut Blueprint) {
+    let mut present: Vec<(Stage, Entry<'_>)> = Vec::new();
+    collect(root, &mut present);
+    let mut problems = Vec::new();
+    for (stage, entry) in &present {
+        let Some(plugin) = blueprint.registry.find(*stage, entry.name) else { continue };
+        for needed in plugin.needs {
+            if !present.iter().any(|(_, other)| other.name == *needed) {
+                let message = format!("`{}` needs `{needed}`, which is missing", plugin.name);
+                let stages = blueprint.registry.plugins().iter();
+                let stage = stages
+                    .filter(|known| known.name == *needed)
+                    .map(|known| known.stage().key())
+                    .next();
+                let cure = format!("add `{needed}` to `{}`", stage.unwrap_or("the profile"));
+                problems
+                    .push(Problem::new(Kind::MissingDependency, entry.span, message).cure(cure));
+            }
+        }
+        for (_, other) in &present {
+            if plugin.conflicts.contains(&other.name) {
+                let message = format!("`{}` and `{}` exclude each other", plugin.name, other.name);
+                problems.push(
+                    Problem::new(Kind::Conflict, entry.span, message)
+                        .also(other.span, "the other one")
+                        .cure("remove one of them"),
+                );
+            }
+        }
+    }
+    blueprint.problems.append(&mut problems);
+}
+
+/// Every plugin entry of the profile with its stage.
+fn collect<'a>(node: &'a Node, present: &mut Vec<(Stage, Entry<'a>)>) {
+    let Yaml::Map(entries) = &node.value else { return };
+    for (key, value) in entries {
+        let stage = Stage::ALL.into_iter().find(|stage| key.text() == Some(stage.key()));
+        match (stage, &value.value) {
+            (Some(stage), Yaml::List(items)) => {
+                let items = items.iter().filter_map(|item| Entry::plugin(item, stage).ok());
+                present.extend(items.map(|entry| (stage, entry)));
+            }
+            (Some(stage), _) => {
+                present.extend(Entry::plugin(value, stage).ok().map(|e| (stage, e)));
+            }
+            (None, Yaml::Map(selectors)) if key.text() == Some("selectors") => {
+                for (_, selector) in selectors {
+                    collect(selector, present);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! One pass Filter → Score → Pick over the pods that can play a role.
+
+use crate::context::Scratch;
+use crate::explain::Recorder;
+use crate::fleet::Candidate;
+use crate::rng::Rng;
+use crate::stage::{Decision, Fallbacks, Filter, Pick, Rejection, Scale, Score, Slate, WhenEmpty};
+
+/// The plugins of one step, made and weighed.
+pub(crate) struct Selector {
+    pub(crate) filters: Vec<Filtering>,
+    pub(crate) scorers: Vec<Scoring>,
+    pub(crate) picker: Picking,
+}
+
+pub(crate) struct Filtering {
+    pub(crate) name: &'static str,
+    pub(crate) filter: Box<dyn Filter>,
+    pub(crate) when_empty: WhenEmpty,
+}
+
+pub(crate) struct Scoring {
+    pub(crate) name: &'static str,
+    pub(crate) scorer: Box<dyn Score>,
+    pub(crate) weight: f64,
+    /// What a whole unit is worth in milliseconds, where units and milliseconds are added.
+    pub(crate) scale_ms: Option<f64>,
+}
+
+pub(crate) struct Picking {
+    pub(crate) name: &'static str,
+    pub(crate) picker: Box<dyn Pick>,
+}
+
+/// Who was selected. Fallbacks are in the scratch, as positions among its candidates.
+pub(crate) struct Selected {
+    pub(crate) candidate: Candidate,
+    pub(crate) mark: Option<&'static str>,
+    /// Filters that would have left nobody.
+    pub(crate) skipped: Vec<&'static str>,
+}
+
+/// Nobody can be selected.
+pub(crate) enum Nobody {
+    Hold,
+    Reject(Rejection),
+}
+
+impl Scoring {
+    /// A score `s` adds `offset + factor * s` to the total, of which more is always better.
+    pub(crate) fn line(&self) -> (f64, f64) {
+        match (self.scorer.scale(), self.scale_ms) {
+            (Scale::Unit, None) => (0.0, self.weight),
+            (Scale::Unit, Some(ms)) => (-self.weight * ms, self.weight * ms),
+            (Scale::Milliseconds, _) => (0.0, -self.weight),
+        }
+    }
+}
+
+impl Selector {
+    /// Selects among the candidates in `scratch`. At most `fallbacks` others are ranked behind.
+    pub(crate) fn select(
+        &self,
+        scene: &Decision<'_>,
+        scratch: &mut Buffers<'_>,
+        rng: &mut Rng,
+        mut recorder: Option<&mut Recorder<'_>>,
+    ) -> Result<Selected, Nobody> {
+        let skipped = self.filter(scene, scratch, recorder.as_deref_mut())?;
+        self.score(scene, scratch, recorder.as_deref_mut());
+        let slate = Slate { candidates: scratch.candidates, totals: scratch.totals };
+        let started = recorder.as_deref().map(Recorder::now);
+        let mut choice = self.picker.picker.pick(scene, slate, rng);
+        choice.at = choice.at.min(slate.candidates.len() - 1);
+        let at = choice.at;
+        scratch.fallbacks.clear();
+        if scratch.most_fallbacks > 0 {
+            let mut fallbacks =
+                Fallbacks { positions: scratch.fallbacks, most: scratch.most_fallbacks };
+            self.picker.picker.fallbacks(scene, slate, at, &mut fallbacks);
+        }
+        if let (Some(recorder), Some(started)) = (recorder, started) {
+            recorder.picked(self.picker.name, slate, choice, started);
+        }
+        Ok(Selected { candidate: slate.candidates[at], mark: choice.mark, skipped })
+    }
+
+    fn filter(
+        &self,
+        scene: &Decision<'_>,
+        scratch: &mut Buffers<'_>,
+        mut recorder: Option<&mut Recorder<'_>>,
+    ) -> Result<Vec<&'static str>, Nobody> {
+        let mut skipped = Vec::new();
+        if scratch.candidates.is_empty() {
+            let role = scene.role();
+            return Err(Nobody::Reject(Rejection::unavailable(&format!(
+                "no pod can play the role `{role}`"
+            ))));
+        }
+        for Filtering { name, filter, when_empty } in &self.filters {
+            let started = recorder.as_deref().map(Recorder::now);
+            scratch.keep.clear();
+            scratch.keep.resize(scratch.candidates.len(), true);
+            filter.keep(scene, scratch.candidates, scratch.keep);
+            let emptied = !scratch.keep.contains(&true);
+            let counts = !emptied || *when_empty != WhenEmpty::Skip;
+            if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
+                let dropped = scratch.candidates.iter().zip(&*scratch.keep);
+                let dropped = dropped.filter(|(_, keep)| !**keep).map(|(candidate, _)| {
+                    (*candidate, if counts { Some(filter.why(scene, *candidate)) } else { None })
+                });
+                recorder.filtered(name, dropped, started);
+            }
+            match when_empty {
+                _ if !emptied => {
+                    let mut keep = scratch.keep.iter();
+                    scratch.candidates.retain(|_| *keep.next().unwrap_or(&true));
+                }
+                WhenEmpty::Skip => skipped.push(*name),
+                WhenEmpty::Hold => return Err(Nobody::Hold),
+                WhenEmpty::Reject => return Err(Nobody::Reject(filter.rejection())),
+            }
+        }
+        Ok(skipped)
+    }
+
+    fn score(
+        &self,
+        scene: &Decision<'_>,
+        scratch: &mut Buffers<'_>,
+        mut recorder: Option<&mut Recorder<'_>>,
+    ) {
+        scratch.totals.clear();
+        scratch.totals.resize(scratch.candidates.len(), 0.0);
+        for scoring in &self.scorers {
+            let started = recorder.as_deref().map(Recorder::now);
+            scratch.scores.clear();
+            scratch.scores.resize(scratch.candidates.len(), 0.0);
+            scoring.scorer.score(scene, scratch.candidates, scratch.scores);
+            let (offset, factor) = scoring.line();
+            for (total, score) in scratch.totals.iter_mut().zip(&*scratch.scores) {
+                *total += offset + factor * score;
+            }
+            if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
+                recorder.scored(scoring, scratch.candidates, scratch.scores, started);
+            }
+        }
+        // A scorer that divides by zero must not decide: such a candidate comes last.
+        for total in scratch.totals.iter_mut() {
+            if total.is_nan() {
+                *total = f64::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+/// The buffers of one selection.
+pub(crate) struct Buffers<'a> {
+    pub(crate) candidates: &'a mut Vec<Candidate>,
+    pub(crate) keep: &'a mut Vec<bool>,
+    pub(crate) scores: &'a mut Vec<f64>,
+    pub(crate) totals: &'a mut Vec<f64>,
+    pub(crate) fallbacks: &'a mut Vec<usize>,
+    pub(crate) most_fallbacks: usize,
+}
+
+impl Scratch {
+    /// The depths that plugins read, and the buffers that the selection fills.
+    pub(crate) fn split(&mut self, most_fallbacks: usize) -> (&[u32], Buffers<'_>) {
+        let Self { depths, candidates, keep, scores, totals, fallbacks, .. } = self;
+        (depths, Buffers { candidates, keep, scores, totals, fallbacks, most_fallbacks })
+    }
+}

@@ -1,0 +1,185 @@
+//! Parameters as a profile gives them: read, checked, and filled in with their defaults.
+
+use crate::parameter::{Absent, FromValue, Parameter, Takes, Value};
+use crate::plugin::Stage;
+use crate::problem::{Kind, Problem, Span};
+use crate::suggest::nearest;
+use crate::yaml::{Node, Yaml};
+
+/// One entry in a profile: `name` or `name: {parameters}`.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) span: Span,
+    pub(crate) settings: &'a [(Node, Node)],
+}
+
+impl<'a> Entry<'a> {
+    /// A plugin of a stage.
+    pub(crate) fn plugin(node: &'a Node, stage: Stage) -> Result<Self, Problem> {
+        let key = stage.key();
+        let cure = format!("write `{key}` plugins as `name` or `name: {{parameter: value}}`");
+        Self::read(node, "plugin").map_err(|problem| problem.cure(cure))
+    }
+
+    /// A named thing; `what` it is, for messages.
+    pub(crate) fn read(node: &'a Node, what: &str) -> Result<Self, Problem> {
+        let wrong = |span, message: String| {
+            let cure = "write `name` or `name: {parameter: value}`";
+            Err(Problem::new(Kind::Syntax, span, message).cure(cure))
+        };
+        match &node.value {
+            Yaml::Scalar { text, .. } => Ok(Self { name: text, span: node.span, settings: &[] }),
+            Yaml::Map(entries) => match &entries[..] {
+                [(key, value)] => Self::named(key, value),
+                [] => wrong(node.span, format!("a {what} without a name")),
+                [_, (second, _), ..] => {
+                    let name = second.text().unwrap_or_default();
+                    wrong(second.span, format!("`{name}` stands beside a {what}, not in it"))
+                }
+            },
+            _ => wrong(node.span, format!("expected a {what}, found {}", node.kind())),
+        }
+    }
+
+    /// A key and the map of its parameters.
+    pub(crate) fn named(key: &'a Node, value: &'a Node) -> Result<Self, Problem> {
+        let name = key.text().unwrap_or_default();
+        match &value.value {
+            Yaml::Null => Ok(Self { name, span: key.span, settings: &[] }),
+            Yaml::Map(settings) => Ok(Self { name, span: key.span, settings }),
+            _ => {
+                let message = format!("the parameters of `{name}` are {}, not a map", value.kind());
+                Err(Problem::new(Kind::Syntax, value.span, message)
+                    .cure("write them as `{parameter: value}`"))
+            }
+        }
+    }
+}
+
+/// A parameter's value and where it was given; its owner's place if it is the default.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting {
+    pub(crate) name: &'static str,
+    pub(crate) span: Span,
+    pub(crate) value: Given,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Given {
+    Value(Value),
+    /// A nested plugin, made when its owner asks for it.
+    Plugin(Node),
+}
+
+/// The checked parameters of a plugin, a step or a section.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) all: Vec<Setting>,
+}
+
+impl Settings {
+    /// Reads what `entry` gives for `parameters`; keys in `reserved` are somebody else's. Every
+    /// problem is added to `problems`; what could be read is returned all the same.
+    pub(crate) fn read(
+        entry: &Entry<'_>,
+        parameters: &[Parameter],
+        reserved: &[&'static str],
+        problems: &mut Vec<Problem>,
+    ) -> Self {
+        let mut all = Vec::new();
+        for (key, value) in entry.settings {
+            let name = key.text().unwrap_or_default();
+            let known = parameters.iter().find(|known| known.name == name);
+            match known {
+                _ if reserved.contains(&name) => {}
+                None => problems.push(unknown_parameter(entry.name, parameters, reserved, key)),
+                Some(parameter) => match parameter.takes.given(value) {
+                    Some(value) => {
+                        all.push(Setting { name: parameter.name, span: key.span, value });
+                    }
+                    None => problems.push(bad_parameter(entry.name, parameter.takes, key, value)),
+                },
+            }
+        }
+        for parameter in parameters {
+            if entry.settings.iter().any(|(key, _)| key.text() == Some(parameter.name)) {
+                continue;
+            }
+            match parameter.absent {
+                Absent::Fine => {}
+                Absent::Means(text) => all.push(default(parameter, text, entry.span)),
+                Absent::Refused => problems.push(missing_parameter(entry, parameter)),
+            }
+        }
+        Self { all }
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<&Setting> {
+        self.all.iter().find(|setting| setting.name == name)
+    }
+
+    /// A parameter that may be left out.
+    pub(crate) fn maybe<T: FromValue>(&self, name: &str) -> Option<T> {
+        let Given::Value(value) = &self.find(name)?.value else { return None };
+        let taken = T::from_value(value);
+        Some(taken.unwrap_or_else(|| panic!("parameter `{name}` is declared as another type")))
+    }
+
+    /// A parameter that is required or has a default. `None` only if its value was refused.
+    pub(crate) fn or<T: FromValue>(&self, name: &str, otherwise: T) -> T {
+        self.maybe(name).unwrap_or(otherwise)
+    }
+}
+
+impl Takes {
+    fn given(self, node: &Node) -> Option<Given> {
+        match self {
+            Self::Picker => Some(Given::Plugin(node.clone())),
+            takes => takes.read(node).map(Given::Value),
+        }
+    }
+}
+
+/// A declared default. That it can be read is what the registry's own test shows.
+fn default(parameter: &Parameter, text: &'static str, span: Span) -> Setting {
+    let (name, takes) = (parameter.name, parameter.takes);
+    let value = crate::yaml::parse(text).ok().and_then(|node| takes.given(&node));
+    let value = value.unwrap_or_else(|| panic!("default `{text}` of `{name}` is no {takes}"));
+    Setting { name, span, value }
+}
+
+fn missing_parameter(entry: &Entry<'_>, parameter: &Parameter) -> Problem {
+    let (name, owner) = (parameter.name, entry.name);
+    let message = format!("`{owner}` needs `{name}`, which is not given");
+    let cure = format!("give `{name}`: {}", parameter.takes);
+    Problem::new(Kind::MissingParameter, entry.span, message).cure(cure)
+}
+
+fn unknown_parameter(
+    owner: &str,
+    parameters: &[Parameter],
+    reserved: &[&'static str],
+    key: &Node,
+) -> Problem {
+    let name = key.text().unwrap_or_default();
+    let known: Vec<_> =
+        parameters.iter().map(|known| known.name).chain(reserved.iter().copied()).collect();
+    let cure = match nearest(name, known.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if known.is_empty() => format!("`{owner}` takes none; remove it"),
+        None => format!("it has: {}", known.join(", ")),
+    };
+    let message = format!("`{owner}` has no parameter `{name}`");
+    Problem::new(Kind::UnknownParameter, key.span, message).cure(cure)
+}
+
+fn bad_parameter(owner: &str, takes: Takes, key: &Node, value: &Node) -> Problem {
+    let name = key.text().unwrap_or_default();
+    let found = match value.text() {
+        Some(text) => format!("`{text}`"),
+        None => value.kind().to_owned(),
+    };
+    let message = format!("`{name}` of `{owner}` is {found}");
+    Problem::new(Kind::BadParameter, value.span, message).cure(format!("give {takes}"))
+}

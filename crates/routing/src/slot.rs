@@ -1,0 +1,221 @@
+//! Typed slots: how plugins hand values to each other.
+//!
+//! A plugin can touch a slot only through a handle, and only assembly makes handles. So holding one is
+//! the declaration that assembly checks, and undeclared access does not compile:
+//!
+//! ```compile_fail,E0451
+//! use wornpath_routing::{Reads, Tokens};
+//! let forged: Reads<Tokens> = Reads { at: 0, profile: todo!(), value: std::marker::PhantomData };
+//! ```
+//!
+//! ```compile_fail,E0308
+//! use wornpath_routing::{Preparing, Reads, Tokens};
+//! fn a_reader_cannot_write(scene: &mut Preparing<'_>, tokens: &Reads<Tokens>) {
+//!     scene.write(tokens);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0308
+//! use wornpath_routing::{BlockHashes, Decision, Reads, Tokens};
+//! fn tokens_are_not_hashes<'a>(scene: &Decision<'a>, tokens: &Reads<Tokens>) -> Option<&'a BlockHashes> {
+//!     scene.read(tokens)
+//! }
+//! ```
+//!
+//! A handle is a position in a small array. It also carries its profile's identity, and a context made
+//! by another profile refuses it.
+
+use std::any::{Any, TypeId};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A value that plugins hand on. It is kept and cleared between requests, so that buffers are reused.
+pub trait Slot: Default + Send + Sync + 'static {
+    /// What diagnostics call it.
+    const NAME: &'static str;
+
+    /// Makes it empty, keeping its memory where that is worth it.
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Which assembled profile this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ProfileId(u64);
+
+impl ProfileId {
+    pub(crate) fn next() -> Self {
+        static ASSEMBLED: AtomicU64 = AtomicU64::new(0);
+        Self(ASSEMBLED.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The right to read a slot.
+pub struct Reads<T> {
+    at: u16,
+    profile: ProfileId,
+    value: PhantomData<fn() -> T>,
+}
+
+/// The right to write a slot.
+pub struct Writes<T> {
+    at: u16,
+    profile: ProfileId,
+    value: PhantomData<fn(T)>,
+}
+
+impl<T> Reads<T> {
+    pub(crate) const fn new(at: u16, profile: ProfileId) -> Self {
+        Self { at, profile, value: PhantomData }
+    }
+}
+
+impl<T> Writes<T> {
+    pub(crate) const fn new(at: u16, profile: ProfileId) -> Self {
+        Self { at, profile, value: PhantomData }
+    }
+}
+
+impl<T: Slot> fmt::Debug for Reads<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reads<{}>", T::NAME)
+    }
+}
+
+impl<T: Slot> fmt::Debug for Writes<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Writes<{}>", T::NAME)
+    }
+}
+
+/// A slot whose type only its handles know.
+trait Erased: Any + Send + Sync {
+    fn clear(&mut self);
+}
+
+impl<T: Slot> Erased for T {
+    fn clear(&mut self) {
+        Slot::clear(self);
+    }
+}
+
+/// One slot of a profile: how to make its value, and what it is called.
+#[derive(Clone)]
+pub(crate) struct SlotKind {
+    pub(crate) name: &'static str,
+    /// Whose, where several of a type exist: the step that a pick belongs to.
+    pub(crate) of: Option<String>,
+    value: TypeId,
+    make: fn() -> Cell,
+}
+
+impl SlotKind {
+    pub(crate) fn of<T: Slot>(of: Option<&str>) -> Self {
+        let make = || Cell { filled: false, value: Box::new(T::default()) };
+        Self { name: T::NAME, of: of.map(str::to_owned), value: TypeId::of::<T>(), make }
+    }
+
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        self.value == other.value && self.of == other.of
+    }
+}
+
+impl fmt::Display for SlotKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.of {
+            Some(of) => write!(f, "{}({of})", self.name),
+            None => f.write_str(self.name),
+        }
+    }
+}
+
+struct Cell {
+    filled: bool,
+    value: Box<dyn Erased>,
+}
+
+/// The slots of one request.
+pub(crate) struct Slots {
+    profile: ProfileId,
+    cells: Vec<Cell>,
+}
+
+impl Slots {
+    pub(crate) fn new(profile: ProfileId, kinds: &[SlotKind]) -> Self {
+        Self { profile, cells: kinds.iter().map(|kind| (kind.make)()).collect() }
+    }
+
+    pub(crate) fn belongs_to(&self, profile: ProfileId) -> bool {
+        self.profile == profile
+    }
+
+    pub(crate) fn clear(&mut self) {
+        for cell in &mut self.cells {
+            cell.filled = false;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn read<T: Slot>(&self, handle: &Reads<T>) -> Option<&T> {
+        assert!(self.profile == handle.profile, "{handle:?} belongs to another profile");
+        let cell = &self.cells[usize::from(handle.at)];
+        let value: &dyn Any = &*cell.value;
+        cell.filled.then(|| value.downcast_ref().expect("assembly gave this position to `T` alone"))
+    }
+
+    /// The cleared value, which counts as written from now on.
+    #[inline]
+    pub(crate) fn write<T: Slot>(&mut self, handle: &Writes<T>) -> &mut T {
+        assert!(self.profile == handle.profile, "{handle:?} belongs to another profile");
+        let cell = &mut self.cells[usize::from(handle.at)];
+        cell.filled = true;
+        cell.value.clear();
+        let value: &mut dyn Any = &mut *cell.value;
+        value.downcast_mut().expect("assembly gave this position to `T` alone")
+    }
+
+    /// As if nobody had written.
+    pub(crate) fn withdraw<T: Slot>(&mut self, handle: &Writes<T>) {
+        assert!(self.profile == handle.profile, "{handle:?} belongs to another profile");
+        self.cells[usize::from(handle.at)].filled = false;
+    }
+}
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let filled = self.cells.iter().filter(|cell| cell.filled).count();
+        write!(f, "Slots({filled} of {} filled)", self.cells.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::Tokens;
+
+    fn slots(profile: ProfileId) -> Slots {
+        Slots::new(profile, &[SlotKind::of::<Tokens>(None)])
+    }
+
+    #[test]
+    fn a_slot_is_empty_until_written_and_again_after_clearing() {
+        let profile = ProfileId::next();
+        let (reads, writes) = (Reads::<Tokens>::new(0, profile), Writes::<Tokens>::new(0, profile));
+        let mut slots = slots(profile);
+        assert!(slots.read(&reads).is_none());
+        slots.write(&writes).0.push(7);
+        assert_eq!(slots.read(&reads).unwrap().0, [7]);
+        slots.clear();
+        assert!(slots.read(&reads).is_none());
+        assert!(slots.write(&writes).0.is_empty(), "what the last request wrote is gone");
+    }
+
+    #[test]
+    #[should_panic(expected = "Reads<Tokens> belongs to another profile")]
+    fn a_handle_of_another_profile_is_refused() {
+        let reads = Reads::<Tokens>::new(0, ProfileId::next());
+        slots(ProfileId::next()).read(&reads);
+    }
+}

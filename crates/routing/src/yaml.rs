@@ -1,0 +1,219 @@
+//! YAML with the place of every value, so that a problem can be shown where it stands.
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span as Range};
+
+use crate::problem::{Kind, Problem, Span};
+
+/// Deeper nesting is no profile, and would only serve to exhaust the stack.
+const DEEPEST: usize = 32;
+
+/// A value and where it stands.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Node {
+    pub(crate) span: Span,
+    pub(crate) value: Yaml,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Yaml {
+    /// Nothing, `~` or `null`.
+    Null,
+    /// Text as written; `quoted` says that it is no number even if it looks like one.
+    Scalar {
+        text: String,
+        quoted: Quoted,
+    },
+    List(Vec<Node>),
+    Map(Vec<(Node, Node)>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Quoted {
+    No,
+    Yes,
+}
+
+impl Node {
+    pub(crate) fn null(span: Span) -> Self {
+        Self { span, value: Yaml::Null }
+    }
+
+    /// The text of a scalar, quoted or not.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.value {
+            Yaml::Scalar { text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
+    /// What it is, for messages.
+    pub(crate) fn kind(&self) -> &'static str {
+        match &self.value {
+            Yaml::Null => "nothing",
+            Yaml::Scalar { quoted: Quoted::Yes, .. } => "text",
+            Yaml::Scalar { text, .. } if text.parse::<f64>().is_ok() => "a number",
+            Yaml::Scalar { .. } => "text",
+            Yaml::List(_) => "a list",
+            Yaml::Map(_) => "a map",
+        }
+    }
+
+    /// The value of a key.
+    pub(crate) fn get(&self, key: &str) -> Option<&Node> {
+        let Yaml::Map(entries) = &self.value else { return None };
+        entries.iter().find(|(known, _)| known.text() == Some(key)).map(|(_, value)| value)
+    }
+}
+
+/// The one document in `text`.
+pub(crate) fn parse(text: &str) -> Result<Node, Problem> {
+    let mut reader = Reader { parser: Parser::new_from_str(text), end: Span::default() };
+    loop {
+        match reader.next()? {
+            (Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _) => {}
+            (Event::StreamEnd | Event::DocumentEnd, _) => {
+                return Err(Problem::new(Kind::Syntax, reader.end, "the file is empty")
+                    .cure("a profile needs at least `pick`, for instance `pick: round_robin`"));
+            }
+            (event, range) => {
+                let node = reader.node(event, range, 0)?;
+                return reader.only(node);
+            }
+        }
+    }
+}
+
+struct Reader<'a> {
+    parser: Parser<'a, saphyr_parser::StrInput<'a>>,
+    end: Span,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Result<(Event<'a>, Range), Problem> {
+        match self.parser.next() {
+            Some(Ok((event, range))) => {
+                self.end = span(range);
+                Ok((event, range))
+            }
+            Some(Err(error)) => {
+                let mark = error.marker();
+                let at = Span { line: mark.line().max(1), column: mark.col() + 1, length: 1 };
+                Err(Problem::new(Kind::Syntax, at, format!("not YAML: {}", error.info()))
+                    .cure("check indentation, colons and brackets here and on the line before"))
+            }
+            None => Ok((Event::StreamEnd, Range::default())),
+        }
+    }
+
+    fn node(&mut self, event: Event<'a>, range: Range, depth: usize) -> Result<Node, Problem> {
+        let at = span(range);
+        if depth > DEEPEST {
+            return Err(Problem::new(Kind::Syntax, at, "nested more than 32 levels deep")
+                .cure("a profile needs no more than six levels"));
+        }
+        match event {
+            Event::Scalar(text, style, ..) => {
+                let plain = style == ScalarStyle::Plain;
+                if plain && matches!(&*text, "" | "~" | "null") {
+                    return Ok(Node::null(at));
+                }
+                let quoted = if plain { Quoted::No } else { Quoted::Yes };
+                Ok(Node { span: at, value: Yaml::Scalar { text: text.into_owned(), quoted } })
+            }
+            Event::SequenceStart(..) => {
+                let mut items = Vec::new();
+                loop {
+                    match self.next()? {
+                        (Event::SequenceEnd, _) => break,
+                        (event, range) => items.push(self.node(event, range, depth + 1)?),
+                    }
+                }
+                Ok(Node { span: at, value: Yaml::List(items) })
+            }
+            Event::MappingStart(..) => self.map(at, depth),
+            Event::Alias(_) => {
+                Err(Problem::new(Kind::Syntax, at, "aliases (`*name`) are not read")
+                    .cure("write the value out"))
+            }
+            _ => Err(Problem::new(Kind::Syntax, at, "expected a value").cure("give one")),
+        }
+    }
+
+    fn map(&mut self, at: Span, depth: usize) -> Result<Node, Problem> {
+        let mut entries: Vec<(Node, Node)> = Vec::new();
+        loop {
+            let (event, range) = self.next()?;
+            if event == Event::MappingEnd {
+                break;
+            }
+            let key = self.node(event, range, depth + 1)?;
+            let (event, range) = self.next()?;
+            let value = self.node(event, range, depth + 1)?;
+            let Some(name) = key.text() else {
+                let message = format!("a key is {}, not text", key.kind());
+                return Err(Problem::new(Kind::Syntax, key.span, message)
+                    .cure("keys are plain words; did a `{` or `[` open by mistake?"));
+            };
+            if let Some((first, _)) = entries.iter().find(|(known, _)| known.text() == Some(name)) {
+                let message = format!("`{name}` is given twice");
+                return Err(Problem::new(Kind::Syntax, key.span, message)
+                    .also(first.span, "first given here")
+                    .cure("remove one of them"));
+            }
+            entries.push((key, value));
+        }
+        Ok(Node { span: at, value: Yaml::Map(entries) })
+    }
+
+    /// Refuses a second document, which would be ignored.
+    fn only(&mut self, node: Node) -> Result<Node, Problem> {
+        loop {
+            match self.next()? {
+                (Event::StreamEnd, _) => return Ok(node),
+                (Event::DocumentStart(_), range) => {
+                    return Err(Problem::new(
+                        Kind::Syntax,
+                        span(range),
+                        "a second document begins",
+                    )
+                    .cure("give each profile a file of its own"));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn span(range: Range) -> Span {
+    let (start, end) = (range.start, range.end);
+    let length = if start.line() == end.line() { end.col().saturating_sub(start.col()) } else { 1 };
+    Span { line: start.line().max(1), column: start.col() + 1, length: length.max(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_knows_where_it_stands() {
+        let node = parse("pick: max_score\nscore:\n  - least_load: {weight: 2}\n").unwrap();
+        let pick = node.get("pick").unwrap();
+        assert_eq!((pick.span.line, pick.span.column, pick.span.length), (1, 7, 9));
+        let Yaml::List(scorers) = &node.get("score").unwrap().value else { panic!() };
+        let weight = scorers[0].get("least_load").unwrap().get("weight").unwrap();
+        assert_eq!((weight.span.line, weight.span.column), (3, 26));
+        assert_eq!(weight.text(), Some("2"));
+    }
+
+    #[test]
+    fn what_would_be_ignored_or_guessed_is_refused() {
+        let says = |text: &str| parse(text).unwrap_err().message().to_owned();
+        assert_eq!(says("a: 1\na: 2\n"), "`a` is given twice");
+        assert_eq!(says("a: 1\n---\nb: 2\n"), "a second document begins");
+        assert_eq!(says("a: &x 1\nb: *x\n"), "aliases (`*name`) are not read");
+        assert_eq!(says("[a]: 1\n"), "a key is a list, not text");
+        assert_eq!(says(&"[".repeat(100)), "nested more than 32 levels deep");
+        assert_eq!(says(""), "the file is empty");
+        assert!(says("a: [1\n").starts_with("not YAML: "));
+    }
+}
