@@ -5,8 +5,14 @@
 //! top of these and only carry bytes.
 #![forbid(unsafe_code)]
 
+mod feed;
+mod pod;
+mod said;
 mod translate;
 pub mod wire;
 pub mod zmtp;
 
+pub use feed::{Admission, Feed, FeedCounters, Rebuild, Rules, SourceId, State, Status, Step};
+pub use pod::{Pod, Serving};
+pub use said::{Abilities, Ask, EngineDigest, Epoch, Heading, Said, Via};
 pub use translate::{TranslateError, Translated, Translator};

@@ -130,6 +130,12 @@ impl Batch {
         self.slots.iter().map(|slot| self.event(slot))
     }
 
+    /// How many hashes and tokens it holds: what keeping it costs.
+    #[must_use]
+    pub fn items(&self) -> usize {
+        self.hashes.len() + self.tokens.len()
+    }
+
     /// Empties the batch and keeps its buffers, up to a bound.
     pub fn clear(&mut self) {
         self.sent_at = 0.0;

@@ -1,0 +1,209 @@
+//! What answers to a feed's questions, and digests, make known.
+
+use super::need::Asked;
+use super::recent::Repetition;
+use super::{Admission, Feed, Rebuild, SourceId};
+use crate::said::{EngineDigest, Heading};
+use wornpath_index::{Moment, PodDigest};
+
+impl Feed {
+    /// What to do with a batch that answers a replay. The first tells whether the engine is still the one
+    /// that was known: a replay begins with the last batch that was applied.
+    pub(super) fn admit_replayed(
+        &mut self,
+        from: SourceId,
+        sequence: u64,
+        fingerprint: Option<u64>,
+        now: Moment,
+    ) -> Admission {
+        let asked = self.asked.as_mut().filter(|asked| asked.source == from);
+        let Some(answer) = asked.and_then(|asked| asked.answer_mut(now)) else {
+            return self.repeated();
+        };
+        let is_first = answer.highest.is_none();
+        answer.highest = answer.highest.max(Some(sequence));
+        if is_first && sequence > answer.from && (self.verifying || sequence > self.next) {
+            return self.out_of_reach(sequence);
+        }
+        if sequence >= self.next {
+            return Admission::Apply;
+        }
+        if self.recent.compare(sequence, fingerprint) == Repetition::Other {
+            return self.begin_with(sequence);
+        }
+        self.repeated()
+    }
+
+    /// The engine keeps only so many batches, and what is wanted is no more among them.
+    fn out_of_reach(&mut self, first: u64) -> Admission {
+        if self.can(|abilities| abilities.snapshot) {
+            self.replay_useless = true;
+            self.asked = None;
+            return Admission::PassOver;
+        }
+        self.counters.rebuilds += 1;
+        self.advance(first);
+        self.recent.clear();
+        (self.based, self.verifying, self.partial) = (true, false, true);
+        Admission::RebuildAndApply(Rebuild::From(first))
+    }
+
+    /// A replay has come to its end.
+    pub fn replay_ended(&mut self, from: SourceId, now: Moment) -> Option<Rebuild> {
+        let asked = self.asked.take_if(|asked| asked.source == from && !asked.is_snapshot())?;
+        let answer = asked.answer?;
+        self.hear(now);
+        self.pace.succeeded();
+        let Some(highest) = answer.highest else {
+            // There is nothing from the last batch on: the engine that sent it is gone.
+            if self.next > 0 {
+                return Some(self.begin(None));
+            }
+            self.based = true;
+            self.highest = self.early.last_key_value().map(|(sequence, _)| *sequence);
+            self.note_gap(now);
+            return None;
+        };
+        (self.based, self.verifying) = (true, false);
+        self.highest = self.early.last_key_value().map(|(early, _)| *early).max(Some(highest));
+        self.note_gap(now);
+        if self.next <= highest {
+            // The answer itself has a hole: asking again gives it again.
+            self.replay_useless = true;
+        } else if self.gap.is_some() && self.next == answer.next {
+            self.pace.failed();
+        }
+        None
+    }
+
+    /// A source cannot answer.
+    pub fn refused(&mut self, from: SourceId) {
+        if let Some(asked) = self.asked.take_if(|asked| asked.source == from) {
+            self.fail(&asked, Failure::Refused);
+        }
+    }
+
+    pub(super) fn fail(&mut self, asked: &Asked, failure: Failure) {
+        self.counters.failures += 1;
+        if asked.is_snapshot() || failure == Failure::Silence {
+            self.pace.failed();
+        }
+        let given_up = self.pace.failures() >= self.rules.most_failures && !asked.is_probe;
+        if !asked.is_snapshot() && (failure == Failure::Refused || given_up) {
+            self.replay_useless = true;
+        }
+        if !asked.is_snapshot() && failure == Failure::Refused {
+            // Nothing was fetched, so the next way need not wait.
+            self.pace.give_back();
+        }
+    }
+
+    /// Whether a snapshot is to be applied, and what is to be done before.
+    pub fn admit_snapshot(&mut self, heading: Heading, now: Moment) -> Admission {
+        if self.is_quarantined(now) {
+            return Admission::PassOver;
+        }
+        self.hear(now);
+        self.asked.take_if(|asked| asked.is_snapshot());
+        if self.is_earlier(heading.epoch) {
+            self.counters.outdated += 1;
+            return Admission::PassOver;
+        }
+        let is_old = heading.sequence.is_some_and(|last| last.saturating_add(1) < self.next);
+        if self.is_later(heading.epoch) || (is_old && self.verifying) {
+            return Admission::RebuildAndApply(self.begin(heading.epoch));
+        }
+        self.epoch = self.epoch.or(heading.epoch);
+        if is_old {
+            self.counters.outdated += 1;
+            return Admission::PassOver;
+        }
+        Admission::Apply
+    }
+
+    /// Tells that a snapshot was applied, and how many batches that had come early followed it.
+    pub fn snapshot_applied(&mut self, heading: Heading, caught_up: usize, now: Moment) {
+        if let Some(last) = heading.sequence {
+            self.numbered = true;
+            self.recent.clear();
+            self.advance(last.saturating_add(1).saturating_add(caught_up as u64));
+            self.highest = self.early.last_key_value().map(|(early, _)| *early).max(Some(last));
+        }
+        self.counters.batches += caught_up as u64;
+        (self.based, self.verifying, self.partial) = (true, false, false);
+        // Whether it helped, the next digest says.
+        if !self.differs {
+            self.pace.succeeded();
+        }
+        self.cured = self.differs;
+        self.differs = false;
+        self.replay_useless = false;
+        (self.phantom, self.missing) = (0, 0);
+        self.note_gap(now);
+    }
+
+    /// Compares the engine's own sum with ours.
+    pub fn digest(
+        &mut self,
+        engine: &EngineDigest,
+        ours: &PodDigest,
+        now: Moment,
+    ) -> Option<Rebuild> {
+        if self.is_quarantined(now) {
+            return None;
+        }
+        self.hear(now);
+        if self.is_earlier(engine.epoch) {
+            self.counters.outdated += 1;
+            return None;
+        }
+        if self.is_later(engine.epoch) {
+            let rebuild = self.begin(engine.epoch);
+            self.expect_up_to(engine.sequence, now);
+            return Some(rebuild);
+        }
+        self.epoch = self.epoch.or(engine.epoch);
+        match engine.sequence {
+            Some(last) if last >= self.next => self.expect_up_to(Some(last), now),
+            Some(last) if last.saturating_add(1) < self.next => {
+                // An old digest, or another life that has not said much yet.
+                self.verifying |= self.epoch.is_none();
+            }
+            _ => self.compare(engine, ours),
+        }
+        None
+    }
+
+    fn expect_up_to(&mut self, last: Option<u64>, now: Moment) {
+        self.numbered |= last.is_some();
+        self.highest = self.highest.max(last);
+        self.note_gap(now);
+    }
+
+    fn compare(&mut self, engine: &EngineDigest, ours: &PodDigest) {
+        self.differs = engine.tiers != ours.tiers;
+        if self.differs {
+            self.counters.disagreements += 1;
+            // A state that no snapshot cures is asked for less and less.
+            if self.cured {
+                self.pace.failed();
+            }
+        } else {
+            self.pace.succeeded();
+            (self.based, self.partial) = (true, false);
+        }
+        self.cured = false;
+        let pairs = || ours.tiers.iter().zip(&engine.tiers);
+        self.phantom = pairs().map(|(ours, theirs)| ours.count.saturating_sub(theirs.count)).sum();
+        self.missing = pairs().map(|(ours, theirs)| theirs.count.saturating_sub(ours.count)).sum();
+    }
+}
+
+/// Why a question has no answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Failure {
+    /// The source says that it cannot.
+    Refused,
+    /// The source says nothing.
+    Silence,
+}

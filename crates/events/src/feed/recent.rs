@@ -1,0 +1,81 @@
+//! Fingerprints of the batches applied last.
+//!
+//! Engines without epochs start numbering at zero again when they restart. A number that was applied
+//! before is then either a repetition or another life's; the batch's fingerprint says which.
+
+use std::collections::VecDeque;
+
+/// Beyond any reordering on a network, and 2 KiB a pod.
+const KEPT: usize = 256;
+
+/// The fingerprints of the last batches, by number.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    /// The number of the first.
+    first: u64,
+    fingerprints: VecDeque<Option<u64>>,
+}
+
+/// What is known of a batch whose number was applied before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Repetition {
+    /// The same batch again.
+    Same,
+    /// Another batch under the same number.
+    Other,
+    /// Too long ago, or never fingerprinted.
+    Unknown,
+}
+
+impl Recent {
+    /// Takes in a batch that was applied; numbers come in order.
+    pub(super) fn note(&mut self, sequence: u64, fingerprint: Option<u64>) {
+        if self.first + self.fingerprints.len() as u64 != sequence {
+            self.fingerprints.clear();
+        }
+        if self.fingerprints.is_empty() {
+            self.first = sequence;
+        }
+        self.fingerprints.push_back(fingerprint);
+        if self.fingerprints.len() > KEPT {
+            self.fingerprints.pop_front();
+            self.first += 1;
+        }
+    }
+
+    pub(super) fn compare(&self, sequence: u64, fingerprint: Option<u64>) -> Repetition {
+        let place = sequence.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
+        let known = place.and_then(|place| self.fingerprints.get(place).copied().flatten());
+        match (known, fingerprint) {
+            (Some(known), Some(found)) if known == found => Repetition::Same,
+            (Some(_), Some(_)) => Repetition::Other,
+            _ => Repetition::Unknown,
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_noted_lately_is_known() {
+        let mut recent = Recent::default();
+        for sequence in 100..600 {
+            recent.note(sequence, Some(sequence * 7));
+        }
+        assert_eq!(recent.compare(599, Some(599 * 7)), Repetition::Same);
+        assert_eq!(recent.compare(599, Some(1)), Repetition::Other);
+        assert_eq!(recent.compare(599, None), Repetition::Unknown);
+        assert_eq!(recent.compare(343, Some(1)), Repetition::Unknown);
+        assert_eq!(recent.compare(344, Some(1)), Repetition::Other);
+        assert_eq!(recent.compare(600, Some(1)), Repetition::Unknown);
+        recent.note(0, None);
+        assert_eq!(recent.compare(599, Some(599 * 7)), Repetition::Unknown);
+        assert_eq!(recent.compare(0, Some(1)), Repetition::Unknown);
+    }
+}

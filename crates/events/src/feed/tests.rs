@@ -1,0 +1,237 @@
+//! Claims about single decisions; `tests/chaos` has them all at once.
+
+use super::*;
+use crate::said::{Ask, EngineDigest};
+use std::time::Duration;
+use wornpath_index::{Digest, PodDigest};
+
+const NOW: Moment = Duration::from_secs(100);
+const REPLAY: Abilities = Abilities { replay: true, snapshot: false };
+const SNAPSHOT: Abilities = Abilities { replay: false, snapshot: true };
+
+fn feed(abilities: Abilities) -> (Feed, SourceId) {
+    let mut feed = Feed::new(Rules::default());
+    let source = feed.add_source(abilities);
+    feed.connected(source, NOW);
+    (feed, source)
+}
+
+fn heading(sequence: u64, fingerprint: u64) -> Heading {
+    Heading { epoch: None, sequence: Some(sequence), fingerprint: Some(fingerprint) }
+}
+
+fn of_life(epoch: u64, sequence: u64) -> Heading {
+    Heading { epoch: Some(Epoch(epoch)), ..heading(sequence, epoch << 32 | sequence) }
+}
+
+/// Admits a batch and tells the feed what an index would: applied if it is next, else early.
+fn take(feed: &mut Feed, source: SourceId, heading: Heading, via: Via) -> Admission {
+    let admission = feed.admit(source, heading, via, NOW);
+    if matches!(admission, Admission::Apply | Admission::RebuildAndApply(_)) {
+        let outcome = match heading.sequence {
+            Some(sequence) if sequence > feed.next => Applied::Early { expected: feed.next },
+            _ => Applied::Now { caught_up: 0 },
+        };
+        feed.applied(heading, outcome, 1, NOW);
+    }
+    admission
+}
+
+fn ask(feed: &mut Feed, now: Moment) -> Option<Ask> {
+    match feed.tick(now)? {
+        Step::Ask(_, ask) => Some(ask),
+        Step::Rebuild(rebuild) => panic!("{rebuild:?} instead of a question"),
+    }
+}
+
+/// A feed that has applied batches 0 to 9 of a stock engine.
+fn running() -> (Feed, SourceId) {
+    let (mut feed, source) = feed(REPLAY);
+    assert_eq!(ask(&mut feed, NOW), Some(Ask::Replay { from: 0 }));
+    assert_eq!(feed.replay_ended(source, NOW), None);
+    for sequence in 0..10 {
+        assert_eq!(
+            take(&mut feed, source, heading(sequence, sequence), Via::Live),
+            Admission::Apply
+        );
+    }
+    assert_eq!(feed.status(NOW).state, State::Live);
+    (feed, source)
+}
+
+#[test]
+fn a_batch_counts_once_and_one_of_an_earlier_life_never() {
+    let (mut feed, source) = feed(SNAPSHOT);
+    assert_eq!(take(&mut feed, source, of_life(5, 0), Via::Live), Admission::Apply);
+    assert_eq!(take(&mut feed, source, of_life(5, 0), Via::Live), Admission::PassOver);
+    assert_eq!(
+        take(&mut feed, source, of_life(6, 0), Via::Live),
+        Admission::RebuildAndApply(Rebuild::ANEW)
+    );
+    assert_eq!(take(&mut feed, source, of_life(5, 1), Via::Live), Admission::PassOver);
+    let counters = feed.status(NOW).counters;
+    assert_eq!((counters.repeated, counters.outdated, counters.restarts), (1, 1, 1));
+}
+
+#[test]
+fn a_number_with_another_batch_than_before_is_a_restart() {
+    let (mut feed, source) = running();
+    assert_eq!(take(&mut feed, source, heading(9, 9), Via::Live), Admission::PassOver);
+    assert_eq!(
+        take(&mut feed, source, heading(0, 77), Via::Live),
+        Admission::RebuildAndApply(Rebuild::ANEW)
+    );
+    assert_eq!(feed.status(NOW).last_sequence, Some(0));
+}
+
+#[test]
+fn after_a_lost_connection_nothing_counts_until_the_last_batch_is_seen_again() {
+    let (mut feed, source) = running();
+    assert_eq!(feed.disconnected(source), None);
+    feed.connected(source, NOW);
+    assert_eq!(take(&mut feed, source, heading(10, 10), Via::Live), Admission::Hold);
+    let later = NOW + Duration::from_secs(1);
+    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
+    assert_eq!(take(&mut feed, source, heading(9, 9), Via::Replay), Admission::PassOver);
+    assert!(feed.holds());
+    assert_eq!(feed.replay_ended(source, later), None);
+    assert!(!feed.holds());
+}
+
+#[test]
+fn after_a_lost_connection_another_last_batch_or_none_is_a_restart() {
+    let later = NOW + Duration::from_secs(1);
+    let (mut feed, source) = running();
+    feed.disconnected(source);
+    feed.connected(source, NOW);
+    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
+    assert_eq!(
+        take(&mut feed, source, heading(9, 77), Via::Replay),
+        Admission::RebuildAndApply(Rebuild::ANEW)
+    );
+
+    let (mut feed, source) = running();
+    feed.disconnected(source);
+    feed.connected(source, NOW);
+    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
+    assert_eq!(feed.replay_ended(source, later), Some(Rebuild::ANEW));
+}
+
+#[test]
+fn a_gap_may_close_by_itself_before_anything_is_asked() {
+    let (mut feed, source) = running();
+    take(&mut feed, source, heading(11, 11), Via::Live);
+    assert_eq!((feed.status(NOW).state, feed.status(NOW).lag), (State::Unsure, 2));
+    assert_eq!(feed.tick(NOW), None);
+    feed.admit(source, heading(10, 10), Via::Live, NOW);
+    feed.applied(heading(10, 10), Applied::Now { caught_up: 1 }, 1, NOW);
+    assert_eq!((feed.status(NOW).state, feed.status(NOW).lag), (State::Live, 0));
+    // What had come early is remembered too.
+    assert_eq!(take(&mut feed, source, heading(11, 11), Via::Live), Admission::PassOver);
+}
+
+#[test]
+fn unanswered_questions_are_asked_less_and_less_and_then_not_waited_for() {
+    let (mut feed, source) = running();
+    take(&mut feed, source, heading(11, 11), Via::Live);
+    let mut asked = Vec::new();
+    let mut now = NOW;
+    let rebuild = loop {
+        now = feed.next_tick().unwrap().max(now);
+        match feed.tick(now) {
+            Some(Step::Ask(..)) => asked.push(now),
+            Some(Step::Rebuild(rebuild)) => break rebuild,
+            None => {}
+        }
+    };
+    let pauses: Vec<_> = asked.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert_eq!(pauses, [2, 4]);
+    assert_eq!(rebuild, Rebuild::From(11));
+    feed.caught_up(1, now);
+    assert_eq!(feed.status(now).state, State::Partial);
+}
+
+#[test]
+fn a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_cured_by_a_snapshot() {
+    let (mut feed, source) = feed(SNAPSHOT);
+    take(&mut feed, source, of_life(1, 0), Via::Live);
+    let mut engine =
+        EngineDigest { epoch: Some(Epoch(1)), sequence: Some(3), ..Default::default() };
+    let ours = PodDigest { last_sequence: Some(0), ..PodDigest::default() };
+    feed.digest(&engine, &ours, NOW);
+    assert_eq!(feed.status(NOW).lag, 3);
+    engine.sequence = Some(0);
+    engine.tiers[0] = Digest { count: 2, xor: 5 };
+    feed.digest(&engine, &ours, NOW);
+    assert_eq!((feed.status(NOW).missing, feed.status(NOW).phantom), (2, 0));
+    assert_eq!(ask(&mut feed, NOW), Some(Ask::Snapshot));
+    assert_eq!(take(&mut feed, source, of_life(1, 1), Via::Live), Admission::Hold);
+    assert_eq!(feed.admit_snapshot(of_life(1, 3), NOW), Admission::Apply);
+    feed.snapshot_applied(of_life(1, 3), 0, NOW);
+    assert_eq!(feed.status(NOW).state, State::Live);
+    assert_eq!(feed.admit_snapshot(of_life(1, 2), NOW), Admission::PassOver, "an old snapshot");
+}
+
+#[test]
+fn a_difference_that_snapshots_do_not_cure_is_asked_for_less_and_less() {
+    let (mut feed, source) = feed(SNAPSHOT);
+    let mut engine =
+        EngineDigest { epoch: Some(Epoch(1)), sequence: Some(0), ..Default::default() };
+    engine.tiers[0].add(9);
+    take(&mut feed, source, of_life(1, 0), Via::Live);
+    let mut snapshots = 0;
+    for second in 0..60 {
+        let now = NOW + Duration::from_secs(second);
+        feed.digest(&engine, &PodDigest::default(), now);
+        if ask(&mut feed, now).is_some() {
+            snapshots += 1;
+            feed.admit_snapshot(of_life(1, 0), now);
+            feed.snapshot_applied(of_life(1, 0), 0, now);
+        }
+    }
+    assert!((4..=8).contains(&snapshots), "{snapshots} in a minute");
+}
+
+#[test]
+fn many_malformed_batches_put_a_pod_in_quarantine_and_it_comes_back() {
+    let (mut feed, source) = running();
+    let most = Rules::default().malformed_most;
+    for _ in 0..most {
+        assert_eq!(feed.malformed(None, "bad".to_owned(), NOW), None);
+    }
+    assert_eq!(feed.malformed(None, "worse".to_owned(), NOW), Some(Rebuild::ANEW));
+    let status = feed.status(NOW);
+    assert_eq!((status.state, status.confidence), (State::Quarantined, 0.0));
+    assert_eq!(status.last_malformed.as_deref(), Some("worse"));
+    assert_eq!(take(&mut feed, source, heading(10, 10), Via::Live), Admission::PassOver);
+    let after = NOW + Rules::default().quarantine;
+    assert_eq!(ask(&mut feed, after), Some(Ask::Replay { from: 0 }));
+}
+
+#[test]
+fn batches_without_numbers_are_believed_only_where_no_source_counts() {
+    let (mut feed, source) = feed(SNAPSHOT);
+    let unnumbered = Heading::default();
+    assert_eq!(take(&mut feed, source, unnumbered, Via::Live), Admission::Apply);
+    assert_eq!(take(&mut feed, source, unnumbered, Via::Live), Admission::Apply);
+    take(&mut feed, source, of_life(1, 0), Via::Live);
+    assert_eq!(take(&mut feed, source, unnumbered, Via::Live), Admission::PassOver);
+    assert_eq!(feed.status(NOW).counters.unnumbered, 1);
+}
+
+#[test]
+fn a_replay_nobody_asked_for_has_no_effect() {
+    let (mut feed, source) = running();
+    assert_eq!(take(&mut feed, source, heading(10, 10), Via::Replay), Admission::PassOver);
+    assert_eq!(feed.replay_ended(source, NOW), None);
+    assert_eq!(feed.status(NOW).last_sequence, Some(9));
+}
+
+#[test]
+fn nothing_is_asked_of_a_source_that_cannot_be_reached() {
+    let (mut feed, source) = running();
+    take(&mut feed, source, heading(20, 20), Via::Live);
+    feed.disconnected(source);
+    assert_eq!(feed.next_tick(), None);
+    assert_eq!(feed.tick(NOW + Duration::from_secs(60)), None);
+}

@@ -1,0 +1,259 @@
+//! One pod between its sources and the index: carries out what its [`Feed`] decides.
+//!
+//! All sources of a pod meet here, one at a time: an event is compared with the pod's epoch, translated
+//! and applied under the same exclusive borrow, so that nothing of a life that is over slips in between.
+
+use crate::feed::{Admission, Feed, Rebuild, Rules, SourceId, Status, Step};
+use crate::said::{Abilities, Ask, EngineDigest, Heading, Said, Via};
+use crate::translate::Translator;
+use crate::wire::Batch;
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use wornpath_blocks::HashKey;
+use wornpath_index::{Event, Index, Moment, PodGone, PodId, Snapshot, Stored, Writer};
+
+/// What may be held while an answer is awaited: batches, and items (hashes and tokens) in them.
+const MOST_HELD: usize = 1 << 10;
+const MOST_HELD_ITEMS: usize = 4 << 20;
+
+/// What a pod serves, which decides what its blocks are called in the index.
+#[derive(Clone)]
+pub struct Serving {
+    /// The cell's key.
+    pub key: HashKey,
+    /// The base model.
+    pub model: String,
+    /// Tokens per block of the index for this model.
+    pub block_size: NonZeroUsize,
+}
+
+impl Serving {
+    fn translator(&self) -> Translator {
+        Translator::new(&self.key, &self.model, self.block_size)
+    }
+}
+
+/// A pod that is in the index.
+pub struct Pod {
+    id: PodId,
+    index: Index,
+    feed: Feed,
+    serving: Serving,
+    translator: Translator,
+    held: VecDeque<(SourceId, Heading, Box<Batch>)>,
+    held_items: usize,
+}
+
+impl Pod {
+    /// For a pod that was just added to the index.
+    ///
+    /// # Errors
+    /// The pod has gone again.
+    pub fn new(index: &Index, id: PodId, serving: Serving, rules: Rules) -> Result<Self, PodGone> {
+        index.writer().start_at(id, 0)?;
+        Ok(Self {
+            id,
+            index: index.clone(),
+            feed: Feed::new(rules),
+            translator: serving.translator(),
+            serving,
+            held: VecDeque::new(),
+            held_items: 0,
+        })
+    }
+
+    /// The pod's place in the index.
+    #[must_use]
+    pub fn id(&self) -> PodId {
+        self.id
+    }
+
+    /// Another source of events about this pod.
+    pub fn add_source(&mut self, abilities: Abilities) -> SourceId {
+        self.feed.add_source(abilities)
+    }
+
+    /// Takes in what a source says.
+    ///
+    /// # Errors
+    /// The pod is no more in the index.
+    pub fn hear(
+        &mut self,
+        writer: &mut Writer,
+        from: SourceId,
+        said: Said,
+        now: Moment,
+    ) -> Result<(), PodGone> {
+        let rebuild = match said {
+            Said::Connected => {
+                self.feed.connected(from, now);
+                None
+            }
+            Said::Disconnected => self.feed.disconnected(from),
+            Said::Batch { heading, via, batch } => {
+                self.batch(writer, (from, heading, batch), via, now)?;
+                None
+            }
+            Said::Malformed { sequence, reason } => self.feed.malformed(sequence, reason, now),
+            Said::ReplayEnd => self.feed.replay_ended(from, now),
+            Said::Snapshot { heading, batch } => self.snapshot(writer, heading, &batch, now)?,
+            Said::Digest(digest) => self.digest(&digest, now)?,
+            Said::Started(epoch) => self.feed.started(epoch),
+            Said::Refused => {
+                self.feed.refused(from);
+                None
+            }
+            Said::Bye => self.feed.bye(now),
+        };
+        if let Some(rebuild) = rebuild {
+            self.rebuild(writer, rebuild, now)?;
+        }
+        self.release(writer, now)
+    }
+
+    /// Does what is due, and returns what is to be asked of which source.
+    ///
+    /// # Errors
+    /// The pod is no more in the index.
+    pub fn tick(
+        &mut self,
+        writer: &mut Writer,
+        now: Moment,
+    ) -> Result<Option<(SourceId, Ask)>, PodGone> {
+        while let Some(step) = self.feed.tick(now) {
+            match step {
+                Step::Ask(source, ask) => return Ok(Some((source, ask))),
+                Step::Rebuild(rebuild) => self.rebuild(writer, rebuild, now)?,
+            }
+        }
+        self.release(writer, now)?;
+        Ok(None)
+    }
+
+    /// When [`Pod::tick`] may have something to do, if nothing is said before.
+    #[must_use]
+    pub fn next_tick(&self) -> Option<Moment> {
+        self.feed.next_tick()
+    }
+
+    /// Everything about the pod's events.
+    #[must_use]
+    pub fn status(&self, now: Moment) -> Status {
+        self.feed.status(now)
+    }
+
+    fn batch(
+        &mut self,
+        writer: &mut Writer,
+        (from, heading, batch): (SourceId, Heading, Box<Batch>),
+        via: Via,
+        now: Moment,
+    ) -> Result<(), PodGone> {
+        match self.feed.admit(from, heading, via, now) {
+            Admission::PassOver => return Ok(()),
+            Admission::Hold => {
+                self.hold(from, heading, batch);
+                return Ok(());
+            }
+            Admission::RebuildAndApply(rebuild) => self.rebuild(writer, rebuild, now)?,
+            Admission::Apply => {}
+        }
+        let translated = match self.translator.translate(&batch) {
+            Ok(translated) => translated,
+            Err(error) => {
+                let rebuild = self.feed.malformed(heading.sequence, error.to_string(), now);
+                return rebuild.map_or(Ok(()), |rebuild| self.rebuild(writer, rebuild, now));
+            }
+        };
+        let outcome = writer.apply(self.id, heading.sequence, &translated.events)?;
+        let blocks = translated.events.iter().map(blocks).sum();
+        self.feed.applied(heading, outcome, blocks, now);
+        Ok(())
+    }
+
+    fn hold(&mut self, from: SourceId, heading: Heading, batch: Box<Batch>) {
+        let items = batch.items();
+        if self.held.len() == MOST_HELD || self.held_items + items > MOST_HELD_ITEMS {
+            self.feed.dropped();
+            return;
+        }
+        self.held_items += items;
+        self.held.push_back((from, heading, batch));
+    }
+
+    /// Applies what was held, once it may be.
+    fn release(&mut self, writer: &mut Writer, now: Moment) -> Result<(), PodGone> {
+        while !self.feed.holds()
+            && let Some(held) = self.held.pop_front()
+        {
+            self.held_items -= held.2.items();
+            self.batch(writer, held, Via::Live, now)?;
+        }
+        Ok(())
+    }
+
+    fn snapshot(
+        &mut self,
+        writer: &mut Writer,
+        heading: Heading,
+        batch: &Batch,
+        now: Moment,
+    ) -> Result<Option<Rebuild>, PodGone> {
+        match self.feed.admit_snapshot(heading, now) {
+            Admission::Apply => {}
+            Admission::RebuildAndApply(rebuild) => self.rebuild(writer, rebuild, now)?,
+            Admission::Hold | Admission::PassOver => return Ok(None),
+        }
+        let translated = match self.translator.translate(batch) {
+            Ok(translated) => translated,
+            Err(error) => return Ok(self.feed.malformed(None, error.to_string(), now)),
+        };
+        let stored: Vec<Stored<'_>> = translated
+            .events
+            .iter()
+            .filter_map(|event| match event {
+                Event::Stored(stored) => Some(*stored),
+                Event::Removed { .. } | Event::Cleared => None,
+            })
+            .collect();
+        let snapshot = Snapshot { sequence: heading.sequence, stored: &stored };
+        let caught_up = writer.apply_snapshot(self.id, snapshot)?;
+        self.feed.snapshot_applied(heading, caught_up, now);
+        Ok(None)
+    }
+
+    fn digest(&mut self, digest: &EngineDigest, now: Moment) -> Result<Option<Rebuild>, PodGone> {
+        let ours = self.index.digest(self.id)?;
+        Ok(self.feed.digest(digest, &ours, now))
+    }
+
+    fn rebuild(
+        &mut self,
+        writer: &mut Writer,
+        rebuild: Rebuild,
+        now: Moment,
+    ) -> Result<(), PodGone> {
+        writer.apply(self.id, None, &[Event::Cleared])?;
+        match rebuild {
+            Rebuild::NewLife { first } => {
+                self.translator = self.serving.translator();
+                // Past every number, so that nothing that came early is left; then from the start.
+                writer.start_at(self.id, u64::MAX)?;
+                writer.start_at(self.id, first)?;
+            }
+            Rebuild::From(sequence) => {
+                let caught_up = writer.start_at(self.id, sequence)?;
+                self.feed.caught_up(caught_up, now);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn blocks(event: &Event<'_>) -> usize {
+    match event {
+        Event::Stored(stored) => stored.blocks.len(),
+        Event::Removed { blocks, .. } => blocks.len(),
+        Event::Cleared => 0,
+    }
+}

@@ -1,0 +1,106 @@
+//! What is said about a pod, and what can be asked, whatever carries it.
+//!
+//! An engine numbers its batches from zero at its start. (epoch, sequence) are the engine's own and travel
+//! unchanged through relays and brokers; an offset in a broker is only a cursor. A source without numbers
+//! says whether a block is there, and cannot count copies.
+
+use crate::wire::Batch;
+use wornpath_index::Digest;
+
+/// One life of an engine's process, by its start: a later life has a larger number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Epoch(pub u64);
+
+/// Which batch this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Heading {
+    /// The engine's life, where the source knows it.
+    pub epoch: Option<Epoch>,
+    /// The engine's number of the batch, or of the last batch that a snapshot contains.
+    pub sequence: Option<u64>,
+    /// A hash of the batch as the engine wrote it, time and all: two lives never agree on it.
+    pub fingerprint: Option<u64>,
+}
+
+/// On which way a batch came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Via {
+    /// As it happened.
+    Live,
+    /// In answer to [`Ask::Replay`].
+    Replay,
+}
+
+/// What an engine's cache comes to, by the engine's own count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EngineDigest {
+    /// The engine's life, where the source knows it.
+    pub epoch: Option<Epoch>,
+    /// The last batch that is counted in.
+    pub sequence: Option<u64>,
+    /// Per tier, over the engine's hashes.
+    pub tiers: [Digest; 4],
+}
+
+/// One thing said about one pod.
+#[derive(Clone, Debug)]
+pub enum Said {
+    /// The engine, or what carries its events, can be reached.
+    Connected,
+    /// It cannot any more.
+    Disconnected,
+    /// Things happened.
+    Batch {
+        /// Which batch it is.
+        heading: Heading,
+        /// How it came.
+        via: Via,
+        /// What happened.
+        batch: Box<Batch>,
+    },
+    /// Something came that cannot be understood.
+    Malformed {
+        /// The batch's number, if that much could be read.
+        sequence: Option<u64>,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// All batches of a replay have come.
+    ReplayEnd,
+    /// Everything that the pod holds, as stores; each block once for every copy.
+    Snapshot {
+        /// The last batch it contains.
+        heading: Heading,
+        /// The stores.
+        batch: Box<Batch>,
+    },
+    /// A sum, to compare.
+    Digest(EngineDigest),
+    /// The engine's process started then, as learnt from elsewhere.
+    Started(Epoch),
+    /// The source cannot answer what it was asked.
+    Refused,
+    /// The engine says that it ends: it holds nothing any more.
+    Bye,
+}
+
+/// A question to a source; the answer comes among what it says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ask {
+    /// All batches from this number on, then [`Said::ReplayEnd`].
+    Replay {
+        /// The first number wanted.
+        from: u64,
+    },
+    /// Everything, as one [`Said::Snapshot`].
+    Snapshot,
+}
+
+/// What a source can be asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Abilities {
+    /// Batches that have been.
+    pub replay: bool,
+    /// The whole state.
+    pub snapshot: bool,
+}

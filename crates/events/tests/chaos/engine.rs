@@ -1,0 +1,169 @@
+//! An engine in virtual time: a cache that changes at random and says so, as real ones do.
+
+use std::collections::BTreeMap;
+use wornpath_events::wire::{Attention, Batch, Event, ExtraKeys, Removed, Stored};
+use wornpath_events::{EngineDigest, Epoch, Heading};
+use wornpath_index::{Digest, EngineHash, Tier};
+
+pub(crate) const BLOCK: usize = 16;
+const CAPACITY: usize = 300;
+
+/// SplitMix64: small, and the same everywhere.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+#[derive(Clone)]
+struct Block {
+    parent: Option<EngineHash>,
+    tokens: Vec<u32>,
+    copies: usize,
+    children: usize,
+}
+
+/// The engine's own view of its cache, and all that it ever said in this life.
+pub(crate) struct Engine {
+    blocks: BTreeMap<EngineHash, Block>,
+    pub(crate) life: u64,
+    pub(crate) said: Vec<Batch>,
+}
+
+impl Engine {
+    pub(crate) fn new() -> Self {
+        Self { blocks: BTreeMap::new(), life: 1, said: Vec::new() }
+    }
+
+    /// Ends and starts again at the same address, with nothing, counting from zero.
+    pub(crate) fn restart(&mut self) {
+        *self = Self { life: self.life + 1, ..Self::new() };
+    }
+
+    pub(crate) fn last(&self) -> Option<u64> {
+        (self.said.len() as u64).checked_sub(1)
+    }
+
+    /// Does something, and says so in one batch: evictions first, as engines do.
+    pub(crate) fn step(&mut self, random: &mut Random) {
+        let mut batch = Batch::default();
+        if random.below(400) == 0 {
+            self.blocks.clear();
+            batch.push(Event::Cleared);
+        }
+        while self.blocks.len() > CAPACITY || (random.chance(30) && !self.blocks.is_empty()) {
+            self.evict(random, &mut batch);
+        }
+        for _ in 0..=random.below(3) {
+            self.store(random, &mut batch);
+        }
+        self.said.push(batch);
+    }
+
+    fn evict(&mut self, random: &mut Random, batch: &mut Batch) {
+        let leaves = self.blocks.iter().filter(|(_, block)| block.children == 0);
+        let leaves: Vec<_> = leaves.map(|(name, _)| *name).collect();
+        let name = leaves[random.below(leaves.len() as u64) as usize];
+        let block = self.blocks.get_mut(&name).unwrap();
+        block.copies -= 1;
+        if block.copies == 0 {
+            let parent = block.parent;
+            self.blocks.remove(&name);
+            if let Some(parent) = parent {
+                self.blocks.get_mut(&parent).unwrap().children -= 1;
+            }
+        }
+        batch.push(Event::Removed(Removed { blocks: &[name], tier: Tier::Gpu, group: None }));
+    }
+
+    /// A chain of blocks after some block or at the start. Few tokens are possible, so the same prefixes
+    /// come again: then another copy is made.
+    fn store(&mut self, random: &mut Random, batch: &mut Batch) {
+        let names: Vec<_> = self.blocks.keys().copied().collect();
+        let parent = match random.below(4) {
+            0 => None,
+            _ if names.is_empty() => None,
+            _ => Some(names[random.below(names.len() as u64) as usize]),
+        };
+        let (mut chain, mut tokens, mut before) = (Vec::new(), Vec::new(), parent);
+        for _ in 0..=random.below(5) {
+            let content = vec![random.below(6) as u32; BLOCK];
+            let name = self.name(before, content[0]);
+            let new = Block { parent: before, tokens: content.clone(), copies: 0, children: 0 };
+            let block = self.blocks.entry(name).or_insert(new);
+            block.copies += 1;
+            if block.copies == 1
+                && let Some(parent) = before
+            {
+                self.blocks.get_mut(&parent).unwrap().children += 1;
+            }
+            chain.push(name);
+            tokens.extend(content);
+            before = Some(name);
+        }
+        batch.push(stored(&chain, parent, &tokens));
+    }
+
+    /// Engines name blocks by their prefix, each life in its own way.
+    fn name(&self, parent: Option<EngineHash>, token: u32) -> EngineHash {
+        let prefix = parent.map_or(self.life, |parent| parent.0);
+        EngineHash(Random(prefix ^ u64::from(token).rotate_left(40)).next())
+    }
+
+    pub(crate) fn heading(&self, sequence: u64) -> Heading {
+        let fingerprint = Some(Random(self.life << 32 | sequence).next());
+        Heading { epoch: Some(Epoch(self.life)), sequence: Some(sequence), fingerprint }
+    }
+
+    /// Everything it holds, in no particular order.
+    pub(crate) fn snapshot(&self) -> (Heading, Batch) {
+        let mut batch = Batch::default();
+        for (name, block) in &self.blocks {
+            for _ in 0..block.copies {
+                batch.push(stored(&[*name], block.parent, &block.tokens));
+            }
+        }
+        let heading =
+            Heading { epoch: Some(Epoch(self.life)), sequence: self.last(), fingerprint: None };
+        (heading, batch)
+    }
+
+    pub(crate) fn digest(&self) -> EngineDigest {
+        let mut tiers = [Digest::default(); 4];
+        self.blocks.keys().for_each(|name| tiers[Tier::Gpu as usize].add(name.0));
+        EngineDigest { epoch: Some(Epoch(self.life)), sequence: self.last(), tiers }
+    }
+}
+
+fn stored<'a>(
+    blocks: &'a [EngineHash],
+    parent: Option<EngineHash>,
+    tokens: &'a [u32],
+) -> Event<'a> {
+    Event::Stored(Stored {
+        blocks,
+        parent,
+        tokens,
+        block_size: BLOCK as u32,
+        lora_id: None,
+        lora_name: None,
+        tier: Tier::Gpu,
+        extra_keys: ExtraKeys::default(),
+        group: None,
+        attention: Attention::Unsaid,
+    })
+}

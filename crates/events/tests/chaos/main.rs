@@ -1,0 +1,153 @@
+//! Faults in virtual time: whatever the link and the engine do, the index comes to hold exactly what the
+//! engine holds, within its bound, and asks no more than once a second. Every world runs from a seed;
+//! `WORNPATH_SEED=7` runs that one alone, `WORNPATH_SEEDS=1000` runs as many.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod engine;
+mod world;
+
+use std::ops::Range;
+use std::time::Duration;
+use world::{Faults, World};
+use wornpath_events::{Abilities, State};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An engine of ours, over a bad link: all that can go wrong with batches does.
+const BAD_LINK: Faults = Faults {
+    lost: 1,
+    doubled: 5,
+    reordered: 32,
+    epochs: true,
+    abilities: Abilities { replay: true, snapshot: true },
+    refuses_replay: false,
+    ring: 10_000,
+    digest_every: Some(SECOND),
+};
+
+/// A stock engine: no epochs, no snapshot, no digest; what TCP carries is in order, and what finds the
+/// queue full is lost.
+const STOCK: Faults = Faults {
+    lost: 1,
+    doubled: 0,
+    reordered: 0,
+    epochs: false,
+    abilities: Abilities { replay: true, snapshot: false },
+    refuses_replay: false,
+    ring: 10_000,
+    digest_every: None,
+};
+
+fn seeds() -> Range<u64> {
+    let read = |name| std::env::var(name).ok().and_then(|value: String| value.parse().ok());
+    match (read("WORNPATH_SEED"), read("WORNPATH_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, count) => 0..count.unwrap_or(24),
+    }
+}
+
+/// Works, restarts, works, loses its tail and falls silent; exact two seconds later, and ever after.
+fn survive(faults: Faults) {
+    for seed in seeds() {
+        let mut world = World::new(seed, faults);
+        world.work(SECOND * 4);
+        world.idle(SECOND * 2);
+        world.assert_exact("two seconds after work", seed);
+        world.restart();
+        world.work(SECOND * 3);
+        world.restart();
+        world.work(SECOND / 2);
+        world.lose_the_tail(3);
+        world.idle(SECOND * 2);
+        world.assert_exact("two seconds after the last batch, which was lost", seed);
+        world.work(SECOND * 3);
+        world.idle(SECOND * 2);
+        world.assert_exact("two seconds after going on", seed);
+        world.idle(SECOND * 60);
+        world.assert_exact("after a silent minute", seed);
+        world.assert_paced(seed);
+    }
+}
+
+#[test]
+fn an_engine_with_replay_snapshot_and_digest_is_exact_within_two_seconds() {
+    survive(BAD_LINK);
+}
+
+#[test]
+fn an_engine_that_cannot_replay_is_exact_within_two_seconds() {
+    survive(Faults { abilities: Abilities { replay: false, snapshot: true }, ..BAD_LINK });
+}
+
+#[test]
+fn an_engine_that_refuses_the_replay_it_promised_is_exact_within_two_seconds() {
+    survive(Faults { refuses_replay: true, ..BAD_LINK });
+}
+
+#[test]
+fn an_engine_whose_ring_is_too_short_is_exact_within_two_seconds() {
+    survive(Faults { ring: 5, ..BAD_LINK });
+}
+
+#[test]
+fn a_stock_engine_is_exact_within_two_seconds() {
+    survive(STOCK);
+}
+
+#[test]
+fn total_loss_for_half_a_minute_heals_within_a_digest_and_a_second() {
+    for abilities in
+        [Abilities { replay: true, snapshot: true }, Abilities { replay: false, snapshot: true }]
+    {
+        for seed in seeds() {
+            let mut world = World::new(seed, Faults { abilities, ..BAD_LINK });
+            world.work(SECOND * 3);
+            world.cut = true;
+            world.work(SECOND * 30);
+            assert!(!world.is_exact(), "seed {seed}: the cut had no effect");
+            world.cut = false;
+            world.idle(SECOND * 2);
+            world.assert_exact("two seconds after the cut", seed);
+            world.assert_paced(seed);
+        }
+    }
+}
+
+#[test]
+fn a_source_that_can_nothing_holds_nothing_that_the_engine_does_not() {
+    let abilities = Abilities::default();
+    let deaf = Faults { lost: 0, abilities, ..STOCK };
+    for seed in seeds() {
+        let mut world = World::new(seed, deaf);
+        world.work(SECOND * 2);
+        world.assert_exact("without any loss", seed);
+        world.restart();
+        world.work(SECOND * 2);
+        world.assert_exact("after a restart", seed);
+        world.lose_the_tail(1);
+        world.work(SECOND / 5);
+        world.idle(SECOND);
+        let (ours, theirs) = world.counts();
+        assert_eq!(world.status().state, State::Partial, "seed {seed}");
+        assert!(ours <= theirs, "seed {seed}: {ours} blocks in the index, {theirs} in the engine");
+        assert_eq!(world.status().counters.rebuilds, 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn silence_is_told_from_certainty() {
+    let mut world = World::new(1, Faults { lost: 0, ..BAD_LINK });
+    world.work(SECOND);
+    world.idle(SECOND);
+    assert_eq!((world.status().state, world.status().confidence), (State::Live, 1.0));
+    world.cut = true;
+    world.idle(SECOND * 45);
+    let status = world.status();
+    assert_eq!(status.state, State::Stale);
+    assert!((0.2..0.8).contains(&status.confidence), "{}", status.confidence);
+    world.idle(SECOND * 30);
+    assert_eq!(world.status().confidence, 0.0);
+    world.cut = false;
+    world.idle(SECOND * 2);
+    assert_eq!((world.status().state, world.status().confidence), (State::Live, 1.0));
+}

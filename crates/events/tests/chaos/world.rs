@@ -1,0 +1,257 @@
+//! An engine, a link that loses, repeats and delays, and a pod that listens; all in virtual time.
+
+use crate::engine::{BLOCK, Engine, Random};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+use wornpath_blocks::HashKey;
+use wornpath_events::{
+    Abilities, Ask, Heading, Pod, Rules, Said, Serving, SourceId, State, Status, Via,
+};
+use wornpath_index::{Index, Limits, Moment, Writer};
+
+/// What the link and the engine are like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faults {
+    /// Percent of live batches that never come.
+    pub(crate) lost: u64,
+    /// Percent that come twice.
+    pub(crate) doubled: u64,
+    /// How many later ones a batch may come after.
+    pub(crate) reordered: u64,
+    /// Whether epochs travel with the batches.
+    pub(crate) epochs: bool,
+    /// What the engine says it can.
+    pub(crate) abilities: Abilities,
+    /// Whether it refuses what it said it can.
+    pub(crate) refuses_replay: bool,
+    /// How many batches it keeps for replay.
+    pub(crate) ring: usize,
+    /// How often it sends a digest.
+    pub(crate) digest_every: Option<Duration>,
+}
+
+pub(crate) const STEP: Duration = Duration::from_millis(10);
+
+/// Something on its way, by the time it arrives.
+enum Parcel {
+    Said(Box<Said>),
+    Asked(Ask),
+}
+
+pub(crate) struct World {
+    pub(crate) random: Random,
+    pub(crate) engine: Engine,
+    pub(crate) now: Moment,
+    faults: Faults,
+    /// Nothing passes.
+    pub(crate) cut: bool,
+    pod: Pod,
+    source: SourceId,
+    index: Index,
+    writer: Writer,
+    /// Arrival, order of sending, position among the parcels.
+    arrivals: BinaryHeap<Reverse<(Moment, usize)>>,
+    parcels: Vec<Option<Parcel>>,
+    next_digest: Moment,
+    pub(crate) asked_at: Vec<Moment>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, faults: Faults) -> Self {
+        let index = Index::new(Limits::default(), seed);
+        let id = index.add_pod().unwrap();
+        let serving = Serving {
+            key: HashKey::DEFAULT,
+            model: "chaos".to_owned(),
+            block_size: NonZeroUsize::new(BLOCK).unwrap(),
+        };
+        let mut pod = Pod::new(&index, id, serving, Rules::default()).unwrap();
+        let source = pod.add_source(faults.abilities);
+        let mut writer = index.writer();
+        pod.hear(&mut writer, source, Said::Connected, Duration::ZERO).unwrap();
+        Self {
+            random: Random(seed),
+            engine: Engine::new(),
+            now: Duration::ZERO,
+            faults,
+            cut: false,
+            pod,
+            source,
+            index,
+            writer,
+            arrivals: BinaryHeap::new(),
+            parcels: Vec::new(),
+            next_digest: faults.digest_every.unwrap_or(Duration::MAX),
+            asked_at: Vec::new(),
+        }
+    }
+
+    /// The engine works and publishes for `duration`.
+    pub(crate) fn work(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        while self.now < end {
+            self.engine.step(&mut self.random);
+            self.publish();
+            self.idle(STEP);
+        }
+    }
+
+    /// The engine says something that nobody hears.
+    pub(crate) fn lose_the_tail(&mut self, batches: usize) {
+        for _ in 0..batches {
+            self.engine.step(&mut self.random);
+        }
+    }
+
+    /// The engine is started again in place. Connections break with it; without epochs nothing of the old
+    /// life can come after that, as on a TCP connection.
+    pub(crate) fn restart(&mut self) {
+        self.engine.restart();
+        if !self.faults.epochs {
+            self.arrivals.clear();
+            self.hear(Said::Disconnected);
+            self.hear(Said::Connected);
+        }
+    }
+
+    /// Time passes.
+    pub(crate) fn idle(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        loop {
+            let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at);
+            let due = [arrival, self.pod.next_tick(), Some(self.next_digest)];
+            let Some(at) = due.into_iter().flatten().filter(|at| *at <= end).min() else { break };
+            self.now = self.now.max(at);
+            self.digest();
+            self.arrive();
+            self.tick();
+        }
+        self.now = end;
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.pod.status(self.now)
+    }
+
+    /// Whether the index holds exactly what the engine holds.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.index.digest(self.pod.id()).unwrap().tiers == self.engine.digest().tiers
+    }
+
+    /// Blocks in the index, and in the engine.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let ours = self.index.digest(self.pod.id()).unwrap();
+        (ours.tiers[0].count, self.engine.digest().tiers[0].count)
+    }
+
+    pub(crate) fn assert_exact(&self, when: &str, seed: u64) {
+        let status = self.status();
+        let (ours, theirs) = self.counts();
+        assert!(
+            self.is_exact() && matches!(status.state, State::Live),
+            "seed {seed}, {when}: {ours} blocks in the index, {theirs} in the engine; {status:?}"
+        );
+    }
+
+    /// At most one question per second.
+    pub(crate) fn assert_paced(&self, seed: u64) {
+        for pair in self.asked_at.windows(2) {
+            let pause = pair[1] - pair[0];
+            assert!(pause >= Duration::from_secs(1), "seed {seed}: asked again after {pause:?}");
+        }
+    }
+
+    fn publish(&mut self) {
+        let sequence = self.engine.last().unwrap();
+        if self.cut || self.random.chance(self.faults.lost) {
+            return;
+        }
+        let times = 1 + u64::from(self.random.chance(self.faults.doubled));
+        for _ in 0..times {
+            let delay = STEP * self.random.below(self.faults.reordered + 1) as u32;
+            let said = self.batch(sequence, Via::Live);
+            self.send(delay + Duration::from_millis(1), Parcel::Said(Box::new(said)));
+        }
+    }
+
+    fn batch(&self, sequence: u64, via: Via) -> Said {
+        let heading = self.travelling(self.engine.heading(sequence));
+        let batch = Box::new(self.engine.said[sequence as usize].clone());
+        Said::Batch { heading, via, batch }
+    }
+
+    fn travelling(&self, heading: Heading) -> Heading {
+        Heading { epoch: heading.epoch.filter(|_| self.faults.epochs), ..heading }
+    }
+
+    fn digest(&mut self) {
+        let Some(every) = self.faults.digest_every.filter(|_| self.now >= self.next_digest) else {
+            return;
+        };
+        self.next_digest += every;
+        if !self.cut {
+            let mut digest = self.engine.digest();
+            digest.epoch = digest.epoch.filter(|_| self.faults.epochs);
+            self.send(Duration::from_millis(1), Parcel::Said(Box::new(Said::Digest(digest))));
+        }
+    }
+
+    fn send(&mut self, delay: Duration, parcel: Parcel) {
+        self.parcels.push(Some(parcel));
+        self.arrivals.push(Reverse((self.now + delay, self.parcels.len() - 1)));
+    }
+
+    fn arrive(&mut self) {
+        while let Some(Reverse((at, place))) = self.arrivals.peek().copied()
+            && at <= self.now
+        {
+            self.arrivals.pop();
+            match self.parcels[place].take().unwrap() {
+                Parcel::Said(said) => self.hear(*said),
+                Parcel::Asked(ask) => self.answer(ask),
+            }
+        }
+    }
+
+    fn hear(&mut self, said: Said) {
+        self.pod.hear(&mut self.writer, self.source, said, self.now).unwrap();
+        self.tick();
+    }
+
+    fn tick(&mut self) {
+        while let Some((_, ask)) = self.pod.tick(&mut self.writer, self.now).unwrap() {
+            let refused = matches!(ask, Ask::Replay { .. }) && self.faults.refuses_replay;
+            if !refused {
+                self.asked_at.push(self.now);
+            }
+            if !self.cut {
+                self.send(Duration::from_millis(5), Parcel::Asked(ask));
+            }
+        }
+    }
+
+    /// The engine answers a question, reliably and in order.
+    fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::Replay { .. } if self.faults.refuses_replay => self.reply(Said::Refused),
+            Ask::Snapshot => {
+                let (heading, batch) = self.engine.snapshot();
+                let (heading, batch) = (self.travelling(heading), Box::new(batch));
+                self.reply(Said::Snapshot { heading, batch });
+            }
+            Ask::Replay { from } => {
+                let kept = self.engine.said.len().saturating_sub(self.faults.ring) as u64;
+                for sequence in from.max(kept)..self.engine.said.len() as u64 {
+                    self.reply(self.batch(sequence, Via::Replay));
+                }
+                self.reply(Said::ReplayEnd);
+            }
+        }
+    }
+
+    fn reply(&mut self, said: Said) {
+        self.send(Duration::from_millis(5), Parcel::Said(Box::new(said)));
+    }
+}
