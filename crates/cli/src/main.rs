@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod demo;
+mod engine;
 
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
@@ -20,6 +21,7 @@ struct Arguments {
 enum Command {
     /// Replay the cache events of three real engines and show which of them holds how much of a prompt
     Demo,
+    Engine(Box<engine::EngineArguments>),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -27,6 +29,7 @@ fn main() -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     let result = match command {
         Command::Demo => demo::run(&mut out),
+        Command::Engine(arguments) => engine::run(&arguments, &mut out),
     };
     ignore_closed_pipe(result.and_then(|()| Ok(out.flush()?)))
 }

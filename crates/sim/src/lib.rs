@@ -23,6 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`serve`] is that server: a whole engine for tests of whatever talks to engines.
+//!
 //! What the model leaves out: speculative decoding, pipeline bubbles, CPU scheduling time that grows
 //! with the batch, sliding windows, images, and sharing of a block inside the step that computes it
 //! (vLLM allows that; here a block can be reused from the next step on). Output that nobody can ask
@@ -34,6 +36,7 @@ mod engine;
 mod pool;
 mod profile;
 mod request;
+pub mod serve;
 
 pub use cost::{Cascade, StepCost, StepLoad};
 pub use engine::{Admission, Engine, Load, Settings, TokenReports};

@@ -1,0 +1,202 @@
+//! `wornpath engine`: simulated engines behind real ports.
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use wornpath_sim::serve::{Addresses, Control, EngineOptions, Faults, ServedEngine};
+use wornpath_sim::{Profile, Settings, TokenReports};
+
+/// What `--help` says after the options.
+const MORE: &str = "\
+Paths of an engine:
+  POST /v1/chat/completions, /v1/completions   streaming or not; usage with cached_tokens; vLLM's
+                                               kv_transfer_params, cache_salt, ignore_eos, min_tokens
+  POST /v1/embeddings, /tokenize, /reset_prefix_cache
+  GET  /v1/models, /health, /metrics (vLLM's names), /version
+Cache events go out over ZeroMQ in vLLM's encoding, and can be replayed.
+
+Faults, for --fault and for the control port (there with underscores, as JSON):
+  hang                    accept every request and never answer
+  refuse=503              answer inference requests with this status
+  slow=3                  take three times as long
+  stall-after-tokens=5    stop an answer after five tokens, connection open
+  cut-after-tokens=5      close the connection after five tokens
+  drop-events-every=10    do not publish every tenth batch of events; replay has it
+  duplicate-events        publish every batch twice
+  reorder-events          publish batches in pairs, the later first
+  lose-tail               publish no more batches, though they are numbered; replay has them
+  no-replay               do not answer replay requests
+  cached-tokens=zero      report no cached tokens; `all` reports the whole prompt
+
+Control, for all engines of the process, engine 0 being the first:
+  GET  /engines                    addresses, state and faults
+  PUT  /engines/0/faults           switch faults: {\"slow\": 2, \"hang\": false}; what is left out is off
+  POST /engines/0/crash            close all ports and connections at once
+  POST /engines/0/restart          start again: empty cache, events numbered from 0, faults as set
+
+Examples:
+  wornpath engine
+  curl http://127.0.0.1:8000/v1/completions -d '{\"prompt\": \"Once upon a time\"}'
+  wornpath engine --engines 4 --profile 32b-h100x2 --speed 10 --fault cut-after-tokens=20";
+
+/// Serve simulated engines that speak OpenAI's and vLLM's interfaces
+///
+/// Each is a model of a batching engine with a prefix cache: it answers with plain words, at the times a real
+/// engine of its profile would take, and can fail in all the ways real engines do. For testing routers,
+/// clients and dashboards of LLM engines without a GPU.
+#[derive(Args)]
+#[command(after_long_help = MORE)]
+pub(crate) struct EngineArguments {
+    /// Address to listen at
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// HTTP port of the first engine, the others following; 0 for any free ones
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// Port of the first engine's cache events, the others following; 0 for any free ones
+    #[arg(long, default_value_t = 0)]
+    events_port: u16,
+    /// Port of the first engine's replay of events, the others following; 0 for any free ones
+    #[arg(long, default_value_t = 0)]
+    replay_port: u16,
+    /// Port on which faults are switched; 0 for any free one
+    #[arg(long, default_value_t = 0)]
+    control_port: u16,
+    /// Number of engines
+    #[arg(long, default_value_t = 1)]
+    engines: u16,
+    /// Built-in engine profile or path of a JSON file
+    #[arg(long, default_value = "8b-h200", long_help = profile_help())]
+    profile: String,
+    /// Run so many times faster than the real clock
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+    /// Name of the model; the profile's name if not given
+    #[arg(long)]
+    model: Option<String>,
+    /// Name of a LoRA adapter to serve beside the model; may be repeated
+    #[arg(long = "adapter", value_name = "NAME")]
+    adapters: Vec<String>,
+    /// Directory with tokenizer.json and tokenizer_config.json; without it, bytes are tokens
+    #[arg(long, value_name = "DIRECTORY")]
+    tokenizer: Option<PathBuf>,
+    /// Tokens per cache block
+    #[arg(long, default_value = "16")]
+    block_size: NonZeroUsize,
+    /// Tokens that the cache holds, if not as the profile says
+    #[arg(long)]
+    kv_tokens: Option<usize>,
+    /// Tokens that a second cache tier in host memory holds
+    #[arg(long, default_value_t = 0)]
+    host_tokens: usize,
+    /// Length of an answer that nothing cuts short
+    #[arg(long, default_value_t = 128)]
+    answer_tokens: usize,
+    /// How blocks are hashed, as vLLM's --prefix-caching-hash-algo
+    #[arg(long, default_value = "sha256")]
+    hash_algorithm: String,
+    /// What hashes start from, as vLLM's PYTHONHASHSEED; vLLM's default if not given
+    #[arg(long)]
+    hash_seed: Option<String>,
+    /// Topic of the cache events; kv@<address>@<model> if not given
+    #[arg(long)]
+    topic: Option<String>,
+    /// Something to do wrong from the start; may be repeated; the list is below
+    #[arg(long = "fault", value_name = "FAULT[=VALUE]")]
+    faults: Vec<String>,
+}
+
+fn profile_help() -> String {
+    let mut help = "Built-in engine profile or path of a JSON file. Built in are:".to_owned();
+    for name in Profile::built_in_names() {
+        let source = Profile::built_in(name).map(|profile| profile.source().to_owned());
+        help.push_str(&format!("\n- {name}: {}", source.unwrap_or_default()));
+    }
+    help
+}
+
+/// Serves until the process is ended.
+pub(crate) fn run(arguments: &EngineArguments, out: &mut impl Write) -> anyhow::Result<()> {
+    let options = options(arguments)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut engines = Vec::new();
+        for number in 0..arguments.engines {
+            let addresses = addresses(arguments, number)?;
+            engines.push(ServedEngine::start(options.clone(), addresses).await?);
+        }
+        let engines: Arc<[ServedEngine]> = engines.into();
+        let control = SocketAddr::new(arguments.host, arguments.control_port);
+        let control = Control::start(control, Arc::clone(&engines)).await?;
+        for (number, engine) in engines.iter().enumerate() {
+            let Addresses { http, events, replay } = engine.addresses();
+            writeln!(
+                out,
+                "engine {number}: http://{http}  events tcp://{events}  replay tcp://{replay}"
+            )?;
+        }
+        writeln!(out, "control: http://{}", control.address())?;
+        out.flush()?;
+        // The engines live in tasks of their own; the process ends by a signal.
+        std::future::pending().await
+    })
+}
+
+fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {
+    let speed = arguments.speed;
+    ensure!(speed.is_finite() && speed > 0.0, "--speed is {speed}; it must be above zero");
+    ensure!(arguments.engines > 0, "--engines is 0; at least one is needed");
+    ensure!(arguments.answer_tokens > 0, "--answer-tokens is 0; an answer has at least one");
+    let mut options = EngineOptions::new(profile(&arguments.profile)?);
+    options.settings = Settings {
+        block_size: arguments.block_size,
+        kv_tokens: arguments.kv_tokens,
+        host_tokens: arguments.host_tokens,
+        tokens: TokenReports::Each,
+        ..Settings::default()
+    };
+    options.speed = speed;
+    options.adapters.clone_from(&arguments.adapters);
+    options.tokenizer.clone_from(&arguments.tokenizer);
+    options.answer_tokens = arguments.answer_tokens;
+    options.topic.clone_from(&arguments.topic);
+    options.hash_algorithm = arguments.hash_algorithm.parse().context("--hash-algorithm")?;
+    options.faults = Faults::from_arguments(&arguments.faults)?;
+    if let Some(model) = &arguments.model {
+        options.model.clone_from(model);
+    }
+    if let Some(seed) = &arguments.hash_seed {
+        options.hash_seed.clone_from(seed);
+    }
+    Ok(options)
+}
+
+/// A name with the ending of a file is a file.
+fn profile(name: &str) -> anyhow::Result<Profile> {
+    if !name.ends_with(".json") {
+        return Ok(Profile::built_in(name)?);
+    }
+    let json = std::fs::read(name).with_context(|| format!("cannot read --profile {name}"))?;
+    Ok(Profile::from_json(name, &json)?)
+}
+
+fn addresses(arguments: &EngineArguments, number: u16) -> anyhow::Result<Addresses> {
+    let nth = |first: u16, option: &str| {
+        let port = if first == 0 { Some(0) } else { first.checked_add(number) };
+        let port = port.with_context(|| {
+            format!(
+                "{option} is {first}, which leaves no port for engine {number}; choose a lower one"
+            )
+        })?;
+        anyhow::Ok(SocketAddr::new(arguments.host, port))
+    };
+    Ok(Addresses {
+        http: nth(arguments.port, "--port")?,
+        events: nth(arguments.events_port, "--events-port")?,
+        replay: nth(arguments.replay_port, "--replay-port")?,
+    })
+}

@@ -1,0 +1,210 @@
+//! The engine model behind a real port: OpenAI's interface, vLLM's metrics and events, and faults on demand.
+//!
+//! A [`ServedEngine`] has three ports: HTTP, cache events and their replay. It lives in incarnations: a crash
+//! ends one without a word to anybody, a restart begins the next at the same addresses with an empty
+//! cache and events numbered from 0, as a real engine's process would. A [`Control`] port switches faults,
+//! crashes and restarts; it stands apart, because a hanging engine answers nothing.
+
+mod answer;
+mod call;
+mod clock;
+mod control;
+mod driver;
+mod events;
+mod faults;
+mod http;
+mod metrics;
+mod options;
+mod site;
+mod text;
+mod transfer;
+
+pub use control::Control;
+pub use faults::{CachedTokens, FaultError, Faults};
+pub use options::{Addresses, EngineOptions, ServeError};
+pub use text::TextError;
+
+use crate::engine::{Engine, Settings, TokenReports};
+use answer::AnswerBody;
+use clock::{Clock, unix_seconds};
+use driver::Driver;
+use events::{EventStream, Ring};
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use site::{Ground, Site};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use text::Text;
+use tokio::net::TcpListener;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use tokio::task::JoinSet;
+use wornpath_events::zmtp::{Listener, Publisher, Socket};
+
+/// A port of the incarnation before is free again after so many attempts, at the latest.
+const BIND_ATTEMPTS: usize = 100;
+const BIND_PAUSE: Duration = Duration::from_millis(10);
+
+/// An engine that can be crashed and restarted. Dropping it stops it.
+pub struct ServedEngine {
+    options: Arc<EngineOptions>,
+    text: Arc<Text>,
+    addresses: Addresses,
+    faults: Arc<Mutex<Faults>>,
+    /// The tasks of the current incarnation; none after a crash.
+    tasks: AsyncMutex<JoinSet<()>>,
+}
+
+/// The sockets of one incarnation.
+struct Bound {
+    http: TcpListener,
+    publisher: Publisher,
+    replay: Listener,
+}
+
+impl ServedEngine {
+    /// Starts an engine.
+    ///
+    /// # Errors
+    /// If an address cannot be had or the tokenizer cannot be used.
+    pub async fn start(options: EngineOptions, addresses: Addresses) -> Result<Self, ServeError> {
+        let text = Arc::new(match &options.tokenizer {
+            Some(directory) => Text::load(directory)?,
+            None => Text::Bytes,
+        });
+        let faults = Arc::new(Mutex::new(options.faults.clone()));
+        let bound = bind(addresses).await?;
+        let http = bound.http.local_addr();
+        let http = http.map_err(|cause| cannot("HTTP", addresses.http, cause))?;
+        let addresses =
+            Addresses { http, events: bound.publisher.address(), replay: bound.replay.address() };
+        let tasks = AsyncMutex::new(JoinSet::new());
+        let engine = Self { options: Arc::new(options), text, addresses, faults, tasks };
+        engine.run(bound).await;
+        Ok(engine)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// What it does wrong now.
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Switches faults, for requests and events from now on.
+    pub fn set_faults(&self, faults: Faults) {
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+    }
+
+    /// Closes all ports and connections at once and forgets everything.
+    pub async fn crash(&self) {
+        self.tasks.lock().await.shutdown().await;
+    }
+
+    /// Whether it has not crashed.
+    pub async fn is_running(&self) -> bool {
+        !self.tasks.lock().await.is_empty()
+    }
+
+    /// Crashes it, if it still runs, and starts it again at the same addresses.
+    ///
+    /// # Errors
+    /// If somebody else has taken an address.
+    pub async fn restart(&self) -> Result<(), ServeError> {
+        self.crash().await;
+        let mut attempts = 0;
+        let bound = loop {
+            match bind(self.addresses).await {
+                Ok(bound) => break bound,
+                Err(error) if attempts == BIND_ATTEMPTS => return Err(error),
+                // Connections of the incarnation before are being closed.
+                Err(_) => tokio::time::sleep(BIND_PAUSE).await,
+            }
+            attempts += 1;
+        };
+        self.run(bound).await;
+        Ok(())
+    }
+
+    /// Begins an incarnation.
+    async fn run(&self, bound: Bound) {
+        let options = &self.options;
+        let settings = Settings { tokens: TokenReports::Each, ..options.settings.clone() };
+        let http = self.addresses.http;
+        let topic = options.topic.clone().unwrap_or_else(|| format!("kv@{http}@{}", options.model));
+        let ring = Ring::default();
+        let block_size = settings.block_size.get();
+        let events =
+            EventStream::new(bound.publisher, topic.clone(), block_size, Arc::clone(&ring));
+        let engine = Engine::new(&options.profile, &settings);
+        let (commands, orders) = mpsc::unbounded_channel();
+        let driver =
+            Driver::new(engine, Clock::start(options.speed), events, Arc::clone(&self.faults));
+        let ground = Ground {
+            text: Arc::clone(&self.text),
+            commands,
+            faults: Arc::clone(&self.faults),
+            started: unix_seconds(),
+            address: http,
+        };
+        let site = Arc::new(Site::new(Arc::clone(options), ground));
+        let mut tasks = self.tasks.lock().await;
+        tasks.spawn(driver.run(orders));
+        tasks.spawn(events::serve_replay(bound.replay, topic, ring, Arc::clone(&self.faults)));
+        tasks.spawn(listen(bound.http, move |request| http::respond(Arc::clone(&site), request)));
+    }
+}
+
+async fn bind(addresses: Addresses) -> Result<Bound, ServeError> {
+    let Addresses { http, events, replay } = addresses;
+    Ok(Bound {
+        http: TcpListener::bind(http).await.map_err(|cause| cannot("HTTP", http, cause))?,
+        publisher: Publisher::bind(events)
+            .await
+            .map_err(|cause| cannot("cache events", events, cause))?,
+        replay: Listener::bind(replay, Socket::Router)
+            .await
+            .map_err(|cause| cannot("replay of cache events", replay, cause))?,
+    })
+}
+
+fn cannot(what: &'static str, address: SocketAddr, cause: std::io::Error) -> ServeError {
+    ServeError::Bind { what, address, cause }
+}
+
+/// Serves HTTP until the task is stopped, and its connections with it.
+async fn listen<F, A>(listener: TcpListener, respond: F)
+where
+    F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+    A: Future<Output = Result<Response<AnswerBody>, answer::Cut>> + Send + 'static,
+{
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let Ok((stream, _)) = accepted else {
+                    // Out of file descriptors, most likely: some will be closed.
+                    tokio::time::sleep(BIND_PAUSE).await;
+                    continue;
+                };
+                // Tokens are small and late: waiting for more of them helps nobody.
+                let _ = stream.set_nodelay(true);
+                let service = hyper::service::service_fn(respond.clone());
+                let connection = hyper::server::conn::http1::Builder::new()
+                    .half_close(false)
+                    .serve_connection(TokioIo::new(stream), service);
+                connections.spawn(async move {
+                    // A client that goes, or a fault that cuts, ends a connection with an error.
+                    let _ = connection.await;
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! An answer on its way to the client: whole, or token by token.
+
+use super::call::{Call, Delivery, Kind, Part};
+use super::driver::{Command, Progress};
+use super::faults::{CachedTokens, Faults};
+use crate::request::RequestId;
+use bytes::Bytes;
+use hyper::body::{Body, Frame};
+use serde_json::{Value, json};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc;
+
+/// The connection is closed in the middle of an answer, as a fault asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cut, as a fault asked")]
+pub(super) struct Cut;
+
+/// A request in the engine. Dropping it takes the request out, so a client that goes frees its place.
+pub(super) struct Ticket {
+    pub(super) id: RequestId,
+    pub(super) progress: mpsc::UnboundedReceiver<Progress>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // A stopped engine needs no telling.
+        let _ = self.commands.send(Command::Cancel(self.id));
+    }
+}
+
+/// Everything that is written about a request.
+pub(super) struct Story {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) call: Call,
+    /// The text of each token.
+    pub(super) pieces: Vec<String>,
+    pub(super) faults: Faults,
+    /// For the engine that will decode.
+    pub(super) transfer: Value,
+}
+
+impl Story {
+    fn usage(&self, cached_tokens: usize) -> Value {
+        let (prompt, completion) = (self.call.prompt.len(), self.pieces.len());
+        let cached_tokens = match self.faults.cached_tokens {
+            CachedTokens::True => cached_tokens,
+            CachedTokens::Zero => 0,
+            CachedTokens::All => prompt,
+        };
+        json!({
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + completion,
+            "completion_tokens": completion,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        })
+    }
+
+    fn frame(&self, object: &str, choices: &Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.call.model,
+            "choices": choices,
+        })
+    }
+
+    /// The whole answer.
+    fn whole(&self, cached_tokens: usize) -> Value {
+        let text = self.pieces.concat();
+        let reason = self.call.reason.name();
+        let (object, choice) = match self.call.kind {
+            Kind::Chat => {
+                let message = json!({"role": "assistant", "content": text});
+                let choice = json!({"index": 0, "message": message, "logprobs": null, "finish_reason": reason});
+                ("chat.completion", choice)
+            }
+            Kind::Completion => {
+                let choice =
+                    json!({"index": 0, "text": text, "logprobs": null, "finish_reason": reason});
+                ("text_completion", choice)
+            }
+        };
+        let mut body = self.frame(object, &json!([choice]));
+        body["usage"] = self.usage(cached_tokens);
+        body["kv_transfer_params"] =
+            if self.call.part == Part::Prefill { self.transfer.clone() } else { Value::Null };
+        body
+    }
+
+    /// The events that carry token `index`.
+    fn chunk(&self, index: usize, out: &mut Vec<u8>) {
+        let reason = (index + 1 == self.pieces.len()).then(|| self.call.reason.name());
+        let piece = &self.pieces[index];
+        let choice = |field: &str, value: Value, reason: Option<&str>| json!([{"index": 0, field: value, "logprobs": null, "finish_reason": reason}]);
+        match self.call.kind {
+            Kind::Chat => {
+                if index == 0 {
+                    let role = json!({"role": "assistant", "content": ""});
+                    event(&self.frame("chat.completion.chunk", &choice("delta", role, None)), out);
+                }
+                let delta = choice("delta", json!({"content": piece}), reason);
+                event(&self.frame("chat.completion.chunk", &delta), out);
+            }
+            Kind::Completion => {
+                event(&self.frame("text_completion", &choice("text", json!(piece), reason)), out);
+            }
+        }
+    }
+
+    /// The events after the last token.
+    fn ending(&self, cached_tokens: usize, out: &mut Vec<u8>) {
+        if self.call.delivery == Delivery::StreamWithUsage {
+            let object = match self.call.kind {
+                Kind::Chat => "chat.completion.chunk",
+                Kind::Completion => "text_completion",
+            };
+            let mut usage = self.frame(object, &json!([]));
+            usage["usage"] = self.usage(cached_tokens);
+            event(&usage, out);
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}
+
+fn event(value: &Value, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"data: ");
+    out.extend_from_slice(value.to_string().as_bytes());
+    out.extend_from_slice(b"\n\n");
+}
+
+/// Waits for the end of an answer and writes it in one piece.
+pub(super) async fn whole(mut ticket: Ticket, story: &Story) -> Result<Value, Cut> {
+    let (mut tokens, mut cached) = (0, 0);
+    loop {
+        if story.faults.cut_after_tokens.is_some_and(|most| tokens >= most) {
+            return Err(Cut);
+        }
+        if story.faults.stall_after_tokens.is_some_and(|most| tokens >= most) {
+            std::future::pending::<()>().await;
+        }
+        match ticket.progress.recv().await {
+            Some(Progress::Admitted { cached_tokens }) => cached = cached_tokens,
+            Some(Progress::Token) => tokens += 1,
+            Some(Progress::Finished) => return Ok(story.whole(cached)),
+            Some(Progress::Accepted | Progress::Refused(_)) => {}
+            None => return Err(Cut),
+        }
+    }
+}
+
+/// A response's body.
+pub(super) enum AnswerBody {
+    Whole(Option<Bytes>),
+    Stream(Box<Stream>),
+}
+
+/// An answer that is written as it comes about.
+pub(super) struct Stream {
+    ticket: Ticket,
+    story: Story,
+    tokens: usize,
+    cached_tokens: usize,
+    ended: bool,
+}
+
+impl Stream {
+    pub(super) fn new(ticket: Ticket, story: Story) -> Self {
+        Self { ticket, story, tokens: 0, cached_tokens: 0, ended: false }
+    }
+
+    fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
+        let mut out = Vec::new();
+        while !self.ended {
+            if self.story.faults.cut_after_tokens.is_some_and(|most| self.tokens >= most) {
+                if out.is_empty() {
+                    self.ended = true;
+                    return Poll::Ready(Some(Err(Cut)));
+                }
+                break;
+            }
+            if self.story.faults.stall_after_tokens.is_some_and(|most| self.tokens >= most) {
+                break;
+            }
+            match self.ticket.progress.poll_recv(context) {
+                Poll::Pending => break,
+                Poll::Ready(Some(Progress::Admitted { cached_tokens })) => {
+                    self.cached_tokens = cached_tokens;
+                }
+                Poll::Ready(Some(Progress::Token)) => {
+                    self.story.chunk(self.tokens, &mut out);
+                    self.tokens += 1;
+                }
+                Poll::Ready(Some(Progress::Finished)) => {
+                    self.story.ending(self.cached_tokens, &mut out);
+                    self.ended = true;
+                }
+                Poll::Ready(Some(Progress::Accepted | Progress::Refused(_))) => {}
+                Poll::Ready(None) => {
+                    self.ended = true;
+                    return Poll::Ready(Some(Err(Cut)));
+                }
+            }
+        }
+        match (out.is_empty(), self.ended) {
+            (false, _) => Poll::Ready(Some(Ok(Bytes::from(out)))),
+            (true, true) => Poll::Ready(None),
+            (true, false) => Poll::Pending,
+        }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = Cut;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        match self.get_mut() {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Stream(stream) => {
+                stream.poll_bytes(context).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
+            }
+        }
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        match self {
+            Self::Whole(bytes) => {
+                hyper::body::SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
+            }
+            Self::Stream(_) => hyper::body::SizeHint::default(),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(None))
+    }
+}

@@ -1,0 +1,341 @@
+//! An OpenAI request, read as far as an engine without a model needs it.
+
+use super::text::Text;
+use crate::request::PromptSource;
+use hyper::StatusCode;
+use serde_json::{Map, Value, json};
+
+/// Tokens of a completion that does not say how many, as in OpenAI's interface.
+const COMPLETION_TOKENS: u64 = 16;
+
+/// Which interface a request came by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Chat,
+    Completion,
+}
+
+/// How the answer travels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Delivery {
+    Whole,
+    Stream,
+    StreamWithUsage,
+}
+
+/// Why an answer ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reason {
+    Stop,
+    Length,
+}
+
+impl Reason {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// This engine's part in a prefill/decode pair.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Part {
+    /// It does both.
+    Whole,
+    /// It computes the prompt and keeps it for another engine.
+    Prefill,
+    /// It fetches the prompt from another engine.
+    Decode(Remote),
+}
+
+/// Where a prompt was computed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Remote {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) request: String,
+}
+
+/// A request for an answer.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) kind: Kind,
+    pub(super) model: String,
+    pub(super) prompt: Vec<u32>,
+    pub(super) output_tokens: usize,
+    pub(super) reason: Reason,
+    pub(super) delivery: Delivery,
+    pub(super) salt: Option<String>,
+    pub(super) part: Part,
+}
+
+impl Call {
+    pub(super) fn source(&self) -> PromptSource {
+        match self.part {
+            Part::Decode(_) => PromptSource::Transferred,
+            Part::Whole | Part::Prefill => PromptSource::Computed,
+        }
+    }
+}
+
+/// A request that is answered with an error.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Refusal {
+    pub(super) status: StatusCode,
+    pub(super) message: String,
+}
+
+impl Refusal {
+    pub(super) fn bad(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, message: message.into() }
+    }
+
+    /// The body, as vLLM writes it.
+    pub(super) fn body(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            404 => "NotFoundError",
+            400..500 => "BadRequestError",
+            _ => "InternalServerError",
+        };
+        let code = self.status.as_u16();
+        json!({"error": {"message": self.message, "type": kind, "param": null, "code": code}})
+    }
+}
+
+/// What a reader of requests knows of its engine.
+pub(super) struct Reader<'a> {
+    pub(super) text: &'a Text,
+    /// The model and its adapters.
+    pub(super) models: &'a [String],
+    /// How long answers are that nothing cuts short.
+    pub(super) answer_tokens: usize,
+}
+
+impl Reader<'_> {
+    pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>, Refusal> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(object)) => Ok(object),
+            Ok(_) => Err(Refusal::bad("the body must be a JSON object")),
+            Err(error) => Err(Refusal::bad(format!("the body is not JSON: {error}"))),
+        }
+    }
+
+    pub(super) fn call(&self, kind: Kind, body: &Map<String, Value>) -> Result<Call, Refusal> {
+        let model = self.model(body)?;
+        if count(body, "n")?.is_some_and(|n| n != 1) {
+            return Err(Refusal::bad("this engine gives one answer; leave `n` out or make it 1"));
+        }
+        let prompt = self.tokens(kind, body)?;
+        let (output_tokens, reason) = self.length(kind, body)?;
+        let usage = body.get("stream_options").and_then(|options| options.get("include_usage"));
+        let delivery = match (flag(body, "stream")?, usage.and_then(Value::as_bool)) {
+            (true, Some(true)) => Delivery::StreamWithUsage,
+            (true, _) => Delivery::Stream,
+            (false, _) => Delivery::Whole,
+        };
+        let salt = match body.get("cache_salt") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(salt)) if !salt.is_empty() => Some(salt.clone()),
+            Some(_) => return Err(Refusal::bad("`cache_salt` must be a string that is not empty")),
+        };
+        let part = part(body)?;
+        Ok(Call { kind, model, prompt, output_tokens, reason, delivery, salt, part })
+    }
+
+    /// The model or adapter that a request names; without a name, the model.
+    pub(super) fn model(&self, body: &Map<String, Value>) -> Result<String, Refusal> {
+        match body.get("model") {
+            None | Some(Value::Null) => Ok(self.models[0].clone()),
+            Some(Value::String(name)) if self.models.contains(name) => Ok(name.clone()),
+            Some(other) => Err(Refusal {
+                status: StatusCode::NOT_FOUND,
+                message: format!(
+                    "the model {other} does not exist; here is {}",
+                    self.models.join(", ")
+                ),
+            }),
+        }
+    }
+
+    /// The tokens of a request's prompt.
+    pub(super) fn tokens(
+        &self,
+        kind: Kind,
+        body: &Map<String, Value>,
+    ) -> Result<Vec<u32>, Refusal> {
+        let tokens = match kind {
+            Kind::Chat => self.text.chat(body).map_err(Refusal::bad)?,
+            Kind::Completion => {
+                let prompts = self.inputs(body.get("prompt").unwrap_or(&Value::Null), "prompt")?;
+                let Ok([tokens]) = <[Vec<u32>; 1]>::try_from(prompts) else {
+                    return Err(Refusal::bad("this engine takes one prompt per request"));
+                };
+                tokens
+            }
+        };
+        if tokens.is_empty() {
+            return Err(Refusal::bad("the prompt has no tokens; send at least one"));
+        }
+        Ok(tokens)
+    }
+
+    /// Texts or token lists, one or several, as `prompt` and `input` have them.
+    pub(super) fn inputs(&self, value: &Value, field: &str) -> Result<Vec<Vec<u32>>, Refusal> {
+        let wrong = || {
+            Refusal::bad(format!(
+                "`{field}` must be a string, an array of strings, an array of token ids or an array of such arrays"
+            ))
+        };
+        match value {
+            Value::String(text) => Ok(vec![self.text.prompt(text).map_err(Refusal::bad)?]),
+            Value::Array(items) if items.iter().all(Value::is_u64) && !items.is_empty() => {
+                let token = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
+                let tokens: Option<Vec<u32>> = items.iter().map(token).collect();
+                Ok(vec![tokens.ok_or_else(wrong)?])
+            }
+            Value::Array(items) if !items.is_empty() => {
+                let mut all = Vec::new();
+                for item in items {
+                    if !item.is_string()
+                        && !item.as_array().is_some_and(|ids| ids.iter().all(Value::is_u64))
+                    {
+                        return Err(wrong());
+                    }
+                    all.extend(self.inputs(item, field)?);
+                }
+                Ok(all)
+            }
+            _ => Err(wrong()),
+        }
+    }
+
+    /// How many tokens to generate, and why it ends there.
+    fn length(&self, kind: Kind, body: &Map<String, Value>) -> Result<(usize, Reason), Refusal> {
+        let asked = match count(body, "max_completion_tokens")? {
+            Some(most) => Some(most),
+            None => count(body, "max_tokens")?,
+        };
+        let most = match (asked, kind) {
+            (Some(0), _) => return Err(Refusal::bad("`max_tokens` is 0; it must be at least 1")),
+            (Some(most), _) => most,
+            (None, Kind::Completion) => COMPLETION_TOKENS,
+            (None, Kind::Chat) => u64::MAX,
+        };
+        let least = count(body, "min_tokens")?.unwrap_or(0);
+        let wanted = if flag(body, "ignore_eos")? && most < u64::MAX {
+            most
+        } else {
+            least.max(self.answer_tokens as u64)
+        };
+        let reason = if wanted < most { Reason::Stop } else { Reason::Length };
+        Ok((usize::try_from(wanted.min(most)).unwrap_or(usize::MAX), reason))
+    }
+}
+
+fn part(body: &Map<String, Value>) -> Result<Part, Refusal> {
+    let Some(Value::Object(fields)) = body.get("kv_transfer_params") else {
+        return Ok(Part::Whole);
+    };
+    if flag(fields, "do_remote_decode")? {
+        return Ok(Part::Prefill);
+    }
+    if !flag(fields, "do_remote_prefill")? {
+        return Ok(Part::Whole);
+    }
+    let text = |name: &str| {
+        let value = fields.get(name).and_then(Value::as_str);
+        value.map(str::to_owned).ok_or_else(|| {
+            Refusal::bad(format!(
+                "`kv_transfer_params.{name}` must be as the prefill engine gave it"
+            ))
+        })
+    };
+    let port = count(fields, "remote_port")?.and_then(|port| u16::try_from(port).ok());
+    let port =
+        port.ok_or_else(|| Refusal::bad("`kv_transfer_params.remote_port` must be a port"))?;
+    Ok(Part::Decode(Remote {
+        host: text("remote_host")?,
+        port,
+        request: text("remote_request_id")?,
+    }))
+}
+
+fn count(body: &Map<String, Value>, name: &str) -> Result<Option<u64>, Refusal> {
+    match body.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_u64() {
+            Some(count) => Ok(Some(count)),
+            None => Err(Refusal::bad(format!("`{name}` is {value}; it must be a whole number"))),
+        },
+    }
+}
+
+fn flag(body: &Map<String, Value>, name: &str) -> Result<bool, Refusal> {
+    match body.get(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(Refusal::bad(format!("`{name}` is {other}; it must be true or false"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(kind: Kind, body: &Value) -> Result<Call, Refusal> {
+        let models = ["base".to_owned(), "tuned".to_owned()];
+        let reader = Reader { text: &Text::Bytes, models: &models, answer_tokens: 50 };
+        reader.call(kind, body.as_object().unwrap())
+    }
+
+    #[test]
+    fn an_answer_ends_by_itself_or_where_it_is_told_to() {
+        let length = |body: Value| {
+            let call = read(Kind::Completion, &body).unwrap();
+            (call.output_tokens, call.reason)
+        };
+        assert_eq!(length(json!({"prompt": "a"})), (16, Reason::Length));
+        assert_eq!(length(json!({"prompt": "a", "max_tokens": 80})), (50, Reason::Stop));
+        let exact = json!({"prompt": "a", "max_tokens": 80, "ignore_eos": true});
+        assert_eq!(length(exact), (80, Reason::Length));
+        let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+        assert_eq!(read(Kind::Chat, &chat).unwrap().output_tokens, 50);
+    }
+
+    #[test]
+    fn prompts_may_be_text_or_tokens() {
+        let prompt =
+            |value: Value| read(Kind::Completion, &json!({"prompt": value})).map(|c| c.prompt);
+        assert_eq!(prompt(json!("ab")), Ok(vec![97, 98]));
+        assert_eq!(prompt(json!([97, 98])), Ok(vec![97, 98]));
+        assert_eq!(prompt(json!(["ab"])), Ok(vec![97, 98]));
+        assert_eq!(prompt(json!([[97, 98]])), Ok(vec![97, 98]));
+        for wrong in
+            [json!(7), json!([]), json!([1, "a"]), json!([[[1]]]), json!(["a", "b"]), json!([-1])]
+        {
+            assert_eq!(
+                prompt(wrong.clone()).unwrap_err().status,
+                StatusCode::BAD_REQUEST,
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let message = |body: Value| read(Kind::Completion, &body).unwrap_err().message;
+        assert!(
+            message(json!({"prompt": "a", "model": "other"}))
+                .contains("\"other\" does not exist; here is base, tuned")
+        );
+        assert!(message(json!({"prompt": "a", "stream": "yes"})).contains("`stream` is \"yes\""));
+        assert!(message(json!({"prompt": "a", "max_tokens": 0})).contains("`max_tokens` is 0"));
+        let params = json!({"do_remote_prefill": true, "remote_host": "h", "remote_port": 1});
+        assert!(
+            message(json!({"prompt": "a", "kv_transfer_params": params}))
+                .contains("remote_request_id")
+        );
+    }
+}

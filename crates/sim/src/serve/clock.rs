@@ -1,0 +1,36 @@
+//! The engine's virtual time against the real clock, in step with it or faster.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::time::Instant;
+
+/// Virtual time since an engine's start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    start: Instant,
+    /// Virtual seconds per real second.
+    speed: f64,
+}
+
+impl Clock {
+    pub(super) fn start(speed: f64) -> Self {
+        Self { start: Instant::now(), speed }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.start.elapsed().mul_f64(self.speed)
+    }
+
+    /// When virtual time will be `time`.
+    pub(super) fn when(&self, time: Duration) -> Instant {
+        self.start + time.div_f64(self.speed)
+    }
+}
+
+/// The wall clock, for what engines print: `created`, event times, the process's start.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a served engine is an edge, and no decision uses this"
+)]
+pub(super) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

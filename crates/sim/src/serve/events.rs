@@ -1,0 +1,186 @@
+//! What an engine publishes of its cache: batches in vLLM's encoding, numbered, over ZeroMQ, with replay.
+
+use super::clock::unix_seconds;
+use super::faults::Faults;
+use crate::request::Outcome;
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::task::JoinSet;
+use wornpath_events::wire::{
+    Attention, Batch, Dialect, Event, ExtraKey, ExtraKeysBuffer, HashForm, Layout, Message,
+    Removed, Stored, encode,
+};
+use wornpath_events::zmtp::{Listener, Publisher};
+
+/// Batches that replay reaches back, as in vLLM.
+const REPLAYABLE: usize = 10_000;
+
+/// What vLLM 0.32 writes.
+const DIALECT: Dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
+
+/// A batch with its number.
+type Numbered = (u64, Bytes);
+
+/// The batches that can still be asked for.
+pub(super) type Ring = Arc<Mutex<VecDeque<Numbered>>>;
+
+/// The tokens and the scope of a request, which its events carry.
+pub(super) struct Subject {
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) salt: Option<String>,
+    pub(super) lora: Option<String>,
+}
+
+/// One engine's event stream.
+pub(super) struct EventStream {
+    publisher: Publisher,
+    topic: String,
+    block_size: usize,
+    next: u64,
+    ring: Ring,
+    batch: Batch,
+    /// A batch that waits to be overtaken.
+    held: Option<Numbered>,
+}
+
+impl EventStream {
+    pub(super) fn new(publisher: Publisher, topic: String, block_size: usize, ring: Ring) -> Self {
+        let batch = Batch::default();
+        Self { publisher, topic, block_size, next: 0, ring, batch, held: None }
+    }
+
+    /// Adds an outcome to the current batch, if it is about the cache.
+    pub(super) fn add(&mut self, outcome: &Outcome, subject: Option<&Subject>) {
+        match outcome {
+            Outcome::Stored { chain, blocks, tier, .. } => {
+                let Some(subject) = subject else { return };
+                let tokens = blocks.start * self.block_size..blocks.end * self.block_size;
+                let extra = extra_keys(subject, blocks.start, blocks.len());
+                self.batch.push(Event::Stored(Stored {
+                    blocks: &chain[blocks.clone()],
+                    parent: blocks.start.checked_sub(1).map(|parent| chain[parent]),
+                    tokens: &subject.tokens[tokens],
+                    block_size: u32::try_from(self.block_size).unwrap_or(u32::MAX),
+                    lora_id: None,
+                    lora_name: subject.lora.as_deref(),
+                    tier: *tier,
+                    extra_keys: extra.keys(),
+                    group: Some(0),
+                    attention: Attention::Full,
+                }));
+            }
+            Outcome::Removed { blocks, tier } => {
+                // vLLM announces every evicted block on its own.
+                for block in blocks {
+                    let blocks = std::slice::from_ref(block);
+                    self.batch.push(Event::Removed(Removed {
+                        blocks,
+                        tier: *tier,
+                        group: Some(0),
+                    }));
+                }
+            }
+            Outcome::Cleared => self.batch.push(Event::Cleared),
+            _ => {}
+        }
+    }
+
+    /// Sends the current batch, if there is anything in it.
+    pub(super) fn flush(&mut self, faults: &Faults) {
+        if self.batch.is_empty() {
+            return;
+        }
+        self.batch.sent_at = unix_seconds();
+        self.batch.dp_rank = Some(0);
+        let mut payload = Vec::new();
+        encode(&self.batch, DIALECT, &mut payload);
+        self.batch.clear();
+        let numbered = (self.next, Bytes::from(payload));
+        self.next += 1;
+        {
+            let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+            ring.push_back(numbered.clone());
+            if ring.len() > REPLAYABLE {
+                ring.pop_front();
+            }
+        }
+        self.publish(numbered, faults);
+    }
+
+    fn publish(&mut self, numbered: Numbered, faults: &Faults) {
+        let dropped = faults.drop_events_every.is_some_and(|every| numbered.0 % every == every - 1);
+        if faults.lose_tail || dropped {
+            return;
+        }
+        if faults.reorder_events && self.held.is_none() {
+            self.held = Some(numbered);
+            return;
+        }
+        self.send(&numbered, faults);
+        if let Some(overtaken) = self.held.take() {
+            self.send(&overtaken, faults);
+        }
+    }
+
+    fn send(&self, (sequence, payload): &Numbered, faults: &Faults) {
+        let times = if faults.duplicate_events { 2 } else { 1 };
+        for _ in 0..times {
+            let sequence = sequence.to_be_bytes();
+            self.publisher.send(&[self.topic.as_bytes(), &sequence, payload]);
+        }
+    }
+}
+
+/// A request's keys beside its tokens, block by block: the adapter everywhere, the salt at the start.
+fn extra_keys(subject: &Subject, first: usize, count: usize) -> ExtraKeysBuffer {
+    let mut buffer = ExtraKeysBuffer::default();
+    if subject.lora.is_none() && (subject.salt.is_none() || first > 0) {
+        return buffer;
+    }
+    for block in first..first + count {
+        let salt = subject.salt.as_deref().filter(|_| block == 0);
+        let keys: Vec<_> =
+            [subject.lora.as_deref(), salt].into_iter().flatten().map(ExtraKey::Text).collect();
+        buffer.push(&keys);
+    }
+    buffer
+}
+
+/// Answers replay requests until the listener fails.
+pub(super) async fn serve_replay(
+    mut listener: Listener,
+    topic: String,
+    ring: Ring,
+    faults: Arc<Mutex<Faults>>,
+) {
+    let mut connections = JoinSet::new();
+    while let Ok(mut connection) = listener.accept().await {
+        while connections.try_join_next().is_some() {}
+        let (topic, ring, faults) = (topic.clone(), Arc::clone(&ring), Arc::clone(&faults));
+        connections.spawn(async move {
+            while let Ok(frames) = connection.receive().await {
+                let start = frames.last().and_then(|start| <[u8; 8]>::try_from(&start[..]).ok());
+                let silent = faults.lock().unwrap_or_else(PoisonError::into_inner).no_replay;
+                let (Some(start), false) = (start.map(u64::from_be_bytes), silent) else {
+                    continue;
+                };
+                let batches: Vec<Numbered> = {
+                    let ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+                    ring.iter().filter(|(sequence, _)| *sequence >= start).cloned().collect()
+                };
+                for (sequence, payload) in batches {
+                    let sequence = sequence.to_be_bytes();
+                    let frames: [&[u8]; 4] = [b"", topic.as_bytes(), &sequence, &payload];
+                    if connection.send(&frames).await.is_err() {
+                        return;
+                    }
+                }
+                let end = Message::REPLAY_END.to_be_bytes();
+                if connection.send(&[&b""[..], b"", &end, b""]).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,160 @@
+//! What an engine does wrong, switchable while it runs.
+//!
+//! Real engines fail in ways that kind mocks never show, and clients tested with kind mocks fail with
+//! them. Each field is one such way; all default to a healthy engine.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The faults of one engine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Faults {
+    /// Every request, health checks too, is accepted and never answered.
+    pub hang: bool,
+    /// Inference requests are answered with this status, and 429 and 503 with `Retry-After`.
+    pub refuse: Option<u16>,
+    /// Steps take so many times longer.
+    pub slow: f64,
+    /// An answer stops after so many tokens; its connection stays open.
+    pub stall_after_tokens: Option<usize>,
+    /// An answer's connection is closed after so many tokens.
+    pub cut_after_tokens: Option<usize>,
+    /// Of so many event batches, the last is not published. Replay has it.
+    pub drop_events_every: Option<u64>,
+    /// Event batches are published twice.
+    pub duplicate_events: bool,
+    /// Event batches are published in pairs, the later first.
+    pub reorder_events: bool,
+    /// Event batches are numbered but no longer published: the tail is lost, then silence. Replay has them.
+    pub lose_tail: bool,
+    /// Replay requests are not answered.
+    pub no_replay: bool,
+    /// What `usage` says of cached tokens.
+    pub cached_tokens: CachedTokens,
+}
+
+/// What `usage` says of cached tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CachedTokens {
+    /// The truth.
+    #[default]
+    True,
+    /// None, whatever was reused.
+    Zero,
+    /// The whole prompt, whatever was reused.
+    All,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            hang: false,
+            refuse: None,
+            slow: 1.0,
+            stall_after_tokens: None,
+            cut_after_tokens: None,
+            drop_events_every: None,
+            duplicate_events: false,
+            reorder_events: false,
+            lose_tail: false,
+            no_replay: false,
+            cached_tokens: CachedTokens::True,
+        }
+    }
+}
+
+/// A fault that cannot be.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FaultError {
+    /// A name that is no fault, or a value of the wrong kind.
+    #[error("fault `{0}`: {1}")]
+    Unreadable(String, String),
+    /// A value out of range.
+    #[error("fault `{name}` is {value}; {rule}")]
+    Impossible {
+        /// The fault.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        rule: &'static str,
+    },
+}
+
+impl Faults {
+    /// Reads `name` or `name=value`, as on a command line, on top of each other.
+    ///
+    /// # Errors
+    /// If a fault is unknown or its value is not possible.
+    pub fn from_arguments(arguments: &[String]) -> Result<Self, FaultError> {
+        let mut fields = Map::new();
+        let mut faults = Self::default();
+        for argument in arguments {
+            let (name, value) = argument.split_once('=').unwrap_or((argument, "true"));
+            let text = || Value::String(value.to_owned());
+            // `cached-tokens=true` is a word, not a truth value.
+            let is_word = name == "cached-tokens";
+            let value = if is_word { text() } else { value.parse().unwrap_or_else(|_| text()) };
+            fields.insert(name.replace('-', "_"), value);
+            let fields = Value::Object(fields.clone());
+            faults = serde_json::from_value(fields)
+                .map_err(|error| FaultError::Unreadable(argument.clone(), error.to_string()))?;
+        }
+        faults.check()
+    }
+
+    /// Reads a JSON object, as the control port takes it; faults that it leaves out are off.
+    ///
+    /// # Errors
+    /// If it is not JSON, or a fault is unknown or its value is not possible.
+    pub fn from_json(json: &[u8]) -> Result<Self, FaultError> {
+        let faults: Self = serde_json::from_slice(json)
+            .map_err(|error| FaultError::Unreadable("body".to_owned(), error.to_string()))?;
+        faults.check()
+    }
+
+    fn check(self) -> Result<Self, FaultError> {
+        let impossible =
+            |name, value: String, rule| Err(FaultError::Impossible { name, value, rule });
+        if !(self.slow.is_finite() && self.slow > 0.0) {
+            return impossible("slow", self.slow.to_string(), "it must be above zero");
+        }
+        if let Some(status) = self.refuse.filter(|status| !(400..600).contains(status)) {
+            return impossible("refuse", status.to_string(), "it must be a status of 400 to 599");
+        }
+        if self.drop_events_every == Some(0) {
+            return impossible("drop_events_every", "0".to_owned(), "it must be at least 1");
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str]) -> Result<Faults, FaultError> {
+        Faults::from_arguments(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn arguments_and_json_say_the_same() {
+        let arguments = read(&["hang", "refuse=503", "slow=2.5", "cached-tokens=zero"]).unwrap();
+        let json = br#"{"hang": true, "refuse": 503, "slow": 2.5, "cached_tokens": "zero"}"#;
+        assert_eq!(arguments, Faults::from_json(json).unwrap());
+        assert_eq!(read(&["cached-tokens=true"]).unwrap(), Faults::default());
+    }
+
+    #[test]
+    fn an_unknown_fault_is_answered_with_the_known_ones() {
+        let error = read(&["explode"]).unwrap_err().to_string();
+        assert!(error.starts_with("fault `explode`: unknown field"), "{error}");
+        assert!(error.contains("stall_after_tokens"), "{error}");
+        let error = read(&["refuse=200"]).unwrap_err().to_string();
+        assert_eq!(error, "fault `refuse` is 200; it must be a status of 400 to 599");
+        assert!(read(&["slow=0"]).is_err());
+        assert!(read(&["drop-events-every=0"]).is_err());
+    }
+}

@@ -1,0 +1,335 @@
+//! The engine's port: which path does what.
+
+use super::answer::{self, AnswerBody, Cut, Story, Stream, Ticket};
+use super::call::{Call, Delivery, Kind, Part, Reader, Reason, Refusal};
+use super::clock::unix_seconds;
+use super::driver::{Command, Progress, Submission};
+use super::events::Subject;
+use super::metrics::{self, Identity};
+use super::site::Site;
+use super::text::mix;
+use super::transfer::{self, Fetched};
+use crate::request::{PromptSource, Request as EngineRequest, RequestId};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::{Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+const MOST_BODY_BYTES: usize = 64 << 20;
+
+/// How long a prefill engine keeps blocks for a decode engine: vLLM's default.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// Numbers in an embedding.
+const DIMENSIONS: usize = 64;
+
+type Answered = Result<Response<AnswerBody>, Cut>;
+
+/// Answers one request.
+pub(super) async fn respond(site: Arc<Site>, request: Request<Incoming>) -> Answered {
+    let faults = site.faults();
+    if faults.hang {
+        std::future::pending::<()>().await;
+    }
+    let (head, body) = request.into_parts();
+    let path = head.uri.path();
+    if let (Some(status), true) =
+        (faults.refuse, path.starts_with("/v1/") && head.method == Method::POST)
+    {
+        return Ok(refused(status));
+    }
+    let body = match Limited::new(body, MOST_BODY_BYTES).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) => return Ok(refusal(&too_large(error.as_ref()))),
+    };
+    let answered = match (&head.method, path) {
+        (&Method::POST, "/v1/chat/completions") => {
+            generate(&site, Kind::Chat, &body, &head.headers).await?
+        }
+        (&Method::POST, "/v1/completions") => {
+            generate(&site, Kind::Completion, &body, &head.headers).await?
+        }
+        (&Method::POST, "/v1/embeddings") => embed(&site, &body).await,
+        (&Method::POST, "/tokenize") => tokenize(&site, &body),
+        (&Method::POST, "/reset_prefix_cache") => reset(&site).await,
+        (&Method::POST, transfer::PATH) => hand_over(&site, &body).await,
+        (&Method::GET, "/v1/models") => Ok(whole(&models(&site))),
+        (&Method::GET, "/metrics") => metrics_page(&site).await,
+        (&Method::GET, "/version") => Ok(whole(&json!({"version": env!("CARGO_PKG_VERSION")}))),
+        (&Method::GET, "/health" | "/ping") => Ok(Response::new(AnswerBody::Whole(None))),
+        _ => Err(Refusal {
+            status: StatusCode::NOT_FOUND,
+            message: format!("no {} {path} here; see `wornpath engine --help`", head.method),
+        }),
+    };
+    let mut response = answered.unwrap_or_else(|error| refusal(&error));
+    if let Some(id) = head.headers.get("x-request-id") {
+        response.headers_mut().insert("x-request-id", id.clone());
+    }
+    Ok(response)
+}
+
+async fn generate(
+    site: &Arc<Site>,
+    kind: Kind,
+    body: &[u8],
+    headers: &HeaderMap,
+) -> Result<Result<Response<AnswerBody>, Refusal>, Cut> {
+    let call = Reader::object(body).and_then(|object| site.reader().call(kind, &object));
+    let call = match call {
+        Ok(call) => call,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let fetched = match &call.part {
+        Part::Decode(remote) => transfer::fetch(remote).await,
+        Part::Whole | Part::Prefill => Fetched::Prompt,
+    };
+    let mut answer = site.text().answer(&call.prompt, call.output_tokens);
+    if fetched == Fetched::SomethingElse {
+        answer.pieces.fill(" wrong".to_owned());
+    }
+    let id = site.next_request();
+    let lease = (call.part == Part::Prefill).then_some(LEASE);
+    let tokens = [&call.prompt[..], &answer.tokens].concat();
+    let ticket = match submit(site, id, &call, tokens, lease).await {
+        Ok(ticket) => ticket,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let story = story(site, id, call, answer.pieces, headers);
+    Ok(Ok(match story.call.delivery {
+        Delivery::Whole => whole(&answer::whole(ticket, &story).await?),
+        Delivery::Stream | Delivery::StreamWithUsage => {
+            let mut response =
+                Response::new(AnswerBody::Stream(Box::new(Stream::new(ticket, story))));
+            let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
+            response.headers_mut().insert(CONTENT_TYPE, kind);
+            response
+        }
+    }))
+}
+
+fn story(
+    site: &Site,
+    id: RequestId,
+    call: Call,
+    pieces: Vec<String>,
+    headers: &HeaderMap,
+) -> Story {
+    let name = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    let prefix = match call.kind {
+        Kind::Chat => "chatcmpl",
+        Kind::Completion => "cmpl",
+    };
+    // Ends with the request's number, by which a decode engine will ask for its blocks.
+    let id_text = format!("{prefix}-{}-{}", name.unwrap_or(site.engine_id()), id.0);
+    let blocks = call.prompt.len().div_ceil(site.block_size());
+    let transfer = json!({
+        "do_remote_prefill": true,
+        "do_remote_decode": false,
+        "remote_engine_id": site.engine_id(),
+        "remote_block_ids": [(1..=blocks).collect::<Vec<_>>()],
+        "remote_request_id": id_text,
+        "remote_host": site.address().ip().to_string(),
+        "remote_port": site.address().port(),
+        "tp_size": 1,
+    });
+    let created = unix_seconds() as u64;
+    Story { id: id_text, created, call, pieces, faults: site.faults(), transfer }
+}
+
+/// Gives a request to the engine.
+async fn submit(
+    site: &Site,
+    id: RequestId,
+    call: &Call,
+    tokens: Vec<u32>,
+    lease: Option<Duration>,
+) -> Result<Ticket, Refusal> {
+    let lora = site.lora(&call.model);
+    let request = EngineRequest {
+        id,
+        prompt_tokens: call.prompt.len(),
+        output_tokens: tokens.len() - call.prompt.len(),
+        chain: site.chain(&tokens, call.salt.as_deref(), lora),
+        source: call.source(),
+        lease,
+    };
+    let subject =
+        Subject { tokens: tokens.into(), salt: call.salt.clone(), lora: lora.map(str::to_owned) };
+    enter(site, request, subject, call.reason).await
+}
+
+async fn enter(
+    site: &Site,
+    request: EngineRequest,
+    subject: Subject,
+    reason: Reason,
+) -> Result<Ticket, Refusal> {
+    let (sender, progress) = mpsc::unbounded_channel();
+    let id = request.id;
+    let commands = site.commands().clone();
+    let submission = Submission { request, subject, reason: reason.name(), progress: sender };
+    // A stopped engine drops the sender, which the receiver sees next.
+    let _ = commands.send(Command::Submit(Box::new(submission)));
+    let mut ticket = Ticket { id, progress, commands };
+    match ticket.progress.recv().await {
+        Some(Progress::Refused(refused)) => Err(Refusal::bad(refused.to_string())),
+        _ => Ok(ticket),
+    }
+}
+
+async fn embed(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
+    let object = Reader::object(body)?;
+    let reader = site.reader();
+    let model = reader.model(&object)?;
+    let inputs = reader.inputs(object.get("input").unwrap_or(&Value::Null), "input")?;
+    let mut tickets = Vec::new();
+    let (mut data, mut prompt_tokens) = (Vec::new(), 0);
+    for (index, tokens) in inputs.into_iter().enumerate() {
+        prompt_tokens += tokens.len();
+        data.push(json!({"object": "embedding", "index": index, "embedding": embedding(&tokens)}));
+        let id = site.next_request();
+        let lora = site.lora(&model);
+        let request = EngineRequest {
+            id,
+            prompt_tokens: tokens.len(),
+            output_tokens: 0,
+            chain: site.chain(&tokens, None, lora),
+            source: PromptSource::Computed,
+            lease: None,
+        };
+        let subject = Subject { tokens: tokens.into(), salt: None, lora: lora.map(str::to_owned) };
+        tickets.push(enter(site, request, subject, Reason::Stop).await?);
+    }
+    for mut ticket in tickets {
+        while ticket.progress.recv().await.is_some_and(|progress| progress != Progress::Finished) {}
+    }
+    let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
+    Ok(whole(&json!({"object": "list", "model": model, "data": data, "usage": usage})))
+}
+
+/// A direction that equal texts share.
+fn embedding(tokens: &[u32]) -> Vec<f64> {
+    let mut seed = tokens.iter().fold(1, |seed, token| mix(seed ^ u64::from(*token)));
+    let mut draw = || {
+        seed = mix(seed);
+        seed as f64 / u64::MAX as f64 - 0.5
+    };
+    let numbers: Vec<f64> = (0..DIMENSIONS).map(|_| draw()).collect();
+    let length = numbers.iter().map(|number| number * number).sum::<f64>().sqrt();
+    numbers.iter().map(|number| number / length).collect()
+}
+
+fn tokenize(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
+    let object = Reader::object(body)?;
+    let kind = if object.contains_key("messages") { Kind::Chat } else { Kind::Completion };
+    let tokens = site.reader().tokens(kind, &object)?;
+    let answer =
+        json!({"count": tokens.len(), "max_model_len": site.max_tokens(), "tokens": tokens});
+    Ok(whole(&answer))
+}
+
+async fn reset(site: &Site) -> Result<Response<AnswerBody>, Refusal> {
+    match ask(site, Command::ClearCache).await? {
+        Ok(()) => Ok(Response::new(AnswerBody::Whole(None))),
+        Err(blocks) => Err(Refusal {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            message: format!("{blocks} blocks are in use; wait for running requests to end"),
+        }),
+    }
+}
+
+async fn hand_over(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
+    let object = Reader::object(body)?;
+    let name = object.get("remote_request_id").and_then(Value::as_str).unwrap_or_default();
+    let number = name.rsplit('-').next().and_then(|number| number.parse().ok());
+    let number =
+        number.ok_or_else(|| Refusal::bad("`remote_request_id` is none of this engine"))?;
+    match ask(site, |answer| Command::ReleaseLease(RequestId(number), answer)).await? {
+        true => Ok(whole(&json!({"handed_over": name}))),
+        false => Err(Refusal {
+            status: StatusCode::NOT_FOUND,
+            message: format!(
+                "no blocks are leased for {name}; the lease lasts {} s",
+                LEASE.as_secs()
+            ),
+        }),
+    }
+}
+
+async fn metrics_page(site: &Site) -> Result<Response<AnswerBody>, Refusal> {
+    let report = ask(site, Command::Report).await?;
+    let identity =
+        Identity { model: site.model(), block_size: site.block_size(), started: site.started() };
+    let mut response = Response::new(body(metrics::page(&identity, &report)));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    Ok(response)
+}
+
+fn models(site: &Site) -> Value {
+    let card = |(place, name): (usize, &String)| {
+        let parent = if place == 0 { Value::Null } else { json!(site.model()) };
+        json!({
+            "id": name,
+            "object": "model",
+            "created": site.started() as u64,
+            "owned_by": "wornpath",
+            "root": name,
+            "parent": parent,
+            "max_model_len": site.max_tokens(),
+        })
+    };
+    let cards: Vec<_> = site.models().iter().enumerate().map(card).collect();
+    json!({"object": "list", "data": cards})
+}
+
+/// A question to the engine's own task.
+async fn ask<T>(
+    site: &Site,
+    command: impl FnOnce(oneshot::Sender<T>) -> Command,
+) -> Result<T, Refusal> {
+    let (sender, answer) = oneshot::channel();
+    let stopped = || Refusal {
+        status: StatusCode::SERVICE_UNAVAILABLE,
+        message: "the engine has stopped".to_owned(),
+    };
+    site.commands().send(command(sender)).map_err(|_| stopped())?;
+    answer.await.map_err(|_| stopped())
+}
+
+fn too_large(error: &(dyn std::error::Error + Send + Sync)) -> Refusal {
+    let message = format!("the body cannot be read: {error}; at most {MOST_BODY_BYTES} bytes are");
+    Refusal { status: StatusCode::PAYLOAD_TOO_LARGE, message }
+}
+
+fn refused(status: u16) -> Response<AnswerBody> {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    let message = "refused, as a fault asked".to_owned();
+    let mut response = refusal(&Refusal { status, message });
+    if matches!(status.as_u16(), 429 | 503) {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+pub(super) fn refusal(refusal: &Refusal) -> Response<AnswerBody> {
+    let mut response = whole(&refusal.body());
+    *response.status_mut() = refusal.status;
+    response
+}
+
+pub(super) fn whole(value: &Value) -> Response<AnswerBody> {
+    let mut response = Response::new(body(value.to_string()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn body(text: String) -> AnswerBody {
+    AnswerBody::Whole(Some(Bytes::from(text)))
+}

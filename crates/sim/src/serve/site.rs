@@ -1,0 +1,130 @@
+//! What all requests of one engine share.
+
+use super::call::Reader;
+use super::driver::Command;
+use super::faults::Faults;
+use super::options::EngineOptions;
+use super::text::Text;
+use crate::request::RequestId;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::mpsc;
+use wornpath_blocks::vllm::{EngineHasher, ExtraKey, ExtraKeys};
+use wornpath_index::EngineHash;
+
+/// One incarnation of an engine, seen from its port.
+pub(super) struct Site {
+    options: Arc<EngineOptions>,
+    text: Arc<Text>,
+    hasher: EngineHasher,
+    /// The model, then its adapters.
+    models: Vec<String>,
+    commands: mpsc::UnboundedSender<Command>,
+    faults: Arc<Mutex<Faults>>,
+    requests: AtomicU64,
+    started: f64,
+    address: SocketAddr,
+    engine_id: String,
+}
+
+/// What a new site is made of beside its options.
+pub(super) struct Ground {
+    pub(super) text: Arc<Text>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    pub(super) faults: Arc<Mutex<Faults>>,
+    pub(super) started: f64,
+    pub(super) address: SocketAddr,
+}
+
+impl Site {
+    pub(super) fn new(options: Arc<EngineOptions>, ground: Ground) -> Self {
+        let Ground { text, commands, faults, started, address } = ground;
+        let models = std::iter::once(&options.model).chain(&options.adapters).cloned().collect();
+        let engine_id = format!("{:x}-{}", (started * 1e6) as u64, address.port());
+        Self {
+            hasher: EngineHasher::new(options.hash_algorithm, &options.hash_seed),
+            options,
+            text,
+            models,
+            commands,
+            faults,
+            requests: AtomicU64::new(1),
+            started,
+            address,
+            engine_id,
+        }
+    }
+
+    pub(super) fn reader(&self) -> Reader<'_> {
+        let answer_tokens = self.options.answer_tokens;
+        Reader { text: &self.text, models: &self.models, answer_tokens }
+    }
+
+    pub(super) fn text(&self) -> &Text {
+        &self.text
+    }
+
+    pub(super) fn model(&self) -> &str {
+        &self.options.model
+    }
+
+    pub(super) fn models(&self) -> &[String] {
+        &self.models
+    }
+
+    /// The adapter that a request for `model` uses, if that is one.
+    pub(super) fn lora<'a>(&self, model: &'a str) -> Option<&'a str> {
+        (model != self.options.model).then_some(model)
+    }
+
+    pub(super) fn block_size(&self) -> usize {
+        self.options.settings.block_size.get()
+    }
+
+    pub(super) fn max_tokens(&self) -> usize {
+        self.options.settings.kv_tokens.unwrap_or(self.options.profile.kv_tokens())
+    }
+
+    pub(super) fn commands(&self) -> &mpsc::UnboundedSender<Command> {
+        &self.commands
+    }
+
+    pub(super) fn faults(&self) -> Faults {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn started(&self) -> f64 {
+        self.started
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn engine_id(&self) -> &str {
+        &self.engine_id
+    }
+
+    pub(super) fn next_request(&self) -> RequestId {
+        RequestId(self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The names of the full blocks of `tokens`, as vLLM computes them.
+    pub(super) fn chain(
+        &self,
+        tokens: &[u32],
+        salt: Option<&str>,
+        lora: Option<&str>,
+    ) -> Arc<[EngineHash]> {
+        let lora =
+            lora.map(|name| [ExtraKey::Text("lora"), ExtraKey::Text(name), ExtraKey::Text(name)]);
+        let salt = salt.map(|salt| [ExtraKey::Text("cache_salt"), ExtraKey::Text(salt)]);
+        let every: Vec<_> = lora.iter().map(|keys| ExtraKey::Tuple(keys)).collect();
+        let first: Vec<_> = salt.iter().map(|keys| ExtraKey::Tuple(keys)).collect();
+        let extra = ExtraKeys { every_block: &every, first_block: &first };
+        let mut hashes = Vec::new();
+        self.hasher.hash_tokens(tokens, self.options.settings.block_size, extra, &mut hashes);
+        hashes.iter().map(|hash| EngineHash(hash.truncated())).collect()
+    }
+}

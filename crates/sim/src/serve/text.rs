@@ -1,0 +1,234 @@
+//! Prompts to tokens, and answers out of nothing.
+//!
+//! With a model's tokenizer directory, prompts become the very tokens that an engine with that model would
+//! see. Without one, every byte of text is a token and a chat is rendered as `<|role|>` lines: no real
+//! model does that, but prefixes behave the same.
+//!
+//! Answers are plain words, chosen by a hash of the prompt, so equal prompts get equal answers. Every
+//! word is one token, so that an answer sent back as part of the next prompt gives the same tokens again.
+
+use super::clock::unix_seconds;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent, TokenizerConfig, WallTime};
+use wornpath_blocks::{Framing, Tokenizer};
+
+const WORDS: &str = "the of and to in is that for it was on are as with they at be this have from or one \
+    had by word but not what all were we when your can said there use an each which she do how their if";
+
+/// A tokenizer directory that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// A file cannot be read.
+    #[error("{}: {cause}; a tokenizer directory holds tokenizer.json and tokenizer_config.json", file.display())]
+    File {
+        /// Which.
+        file: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{0}")]
+    Unusable(String),
+    /// No answer can be made of it.
+    #[error("{}: no common English word is a single token; use another tokenizer", .0.display())]
+    NoWords(PathBuf),
+}
+
+/// How one engine reads and writes text.
+pub(super) enum Text {
+    /// A token is a byte.
+    Bytes,
+    /// A model's own tokens.
+    Model(Box<Model>),
+}
+
+pub(super) struct Model {
+    tokenizer: Tokenizer,
+    /// Chats are refused without one, as engines do.
+    template: Option<ChatTemplate>,
+    words: Vec<(u32, &'static str)>,
+}
+
+/// What an engine answers.
+pub(super) struct Answer {
+    pub(super) tokens: Vec<u32>,
+    /// The text of each token.
+    pub(super) pieces: Vec<String>,
+}
+
+impl Text {
+    /// Reads a model's tokenizer directory.
+    pub(super) fn load(directory: &Path) -> Result<Self, TextError> {
+        let read = |name: &str| {
+            let file = directory.join(name);
+            std::fs::read(&file).map_err(|cause| TextError::File { file, cause })
+        };
+        let unusable = |error: &dyn std::error::Error| TextError::Unusable(error.to_string());
+        let name = |file: &str| directory.join(file).display().to_string();
+        let tokenizer = Tokenizer::from_json(&name("tokenizer.json"), &read("tokenizer.json")?)
+            .map_err(|error| unusable(&error))?;
+        let config = read("tokenizer_config.json")?;
+        let config = TokenizerConfig::from_json(&name("tokenizer_config.json"), &config)
+            .map_err(|error| unusable(&error))?;
+        let words = one_token_words(&tokenizer);
+        if words.is_empty() {
+            return Err(TextError::NoWords(directory.to_owned()));
+        }
+        let template = ChatTemplate::from_config(&config).ok();
+        Ok(Self::Model(Box::new(Model { tokenizer, template, words })))
+    }
+
+    /// The tokens of a completion prompt.
+    pub(super) fn prompt(&self, text: &str) -> Result<Vec<u32>, String> {
+        match self {
+            Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Self::Model(model) => model.encode(text, Framing::Prompt),
+        }
+    }
+
+    /// The tokens of a chat.
+    pub(super) fn chat(&self, body: &Map<String, Value>) -> Result<Vec<u32>, String> {
+        let messages = body.get("messages").and_then(Value::as_array);
+        let messages = messages.ok_or("`messages` must be an array of messages")?;
+        match self {
+            Self::Bytes => Ok(plain_chat(messages)?.bytes().map(u32::from).collect()),
+            Self::Model(model) => model.chat(messages, body),
+        }
+    }
+
+    /// An answer of `length` tokens that depends on the prompt alone.
+    pub(super) fn answer(&self, prompt: &[u32], length: usize) -> Answer {
+        let mut seed = prompt
+            .iter()
+            .fold(0x9E37_79B9_7F4A_7C15_u64, |seed, token| mix(seed ^ u64::from(*token)));
+        let mut answer =
+            Answer { tokens: Vec::with_capacity(length), pieces: Vec::with_capacity(length) };
+        let all: Vec<_> = WORDS.split_whitespace().collect();
+        while answer.tokens.len() < length {
+            seed = mix(seed);
+            match self {
+                Self::Bytes => {
+                    let word = all[(seed % all.len() as u64) as usize];
+                    for letter in std::iter::once(' ').chain(word.chars()) {
+                        if answer.tokens.len() < length {
+                            answer.tokens.push(u32::from(letter));
+                            answer.pieces.push(letter.to_string());
+                        }
+                    }
+                }
+                Self::Model(model) => {
+                    let (token, word) = model.words[(seed % model.words.len() as u64) as usize];
+                    answer.tokens.push(token);
+                    answer.pieces.push(format!(" {word}"));
+                }
+            }
+        }
+        answer
+    }
+}
+
+impl Model {
+    fn encode(&self, text: &str, framing: Framing) -> Result<Vec<u32>, String> {
+        let mut tokens = Vec::new();
+        self.tokenizer.encode(text, framing, &mut tokens).map_err(|error| error.to_string())?;
+        Ok(tokens)
+    }
+
+    fn chat(&self, messages: &[Value], body: &Map<String, Value>) -> Result<Vec<u32>, String> {
+        let template = self.template.as_ref();
+        let template = template.ok_or("this model has no chat template; send /v1/completions")?;
+        let conversation = Conversation {
+            tools: body.get("tools").and_then(Value::as_array).map(Vec::as_slice),
+            kwargs: body.get("chat_template_kwargs").and_then(Value::as_object),
+            now: WallTime(unix_seconds() as i64),
+            ..Conversation::new(messages)
+        };
+        let rendered = template.render(&conversation).map_err(|error| error.to_string())?;
+        match rendered.extent {
+            Extent::Whole => self.encode(&rendered.text, Framing::Bare),
+            Extent::BeforePart => {
+                Err("this engine reads text only; a message has another part".to_owned())
+            }
+        }
+    }
+}
+
+/// A chat without a template.
+fn plain_chat(messages: &[Value]) -> Result<String, String> {
+    let mut text = String::new();
+    for message in messages {
+        let role = message["role"].as_str().ok_or("every message needs a `role`")?;
+        text.push_str(&format!("<|{role}|>\n"));
+        match &message["content"] {
+            Value::String(content) => text.push_str(content),
+            Value::Null => {}
+            Value::Array(parts) => {
+                for part in parts {
+                    let part = part["text"].as_str();
+                    text.push_str(
+                        part.ok_or("this engine reads text only; a message has another part")?,
+                    );
+                }
+            }
+            _ => return Err("`content` must be a string, an array of parts or null".to_owned()),
+        }
+        text.push('\n');
+    }
+    text.push_str("<|assistant|>\n");
+    Ok(text)
+}
+
+fn one_token_words(tokenizer: &Tokenizer) -> Vec<(u32, &'static str)> {
+    let one = |word| {
+        let mut tokens = Vec::new();
+        tokenizer.encode(&format!(" {word}"), Framing::Bare, &mut tokens).ok()?;
+        <[u32; 1]>::try_from(tokens).ok().map(|[token]| (token, word))
+    };
+    WORDS.split_whitespace().filter_map(one).collect()
+}
+
+/// Splitmix64: enough to choose words.
+pub(super) fn mix(seed: u64) -> u64 {
+    let mut z = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_answer_sent_back_continues_the_prompts_tokens() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../blocks/tests/models/tiny-llama");
+        for text in [Text::Bytes, Text::load(&tiny).unwrap()] {
+            let prompt = text.prompt("once upon a time").unwrap();
+            let answer = text.answer(&prompt, 40);
+            assert_eq!((answer.tokens.len(), answer.pieces.len()), (40, 40));
+            let again =
+                text.prompt(&format!("once upon a time{}", answer.pieces.concat())).unwrap();
+            assert_eq!(again, [prompt.clone(), answer.tokens].concat());
+            assert_eq!(text.answer(&prompt, 40).pieces, answer.pieces);
+        }
+    }
+
+    #[test]
+    fn a_plain_chat_extends_to_its_next_turn() {
+        let user = json!({"role": "user", "content": "hi"});
+        let first = plain_chat(std::slice::from_ref(&user)).unwrap();
+        let answer = json!({"role": "assistant", "content": [{"type": "text", "text": "ho"}]});
+        let second = plain_chat(&[user, answer]).unwrap();
+        assert!(second.starts_with(&format!("{first}ho\n")), "{second}");
+        assert!(plain_chat(&[json!({"content": "hi"})]).is_err());
+    }
+
+    #[test]
+    fn a_missing_directory_is_named_with_what_belongs_there() {
+        let error = Text::load(Path::new("nowhere")).err().unwrap().to_string();
+        assert!(error.starts_with("nowhere/tokenizer.json: "), "{error}");
+        assert!(error.contains("tokenizer_config.json"), "{error}");
+    }
+}
