@@ -1,12 +1,46 @@
 //! The plugins that wornpath ships: one file each, one line in the registry each.
 
+mod attributes;
 mod block_hash;
 mod cache_affinity;
+mod chance;
+mod concurrency;
+mod cost;
+mod fresh;
+mod hash_key;
+mod hash_ring;
 mod healthy;
+mod kv_headroom;
+mod kv_usage;
+mod label_selector;
+mod labels;
 mod least_load;
+mod locality;
+mod lora_affinity;
 mod max_score;
+mod model;
+mod plan_hint;
+mod planned;
+mod power_of_two;
+mod predicted_ttft;
+mod prefix_held;
+mod queue_depth;
+mod region;
+mod rendezvous;
+mod role;
+mod round_robin_pick;
+mod round_robin_score;
+mod session_affinity;
+mod session_key;
+mod session_pick;
+mod sessions;
+mod source;
+mod text_blocks;
 mod tokenize;
+mod weighted_random;
 
+#[cfg(test)]
+mod rehearsal;
 #[cfg(test)]
 mod tests;
 
@@ -17,11 +51,37 @@ pub(crate) const ALL: &[Plugin] = &[
     // prepare
     tokenize::PLUGIN,
     block_hash::PLUGIN,
+    text_blocks::PLUGIN,
+    session_key::PLUGIN,
+    hash_key::PLUGIN,
+    attributes::PLUGIN,
+    plan_hint::PLUGIN,
     // filter
     healthy::PLUGIN,
+    role::PLUGIN,
+    model::PLUGIN,
+    concurrency::PLUGIN,
+    labels::PLUGIN,
+    kv_headroom::PLUGIN,
+    fresh::PLUGIN,
+    prefix_held::PLUGIN,
     // score
     cache_affinity::PLUGIN,
     least_load::PLUGIN,
+    queue_depth::PLUGIN,
+    kv_usage::PLUGIN,
+    predicted_ttft::PLUGIN,
+    locality::PLUGIN,
+    region::PLUGIN,
+    session_affinity::PLUGIN,
+    lora_affinity::PLUGIN,
+    round_robin_score::PLUGIN,
     // pick
     max_score::PLUGIN,
+    round_robin_pick::PLUGIN,
+    session_pick::PLUGIN,
+    hash_ring::PLUGIN,
+    weighted_random::PLUGIN,
+    power_of_two::PLUGIN,
+    planned::PLUGIN,
 ];

@@ -1,0 +1,48 @@
+//! `kv_usage`: the emptier a pod's KV cache, the better.
+
+use crate::assembly::{Assembly, Refused};
+use crate::fleet::Candidate;
+use crate::plugin::{Make, Plugin};
+use crate::stage::{Decision, Scale, Score};
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "kv_usage",
+    summary: "1 for a pod whose KV cache is not in use, falling to 0 for a full one, as engines report.",
+    parameters: &[],
+    needs: &[],
+    conflicts: &[],
+    example: "kv_usage: {weight: 2}",
+    make: Make::Score(make),
+};
+
+struct KvUsage;
+
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+    Ok(Box::new(KvUsage))
+}
+
+impl Score for KvUsage {
+    fn scale(&self) -> Scale {
+        Scale::Unit
+    }
+
+    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        for (candidate, score) in candidates.iter().zip(scores) {
+            *score = 1.0 - scene.pod(*candidate).vitals().kv_usage();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::plugin::Stage;
+    use crate::plugins::rehearsal::Rehearsal;
+
+    #[test]
+    fn an_empty_cache_scores_one_and_a_full_one_zero() {
+        let rehearsal = Rehearsal::of(3);
+        rehearsal.vitals(1).report(0, 0.25);
+        rehearsal.vitals(2).report(0, 1.0);
+        assert_eq!(rehearsal.play(&[], Stage::Score, "kv_usage").scores(), [1.0, 0.75, 0.0]);
+    }
+}

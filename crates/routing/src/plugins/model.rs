@@ -1,0 +1,104 @@
+//! `model`: keeps pods that serve the model, the adapter and a context of the request's length.
+
+use crate::assembly::{Assembly, Refused};
+use crate::fleet::{Candidate, Pod};
+use crate::plugin::{Make, Plugin};
+use crate::slot::Reads;
+use crate::stage::{Decision, Filter, Rejection};
+use crate::values::Tokens;
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "model",
+    summary: "Keeps pods that serve the request's model and LoRA adapter, and whose context is long enough \
+              where the prompt's tokens are known. Rejects the request if there is none.",
+    parameters: &[],
+    needs: &[],
+    conflicts: &[],
+    example: "model",
+    make: Make::Filter(make),
+};
+
+struct Model {
+    /// If some preparer tokenizes. An estimate from the text would turn away what fits.
+    tokens: Option<Reads<Tokens>>,
+}
+
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+    Ok(Box::new(Model { tokens: assembly.blueprint.reads_if_written() }))
+}
+
+impl Model {
+    /// The tokens that the context must hold, as far as they are known.
+    fn tokens(&self, scene: &Decision<'_>) -> u64 {
+        let prompt = self.tokens.as_ref().and_then(|handle| scene.read(handle));
+        let output = scene.request().output_tokens.unwrap_or(1);
+        prompt.map_or(0, |prompt| prompt.0.len() as u64 + u64::from(output))
+    }
+}
+
+#[inline]
+fn unfit(scene: &Decision<'_>, pod: &Pod, tokens: u64) -> Option<&'static str> {
+    let (facts, wanted) = (pod.facts(), &scene.request().model);
+    if !facts.models.contains(&wanted.base) {
+        return Some("does not serve the model");
+    }
+    if wanted.lora.as_ref().is_some_and(|lora| !facts.loras.contains(lora)) {
+        return Some("does not serve the adapter");
+    }
+    let short = facts.context_tokens.is_some_and(|most| tokens > u64::from(most));
+    short.then_some("its context is too short")
+}
+
+impl Filter for Model {
+    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+        let tokens = self.tokens(scene);
+        for (candidate, keep) in candidates.iter().zip(keep) {
+            *keep = unfit(scene, scene.pod(*candidate), tokens).is_none();
+        }
+    }
+
+    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
+        let (pod, tokens) = (scene.pod(candidate), self.tokens(scene));
+        let why = unfit(scene, pod, tokens).unwrap_or("fits");
+        match (why, pod.facts().context_tokens) {
+            ("its context is too short", Some(most)) => {
+                format!("{why}: {tokens} tokens, {most} fit")
+            }
+            _ => why.to_owned(),
+        }
+    }
+
+    fn rejection(&self) -> Rejection {
+        Rejection::refused(404, "no pod serves this model, adapter and context length")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fleet::PodFacts;
+    use crate::plugin::Stage;
+    use crate::plugins::rehearsal::Rehearsal;
+
+    #[test]
+    fn model_adapter_and_context_must_fit() {
+        let plain = PodFacts::serving("plain", "m");
+        let mut rehearsal = Rehearsal::with(vec![
+            plain.clone(),
+            PodFacts::serving("other", "n"),
+            PodFacts { loras: vec!["sql".into()], ..plain.clone() },
+            PodFacts { context_tokens: Some(6), loras: vec!["sql".into()], ..plain },
+        ])
+        .prompt(&[1, 2, 3, 4]);
+        rehearsal.request.output_tokens = Some(3);
+        let tokenized = rehearsal.play(&["tokenize"], Stage::Filter, "model");
+        assert_eq!(tokenized.kept(), [0, 2]);
+        assert_eq!(tokenized.why(1), "does not serve the model");
+        assert_eq!(tokenized.why(3), "its context is too short: 7 tokens, 6 fit");
+        let unknown = rehearsal.play(&[], Stage::Filter, "model");
+        assert_eq!(unknown.kept(), [0, 2, 3], "a length that is not known turns nobody away");
+        rehearsal.request.model.lora = Some("sql".into());
+        let adapted = rehearsal.play(&["tokenize"], Stage::Filter, "model");
+        assert_eq!(adapted.kept(), [2]);
+        assert_eq!(adapted.why(0), "does not serve the adapter");
+    }
+}

@@ -1,0 +1,87 @@
+//! `round_robin` as a picker: every candidate in turn, whatever the scores.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crate::assembly::{Assembly, Refused};
+use crate::fleet::Candidate;
+use crate::plugin::{Make, Plugin};
+use crate::rng::Rng;
+use crate::stage::{Choice, Decision, Fallbacks, Pick, Slate};
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "round_robin",
+    summary: "Every candidate in turn, in the order of the fleet. Scores do not matter.",
+    parameters: &[],
+    needs: &[],
+    conflicts: &[],
+    example: "round_robin",
+    make: Make::Pick(make),
+};
+
+struct RoundRobin {
+    /// One more than the position in the fleet of the pod that was chosen last. Remembering who was
+    /// last, not how many there were, keeps the turns fair while filters come and go.
+    next: AtomicUsize,
+}
+
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
+    Ok(Box::new(RoundRobin { next: AtomicUsize::new(0) }))
+}
+
+impl Pick for RoundRobin {
+    fn pick(&self, _: &Decision<'_>, slate: Slate<'_>, _: &mut Rng) -> Choice {
+        let next = self.next.load(Relaxed);
+        let at = slate.candidates.partition_point(|candidate| candidate.position() < next);
+        (if at == slate.candidates.len() { 0 } else { at }).into()
+    }
+
+    fn fallbacks(
+        &self,
+        _: &Decision<'_>,
+        slate: Slate<'_>,
+        chosen: usize,
+        fallbacks: &mut Fallbacks<'_>,
+    ) {
+        for at in (chosen + 1..slate.candidates.len()).chain(0..chosen) {
+            fallbacks.push(at);
+        }
+    }
+
+    /// A request that is held after all does not use up a turn, so turns are counted here.
+    fn chosen(&self, _: &Decision<'_>, pod: Candidate) {
+        self.next.store(pod.position() + 1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::plugin::Stage;
+    use crate::plugins::rehearsal::Rehearsal;
+    use crate::rng::Rng;
+
+    #[test]
+    fn everybody_has_a_turn_and_those_filtered_out_are_passed_over() {
+        let rehearsal = Rehearsal::of(4);
+        let played = rehearsal.play(&[], Stage::Pick, "round_robin");
+        let turn = |pods: &[usize]| {
+            let slate: Vec<_> = pods.iter().map(|pod| (*pod, 0.0)).collect();
+            let (pod, _) = played.pick(&slate, &mut Rng::new(1));
+            played.chosen(pod);
+            pod
+        };
+        let all = [0, 1, 2, 3];
+        assert_eq!([turn(&all), turn(&all)], [0, 1]);
+        assert_eq!([turn(&[0, 1, 3]), turn(&[0, 1, 3])], [3, 0]);
+        assert_eq!([turn(&all), turn(&all), turn(&[0])], [1, 2, 0]);
+    }
+
+    #[test]
+    fn a_pick_that_comes_to_nothing_uses_up_no_turn() {
+        let rehearsal = Rehearsal::of(2);
+        let played = rehearsal.play(&[], Stage::Pick, "round_robin");
+        let slate = [(0, 0.0), (1, 0.0)];
+        let picks = [0, 1].map(|seed| played.pick(&slate, &mut Rng::new(seed)).0);
+        assert_eq!(picks, [0, 0]);
+        assert_eq!(played.fallbacks(1, 5), [0]);
+    }
+}

@@ -1,0 +1,147 @@
+//! `session`: the pod that the session was last sent to; another picker for new sessions and for those
+//! whose pod cannot take them.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::sessions::Sessions;
+use crate::assembly::{Assembly, Refused};
+use crate::fleet::Candidate;
+use crate::parameter::{Parameter, Takes};
+use crate::plugin::{Make, Plugin};
+use crate::rng::Rng;
+use crate::slot::Reads;
+use crate::stage::{Choice, Decision, Fallbacks, Pick, Slate};
+use crate::values::SessionKey;
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "session",
+    summary: "The pod that the session was last sent to. A new session, and one whose pod is gone or was filtered \
+              out, is picked by another picker and stays where that put it.",
+    parameters: &[
+        Parameter::with_default(
+            "ttl",
+            Takes::Time,
+            "10m",
+            "How long an idle session is remembered.",
+        ),
+        Parameter::with_default(
+            "capacity",
+            Takes::Whole(1, 100_000_000),
+            "100000",
+            "How many sessions are remembered.",
+        ),
+        Parameter::with_default(
+            "otherwise",
+            Takes::Picker,
+            "max_score",
+            "Who picks for a new session.",
+        ),
+    ],
+    needs: &["session_key"],
+    conflicts: &[],
+    example: "session: {ttl: 30m, otherwise: power_of_two}",
+    make: Make::Pick(make),
+};
+
+struct Session {
+    session: Reads<SessionKey>,
+    sessions: Mutex<Sessions>,
+    otherwise: Box<dyn Pick>,
+}
+
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
+    let sessions = Sessions::new(assembly.get("capacity"), assembly.get("ttl"));
+    Ok(Box::new(Session {
+        session: assembly.reads(),
+        sessions: Mutex::new(sessions),
+        otherwise: assembly.picker("otherwise")?,
+    }))
+}
+
+impl Pick for Session {
+    fn pick(&self, scene: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
+        let Some(session) = scene.read(&self.session) else {
+            return self.otherwise.pick(scene, slate, rng);
+        };
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = sessions.find(session.0, scene.now());
+        drop(sessions);
+        let Some(last) = last else { return self.otherwise.pick(scene, slate, rng) };
+        let pod = scene.fleet().find(last);
+        // Candidates are in the order of the fleet.
+        if let Some(Ok(at)) = pod.map(|pod| slate.candidates.binary_search(&pod)) {
+            return at.into();
+        }
+        let mark = Some("the session moves, because its pod is gone or cannot take it");
+        Choice { mark, ..self.otherwise.pick(scene, slate, rng) }
+    }
+
+    fn fallbacks(
+        &self,
+        scene: &Decision<'_>,
+        slate: Slate<'_>,
+        chosen: usize,
+        fallbacks: &mut Fallbacks<'_>,
+    ) {
+        self.otherwise.fallbacks(scene, slate, chosen, fallbacks);
+    }
+
+    fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
+        if let Some(session) = scene.read(&self.session) {
+            let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+            sessions.remember(session.0, scene.pod(pod).id(), scene.now());
+        }
+        self.otherwise.chosen(scene, pod);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::plugin::Stage;
+    use crate::plugins::rehearsal::Rehearsal;
+    use crate::rng::Rng;
+
+    const PREPARE: [&str; 1] = ["session_key: {header: s}"];
+    const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];
+
+    fn rehearsal() -> Rehearsal {
+        let mut rehearsal = Rehearsal::of(3);
+        rehearsal.request.headers = vec![("s".into(), "one".into())];
+        rehearsal
+    }
+
+    #[test]
+    fn a_session_stays_and_a_new_one_goes_to_the_best() {
+        let rehearsal = rehearsal();
+        let played = rehearsal.play(&PREPARE, Stage::Pick, "session");
+        let rng = &mut Rng::new(1);
+        assert_eq!(played.pick(&BEST_IS_TWO, rng).0, 2);
+        played.chosen(1);
+        let (pod, choice) = played.pick(&BEST_IS_TWO, rng);
+        assert_eq!((pod, choice.mark), (1, None));
+    }
+
+    #[test]
+    fn a_session_whose_pod_is_filtered_out_moves_and_says_so() {
+        let rehearsal = rehearsal();
+        let played = rehearsal.play(&PREPARE, Stage::Pick, "session");
+        played.chosen(1);
+        let (pod, choice) = played.pick(&[(0, 0.1), (2, 0.9)], &mut Rng::new(1));
+        assert_eq!(pod, 2);
+        let mark = "the session moves, because its pod is gone or cannot take it";
+        assert_eq!(choice.mark, Some(mark));
+    }
+
+    #[test]
+    fn an_idle_session_is_forgotten() {
+        let rehearsal = rehearsal();
+        let played = rehearsal.play(&PREPARE, Stage::Pick, "session: {ttl: 5s}");
+        played.chosen(1);
+        let played = played.at(rehearsal.now + Duration::from_secs(4));
+        assert_eq!(played.pick(&BEST_IS_TWO, &mut Rng::new(1)).0, 1);
+        let played = played.at(rehearsal.now + Duration::from_secs(5));
+        assert_eq!(played.pick(&BEST_IS_TWO, &mut Rng::new(1)).0, 2);
+    }
+}

@@ -1,0 +1,148 @@
+//! Which pod a session was last sent to, forgotten after a while.
+//!
+//! A bounded table. Every session has one entry in a circle of reminders; when a reminder comes up,
+//! its session is dropped if it has expired or the table is full, and reminded of again otherwise. So
+//! a session that is used costs nothing but its own entry, and no clock has to run.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use wornpath_index::{Moment, PodId};
+
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    entries: HashMap<u64, Entry>,
+    reminders: VecDeque<(Moment, u64)>,
+    capacity: usize,
+    ttl: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    pod: PodId,
+    expires: Moment,
+}
+
+impl Sessions {
+    pub(crate) fn new(capacity: usize, ttl: Duration) -> Self {
+        Self { entries: HashMap::new(), reminders: VecDeque::new(), capacity: capacity.max(1), ttl }
+    }
+
+    /// Where the session was last, unless that is too long ago.
+    pub(crate) fn find(&self, session: u64, now: Moment) -> Option<PodId> {
+        self.entries.get(&session).filter(|entry| entry.expires > now).map(|entry| entry.pod)
+    }
+
+    /// The session is with this pod from now on.
+    pub(crate) fn remember(&mut self, session: u64, pod: PodId, now: Moment) {
+        self.drop_expired(now);
+        let expires = now.saturating_add(self.ttl);
+        if self.entries.insert(session, Entry { pod, expires }).is_none() {
+            self.reminders.push_back((expires, session));
+            while self.entries.len() > self.capacity {
+                self.drop_oldest(session);
+            }
+        }
+    }
+
+    fn drop_expired(&mut self, now: Moment) {
+        while let Some((due, session)) = self.reminders.front().copied()
+            && due <= now
+        {
+            self.reminders.pop_front();
+            match self.entries.get(&session) {
+                Some(entry) if entry.expires > now => {
+                    self.reminders.push_back((entry.expires, session));
+                }
+                _ => {
+                    self.entries.remove(&session);
+                }
+            }
+        }
+    }
+
+    /// Drops the session that was reminded of first, passing over those used since, and `newcomer`.
+    fn drop_oldest(&mut self, newcomer: u64) {
+        for _ in 0..self.reminders.len() {
+            let Some((due, session)) = self.reminders.pop_front() else { return };
+            let expires = self.entries.get(&session).map(|entry| entry.expires);
+            match expires {
+                Some(expires) if expires > due || session == newcomer => {
+                    self.reminders.push_back((expires, session));
+                }
+                _ => {
+                    self.entries.remove(&session);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use wornpath_index::{Index, Limits};
+
+    fn pods(count: usize) -> Vec<PodId> {
+        let index = Index::new(Limits::default(), 1);
+        (0..count).map(|_| index.add_pod().unwrap()).collect()
+    }
+
+    fn at(seconds: u64) -> Moment {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_session_is_remembered_until_it_has_been_idle_for_its_time() {
+        let pod = pods(1)[0];
+        let mut sessions = Sessions::new(8, at(10));
+        sessions.remember(1, pod, at(0));
+        assert_eq!(sessions.find(1, at(9)), Some(pod));
+        sessions.remember(1, pod, at(9));
+        assert_eq!(sessions.find(1, at(18)), Some(pod));
+        assert_eq!(sessions.find(1, at(19)), None);
+        assert_eq!(sessions.find(2, at(0)), None);
+    }
+
+    #[test]
+    fn a_full_table_forgets_the_session_that_was_idle_longest() {
+        let pod = pods(1)[0];
+        let mut sessions = Sessions::new(2, at(100));
+        sessions.remember(1, pod, at(0));
+        sessions.remember(2, pod, at(1));
+        sessions.remember(1, pod, at(2));
+        sessions.remember(3, pod, at(3));
+        let known = [1, 2, 3].map(|session| sessions.find(session, at(4)).is_some());
+        assert_eq!(known, [true, false, true]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_table_never_lies_and_never_outgrows_its_capacity(
+            steps in prop::collection::vec((0..12_u64, 0..3_usize, 0..4_u64), 0..200),
+            capacity in 1..10_usize,
+        ) {
+            let pods = pods(3);
+            let mut sessions = Sessions::new(capacity, at(5));
+            let mut last: HashMap<u64, (PodId, Moment)> = HashMap::new();
+            let mut now = at(0);
+            for (session, pod, pass) in steps {
+                now += at(pass);
+                sessions.remember(session, pods[pod], now);
+                last.insert(session, (pods[pod], now));
+                for (session, (pod, when)) in &last {
+                    let fresh = now < *when + at(5);
+                    match sessions.find(*session, now) {
+                        Some(found) => prop_assert!(fresh && found == *pod),
+                        None => prop_assert!(!fresh || last.len() > capacity),
+                    }
+                }
+                prop_assert_eq!(sessions.find(session, now), Some(pods[pod]));
+                prop_assert!(sessions.entries.len() <= capacity);
+                prop_assert_eq!(sessions.entries.len(), sessions.reminders.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Where a preparer finds a value in a request: a header, a cookie or a field of the body.
+
+use serde_json::Value;
+
+use crate::request::Request;
+
+/// One place to look.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// A header, by its name in lower case.
+    Header(String),
+    /// A cookie, by its name.
+    Cookie(String),
+    /// A field of the body, by the names on the way to it.
+    Field(Vec<String>),
+}
+
+impl Source {
+    pub(crate) fn header(name: &str) -> Self {
+        Self::Header(name.to_ascii_lowercase())
+    }
+
+    pub(crate) fn cookie(name: &str) -> Self {
+        Self::Cookie(name.to_owned())
+    }
+
+    /// `user`, or `metadata.session` for a field inside a field.
+    pub(crate) fn field(path: &str) -> Self {
+        Self::Field(path.split('.').map(str::to_owned).collect())
+    }
+
+    /// Hands the value to `use_it` as text, if the request has it and it is not empty. Numbers and
+    /// booleans of the body are taken as JSON writes them.
+    pub(crate) fn with_text<R>(
+        &self,
+        request: &Request,
+        use_it: impl FnOnce(&str) -> R,
+    ) -> Option<R> {
+        let found = match self {
+            Self::Header(name) => request.header(name),
+            Self::Cookie(name) => cookie(request, name),
+            Self::Field(path) => match field(request, path)? {
+                Value::String(text) => Some(text.as_str()),
+                Value::Number(number) => return Some(use_it(&number.to_string())),
+                Value::Bool(flag) => Some(if *flag { "true" } else { "false" }),
+                _ => None,
+            },
+        };
+        found.filter(|text| !text.is_empty()).map(use_it)
+    }
+}
+
+fn cookie<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
+    let cookies = request.headers.iter().filter(|(header, _)| header == "cookie");
+    cookies
+        .flat_map(|(_, line)| line.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find(|(known, _)| *known == name)
+        .map(|(_, value)| value.trim_matches('"'))
+}
+
+fn field<'a>(request: &'a Request, path: &[String]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    rest.iter().try_fold(request.fields.get(first)?, |value, name| value.get(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(source: &Source) -> Option<String> {
+        let body = br#"{"prompt":"p","user":"u1","metadata":{"session":7,"tags":[]},"empty":""}"#;
+        let mut request = Request::from_json(body).unwrap();
+        request.headers = vec![
+            ("x-session".into(), "s1".into()),
+            ("cookie".into(), "theme=dark; sid=\"c1\"".into()),
+        ];
+        source.with_text(&request, str::to_owned)
+    }
+
+    #[test]
+    fn values_are_found_in_headers_cookies_and_fields() {
+        assert_eq!(find(&Source::header("X-Session")).as_deref(), Some("s1"));
+        assert_eq!(find(&Source::cookie("sid")).as_deref(), Some("c1"));
+        assert_eq!(find(&Source::field("user")).as_deref(), Some("u1"));
+        assert_eq!(find(&Source::field("metadata.session")).as_deref(), Some("7"));
+    }
+
+    #[test]
+    fn what_is_absent_empty_or_not_a_scalar_is_nothing() {
+        for path in ["empty", "metadata", "metadata.tags", "metadata.session.x", "none", ""] {
+            assert_eq!(find(&Source::field(path)), None, "{path}");
+        }
+        assert_eq!(find(&Source::cookie("SID")), None);
+        assert_eq!(find(&Source::header("x-other")), None);
+    }
+}

@@ -1,0 +1,59 @@
+//! `weighted_random`: at random, the better the likelier.
+
+use super::chance::draw;
+use crate::assembly::{Assembly, Refused};
+use crate::parameter::{Parameter, Takes};
+use crate::plugin::{Make, Plugin};
+use crate::rng::Rng;
+use crate::stage::{Choice, Decision, Pick, Slate};
+
+pub(crate) const PLUGIN: Plugin = Plugin {
+    name: "weighted_random",
+    summary: "At random with probabilities in proportion to exp(total / temperature).",
+    parameters: &[Parameter::with_default(
+        "temperature",
+        Takes::Number(0.0, f64::INFINITY),
+        "0.1",
+        "In the unit of the total. 0 takes the best; the higher, the more even.",
+    )],
+    needs: &[],
+    conflicts: &[],
+    example: "weighted_random: {temperature: 0.2}",
+    make: Make::Pick(make),
+};
+
+struct WeightedRandom {
+    temperature: f64,
+}
+
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
+    Ok(Box::new(WeightedRandom { temperature: assembly.get("temperature") }))
+}
+
+impl Pick for WeightedRandom {
+    fn pick(&self, _: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
+        draw(slate.totals, self.temperature, rng).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::plugin::Stage;
+    use crate::plugins::rehearsal::Rehearsal;
+    use crate::rng::Rng;
+
+    #[test]
+    fn the_temperature_decides_how_even_picks_are() {
+        let rehearsal = Rehearsal::of(2);
+        let share_of_best = |yaml: &str| {
+            let played = rehearsal.play(&[], Stage::Pick, yaml);
+            let mut rng = Rng::new(3);
+            let picks = (0..4000).filter(|_| played.pick(&[(0, 0.4), (1, 0.5)], &mut rng).0 == 1);
+            picks.count() as f64 / 4000.0
+        };
+        assert_eq!(share_of_best("weighted_random: {temperature: 0}"), 1.0);
+        // 1 / (1 + exp(-0.1 / 0.1)) = 0.731
+        assert!((share_of_best("weighted_random") - 0.731).abs() < 0.02);
+        assert!((share_of_best("weighted_random: {temperature: 1000}") - 0.5).abs() < 0.02);
+    }
+}
