@@ -3,9 +3,11 @@
 mod attributes;
 mod block_hash;
 mod cache_affinity;
+mod cel;
 mod chance;
 mod concurrency;
 mod cost;
+mod expression;
 mod fresh;
 mod hash_key;
 mod hash_ring;
@@ -76,6 +78,7 @@ pub(crate) const ALL: &[Plugin] = &[
     session_affinity::PLUGIN,
     lora_affinity::PLUGIN,
     round_robin_score::PLUGIN,
+    expression::PLUGIN,
     // pick
     max_score::PLUGIN,
     round_robin_pick::PLUGIN,

@@ -1,0 +1,199 @@
+//! Expressions mean what CEL says, and what makes no sense is refused with its place.
+
+use super::parse::Problem;
+use super::program::Fault;
+use super::*;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Field {
+    Requests,
+    Usage,
+    Draining,
+    Zone,
+    Rack,
+}
+
+struct Pod;
+
+impl Vocabulary for Pod {
+    type Field = Field;
+
+    fn resolve(&self, path: &[&str]) -> Option<(Field, Type)> {
+        match path {
+            ["pod", "requests"] => Some((Field::Requests, Type::Int)),
+            ["pod", "kv_usage"] => Some((Field::Usage, Type::Double)),
+            ["pod", "draining"] => Some((Field::Draining, Type::Bool)),
+            ["pod", "labels", "zone"] => Some((Field::Zone, Type::String)),
+            ["pod", "labels", "rack"] => Some((Field::Rack, Type::String)),
+            _ => None,
+        }
+    }
+
+    fn known(&self) -> Vec<String> {
+        ["pod.requests", "pod.kv_usage", "pod.draining"].map(String::from).to_vec()
+    }
+}
+
+impl Values<Field> for Pod {
+    fn int(&self, _: Field) -> i64 {
+        7
+    }
+    fn double(&self, _: Field) -> f64 {
+        0.25
+    }
+    fn truth(&self, _: Field) -> bool {
+        true
+    }
+    fn text(&self, field: Field) -> Option<&str> {
+        (field == Field::Zone).then_some("eu-west")
+    }
+}
+
+fn value(text: &str) -> Result<f64, Fault> {
+    compile(text, &Pod).unwrap_or_else(|error| panic!("{text}: {error}")).evaluate(&Pod)
+}
+
+fn holds(text: &str) -> Result<bool, Fault> {
+    value(&format!("({text}) ? 1 : 0")).map(|value| value == 1.0)
+}
+
+#[test]
+fn arithmetic_is_that_of_cel() {
+    let cases = [
+        ("1 + 2 * 3", 7.0),
+        ("(1 + 2) * 3", 9.0),
+        ("10 - 3 - 2", 5.0),
+        ("7 / 2", 3.0),
+        ("-7 / 2", -3.0),
+        ("-7 % 2", -1.0),
+        ("7.0 / 2.0", 3.5),
+        ("7 / 2.0", 3.5),
+        ("--7", 7.0),
+        ("-pod.requests", -7.0),
+        ("-9223372036854775808", -9_223_372_036_854_775_808.0),
+        ("1e3 + 2.5E-1", 1000.25),
+        ("min(pod.requests, 3) + max(0.5, pod.kv_usage)", 3.5),
+        ("int(2.9) + int(-2.9)", 0.0),
+        ("double(3) / 2.0", 1.5),
+        ("'añb'.size()", 3.0),
+        ("true ? 1 : false ? 2 : 3", 1.0),
+        ("false ? 1 : false ? 2 : 3", 3.0),
+        ("(pod.draining ? 'a' : 'bb').size()", 1.0),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(value(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn comparison_and_logic_are_those_of_cel() {
+    let cases = [
+        ("1 < 2 && 2 <= 2 && 3 > 2.5 && 2 >= 2", true),
+        ("'a' < 'b' && 'a' != 'b'", true),
+        ("true == !false", true),
+        ("1 == 1.0", true),
+        ("false && false || true", true),
+        ("!pod.draining || pod.kv_usage > 0.9", false),
+        ("pod.requests in [1, 7]", true),
+        ("pod.requests in [1, 7.5]", false),
+        ("pod.kv_usage in [0.25]", true),
+        ("pod.requests in []", false),
+        ("pod.labels.zone in ['eu-west', \"us\"]", true),
+        ("pod.labels.zone.startsWith('eu') && pod.labels.zone.endsWith('west')", true),
+        ("pod.labels.zone.contains('u-w')", true),
+        ("has(pod.labels.zone) && !has(pod.labels.rack) && pod.labels.rack == ''", true),
+        ("has(pod.requests)", true),
+        ("'it\\'s\\n' == \"it's\\n\"", true),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(holds(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn faults_are_reported_unless_the_other_side_decides() {
+    assert_eq!(value("1 / (pod.requests - 7)"), Err(Fault::DivisionByZero));
+    assert_eq!(value("1 % 0"), Err(Fault::DivisionByZero));
+    assert_eq!(value("9223372036854775807 + 1"), Err(Fault::Overflow));
+    assert_eq!(value("-9223372036854775808 / -1"), Err(Fault::Overflow));
+    assert_eq!(value("int(1e300)"), Err(Fault::Overflow));
+    assert_eq!(value("0.0 / 0.0"), Err(Fault::NotANumber));
+    assert_eq!(value("1.0 / 0.0"), Ok(f64::INFINITY));
+    assert_eq!(holds("1 / 0 == 1 && false"), Ok(false));
+    assert_eq!(holds("1 / 0 == 1 || true"), Ok(true));
+    assert_eq!(holds("1 / 0 == 1 && true"), Err(Fault::DivisionByZero));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_its_place() {
+    let cases = [
+        ("", "line 1, column 1: expected a value, found the end"),
+        ("1 +", "line 1, column 4: expected a value, found the end"),
+        ("1 2", "line 1, column 3: expected an operator or the end, found `2`"),
+        ("(1", "line 1, column 3: expected ), found the end"),
+        ("1 = 2", "line 1, column 3: expected an operator or value, found `=`"),
+        ("'abc", "line 1, column 1: a string starts here and does not end; close it with '"),
+        ("'a\\q'", "line 1, column 3: `\\q` is no escape; write one of \\\\ \\\" \\' \\n \\t"),
+        (
+            "99999999999999999999",
+            "line 1, column 1: 99999999999999999999 is out of range; ints have 64 bits and doubles are finite",
+        ),
+        (
+            "1.0 +\n  pod.request",
+            "line 2, column 3: there is no field `pod.request`; did you mean `pod.requests`?",
+        ),
+        (
+            "queue",
+            "line 1, column 1: there is no field `queue`; the fields are pod.requests, pod.kv_usage, pod.draining",
+        ),
+        (
+            "pod.requests + pod.labels.zone",
+            "line 1, column 14: `+` cannot take int and string; it takes operands of one type",
+        ),
+        ("'a' + 'b'", "line 1, column 5: `+` cannot take string; it takes two numbers"),
+        ("1.5 % 2", "line 1, column 5: `%` cannot take double; it takes two ints"),
+        ("!1 ? 1 : 2", "line 1, column 2: `!` cannot take int; it takes a bool"),
+        ("1 ? 1 : 2", "line 1, column 1: `? :` cannot take int; it takes a bool"),
+        (
+            "pod.draining",
+            "line 1, column 1: the expression is a bool, but a score is a number; choose one with `condition ? 1.0 : 0.0`",
+        ),
+        ("min(1)", "line 1, column 1: `min` takes two numbers"),
+        ("has(1)", "line 1, column 1: `has` takes one field"),
+        ("pod.requests.size()", "line 1, column 14: `size` takes a string before the dot"),
+        (
+            "pod.requests in ['a']",
+            "line 1, column 18: a list may stand only after `in`, and holds literals of one type",
+        ),
+        (
+            "[1]",
+            "line 1, column 1: a list may stand only after `in`, and holds literals of one type",
+        ),
+    ];
+    for (text, expected) in cases {
+        let error = compile(text, &Pod).map(|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), expected, "{text}");
+    }
+    let error = compile("sqrt(2.0)", &Pod).map(|_| ()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("line 1, column 1: there is no function `sqrt`; the functions are min(")
+    );
+}
+
+#[test]
+fn hostile_nesting_and_length_are_refused_without_overflowing_the_stack() {
+    for text in ["(".repeat(4000), "!".repeat(4000), "-".repeat(4000), "[".repeat(4000)] {
+        let error = compile(&text, &Pod).map(|_| ()).unwrap_err();
+        assert_eq!(error.problem, Problem::TooDeep, "{}", &text[..1]);
+    }
+    let long = compile(&format!("1{}", "+1".repeat(3000)), &Pod).map(|_| ()).unwrap_err();
+    assert_eq!((long.problem, long.column), (Problem::TooLong, 514));
+    assert_eq!(value(&format!("1{}", "+1".repeat(256))), Ok(257.0));
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "[-a-z0-9 .()\\[\\]'\"\\\\+*/%!?:<>=&|,\ny]{0,60}") {
+        let _ = compile(&text, &Pod);
+    }
+}

@@ -1,0 +1,143 @@
+//! What an expression can name: figures of the pod, the request and all candidates together.
+
+use std::cell::{Cell, RefCell};
+
+use crate::name::Name;
+use crate::plugins::cel::{Type, Vocabulary};
+
+/// A field of an expression.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Field {
+    Pod(PodField),
+    Request(RequestField),
+    Fleet(FleetField),
+    /// A label of the pod, by its place in [`Words::labels`].
+    Label(u16),
+    /// An attribute of the request, by its place in [`Words::attributes`].
+    Attribute(u16),
+}
+
+macro_rules! fields {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident: $type:ident = $word:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(super) enum $name { $($variant,)* }
+
+        impl $name {
+            const ALL: &[(&str, Self, Type)] = &[$(($word, Self::$variant, Type::$type),)*];
+        }
+    };
+}
+
+fields! {
+    /// `pod.…`: one candidate.
+    PodField {
+        Requests: Int = "requests",
+        Decoding: Int = "decoding",
+        PrefillTokens: Int = "prefill_tokens",
+        DecodeTokens: Int = "decode_tokens",
+        Waiting: Int = "waiting",
+        KvUsage: Double = "kv_usage",
+        KvTokens: Int = "kv_tokens",
+        CachedBlocks: Int = "cached_blocks",
+        CachedShare: Double = "cached_share",
+        UncachedTokens: Int = "uncached_tokens",
+        PlacedTokens: Int = "placed_tokens",
+        Name: String = "name",
+        Engine: String = "engine",
+        Host: String = "host",
+        Rack: String = "rack",
+        Zone: String = "zone",
+        Region: String = "region",
+    }
+}
+
+fields! {
+    /// `request.…`.
+    RequestField {
+        PromptTokens: Int = "prompt_tokens",
+        OutputTokens: Int = "output_tokens",
+        Priority: Int = "priority",
+        Model: String = "model",
+        Lora: String = "lora",
+        Tenant: String = "tenant",
+    }
+}
+
+fields! {
+    /// `fleet.…`: all candidates that the filters left.
+    FleetField {
+        Pods: Int = "pods",
+        LeastRequests: Int = "least_requests",
+        MostRequests: Int = "most_requests",
+        LeastPrefillTokens: Int = "least_prefill_tokens",
+        MostPrefillTokens: Int = "most_prefill_tokens",
+        MostCachedShare: Double = "most_cached_share",
+    }
+}
+
+/// The names that an expression uses, gathered while it is compiled.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    pub(super) labels: RefCell<Vec<Name>>,
+    pub(super) attributes: RefCell<Vec<Name>>,
+    /// Whether it asks what pods hold.
+    pub(super) asks_held: Cell<bool>,
+    /// Whether it asks what was placed on pods.
+    pub(super) asks_placed: Cell<bool>,
+}
+
+fn place(names: &RefCell<Vec<Name>>, word: &str) -> Option<u16> {
+    let mut names = names.borrow_mut();
+    let known = names.iter().position(|name| name.as_str() == word);
+    let at = known.unwrap_or_else(|| {
+        names.push(word.into());
+        names.len() - 1
+    });
+    u16::try_from(at).ok()
+}
+
+fn find<F: Copy>(all: &[(&str, F, Type)], word: &str) -> Option<(F, Type)> {
+    all.iter().find(|(known, ..)| *known == word).map(|(_, field, kind)| (*field, *kind))
+}
+
+impl Vocabulary for Words {
+    type Field = Field;
+
+    fn resolve(&self, path: &[&str]) -> Option<(Field, Type)> {
+        match path {
+            ["pod", "labels", label] => {
+                Some((Field::Label(place(&self.labels, label)?), Type::String))
+            }
+            ["request", "attributes", name] => {
+                Some((Field::Attribute(place(&self.attributes, name)?), Type::String))
+            }
+            ["pod", word] => {
+                let (field, kind) = find(PodField::ALL, word)?;
+                use PodField::{CachedBlocks, CachedShare, PlacedTokens, UncachedTokens};
+                let held = matches!(field, CachedBlocks | CachedShare | UncachedTokens);
+                self.asks_held.set(self.asks_held.get() || held);
+                self.asks_placed.set(self.asks_placed.get() || field == PlacedTokens);
+                Some((Field::Pod(field), kind))
+            }
+            ["request", word] => {
+                find(RequestField::ALL, word).map(|(field, kind)| (Field::Request(field), kind))
+            }
+            ["fleet", word] => {
+                let (field, kind) = find(FleetField::ALL, word)?;
+                let held = field == FleetField::MostCachedShare;
+                self.asks_held.set(self.asks_held.get() || held);
+                Some((Field::Fleet(field), kind))
+            }
+            _ => None,
+        }
+    }
+
+    fn known(&self) -> Vec<String> {
+        let pod = PodField::ALL.iter().map(|(word, ..)| format!("pod.{word}"));
+        let request = RequestField::ALL.iter().map(|(word, ..)| format!("request.{word}"));
+        let fleet = FleetField::ALL.iter().map(|(word, ..)| format!("fleet.{word}"));
+        let open = ["pod.labels.…", "request.attributes.…"].map(str::to_owned);
+        pod.chain(request).chain(fleet).chain(open).collect()
+    }
+}
