@@ -9,6 +9,7 @@ use crate::models::Models;
 use crate::parameter::FromValue;
 use crate::plugin::{Make, Registry, Stage};
 use crate::problem::{Kind, Problem, Span};
+use crate::profile::Card;
 use crate::settings::{Entry, Given, Setting, Settings};
 use crate::slot::{ProfileId, Reads, Slot, SlotKind, Writes};
 use crate::stage::{Held, Pick};
@@ -103,6 +104,8 @@ pub struct Assembly<'a> {
     pub(crate) span: Span,
     pub(crate) turn: usize,
     pub(crate) settings: Settings,
+    /// Pickers made for it, as they would be printed.
+    pub(crate) nested: Vec<(&'static str, String)>,
 }
 
 impl Assembly<'_> {
@@ -182,6 +185,7 @@ impl Assembly<'_> {
         let Made::Pick(pick) = made.plugin else {
             unreachable!("a plugin found under `pick` makes a picker")
         };
+        self.nested.push((parameter, made.card.line));
         Ok(pick)
     }
 
@@ -212,11 +216,9 @@ pub(crate) enum Made {
 }
 
 pub(crate) struct MadePlugin {
-    pub(crate) name: &'static str,
     pub(crate) span: Span,
     pub(crate) plugin: Made,
-    #[allow(dead_code, reason = "for printing the profile")]
-    pub(crate) settings: Settings,
+    pub(crate) card: Card,
     /// Settings that the stage reads, not the plugin: `weight`, `scale_ms`, `on_empty`.
     pub(crate) reserved: Vec<(&'static str, Node)>,
 }
@@ -255,13 +257,15 @@ pub(crate) fn make(
         Some((*name, value.clone()))
     });
     let reserved = kept.collect();
+    let first_use = blueprint.uses.len();
     let mut assembly = Assembly {
         blueprint,
         plugin: plugin.name,
         stage,
         span: entry.span,
         turn,
-        settings: settings.clone(),
+        settings,
+        nested: Vec::new(),
     };
     let made = match plugin.make {
         Make::Prepare(make) => Made::Prepare(make(&mut assembly)?),
@@ -269,7 +273,15 @@ pub(crate) fn make(
         Make::Score(make) => Made::Score(make(&mut assembly)?),
         Make::Pick(make) => Made::Pick(make(&mut assembly)?),
     };
-    Ok(MadePlugin { name: plugin.name, span: entry.span, plugin: made, settings, reserved })
+    let Assembly { settings, nested, .. } = assembly;
+    let touched = |access| {
+        let uses = blueprint.uses[first_use..].iter().filter(move |used| used.access == access);
+        uses.map(|used| blueprint.slots[used.slot].to_string()).collect()
+    };
+    let (reads, writes) = (touched(Access::Read), touched(Access::Write));
+    let line = settings.line(plugin.name, &nested);
+    let card = Card { stage, plugin: plugin.name, line, weight: None, reads, writes };
+    Ok(MadePlugin { span: entry.span, plugin: made, card, reserved })
 }
 
 /// Takes down the slots that a plugin would use if it could be made, or the one that was probably

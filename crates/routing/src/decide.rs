@@ -134,6 +134,11 @@ impl<'a> Deciding<'a, '_> {
     ) -> Result<Vec<Taken<'a>>, Nobody> {
         let profile = self.profile;
         let mut taken: Vec<Taken<'a>> = Vec::with_capacity(profile.steps.len());
+        if retry.step.is_none() {
+            for step in &profile.steps {
+                self.context.slots.withdraw(&step.picked);
+            }
+        }
         for (at, step) in profile.steps.iter().enumerate() {
             if retry.step.is_some_and(|only| *only != step.name) {
                 continue;
@@ -301,12 +306,17 @@ impl<'a> Deciding<'a, '_> {
 
     /// Reserves load, expects what will be held, tells the plugins, and writes the plan down.
     fn plan(mut self, taken: Vec<Taken<'a>>) -> RoutingPlan {
-        let prompt_tokens = self.prompt_tokens();
+        let (profile, prompt_tokens) = (self.profile, self.prompt_tokens());
         let mut steps = Vec::with_capacity(taken.len());
         for (at, Taken { step, bound }) in taken.into_iter().enumerate() {
             let rules = &step.rules;
             let mut mutations = rules.mutations.clone();
-            if at == 0 {
+            let before = profile.steps.iter().take_while(|other| other.name != step.name);
+            let is_first = at == 0
+                && !before
+                    .map(|step| &step.picked)
+                    .any(|picked| self.context.slots.is_filled(picked));
+            if is_first {
                 // Nobody came before, so there is nothing to take over.
                 mutations.retain(|mutation| !matches!(mutation, Mutation::TakeKv(_)));
             }
@@ -315,7 +325,7 @@ impl<'a> Deciding<'a, '_> {
                 role: rules.role.clone(),
                 pod: None,
                 fallbacks: Vec::new(),
-                start: if at == 0 { crate::plan::Start::After } else { rules.start },
+                start: if is_first { crate::plan::Start::After } else { rules.start },
                 failure: rules.failure,
                 deadline: rules.deadline,
                 lease: rules.lease,
@@ -390,3 +400,6 @@ impl<'a> Deciding<'a, '_> {
         CacheHint { tokens, runs }
     }
 }
+
+#[cfg(test)]
+mod tests;

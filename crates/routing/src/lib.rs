@@ -56,7 +56,7 @@ pub use plan::{
 };
 pub use plugin::{Make, Plugin, Registry, Stage};
 pub use problem::{Kind, Problem, Problems, Span};
-pub use profile::{Profile, Surroundings};
+pub use profile::{Card, Graph, Profile, StepCard, Surroundings};
 pub use request::{ModelChoice, Prompt, Request, RequestError};
 pub use rng::Rng;
 pub use slot::{Reads, Slot, Writes};

@@ -227,10 +227,12 @@ impl fmt::Display for Value {
             Self::Whole(whole) => write!(f, "{whole}"),
             Self::Number(number) => write!(f, "{number}"),
             Self::Time(time) => f.write_str(&written(*time)),
-            Self::Text(text) => write!(f, "{text:?}"),
+            // A JSON string is a YAML string too.
+            Self::Text(text) => write!(f, "{}", Json::from(text.as_str())),
             Self::Word(word) => f.write_str(word),
             Self::Texts(texts) => {
-                let texts: Vec<_> = texts.iter().map(|text| format!("{text:?}")).collect();
+                let texts: Vec<_> =
+                    texts.iter().map(|text| Json::from(text.as_str()).to_string()).collect();
                 write!(f, "[{}]", texts.join(", "))
             }
             Self::Numbers(numbers) => {

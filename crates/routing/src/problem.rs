@@ -53,6 +53,26 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All rules.
+    pub const ALL: [Self; 16] = [
+        Self::Syntax,
+        Self::UnknownKey,
+        Self::UnknownPlugin,
+        Self::UnknownParameter,
+        Self::BadParameter,
+        Self::MissingParameter,
+        Self::NoWriter,
+        Self::TwoWriters,
+        Self::WrongOrder,
+        Self::Cycle,
+        Self::MissingDependency,
+        Self::Conflict,
+        Self::BadWeight,
+        Self::MixedScales,
+        Self::NoSelector,
+        Self::NoPodForRole,
+    ];
+
     /// A stable word for machines.
     #[must_use]
     pub const fn code(self) -> &'static str {

@@ -1,10 +1,17 @@
 //! A profile: plugins and steps that were checked as a whole. Holding one means that it is valid.
 
+mod hold;
 mod read;
+mod sheet;
 mod slots;
+mod stages;
+mod steps;
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use sheet::Sheet;
+pub use sheet::{Card, Graph, StepCard};
 
 use crate::context::RoutingContext;
 use crate::explain::Recorder;
@@ -33,8 +40,7 @@ pub struct Profile {
     /// How long a pod is expected to hold what it was just sent.
     pub(crate) speculate: Option<Duration>,
     pub(crate) holding: Holding,
-    pub(crate) printed: String,
-    pub(crate) graph: String,
+    sheet: Sheet,
 }
 
 /// When a request waits, and how.
@@ -93,14 +99,14 @@ impl Profile {
 
     /// The profile as YAML, with every default filled in.
     #[must_use]
-    pub fn printed(&self) -> &str {
-        &self.printed
+    pub fn printed(&self) -> String {
+        self.sheet.printed()
     }
 
-    /// The stages and the slots between them, as text.
+    /// The stages, the plugins in them, and the slots between them.
     #[must_use]
-    pub fn graph(&self) -> &str {
-        &self.graph
+    pub const fn graph(&self) -> &Graph {
+        &self.sheet.graph
     }
 
     /// How the queue of held requests behaves.
@@ -136,6 +142,6 @@ impl Profile {
 
 impl std::fmt::Debug for Profile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.printed)
+        f.write_str(&self.printed())
     }
 }

@@ -115,6 +115,24 @@ impl Settings {
         Self { all }
     }
 
+    /// As it would be written: `name: {parameter: value}`, nested plugins as they are given.
+    pub(crate) fn line(&self, name: &str, nested: &[(&'static str, String)]) -> String {
+        let setting = |setting: &Setting| match &setting.value {
+            Given::Value(value) => Some(format!("{}: {value}", setting.name)),
+            Given::Plugin(_) => {
+                let (name, line) = nested.iter().find(|(name, _)| *name == setting.name)?;
+                let line = if line.contains(':') { format!("{{{line}}}") } else { line.clone() };
+                Some(format!("{name}: {line}"))
+            }
+        };
+        let settings: Vec<_> = self.all.iter().filter_map(setting).collect();
+        if settings.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{name}: {{{}}}", settings.join(", "))
+        }
+    }
+
     pub(crate) fn find(&self, name: &str) -> Option<&Setting> {
         self.all.iter().find(|setting| setting.name == name)
     }

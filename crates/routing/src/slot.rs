@@ -5,7 +5,7 @@
 //!
 //! ```compile_fail,E0451
 //! use wornpath_routing::{Reads, Tokens};
-//! let forged: Reads<Tokens> = Reads { at: 0, profile: todo!(), value: std::marker::PhantomData };
+//! let forged: Reads<Tokens> = Reads { at: 0, profile: panic!(), value: std::marker::PhantomData };
 //! ```
 //!
 //! ```compile_fail,E0308
@@ -174,6 +174,10 @@ impl Slots {
         cell.value.clear();
         let value: &mut dyn Any = &mut *cell.value;
         value.downcast_mut().expect("assembly gave this position to `T` alone")
+    }
+
+    pub(crate) fn is_filled<T: Slot>(&self, handle: &Writes<T>) -> bool {
+        self.cells[usize::from(handle.at)].filled
     }
 
     /// As if nobody had written.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::name::{Name, Role};
-use crate::parameter::{Parameter, Takes};
+use crate::parameter::{Parameter, Takes, written};
 use crate::plan::{FailurePolicy, Mutation, Start, Then, Transfer};
 use crate::problem::{Kind, Problem, Span};
 use crate::selector::Selector;
@@ -120,8 +120,6 @@ pub(crate) struct StepDraft {
     pub(crate) selector: String,
     pub(crate) selector_span: Span,
     pub(crate) rules: StepRules,
-    #[allow(dead_code, reason = "for printing the profile")]
-    pub(crate) settings: Settings,
 }
 
 /// What a plan says of a step, whoever is chosen for it.
@@ -180,7 +178,7 @@ pub(crate) fn read(
     match entry.name {
         "single" => {
             let entry = Entry { name: Role::SERVE, ..entry };
-            vec![draft(&entry, Settings::read(&entry, STEP, &[], problems), TOP)]
+            vec![draft(&entry, &Settings::read(&entry, STEP, &[], problems), TOP)]
         }
         "prefill_decode" => prefill_decode(&entry, problems),
         other => {
@@ -221,7 +219,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
                     );
                 }
                 let settings = Settings::read(&entry, STEP, &[], problems);
-                steps.push(draft(&entry, settings, entry.name));
+                steps.push(draft(&entry, &settings, entry.name));
             }
         }
     }
@@ -245,7 +243,7 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
             }
         };
         let settings = Settings::read(&step, STEP, &[], problems);
-        drafts.push(draft(&step, settings, name));
+        drafts.push(draft(&step, &settings, name));
     }
     if let [prefill, decode] = &mut drafts[..] {
         let least = settings.maybe("min_uncached_tokens");
@@ -260,7 +258,7 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
     drafts
 }
 
-fn draft(entry: &Entry<'_>, settings: Settings, selector: &str) -> StepDraft {
+fn draft(entry: &Entry<'_>, settings: &Settings, selector: &str) -> StepDraft {
     let span_of = |name| settings.find(name).map_or(entry.span, |setting| setting.span);
     let role = settings.maybe::<String>("role").unwrap_or_else(|| entry.name.to_owned());
     let selector = settings.maybe::<String>("selector").unwrap_or_else(|| selector.to_owned());
@@ -303,7 +301,38 @@ fn draft(entry: &Entry<'_>, settings: Settings, selector: &str) -> StepDraft {
         selector_span: span_of("selector"),
         selector,
         rules,
-        settings,
+    }
+}
+
+impl StepRules {
+    /// As it would be written in `steps`, without the name.
+    pub(crate) fn written(&self) -> String {
+        let mut all = vec![
+            format!("role: {}", self.role),
+            format!("attempts: {}", self.failure.attempts),
+            format!("then: {}", self.failure.then.word()),
+            format!("fallbacks: {}", self.fallbacks),
+        ];
+        all.extend(self.deadline.map(|time| format!("deadline: {}", written(time))));
+        all.extend(self.lease.map(|time| format!("lease: {}", written(time))));
+        all.push(format!("bind: {}", if self.bind == Bind::Late { "late" } else { "early" }));
+        let start = if self.start == Start::Together { "together" } else { "after" };
+        all.push(format!("start: {start}"));
+        all.extend(self.min_uncached_tokens.map(|least| format!("min_uncached_tokens: {least}")));
+        let mut fields = Vec::new();
+        for mutation in &self.mutations {
+            match mutation {
+                Mutation::PrefillOnly => all.push("prefill_only: true".to_owned()),
+                Mutation::OfferKv(transfer) => all.push(format!("offers: {}", transfer.word())),
+                Mutation::TakeKv(transfer) => all.push(format!("takes: {}", transfer.word())),
+                Mutation::Set { field, value } => fields.push(format!("{field}: {value}")),
+            }
+        }
+        if !fields.is_empty() {
+            all.push(format!("set: {{{}}}", fields.join(", ")));
+        }
+        all.push(format!("speculate: {}", self.speculates));
+        all.join(", ")
     }
 }
 

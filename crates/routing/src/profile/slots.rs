@@ -20,6 +20,11 @@ pub(super) fn pipeline_reads<T: Slot>(blueprint: &mut Blueprint, user: &str, spa
     });
 }
 
+/// Whether some plugin writes a slot.
+pub(super) fn is_written<T: Slot>(blueprint: &mut Blueprint) -> bool {
+    blueprint.reads_if_written::<T>().is_some()
+}
+
 /// Checks every use of every slot.
 pub(super) fn check(blueprint: &mut Blueprint) {
     let mut problems = Vec::new();

@@ -1,0 +1,341 @@
+//! Tests of decisions as a whole, against a real index.
+
+use std::time::Duration;
+
+use wornpath_index::{Location, PodId, Tier};
+
+use super::*;
+use crate::fleet::PodFacts;
+use crate::name::Role;
+use crate::plan::{Start, Transfer};
+use crate::request::Request;
+use crate::testing::{BLOCK, Bench};
+
+const CACHE_AFFINITY: &str = "\
+prepare: [tokenize, block_hash]
+filter: [healthy]
+score:
+  - cache_affinity: {weight: 2}
+  - least_load
+pick: max_score
+";
+
+const PREFILL_DECODE: &str = "\
+prepare: [tokenize, block_hash]
+selectors:
+  prefill:
+    score: [cache_affinity]
+    pick: max_score
+  decode:
+    score:
+      - locality: {step: prefill}
+    pick: max_score
+workflow:
+  prefill_decode:
+    min_uncached_tokens: 8
+    prefill: {then: skip, deadline: 20s, lease: 30s, attempts: 2}
+";
+
+fn prompt(seed: u32, blocks: usize) -> Vec<u32> {
+    (0..(blocks * BLOCK) as u32).map(|token| seed * 1_000_000 + token).collect()
+}
+
+/// Two prefill pods and two decode pods; `p2` stands beside `p0`, `p3` beside `p1`.
+fn two_by_two() -> Bench {
+    Bench::with(4, |at, facts: &mut PodFacts| {
+        facts.roles = vec![Role::named(if at < 2 { Role::PREFILL } else { Role::DECODE })];
+        facts.topology.host = Some(["h0", "h1"][at % 2].into());
+    })
+}
+
+fn names(bench: &Bench, pods: impl IntoIterator<Item = PodId>) -> Vec<String> {
+    let name = |pod| bench.fleet[bench.fleet.find(pod).unwrap()].facts().name.to_string();
+    pods.into_iter().map(name).collect()
+}
+
+#[test]
+fn a_request_goes_where_its_prefix_is_and_the_plan_says_what_is_held_on_which_tier() {
+    let mut bench = Bench::with_pods(4);
+    let tokens = prompt(1, 4);
+    bench.cache(2, &tokens[..8], Tier::Gpu);
+    bench.cache(3, &tokens[..4], Tier::Gpu);
+    let profile = bench.profile(CACHE_AFFINITY);
+    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let step = &plan.steps[0];
+    assert_eq!(names(&bench, step.pod), ["p2"]);
+    assert_eq!(names(&bench, step.fallbacks.clone())[0], "p3", "the next best holds some of it");
+    let run = CacheRun { blocks: 2, tier: Tier::Gpu, location: None::<Location> };
+    assert_eq!(step.cache, CacheHint { tokens: 8, runs: vec![run] });
+    assert_eq!(bench.pod(2).vitals().prefill_tokens(), 8, "what is not cached is pending");
+    drop(plan);
+    assert_eq!(bench.pod(2).vitals().prefill_tokens(), 0);
+    assert_eq!(bench.pod(2).vitals().requests(), 0);
+}
+
+#[test]
+fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_ends() {
+    let mut bench = Bench::with_pods(8);
+    let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: 2s\n"));
+    let first = bench.chosen(&profile, Bench::request(&prompt(1, 8)));
+    for _ in 0..20 {
+        assert_eq!(bench.chosen(&profile, Bench::request(&prompt(1, 8))), first);
+    }
+    bench.index.writer().expire(Duration::from_secs(3));
+    let answer = {
+        let mut answer = wornpath_index::Answer::default();
+        let context = bench.prepared(&profile, Bench::request(&prompt(1, 8)));
+        let blocks = context.slots.read(profile.blocks.as_ref().unwrap()).unwrap();
+        bench.index.reader().lookup(&blocks.chain, &mut answer);
+        answer
+    };
+    assert!(answer.deepest().is_none(), "nobody confirmed it");
+}
+
+#[test]
+fn without_speculation_nothing_is_expected() {
+    let mut bench = Bench::with_pods(8);
+    let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: off\n"));
+    bench.plan(&profile, Bench::request(&prompt(1, 8)));
+    assert_eq!(bench.index.stats().blocks, 0);
+}
+
+#[test]
+fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
+    let mut bench = Bench::with_pods(2);
+    let tokens = prompt(1, 4);
+    bench.cache(1, &tokens, Tier::Gpu);
+    let hold = "hold: {unless: [{concurrency: {requests: 1}}], deadline: 5s}\n";
+    let profile = bench.profile(&format!("{CACHE_AFFINITY}{hold}"));
+    let busy = bench.plan(&profile, Bench::request(&tokens));
+    let mut request = Bench::request(&tokens);
+    request.arrival = Duration::from_secs(1);
+    let mut context = bench.prepared(&profile, request);
+    let Bench { fleet, desk, rng, .. } = &mut bench;
+    let mut world = World { fleet, desk, now: Duration::from_secs(1), rng };
+    match profile.decide(&mut context, &mut world) {
+        Outcome::Hold(hold) => assert_eq!(hold.deadline(), Duration::from_secs(6)),
+        other => panic!("p1 holds it and is busy, p0 must not get it: {other:?}"),
+    }
+    drop(busy);
+    assert!(matches!(profile.decide(&mut context, &mut world), Outcome::Plan(_)));
+}
+
+#[test]
+fn a_filter_that_leaves_nobody_rejects_waits_or_does_not_count_as_the_profile_says() {
+    let mut bench = Bench::with_pods(1);
+    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let mut outcome = |on_empty: &str| {
+        let yaml = format!(
+            "filter: [{{concurrency: {{requests: 1, on_empty: {on_empty}}}}}]\npick: max_score\n"
+        );
+        let profile = bench.profile(&yaml);
+        bench.decide(&profile, Bench::request(&[]))
+    };
+    assert!(matches!(outcome("reject"), Outcome::Reject(rejection) if rejection.status == 429));
+    assert!(matches!(outcome("hold"), Outcome::Hold(_)));
+    match outcome("skip") {
+        Outcome::Plan(plan) => assert_eq!(
+            plan.marks,
+            [Mark::FilterSkipped { step: "serve".into(), filter: "concurrency" }]
+        ),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_long_cold_prompt_is_prefilled_beside_the_pod_that_will_decode_it() {
+    let mut bench = two_by_two();
+    let tokens = prompt(1, 4);
+    bench.cache(1, &tokens[..4], Tier::Gpu);
+    let profile = bench.profile(PREFILL_DECODE);
+    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let [prefill, decode] = &plan.steps[..] else { panic!("{plan:?}") };
+    assert_eq!(names(&bench, [prefill.pod.unwrap(), decode.pod.unwrap()]), ["p1", "p3"]);
+    assert_eq!(prefill.mutations, [Mutation::PrefillOnly, Mutation::OfferKv(Transfer::Nixl)]);
+    assert_eq!(decode.mutations, [Mutation::TakeKv(Transfer::Nixl)]);
+    assert_eq!((prefill.failure.attempts, prefill.failure.then), (2, Then::Skip));
+    assert_eq!(prefill.lease, Some(Duration::from_secs(30)));
+    assert_eq!(bench.pod(1).vitals().requests(), 1);
+    assert_eq!(bench.pod(3).vitals().requests(), 1);
+}
+
+#[test]
+fn a_prompt_that_the_decode_pod_mostly_holds_stays_with_one_step() {
+    let mut bench = two_by_two();
+    let tokens = prompt(1, 4);
+    for at in [2, 3] {
+        bench.cache(at, &tokens[..12], Tier::Gpu);
+    }
+    let profile = bench.profile(PREFILL_DECODE);
+    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
+    assert!(decode.mutations.is_empty(), "there is nothing to take over");
+    assert_eq!(plan.marks[0].to_string(), "prefill: left out, only 4 tokens are uncached");
+    assert_eq!(bench.pod(0).vitals().requests() + bench.pod(1).vitals().requests(), 0);
+}
+
+#[test]
+fn without_a_prefill_pod_the_profile_may_go_on_with_decode_alone() {
+    let mut bench = Bench::with(1, |_, facts| facts.roles = vec![Role::named(Role::DECODE)]);
+    let profile = bench.profile(PREFILL_DECODE);
+    let plan = bench.plan(&profile, Bench::request(&prompt(1, 4)));
+    assert_eq!(plan.steps.len(), 1);
+    assert_eq!(plan.marks[0].to_string(), "prefill: left out, no pod can take it");
+    let strict = bench.profile(&PREFILL_DECODE.replace("then: skip", "then: fail"));
+    let outcome = bench.decide(&strict, Bench::request(&prompt(1, 4)));
+    assert!(matches!(outcome, Outcome::Reject(rejection) if rejection.status == 503));
+}
+
+#[test]
+fn concurrent_protocols_start_both_steps_together_and_do_not_cut_the_prefill_short() {
+    let mut bench = two_by_two();
+    let yaml = PREFILL_DECODE.replace("min_uncached_tokens: 8", "transfer: bootstrap");
+    let profile = bench.profile(&yaml.replace("prefill: {", "prefill: {min_uncached_tokens: 1, "));
+    let plan = bench.plan(&profile, Bench::request(&prompt(1, 4)));
+    assert_eq!(plan.steps[1].start, Start::Together);
+    assert_eq!(plan.steps[0].mutations, [Mutation::OfferKv(Transfer::Bootstrap)]);
+}
+
+#[test]
+fn any_number_of_steps_comes_from_yaml_alone_and_late_ones_are_bound_when_they_start() {
+    let mut bench = Bench::with(6, |at, facts| {
+        facts.roles = vec![Role::named(["preprocess", "prefill", "decode"][at / 2])];
+        facts.topology.host = Some(["h0", "h1"][at % 2].into());
+    });
+    let profile = bench.profile(
+        "prepare: [tokenize, block_hash]
+selectors:
+  any: {pick: max_score}
+  near: {score: [{locality: {step: prefill}}], pick: max_score}
+workflow:
+  steps:
+    - preprocess: {selector: any, set: {stream: false, mode: draft}}
+    - prefill: {selector: any, prefill_only: true, offers: nixl}
+    - decode: {selector: near, takes: nixl, bind: late}
+",
+    );
+    let request = Bench::request(&prompt(1, 4));
+    let mut context = bench.prepared(&profile, request);
+    let Bench { fleet, desk, rng, .. } = &mut bench;
+    let mut world = World { fleet, desk, now: Duration::ZERO, rng };
+    let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
+    let pods: Vec<_> = plan.steps.iter().map(|step| step.pod).collect();
+    assert!(pods[0].is_some() && pods[1].is_some() && pods[2].is_none());
+    assert_eq!(
+        plan.steps[0].mutations,
+        [
+            Mutation::Set { field: "stream".into(), value: false.into() },
+            Mutation::Set { field: "mode".into(), value: "draft".into() },
+        ]
+    );
+    let retry = Retry { step: Some(&plan.steps[2].name), excluded: &[] };
+    let Outcome::Plan(late) = profile.replan(&mut context, &mut world, retry) else { panic!() };
+    let host = |pod| fleet[fleet.find(pod).unwrap()].facts().topology.host.clone();
+    assert_eq!(late.steps.len(), 1);
+    assert_eq!(host(late.steps[0].pod.unwrap()), host(pods[1].unwrap()), "beside the prefill pod");
+    assert_eq!(late.steps[0].mutations, [Mutation::TakeKv(Transfer::Nixl)]);
+}
+
+#[test]
+fn after_a_failure_the_failed_pods_are_not_chosen_again() {
+    let mut bench = Bench::with_pods(3);
+    let profile = bench.profile("pick: max_score\n");
+    let mut context = bench.prepared(&profile, Bench::request(&[1]));
+    let Bench { fleet, desk, rng, .. } = &mut bench;
+    let mut world = World { fleet, desk, now: Duration::ZERO, rng };
+    let mut excluded = Vec::new();
+    for _ in 0..3 {
+        let retry = Retry { step: None, excluded: &excluded };
+        let Outcome::Plan(plan) = profile.replan(&mut context, &mut world, retry) else { panic!() };
+        let pod = plan.steps[0].pod.unwrap();
+        assert!(!excluded.contains(&pod) && !plan.steps[0].fallbacks.contains(&pod));
+        excluded.push(pod);
+    }
+    let retry = Retry { step: None, excluded: &excluded };
+    let outcome = profile.replan(&mut context, &mut world, retry);
+    assert!(matches!(outcome, Outcome::Reject(rejection) if rejection.status == 503));
+}
+
+/// Two hundred requests of ten prefixes on a fleet whose load changes as they come and go.
+fn transcript(seed: u64, yaml: &str) -> String {
+    let mut bench = Bench::with_pods(7);
+    bench.rng = crate::rng::Rng::new(seed);
+    let profile = bench.profile(yaml);
+    let (mut running, mut transcript) = (std::collections::VecDeque::new(), String::new());
+    for number in 0..200_u32 {
+        bench.now = Duration::from_millis(u64::from(number) * 10);
+        let plan = bench.plan(&profile, Bench::request(&prompt(number % 10, 6)));
+        let name = |pod| names(&bench, [pod]).remove(0);
+        transcript.push_str(&plan.to_json(name).to_string());
+        running.push_back(plan);
+        if running.len() > 12 {
+            running.pop_front();
+        }
+    }
+    transcript
+}
+
+#[test]
+fn the_same_seed_fleet_and_requests_give_the_same_plans_byte_for_byte() {
+    let weighted = CACHE_AFFINITY.replace("pick: max_score", "pick: weighted_random");
+    for yaml in [CACHE_AFFINITY, &weighted, "score: [least_load]\npick: power_of_two\n"] {
+        assert_eq!(transcript(3, yaml), transcript(3, yaml));
+        assert_ne!(transcript(3, yaml), transcript(4, yaml), "chance plays a part");
+    }
+}
+
+#[test]
+fn an_explanation_adds_up_and_changes_nothing() {
+    let tokens = prompt(1, 4);
+    let world = || {
+        let bench = Bench::with_pods(5);
+        bench.cache(2, &tokens[..8], Tier::Gpu);
+        bench.pod(4).vitals().set_health(crate::fleet::Health::Down);
+        bench
+    };
+    let (mut plain, mut explained) = (world(), world());
+    let load = [plain.pod(1), explained.pod(1)].map(|pod| Reservation::new(pod.vitals(), 9, 9));
+    let profile = plain.profile(CACHE_AFFINITY);
+    let plan = plain.plan(&profile, Bench::request(&tokens));
+    let (outcome, explanation) = explained.explain(&profile, Bench::request(&tokens));
+    let Outcome::Plan(same) = outcome else { panic!() };
+    let json =
+        |plan: &RoutingPlan, bench: &Bench| plan.to_json(|pod| names(bench, [pod]).remove(0));
+    assert_eq!(json(&plan, &plain), json(&same, &explained));
+    let step = &explanation.steps[0];
+    assert_eq!(step.candidates[4].dropped, Some(("healthy", "down".to_owned())));
+    for pod in &step.candidates[..4] {
+        assert_eq!(pod.contributions.iter().sum::<f64>(), pod.total.unwrap());
+        assert_eq!(pod.contributions[0], 2.0 * pod.scores[0]);
+    }
+    assert_eq!((step.candidates[2].blocks, step.candidates[2].scores[0]), (2, 0.5));
+    assert_eq!(step.pick.as_ref().unwrap().ties, 1);
+    assert_eq!(explanation.prepare.len(), 2);
+    drop(load);
+}
+
+#[test]
+#[should_panic(expected = "the context was made by another profile")]
+fn a_context_of_another_profile_is_refused() {
+    let mut bench = Bench::with_pods(1);
+    let (one, other) = (bench.profile("pick: max_score\n"), bench.profile("pick: max_score\n"));
+    let mut context = bench.prepared(&one, Bench::request(&[]));
+    let Bench { fleet, desk, rng, .. } = &mut bench;
+    other.decide(&mut context, &mut World { fleet, desk, now: Duration::ZERO, rng });
+}
+
+#[test]
+fn contexts_are_reused_without_a_trace_of_the_last_request() {
+    let mut bench = Bench::with_pods(2);
+    let tokens = prompt(1, 4);
+    bench.cache(1, &tokens, Tier::Gpu);
+    let profile = bench.profile(CACHE_AFFINITY);
+    let mut context = bench.prepared(&profile, Bench::request(&tokens));
+    let last = context.reuse(Request { ..Bench::request(&prompt(2, 1)) });
+    assert_eq!(last, Bench::request(&tokens));
+    profile.prepare(&mut context).unwrap();
+    let Bench { fleet, desk, rng, .. } = &mut bench;
+    let mut world = World { fleet, desk, now: Duration::ZERO, rng };
+    let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
+    assert_eq!(plan.steps[0].cache, CacheHint::default());
+}

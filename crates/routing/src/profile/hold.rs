@@ -1,0 +1,122 @@
+//! `hold` and `speculate`: when a request waits, and what a pod is expected to hold.
+
+use std::time::Duration;
+
+use super::sheet::Sheet;
+use super::{Holding, slots, stages};
+use crate::assembly::Blueprint;
+use crate::parameter::{Parameter, Takes, Value, written};
+use crate::problem::{Kind, Problem, Span};
+use crate::queue::{Order, QueueRules};
+use crate::settings::{Entry, Given, Settings};
+use crate::values::BlockHashes;
+use crate::yaml::{Node, Yaml};
+
+/// What can be said of `hold`.
+pub(crate) const HOLD: &[Parameter] = &[
+    Parameter::with_default("deadline", Takes::Time, "30s", "How long a request may wait."),
+    Parameter::with_default(
+        "capacity",
+        Takes::Whole(1, 1 << 24),
+        "4096",
+        "How many requests may wait.",
+    ),
+    Parameter::with_default(
+        "order",
+        Takes::OneOf(&["shortest_first", "arrival", "deadline"]),
+        "shortest_first",
+        "Which of a tenant's requests goes first.",
+    ),
+    Parameter::with_default(
+        "patience",
+        Takes::Number(0.0, 1e9),
+        "10",
+        "With `shortest_first`: how many times its own cost a request lets shorter ones pass.",
+    ),
+    Parameter::with_default(
+        "promote_after",
+        Takes::Time,
+        "10s",
+        "Waiting this long raises a request by one priority.",
+    ),
+    Parameter::with_default(
+        "lookahead",
+        Takes::Whole(1, 1 << 20),
+        "16",
+        "How many waiting requests are asked when there is no room.",
+    ),
+];
+
+/// Reads `hold`. Its filters judge the pod that was chosen, after every step has been selected.
+pub(super) fn holding(
+    node: Option<&Node>,
+    blueprint: &mut Blueprint,
+    sheet: &mut Sheet,
+) -> Holding {
+    let span = node.map_or(Span::default(), |node| node.span);
+    let entries: &[(Node, Node)] = match node.map(|node| &node.value) {
+        Some(Yaml::Map(entries)) => entries,
+        None | Some(Yaml::Null) => &[],
+        Some(_) => {
+            blueprint.problems.push(
+                Problem::new(Kind::Syntax, span, "`hold` is not a map")
+                    .cure("write `hold: {unless: [concurrency: {requests: 8}], deadline: 30s}`"),
+            );
+            &[]
+        }
+    };
+    let entry = Entry { name: "hold", span, settings: entries };
+    let settings = Settings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
+    for setting in &settings.all {
+        if let Given::Value(value) = &setting.value {
+            sheet.hold.push_str(&format!("  {}: {value}\n", setting.name));
+        }
+    }
+    let unless = node.and_then(|node| node.get("unless"));
+    let unless = stages::filters(unless, usize::MAX, blueprint, &mut sheet.unless);
+    let order = match settings.or("order", "arrival") {
+        "shortest_first" => Order::ShortestFirst { patience: settings.or("patience", 10.0) },
+        "deadline" => Order::Deadline,
+        _ => Order::Arrival,
+    };
+    let defaults = QueueRules::default();
+    Holding {
+        unless,
+        patience: settings.or("deadline", Duration::from_secs(30)),
+        rules: QueueRules {
+            capacity: settings.or("capacity", defaults.capacity),
+            order,
+            promote_after: settings.or("promote_after", defaults.promote_after),
+            lookahead: settings.or("lookahead", defaults.lookahead),
+        },
+    }
+}
+
+/// Reads `speculate`: `off`, or how long a pod is expected to hold what it was sent; ten seconds by
+/// default, where the prompt is hashed at all.
+pub(super) fn speculate(
+    node: Option<&Node>,
+    blueprint: &mut Blueprint,
+    sheet: &mut Sheet,
+) -> Option<Duration> {
+    let time = match node {
+        None => slots::is_written::<BlockHashes>(blueprint).then_some(Duration::from_secs(10)),
+        Some(node) if node.text() == Some("off") => None,
+        Some(node) => match Takes::Time.read(node) {
+            Some(Value::Time(time)) => {
+                slots::pipeline_reads::<BlockHashes>(blueprint, "speculate", node.span);
+                Some(time)
+            }
+            _ => {
+                let found = node.text().unwrap_or_else(|| node.kind());
+                let message = format!("`speculate` is `{found}`");
+                blueprint.problems.push(Problem::new(Kind::BadParameter, node.span, message).cure(
+                    "give `off`, or how long a pod is expected to hold what it was sent, such as `10s`",
+                ));
+                None
+            }
+        },
+    };
+    sheet.speculate = time.map_or_else(|| "off".to_owned(), written);
+    time
+}

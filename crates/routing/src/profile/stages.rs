@@ -1,0 +1,167 @@
+//! The plugins of one stage: made, weighed, and judged together.
+
+use super::sheet::Card;
+use crate::assembly::{Blueprint, Made, make};
+use crate::parameter::number;
+use crate::plugin::Stage;
+use crate::problem::{Kind, Problem, Span};
+use crate::selector::{Filtering, Scoring};
+use crate::stage::{Scale, WhenEmpty};
+use crate::yaml::{Node, Yaml};
+
+/// The plugins of a stage. A single one need not be a list.
+pub(super) fn list<'a>(
+    node: Option<&'a Node>,
+    stage: Stage,
+    blueprint: &mut Blueprint,
+) -> std::slice::Iter<'a, Node> {
+    match node {
+        None => [].iter(),
+        Some(Node { value: Yaml::List(items), .. }) => items.iter(),
+        Some(Node { value: Yaml::Null, .. }) => [].iter(),
+        Some(node) if stage == Stage::Pick || node.text().is_some() => {
+            std::slice::from_ref(node).iter()
+        }
+        Some(node) => {
+            let message = format!("`{}` is {}, not a list of plugins", stage.key(), node.kind());
+            blueprint.problems.push(
+                Problem::new(Kind::Syntax, node.span, message).cure("start each plugin with `- `"),
+            );
+            [].iter()
+        }
+    }
+}
+
+/// Makes the filters, noting each in `cards`.
+pub(super) fn filters(
+    node: Option<&Node>,
+    turn: usize,
+    blueprint: &mut Blueprint,
+    cards: &mut Vec<Card>,
+) -> Vec<Filtering> {
+    let mut filters = Vec::new();
+    for node in list(node, Stage::Filter, blueprint) {
+        let Ok(mut made) = make(blueprint, node, Stage::Filter, turn) else { continue };
+        let name = made.card.plugin;
+        let Made::Filter(filter) = made.plugin else { continue };
+        let given = made.reserved.iter().find(|(name, _)| *name == "on_empty");
+        let when_empty = match given.map(|(_, node)| (node, node.text())) {
+            None => filter.when_empty(),
+            Some((_, Some("reject"))) => WhenEmpty::Reject,
+            Some((_, Some("skip"))) => WhenEmpty::Skip,
+            Some((_, Some("hold"))) => WhenEmpty::Hold,
+            Some((node, text)) => {
+                let found = text.unwrap_or_else(|| node.kind());
+                let message = format!("`on_empty` of `{name}` is `{found}`");
+                blueprint.problems.push(
+                    Problem::new(Kind::BadParameter, node.span, message)
+                        .cure("give one of `reject`, `skip`, `hold`"),
+                );
+                continue;
+            }
+        };
+        let word = match when_empty {
+            WhenEmpty::Reject => "reject",
+            WhenEmpty::Skip => "skip",
+            WhenEmpty::Hold => "hold",
+        };
+        made.card.add("on_empty", word);
+        cards.push(made.card);
+        filters.push(Filtering { name, filter, when_empty });
+    }
+    filters
+}
+
+/// Makes the scorers, noting each in `cards`.
+pub(super) fn scorers(
+    node: Option<&Node>,
+    turn: usize,
+    blueprint: &mut Blueprint,
+    cards: &mut Vec<Card>,
+) -> Vec<Scoring> {
+    let mut scorers: Vec<(Span, Scoring)> = Vec::new();
+    for item in list(node, Stage::Score, blueprint) {
+        let Ok(mut made) = make(blueprint, item, Stage::Score, turn) else { continue };
+        let Made::Score(scorer) = made.plugin else { continue };
+        let name = made.card.plugin;
+        let reserved =
+            |key| made.reserved.iter().find(|(name, _)| *name == key).map(|(_, node)| node);
+        let weight = reserved("weight").map_or(Ok(1.0), |node| weight(name, node));
+        let scale_ms = reserved("scale_ms").map(|node| scale_ms(name, scorer.scale(), node));
+        let weight = weight.unwrap_or_else(|problem| {
+            blueprint.problems.push(problem);
+            f64::NAN
+        });
+        let scale_ms = scale_ms.transpose().unwrap_or_else(|problem| {
+            blueprint.problems.push(problem);
+            None
+        });
+        made.card.weight = Some(weight);
+        made.card.add("weight", weight);
+        if let Some(scale_ms) = scale_ms {
+            made.card.add("scale_ms", scale_ms);
+        }
+        cards.push(made.card);
+        scorers.push((made.span, Scoring { name, scorer, weight, scale_ms }));
+    }
+    if let [(span, _), ..] = &scorers[..]
+        && scorers.iter().all(|(_, scoring)| scoring.weight == 0.0)
+    {
+        blueprint.problems.push(
+            Problem::new(Kind::BadWeight, *span, "all weights are zero: the scores decide nothing")
+                .cure("give at least one scorer a weight above 0, or remove `score`"),
+        );
+    }
+    mixed_scales(&scorers, blueprint);
+    scorers.into_iter().map(|(_, scoring)| scoring).collect()
+}
+
+fn weight(name: &str, node: &Node) -> Result<f64, Problem> {
+    number(node).filter(|weight| *weight >= 0.0).ok_or_else(|| {
+        let found = node.text().unwrap_or_else(|| node.kind());
+        let message = format!("weight of `{name}` is {found}; weights must be zero or more");
+        Problem::new(Kind::BadWeight, node.span, message).cure("give a number of at least 0")
+    })
+}
+
+fn scale_ms(name: &str, scale: Scale, node: &Node) -> Result<f64, Problem> {
+    let usable = number(node).filter(|ms| *ms > 0.0 && scale == Scale::Unit);
+    usable.ok_or_else(|| {
+        let message = format!("`scale_ms` of `{name}` is not usable");
+        Problem::new(Kind::BadParameter, node.span, message).cure(
+            "give a number above 0, and only to scorers from 0 to 1: \
+             what the whole way from 1 to 0 costs in milliseconds",
+        )
+    })
+}
+
+fn mixed_scales(scorers: &[(Span, Scoring)], blueprint: &mut Blueprint) {
+    let cost = scorers.iter().find(|(_, s)| s.scorer.scale() == Scale::Milliseconds);
+    let unit = |(_, s): &&(Span, Scoring)| s.scorer.scale() == Scale::Unit;
+    match cost {
+        Some((cost_span, cost)) => {
+            for (span, scoring) in scorers.iter().filter(unit).filter(|(_, s)| s.scale_ms.is_none())
+            {
+                let (name, cost) = (scoring.name, cost.name);
+                let message = format!(
+                    "`{name}` scores from 0 to 1 and `{cost}` in milliseconds; they cannot be added"
+                );
+                blueprint.problems.push(
+                    Problem::new(Kind::MixedScales, *span, message)
+                        .also(*cost_span, "in milliseconds")
+                        .cure(format!("give `{name}` a `scale_ms`: what the whole way from 1 to 0 costs in milliseconds")),
+                );
+            }
+        }
+        None => {
+            for (span, scoring) in scorers.iter().filter(|(_, s)| s.scale_ms.is_some()) {
+                let message =
+                    format!("`scale_ms` of `{}` has nothing to be scaled to", scoring.name);
+                blueprint.problems.push(
+                    Problem::new(Kind::MixedScales, *span, message)
+                        .cure("remove it: no scorer here is in milliseconds"),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The steps of the workflow, each with the selector that finds its pod.
+
+use super::Surroundings;
+use super::read::unknown_keys;
+use super::sheet::{Card, Sheet, StepCard};
+use super::stages::{filters, list, scorers};
+use crate::assembly::{Blueprint, Made, make};
+use crate::plugin::Stage;
+use crate::problem::{Kind, Problem};
+use crate::selector::{Picking, Selector};
+use crate::suggest::nearest;
+use crate::workflow::{Step, StepDraft, TOP};
+use crate::yaml::{Node, Yaml};
+
+const SELECTOR_KEYS: [&str; 3] = ["filter", "score", "pick"];
+
+/// Makes every step of the workflow. Preparers come first, each step's plugins next, and its pick can
+/// be read after them.
+pub(super) fn steps(
+    root: &Node,
+    drafts: Vec<StepDraft>,
+    surroundings: &Surroundings,
+    blueprint: &mut Blueprint,
+    sheet: &mut Sheet,
+) -> Vec<Step> {
+    let selectors = root.get("selectors");
+    let first_turn = match root.get("prepare").map(|node| &node.value) {
+        Some(Yaml::List(items)) => items.len(),
+        _ => 1,
+    };
+    let mut steps = Vec::new();
+    let mut used = Vec::new();
+    for (at, draft) in drafts.into_iter().enumerate() {
+        let turn = first_turn + 2 * at;
+        role(&draft, surroundings, blueprint);
+        let picked = blueprint.writes_pick(draft.name.as_str(), turn + 1, draft.span);
+        used.push(draft.selector.clone());
+        let Some(node) = find_selector(root, selectors, &draft, blueprint) else {
+            used.extend(meant(selectors, &draft.selector).map(str::to_owned));
+            continue;
+        };
+        let mut plugins = Vec::new();
+        let Some(selector) = selector(node, &draft, turn, blueprint, &mut plugins) else {
+            continue;
+        };
+        let StepDraft { name, selector: selector_name, rules, .. } = draft;
+        sheet.graph.steps.push(StepCard {
+            name: name.clone(),
+            role: rules.role.clone(),
+            plugins,
+            selector: selector_name,
+            rules: rules.written(),
+        });
+        steps.push(Step { name, selector, rules, picked });
+    }
+    // A workflow that could not be read names no selectors.
+    if !used.is_empty() {
+        unused(root, selectors, &used, blueprint);
+    }
+    steps
+}
+
+fn role(draft: &StepDraft, surroundings: &Surroundings, blueprint: &mut Blueprint) {
+    let Some(roles) = &surroundings.roles else { return };
+    let role = &draft.rules.role;
+    if roles.contains(role) {
+        return;
+    }
+    let known: Vec<_> = roles.iter().map(|role| format!("`{role}`")).collect();
+    let message = format!("step `{}` needs the role `{role}`, which no pod can play", draft.name);
+    let cure =
+        format!("give a pod the role `{role}`, or use one that pods have: {}", known.join(", "));
+    blueprint.problems.push(Problem::new(Kind::NoPodForRole, draft.role_span, message).cure(cure));
+}
+
+fn find_selector<'a>(
+    root: &'a Node,
+    selectors: Option<&'a Node>,
+    draft: &StepDraft,
+    blueprint: &mut Blueprint,
+) -> Option<&'a Node> {
+    if draft.selector == TOP {
+        return Some(root);
+    }
+    if let Some(node) = selectors.and_then(|selectors| selectors.get(&draft.selector)) {
+        return Some(node);
+    }
+    let name = &draft.selector;
+    let message =
+        format!("step `{}` needs the selector `{name}`, which does not exist", draft.name);
+    let cure = match meant(selectors, name) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("add `{name}: {{pick: max_score}}` to `selectors`"),
+    };
+    blueprint
+        .problems
+        .push(Problem::new(Kind::NoSelector, draft.selector_span, message).cure(cure));
+    None
+}
+
+/// The selector that was probably meant.
+fn meant<'a>(selectors: Option<&'a Node>, name: &str) -> Option<&'a str> {
+    let Some(Yaml::Map(entries)) = selectors.map(|node| &node.value) else { return None };
+    nearest(name, entries.iter().filter_map(|(key, _)| key.text()))
+}
+
+/// What no step uses would be silently ignored.
+fn unused(root: &Node, selectors: Option<&Node>, used: &[String], blueprint: &mut Blueprint) {
+    if let Some(Node { value: Yaml::Map(entries), .. }) = selectors {
+        for (key, _) in entries {
+            let name = key.text().unwrap_or_default();
+            if !used.iter().any(|used| used == name) {
+                let message = format!("no step uses the selector `{name}`");
+                blueprint.problems.push(
+                    Problem::new(Kind::NoSelector, key.span, message)
+                        .cure("name it in a step of `workflow`, or remove it"),
+                );
+            }
+        }
+    }
+    if let Yaml::Map(entries) = &root.value
+        && !used.iter().any(|used| used == TOP)
+    {
+        for (key, _) in entries
+            .iter()
+            .filter(|(key, _)| key.text().is_some_and(|key| SELECTOR_KEYS.contains(&key)))
+        {
+            let name = key.text().unwrap_or_default();
+            let message = format!("`{name}` at the top level is used by no step of the workflow");
+            blueprint.problems.push(
+                Problem::new(Kind::NoSelector, key.span, message)
+                    .cure("move it into one of `selectors`"),
+            );
+        }
+    }
+}
+
+fn selector(
+    node: &Node,
+    draft: &StepDraft,
+    turn: usize,
+    blueprint: &mut Blueprint,
+    cards: &mut Vec<Card>,
+) -> Option<Selector> {
+    if draft.selector != TOP {
+        match &node.value {
+            Yaml::Map(entries) => {
+                unknown_keys(entries, &SELECTOR_KEYS, "a selector", &mut blueprint.problems);
+            }
+            _ => {
+                let message =
+                    format!("selector `{}` is {}, not a map", draft.selector, node.kind());
+                blueprint.problems.push(
+                    Problem::new(Kind::Syntax, node.span, message)
+                        .cure("give it `filter`, `score` and `pick`"),
+                );
+                return None;
+            }
+        }
+    }
+    let filters = filters(node.get("filter"), turn, blueprint, cards);
+    let scorers = scorers(node.get("score"), turn, blueprint, cards);
+    let Some(pick) = node.get("pick") else {
+        let message = format!("step `{}` has no `pick`", draft.name);
+        let cure = "add `pick: max_score`, or another picker";
+        blueprint.problems.push(Problem::new(Kind::NoSelector, draft.span, message).cure(cure));
+        return None;
+    };
+    let node = list(Some(pick), Stage::Pick, blueprint).next()?;
+    let made = make(blueprint, node, Stage::Pick, turn).ok()?;
+    let Made::Pick(picker) = made.plugin else { return None };
+    let picker = Picking { name: made.card.plugin, picker };
+    cards.push(made.card);
+    Some(Selector { filters, scorers, picker })
+}

@@ -1,0 +1,173 @@
+//! Every rule of assembly, broken: what is said, where, and the cure.
+//!
+//! `tests/problems/<case>.yaml` breaks a rule, `<case>.txt` is what people are told. After a change of
+//! words, `UPDATE=1 cargo test -p wornpath-routing --test problems` writes the texts anew, to be read.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use wornpath_routing::{
+    Assembly, Candidate, Decision, Filter, Kind, Make, Parameter, Picked, Plugin, Prepare,
+    Preparing, Profile, Reads, Refused, Registry, Rejection, Role, Scale, Score, Slot,
+    Surroundings, Takes, Writes,
+};
+
+const PLAIN: Plugin = Plugin {
+    name: "",
+    summary: "",
+    parameters: &[],
+    needs: &[],
+    conflicts: &[],
+    example: "",
+    make: Make::Filter(|_| Ok(Box::new(Everybody))),
+};
+
+struct Everybody;
+
+impl Filter for Everybody {
+    fn keep(&self, _: &Decision<'_>, _: &[Candidate], _: &mut [bool]) {}
+
+    fn why(&self, _: &Decision<'_>, _: Candidate) -> String {
+        String::new()
+    }
+}
+
+#[derive(Default)]
+struct Chick;
+
+impl Slot for Chick {
+    const NAME: &'static str = "Chick";
+}
+
+#[derive(Default)]
+struct Shell;
+
+impl Slot for Shell {
+    const NAME: &'static str = "Shell";
+}
+
+struct Turns<R: Slot, W: Slot>(Reads<R>, Writes<W>);
+
+impl<R: Slot, W: Slot> Prepare for Turns<R, W> {
+    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
+        scene.derive(&self.0, &self.1, |_, _| {});
+        Ok(())
+    }
+}
+
+fn turns<R: Slot, W: Slot>(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+    Ok(Box::new(Turns::<R, W>(assembly.reads(), assembly.writes())))
+}
+
+struct Milliseconds;
+
+impl Score for Milliseconds {
+    fn scale(&self) -> Scale {
+        Scale::Milliseconds
+    }
+
+    fn score(&self, _: &Decision<'_>, _: &[Candidate], _: &mut [f64]) {}
+}
+
+struct Beside(Reads<Picked>);
+
+impl Score for Beside {
+    fn scale(&self) -> Scale {
+        Scale::Unit
+    }
+
+    fn score(&self, scene: &Decision<'_>, _: &[Candidate], scores: &mut [f64]) {
+        scores.fill(f64::from(u8::from(scene.read(&self.0).is_some())));
+    }
+}
+
+fn beside(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+    Ok(Box::new(Beside(assembly.picked("preprocess"))))
+}
+
+/// The shipped plugins, and a few that can only be used wrongly.
+fn surroundings() -> Surroundings {
+    const SIZE: Parameter = Parameter::required("size", Takes::Whole(1, 9), "Must be said.");
+    let registry = Registry::shipped()
+        .with(Plugin {
+            name: "hen",
+            example: "hen",
+            make: Make::Prepare(turns::<Chick, Shell>),
+            ..PLAIN
+        })
+        .with(Plugin {
+            name: "egg",
+            example: "egg",
+            make: Make::Prepare(turns::<Shell, Chick>),
+            ..PLAIN
+        })
+        .with(Plugin { name: "lonely", needs: &["tokenize"], ..PLAIN })
+        .with(Plugin { name: "cat", conflicts: &["dog"], ..PLAIN })
+        .with(Plugin { name: "dog", ..PLAIN })
+        .with(Plugin { name: "particular", parameters: &[SIZE], ..PLAIN })
+        .with(Plugin {
+            name: "patience",
+            make: Make::Score(|_| Ok(Box::new(Milliseconds))),
+            ..PLAIN
+        })
+        .with(Plugin { name: "beside", make: Make::Score(beside), ..PLAIN });
+    let roles = [Role::SERVE, Role::PREFILL, Role::DECODE].map(Role::named).to_vec();
+    Surroundings { registry, roles: Some(roles), ..Surroundings::default() }
+}
+
+#[test]
+fn every_broken_rule_is_explained_where_it_stands_with_its_cure() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/problems");
+    let mut cases: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    cases.sort();
+    let mut kinds = HashSet::new();
+    let mut wrong = Vec::new();
+    for path in &cases {
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let text = fs::read_to_string(path).unwrap();
+        let problems = match Profile::check(file, &text, &surroundings()) {
+            Ok(_) => panic!("{file} breaks no rule"),
+            Err(problems) => problems,
+        };
+        kinds.extend(problems.all().iter().map(wornpath_routing::Problem::kind));
+        let shown = problems.to_string();
+        let expected = path.with_extension("txt");
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&expected, &shown).unwrap();
+        }
+        if fs::read_to_string(&expected).unwrap_or_default() != shown {
+            wrong.push(shown);
+        }
+    }
+    assert!(wrong.is_empty(), "not what the .txt files say:\n{}", wrong.join("\n"));
+    for kind in Kind::ALL {
+        assert!(kinds.contains(&kind), "no case breaks the rule {}", kind.code());
+    }
+}
+
+#[test]
+fn machines_get_the_same_problems_as_data() {
+    let text = "pick: max_scor\n";
+    let problems = Profile::check("p.yaml", text, &surroundings()).unwrap_err().to_json();
+    assert_eq!(
+        problems,
+        serde_json::json!([{
+            "code": "unknown-plugin", "file": "p.yaml", "line": 1, "column": 7, "length": 8,
+            "message": "no `pick` plugin is called `max_scor`", "cure": "did you mean `max_score`?",
+            "also": [],
+        }])
+    );
+}
+
+/// Without this the cases above would prove nothing.
+#[test]
+fn a_profile_that_breaks_no_rule_is_accepted_with_the_same_surroundings() {
+    let text = "prepare: [tokenize, block_hash]\nfilter: [healthy]\nscore: [cache_affinity, {least_load: {weight: 0}}]\npick: max_score\n";
+    Profile::check("p.yaml", text, &surroundings()).unwrap();
+}
