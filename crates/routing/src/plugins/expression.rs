@@ -152,6 +152,9 @@ impl Values<Field> for Scope<'_> {
                 placed.map_or(0, |tokens| int(tokens.load(Relaxed)))
             }
             Field::Request(RequestField::PromptTokens) => int(self.prompt_tokens),
+            Field::Request(RequestField::BlockTokens) => {
+                self.held.map_or(0, |held| held.prompt().block_tokens as i64)
+            }
             Field::Request(RequestField::OutputTokens) => {
                 self.scene.request().output_tokens.unwrap_or(0).into()
             }

@@ -47,6 +47,7 @@ fn figures_of_the_pod_the_request_and_the_fleet_can_be_named() {
         ("pod.cached_share", [0.4, 0.0]),
         ("pod.uncached_tokens", [13.0, 21.0]),
         ("request.prompt_tokens", [21.0, 21.0]),
+        ("request.block_tokens", [2.0, 2.0]),
         ("request.output_tokens", [9.0, 9.0]),
         ("request.priority", [4.0, 4.0]),
         ("fleet.pods", [2.0, 2.0]),

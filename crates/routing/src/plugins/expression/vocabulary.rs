@@ -56,6 +56,7 @@ fields! {
     /// `request.…`.
     RequestField {
         PromptTokens: Int = "prompt_tokens",
+        BlockTokens: Int = "block_tokens",
         OutputTokens: Int = "output_tokens",
         Priority: Int = "priority",
         Model: String = "model",
@@ -121,7 +122,10 @@ impl Vocabulary for Words {
                 Some((Field::Pod(field), kind))
             }
             ["request", word] => {
-                find(RequestField::ALL, word).map(|(field, kind)| (Field::Request(field), kind))
+                let (field, kind) = find(RequestField::ALL, word)?;
+                let held = field == RequestField::BlockTokens;
+                self.asks_held.set(self.asks_held.get() || held);
+                Some((Field::Request(field), kind))
             }
             ["fleet", word] => {
                 let (field, kind) = find(FleetField::ALL, word)?;

@@ -1,0 +1,263 @@
+//! The field's published policies, written as profiles, choose what their formulas say.
+//!
+//! Each profile is run on random fleets; whoever it chooses must be one of the best by the formula,
+//! computed here from the very figures the fleet was given.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use wornpath_blocks::HashKey;
+use wornpath_index::{Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier};
+use wornpath_routing::{
+    Desk, Fleet, ModelChoice, Models, Outcome, Pod, PodFacts, Profile, Prompt, Request,
+    Reservation, Rng, RoutingPlan, Surroundings, World,
+};
+
+const BLOCK: usize = 16;
+/// Ten blocks and a rest.
+const PROMPT: usize = 165;
+
+/// What a pod has to do, and what it holds of the prompt.
+#[derive(Clone, Debug)]
+struct Load {
+    /// Tokens of the prompts that wait, one request each.
+    pending: Vec<u64>,
+    /// Tokens of the contexts that decode, one request each.
+    decoding: Vec<u64>,
+    waiting: u32,
+    kv_usage: f64,
+    held_blocks: usize,
+}
+
+impl Load {
+    fn requests(&self) -> f64 {
+        (self.pending.len() + self.decoding.len()) as f64
+    }
+
+    fn pend(&self) -> f64 {
+        self.pending.iter().sum::<u64>() as f64
+    }
+
+    fn new(&self) -> f64 {
+        (PROMPT - self.held_blocks * BLOCK) as f64
+    }
+
+    fn share(&self) -> f64 {
+        self.held_blocks as f64 / 10.0
+    }
+}
+
+fn load() -> impl Strategy<Value = Load> {
+    let tokens = || prop::collection::vec(1..2000_u64, 0..6);
+    (tokens(), tokens(), 0..9_u32, 0..=8_u8, 0..=10_usize).prop_map(
+        |(pending, decoding, waiting, eighths, held_blocks)| Load {
+            pending,
+            decoding,
+            waiting,
+            // Eighths are exact as `f32`, in which usage is kept.
+            kv_usage: f64::from(eighths) / 8.0,
+            held_blocks,
+        },
+    )
+}
+
+fn loads() -> impl Strategy<Value = Vec<Load>> {
+    prop::collection::vec(load(), 1..7)
+}
+
+struct Case {
+    fleet: Fleet,
+    desk: Desk,
+    surroundings: Surroundings,
+    _load: Vec<Reservation>,
+}
+
+impl Case {
+    fn of(loads: &[Load]) -> Self {
+        let index = Index::new(Limits::default(), 3);
+        let block = NonZeroUsize::new(BLOCK).unwrap();
+        let models = Models::new(HashKey::DEFAULT).with("m", block, None);
+        let mut reserved = vec![];
+        let pods: Vec<_> = loads
+            .iter()
+            .enumerate()
+            .map(|(at, load)| {
+                let id = index.add_pod().unwrap();
+                let pod = Pod::new(id, PodFacts::serving(&format!("p{at}"), "m"));
+                let waiting = load.pending.iter().map(|n| Reservation::new(pod.vitals(), *n, *n));
+                reserved.extend(waiting);
+                reserved.extend(load.decoding.iter().map(|tokens| {
+                    let mut reservation = Reservation::new(pod.vitals(), *tokens, *tokens);
+                    reservation.first_token();
+                    reservation
+                }));
+                pod.vitals().report(load.waiting, load.kv_usage);
+                store(&index, &models, &pod, load.held_blocks);
+                pod
+            })
+            .collect();
+        let surroundings = Surroundings { models: Arc::new(models), ..Surroundings::default() };
+        Self { fleet: Fleet::new(pods), desk: Desk::new(&index), surroundings, _load: reserved }
+    }
+
+    fn profile(&self, text: &str) -> Profile {
+        Profile::check("profile.yaml", text, &self.surroundings)
+            .unwrap_or_else(|problems| panic!("{problems}"))
+    }
+
+    /// Where the profile sends the prompt, and the plan, which keeps its load until it is dropped.
+    fn send(&mut self, profile: &Profile, seed: u64) -> (usize, RoutingPlan) {
+        let model = ModelChoice { base: "m".into(), lora: None };
+        let request = Request { model, prompt: Prompt::Tokens(prompt()), ..Request::default() };
+        let mut context = profile.context(request);
+        profile.prepare(&mut context).unwrap();
+        let (fleet, desk, rng) = (&self.fleet, &mut self.desk, &mut Rng::new(seed));
+        let now = Duration::from_secs(1);
+        match profile.decide(&mut context, &mut World { fleet, desk, now, rng }) {
+            Outcome::Plan(plan) => {
+                let pod = fleet.find(plan.steps[0].pod.unwrap()).unwrap();
+                (pod.position(), plan)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn prompt() -> Vec<u32> {
+    (0..PROMPT as u32).collect()
+}
+
+fn store(index: &Index, models: &Models, pod: &Pod, blocks: usize) {
+    let choice = ModelChoice { base: "m".into(), lora: None };
+    let root = models.root(&choice, None);
+    let mut contents = vec![];
+    let hasher = models.all()[0].hasher();
+    hasher.contents(&prompt()[..blocks * BLOCK], &mut contents);
+    let names: Vec<_> = root.chain(&contents).map(|hash| EngineHash(hash.0)).collect();
+    let content = Content::Chained { parent: Parent::Root(root), contents: &contents };
+    let stored = Stored { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
+    index.writer().apply(pod.id(), None, &[Event::Stored(stored)]).unwrap();
+}
+
+/// Whoever the profile chooses, nobody is better by `cost`.
+fn chooses_the_least(yaml: &str, loads: &[Load], cost: impl Fn(&Load) -> f64) {
+    let mut case = Case::of(loads);
+    let profile = case.profile(yaml);
+    let (chosen, _plan) = case.send(&profile, 5);
+    let costs: Vec<_> = loads.iter().map(cost).collect();
+    let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+    assert!(costs[chosen] <= least + 1e-9, "chose {chosen} of {costs:?}");
+}
+
+proptest! {
+    #[test]
+    fn llm_d_weighs_prefix_queue_and_kv_cache_by_3_2_2(loads in loads()) {
+        let most = loads.iter().map(|load| load.waiting).max().unwrap();
+        let least = loads.iter().map(|load| load.waiting).min().unwrap();
+        let queue = |load: &Load| if most == least { 1.0 } else {
+            f64::from(most - load.waiting) / f64::from(most - least)
+        };
+        chooses_the_least(include_str!("../../../profiles/llm-d.yaml"), &loads, |load| {
+            -(3.0 * load.share() + 2.0 * queue(load) + 2.0 * (1.0 - load.kv_usage))
+        });
+    }
+
+    #[test]
+    fn llm_d_sticky_stays_with_the_warm_pods_and_takes_the_least_prefill(loads in loads()) {
+        // Loads this small never saturate: the lead of the warm side is below 878,000 tokens.
+        let anybody = loads.iter().any(|load| load.share() >= 0.8);
+        chooses_the_least(include_str!("../../../profiles/llm-d-sticky.yaml"), &loads, |load| {
+            let cold = anybody && load.share() < 0.8;
+            if cold { f64::INFINITY } else { load.pend() + load.new() }
+        });
+    }
+
+    #[test]
+    fn dynamo_adds_prefill_and_decode_blocks(loads in loads()) {
+        chooses_the_least(include_str!("../../../profiles/dynamo.yaml"), &loads, |load| {
+            let (block, prompt) = (BLOCK as f64, PROMPT as f64);
+            let prefill = (load.pend() + prompt) / block - load.held_blocks as f64;
+            prefill.max(0.0) + (load.decoding.iter().sum::<u64>() as f64 + prompt) / block
+        });
+    }
+
+    #[test]
+    fn min_ttft_adds_pending_and_uncached_tokens(loads in loads()) {
+        chooses_the_least(include_str!("../../../profiles/min-ttft.yaml"), &loads, |load| {
+            load.pend() + load.new()
+        });
+    }
+
+    #[test]
+    fn lmetric_multiplies_prefill_by_requests(loads in loads()) {
+        chooses_the_least(include_str!("../../../profiles/lmetric.yaml"), &loads, |load| {
+            (load.pend() + load.new()) * (load.requests() + 1.0)
+        });
+    }
+
+    #[test]
+    fn sglang_takes_the_longest_match_while_the_fleet_is_in_balance(loads in loads()) {
+        let matched = loads.iter().any(|load| load.share() > 0.3);
+        chooses_the_least(include_str!("../../../profiles/sglang.yaml"), &loads, |load| {
+            // Nobody was given anything yet, so all trees are equally small.
+            if matched { -load.share() } else { 0.0 }
+        });
+    }
+
+    #[test]
+    fn sticky_least_loaded_takes_the_least_loaded_holder_of_the_key(loads in loads()) {
+        // 64 tokens are four blocks.
+        let anybody = loads.iter().any(|load| load.held_blocks >= 4);
+        chooses_the_least(include_str!("../../../profiles/sticky-least-loaded.yaml"), &loads, |load| {
+            let stranger = anybody && load.held_blocks < 4;
+            if stranger { f64::INFINITY } else { load.requests() }
+        });
+    }
+}
+
+fn idle() -> Load {
+    Load { pending: vec![], decoding: vec![], waiting: 0, kv_usage: 0.0, held_blocks: 0 }
+}
+
+#[test]
+fn llm_d_sticky_lets_go_of_a_saturated_pod() {
+    let yaml = include_str!("../../../profiles/llm-d-sticky.yaml");
+    let warm = |pending| Load { pending: vec![pending], held_blocks: 10, ..idle() };
+    for (pending, expected) in [(878_000, 0), (878_001, 1)] {
+        let mut case = Case::of(&[warm(pending), idle()]);
+        let profile = case.profile(yaml);
+        assert_eq!(case.send(&profile, 1).0, expected, "{pending} tokens pending");
+    }
+}
+
+#[test]
+fn sglang_takes_the_shortest_queue_when_out_of_balance_and_the_smallest_tree_when_nothing_matches()
+{
+    let yaml = include_str!("../../../profiles/sglang.yaml");
+    let busy = |requests| Load { decoding: vec![1; requests], held_blocks: 10, ..idle() };
+    for (requests, expected) in [(64, 0), (65, 1)] {
+        let mut case = Case::of(&[busy(requests), idle()]);
+        let profile = case.profile(yaml);
+        assert_eq!(case.send(&profile, 1).0, expected, "{requests} requests on the warm pod");
+    }
+    let mut case = Case::of(&[idle(), idle(), idle()]);
+    let yaml = format!("{yaml}speculate: off\n");
+    let profile = case.profile(&yaml);
+    let mut pods: Vec<_> = (0..3).map(|seed| case.send(&profile, seed).0).collect();
+    pods.sort_unstable();
+    assert_eq!(pods, [0, 1, 2], "each prompt goes to the pod that was given least");
+}
+
+#[test]
+fn sticky_least_loaded_records_a_new_key_at_once() {
+    let mut case = Case::of(&[idle(), idle(), idle(), idle()]);
+    let profile = case.profile(include_str!("../../../profiles/sticky-least-loaded.yaml"));
+    let sent: Vec<_> = (0..5).map(|seed| case.send(&profile, seed)).collect();
+    assert!(
+        sent.iter().all(|(pod, _)| *pod == sent[0].0),
+        "no event has come, and all follow the first"
+    );
+}
