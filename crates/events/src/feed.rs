@@ -167,6 +167,11 @@ impl Feed {
         }
     }
 
+    /// A source is there, and has nothing to say.
+    pub fn alive(&mut self, now: Moment) {
+        self.hear(now);
+    }
+
     /// A source cannot be reached any more.
     pub fn disconnected(&mut self, from: SourceId) -> Option<Rebuild> {
         if let Some(source) = self.sources.get_mut(from.0) {

@@ -5,14 +5,22 @@
 //! top of these and only carry bytes.
 #![forbid(unsafe_code)]
 
+mod consume;
 mod feed;
 mod pod;
+mod pods;
 mod said;
 mod translate;
+mod transport;
 pub mod wire;
+mod zeromq;
 pub mod zmtp;
 
+pub use consume::{Clock, consume, keep_time, supervise};
 pub use feed::{Admission, Feed, FeedCounters, Rebuild, Rules, SourceId, State, Status, Step};
 pub use pod::{Pod, Serving};
+pub use pods::{Attached, PodStatus, Pods};
 pub use said::{Abilities, Ask, EngineDigest, Epoch, Heading, Said, Via};
 pub use translate::{TranslateError, Translated, Translator};
+pub use transport::{Heard, PodName, Transport};
+pub use zeromq::{AddressError, ZeroMq, ZmqAddress};

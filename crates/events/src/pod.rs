@@ -89,6 +89,10 @@ impl Pod {
                 self.feed.connected(from, now);
                 None
             }
+            Said::Alive => {
+                self.feed.alive(now);
+                None
+            }
             Said::Disconnected => self.feed.disconnected(from),
             Said::Batch { heading, via, batch } => {
                 self.batch(writer, (from, heading, batch), via, now)?;

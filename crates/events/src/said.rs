@@ -49,6 +49,8 @@ pub enum Said {
     Connected,
     /// It cannot any more.
     Disconnected,
+    /// Nothing happened, and the source is there.
+    Alive,
     /// Things happened.
     Batch {
         /// Which batch it is.

@@ -37,6 +37,11 @@ async fn libzmq_publishes_and_replays_to_us() {
         engine.say("send", &large);
         assert_eq!(stream.receive().await.unwrap()[2], large);
 
+        assert!(!stream.ping().await.unwrap(), "nothing was asked before");
+        let quiet = tokio::time::timeout(Duration::from_millis(300), stream.receive()).await;
+        assert!(quiet.is_err(), "an answer to a ping is no message");
+        assert!(stream.ping().await.unwrap(), "libzmq answers pings");
+
         let number = u64::from_be_bytes((&first[1][..]).try_into().unwrap());
         asked.send(&[&[][..], &number.to_be_bytes()]).await.unwrap();
         for payload in [&b"first"[..], &large, b""] {

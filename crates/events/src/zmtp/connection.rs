@@ -23,6 +23,15 @@ pub struct Connection<S> {
     outbox: BytesMut,
     /// The frames of a message whose last has not come yet.
     frames: Vec<Bytes>,
+    ping: Ping,
+}
+
+/// How the peer takes pings. One that never answered any may not know them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ping {
+    NeverAnswered,
+    Answered,
+    Awaited,
 }
 
 impl Connection<TcpStream> {
@@ -55,7 +64,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// The peer is no ZeroMQ socket that can speak with `own`.
     pub async fn handshake(stream: S, own: Socket) -> Result<Self, ZmtpError> {
         let (inbox, frames) = (Inbox::default(), Vec::new());
-        let mut this = Self { stream, inbox, outbox: BytesMut::from(&GREETING[..]), frames };
+        let outbox = BytesMut::from(&GREETING[..]);
+        let mut this = Self { stream, inbox, outbox, frames, ping: Ping::NeverAnswered };
         while this.inbox.bytes.len() < GREETING_BYTES {
             this.exchange().await?;
         }
@@ -112,6 +122,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.send(&[[&[1], topic].concat()]).await
     }
 
+    /// Asks for a sign of life, to be called after a silence. Whether there was one since the last ping.
+    ///
+    /// # Errors
+    /// The peer answered pings before and has stopped to, or the connection is of no more use.
+    pub async fn ping(&mut self) -> Result<bool, ZmtpError> {
+        let answered = self.ping;
+        if answered == Ping::Awaited {
+            return Err(ZmtpError::Lost);
+        }
+        if answered == Ping::Answered {
+            self.ping = Ping::Awaited;
+        }
+        let no_limit_no_context = [0, 0];
+        frame::put_command(&mut self.outbox, "PING", &no_limit_no_context);
+        self.flush().await?;
+        Ok(answered == Ping::Answered)
+    }
+
     /// Sends bytes that are frames already.
     pub(super) async fn send_framed(&mut self, message: &[u8]) -> Result<(), ZmtpError> {
         self.outbox.extend_from_slice(message);
@@ -121,9 +149,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// A peer that looks after its connections wants its ping returned. Commands that are not known
     /// are none of ours.
     fn obey(&mut self, body: &[u8]) {
-        if let Some((b"PING", content)) = frame::command(body) {
-            let context = content.get(2..).unwrap_or_default();
-            frame::put_command(&mut self.outbox, "PONG", context);
+        match frame::command(body) {
+            Some((b"PING", content)) => {
+                let context = content.get(2..).unwrap_or_default();
+                frame::put_command(&mut self.outbox, "PONG", context);
+            }
+            Some((b"PONG", _)) => self.ping = Ping::Answered,
+            _ => {}
         }
     }
 

@@ -11,6 +11,9 @@ pub enum ZmtpError {
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
+    /// The peer does not answer pings any more.
+    #[error("the peer does not answer any more")]
+    Lost,
     /// The peer did not finish its handshake in time.
     #[error("the peer did not finish the handshake within {seconds} s; is it a ZeroMQ socket?")]
     Silent {

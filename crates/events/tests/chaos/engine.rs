@@ -61,6 +61,8 @@ impl Engine {
     /// Does something, and says so in one batch: evictions first, as engines do.
     pub(crate) fn step(&mut self, random: &mut Random) {
         let mut batch = Batch::default();
+        // The engine's clock, which is never the same in two lives.
+        batch.sent_at = self.life as f64 * 1e6 + self.said.len() as f64;
         if random.below(400) == 0 {
             self.blocks.clear();
             batch.push(Event::Cleared);

@@ -1,0 +1,75 @@
+//! Brings transports and pods together: the only part of the crate that runs by itself.
+
+use crate::pods::Pods;
+use crate::said::Said;
+use crate::transport::{Heard, Transport};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use wornpath_index::Moment;
+
+/// How often what is due is looked for; small against the second that a pod waits between questions.
+const TICK: Duration = Duration::from_millis(50);
+/// How soon a consumer that failed is started again.
+const RESTART: Duration = Duration::from_millis(50);
+
+/// Time since the start, which nobody can set back.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    /// Starts at zero.
+    #[must_use]
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// The time since the start.
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        self.0.elapsed()
+    }
+}
+
+/// Does what is due for all pods, for as long as it is polled.
+pub async fn keep_time(pods: &Pods, clock: Clock) -> Infallible {
+    let mut writer = pods.index().writer();
+    loop {
+        tokio::time::sleep(TICK).await;
+        pods.tick(&mut writer, clock.now());
+    }
+}
+
+/// Feeds the pods from a transport, for as long as it is polled.
+pub async fn consume<T: Transport>(mut transport: T, pods: &Pods, clock: Clock) -> Infallible {
+    let mut attached = pods.attach(transport.name(), transport.abilities());
+    let mut writer = pods.index().writer();
+    loop {
+        tokio::select! {
+            Some((pod, ask)) = attached.asks.recv() => transport.ask(&pod, ask),
+            heard = transport.next() => pods.hear(&mut writer, &attached, heard, clock.now()),
+        }
+    }
+}
+
+/// Feeds the pods from transports that `make` makes: if one panics, its pods are unsure, and the next one
+/// takes over.
+pub async fn supervise<T, M>(mut make: M, pods: &Arc<Pods>, clock: Clock) -> Infallible
+where
+    T: Transport + 'static,
+    M: FnMut() -> T,
+{
+    loop {
+        let transport = make();
+        let attached = pods.attach(transport.name(), transport.abilities());
+        let mut task = JoinSet::new();
+        let fed = Arc::clone(pods);
+        task.spawn(async move { consume(transport, &fed, clock).await });
+        task.join_next().await;
+        let lost = Heard::OfAll(Said::Disconnected);
+        pods.hear(&mut pods.index().writer(), &attached, lost, clock.now());
+        tokio::time::sleep(RESTART).await;
+    }
+}

@@ -1,0 +1,190 @@
+//! All pods that events are about, and the sources that speak of them.
+//!
+//! Pods come and go by the fleet's configuration or discovery, never by an event: what is said of a pod
+//! that is not known here is counted and has no effect. Each pod has a lock of its own, so that sources of
+//! different pods do not wait for each other.
+
+use crate::feed::{Rules, SourceId, Status};
+use crate::pod::{Pod, Serving};
+use crate::said::{Abilities, Ask, Said};
+use crate::transport::{Heard, PodName};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
+use wornpath_index::{Index, Moment, NoSlot, PodId, Writer};
+
+/// The pods of one index.
+pub struct Pods {
+    index: Index,
+    rules: Rules,
+    pods: Mutex<BTreeMap<PodName, Arc<Mutex<Known>>>>,
+    strangers: AtomicU64,
+}
+
+struct Known {
+    pod: Pod,
+    sources: Vec<Line>,
+}
+
+/// A source as one pod sees it.
+struct Line {
+    id: SourceId,
+    name: Arc<str>,
+    asks: mpsc::Sender<(PodName, Ask)>,
+}
+
+/// A transport's place among the sources.
+pub struct Attached {
+    name: Arc<str>,
+    abilities: Abilities,
+    sender: mpsc::Sender<(PodName, Ask)>,
+    /// What the transport is to ask.
+    pub asks: mpsc::Receiver<(PodName, Ask)>,
+}
+
+/// The status of one pod.
+#[derive(Clone, Debug)]
+pub struct PodStatus {
+    /// The pod.
+    pub pod: PodName,
+    /// Where its events come from.
+    pub sources: Vec<Arc<str>>,
+    /// How its events are.
+    pub status: Status,
+}
+
+/// Questions that wait for one transport. A pod asks once a second, and asks again if this is lost.
+const MOST_ASKS: usize = 4096;
+
+impl Pods {
+    /// No pods yet.
+    #[must_use]
+    pub fn new(index: Index, rules: Rules) -> Self {
+        let pods = Mutex::default();
+        Self { index, rules, pods, strangers: AtomicU64::new(0) }
+    }
+
+    /// The index that the pods are in.
+    #[must_use]
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Takes a pod in; if it is there already, as it is.
+    ///
+    /// # Errors
+    /// The index has no slot left.
+    pub fn add(&self, name: &PodName, serving: Serving) -> Result<PodId, NoSlot> {
+        let mut pods = lock(&self.pods);
+        if let Some(known) = pods.get(name) {
+            return Ok(lock(known).pod.id());
+        }
+        let id = self.index.add_pod()?;
+        // Only a pod that was removed by its id can be gone, and nobody has the id yet.
+        if let Ok(pod) = Pod::new(&self.index, id, serving, self.rules) {
+            let known = Known { pod, sources: Vec::new() };
+            pods.insert(Arc::clone(name), Arc::new(Mutex::new(known)));
+        }
+        Ok(id)
+    }
+
+    /// Takes a pod out, of the index too. Whether it was there.
+    pub fn remove(&self, name: &str) -> bool {
+        let removed = lock(&self.pods).remove(name);
+        removed.is_some_and(|known| self.index.remove_pod(lock(&known).pod.id()))
+    }
+
+    /// A place for a transport.
+    #[must_use]
+    pub fn attach(&self, name: &str, abilities: Abilities) -> Attached {
+        let (sender, asks) = mpsc::channel(MOST_ASKS);
+        Attached { name: name.into(), abilities, sender, asks }
+    }
+
+    /// Takes in what a transport heard.
+    pub fn hear(&self, writer: &mut Writer, source: &Attached, heard: Heard, now: Moment) {
+        match heard {
+            Heard::Of(name, said) => match self.get(&name) {
+                Some(known) => lock(&known).hear(writer, source, said, now),
+                None => {
+                    self.strangers.fetch_add(1, Ordering::Relaxed);
+                }
+            },
+            Heard::OfAll(said) => {
+                for (_, known) in self.all() {
+                    let mut known = lock(&known);
+                    if known.sources.iter().any(|line| line.name == source.name) {
+                        known.hear(writer, source, said.clone(), now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what is due for every pod, and hands questions to the transports.
+    pub fn tick(&self, writer: &mut Writer, now: Moment) {
+        for (name, known) in self.all() {
+            let mut known = lock(&known);
+            // A pod that has left the index is asked nothing more; a full queue is as good as a loss.
+            while let Ok(Some((source, ask))) = known.pod.tick(writer, now) {
+                if let Some(line) = known.sources.iter().find(|line| line.id == source) {
+                    let _ = line.asks.try_send((Arc::clone(&name), ask));
+                }
+            }
+        }
+    }
+
+    /// Every pod's status, by name.
+    #[must_use]
+    pub fn status(&self, now: Moment) -> Vec<PodStatus> {
+        let status = |(pod, known): (PodName, Arc<Mutex<Known>>)| {
+            let known = lock(&known);
+            let sources = known.sources.iter().map(|line| Arc::clone(&line.name)).collect();
+            PodStatus { pod, sources, status: known.pod.status(now) }
+        };
+        self.all().into_iter().map(status).collect()
+    }
+
+    /// How often something was said of a pod that is not known.
+    #[must_use]
+    pub fn strangers(&self) -> u64 {
+        self.strangers.load(Ordering::Relaxed)
+    }
+
+    fn get(&self, name: &str) -> Option<Arc<Mutex<Known>>> {
+        lock(&self.pods).get(name).map(Arc::clone)
+    }
+
+    fn all(&self) -> Vec<(PodName, Arc<Mutex<Known>>)> {
+        let pods = lock(&self.pods);
+        pods.iter().map(|(name, known)| (Arc::clone(name), Arc::clone(known))).collect()
+    }
+}
+
+impl Known {
+    fn hear(&mut self, writer: &mut Writer, source: &Attached, said: Said, now: Moment) {
+        let id = self.meet(source);
+        // An error says that the pod has left the index: then nothing said of it matters.
+        let _ = self.pod.hear(writer, id, said, now);
+    }
+
+    /// The source as this pod knows it: new, known, or started again under the same name.
+    fn meet(&mut self, source: &Attached) -> SourceId {
+        if let Some(line) = self.sources.iter_mut().find(|line| line.name == source.name) {
+            if !line.asks.same_channel(&source.sender) {
+                line.asks = source.sender.clone();
+            }
+            return line.id;
+        }
+        let id = self.pod.add_source(source.abilities);
+        let asks = source.sender.clone();
+        self.sources.push(Line { id, name: Arc::clone(&source.name), asks });
+        id
+    }
+}
+
+/// Whoever panicked with the lock left a pod that its next digest or replay puts right.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
