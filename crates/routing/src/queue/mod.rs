@@ -12,13 +12,16 @@
 //! tenant a request is overtaken only by those that came before it was due. The number of waiting
 //! requests is bounded; when it is reached, the longest queue of the lowest priority gives way.
 //!
-//! A state machine: time is an argument, [`HoldingQueue::next_wakeup`] says when to come back.
+//! A state machine: time is an argument, [`HoldingQueue::next_wakeup`] says when to come back. A
+//! [`WaitingRoom`] is the queue together with the decisions that let its requests go.
 
 mod fairness;
 mod holding;
+mod room;
 mod rules;
 #[cfg(test)]
 mod tests;
 
 pub use holding::{Full, HoldingQueue, Pushed, Ticket};
+pub use room::{Held, Settled, WaitingRoom};
 pub use rules::{Order, Priority, QueueRules, QueueRulesError, Tenant, Waiting};
