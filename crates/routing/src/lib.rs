@@ -13,6 +13,7 @@
 mod assembly;
 mod context;
 mod decide;
+pub mod described;
 mod explain;
 mod fleet;
 mod models;
@@ -33,6 +34,8 @@ mod stage;
 mod suggest;
 #[cfg(test)]
 mod testing;
+#[cfg(feature = "text")]
+mod text;
 mod values;
 mod workflow;
 mod yaml;
@@ -64,4 +67,6 @@ pub use stage::{
     Choice, Decision, Fallbacks, Filter, Held, HeldBlocks, Pick, Prepare, Preparing, Rejection,
     Scale, Score, Slate, WhenEmpty,
 };
+#[cfg(feature = "text")]
+pub use text::TextTokenizer;
 pub use values::{Attributes, BlockHashes, Picked, PlanHint, RingKey, SessionKey, Tokens};
