@@ -41,7 +41,7 @@ impl Load {
         self.pending.iter().sum::<u64>() as f64
     }
 
-    fn new(&self) -> f64 {
+    fn uncached(&self) -> f64 {
         (PROMPT - self.held_blocks * BLOCK) as f64
     }
 
@@ -171,7 +171,7 @@ proptest! {
         let anybody = loads.iter().any(|load| load.share() >= 0.8);
         chooses_the_least(include_str!("../../../profiles/llm-d-sticky.yaml"), &loads, |load| {
             let cold = anybody && load.share() < 0.8;
-            if cold { f64::INFINITY } else { load.pend() + load.new() }
+            if cold { f64::INFINITY } else { load.pend() + load.uncached() }
         });
     }
 
@@ -187,14 +187,14 @@ proptest! {
     #[test]
     fn min_ttft_adds_pending_and_uncached_tokens(loads in loads()) {
         chooses_the_least(include_str!("../../../profiles/min-ttft.yaml"), &loads, |load| {
-            load.pend() + load.new()
+            load.pend() + load.uncached()
         });
     }
 
     #[test]
     fn lmetric_multiplies_prefill_by_requests(loads in loads()) {
         chooses_the_least(include_str!("../../../profiles/lmetric.yaml"), &loads, |load| {
-            (load.pend() + load.new()) * (load.requests() + 1.0)
+            (load.pend() + load.uncached()) * (load.requests() + 1.0)
         });
     }
 
