@@ -3,6 +3,7 @@
 
 mod demo;
 mod engine;
+mod events;
 
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
@@ -22,6 +23,7 @@ enum Command {
     /// Replay the cache events of three real engines and show which of them holds how much of a prompt
     Demo,
     Engine(Box<engine::EngineArguments>),
+    Events(events::EventsArguments),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -30,6 +32,7 @@ fn main() -> anyhow::Result<()> {
     let result = match command {
         Command::Demo => demo::run(&mut out),
         Command::Engine(arguments) => engine::run(&arguments, &mut out),
+        Command::Events(arguments) => events::run(&arguments, &mut out),
     };
     ignore_closed_pipe(result.and_then(|()| Ok(out.flush()?)))
 }

@@ -1,0 +1,178 @@
+//! `wornpath events`: what engines say about their caches, for people who look into them.
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use std::io::Write;
+use wornpath_events::wire::{Batch, Event, Stored};
+use wornpath_events::{Ask, Heard, PodName, Said, Transport, Via, ZeroMq, ZmqAddress};
+use wornpath_index::EngineHash;
+
+/// Look into the cache events of engines
+#[derive(Args)]
+pub(crate) struct EventsArguments {
+    #[command(subcommand)]
+    command: EventsCommand,
+}
+
+#[derive(Subcommand)]
+enum EventsCommand {
+    /// Decode and print a live stream, one event a line
+    Tail(TailArguments),
+}
+
+#[derive(Args)]
+struct TailArguments {
+    /// Where the engine publishes: zmq://host:port, with ?replay=port and &topic=prefix where it has them
+    #[arg(long, value_name = "SOURCE")]
+    from: ZmqAddress,
+    /// The data-parallel rank to listen to, which publishes on port + rank
+    #[arg(long, default_value_t = 0)]
+    rank: u16,
+    /// Begin with this batch, if the engine can replay it
+    #[arg(long, value_name = "SEQUENCE")]
+    since: Option<u64>,
+    /// End after so many batches
+    #[arg(long, value_name = "BATCHES")]
+    limit: Option<u64>,
+}
+
+pub(crate) fn run(arguments: &EventsArguments, out: &mut impl Write) -> anyhow::Result<()> {
+    let EventsCommand::Tail(arguments) = &arguments.command;
+    let address = arguments.from.of_rank(arguments.rank)?;
+    anyhow::ensure!(
+        arguments.since.is_none() || address.replay.is_some(),
+        "--since needs a replay socket; add ?replay=port to --from {address}"
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime for network input")?;
+    runtime.block_on(tail(arguments, address, out))
+}
+
+async fn tail(
+    arguments: &TailArguments,
+    address: ZmqAddress,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let pod: PodName = address.to_string().into();
+    let mut transport = ZeroMq::new(pod.clone(), address);
+    let mut expected = None;
+    let mut left = arguments.limit.unwrap_or(u64::MAX);
+    let mut waits = true;
+    while left > 0 {
+        let (Heard::Of(_, said) | Heard::OfAll(said)) = transport.next().await;
+        match said {
+            Said::Connected => {
+                writeln!(out, "connected to {pod}")?;
+                // What came between is for a replay to say.
+                expected = None;
+                if let Some(from) = arguments.since.filter(|_| std::mem::take(&mut waits)) {
+                    transport.ask(&pod, Ask::Replay { from });
+                }
+            }
+            Said::Disconnected => {
+                let reason = transport.last_error().unwrap_or("the connection was lost");
+                writeln!(out, "disconnected: {reason}; connecting again")?;
+            }
+            Said::Malformed { sequence, reason } => {
+                let number = sequence.map_or("?".to_owned(), |sequence| sequence.to_string());
+                writeln!(out, "#{number} malformed: {reason}")?;
+            }
+            Said::ReplayEnd => writeln!(out, "end of the replay")?,
+            Said::Batch { heading, via, batch } => {
+                let sequence = heading.sequence.unwrap_or_default();
+                if via == Via::Live {
+                    note_order(out, expected, sequence)?;
+                    expected = sequence.checked_add(1);
+                }
+                print(out, sequence, &batch)?;
+                left -= 1;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn note_order(out: &mut impl Write, expected: Option<u64>, found: u64) -> std::io::Result<()> {
+    match expected {
+        Some(expected) if found > expected => {
+            writeln!(out, "#{expected} to #{} did not come", found - 1)
+        }
+        Some(expected) if found < expected => {
+            writeln!(
+                out,
+                "#{found} came after #{}: repeated, or the engine restarted",
+                expected - 1
+            )
+        }
+        _ => Ok(()),
+    }
+}
+
+fn print(out: &mut impl Write, sequence: u64, batch: &Batch) -> std::io::Result<()> {
+    let rank = batch.dp_rank.map_or(String::new(), |rank| format!(" rank {rank}"));
+    if batch.is_empty() {
+        writeln!(out, "#{sequence}{rank} nothing")?;
+    }
+    for event in batch.events() {
+        write!(out, "#{sequence}{rank} ")?;
+        match event {
+            Event::Stored(stored) => print_stored(out, &stored)?,
+            Event::Removed(removed) => {
+                write!(out, "removed {:?}{}", removed.tier, names(removed.blocks))?;
+                print_group(out, removed.group)?;
+            }
+            Event::Cleared => write!(out, "cleared")?,
+        }
+        writeln!(out)?;
+    }
+    if batch.unknown_events > 0 {
+        writeln!(out, "#{sequence}{rank} {} events of unknown types", batch.unknown_events)?;
+    }
+    Ok(())
+}
+
+/// Tokens are prompts, and stay unsaid.
+fn print_stored(out: &mut impl Write, stored: &Stored<'_>) -> std::io::Result<()> {
+    write!(out, "stored {:?}{}", stored.tier, names(stored.blocks))?;
+    if stored.tokens.is_empty() {
+        write!(out, " without tokens")?;
+    } else {
+        match stored.parent {
+            Some(parent) => write!(out, " after {:016x}", parent.0)?,
+            None => write!(out, " at the start of a prompt")?,
+        }
+        write!(out, ", {} tokens by {}", stored.tokens.len(), stored.block_size)?;
+    }
+    if let Some(name) = stored.lora_name {
+        write!(out, ", adapter {name}")?;
+    }
+    let keyed = (0..stored.extra_keys.len()).filter(|block| {
+        let mut keys = stored.extra_keys.block(*block);
+        keys.next().is_some()
+    });
+    match keyed.count() {
+        0 => {}
+        blocks => write!(out, ", extra keys on {blocks}")?,
+    }
+    print_group(out, stored.group)
+}
+
+fn print_group(out: &mut impl Write, group: Option<u32>) -> std::io::Result<()> {
+    group.map_or(Ok(()), |group| write!(out, ", group {group}"))
+}
+
+/// The first few names, and how many more there are.
+fn names(blocks: &[EngineHash]) -> String {
+    const SHOWN: usize = 4;
+    let mut line = String::new();
+    for block in blocks.iter().take(SHOWN) {
+        line.push_str(&format!(" {:016x}", block.0));
+    }
+    if blocks.len() > SHOWN {
+        line.push_str(&format!(" and {} more", blocks.len() - SHOWN));
+    }
+    line
+}

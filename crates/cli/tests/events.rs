@@ -1,0 +1,51 @@
+//! `wornpath events`, run as a user runs it, on a stream captured from a real engine.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::process::{Command, Output};
+use wornpath_events::wire::records;
+use wornpath_events::zmtp::Publisher;
+
+fn tail(arguments: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_wornpath");
+    Command::new(program).args(["events", "tail"]).args(arguments).output().unwrap()
+}
+
+#[test]
+fn a_live_stream_is_decoded_and_what_is_missing_in_it_is_named() {
+    let capture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../events/tests/fixtures/vllm-0.32/serve_sha256_cbor.bin"
+    );
+    let capture = std::fs::read(capture).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let publisher = runtime.block_on(Publisher::bind("127.0.0.1:0")).unwrap();
+    let source = format!("zmq://{}", publisher.address());
+    let run = std::thread::scope(|scope| {
+        let run = scope.spawn(|| tail(&["--from", &source, "--limit", "3"]));
+        runtime.block_on(publisher.subscribed(1));
+        for (at, message) in records(&capture).enumerate().take(4) {
+            if at != 1 {
+                publisher.send(&message.unwrap());
+            }
+        }
+        run.join().unwrap()
+    });
+    let printed = String::from_utf8(run.stdout).unwrap();
+    let lines: Vec<_> = printed.lines().collect();
+    assert_eq!(lines[0], format!("connected to {source}"));
+    assert!(lines[1].starts_with("#0 rank 0 stored Gpu "), "{printed}");
+    assert!(lines[1].contains(" at the start of a prompt, "), "{printed}");
+    assert!(lines.contains(&"#1 to #1 did not come"), "{printed}");
+    assert!(run.status.success());
+}
+
+#[test]
+fn an_address_that_is_none_is_refused_with_the_cure() {
+    let refused = tail(&["--from", "http://pod:1"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(error.contains("it begins with neither zmq:// nor tcp://"), "{error}");
+    assert!(error.contains("write zmq://host:port?replay=port&topic=prefix"), "{error}");
+    let refused = tail(&["--from", "zmq://127.0.0.1:1", "--since", "0"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(error.contains("--since needs a replay socket"), "{error}");
+}
