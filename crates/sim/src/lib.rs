@@ -27,8 +27,7 @@
 //!
 //! What the model leaves out: speculative decoding, pipeline bubbles, CPU scheduling time that grows
 //! with the batch, sliding windows, images, and sharing of a block inside the step that computes it
-//! (vLLM allows that; here a block can be reused from the next step on). Output that nobody can ask
-//! for again, because its tokens are unknown, leaves the cache first.
+//! (vLLM allows that; here a block can be reused from the next step on).
 #![forbid(unsafe_code)]
 
 mod cost;

@@ -6,8 +6,8 @@
 //! its head. Two blocks may hold the same content, when two requests computed it at the same time;
 //! both keep the name and each is evicted on its own.
 //!
-//! Blocks without a name hold nothing that can be asked for, so they go before all others. (vLLM
-//! queues them by age; there nearly every block has a name, while outputs in traces have none.)
+//! Blocks without a name hold nothing that can be asked for, so they go before all others. That too is
+//! what vLLM 0.32 does: a recording of its evictions is reproduced only this way.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

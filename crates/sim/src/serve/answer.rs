@@ -165,22 +165,28 @@ pub(super) struct Stream {
     tokens: usize,
     cached_tokens: usize,
     ended: bool,
+    flushed: bool,
 }
 
 impl Stream {
     pub(super) fn new(ticket: Ticket, story: Story) -> Self {
-        Self { ticket, story, tokens: 0, cached_tokens: 0, ended: false }
+        Self { ticket, story, tokens: 0, cached_tokens: 0, ended: false, flushed: false }
     }
 
     fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
         let mut out = Vec::new();
         while !self.ended {
             if self.story.faults.cut_after_tokens.is_some_and(|most| self.tokens >= most) {
-                if out.is_empty() {
-                    self.ended = true;
-                    return Poll::Ready(Some(Err(Cut)));
+                if !out.is_empty() {
+                    break;
                 }
-                break;
+                // Pending once, so that the connection sends what it has before it is cut.
+                if !std::mem::replace(&mut self.flushed, true) {
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                self.ended = true;
+                return Poll::Ready(Some(Err(Cut)));
             }
             if self.story.faults.stall_after_tokens.is_some_and(|most| self.tokens >= most) {
                 break;
