@@ -3,10 +3,12 @@
 //! With tier weights, a block in host memory counts less than one on the GPU. Tiers are asked only of
 //! the few candidates that hold most: everybody else's score can only be lower than it would be.
 
-use wornpath_index::{Holding, Tier};
+use std::time::Duration;
+
+use wornpath_index::{Holding, Moment, Tier};
 
 use crate::assembly::{Assembly, Refused};
-use crate::fleet::Candidate;
+use crate::fleet::{Candidate, EventTrust, Vitals};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Held, Scale, Score};
@@ -26,6 +28,18 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "8",
             "With `tiers`: how many of the deepest candidates are asked for their tiers.",
         ),
+        Parameter::with_default(
+            "unsure",
+            Takes::Number(0.0, 1.0),
+            "0.5",
+            "What the score counts while an event of the pod is missing.",
+        ),
+        Parameter::with_default(
+            "stale_after",
+            Takes::Time,
+            "30s",
+            "When the pod's events have been silent for this long the score fades, to 0 at twice the time.",
+        ),
     ],
     needs: &[],
     conflicts: &[],
@@ -36,6 +50,8 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 struct CacheAffinity {
     held: Held,
     tiers: Option<Tiers>,
+    unsure: f64,
+    stale_after: Duration,
 }
 
 struct Tiers {
@@ -50,7 +66,12 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
             Some(Tiers { weights: weights(assembly, &given)?, best: assembly.get("best") })
         }
     };
-    Ok(Box::new(CacheAffinity { held: assembly.held(), tiers }))
+    Ok(Box::new(CacheAffinity {
+        held: assembly.held(),
+        tiers,
+        unsure: assembly.get("unsure"),
+        stale_after: assembly.get("stale_after"),
+    }))
 }
 
 fn weights(assembly: &mut Assembly<'_>, given: &[(String, f64)]) -> Result<[f64; 4], Refused> {
@@ -83,10 +104,25 @@ impl Score for CacheAffinity {
         if let Some(tiers) = &self.tiers {
             self.weigh(tiers, scene, candidates, scores);
         }
+        for (candidate, score) in candidates.iter().zip(scores) {
+            if *score > 0.0 {
+                *score *= self.trust(scene.pod(*candidate).vitals(), scene.now());
+            }
+        }
     }
 }
 
 impl CacheAffinity {
+    /// How far the index can be believed about a pod, from 0 to 1.
+    fn trust(&self, vitals: &Vitals, now: Moment) -> f64 {
+        let known = if vitals.trust() == EventTrust::Unsure { self.unsure } else { 1.0 };
+        let late = vitals.silence(now).unwrap_or_default().saturating_sub(self.stale_after);
+        if late.is_zero() {
+            return known;
+        }
+        known * (1.0 - late.div_duration_f64(self.stale_after)).max(0.0)
+    }
+
     fn weigh(
         &self,
         tiers: &Tiers,

@@ -7,7 +7,7 @@ mod vocabulary;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::cel::{FUNCTIONS, Program, Values, compile};
+use super::cel::{Batch, FUNCTIONS, Program, compile};
 use crate::assembly::{Assembly, Refused};
 use crate::fleet::{Candidate, Pod};
 use crate::name::Name;
@@ -87,102 +87,121 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
     }))
 }
 
-/// The fields of one candidate.
+/// The candidates as an expression sees them.
 struct Scope<'a> {
     rule: &'a Expression,
     scene: &'a Decision<'a>,
-    pod: &'a Pod,
+    candidates: &'a [Candidate],
     held: Option<HeldBlocks<'a>>,
     attributes: Option<&'a Attributes>,
-    prompt_tokens: u64,
-    fleet: FleetFigures,
 }
 
-/// What is the same for all candidates.
-#[derive(Clone, Copy)]
-struct FleetFigures {
-    pods: usize,
-    requests: (u32, u32),
-    prefill_tokens: (u64, u64),
-    most_cached_share: f64,
-}
-
-impl FleetFigures {
-    fn of(scene: &Decision<'_>, candidates: &[Candidate], held: Option<HeldBlocks<'_>>) -> Self {
-        let mut figures = Self {
-            pods: candidates.len(),
-            requests: (u32::MAX, 0),
-            prefill_tokens: (u64::MAX, 0),
-            most_cached_share: 0.0,
-        };
-        for candidate in candidates {
-            let pod = scene.pod(*candidate);
-            let (requests, tokens) = (pod.vitals().requests(), pod.vitals().prefill_tokens());
-            let (least, most) = figures.requests;
-            figures.requests = (least.min(requests), most.max(requests));
-            let (least, most) = figures.prefill_tokens;
-            figures.prefill_tokens = (least.min(tokens), most.max(tokens));
-            let share = held.map_or(0.0, |held| held.share(pod));
-            figures.most_cached_share = figures.most_cached_share.max(share);
+impl Scope<'_> {
+    fn prompt_tokens(&self) -> u64 {
+        match self.held {
+            Some(held) => held.prompt().prompt_tokens as u64,
+            None => self.scene.request().estimated_tokens(),
         }
-        figures
     }
-}
 
-fn int(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
+    fn uncached_tokens(&self, pod: &Pod) -> u64 {
+        self.held.map_or_else(|| self.prompt_tokens(), |held| held.uncached_tokens(pod))
+    }
 
-impl Values<Field> for Scope<'_> {
-    fn int(&self, field: Field) -> i64 {
-        let vitals = self.pod.vitals();
+    /// One number for each candidate.
+    #[inline]
+    fn each(&self, column: &mut [f64], figure: impl Fn(&Pod) -> f64) {
+        for (candidate, place) in self.candidates.iter().zip(column) {
+            *place = figure(self.scene.pod(*candidate));
+        }
+    }
+
+    fn fill_pods(&self, field: PodField, column: &mut [f64]) {
+        let held = self.held;
         match field {
-            Field::Pod(PodField::Requests) => vitals.requests().into(),
-            Field::Pod(PodField::Decoding) => vitals.decoding().into(),
-            Field::Pod(PodField::Waiting) => vitals.waiting().into(),
-            Field::Pod(PodField::PrefillTokens) => int(vitals.prefill_tokens()),
-            Field::Pod(PodField::DecodeTokens) => int(vitals.decode_tokens()),
-            Field::Pod(PodField::KvTokens) => int(self.pod.facts().kv_tokens.unwrap_or(0)),
-            Field::Pod(PodField::CachedBlocks) => {
-                self.held.map_or(0, |held| held.depth(self.pod).into())
+            PodField::Requests => self.each(column, |pod| pod.vitals().requests().into()),
+            PodField::Decoding => self.each(column, |pod| pod.vitals().decoding().into()),
+            PodField::Waiting => self.each(column, |pod| pod.vitals().waiting().into()),
+            PodField::PrefillTokens => {
+                self.each(column, |pod| pod.vitals().prefill_tokens() as f64);
             }
-            Field::Pod(PodField::UncachedTokens) => int(self.uncached_tokens()),
-            Field::Pod(PodField::PlacedTokens) => {
-                let placed = self.rule.placed.get(self.pod.slot().position());
-                placed.map_or(0, |tokens| int(tokens.load(Relaxed)))
+            PodField::DecodeTokens => self.each(column, |pod| pod.vitals().decode_tokens() as f64),
+            PodField::KvUsage => self.each(column, |pod| pod.vitals().kv_usage()),
+            PodField::KvTokens => {
+                self.each(column, |pod| pod.facts().kv_tokens.unwrap_or(0) as f64);
             }
-            Field::Request(RequestField::PromptTokens) => int(self.prompt_tokens),
-            Field::Request(RequestField::BlockTokens) => {
-                self.held.map_or(0, |held| held.prompt().block_tokens as i64)
+            PodField::CachedBlocks => {
+                self.each(column, |pod| held.map_or(0.0, |held| held.depth(pod).into()));
             }
-            Field::Request(RequestField::OutputTokens) => {
-                self.scene.request().output_tokens.unwrap_or(0).into()
+            PodField::CachedShare => {
+                self.each(column, |pod| held.map_or(0.0, |held| held.share(pod)));
             }
-            Field::Request(RequestField::Priority) => self.scene.request().priority.level().into(),
-            Field::Fleet(FleetField::Pods) => self.fleet.pods as i64,
-            Field::Fleet(FleetField::LeastRequests) => self.fleet.requests.0.into(),
-            Field::Fleet(FleetField::MostRequests) => self.fleet.requests.1.into(),
-            Field::Fleet(FleetField::LeastPrefillTokens) => int(self.fleet.prefill_tokens.0),
-            Field::Fleet(FleetField::MostPrefillTokens) => int(self.fleet.prefill_tokens.1),
-            _ => 0,
+            PodField::UncachedTokens => self.each(column, |pod| self.uncached_tokens(pod) as f64),
+            PodField::PlacedTokens => self.each(column, |pod| {
+                let placed = self.rule.placed.get(pod.slot().position());
+                placed.map_or(0.0, |tokens| tokens.load(Relaxed) as f64)
+            }),
+            // The texts, which have no number.
+            PodField::Name
+            | PodField::Engine
+            | PodField::Host
+            | PodField::Rack
+            | PodField::Zone
+            | PodField::Region => {}
         }
     }
 
-    fn double(&self, field: Field) -> f64 {
+    fn of_request(&self, field: RequestField) -> f64 {
+        let request = self.scene.request();
         match field {
-            Field::Pod(PodField::KvUsage) => self.pod.vitals().kv_usage(),
-            Field::Pod(PodField::CachedShare) => self.held.map_or(0.0, |held| held.share(self.pod)),
-            Field::Fleet(FleetField::MostCachedShare) => self.fleet.most_cached_share,
-            _ => 0.0,
+            RequestField::PromptTokens => self.prompt_tokens() as f64,
+            RequestField::BlockTokens => {
+                self.held.map_or(0.0, |held| held.prompt().block_tokens as f64)
+            }
+            RequestField::OutputTokens => request.output_tokens.unwrap_or(0).into(),
+            RequestField::Priority => request.priority.level().into(),
+            RequestField::Model | RequestField::Lora | RequestField::Tenant => 0.0,
         }
     }
 
-    fn truth(&self, _: Field) -> bool {
-        false
+    fn of_fleet(&self, field: FleetField) -> f64 {
+        let pods = || self.candidates.iter().map(|candidate| self.scene.pod(*candidate));
+        let requests = || pods().map(|pod| pod.vitals().requests());
+        let prefill = || pods().map(|pod| pod.vitals().prefill_tokens());
+        match field {
+            FleetField::Pods => self.candidates.len() as f64,
+            FleetField::LeastRequests => requests().min().unwrap_or(0).into(),
+            FleetField::MostRequests => requests().max().unwrap_or(0).into(),
+            FleetField::LeastPrefillTokens => prefill().min().unwrap_or(0) as f64,
+            FleetField::MostPrefillTokens => prefill().max().unwrap_or(0) as f64,
+            FleetField::MostCachedShare => {
+                self.held.map_or(0.0, |held| pods().map(|pod| held.share(pod)).fold(0.0, f64::max))
+            }
+        }
+    }
+}
+
+impl Batch<Field> for Scope<'_> {
+    fn len(&self) -> usize {
+        self.candidates.len()
     }
 
-    fn text(&self, field: Field) -> Option<&str> {
-        let (facts, request) = (self.pod.facts(), self.scene.request());
+    fn varies(&self, field: Field) -> bool {
+        matches!(field, Field::Pod(_) | Field::Label(_))
+    }
+
+    fn fill(&self, field: Field, column: &mut [f64]) {
+        match field {
+            Field::Pod(field) => self.fill_pods(field, column),
+            Field::Request(field) => column.fill(self.of_request(field)),
+            Field::Fleet(field) => column.fill(self.of_fleet(field)),
+            Field::Label(_) | Field::Attribute(_) => {}
+        }
+    }
+
+    fn text(&self, field: Field, candidate: usize) -> Option<&str> {
+        let facts = self.scene.pod(*self.candidates.get(candidate)?).facts();
+        let request = self.scene.request();
         let name = match field {
             Field::Pod(PodField::Name) => Some(&facts.name),
             Field::Pod(PodField::Engine) => facts.engine.as_ref(),
@@ -201,27 +220,15 @@ impl Values<Field> for Scope<'_> {
     }
 }
 
-impl Scope<'_> {
-    fn uncached_tokens(&self) -> u64 {
-        self.held.map_or(self.prompt_tokens, |held| held.uncached_tokens(self.pod))
-    }
-}
-
 impl Expression {
-    fn scope<'a>(&'a self, scene: &'a Decision<'a>, candidates: &[Candidate]) -> Option<Scope<'a>> {
-        let held = self.held.as_ref().and_then(|handle| scene.held(handle));
-        Some(Scope {
+    fn scope<'a>(&'a self, scene: &'a Decision<'a>, candidates: &'a [Candidate]) -> Scope<'a> {
+        Scope {
             rule: self,
             scene,
-            pod: scene.pod(*candidates.first()?),
-            held,
+            candidates,
+            held: self.held.as_ref().and_then(|handle| scene.held(handle)),
             attributes: self.attributes.as_ref().and_then(|handle| scene.read(handle)),
-            prompt_tokens: held.map_or_else(
-                || scene.request().estimated_tokens(),
-                |held| held.prompt().prompt_tokens as u64,
-            ),
-            fleet: FleetFigures::of(scene, candidates, held),
-        })
+        }
     }
 }
 
@@ -231,22 +238,22 @@ impl Score for Expression {
     }
 
     fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
-        let Some(mut scope) = self.scope(scene, candidates) else { return };
-        for (candidate, score) in candidates.iter().zip(scores) {
-            scope.pod = scene.pod(*candidate);
-            *score = match (self.program.evaluate(&scope), self.scale) {
-                (Ok(value), Scale::Unit) => value.clamp(0.0, 1.0),
-                (Ok(value), Scale::Milliseconds) => value,
-                (Err(_), Scale::Unit) => 0.0,
-                (Err(_), Scale::Milliseconds) => f64::INFINITY,
+        self.program.evaluate(&self.scope(scene, candidates), scores);
+        for score in scores {
+            *score = match self.scale {
+                Scale::Unit if score.is_nan() => 0.0,
+                Scale::Unit => score.clamp(0.0, 1.0),
+                Scale::Milliseconds if score.is_nan() => f64::INFINITY,
+                Scale::Milliseconds => *score,
             };
         }
     }
 
     fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
-        let placed = self.placed.get(scene.pod(pod).slot().position());
-        if let (Some(placed), Some(scope)) = (placed, self.scope(scene, &[pod])) {
-            placed.fetch_add(scope.uncached_tokens(), Relaxed);
+        let chosen = scene.pod(pod);
+        if let Some(placed) = self.placed.get(chosen.slot().position()) {
+            let tokens = self.scope(scene, &[pod]).uncached_tokens(chosen);
+            placed.fetch_add(tokens, Relaxed);
         }
     }
 }

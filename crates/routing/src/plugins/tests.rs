@@ -1,8 +1,10 @@
 //! Tests of the plugins that show how plugins are written.
 
+use std::time::Duration;
+
 use wornpath_index::Tier;
 
-use crate::fleet::{Breaker, Health, Reservation};
+use crate::fleet::{Breaker, EventTrust, Health, Reservation};
 use crate::plan::Outcome;
 use crate::testing::Bench;
 
@@ -19,6 +21,22 @@ fn cache_affinity_is_the_share_of_the_prompt_that_a_pod_holds() {
     let tiers = "cache_affinity: {tiers: {host: 0.25}}";
     let scores = bench.scores("tokenize, block_hash", tiers, request);
     assert_eq!(scores, [0.5, 0.25, 0.0]);
+}
+
+#[test]
+fn cache_affinity_fades_when_events_are_missing_or_silent() {
+    let mut bench = Bench::with_pods(4);
+    for at in 0..4 {
+        bench.cache(at, &PROMPT, Tier::Gpu);
+    }
+    bench.now = Duration::from_secs(100);
+    bench.pod(0).vitals().set_trust(EventTrust::Unsure);
+    bench.pod(1).vitals().heard_at(Duration::from_secs(55));
+    bench.pod(2).vitals().heard_at(Duration::from_secs(10));
+    bench.pod(3).vitals().heard_at(Duration::from_secs(75));
+    let request = Bench::request(&PROMPT);
+    let scores = bench.scores("tokenize, block_hash", "cache_affinity", request);
+    assert_eq!(scores, [0.5, 0.5, 0.0, 1.0], "45 s of silence is half the way from 30 to 60");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! From syntax to a typed program: every name is resolved, every operand has a type that fits.
+//! From syntax to a program: every name is resolved, every operand has a type that fits.
 
 use super::parse::{CelError, Part, Problem, Syntax, error, parse};
-use super::program::{Arithmetic, Comparison, Double, Int, Program, Text, TextTest, Truth};
+use super::program::{Binary, Number, Program, Text, TextTest};
 use super::{Type, Vocabulary};
 use crate::suggest::nearest;
 
@@ -14,32 +14,31 @@ pub(crate) fn compile<V: Vocabulary>(
     vocabulary: &V,
 ) -> Result<Program<V::Field>, CelError> {
     let syntax = parse(text)?;
-    let at = syntax.at;
     let checker = Checker { text, vocabulary };
     match checker.check(&syntax)? {
-        Typed::Int(int) => Ok(Program(Double::FromInt(Box::new(int)))),
-        Typed::Double(double) => Ok(Program(double)),
+        Typed::Int(number) | Typed::Double(number) => Ok(Program(number)),
         other => {
             let wanted = "a score is a number; choose one with `condition ? 1.0 : 0.0`";
-            Err(error(text, at, Problem::Result { found: other.kind(), wanted }))
+            let problem = Problem::Result { found: other.kind(), wanted };
+            Err(error(text, syntax.at, problem))
         }
     }
 }
 
-/// A typed tree, whatever its type.
+/// A part of the program and its type.
 enum Typed<F> {
-    Int(Int<F>),
-    Double(Double<F>),
-    Truth(Truth<F>),
+    Int(Number<F>),
+    Double(Number<F>),
+    Truth(Number<F>),
     Text(Text<F>),
 }
 
-/// Two operands brought to one type.
+/// Two operands of one type. An int beside a double is one: they are kept alike.
 enum Both<F> {
-    Ints(Int<F>, Int<F>),
-    Doubles(Double<F>, Double<F>),
-    Truths(Truth<F>, Truth<F>),
-    Texts(Text<F>, Text<F>),
+    Ints(Box<[Number<F>; 2]>),
+    Doubles(Box<[Number<F>; 2]>),
+    Truths(Box<[Number<F>; 2]>),
+    Texts(Box<[Text<F>; 2]>),
 }
 
 impl<F> Typed<F> {
@@ -52,29 +51,16 @@ impl<F> Typed<F> {
         }
     }
 
-    /// Brings two values to one type, widening an int beside a double.
     fn with(self, other: Self) -> Result<Both<F>, (Type, Type)> {
-        let widened = |int| Double::FromInt(Box::new(int));
         Ok(match (self, other) {
-            (Self::Int(left), Self::Int(right)) => Both::Ints(left, right),
-            (Self::Double(left), Self::Double(right)) => Both::Doubles(left, right),
-            (Self::Int(left), Self::Double(right)) => Both::Doubles(widened(left), right),
-            (Self::Double(left), Self::Int(right)) => Both::Doubles(left, widened(right)),
-            (Self::Truth(left), Self::Truth(right)) => Both::Truths(left, right),
-            (Self::Text(left), Self::Text(right)) => Both::Texts(left, right),
+            (Self::Int(left), Self::Int(right)) => Both::Ints(Box::new([left, right])),
+            (Self::Int(left) | Self::Double(left), Self::Int(right) | Self::Double(right)) => {
+                Both::Doubles(Box::new([left, right]))
+            }
+            (Self::Truth(left), Self::Truth(right)) => Both::Truths(Box::new([left, right])),
+            (Self::Text(left), Self::Text(right)) => Both::Texts(Box::new([left, right])),
             (left, right) => return Err((left.kind(), right.kind())),
         })
-    }
-}
-
-impl<F> Both<F> {
-    fn kind(&self) -> Type {
-        match self {
-            Self::Ints(..) => Type::Int,
-            Self::Doubles(..) => Type::Double,
-            Self::Truths(..) => Type::Bool,
-            Self::Texts(..) => Type::String,
-        }
     }
 }
 
@@ -85,30 +71,54 @@ struct Checker<'a, V> {
 
 type Checked<F> = Result<Typed<F>, CelError>;
 
+/// An operator or function of two numbers: what it does to ints, and to doubles if it takes them.
+type Arithmetic = (&'static str, Binary, Option<Binary>);
+
+/// What a comparison does to numbers and truths, and to texts.
+type Comparison = (&'static str, Binary, TextTest);
+
+const ARITHMETIC: [Arithmetic; 7] = [
+    ("+", Binary::IntAdd, Some(Binary::Add)),
+    ("-", Binary::IntSubtract, Some(Binary::Subtract)),
+    ("*", Binary::IntMultiply, Some(Binary::Multiply)),
+    ("/", Binary::IntDivide, Some(Binary::Divide)),
+    ("%", Binary::IntRemainder, None),
+    ("min", Binary::Least, Some(Binary::Least)),
+    ("max", Binary::Greatest, Some(Binary::Greatest)),
+];
+
+const COMPARISONS: [Comparison; 6] = [
+    ("<", Binary::Less, TextTest::Less),
+    ("<=", Binary::LessOrEqual, TextTest::LessOrEqual),
+    (">", Binary::Greater, TextTest::Greater),
+    (">=", Binary::GreaterOrEqual, TextTest::GreaterOrEqual),
+    ("==", Binary::Equal, TextTest::Equal),
+    ("!=", Binary::Unequal, TextTest::Unequal),
+];
+
 impl<V: Vocabulary> Checker<'_, V> {
     fn check(&self, syntax: &Syntax) -> Checked<V::Field> {
         let at = syntax.at;
         match &syntax.part {
-            Part::Int(value) => Ok(Typed::Int(Int::Literal(*value))),
-            Part::Double(value) => Ok(Typed::Double(Double::Literal(*value))),
-            Part::Bool(value) => Ok(Typed::Truth(Truth::Literal(*value))),
+            Part::Int(value) => Ok(Typed::Int(Number::Literal(*value as f64))),
+            Part::Double(value) => Ok(Typed::Double(Number::Literal(*value))),
+            Part::Bool(value) => Ok(Typed::Truth(Number::Literal(f64::from(u8::from(*value))))),
             Part::Text(text) => Ok(Typed::Text(Text::Literal(text.as_str().into()))),
             Part::List(_) => Err(self.error(at, Problem::List)),
             Part::Path(path) => Ok(match self.field(at, path)? {
-                (field, Type::Int) => Typed::Int(Int::Field(field)),
-                (field, Type::Double) => Typed::Double(Double::Field(field)),
-                (field, Type::Bool) => Typed::Truth(Truth::Field(field)),
+                (field, Type::Int) => Typed::Int(Number::Field(field)),
+                (field, Type::Double) => Typed::Double(Number::Field(field)),
+                (field, Type::Bool) => Typed::Truth(Number::Field(field)),
                 (field, Type::String) => Typed::Text(Text::Field(field)),
             }),
             Part::Call { name, method: false, arguments } => self.function(at, name, arguments),
             Part::Call { name, method: true, arguments } => self.method(at, name, arguments),
             Part::Not(operand) => {
-                let operand = self.truth("!", operand)?;
-                Ok(Typed::Truth(Truth::Not(Box::new(operand))))
+                Ok(Typed::Truth(Number::Not(Box::new(self.truth("!", operand)?))))
             }
             Part::Negate(operand) => match self.check(operand)? {
-                Typed::Int(int) => Ok(Typed::Int(Int::Negate(Box::new(int)))),
-                Typed::Double(double) => Ok(Typed::Double(Double::Negate(Box::new(double)))),
+                Typed::Int(int) => Ok(Typed::Int(Number::Negate(Box::new(int)))),
+                Typed::Double(double) => Ok(Typed::Double(Number::Negate(Box::new(double)))),
                 other => Err(self.operands(at, "-", other.kind().to_string(), "a number")),
             },
             Part::Binary(operator, pair) => self.binary(at, operator, pair),
@@ -118,62 +128,60 @@ impl<V: Vocabulary> Checker<'_, V> {
 
     fn binary(&self, at: usize, operator: &'static str, pair: &[Syntax; 2]) -> Checked<V::Field> {
         let [left, right] = pair;
-        let comparison = match operator {
-            "&&" | "||" => {
-                let both = Box::new((self.truth(operator, left)?, self.truth(operator, right)?));
-                let logic = if operator == "&&" { Truth::And } else { Truth::Or };
-                return Ok(Typed::Truth(logic(both)));
-            }
-            "in" => return self.among(at, left, right),
-            "<" => Comparison::Less,
-            "<=" => Comparison::LessOrEqual,
-            ">" => Comparison::Greater,
-            ">=" => Comparison::GreaterOrEqual,
-            "==" => Comparison::Equal,
-            "!=" => Comparison::Unequal,
-            "+" => return self.arithmetic(at, operator, (Arithmetic::Add, left, right)),
-            "-" => return self.arithmetic(at, operator, (Arithmetic::Subtract, left, right)),
-            "*" => return self.arithmetic(at, operator, (Arithmetic::Multiply, left, right)),
-            "/" => return self.arithmetic(at, operator, (Arithmetic::Divide, left, right)),
-            _ => return self.arithmetic(at, operator, (Arithmetic::Remainder, left, right)),
-        };
-        Ok(Typed::Truth(match self.both(at, operator, left, right)? {
-            Both::Ints(left, right) => Truth::Ints(comparison, Box::new((left, right))),
-            Both::Doubles(left, right) => Truth::Doubles(comparison, Box::new((left, right))),
-            Both::Texts(left, right) => Truth::Texts(comparison, Box::new((left, right))),
-            Both::Truths(left, right) => Truth::Truths(comparison, Box::new((left, right))),
-        }))
+        if operator == "in" {
+            return self.among(at, left, right);
+        }
+        if let "&&" | "||" = operator {
+            let logic = if operator == "&&" { Binary::And } else { Binary::Or };
+            let both = [self.truth(operator, left)?, self.truth(operator, right)?];
+            return Ok(Typed::Truth(Number::Binary(logic, Box::new(both))));
+        }
+        match COMPARISONS.iter().find(|(known, ..)| *known == operator) {
+            Some((_, numbers, texts)) => Ok(Typed::Truth(match self.both(at, operator, pair)? {
+                Both::Ints(pair) | Both::Doubles(pair) | Both::Truths(pair) => {
+                    Number::Binary(*numbers, pair)
+                }
+                Both::Texts(pair) => Number::Texts(*texts, pair),
+            })),
+            None => self.arithmetic(at, operator, pair),
+        }
     }
 
-    fn arithmetic(
-        &self,
-        at: usize,
-        operator: &'static str,
-        (operation, left, right): (Arithmetic, &Syntax, &Syntax),
-    ) -> Checked<V::Field> {
-        match self.both(at, operator, left, right)? {
-            // CEL has no `%` of doubles.
-            Both::Doubles(..) if operation == Arithmetic::Remainder => {
-                Err(self.operands(at, operator, "double".to_owned(), "two ints"))
+    fn arithmetic(&self, at: usize, name: &str, pair: &[Syntax; 2]) -> Checked<V::Field> {
+        let Some((name, ints, doubles)) = ARITHMETIC.iter().find(|(known, ..)| *known == name)
+        else {
+            return Err(self.error(at, Problem::UnknownFunction { name: name.to_owned() }));
+        };
+        match (self.both(at, name, pair)?, doubles) {
+            (Both::Ints(pair), _) => Ok(Typed::Int(Number::Binary(*ints, pair))),
+            (Both::Doubles(pair), Some(doubles)) => {
+                Ok(Typed::Double(Number::Binary(*doubles, pair)))
             }
-            Both::Ints(left, right) => {
-                Ok(Typed::Int(Int::Arithmetic(operation, Box::new((left, right)))))
+            (Both::Doubles(_), None) => {
+                Err(self.operands(at, name, "double".to_owned(), "two ints"))
             }
-            Both::Doubles(left, right) => {
-                Ok(Typed::Double(Double::Arithmetic(operation, Box::new((left, right)))))
-            }
-            both => Err(self.operands(at, operator, both.kind().to_string(), "two numbers")),
+            (Both::Truths(_), _) => Err(self.operands(at, name, "bool".to_owned(), "two numbers")),
+            (Both::Texts(_), _) => Err(self.operands(at, name, "string".to_owned(), "two numbers")),
         }
     }
 
     fn choose(&self, at: usize, [condition, yes, no]: &[Syntax; 3]) -> Checked<V::Field> {
         let condition = self.truth("? :", condition)?;
-        Ok(match self.both(at, "? :", yes, no)? {
-            Both::Ints(yes, no) => Typed::Int(Int::Choose(Box::new((condition, yes, no)))),
-            Both::Doubles(yes, no) => Typed::Double(Double::Choose(Box::new((condition, yes, no)))),
-            Both::Texts(yes, no) => Typed::Text(Text::Choose(Box::new((condition, yes, no)))),
-            Both::Truths(yes, no) => Typed::Truth(Truth::Choose(Box::new((condition, yes, no)))),
-        })
+        let (yes, no) = (self.check(yes)?, self.check(no)?);
+        let both = yes.with(no).map_err(|(yes, no)| self.mismatch(at, "? :", yes, no))?;
+        let chosen =
+            |[yes, no]: [Number<V::Field>; 2]| Number::Choose(Box::new([condition, yes, no]));
+        match both {
+            Both::Ints(pair) => Ok(Typed::Int(chosen(*pair))),
+            Both::Doubles(pair) => Ok(Typed::Double(chosen(*pair))),
+            Both::Truths(pair) => Ok(Typed::Truth(chosen(*pair))),
+            Both::Texts(_) => Err(self.operands(
+                at,
+                "? :",
+                "string".to_owned(),
+                "numbers or bools to choose from",
+            )),
+        }
     }
 
     fn among(&self, at: usize, value: &Syntax, list: &Syntax) -> Checked<V::Field> {
@@ -181,22 +189,16 @@ impl<V: Vocabulary> Checker<'_, V> {
             return Err(self.error(list.at, Problem::List));
         };
         let misfit = |item: &Syntax| self.error(item.at, Problem::List);
-        let ints = || items.iter().map(|item| literal_int(item).ok_or_else(|| misfit(item)));
-        let doubles = || items.iter().map(|item| literal_double(item).ok_or_else(|| misfit(item)));
-        let texts = || items.iter().map(|item| literal_text(item).ok_or_else(|| misfit(item)));
+        let number = |item: &Syntax| literal_number(item).ok_or_else(|| misfit(item));
+        let text = |item: &Syntax| literal_text(item).ok_or_else(|| misfit(item));
         Ok(Typed::Truth(match self.check(value)? {
-            Typed::Int(int) if items.iter().all(|item| literal_int(item).is_some()) => {
-                Truth::AmongInts(Box::new(int), ints().collect::<Result<_, _>>()?)
+            Typed::Int(value) | Typed::Double(value) => {
+                let list: Result<_, _> = items.iter().map(number).collect();
+                Number::Among(Box::new(value), list?)
             }
-            Typed::Int(int) => {
-                let double = Double::FromInt(Box::new(int));
-                Truth::AmongDoubles(Box::new(double), doubles().collect::<Result<_, _>>()?)
-            }
-            Typed::Double(double) => {
-                Truth::AmongDoubles(Box::new(double), doubles().collect::<Result<_, _>>()?)
-            }
-            Typed::Text(text) => {
-                Truth::AmongTexts(Box::new(text), texts().collect::<Result<_, _>>()?)
+            Typed::Text(value) => {
+                let list: Result<_, _> = items.iter().map(text).collect();
+                Number::AmongTexts(value, list?)
             }
             Typed::Truth(_) => {
                 return Err(self.operands(at, "in", "bool".to_owned(), "a number or a string"));
@@ -206,23 +208,21 @@ impl<V: Vocabulary> Checker<'_, V> {
 
     fn function(&self, at: usize, name: &str, arguments: &[Syntax]) -> Checked<V::Field> {
         match (name, arguments) {
-            ("min", [left, right]) => self.arithmetic(at, "min", (Arithmetic::Least, left, right)),
-            ("max", [left, right]) => {
-                self.arithmetic(at, "max", (Arithmetic::Greatest, left, right))
+            ("min" | "max", [left, right]) => {
+                self.arithmetic(at, name, &[left.clone(), right.clone()])
             }
             ("int", [number]) => match self.check(number)? {
-                Typed::Double(double) => Ok(Typed::Int(Int::FromDouble(Box::new(double)))),
+                Typed::Double(double) => Ok(Typed::Int(Number::Truncate(Box::new(double)))),
                 int @ Typed::Int(_) => Ok(int),
                 _ => Err(self.arguments(at, name, "one number")),
             },
             ("double", [number]) => match self.check(number)? {
-                Typed::Int(int) => Ok(Typed::Double(Double::FromInt(Box::new(int)))),
-                double @ Typed::Double(_) => Ok(double),
+                Typed::Int(number) | Typed::Double(number) => Ok(Typed::Double(number)),
                 _ => Err(self.arguments(at, name, "one number")),
             },
             ("has", [Syntax { at, part: Part::Path(path) }]) => match self.field(*at, path)? {
-                (field, Type::String) => Ok(Typed::Truth(Truth::Has(field))),
-                _ => Ok(Typed::Truth(Truth::Literal(true))),
+                (field, Type::String) => Ok(Typed::Truth(Number::Has(field))),
+                _ => Ok(Typed::Truth(Number::Literal(1.0))),
             },
             ("min" | "max", _) => Err(self.arguments(at, name, "two numbers")),
             ("int" | "double", _) => Err(self.arguments(at, name, "one number")),
@@ -239,7 +239,7 @@ impl<V: Vocabulary> Checker<'_, V> {
                 let Typed::Text(text) = self.check(text)? else {
                     return Err(self.arguments(at, name, "a string before the dot"));
                 };
-                return Ok(Typed::Int(Int::Size(text)));
+                return Ok(Typed::Int(Number::Size(text)));
             }
             "contains" => TextTest::Contains,
             "startsWith" => TextTest::StartsWith,
@@ -250,7 +250,7 @@ impl<V: Vocabulary> Checker<'_, V> {
         let [text, part] = arguments else { return Err(self.arguments(at, name, takes)) };
         match (self.check(text)?, self.check(part)?) {
             (Typed::Text(text), Typed::Text(part)) => {
-                Ok(Typed::Truth(Truth::TextTest(test, Box::new((text, part)))))
+                Ok(Typed::Truth(Number::Texts(test, Box::new([text, part]))))
             }
             _ => Err(self.arguments(at, name, takes)),
         }
@@ -269,7 +269,7 @@ impl<V: Vocabulary> Checker<'_, V> {
         })
     }
 
-    fn truth(&self, operator: &'static str, syntax: &Syntax) -> Result<Truth<V::Field>, CelError> {
+    fn truth(&self, operator: &'static str, syntax: &Syntax) -> Result<Number<V::Field>, CelError> {
         match self.check(syntax)? {
             Typed::Truth(truth) => Ok(truth),
             other => Err(self.operands(syntax.at, operator, other.kind().to_string(), "a bool")),
@@ -280,12 +280,14 @@ impl<V: Vocabulary> Checker<'_, V> {
         &self,
         at: usize,
         operator: &'static str,
-        left: &Syntax,
-        right: &Syntax,
+        [left, right]: &[Syntax; 2],
     ) -> Result<Both<V::Field>, CelError> {
-        self.check(left)?.with(self.check(right)?).map_err(|(left, right)| {
-            self.operands(at, operator, format!("{left} and {right}"), "operands of one type")
-        })
+        let (left, right) = (self.check(left)?, self.check(right)?);
+        left.with(right).map_err(|(left, right)| self.mismatch(at, operator, left, right))
+    }
+
+    fn mismatch(&self, at: usize, operator: &'static str, left: Type, right: Type) -> CelError {
+        self.operands(at, operator, format!("{left} and {right}"), "operands of one type")
     }
 
     fn operands(
@@ -307,11 +309,7 @@ impl<V: Vocabulary> Checker<'_, V> {
     }
 }
 
-fn literal_int(syntax: &Syntax) -> Option<i64> {
-    if let Part::Int(value) = syntax.part { Some(value) } else { None }
-}
-
-fn literal_double(syntax: &Syntax) -> Option<f64> {
+fn literal_number(syntax: &Syntax) -> Option<f64> {
     match syntax.part {
         Part::Int(value) => Some(value as f64),
         Part::Double(value) => Some(value),

@@ -7,8 +7,8 @@
 //!
 //! The public CEL crates interpret dynamically typed values: a misspelt field shows at the first
 //! request, and every evaluation builds maps of strings. Here an expression is parsed ([`parse`]) and
-//! typed ([`check`]) when a profile is assembled, into a tree in which an operand of the wrong type
-//! cannot be written down ([`program`]). Evaluation allocates nothing.
+//! typed ([`check`]) when a profile is assembled, and evaluated for all candidates at once
+//! ([`program`]). Ints have 53 bits instead of 64.
 
 mod check;
 mod parse;
@@ -17,14 +17,14 @@ mod program;
 mod tests;
 
 pub(crate) use check::compile;
-pub(crate) use program::{Program, Values};
+pub(crate) use program::{Batch, Program};
 
 /// What an expression's value, or a field's, can be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Type {
-    /// A 64-bit integer.
+    /// An integer.
     Int,
-    /// A 64-bit floating-point number.
+    /// A floating-point number.
     Double,
     /// `true` or `false`.
     Bool,

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Type;
+use super::program::LARGEST_INT;
 
 /// Why an expression is refused, and where.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -25,7 +26,7 @@ pub(crate) enum Problem {
     OpenString { quote: char },
     #[error("`\\{0}` is no escape; write one of \\\\ \\\" \\' \\n \\t")]
     Escape(char),
-    #[error("{0} is out of range; ints have 64 bits and doubles are finite")]
+    #[error("{0} is out of range; ints have 53 bits and doubles are finite")]
     Number(String),
     #[error("nested deeper than {MOST_DEPTH} levels; split the rule into several scorers")]
     TooDeep,
@@ -185,19 +186,8 @@ impl Parser<'_> {
             return Err(error(self.text, at, Problem::TooDeep));
         }
         self.advance()?;
-        // A minus belongs to the literal after it, or the least int could not be written.
-        let literal = match &self.token {
-            Token::Int(digits) if negates => Some(digits.clone()),
-            _ => None,
-        };
-        let part = if let Some(digits) = literal {
-            let part = self.int(&format!("-{digits}"), at)?;
-            self.advance()?;
-            part
-        } else {
-            let operand = Box::new(self.unary()?);
-            if negates { Part::Negate(operand) } else { Part::Not(operand) }
-        };
+        let operand = Box::new(self.unary()?);
+        let part = if negates { Part::Negate(operand) } else { Part::Not(operand) };
         self.depth -= 1;
         Ok(Syntax { at, part })
     }
@@ -274,8 +264,10 @@ impl Parser<'_> {
     }
 
     fn int(&self, digits: &str, at: usize) -> Result<Part, CelError> {
-        let number = digits.parse().map_err(|_| Problem::Number(digits.to_owned()));
-        number.map(Part::Int).map_err(|problem| error(self.text, at, problem))
+        match digits.parse::<i64>() {
+            Ok(int) if int as f64 <= LARGEST_INT => Ok(Part::Int(int)),
+            _ => Err(error(self.text, at, Problem::Number(digits.to_owned()))),
+        }
     }
 
     fn word(&mut self) -> Result<String, CelError> {

@@ -1,71 +1,311 @@
-//! A checked expression: a tree with one Rust type per type of value, so that evaluation has no case
-//! that cannot happen.
+//! A checked expression, evaluated for all candidates at once.
+//!
+//! Each part of the tree yields one number for all candidates, or a column with one for each. What
+//! does not depend on the pod is therefore computed once, and what does is a loop over a column that
+//! the compiler can vectorise, instead of a walk through the tree for every candidate.
+//!
+//! Numbers and truths are both `f64`: types were checked before, 1 is true and 0 is false. NaN is a
+//! fault (an int divided by zero or grown beyond 53 bits, zero divided by zero) and makes a fault of
+//! whatever is computed from it, except where the other side of `&&` or `||` decides.
 
-/// What an evaluation can run into although the expression is well typed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Fault {
-    /// `/` or `%` of ints by zero.
-    #[error("an int was divided by zero")]
-    DivisionByZero,
-    /// A result that does not fit 64 bits.
-    #[error("an int grew beyond 64 bits")]
-    Overflow,
-    /// Zero divided by zero, and what follows from it.
-    #[error("the result is not a number")]
-    NotANumber,
-}
-
-/// The values of the fields, for one candidate. A field is asked only for values of its own type;
-/// for others any answer will do.
-pub(crate) trait Values<F> {
-    /// The value of an int.
-    fn int(&self, field: F) -> i64;
-    /// The value of a double.
-    fn double(&self, field: F) -> f64;
-    /// The value of a bool.
-    fn truth(&self, field: F) -> bool;
-    /// The value of a string; none if it is absent, which reads as the empty string.
-    fn text(&self, field: F) -> Option<&str>;
+/// The values of fields for a list of candidates.
+pub(crate) trait Batch<F> {
+    /// How many candidates there are.
+    fn len(&self) -> usize;
+    /// Whether the field can differ between candidates.
+    fn varies(&self, field: F) -> bool;
+    /// Writes a number or truth for each candidate; into one place only if the field does not vary.
+    fn fill(&self, field: F, column: &mut [f64]);
+    /// A candidate's text; none if it is absent, which reads as the empty string.
+    fn text(&self, field: F, candidate: usize) -> Option<&str>;
 }
 
 /// A checked expression whose value is a number.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Program<F>(pub(super) Double<F>);
+pub(crate) struct Program<F>(pub(super) Number<F>);
 
 impl<F: Copy> Program<F> {
-    /// The expression's value: never NaN.
-    ///
-    /// # Errors
-    /// Says what arithmetic ran into.
-    pub(crate) fn evaluate(&self, values: &impl Values<F>) -> Result<f64, Fault> {
-        let value = self.0.value(values)?;
-        if value.is_nan() { Err(Fault::NotANumber) } else { Ok(value) }
+    /// Writes the expression's value for each candidate, NaN for a fault. Allocates as many columns as
+    /// the expression is deep, never anything per candidate.
+    pub(crate) fn evaluate(&self, batch: &impl Batch<F>, values: &mut [f64]) {
+        match self.0.value(batch, &mut Columns::default()) {
+            Value::Same(value) => values.fill(value),
+            Value::Each(column) => values.copy_from_slice(&column),
+        }
     }
 }
 
+/// Ints are kept in `f64`, where they are exact up to here: 53 bits.
+pub(super) const LARGEST_INT: f64 = 9_007_199_254_740_991.0;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Arithmetic {
+pub(super) enum Binary {
     Add,
     Subtract,
     Multiply,
     Divide,
-    Remainder,
+    IntAdd,
+    IntSubtract,
+    IntMultiply,
+    IntDivide,
+    IntRemainder,
     Least,
     Greatest,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Comparison {
     Less,
     LessOrEqual,
     Greater,
     GreaterOrEqual,
     Equal,
     Unequal,
+    And,
+    Or,
 }
 
-impl Comparison {
-    fn holds<T: PartialOrd + ?Sized>(self, left: &T, right: &T) -> bool {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum TextTest {
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    Equal,
+    Unequal,
+    Contains,
+    StartsWith,
+    EndsWith,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Text<F> {
+    Literal(Box<str>),
+    Field(F),
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Number<F> {
+    Literal(f64),
+    Field(F),
+    Negate(Box<Number<F>>),
+    Not(Box<Number<F>>),
+    /// To an int, towards zero.
+    Truncate(Box<Number<F>>),
+    Binary(Binary, Box<[Number<F>; 2]>),
+    Choose(Box<[Number<F>; 3]>),
+    Among(Box<Number<F>>, Box<[f64]>),
+    Texts(TextTest, Box<[Text<F>; 2]>),
+    AmongTexts(Text<F>, Box<[Box<str>]>),
+    /// In Unicode characters.
+    Size(Text<F>),
+    /// Whether a text is there.
+    Has(F),
+}
+
+/// What a part of an expression comes to.
+enum Value {
+    Same(f64),
+    Each(Vec<f64>),
+}
+
+/// Columns that are free to be used again.
+#[derive(Default)]
+struct Columns(Vec<Vec<f64>>);
+
+impl Columns {
+    fn column(&mut self, length: usize) -> Vec<f64> {
+        let mut column = self.0.pop().unwrap_or_default();
+        column.resize(length, 0.0);
+        column
+    }
+
+    fn map(value: Value, change: impl Fn(f64) -> f64) -> Value {
+        match value {
+            Value::Same(number) => Value::Same(change(number)),
+            Value::Each(mut column) => {
+                for number in &mut column {
+                    *number = change(*number);
+                }
+                Value::Each(column)
+            }
+        }
+    }
+
+    fn zip(&mut self, left: Value, right: Value, join: impl Fn(f64, f64) -> f64) -> Value {
+        match (left, right) {
+            (left, Value::Same(right)) => Self::map(left, |left| join(left, right)),
+            (Value::Same(left), right) => Self::map(right, |right| join(left, right)),
+            (Value::Each(mut left), Value::Each(right)) => {
+                for (left, right) in left.iter_mut().zip(&right) {
+                    *left = join(*left, *right);
+                }
+                self.0.push(right);
+                Value::Each(left)
+            }
+        }
+    }
+}
+
+impl<F: Copy> Number<F> {
+    fn value(&self, batch: &impl Batch<F>, columns: &mut Columns) -> Value {
+        match self {
+            Self::Literal(number) => Value::Same(*number),
+            Self::Field(field) if batch.varies(*field) => {
+                let mut column = columns.column(batch.len());
+                batch.fill(*field, &mut column);
+                Value::Each(column)
+            }
+            Self::Field(field) => {
+                let mut number = [0.0];
+                batch.fill(*field, &mut number);
+                Value::Same(number[0])
+            }
+            Self::Negate(operand) => Columns::map(operand.value(batch, columns), |x| -x),
+            Self::Not(operand) => Columns::map(operand.value(batch, columns), |x| 1.0 - x),
+            Self::Truncate(operand) => {
+                Columns::map(operand.value(batch, columns), |x| exact(x.trunc()))
+            }
+            Self::Among(operand, list) => {
+                let among = |x: f64| or_fault(x, x, list.contains(&x));
+                Columns::map(operand.value(batch, columns), among)
+            }
+            Self::Binary(operation, pair) => {
+                let left = pair[0].value(batch, columns);
+                let right = pair[1].value(batch, columns);
+                operation.apply(left, right, columns)
+            }
+            Self::Choose(parts) => {
+                let [condition, yes, no] = &**parts;
+                let condition = condition.value(batch, columns);
+                let (yes, no) = (yes.value(batch, columns), no.value(batch, columns));
+                choose(condition, yes, no, columns)
+            }
+            Self::Texts(test, pair) => {
+                let [left, right] = &**pair;
+                let varies = left.varies(batch) || right.varies(batch);
+                each(varies, batch, columns, |at| {
+                    truth(test.holds(left.at(batch, at), right.at(batch, at)))
+                })
+            }
+            Self::AmongTexts(text, list) => each(text.varies(batch), batch, columns, |at| {
+                let text = text.at(batch, at);
+                truth(list.iter().any(|item| **item == *text))
+            }),
+            Self::Size(text) => each(text.varies(batch), batch, columns, |at| {
+                text.at(batch, at).chars().count() as f64
+            }),
+            Self::Has(field) => each(batch.varies(*field), batch, columns, |at| {
+                truth(batch.text(*field, at).is_some())
+            }),
+        }
+    }
+}
+
+impl<F: Copy> Text<F> {
+    fn varies(&self, batch: &impl Batch<F>) -> bool {
+        matches!(self, Self::Field(field) if batch.varies(*field))
+    }
+
+    fn at<'a>(&'a self, batch: &'a impl Batch<F>, candidate: usize) -> &'a str {
+        match self {
+            Self::Literal(text) => text,
+            Self::Field(field) => batch.text(*field, candidate).unwrap_or_default(),
+        }
+    }
+}
+
+fn each<F>(
+    varies: bool,
+    batch: &impl Batch<F>,
+    columns: &mut Columns,
+    number: impl Fn(usize) -> f64,
+) -> Value {
+    if !varies {
+        return Value::Same(number(0));
+    }
+    let mut column = columns.column(batch.len());
+    for (at, place) in column.iter_mut().enumerate() {
+        *place = number(at);
+    }
+    Value::Each(column)
+}
+
+fn choose(condition: Value, yes: Value, no: Value, columns: &mut Columns) -> Value {
+    let Value::Each(mut chosen) = condition else {
+        let Value::Same(condition) = condition else { return condition };
+        return match condition {
+            1.0 => yes,
+            0.0 => no,
+            _ => Value::Same(f64::NAN),
+        };
+    };
+    let side = |side: &Value, at: usize| match side {
+        Value::Same(number) => *number,
+        Value::Each(column) => column[at],
+    };
+    for (at, place) in chosen.iter_mut().enumerate() {
+        *place = match *place {
+            1.0 => side(&yes, at),
+            0.0 => side(&no, at),
+            fault => fault,
+        };
+    }
+    for side in [yes, no] {
+        if let Value::Each(column) = side {
+            columns.0.push(column);
+        }
+    }
+    Value::Each(chosen)
+}
+
+fn truth(holds: bool) -> f64 {
+    if holds { 1.0 } else { 0.0 }
+}
+
+/// The truth, unless an operand is a fault.
+fn or_fault(left: f64, right: f64, holds: bool) -> f64 {
+    if left.is_nan() || right.is_nan() { f64::NAN } else { truth(holds) }
+}
+
+/// An int, unless it has grown too large.
+fn exact(int: f64) -> f64 {
+    if int.abs() <= LARGEST_INT { int } else { f64::NAN }
+}
+
+impl Binary {
+    fn apply(self, left: Value, right: Value, columns: &mut Columns) -> Value {
+        match self {
+            Self::Add => columns.zip(left, right, |a, b| a + b),
+            Self::Subtract => columns.zip(left, right, |a, b| a - b),
+            Self::Multiply => columns.zip(left, right, |a, b| a * b),
+            Self::Divide => columns.zip(left, right, |a, b| a / b),
+            Self::IntAdd => columns.zip(left, right, |a, b| exact(a + b)),
+            Self::IntSubtract => columns.zip(left, right, |a, b| exact(a - b)),
+            Self::IntMultiply => columns.zip(left, right, |a, b| exact(a * b)),
+            // A quotient by zero is infinite or NaN, so it is a fault; one of exact ints rounds to no
+            // other int.
+            Self::IntDivide => columns.zip(left, right, |a, b| exact((a / b).trunc())),
+            Self::IntRemainder => columns.zip(left, right, |a, b| a % b),
+            Self::Least => columns.zip(left, right, |a, b| if a < b || a.is_nan() { a } else { b }),
+            Self::Greatest => {
+                columns.zip(left, right, |a, b| if a > b || a.is_nan() { a } else { b })
+            }
+            Self::Less => columns.zip(left, right, |a, b| or_fault(a, b, a < b)),
+            Self::LessOrEqual => columns.zip(left, right, |a, b| or_fault(a, b, a <= b)),
+            Self::Greater => columns.zip(left, right, |a, b| or_fault(a, b, a > b)),
+            Self::GreaterOrEqual => columns.zip(left, right, |a, b| or_fault(a, b, a >= b)),
+            Self::Equal => columns.zip(left, right, |a, b| or_fault(a, b, a == b)),
+            Self::Unequal => columns.zip(left, right, |a, b| or_fault(a, b, a != b)),
+            // CEL: `false` on either side decides `&&`, and `true` decides `||`, even beside a fault.
+            Self::And => {
+                columns.zip(left, right, |a, b| if a == 0.0 || b == 0.0 { 0.0 } else { a * b })
+            }
+            Self::Or => {
+                columns.zip(left, right, |a, b| if a == 1.0 || b == 1.0 { 1.0 } else { a + b })
+            }
+        }
+    }
+}
+
+impl TextTest {
+    fn holds(self, left: &str, right: &str) -> bool {
         match self {
             Self::Less => left < right,
             Self::LessOrEqual => left <= right,
@@ -73,198 +313,9 @@ impl Comparison {
             Self::GreaterOrEqual => left >= right,
             Self::Equal => left == right,
             Self::Unequal => left != right,
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum TextTest {
-    Contains,
-    StartsWith,
-    EndsWith,
-}
-
-type Pair<T> = Box<(T, T)>;
-
-#[derive(Clone, PartialEq, Debug)]
-pub(super) enum Int<F> {
-    Literal(i64),
-    Field(F),
-    Negate(Box<Int<F>>),
-    Arithmetic(Arithmetic, Pair<Int<F>>),
-    Choose(Box<(Truth<F>, Int<F>, Int<F>)>),
-    /// Towards zero.
-    FromDouble(Box<Double<F>>),
-    /// Unicode characters.
-    Size(Text<F>),
-}
-
-impl<F: Copy> Int<F> {
-    fn value(&self, values: &impl Values<F>) -> Result<i64, Fault> {
-        match self {
-            Self::Literal(value) => Ok(*value),
-            Self::Field(field) => Ok(values.int(*field)),
-            Self::Negate(operand) => operand.value(values)?.checked_neg().ok_or(Fault::Overflow),
-            Self::Choose(parts) => {
-                if parts.0.value(values)? { &parts.1 } else { &parts.2 }.value(values)
-            }
-            Self::FromDouble(double) => {
-                let value = double.value(values)?;
-                // The bounds are exact as doubles: -2^63 fits, 2^63 does not.
-                let fits =
-                    (-9_223_372_036_854_775_808.0..9_223_372_036_854_775_808.0).contains(&value);
-                if fits { Ok(value as i64) } else { Err(Fault::Overflow) }
-            }
-            Self::Size(text) => Ok(text.value(values)?.chars().count() as i64),
-            Self::Arithmetic(operation, pair) => {
-                let (left, right) = (pair.0.value(values)?, pair.1.value(values)?);
-                let divides = matches!(operation, Arithmetic::Divide | Arithmetic::Remainder);
-                if divides && right == 0 {
-                    return Err(Fault::DivisionByZero);
-                }
-                let result = match operation {
-                    Arithmetic::Add => left.checked_add(right),
-                    Arithmetic::Subtract => left.checked_sub(right),
-                    Arithmetic::Multiply => left.checked_mul(right),
-                    Arithmetic::Divide => left.checked_div(right),
-                    Arithmetic::Remainder => left.checked_rem(right),
-                    Arithmetic::Least => Some(left.min(right)),
-                    Arithmetic::Greatest => Some(left.max(right)),
-                };
-                result.ok_or(Fault::Overflow)
-            }
-        }
-    }
-}
-
-#[derive(Clone, PartialEq, Debug)]
-pub(super) enum Double<F> {
-    Literal(f64),
-    Field(F),
-    Negate(Box<Double<F>>),
-    Arithmetic(Arithmetic, Pair<Double<F>>),
-    Choose(Box<(Truth<F>, Double<F>, Double<F>)>),
-    FromInt(Box<Int<F>>),
-}
-
-impl<F: Copy> Double<F> {
-    fn value(&self, values: &impl Values<F>) -> Result<f64, Fault> {
-        match self {
-            Self::Literal(value) => Ok(*value),
-            Self::Field(field) => Ok(values.double(*field)),
-            Self::Negate(operand) => Ok(-operand.value(values)?),
-            Self::Choose(parts) => {
-                if parts.0.value(values)? { &parts.1 } else { &parts.2 }.value(values)
-            }
-            Self::FromInt(int) => Ok(int.value(values)? as f64),
-            Self::Arithmetic(operation, pair) => {
-                let (left, right) = (pair.0.value(values)?, pair.1.value(values)?);
-                Ok(match operation {
-                    Arithmetic::Add => left + right,
-                    Arithmetic::Subtract => left - right,
-                    Arithmetic::Multiply => left * right,
-                    Arithmetic::Divide => left / right,
-                    Arithmetic::Remainder => left % right,
-                    Arithmetic::Least => left.min(right),
-                    Arithmetic::Greatest => left.max(right),
-                })
-            }
-        }
-    }
-}
-
-#[derive(Clone, PartialEq, Debug)]
-pub(super) enum Truth<F> {
-    Literal(bool),
-    Field(F),
-    Has(F),
-    Not(Box<Truth<F>>),
-    And(Pair<Truth<F>>),
-    Or(Pair<Truth<F>>),
-    Choose(Box<(Truth<F>, Truth<F>, Truth<F>)>),
-    Ints(Comparison, Pair<Int<F>>),
-    Doubles(Comparison, Pair<Double<F>>),
-    Texts(Comparison, Pair<Text<F>>),
-    Truths(Comparison, Pair<Truth<F>>),
-    TextTest(TextTest, Pair<Text<F>>),
-    /// An int among ints is compared as an int, exactly.
-    AmongInts(Box<Int<F>>, Box<[i64]>),
-    AmongDoubles(Box<Double<F>>, Box<[f64]>),
-    AmongTexts(Box<Text<F>>, Box<[Box<str>]>),
-}
-
-impl<F: Copy> Truth<F> {
-    fn value(&self, values: &impl Values<F>) -> Result<bool, Fault> {
-        Ok(match self {
-            Self::Literal(value) => *value,
-            Self::Field(field) => values.truth(*field),
-            Self::Has(field) => values.text(*field).is_some(),
-            Self::Not(operand) => !operand.value(values)?,
-            Self::And(pair) => return decided_by(false, pair, values),
-            Self::Or(pair) => return decided_by(true, pair, values),
-            Self::Choose(parts) => {
-                return if parts.0.value(values)? { &parts.1 } else { &parts.2 }.value(values);
-            }
-            Self::Ints(comparison, pair) => {
-                comparison.holds(&pair.0.value(values)?, &pair.1.value(values)?)
-            }
-            Self::Doubles(comparison, pair) => {
-                comparison.holds(&pair.0.value(values)?, &pair.1.value(values)?)
-            }
-            Self::Texts(comparison, pair) => {
-                comparison.holds(pair.0.value(values)?, pair.1.value(values)?)
-            }
-            Self::Truths(comparison, pair) => {
-                comparison.holds(&pair.0.value(values)?, &pair.1.value(values)?)
-            }
-            Self::TextTest(test, pair) => {
-                let (text, part) = (pair.0.value(values)?, pair.1.value(values)?);
-                match test {
-                    TextTest::Contains => text.contains(part),
-                    TextTest::StartsWith => text.starts_with(part),
-                    TextTest::EndsWith => text.ends_with(part),
-                }
-            }
-            Self::AmongInts(int, list) => list.contains(&int.value(values)?),
-            Self::AmongDoubles(double, list) => list.contains(&double.value(values)?),
-            Self::AmongTexts(text, list) => {
-                let text = text.value(values)?;
-                list.iter().any(|item| **item == *text)
-            }
-        })
-    }
-}
-
-/// `&&` is decided by `false` on either side and `||` by `true`, even if the other side has a fault:
-/// so says CEL, and so the order of the operands does not matter.
-fn decided_by<F: Copy>(
-    decisive: bool,
-    pair: &(Truth<F>, Truth<F>),
-    values: &impl Values<F>,
-) -> Result<bool, Fault> {
-    let left = pair.0.value(values);
-    if left == Ok(decisive) {
-        return left;
-    }
-    let right = pair.1.value(values);
-    if right == Ok(decisive) { right } else { left.and(right) }
-}
-
-#[derive(Clone, PartialEq, Debug)]
-pub(super) enum Text<F> {
-    Literal(Box<str>),
-    Field(F),
-    Choose(Box<(Truth<F>, Text<F>, Text<F>)>),
-}
-
-impl<F: Copy> Text<F> {
-    fn value<'a>(&'a self, values: &'a impl Values<F>) -> Result<&'a str, Fault> {
-        match self {
-            Self::Literal(text) => Ok(text),
-            Self::Field(field) => Ok(values.text(*field).unwrap_or_default()),
-            Self::Choose(parts) => {
-                if parts.0.value(values)? { &parts.1 } else { &parts.2 }.value(values)
-            }
+            Self::Contains => left.contains(right),
+            Self::StartsWith => left.starts_with(right),
+            Self::EndsWith => left.ends_with(right),
         }
     }
 }
