@@ -3,6 +3,8 @@
 //! Nothing here runs unless somebody asks for an explanation: the pipeline looks once per plugin
 //! whether there is a recorder, never per candidate.
 
+mod shown;
+
 use std::time::Duration;
 
 use wornpath_index::PodId;

@@ -25,6 +25,7 @@ mod plugins;
 mod problem;
 mod profile;
 pub mod queue;
+mod reference;
 mod request;
 mod rng;
 mod selector;

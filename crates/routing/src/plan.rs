@@ -1,5 +1,6 @@
 //! What a decision answers: a plan, a wait, or a refusal.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -241,6 +242,20 @@ impl RoutingPlan {
     }
 }
 
+impl fmt::Display for CacheHint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs: Vec<_> = self
+            .runs
+            .iter()
+            .map(|run| format!("{} blocks on {}", run.blocks, tier(run.tier)))
+            .collect();
+        match &runs[..] {
+            [] => f.write_str("nothing cached"),
+            runs => write!(f, "{} tokens cached ({})", self.tokens, runs.join(", ")),
+        }
+    }
+}
+
 impl Then {
     /// Its word in YAML.
     #[must_use]
@@ -255,16 +270,10 @@ impl Then {
 
 impl CacheRun {
     fn json(&self) -> Value {
-        let tier = match self.tier {
-            Tier::Gpu => "gpu",
-            Tier::Host => "host",
-            Tier::Disk => "disk",
-            Tier::Other => "other",
-        };
         let location = self.location.map(
             |place| json!({"device": place.device, "offset": place.offset, "length": place.length}),
         );
-        json!({"blocks": self.blocks, "tier": tier, "location": location})
+        json!({"blocks": self.blocks, "tier": tier(self.tier), "location": location})
     }
 }
 
@@ -279,8 +288,8 @@ impl Mutation {
     }
 }
 
-impl std::fmt::Display for Mark {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::FilterSkipped { step, filter } => {
                 write!(f, "{step}: `{filter}` would have left nobody and did not count")
@@ -293,6 +302,15 @@ impl std::fmt::Display for Mark {
                 write!(f, "{step}: left out, no pod can take it")
             }
         }
+    }
+}
+
+const fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Gpu => "gpu",
+        Tier::Host => "host",
+        Tier::Disk => "disk",
+        Tier::Other => "other",
     }
 }
 

@@ -10,6 +10,7 @@ mod steps;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use hold::HOLD;
 use sheet::Sheet;
 pub use sheet::{Card, Graph, StepCard};
 
@@ -95,6 +96,12 @@ impl Profile {
         recorder: &mut Recorder<'_>,
     ) -> Result<(), Rejection> {
         self.run_preparers(context, Some(recorder))
+    }
+
+    /// What it says of itself.
+    #[must_use]
+    pub fn description(&self) -> Option<&str> {
+        self.sheet.description.as_deref()
     }
 
     /// The profile as YAML, with every default filled in.

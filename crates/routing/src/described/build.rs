@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use wornpath_blocks::HashKey;
 use wornpath_index::{
-    Capacity, Content, EngineHash, Event, Index, Limits, NoSlot, Parent, PodGone, Stored,
+    Capacity, Content, EngineHash, Event, Index, Limits, NoSlot, Parent, PodGone, PodId, Stored,
 };
 
 use super::{DescribedPod, FleetDescription, HeldText};
@@ -49,6 +49,15 @@ pub enum BuildError {
     /// The pod went while it was built.
     #[error(transparent)]
     PodGone(#[from] PodGone),
+}
+
+impl BuiltFleet {
+    /// What people call a pod.
+    #[must_use]
+    pub fn name(&self, pod: PodId) -> String {
+        let found = self.fleet.find(pod).map(|at| self.fleet[at].facts().name.to_string());
+        found.unwrap_or_else(|| "a pod that has gone".to_owned())
+    }
 }
 
 impl FleetDescription {

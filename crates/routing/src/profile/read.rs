@@ -36,7 +36,8 @@ pub(super) fn profile(text: &str, surroundings: &Surroundings) -> Result<Profile
     };
     unknown_keys(entries, &KEYS, "a profile", &mut blueprint.problems);
 
-    let mut sheet = Sheet::default();
+    let description = root.get("description").and_then(Node::text).map(str::to_owned);
+    let mut sheet = Sheet { description, ..Sheet::default() };
     let mut preparers = Vec::new();
     for (turn, node) in list(root.get("prepare"), Stage::Prepare, &mut blueprint).enumerate() {
         let Ok(made) = make(&mut blueprint, node, Stage::Prepare, turn) else { continue };

@@ -50,6 +50,7 @@ pub struct StepCard {
 /// What there is to print.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sheet {
+    pub(crate) description: Option<String>,
     pub(crate) graph: Graph,
     pub(crate) hold: String,
     pub(crate) unless: Vec<Card>,
@@ -77,6 +78,9 @@ impl Sheet {
     /// The profile as YAML. Checking it again gives the same profile.
     pub(crate) fn printed(&self) -> String {
         let mut out = String::new();
+        if let Some(description) = &self.description {
+            let _ = writeln!(out, "description: {}", Value::from(description.as_str()));
+        }
         list(&mut out, "", "prepare", &self.graph.prepare);
         match &self.graph.steps[..] {
             [step] if step.selector == TOP => {

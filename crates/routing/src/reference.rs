@@ -1,0 +1,126 @@
+//! The reference page of plugins and parameters, written from what the code declares.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use crate::assembly::{Blueprint, Made, MadePlugin, make};
+use crate::models::Models;
+use crate::parameter::{Absent, Parameter};
+use crate::plugin::{Plugin, Registry, Stage};
+use crate::profile::HOLD;
+use crate::stage::{Scale, WhenEmpty};
+use crate::workflow::{PREFILL_DECODE, STEP};
+
+const HEAD: &str = "\
+# Plugins and parameters
+
+Written from the code by a test; do not edit. How to write one: [writing-one.md](writing-one.md).
+
+A profile is a map of stages. `prepare` runs once for every request; `filter`, `score` and `pick` run for every
+step of the workflow. A plugin is written as `name` or as `name: {parameter: value}`. `wornpath check FILE` says
+what is wrong with a profile, `--print` shows it with all defaults, `--graph` draws it.
+
+Every filter also takes `on_empty`: what happens when it leaves nobody. `reject` turns the request away, `skip`
+goes on as if the filter were not there and marks the plan, `hold` lets the request wait.
+
+Every scorer also takes `weight` (1 by default). Scores from 0 to 1 and costs in milliseconds are added only if
+each of the former says with `scale_ms` what the whole way from 1 to 0 costs in milliseconds.
+";
+
+impl Registry {
+    /// The reference page of these plugins, as Markdown.
+    ///
+    /// # Panics
+    /// If a plugin cannot be made from its own example.
+    #[must_use]
+    pub fn reference(&self) -> String {
+        let mut page = HEAD.to_owned();
+        for stage in Stage::ALL {
+            let _ = write!(page, "\n## {}\n", stage.key());
+            for plugin in self.plugins().iter().filter(|plugin| plugin.stage() == stage) {
+                self.describe(plugin, &mut page);
+            }
+        }
+        page.push_str("\n## workflow\n\n`single` (the default), `prefill_decode`, or `steps: [name: {…}, …]`.\n");
+        page.push_str("\n### A step, and `single`\n");
+        parameters(STEP, &mut page);
+        page.push_str("\n### prefill_decode\n\nAlso takes `prefill` and `decode`, each with the parameters of a step.\n");
+        parameters(PREFILL_DECODE, &mut page);
+        page.push_str(
+            "\n## hold\n\nA request waits if the chosen pod does not pass every filter in `unless`, \
+             or if a filter with `on_empty: hold` leaves nobody.\n",
+        );
+        parameters(HOLD, &mut page);
+        page.push_str(
+            "\n## speculate\n\n`off`, or how long a pod is expected to hold what it was just sent \
+             (`10s` by default, where the prompt is hashed).\n",
+        );
+        page
+    }
+
+    fn describe(&self, plugin: &Plugin, page: &mut String) {
+        let made = self.example(plugin);
+        let _ = write!(page, "\n### {}\n\n{}\n", plugin.name, plugin.summary);
+        let nature = match &made.plugin {
+            Made::Score(scorer) => Some(match scorer.scale() {
+                Scale::Unit => "from 0 to 1, more is better",
+                Scale::Milliseconds => "in milliseconds, less is better",
+            }),
+            Made::Filter(filter) => Some(match filter.when_empty() {
+                WhenEmpty::Reject => "`on_empty: reject` by default",
+                WhenEmpty::Skip => "`on_empty: skip` by default",
+                WhenEmpty::Hold => "`on_empty: hold` by default",
+            }),
+            Made::Prepare(_) | Made::Pick(_) => None,
+        };
+        let mut facts: Vec<String> = nature.map(str::to_owned).into_iter().collect();
+        let slots = |slots: &[String]| {
+            slots.iter().map(|slot| format!("`{slot}`")).collect::<Vec<_>>().join(", ")
+        };
+        if !made.card.reads.is_empty() {
+            facts.push(format!("reads {}", slots(&made.card.reads)));
+        }
+        if !made.card.writes.is_empty() {
+            facts.push(format!("writes {}", slots(&made.card.writes)));
+        }
+        for (word, names) in [("needs", plugin.needs), ("excludes", plugin.conflicts)] {
+            if !names.is_empty() {
+                let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+                facts.push(format!("{word} {}", names.join(", ")));
+            }
+        }
+        if !facts.is_empty() {
+            let _ = write!(page, "\nIn short: {}.\n", facts.join("; "));
+        }
+        parameters(plugin.parameters, page);
+        let _ = write!(page, "\n```yaml\n{}\n```\n", plugin.example);
+    }
+
+    fn example(&self, plugin: &Plugin) -> MadePlugin {
+        let mut draft = Blueprint::new(self, &Arc::<Models>::default());
+        let node = crate::yaml::parse(plugin.example).unwrap_or_else(|problem| {
+            panic!("example of `{}`: {}", plugin.name, problem.message())
+        });
+        let made = make(&mut draft, &node, plugin.stage(), 0);
+        made.unwrap_or_else(|_| {
+            let problems: Vec<_> =
+                draft.problems.iter().map(crate::problem::Problem::message).collect();
+            panic!("example of `{}`: {}", plugin.name, problems.join("; "))
+        })
+    }
+}
+
+fn parameters(parameters: &[Parameter], page: &mut String) {
+    if parameters.is_empty() {
+        return;
+    }
+    page.push_str("\n| parameter | takes | default | |\n|---|---|---|---|\n");
+    for Parameter { name, takes, absent, doc } in parameters {
+        let default = match absent {
+            Absent::Refused => "required".to_owned(),
+            Absent::Fine => "none".to_owned(),
+            Absent::Means(text) => format!("`{text}`"),
+        };
+        let _ = writeln!(page, "| `{name}` | {takes} | {default} | {doc} |");
+    }
+}
