@@ -1,12 +1,16 @@
 //! The `wornpath` binary: reads its arguments and hands over to one module per subcommand.
 #![forbid(unsafe_code)]
 
+mod check;
 mod demo;
 mod engine;
 mod events;
+mod explain;
+mod fleet;
 
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
+use std::process::ExitCode;
 
 /// Routes LLM requests to the pod whose KV cache already holds their prefix.
 ///
@@ -20,32 +24,37 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Check(check::CheckArguments),
     /// Replay the cache events of three real engines and show which of them holds how much of a prompt
     Demo,
     Engine(Box<engine::EngineArguments>),
+    Explain(explain::ExplainArguments),
     Events(events::EventsArguments),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     let Arguments { command } = Arguments::parse();
     let mut out = io::stdout().lock();
+    let done = |()| ExitCode::SUCCESS;
     let result = match command {
-        Command::Demo => demo::run(&mut out),
-        Command::Engine(arguments) => engine::run(&arguments, &mut out),
-        Command::Events(arguments) => events::run(&arguments, &mut out),
+        Command::Check(arguments) => check::run(&arguments, &mut out),
+        Command::Demo => demo::run(&mut out).map(done),
+        Command::Engine(arguments) => engine::run(&arguments, &mut out).map(done),
+        Command::Explain(arguments) => explain::run(&arguments, &mut out),
+        Command::Events(arguments) => events::run(&arguments, &mut out).map(done),
     };
-    ignore_closed_pipe(result.and_then(|()| Ok(out.flush()?)))
+    ignore_closed_pipe(result.and_then(|code| Ok(out.flush().map(|()| code)?)))
 }
 
 /// A reader that has seen enough (`wornpath demo | head`) is no failure.
-fn ignore_closed_pipe(result: anyhow::Result<()>) -> anyhow::Result<()> {
+fn ignore_closed_pipe(result: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     match result {
         Err(error)
             if error
                 .downcast_ref::<io::Error>()
                 .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) =>
         {
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
         other => other,
     }

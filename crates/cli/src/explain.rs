@@ -1,0 +1,173 @@
+//! `wornpath explain`: decides one request against a described fleet and shows why.
+
+use crate::check::{BAD_CONFIGURATION, check};
+use crate::fleet::{build, read_fleet};
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wornpath_routing::described::BuiltFleet;
+use wornpath_routing::{
+    Desk, Name, Outcome, PodFacts, Recorder, Request, Rng, RoutingPlan, Surroundings, World,
+};
+
+/// Decide one request against a described fleet, and show why
+#[derive(Args)]
+pub(crate) struct ExplainArguments {
+    /// The request's JSON body; `-` for standard input
+    #[arg(default_value = "-")]
+    body: PathBuf,
+    /// The profile that decides
+    #[arg(long, value_name = "FILE")]
+    profile: PathBuf,
+    /// The fleet: models, pods, loads and cached prompts
+    #[arg(long, value_name = "FILE")]
+    fleet: PathBuf,
+    /// A header of the request, as `name: value`; may be given again
+    #[arg(long, value_name = "HEADER")]
+    header: Vec<String>,
+    /// Whose request it is
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Where chance comes from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Show everything as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Decides and tells `out`.
+pub(crate) fn run(arguments: &ExplainArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let described = read_fleet(&arguments.fleet)?;
+    // Far enough from the beginning of time for the silences that the fleet describes.
+    let now = Duration::from_secs(1 << 30);
+    let built = build(&arguments.fleet, &described, now)?;
+    let surroundings = Surroundings {
+        models: Arc::clone(&built.models),
+        roles: Some(described.roles()),
+        ..Surroundings::default()
+    };
+    let profile = match check(&arguments.profile, &surroundings)? {
+        Ok(profile) => profile,
+        Err(problems) => {
+            write!(out, "{problems}")?;
+            return Ok(ExitCode::from(BAD_CONFIGURATION));
+        }
+    };
+    let mut request = request(arguments, &built)?;
+    request.arrival = now;
+
+    let clock = clock();
+    let mut recorder = Recorder::new(&clock);
+    let mut context = profile.context(request);
+    let (mut desk, mut rng) = (Desk::new(&built.index), Rng::new(arguments.seed));
+    let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
+        Err(rejection) => Outcome::Reject(rejection),
+        Ok(()) => {
+            let mut world = World { fleet: &built.fleet, desk: &mut desk, now, rng: &mut rng };
+            profile.decide_explained(&mut context, &mut world, &mut recorder)
+        }
+    };
+    let explanation = recorder.finish();
+    if arguments.json {
+        let outcome = outcome_json(&outcome, &built);
+        let all = json!({"explanation": explanation.to_json(), "outcome": outcome});
+        writeln!(out, "{all:#}")?;
+    } else {
+        write!(out, "{explanation}")?;
+        show(&outcome, &built, out)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the edge reads the clock, for timings only")]
+fn clock() -> impl Fn() -> Duration {
+    let start = Instant::now();
+    move || start.elapsed()
+}
+
+fn request(arguments: &ExplainArguments, built: &BuiltFleet) -> anyhow::Result<Request> {
+    let path = &arguments.body;
+    let body = if path == Path::new("-") {
+        let mut body = Vec::new();
+        std::io::stdin().lock().read_to_end(&mut body).context("cannot read standard input")?;
+        body
+    } else {
+        fs::read(path).with_context(|| format!("cannot read {}", path.display()))?
+    };
+    let mut request =
+        Request::from_json(&body).with_context(|| format!("{} is no request", path.display()))?;
+    for header in &arguments.header {
+        let Some((name, value)) = header.split_once(':') else {
+            bail!("header `{header}` has no colon; write `name: value`");
+        };
+        request.headers.push((name.trim().to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    request.tenant = arguments.tenant.as_deref().map(Name::from);
+    resolve(&mut request, built);
+    Ok(request)
+}
+
+/// An adapter's name means its base model with the adapter; no name at all means the only model.
+fn resolve(request: &mut Request, built: &BuiltFleet) {
+    let asked = request.model.base.clone();
+    if built.models.find(&asked).is_some() {
+        return;
+    }
+    if let ([only], "") = (built.models.all(), asked.as_str()) {
+        request.model.base = only.name().clone();
+        return;
+    }
+    let facts = || built.fleet.pods().iter().map(wornpath_routing::Pod::facts);
+    let serves = |facts: &&PodFacts| facts.loras.contains(&asked);
+    if let Some(base) = facts().find(serves).and_then(|facts| facts.models.first()) {
+        request.model.base = base.clone();
+        request.model.lora = Some(asked);
+    }
+}
+
+fn outcome_json(outcome: &Outcome, built: &BuiltFleet) -> Value {
+    match outcome {
+        Outcome::Plan(plan) => json!({"plan": plan.to_json(|pod| built.name(pod))}),
+        Outcome::Hold(hold) => json!({"hold": {
+            "priority": hold.class.priority.level(),
+            "waits_at_most_ms": hold.class.deadline.as_secs_f64() * 1e3 - (1_u64 << 30) as f64 * 1e3,
+        }}),
+        Outcome::Reject(rejection) => json!({"reject": {
+            "status": rejection.status, "reason": rejection.reason,
+            "retry_after_s": rejection.retry_after.map(|time| time.as_secs_f64()),
+        }}),
+    }
+}
+
+fn show(outcome: &Outcome, built: &BuiltFleet, out: &mut dyn Write) -> anyhow::Result<()> {
+    match outcome {
+        Outcome::Plan(plan) => show_plan(plan, built, out)?,
+        Outcome::Hold(_) => writeln!(out, "\nhold: it waits until a pod has room")?,
+        Outcome::Reject(rejection) => {
+            writeln!(out, "\nreject: {} {}", rejection.status, rejection.reason)?;
+        }
+    }
+    Ok(())
+}
+
+fn show_plan(plan: &RoutingPlan, built: &BuiltFleet, out: &mut dyn Write) -> anyhow::Result<()> {
+    writeln!(out, "\nplan")?;
+    for step in &plan.steps {
+        let pod =
+            step.pod.map_or_else(|| "a pod bound when it starts".to_owned(), |pod| built.name(pod));
+        let others: Vec<_> = step.fallbacks.iter().map(|pod| built.name(*pod)).collect();
+        let others = if others.is_empty() { "nobody".to_owned() } else { others.join(", ") };
+        writeln!(out, "  {}: {pod}, else {others}; {}", step.name, step.cache)?;
+    }
+    for mark in &plan.marks {
+        writeln!(out, "  note: {mark}")?;
+    }
+    Ok(())
+}

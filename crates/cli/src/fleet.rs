@@ -1,0 +1,78 @@
+//! Described fleets from files, with the tokenizers they name.
+
+use anyhow::Context;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_blocks::Tokenizer;
+use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
+use wornpath_routing::described::{BuiltFleet, FleetDescription};
+use wornpath_routing::{Prompt, Request, TextTokenizer, Tokenize};
+
+/// Reads a described fleet.
+pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<FleetDescription> {
+    let file = path.display();
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {file}"))?;
+    FleetDescription::read(&file.to_string(), &text)
+        .map_err(|problems| anyhow::anyhow!("{problems}"))
+}
+
+/// Brings a described fleet to life; tokenizers are looked for beside its file.
+pub(crate) fn build(
+    path: &Path,
+    described: &FleetDescription,
+    now: Duration,
+) -> anyhow::Result<BuiltFleet> {
+    let beside = path.parent().unwrap_or(Path::new("."));
+    let mut tokenizers: Vec<(&str, Arc<dyn Tokenize>)> = Vec::new();
+    for name in described.models.iter().filter_map(|model| model.tokenizer.as_deref()) {
+        let tokenizer: Arc<dyn Tokenize> = match name {
+            "bytes" => Arc::new(Bytes),
+            folder => Arc::new(load(&beside.join(folder))?),
+        };
+        tokenizers.push((name, tokenizer));
+    }
+    let find = |name: &str| {
+        tokenizers.iter().find(|(known, _)| *known == name).map(|(_, found)| Arc::clone(found))
+    };
+    Ok(described.build(now, find)?)
+}
+
+fn load(folder: &Path) -> anyhow::Result<TextTokenizer> {
+    let read =
+        |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let path = folder.join("tokenizer.json");
+    let tokenizer = Tokenizer::from_json(&path.display().to_string(), &read(&path)?)?;
+    let path = folder.join("tokenizer_config.json");
+    let template = if path.exists() {
+        let config = TokenizerConfig::from_json(&path.display().to_string(), &read(&path)?)?;
+        ChatTemplate::from_config(&config).ok()
+    } else {
+        None
+    };
+    Ok(TextTokenizer::new(tokenizer, template))
+}
+
+/// Every byte of the text is a token: to try a profile without a tokenizer.
+struct Bytes;
+
+impl Tokenize for Bytes {
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
+        let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
+        match &request.prompt {
+            Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
+            Prompt::Text(text) => push(text),
+            Prompt::Chat { messages, .. } => {
+                for message in messages {
+                    push(message["role"].as_str().unwrap_or_default());
+                    match &message["content"] {
+                        serde_json::Value::String(text) => push(text),
+                        other => push(&other.to_string()),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

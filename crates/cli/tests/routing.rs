@@ -1,0 +1,110 @@
+//! `wornpath check` and `wornpath explain`, run as a user runs them.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const REQUEST: &str = r#"{"prompt": "You are a helpful assistant. Say goodbye."}"#;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn wornpath(arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+        .args(arguments)
+        .current_dir(root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn a_good_profile_is_good_and_can_be_printed_and_drawn() {
+    let profile = "../../profiles/cache-affinity.yaml";
+    let plain = wornpath(&["check", profile], "");
+    assert!(plain.status.success());
+    assert_eq!(text(&plain.stdout), format!("{profile}: good\n"));
+    let printed = wornpath(&["check", "--print", profile], "");
+    assert!(
+        text(&printed.stdout)
+            .contains("  - cache_affinity: {best: 8, unsure: 0.5, stale_after: 30s, weight: 2}")
+    );
+    let graph = wornpath(&["check", "--graph", profile], "");
+    assert!(text(&graph.stdout).contains("block_hash"), "{}", text(&graph.stdout));
+    assert!(text(&graph.stdout).contains("← Tokens  → BlockHashes"));
+}
+
+#[test]
+fn a_bad_profile_ends_with_78_and_every_problem_for_people_and_machines() {
+    let bad = "../routing/tests/problems/everything_at_once.yaml";
+    let shown = wornpath(&["check", bad], "");
+    assert_eq!(shown.status.code(), Some(78));
+    assert!(text(&shown.stdout).contains("everything_at_once.yaml: 6 problems"));
+    let json = wornpath(&["check", "--json", bad, "../../profiles/round-robin.yaml"], "");
+    assert_eq!(json.status.code(), Some(78));
+    let reports: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(reports[0]["problems"].as_array().unwrap().len(), 6);
+    assert_eq!(reports[1]["good"], true);
+}
+
+#[test]
+fn a_role_that_no_described_pod_can_play_is_a_problem() {
+    let profile = "../../profiles/prefill-decode.yaml";
+    assert!(wornpath(&["check", profile], "").status.success());
+    let checked = wornpath(&["check", profile, "--fleet", "tests/routing/fleet.yaml"], "");
+    assert_eq!(checked.status.code(), Some(78));
+    assert!(text(&checked.stdout).contains("which no pod can play"));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let output = wornpath(&["check", "absent.yaml"], "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("cannot read absent.yaml"));
+}
+
+#[test]
+fn explain_shows_who_was_dropped_what_each_scored_and_the_plan() {
+    let arguments = [
+        "explain",
+        "--profile",
+        "../../profiles/cache-affinity.yaml",
+        "--fleet",
+        "tests/routing/fleet.yaml",
+    ];
+    let output = wornpath(&arguments, REQUEST);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    assert!(shown.contains("c    0       dropped by healthy: draining"), "{shown}");
+    assert!(shown.contains("serve: a, else "), "{shown}");
+    assert!(shown.contains("32 tokens cached (8 blocks on gpu)"), "{shown}");
+
+    let output = wornpath(&[&arguments[..], &["--json"]].concat(), REQUEST);
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(all["outcome"]["plan"]["steps"][0]["pod"], "a");
+    assert_eq!(all["explanation"]["steps"][0]["candidates"][1]["blocks"], 4);
+}
+
+#[test]
+fn explain_refuses_what_is_no_request_and_a_profile_that_does_not_check() {
+    let fleet = ["--fleet", "tests/routing/fleet.yaml"];
+    let profile = ["explain", "--profile", "../../profiles/round-robin.yaml"];
+    let output = wornpath(&[&profile[..], &fleet].concat(), "{}");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("neither `messages` nor `prompt`"));
+    let profile = ["explain", "--profile", "../routing/tests/problems/cycle.yaml"];
+    let output = wornpath(&[&profile[..], &fleet].concat(), REQUEST);
+    assert_eq!(output.status.code(), Some(78));
+}
