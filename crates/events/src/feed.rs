@@ -406,12 +406,13 @@ impl Feed {
         doubt * (2.0 - fading).clamp(0.0, 1.0)
     }
 
-    /// Takes note that something was heard. After a silence, questions that were not answered are no
-    /// reason any more to wait with the next.
+    /// Takes note that something was heard. Questions that were asked into a silence are lost, and no
+    /// reason to wait with the next.
     fn hear(&mut self, now: Moment) {
         let silence = self.heard.map_or(Moment::ZERO, |heard| now.saturating_sub(heard));
         if silence > self.rules.probe_after * 2 {
             self.pace.succeeded();
+            self.asked.take_if(|asked| now >= asked.at + self.rules.pause / 2);
         }
         self.heard = Some(now);
     }

@@ -5,7 +5,7 @@
 
 use crate::feed::{Admission, Feed, Rebuild, Rules, SourceId, Status, Step};
 use crate::said::{Abilities, Ask, EngineDigest, Heading, Said, Via};
-use crate::translate::Translator;
+use crate::translate::{Names, Translator};
 use crate::wire::Batch;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -25,11 +25,13 @@ pub struct Serving {
     pub model: String,
     /// Tokens per block of the index for this model.
     pub block_size: NonZeroUsize,
+    /// What blocks are called that come without tokens.
+    pub names: Names,
 }
 
 impl Serving {
     fn translator(&self) -> Translator {
-        Translator::new(&self.key, &self.model, self.block_size)
+        Translator::new(&self.key, &self.model, self.block_size).with_names(self.names)
     }
 }
 

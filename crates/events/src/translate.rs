@@ -31,12 +31,23 @@ use wornpath_index::{Content, Event, Parent, Stored};
 /// A buffer that grew beyond this for one huge batch shrinks back before the next.
 const KEPT_CONTENTS: usize = 1 << 17;
 
+/// What blocks are called that come without tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Names {
+    /// By the engine's own names, which other stores explain.
+    #[default]
+    OfTheEngine,
+    /// By the index's hashes, which the engine was given or can compute.
+    OfTheIndex,
+}
+
 /// Turns the batches of one pod, in one life of its engine, into events for the index.
 pub struct Translator {
     key: HashKey,
     model: String,
     root: BlockHash,
     hasher: BlockHasher,
+    names: Names,
     groups: Groups,
     contents: Vec<ContentHash>,
     extra: Vec<u8>,
@@ -68,10 +79,17 @@ impl Translator {
             model: model.to_owned(),
             root: key.root(&Scope::model(model)),
             hasher: BlockHasher::new(key, block_size),
+            names: Names::default(),
             groups: Groups::default(),
             contents: Vec::new(),
             extra: Vec::new(),
         }
+    }
+
+    /// For a pod that calls blocks without tokens by these names.
+    #[must_use]
+    pub fn with_names(self, names: Names) -> Self {
+        Self { names, ..self }
     }
 
     /// Translates one batch. The events borrow from both.
@@ -95,6 +113,7 @@ impl Translator {
                 Step::Chained { parent, contents } => {
                     Content::Chained { parent, contents: &self.contents[contents] }
                 }
+                Step::Named if self.names == Names::OfTheIndex => Content::Native,
                 Step::Named | Step::AsIs => Content::Named,
             };
             events.push(match event {

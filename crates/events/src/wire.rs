@@ -38,5 +38,6 @@ pub use decode::decode;
 pub use encode::{Dialect, HashForm, Layout, encode};
 pub use error::DecodeError;
 pub use extra::{ExtraKey, ExtraKeys, ExtraKeysBuffer};
+pub(crate) use fields::tier_by_name;
 pub use frames::Message;
 pub use limits::Limits;

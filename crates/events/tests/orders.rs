@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
-use wornpath_events::{Abilities, Epoch, Heading, Pod, Rules, Said, Serving, Via};
+use wornpath_events::{Abilities, Epoch, Heading, Names, Pod, Rules, Said, Serving, Via};
 use wornpath_index::{Digest, Index, Limits};
 
 const BATCHES: u64 = 60;
@@ -23,6 +23,7 @@ fn apply(engine: &Engine, before: &Engine, order: &[(u64, bool)]) -> [Digest; 4]
         key: HashKey::DEFAULT,
         model: "any".to_owned(),
         block_size: NonZeroUsize::new(BLOCK).unwrap(),
+        names: Names::OfTheEngine,
     };
     let mut pod = Pod::new(&index, id, serving, Rules::default()).unwrap();
     let source = pod.add_source(Abilities { replay: true, snapshot: true });

@@ -10,7 +10,7 @@ use wornpath_index::Moment;
 pub(super) struct Asked {
     pub(super) source: SourceId,
     /// When it was asked, or something of the answer came.
-    at: Moment,
+    pub(super) at: Moment,
     pub(super) is_probe: bool,
     /// For a replay, what has come of it.
     pub(super) answer: Option<Answer>,

@@ -35,7 +35,7 @@ impl Default for Rules {
             grace: Duration::from_millis(100),
             pause: Duration::from_secs(1),
             longest_pause: Duration::from_secs(30),
-            answer_within: Duration::from_millis(800),
+            answer_within: Duration::from_millis(1500),
             most_failures: 3,
             probe_after: Duration::from_secs(1),
             stale_after: Duration::from_secs(30),

@@ -71,18 +71,7 @@ impl<'a> Decoder<'a, '_> {
     }
 
     pub(super) fn tier(&mut self, field: &'static str) -> Result<Option<Tier>, DecodeError> {
-        const MEDIA: [(&[u8], Tier); 5] = [
-            (b"GPU", Tier::Gpu),
-            (b"CPU", Tier::Host),
-            (b"CPU_PINNED", Tier::Host),
-            (b"STORAGE", Tier::Disk),
-            (b"DISK", Tier::Disk),
-        ];
-        let medium = self.optional_text(field)?;
-        Ok(medium.map(|medium| {
-            let known = MEDIA.iter().find(|(name, _)| name.eq_ignore_ascii_case(medium));
-            known.map_or(Tier::Other, |(_, tier)| *tier)
-        }))
+        Ok(self.optional_text(field)?.map(tier_by_name))
     }
 
     /// A copy that the publisher can reach but does not hold is no copy on one of its own tiers.
@@ -135,4 +124,18 @@ impl<'a> Decoder<'a, '_> {
         }
         Ok(Span::new(first, self.batch.extra_keys.block_count()))
     }
+}
+
+/// The tier that engines call so; in any case, as they do not agree on that.
+pub(crate) fn tier_by_name(name: &[u8]) -> Tier {
+    const MEDIA: [(&[u8], Tier); 6] = [
+        (b"GPU", Tier::Gpu),
+        (b"CPU", Tier::Host),
+        (b"CPU_PINNED", Tier::Host),
+        (b"HOST", Tier::Host),
+        (b"STORAGE", Tier::Disk),
+        (b"DISK", Tier::Disk),
+    ];
+    let known = MEDIA.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+    known.map_or(Tier::Other, |(_, tier)| *tier)
 }

@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
-    Abilities, Ask, Heading, Pod, Rules, Said, Serving, SourceId, State, Status, Via,
+    Abilities, Ask, Heading, Names, Pod, Rules, Said, Serving, SourceId, State, Status, Via,
 };
 use wornpath_index::{Index, Limits, Moment, Writer};
 
@@ -66,6 +66,7 @@ impl World {
             key: HashKey::DEFAULT,
             model: "chaos".to_owned(),
             block_size: NonZeroUsize::new(BLOCK).unwrap(),
+            names: Names::OfTheEngine,
         };
         let mut pod = Pod::new(&index, id, serving, Rules::default()).unwrap();
         let source = pod.add_source(faults.abilities);

@@ -1,0 +1,145 @@
+//! Pushed events, from real HTTP requests to the index.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use wornpath_blocks::HashKey;
+use wornpath_events::{
+    Access, Clock, Names, Pods, Push, Rules, Serving, State, consume, keep_time,
+};
+use wornpath_index::{Index, Limits, PodId};
+
+struct Router {
+    pods: Arc<Pods>,
+    id: PodId,
+    clock: Clock,
+    address: std::net::SocketAddr,
+    _tasks: JoinSet<()>,
+}
+
+async fn router(token: Option<&str>, names: Names) -> Router {
+    let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
+    let block_size = NonZeroUsize::new(2).unwrap();
+    let serving = Serving { key: HashKey::DEFAULT, model: "any".to_owned(), block_size, names };
+    let id = pods.add(&"pod".into(), serving).unwrap();
+    let clock = Clock::start();
+    let (push, service) = Push::new(|name| name == "pod");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let access = Access::new(address, token).unwrap();
+    let mut tasks = JoinSet::new();
+    let (fed, timed) = (Arc::clone(&pods), Arc::clone(&pods));
+    tasks.spawn(async move {
+        tokio::join!(consume(push, &fed, clock), keep_time(&timed, clock)).0;
+    });
+    tasks.spawn(async move {
+        service.serve(listener, access).await;
+    });
+    Router { pods, id, clock, address, _tasks: tasks }
+}
+
+impl Router {
+    /// Posts, and returns the status line and the body.
+    async fn post(&self, path: &str, headers: &str, body: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.lines().next().unwrap().to_owned(), body.to_owned())
+    }
+
+    async fn tell(&self, path: &str, body: &str) -> serde_json::Value {
+        let (status, answer) = self.post(path, "", body).await;
+        assert_eq!(status, "HTTP/1.1 200 OK", "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    fn count(&self) -> u64 {
+        self.pods.index().digest(self.id).unwrap().tiers[0].count
+    }
+
+    async fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let end = self.clock.now() + Duration::from_secs(3);
+        while !done(self) {
+            let status = self.pods.status(self.clock.now());
+            assert!(self.clock.now() < end, "{what}: {} blocks, {status:?}", self.count());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_sidecar_registers_stores_evicts_and_says_good_bye() {
+    let router = router(None, Names::OfTheEngine).await;
+    router.tell("/events/register", r#"{"pod": "pod", "epoch": 1}"#).await;
+    let stored = r#"{"pod": "pod", "epoch": 1, "sequence": 0, "stored":
+        [{"hashes": [1, 2, 3], "tokens": [7, 7, 8, 8, 9, 9], "block_size": 2}]}"#;
+    router.tell("/events/stored", stored).await;
+    router.until("stored", |router| router.count() == 3).await;
+    let evicted = r#"{"pod": "pod", "epoch": 1, "sequence": 1, "evicted": [3]}"#;
+    router.tell("/events/evicted", evicted).await;
+    // Retries are harmless.
+    router.tell("/events/stored", stored).await;
+    router.tell("/events/evicted", evicted).await;
+    router.until("evicted", |router| router.count() == 2).await;
+    router.tell("/events/bye", r#"{"pod": "pod", "epoch": 1}"#).await;
+    router.until("gone", |router| router.count() == 0).await;
+}
+
+#[tokio::test]
+async fn a_sidecar_is_told_to_send_everything_when_its_digest_differs() {
+    let router = router(None, Names::OfTheEngine).await;
+    router.tell("/events/register", r#"{"pod": "pod", "epoch": 1}"#).await;
+    let digest =
+        r#"{"pod": "pod", "epoch": 1, "sequence": 4, "tiers": {"gpu": {"count": 2, "xor": 3}}}"#;
+    let end = router.clock.now() + Duration::from_secs(3);
+    while router.tell("/events/digest", digest).await["sync"] == false {
+        assert!(router.clock.now() < end, "never asked for a full state");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let sync = r#"{"pod": "pod", "epoch": 1, "sequence": 4, "stored":
+        [{"hashes": [1, 2], "tokens": [7, 7, 8, 8], "block_size": 2}]}"#;
+    router.tell("/events/sync", sync).await;
+    router.tell("/events/digest", digest).await;
+    let live = |router: &Router| router.pods.status(router.clock.now())[0].status.state;
+    router.until("healed", |router| router.count() == 2 && live(router) == State::Live).await;
+}
+
+#[tokio::test]
+async fn the_older_paths_carry_the_index_s_own_hashes() {
+    let router = router(None, Names::OfTheIndex).await;
+    router.tell("/internal/sync", r#"{"worker_id": "pod", "active_hashes": [11, 12, 13]}"#).await;
+    router.until("synced", |router| router.count() == 3).await;
+    router.tell("/internal/eviction", r#"{"worker_id": "pod", "evicted_hashes": [12]}"#).await;
+    router.until("evicted", |router| router.count() == 2).await;
+    router.tell("/internal/sync", r#"{"worker_id": "pod", "active_hashes": [13, 14]}"#).await;
+    let digest = |router: &Router| router.pods.index().digest(router.id).unwrap().tiers[0];
+    router.until("synced again", |router| digest(router).xor == 13 ^ 14).await;
+}
+
+#[tokio::test]
+async fn whoever_is_wrong_is_told_why() {
+    let router = router(Some("secret"), Names::OfTheEngine).await;
+    let token = "authorization: Bearer secret\r\n";
+    let (status, _) = router.post("/events/bye", "", r#"{"pod": "pod"}"#).await;
+    assert_eq!(status, "HTTP/1.1 401 Unauthorized");
+    let (status, body) = router.post("/events/bye", token, r#"{"pod": "other"}"#).await;
+    assert_eq!(status, "HTTP/1.1 404 Not Found");
+    assert!(body.contains("pod `other`: found no such pod in the fleet"), "{body}");
+    let (status, body) = router.post("/events/stored", token, r#"{"pod": 7}"#).await;
+    assert_eq!(status, "HTTP/1.1 400 Bad Request");
+    assert!(body.contains("expected a string at line 1 column 9"), "{body}");
+    let (status, _) = router.post("/fly", token, "{}").await;
+    assert_eq!(status, "HTTP/1.1 404 Not Found");
+    let (status, _) = router.post("/events/bye", token, r#"{"pod": "pod"}"#).await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+}
