@@ -117,7 +117,10 @@ impl<V: Vocabulary> Checker<'_, V> {
                 Ok(Typed::Truth(Number::Not(Box::new(self.truth("!", operand)?))))
             }
             Part::Negate(operand) => match self.check(operand)? {
-                Typed::Int(int) => Ok(Typed::Int(Number::Negate(Box::new(int)))),
+                Typed::Int(int) => {
+                    let from_zero = Box::new([Number::Literal(0.0), int]);
+                    Ok(Typed::Int(Number::Binary(Binary::IntSubtract, from_zero)))
+                }
                 Typed::Double(double) => Ok(Typed::Double(Number::Negate(Box::new(double)))),
                 other => Err(self.operands(at, "-", other.kind().to_string(), "a number")),
             },

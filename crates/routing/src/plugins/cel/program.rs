@@ -264,9 +264,9 @@ fn or_fault(left: f64, right: f64, holds: bool) -> f64 {
     if left.is_nan() || right.is_nan() { f64::NAN } else { truth(holds) }
 }
 
-/// An int, unless it has grown too large.
+/// An int, unless it has grown too large. Adding zero makes -0 a 0: ints have only one.
 fn exact(int: f64) -> f64 {
-    if int.abs() <= LARGEST_INT { int } else { f64::NAN }
+    if int.abs() <= LARGEST_INT { int + 0.0 } else { f64::NAN }
 }
 
 impl Binary {
@@ -282,7 +282,7 @@ impl Binary {
             // A quotient by zero is infinite or NaN, so it is a fault; one of exact ints rounds to no
             // other int.
             Self::IntDivide => columns.zip(left, right, |a, b| exact((a / b).trunc())),
-            Self::IntRemainder => columns.zip(left, right, |a, b| a % b),
+            Self::IntRemainder => columns.zip(left, right, |a, b| exact(a % b)),
             Self::Least => columns.zip(left, right, |a, b| if a < b || a.is_nan() { a } else { b }),
             Self::Greatest => {
                 columns.zip(left, right, |a, b| if a > b || a.is_nan() { a } else { b })

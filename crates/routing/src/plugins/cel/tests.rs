@@ -152,6 +152,10 @@ fn faults_are_reported_unless_the_other_side_decides() {
         assert_eq!(value(fault), None, "{fault}");
     }
     assert_eq!(value("1.0 / 0.0"), Some(f64::INFINITY));
+    for zero in ["-(pod.requests - 7)", "0 * -pod.requests", "-3 / pod.requests", "-7 % 7"] {
+        let inverse = format!("1.0 / ({zero})");
+        assert_eq!(value(&inverse), Some(f64::INFINITY), "ints have no -0: {zero}");
+    }
     assert_eq!(holds("1 / 0 == 1 && false"), Some(false));
     assert_eq!(holds("true || 1 / 0 == 1"), Some(true));
     assert_eq!(value("pod.draining ? 1 : 1 / 0"), Some(1.0), "what is not chosen does not count");
