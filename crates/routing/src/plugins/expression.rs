@@ -24,7 +24,19 @@ pub(crate) const PLUGIN: Plugin = Plugin {
               better; a cost is in milliseconds, less is better. What cannot be computed, such as a division by \
               zero, is the worst.",
     parameters: &[
-        Parameter::optional("score", Takes::Text, "The expression, if its value is from 0 to 1."),
+        Parameter::optional(
+            "score",
+            Takes::Text,
+            "The expression, if its value is from 0 to 1. Numbers of one candidate: pod.requests, pod.decoding, \
+             pod.prefill_tokens, pod.decode_tokens, pod.waiting, pod.kv_usage, pod.kv_tokens, \
+             pod.cached_blocks, pod.cached_share, pod.uncached_tokens, pod.placed_tokens (what this scorer's \
+             profile sent it to compute so far); its texts: pod.name, pod.engine, pod.host, pod.rack, pod.zone, \
+             pod.region, pod.labels.…. Of the request: request.prompt_tokens, request.block_tokens, \
+             request.output_tokens, request.priority; request.model, request.lora, request.tenant, \
+             request.attributes.…. Of all candidates together: fleet.pods, fleet.least_requests, \
+             fleet.most_requests, fleet.least_prefill_tokens, fleet.most_prefill_tokens, \
+             fleet.most_cached_share.",
+        ),
         Parameter::optional(
             "cost",
             Takes::Text,

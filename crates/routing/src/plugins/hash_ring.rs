@@ -29,7 +29,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "Who picks for a request without key.",
         ),
     ],
-    needs: &["hash_key"],
+    needs: &[],
     conflicts: &[],
     example: "hash_ring: {load_factor: 1.25}",
     make: Make::Pick(make),

@@ -19,7 +19,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
         "max_score",
         "Who picks for a request without plan, or whose planned pod cannot take it.",
     )],
-    needs: &["plan_hint"],
+    needs: &[],
     conflicts: &[],
     example: "planned: {otherwise: max_score}",
     make: Make::Pick(make),

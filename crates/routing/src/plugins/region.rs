@@ -26,7 +26,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
              client's.",
         ),
     ],
-    needs: &["attributes"],
+    needs: &[],
     conflicts: &[],
     example: "region: {near: {eu-west/eu-central: 0.8}}",
     make: Make::Score(make),

@@ -28,7 +28,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "How many sessions are remembered.",
         ),
     ],
-    needs: &["session_key"],
+    needs: &[],
     conflicts: &[],
     example: "session_affinity: {ttl: 30m}",
     make: Make::Score(make),

@@ -37,7 +37,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "Who picks for a new session.",
         ),
     ],
-    needs: &["session_key"],
+    needs: &[],
     conflicts: &[],
     example: "session: {ttl: 30m, otherwise: power_of_two}",
     make: Make::Pick(make),

@@ -2,6 +2,7 @@
 
 use crate::fleet::{PodFacts, Reservation, Topology};
 use crate::plugin::Stage;
+use crate::plugins::cel::Vocabulary;
 use crate::plugins::rehearsal::Rehearsal;
 
 const HASHED: [&str; 2] = ["tokenize", "block_hash"];
@@ -64,6 +65,14 @@ fn figures_of_the_pod_the_request_and_the_fleet_can_be_named() {
     ];
     for (expression, expected) in cases {
         assert_eq!(costs(&rehearsal, expression), expected, "{expression}");
+    }
+}
+
+#[test]
+fn every_field_is_documented() {
+    let doc = super::PLUGIN.parameters[0].doc;
+    for field in super::Words::default().known() {
+        assert!(doc.contains(&field), "{field}");
     }
 }
 
