@@ -175,12 +175,13 @@ fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {
     Ok(options)
 }
 
-/// A name with the ending of a file is a file.
-fn profile(name: &str) -> anyhow::Result<Profile> {
+/// A built-in engine profile, or one from a file if the name ends like one.
+pub(crate) fn profile(name: &str) -> anyhow::Result<Profile> {
     if !name.ends_with(".json") {
         return Ok(Profile::built_in(name)?);
     }
-    let json = std::fs::read(name).with_context(|| format!("cannot read --profile {name}"))?;
+    let json =
+        std::fs::read(name).with_context(|| format!("cannot read the engine profile {name}"))?;
     Ok(Profile::from_json(name, &json)?)
 }
 

@@ -23,7 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`serve`] is that server: a whole engine for tests of whatever talks to engines.
+//! [`serve`] is that server: a whole engine for tests of whatever talks to engines. [`replay`] runs traces
+//! through a router and a fleet of models.
 //!
 //! What the model leaves out: speculative decoding, pipeline bubbles, CPU scheduling time that grows
 //! with the batch, sliding windows, images, and sharing of a block inside the step that computes it
@@ -34,6 +35,7 @@ mod cost;
 mod engine;
 mod pool;
 mod profile;
+pub mod replay;
 mod request;
 pub mod serve;
 

@@ -223,7 +223,9 @@ fn wrong_arguments_are_refused_with_the_cure() {
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(refusal(&["--profile", "9b"]).contains("built in are 8b-h200"));
-    assert!(refusal(&["--profile", "none.json"]).contains("cannot read --profile none.json"));
+    assert!(
+        refusal(&["--profile", "none.json"]).contains("cannot read the engine profile none.json")
+    );
     assert!(refusal(&["--fault", "explode"]).contains("unknown field `explode`"));
     assert!(refusal(&["--speed", "0"]).contains("must be above zero"));
     assert!(refusal(&["--tokenizer", "nowhere"]).contains("nowhere/tokenizer.json"));

@@ -1,0 +1,163 @@
+//! `wornpath replay`: what routing profiles would have done with recorded traffic, in virtual time.
+
+use crate::engine::profile as engine_profile;
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde_json::json;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use wornpath_sim::replay::{Fleet, Percentiles, Summary, Trace, replay};
+
+/// Replay a trace against simulated engines and compare routing profiles
+///
+/// Runs in virtual time, with the routing and index code of the live server: hours of traffic take seconds.
+/// A trace has one JSON object a line: timestamp (ms), input_length, output_length and hash_ids (one per block,
+/// equal for equal prefixes), or timestamp, output_length and prompt or messages; sessions have session_id
+/// and, on later turns, delay (ms after the turn before) in place of timestamp.
+#[derive(Args)]
+pub(crate) struct ReplayArguments {
+    /// The trace
+    trace: PathBuf,
+    /// Routing profile to try; may be repeated
+    #[arg(long = "profile", required = true, value_name = "FILE")]
+    profiles: Vec<PathBuf>,
+    /// Number of engines
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pods: u16,
+    /// Engine profile: a built-in name or the path of a JSON file
+    #[arg(long, default_value = "8b-h200")]
+    engine: String,
+    /// Make arrivals so many times as frequent; of sessions, their starts
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+    /// Number of runs, each with its own jitter and choices by chance
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+    /// How far arrivals are moved by chance, before --speed
+    #[arg(long, default_value = "1s", value_parser = duration)]
+    jitter: Duration,
+    /// How late cache events reach the router
+    #[arg(long, default_value = "0ms", value_parser = duration)]
+    events_delay: Duration,
+    /// Replay every session so many times over, each copy with its own blocks and start
+    #[arg(long, default_value_t = 1)]
+    copies: usize,
+    /// Tokens per block of the trace
+    #[arg(long, default_value = "512")]
+    block_size: NonZeroUsize,
+    /// Tokens that each engine's cache holds, if not as its profile says
+    #[arg(long)]
+    kv_tokens: Option<usize>,
+    /// Also write all figures here, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Replays and prints a table.
+pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::Result<()> {
+    let speed = arguments.speed;
+    ensure!(speed.is_finite() && speed > 0.0, "--speed is {speed}; it must be above zero");
+    ensure!(arguments.copies > 0, "--copies is 0; once is the least");
+    let engine = engine_profile(&arguments.engine)?;
+    let trace = Trace::read(
+        &arguments.trace.display().to_string(),
+        &read(&arguments.trace)?,
+        arguments.block_size,
+    )?;
+    writeln!(
+        out,
+        "{}: {} requests; on {} engines {}, speed {speed}, {} run(s)",
+        arguments.trace.display(),
+        trace.turns.len() * arguments.copies,
+        arguments.pods,
+        engine.name(),
+        arguments.seeds
+    )?;
+    writeln!(
+        out,
+        "{:<24} {:>27}  {:>20}  {:>8} {:>9} {:>8}",
+        "profile", "TTFT ms p50 p95 p99", "TPOT ms p50 p99", "hit rate", "busiest", "failed"
+    )?;
+    let mut report = Vec::new();
+    for path in &arguments.profiles {
+        let yaml = read(path)?;
+        let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let mut runs = Vec::new();
+        for seed in 1..=arguments.seeds {
+            let traffic = trace.clone().cloned(arguments.copies, seed);
+            let traffic = traffic.jittered(arguments.jitter, seed).faster(speed);
+            let fleet = Fleet {
+                engine: engine.clone(),
+                pods: usize::from(arguments.pods),
+                kv_tokens: arguments.kv_tokens,
+                slow: Vec::new(),
+                events_delay: arguments.events_delay,
+                seed,
+            };
+            let file = path.display().to_string();
+            let records = replay(&traffic, (&file, &yaml), &fleet)?;
+            runs.push(Summary::of(&traffic, &records));
+        }
+        print_row(&name, &mean(&runs), out)?;
+        out.flush()?;
+        report.push(json!({"profile": name, "runs": runs}));
+    }
+    if let Some(path) = &arguments.json {
+        let text = serde_json::to_string_pretty(&json!({"profiles": report}))?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<()> {
+    let Summary { ttft, tpot, .. } = row;
+    writeln!(
+        out,
+        "{name:<24} {:>8.0} {:>8.0} {:>9.0}  {:>9.1} {:>10.1}  {:>8.3} {:>8.2}x {:>8}",
+        ttft.p50, ttft.p95, ttft.p99, tpot.p50, tpot.p99, row.hit_rate, row.imbalance, row.failures
+    )?;
+    Ok(())
+}
+
+/// The mean of each figure, and all failures.
+fn mean(runs: &[Summary]) -> Summary {
+    let of = |figure: fn(&Summary) -> f64| runs.iter().map(figure).sum::<f64>() / runs.len() as f64;
+    Summary {
+        requests: runs.iter().map(|run| run.requests).sum(),
+        failures: runs.iter().map(|run| run.failures).sum(),
+        ttft: Percentiles {
+            p50: of(|run| run.ttft.p50),
+            p95: of(|run| run.ttft.p95),
+            p99: of(|run| run.ttft.p99),
+            longest: of(|run| run.ttft.longest),
+        },
+        tpot: Percentiles {
+            p50: of(|run| run.tpot.p50),
+            p95: of(|run| run.tpot.p95),
+            p99: of(|run| run.tpot.p99),
+            longest: of(|run| run.tpot.longest),
+        },
+        hit_rate: of(|run| run.hit_rate),
+        imbalance: of(|run| run.imbalance),
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// `100ms` or `1.5s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let wrong = || format!("`{text}` is no time; write 100ms or 1.5s");
+    if number == text {
+        return Err(wrong());
+    }
+    let seconds: f64 = number.parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(seconds * unit).map_err(|_| wrong())
+}

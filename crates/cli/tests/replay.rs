@@ -1,0 +1,102 @@
+//! `wornpath replay`, run as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use serde_json::Value;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// Forty prompts of eight blocks; of each four in a row, the first six blocks are the same.
+fn trace() -> String {
+    let mut text = String::new();
+    for number in 0..40_u64 {
+        let ids: Vec<u64> =
+            (0..8)
+                .map(|block| {
+                    if block < 6 {
+                        100 * (number / 4) + block
+                    } else {
+                        100_000 + 10 * number + block
+                    }
+                })
+                .collect();
+        let time = 400 * number;
+        writeln!(
+            text,
+            "{{\"timestamp\": {time}, \"input_length\": 4000, \"output_length\": 20, \"hash_ids\": {ids:?}}}"
+        )
+        .unwrap();
+    }
+    text
+}
+
+fn file(name: &str, text: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn replay(arguments: &[&str]) -> Output {
+    let profiles = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
+    Command::new(env!("CARGO_BIN_EXE_wornpath"))
+        .current_dir(profiles)
+        .arg("replay")
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn profiles_are_compared_on_the_same_traffic() {
+    let trace = file("compared.jsonl", &trace());
+    let json = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("compared.json");
+    let arguments =
+        [trace.to_str().unwrap(), "--profile", "round-robin.yaml", "--profile", "cache-aware.yaml"];
+    let more =
+        ["--pods", "4", "--seeds", "2", "--events-delay", "10ms", "--json", json.to_str().unwrap()];
+    let output = replay(&[&arguments[..], &more].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains("round-robin") && table.contains("cache-aware"), "{table}");
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let rates = |profile: usize| {
+        let runs = figures["profiles"][profile]["runs"].as_array().unwrap();
+        assert_eq!(runs.len(), 2);
+        assert!(runs.iter().all(|run| run["requests"] == 40 && run["failures"] == 0), "{runs:?}");
+        runs.iter().map(|run| run["hit_rate"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    assert!(rates(0).iter().all(|rate| *rate < 0.1), "in turn, nothing is found: {:?}", rates(0));
+    assert!(
+        rates(1).iter().all(|rate| *rate > 0.5),
+        "three of four find six of eight: {:?}",
+        rates(1)
+    );
+}
+
+#[test]
+fn bad_lines_profiles_and_options_are_named() {
+    let good = file("good.jsonl", &trace());
+    let bad = file("bad.jsonl", &format!("{}oops\n", trace()));
+    let refusal = |trace: &PathBuf, arguments: &[&str]| {
+        let output = replay(&[&[trace.to_str().unwrap()], arguments].concat());
+        assert!(!output.status.success());
+        text(&output.stderr).to_owned()
+    };
+    let profile = ["--profile", "least-load.yaml"];
+    let error = refusal(&bad, &profile);
+    assert!(error.contains("bad.jsonl: 1 of its lines") && error.contains("line 41"), "{error}");
+    let error = refusal(&good, &["--profile", "none.yaml"]);
+    assert!(error.contains("cannot read none.yaml"), "{error}");
+    assert!(refusal(&good, &[]).contains("--profile"));
+    let error = refusal(&good, &[&profile[..], &["--events-delay", "5"]].concat());
+    assert!(error.contains("write 100ms or 1.5s"), "{error}");
+    let error = refusal(&good, &[&profile[..], &["--speed", "0"]].concat());
+    assert!(error.contains("above zero"), "{error}");
+    let wrong = file("wrong.yaml", "score: [no_such_plugin]\npick: max_score\n");
+    let error = refusal(&good, &["--profile", wrong.to_str().unwrap()]);
+    assert!(error.contains("no_such_plugin"), "{error}");
+}

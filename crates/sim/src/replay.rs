@@ -1,0 +1,21 @@
+//! Traffic of hours in seconds: a trace, a routing profile and a fleet of engine models in virtual time.
+//!
+//! The profile, the index, the holding queue and the accounting of load are those of the live server;
+//! only the engines and the clock are models. Each request's [`Record`] says what happened to it, and
+//! [`Summary`] the figures of all.
+//!
+//! Engines admit a request when prompt and output fit, so none is preempted, and outputs are not cached,
+//! as traces do not say what they were. The router sees engines' metrics without delay, and the growth
+//! of contexts while they decode not at all.
+
+mod router;
+mod run;
+mod summary;
+mod trace;
+
+pub use run::{Fleet, Record, replay};
+pub use summary::{Percentiles, Summary};
+pub use trace::{BadLine, Start, Trace, TraceError, Turn};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+//! The router of a replay: the decision and index code of the live server, with virtual time.
+
+use super::trace::Turn;
+use crate::request::Outcome as EngineOutcome;
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_blocks::{BlockHash, ContentHash, HashKey};
+use wornpath_index::{Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier, Writer};
+use wornpath_routing::queue::{Held, Settled, WaitingRoom};
+use wornpath_routing::{
+    Desk, Fleet, ModelChoice, Models, Outcome, Pod, PodFacts, Problems, Profile, Prompt, Request,
+    Rng, RoutingPlan, Surroundings, World,
+};
+
+/// The name of the one model of a replay.
+const MODEL: &str = "replayed";
+
+/// What a router is set up with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RouterSettings {
+    pub(super) pods: usize,
+    pub(super) block_size: NonZeroUsize,
+    /// Tokens that a pod's cache holds.
+    pub(super) kv_tokens: u64,
+    /// How late cache events arrive.
+    pub(super) events_delay: Duration,
+    pub(super) seed: u64,
+}
+
+/// What became of a request.
+pub(super) enum Verdict {
+    /// It goes to that pod now; the plan holds its load.
+    Sent { turn: usize, pod: usize, plan: RoutingPlan },
+    /// It waits in the router.
+    Held,
+    /// It was turned away.
+    Refused { turn: usize },
+}
+
+/// A cache event on its way.
+struct Delayed {
+    due: Duration,
+    pod: usize,
+    outcome: EngineOutcome,
+}
+
+/// Index, fleet, profile and holding queue.
+pub(super) struct Router {
+    profile: Arc<Profile>,
+    models: Arc<Models>,
+    fleet: Fleet,
+    desk: Desk,
+    writer: Writer,
+    rng: Rng,
+    room: WaitingRoom<usize>,
+    delay: Duration,
+    delayed: VecDeque<Delayed>,
+    block_size: NonZeroUsize,
+    root: BlockHash,
+    contents: HashMap<EngineHash, ContentHash>,
+    /// Numbers of the batches of each pod.
+    sequences: Vec<u64>,
+}
+
+impl Router {
+    /// A router that knows `pods` idle engines with empty caches.
+    pub(super) fn new(name: &str, yaml: &str, settings: RouterSettings) -> Result<Self, Problems> {
+        let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, settings.block_size, None));
+        let surroundings = Surroundings { models: Arc::clone(&models), ..Surroundings::default() };
+        let profile = Arc::new(Profile::check(name, yaml, &surroundings)?);
+        let index = Index::new(Limits::default(), settings.seed);
+        let pod = |number: usize| {
+            let id = index.add_pod().expect("the index has room for as many pods as were checked");
+            let kv_tokens = Some(settings.kv_tokens);
+            Pod::new(
+                id,
+                PodFacts { kv_tokens, ..PodFacts::serving(&format!("pod-{number}"), MODEL) },
+            )
+        };
+        let fleet = Fleet::new((0..settings.pods).map(pod).collect());
+        let choice = ModelChoice { base: MODEL.into(), lora: None };
+        Ok(Self {
+            room: WaitingRoom::new(profile.queue_rules())
+                .expect("a checked profile has valid rules"),
+            root: models.root(&choice, None),
+            profile,
+            models,
+            desk: Desk::new(&index),
+            writer: index.writer(),
+            fleet,
+            rng: Rng::new(settings.seed),
+            delay: settings.events_delay,
+            delayed: VecDeque::new(),
+            block_size: settings.block_size,
+            contents: HashMap::new(),
+            sequences: vec![0; settings.pods],
+        })
+    }
+
+    /// Decides a request that has just come.
+    pub(super) fn arrive(&mut self, now: Duration, number: usize, turn: &Turn) -> Verdict {
+        let session = turn.session.map(|session| ("x-session-id".to_owned(), session.to_string()));
+        let request = Request {
+            model: ModelChoice { base: MODEL.into(), lora: None },
+            prompt: Prompt::Tokens(tokens_of(turn, self.block_size)),
+            headers: session.into_iter().collect(),
+            arrival: now,
+            ..Request::default()
+        };
+        let profile = Arc::clone(&self.profile);
+        let mut context = profile.context(request);
+        if profile.prepare(&mut context).is_err() {
+            return Verdict::Refused { turn: number };
+        }
+        let mut world = World { fleet: &self.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
+        match profile.decide(&mut context, &mut world) {
+            Outcome::Plan(plan) => self.sent(number, plan),
+            Outcome::Reject(_) => Verdict::Refused { turn: number },
+            Outcome::Hold(hold) => {
+                let held = Held { profile, context, item: number };
+                match self.room.hold(now, hold.class, held) {
+                    Ok(pushed) => match pushed.displaced {
+                        Some(displaced) => Verdict::Refused { turn: displaced.item },
+                        None => Verdict::Held,
+                    },
+                    Err(full) => Verdict::Refused { turn: full.item.item },
+                }
+            }
+        }
+    }
+
+    /// Decides the waiting requests again.
+    pub(super) fn poll(&mut self, now: Duration, verdicts: &mut Vec<Verdict>) {
+        if self.room.is_empty() {
+            return;
+        }
+        let mut settled = Vec::new();
+        let mut world = World { fleet: &self.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
+        self.room.poll(&mut world, &mut settled);
+        for (held, outcome) in settled {
+            verdicts.push(match outcome {
+                Settled::Plan(plan) => self.sent(held.item, plan),
+                Settled::Reject(_) => Verdict::Refused { turn: held.item },
+            });
+        }
+    }
+
+    /// When something will happen that no engine announces.
+    pub(super) fn next_wakeup(&self) -> Option<Duration> {
+        let event = self.delayed.front().map(|event| event.due);
+        [event, self.room.next_wakeup()].into_iter().flatten().min()
+    }
+
+    /// An engine's cache has changed.
+    pub(super) fn hear(&mut self, now: Duration, pod: usize, outcome: EngineOutcome) {
+        if self.delay.is_zero() {
+            return self.apply(now, pod, &outcome);
+        }
+        self.delayed.push_back(Delayed { due: now + self.delay, pod, outcome });
+    }
+
+    /// Takes in the events that have arrived by now.
+    pub(super) fn catch_up(&mut self, now: Duration) {
+        while let Some(event) = self.delayed.pop_front_if(|event| event.due <= now) {
+            self.apply(now, event.pod, &event.outcome);
+        }
+    }
+
+    /// What an engine's metrics say, and that its event stream lives.
+    pub(super) fn report(&self, now: Duration, pod: usize, waiting: usize, kv_usage: f64) {
+        let vitals = self.fleet.pods()[pod].vitals();
+        vitals.report(u32::try_from(waiting).unwrap_or(u32::MAX), kv_usage);
+        vitals.heard_at(now);
+    }
+
+    /// What a live router does every second: idle engines give signs of life, expectations end.
+    pub(super) fn tick(&mut self, now: Duration) {
+        for pod in self.fleet.pods() {
+            pod.vitals().heard_at(now);
+        }
+        self.writer.expire(now);
+    }
+
+    fn sent(&self, turn: usize, plan: RoutingPlan) -> Verdict {
+        let pod = plan.steps.first().and_then(|step| step.pod);
+        match pod.and_then(|pod| self.fleet.find(pod)) {
+            Some(candidate) => Verdict::Sent { turn, pod: candidate.position(), plan },
+            None => Verdict::Refused { turn },
+        }
+    }
+
+    fn apply(&mut self, now: Duration, number: usize, outcome: &EngineOutcome) {
+        let pod = &self.fleet.pods()[number];
+        let contents: Vec<ContentHash>;
+        let event = match outcome {
+            EngineOutcome::Stored { chain, blocks, tier, .. } => {
+                let hasher = self.models.all()[0].hasher();
+                let known = &mut self.contents;
+                let content = |name: &EngineHash| {
+                    *known
+                        .entry(*name)
+                        .or_insert_with(|| hasher.content(&block_tokens(name.0, self.block_size)))
+                };
+                contents = chain[blocks.clone()].iter().map(content).collect();
+                let parent = match blocks.start.checked_sub(1) {
+                    Some(parent) => Parent::Block(chain[parent]),
+                    None => Parent::Root(self.root),
+                };
+                Event::Stored(Stored {
+                    tier: *tier,
+                    blocks: &chain[blocks.clone()],
+                    content: Content::Chained { parent, contents: &contents },
+                    locations: &[],
+                })
+            }
+            EngineOutcome::Removed { blocks, tier } => Event::Removed { tier: *tier, blocks },
+            EngineOutcome::Cleared => Event::Cleared,
+            _ => return,
+        };
+        let sequence = self.sequences[number];
+        self.sequences[number] += 1;
+        let applied = self.writer.apply(pod.id(), Some(sequence), &[event]);
+        debug_assert!(applied.is_ok(), "no pod leaves during a replay");
+        pod.vitals().heard_at(now);
+    }
+}
+
+/// Whether an outcome is about the cache.
+pub(super) fn is_cache_event(outcome: &EngineOutcome) -> bool {
+    matches!(
+        outcome,
+        EngineOutcome::Stored { tier: Tier::Gpu | Tier::Host, .. }
+            | EngineOutcome::Removed { .. }
+            | EngineOutcome::Cleared
+    )
+}
+
+/// Tokens that stand for a block's name, as traces have no text.
+fn block_tokens(name: u64, block_size: NonZeroUsize) -> Vec<u32> {
+    let mut tokens = vec![0; block_size.get()];
+    write_name(name, &mut tokens);
+    tokens
+}
+
+fn tokens_of(turn: &Turn, block_size: NonZeroUsize) -> Vec<u32> {
+    let mut tokens = vec![0; turn.prompt_tokens];
+    for (block, name) in tokens.chunks_mut(block_size.get()).zip(turn.blocks.iter()) {
+        write_name(*name, block);
+    }
+    tokens
+}
+
+fn write_name(name: u64, block: &mut [u32]) {
+    for (token, half) in block.iter_mut().zip([name as u32, (name >> 32) as u32]) {
+        *token = half;
+    }
+}

@@ -1,0 +1,84 @@
+//! The figures of a replay.
+
+use super::run::Record;
+use super::trace::Trace;
+use serde::Serialize;
+use std::time::Duration;
+
+/// Percentiles of a time, in milliseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Percentiles {
+    /// Half take at most this.
+    pub p50: f64,
+    /// 95 of 100 take at most this.
+    pub p95: f64,
+    /// 99 of 100 take at most this.
+    pub p99: f64,
+    /// The longest.
+    pub longest: f64,
+}
+
+/// What is worth knowing of a replay.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Summary {
+    /// Requests in all.
+    pub requests: usize,
+    /// Requests that got no answer. They count in no other figure.
+    pub failures: usize,
+    /// Time to first token, from arrival at the router.
+    pub ttft: Percentiles,
+    /// Time per token after the first, of answers with at least two.
+    pub tpot: Percentiles,
+    /// Share of prompt tokens that were cached.
+    pub hit_rate: f64,
+    /// How many times the mean number of requests the busiest pod got.
+    pub imbalance: f64,
+}
+
+impl Summary {
+    /// The figures of a trace's records.
+    #[must_use]
+    pub fn of(trace: &Trace, records: &[Record]) -> Self {
+        let (mut ttft, mut tpot) = (Vec::new(), Vec::new());
+        let (mut hit, mut asked, mut failures) = (0, 0, 0);
+        let mut sent: Vec<usize> = Vec::new();
+        for (turn, record) in trace.turns.iter().zip(records) {
+            let Some(end) = record.end else {
+                failures += 1;
+                continue;
+            };
+            hit += record.cached_tokens;
+            asked += turn.prompt_tokens;
+            if let Some((_, pod)) = record.sent {
+                sent.resize(sent.len().max(pod + 1), 0);
+                sent[pod] += 1;
+            }
+            let first = record.first_token.unwrap_or(end);
+            ttft.push(first.saturating_sub(record.arrival));
+            if turn.output_tokens > 1 {
+                tpot.push((end - first).div_f64((turn.output_tokens - 1) as f64));
+            }
+        }
+        let mean = sent.iter().sum::<usize>() as f64 / sent.len().max(1) as f64;
+        Self {
+            requests: records.len(),
+            failures,
+            ttft: Percentiles::of(ttft),
+            tpot: Percentiles::of(tpot),
+            hit_rate: hit as f64 / asked.max(1) as f64,
+            imbalance: sent.iter().max().map_or(0.0, |most| *most as f64 / mean),
+        }
+    }
+}
+
+impl Percentiles {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        // The nearest rank: a time that really was.
+        let at = |share: f64| {
+            let rank = (share * times.len() as f64).ceil() as usize;
+            times.get(rank.saturating_sub(1)).map_or(0.0, |time| time.as_secs_f64() * 1e3)
+        };
+        Self { p50: at(0.5), p95: at(0.95), p99: at(0.99), longest: at(1.0) }
+    }
+}

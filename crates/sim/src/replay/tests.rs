@@ -1,0 +1,95 @@
+//! What a replay promises, on small generated traffic.
+
+use super::*;
+use crate::Profile;
+use std::fmt::Write;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+use wornpath_routing::Rng;
+
+const LEAST_LOAD: &str = include_str!("../../../../profiles/least-load.yaml");
+const CACHE_AWARE: &str = include_str!("../../../../profiles/cache-aware.yaml");
+
+const BLOCK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+
+fn fleet(pods: usize) -> Fleet {
+    Fleet {
+        engine: Profile::built_in("8b-h200").unwrap(),
+        pods,
+        kv_tokens: None,
+        slow: Vec::new(),
+        events_delay: Duration::ZERO,
+        seed: 1,
+    }
+}
+
+/// Sessions that share a prompt of three blocks and grow by one block a turn.
+fn conversations(sessions: u64, gap: Duration) -> Trace {
+    let mut rng = Rng::new(5);
+    let mut text = String::new();
+    for session in 0..sessions {
+        let turns = 1 + rng.below(4);
+        for turn in 0..turns {
+            let own = (0..=turn as u64).map(|block| 1_000 * (session + 1) + block);
+            let ids: Vec<u64> = (0..3).chain(own).collect();
+            let start = match turn {
+                0 => format!("\"timestamp\": {}", gap.as_millis() as u64 * session),
+                _ => "\"delay\": 100".to_owned(),
+            };
+            let length = 512 * ids.len() - rng.below(512);
+            let output = 1 + rng.below(200);
+            writeln!(
+                text,
+                "{{{start}, \"session_id\": {session}, \"input_length\": {length}, \"output_length\": {output}, \"hash_ids\": {ids:?}}}"
+            )
+            .unwrap();
+        }
+    }
+    Trace::read("generated", &text, BLOCK).unwrap()
+}
+
+#[test]
+fn one_engine_with_room_for_everything_finds_exactly_the_ideal() {
+    // Far apart, so that a session has ended before the next begins.
+    let trace = conversations(40, Duration::from_secs(60));
+    let fleet = Fleet { kv_tokens: Some(usize::MAX >> 16), ..fleet(1) };
+    let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet).unwrap();
+    let found: u64 = records.iter().map(|record| record.cached_tokens as u64).sum();
+    assert!(found > 0);
+    assert_eq!(found, trace.ideal_hit_tokens());
+}
+
+#[test]
+fn every_request_is_answered_once_and_in_order_of_its_session() {
+    let trace = conversations(60, Duration::from_millis(20));
+    for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
+        let records = replay(&trace, profile, &fleet(4)).unwrap();
+        for (turn, record) in trace.turns.iter().zip(&records) {
+            let (first, end) = (record.first_token.unwrap(), record.end.unwrap());
+            assert!(record.arrival < first && first <= end);
+            if let Start::After { turn, delay } = turn.start {
+                assert_eq!(record.arrival, records[turn].end.unwrap() + delay);
+            }
+        }
+        assert_eq!(replay(&trace, profile, &fleet(4)).unwrap(), records, "the same again");
+    }
+}
+
+#[test]
+fn a_router_that_knows_the_caches_reuses_more_than_one_that_does_not() {
+    let trace = conversations(60, Duration::from_millis(200));
+    let rate = |profile| {
+        let records = replay(&trace, profile, &fleet(4)).unwrap();
+        Summary::of(&trace, &records).hit_rate
+    };
+    let (blind, aware) = (rate(("least-load", LEAST_LOAD)), rate(("cache-aware", CACHE_AWARE)));
+    assert!(aware > blind + 0.03, "{aware} {blind}");
+}
+
+#[test]
+fn what_cannot_be_served_is_a_failure_and_ends_nothing_else() {
+    let trace = conversations(10, Duration::from_millis(200));
+    let small = Fleet { kv_tokens: Some(5 * 512), ..fleet(2) };
+    let summary = Summary::of(&trace, &replay(&trace, ("least-load", LEAST_LOAD), &small).unwrap());
+    assert!(summary.failures > 0 && summary.failures < summary.requests, "{summary:?}");
+}

@@ -1,0 +1,379 @@
+//! Recorded or generated traffic: when which prompt came, and how long its answer was.
+//!
+//! One JSON object a line, in one of two forms:
+//! - blocks: `timestamp` (ms), `input_length`, `output_length` (tokens) and `hash_ids`, one per block, equal
+//!   where whole prefixes are equal, the last block possibly partial: the Mooncake format;
+//! - text: `timestamp`, `prompt` (a string) or `messages`, and `output_length`. Four bytes count as a token.
+//!
+//! Either may belong to a session: `session_id`, and on all turns but the first `delay` (ms after the
+//! end of the turn before) in place of `timestamp`. Sessions are closed loops: a slow engine delays
+//! what follows, as it does with people and agents.
+
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::{HashMap, HashSet};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_blocks::{BlockHash, HashKey, TextHasher};
+use wornpath_routing::Rng;
+
+const BYTES_PER_TOKEN: usize = 4;
+
+/// How many bad lines are named.
+const NAMED_LINES: usize = 10;
+
+/// When a turn starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// Then.
+    At(Duration),
+    /// After another turn has ended.
+    After {
+        /// Which.
+        turn: usize,
+        /// How long after.
+        delay: Duration,
+    },
+}
+
+/// One request of a trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// When it starts.
+    pub start: Start,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of its answer.
+    pub output_tokens: usize,
+    /// The names of its blocks; only full ones can be reused.
+    pub blocks: Arc<[u64]>,
+    /// The session it belongs to.
+    pub session: Option<usize>,
+}
+
+impl Turn {
+    /// The names of its full blocks.
+    #[must_use]
+    pub fn full_blocks(&self, block_size: NonZeroUsize) -> &[u64] {
+        &self.blocks[..(self.prompt_tokens / block_size).min(self.blocks.len())]
+    }
+}
+
+/// A trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// Tokens per block.
+    pub block_size: NonZeroUsize,
+    /// Requests; a turn comes after the one it follows.
+    pub turns: Vec<Turn>,
+}
+
+/// A line that is no request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BadLine {
+    /// Counted from 1.
+    pub number: usize,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// A trace that cannot be replayed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TraceError {
+    /// Some lines are no requests.
+    #[error("{file}: {count} of its lines cannot be read\n{}", named(lines))]
+    BadLines {
+        /// As the caller named it.
+        file: String,
+        /// How many.
+        count: usize,
+        /// The first of them.
+        lines: Vec<BadLine>,
+    },
+    /// Nothing in it.
+    #[error("{file}: no requests; a trace has one JSON object a line")]
+    Empty {
+        /// As the caller named it.
+        file: String,
+    },
+}
+
+fn named(lines: &[BadLine]) -> String {
+    let line = |line: &BadLine| format!("  line {}: {}", line.number, line.problem);
+    lines.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[derive(Deserialize)]
+struct Line {
+    timestamp: Option<f64>,
+    delay: Option<f64>,
+    session_id: Option<Value>,
+    input_length: Option<usize>,
+    output_length: usize,
+    hash_ids: Option<Vec<u64>>,
+    prompt: Option<String>,
+    messages: Option<Value>,
+}
+
+impl Trace {
+    /// Reads a trace, which errors call `file`.
+    ///
+    /// # Errors
+    /// Names the lines that are no requests.
+    pub fn read(file: &str, text: &str, block_size: NonZeroUsize) -> Result<Self, TraceError> {
+        let mut reader = Reader { block_size, turns: Vec::new(), last: HashMap::new() };
+        let mut bad = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            if line.trim().is_empty() {
+                continue;
+            }
+            if let Err(problem) = reader.add(line) {
+                bad.push(BadLine { number, problem });
+            }
+        }
+        let file = file.to_owned();
+        if !bad.is_empty() {
+            let count = bad.len();
+            bad.truncate(NAMED_LINES);
+            return Err(TraceError::BadLines { file, count, lines: bad });
+        }
+        if reader.turns.is_empty() {
+            return Err(TraceError::Empty { file });
+        }
+        Ok(Self { block_size, turns: reader.turns })
+    }
+
+    /// The same traffic `speed` times as fast. Of sessions only the starts move: how long people think does
+    /// not depend on how many they are.
+    #[must_use]
+    pub fn faster(mut self, speed: f64) -> Self {
+        for turn in &mut self.turns {
+            if let Start::At(time) = &mut turn.start {
+                *time = time.div_f64(speed);
+            }
+        }
+        self
+    }
+
+    /// The same traffic with every arrival up to `most` later, by chance.
+    #[must_use]
+    pub fn jittered(mut self, most: Duration, seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        for turn in &mut self.turns {
+            if let Start::At(time) = &mut turn.start {
+                *time += most.mul_f64(rng.unit());
+            }
+        }
+        self
+    }
+
+    /// Every session `copies` times. A copy shares with its original what several sessions share, has blocks
+    /// of its own for the rest, and starts at a time of its own. Requests without a session stay single.
+    #[must_use]
+    pub fn cloned(mut self, copies: usize, seed: u64) -> Self {
+        let shared = self.blocks_of_several_sessions();
+        let starts = self.turns.iter().filter_map(|turn| match turn.start {
+            Start::At(time) => Some(time),
+            Start::After { .. } => None,
+        });
+        let span = starts.max().unwrap_or_default();
+        let mut rng = Rng::new(seed);
+        let originals = self.turns.clone();
+        let sessions = 1 + originals.iter().filter_map(|turn| turn.session).max().unwrap_or(0);
+        let highest =
+            originals.iter().flat_map(|turn| turn.blocks.iter()).max().copied().unwrap_or(0);
+        for copy in 1..copies {
+            let mut place = HashMap::new();
+            for (at, turn) in originals.iter().enumerate() {
+                let Some(session) = turn.session else { continue };
+                place.insert(at, self.turns.len());
+                let own = |id: &u64| {
+                    if shared.contains(id) { *id } else { id + (highest + 1) * copy as u64 }
+                };
+                let start = match turn.start {
+                    Start::At(_) => Start::At(span.mul_f64(rng.unit())),
+                    Start::After { turn, delay } => Start::After { turn: place[&turn], delay },
+                };
+                let blocks = turn.blocks.iter().map(own).collect();
+                let session = Some(session + sessions * copy);
+                self.turns.push(Turn { start, blocks, session, ..turn.clone() });
+            }
+        }
+        self
+    }
+
+    fn blocks_of_several_sessions(&self) -> HashSet<u64> {
+        let mut first = HashMap::new();
+        let mut shared = HashSet::new();
+        for turn in &self.turns {
+            for id in turn.blocks.iter() {
+                if *first.entry(*id).or_insert(turn.session) != turn.session {
+                    shared.insert(*id);
+                }
+            }
+        }
+        shared
+    }
+
+    /// Prompt tokens that one engine with room for everything would find cached, if each request came
+    /// after the one before it had ended. The last token of a prompt is always computed.
+    #[must_use]
+    pub fn ideal_hit_tokens(&self) -> u64 {
+        let mut seen = HashSet::new();
+        let mut tokens = 0;
+        for turn in &self.turns {
+            let full = turn.full_blocks(self.block_size);
+            let reusable = (turn.prompt_tokens - 1) / self.block_size;
+            let found = full.iter().take(reusable).take_while(|id| seen.contains(*id)).count();
+            tokens += (found * self.block_size.get()) as u64;
+            seen.extend(full.iter().copied());
+        }
+        tokens
+    }
+
+    /// Prompt tokens of all requests.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u64 {
+        self.turns.iter().map(|turn| turn.prompt_tokens as u64).sum()
+    }
+}
+
+struct Reader {
+    block_size: NonZeroUsize,
+    turns: Vec<Turn>,
+    /// Each session's number and last turn so far.
+    last: HashMap<String, (usize, usize)>,
+}
+
+impl Reader {
+    fn add(&mut self, line: &str) -> Result<(), String> {
+        let line: Line = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        let name = line.session_id.as_ref().map(Value::to_string);
+        let before = name.as_ref().and_then(|name| self.last.get(name)).copied();
+        let start = match (line.timestamp, line.delay, before) {
+            (_, Some(delay), Some((_, turn))) => {
+                Start::After { turn, delay: milliseconds("delay", delay)? }
+            }
+            (_, None, Some((_, turn))) => Start::After { turn, delay: Duration::ZERO },
+            (Some(time), _, None) => Start::At(milliseconds("timestamp", time)?),
+            (None, _, None) => {
+                return Err("no `timestamp`; only later turns of a session have none".to_owned());
+            }
+        };
+        let (prompt_tokens, blocks) = self.prompt(&line)?;
+        let session = name.map(|name| {
+            let number = before.map_or(self.last.len(), |(number, _)| number);
+            self.last.insert(name, (number, self.turns.len()));
+            number
+        });
+        let output_tokens = line.output_length;
+        self.turns.push(Turn { start, prompt_tokens, output_tokens, blocks, session });
+        Ok(())
+    }
+
+    fn prompt(&self, line: &Line) -> Result<(usize, Arc<[u64]>), String> {
+        let text = match (&line.hash_ids, &line.prompt, &line.messages) {
+            (Some(ids), ..) => {
+                let tokens = line.input_length.ok_or("`hash_ids` without `input_length`")?;
+                let (full, all) =
+                    (tokens / self.block_size, tokens.div_ceil(self.block_size.get()));
+                if tokens == 0 || ids.len() < full || ids.len() > all {
+                    return Err(format!(
+                        "`input_length` is {tokens} and there are {} `hash_ids`; {all} are expected, one per {} tokens",
+                        ids.len(),
+                        self.block_size
+                    ));
+                }
+                return Ok((tokens, ids.clone().into()));
+            }
+            (None, Some(prompt), _) => prompt.clone(),
+            (None, None, Some(messages)) => messages.to_string(),
+            (None, None, None) => {
+                return Err("neither `hash_ids` nor `prompt` nor `messages`".to_owned());
+            }
+        };
+        let chunk = self
+            .block_size
+            .saturating_mul(const { NonZeroUsize::new(BYTES_PER_TOKEN).expect("not zero") });
+        let mut hashes = Vec::new();
+        TextHasher::new(&HashKey::DEFAULT, chunk).hash_text(
+            text.as_bytes(),
+            BlockHash(0),
+            &mut hashes,
+        );
+        let tokens = text.len().div_ceil(BYTES_PER_TOKEN).max(1);
+        Ok((tokens, hashes.iter().map(|hash| hash.0).collect()))
+    }
+}
+
+fn milliseconds(field: &str, value: f64) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(value / 1e3)
+        .map_err(|_| format!("`{field}` is {value}; it must be milliseconds, zero or more"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOUR: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+
+    const SESSIONS: &str = r#"
+{"session_id": "a", "timestamp": 10, "input_length": 6, "output_length": 1, "hash_ids": [1, 2]}
+{"session_id": "b", "timestamp": 90, "input_length": 8, "output_length": 1, "hash_ids": [1, 3]}
+{"session_id": "a", "delay": 5, "input_length": 9, "output_length": 2, "hash_ids": [1, 4, 5]}
+"#;
+
+    #[test]
+    fn turns_of_a_session_follow_each_other() {
+        let trace = Trace::read("t", SESSIONS, FOUR).unwrap();
+        let starts: Vec<_> = trace.turns.iter().map(|turn| turn.start).collect();
+        let (at, ms) = (Start::At, Duration::from_millis);
+        assert_eq!(starts, [at(ms(10)), at(ms(90)), Start::After { turn: 0, delay: ms(5) }]);
+        assert_eq!(trace.turns[0].full_blocks(FOUR), [1]);
+        assert_eq!(trace.ideal_hit_tokens(), 4 + 4);
+        assert_eq!(trace.faster(2.0).turns[1].start, at(ms(45)));
+    }
+
+    #[test]
+    fn a_copy_of_a_session_shares_what_sessions_share() {
+        let trace = Trace::read("t", SESSIONS, FOUR).unwrap().cloned(2, 7);
+        assert_eq!(trace.turns.len(), 6);
+        assert_eq!(*trace.turns[3].blocks, [1, 8]);
+        assert_eq!(*trace.turns[5].blocks, [1, 10, 11]);
+        assert_eq!(trace.turns[5].session, Some(2));
+        assert!(matches!(trace.turns[5].start, Start::After { turn: 3, .. }));
+        assert!(
+            matches!(trace.turns[4].start, Start::At(time) if time <= Duration::from_millis(90))
+        );
+    }
+
+    #[test]
+    fn texts_share_the_blocks_that_they_share() {
+        let line = |prompt: &str| {
+            format!(r#"{{"timestamp": 1, "prompt": "{prompt}", "output_length": 3}}"#)
+        };
+        let text = [line(&"a".repeat(40)), line(&format!("{}b", "a".repeat(32)))].join("\n");
+        let trace = Trace::read("t", &text, FOUR).unwrap();
+        assert_eq!((trace.turns[0].prompt_tokens, trace.turns[1].prompt_tokens), (10, 9));
+        assert_eq!(trace.turns[0].blocks[..2], trace.turns[1].blocks[..]);
+    }
+
+    #[test]
+    fn bad_lines_are_named_with_their_numbers() {
+        let text = "{\"timestamp\": 1, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n\
+            nonsense\n\
+            {\"timestamp\": 1, \"input_length\": 9, \"output_length\": 1, \"hash_ids\": [1]}\n\
+            {\"timestamp\": -1, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n\
+            {\"delay\": 1, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n";
+        let error = Trace::read("t.jsonl", text, FOUR).unwrap_err().to_string();
+        assert!(error.starts_with("t.jsonl: 4 of its lines cannot be read\n  line 2: "), "{error}");
+        assert!(
+            error.contains("line 3: `input_length` is 9 and there are 1 `hash_ids`; 3 are"),
+            "{error}"
+        );
+        assert!(error.contains("line 4: `timestamp` is -1"), "{error}");
+        assert!(error.contains("line 5: no `timestamp`"), "{error}");
+        assert!(Trace::read("t", "\n", FOUR).unwrap_err().to_string().contains("no requests"));
+    }
+}
