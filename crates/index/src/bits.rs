@@ -12,7 +12,7 @@ use wornpath_blocks::BlockHash;
 use crate::directory::{Directory, ShardState, View};
 use crate::pod::PodSlot;
 use crate::sets::{Rows, Sets};
-use crate::table::{Place, SetId, Table, better_size, locate, rebuild, touch, write};
+use crate::table::{Place, Probe, SHARDS, SetId, Table, better_size, locate, rebuild, write};
 
 /// How many changes are looked ahead: as many misses as a core keeps in flight.
 const AHEAD: usize = 16;
@@ -20,7 +20,7 @@ const AHEAD: usize = 16;
 /// The writing side of one pod's bits.
 pub(crate) struct Bits<'a> {
     sets: &'a Sets,
-    tables: &'a [Table],
+    tables: &'a [Table; SHARDS],
     rows: Rows<'a>,
     slot: PodSlot,
     /// The last step from one set to another; neighbours on a path mostly take the same. It holds a
@@ -64,12 +64,8 @@ impl<'a> Bits<'a> {
     }
 
     fn touch(&self, blocks: &[BlockHash]) {
-        let mut sum = 0u32;
-        for block in blocks {
-            let place = Place::of(*block);
-            sum = sum.wrapping_add(touch(&self.tables[place.shard], place));
-        }
-        black_box(sum);
+        let peek = |block: &BlockHash| Probe::new(self.tables, *block).peek();
+        black_box(blocks.iter().map(peek).fold(0, |sum, seen| sum ^ seen));
     }
 
     fn set_one(&mut self, block: BlockHash) -> bool {

@@ -36,6 +36,8 @@ const LIMBO: usize = 1;
 pub(crate) struct Page {
     words: Box<[AtomicU64]>,
     uses: [AtomicU32; ROWS],
+    /// Where in a chain each set was last seen to end: a hint for the next search.
+    ends: [AtomicU32; ROWS],
 }
 
 impl Page {
@@ -43,6 +45,7 @@ impl Page {
         Self {
             words: (0..ROWS * words).map(|_| AtomicU64::new(0)).collect(),
             uses: std::array::from_fn(|_| AtomicU32::new(0)),
+            ends: std::array::from_fn(|_| AtomicU32::new(0)),
         }
     }
 
@@ -51,6 +54,19 @@ impl Page {
     pub(crate) fn row(&self, row: usize) -> &[AtomicU64] {
         let width = self.words.len() / ROWS;
         &self.words[row * width..(row + 1) * width]
+    }
+}
+
+impl Page {
+    #[inline]
+    pub(crate) fn end(&self, row: usize) -> u32 {
+        self.ends[row].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn remember_end(&self, row: usize, position: u32) {
+        if self.ends[row].load(Ordering::Relaxed) != position {
+            self.ends[row].store(position, Ordering::Relaxed);
+        }
     }
 }
 
@@ -230,7 +246,7 @@ fn fold(words: &[u64]) -> u64 {
 }
 
 /// The widest set, in words.
-const MAX_WORDS: usize = 64;
+pub(crate) const MAX_WORDS: usize = 64;
 
 /// A writer's access to the rows of sets that are in use.
 ///
