@@ -11,7 +11,7 @@ use wornpath_blocks::BlockHash;
 
 use crate::directory::{Directory, ShardState, View};
 use crate::pod::PodSlot;
-use crate::sets::{Rows, Sets};
+use crate::sets::{Numbering, Rows, Sets};
 use crate::table::{Place, Probe, SHARDS, SetId, Table, better_size, locate, rebuild, write};
 
 /// How many changes are looked ahead: as many misses as a core keeps in flight.
@@ -68,6 +68,7 @@ impl<'a> Bits<'a> {
         black_box(blocks.iter().map(peek).fold(0, |sum, seen| sum ^ seen));
     }
 
+    #[inline]
     fn set_one(&mut self, block: BlockHash) -> bool {
         let place = Place::of(block);
         let directory = self.rows.directory;
@@ -79,35 +80,44 @@ impl<'a> Bits<'a> {
             }
         };
         let old = spot.set;
+        if old == SetId::EMPTY {
+            write(&shard.table, &spot, Numbering::single(self.slot));
+            shard.len += 1;
+            if better_size(&shard.table, shard.len).is_some() {
+                resize(directory, place.shard, &mut shard);
+            }
+            return true;
+        }
         if self.rows.contains(old, self.slot) {
             return false;
         }
         let new = self.take_step(old, Sets::with);
         write(&shard.table, &spot, new);
-        if old == SetId::EMPTY {
-            shard.len += 1;
-            resize(directory, place.shard, &mut shard);
-        }
         drop(shard);
         self.sets.release(&mut self.rows, old);
         true
     }
 
+    #[inline]
     fn clear_one(&mut self, block: BlockHash) {
         let place = Place::of(block);
         let directory = self.rows.directory;
         let mut shard = directory.shard(place.shard);
         let Some(spot) = locate(&shard.table, place) else { return };
         let old = spot.set;
+        if old == Numbering::single(self.slot) {
+            write(&shard.table, &spot, SetId::EMPTY);
+            shard.len -= 1;
+            if better_size(&shard.table, shard.len).is_some() {
+                resize(directory, place.shard, &mut shard);
+            }
+            return;
+        }
         if !self.rows.contains(old, self.slot) {
             return;
         }
         let new = self.take_step(old, Sets::without);
         write(&shard.table, &spot, new);
-        if new == SetId::EMPTY {
-            shard.len -= 1;
-            resize(directory, place.shard, &mut shard);
-        }
         drop(shard);
         self.sets.release(&mut self.rows, old);
     }
@@ -139,6 +149,7 @@ impl<'a> Bits<'a> {
 }
 
 /// Rebuilds a shard's table when its size no longer fits. Costs O(the shard), amortized O(1).
+#[cold]
 fn resize(directory: &Directory, shard: usize, state: &mut ShardState) {
     if let Some(buckets) = better_size(&state.table, state.len) {
         let table = rebuild(&state.table, buckets);

@@ -101,7 +101,8 @@ impl Numbering {
         }
     }
 
-    fn single(slot: PodSlot) -> SetId {
+    #[inline]
+    pub(crate) fn single(slot: PodSlot) -> SetId {
         SetId(u32::from(slot.0) + 1)
     }
 
@@ -195,6 +196,7 @@ impl Sets {
     }
 
     /// Takes one more use of a set that the caller already uses.
+    #[inline]
     pub(crate) fn retain(rows: &mut Rows<'_>, set: SetId) {
         if let Named::Row(row) = rows.directory.numbering.read(set) {
             rows.uses(row).fetch_add(1, Ordering::Relaxed);
@@ -202,6 +204,7 @@ impl Sets {
     }
 
     /// Gives one use back.
+    #[inline]
     pub(crate) fn release(&self, rows: &mut Rows<'_>, set: SetId) {
         if let Named::Row(row) = rows.directory.numbering.read(set)
             && rows.uses(row).fetch_sub(1, Ordering::AcqRel) == 1
@@ -210,6 +213,7 @@ impl Sets {
         }
     }
 
+    #[cold]
     fn retire(&self, rows: &mut Rows<'_>, row: usize) {
         let mut register = lock(&self.register);
         let hash = register.hashes.get(row).copied().unwrap_or_default();

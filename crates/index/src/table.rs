@@ -249,16 +249,20 @@ pub(crate) fn find_slowly(tables: &[Table; SHARDS], hash: BlockHash) -> SetId {
 }
 
 /// The bucket after `steps` steps from home: first its neighbour in the same pair of lines, which the
-/// processor fetches along with it, then the following pairs. The number of buckets is even.
+/// processor fetches along with it, then the following pairs. The number of buckets is even, and there
+/// are fewer steps than buckets.
 #[inline]
 fn bucket_at(home: usize, steps: usize, buckets: usize) -> usize {
-    (((home & !1) + (steps & !1)) % buckets) | ((home ^ steps) & 1)
+    let pair = (home & !1) + (steps & !1);
+    let pair = if pair < buckets { pair } else { pair - buckets };
+    pair | ((home ^ steps) & 1)
 }
 
 /// Where a key stands, or would stand. Only for the holder of the shard's lock.
 pub(crate) struct Spot {
     key: Key,
-    home: usize,
+    /// Its bucket, and how many steps that is from its home.
+    at: usize,
     steps: usize,
     way: usize,
     /// The set that stands there; empty when the key is absent.
@@ -270,18 +274,34 @@ pub(crate) struct Spot {
 pub(crate) fn locate(table: &[Bucket], place: Place) -> Option<Spot> {
     let key = place.key;
     let home = key.home(table.len());
+    let bucket = &table[home];
+    let control = bucket.control.load(Ordering::Relaxed);
+    let last = bucket.words[WAYS].load(Ordering::Relaxed);
+    if let Some((way, set)) = bucket.way_of(control, last, key) {
+        return Some(Spot { key, at: home, steps: 0, way, set });
+    }
+    let empty = zeros(control);
+    if empty != 0 && last & key.mark() == 0 {
+        let way = empty.trailing_zeros() as usize / 8;
+        return Some(Spot { key, at: home, steps: 0, way, set: SetId::EMPTY });
+    }
+    locate_further(table, key, home)
+}
+
+#[cold]
+fn locate_further(table: &[Bucket], key: Key, home: usize) -> Option<Spot> {
     let mut free = None;
     for steps in 0..table.len() {
-        let bucket = &table[bucket_at(home, steps, table.len())];
-        let control = bucket.control.load(Ordering::Relaxed);
-        let last = bucket.words[WAYS].load(Ordering::Relaxed);
-        if let Some((way, set)) = bucket.way_of(control, last, key) {
-            return Some(Spot { key, home, steps, way, set });
+        let at = bucket_at(home, steps, table.len());
+        let control = table[at].control.load(Ordering::Relaxed);
+        let last = table[at].words[WAYS].load(Ordering::Relaxed);
+        if let Some((way, set)) = table[at].way_of(control, last, key) {
+            return Some(Spot { key, at, steps, way, set });
         }
         let empty = zeros(control);
         if free.is_none() && empty != 0 {
             let way = empty.trailing_zeros() as usize / 8;
-            free = Some(Spot { key, home, steps, way, set: SetId::EMPTY });
+            free = Some(Spot { key, at, steps, way, set: SetId::EMPTY });
         }
         if free.is_some() && last & key.mark() == 0 {
             break;
@@ -293,21 +313,25 @@ pub(crate) fn locate(table: &[Bucket], place: Place) -> Option<Spot> {
 /// Gives the key at `spot` another set: inserts it, changes it, or, with the empty set, removes it.
 #[inline]
 pub(crate) fn write(table: &[Bucket], spot: &Spot, set: SetId) {
-    let bucket = &table[bucket_at(spot.home, spot.steps, table.len())];
+    let bucket = &table[spot.at];
     // A reader must find the way to a displaced key before the key is there, and as long as it is.
-    if spot.set == SetId::EMPTY {
-        for step in 0..spot.steps {
-            table[bucket_at(spot.home, step, table.len())].pass_by(spot.key);
-        }
+    if spot.steps > 0 && spot.set == SetId::EMPTY {
+        spot.way_to(table).for_each(|passed| passed.pass_by(spot.key));
     }
     let control = bucket.control.load(Ordering::Relaxed);
     bucket.control.store(control | WRITING, Ordering::Relaxed);
     let control = bucket.put(control, spot.way, spot.key, set);
     bucket.control.store(control.wrapping_add(VERSION), Ordering::Release);
-    if set == SetId::EMPTY {
-        for step in 0..spot.steps {
-            table[bucket_at(spot.home, step, table.len())].unpass();
-        }
+    if spot.steps > 0 && set == SetId::EMPTY {
+        spot.way_to(table).for_each(Bucket::unpass);
+    }
+}
+
+impl Spot {
+    /// The buckets that the key passed by.
+    fn way_to<'a>(&self, table: &'a [Bucket]) -> impl Iterator<Item = &'a Bucket> + use<'a> {
+        let home = self.key.home(table.len());
+        (0..self.steps).map(move |step| &table[bucket_at(home, step, table.len())])
     }
 }
 
