@@ -23,7 +23,7 @@ const ONE_PASSED: u64 = 1 << 56;
 struct Bucket {
     /// Fifteen tags, zero for a free place, and how many names passed by (sticky at the top).
     tags: [u64; 2],
-    numbers: [u8; 48],
+    numbers: [[u8; 3]; 16],
 }
 
 /// The hash of a name, as [`Aliases`] uses it.
@@ -36,6 +36,18 @@ impl Spread {
     fn tag(self) -> u64 {
         (self.0 & 0xff).max(1)
     }
+
+    #[inline]
+    fn home(self, buckets: usize) -> usize {
+        ((u128::from(self.0) * buckets as u128) >> 64) as usize
+    }
+}
+
+/// A free place in a name's home bucket.
+#[derive(Clone, Copy)]
+pub(crate) struct Vacancy {
+    at: usize,
+    way: usize,
 }
 
 #[derive(Debug, Default)]
@@ -47,7 +59,7 @@ pub(crate) struct Aliases {
 impl Aliases {
     #[inline]
     fn home(&self, spread: Spread) -> usize {
-        ((u128::from(spread.0) * self.buckets.len() as u128) >> 64) as usize
+        spread.home(self.buckets.len())
     }
 
     /// The bucket after this one.
@@ -95,21 +107,21 @@ impl Aliases {
     /// Adds a number whose name is new. `false` when the table must grow first.
     #[inline]
     pub(crate) fn insert(&mut self, spread: Spread, number: u32) -> bool {
-        if (self.len + 1) * 8 > self.buckets.len() * WAYS * 7 {
+        if !self.has_room(1) {
             return false;
         }
         self.put(spread, number);
         true
     }
 
+    /// Adds a number whose name is new. There must be room.
     #[inline]
-    fn put(&mut self, spread: Spread, number: u32) {
+    pub(crate) fn put(&mut self, spread: Spread, number: u32) {
         let mut at = self.home(spread);
         loop {
             let bucket = &mut self.buckets[at];
             if let Some(way) = bucket.free() {
-                bucket.tags[way / 8] |= spread.tag() << (way % 8 * 8);
-                bucket.set_number(way, number);
+                bucket.set(way, spread, number);
                 self.len += 1;
                 return;
             }
@@ -130,14 +142,47 @@ impl Aliases {
         self.len -= 1;
     }
 
+    /// A place for a name in its home bucket; `None` if the name may be known, or has to go elsewhere.
+    #[inline]
+    pub(crate) fn vacancy(&self, spread: Spread) -> Option<Vacancy> {
+        let at = self.home(spread);
+        let bucket = self.buckets.get(at)?;
+        let known = bucket.fits(0, spread.tag()) | bucket.fits(1, spread.tag());
+        if known | bucket.tags[1] & PASSED != 0 {
+            return None;
+        }
+        bucket.free().map(|way| Vacancy { at, way })
+    }
+
+    /// Puts a new name into the place that was found for it, with nothing added since.
+    #[inline]
+    pub(crate) fn fill(&mut self, vacancy: Vacancy, spread: Spread, number: u32) {
+        self.buckets[vacancy.at].set(vacancy.way, spread, number);
+        self.len += 1;
+    }
+
+    /// Whether so many more names fit.
+    #[inline]
+    pub(crate) fn has_room(&self, more: usize) -> bool {
+        (self.len + more) * 8 <= self.buckets.len() * WAYS * 7
+    }
+
     /// Makes a larger table and fills it from all entries.
     pub(crate) fn grow(&mut self, entries: impl Iterator<Item = (Spread, u32)>) {
         let buckets = (self.buckets.len() * 3 / 2).max(self.buckets.len() + 1);
-        self.buckets = vec![Bucket { tags: [0; 2], numbers: [0; 48] }; buckets].into();
-        self.len = 0;
+        let mut new = vec![Bucket { tags: [0; 2], numbers: [[0; 3]; 16] }; buckets];
+        let mut filled = vec![0u8; buckets];
         for (spread, number) in entries {
-            self.put(spread, number);
+            let mut at = spread.home(buckets);
+            while usize::from(filled[at]) == WAYS {
+                new[at].pass_by();
+                at = if at + 1 == buckets { 0 } else { at + 1 };
+            }
+            new[at].set(usize::from(filled[at]), spread, number);
+            filled[at] += 1;
         }
+        self.buckets = new.into();
+        self.len = filled.into_iter().map(usize::from).sum();
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -168,13 +213,16 @@ impl Bucket {
 
     #[inline]
     fn number(&self, way: usize) -> u32 {
-        let at = way * 3;
-        u32::from_le_bytes([self.numbers[at], self.numbers[at + 1], self.numbers[at + 2], 0])
+        let [low, middle, high] = self.numbers[way];
+        u32::from_le_bytes([low, middle, high, 0])
     }
 
+    /// Fills a free place.
     #[inline]
-    fn set_number(&mut self, way: usize, number: u32) {
-        self.numbers[way * 3..way * 3 + 3].copy_from_slice(&number.to_le_bytes()[..3]);
+    fn set(&mut self, way: usize, spread: Spread, number: u32) {
+        self.tags[way / 8] |= spread.tag() << (way % 8 * 8);
+        let [low, middle, high, _] = number.to_le_bytes();
+        self.numbers[way] = [low, middle, high];
     }
 
     fn pass_by(&mut self) {

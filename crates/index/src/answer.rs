@@ -65,27 +65,12 @@ impl Answer {
         self.words.clear();
     }
 
-    /// Opens a level at `depth` with those who hold that much or more.
+    /// Adds a level, unless nobody is in it.
     #[inline]
-    pub(crate) fn open(&mut self, depth: usize, holding: &[u64]) {
-        self.depths.push(depth as u32);
-        self.words.extend_from_slice(holding);
-    }
-
-    /// Takes those who hold more out of the level just opened, and drops it if nobody is left in it.
-    #[inline]
-    pub(crate) fn close(&mut self, holding: &[u64]) {
-        let start = self.words.len() - self.width;
-        let mut anybody = 0;
-        for (word, more) in self.words[start..].iter_mut().zip(holding) {
-            *word &= !more;
-        }
-        for word in &self.words[start..] {
-            anybody |= word;
-        }
-        if anybody == 0 {
-            self.words.truncate(start);
-            self.depths.pop();
+    pub(crate) fn push<const WORDS: usize>(&mut self, depth: usize, pods: [u64; WORDS]) {
+        if pods != [0; WORDS] {
+            self.depths.push(depth as u32);
+            self.words.extend_from_slice(&pods);
         }
     }
 }

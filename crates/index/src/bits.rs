@@ -11,8 +11,8 @@ use wornpath_blocks::BlockHash;
 
 use crate::directory::{Directory, ShardState, View};
 use crate::pod::PodSlot;
-use crate::sets::{Rows, Sets};
-use crate::table::{Place, SetId, Table, better_size, locate, rebuild, touch, write};
+use crate::sets::{Numbering, Rows, Sets};
+use crate::table::{Place, Probe, SHARDS, SetId, Table, better_size, locate, rebuild, write};
 
 /// How many changes are looked ahead: as many misses as a core keeps in flight.
 const AHEAD: usize = 16;
@@ -20,7 +20,7 @@ const AHEAD: usize = 16;
 /// The writing side of one pod's bits.
 pub(crate) struct Bits<'a> {
     sets: &'a Sets,
-    tables: &'a [Table],
+    tables: &'a [Table; SHARDS],
     rows: Rows<'a>,
     slot: PodSlot,
     /// The last step from one set to another; neighbours on a path mostly take the same. It holds a
@@ -64,14 +64,11 @@ impl<'a> Bits<'a> {
     }
 
     fn touch(&self, blocks: &[BlockHash]) {
-        let mut sum = 0u32;
-        for block in blocks {
-            let place = Place::of(*block);
-            sum = sum.wrapping_add(touch(&self.tables[place.shard], place));
-        }
-        black_box(sum);
+        let peek = |block: &BlockHash| Probe::new(self.tables, *block).peek();
+        black_box(blocks.iter().map(peek).fold(0, |sum, seen| sum ^ seen));
     }
 
+    #[inline]
     fn set_one(&mut self, block: BlockHash) -> bool {
         let place = Place::of(block);
         let directory = self.rows.directory;
@@ -83,35 +80,44 @@ impl<'a> Bits<'a> {
             }
         };
         let old = spot.set;
+        if old == SetId::EMPTY {
+            write(&shard.table, &spot, Numbering::single(self.slot));
+            shard.len += 1;
+            if better_size(&shard.table, shard.len).is_some() {
+                resize(directory, place.shard, &mut shard);
+            }
+            return true;
+        }
         if self.rows.contains(old, self.slot) {
             return false;
         }
         let new = self.take_step(old, Sets::with);
         write(&shard.table, &spot, new);
-        if old == SetId::EMPTY {
-            shard.len += 1;
-            resize(directory, place.shard, &mut shard);
-        }
         drop(shard);
         self.sets.release(&mut self.rows, old);
         true
     }
 
+    #[inline]
     fn clear_one(&mut self, block: BlockHash) {
         let place = Place::of(block);
         let directory = self.rows.directory;
         let mut shard = directory.shard(place.shard);
         let Some(spot) = locate(&shard.table, place) else { return };
         let old = spot.set;
+        if old == Numbering::single(self.slot) {
+            write(&shard.table, &spot, SetId::EMPTY);
+            shard.len -= 1;
+            if better_size(&shard.table, shard.len).is_some() {
+                resize(directory, place.shard, &mut shard);
+            }
+            return;
+        }
         if !self.rows.contains(old, self.slot) {
             return;
         }
         let new = self.take_step(old, Sets::without);
         write(&shard.table, &spot, new);
-        if new == SetId::EMPTY {
-            shard.len -= 1;
-            resize(directory, place.shard, &mut shard);
-        }
         drop(shard);
         self.sets.release(&mut self.rows, old);
     }
@@ -143,6 +149,7 @@ impl<'a> Bits<'a> {
 }
 
 /// Rebuilds a shard's table when its size no longer fits. Costs O(the shard), amortized O(1).
+#[cold]
 fn resize(directory: &Directory, shard: usize, state: &mut ShardState) {
     if let Some(buckets) = better_size(&state.table, state.len) {
         let table = rebuild(&state.table, buckets);

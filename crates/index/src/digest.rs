@@ -17,6 +17,12 @@ impl Digest {
         self.xor ^= hash;
     }
 
+    /// Takes hashes in.
+    pub(crate) fn add_all(&mut self, hashes: impl ExactSizeIterator<Item = u64>) {
+        self.count += hashes.len() as u64;
+        self.xor ^= hashes.fold(0, |xor, hash| xor ^ hash);
+    }
+
     /// Takes a hash out.
     pub fn remove(&mut self, hash: u64) {
         self.count -= 1;

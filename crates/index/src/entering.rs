@@ -75,36 +75,49 @@ impl Entering<'_> {
                 None => Prefix::Unknown(engine),
             },
         };
-        let plain = each == 1 && locations.is_empty() && self.is_plain();
-        for (at, engine) in blocks.iter().enumerate() {
-            if plain
-                && let Prefix::Known(hash, parent) = prefix
-                && self.ledger.waiting.is_empty()
-                && self.has_room()
-                && self.ledger.slab.find(*engine).is_none()
-            {
-                prefix = self.enter_plain(*engine, hash.then(contents[at]), parent);
-                continue;
+        let plain = each == 1 && locations.is_empty();
+        let mut at = 0;
+        while at < blocks.len() {
+            if plain && self.is_plain() {
+                let entered;
+                (entered, prefix) = self.enter_run(&blocks[at..], &contents[at..], prefix);
+                at += entered;
             }
-            let contents = &contents[at * each..(at + 1) * each];
-            let location = locations.get(at).copied();
-            prefix = self.one(*engine, prefix, contents, location);
+            if let Some(engine) = blocks.get(at) {
+                let contents = &contents[at * each..(at + 1) * each];
+                prefix = self.one(*engine, prefix, contents, locations.get(at).copied());
+                at += 1;
+            }
         }
     }
 
-    /// Whether a new block is simply one copy on the GPU.
+    /// Whether a new block is simply one copy on the GPU, for which nothing waits.
     fn is_plain(&self) -> bool {
-        self.tier == Tier::Gpu && self.counting != Counting::Snapshot
+        let simple = self.tier == Tier::Gpu && self.counting != Counting::Snapshot;
+        simple && self.ledger.waiting.is_empty()
     }
 
-    /// The common case at once: a new block after a known prefix, one copy on the GPU.
-    #[inline]
-    fn enter_plain(&mut self, engine: EngineHash, block: BlockHash, parent: Number) -> Prefix {
-        let number = self.ledger.slab.insert_plain(engine, block, parent);
-        self.ledger.tiers[Tier::Gpu as usize].add(engine.0);
-        self.ledger.blocks.add(block.0);
-        self.set.push(block);
-        Prefix::Known(block, number)
+    /// The common case at once: new blocks after a known prefix, one copy of each on the GPU. Returns
+    /// how many of them were that simple, and what precedes the next.
+    fn enter_run(
+        &mut self,
+        blocks: &[EngineHash],
+        contents: &[ContentHash],
+        prefix: Prefix,
+    ) -> (usize, Prefix) {
+        let Self { ledger, set, room, .. } = self;
+        let Prefix::Known(hash, parent) = prefix else { return (0, prefix) };
+        let most = blocks.len().min(room.entries.saturating_sub(ledger.slab.len()));
+        if !ledger.slab.has_numbers(most) {
+            return (0, prefix);
+        }
+        let from = set.len();
+        set.extend(hash.chain(&contents[..most]));
+        let (entered, last) = ledger.slab.insert_run(&blocks[..most], &set[from..], parent);
+        set.truncate(from + entered);
+        ledger.tiers[Tier::Gpu as usize].add_all(blocks[..entered].iter().map(|engine| engine.0));
+        ledger.blocks.add_all(set[from..].iter().map(|block| block.0));
+        (entered, Prefix::Known(set.last().filter(|_| entered > 0).copied().unwrap_or(hash), last))
     }
 
     fn one(

@@ -4,14 +4,17 @@
 //! holds block i holds everything before it. Sets are numbered and equal sets have equal numbers, so
 //! if two blocks have the same number, every block between them has it too. The search asks a few
 //! spread blocks, then looks inside each gap whose ends differ, until all differences are between
-//! neighbours. With K distinct depths in a chain of N blocks that is O(K log N) blocks, whatever the
-//! number of pods. Each round's blocks are asked for together, so that their cache misses overlap: a
-//! round costs about one miss.
+//! neighbours. Prompts that share a beginning mostly share its length too, so each set remembers where
+//! it was last seen to end, and a gap is looked into there first: a right guess settles it at once, a
+//! wrong one costs two blocks. With K distinct depths in a chain of N blocks that is O(K log N) blocks,
+//! whatever the number of pods. Each round's blocks are asked for together, so that their cache misses
+//! overlap: a round costs about one miss.
 //!
 //! Pods that may have holes are marked. If one of them holds the first block, the whole chain is
 //! looked at block by block instead. Either way the result is a list of (position, set), and pods drop
 //! out where they are first missing, so a pod with a hole is never credited beyond it.
 
+use std::array::from_fn;
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -21,20 +24,21 @@ use crate::answer::Answer;
 use crate::directory::View;
 use crate::index::Shared;
 use crate::pod::place;
-use crate::sets::{Named, ROWS};
-use crate::sync::Ordering;
-use crate::table::{Probe, SetId};
+use crate::sets::{MAX_WORDS, Named, ROWS};
+use crate::sync::{AtomicU64, Ordering};
+use crate::table::{Probe, SetId, find_slowly};
 
 /// Parts into which the first round divides the chain.
 const FIRST: usize = 8;
-/// Parts into which a later round divides a gap.
-const FAN: usize = 4;
-/// Hashes in a cache line.
-const LINE: usize = 8;
-/// Gaps that are looked into together.
-const GAPS: usize = 4;
 /// Blocks that are asked for together when all are looked at.
 const AHEAD: usize = 16;
+/// Blocks of a later round. It costs about a miss however many they are, up to as many as a core asks
+/// for at once.
+const ROUND: usize = 16;
+/// The most parts into which a later round divides a gap.
+const MOST_PARTS: usize = 8;
+/// One in so many queries remembers what it learnt, lest readers write more than they read.
+const LEARN: u32 = 8;
 /// Queries that were overtaken so often wait for their turn instead of trying again.
 const PATIENCE: usize = 8;
 
@@ -52,13 +56,12 @@ pub struct Reader {
 /// The state of a search, kept to be reused.
 #[derive(Debug, Default)]
 struct Search {
-    /// Stretches with a change inside, and those of the round before.
+    /// Stretches with a change inside: all there were, the last of them not yet looked into.
     gaps: Vec<Gap>,
-    before: Vec<Gap>,
     /// Positions from which another set holds.
     changes: Vec<Point>,
-    /// Pods that hold everything so far.
-    holding: Vec<u64>,
+    /// Queries made.
+    queries: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +75,16 @@ struct Point {
 struct Gap {
     low: Point,
     high: Point,
+    /// How many blocks between them are being asked for.
+    inside: u32,
+}
+
+/// Blocks that are asked for together, gap by gap.
+struct Round<'a> {
+    points: [Point; ROUND],
+    probes: [Probe<'a>; ROUND],
+    len: usize,
+    sum: u64,
 }
 
 /// What was read no longer means what it meant.
@@ -86,10 +99,22 @@ impl Reader {
     /// Finds who holds how much of `chain`, for every live pod: the longest run of leading blocks it
     /// holds without a break.
     pub fn lookup(&mut self, chain: &[BlockHash], answer: &mut Answer) {
+        // The width of sets is known to the compiler where it matters.
+        match self.view.numbering.words {
+            1 => self.lookup_in::<1>(chain, answer),
+            4 => self.lookup_in::<4>(chain, answer),
+            16 => self.lookup_in::<16>(chain, answer),
+            _ => self.lookup_in::<MAX_WORDS>(chain, answer),
+        }
+    }
+
+    fn lookup_in<const WORDS: usize>(&mut self, chain: &[BlockHash], answer: &mut Answer) {
         for _ in 0..PATIENCE {
             let recycled = self.shared.directory.recycled();
             self.view.refresh(&self.shared.directory);
-            if self.attempt(chain, answer).is_ok() && self.shared.directory.recycled() == recycled {
+            if self.attempt::<WORDS>(chain, answer).is_ok()
+                && self.shared.directory.recycled() == recycled
+            {
                 return;
             }
         }
@@ -97,7 +122,7 @@ impl Reader {
         let shared = Arc::clone(&self.shared);
         let _still = shared.directory.forbid_recycling();
         // Nothing is recycled now, so only pages that came meanwhile can be missing.
-        while self.attempt(chain, answer).is_err() {
+        while self.attempt::<WORDS>(chain, answer).is_err() {
             self.view.pages.refresh(&shared.directory);
         }
     }
@@ -107,110 +132,173 @@ impl Reader {
         self.view.refresh(&self.shared.directory);
     }
 
-    fn attempt(&mut self, chain: &[BlockHash], answer: &mut Answer) -> Result<(), Overtaken> {
+    #[inline]
+    fn attempt<const WORDS: usize>(
+        &mut self,
+        chain: &[BlockHash],
+        answer: &mut Answer,
+    ) -> Result<(), Overtaken> {
         let Self { shared, view, search } = self;
-        answer.reset(shared.directory.numbering.words);
+        answer.reset(WORDS);
         if chain.is_empty() {
             return Ok(());
         }
         let lifted = shared.lifted.load(Ordering::Acquire);
-        search.holding.clear();
-        search.holding.extend(shared.alive.iter().map(|word| word.load(Ordering::Acquire)));
+        let alive = mask::<WORDS>(&shared.alive);
         let Some(first) = search.first_round(view, chain) else { return Ok(()) };
-        while !search.gaps.is_empty() {
-            search.later_round(view, chain);
-        }
-        keep(view, first, &mut search.holding)?;
+        search.later_rounds(view, chain);
+        let holding = both(alive, members(view, first)?);
         // Suspicion is read after the blocks: a hole that was there before them is seen here, or the
         // suspicion has been lifted meanwhile.
-        let suspects = shared.suspects.iter().map(|word| word.load(Ordering::Acquire));
-        let suspected =
-            suspects.zip(&search.holding).any(|(suspects, holding)| suspects & holding != 0);
+        let suspected = both(holding, mask(&shared.suspects)) != [0; WORDS];
         if suspected || shared.lifted.load(Ordering::Acquire) != lifted {
             search.look_at_all(view, chain, first);
         }
-        search.levels(view, chain.len(), answer)
+        sort(&mut search.changes);
+        search.queries = search.queries.wrapping_add(1);
+        if search.queries.is_multiple_of(LEARN) {
+            search.learn(view, first);
+        }
+        search.levels(view, holding, chain.len(), answer)
+    }
+}
+
+impl<'a> Round<'a> {
+    #[inline]
+    fn new(view: &'a View, any: BlockHash) -> Self {
+        let nothing = Point { position: 0, set: SetId::EMPTY };
+        let probe = Probe::new(&view.tables, any);
+        Self { points: [nothing; ROUND], probes: [probe; ROUND], len: 0, sum: 0 }
+    }
+
+    /// Chooses the blocks to ask for inside a gap, and asks for them: where the set was last seen to
+    /// end, its neighbours, else some that divide the gap into parts. Returns how many they are.
+    #[inline]
+    fn choose(&mut self, view: &'a View, chain: &[BlockHash], gap: &Gap, parts: u32) -> u32 {
+        let (low, high) = (gap.low.position, gap.high.position);
+        let before = self.len;
+        let end = end_of(view, gap.low.set);
+        if end > low && end < high {
+            if end - 1 > low {
+                self.ask(view, chain, end - 1);
+            }
+            self.ask(view, chain, end);
+        } else {
+            let step = (high - low).div_ceil(parts);
+            let mut position = low + step;
+            while position < high {
+                self.ask(view, chain, position);
+                position += step;
+            }
+        }
+        (self.len - before) as u32
+    }
+
+    #[inline]
+    fn ask(&mut self, view: &'a View, chain: &[BlockHash], position: u32) {
+        let probe = Probe::new(&view.tables, chain[position as usize]);
+        self.sum ^= probe.peek();
+        self.points[self.len].position = position;
+        self.probes[self.len] = probe;
+        self.len += 1;
+    }
+
+    #[inline]
+    fn read(&mut self, view: &View, chain: &[BlockHash]) {
+        black_box(self.sum);
+        for (point, probe) in self.points[..self.len].iter_mut().zip(&self.probes) {
+            let block = chain[point.position as usize];
+            point.set = probe.read().unwrap_or_else(|| find_slowly(&view.tables, block));
+        }
     }
 }
 
 impl Search {
     /// Looks at blocks spread over the chain, the first and the last among them. Returns the first
     /// block's set, unless nobody holds it.
+    #[inline]
     fn first_round(&mut self, view: &View, chain: &[BlockHash]) -> Option<SetId> {
         self.gaps.clear();
         self.changes.clear();
         if chain.len() <= FIRST + 1 {
-            let first = Probe::new(&view.tables, chain[0]).read(&view.tables);
+            let first = ask(view, chain[0]);
             self.look_at_all(view, chain, first);
             return (first != SetId::EMPTY).then_some(first);
         }
-        // The search jumps about in the chain. Brought in from one end to the other it costs little if
-        // it is not in the cache, and next to nothing if it is.
-        black_box(chain.iter().step_by(LINE).fold(0, |sum, block| sum ^ block.0));
         let last = chain.len() - 1;
-        let positions: [usize; FIRST + 1] = std::array::from_fn(|part| last * part / FIRST);
-        let probes = positions.map(|position| Probe::new(&view.tables, chain[position]));
-        black_box(probes.iter().fold(0u32, |sum, probe| sum.wrapping_add(probe.touch())));
-        let seen: [Point; FIRST + 1] = std::array::from_fn(|part| Point {
-            position: positions[part] as u32,
-            set: probes[part].read(&view.tables),
-        });
-        self.note(&seen);
-        (seen[0].set != SetId::EMPTY).then_some(seen[0].set)
-    }
-
-    /// Looks inside every gap.
-    fn later_round(&mut self, view: &View, chain: &[BlockHash]) {
-        std::mem::swap(&mut self.gaps, &mut self.before);
-        self.gaps.clear();
-        let mut before = std::mem::take(&mut self.before);
-        for gaps in before.chunks(GAPS) {
-            // All are asked for before any is read, and all are read before any is judged: no wait
-            // and no wrong guess about one delays another.
-            let mut inside = [[0; FAN - 1]; GAPS];
-            let mut probes = [[Probe::new(&view.tables, chain[0]); FAN - 1]; GAPS];
-            let mut sum = 0u32;
-            for (at, gap) in gaps.iter().enumerate() {
-                inside[at] = gap.inside();
-                probes[at] = inside[at].map(|position| Probe::new(&view.tables, chain[position]));
-                for probe in &probes[at] {
-                    sum = sum.wrapping_add(probe.touch());
-                }
-            }
-            black_box(sum);
-            let nowhere = Point { position: 0, set: SetId::EMPTY };
-            let mut seen = [[nowhere; FAN + 1]; GAPS];
-            for (at, gap) in gaps.iter().enumerate() {
-                seen[at] = gap.seen(inside[at], probes[at].map(|probe| probe.read(&view.tables)));
-            }
-            for seen in &seen[..gaps.len()] {
-                self.note(seen);
-            }
+        let mut sum = 0;
+        let mut probes = [Probe::new(&view.tables, chain[0]); FIRST + 1];
+        let mut seen = [Point { position: 0, set: SetId::EMPTY }; FIRST + 1];
+        for part in 1..=FIRST {
+            let position = last * part / FIRST;
+            probes[part] = Probe::new(&view.tables, chain[position]);
+            seen[part].position = position as u32;
+            sum ^= probes[part].peek();
         }
-        before.clear();
-        self.before = before;
-    }
-
-    /// Takes down where neighbours in `seen` differ: as a change if nothing lies between them, else as
-    /// a gap to look into.
-    #[inline]
-    fn note<const N: usize>(&mut self, seen: &[Point; N]) {
+        black_box(sum);
+        for (point, probe) in seen.iter_mut().zip(&probes) {
+            point.set = probe
+                .read()
+                .unwrap_or_else(|| find_slowly(&view.tables, chain[point.position as usize]));
+        }
         let mut differing = 0u32;
-        for at in 1..N {
+        for at in 1..=FIRST {
             differing |= u32::from(seen[at].set != seen[at - 1].set) << at;
         }
         while differing != 0 {
             let at = differing.trailing_zeros() as usize;
-            let (low, high) = (seen[at - 1], seen[at]);
-            if high.position == low.position + 1 {
-                self.changes.push(high);
-            } else {
-                self.gaps.push(Gap { low, high });
-            }
-            if high.set == SetId::EMPTY {
-                return;
+            self.differ(seen[at - 1], seen[at]);
+            if seen[at].set == SetId::EMPTY {
+                break;
             }
             differing &= differing - 1;
+        }
+        (seen[0].set != SetId::EMPTY).then_some(seen[0].set)
+    }
+
+    /// Looks into gaps until there are none.
+    #[inline]
+    fn later_rounds(&mut self, view: &View, chain: &[BlockHash]) {
+        let mut from = 0;
+        while from < self.gaps.len() {
+            // All are asked for before any is read, and all are read before any is judged: no wait
+            // and no wrong guess about one delays another.
+            let mut round = Round::new(view, chain[0]);
+            let mut end = from;
+            let parts = if self.gaps.len() - from > 2 { 4 } else { MOST_PARTS as u32 };
+            while let Some(gap) = self.gaps.get_mut(end)
+                && round.len + MOST_PARTS <= ROUND + 1
+            {
+                gap.inside = round.choose(view, chain, gap, parts);
+                end += 1;
+            }
+            round.read(view, chain);
+            let mut asked = round.points[..round.len].iter();
+            for at in from..end {
+                let Gap { low, high, inside } = self.gaps[at];
+                let mut before = low;
+                for point in asked.by_ref().take(inside as usize) {
+                    if point.set != before.set {
+                        self.differ(before, *point);
+                    }
+                    before = *point;
+                }
+                if high.set != before.set {
+                    self.differ(before, high);
+                }
+            }
+            from = end;
+        }
+    }
+
+    /// Takes down that two points differ: as a change if nothing lies between them, else as a gap to
+    /// look into.
+    #[inline]
+    fn differ(&mut self, low: Point, high: Point) {
+        if high.position == low.position + 1 {
+            self.changes.push(high);
+        } else {
+            self.gaps.push(Gap { low, high, inside: 0 });
         }
     }
 
@@ -219,20 +307,16 @@ impl Search {
         self.changes.clear();
         let mut last = first;
         for (part, blocks) in chain.chunks(AHEAD).enumerate() {
-            let mut probes = [Probe::new(&view.tables, chain[0]); AHEAD];
-            let mut sum = 0u32;
-            for (probe, block) in probes.iter_mut().zip(blocks) {
-                *probe = Probe::new(&view.tables, *block);
-                sum = sum.wrapping_add(probe.touch());
+            let mut sets = [SetId::EMPTY; AHEAD];
+            for (set, block) in sets.iter_mut().zip(blocks) {
+                *set = ask(view, *block);
             }
-            black_box(sum);
-            for (at, probe) in probes[..blocks.len()].iter().enumerate() {
-                let point =
-                    Point { position: (part * AHEAD + at) as u32, set: probe.read(&view.tables) };
+            for (at, set) in sets[..blocks.len()].iter().enumerate() {
+                let position = (part * AHEAD + at) as u32;
                 // The first block was read before; it counts as it was seen then.
-                if point.set != last && point.position > 0 {
-                    self.changes.push(point);
-                    last = point.set;
+                if *set != last && position > 0 {
+                    self.changes.push(Point { position, set: *set });
+                    last = *set;
                 }
                 if last == SetId::EMPTY {
                     return;
@@ -241,47 +325,40 @@ impl Search {
         }
     }
 
-    /// Turns changes into levels: pods drop out where they are first missing.
-    fn levels(&mut self, view: &View, length: usize, answer: &mut Answer) -> Result<(), Overtaken> {
-        sort(&mut self.changes);
+    /// Remembers where sets were seen to end. A guess for later queries, nothing more.
+    #[cold]
+    fn learn(&self, view: &View, first: SetId) {
+        let mut set = first;
         for change in &self.changes {
-            answer.open(change.position as usize, &self.holding);
-            keep(view, change.set, &mut self.holding)?;
-            answer.close(&self.holding);
+            if let Named::Row(row) = view.numbering.read(set)
+                && let Some(page) = view.pages.get(row / ROWS)
+            {
+                page.remember_end(row % ROWS, change.position);
+            }
+            set = change.set;
+        }
+    }
+
+    /// Turns changes into levels: pods drop out where they are first missing.
+    #[inline]
+    fn levels<const WORDS: usize>(
+        &mut self,
+        view: &View,
+        mut holding: [u64; WORDS],
+        length: usize,
+        answer: &mut Answer,
+    ) -> Result<(), Overtaken> {
+        for change in &self.changes {
+            let kept = both(holding, members(view, change.set)?);
+            let left: [u64; WORDS] = from_fn(|word| holding[word] & !kept[word]);
+            answer.push(change.position as usize, left);
             if change.set == SetId::EMPTY {
                 return Ok(());
             }
+            holding = kept;
         }
-        answer.open(length, &self.holding);
-        answer.close(&[]);
+        answer.push(length, holding);
         Ok(())
-    }
-}
-
-impl Gap {
-    /// The blocks that divide the gap into parts. A short gap has fewer blocks than that; then some
-    /// are named twice, or the high end is.
-    #[inline]
-    fn inside(self) -> [usize; FAN - 1] {
-        let distance = (self.high.position - self.low.position) as usize;
-        let low = self.low.position as usize;
-        std::array::from_fn(|part| low + (distance * (part + 1)).div_ceil(FAN))
-    }
-
-    /// The low end, the blocks inside, and the high end. What was seen twice counts as it was first.
-    #[inline]
-    fn seen(self, inside: [usize; FAN - 1], sets: [SetId; FAN - 1]) -> [Point; FAN + 1] {
-        let mut seen = [self.low; FAN + 1];
-        for part in 1..FAN {
-            let position = inside[part - 1] as u32;
-            let before = seen[part - 1];
-            let is_high = position == self.high.position;
-            let set = if is_high { self.high.set } else { sets[part - 1] };
-            let set = if position == before.position { before.set } else { set };
-            seen[part] = Point { position, set };
-        }
-        seen[FAN] = self.high;
-        seen
     }
 }
 
@@ -296,24 +373,45 @@ fn sort(changes: &mut [Point]) {
     }
 }
 
-/// Takes from `holding` everybody who is not in `set`. A row on a page that the view lacks is newer
-/// than the view.
+/// The set of pods that hold a block.
 #[inline]
-fn keep(view: &View, set: SetId, holding: &mut [u64]) -> Result<(), Overtaken> {
+fn ask(view: &View, block: BlockHash) -> SetId {
+    Probe::new(&view.tables, block).read().unwrap_or_else(|| find_slowly(&view.tables, block))
+}
+
+/// Where a set was last seen to end; zero if that is not known.
+#[inline]
+fn end_of(view: &View, set: SetId) -> u32 {
     match view.numbering.read(set) {
-        Named::Empty => holding.fill(0),
+        Named::Row(row) => view.pages.get(row / ROWS).map_or(0, |page| page.end(row % ROWS)),
+        _ => 0,
+    }
+}
+
+#[inline]
+fn mask<const WORDS: usize>(words: &[AtomicU64]) -> [u64; WORDS] {
+    from_fn(|at| words.get(at).map_or(0, |word| word.load(Ordering::Acquire)))
+}
+
+#[inline]
+fn both<const WORDS: usize>(one: [u64; WORDS], other: [u64; WORDS]) -> [u64; WORDS] {
+    from_fn(|word| one[word] & other[word])
+}
+
+/// The pods in a set. A row on a page that the view lacks is newer than the view.
+#[inline]
+fn members<const WORDS: usize>(view: &View, set: SetId) -> Result<[u64; WORDS], Overtaken> {
+    match view.numbering.read(set) {
+        Named::Empty => Ok([0; WORDS]),
         Named::Single(slot) => {
+            let mut words = [0; WORDS];
             let (word, bit) = place(slot);
-            let kept = holding[word] & bit;
-            holding.fill(0);
-            holding[word] = kept;
+            words[word] = bit;
+            Ok(words)
         }
         Named::Row(row) => {
             let page = view.pages.get(row / ROWS).ok_or(Overtaken)?;
-            for (bits, stored) in holding.iter_mut().zip(page.row(row % ROWS)) {
-                *bits &= stored.load(Ordering::Acquire);
-            }
+            Ok(mask(page.row(row % ROWS)))
         }
     }
-    Ok(())
 }

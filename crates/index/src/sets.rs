@@ -36,6 +36,8 @@ const LIMBO: usize = 1;
 pub(crate) struct Page {
     words: Box<[AtomicU64]>,
     uses: [AtomicU32; ROWS],
+    /// Where in a chain each set was last seen to end: a hint for the next search.
+    ends: [AtomicU32; ROWS],
 }
 
 impl Page {
@@ -43,6 +45,7 @@ impl Page {
         Self {
             words: (0..ROWS * words).map(|_| AtomicU64::new(0)).collect(),
             uses: std::array::from_fn(|_| AtomicU32::new(0)),
+            ends: std::array::from_fn(|_| AtomicU32::new(0)),
         }
     }
 
@@ -51,6 +54,19 @@ impl Page {
     pub(crate) fn row(&self, row: usize) -> &[AtomicU64] {
         let width = self.words.len() / ROWS;
         &self.words[row * width..(row + 1) * width]
+    }
+}
+
+impl Page {
+    #[inline]
+    pub(crate) fn end(&self, row: usize) -> u32 {
+        self.ends[row].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn remember_end(&self, row: usize, position: u32) {
+        if self.ends[row].load(Ordering::Relaxed) != position {
+            self.ends[row].store(position, Ordering::Relaxed);
+        }
     }
 }
 
@@ -85,7 +101,8 @@ impl Numbering {
         }
     }
 
-    fn single(slot: PodSlot) -> SetId {
+    #[inline]
+    pub(crate) fn single(slot: PodSlot) -> SetId {
         SetId(u32::from(slot.0) + 1)
     }
 
@@ -179,6 +196,7 @@ impl Sets {
     }
 
     /// Takes one more use of a set that the caller already uses.
+    #[inline]
     pub(crate) fn retain(rows: &mut Rows<'_>, set: SetId) {
         if let Named::Row(row) = rows.directory.numbering.read(set) {
             rows.uses(row).fetch_add(1, Ordering::Relaxed);
@@ -186,6 +204,7 @@ impl Sets {
     }
 
     /// Gives one use back.
+    #[inline]
     pub(crate) fn release(&self, rows: &mut Rows<'_>, set: SetId) {
         if let Named::Row(row) = rows.directory.numbering.read(set)
             && rows.uses(row).fetch_sub(1, Ordering::AcqRel) == 1
@@ -194,6 +213,7 @@ impl Sets {
         }
     }
 
+    #[cold]
     fn retire(&self, rows: &mut Rows<'_>, row: usize) {
         let mut register = lock(&self.register);
         let hash = register.hashes.get(row).copied().unwrap_or_default();
@@ -230,7 +250,7 @@ fn fold(words: &[u64]) -> u64 {
 }
 
 /// The widest set, in words.
-const MAX_WORDS: usize = 64;
+pub(crate) const MAX_WORDS: usize = 64;
 
 /// A writer's access to the rows of sets that are in use.
 ///

@@ -43,6 +43,9 @@ pub(crate) enum Flag {
 /// Set in every entry that is not free.
 const IN_USE: u32 = 1 << 11;
 
+/// An entry with one copy on the GPU that one other follows.
+const PLAIN_WITH_CHILD: u32 = IN_USE | 1 << Tier::Gpu as u32 | 1 << CHILDREN_SHIFT;
+
 /// One block of one pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
@@ -181,14 +184,48 @@ impl Slab {
         self.enter(Entry { engine, block, parent, bits: IN_USE })
     }
 
-    /// Adds an entry with one copy on the GPU. Its alias must be new, and the slab not full.
-    pub(crate) fn insert_plain(
+    /// Adds new blocks one after another, each with one copy on the GPU, up to the first whose name is
+    /// known. There must be room. Returns how many it added, and the last of them (or `parent`).
+    pub(crate) fn insert_run(
         &mut self,
-        engine: EngineHash,
-        block: BlockHash,
+        engines: &[EngineHash],
+        blocks: &[BlockHash],
         parent: Number,
-    ) -> Number {
-        self.enter(Entry { engine, block, parent, bits: IN_USE | 1 << Tier::Gpu as u32 })
+    ) -> (usize, Number) {
+        while !self.aliases.has_room(engines.len()) {
+            self.grow_aliases();
+        }
+        let (mut added, mut last) = (0, parent);
+        for (engine, block) in engines.iter().zip(blocks) {
+            let spread = self.spread(*engine);
+            let vacancy = self.aliases.vacancy(spread);
+            if vacancy.is_none() && self.find(*engine).is_some() {
+                break;
+            }
+            let number = self.take_free();
+            let entry =
+                Entry { engine: *engine, block: *block, parent: last, bits: PLAIN_WITH_CHILD };
+            *self.get_mut(number) = entry;
+            match vacancy {
+                Some(vacancy) => self.aliases.fill(vacancy, spread, number.0),
+                None => self.aliases.put(spread, number.0),
+            }
+            last = number;
+            added += 1;
+        }
+        if added > 0 {
+            self.get_mut(last).lose();
+            if parent != Number::NONE {
+                self.get_mut(parent).adopt();
+            }
+        }
+        self.len += added;
+        (added, last)
+    }
+
+    /// Whether there are numbers for so many more entries that were never used.
+    pub(crate) fn has_numbers(&self, more: usize) -> bool {
+        self.used as usize + more <= NUMBERS as usize
     }
 
     #[inline]
@@ -209,10 +246,8 @@ impl Slab {
     #[cold]
     fn grow_aliases(&mut self) {
         let Self { aliases, pages, key, .. } = self;
-        let numbered = pages.iter().enumerate().flat_map(|(page, entries)| {
-            entries.iter().enumerate().map(move |(at, entry)| (entry, (page * PAGE + at) as u32))
-        });
-        let in_use = numbered.filter(|(entry, _)| entry.bits & IN_USE != 0);
+        let entries = pages.iter().flat_map(|page| page.iter()).zip(0..);
+        let in_use = entries.filter(|(entry, _)| entry.bits & IN_USE != 0);
         aliases.grow(in_use.map(|(entry, number)| (spread(*key, entry.engine), number)));
     }
 
@@ -221,6 +256,7 @@ impl Slab {
         spread(self.key, engine)
     }
 
+    #[inline]
     fn take_free(&mut self) -> Number {
         if self.free != Number::NONE {
             let number = self.free;
