@@ -1,0 +1,290 @@
+//! Events in NATS JetStream: one stream, one subject per pod, a message's body an envelope.
+//!
+//! Each router reads with an ordered consumer from its own cursor; at its start that is the stream's end,
+//! and what came before is fetched pod by pod as replays. A cursor kept by the server would not help: a
+//! router that starts has lost its index, not its place.
+
+use super::{Backoff, Marks, read};
+use crate::relay::{KEPT_PER_POD, Sink, SinkError};
+use crate::said::{Abilities, Ask, Said, Via};
+use crate::transport::{Heard, PodName, Transport};
+use crate::wire::Envelope;
+use async_nats::jetstream::consumer::DeliverPolicy;
+use async_nats::jetstream::consumer::pull::{Ordered, OrderedConfig};
+use async_nats::jetstream::stream::{Config, LastRawMessageErrorKind, Stream};
+use async_nats::jetstream::{self, Context};
+use async_nats::{ConnectOptions, Event};
+use futures_util::StreamExt;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Reads the subjects of some pods.
+pub struct Nats {
+    name: String,
+    place: Place,
+    pods: HashMap<String, PodName>,
+    marks: HashMap<PodName, Marks<u64>>,
+    /// The last message read; unknown before the first connection.
+    cursor: Option<u64>,
+    link: Option<Link>,
+    backoff: Backoff,
+    heard: VecDeque<Heard>,
+    asked: VecDeque<(PodName, u64)>,
+}
+
+/// Where a server is, and what the stream is called.
+#[derive(Clone)]
+struct Place {
+    url: String,
+    stream: String,
+}
+
+struct Link {
+    stream: Stream,
+    live: Ordered,
+    replay: Option<(PodName, u64, Ordered)>,
+    broken: mpsc::Receiver<()>,
+}
+
+impl Nats {
+    /// For pods whose events are in `stream` at a `nats://` address.
+    #[must_use]
+    pub fn new(url: &str, stream: &str, pods: &[PodName]) -> Self {
+        let place = Place { url: url.to_owned(), stream: stream.to_owned() };
+        Self {
+            name: format!("{url}/{stream}"),
+            pods: pods.iter().map(|pod| (place.subject(pod), Arc::clone(pod))).collect(),
+            place,
+            marks: HashMap::new(),
+            cursor: None,
+            link: None,
+            backoff: Backoff::new(),
+            heard: VecDeque::new(),
+            asked: VecDeque::new(),
+        }
+    }
+
+    async fn connect(&mut self) -> Result<(), Failure> {
+        self.backoff.wait().await;
+        let (context, broken) = self.place.connect().await?;
+        let stream = self.place.stream(&context).await?;
+        let last = stream.cached_info().state.last_sequence;
+        // A stream that ends before our place is another one: the broker was wiped.
+        let cursor = self.cursor.filter(|cursor| *cursor <= last);
+        if self.cursor.is_some() && cursor.is_none() {
+            self.marks.clear();
+        }
+        let cursor = cursor.unwrap_or(if self.cursor.is_some() { 0 } else { last });
+        let live = ordered(&stream, cursor + 1, String::new()).await?;
+        self.cursor = Some(cursor);
+        self.link = Some(Link { stream, live, replay: None, broken });
+        self.backoff.succeeded();
+        let connected = |pod: &PodName| Heard::Of(Arc::clone(pod), Said::Connected);
+        self.heard.extend(self.pods.values().map(connected));
+        Ok(())
+    }
+
+    /// Makes progress: connects, begins a replay, or takes a message.
+    async fn step(&mut self) -> Result<(), Failure> {
+        let Some(link) = &mut self.link else { return self.connect().await };
+        if link.replay.is_none()
+            && let Some((pod, from)) = self.asked.front().cloned()
+        {
+            let known = self.marks.get(&pod).and_then(|marks| marks.before(from));
+            let subject = self.place.subject(&pod);
+            let replay = ordered(&link.stream, known.unwrap_or(1), subject.clone()).await?;
+            let waiting = link.stream.get_last_raw_message_by_subject(&subject).await.is_ok();
+            self.asked.pop_front();
+            if waiting {
+                link.replay = Some((pod, from, replay));
+            } else {
+                self.heard.push_back(Heard::Of(pod, Said::ReplayEnd));
+            }
+            return Ok(());
+        }
+        let replayed = async {
+            match &mut link.replay {
+                Some((_, _, replay)) => replay.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = link.broken.recv() => Err("the connection was lost".into()),
+            message = link.live.next() => {
+                let message = message.ok_or("the stream ended")??;
+                self.arrived(&message)
+            }
+            message = replayed => {
+                let message = message.ok_or("the replay ended")??;
+                self.replayed(&message)
+            }
+        }
+    }
+
+    fn arrived(&mut self, message: &jetstream::Message) -> Result<(), Failure> {
+        let position = message.info()?.stream_sequence;
+        self.cursor = Some(position);
+        let Some(pod) = self.pods.get(message.subject.as_str()) else { return Ok(()) };
+        let said = read(pod, &message.payload, Via::Live);
+        self.marks.entry(Arc::clone(pod)).or_default().note(&said, position);
+        self.heard.push_back(Heard::Of(Arc::clone(pod), said));
+        Ok(())
+    }
+
+    fn replayed(&mut self, message: &jetstream::Message) -> Result<(), Failure> {
+        let pending = message.info()?.pending;
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let Some((pod, from, _)) = &link.replay else { return Ok(()) };
+        let said = read(pod, &message.payload, Via::Replay);
+        let wanted = match &said {
+            Said::Batch { heading, .. } => heading.sequence >= Some(*from),
+            _ => true,
+        };
+        if wanted {
+            self.heard.push_back(Heard::Of(Arc::clone(pod), said));
+        }
+        if pending == 0 {
+            self.heard.push_back(Heard::Of(Arc::clone(pod), Said::ReplayEnd));
+            link.replay = None;
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Nats {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { replay: true, snapshot: false }
+    }
+
+    async fn next(&mut self) -> Heard {
+        loop {
+            if let Some(heard) = self.heard.pop_front() {
+                return heard;
+            }
+            if self.step().await.is_err() {
+                self.backoff.failed();
+                self.asked.clear();
+                if self.link.take().is_some() {
+                    return Heard::OfAll(Said::Disconnected);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, pod: &PodName, ask: Ask) {
+        let Ask::Replay { from } = ask else { return };
+        self.asked.retain(|(other, _)| other != pod);
+        self.asked.push_back((Arc::clone(pod), from));
+    }
+}
+
+/// Publishes into a stream, which it makes if it is not there.
+pub struct NatsSink {
+    place: Place,
+    link: Option<(Context, Stream)>,
+}
+
+impl NatsSink {
+    /// For `stream` at a `nats://` address.
+    #[must_use]
+    pub fn new(url: &str, stream: &str) -> Self {
+        Self { place: Place { url: url.to_owned(), stream: stream.to_owned() }, link: None }
+    }
+}
+
+impl Sink for NatsSink {
+    async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
+        let (context, _) = self.place.connect().await?;
+        let stream = self.place.stream(&context).await?;
+        let (_, stream) = self.link.insert((context, stream));
+        match stream.get_last_raw_message_by_subject(&self.place.subject(pod)).await {
+            Ok(message) => Ok(Some(message.payload.to_vec())),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(error) => Err(SinkError(error.to_string())),
+        }
+    }
+
+    async fn publish(&mut self, envelope: &Envelope<'_>) -> Result<(), SinkError> {
+        let Some((context, _)) = &self.link else {
+            return Err(SinkError("not connected yet".to_owned()));
+        };
+        let mut body = Vec::with_capacity(envelope.payload.len() + 64);
+        envelope.write(&mut body);
+        let sent = context.publish(self.place.subject(envelope.pod), body.into()).await;
+        let acknowledged = sent.map_err(|error| SinkError(error.to_string()))?.await;
+        acknowledged.map(|_| ()).map_err(|error| SinkError(error.to_string()))
+    }
+}
+
+impl From<Failure> for SinkError {
+    fn from(failure: Failure) -> Self {
+        Self(failure.to_string())
+    }
+}
+
+impl Place {
+    /// A pod's name as one token of a subject: what has a meaning there is written as its code.
+    fn subject(&self, pod: &str) -> String {
+        let mut subject = format!("{}.", self.stream);
+        for byte in pod.bytes() {
+            match byte {
+                b'.' | b'*' | b'>' | b'%' | 0..=b' ' | 0x7F.. => {
+                    subject.push_str(&format!("%{byte:02X}"));
+                }
+                plain => subject.push(char::from(plain)),
+            }
+        }
+        subject
+    }
+
+    /// Connects once. A connection that breaks is told, and not mended behind our back: what we know of
+    /// the stream may be wrong by then.
+    async fn connect(&self) -> Result<(Context, mpsc::Receiver<()>), Failure> {
+        let (tell, broken) = mpsc::channel(1);
+        let client = ConnectOptions::new()
+            .connection_timeout(ANSWER_WITHIN)
+            .request_timeout(Some(ANSWER_WITHIN))
+            .ping_interval(ANSWER_WITHIN)
+            .max_reconnects(1)
+            .event_callback(move |event| {
+                if matches!(event, Event::Disconnected | Event::Closed) {
+                    let _ = tell.try_send(());
+                }
+                std::future::ready(())
+            })
+            .connect(&self.url)
+            .await?;
+        let mut context = jetstream::new(client);
+        context.set_timeout(ANSWER_WITHIN);
+        Ok((context, broken))
+    }
+
+    async fn stream(&self, context: &Context) -> Result<Stream, Failure> {
+        let config = Config {
+            name: self.stream.clone(),
+            subjects: vec![format!("{}.>", self.stream)],
+            max_messages_per_subject: KEPT_PER_POD as i64,
+            ..Config::default()
+        };
+        Ok(context.get_or_create_stream(config).await?)
+    }
+}
+
+async fn ordered(stream: &Stream, first: u64, subject: String) -> Result<Ordered, Failure> {
+    let config = OrderedConfig {
+        filter_subject: subject,
+        deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },
+        ..OrderedConfig::default()
+    };
+    Ok(stream.create_consumer(config).await?.messages().await?)
+}

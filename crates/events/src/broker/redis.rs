@@ -1,0 +1,258 @@
+//! Events in Redis Streams: one stream per pod, `<prefix>:<pod>`, an entry's field `e` an envelope.
+//!
+//! Streams are read without consumer groups: every router reads everything from its own cursor. Trimming
+//! is approximate (`MAXLEN ~`), which costs nothing and loses only what an engine would have lost too.
+
+use super::{Backoff, Marks, read};
+use crate::relay::{KEPT_PER_POD, Sink, SinkError};
+use crate::said::{Abilities, Ask, Said, Via};
+use crate::transport::{Heard, PodName, Transport};
+use crate::wire::Envelope;
+use redis::aio::MultiplexedConnection;
+use redis::streams::{StreamId, StreamRangeReply, StreamReadReply};
+use redis::{AsyncConnectionConfig, Client, RedisError, Value, cmd};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the server holds a read that finds nothing. A question waits no longer than this.
+const BLOCK: Duration = Duration::from_millis(200);
+/// How long anything may take before the connection is given up.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+const AT_ONCE: usize = 512;
+
+/// Reads the streams of some pods.
+pub struct RedisStreams {
+    name: String,
+    client: Client,
+    streams: Vec<Stream>,
+    connection: Option<MultiplexedConnection>,
+    backoff: Backoff,
+    heard: VecDeque<Heard>,
+    replays: VecDeque<Replaying>,
+}
+
+struct Stream {
+    pod: PodName,
+    key: String,
+    /// The last entry read; unknown before the first connection.
+    cursor: Option<String>,
+    marks: Marks<String>,
+}
+
+/// A replay that is being read, piece by piece.
+struct Replaying {
+    stream: usize,
+    /// The number asked from.
+    from: u64,
+    /// The next entry's least identifier.
+    start: String,
+}
+
+impl RedisStreams {
+    /// For pods whose events are in streams under `prefix` at a `redis://` address.
+    ///
+    /// # Errors
+    /// The address is none.
+    pub fn new(url: &str, prefix: &str, pods: &[PodName]) -> Result<Self, RedisError> {
+        let client = Client::open(url)?;
+        let stream = |pod: &PodName| Stream {
+            pod: Arc::clone(pod),
+            key: format!("{prefix}:{pod}"),
+            cursor: None,
+            marks: Marks::default(),
+        };
+        let address = client.get_connection_info().addr().to_string();
+        Ok(Self {
+            name: format!("redis://{address}/{prefix}"),
+            client,
+            streams: pods.iter().map(stream).collect(),
+            connection: None,
+            backoff: Backoff::new(),
+            heard: VecDeque::new(),
+            replays: VecDeque::new(),
+        })
+    }
+
+    /// Makes progress: connects, or reads a piece.
+    async fn step(&mut self) -> Result<(), RedisError> {
+        let Some(connection) = &mut self.connection else {
+            self.backoff.wait().await;
+            let mut connection = connect(&self.client).await?;
+            for stream in &mut self.streams {
+                if stream.cursor.is_none() {
+                    let last = last_entry(&mut connection, &stream.key).await?;
+                    stream.cursor = Some(last.map_or("0-0".to_owned(), |entry| entry.id));
+                }
+            }
+            self.connection = Some(connection);
+            self.backoff.succeeded();
+            let connected = |stream: &Stream| Heard::Of(Arc::clone(&stream.pod), Said::Connected);
+            self.heard.extend(self.streams.iter().map(connected));
+            return Ok(());
+        };
+        if let Some(replaying) = self.replays.front() {
+            let stream = &self.streams[replaying.stream];
+            let mut range = cmd("XRANGE");
+            range.arg(&stream.key).arg(&replaying.start).arg("+").arg("COUNT").arg(AT_ONCE);
+            let entries: StreamRangeReply = range.query_async(connection).await?;
+            self.replayed(&entries.ids);
+            return Ok(());
+        }
+        let mut request = cmd("XREAD");
+        request.arg("COUNT").arg(AT_ONCE).arg("BLOCK").arg(BLOCK.as_millis() as usize);
+        request.arg("STREAMS");
+        self.streams.iter().for_each(|stream| {
+            request.arg(&stream.key);
+        });
+        self.streams.iter().for_each(|stream| {
+            request.arg(stream.cursor.as_deref().unwrap_or("0-0"));
+        });
+        let entries: Option<StreamReadReply> = request.query_async(connection).await?;
+        for read in entries.map_or(Vec::new(), |entries| entries.keys) {
+            self.arrived(&read.key, &read.ids);
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, key: &str, entries: &[StreamId]) {
+        let Some(stream) = self.streams.iter_mut().find(|stream| stream.key == key) else { return };
+        for entry in entries {
+            let said = read(&stream.pod, envelope(entry), Via::Live);
+            stream.marks.note(&said, entry.id.clone());
+            stream.cursor = Some(entry.id.clone());
+            self.heard.push_back(Heard::Of(Arc::clone(&stream.pod), said));
+        }
+    }
+
+    fn replayed(&mut self, entries: &[StreamId]) {
+        let Some(replaying) = self.replays.front_mut() else { return };
+        let pod = &self.streams[replaying.stream].pod;
+        for entry in entries {
+            let said = read(pod, envelope(entry), Via::Replay);
+            let wanted = match &said {
+                Said::Batch { heading, .. } => heading.sequence >= Some(replaying.from),
+                _ => true,
+            };
+            if wanted {
+                self.heard.push_back(Heard::Of(Arc::clone(pod), said));
+            }
+            replaying.start = format!("({}", entry.id);
+        }
+        if entries.len() < AT_ONCE {
+            self.heard.push_back(Heard::Of(Arc::clone(pod), Said::ReplayEnd));
+            self.replays.pop_front();
+        }
+    }
+}
+
+impl Transport for RedisStreams {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { replay: true, snapshot: false }
+    }
+
+    async fn next(&mut self) -> Heard {
+        loop {
+            if let Some(heard) = self.heard.pop_front() {
+                return heard;
+            }
+            if self.step().await.is_err() {
+                self.backoff.failed();
+                self.replays.clear();
+                if self.connection.take().is_some() {
+                    return Heard::OfAll(Said::Disconnected);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, pod: &PodName, ask: Ask) {
+        let Ask::Replay { from } = ask else { return };
+        let Some(stream) = self.streams.iter().position(|stream| stream.pod == *pod) else {
+            return;
+        };
+        let start = self.streams[stream].marks.before(from).unwrap_or("-".to_owned());
+        self.replays.retain(|replaying| replaying.stream != stream);
+        self.replays.push_back(Replaying { stream, from, start });
+    }
+}
+
+/// Publishes into streams.
+pub struct RedisSink {
+    client: Client,
+    prefix: String,
+    connection: Option<MultiplexedConnection>,
+}
+
+impl RedisSink {
+    /// For streams under `prefix` at a `redis://` address.
+    ///
+    /// # Errors
+    /// The address is none.
+    pub fn new(url: &str, prefix: &str) -> Result<Self, RedisError> {
+        Ok(Self { client: Client::open(url)?, prefix: prefix.to_owned(), connection: None })
+    }
+
+    async fn connection(&mut self) -> Result<&mut MultiplexedConnection, RedisError> {
+        match &mut self.connection {
+            Some(connection) => Ok(connection),
+            none => Ok(none.insert(connect(&self.client).await?)),
+        }
+    }
+}
+
+impl Sink for RedisSink {
+    async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
+        self.connection = None;
+        let key = format!("{}:{pod}", self.prefix);
+        let connection = self.connection().await?;
+        let last = last_entry(connection, &key).await?;
+        Ok(last.map(|entry| envelope(&entry).to_vec()))
+    }
+
+    async fn publish(&mut self, envelope: &Envelope<'_>) -> Result<(), SinkError> {
+        let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
+        envelope.write(&mut entry);
+        let mut add = cmd("XADD");
+        add.arg(format!("{}:{}", self.prefix, envelope.pod));
+        add.arg("MAXLEN").arg("~").arg(KEPT_PER_POD).arg("*").arg("e").arg(entry);
+        let connection = self.connection().await?;
+        add.query_async::<String>(connection).await?;
+        Ok(())
+    }
+}
+
+impl From<RedisError> for SinkError {
+    fn from(error: RedisError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+async fn connect(client: &Client) -> Result<MultiplexedConnection, RedisError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(ANSWER_WITHIN))
+        .set_response_timeout(Some(ANSWER_WITHIN));
+    client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+async fn last_entry(
+    connection: &mut MultiplexedConnection,
+    key: &str,
+) -> Result<Option<StreamId>, RedisError> {
+    let mut range = cmd("XREVRANGE");
+    range.arg(key).arg("+").arg("-").arg("COUNT").arg(1);
+    let mut entries: StreamRangeReply = range.query_async(connection).await?;
+    Ok(entries.ids.pop())
+}
+
+/// The envelope in an entry; an entry without one is malformed as any other bytes are.
+fn envelope(entry: &StreamId) -> &[u8] {
+    match entry.map.get("e") {
+        Some(Value::BulkString(bytes)) => bytes,
+        _ => &[],
+    }
+}

@@ -1,0 +1,103 @@
+//! Publishes engines' events to a broker, so that many routers share one stream.
+//!
+//! A relay listens as a router does, with the same [`Feed`](crate::Feed), and publishes each batch once and
+//! in order under the engine's own number. What an engine does not say, its epoch, the relay assigns: a new
+//! one whenever it finds that the engine restarted. It keeps the last batches, and when the broker was away
+//! it looks what the broker still has and publishes what comes after that, all of it if the broker was wiped.
+
+mod order;
+
+use crate::consume::Clock;
+use crate::said::{Epoch, Said};
+use crate::transport::{Heard, PodName, Transport};
+use crate::wire::Envelope;
+use order::Ordered;
+use std::convert::Infallible;
+use std::time::Duration;
+
+/// A broker could not be reached, or refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SinkError(pub(crate) String);
+
+/// Takes envelopes.
+pub trait Sink: Send {
+    /// The last entry of a pod that the broker has. Connects anew if needed.
+    fn last(
+        &mut self,
+        pod: &str,
+    ) -> impl Future<Output = Result<Option<Vec<u8>>, SinkError>> + Send;
+
+    /// Appends an entry, and returns when the broker has it.
+    fn publish(
+        &mut self,
+        envelope: &Envelope<'_>,
+    ) -> impl Future<Output = Result<(), SinkError>> + Send;
+}
+
+/// Batches of one pod that a relay and a broker keep, as many as an engine itself keeps for replay.
+pub(crate) const KEPT_PER_POD: usize = 10_000;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_millis(50);
+
+/// Relays what `transport` says of one pod, for as long as it is polled. `epoch` is greater than that of any
+/// relay of this pod before, such as the time.
+pub async fn relay<T: Transport, S: Sink>(
+    mut transport: T,
+    mut sink: S,
+    pod: PodName,
+    epoch: Epoch,
+) -> Infallible {
+    let clock = Clock::start();
+    let mut ordered = Ordered::new(transport.abilities(), epoch);
+    let mut broken = true;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        tokio::select! {
+            heard = transport.next() => {
+                let (Heard::Of(_, said) | Heard::OfAll(said)) = heard;
+                ordered.hear(said, clock.now());
+            }
+            () = tokio::time::sleep(TICK) => {}
+        }
+        if let Some(ask) = ordered.tick(clock.now()) {
+            transport.ask(&pod, ask);
+        }
+        match publish(&mut ordered, &mut sink, &pod, broken).await {
+            Ok(()) => (broken, pause) = (false, FIRST_PAUSE),
+            Err(_) => {
+                broken = true;
+                // The engine is not listened to meanwhile; what it says then is replayed.
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+}
+
+/// Publishes what is due. After a failure it first looks what the broker has.
+async fn publish<S: Sink>(
+    ordered: &mut Ordered,
+    sink: &mut S,
+    pod: &str,
+    broken: bool,
+) -> Result<(), SinkError> {
+    if broken && !ordered.is_empty() {
+        let last = sink.last(pod).await?;
+        let last = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
+        ordered.resume_after(last.and_then(|last| Some((Epoch(last.epoch?), last.sequence))));
+    }
+    while let Some((epoch, sequence, payload)) = ordered.due() {
+        let envelope = Envelope { pod, epoch: Some(epoch.0), sequence, payload };
+        sink.publish(&envelope).await?;
+        ordered.published();
+    }
+    Ok(())
+}
+
+/// Whether something heard can be relayed at all.
+fn is_numbered(said: &Said) -> bool {
+    matches!(said, Said::Batch { heading, .. } if heading.sequence.is_some())
+}

@@ -1,0 +1,175 @@
+//! One pod's batches in a relay: each once, in order, and the last ones kept.
+
+use super::{KEPT_PER_POD, is_numbered};
+use crate::feed::{Admission, Feed, Rebuild, Rules, SourceId, Step};
+use crate::said::{Abilities, Ask, Epoch, Heading, Said};
+use crate::wire::{Batch, Dialect, HashForm, Layout, encode};
+use std::collections::{BTreeMap, VecDeque};
+use wornpath_index::{Applied, Moment};
+
+/// Bytes of payloads that are kept.
+const KEPT_BYTES: usize = 256 << 20;
+const DIALECT: Dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
+
+/// A batch to be published: its life, its number, its payload.
+type Entry = (Epoch, u64, Vec<u8>);
+
+pub(super) struct Ordered {
+    feed: Feed,
+    source: SourceId,
+    epoch: Epoch,
+    /// The number to be published next.
+    next: u64,
+    early: BTreeMap<u64, Vec<u8>>,
+    kept: VecDeque<Entry>,
+    kept_bytes: usize,
+    /// How many of those kept have been published.
+    published: usize,
+}
+
+impl Ordered {
+    pub(super) fn new(abilities: Abilities, epoch: Epoch) -> Self {
+        let mut feed = Feed::new(Rules::default());
+        let source = feed.add_source(abilities);
+        Self {
+            feed,
+            source,
+            epoch,
+            next: 0,
+            early: BTreeMap::new(),
+            kept: VecDeque::new(),
+            kept_bytes: 0,
+            published: 0,
+        }
+    }
+
+    pub(super) fn hear(&mut self, said: Said, now: Moment) {
+        let numbered = is_numbered(&said);
+        let rebuild = match said {
+            Said::Connected => {
+                self.feed.connected(self.source, now);
+                None
+            }
+            Said::Disconnected => self.feed.disconnected(self.source),
+            Said::Alive => {
+                self.feed.alive(now);
+                None
+            }
+            Said::Malformed { sequence, reason } => self.feed.malformed(sequence, reason, now),
+            Said::ReplayEnd => self.feed.replay_ended(self.source, now),
+            Said::Refused => {
+                self.feed.refused(self.source);
+                None
+            }
+            Said::Started(epoch) => self.feed.started(epoch),
+            Said::Batch { heading, via, batch } if numbered => {
+                match self.feed.admit(self.source, heading, via, now) {
+                    // What is held elsewhere is missed here, and replayed.
+                    Admission::PassOver | Admission::Hold => {}
+                    Admission::Apply => self.take(heading, &batch, now),
+                    Admission::RebuildAndApply(rebuild) => {
+                        self.rebuild(rebuild, now);
+                        self.take(heading, &batch, now);
+                    }
+                }
+                None
+            }
+            // Brokers carry numbered batches; all else routers get from the engine itself.
+            Said::Batch { .. } | Said::Snapshot { .. } | Said::Digest(_) | Said::Bye => None,
+        };
+        if let Some(rebuild) = rebuild {
+            self.rebuild(rebuild, now);
+        }
+    }
+
+    pub(super) fn tick(&mut self, now: Moment) -> Option<Ask> {
+        while let Some(step) = self.feed.tick(now) {
+            match step {
+                Step::Ask(_, ask) => return Some(ask),
+                Step::Rebuild(rebuild) => self.rebuild(rebuild, now),
+            }
+        }
+        None
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    /// The next batch to be published.
+    pub(super) fn due(&self) -> Option<(Epoch, u64, &[u8])> {
+        let (epoch, sequence, payload) = self.kept.get(self.published)?;
+        Some((*epoch, *sequence, payload))
+    }
+
+    pub(super) fn published(&mut self) {
+        self.published += 1;
+    }
+
+    /// Goes on after the last batch that the broker has; with all that is kept, if it has none of them.
+    pub(super) fn resume_after(&mut self, last: Option<(Epoch, u64)>) {
+        let had =
+            |(epoch, sequence, _): &Entry| last.is_some_and(|last| (*epoch, *sequence) <= last);
+        self.published = self.kept.partition_point(had);
+    }
+
+    fn take(&mut self, heading: Heading, batch: &Batch, now: Moment) {
+        let Some(sequence) = heading.sequence else { return };
+        let mut payload = Vec::new();
+        encode(batch, DIALECT, &mut payload);
+        let outcome = if sequence < self.next {
+            Applied::Before
+        } else if sequence > self.next {
+            let room = self.early.len() < Rules::default().early_most;
+            if room {
+                self.early.insert(sequence, payload);
+                Applied::Early { expected: self.next }
+            } else {
+                Applied::Dropped { expected: self.next }
+            }
+        } else {
+            self.keep(sequence, payload);
+            Applied::Now { caught_up: self.catch_up() }
+        };
+        self.feed.applied(heading, outcome, 0, now);
+    }
+
+    fn catch_up(&mut self) -> usize {
+        let mut count = 0;
+        while let Some(payload) = self.early.remove(&self.next) {
+            self.keep(self.next, payload);
+            count += 1;
+        }
+        count
+    }
+
+    fn keep(&mut self, sequence: u64, payload: Vec<u8>) {
+        self.next = sequence.saturating_add(1);
+        self.kept_bytes += payload.len();
+        self.kept.push_back((self.epoch, sequence, payload));
+        while self.kept.len() > KEPT_PER_POD || self.kept_bytes > KEPT_BYTES {
+            let Some((_, _, payload)) = self.kept.pop_front() else { break };
+            self.kept_bytes -= payload.len();
+            self.published = self.published.saturating_sub(1);
+        }
+    }
+
+    fn rebuild(&mut self, rebuild: Rebuild, now: Moment) {
+        match rebuild {
+            Rebuild::NewLife { first } => {
+                // Batches of the life that is over stay kept: routers tell them apart by the epoch.
+                if self.next > 0 {
+                    self.epoch.0 += 1;
+                }
+                self.early.clear();
+                self.next = first;
+            }
+            Rebuild::From(first) => {
+                self.early = self.early.split_off(&first);
+                self.next = first;
+                let caught_up = self.catch_up();
+                self.feed.caught_up(caught_up, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The way of events over real brokers: engine, relay, broker, router. A broker may be away at the start, be
+//! killed and be wiped; once it is back, the router's index is what the engine holds.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![cfg(any(feature = "redis", feature = "nats"))]
+
+#[path = "chaos/engine.rs"]
+#[allow(dead_code, reason = "faults are not simulated here")]
+mod engine;
+mod server;
+
+use engine::{BLOCK, Engine, Random};
+use server::Server;
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use wornpath_blocks::HashKey;
+use wornpath_events::{
+    Abilities, Ask, Clock, Epoch, Heading, Heard, Names, PodName, Pods, Rules, Said, Serving, Sink,
+    State, Transport, Via, consume, keep_time, relay,
+};
+use wornpath_index::{Index, Limits, PodId};
+
+const POD: &str = "http://10.0.0.1:8000";
+
+/// An engine that can be listened to without a network: live batches, and replay.
+#[derive(Clone)]
+struct Listening {
+    engine: Arc<Mutex<Engine>>,
+    life: u64,
+    heard: u64,
+    answers: VecDeque<Said>,
+}
+
+impl Transport for Listening {
+    fn name(&self) -> &str {
+        "engine"
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { replay: true, snapshot: false }
+    }
+
+    async fn next(&mut self) -> Heard {
+        loop {
+            if let Some(said) = self.answers.pop_front() {
+                return Heard::Of(POD.into(), said);
+            }
+            let said = {
+                let engine = self.engine.lock().unwrap();
+                if engine.life != self.life {
+                    (self.life, self.heard) = (engine.life, 0);
+                    self.answers.push_back(Said::Disconnected);
+                    self.answers.push_back(Said::Connected);
+                    continue;
+                }
+                (self.heard < engine.said.len() as u64)
+                    .then(|| batch(&engine, self.heard, Via::Live))
+            };
+            if let Some(said) = said {
+                self.heard += 1;
+                return Heard::Of(POD.into(), said);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn ask(&mut self, _pod: &PodName, ask: Ask) {
+        let Ask::Replay { from } = ask else { return };
+        let engine = self.engine.lock().unwrap();
+        let numbers = from..engine.said.len() as u64;
+        self.answers.extend(numbers.map(|number| batch(&engine, number, Via::Replay)));
+        self.answers.push_back(Said::ReplayEnd);
+    }
+}
+
+fn batch(engine: &Engine, sequence: u64, via: Via) -> Said {
+    let heading = Heading { epoch: None, ..engine.heading(sequence) };
+    Said::Batch { heading, via, batch: Box::new(engine.said[sequence as usize].clone()) }
+}
+
+/// A router that gets its events from a broker.
+struct Router {
+    pods: Arc<Pods>,
+    id: PodId,
+    clock: Clock,
+    _tasks: JoinSet<()>,
+}
+
+impl Router {
+    fn new(transport: impl Transport + 'static) -> Self {
+        let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
+        let serving = Serving {
+            key: HashKey::DEFAULT,
+            model: "any".to_owned(),
+            block_size: NonZeroUsize::new(BLOCK).unwrap(),
+            names: Names::OfTheEngine,
+        };
+        let id = pods.add(&POD.into(), serving).unwrap();
+        let (clock, mut tasks) = (Clock::start(), JoinSet::new());
+        let fed = Arc::clone(&pods);
+        tasks.spawn(async move {
+            tokio::join!(consume(transport, &fed, clock), keep_time(&fed, clock)).0;
+        });
+        Self { pods, id, clock, _tasks: tasks }
+    }
+
+    async fn until_exact(&self, engine: &Arc<Mutex<Engine>>, when: &str) {
+        let limit = Duration::from_secs(5);
+        let end = self.clock.now() + limit;
+        loop {
+            let ours = self.pods.index().digest(self.id).unwrap().tiers;
+            let theirs = engine.lock().unwrap().digest().tiers;
+            let status = self.pods.status(self.clock.now()).remove(0).status;
+            if ours == theirs && status.state == State::Live {
+                return;
+            }
+            assert!(
+                self.clock.now() < end,
+                "{when}: {} blocks in the index, {} in the engine; {status:?}",
+                ours[0].count,
+                theirs[0].count
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+async fn follow<T: Transport + 'static, S: Sink + 'static>(
+    mut server: Server,
+    transport: impl Fn(&str) -> T,
+    sink: impl Fn(&str) -> S,
+) {
+    let engine = Arc::new(Mutex::new(Engine::new()));
+    let mut random = Random(11);
+    let mut work = |batches: usize| {
+        let mut engine = engine.lock().unwrap();
+        (0..batches).for_each(|_| engine.step(&mut random));
+    };
+    let url = server.url();
+    let listening =
+        Listening { engine: Arc::clone(&engine), life: 0, heard: 0, answers: VecDeque::new() };
+    let mut tasks = JoinSet::new();
+    let sink = sink(&url);
+    tasks.spawn(async move {
+        relay(listening, sink, POD.into(), Epoch(1)).await;
+    });
+    let first = Router::new(transport(&url));
+    work(30);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    server.start();
+    first.until_exact(&engine, "the broker was away at the start").await;
+
+    let second = Router::new(transport(&url));
+    second.until_exact(&engine, "a second router came later").await;
+    engine.lock().unwrap().restart();
+    work(40);
+    for router in [&first, &second] {
+        router.until_exact(&engine, "the engine restarted").await;
+    }
+
+    server.kill();
+    work(40);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    server.start();
+    for router in [&first, &second] {
+        router.until_exact(&engine, "the broker was killed and came back").await;
+    }
+
+    server.kill();
+    work(10);
+    server.wipe();
+    server.start();
+    work(10);
+    let third = Router::new(transport(&url));
+    for router in [&first, &second, &third] {
+        router.until_exact(&engine, "the broker was wiped").await;
+    }
+
+    server.pause();
+    work(10);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    server.resume();
+    for router in [&first, &second, &third] {
+        router.until_exact(&engine, "the broker was paused").await;
+    }
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn events_come_over_redis_whatever_becomes_of_it() {
+    use wornpath_events::{RedisSink, RedisStreams};
+    let Some(server) = Server::redis() else { return };
+    follow(
+        server,
+        |url| RedisStreams::new(url, "kv", &[POD.into()]).unwrap(),
+        |url| RedisSink::new(url, "kv").unwrap(),
+    )
+    .await;
+}
+
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn events_come_over_nats_whatever_becomes_of_it() {
+    use wornpath_events::{Nats, NatsSink};
+    let Some(server) = Server::nats() else { return };
+    follow(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
+}
