@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use wornpath_index::{Answer, Holding, Index, Moment, Reader, Writer};
+use wornpath_blocks::BlockHash;
+use wornpath_index::{Answer, Holding, Index, Moment, PodId, Reader, Writer};
 
 use crate::fleet::{Candidate, Fleet};
 use crate::request::Request;
@@ -42,8 +43,16 @@ impl fmt::Debug for RoutingContext {
 pub struct Desk {
     pub(crate) index: Index,
     pub(crate) reader: Reader,
-    pub(crate) writer: Writer,
+    writer: Writer,
+    expected: Expected,
     pub(crate) scratch: Scratch,
+}
+
+/// What the pods of the last plan will hold, not yet told to the index.
+#[derive(Debug, Default)]
+struct Expected {
+    chain: Vec<BlockHash>,
+    pods: Vec<(PodId, Moment)>,
 }
 
 /// Buffers that a decision fills and the next one fills again.
@@ -68,8 +77,35 @@ impl Desk {
             index: index.clone(),
             reader: index.reader(),
             writer: index.writer(),
+            expected: Expected::default(),
             scratch: Scratch::default(),
         }
+    }
+
+    /// Tells the index what the pods of the last plan are expected to hold. The next decision does it
+    /// first, so calling it is never wrong and never needed; but right after a request was sent it
+    /// costs nobody any time.
+    pub fn settle(&mut self) {
+        for (pod, expires) in self.expected.pods.drain(..) {
+            // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
+            let _ = self.writer.expect(pod, &self.expected.chain, expires);
+        }
+    }
+
+    /// Notes that a pod will hold `chain`, which is the same for all pods of a plan.
+    pub(crate) fn expect(&mut self, pod: PodId, chain: &[BlockHash], expires: Moment) {
+        if self.expected.pods.is_empty() {
+            self.expected.chain.clear();
+            self.expected.chain.extend_from_slice(chain);
+        }
+        self.expected.pods.push((pod, expires));
+    }
+
+    /// Ends what pods were expected to hold and did not confirm by `now`. To be called now and then,
+    /// by one thread. Returns how many blocks that were.
+    pub fn expire(&mut self, now: Moment) -> usize {
+        self.settle();
+        self.writer.expire(now)
     }
 }
 

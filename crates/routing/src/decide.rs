@@ -110,6 +110,7 @@ impl Profile {
 impl<'a> Deciding<'a, '_> {
     /// Asks the index once, for all plugins and steps.
     fn lookup(&mut self, recorder: Option<&mut Recorder<'_>>) {
+        self.world.desk.settle();
         let scratch = &mut self.world.desk.scratch;
         scratch.depths.clear();
         let Some(blocks) = self.profile.blocks.as_ref().filter(|_| self.profile.looks_up) else {
@@ -368,8 +369,7 @@ impl<'a> Deciding<'a, '_> {
             return;
         }
         let pod = self.world.fleet[candidate].id();
-        // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
-        let _ = self.world.desk.writer.expect(pod, &blocks.chain, self.world.now + lasts);
+        self.world.desk.expect(pod, &blocks.chain, self.world.now + lasts);
     }
 
     /// What the pod holds, with tiers: the same words its engine used.

@@ -37,6 +37,9 @@ pub struct Fleet {
     by_role: Vec<(Role, Vec<Candidate>)>,
     /// For each slot of the index, who lives there.
     by_slot: Vec<Option<Candidate>>,
+    /// For each pod its kind, and for each kind its first pod.
+    kind_of: Vec<u32>,
+    kinds: Vec<Candidate>,
 }
 
 impl Fleet {
@@ -57,8 +60,29 @@ impl Fleet {
                 fleet.by_slot.resize(slot + 1, None);
             }
             fleet.by_slot[slot] = Some(candidate);
+            let like =
+                |first: &Candidate| fleet.pods[first.position()].facts().is_like(pod.facts());
+            let kind = fleet.kinds.iter().position(like).unwrap_or(fleet.kinds.len());
+            if kind == fleet.kinds.len() {
+                fleet.kinds.push(candidate);
+            }
+            fleet.kind_of.push(kind as u32);
         }
         fleet
+    }
+
+    /// One pod of each kind: pods that serve the same models and adapters with the same engine and
+    /// memory. Fleets have few kinds, so what depends on these facts alone is asked once per kind.
+    #[must_use]
+    pub fn kinds(&self) -> &[Candidate] {
+        &self.kinds
+    }
+
+    /// Which of [`Fleet::kinds`] a pod is.
+    #[inline]
+    #[must_use]
+    pub fn kind(&self, candidate: Candidate) -> usize {
+        self.kind_of[candidate.position()] as usize
     }
 
     /// Every pod, in order.

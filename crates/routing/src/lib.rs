@@ -14,6 +14,7 @@ mod assembly;
 mod context;
 mod decide;
 pub mod described;
+pub mod document;
 mod explain;
 mod fleet;
 mod models;

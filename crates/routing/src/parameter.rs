@@ -43,6 +43,8 @@ pub enum Takes {
     Number(f64, f64),
     /// A time such as `500ms`, `30s`, `2m` or `1h`.
     Time,
+    /// A number of bytes within bounds, such as `64KiB` or `16MiB`.
+    Size(u64, u64),
     /// Any text.
     Text,
     /// One of these words.
@@ -94,6 +96,9 @@ impl fmt::Display for Takes {
             }
             Self::Number(least, most) => write!(f, "a number from {least} to {most}"),
             Self::Time => f.write_str("a time such as `500ms`, `30s` or `2m`"),
+            Self::Size(least, most) => {
+                write!(f, "a size from {} to {}", sized(*least), sized(*most))
+            }
             Self::Text => f.write_str("text"),
             Self::OneOf(words) => {
                 let words: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
@@ -112,7 +117,7 @@ impl fmt::Display for Takes {
 pub enum Value {
     /// Of [`Takes::Flag`].
     Flag(bool),
-    /// Of [`Takes::Whole`].
+    /// Of [`Takes::Whole`] and [`Takes::Size`].
     Whole(u64),
     /// Of [`Takes::Number`].
     Number(f64),
@@ -173,6 +178,9 @@ impl Takes {
                 (least..=most).contains(&number).then_some(Value::Number(number))
             }
             Self::Time => time(plain?).map(Value::Time),
+            Self::Size(least, most) => {
+                size(plain?).filter(|size| (least..=most).contains(size)).map(Value::Whole)
+            }
             Self::Text => Some(Value::Text(text.to_owned())),
             Self::OneOf(words) => {
                 words.iter().find(|word| **word == text).map(|word| Value::Word(word))
@@ -217,6 +225,24 @@ fn time(text: &str) -> Option<Duration> {
         _ => return None,
     };
     Duration::try_from_secs_f64(text[..digits].parse::<f64>().ok()? * seconds).ok()
+}
+
+const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+/// `16MiB`, or a bare number of bytes.
+fn size(text: &str) -> Option<u64> {
+    for (unit, bytes) in UNITS {
+        if let Some(count) = text.strip_suffix(unit) {
+            return count.parse::<u64>().ok()?.checked_mul(bytes);
+        }
+    }
+    text.replace('_', "").parse().ok()
+}
+
+/// A size in the largest unit that it is a whole number of.
+fn sized(size: u64) -> String {
+    let unit = UNITS.iter().find(|(_, bytes)| size >= *bytes && size.is_multiple_of(*bytes));
+    unit.map_or_else(|| format!("{size} B"), |(unit, bytes)| format!("{}{unit}", size / bytes))
 }
 
 /// As it would be written in YAML.
@@ -305,6 +331,8 @@ mod tests {
         assert_eq!(read(Takes::Time, "1.5s").unwrap(), "1500ms");
         assert_eq!(read(Takes::Time, "2m").unwrap(), "120s");
         assert_eq!(read(Takes::Whole(1, 9_999), "1_024").unwrap(), "1024");
+        assert_eq!(read(Takes::Size(0, 1 << 30), "16MiB").unwrap(), "16777216");
+        assert_eq!(read(Takes::Size(0, 1 << 30), "16777216").unwrap(), "16777216");
         assert_eq!(read(Takes::Texts, "[a, b]").unwrap(), r#"["a", "b"]"#);
         assert_eq!(read(Takes::Texts, "a").unwrap(), r#"["a"]"#);
         assert_eq!(read(Takes::Numbers, "{gpu: 1, host: 0.5}").unwrap(), "{gpu: 1, host: 0.5}");
@@ -318,6 +346,9 @@ mod tests {
         assert_eq!(read(Takes::Number(0.0, 1.0), "nan"), None);
         assert_eq!(read(Takes::Time, "30"), None, "a bare number has no unit");
         assert_eq!(read(Takes::Flag, "yes"), None);
+        assert_eq!(read(Takes::Size(1, 1 << 20), "2MiB"), None);
+        assert_eq!(read(Takes::Size(1, 1 << 20), "1MB"), None, "a megabyte is no power of two");
+        assert_eq!(Takes::Size(1, 1 << 20).to_string(), "a size from 1 B to 1MiB");
         assert_eq!(read(Takes::Numbers, "{gpu: -1}"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a profile: where, why, and the cure; shown as a compiler would.
+//! What is wrong with a document: where, why, and the cure; shown as a compiler would.
 
 use std::fmt::{self, Write};
 
@@ -18,9 +18,9 @@ pub struct Span {
 /// Which rule is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Not YAML, or not the shape of a profile.
+    /// Not YAML, or not the shape of what it should be.
     Syntax,
-    /// A key that a profile does not have.
+    /// A key that nobody reads.
     UnknownKey,
     /// No plugin of that stage has the name.
     UnknownPlugin,
@@ -50,11 +50,19 @@ pub enum Kind {
     NoSelector,
     /// No pod can play a step's role.
     NoPodForRole,
+    /// A name that nothing in the configuration has.
+    NotFound,
+    /// Something is said twice that must be said once.
+    Twice,
+    /// It would let somebody in, or show something, that must not be.
+    Unsafe,
+    /// Something that can never have an effect.
+    Unreachable,
 }
 
 impl Kind {
-    /// All rules.
-    pub const ALL: [Self; 16] = [
+    /// The rules of profiles.
+    pub const OF_PROFILES: [Self; 16] = [
         Self::Syntax,
         Self::UnknownKey,
         Self::UnknownPlugin,
@@ -72,6 +80,10 @@ impl Kind {
         Self::NoSelector,
         Self::NoPodForRole,
     ];
+
+    /// The rules that only whole configurations can break.
+    pub const OF_CONFIGURATIONS: [Self; 4] =
+        [Self::NotFound, Self::Twice, Self::Unsafe, Self::Unreachable];
 
     /// A stable word for machines.
     #[must_use]
@@ -93,6 +105,10 @@ impl Kind {
             Self::MixedScales => "mixed-scales",
             Self::NoSelector => "no-selector",
             Self::NoPodForRole => "no-pod-for-role",
+            Self::NotFound => "not-found",
+            Self::Twice => "twice",
+            Self::Unsafe => "unsafe",
+            Self::Unreachable => "unreachable",
         }
     }
 }
@@ -108,16 +124,21 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(crate) fn new(kind: Kind, span: Span, message: impl Into<String>) -> Self {
+    /// A broken rule, where it is broken, and how.
+    pub fn new(kind: Kind, span: Span, message: impl Into<String>) -> Self {
         Self { kind, span, message: message.into(), also: Vec::new(), cure: String::new() }
     }
 
-    pub(crate) fn also(mut self, span: Span, note: impl Into<String>) -> Self {
+    /// Another place that matters, and why.
+    #[must_use]
+    pub fn also(mut self, span: Span, note: impl Into<String>) -> Self {
         self.also.push((span, note.into()));
         self
     }
 
-    pub(crate) fn cure(mut self, cure: impl Into<String>) -> Self {
+    /// What to do about it.
+    #[must_use]
+    pub fn cure(mut self, cure: impl Into<String>) -> Self {
         self.cure = cure.into();
         self
     }
@@ -144,15 +165,23 @@ impl Problem {
 /// Everything that is wrong with one file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Problems {
+    subject: &'static str,
     file: String,
     text: String,
     problems: Vec<Problem>,
 }
 
 impl Problems {
-    pub(crate) fn new(file: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+    /// What is wrong with `file`, which has this text and should be a `subject`.
+    #[must_use]
+    pub fn new(
+        subject: &'static str,
+        file: &str,
+        text: &str,
+        mut problems: Vec<Problem>,
+    ) -> Self {
         problems.sort_by_key(|problem| (problem.span.line, problem.span.column));
-        Self { file: file.to_owned(), text: text.to_owned(), problems }
+        Self { subject, file: file.to_owned(), text: text.to_owned(), problems }
     }
 
     /// The problems in the order of the file.
@@ -207,7 +236,7 @@ impl fmt::Display for Problems {
         }
         let count = self.problems.len();
         let noun = if count == 1 { "problem" } else { "problems" };
-        writeln!(f, "{}: {count} {noun}; the profile is not usable", self.file)
+        writeln!(f, "{}: {count} {noun}; the {} is not usable", self.file, self.subject)
     }
 }
 

@@ -19,7 +19,7 @@ use crate::explain::Recorder;
 use crate::models::Models;
 use crate::name::Role;
 use crate::plugin::Registry;
-use crate::problem::Problems;
+use crate::problem::{Problem, Problems};
 use crate::queue::QueueRules;
 use crate::request::Request;
 use crate::selector::Filtering;
@@ -27,6 +27,7 @@ use crate::slot::{ProfileId, Reads, SlotKind, Slots};
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::{BlockHashes, Tokens};
 use crate::workflow::Step;
+use crate::yaml::Node;
 
 /// How requests are routed: made by [`Profile::check`], shared by all threads.
 pub struct Profile {
@@ -69,7 +70,18 @@ impl Profile {
     /// # Errors
     /// Everything that is wrong with it, not only the first thing.
     pub fn check(file: &str, text: &str, surroundings: &Surroundings) -> Result<Self, Problems> {
-        read::profile(text, surroundings).map_err(|problems| Problems::new(file, text, problems))
+        crate::yaml::parse(text)
+            .map_err(|problem| vec![problem])
+            .and_then(|root| Self::check_node(&root, surroundings))
+            .map_err(|problems| Problems::new("profile", file, text, problems))
+    }
+
+    /// Checks a profile that stands in a larger document.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn check_node(root: &Node, surroundings: &Surroundings) -> Result<Self, Vec<Problem>> {
+        read::profile(root, surroundings)
     }
 
     /// A context for a request that just came.

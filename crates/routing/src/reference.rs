@@ -110,7 +110,8 @@ impl Registry {
     }
 }
 
-fn parameters(parameters: &[Parameter], page: &mut String) {
+/// The table of `parameters`, as Markdown.
+pub fn parameters(parameters: &[Parameter], page: &mut String) {
     if parameters.is_empty() {
         return;
     }

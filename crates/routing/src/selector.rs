@@ -103,7 +103,8 @@ impl Selector {
             scratch.keep.clear();
             scratch.keep.resize(scratch.candidates.len(), true);
             filter.keep(scene, scratch.candidates, scratch.keep);
-            let emptied = !scratch.keep.contains(&true);
+            let kept = scratch.keep.iter().filter(|keep| **keep).count();
+            let emptied = kept == 0;
             let counts = !emptied || *when_empty != WhenEmpty::Skip;
             if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
                 let dropped = scratch.candidates.iter().zip(&*scratch.keep);
@@ -113,6 +114,7 @@ impl Selector {
                 recorder.filtered(name, dropped, started);
             }
             match when_empty {
+                _ if kept == scratch.candidates.len() => {}
                 _ if !emptied => {
                     let mut keep = scratch.keep.iter();
                     scratch.candidates.retain(|_| *keep.next().unwrap_or(&true));

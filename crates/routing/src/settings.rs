@@ -8,10 +8,13 @@ use crate::yaml::{Node, Yaml};
 
 /// One entry in a profile: `name` or `name: {parameters}`.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) span: Span,
-    pub(crate) settings: &'a [(Node, Node)],
+pub struct Entry<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// Where it stands.
+    pub span: Span,
+    /// Its parameters.
+    pub settings: &'a [(Node, Node)],
 }
 
 impl<'a> Entry<'a> {
@@ -23,7 +26,10 @@ impl<'a> Entry<'a> {
     }
 
     /// A named thing; `what` it is, for messages.
-    pub(crate) fn read(node: &'a Node, what: &str) -> Result<Self, Problem> {
+    ///
+    /// # Errors
+    /// If it is neither a name nor a name with parameters.
+    pub fn read(node: &'a Node, what: &str) -> Result<Self, Problem> {
         let wrong = |span, message: String| {
             let cure = "write `name` or `name: {parameter: value}`";
             Err(Problem::new(Kind::Syntax, span, message).cure(cure))
@@ -43,7 +49,10 @@ impl<'a> Entry<'a> {
     }
 
     /// A key and the map of its parameters.
-    pub(crate) fn named(key: &'a Node, value: &'a Node) -> Result<Self, Problem> {
+    ///
+    /// # Errors
+    /// If they are no map.
+    pub fn named(key: &'a Node, value: &'a Node) -> Result<Self, Problem> {
         let name = key.text().unwrap_or_default();
         match &value.value {
             Yaml::Null => Ok(Self { name, span: key.span, settings: &[] }),
@@ -54,6 +63,27 @@ impl<'a> Entry<'a> {
                     .cure("write them as `{parameter: value}`"))
             }
         }
+    }
+}
+
+/// Takes down keys that nobody reads.
+pub fn unknown_keys(
+    entries: &[(Node, Node)],
+    known: &[&'static str],
+    owner: &str,
+    problems: &mut Vec<Problem>,
+) {
+    for (key, _) in entries {
+        let name = key.text().unwrap_or_default();
+        if known.contains(&name) {
+            continue;
+        }
+        let cure = match nearest(name, known.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("it has: {}", known.join(", ")),
+        };
+        let message = format!("{owner} has no key `{name}`");
+        problems.push(Problem::new(Kind::UnknownKey, key.span, message).cure(cure));
     }
 }
 
@@ -74,14 +104,14 @@ pub(crate) enum Given {
 
 /// The checked parameters of a plugin, a step or a section.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Settings {
+pub struct Settings {
     pub(crate) all: Vec<Setting>,
 }
 
 impl Settings {
     /// Reads what `entry` gives for `parameters`; keys in `reserved` are somebody else's. Every
     /// problem is added to `problems`; what could be read is returned all the same.
-    pub(crate) fn read(
+    pub fn read(
         entry: &Entry<'_>,
         parameters: &[Parameter],
         reserved: &[&'static str],
@@ -138,14 +168,19 @@ impl Settings {
     }
 
     /// A parameter that may be left out.
-    pub(crate) fn maybe<T: FromValue>(&self, name: &str) -> Option<T> {
+    ///
+    /// # Panics
+    /// If it is declared as another type.
+    #[must_use]
+    pub fn maybe<T: FromValue>(&self, name: &str) -> Option<T> {
         let Given::Value(value) = &self.find(name)?.value else { return None };
         let taken = T::from_value(value);
         Some(taken.unwrap_or_else(|| panic!("parameter `{name}` is declared as another type")))
     }
 
     /// A parameter that is required or has a default. `None` only if its value was refused.
-    pub(crate) fn or<T: FromValue>(&self, name: &str, otherwise: T) -> T {
+    #[must_use]
+    pub fn or<T: FromValue>(&self, name: &str, otherwise: T) -> T {
         self.maybe(name).unwrap_or(otherwise)
     }
 }

@@ -331,19 +331,24 @@ impl Fallbacks<'_> {
     /// Adds those with the highest totals after the chosen one. Equals come in a circle that starts
     /// behind the chosen one, so that no pod is everybody's second choice.
     pub fn best_of(&mut self, slate: Slate<'_>, chosen: usize) {
-        let count = slate.candidates.len();
-        while !self.is_full() {
-            let mut best: Option<usize> = None;
-            for position in (chosen + 1..count).chain(0..chosen) {
-                if self.positions.contains(&position) {
-                    continue;
-                }
-                if best.is_none_or(|best| slate.totals[position] > slate.totals[best]) {
-                    best = Some(position);
-                }
+        let (totals, given) = (slate.totals, self.positions.len());
+        // What the worst of a full list has: whoever has no more is passed over with one comparison.
+        let mut least = f64::NEG_INFINITY;
+        for position in (chosen + 1..totals.len()).chain(0..chosen.min(totals.len())) {
+            let is_full = self.is_full();
+            if is_full && (given == self.most || totals[position] <= least) {
+                continue;
             }
-            let Some(best) = best else { return };
-            self.positions.push(best);
+            if self.positions[..given].contains(&position) {
+                continue;
+            }
+            if is_full {
+                self.positions.pop();
+            }
+            let worse = |other: &usize| totals[*other] < totals[position];
+            let at = self.positions[given..].iter().position(worse);
+            self.positions.insert(at.map_or(self.positions.len(), |at| given + at), position);
+            least = totals[self.positions[self.positions.len() - 1]];
         }
     }
 }

@@ -1,7 +1,7 @@
 //! "Did you mean": the known word that was probably meant.
 
 /// The nearest of `known`, if it is near enough to be a slip: a third of the letters, at least one.
-pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.chars().count() / 3).max(1);
     known
         .map(|other| (distance(word, other), other))

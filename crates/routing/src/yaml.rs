@@ -9,27 +9,37 @@ const DEEPEST: usize = 32;
 
 /// A value and where it stands.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Node {
-    pub(crate) span: Span,
-    pub(crate) value: Yaml,
+pub struct Node {
+    /// Where it stands.
+    pub span: Span,
+    /// What it is.
+    pub value: Yaml,
 }
 
+/// What a value is.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Yaml {
+pub enum Yaml {
     /// Nothing, `~` or `null`.
     Null,
     /// Text as written; `quoted` says that it is no number even if it looks like one.
     Scalar {
+        /// The text.
         text: String,
+        /// Whether it was quoted.
         quoted: Quoted,
     },
+    /// Values in order.
     List(Vec<Node>),
+    /// Keys and values in order; a key is a scalar and stands once.
     Map(Vec<(Node, Node)>),
 }
 
+/// Whether a scalar was quoted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Quoted {
+pub enum Quoted {
+    /// Plain.
     No,
+    /// Quoted, or a block of text.
     Yes,
 }
 
@@ -39,7 +49,8 @@ impl Node {
     }
 
     /// The text of a scalar, quoted or not.
-    pub(crate) fn text(&self) -> Option<&str> {
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
         match &self.value {
             Yaml::Scalar { text, .. } => Some(text),
             _ => None,
@@ -47,7 +58,8 @@ impl Node {
     }
 
     /// What it is, for messages.
-    pub(crate) fn kind(&self) -> &'static str {
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
         match &self.value {
             Yaml::Null => "nothing",
             Yaml::Scalar { quoted: Quoted::Yes, .. } => "text",
@@ -59,21 +71,25 @@ impl Node {
     }
 
     /// The value of a key.
-    pub(crate) fn get(&self, key: &str) -> Option<&Node> {
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Node> {
         let Yaml::Map(entries) = &self.value else { return None };
         entries.iter().find(|(known, _)| known.text() == Some(key)).map(|(_, value)| value)
     }
 }
 
 /// The one document in `text`.
-pub(crate) fn parse(text: &str) -> Result<Node, Problem> {
+///
+/// # Errors
+/// If it is no YAML, or has what would be ignored or guessed.
+pub fn parse(text: &str) -> Result<Node, Problem> {
     let mut reader = Reader { parser: Parser::new_from_str(text), end: Span::default() };
     loop {
         match reader.next()? {
             (Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _) => {}
             (Event::StreamEnd | Event::DocumentEnd, _) => {
                 return Err(Problem::new(Kind::Syntax, reader.end, "the file is empty")
-                    .cure("a profile needs at least `pick`, for instance `pick: round_robin`"));
+                    .cure("a profile needs at least `pick: round_robin`, a configuration `pods: [{url: …}]`"));
             }
             (event, range) => {
                 let node = reader.node(event, range, 0)?;
@@ -109,7 +125,7 @@ impl<'a> Reader<'a> {
         let at = span(range);
         if depth > DEEPEST {
             return Err(Problem::new(Kind::Syntax, at, "nested more than 32 levels deep")
-                .cure("a profile needs no more than six levels"));
+                .cure("six levels are enough for everything that can be written"));
         }
         match event {
             Event::Scalar(text, style, ..) => {
@@ -176,7 +192,7 @@ impl<'a> Reader<'a> {
                         span(range),
                         "a second document begins",
                     )
-                    .cure("give each profile a file of its own"));
+                    .cure("give each document a file of its own"));
                 }
                 _ => {}
             }

@@ -80,7 +80,7 @@ fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_e
     for _ in 0..20 {
         assert_eq!(bench.chosen(&profile, Bench::request(&prompt(1, 8))), first);
     }
-    bench.index.writer().expire(Duration::from_secs(3));
+    bench.desk.expire(Duration::from_secs(3));
     let answer = {
         let mut answer = wornpath_index::Answer::default();
         let context = bench.prepared(&profile, Bench::request(&prompt(1, 8)));
@@ -92,10 +92,21 @@ fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_e
 }
 
 #[test]
+fn what_is_expected_is_known_to_other_threads_once_it_is_settled() {
+    let mut bench = Bench::with_pods(8);
+    let profile = bench.profile(CACHE_AFFINITY);
+    let first = bench.chosen(&profile, Bench::request(&prompt(1, 8)));
+    bench.desk.settle();
+    bench.desk = crate::context::Desk::new(&bench.index);
+    assert_eq!(bench.chosen(&profile, Bench::request(&prompt(1, 8))), first);
+}
+
+#[test]
 fn without_speculation_nothing_is_expected() {
     let mut bench = Bench::with_pods(8);
     let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: off\n"));
     bench.plan(&profile, Bench::request(&prompt(1, 8)));
+    bench.desk.settle();
     assert_eq!(bench.index.stats().blocks, 0);
 }
 

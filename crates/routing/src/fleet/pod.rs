@@ -74,6 +74,15 @@ impl PodFacts {
         }
     }
 
+    /// Whether two pods serve the same with the same engine and memory.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.models == other.models
+            && self.loras == other.loras
+            && self.context_tokens == other.context_tokens
+            && self.kv_tokens == other.kv_tokens
+            && self.engine == other.engine
+    }
+
     /// The value of a label.
     #[must_use]
     pub fn label(&self, key: &Name) -> Option<&Name> {

@@ -98,29 +98,32 @@ impl Score for CacheAffinity {
 
     fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
         let Some(held) = scene.held(&self.held) else { return };
+        let unit = (held.prompt().chain.len().max(1) as f64).recip();
         for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
-            *score = held.share(scene.pod(*candidate));
+            *score = f64::from(held.depth(scene.pod(*candidate))) * unit;
         }
         if let Some(tiers) = &self.tiers {
             self.weigh(tiers, scene, candidates, scores);
         }
+        let (fresh, now) = (scene.now().saturating_sub(self.stale_after), scene.now());
         for (candidate, score) in candidates.iter().zip(scores) {
-            if *score > 0.0 {
-                *score *= self.trust(scene.pod(*candidate).vitals(), scene.now());
+            let vitals = scene.pod(*candidate).vitals();
+            if vitals.trust() == EventTrust::Unsure {
+                *score *= self.unsure;
+            }
+            if vitals.silent_since(fresh) {
+                *score *= self.faded(vitals, now);
             }
         }
     }
 }
 
 impl CacheAffinity {
-    /// How far the index can be believed about a pod, from 0 to 1.
-    fn trust(&self, vitals: &Vitals, now: Moment) -> f64 {
-        let known = if vitals.trust() == EventTrust::Unsure { self.unsure } else { 1.0 };
-        let late = vitals.silence(now).unwrap_or_default().saturating_sub(self.stale_after);
-        if late.is_zero() {
-            return known;
-        }
-        known * (1.0 - late.div_duration_f64(self.stale_after)).max(0.0)
+    /// What is left of the score of a pod whose events are silent: nothing at twice the time.
+    fn faded(&self, vitals: &Vitals, now: Moment) -> f64 {
+        let silence = vitals.silence(now).unwrap_or_default();
+        let late = silence.saturating_sub(self.stale_after).as_secs_f64();
+        (1.0 - late / self.stale_after.as_secs_f64().max(1e-9)).clamp(0.0, 1.0)
     }
 
     fn weigh(

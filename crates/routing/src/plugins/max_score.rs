@@ -23,10 +23,18 @@ fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
 
 impl Pick for MaxScore {
     fn pick(&self, _: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
-        let best = slate.totals.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let equals = slate.totals.iter().filter(|total| **total == best).count();
-        let turn = if equals > 1 { rng.below(equals) } else { 0 };
+        let (mut best, mut first, mut equals) = (f64::NEG_INFINITY, 0, 0);
+        for (at, total) in slate.totals.iter().enumerate() {
+            if *total > best {
+                (best, first, equals) = (*total, at, 1);
+            } else if *total == best {
+                equals += 1;
+            }
+        }
+        if equals < 2 {
+            return first.into();
+        }
         let mut winners = (0..slate.totals.len()).filter(|at| slate.totals[*at] == best);
-        winners.nth(turn).unwrap_or(0).into()
+        winners.nth(rng.below(equals)).unwrap_or(first).into()
     }
 }

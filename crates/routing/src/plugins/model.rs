@@ -51,9 +51,14 @@ fn unfit(scene: &Decision<'_>, pod: &Pod, tokens: u64) -> Option<&'static str> {
 
 impl Filter for Model {
     fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
-        let tokens = self.tokens(scene);
+        let (fleet, tokens) = (scene.fleet(), self.tokens(scene));
+        let fits = |pod: Candidate| unfit(scene, scene.pod(pod), tokens).is_none();
+        let kinds = fleet.kinds();
+        if kinds.iter().all(|kind| fits(*kind)) {
+            return;
+        }
         for (candidate, keep) in candidates.iter().zip(keep) {
-            *keep = unfit(scene, scene.pod(*candidate), tokens).is_none();
+            *keep = fits(kinds[fleet.kind(*candidate)]);
         }
     }
 

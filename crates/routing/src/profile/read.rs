@@ -8,9 +8,9 @@ use super::{Profile, Surroundings, slots};
 use crate::assembly::{Blueprint, Made, make};
 use crate::plugin::Stage;
 use crate::problem::{Kind, Problem};
-use crate::suggest::nearest;
+use crate::settings::unknown_keys;
 use crate::workflow;
-use crate::yaml::{self, Node, Yaml};
+use crate::yaml::{Node, Yaml};
 
 const KEYS: [&str; 9] = [
     "description",
@@ -24,8 +24,7 @@ const KEYS: [&str; 9] = [
     "speculate",
 ];
 
-pub(super) fn profile(text: &str, surroundings: &Surroundings) -> Result<Profile, Vec<Problem>> {
-    let root = yaml::parse(text).map_err(|problem| vec![problem])?;
+pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profile, Vec<Problem>> {
     let mut blueprint = Blueprint::new(&surroundings.registry, &surroundings.models);
     let Yaml::Map(entries) = &root.value else {
         let message = format!("a profile is a map of stages, not {}", root.kind());
@@ -46,11 +45,11 @@ pub(super) fn profile(text: &str, surroundings: &Surroundings) -> Result<Profile
         sheet.graph.prepare.push(made.card);
     }
     let drafts = workflow::read(root.get("workflow"), root.span, &mut blueprint.problems);
-    let steps = steps(&root, drafts, surroundings, &mut blueprint, &mut sheet);
+    let steps = steps(root, drafts, surroundings, &mut blueprint, &mut sheet);
     let holding = holding(root.get("hold"), &mut blueprint, &mut sheet);
     let speculate = speculate(root.get("speculate"), &mut blueprint, &mut sheet);
     slots::check(&mut blueprint);
-    slots::check_neighbours(&root, &mut blueprint);
+    slots::check_neighbours(root, &mut blueprint);
 
     let looks_up = blueprint.lookups > 0;
     let (blocks, tokens) = (blueprint.reads_if_written(), blueprint.reads_if_written());
@@ -69,25 +68,4 @@ pub(super) fn profile(text: &str, surroundings: &Surroundings) -> Result<Profile
         holding,
         sheet,
     })
-}
-
-/// Takes down keys that nobody reads.
-pub(super) fn unknown_keys(
-    entries: &[(Node, Node)],
-    known: &[&'static str],
-    owner: &str,
-    problems: &mut Vec<Problem>,
-) {
-    for (key, _) in entries {
-        let name = key.text().unwrap_or_default();
-        if known.contains(&name) {
-            continue;
-        }
-        let cure = match nearest(name, known.iter().copied()) {
-            Some(near) => format!("did you mean `{near}`?"),
-            None => format!("it has: {}", known.join(", ")),
-        };
-        let message = format!("{owner} has no key `{name}`");
-        problems.push(Problem::new(Kind::UnknownKey, key.span, message).cure(cure));
-    }
 }

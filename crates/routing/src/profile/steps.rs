@@ -1,13 +1,13 @@
 //! The steps of the workflow, each with the selector that finds its pod.
 
 use super::Surroundings;
-use super::read::unknown_keys;
 use super::sheet::{Card, Sheet, StepCard};
 use super::stages::{filters, list, scorers};
 use crate::assembly::{Blueprint, Made, make};
 use crate::plugin::Stage;
 use crate::problem::{Kind, Problem};
 use crate::selector::{Picking, Selector};
+use crate::settings::unknown_keys;
 use crate::suggest::nearest;
 use crate::workflow::{Step, StepDraft, TOP};
 use crate::yaml::{Node, Yaml};

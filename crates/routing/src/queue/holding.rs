@@ -164,6 +164,12 @@ impl<T> HoldingQueue<T> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
+    /// Who has still to rise: everybody below the top, and nobody who has left.
+    #[cfg(test)]
+    pub(super) fn promotions_ahead(&self) -> usize {
+        self.promotions.len()
+    }
+
     fn offer_one<R>(
         &mut self,
         tenant: Tenant,

@@ -146,16 +146,17 @@ enum Step {
     Pass(u64),
 }
 
+/// Mostly one priority and few tenants, so that requests meet.
 fn step() -> impl Strategy<Value = Step> {
+    let priority = prop_oneof![5 => Just(4_u8), 1 => 0..8_u8];
+    let push = (0..3_u64, 0..3_u32, priority, 0..50_u64, 1..2000_u64);
     prop_oneof![
-        4 => (0..4_u64, 0..3_u32, 0..8_u8, 0..50_u64, 1..400_u64).prop_map(
-            |(tenant, weight, priority, cost, patience)| {
-                Step::Push { tenant, weight, priority, cost, patience }
-            }
-        ),
+        6 => push.prop_map(|(tenant, weight, priority, cost, patience)| {
+            Step::Push { tenant, weight, priority, cost, patience }
+        }),
         1 => (0..40_usize).prop_map(Step::Cancel),
-        2 => any::<u64>().prop_map(|accept| Step::Poll { accept }),
-        2 => (0..60_u64).prop_map(Step::Pass),
+        3 => (any::<u64>(), any::<u64>()).prop_map(|(a, b)| Step::Poll { accept: a & b }),
+        1 => (0..60_u64).prop_map(Step::Pass),
     ]
 }
 
@@ -171,11 +172,12 @@ proptest! {
     #[test]
     fn the_queue_does_what_a_plain_list_would(
         order in order(),
-        capacity in 1..12_usize,
-        lookahead in 1..6_usize,
+        capacity in 1..20_usize,
+        lookahead in 1..12_usize,
+        promote_after in 20..500_u64,
         steps in prop::collection::vec(step(), 0..120),
     ) {
-        let rules = QueueRules { capacity, order, promote_after: ms(40), lookahead };
+        let rules = QueueRules { capacity, order, promote_after: ms(promote_after), lookahead };
         let mut queue = HoldingQueue::new(rules).unwrap();
         let mut model =
             Model { rules, entries: vec![], levels: Default::default(), pushed: 0 };
@@ -217,6 +219,8 @@ proptest! {
                 Step::Pass(time) => now += ms(time),
             }
             prop_assert_eq!(queue.len(), model.entries.len());
+            let below_top = model.entries.iter().filter(|e| e.level < 7).count();
+            prop_assert_eq!(queue.promotions_ahead(), below_top);
             let wakeup = model.entries.iter().map(|e| e.waiting.deadline).min();
             prop_assert_eq!(queue.next_wakeup(), wakeup);
         }
