@@ -1,0 +1,168 @@
+//! How long a whole decision takes, from token ids to a plan; see `bench/README.md`.
+
+mod clock;
+mod dynamo;
+mod memory;
+mod ours;
+mod workload;
+
+use std::process::ExitCode;
+
+use workload::Workload;
+
+#[global_allocator]
+static ALLOCATOR: memory::Counting = memory::Counting;
+
+const USAGE: &str = "usage: [--quick] [--raw] [--only NAME] [--pods N]";
+
+/// Pods, and the most microseconds that a decision may take with that many.
+const SIZES: [(usize, f64); 3] = [(64, 5.0), (256, 15.0), (1024, 60.0)];
+
+/// One thing that is measured.
+pub(crate) trait Contestant {
+    /// What the table calls it.
+    fn name(&self) -> String;
+
+    /// Decides the request of that number.
+    fn decide(&mut self, request: usize);
+
+    /// Whether the bars are meant for it.
+    fn is_judged(&self) -> bool;
+
+    /// What remains to be done for it after the request was sent.
+    fn settle(&mut self) {}
+
+    /// Called between samples, outside the clock.
+    fn rest(&mut self) {}
+}
+
+/// What was measured of a contestant, in CPU microseconds, sorted.
+struct Measured {
+    name: String,
+    decide: Vec<f64>,
+    settle: Vec<f64>,
+    allocations: f64,
+    judged: bool,
+}
+
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
+}
+
+fn main() -> ExitCode {
+    let (mut rounds, mut raw, mut only, mut pods_only) = (40, false, None, None::<usize>);
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--quick" => rounds = 5,
+            "--raw" => raw = true,
+            "--only" => only = words.next(),
+            "--pods" => pods_only = words.next().and_then(|pods| pods.parse().ok()),
+            _ => {
+                eprintln!("{word}: unknown; {USAGE}");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    clock::pin();
+    let overhead = clock::overhead();
+    println!(
+        "CPU µs of one decision on a tokenized prompt of 32 blocks, from token ids to the plan"
+    );
+    println!(
+        "{rounds} rounds of {} prompts; median [quartiles]; then: what is done after the request was sent;",
+        workload::REQUESTS
+    );
+    println!(
+        "allocations per decision. {:.0} ns of clock reading are taken off.\n",
+        overhead * 1e3
+    );
+    let mut all = Vec::new();
+    for (pods, bar) in SIZES {
+        if pods_only.is_some_and(|only| only != pods) {
+            continue;
+        }
+        let workload = Workload::generate(pods);
+        println!("{pods} pods (bar: {bar} µs)");
+        let mut contestants = ours::contestants(&workload);
+        contestants.extend(dynamo::contestants(&workload));
+        contestants.retain(|it| only.as_ref().is_none_or(|only| it.name().contains(only.as_str())));
+        let measured = measure(&mut contestants, rounds, overhead);
+        for it in &measured {
+            show(it, bar);
+        }
+        println!();
+        all.push((pods, measured));
+    }
+    if raw {
+        for (pods, it) in all.iter().flat_map(|(pods, all)| all.iter().map(move |it| (pods, it))) {
+            let deciles = |times: &[f64]| {
+                let tenth = |tenth: i32| format!("{:.3}", quantile(times, f64::from(tenth) / 10.0));
+                (0..=10).map(tenth).collect::<Vec<_>>().join(" ")
+            };
+            println!("raw {pods} {}: decide {}", it.name, deciles(&it.decide));
+            println!("raw {pods} {}: settle {}", it.name, deciles(&it.settle));
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn show(it: &Measured, bar: f64) {
+    let at = |share| quantile(&it.decide, share);
+    let (lower, median, upper) = (at(0.25), at(0.5), at(0.75));
+    let verdict = match (it.judged, median <= bar) {
+        (false, _) => "",
+        (true, true) => "pass",
+        (true, false) => "MISS",
+    };
+    let (name, settle, allocations) = (&it.name, quantile(&it.settle, 0.5), it.allocations);
+    println!(
+        "  {name:<40} {median:>7.2} [{lower:.2} {upper:.2}]  then {settle:>5.2}  {allocations:>4.1}  {verdict}"
+    );
+}
+
+/// Every contestant takes all prompts before any takes them again, so that the caches are its own.
+fn measure(contestants: &mut [Box<dyn Contestant>], rounds: usize, overhead: f64) -> Vec<Measured> {
+    let mut all: Vec<Measured> = contestants
+        .iter()
+        .map(|it| Measured {
+            name: it.name(),
+            decide: Vec::new(),
+            settle: Vec::new(),
+            allocations: 0.0,
+            judged: it.is_judged(),
+        })
+        .collect();
+    for round in 0..=rounds {
+        for (contestant, measured) in contestants.iter_mut().zip(&mut all) {
+            contestant.rest();
+            for request in 0..workload::REQUESTS {
+                let started = clock::cpu();
+                contestant.decide(request);
+                let decided = clock::cpu();
+                contestant.settle();
+                let settled = clock::cpu();
+                // The first round only warms up.
+                if round > 0 {
+                    let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6 - overhead;
+                    measured.decide.push(micros(decided - started));
+                    measured.settle.push(micros(settled - decided));
+                }
+            }
+        }
+    }
+    for (contestant, measured) in contestants.iter_mut().zip(&mut all) {
+        contestant.rest();
+        let mut allocations = 0;
+        for request in 0..workload::REQUESTS {
+            memory::start();
+            contestant.decide(request);
+            allocations += memory::stop();
+            contestant.settle();
+        }
+        measured.allocations = allocations as f64 / workload::REQUESTS as f64;
+        measured.decide.sort_by(f64::total_cmp);
+        measured.settle.sort_by(f64::total_cmp);
+    }
+    all
+}
