@@ -68,9 +68,10 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     )?;
     writeln!(
         out,
-        "{}: {} requests; on {} engines {}, speed {speed}, {} run(s)",
+        "{}: {} requests, of whose prompts {:.3} could be cached; on {} engines {}, speed {speed}, {} run(s)",
         arguments.trace.display(),
         trace.turns.len() * arguments.copies,
+        trace.ideal_hit_tokens() as f64 / trace.prompt_tokens() as f64,
         arguments.pods,
         engine.name(),
         arguments.seeds

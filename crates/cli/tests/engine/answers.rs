@@ -2,8 +2,12 @@
 
 use crate::served::{Exchange, Served};
 use serde_json::{Value, json};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
+use wornpath_index::EngineHash;
+use wornpath_sim::{Engine, Outcome, Profile, Request, RequestId, Settings};
 
 const STORY: &str = "Once upon a time there was a king who had three daughters and no sons at all.";
 
@@ -58,6 +62,54 @@ fn a_streamed_answer_says_what_the_whole_one_says_and_the_next_turn_finds_it_cac
     let cached = served.post(0, "/v1/chat/completions", &json!({"messages": next})).cached_tokens();
     // All of prompt and answer but the last token, which nothing was computed from.
     assert_eq!(cached, (before + 39) / 16 * 16);
+}
+
+/// The names of a text's full blocks, by any hash of whole prefixes.
+fn chain(text: &str) -> Arc<[EngineHash]> {
+    let bytes = text.as_bytes();
+    let name = |end: usize| {
+        let mut hasher = DefaultHasher::new();
+        bytes[..end].hash(&mut hasher);
+        EngineHash(hasher.finish())
+    };
+    (1..=bytes.len() / 16).map(|block| name(16 * block)).collect()
+}
+
+#[test]
+fn the_served_engine_and_the_model_in_virtual_time_hit_alike() {
+    let served = Served::start(&["--kv-tokens", "480"]);
+    let settings = Settings { kv_tokens: Some(480), ..Settings::default() };
+    let mut model = Engine::new(&Profile::built_in("8b-h200").unwrap(), &settings);
+    let mut hits = 0;
+    // Conversations that go on by turns and together do not fit into the cache.
+    let mut texts: Vec<String> = (0..5).map(|number| format!("{number} {STORY}")).collect();
+    for (round, number) in (0_u64..).zip([0, 1, 0, 2, 3, 0, 4, 1, 2, 0, 3, 4, 4, 1]) {
+        let text: &mut String = &mut texts[number];
+        let response = served.complete(0, &json!({"prompt": *text, "max_tokens": 30}));
+        let answer = response.json()["choices"][0]["text"].as_str().unwrap().to_owned();
+        let whole = format!("{text}{answer}");
+        let request = Request {
+            chain: chain(&whole),
+            ..Request::anonymous(RequestId(round), text.len(), answer.len())
+        };
+        let now = Duration::from_secs(100 * round);
+        let mut outputs = Vec::new();
+        model.advance(now, &mut outputs);
+        outputs.clear();
+        model.submit(now, request).unwrap();
+        while let Some(time) = model.next_event_time() {
+            model.advance(time, &mut outputs);
+        }
+        let cached = outputs.iter().find_map(|output| match output.outcome {
+            Outcome::Admitted { cached_tokens, .. } => Some(cached_tokens as u64),
+            _ => None,
+        });
+        assert_eq!(Some(response.cached_tokens()), cached, "round {round}");
+        hits += response.cached_tokens();
+        *text = format!("{whole} And then?");
+    }
+    let asked = served.metric(0, "vllm:prefix_cache_queries_total") as u64;
+    assert!(hits > asked / 4 && hits < asked * 3 / 4, "some of both: {hits} of {asked}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::trace::Turn;
 use crate::request::Outcome as EngineOutcome;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,8 @@ pub(super) struct Router {
     delayed: VecDeque<Delayed>,
     block_size: NonZeroUsize,
     root: BlockHash,
-    contents: HashMap<EngineHash, ContentHash>,
+    /// The tokens of a block, all zero but for its name.
+    block: Vec<u32>,
     /// Numbers of the batches of each pod.
     sequences: Vec<u64>,
 }
@@ -94,7 +95,7 @@ impl Router {
             delay: settings.events_delay,
             delayed: VecDeque::new(),
             block_size: settings.block_size,
-            contents: HashMap::new(),
+            block: vec![0; settings.block_size.get()],
             sequences: vec![0; settings.pods],
         })
     }
@@ -197,11 +198,10 @@ impl Router {
         let event = match outcome {
             EngineOutcome::Stored { chain, blocks, tier, .. } => {
                 let hasher = self.models.all()[0].hasher();
-                let known = &mut self.contents;
+                let block = &mut self.block;
                 let content = |name: &EngineHash| {
-                    *known
-                        .entry(*name)
-                        .or_insert_with(|| hasher.content(&block_tokens(name.0, self.block_size)))
+                    write_name(name.0, block);
+                    hasher.content(block)
                 };
                 contents = chain[blocks.clone()].iter().map(content).collect();
                 let parent = match blocks.start.checked_sub(1) {
@@ -237,13 +237,7 @@ pub(super) fn is_cache_event(outcome: &EngineOutcome) -> bool {
     )
 }
 
-/// Tokens that stand for a block's name, as traces have no text.
-fn block_tokens(name: u64, block_size: NonZeroUsize) -> Vec<u32> {
-    let mut tokens = vec![0; block_size.get()];
-    write_name(name, &mut tokens);
-    tokens
-}
-
+/// Tokens that stand for the names of a prompt's blocks, as traces have no text.
 fn tokens_of(turn: &Turn, block_size: NonZeroUsize) -> Vec<u32> {
     let mut tokens = vec![0; turn.prompt_tokens];
     for (block, name) in tokens.chunks_mut(block_size.get()).zip(turn.blocks.iter()) {
