@@ -141,7 +141,11 @@ impl FleetDescription {
                 Self::default()
             }
         };
-        if problems.is_empty() { Ok(described) } else { Err(Problems::new("fleet", file, text, problems)) }
+        if problems.is_empty() {
+            Ok(described)
+        } else {
+            Err(Problems::new("fleet", file, text, problems))
+        }
     }
 
     /// The roles that somebody can play.

@@ -60,6 +60,7 @@ pub use plan::{
     SkippedBecause, Start, Then, Transfer,
 };
 pub use plugin::{Make, Plugin, Registry, Stage};
+pub use plugins::SPEEDS;
 pub use problem::{Kind, Problem, Problems, Span};
 pub use profile::{Card, Graph, Profile, StepCard, Surroundings};
 pub use request::{ModelChoice, Prompt, Request, RequestError};

@@ -174,12 +174,7 @@ pub struct Problems {
 impl Problems {
     /// What is wrong with `file`, which has this text and should be a `subject`.
     #[must_use]
-    pub fn new(
-        subject: &'static str,
-        file: &str,
-        text: &str,
-        mut problems: Vec<Problem>,
-    ) -> Self {
+    pub fn new(subject: &'static str, file: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| (problem.span.line, problem.span.column));
         Self { subject, file: file.to_owned(), text: text.to_owned(), problems }
     }

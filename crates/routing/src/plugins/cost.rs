@@ -38,6 +38,9 @@ pub(crate) const PUBLISHED: [(&str, EngineSpeed); 3] = [
     ("70b-h100x4", speed([29.0, 0.1105, 6.6e-7, 0.25, 3.5e-5], 448_000.0)),
 ];
 
+/// The names of these speeds.
+pub const SPEEDS: [&str; 3] = [PUBLISHED[0].0, PUBLISHED[1].0, PUBLISHED[2].0];
+
 const fn speed([base, token, pair, sequence, context]: [f64; 5], kv_tokens: f64) -> EngineSpeed {
     EngineSpeed { base, token, pair, sequence, context, kv_tokens, step_tokens: 8192.0 }
 }

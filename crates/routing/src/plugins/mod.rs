@@ -46,6 +46,8 @@ mod rehearsal;
 #[cfg(test)]
 mod tests;
 
+pub use cost::SPEEDS;
+
 use crate::plugin::Plugin;
 
 /// Every shipped plugin, in the order of the reference page.
