@@ -7,6 +7,7 @@ mod engine;
 mod events;
 mod explain;
 mod fleet;
+mod relay;
 mod replay;
 
 use clap::{Parser, Subcommand};
@@ -31,6 +32,7 @@ enum Command {
     Engine(Box<engine::EngineArguments>),
     Explain(explain::ExplainArguments),
     Events(events::EventsArguments),
+    Relay(relay::RelayArguments),
     Replay(replay::ReplayArguments),
 }
 
@@ -44,6 +46,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Engine(arguments) => engine::run(&arguments, &mut out).map(done),
         Command::Explain(arguments) => explain::run(&arguments, &mut out),
         Command::Events(arguments) => events::run(&arguments, &mut out).map(done),
+        Command::Relay(arguments) => relay::run(&arguments, &mut out).map(done),
         Command::Replay(arguments) => replay::run(&arguments, &mut out).map(done),
     };
     ignore_closed_pipe(result.and_then(|code| Ok(out.flush().map(|()| code)?)))

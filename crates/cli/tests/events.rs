@@ -49,3 +49,23 @@ fn an_address_that_is_none_is_refused_with_the_cure() {
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(error.contains("--since needs a replay socket"), "{error}");
 }
+
+#[test]
+fn a_relay_names_what_is_wrong_with_its_ends() {
+    let relay = |from: &str, to: &str| {
+        let program = env!("CARGO_BIN_EXE_wornpath");
+        let run = Command::new(program).args(["relay", "--from", from, "--to", to]).output();
+        String::from_utf8(run.unwrap().stderr).unwrap()
+    };
+    let error = relay("zmq://127.0.0.1:1", "nats://127.0.0.1:1/kv");
+    assert!(error.contains("expected NAME=zmq://host:port"), "{error}");
+    let error = relay("pod=zmq://127.0.0.1:1", "nats://127.0.0.1:1");
+    assert!(
+        error.contains("expected nats://host:port/STREAM or redis://host:port/PREFIX"),
+        "{error}"
+    );
+    if cfg!(not(feature = "nats")) {
+        let error = relay("pod=zmq://127.0.0.1:1", "nats://127.0.0.1:1/kv");
+        assert!(error.contains("this build has no Nats; build it with --features nats"), "{error}");
+    }
+}

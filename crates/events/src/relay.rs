@@ -43,12 +43,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(50);
 
 /// Relays what `transport` says of one pod, for as long as it is polled. `epoch` is greater than that of any
-/// relay of this pod before, such as the time.
+/// relay of this pod before, such as the time; `report` is told why the broker cannot be reached.
 pub async fn relay<T: Transport, S: Sink>(
     mut transport: T,
     mut sink: S,
     pod: PodName,
     epoch: Epoch,
+    mut report: impl FnMut(&SinkError) + Send,
 ) -> Infallible {
     let clock = Clock::start();
     let mut ordered = Ordered::new(transport.abilities(), epoch);
@@ -67,7 +68,8 @@ pub async fn relay<T: Transport, S: Sink>(
         }
         match publish(&mut ordered, &mut sink, &pod, broken).await {
             Ok(()) => (broken, pause) = (false, FIRST_PAUSE),
-            Err(_) => {
+            Err(error) => {
+                report(&error);
                 broken = true;
                 // The engine is not listened to meanwhile; what it says then is replayed.
                 tokio::time::sleep(pause).await;

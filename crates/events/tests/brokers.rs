@@ -144,7 +144,7 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
     let mut tasks = JoinSet::new();
     let sink = sink(&url);
     tasks.spawn(async move {
-        relay(listening, sink, POD.into(), Epoch(1)).await;
+        relay(listening, sink, POD.into(), Epoch(1), |_| {}).await;
     });
     let first = Router::new(transport(&url));
     work(30);

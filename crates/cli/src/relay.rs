@@ -1,0 +1,139 @@
+//! `wornpath relay`: engines' events to a broker, so that many routers share one stream.
+
+use anyhow::{Context, bail};
+use clap::Args;
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::task::JoinSet;
+use wornpath_events::{Epoch, PodName, Sink, SinkError, ZeroMq, ZmqAddress, relay};
+
+/// Publish the cache events of engines to a broker, so that many routers share one stream
+///
+/// Batches keep their engine's numbers; each restart of an engine gets a new epoch. When the broker was
+/// away, the relay publishes what it missed, all that is kept if the broker was wiped.
+#[derive(Args)]
+pub(crate) struct RelayArguments {
+    /// A pod and where its engine publishes: NAME=zmq://host:port?replay=port; several times for several
+    #[arg(long, value_name = "POD=SOURCE", required = true, value_parser = source)]
+    from: Vec<(PodName, ZmqAddress)>,
+    /// nats://host:port/STREAM or redis://host:port/PREFIX
+    #[arg(long, value_name = "BROKER", value_parser = broker)]
+    to: Broker,
+}
+
+#[derive(Clone)]
+struct Broker {
+    kind: Kind,
+    /// The server's address without what follows.
+    url: String,
+    /// A stream's name, or what streams' names begin with.
+    stream: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Nats,
+    Redis,
+}
+
+fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
+    let (pod, address) = text.split_once("=zmq://").ok_or("expected NAME=zmq://host:port")?;
+    let address = format!("zmq://{address}").parse();
+    Ok((pod.into(), address.map_err(|error: wornpath_events::AddressError| error.to_string())?))
+}
+
+fn broker(text: &str) -> Result<Broker, String> {
+    const EXPECTED: &str = "expected nats://host:port/STREAM or redis://host:port/PREFIX";
+    let (scheme, rest) = text.split_once("://").ok_or(EXPECTED)?;
+    let kind = match scheme {
+        "nats" => Kind::Nats,
+        "redis" => Kind::Redis,
+        _ => return Err(EXPECTED.to_owned()),
+    };
+    let (server, stream) = rest.split_once('/').ok_or(EXPECTED)?;
+    if server.is_empty() || stream.is_empty() {
+        return Err(EXPECTED.to_owned());
+    }
+    Ok(Broker { kind, url: format!("{scheme}://{server}"), stream: stream.to_owned() })
+}
+
+pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime for network input")?;
+    let epoch = starting_epoch();
+    runtime.block_on(async {
+        let mut pods = JoinSet::new();
+        for (pod, address) in &arguments.from {
+            let transport = ZeroMq::new(pod.clone(), address.clone());
+            let carried = Carried { transport, pod: pod.clone(), epoch };
+            spawn(&mut pods, &arguments.to, carried)?;
+            writeln!(out, "relaying {pod} from {address} to {}", arguments.to.url)?;
+        }
+        out.flush()?;
+        match pods.join_next().await {
+            Some(Err(failure)) => bail!("a relay failed: {failure}"),
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Milliseconds since 1970: an epoch must be later than those of every relay before this one.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "only a clock that outlives the process can order them"
+)]
+fn starting_epoch() -> Epoch {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Epoch(since.as_millis() as u64)
+}
+
+/// One pod on its way to a broker.
+struct Carried {
+    transport: ZeroMq,
+    pod: PodName,
+    epoch: Epoch,
+}
+
+impl Carried {
+    #[cfg_attr(not(any(feature = "nats", feature = "redis")), allow(dead_code))]
+    async fn over<S: Sink>(self, sink: S) {
+        let name = self.pod.clone();
+        let report = move |error: &SinkError| eprintln!("{name}: {error}; trying again");
+        relay(self.transport, sink, self.pod, self.epoch, report).await;
+    }
+}
+
+#[cfg_attr(
+    not(any(feature = "nats", feature = "redis")),
+    allow(
+        unused_variables,
+        clippy::needless_pass_by_value,
+        reason = "there is nobody to carry to"
+    )
+)]
+fn spawn(pods: &mut JoinSet<()>, broker: &Broker, carried: Carried) -> anyhow::Result<()> {
+    match broker.kind {
+        #[cfg(feature = "nats")]
+        Kind::Nats => {
+            let sink = wornpath_events::NatsSink::new(&broker.url, &broker.stream);
+            pods.spawn(carried.over(sink));
+            Ok(())
+        }
+        #[cfg(feature = "redis")]
+        Kind::Redis => {
+            let sink = wornpath_events::RedisSink::new(&broker.url, &broker.stream)?;
+            pods.spawn(carried.over(sink));
+            Ok(())
+        }
+        #[cfg(not(all(feature = "nats", feature = "redis")))]
+        kind => {
+            let (url, stream) = (&broker.url, &broker.stream);
+            let feature = format!("{kind:?}").to_lowercase();
+            bail!(
+                "broker {url}/{stream}: this build has no {kind:?}; build it with --features {feature}"
+            )
+        }
+    }
+}
