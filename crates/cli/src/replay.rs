@@ -8,7 +8,7 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use wornpath_sim::replay::{Fleet, Percentiles, Summary, Trace, replay};
+use wornpath_sim::replay::{Fleet, Percentiles, Run, Summary, Trace, html_report, replay};
 
 /// Replay a trace against simulated engines and compare routing profiles
 ///
@@ -53,6 +53,9 @@ pub(crate) struct ReplayArguments {
     /// Also write all figures here, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write a page with plots of each profile's first run
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Replays and prints a table.
@@ -66,8 +69,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         &read(&arguments.trace)?,
         arguments.block_size,
     )?;
-    writeln!(
-        out,
+    let title = format!(
         "{}: {} requests, of whose prompts {:.3} could be cached; on {} engines {}, speed {speed}, {} run(s)",
         arguments.trace.display(),
         trace.turns.len() * arguments.copies,
@@ -75,13 +77,15 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         arguments.pods,
         engine.name(),
         arguments.seeds
-    )?;
+    );
+    writeln!(out, "{title}")?;
     writeln!(
         out,
         "{:<24} {:>27}  {:>20}  {:>8} {:>9} {:>8}",
         "profile", "TTFT ms p50 p95 p99", "TPOT ms p50 p99", "hit rate", "busiest", "failed"
     )?;
     let mut report = Vec::new();
+    let mut first_runs = Vec::new();
     for path in &arguments.profiles {
         let yaml = read(path)?;
         let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
@@ -100,6 +104,9 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
             let file = path.display().to_string();
             let records = replay(&traffic, (&file, &yaml), &fleet)?;
             runs.push(Summary::of(&traffic, &records));
+            if seed == 1 && arguments.html.is_some() {
+                first_runs.push((name.clone(), traffic, records));
+            }
         }
         print_row(&name, &mean(&runs), out)?;
         out.flush()?;
@@ -108,6 +115,11 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&json!({"profiles": report}))?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &arguments.html {
+        let runs = first_runs.iter().map(|(name, trace, records)| Run { name, trace, records });
+        let page = html_report(&title, &runs.collect::<Vec<_>>());
+        std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

@@ -54,15 +54,19 @@ fn text(bytes: &[u8]) -> &str {
 fn profiles_are_compared_on_the_same_traffic() {
     let trace = file("compared.jsonl", &trace());
     let json = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("compared.json");
+    let html = json.with_extension("html");
     let arguments =
         [trace.to_str().unwrap(), "--profile", "round-robin.yaml", "--profile", "cache-aware.yaml"];
     let more =
         ["--pods", "4", "--seeds", "2", "--events-delay", "10ms", "--json", json.to_str().unwrap()];
-    let output = replay(&[&arguments[..], &more].concat());
+    let page = ["--html", html.to_str().unwrap()];
+    let output = replay(&[&arguments[..], &more, &page].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stdout);
     assert!(table.contains("round-robin") && table.contains("cache-aware"), "{table}");
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let page = std::fs::read_to_string(&html).unwrap();
+    assert!(page.contains("cache-aware") && page.contains("<svg"), "{page}");
     let rates = |profile: usize| {
         let runs = figures["profiles"][profile]["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 2);

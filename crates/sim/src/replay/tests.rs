@@ -93,3 +93,17 @@ fn what_cannot_be_served_is_a_failure_and_ends_nothing_else() {
     let summary = Summary::of(&trace, &replay(&trace, ("least-load", LEAST_LOAD), &small).unwrap());
     assert!(summary.failures > 0 && summary.failures < summary.requests, "{summary:?}");
 }
+
+#[test]
+fn the_page_needs_nothing_else_and_names_nobody_raw() {
+    let trace = conversations(20, Duration::from_millis(100));
+    let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet(3)).unwrap();
+    let run = Run { name: "a<b>", trace: &trace, records: &records };
+    let page = html_report("<script>", &[run, Run { name: "second", ..run }]);
+    assert!(page.contains("a&lt;b&gt;") && !page.contains("<script"), "{page}");
+    assert_eq!(page.matches("<polyline").count(), 4, "two lines in two plots");
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    assert!(!page.contains("http") && !page.contains("NaN") && !page.contains("inf"));
+    // Every curve of first tokens ends with all requests answered.
+    assert!(page.contains(",0.0\" fill=none"), "{page}");
+}
