@@ -1,7 +1,7 @@
 //! What a plugin is made with: its parameters, and the handles to the slots it will use.
 //!
 //! Every handle that is asked for is taken down with the place of the plugin in the YAML. When all
-//! plugins are made, the notes are checked as a whole ([`crate::check`]).
+//! plugins are made, the notes are checked as a whole (`profile/slots.rs`).
 
 use std::sync::Arc;
 

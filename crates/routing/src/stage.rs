@@ -352,3 +352,35 @@ impl Fallbacks<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn fallbacks_are_the_best_others_in_a_circle_behind_the_chosen_one(
+            totals in prop::collection::vec((-2..3_i8).prop_map(f64::from), 1..20),
+            chosen in any::<prop::sample::Index>(),
+            most in 0..6_usize,
+        ) {
+            let chosen = chosen.index(totals.len());
+            let count = totals.len();
+            let mut expected: Vec<_> = (1..count).map(|step| (chosen + step) % count).collect();
+            expected.sort_by(|a, b| totals[*b].total_cmp(&totals[*a]));
+            expected.truncate(most);
+            let index = Index::new(wornpath_index::Limits::default(), 1);
+            let pods = (0..count).map(|_| {
+                let facts = crate::fleet::PodFacts::serving("p", "m");
+                Pod::new(index.add_pod().unwrap(), facts)
+            });
+            let fleet = Fleet::new(pods.collect());
+            let candidates: Vec<_> = fleet.candidates().collect();
+            let slate = Slate { candidates: &candidates, totals: &totals };
+            let mut positions = Vec::new();
+            Fallbacks { positions: &mut positions, most }.best_of(slate, chosen);
+            prop_assert_eq!(positions, expected);
+        }
+    }
+}

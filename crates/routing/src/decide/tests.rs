@@ -6,8 +6,9 @@ use wornpath_index::{Location, PodId, Tier};
 
 use super::*;
 use crate::fleet::PodFacts;
+use crate::fleet::Reservation;
 use crate::name::Role;
-use crate::plan::{Start, Transfer};
+use crate::plan::{CacheHint, CacheRun, Mutation, RoutingPlan, Start, Transfer};
 use crate::request::Request;
 use crate::testing::{BLOCK, Bench};
 

@@ -160,13 +160,22 @@ fn selector(
     }
     let filters = filters(node.get("filter"), turn, blueprint, cards);
     let scorers = scorers(node.get("score"), turn, blueprint, cards);
-    let Some(pick) = node.get("pick") else {
-        let message = format!("step `{}` has no `pick`", draft.name);
-        let cure = "add `pick: max_score`, or another picker";
-        blueprint.problems.push(Problem::new(Kind::NoSelector, draft.span, message).cure(cure));
-        return None;
+    let pickers: Vec<_> = list(node.get("pick"), Stage::Pick, blueprint).collect();
+    let node = match &pickers[..] {
+        [picker] => *picker,
+        [] => {
+            let message = format!("step `{}` has no `pick`", draft.name);
+            let cure = "add `pick: max_score`, or another picker";
+            blueprint.problems.push(Problem::new(Kind::NoSelector, draft.span, message).cure(cure));
+            return None;
+        }
+        [_, second, ..] => {
+            let message = format!("step `{}` has {} pickers", draft.name, pickers.len());
+            let cure = "keep one; some pickers take another one as `otherwise`";
+            blueprint.problems.push(Problem::new(Kind::Conflict, second.span, message).cure(cure));
+            return None;
+        }
     };
-    let node = list(Some(pick), Stage::Pick, blueprint).next()?;
     let made = make(blueprint, node, Stage::Pick, turn).ok()?;
     let Made::Pick(picker) = made.plugin else { return None };
     let picker = Picking { name: made.card.plugin, picker };

@@ -1,0 +1,103 @@
+//! From selected pods to a plan: what each step is told, and who has to know of it.
+
+use super::{Deciding, Taken};
+use crate::fleet::{Candidate, Reservation};
+use crate::plan::{CacheHint, CacheRun, Mutation, PlanStep, RoutingPlan, Start};
+use crate::workflow::Step;
+
+impl<'a> Deciding<'a, '_> {
+    /// Reserves load, expects what will be held, tells the plugins, and writes the plan down.
+    pub(super) fn plan(mut self, taken: Vec<Taken<'a>>) -> RoutingPlan {
+        let (profile, prompt_tokens) = (self.profile, self.prompt_tokens());
+        let mut steps = Vec::with_capacity(taken.len());
+        for (at, Taken { step, bound }) in taken.into_iter().enumerate() {
+            let rules = &step.rules;
+            let mut mutations = rules.mutations.clone();
+            let before = profile.steps.iter().take_while(|other| other.name != step.name);
+            let is_first = at == 0
+                && !before
+                    .map(|step| &step.picked)
+                    .any(|picked| self.context.slots.is_filled(picked));
+            if is_first {
+                // Nobody came before, so there is nothing to take over.
+                mutations.retain(|mutation| !matches!(mutation, Mutation::TakeKv(_)));
+            }
+            let mut planned = PlanStep {
+                name: step.name.clone(),
+                role: rules.role.clone(),
+                pod: None,
+                fallbacks: Vec::new(),
+                start: if is_first { Start::After } else { rules.start },
+                failure: rules.failure,
+                deadline: rules.deadline,
+                lease: rules.lease,
+                cache: CacheHint::default(),
+                mutations,
+                reservation: None,
+            };
+            if let Some(bound) = bound {
+                let pod = &self.world.fleet[bound.candidate];
+                planned.pod = Some(pod.id());
+                planned.fallbacks = bound.fallbacks;
+                planned.cache = self.cache_hint(bound.candidate);
+                planned.reservation =
+                    Some(Reservation::new(pod.vitals(), prompt_tokens, bound.uncached_tokens));
+                self.speculate(step, bound.candidate);
+                self.tell(step, bound.candidate);
+            }
+            steps.push(planned);
+        }
+        RoutingPlan { steps, marks: self.marks }
+    }
+
+    fn tell(&self, step: &Step, candidate: Candidate) {
+        let scene = self.scene(step);
+        for scoring in &step.selector.scorers {
+            scoring.scorer.chosen(&scene, candidate);
+        }
+        step.selector.picker.picker.chosen(&scene, candidate);
+    }
+
+    /// On a miss, the chosen pod is expected to hold the prompt soon, so that the next request with
+    /// the same prefix follows this one.
+    fn speculate(&mut self, step: &Step, candidate: Candidate) {
+        let (Some(lasts), Some(blocks)) = (self.profile.speculate, &self.profile.blocks) else {
+            return;
+        };
+        let depth = self.depth(candidate) as usize;
+        let Some(blocks) = self.context.slots.read(blocks) else { return };
+        if !step.rules.speculates || depth >= blocks.chain.len() {
+            return;
+        }
+        let pod = self.world.fleet[candidate].id();
+        self.world.desk.expect(pod, &blocks.chain, self.world.now + lasts);
+    }
+
+    /// What the pod holds, with tiers: the same words its engine used.
+    fn cache_hint(&mut self, candidate: Candidate) -> CacheHint {
+        let depth = self.depth(candidate) as usize;
+        let blocks =
+            self.profile.blocks.as_ref().and_then(|blocks| self.context.slots.read(blocks));
+        let Some(blocks) = blocks.filter(|_| depth > 0) else { return CacheHint::default() };
+        let tokens = (depth * blocks.block_tokens).min(blocks.prompt_tokens) as u64;
+        let desk = &mut *self.world.desk;
+        let holdings = &mut desk.scratch.holdings;
+        let held = &blocks.chain[..depth.min(blocks.chain.len())];
+        let pod = self.world.fleet[candidate].id();
+        if desk.index.holdings(pod, held, holdings).is_err() {
+            return CacheHint::default();
+        }
+        let mut runs: Vec<CacheRun> = Vec::new();
+        for holding in holdings.iter() {
+            match runs.last_mut() {
+                Some(run) if run.tier == holding.tier => run.blocks += 1,
+                _ => runs.push(CacheRun {
+                    blocks: 1,
+                    tier: holding.tier,
+                    location: holding.location,
+                }),
+            }
+        }
+        CacheHint { tokens, runs }
+    }
+}

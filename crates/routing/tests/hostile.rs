@@ -1,0 +1,93 @@
+//! No text makes the check of a profile or of a fleet panic: it is good, or its problems are listed.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use wornpath_routing::described::FleetDescription;
+use wornpath_routing::{Profile, Surroundings};
+
+/// Every shipped profile and every broken one.
+static CORPUS: LazyLock<Vec<String>> = LazyLock::new(corpus);
+
+fn corpus() -> Vec<String> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = [here.join("../../profiles"), here.join("tests/problems")];
+    let mut files: Vec<_> = folders
+        .iter()
+        .flat_map(|folder| fs::read_dir(folder).unwrap())
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    files.sort();
+    files.iter().map(|path| fs::read_to_string(path).unwrap()).collect()
+}
+
+/// What is done to a text: a piece of it goes, comes twice, or is replaced.
+#[derive(Clone, Debug)]
+struct Edit {
+    at: prop::sample::Index,
+    length: usize,
+    with: String,
+}
+
+fn edit() -> impl Strategy<Value = Edit> {
+    let with = prop_oneof![
+        Just(String::new()),
+        prop::sample::select(vec![
+            ": ", "- ", "{", "}", "[", "]", "\n", "  ", "'", "-1", "1e999", "NaN", "null",
+            "weight", "step"
+        ])
+        .prop_map(str::to_owned),
+        ".{0,6}",
+    ];
+    (any::<prop::sample::Index>(), 0..20_usize, with).prop_map(|(at, length, with)| Edit {
+        at,
+        length,
+        with,
+    })
+}
+
+fn edited(text: &str, edits: &[Edit]) -> String {
+    let mut letters: Vec<char> = text.chars().collect();
+    for Edit { at, length, with } in edits {
+        let start = at.index(letters.len() + 1);
+        let end = (start + length).min(letters.len());
+        letters.splice(start..end, with.chars());
+    }
+    letters.into_iter().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn a_damaged_profile_is_refused_with_problems_that_can_be_shown(
+        which in any::<prop::sample::Index>(),
+        edits in prop::collection::vec(edit(), 1..6),
+    ) {
+        let text = edited(&CORPUS[which.index(CORPUS.len())], &edits);
+        match Profile::check("damaged.yaml", &text, &Surroundings::default()) {
+            Ok(profile) => {
+                let printed = profile.printed();
+                let again = Profile::check("printed.yaml", &printed, &Surroundings::default());
+                prop_assert_eq!(again.unwrap().printed(), printed);
+            }
+            Err(problems) => {
+                prop_assert!(!problems.all().is_empty());
+                prop_assert!(problems.to_string().contains("= cure: "));
+                for problem in problems.all() {
+                    prop_assert!(!problem.message().is_empty() && problem.span().column > 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_text_at_all_is_refused_without_a_panic(text in "(?s).{0,200}") {
+        let _ = Profile::check("any.yaml", &text, &Surroundings::default());
+        let _ = FleetDescription::read("any.yaml", &text);
+    }
+}
