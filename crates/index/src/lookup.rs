@@ -58,6 +58,7 @@ pub struct Reader {
 struct Search {
     /// Stretches with a change inside: all there were, the last of them not yet looked into.
     gaps: Vec<Gap>,
+    round: Round,
     /// Positions from which another set holds.
     changes: Vec<Point>,
     /// Queries made.
@@ -80,9 +81,9 @@ struct Gap {
 }
 
 /// Blocks that are asked for together, gap by gap.
-struct Round<'a> {
+#[derive(Debug)]
+struct Round {
     points: [Point; ROUND],
-    probes: [Probe<'a>; ROUND],
     len: usize,
     sum: u64,
 }
@@ -163,18 +164,17 @@ impl Reader {
     }
 }
 
-impl<'a> Round<'a> {
-    #[inline]
-    fn new(view: &'a View, any: BlockHash) -> Self {
-        let nothing = Point { position: 0, set: SetId::EMPTY };
-        let probe = Probe::new(&view.tables, any);
-        Self { points: [nothing; ROUND], probes: [probe; ROUND], len: 0, sum: 0 }
+impl Default for Round {
+    fn default() -> Self {
+        Self { points: [Point { position: 0, set: SetId::EMPTY }; ROUND], len: 0, sum: 0 }
     }
+}
 
+impl Round {
     /// Chooses the blocks to ask for inside a gap, and asks for them: where the set was last seen to
     /// end, its neighbours, else some that divide the gap into parts. Returns how many they are.
     #[inline]
-    fn choose(&mut self, view: &'a View, chain: &[BlockHash], gap: &Gap, parts: u32) -> u32 {
+    fn choose(&mut self, view: &View, chain: &[BlockHash], gap: &Gap, parts: u32) -> u32 {
         let (low, high) = (gap.low.position, gap.high.position);
         let before = self.len;
         let end = end_of(view, gap.low.set);
@@ -195,20 +195,18 @@ impl<'a> Round<'a> {
     }
 
     #[inline]
-    fn ask(&mut self, view: &'a View, chain: &[BlockHash], position: u32) {
+    fn ask(&mut self, view: &View, chain: &[BlockHash], position: u32) {
         let probe = Probe::new(&view.tables, chain[position as usize]);
         self.sum ^= probe.peek();
         self.points[self.len].position = position;
-        self.probes[self.len] = probe;
         self.len += 1;
     }
 
     #[inline]
     fn read(&mut self, view: &View, chain: &[BlockHash]) {
         black_box(self.sum);
-        for (point, probe) in self.points[..self.len].iter_mut().zip(&self.probes) {
-            let block = chain[point.position as usize];
-            point.set = probe.read().unwrap_or_else(|| find_slowly(&view.tables, block));
+        for point in &mut self.points[..self.len] {
+            point.set = ask(view, chain[point.position as usize]);
         }
     }
 }
@@ -263,25 +261,27 @@ impl Search {
         while from < self.gaps.len() {
             // All are asked for before any is read, and all are read before any is judged: no wait
             // and no wrong guess about one delays another.
-            let mut round = Round::new(view, chain[0]);
+            self.round.len = 0;
             let mut end = from;
             let parts = if self.gaps.len() - from > 2 { 4 } else { MOST_PARTS as u32 };
             while let Some(gap) = self.gaps.get_mut(end)
-                && round.len + MOST_PARTS <= ROUND + 1
+                && self.round.len + MOST_PARTS <= ROUND + 1
             {
-                gap.inside = round.choose(view, chain, gap, parts);
+                gap.inside = self.round.choose(view, chain, gap, parts);
                 end += 1;
             }
-            round.read(view, chain);
-            let mut asked = round.points[..round.len].iter();
+            self.round.read(view, chain);
+            let mut asked = 0;
             for at in from..end {
                 let Gap { low, high, inside } = self.gaps[at];
                 let mut before = low;
-                for point in asked.by_ref().take(inside as usize) {
+                for _ in 0..inside {
+                    let point = self.round.points[asked];
+                    asked += 1;
                     if point.set != before.set {
-                        self.differ(before, *point);
+                        self.differ(before, point);
                     }
-                    before = *point;
+                    before = point;
                 }
                 if high.set != before.set {
                     self.differ(before, high);
