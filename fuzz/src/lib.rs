@@ -11,7 +11,7 @@ mod wire;
 
 pub use chat::{chat_template, tokenizer_config};
 pub use index_ops::index_ops;
-pub use wire::{DIALECTS, wire_batch, wire_frames};
+pub use wire::{DIALECTS, envelope, push_request, wire_batch, wire_frames};
 
 /// A name, which is also the corpus's folder, and what to do with the bytes.
 pub type Target = (&'static str, fn(&[u8]));
@@ -19,7 +19,9 @@ pub type Target = (&'static str, fn(&[u8]));
 /// Every target.
 pub const TARGETS: &[Target] = &[
     ("chat_template", chat_template),
+    ("envelope", envelope),
     ("index_ops", index_ops),
+    ("push_request", push_request),
     ("tokenizer_config", tokenizer_config),
     ("wire_batch", wire_batch),
     ("wire_frames", wire_frames),

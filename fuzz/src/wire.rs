@@ -1,11 +1,11 @@
-//! Cache events: payloads and recordings of multipart messages.
+//! Cache events: payloads, recordings of multipart messages, envelopes of brokers and pushed requests.
 
 use std::num::NonZeroUsize;
 use wornpath_blocks::HashKey;
-use wornpath_events::Translator;
 use wornpath_events::wire::{
-    Batch, Dialect, HashForm, Layout, Limits, Message, decode, encode, records,
+    Batch, Dialect, Envelope, HashForm, Layout, Limits, Message, decode, encode, records,
 };
+use wornpath_events::{Pushed, Said, Translator};
 
 /// Every way in which a simulated engine may write.
 pub const DIALECTS: [Dialect; 6] = {
@@ -49,6 +49,28 @@ pub fn wire_frames(recording: &[u8]) {
         let Ok(frames) = record else { return };
         let Ok(Message::Batch { payload, .. }) = Message::parse(&frames) else { continue };
         if decode(payload, &Limits::default(), &mut batch).is_ok() {
+            translate(&batch);
+        }
+    }
+}
+
+/// An entry of a broker: what parses is written again as it was meant.
+pub fn envelope(entry: &[u8]) {
+    let Ok(envelope) = Envelope::parse(entry) else { return };
+    let mut written = Vec::new();
+    envelope.write(&mut written);
+    assert_eq!(Envelope::parse(&written), Ok(envelope));
+    wire_batch(envelope.payload);
+}
+
+/// A pushed request: its path on the first line, its body after that.
+pub fn push_request(request: &[u8]) {
+    let line = request.iter().position(|byte| *byte == b'\n').unwrap_or(request.len());
+    let Ok(path) = std::str::from_utf8(&request[..line]) else { return };
+    let body = request.get(line + 1..).unwrap_or_default();
+    let Ok(pushed) = Pushed::parse(path, body) else { return };
+    for said in pushed.said {
+        if let Said::Batch { batch, .. } | Said::Snapshot { batch, .. } = said {
             translate(&batch);
         }
     }

@@ -1,8 +1,12 @@
 //! How cache state arrives: engines' event streams, decoded and translated for the index.
 //!
-//! A message goes through two steps, neither of which does I/O: [`wire`] makes a typed batch of
-//! untrusted bytes, and [`Translator`] makes events for the index of that batch. Transports come on
-//! top of these and only carry bytes.
+//! Bytes become events in two steps, neither of which does I/O: [`wire`] makes a typed batch of untrusted
+//! bytes, and [`Translator`] makes events for the index of that batch. What to do with a batch, and what is
+//! missing, a [`Feed`] decides for each pod, without I/O too; a [`Pod`] carries that out on the index.
+//!
+//! Whatever carries events implements [`Transport`]: [`ZeroMq`] straight from engines, [`Push`] over HTTP,
+//! Redis Streams and NATS JetStream behind the features of their names. [`consume`] brings a transport and
+//! the [`Pods`] together, [`relay`] a transport and a broker.
 #![forbid(unsafe_code)]
 
 #[cfg(any(feature = "redis", feature = "nats"))]
@@ -28,7 +32,7 @@ pub use consume::{Clock, consume, keep_time, supervise};
 pub use feed::{Admission, Feed, FeedCounters, Rebuild, Rules, SourceId, State, Status, Step};
 pub use pod::{Pod, Serving};
 pub use pods::{Attached, PodStatus, Pods};
-pub use push::{Access, AccessError, Push, PushError, PushService};
+pub use push::{Access, AccessError, Push, PushError, PushService, Pushed};
 pub use relay::{Sink, SinkError, relay};
 pub use said::{Abilities, Ask, EngineDigest, Epoch, Heading, Said, Via};
 pub use translate::{Names, TranslateError, Translated, Translator};

@@ -24,7 +24,7 @@ mod request;
 mod service;
 
 pub use access::{Access, AccessError};
-pub use request::PushError;
+pub use request::{PushError, Pushed};
 pub use service::PushService;
 
 use crate::said::{Abilities, Ask, Said};

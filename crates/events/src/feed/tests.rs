@@ -235,3 +235,21 @@ fn nothing_is_asked_of_a_source_that_cannot_be_reached() {
     assert_eq!(feed.next_tick(), None);
     assert_eq!(feed.tick(NOW + Duration::from_secs(60)), None);
 }
+
+#[test]
+fn a_batch_that_no_replay_makes_readable_is_gone_past() {
+    let (mut feed, source) = running();
+    assert_eq!(feed.malformed(Some(10), "bad".to_owned(), NOW), None);
+    take(&mut feed, source, heading(11, 11), Via::Live);
+    let later = NOW + Duration::from_secs(1);
+    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
+    take(&mut feed, source, heading(9, 9), Via::Replay);
+    assert_eq!(feed.malformed(Some(10), "still bad".to_owned(), later), None);
+    take(&mut feed, source, heading(11, 11), Via::Replay);
+    assert_eq!(feed.replay_ended(source, later), None);
+    let last = later + Duration::from_secs(1);
+    assert_eq!(feed.tick(last), Some(Step::Rebuild(Rebuild::From(11))));
+    feed.caught_up(1, last);
+    let status = feed.status(last);
+    assert_eq!((status.state, status.last_sequence), (State::Partial, Some(11)));
+}

@@ -119,10 +119,34 @@ impl TryFrom<String> for TierName {
     }
 }
 
-/// Reads a request: which pod it is about, and what it says, in order.
-pub(super) fn read(path: &str, body: &[u8]) -> Result<(PodName, Vec<Said>), PushError> {
-    type Meaning = fn(&Body, &str) -> Result<Vec<Said>, PushError>;
-    let meaning: Meaning = match path {
+/// What a request says.
+#[derive(Clone, Debug)]
+pub struct Pushed {
+    /// The pod it is about.
+    pub pod: PodName,
+    /// What is said, in order.
+    pub said: Vec<Said>,
+}
+
+impl Pushed {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// There is no such path, or its body is not what it should be.
+    pub fn parse(path: &str, body: &[u8]) -> Result<Self, PushError> {
+        let meaning = meaning(path)?;
+        let body: Body = serde_json::from_slice(body).map_err(|error| PushError::Json {
+            path: path.to_owned(),
+            problem: error.to_string(),
+        })?;
+        Ok(Self { said: meaning(&body, path)?, pod: body.pod.into() })
+    }
+}
+
+type Meaning = fn(&Body, &str) -> Result<Vec<Said>, PushError>;
+
+fn meaning(path: &str) -> Result<Meaning, PushError> {
+    Ok(match path {
         "/events/register" => |body, _| Ok(register(body)),
         "/events/stored" => stored,
         "/events/evicted" | "/internal/eviction" => evicted,
@@ -130,11 +154,7 @@ pub(super) fn read(path: &str, body: &[u8]) -> Result<(PodName, Vec<Said>), Push
         "/events/digest" => digest,
         "/events/bye" => |_, _| Ok(vec![Said::Bye]),
         _ => return Err(PushError::Path { path: path.to_owned() }),
-    };
-    let body: Body = serde_json::from_slice(body)
-        .map_err(|error| PushError::Json { path: path.to_owned(), problem: error.to_string() })?;
-    let said = meaning(&body, path)?;
-    Ok((body.pod.into(), said))
+    })
 }
 
 impl Body {
@@ -236,7 +256,7 @@ mod tests {
     use super::*;
 
     fn one(path: &str, body: &str) -> (PodName, Said) {
-        let (pod, mut said) = read(path, body.as_bytes()).unwrap();
+        let Pushed { pod, mut said } = Pushed::parse(path, body.as_bytes()).unwrap();
         assert_eq!(said.len(), 1);
         (pod, said.remove(0))
     }
@@ -285,7 +305,8 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let refusal = |path: &str, body: &str| read(path, body.as_bytes()).unwrap_err().to_string();
+        let refusal =
+            |path: &str, body: &str| Pushed::parse(path, body.as_bytes()).unwrap_err().to_string();
         assert!(refusal("/events/fly", "{}").contains("expected /events/ and register"));
         assert!(refusal("/events/bye", "{}").contains("missing field `pod`"));
         assert!(refusal("/events/bye", "[").contains("/events/bye: EOF"));

@@ -2,7 +2,7 @@
 
 use super::Wanted;
 use super::access::Access;
-use super::request::{self, PushError};
+use super::request::{PushError, Pushed};
 use crate::said::Said;
 use crate::transport::PodName;
 use bytes::Bytes;
@@ -101,8 +101,8 @@ impl PushService {
     }
 
     fn take(&self, path: &str, body: &[u8]) -> Response<Full<Bytes>> {
-        let (pod, mut said) = match request::read(path, body) {
-            Ok(read) => read,
+        let Pushed { pod, mut said } = match Pushed::parse(path, body) {
+            Ok(pushed) => pushed,
             Err(error @ PushError::Path { .. }) => {
                 return refuse(StatusCode::NOT_FOUND, &error.to_string());
             }
