@@ -1,0 +1,150 @@
+//! An engine's answer: its head, and its body as it comes.
+
+use crate::endpoint::{Endpoint, WorkerNumber};
+use crate::failure::CallError;
+use crate::line::Line;
+use crate::timeouts::Watch;
+use bytes::{Bytes, BytesMut};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::http::response::Parts;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// An answer whose body has begun, or has ended without a byte.
+#[derive(Debug)]
+pub struct Answer {
+    /// Status and headers.
+    pub head: Parts,
+    /// The body, chunk by chunk as the engine sent it.
+    pub body: AnswerBody,
+}
+
+/// The body of an answer. Dropping it before its end closes the connection, which engines take as a wish
+/// to stop.
+#[derive(Debug)]
+pub struct AnswerBody {
+    /// What has been read already.
+    first: Option<Frame<Bytes>>,
+    /// None once it has ended.
+    rest: Option<Rest>,
+    size: SizeHint,
+}
+
+#[derive(Debug)]
+struct Rest {
+    incoming: Incoming,
+    line: Line,
+    watch: Watch,
+    endpoint: Arc<Endpoint>,
+    worker: WorkerNumber,
+}
+
+impl Answer {
+    /// Waits for the first piece of the body: until then another pod could still answer instead.
+    pub(crate) async fn begun(
+        head: Parts,
+        incoming: Incoming,
+        (line, watch): (Line, Watch),
+        (endpoint, worker): (&Arc<Endpoint>, WorkerNumber),
+    ) -> Result<Self, CallError> {
+        let size = incoming.size_hint();
+        let rest = Rest { incoming, line, watch, endpoint: Arc::clone(endpoint), worker };
+        let mut body = AnswerBody { first: None, rest: Some(rest), size };
+        let first = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
+        body.first = first.transpose()?;
+        Ok(Self { head, body })
+    }
+
+    /// The whole body, if it has at most so many bytes.
+    ///
+    /// # Errors
+    /// If it breaks off or is longer.
+    pub async fn whole(mut self, most: usize) -> Result<(Parts, Bytes), CallError> {
+        let mut all = BytesMut::new();
+        while let Some(frame) =
+            poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await
+        {
+            if let Ok(data) = frame?.into_data() {
+                if all.len() + data.len() > most {
+                    return Err(CallError::TooLarge(most));
+                }
+                all.extend_from_slice(&data);
+            }
+        }
+        Ok((self.head, all.freeze()))
+    }
+}
+
+impl AnswerBody {
+    /// A body without a byte.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { first: None, rest: None, size: SizeHint::with_exact(0) }
+    }
+
+    fn end(&mut self) {
+        if let Some(Rest { mut line, endpoint, worker, .. }) = self.rest.take()
+            && line.is_free()
+        {
+            endpoint.keep(worker, line);
+        }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = CallError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
+        // Only driving the connection brings more of the body: being woken by the body as well would
+        // poll everything twice for each chunk.
+        let mut asleep = Context::from_waker(Waker::noop());
+        let mut frame = Pin::new(&mut rest.incoming).poll_frame(&mut asleep);
+        if frame.is_pending() {
+            rest.line.drive(context);
+            frame = Pin::new(&mut rest.incoming).poll_frame(&mut asleep);
+        }
+        match frame {
+            Poll::Ready(Some(Ok(frame))) => {
+                rest.watch.heard();
+                if rest.incoming.is_end_stream() {
+                    self.end();
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => {
+                self.rest = None;
+                Poll::Ready(Some(Err(CallError::Broken(error))))
+            }
+            Poll::Ready(None) => {
+                self.end();
+                Poll::Ready(None)
+            }
+            Poll::Pending => match rest.watch.poll(context) {
+                Poll::Ready(error) => {
+                    self.rest = None;
+                    Poll::Ready(Some(Err(error)))
+                }
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.rest.is_none()
+    }
+
+    /// As long as nothing was taken out, what the engine said.
+    fn size_hint(&self) -> SizeHint {
+        self.size
+    }
+}

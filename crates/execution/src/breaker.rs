@@ -1,0 +1,256 @@
+//! Whether an endpoint's recent failures keep requests away from it.
+//!
+//! A pod that refuses or resets connections is gone: it is cut off at once. One that answers with errors
+//! or lets requests time out may have had bad luck: it is cut off after a few failures in a row. One that
+//! says it is busy is healthy; it is left alone for as long as it asked, and that is no failure.
+//! Cut off means that a probe, not a request, finds out when it is back; then one request at a time may
+//! try, and the first success lets all in again.
+//!
+//! A state machine: time is an argument.
+
+use crate::budget::pause;
+use std::time::Duration;
+use wornpath_index::Moment;
+use wornpath_routing::Breaker as Seen;
+
+/// What a call said about its endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It answered, and what it answered is not its fault.
+    Good,
+    /// It is busy, and may have said for how long.
+    Busy(Option<Duration>),
+    /// An error of its own, or a timeout.
+    Failed,
+    /// It could not be reached, or broke off.
+    Gone,
+}
+
+/// When a breaker opens and for how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BreakerRules {
+    /// Failures in a row that open it.
+    pub failures: u32,
+    /// How long it stays open before the first probe; doubled each time it opens again.
+    pub first_pause: Duration,
+    /// The longest time that a busy endpoint is left alone.
+    pub longest_rest: Duration,
+}
+
+impl Default for BreakerRules {
+    fn default() -> Self {
+        Self {
+            failures: 5,
+            first_pause: Duration::from_millis(100),
+            longest_rest: Duration::from_secs(10),
+        }
+    }
+}
+
+/// One endpoint's breaker.
+#[derive(Clone, Debug, Default)]
+pub struct Breaker {
+    rules: BreakerRules,
+    state: State,
+    /// Failures in a row.
+    failures: u32,
+    /// Times it opened without a success between.
+    openings: u32,
+    opened: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum State {
+    #[default]
+    Closed,
+    /// Busy until then.
+    Resting(Moment),
+    /// Not to be probed before then.
+    Open(Moment),
+    /// A probe was answered then.
+    HalfOpen(Moment),
+}
+
+/// A half-open breaker that nobody tried closes when probes were answered for this long.
+const TRUSTED_AFTER: Duration = Duration::from_secs(2);
+
+impl Breaker {
+    /// A closed one.
+    #[must_use]
+    pub fn new(rules: BreakerRules) -> Self {
+        Self { rules, ..Self::default() }
+    }
+
+    /// How decisions see it.
+    #[must_use]
+    pub const fn seen(&self) -> Seen {
+        match self.state {
+            State::Closed => Seen::Closed,
+            State::Resting(_) | State::Open(_) => Seen::Open,
+            State::HalfOpen(_) => Seen::HalfOpen,
+        }
+    }
+
+    /// A request's call ended.
+    pub fn judge(&mut self, verdict: Verdict, now: Moment) {
+        match verdict {
+            Verdict::Good => {
+                self.failures = 0;
+                // Requests that were under way when it opened prove nothing about new ones.
+                if !matches!(self.state, State::Open(_)) {
+                    self.close();
+                }
+            }
+            Verdict::Busy(rest) => {
+                if let (State::Closed, Some(rest)) = (self.state, rest) {
+                    self.state = State::Resting(now + rest.min(self.rules.longest_rest));
+                }
+            }
+            Verdict::Failed => {
+                self.failures += 1;
+                if self.failures >= self.rules.failures || matches!(self.state, State::HalfOpen(_))
+                {
+                    self.open(now);
+                }
+            }
+            Verdict::Gone => self.open(now),
+        }
+    }
+
+    /// Lets the time pass; whether a probe is due now.
+    pub fn tick(&mut self, now: Moment) -> bool {
+        match self.state {
+            State::Closed => false,
+            State::Resting(until) => {
+                if now >= until {
+                    self.state = State::Closed;
+                }
+                false
+            }
+            State::Open(until) => now >= until,
+            State::HalfOpen(_) => true,
+        }
+    }
+
+    /// A probe was answered, or not.
+    pub fn probed(&mut self, verdict: Verdict, now: Moment) {
+        match (self.state, verdict) {
+            (State::Open(_), Verdict::Good | Verdict::Busy(_)) => self.state = State::HalfOpen(now),
+            (State::HalfOpen(since), Verdict::Good) if now >= since + TRUSTED_AFTER => self.close(),
+            (State::Open(_) | State::HalfOpen(_), Verdict::Failed | Verdict::Gone) => {
+                self.open(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether anything happened that a success would make it forget.
+    #[must_use]
+    pub fn remembers(&self) -> bool {
+        self.state != State::Closed || self.failures > 0
+    }
+
+    /// How often it opened.
+    #[must_use]
+    pub const fn opened(&self) -> u64 {
+        self.opened
+    }
+
+    fn close(&mut self) {
+        self.state = State::Closed;
+        self.openings = 0;
+    }
+
+    fn open(&mut self, now: Moment) {
+        // Several requests of one crash are one opening.
+        if let State::Open(until) = self.state
+            && now < until
+        {
+            return;
+        }
+        self.openings += 1;
+        self.opened += 1;
+        self.failures = 0;
+        let pause = pause(self.rules.first_pause, self.openings).min(Duration::from_secs(1));
+        self.state = State::Open(now + pause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(millis: u64) -> Moment {
+        Duration::from_millis(millis)
+    }
+
+    fn after(verdicts: &[Verdict]) -> Breaker {
+        let mut breaker = Breaker::default();
+        verdicts.iter().for_each(|verdict| breaker.judge(*verdict, at(0)));
+        breaker
+    }
+
+    #[test]
+    fn who_refuses_is_cut_off_at_once_and_who_errs_after_some_time() {
+        assert_eq!(after(&[Verdict::Gone]).seen(), Seen::Open);
+        assert_eq!(after(&[Verdict::Failed; 4]).seen(), Seen::Closed);
+        assert_eq!(after(&[Verdict::Failed; 5]).seen(), Seen::Open);
+        let mut mixed = [Verdict::Failed; 9];
+        mixed[4] = Verdict::Good;
+        assert_eq!(after(&mixed).seen(), Seen::Closed, "only failures in a row count");
+    }
+
+    #[test]
+    fn a_busy_endpoint_rests_as_long_as_it_asked_and_is_never_a_failure() {
+        let mut breaker = after(&[Verdict::Busy(None); 100]);
+        assert_eq!(breaker.seen(), Seen::Closed);
+        breaker.judge(Verdict::Busy(Some(at(1000))), at(0));
+        assert_eq!(breaker.seen(), Seen::Open);
+        assert!(!breaker.tick(at(999)) && breaker.seen() == Seen::Open);
+        assert!(!breaker.tick(at(1000)) && breaker.seen() == Seen::Closed);
+        breaker.judge(Verdict::Busy(Some(Duration::from_secs(3600))), at(1000));
+        breaker.tick(at(11_000));
+        assert_eq!(breaker.seen(), Seen::Closed, "nobody can send us away for an hour");
+    }
+
+    #[test]
+    fn a_probe_half_opens_it_and_the_first_success_closes_it() {
+        let mut breaker = after(&[Verdict::Gone]);
+        assert!(!breaker.tick(at(99)) && breaker.tick(at(100)));
+        breaker.probed(Verdict::Good, at(100));
+        assert_eq!(breaker.seen(), Seen::HalfOpen);
+        breaker.judge(Verdict::Good, at(101));
+        assert_eq!(breaker.seen(), Seen::Closed);
+    }
+
+    #[test]
+    fn a_late_success_of_an_old_request_does_not_close_it_and_a_failed_try_opens_it_again() {
+        let mut breaker = after(&[Verdict::Gone, Verdict::Good]);
+        assert_eq!(breaker.seen(), Seen::Open);
+        breaker.probed(Verdict::Good, at(100));
+        breaker.judge(Verdict::Failed, at(101));
+        assert_eq!(breaker.seen(), Seen::Open);
+        assert!(
+            !breaker.tick(at(300)) && breaker.tick(at(301)),
+            "the second pause is twice the first"
+        );
+        breaker.probed(Verdict::Gone, at(301));
+        assert!(!breaker.tick(at(700)) && breaker.tick(at(701)));
+        assert_eq!(breaker.opened(), 3);
+    }
+
+    #[test]
+    fn many_requests_of_one_crash_are_one_opening() {
+        assert_eq!(after(&[Verdict::Gone; 64]).opened(), 1);
+    }
+
+    #[test]
+    fn an_endpoint_that_answers_probes_comes_back_even_if_no_request_tries() {
+        let mut breaker = after(&[Verdict::Gone]);
+        breaker.probed(Verdict::Good, at(100));
+        breaker.probed(Verdict::Good, at(2000));
+        assert_eq!(breaker.seen(), Seen::HalfOpen);
+        breaker.probed(Verdict::Good, at(2100));
+        assert_eq!(breaker.seen(), Seen::Closed);
+    }
+}

@@ -1,0 +1,143 @@
+//! What comes after a failure: another pod, the next step, the plan from its beginning, or the end.
+//!
+//! A state machine of one request. It knows what was tried; whether a retry may be made at all, the
+//! budget says.
+
+use std::time::Duration;
+use wornpath_index::PodId;
+use wornpath_routing::{FailurePolicy, Then};
+
+/// How often a plan is begun again.
+const MOST_RESTARTS: u32 = 2;
+
+/// What is left of a lease when it is no more relied on: an engine's clock is not ours, and a request
+/// that waits in its queue arrives later than we sent it.
+const LEASE_MARGIN: Duration = Duration::from_secs(5);
+
+/// The course of one request so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Course {
+    excluded: Vec<PodId>,
+    /// Tries of the step that is under way.
+    tried: u32,
+    restarts: u32,
+    retries: u32,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// The same step on another pod.
+    OtherPod,
+    /// The next step, which does the work of this one too.
+    Skip,
+    /// The plan from its beginning.
+    Restart,
+    /// Nothing more.
+    GiveUp,
+}
+
+impl Course {
+    /// A step begins.
+    pub(crate) const fn begin_step(&mut self) {
+        self.tried = 0;
+    }
+
+    /// The step failed on a pod. `may_retry` is asked only if a retry is wanted.
+    pub(crate) fn failed(
+        &mut self,
+        pod: Option<PodId>,
+        policy: FailurePolicy,
+        mut may_retry: impl FnMut() -> bool,
+    ) -> Next {
+        self.excluded.extend(pod);
+        self.tried += 1;
+        if self.tried < policy.attempts && may_retry() {
+            self.retries += 1;
+            return Next::OtherPod;
+        }
+        self.after_all(policy.then, may_retry)
+    }
+
+    /// Nobody is left for the step.
+    pub(crate) fn after_all(&mut self, then: Then, mut may_retry: impl FnMut() -> bool) -> Next {
+        match then {
+            Then::Skip => Next::Skip,
+            Then::Restart if self.restarts < MOST_RESTARTS && may_retry() => {
+                self.restarts += 1;
+                self.retries += 1;
+                self.tried = 0;
+                Next::Restart
+            }
+            Then::Restart | Then::Fail => Next::GiveUp,
+        }
+    }
+
+    /// Pods that must not be chosen again.
+    pub(crate) fn excluded(&self) -> &[PodId] {
+        &self.excluded
+    }
+
+    /// How often something was tried again.
+    pub(crate) const fn retries(&self) -> u32 {
+        self.retries
+    }
+
+    /// Pods tried for the step that is under way.
+    pub(crate) const fn tried(&self) -> u32 {
+        self.tried
+    }
+}
+
+/// Whether what a step left behind `age` ago is surely still there.
+pub(crate) fn is_held(lease: Option<Duration>, age: Duration) -> bool {
+    lease.is_none_or(|lease| age < lease.saturating_sub(LEASE_MARGIN.min(lease / 2)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wornpath_index::{Index, Limits};
+
+    fn policy(attempts: u32, then: Then) -> FailurePolicy {
+        FailurePolicy { attempts, then }
+    }
+
+    #[test]
+    fn a_step_is_tried_on_as_many_pods_as_its_policy_says() {
+        let index = Index::new(Limits::default(), 1);
+        let pods = [index.add_pod().unwrap(), index.add_pod().unwrap(), index.add_pod().unwrap()];
+        let mut course = Course::default();
+        let next: Vec<_> = pods
+            .iter()
+            .map(|pod| course.failed(Some(*pod), policy(3, Then::Fail), || true))
+            .collect();
+        assert_eq!(next, [Next::OtherPod, Next::OtherPod, Next::GiveUp]);
+        assert_eq!((course.excluded(), course.retries()), (&pods[..], 2));
+    }
+
+    #[test]
+    fn without_budget_nothing_is_tried_again_but_a_step_may_still_be_skipped() {
+        let mut course = Course::default();
+        assert_eq!(course.failed(None, policy(3, Then::Fail), || false), Next::GiveUp);
+        assert_eq!(course.failed(None, policy(3, Then::Restart), || false), Next::GiveUp);
+        assert_eq!(course.failed(None, policy(3, Then::Skip), || false), Next::Skip);
+    }
+
+    #[test]
+    fn a_plan_is_not_begun_again_for_ever() {
+        let mut course = Course::default();
+        let mut next = || course.failed(None, policy(1, Then::Restart), || true);
+        assert_eq!([next(), next(), next()], [Next::Restart, Next::Restart, Next::GiveUp]);
+    }
+
+    #[test]
+    fn a_lease_is_relied_on_until_shortly_before_it_ends() {
+        let lease = Some(Duration::from_secs(30));
+        assert!(is_held(lease, Duration::from_secs(24)));
+        assert!(!is_held(lease, Duration::from_secs(25)));
+        assert!(is_held(Some(Duration::from_secs(2)), Duration::from_millis(900)));
+        assert!(!is_held(Some(Duration::from_secs(2)), Duration::from_secs(1)));
+        assert!(is_held(None, Duration::MAX));
+    }
+}

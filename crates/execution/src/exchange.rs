@@ -1,0 +1,74 @@
+//! One request to one endpoint, and the beginning of its answer.
+
+use crate::answer::Answer;
+use crate::endpoint::{Endpoint, WorkerNumber};
+use crate::failure::CallError;
+use crate::line::Line;
+use crate::timeouts::{Timeouts, Watch};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, Response, body::Incoming};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// Sends a request and waits until the first byte of the answer's body is there.
+///
+/// # Errors
+/// If there is no connection, no answer in time, or the connection breaks.
+pub async fn call(
+    endpoint: &Arc<Endpoint>,
+    worker: WorkerNumber,
+    request: Request<Full<Bytes>>,
+    timeouts: Timeouts,
+) -> Result<Answer, CallError> {
+    let mut watch = Watch::start(timeouts);
+    let mut request = Some(request);
+    while let Some(mut line) = endpoint.take_idle(worker) {
+        if !line.is_free() {
+            continue;
+        }
+        let Some(sent) = request.take() else { break };
+        // The engine may close an idle connection in the very moment we use it. That says nothing about
+        // the engine, so the request goes out once more, over a connection of its own.
+        let again = sent.clone();
+        match send(&mut line, sent, &mut watch).await {
+            Ok(response) => {
+                let (head, incoming) = response.into_parts();
+                return Answer::begun(head, incoming, (line, watch), (endpoint, worker)).await;
+            }
+            Err(CallError::Broken(_)) => request = Some(again),
+            Err(error) => return Err(error),
+        }
+        break;
+    }
+    let Some(request) = request else { return Err(CallError::PodGone) };
+    let connecting = tokio::time::timeout(timeouts.connect, endpoint.connect()).await;
+    let stream = connecting
+        .map_err(|_| CallError::ConnectTimeout(timeouts.connect))?
+        .map_err(CallError::Connect)?;
+    let mut line = Line::open(stream).await.map_err(CallError::Broken)?;
+    let response = send(&mut line, request, &mut watch).await?;
+    let (head, incoming) = response.into_parts();
+    Answer::begun(head, incoming, (line, watch), (endpoint, worker)).await
+}
+
+async fn send(
+    line: &mut Line,
+    request: Request<Full<Bytes>>,
+    watch: &mut Watch,
+) -> Result<Response<Incoming>, CallError> {
+    let mut response = pin!(line.sender.send_request(request));
+    poll_fn(|context| {
+        // The request is taken up when the connection is driven, and nothing but that brings an answer;
+        // so the answer itself need not wake anybody.
+        line.drive(context);
+        let mut asleep = Context::from_waker(Waker::noop());
+        if let Poll::Ready(response) = response.as_mut().poll(&mut asleep) {
+            return Poll::Ready(response.map_err(CallError::Broken));
+        }
+        watch.poll(context).map(Err)
+    })
+    .await
+}

@@ -1,0 +1,493 @@
+//! Carries out a plan of any number of steps.
+//!
+//! Steps that start together form a group. The last step of the last group answers the client; every
+//! group before is waited for, and its answer brings what the next one needs. One step is the simplest
+//! case and goes through the same code. What comes after a failure, [`course`](crate::course) says.
+
+use crate::answer::Answer;
+use crate::breaker::Verdict;
+use crate::budget::RetryBudget;
+use crate::connector::{self, Known, Rendezvous};
+use crate::course::{Course, Next, is_held};
+use crate::endpoint::{Endpoint, WorkerNumber};
+use crate::exchange::call;
+use crate::failure::{CallError, Failure};
+use crate::splice::{Edit, splice};
+use crate::timeouts::Timeouts;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{HOST, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::http::uri::PathAndQuery;
+use hyper::{Method, Request, StatusCode, Uri};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use wornpath_index::{Moment, PodId};
+use wornpath_routing::{Name, Outcome, PlanStep, Rejection, Retry, RoutingPlan, Start};
+
+/// The most bytes of an answer that is not the client's.
+const MOST_STEP_BYTES: usize = 8 << 20;
+/// How often, and how long, a retry waits for a pod that has room.
+const ROOM_PAUSE: Duration = Duration::from_millis(20);
+const MOST_ROOM_PAUSES: u32 = 250;
+
+/// The client's request, with the headers that engines are to see.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Its method.
+    pub method: Method,
+    /// Its path and query.
+    pub path: PathAndQuery,
+    /// Headers, without those that concern one connection only.
+    pub headers: HeaderMap,
+    /// The body as it came.
+    pub body: Bytes,
+}
+
+/// Where a pod is.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Its address.
+    pub endpoint: Arc<Endpoint>,
+    /// Its rank behind that address, if there are several.
+    pub rank: Option<u32>,
+    /// Where engines of a pair meet.
+    pub bootstrap_port: u16,
+}
+
+/// Who decides.
+pub trait Dispatch: Send {
+    /// Where a pod is, if it is still there.
+    fn target(&self, pod: PodId) -> Option<Target>;
+    /// Decides again.
+    fn replan(&mut self, retry: Retry<'_>) -> Outcome;
+    /// The time.
+    fn now(&self) -> Moment;
+    /// A number that no other request has, of 63 bits.
+    fn room(&mut self) -> u64;
+}
+
+/// What calls are made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Kit<'a> {
+    /// The retries that are left.
+    pub budget: &'a RetryBudget,
+    /// How long a call may take.
+    pub timeouts: Timeouts,
+    /// The thread that makes it.
+    pub worker: WorkerNumber,
+}
+
+/// A plan that came to an answer. Its load is on the pod until `step` is dropped.
+#[derive(Debug)]
+pub struct Carried {
+    /// The answer, whose body has begun.
+    pub answer: Answer,
+    /// The step that gives it.
+    pub step: PlanStep,
+    /// Who gives it.
+    pub endpoint: Arc<Endpoint>,
+    /// How often something was tried again.
+    pub retries: u32,
+    /// Whether a step was left out because it failed.
+    pub is_degraded: bool,
+}
+
+/// Why a plan stopped.
+enum Stop {
+    /// It must begin again.
+    Restart,
+    /// It failed.
+    Failed(Failure),
+    /// A step before the last was refused by its pod for what the client sent.
+    Answered(Box<Carried>),
+}
+
+/// What an earlier step left behind, and when.
+struct Left {
+    lease: Option<Duration>,
+    at: Moment,
+}
+
+struct Run<'a, D> {
+    call: &'a Call,
+    kit: &'a Kit<'a>,
+    dispatch: &'a mut D,
+    course: Course,
+    known: Known,
+    left: Option<Left>,
+    is_degraded: bool,
+}
+
+/// Carries out a plan until the first byte of its answer.
+///
+/// # Errors
+/// If every pod that could be tried failed, or none was left. The client has seen nothing yet.
+pub async fn execute<D: Dispatch>(
+    plan: RoutingPlan,
+    call: &Call,
+    kit: &Kit<'_>,
+    dispatch: &mut D,
+) -> Result<Carried, Failure> {
+    kit.budget.request();
+    let (course, known) = (Course::default(), Known::default());
+    let mut run = Run { call, kit, dispatch, course, known, left: None, is_degraded: false };
+    let mut plan = plan;
+    loop {
+        match run.carry_out(plan).await {
+            Ok(carried) => return Ok(carried),
+            Err(Stop::Answered(carried)) => return Ok(*carried),
+            Err(Stop::Failed(failure)) => return Err(failure),
+            Err(Stop::Restart) => plan = run.decide(None).await.map_err(Failure::Rejected)?,
+        }
+    }
+}
+
+impl<D: Dispatch> Run<'_, D> {
+    async fn carry_out(&mut self, plan: RoutingPlan) -> Result<Carried, Stop> {
+        self.known = Known::default();
+        self.left = None;
+        let mut steps = plan.steps.into_iter().peekable();
+        while let Some(first) = steps.next() {
+            let mut companions = JoinSet::new();
+            let mut main = first;
+            while let Some(next) = steps.next_if(|next| next.start == Start::Together) {
+                if companions.is_empty() {
+                    self.meet(&main, &next).await.map_err(|cause| self.broken(&main, cause))?;
+                }
+                self.accompany(main, &mut companions)?;
+                main = next;
+            }
+            if steps.peek().is_none() {
+                return self.answer(main, companions).await;
+            }
+            self.prepare(main).await?;
+        }
+        Err(Stop::Failed(Failure::Rejected(Rejection::unavailable("the plan has no steps"))))
+    }
+
+    /// The step that answers the client.
+    async fn answer(
+        &mut self,
+        mut step: PlanStep,
+        mut with: JoinSet<Companion>,
+    ) -> Result<Carried, Stop> {
+        self.course.begin_step();
+        let mut spare: Option<Carried> = None;
+        loop {
+            if step.pod.is_none() {
+                step = self
+                    .bind(&step.name)
+                    .await
+                    .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
+            }
+            let held = self.left.as_ref().map(|left| is_held(left.lease, self.since(left.at)));
+            if held == Some(false) {
+                return Err(Stop::Restart);
+            }
+            let attempt = beside(self.attempt(&step), &mut with).await;
+            let failed = match attempt {
+                Ok((answer, endpoint)) => {
+                    let status = answer.head.status;
+                    let pod = step.pod;
+                    let name = step.name.clone();
+                    let policy = step.failure;
+                    let carried = self.carried(answer, step, endpoint);
+                    if !is_for_another_pod(status) {
+                        with.detach_all();
+                        return Ok(carried);
+                    }
+                    spare = Some(carried);
+                    (pod, name, policy, CallError::Status(status))
+                }
+                Err(cause) => (step.pod, step.name.clone(), step.failure, cause),
+            };
+            let (pod, name, policy, cause) = failed;
+            // Gives the load back before anybody decides again. What two pods were to share is void.
+            let is_alone = with.is_empty();
+            with.abort_all();
+            let mut next = self.failed(pod, policy);
+            if next == Next::OtherPod && !is_alone {
+                return Err(Stop::Restart);
+            }
+            if next == Next::OtherPod {
+                match self.bind(&name).await {
+                    Ok(other) => {
+                        step = other;
+                        continue;
+                    }
+                    Err(_nobody) => next = self.course.after_all(policy.then, || false),
+                }
+            }
+            if next == Next::Restart {
+                return Err(Stop::Restart);
+            }
+            let tried = self.course.tried() as usize;
+            return spare.ok_or(Stop::Failed(Failure::Step { step: name, tried, cause }));
+        }
+    }
+
+    /// A step before the last: waits for its answer and takes what the next one needs.
+    async fn prepare(&mut self, mut step: PlanStep) -> Result<(), Stop> {
+        self.course.begin_step();
+        loop {
+            if step.pod.is_none() {
+                step = self
+                    .bind(&step.name)
+                    .await
+                    .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
+            }
+            let (answer, endpoint) = match self.attempt(&step).await {
+                Ok(answered) => answered,
+                Err(cause) => {
+                    let Some(other) = self.instead(step, cause).await? else { return Ok(()) };
+                    step = other;
+                    continue;
+                }
+            };
+            let status = answer.head.status;
+            if status.is_client_error() && !is_for_another_pod(status) {
+                return Err(Stop::Answered(Box::new(self.carried(answer, step, endpoint))));
+            }
+            let cause = if status.is_success() {
+                match answer.whole(MOST_STEP_BYTES).await {
+                    Ok((_, body)) => match connector::brought(&step.mutations, &body) {
+                        Ok(brought) => {
+                            self.known.brought = brought;
+                            self.left = Some(Left { lease: step.lease, at: self.dispatch.now() });
+                            return Ok(());
+                        }
+                        Err(field) => CallError::Lacks(field),
+                    },
+                    Err(cause) => cause,
+                }
+            } else {
+                CallError::Status(status)
+            };
+            let Some(other) = self.instead(step, cause).await? else { return Ok(()) };
+            step = other;
+        }
+    }
+
+    /// Who takes a failed step; nobody if the next one does its work.
+    async fn instead(
+        &mut self,
+        step: PlanStep,
+        cause: CallError,
+    ) -> Result<Option<PlanStep>, Stop> {
+        let (pod, name, policy) = (step.pod, step.name.clone(), step.failure);
+        drop(step);
+        let mut next = self.failed(pod, policy);
+        if next == Next::OtherPod {
+            match self.bind(&name).await {
+                Ok(other) => return Ok(Some(other)),
+                Err(_nobody) => {
+                    let (budget, now) = (self.kit.budget, self.dispatch.now());
+                    next = self.course.after_all(policy.then, || budget.spend(now));
+                }
+            }
+        }
+        match next {
+            Next::Skip => {
+                self.known.alone = true;
+                self.is_degraded = true;
+                Ok(None)
+            }
+            Next::Restart => Err(Stop::Restart),
+            _ => {
+                let tried = self.course.tried() as usize;
+                Err(Stop::Failed(Failure::Step { step: name, tried, cause }))
+            }
+        }
+    }
+
+    /// One call to the step's pod.
+    async fn attempt(&mut self, step: &PlanStep) -> Result<(Answer, Arc<Endpoint>), CallError> {
+        let pod = step.pod.ok_or(CallError::PodGone)?;
+        let target = self.dispatch.target(pod).ok_or(CallError::PodGone)?;
+        let request = request(self.call, step, &target, &self.known)?;
+        let endpoint = target.endpoint;
+        let result =
+            call(&endpoint, self.kit.worker, request, within(self.kit.timeouts, step)).await;
+        endpoint.judge(verdict(&result), self.dispatch.now());
+        result.map(|answer| (answer, endpoint))
+    }
+
+    /// Starts a step whose answer nobody needs, beside the one that comes next.
+    fn accompany(
+        &mut self,
+        step: PlanStep,
+        companions: &mut JoinSet<Companion>,
+    ) -> Result<(), Stop> {
+        let target = step.pod.and_then(|pod| self.dispatch.target(pod));
+        let target = target.ok_or_else(|| self.broken(&step, CallError::PodGone))?;
+        let request = request(self.call, &step, &target, &self.known);
+        let request = request.map_err(|cause| self.broken(&step, cause))?;
+        let (timeouts, worker, now) = (self.kit.timeouts, self.kit.worker, self.dispatch.now());
+        companions.spawn(async move {
+            let result = call(&target.endpoint, worker, request, within(timeouts, &step)).await;
+            target.endpoint.judge(verdict(&result), now);
+            let answer = result?;
+            let status = answer.head.status;
+            // To its end, and with its load, even if the other one is done: the engine is not.
+            let ended = answer.whole(MOST_STEP_BYTES).await;
+            drop(step);
+            if status.is_success() { ended.map(|_| ()) } else { Err(CallError::Status(status)) }
+        });
+        Ok(())
+    }
+
+    /// Agrees on where two engines meet.
+    async fn meet(&mut self, gives: &PlanStep, takes: &PlanStep) -> Result<(), CallError> {
+        let target =
+            gives.pod.and_then(|pod| self.dispatch.target(pod)).ok_or(CallError::PodGone)?;
+        let (host, port) = (target.endpoint.host().to_owned(), target.bootstrap_port);
+        let engine = if connector::asks_engine(&takes.mutations) {
+            ask_engine(&host, port, self.kit.timeouts).await?
+        } else {
+            String::new()
+        };
+        self.known.rendezvous = Rendezvous { host, port, room: self.dispatch.room(), engine };
+        Ok(())
+    }
+
+    /// Finds a pod for one step.
+    async fn bind(&mut self, name: &Name) -> Result<PlanStep, Rejection> {
+        let mut steps = self.decide(Some(name)).await?.steps;
+        if steps.is_empty() {
+            return Err(Rejection::unavailable("the plan has no steps"));
+        }
+        Ok(steps.swap_remove(0))
+    }
+
+    async fn decide(&mut self, step: Option<&Name>) -> Result<RoutingPlan, Rejection> {
+        for _ in 0..MOST_ROOM_PAUSES {
+            let excluded = self.course.excluded().to_vec();
+            match self.dispatch.replan(Retry { step, excluded: &excluded }) {
+                Outcome::Plan(plan) => return Ok(plan),
+                Outcome::Reject(rejection) => return Err(rejection),
+                Outcome::Hold(_) => tokio::time::sleep(ROOM_PAUSE).await,
+            }
+        }
+        Err(Rejection::busy("no other pod had room in time"))
+    }
+
+    fn failed(&mut self, pod: Option<PodId>, policy: wornpath_routing::FailurePolicy) -> Next {
+        let (budget, now) = (self.kit.budget, self.dispatch.now());
+        self.course.failed(pod, policy, || budget.spend(now))
+    }
+
+    fn carried(&self, answer: Answer, step: PlanStep, endpoint: Arc<Endpoint>) -> Carried {
+        let (retries, is_degraded) = (self.course.retries(), self.is_degraded);
+        Carried { answer, step, endpoint, retries, is_degraded }
+    }
+
+    /// A group of steps that could not even start begins again, if that is allowed.
+    fn broken(&mut self, step: &PlanStep, cause: CallError) -> Stop {
+        match self.failed(step.pod, step.failure) {
+            Next::GiveUp => {
+                let tried = self.course.tried() as usize;
+                Stop::Failed(Failure::Step { step: step.name.clone(), tried, cause })
+            }
+            _ => Stop::Restart,
+        }
+    }
+
+    fn since(&self, moment: Moment) -> Duration {
+        self.dispatch.now().saturating_sub(moment)
+    }
+}
+
+type Companion = Result<(), CallError>;
+
+/// Waits for an answer; a companion that fails is a failure of both.
+async fn beside<T>(
+    main: impl Future<Output = Result<T, CallError>>,
+    companions: &mut JoinSet<Companion>,
+) -> Result<T, CallError> {
+    if companions.is_empty() {
+        return main.await;
+    }
+    let mut main = std::pin::pin!(main);
+    std::future::poll_fn(|context| {
+        while let std::task::Poll::Ready(Some(ended)) = companions.poll_join_next(context) {
+            if let Ok(Err(cause)) = ended {
+                return std::task::Poll::Ready(Err(cause));
+            }
+        }
+        main.as_mut().poll(context)
+    })
+    .await
+}
+
+fn request(
+    call: &Call,
+    step: &PlanStep,
+    target: &Target,
+    known: &Known,
+) -> Result<Request<Full<Bytes>>, CallError> {
+    let body = if step.mutations.is_empty() {
+        call.body.clone()
+    } else {
+        let edits: Vec<Edit> = connector::edits(&step.mutations, call.path.path(), known);
+        splice(&call.body, &edits)?
+    };
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = call.method.clone();
+    *request.uri_mut() = uri(&call.path, target.endpoint.prefix());
+    *request.headers_mut() = call.headers.clone();
+    request.headers_mut().insert(HOST, target.endpoint.authority().clone());
+    if let Some(rank) = target.rank {
+        request.headers_mut().insert("x-data-parallel-rank", HeaderValue::from(rank));
+    }
+    Ok(request)
+}
+
+fn uri(path: &PathAndQuery, prefix: &str) -> Uri {
+    if prefix.is_empty() {
+        return Uri::from(path.clone());
+    }
+    format!("{prefix}{path}").parse().unwrap_or_else(|_| Uri::from(path.clone()))
+}
+
+fn within(timeouts: Timeouts, step: &PlanStep) -> Timeouts {
+    let Some(deadline) = step.deadline else { return timeouts };
+    Timeouts { total: timeouts.total.min(deadline), ..timeouts }
+}
+
+/// Asks an engine for what it is called among its peers: `{"0": {"engine_id": …}}`.
+async fn ask_engine(host: &str, port: u16, timeouts: Timeouts) -> Result<String, CallError> {
+    let lacks = || CallError::Lacks("engine_id");
+    let rules = crate::breaker::BreakerRules::default();
+    let endpoint =
+        Endpoint::new(&format!("http://{host}:{port}"), rules, 1).map_err(|_| lacks())?;
+    let endpoint = Arc::new(endpoint);
+    let mut request = Request::new(Full::new(Bytes::new()));
+    *request.uri_mut() = Uri::from_static("/query");
+    request.headers_mut().insert(HOST, endpoint.authority().clone());
+    let answer = call(&endpoint, WorkerNumber(0), request, timeouts).await?;
+    let (_, body) = answer.whole(MOST_STEP_BYTES).await?;
+    let engines: serde_json::Value = serde_json::from_slice(&body).map_err(|_| lacks())?;
+    engines["0"]["engine_id"].as_str().map(str::to_owned).ok_or_else(lacks)
+}
+
+/// Statuses that say something about the pod and not about the request.
+fn is_for_another_pod(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
+}
+
+fn verdict(result: &Result<Answer, CallError>) -> Verdict {
+    match result {
+        Err(error) => error.verdict(),
+        Ok(answer) => match answer.head.status.as_u16() {
+            429 | 503 => Verdict::Busy(retry_after(&answer.head.headers)),
+            500.. => Verdict::Failed,
+            _ => Verdict::Good,
+        },
+    }
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}

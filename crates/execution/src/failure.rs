@@ -1,0 +1,115 @@
+//! What can go wrong with a call and with a plan: who is at fault, and whether trying again helps.
+
+use crate::breaker::Verdict;
+use crate::splice::NotAnObject;
+use hyper::StatusCode;
+use std::time::Duration;
+use wornpath_routing::{Name, Rejection};
+
+/// Why a call to an endpoint failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// No connection.
+    #[error("no connection: {0}")]
+    Connect(std::io::Error),
+    /// No connection in time.
+    #[error("no connection within {0:?}")]
+    ConnectTimeout(Duration),
+    /// The connection broke, or what came over it is not HTTP.
+    #[error("the connection broke: {0}")]
+    Broken(hyper::Error),
+    /// Nothing came.
+    #[error("no answer within {0:?}")]
+    NoFirstByte(Duration),
+    /// Something came, and then nothing more.
+    #[error("no more of the answer within {0:?}")]
+    Stalled(Duration),
+    /// It took too long in total.
+    #[error("the answer was not complete within {0:?}")]
+    TooLong(Duration),
+    /// More than a step's answer may have.
+    #[error("the answer is longer than {0} bytes")]
+    TooLarge(usize),
+    /// The answer of a step lacks what the next step needs.
+    #[error("the answer has no `{0}`, which the next step needs")]
+    Lacks(&'static str),
+    /// The pod is none that is known.
+    #[error("the pod has gone")]
+    PodGone,
+    /// An answer that says that somebody else should try.
+    #[error("it answered {0}")]
+    Status(StatusCode),
+    /// The body cannot be changed as the step wants.
+    #[error(transparent)]
+    Body(#[from] NotAnObject),
+}
+
+impl CallError {
+    /// What it says about the endpoint.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) => Verdict::Gone,
+            Self::NoFirstByte(_)
+            | Self::Stalled(_)
+            | Self::TooLarge(_)
+            | Self::Lacks(_)
+            | Self::TooLong(_)
+            | Self::Status(_) => Verdict::Failed,
+            // A pod that was taken out and a strange body are nobody's fault.
+            Self::PodGone | Self::Body(_) => Verdict::Busy(None),
+        }
+    }
+
+    /// The status that tells a client best.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Body(_) => StatusCode::BAD_REQUEST,
+            Self::NoFirstByte(_) | Self::Stalled(_) | Self::TooLong(_) => {
+                StatusCode::GATEWAY_TIMEOUT
+            }
+            _ => StatusCode::BAD_GATEWAY,
+        }
+    }
+}
+
+/// Why a plan could not be carried out. Nothing was sent to the client.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// All that was tried failed.
+    #[error("step `{step}` failed on {tried} pods, on the last: {cause}")]
+    Step {
+        /// The step.
+        step: Name,
+        /// Pods tried.
+        tried: usize,
+        /// What the last of them did.
+        cause: CallError,
+    },
+    /// Nobody was left to try.
+    #[error("{}", .0.reason)]
+    Rejected(Rejection),
+}
+
+impl Failure {
+    /// The status that tells a client best.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Step { cause, .. } => cause.status(),
+            Self::Rejected(rejection) => {
+                StatusCode::from_u16(rejection.status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
+            }
+        }
+    }
+
+    /// When trying again may help.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Step { .. } => None,
+            Self::Rejected(rejection) => rejection.retry_after,
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Carries out plans: calls pods, streams their answers, and tries elsewhere when one fails.
+//!
+//! What decides is pure and takes time as an argument: the retry budget, the breaker of an endpoint, what
+//! comes after a failure, what a transfer protocol says, and the splicing of bodies. Around it stands one
+//! HTTP/1.1 client on hyper ([`exchange`]) whose connections are driven by the very task that answers the
+//! client: no other task is woken for a chunk, and a client that leaves takes the upstream call with it.
+#![forbid(unsafe_code)]
+
+mod answer;
+mod breaker;
+mod budget;
+mod connector;
+mod course;
+mod endpoint;
+mod exchange;
+mod execute;
+mod failure;
+mod line;
+mod splice;
+mod timeouts;
+
+pub use answer::{Answer, AnswerBody};
+pub use breaker::{Breaker, BreakerRules, Verdict};
+pub use budget::{BudgetRules, RetryBudget};
+pub use endpoint::{AddressError, Endpoint, WorkerNumber};
+pub use exchange::call;
+pub use execute::{Call, Carried, Dispatch, Kit, Target, execute};
+pub use failure::{CallError, Failure};
+pub use splice::{Edit, NotAnObject, field, splice};
+pub use timeouts::Timeouts;

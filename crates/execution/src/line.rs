@@ -1,0 +1,59 @@
+//! One connection to an engine, driven by whoever uses it.
+//!
+//! hyper's connection is a future that somebody must poll. A task of its own for it would mean two more
+//! wake-ups for every chunk, on another thread as often as not. So whoever waits for the answer polls it;
+//! an idle connection is polled by nobody, and looked at when it is taken out.
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use tokio::net::TcpStream;
+
+/// The most bytes that an engine's response head may have.
+const MOST_HEAD_BYTES: usize = 64 << 10;
+const MOST_HEADERS: usize = 128;
+
+type Driver = http1::Connection<TokioIo<TcpStream>, Full<Bytes>>;
+
+/// A connection.
+pub(crate) struct Line {
+    pub(crate) sender: SendRequest<Full<Bytes>>,
+    /// None once it has ended.
+    driver: Option<Driver>,
+}
+
+impl Line {
+    pub(crate) async fn open(stream: TcpStream) -> hyper::Result<Self> {
+        let (sender, driver) = http1::Builder::new()
+            .max_buf_size(MOST_HEAD_BYTES)
+            .max_headers(MOST_HEADERS)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        Ok(Self { sender, driver: Some(driver) })
+    }
+
+    /// Lets the connection read and write what it can.
+    pub(crate) fn drive(&mut self, context: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && let Poll::Ready(_ended) = Pin::new(driver).poll(context)
+        {
+            // How it ended, the response or its body says.
+            self.driver = None;
+        }
+    }
+
+    /// Whether another request can be sent. Notices if the engine has closed it meanwhile.
+    pub(crate) fn is_free(&mut self) -> bool {
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        self.driver.is_some() && self.sender.is_ready()
+    }
+}
+
+impl std::fmt::Debug for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Line").field("open", &self.driver.is_some()).finish()
+    }
+}

@@ -1,0 +1,299 @@
+//! Sets and removes top-level fields of a JSON object in its bytes.
+//!
+//! A step of a plan may have to add a field to the client's body. Reading the body into a tree and writing
+//! it out again would change what we did not mean to (order, spacing, numbers beyond 64 bits) and costs a
+//! copy of every string. So the object is only scanned: what is changed is cut out, wherever and however
+//! often it stands and however its name is escaped, and the new fields are put at the end.
+//!
+//! The scanner trusts that the bytes are JSON: whoever took the body from the client has checked that.
+
+use bytes::Bytes;
+use serde_json::Value;
+
+/// A change of one top-level field.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Edit {
+    /// Its name.
+    pub field: String,
+    /// Its new value as JSON; none takes it out.
+    pub value: Option<String>,
+}
+
+impl Edit {
+    /// Gives the field this value.
+    #[must_use]
+    pub fn set(field: &str, value: &Value) -> Self {
+        Self { field: field.to_owned(), value: Some(value.to_string()) }
+    }
+
+    /// Takes the field out.
+    #[must_use]
+    pub fn remove(field: &str) -> Self {
+        Self { field: field.to_owned(), value: None }
+    }
+}
+
+/// Bytes that are not a JSON object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the body is not a JSON object (noticed at byte {at}); fields can be set only in an object"
+)]
+pub struct NotAnObject {
+    /// Where that was noticed.
+    pub at: usize,
+}
+
+/// The object with the edits done, later ones over earlier ones. Without edits, the very same bytes.
+///
+/// # Errors
+/// If the bytes are not an object.
+pub fn splice(body: &Bytes, edits: &[Edit]) -> Result<Bytes, NotAnObject> {
+    if edits.is_empty() {
+        return Ok(body.clone());
+    }
+    let mut scan = Scan { bytes: body, at: 0 };
+    let added: usize = edits
+        .iter()
+        .map(|edit| edit.field.len() + edit.value.as_ref().map_or(0, String::len) + 8)
+        .sum();
+    let mut out = Vec::with_capacity(body.len() + added);
+    let end = scan.fields(|name, member| {
+        if !edits.iter().any(|edit| is_named(name, &edit.field)) {
+            out.push(if out.is_empty() { b'{' } else { b',' });
+            out.extend_from_slice(member);
+        }
+    })?;
+    for (at, edit) in edits.iter().enumerate() {
+        let is_last = !edits[at + 1..].iter().any(|later| later.field == edit.field);
+        if let (Some(value), true) = (&edit.value, is_last) {
+            out.push(if out.is_empty() { b'{' } else { b',' });
+            out.extend_from_slice(Value::from(edit.field.as_str()).to_string().as_bytes());
+            out.push(b':');
+            out.extend_from_slice(value.as_bytes());
+        }
+    }
+    if out.is_empty() {
+        out.push(b'{');
+    }
+    out.extend_from_slice(&body[end..]);
+    Ok(out.into())
+}
+
+/// The bytes of a top-level field's value; of several, the last, as engines read it.
+///
+/// # Errors
+/// If the bytes are not an object.
+pub fn field<'a>(body: &'a [u8], field: &str) -> Result<Option<&'a [u8]>, NotAnObject> {
+    let mut found = None;
+    let mut scan = Scan { bytes: body, at: 0 };
+    scan.fields(|name, member| {
+        if is_named(name, field) {
+            let value = &member[name.len()..];
+            let colon = value.iter().position(|byte| *byte == b':').map_or(0, |at| at + 1);
+            found = Some(value[colon..].trim_ascii());
+        }
+    })?;
+    Ok(found)
+}
+
+/// Whether a name as written, quotes and escapes included, is `field`.
+fn is_named(written: &[u8], field: &str) -> bool {
+    if written.contains(&b'\\') {
+        return serde_json::from_slice::<String>(written).is_ok_and(|name| name == field);
+    }
+    written.len() == field.len() + 2 && &written[1..=field.len()] == field.as_bytes()
+}
+
+struct Scan<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Scan<'a> {
+    /// Shows every member of the object, by its name and as a whole, and returns where its `}` stands.
+    fn fields(&mut self, mut see: impl FnMut(&'a [u8], &'a [u8])) -> Result<usize, NotAnObject> {
+        self.blanks();
+        self.expect(b'{')?;
+        loop {
+            self.blanks();
+            match self.peek()? {
+                b'}' => return Ok(self.at),
+                b',' => self.at += 1,
+                b'"' => {
+                    let start = self.at;
+                    self.string()?;
+                    let name = &self.bytes[start..self.at];
+                    self.blanks();
+                    self.expect(b':')?;
+                    self.blanks();
+                    self.value()?;
+                    see(name, &self.bytes[start..self.at]);
+                }
+                _ => return Err(self.wrong()),
+            }
+        }
+    }
+
+    fn value(&mut self) -> Result<(), NotAnObject> {
+        let mut depth = 0_usize;
+        loop {
+            match self.peek()? {
+                b'"' => self.string()?,
+                b'{' | b'[' => {
+                    depth += 1;
+                    self.at += 1;
+                }
+                b'}' | b']' => {
+                    depth = depth.checked_sub(1).ok_or_else(|| self.wrong())?;
+                    self.at += 1;
+                }
+                _ if depth > 0 => self.at += 1,
+                _ => {
+                    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
+                    let length =
+                        self.bytes[self.at..].iter().take_while(|byte| plain(byte)).count();
+                    if length == 0 {
+                        return Err(self.wrong());
+                    }
+                    self.at += length;
+                }
+            }
+            if depth == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn string(&mut self) -> Result<(), NotAnObject> {
+        self.expect(b'"')?;
+        loop {
+            match self.peek()? {
+                b'"' => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                b'\\' => self.at += 2,
+                _ => self.at += 1,
+            }
+        }
+    }
+
+    fn blanks(&mut self) {
+        while self.bytes.get(self.at).is_some_and(|byte| b" \t\r\n".contains(byte)) {
+            self.at += 1;
+        }
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), NotAnObject> {
+        if self.peek()? != byte {
+            return Err(self.wrong());
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn peek(&self) -> Result<u8, NotAnObject> {
+        self.bytes.get(self.at).copied().ok_or_else(|| self.wrong())
+    }
+
+    const fn wrong(&self) -> NotAnObject {
+        NotAnObject { at: self.at }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn spliced(body: &str, edits: &[Edit]) -> String {
+        let bytes = splice(&Bytes::copy_from_slice(body.as_bytes()), edits).unwrap();
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_edited_keeps_its_bytes() {
+        let body = "{ \"n\" : 1e400,\n \"a\":[1,{\"stream\":true}],\"s\":\"}\\\"{\" }";
+        let edits = [Edit::set("stream", &json!(false))];
+        let expected =
+            "{\"n\" : 1e400,\"a\":[1,{\"stream\":true}],\"s\":\"}\\\"{\",\"stream\":false}";
+        assert_eq!(spliced(body, &edits), expected);
+        assert_eq!(spliced(body, &[]), body);
+    }
+
+    #[test]
+    fn every_writing_of_a_field_goes_so_that_nobody_can_hide_one() {
+        let body = r#"{"cache_salt":"mine","x":1,"\u0063ache_salt":"theirs","cache_salt":null}"#;
+        let edits = [Edit::set("cache_salt", &json!("ours"))];
+        assert_eq!(spliced(body, &edits), r#"{"x":1,"cache_salt":"ours"}"#);
+        assert_eq!(field(body.as_bytes(), "cache_salt"), Ok(Some(&b"null"[..])));
+    }
+
+    #[test]
+    fn removing_everything_leaves_an_empty_object() {
+        assert_eq!(spliced(r#"{"a":1}"#, &[Edit::remove("a")]), "{}");
+        assert_eq!(spliced(" {} ", &[Edit::set("a", &json!([1]))]), "{\"a\":[1]} ");
+        let twice = [Edit::set("a", &json!(1)), Edit::set("a", &json!(2))];
+        assert_eq!(spliced("{}", &twice), r#"{"a":2}"#);
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused_and_never_a_panic() {
+        for body in
+            ["", "[]", "3", "{\"a\"", "{\"a\":", "{\"a\":\"\\", "{a:1}", "{\"a\":}", "{\"a\" 1}"]
+        {
+            let result = splice(&Bytes::copy_from_slice(body.as_bytes()), &[Edit::remove("b")]);
+            assert!(result.is_err(), "{body}");
+        }
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            "[a-c\"\\\\{}\\[\\],: \u{e9}\n]{0,6}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 16, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map("[ab\"\\\\]{0,2}", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn splicing_bytes_is_editing_the_tree(
+            fields in prop::collection::btree_map("[ab\"\\\\]{0,2}", any_json(), 0..5),
+            edits in prop::collection::vec(("[ab\"\\\\]{0,2}", prop::option::of(any_json())), 0..4),
+            pretty in any::<bool>(),
+        ) {
+            let mut tree = Value::Object(fields.into_iter().collect());
+            let text = if pretty { format!("{tree:#}") } else { tree.to_string() };
+            let edits: Vec<_> = edits
+                .into_iter()
+                .map(|(field, value)| match value {
+                    Some(value) => Edit::set(&field, &value),
+                    None => Edit::remove(&field),
+                })
+                .collect();
+            let bytes = splice(&text.into(), &edits).unwrap();
+            let found: Value = serde_json::from_slice(&bytes).unwrap();
+            let object = tree.as_object_mut().unwrap();
+            for edit in &edits {
+                object.remove(&edit.field);
+                if let Some(value) = &edit.value {
+                    object.insert(edit.field.clone(), serde_json::from_str(value).unwrap());
+                }
+            }
+            for (name, value) in found.as_object().unwrap() {
+                let bytes = field(&bytes, name).unwrap().unwrap();
+                prop_assert_eq!(&serde_json::from_slice::<Value>(bytes).unwrap(), value);
+            }
+            prop_assert_eq!(found, tree);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! How long each part of a call may take, watched by one timer.
+//!
+//! A stream has a deadline that moves with every chunk. Moving a timer for each of them would cost more
+//! than the chunk: so a chunk only notes the time, and when the timer rings it looks whether it rang for
+//! something, and sleeps on if not.
+
+use crate::failure::CallError;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// How long the parts of a call may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timeouts {
+    /// Until a connection stands.
+    pub connect: Duration,
+    /// From sending the request to the first byte of the answer's body.
+    pub first_byte: Duration,
+    /// Between two pieces of the answer.
+    pub between_bytes: Duration,
+    /// The whole call.
+    pub total: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            first_byte: Duration::from_secs(120),
+            between_bytes: Duration::from_secs(60),
+            total: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// Watches one call.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    timer: Pin<Box<Sleep>>,
+    timeouts: Timeouts,
+    end: Instant,
+    /// When something was last heard; none before the first byte.
+    heard: Option<Instant>,
+    started: Instant,
+}
+
+impl Watch {
+    pub(crate) fn start(timeouts: Timeouts) -> Self {
+        let started = Instant::now();
+        let end = started + timeouts.total;
+        let first = (started + timeouts.first_byte).min(end);
+        Self { timer: Box::pin(sleep_until(first)), timeouts, end, heard: None, started }
+    }
+
+    /// Something was heard.
+    pub(crate) fn heard(&mut self) {
+        self.heard = Some(Instant::now());
+    }
+
+    /// Ready when the call has taken too long.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<CallError> {
+        loop {
+            if self.timer.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            let Timeouts { first_byte, between_bytes, total, .. } = self.timeouts;
+            let (due, error) = match self.heard {
+                None => (self.started + first_byte, CallError::NoFirstByte(first_byte)),
+                Some(heard) => (heard + between_bytes, CallError::Stalled(between_bytes)),
+            };
+            let now = self.timer.deadline();
+            if now >= self.end {
+                return Poll::Ready(CallError::TooLong(total));
+            }
+            if now >= due {
+                return Poll::Ready(error);
+            }
+            self.timer.as_mut().reset(due.min(self.end));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+
+    const TIMEOUTS: Timeouts = Timeouts {
+        connect: Duration::from_secs(1),
+        first_byte: Duration::from_secs(10),
+        between_bytes: Duration::from_secs(3),
+        total: Duration::from_secs(20),
+    };
+
+    async fn rings(watch: &mut Watch) -> (Duration, CallError) {
+        let error = poll_fn(|context| watch.poll(context)).await;
+        (watch.started.elapsed(), error)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_byte_has_its_own_time() {
+        let (after, error) = rings(&mut Watch::start(TIMEOUTS)).await;
+        assert!(matches!(error, CallError::NoFirstByte(_)), "{error}");
+        assert_eq!(after.as_secs(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_piece_moves_the_deadline_until_the_whole_call_is_too_long() {
+        let mut watch = Watch::start(TIMEOUTS);
+        for _ in 0..4 {
+            let ring = tokio::time::timeout(Duration::from_secs(2), rings(&mut watch));
+            assert!(ring.await.is_err());
+            watch.heard();
+        }
+        // The timer was set for the first byte at 10 s and must not ring before 8 s + 3 s.
+        let (after, error) = rings(&mut watch).await;
+        assert!(matches!(error, CallError::Stalled(_)), "{error}");
+        assert_eq!(after.as_secs(), 11);
+
+        let mut watch =
+            Watch::start(Timeouts { between_bytes: Duration::from_secs(60), ..TIMEOUTS });
+        watch.heard();
+        let (after, error) = rings(&mut watch).await;
+        assert!(matches!(error, CallError::TooLong(_)), "{error}");
+        assert_eq!(after.as_secs(), 20);
+    }
+}
