@@ -86,14 +86,14 @@ pub enum HeldText {
     Text(String),
 }
 
-const MODEL: &[Parameter] = &[
+pub(crate) const MODEL: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "Its name."),
     Parameter::with_default("block_size", Takes::Whole(1, 1 << 20), "16", "Tokens in a block."),
     Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json`, or `bytes`."),
 ];
 
 #[rustfmt::skip]
-const POD: &[Parameter] = &[
+pub(crate) const POD: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "What it is called."),
     Parameter::optional("endpoint", Takes::Text, "Its address; by default its name."),
     Parameter::optional("rank", Takes::Whole(0, 65_535), "Its data-parallel rank."),
@@ -120,7 +120,7 @@ const POD: &[Parameter] = &[
 ];
 
 #[rustfmt::skip]
-const HOLDS: &[Parameter] = &[
+pub(crate) const HOLDS: &[Parameter] = &[
     Parameter::optional("tokens", Takes::Texts, "Token ids."),
     Parameter::optional("text", Takes::Text, "Text, tokenized as it is."),
     Parameter::with_default("tier", Takes::OneOf(&["gpu", "host", "disk", "other"]), "gpu", "Where it lies."),

@@ -8,6 +8,32 @@
 //!
 //! Nothing here does I/O, reads a clock or spawns a thread: time and randomness are in the [`World`]
 //! that the caller passes in.
+//!
+//! ```
+//! use std::time::Duration;
+//! use wornpath_index::{Index, Limits};
+//! use wornpath_routing::{
+//!     Desk, Fleet, Outcome, Pod, PodFacts, Profile, Request, Rng, Surroundings, World,
+//! };
+//!
+//! let profile = "filter: [healthy]\nscore: [least_load]\npick: max_score\n";
+//! let profile = Profile::check("mine.yaml", profile, &Surroundings::default())?;
+//!
+//! let index = Index::new(Limits::default(), 7);
+//! let pod = Pod::new(index.add_pod()?, PodFacts::serving("a", "qwen3"));
+//! let (fleet, mut desk, mut rng) = (Fleet::new(vec![pod]), Desk::new(&index), Rng::new(1));
+//!
+//! let mut context = profile.context(Request::from_json(br#"{"prompt": "hello"}"#)?);
+//! profile.prepare(&mut context).expect("it can be served");
+//! let now = Duration::ZERO;
+//! let mut world = World { fleet: &fleet, desk: &mut desk, now, rng: &mut rng };
+//! let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!("a pod is idle") };
+//! assert_eq!(plan.steps[0].pod, Some(fleet.pods()[0].id()));
+//! assert_eq!(fleet.pods()[0].vitals().requests(), 1);
+//! drop(plan);
+//! assert_eq!(fleet.pods()[0].vitals().requests(), 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod assembly;

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use crate::assembly::{Blueprint, Made, MadePlugin, make};
+use crate::described::{HOLDS, MODEL, POD};
 use crate::models::Models;
 use crate::parameter::{Absent, Parameter};
 use crate::plugin::{Plugin, Registry, Stage};
@@ -55,6 +56,15 @@ impl Registry {
             "\n## speculate\n\n`off`, or how long a pod is expected to hold what it was just sent \
              (`10s` by default, where the prompt is hashed).\n",
         );
+        page.push_str(
+            "\n## A described fleet\n\nFor `wornpath explain --fleet` and `wornpath check --fleet`: a map of `models` and \
+             `pods`, each a list.\n\n### A model\n",
+        );
+        parameters(MODEL, &mut page);
+        page.push_str("\n### A pod\n\nAlso takes `holds`, a list of prompts that it holds.\n");
+        parameters(POD, &mut page);
+        page.push_str("\n### A held prompt\n\n`tokens` or `text`.\n");
+        parameters(HOLDS, &mut page);
         page
     }
 
