@@ -95,6 +95,33 @@ fn a_stock_engine_is_exact_within_two_seconds() {
 }
 
 #[test]
+fn an_engine_that_restarted_unheard_is_not_taken_for_the_one_before() {
+    for seed in seeds() {
+        let mut world = World::new(seed, Faults { lost: 0, ..STOCK });
+        world.work(SECOND);
+        world.restart_unheard();
+        world.work(SECOND / 10);
+        world.idle(SECOND * 2);
+        world.assert_exact("after a restart that came as far as before", seed);
+        assert_eq!(world.status().counters.restarts, 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_wrong_state_is_put_right_by_one_snapshot_while_the_engine_goes_on() {
+    for seed in seeds() {
+        let mut world = World::new(seed, Faults { lost: 0, doubled: 0, reordered: 0, ..BAD_LINK });
+        world.work(SECOND * 2);
+        let before = world.status().counters.snapshots;
+        world.corrupt();
+        world.work(SECOND * 4);
+        world.idle(SECOND / 20);
+        world.assert_exact("while it went on", seed);
+        assert_eq!(world.status().counters.snapshots - before, 1, "seed {seed}");
+    }
+}
+
+#[test]
 fn total_loss_for_half_a_minute_heals_within_a_digest_and_a_second() {
     for abilities in
         [Abilities { replay: true, snapshot: true }, Abilities { replay: false, snapshot: true }]

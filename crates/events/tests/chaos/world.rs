@@ -9,7 +9,7 @@ use wornpath_blocks::HashKey;
 use wornpath_events::{
     Abilities, Ask, Heading, Names, Pod, Rules, Said, Serving, SourceId, State, Status, Via,
 };
-use wornpath_index::{Index, Limits, Moment, Writer};
+use wornpath_index::{Content, EngineHash, Event, Index, Limits, Moment, Stored, Tier, Writer};
 
 /// What the link and the engine are like.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +115,27 @@ impl World {
             self.hear(Said::Disconnected);
             self.hear(Said::Connected);
         }
+    }
+
+    /// The engine is started again while nobody listens, and comes as far as it was before.
+    pub(crate) fn restart_unheard(&mut self) {
+        let batches = self.engine.said.len();
+        self.arrivals.clear();
+        self.hear(Said::Disconnected);
+        self.engine.restart();
+        self.lose_the_tail(batches);
+        self.hear(Said::Connected);
+    }
+
+    /// Something that the engine never said gets into the index.
+    pub(crate) fn corrupt(&mut self) {
+        let stored = Event::Stored(Stored {
+            tier: Tier::Gpu,
+            blocks: &[EngineHash(0xBAD)],
+            content: Content::Native,
+            locations: &[],
+        });
+        self.writer.apply(self.pod.id(), None, &[stored]).unwrap();
     }
 
     /// Time passes.
@@ -252,7 +273,8 @@ impl World {
         }
     }
 
+    /// Longer under way than live batches are apart, so that some come between question and answer.
     fn reply(&mut self, said: Said) {
-        self.send(Duration::from_millis(5), Parcel::Said(Box::new(said)));
+        self.send(Duration::from_millis(35), Parcel::Said(Box::new(said)));
     }
 }
