@@ -167,26 +167,39 @@ impl Aliases {
         (self.len + more) * 8 <= self.buckets.len() * WAYS * 7
     }
 
-    /// Makes a larger table and fills it from all entries.
-    pub(crate) fn grow(&mut self, entries: impl Iterator<Item = (Spread, u32)>) {
+    /// Begins a larger table, for all entries to be added to.
+    pub(crate) fn larger(&self) -> Larger {
         let buckets = (self.buckets.len() * 3 / 2).max(self.buckets.len() + 1);
-        let mut new = vec![Bucket { tags: [0; 2], numbers: [[0; 3]; 16] }; buckets];
-        let mut filled = vec![0u8; buckets];
-        for (spread, number) in entries {
-            let mut at = spread.home(buckets);
-            while usize::from(filled[at]) == WAYS {
-                new[at].pass_by();
-                at = if at + 1 == buckets { 0 } else { at + 1 };
-            }
-            new[at].set(usize::from(filled[at]), spread, number);
-            filled[at] += 1;
-        }
-        self.buckets = new.into();
-        self.len = filled.into_iter().map(usize::from).sum();
+        let nothing = Bucket { tags: [0; 2], numbers: [[0; 3]; 16] };
+        Larger { buckets: vec![nothing; buckets], filled: vec![0; buckets] }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.buckets)
+    }
+}
+
+/// A table in the making: no place in it becomes free, so they are filled from the first.
+pub(crate) struct Larger {
+    buckets: Vec<Bucket>,
+    filled: Vec<u8>,
+}
+
+impl Larger {
+    #[inline]
+    pub(crate) fn add(&mut self, spread: Spread, number: u32) {
+        let mut at = spread.home(self.buckets.len());
+        while usize::from(self.filled[at]) == WAYS {
+            self.buckets[at].pass_by();
+            at = if at + 1 == self.buckets.len() { 0 } else { at + 1 };
+        }
+        self.buckets[at].set(usize::from(self.filled[at]), spread, number);
+        self.filled[at] += 1;
+    }
+
+    pub(crate) fn done(self) -> Aliases {
+        let len = self.filled.iter().map(|filled| usize::from(*filled)).sum();
+        Aliases { buckets: self.buckets.into(), len }
     }
 }
 
@@ -270,8 +283,11 @@ mod tests {
                 let number = names.len() as u32 - 1;
                 numbers.insert(name, number);
                 if !aliases.insert(Spread(name), number) {
-                    let all = numbers.iter().map(|(name, number)| (Spread(*name), *number));
-                    aliases.grow(all);
+                    let mut larger = aliases.larger();
+                    for (name, number) in &numbers {
+                        larger.add(Spread(*name), *number);
+                    }
+                    aliases = larger.done();
                 }
             }
             assert_eq!(aliases.len, numbers.len());

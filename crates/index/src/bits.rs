@@ -23,10 +23,23 @@ pub(crate) struct Bits<'a> {
     tables: &'a [Table; SHARDS],
     rows: Rows<'a>,
     slot: PodSlot,
-    /// The last step from one set to another; neighbours on a path mostly take the same. It holds a
-    /// use of the set it leads to, lest that be recycled under it.
-    step: Option<(SetId, SetId)>,
+    step: Step,
 }
+
+/// The last step from one set to another; neighbours on a path mostly take the same. Uses are counted
+/// by the step, not by the block: it takes many of the set it leads to in advance, and gives those of
+/// the set it leads from back at its end.
+#[derive(Default)]
+struct Step {
+    from: SetId,
+    to: SetId,
+    taken: u32,
+    /// Uses of `to` that no block has yet.
+    ahead: u32,
+}
+
+/// Uses that are taken in advance.
+const IN_ADVANCE: u32 = 16;
 
 impl<'a> Bits<'a> {
     pub(crate) fn new(
@@ -36,7 +49,7 @@ impl<'a> Bits<'a> {
         slot: PodSlot,
     ) -> Self {
         let rows = Rows { directory, pages: &mut view.pages };
-        Self { sets, tables: &*view.tables, rows, slot, step: None }
+        Self { sets, tables: &*view.tables, rows, slot, step: Step::default() }
     }
 
     /// Sets the pod's bit on each block, and tells `already` of those that had it.
@@ -49,7 +62,7 @@ impl<'a> Bits<'a> {
                 }
             }
         }
-        self.forget_step();
+        self.end_step();
     }
 
     /// Clears the pod's bit on each block; one that does not have it stays as it is.
@@ -60,7 +73,7 @@ impl<'a> Bits<'a> {
                 self.clear_one(*block);
             }
         }
-        self.forget_step();
+        self.end_step();
     }
 
     fn touch(&self, blocks: &[BlockHash]) {
@@ -88,13 +101,12 @@ impl<'a> Bits<'a> {
             }
             return true;
         }
-        if self.rows.contains(old, self.slot) {
+        // A step is never taken from a set with the pod in it.
+        if old != self.step.from && self.rows.contains(old, self.slot) {
             return false;
         }
         let new = self.take_step(old, Sets::with);
         write(&shard.table, &spot, new);
-        drop(shard);
-        self.sets.release(&mut self.rows, old);
         true
     }
 
@@ -113,38 +125,44 @@ impl<'a> Bits<'a> {
             }
             return;
         }
-        if !self.rows.contains(old, self.slot) {
+        if old != self.step.from && !self.rows.contains(old, self.slot) {
             return;
         }
         let new = self.take_step(old, Sets::without);
         write(&shard.table, &spot, new);
-        drop(shard);
-        self.sets.release(&mut self.rows, old);
     }
 
-    /// The set that `old` becomes; one use of it is the caller's.
+    /// The set that `old` becomes. One use of it is the block's, and one of `old` no longer is.
+    #[inline]
     fn take_step(
         &mut self,
         old: SetId,
         change: fn(&Sets, &mut Rows<'_>, SetId, PodSlot) -> SetId,
     ) -> SetId {
-        if let Some((from, to)) = self.step
-            && from == old
-        {
-            Sets::retain(&mut self.rows, to);
-            return to;
+        if old != self.step.from || self.step.ahead == 0 {
+            self.begin_step(old, change);
         }
-        let new = change(self.sets, &mut self.rows, old, self.slot);
-        self.forget_step();
-        Sets::retain(&mut self.rows, new);
-        self.step = Some((old, new));
-        new
+        self.step.ahead -= 1;
+        self.step.taken += 1;
+        self.step.to
     }
 
-    fn forget_step(&mut self) {
-        if let Some((_, to)) = self.step.take() {
-            self.sets.release(&mut self.rows, to);
-        }
+    #[cold]
+    fn begin_step(
+        &mut self,
+        old: SetId,
+        change: fn(&Sets, &mut Rows<'_>, SetId, PodSlot) -> SetId,
+    ) {
+        let new = change(self.sets, &mut self.rows, old, self.slot);
+        Sets::retain(&mut self.rows, new, IN_ADVANCE - 1);
+        self.end_step();
+        self.step = Step { from: old, to: new, taken: 0, ahead: IN_ADVANCE };
+    }
+
+    fn end_step(&mut self) {
+        let Step { from, to, taken, ahead } = std::mem::take(&mut self.step);
+        self.sets.release(&mut self.rows, from, taken);
+        self.sets.release(&mut self.rows, to, ahead);
     }
 }
 

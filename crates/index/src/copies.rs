@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use wornpath_blocks::BlockHash;
 
+use crate::by_block::ByBlock;
 use crate::event::{Location, Tier};
 use crate::slab::Number;
 
@@ -31,7 +32,7 @@ pub struct Holding {
 pub(crate) struct Copies {
     extras: HashMap<(Number, Tier), Extra>,
     /// Entries that are not simply on the GPU, to find them by our hash; one block can have several.
-    special: HashMap<BlockHash, Vec<Number>>,
+    special: ByBlock<Vec<Number>>,
 }
 
 impl Copies {

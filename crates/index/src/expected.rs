@@ -9,10 +9,11 @@
 //! the engine removes a real block that an expected one follows; then the pod is not to be trusted to
 //! be contiguous until its expectations are gone.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use wornpath_blocks::BlockHash;
+
+use crate::by_block::ByBlock;
 
 /// A point in time, as the time since some fixed moment that the caller chose. The index reads no
 /// clock: a simulator passes virtual time, a server passes real time.
@@ -26,9 +27,9 @@ struct Expectation {
 
 #[derive(Debug, Default)]
 pub(crate) struct Expected {
-    blocks: HashMap<BlockHash, Expectation>,
+    blocks: ByBlock<Expectation>,
     /// How many expected blocks follow each block.
-    followed: HashMap<BlockHash, u32>,
+    followed: ByBlock<u32>,
     /// A block that an expected one follows has gone.
     broken: bool,
 }

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use wornpath_blocks::BlockHash;
 
+use crate::by_block::ByBlock;
 use crate::copies::{Copies, Holding};
 use crate::digest::{Digest, PodDigest};
 use crate::event::{EngineHash, Tier};
@@ -61,7 +62,7 @@ pub(crate) struct Ledger {
     /// For entries that cover several blocks: all but the last.
     pub(crate) spans: HashMap<Number, Box<[BlockHash]>>,
     /// Blocks that more than one entry stands for: how many more.
-    shared: HashMap<BlockHash, u32>,
+    shared: ByBlock<u32>,
     pub(crate) waiting: Waiting,
     pub(crate) expected: Expected,
     pub(crate) sequence: Sequence,
@@ -80,7 +81,7 @@ impl Ledger {
             slab: Slab::new(key),
             copies: Copies::default(),
             spans: HashMap::new(),
-            shared: HashMap::new(),
+            shared: ByBlock::default(),
             waiting: Waiting::default(),
             expected: Expected::default(),
             sequence: Sequence::new(window),
@@ -154,7 +155,7 @@ impl Ledger {
         self.slab.clear();
         self.copies = Copies::default();
         self.spans = HashMap::new();
-        self.shared = HashMap::new();
+        self.shared = ByBlock::default();
         self.waiting = Waiting::default();
         self.tiers = Default::default();
         self.blocks = Digest::default();
@@ -330,7 +331,7 @@ impl Ledger {
 }
 
 /// Takes one off a block's count of further entries; `false` if it has none.
-fn take_one(shared: &mut HashMap<BlockHash, u32>, block: BlockHash) -> bool {
+fn take_one(shared: &mut ByBlock<u32>, block: BlockHash) -> bool {
     let Some(more) = shared.get_mut(&block) else { return false };
     *more -= 1;
     if *more == 0 {

@@ -36,6 +36,7 @@
 mod aliases;
 mod answer;
 mod bits;
+mod by_block;
 mod copies;
 mod digest;
 mod directory;

@@ -195,19 +195,20 @@ impl Sets {
         numbering.row(row as usize)
     }
 
-    /// Takes one more use of a set that the caller already uses.
+    /// Takes more uses of a set that the caller already uses.
     #[inline]
-    pub(crate) fn retain(rows: &mut Rows<'_>, set: SetId) {
+    pub(crate) fn retain(rows: &mut Rows<'_>, set: SetId, uses: u32) {
         if let Named::Row(row) = rows.directory.numbering.read(set) {
-            rows.uses(row).fetch_add(1, Ordering::Relaxed);
+            rows.uses(row).fetch_add(uses, Ordering::Relaxed);
         }
     }
 
-    /// Gives one use back.
+    /// Gives uses back.
     #[inline]
-    pub(crate) fn release(&self, rows: &mut Rows<'_>, set: SetId) {
+    pub(crate) fn release(&self, rows: &mut Rows<'_>, set: SetId, uses: u32) {
         if let Named::Row(row) = rows.directory.numbering.read(set)
-            && rows.uses(row).fetch_sub(1, Ordering::AcqRel) == 1
+            && uses > 0
+            && rows.uses(row).fetch_sub(uses, Ordering::AcqRel) == uses
         {
             self.retire(rows, row);
         }

@@ -246,9 +246,15 @@ impl Slab {
     #[cold]
     fn grow_aliases(&mut self) {
         let Self { aliases, pages, key, .. } = self;
-        let entries = pages.iter().flat_map(|page| page.iter()).zip(0..);
-        let in_use = entries.filter(|(entry, _)| entry.bits & IN_USE != 0);
-        aliases.grow(in_use.map(|(entry, number)| (spread(*key, entry.engine), number)));
+        let mut larger = aliases.larger();
+        for (page, first) in pages.iter().zip((0..).step_by(PAGE)) {
+            for (entry, number) in page.iter().zip(first..) {
+                if entry.bits & IN_USE != 0 {
+                    larger.add(spread(*key, entry.engine), number);
+                }
+            }
+        }
+        *aliases = larger.done();
     }
 
     #[inline]

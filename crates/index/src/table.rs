@@ -55,7 +55,7 @@ const PASSED: u64 = 0xff << 48;
 const ONE_PASSED: u64 = 1 << 48;
 
 /// Number of a set of pods; see [`crate::sets`]. Zero is the empty set and marks a free place.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SetId(pub(crate) u32);
 
 impl SetId {
