@@ -27,16 +27,20 @@ pub(crate) fn build(
     let beside = path.parent().unwrap_or(Path::new("."));
     let mut tokenizers: Vec<(&str, Arc<dyn Tokenize>)> = Vec::new();
     for name in described.models.iter().filter_map(|model| model.tokenizer.as_deref()) {
-        let tokenizer: Arc<dyn Tokenize> = match name {
-            "bytes" => Arc::new(Bytes),
-            folder => Arc::new(load(&beside.join(folder))?),
-        };
-        tokenizers.push((name, tokenizer));
+        tokenizers.push((name, tokenizer(beside, name)?));
     }
     let find = |name: &str| {
         tokenizers.iter().find(|(known, _)| *known == name).map(|(_, found)| Arc::clone(found))
     };
     Ok(described.build(now, find)?)
+}
+
+/// A tokenizer by its folder, looked for in `beside`; or `bytes`.
+pub(crate) fn tokenizer(beside: &Path, name: &str) -> anyhow::Result<Arc<dyn Tokenize>> {
+    Ok(match name {
+        "bytes" => Arc::new(Bytes),
+        folder => Arc::new(load(&beside.join(folder))?),
+    })
 }
 
 fn load(folder: &Path) -> anyhow::Result<TextTokenizer> {

@@ -9,6 +9,7 @@ mod explain;
 mod fleet;
 mod relay;
 mod replay;
+mod serve;
 
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
@@ -34,6 +35,7 @@ enum Command {
     Events(events::EventsArguments),
     Relay(relay::RelayArguments),
     Replay(replay::ReplayArguments),
+    Serve(Box<serve::ServeArguments>),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -48,6 +50,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Events(arguments) => events::run(&arguments, &mut out).map(done),
         Command::Relay(arguments) => relay::run(&arguments, &mut out).map(done),
         Command::Replay(arguments) => replay::run(&arguments, &mut out).map(done),
+        Command::Serve(arguments) => serve::run(&arguments, &mut out),
     };
     ignore_closed_pipe(result.and_then(|code| Ok(out.flush().map(|()| code)?)))
 }

@@ -1,0 +1,255 @@
+//! `wornpath serve`: the gateway in front of a fleet of engines.
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use std::fs;
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use wornpath_gateway::admin::{Setup, start};
+use wornpath_gateway::config::{Config, DEFAULT_PROFILE, TEXT_PROFILE, Tokenizers, shipped};
+use wornpath_gateway::{
+    EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, ServeError, Settings, Sharing,
+    serve,
+};
+use wornpath_routing::Role;
+
+use crate::check::BAD_CONFIGURATION;
+
+mod logging;
+mod tenants;
+
+/// What `--help` says after the options.
+const MORE: &str = "\
+Examples:
+  wornpath serve --pod http://127.0.0.1:8001 --pod http://127.0.0.1:8002
+  wornpath serve --pod http://a:8000 --pod http://b:8000 --policy round-robin --port 9000
+  wornpath serve --pod http://a:8000,events=tcp://a:5557,replay=tcp://a:5558 --tokenizer ./Qwen3-8B
+  wornpath serve --prefill http://a:8000 --decode http://b:8000 --policy prefill-decode --tokenizer bytes
+
+Without --tokenizer, prompts are compared by their text and only what this router itself has sent is
+known to be cached; with it, the engines' own cache events count.";
+
+/// Serve OpenAI's and Anthropic's interfaces in front of a fleet of engines
+#[derive(Args)]
+#[command(after_long_help = MORE)]
+pub(crate) struct ServeArguments {
+    /// Configuration; what the command line says counts more
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Address of an engine; may be given again. `,events=tcp://…` and `,replay=tcp://…` say where it publishes
+    #[arg(long = "pod", visible_alias = "worker-urls", value_name = "URL", num_args = 1..)]
+    pods: Vec<String>,
+    /// Address of an engine that computes prompts for others
+    #[arg(long, value_name = "URL", num_args = 1..)]
+    prefill: Vec<String>,
+    /// Address of an engine that takes computed prompts over and generates
+    #[arg(long, value_name = "URL", num_args = 1..)]
+    decode: Vec<String>,
+    /// How requests are routed: the name of a shipped profile, or the path of a .yaml file; `cache-aware` if not given
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// Address to listen at; 127.0.0.1 if not given
+    #[arg(long)]
+    host: Option<IpAddr>,
+    /// Port to listen at, 0 for any free one; 8080 if not given
+    #[arg(long)]
+    port: Option<u16>,
+    /// Address and port for operators
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    admin: Option<SocketAddr>,
+    /// A key that clients must show; `NAME=KEY` also names its tenant; may be given again
+    #[arg(long, value_name = "KEY", env = "WORNPATH_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// Keep tenants from using each other's cached prompts
+    #[arg(long, requires = "api_key")]
+    isolate_tenants: bool,
+    /// Folder of the model's tokenizer.json and tokenizer_config.json; `bytes` takes every byte for a token
+    #[arg(long, value_name = "FOLDER")]
+    tokenizer: Option<String>,
+    /// Name of the model that --tokenizer belongs to, as engines list it
+    #[arg(long, value_name = "NAME", requires = "tokenizer")]
+    model: Option<String>,
+    /// Tokens in a block of the engines' caches
+    #[arg(long, default_value = "16")]
+    block_size: NonZeroUsize,
+    /// Threads that answer clients; as many as there are cores if not given
+    #[arg(long)]
+    workers: Option<NonZeroUsize>,
+    /// Seconds until an engine must have sent the first byte of its answer
+    #[arg(long, value_name = "SECONDS")]
+    first_byte_timeout: Option<f64>,
+    /// Seconds that may pass between two pieces of an answer
+    #[arg(long, value_name = "SECONDS")]
+    between_bytes_timeout: Option<f64>,
+    /// The most bytes of a request's body
+    #[arg(long, value_name = "BYTES")]
+    max_body: Option<usize>,
+    /// Seconds between saying that it is not ready and taking no more connections
+    #[arg(long, value_name = "SECONDS")]
+    lame_duck: Option<f64>,
+    /// Seconds that requests get to finish when the process is told to end
+    #[arg(long, value_name = "SECONDS")]
+    grace: Option<f64>,
+    /// Tell clients which pod answered, and why, in x-wornpath-pod and x-wornpath-reason
+    #[arg(long)]
+    reveal_pods: bool,
+    /// What is logged: error, warn, info or debug
+    #[arg(long, default_value = "info")]
+    log_level: tracing::Level,
+}
+
+/// Serves until the process is told to end.
+pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let logging = Box::new(logging::LogLevel::start(arguments.log_level));
+    let path = arguments.config.clone();
+    let mut tokenizers = Tokenizers::new(path.as_deref().unwrap_or(Path::new("")));
+    let refused = |error: &dyn std::fmt::Display| {
+        tracing::error!("{error:#}");
+        Ok(ExitCode::from(BAD_CONFIGURATION))
+    };
+    let config = match path.as_deref().map_or_else(|| Ok(Config::bare()), Config::read) {
+        Ok(config) => config,
+        Err(problems) => return refused(&problems),
+    };
+    let settings = match config.settings(&mut tokenizers) {
+        Ok(from_file) => settings(arguments, from_file),
+        Err(error) => return refused(&error),
+    };
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(error) => return refused(&error),
+    };
+    let mut admin = None;
+    let around = |gateway: &_| {
+        admin = start(gateway, Setup { path, config, tokenizers, logging })?.admin;
+        Ok(())
+    };
+    let mut written = Ok(());
+    let served = serve(settings, around, |serving| {
+        written = writeln!(out, "listening: http://{}", serving.client).and_then(|()| out.flush());
+    });
+    written?;
+    match served {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error @ (ServeError::Settings(_) | ServeError::Around(_))) => refused(&error),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What the file says, and on top of it what the command line says.
+fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<Settings> {
+    let mut settings = from_file;
+    if arguments.config.is_none() || arguments.host.is_some() || arguments.port.is_some() {
+        let host = arguments.host.unwrap_or(settings.client.ip());
+        settings.client = SocketAddr::new(host, arguments.port.unwrap_or(settings.client.port()));
+    }
+    if arguments.isolate_tenants {
+        settings.sharing = Sharing::Isolated;
+    }
+    if arguments.reveal_pods {
+        settings.reveal = Reveal::Pod;
+    }
+    settings.admin = arguments.admin.or(settings.admin);
+    settings.tenants.extend(tenants::read(&arguments.api_key)?);
+    for (urls, role) in [
+        (&arguments.pods, Role::SERVE),
+        (&arguments.prefill, Role::PREFILL),
+        (&arguments.decode, Role::DECODE),
+    ] {
+        for url in urls {
+            settings.pods.push(pod(url, role)?);
+        }
+    }
+    ensure!(
+        !settings.pods.is_empty() || arguments.config.is_some(),
+        "no engine is named; give at least one --pod URL"
+    );
+    if let Some(tokenizer) = &arguments.tokenizer {
+        let Some(name) = &arguments.model else {
+            bail!("--tokenizer needs --model, the model's name as engines list it at /v1/models");
+        };
+        settings.models.push(ModelSettings {
+            name: name.clone(),
+            block_size: arguments.block_size,
+            tokenizer: Some(crate::fleet::tokenizer(Path::new("."), tokenizer)?),
+            aliases: Vec::new(),
+        });
+    }
+    if arguments.policy.is_some() || arguments.config.is_none() {
+        let policy = arguments.policy.as_deref().unwrap_or(DEFAULT_PROFILE);
+        settings.profiles.insert(0, profile(policy, &settings)?);
+    }
+    limits(arguments, &mut settings)?;
+    Ok(settings)
+}
+
+fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result<()> {
+    let set = |given: Option<f64>, option: &str, setting: &mut Duration| -> anyhow::Result<()> {
+        if let Some(given) = given {
+            *setting = seconds(given, option)?;
+        }
+        Ok(())
+    };
+    set(arguments.first_byte_timeout, "--first-byte-timeout", &mut settings.timeouts.first_byte)?;
+    let between = &mut settings.timeouts.between_bytes;
+    set(arguments.between_bytes_timeout, "--between-bytes-timeout", between)?;
+    set(arguments.lame_duck, "--lame-duck", &mut settings.drain.lame_duck)?;
+    set(arguments.grace, "--grace", &mut settings.drain.grace)?;
+    if let Some(bytes) = arguments.max_body {
+        settings.limits.body_bytes = bytes;
+    }
+    if let Some(workers) = arguments.workers {
+        settings.workers = workers;
+    }
+    Ok(())
+}
+
+fn profile(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfile> {
+    if policy.ends_with(".yaml") {
+        let text = fs::read_to_string(policy).with_context(|| format!("cannot read {policy}"))?;
+        return Ok(NamedProfile { name: policy.to_owned(), file: policy.to_owned(), text });
+    }
+    let has_tokenizer = settings.models.iter().any(|model| model.tokenizer.is_some());
+    let mut name = policy;
+    if policy == DEFAULT_PROFILE && !has_tokenizer {
+        name = TEXT_PROFILE;
+        tracing::warn!(
+            "no --tokenizer: `{policy}` compares prompts by their text, and knows only what this router has sent"
+        );
+    }
+    let text = shipped(name).with_context(|| {
+        format!("--policy is `{policy}`, which is neither a shipped profile nor a .yaml file")
+    })?;
+    let file = format!("shipped profile `{name}`");
+    Ok(NamedProfile { name: policy.to_owned(), file, text: text.to_owned() })
+}
+
+/// `http://host:port[,events=tcp://…][,replay=tcp://…][,topic=…]`
+fn pod(written: &str, role: &str) -> anyhow::Result<PodSettings> {
+    let mut parts = written.split(',');
+    let mut pod = PodSettings::at(parts.next().unwrap_or_default());
+    pod.facts.roles = vec![Role::named(role)];
+    let (mut publisher, mut replay, mut topic) = (None, None, String::new());
+    for part in parts {
+        match part.split_once('=') {
+            Some(("events", at)) => publisher = Some(at.to_owned()),
+            Some(("replay", at)) => replay = Some(at.to_owned()),
+            Some(("topic", name)) => name.clone_into(&mut topic),
+            _ => bail!("`{part}` of the pod {written} is not events=…, replay=… or topic=…"),
+        }
+    }
+    if let Some(publisher) = publisher {
+        let address = wornpath_events::ZmqAddress { publisher, replay, topic };
+        pod.events = Some(EventSource::ZeroMq(address));
+    }
+    Ok(pod)
+}
+
+fn seconds(given: f64, option: &str) -> anyhow::Result<Duration> {
+    Duration::try_from_secs_f64(given)
+        .with_context(|| format!("{option} is {given}; give seconds of zero or more"))
+}

@@ -1,0 +1,87 @@
+//! Why requests went where they went.
+
+use serde_json::{Value, json};
+
+use wornpath_routing::{Desk, Name, Outcome, Recorder, Request, Rng, World};
+
+use super::recent;
+use super::routes::{Answer, Call, Refusal, Reply};
+use crate::settings::Sharing;
+use crate::state::Gateway;
+
+pub(super) fn list(call: &Call<'_>) -> Answer {
+    let last = match call.query.split('&').find_map(|pair| pair.strip_prefix("last=")) {
+        None => 20,
+        Some(text) => text
+            .parse()
+            .map_err(|_| Refusal::new(400, format!("`last` is `{text}`; give a whole number")))?,
+    };
+    let decisions: Vec<_> =
+        call.admin.recent.last(last).iter().map(|record| recent::json(record)).collect();
+    Ok(Reply::Json(json!({ "decisions": decisions })))
+}
+
+pub(super) fn explain(call: &Call<'_>) -> Answer {
+    let asked: Value = serde_json::from_slice(call.body)
+        .map_err(|error| Refusal::new(400, format!("the body is not JSON: {error}")))?;
+    let Some(body) = asked.get("body").filter(|body| body.is_object()) else {
+        return Err(Refusal::new(400, "give `body`: the request as a client would send it"));
+    };
+    let path = asked["path"].as_str().unwrap_or("/v1/chat/completions");
+    let mut request = Request::from_json(body.to_string().as_bytes())
+        .map_err(|error| Refusal::new(400, format!("`body` is no request: {error}")))?;
+    request.headers = headers(&asked["headers"])?;
+    request.tenant = asked["tenant"].as_str().map(Name::from);
+    Ok(Reply::Json(explained(call.admin.running.gateway(), path, request)))
+}
+
+fn headers(given: &Value) -> Result<Vec<(String, String)>, Refusal> {
+    let header = |(name, value): (&String, &Value)| {
+        Some((name.to_ascii_lowercase(), value.as_str()?.to_owned()))
+    };
+    let headers = match given {
+        Value::Null => Some(Vec::new()),
+        Value::Object(headers) => headers.iter().map(header).collect(),
+        _ => None,
+    };
+    headers.ok_or_else(|| Refusal::new(400, "`headers` must be a map from names to texts"))
+}
+
+/// Decides as for a client, and sends nothing. Pickers that take turns count it as a turn.
+fn explained(gateway: &Gateway, path: &str, mut request: Request) -> Value {
+    let (roster, routing, settings) = (gateway.roster(), gateway.routing(), gateway.settings());
+    request.model = roster.model(request.model.base.as_str());
+    request.arrival = gateway.now();
+    if settings.sharing == Sharing::Isolated {
+        // As for clients: who has no name has a salt all the same.
+        let tenant = request.tenant.as_ref().map_or("", Name::as_str);
+        request.salt = Some(settings.key.cache_salt(tenant));
+    }
+    let (name, profile) = routing.profile(path, &request.model.base, request.tenant.as_ref());
+    let clock = || gateway.now();
+    let mut recorder = Recorder::new(&clock);
+    let mut context = profile.context(request);
+    let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
+        Err(rejection) => Outcome::Reject(rejection),
+        Ok(()) => {
+            let (mut desk, mut rng) = (Desk::new(gateway.index()), Rng::new(0));
+            let mut world =
+                World { fleet: roster.fleet(), desk: &mut desk, now: gateway.now(), rng: &mut rng };
+            profile.decide_explained(&mut context, &mut world, &mut recorder)
+        }
+    };
+    let pod = |pod| {
+        roster.seat(pod).map_or_else(
+            || "a pod that has gone".to_owned(),
+            |seat| seat.pod.facts().name.to_string(),
+        )
+    };
+    let outcome = match outcome {
+        Outcome::Plan(plan) => json!({"plan": plan.to_json(pod)}),
+        Outcome::Hold(_) => json!({"hold": "it would wait until a pod has room"}),
+        Outcome::Reject(rejection) => {
+            json!({"reject": {"status": rejection.status, "reason": rejection.reason}})
+        }
+    };
+    json!({"profile": name.as_str(), "explanation": recorder.finish().to_json(), "outcome": outcome})
+}

@@ -1,0 +1,142 @@
+//! Pods: who they are, how they are, and changes to who is there.
+
+use serde_json::{Value, json};
+use wornpath_events::PodStatus;
+
+use super::routes::{Answer, Call, Refusal, Reply};
+use crate::config::BringError;
+use crate::discovery::Bringer;
+use crate::metrics::{breaker, health, trust};
+use crate::roster::Seat;
+
+pub(super) fn list(call: &Call<'_>) -> Answer {
+    let gateway = call.admin.running.gateway();
+    let events = gateway.events().status(gateway.now());
+    let roster = gateway.roster();
+    let pods: Vec<_> = roster.seats().iter().map(|seat| shown(call, seat, &events)).collect();
+    Ok(Reply::Json(json!({ "pods": pods })))
+}
+
+pub(super) fn get(call: &Call<'_>) -> Answer {
+    let gateway = call.admin.running.gateway();
+    let events = gateway.events().status(gateway.now());
+    let roster = gateway.roster();
+    let seat = roster.named(call.name).ok_or_else(|| unknown(call.name))?;
+    Ok(Reply::Json(shown(call, seat, &events)))
+}
+
+/// A pod in JSON is a pod in YAML: it is checked by the same code, against what is configured.
+pub(super) fn add(call: &Call<'_>) -> Answer {
+    let pod: Value = serde_json::from_slice(call.body)
+        .map_err(|error| Refusal::new(400, format!("the body is not JSON: {error}")))?;
+    let running = &call.admin.running;
+    let checked = running.config().check_pods("request", &json!({ "pods": [pod] }).to_string());
+    let pods = checked.map_err(|refused| Refusal {
+        status: 422,
+        message: "this pod cannot be added".to_owned(),
+        problems: Some(refused.to_json()),
+    })?;
+    let [pod] = <[_; 1]>::try_from(pods).map_err(|_| Refusal::new(422, "give one pod"))?;
+    let names: Vec<_> = pod.settings().iter().map(|pod| pod.facts.name.to_string()).collect();
+    if running.roll().get(&pod.name).is_some() {
+        let message = format!("there is a pod `{}` already; remove it first", pod.name);
+        return Err(Refusal::new(409, message));
+    }
+    running.bring(Bringer::Operator, &pod).map_err(|error| {
+        Refusal::new(
+            if matches!(error, BringError::Taken(_)) { 409 } else { 422 },
+            error.to_string(),
+        )
+    })?;
+    tracing::info!(pods = ?names, "added by an operator");
+    Ok(Reply::Json(json!({ "added": names })))
+}
+
+pub(super) fn remove(call: &Call<'_>) -> Answer {
+    let running = &call.admin.running;
+    let name = call.name;
+    let removed = match running.roll().get(name) {
+        Some((Bringer::Operator, _)) => running.release(Bringer::Operator, name),
+        // A listed or discovered pod stays away until its entry changes or the router starts anew.
+        _ => running.gateway().remove_pod(name),
+    };
+    if !removed {
+        return Err(unknown(name));
+    }
+    tracing::info!(pod = name, "removed by an operator");
+    Ok(Reply::Json(json!({ "removed": name })))
+}
+
+pub(super) fn drain(call: &Call<'_>) -> Answer {
+    if !call.admin.running.gateway().drain_pod(call.name) {
+        return Err(unknown(call.name));
+    }
+    tracing::info!(pod = call.name, "drained by an operator");
+    Ok(Reply::Json(json!({ "draining": call.name })))
+}
+
+pub(super) fn index(call: &Call<'_>) -> Answer {
+    let gateway = call.admin.running.gateway();
+    let stats = gateway.index().stats();
+    let roster = gateway.roster();
+    let pods = roster.seats().iter().filter_map(|seat| {
+        let stats = gateway.index().pod_stats(seat.pod.id()).ok()?;
+        Some(json!({
+            "pod": seat.pod.facts().name.as_str(), "blocks": stats.blocks, "holes": stats.holes,
+            "waiting": stats.waiting, "expected": stats.expected, "bytes": stats.bytes,
+        }))
+    });
+    Ok(Reply::Json(json!({
+        "pods": stats.pods, "leaving": stats.leaving, "suspects": stats.suspects,
+        "blocks": stats.blocks, "entries": stats.entries, "sets": stats.sets,
+        "table_bytes": stats.table_bytes, "by_pod": pods.collect::<Vec<_>>(),
+    })))
+}
+
+fn unknown(name: &str) -> Refusal {
+    Refusal::new(404, format!("there is no pod `{name}`; GET /pods lists them"))
+}
+
+fn shown(call: &Call<'_>, seat: &Seat, events: &[PodStatus]) -> Value {
+    let (facts, vitals) = (seat.pod.facts(), seat.pod.vitals());
+    let names = |names: &[wornpath_routing::Name]| -> Vec<String> {
+        names.iter().map(ToString::to_string).collect()
+    };
+    let verdict = call.admin.running.metrics().verdict(&facts.name);
+    let labels: serde_json::Map<_, _> =
+        facts.labels.iter().map(|(key, value)| (key.to_string(), json!(value.as_str()))).collect();
+    let feed = events.iter().find(|feed| *feed.pod == *facts.name.as_str());
+    json!({
+        "name": facts.name.as_str(),
+        "url": seat.settings.url,
+        "rank": facts.rank,
+        "models": names(&facts.models),
+        "loras": names(&facts.loras),
+        "roles": facts.roles.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "labels": labels,
+        "health": health(vitals.health()),
+        "breaker": breaker(vitals.breaker()),
+        "load": {
+            "requests": vitals.requests(), "decoding": vitals.decoding(),
+            "prefill_tokens": vitals.prefill_tokens(), "decode_tokens": vitals.decode_tokens(),
+        },
+        "engine": {"waiting": vitals.waiting(), "kv_usage": vitals.kv_usage()},
+        "events": {"trust": trust(vitals.trust()), "feed": feed.map(feed_shown)},
+        "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},
+    })
+}
+
+fn feed_shown(feed: &PodStatus) -> Value {
+    let status = &feed.status;
+    json!({
+        "sources": feed.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "state": format!("{:?}", status.state).to_lowercase(),
+        "lag": status.lag,
+        "age_seconds": status.age.map(|age| age.as_secs_f64()),
+        "rate": status.rate,
+        "last_sequence": status.last_sequence,
+        "gaps": status.counters.gaps,
+        "malformed": status.counters.malformed,
+        "last_malformed": status.last_malformed,
+    })
+}

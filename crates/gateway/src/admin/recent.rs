@@ -1,0 +1,113 @@
+//! The last requests and how they were decided, for people who ask why.
+//!
+//! Whoever answers clients leaves a record in the next place of a ring and waits for nobody: a place is
+//! swapped as a whole.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use arc_swap::ArcSwapOption;
+use serde_json::{Value, json};
+
+use crate::record::{Observe, Record};
+
+/// How many are remembered.
+const PLACES: usize = 256;
+
+/// The last requests.
+pub struct Recent {
+    places: Box<[ArcSwapOption<Record>]>,
+    /// How many there were.
+    count: AtomicUsize,
+}
+
+impl Default for Recent {
+    fn default() -> Self {
+        Self {
+            places: (0..PLACES).map(|_| ArcSwapOption::empty()).collect(),
+            count: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Observe for Recent {
+    fn ended(&self, record: &Record) {
+        let place = self.count.fetch_add(1, Relaxed) % PLACES;
+        self.places[place].store(Some(Arc::new(record.clone())));
+    }
+}
+
+impl Recent {
+    /// The last `most`, the latest first.
+    #[must_use]
+    pub fn last(&self, most: usize) -> Vec<Arc<Record>> {
+        let count = self.count.load(Relaxed);
+        let places = (0..count.min(PLACES)).map(|back| (count - 1 - back) % PLACES);
+        places.filter_map(|place| self.places[place].load_full()).take(most).collect()
+    }
+}
+
+/// A record as JSON. Times are in microseconds.
+pub(super) fn json(record: &Record) -> Value {
+    let usage = record.usage;
+    json!({
+        "id": record.id,
+        "api": record.api.word(),
+        "profile": record.profile.as_str(),
+        "model": record.model.as_str(),
+        "tenant": record.tenant.as_ref().map(ToString::to_string),
+        "pod": record.pod.as_ref().map(|(_, name)| name.as_str()),
+        "status": record.status,
+        "end": record.ended.word(),
+        "decided_us": micros(record.decided),
+        "first_byte_us": record.first_byte.map(micros),
+        "total_us": micros(record.total),
+        "retries": record.retries,
+        "degraded": record.is_degraded,
+        "prompt_tokens": usage.prompt_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": {"predicted": record.predicted_tokens, "actual": usage.cached_tokens},
+    })
+}
+
+fn micros(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Api, Ended, Usage};
+    use std::time::Duration;
+
+    fn record(id: usize) -> Record {
+        Record {
+            id: id.to_string(),
+            api: Api::Chat,
+            profile: "p".into(),
+            model: "m".into(),
+            tenant: None,
+            pod: None,
+            status: 200,
+            ended: Ended::Whole,
+            decided: Duration::ZERO,
+            first_byte: None,
+            total: Duration::ZERO,
+            retries: 0,
+            is_degraded: false,
+            predicted_tokens: None,
+            usage: Usage::default(),
+        }
+    }
+
+    #[test]
+    fn the_latest_come_first_and_the_oldest_give_way() {
+        let recent = Recent::default();
+        assert!(recent.last(9).is_empty());
+        (0..PLACES + 3).for_each(|id| recent.ended(&record(id)));
+        let ids: Vec<_> = recent.last(2).iter().map(|record| record.id.clone()).collect();
+        assert_eq!(ids, [(PLACES + 2).to_string(), (PLACES + 1).to_string()]);
+        let all = recent.last(usize::MAX);
+        assert_eq!((all.len(), all[PLACES - 1].id.as_str()), (PLACES, "3"));
+    }
+}

@@ -1,0 +1,125 @@
+//! What the admin plane can be asked: one line for each, which is served and described alike.
+
+use hyper::Method;
+use serde_json::Value;
+
+use super::table::Pattern;
+use super::{Admin, decisions, pods, setup};
+
+/// What a body is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Body {
+    Json,
+    /// Prometheus' format in answers, YAML in requests.
+    Text,
+}
+
+/// The methods that are used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verb {
+    Get,
+    Post,
+    Put,
+    Delete,
+}
+
+impl Verb {
+    pub(super) const fn method(self) -> Method {
+        match self {
+            Self::Get => Method::GET,
+            Self::Post => Method::POST,
+            Self::Put => Method::PUT,
+            Self::Delete => Method::DELETE,
+        }
+    }
+
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::Post => "post",
+            Self::Put => "put",
+            Self::Delete => "delete",
+        }
+    }
+}
+
+/// What somebody asks.
+pub(super) struct Call<'a> {
+    pub(super) admin: &'a Admin,
+    /// The name in the path.
+    pub(super) name: &'a str,
+    pub(super) query: &'a str,
+    pub(super) body: &'a [u8],
+}
+
+/// What is answered.
+pub(super) enum Reply {
+    Json(Value),
+    Text(String),
+}
+
+/// Why nothing is answered.
+pub(super) struct Refusal {
+    pub(super) status: u16,
+    pub(super) message: String,
+    pub(super) problems: Option<Value>,
+}
+
+impl Refusal {
+    pub(super) fn new(status: u16, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), problems: None }
+    }
+}
+
+pub(super) type Answer = Result<Reply, Refusal>;
+
+/// One thing that can be asked.
+#[derive(Clone, Copy)]
+pub(super) struct Route {
+    pub(super) method: Verb,
+    pub(super) path: Pattern,
+    pub(super) id: &'static str,
+    pub(super) summary: &'static str,
+    /// What must be posted.
+    pub(super) takes: Option<(Body, &'static str)>,
+    pub(super) answers: Body,
+    pub(super) answer: fn(&Call<'_>) -> Answer,
+}
+
+const fn route(
+    method: Verb,
+    path: &'static str,
+    id: &'static str,
+    summary: &'static str,
+    answer: fn(&Call<'_>) -> Answer,
+) -> Route {
+    Route { method, path: Pattern(path), id, summary, takes: None, answers: Body::Json, answer }
+}
+
+const fn taking(route: Route, kind: Body, what: &'static str) -> Route {
+    Route { takes: Some((kind, what)), ..route }
+}
+
+use Verb::{Delete, Get, Post, Put};
+
+/// Everything that can be asked.
+#[rustfmt::skip]
+pub(super) const ROUTES: &[Route] = &[
+    route(Get, "/pods", "listPods", "Every pod: who it is, its load, health, breaker and events.", pods::list),
+    taking(route(Post, "/pods", "addPod", "Add a pod until it is removed or the router ends.", pods::add), Body::Json, "A pod as in `pods` of the configuration."),
+    route(Get, "/pods/{name}", "getPod", "One pod.", pods::get),
+    route(Delete, "/pods/{name}", "removePod", "Remove a pod; requests that it works on may finish.", pods::remove),
+    route(Post, "/pods/{name}/drain", "drainPod", "Send a pod nothing new.", pods::drain),
+    route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index),
+    route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list),
+    taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), Body::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`"),
+    route(Get, "/profiles", "listProfiles", "The profiles that decide, with every default, and the routes to them.", setup::profiles),
+    taking(route(Post, "/profiles/check", "checkProfile", "What is wrong with a profile; changes nothing.", setup::check_profile), Body::Text, "A profile."),
+    route(Get, "/config", "getConfig", "Which file is configured, and what was wrong with it the last time it was read.", setup::config),
+    taking(route(Post, "/config/check", "checkConfig", "What is wrong with a configuration; changes nothing.", setup::check_config), Body::Text, "A configuration."),
+    route(Post, "/config/reload", "reloadConfig", "Read the configuration again; a bad one changes nothing.", setup::reload),
+    route(Get, "/log-level", "getLogLevel", "What is logged.", setup::log_level),
+    taking(route(Put, "/log-level", "setLogLevel", "Log more or less.", setup::set_log_level), Body::Json, "`{\"level\": \"debug\"}`"),
+    Route { answers: Body::Text, ..route(Get, "/metrics", "getMetrics", "The metrics, for Prometheus.", setup::metrics) },
+    route(Get, "/openapi.json", "getDescription", "This description.", setup::description),
+];

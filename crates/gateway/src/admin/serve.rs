@@ -1,0 +1,128 @@
+//! The HTTP side of the admin plane.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use super::Admin;
+use super::routes::{Answer, Call, ROUTES, Refusal, Reply};
+use super::table::{Found, find};
+
+/// A request to be explained may be as long as any.
+const MOST_BYTES: usize = 16 << 20;
+const MOST_CONNECTIONS: usize = 64;
+const HEADERS_WITHIN: Duration = Duration::from_secs(5);
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+/// How long to wait when the system gives no more connections.
+const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
+
+type Out = Response<Full<Bytes>>;
+
+/// Serves until it is dropped.
+pub async fn serve(admin: Arc<Admin>, listener: TcpListener) -> Infallible {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => {
+                let Ok((stream, _)) = accepted else {
+                    tokio::time::sleep(OUT_OF_CONNECTIONS).await;
+                    continue;
+                };
+                let admin = Arc::clone(&admin);
+                let answer = service_fn(move |request| {
+                    let admin = Arc::clone(&admin);
+                    async move { Ok::<_, Infallible>(respond(admin, request).await) }
+                });
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEADERS_WITHIN)
+                    .serve_connection(TokioIo::new(stream), answer);
+                connections.spawn(async move {
+                    // A peer that breaks off is its own affair.
+                    let _ = connection.await;
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> Out {
+    if let Some(why) = admin.access.refuses(request.headers()) {
+        return shown(Err(Refusal::new(401, why)));
+    }
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    let routes = ROUTES.iter().map(|route| (route.method.method(), route.path, route));
+    let (route, name) = match find(routes, &head.method, &path) {
+        Found::Route(route, name) => (route, name.unwrap_or_default()),
+        Found::OtherMethods(methods) => {
+            let methods: Vec<_> = methods.iter().map(hyper::Method::as_str).collect();
+            let methods = methods.join(", ");
+            let mut answer = shown(Err(Refusal::new(405, format!("{path} takes {methods}"))));
+            if let Ok(methods) = HeaderValue::from_str(&methods) {
+                answer.headers_mut().insert(ALLOW, methods);
+            }
+            return answer;
+        }
+        Found::Nothing => {
+            let message = format!("there is no {path}; GET /openapi.json says what there is");
+            return shown(Err(Refusal::new(404, message)));
+        }
+    };
+    let body = Limited::new(body, MOST_BYTES).collect();
+    let body = match tokio::time::timeout(BODY_WITHIN, body).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            return shown(Err(Refusal::new(
+                413,
+                format!("the body has more than {MOST_BYTES} bytes"),
+            )));
+        }
+        Ok(Err(error)) => {
+            return shown(Err(Refusal::new(400, format!("the body broke off: {error}"))));
+        }
+        Err(_) => return shown(Err(Refusal::new(408, "the body did not come in time"))),
+    };
+    let query = head.uri.query().unwrap_or_default().to_owned();
+    // Reading files, loading tokenizers and explaining long prompts take a while.
+    let answered = tokio::task::spawn_blocking(move || {
+        (route.answer)(&Call { admin: &admin, name: &name, query: &query, body: &body })
+    });
+    shown(
+        answered.await.unwrap_or_else(|_| {
+            Err(Refusal::new(500, "this could not be answered; the log says why"))
+        }),
+    )
+}
+
+fn shown(answer: Answer) -> Out {
+    let (status, kind, text) = match answer {
+        Ok(Reply::Json(value)) => (200, "application/json", value.to_string()),
+        Ok(Reply::Text(text)) => (200, "text/plain; version=0.0.4; charset=utf-8", text),
+        Err(Refusal { status, message, problems }) => {
+            let mut error = json!({ "message": message });
+            if let Some(problems) = problems {
+                error["problems"] = problems;
+            }
+            (status, "application/json", json!({ "error": error }).to_string())
+        }
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() =
+        StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,116 @@
+//! Sets everything up that stands around a gateway: counting, operating, finding pods, reading engines.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use wornpath_events::{Access as EventAccess, AccessError as EventAccessError};
+
+use super::{Access, AccessError, Admin, Logging, Recent, serve};
+use crate::config::{Config, OnTop, Running, Tokenizers};
+use crate::discovery::{find_pods, read_brokers, read_engines, take_pushes};
+use crate::metrics::{self, Metrics};
+use crate::state::Gateway;
+
+/// What a gateway was started with, for whoever changes it while it runs.
+pub struct Setup {
+    /// The configuration's file, if there is one.
+    pub path: Option<PathBuf>,
+    /// The configuration; [`Config::bare`] if everything was said on the command line.
+    pub config: Config,
+    /// The tokenizers that were loaded for it.
+    pub tokenizers: Tokenizers,
+    /// Changes what is logged.
+    pub logging: Box<dyn Logging>,
+}
+
+/// What was set up.
+pub struct Around {
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// The configuration that runs.
+    pub running: Arc<Running>,
+    /// Where operators come, if anywhere.
+    pub admin: Option<SocketAddr>,
+}
+
+/// Why operators cannot come.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Anybody could operate.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// Anybody could post events.
+    #[error(transparent)]
+    EventAccess(#[from] EventAccessError),
+    /// It cannot listen for events there.
+    #[error("event listener {address}: {cause}; is something else listening there?")]
+    Events {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// It cannot listen there.
+    #[error("admin listener {address}: {cause}; is something else listening there?")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        cause: std::io::Error,
+    },
+}
+
+/// Sets it up on the gateway's background event loop; before the first request comes, and not from within an
+/// event loop.
+///
+/// # Errors
+/// If operators cannot be listened for.
+pub fn start(gateway: &Arc<Gateway>, setup: Setup) -> Result<Around, StartError> {
+    start_with(gateway, setup, Box::new(Ok))
+}
+
+/// Like [`start`], where a configuration that is read again has something put on top of it.
+///
+/// # Errors
+/// If operators cannot be listened for.
+pub fn start_with(
+    gateway: &Arc<Gateway>,
+    setup: Setup,
+    on_top: OnTop,
+) -> Result<Around, StartError> {
+    let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<Recent>::default());
+    gateway.observe(vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _]);
+    let Setup { path, config, tokenizers, logging } = setup;
+    let running = (Arc::clone(gateway), Arc::clone(&metrics));
+    let running = Arc::new(Running::new(running, (path, config), tokenizers, on_top));
+    let background = gateway.background();
+    let settings = gateway.settings();
+    let admin = match settings.admin {
+        None => None,
+        Some(address) => {
+            let access = Access::new(address, settings.admin_token)?;
+            let listener = background.block_on(TcpListener::bind(address));
+            let failed = |cause| StartError::Listen { address, cause };
+            let listener = listener.map_err(failed)?;
+            let bound = listener.local_addr().map_err(failed)?;
+            let admin = Admin::new(Arc::clone(&running), recent, access, logging);
+            background.spawn(serve(Arc::new(admin), listener));
+            Some(bound)
+        }
+    };
+    background.spawn(Arc::clone(&running).follow());
+    if let Some(guarded) = running.config().listen().events {
+        let address = guarded.address;
+        let access = EventAccess::of_digest(address, guarded.token.map(|digest| digest.0))?;
+        let listener = background.block_on(TcpListener::bind(address));
+        let listener = listener.map_err(|cause| StartError::Events { address, cause })?;
+        background.spawn(take_pushes(Arc::clone(&running), listener, access));
+    }
+    background.spawn(read_brokers(Arc::clone(&running)));
+    background.spawn(find_pods(Arc::clone(&running)));
+    background.spawn(read_engines(Arc::clone(&running)));
+    background.spawn(metrics::watch(Arc::clone(gateway), Arc::clone(&metrics)));
+    Ok(Around { metrics, running, admin })
+}

@@ -1,0 +1,108 @@
+//! Paths with places for names, and which of them a request meant.
+
+use hyper::Method;
+
+/// A path as people write it: `/pods/{name}/drain`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pattern(pub(super) &'static str);
+
+impl Pattern {
+    /// The name in a path that matches.
+    pub(super) fn matches(self, path: &str) -> Option<Option<String>> {
+        let Some((before, after)) = self.0.split_once("{name}") else {
+            return (self.0 == path).then_some(None);
+        };
+        let name = path.strip_prefix(before)?.strip_suffix(after)?;
+        let is_one_part = !name.is_empty() && !name.contains('/');
+        if is_one_part { decoded(name).map(Some) } else { None }
+    }
+
+    /// Whether a name stands in it.
+    pub(super) fn has_name(self) -> bool {
+        self.0.contains("{name}")
+    }
+}
+
+/// What was found for a request.
+pub(super) enum Found<T> {
+    /// This, with the name in the path.
+    Route(T, Option<String>),
+    /// The path is known, with other methods.
+    OtherMethods(Vec<Method>),
+    /// Nothing.
+    Nothing,
+}
+
+/// Looks a request up.
+pub(super) fn find<T: Copy>(
+    routes: impl Iterator<Item = (Method, Pattern, T)>,
+    method: &Method,
+    path: &str,
+) -> Found<T> {
+    let mut others = Vec::new();
+    for (known, pattern, route) in routes {
+        match pattern.matches(path) {
+            Some(name) if known == *method => return Found::Route(route, name),
+            Some(_) => others.push(known),
+            None => {}
+        }
+    }
+    if others.is_empty() { Found::Nothing } else { Found::OtherMethods(others) }
+}
+
+/// Undoes percent-encoding: pods' names have colons and slashes.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = match (first, tail) {
+            (b'%', [high, low, tail @ ..]) => {
+                let digit = |byte: &u8| char::from(*byte).to_digit(16);
+                bytes.push(u8::try_from(digit(high)? * 16 + digit(low)?).ok()?);
+                tail
+            }
+            (b'%', _) => return None,
+            (byte, tail) => {
+                bytes.push(*byte);
+                tail
+            }
+        };
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_anything_that_is_encoded_and_is_one_part_of_the_path() {
+        let drain = Pattern("/pods/{name}/drain");
+        assert_eq!(drain.matches("/pods/10.0.0.5:8000/drain"), Some(Some("10.0.0.5:8000".into())));
+        assert_eq!(drain.matches("/pods/b%2F0/drain"), Some(Some("b/0".into())));
+        for wrong in [
+            "/pods/drain",
+            "/pods//drain",
+            "/pods/a/b/drain",
+            "/pods/%G0/drain",
+            "/pods/%2/drain",
+            "/pods/%FF/drain",
+        ] {
+            assert_eq!(drain.matches(wrong), None, "{wrong}");
+        }
+        assert_eq!(Pattern("/pods").matches("/pods"), Some(None));
+        assert_eq!(Pattern("/pods").matches("/pods/"), None);
+    }
+
+    #[test]
+    fn a_known_path_with_another_method_says_which_would_do() {
+        let routes = || {
+            [(Method::GET, Pattern("/pods"), 1), (Method::POST, Pattern("/pods"), 2)].into_iter()
+        };
+        assert!(matches!(find(routes(), &Method::POST, "/pods"), Found::Route(2, None)));
+        assert!(
+            matches!(find(routes(), &Method::PUT, "/pods"), Found::OtherMethods(methods) if methods.len() == 2)
+        );
+        assert!(matches!(find(routes(), &Method::GET, "/pod"), Found::Nothing));
+    }
+}

@@ -1,0 +1,128 @@
+//! Takes a request in: who it is from, what it may bring, its body within the limit.
+
+use super::head;
+use super::refusal::Refusal;
+use crate::settings::{Credentials, KeyDigest, Settings, TenantSettings};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
+use hyper::http::uri::PathAndQuery;
+use hyper::{Request, StatusCode};
+use sha2::{Digest, Sha256};
+use wornpath_execution::Call;
+
+/// A request that may be answered.
+pub(super) struct Arrival<'a> {
+    pub(super) tenant: Option<&'a TenantSettings>,
+    pub(super) call: Call,
+}
+
+/// Checks the head, and only then reads the body.
+pub(super) async fn take_in(
+    request: Request<Incoming>,
+    id: HeaderValue,
+    settings: &Settings,
+) -> Result<Arrival<'_>, Refusal> {
+    let (mut parts, body) = request.into_parts();
+    let tenant = tenant(&parts.headers, settings)?;
+    if let Some(encoding) = parts.headers.get(CONTENT_ENCODING)
+        && encoding != "identity"
+    {
+        let message = "bodies must not be encoded; send it without `content-encoding`".to_owned();
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let path = parts.uri.path_and_query().cloned();
+    let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    if !path.as_str().starts_with('/') {
+        return Err(Refusal::bad(format!("the path `{path}` does not begin with a slash")));
+    }
+    let body = match tokio::time::timeout(settings.limits.body_time, whole(body, settings)).await {
+        Ok(body) => body?,
+        Err(_) => {
+            let message = format!("the body did not come within {:?}", settings.limits.body_time);
+            return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, message));
+        }
+    };
+    head::strip(&mut parts.headers);
+    head::strip_ours(&mut parts.headers);
+    match &settings.upstream_credentials {
+        Credentials::Forwarded => {}
+        Credentials::None => {
+            parts.headers.remove(AUTHORIZATION);
+            parts.headers.remove(head::API_KEY);
+        }
+        Credentials::Own(own) => {
+            parts.headers.remove(head::API_KEY);
+            if let Ok(mut own) = HeaderValue::from_str(own) {
+                own.set_sensitive(true);
+                parts.headers.insert(AUTHORIZATION, own);
+            }
+        }
+    }
+    parts.headers.insert(head::REQUEST_ID, id);
+    Ok(Arrival { tenant, call: Call { method: parts.method, path, headers: parts.headers, body } })
+}
+
+/// Whose request it is. All keys are compared, each in constant time, so that the time tells nothing.
+fn tenant<'a>(
+    headers: &HeaderMap,
+    settings: &'a Settings,
+) -> Result<Option<&'a TenantSettings>, Refusal> {
+    if settings.tenants.is_empty() {
+        return Ok(None);
+    }
+    let given = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")))
+        .or_else(|| headers.get(head::API_KEY).and_then(|value| value.to_str().ok()));
+    let Some(given) = given else {
+        let message = "an API key is needed; send it as `authorization: Bearer …`".to_owned();
+        return Err(Refusal::new(StatusCode::UNAUTHORIZED, message));
+    };
+    let digest = KeyDigest(Sha256::digest(given.trim().as_bytes()).into());
+    let mut found = None;
+    for tenant in &settings.tenants {
+        if is_equal(&digest, &tenant.key) {
+            found = Some(tenant);
+        }
+    }
+    let unknown = || Refusal::new(StatusCode::UNAUTHORIZED, "the API key is not known".to_owned());
+    found.map_or_else(|| Err(unknown()), |tenant| Ok(Some(tenant)))
+}
+
+fn is_equal(one: &KeyDigest, other: &KeyDigest) -> bool {
+    one.0.iter().zip(&other.0).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
+}
+
+/// The body, never more than the limit in memory. One that came in one piece is not copied.
+async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, Refusal> {
+    let most = settings.limits.body_bytes;
+    let too_large = || {
+        let message = format!("the body has more than {most} bytes, the most that is taken");
+        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    let expected = body.size_hint().lower();
+    if expected > most as u64 {
+        return Err(too_large());
+    }
+    let (mut first, mut all) = (Bytes::new(), BytesMut::new());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Refusal::bad(format!("the body broke off: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.len() + all.len() + data.len() > most {
+            return Err(too_large());
+        }
+        if first.is_empty() && all.is_empty() {
+            first = data;
+            continue;
+        }
+        if all.is_empty() {
+            all.reserve((expected as usize).max(first.len() + data.len()));
+            all.extend_from_slice(&std::mem::take(&mut first));
+        }
+        all.extend_from_slice(&data);
+    }
+    Ok(if all.is_empty() { first } else { all.freeze() })
+}

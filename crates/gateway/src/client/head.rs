@@ -1,0 +1,153 @@
+//! Headers: what goes on, what stays, what is added.
+
+use crate::record::Api;
+use hyper::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use wornpath_routing::{Name, PlanStep};
+
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const POD: HeaderName = HeaderName::from_static("x-wornpath-pod");
+const REASON: HeaderName = HeaderName::from_static("x-wornpath-reason");
+const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// Headers that concern one connection only. The length is hyper's to say.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    EXPECT,
+];
+
+/// Takes out what concerns one connection only, and what that connection names besides.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        let named: Vec<HeaderName> = headers
+            .get_all(CONNECTION)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .filter_map(|name| name.trim().parse().ok())
+            .collect();
+        for name in named {
+            headers.remove(name);
+        }
+        headers.remove(CONNECTION);
+    }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+/// Takes out of a request what only this gateway says to a pod.
+pub(super) fn strip_ours(headers: &mut HeaderMap) {
+    for name in [POD, REASON, RANK, HOST, CONTENT_LENGTH] {
+        headers.remove(name);
+    }
+}
+
+/// What profiles may look at: what is neither a secret nor of the transport.
+pub(super) fn for_routing(headers: &HeaderMap) -> Vec<(String, String)> {
+    const PLAIN: [&str; 8] = [
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "authorization",
+        "content-type",
+        "cookie",
+        "user-agent",
+        "x-api-key",
+    ];
+    let mut shown = Vec::new();
+    for (name, value) in headers {
+        if !PLAIN.contains(&name.as_str())
+            && let Ok(value) = value.to_str()
+        {
+            shown.push((name.as_str().to_owned(), value.to_owned()));
+        }
+    }
+    shown
+}
+
+/// The client's name for the request if it can be used, else one of ours.
+pub(super) fn request_id(headers: &HeaderMap, random: impl FnOnce() -> u64) -> HeaderValue {
+    let is_usable = |id: &&HeaderValue| {
+        (1..=128).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+    };
+    if let Some(given) = headers.get(REQUEST_ID).filter(is_usable) {
+        return given.clone();
+    }
+    let ours = format!("{:016x}", random());
+    HeaderValue::from_maybe_shared(ours.into_bytes())
+        .unwrap_or_else(|_| HeaderValue::from_static("unnamed"))
+}
+
+/// Who answers, and why.
+pub(super) fn reveal(headers: &mut HeaderMap, pod: &Name, step: &PlanStep, is_degraded: bool) {
+    if let Ok(pod) = HeaderValue::from_str(pod.as_str()) {
+        headers.insert(POD, pod);
+    }
+    let degraded = if is_degraded { "; an earlier step failed and was left out" } else { "" };
+    if let Ok(reason) = HeaderValue::from_str(&format!("{}: {}{degraded}", step.name, step.cache)) {
+        headers.insert(REASON, reason);
+    }
+}
+
+/// Which interface a path belongs to.
+pub(super) fn api(path: &str) -> Api {
+    match path {
+        "/v1/chat/completions" => Api::Chat,
+        "/v1/completions" => Api::Completions,
+        "/v1/embeddings" => Api::Embeddings,
+        "/v1/responses" => Api::Responses,
+        "/v1/rerank" | "/rerank" => Api::Rerank,
+        "/v1/messages" => Api::Messages,
+        "/tokenize" => Api::Tokenize,
+        _ => Api::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_concerns_one_connection_does_not_go_on() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "close, x-mine"),
+            ("x-mine", "1"),
+            ("te", "trailers"),
+            ("upgrade", "h2c"),
+            ("keep-alive", "5"),
+            ("x-other", "2"),
+            ("x-wornpath-pod", "forged"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        strip(&mut headers);
+        strip_ours(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-other"]);
+    }
+
+    #[test]
+    fn a_request_keeps_its_name_unless_it_cannot_be_one() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(request_id(&headers, || 7), "0000000000000007");
+        headers.insert(REQUEST_ID, HeaderValue::from_static("mine-1"));
+        assert_eq!(request_id(&headers, || 7), "mine-1");
+        headers.insert(REQUEST_ID, HeaderValue::from_str(&"x".repeat(129)).unwrap());
+        assert_eq!(request_id(&headers, || 7), "0000000000000007");
+        headers.insert(REQUEST_ID, HeaderValue::from_static("two words"));
+        assert_eq!(request_id(&headers, || 7), "0000000000000007");
+    }
+}

@@ -1,0 +1,235 @@
+//! The client plane: one HTTP request in, one answer out.
+
+mod arrival;
+mod head;
+mod read;
+mod refusal;
+mod relay;
+
+use crate::desk::{Dispatcher, Worker};
+use crate::record::{Api, Ended, Record, Usage};
+use crate::settings::{Reveal, Sharing};
+use crate::state::Readiness;
+use arrival::Arrival;
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response};
+use read::Read;
+use refusal::Refusal;
+pub(crate) use relay::Reply;
+use relay::{Relay, Told};
+use serde_json::json;
+use std::convert::Infallible;
+use std::sync::Arc;
+use wornpath_execution::{Call, Carried, Edit, Kit, execute, splice};
+use wornpath_routing::{Name, Outcome, Profile, Rejection, RoutingContext, RoutingPlan};
+
+/// Answers one request.
+pub(crate) async fn respond(
+    worker: Arc<Worker>,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, Infallible> {
+    let own = match (request.method(), request.uri().path()) {
+        (&Method::GET, "/health" | "/ping") => Some(Response::new(Reply::whole(Bytes::new()))),
+        (&Method::GET, "/ready") => Some(ready(&worker)),
+        (&Method::GET, "/v1/models") => Some(models(&worker)),
+        _ => None,
+    };
+    if let Some(own) = own {
+        return Ok(own);
+    }
+    let arrived = worker.gateway.now();
+    let api = head::api(request.uri().path());
+    let id = head::request_id(request.headers(), || worker.random());
+    let mut record = Record {
+        id: id.to_str().unwrap_or_default().to_owned(),
+        api,
+        profile: Name::from(""),
+        model: Name::from(""),
+        tenant: None,
+        pod: None,
+        status: 0,
+        ended: Ended::Refused,
+        decided: std::time::Duration::ZERO,
+        first_byte: None,
+        total: std::time::Duration::ZERO,
+        retries: 0,
+        is_degraded: false,
+        predicted_tokens: None,
+        usage: Usage::default(),
+    };
+    let mut response = match route(&worker, request, (id.clone(), arrived), &mut record).await {
+        Ok(carried) => answer(&worker, carried, record, arrived),
+        Err(refusal) => {
+            record.status = refusal.status.as_u16();
+            record.total = worker.gateway.now().saturating_sub(arrived);
+            worker.gateway.ended(&record);
+            refusal.response(api)
+        }
+    };
+    response.headers_mut().insert(head::REQUEST_ID, id);
+    Ok(response)
+}
+
+/// Reads the request, decides, and carries the plan out to the first byte.
+async fn route(
+    worker: &Arc<Worker>,
+    request: Request<Incoming>,
+    (id, arrived): (HeaderValue, wornpath_index::Moment),
+    record: &mut Record,
+) -> Result<Carried, Refusal> {
+    let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
+    let Arrival { tenant, mut call } = arrival::take_in(request, id, &settings).await?;
+    let (roster, routing) = (gateway.roster(), gateway.routing());
+    let mut read = read_body(worker, record.api, &call).await?;
+    read.request.model = roster.model(&read.model);
+    read.request.arrival = arrived;
+    read.request.headers = head::for_routing(&call.headers);
+    if let Some(tenant) = tenant {
+        read.request.priority = tenant.priority;
+        read.request.tenant = Some(tenant.name.clone());
+    }
+    if settings.sharing == Sharing::Isolated && read.is_object {
+        let name = read.request.tenant.as_ref().map_or("", Name::as_str);
+        let salt = settings.key.cache_salt(name);
+        // Whatever the client said: it must not reach into another tenant's cache.
+        let edit = Edit::set("cache_salt", &salt.as_str().into());
+        call.body = splice(&call.body, &[edit]).map_err(|error| Refusal::bad(error.to_string()))?;
+        read.request.salt = Some(salt);
+    }
+    let (name, profile) =
+        routing.profile(call.path.path(), &read.request.model.base, read.request.tenant.as_ref());
+    record.profile.clone_from(name);
+    record.model.clone_from(&read.request.model.base);
+    record.tenant.clone_from(&read.request.tenant);
+    let context = prepare(worker, profile, read, call.body.len()).await?;
+    let roster_now = roster;
+    let (mut context, plan) = decide(worker, profile, context, &roster_now).await?;
+    record.decided = gateway.now().saturating_sub(arrived);
+    let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
+    if plan.steps.len() == 1 {
+        let mut dispatcher =
+            Dispatcher { worker, profile, context: &mut context, roster: gateway.roster() };
+        return Ok(execute(plan, &call, &kit, &mut dispatcher).await?);
+    }
+    // Several engines are at work: if the client goes now, what one of them has begun to hand over is
+    // still taken, so that its memory is freed. So this runs on even if nobody waits for it.
+    let (worker, profile) = (Arc::clone(worker), Arc::clone(profile));
+    let carried = tokio::spawn(async move {
+        let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
+        let kit =
+            Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
+        let (worker, profile) = (&*worker, &*profile);
+        let mut dispatcher =
+            Dispatcher { worker, profile, context: &mut context, roster: gateway.roster() };
+        execute(plan, &call, &kit, &mut dispatcher).await
+    });
+    match carried.await {
+        Ok(carried) => Ok(carried?),
+        Err(_) => Err(Refusal::from(Rejection::unavailable("the plan was given up"))),
+    }
+}
+
+/// Short bodies are read at once; long ones apart, so that they keep nobody waiting.
+async fn read_body(worker: &Arc<Worker>, api: Api, call: &Call) -> Result<Read, Refusal> {
+    if call.body.is_empty() && call.method != Method::POST {
+        return Ok(Read::default());
+    }
+    if call.body.len() < worker.gateway.settings().limits.inline_bytes {
+        return read::read(api, &call.body);
+    }
+    let body = call.body.clone();
+    apart(worker, move || read::read(api, &body)).await?
+}
+
+async fn prepare(
+    worker: &Arc<Worker>,
+    profile: &Arc<Profile>,
+    read: Read,
+    bytes: usize,
+) -> Result<RoutingContext, Refusal> {
+    let mut context = profile.context(read.request);
+    if bytes < worker.gateway.settings().limits.inline_bytes {
+        profile.prepare(&mut context)?;
+        return Ok(context);
+    }
+    let profile = Arc::clone(profile);
+    Ok(apart(worker, move || profile.prepare(&mut context).map(|()| context)).await??)
+}
+
+/// Runs on a thread where taking long keeps no other request waiting; so many at a time.
+async fn apart<T: Send + 'static>(
+    worker: &Worker,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refusal> {
+    let gateway = &worker.gateway;
+    let gone = || Refusal::from(Rejection::unavailable("the gateway is ending"));
+    let _permit = gateway.preparers.acquire().await.map_err(|_| gone())?;
+    gateway.background().spawn_blocking(work).await.map_err(|_| gone())
+}
+
+async fn decide(
+    worker: &Worker,
+    profile: &Arc<Profile>,
+    mut context: RoutingContext,
+    roster: &crate::roster::Roster,
+) -> Result<(RoutingContext, RoutingPlan), Refusal> {
+    let gateway = &worker.gateway;
+    let outcome =
+        worker.with_world(roster, gateway.now(), |world| profile.decide(&mut context, world));
+    match outcome {
+        Outcome::Plan(plan) => Ok((context, plan)),
+        Outcome::Reject(rejection) => Err(rejection.into()),
+        Outcome::Hold(hold) => Ok(gateway.lobby.wait(worker, hold, profile, context).await?),
+    }
+}
+
+/// The engine's answer as the client gets it.
+fn answer(
+    worker: &Arc<Worker>,
+    carried: Carried,
+    mut record: Record,
+    arrived: wornpath_index::Moment,
+) -> Response<Reply> {
+    let gateway = &worker.gateway;
+    let (roster, settings) = (gateway.roster(), gateway.settings());
+    let mut response_head = carried.answer.head;
+    head::strip(&mut response_head.headers);
+    record.status = response_head.status.as_u16();
+    record.first_byte = Some(gateway.now().saturating_sub(arrived));
+    record.retries = carried.retries;
+    record.is_degraded = carried.is_degraded;
+    record.predicted_tokens = Some(carried.step.cache.tokens);
+    let seat = carried.step.pod.and_then(|pod| roster.seat(pod));
+    record.pod = seat.map(|seat| (seat.pod.id(), seat.pod.facts().name.clone()));
+    if settings.reveal == Reveal::Pod
+        && let Some((_, name)) = &record.pod
+    {
+        head::reveal(&mut response_head.headers, name, &carried.step, carried.is_degraded);
+    }
+    let told = Told::by(record.api, &response_head.headers);
+    let relay = Relay::new(carried.answer.body, (carried.step, carried.endpoint), told, {
+        (Arc::clone(worker), record, arrived)
+    });
+    Response::from_parts(response_head, Reply::Relay(Box::new(relay)))
+}
+
+fn ready(worker: &Worker) -> Response<Reply> {
+    let (status, word) = match worker.gateway.readiness() {
+        Readiness::Ready => (200, "ready"),
+        Readiness::Starting => (503, "starting: no pod has answered yet"),
+        Readiness::Draining => (503, "draining"),
+    };
+    let mut response = Response::new(Reply::whole(Bytes::from_static(word.as_bytes())));
+    *response.status_mut() = hyper::StatusCode::from_u16(status).unwrap_or_default();
+    response
+}
+
+fn models(worker: &Worker) -> Response<Reply> {
+    let roster = worker.gateway.roster();
+    let list = json!({"object": "list", "data": roster.cards()});
+    let mut response = Response::new(Reply::whole(list.to_string().into()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

@@ -1,0 +1,154 @@
+//! From a JSON body to what routing needs of it.
+//!
+//! What is not JSON is refused here, so that no engine and no splice ever sees it. What is JSON but makes
+//! no sense is the engine's to refuse, in its own words: it is routed as well as it can be.
+
+use super::refusal::Refusal;
+use crate::record::Api;
+use serde_json::{Map, Value, json};
+use wornpath_routing::{Prompt, Request};
+
+/// What was read.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    /// What the client calls the model.
+    pub(super) model: String,
+    pub(super) request: Request,
+    /// Whether fields can be set in the body.
+    pub(super) is_object: bool,
+}
+
+/// Reads a body of that interface.
+pub(super) fn read(api: Api, body: &[u8]) -> Result<Read, Refusal> {
+    if api == Api::Other {
+        // Not ours to judge; but if it names a model, it goes where that is.
+        let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+        let is_object = !fields.is_empty();
+        let model = text(&fields, "model");
+        return Ok(Read { model, request: Request { fields, ..Request::default() }, is_object });
+    }
+    let value: Value = serde_json::from_slice(body)
+        .map_err(|error| Refusal::bad(format!("the body is not JSON: {error}")))?;
+    let Value::Object(mut fields) = value else {
+        return Err(Refusal::bad("the body is JSON, but not an object".to_owned()));
+    };
+    if let Some(model) = fields.get("model").filter(|model| !model.is_string() && !model.is_null())
+    {
+        return Err(Refusal::bad(format!("`model` is {model}; it must be a string")));
+    }
+    let model = text(&fields, "model");
+    let output = ["max_completion_tokens", "max_tokens", "max_output_tokens"]
+        .into_iter()
+        .find_map(|field| fields.get(field).and_then(Value::as_u64))
+        .map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+    let salt = fields.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
+    let prompt = prompt(api, &mut fields);
+    let request = Request { prompt, output_tokens: output, salt, fields, ..Request::default() };
+    Ok(Read { model, request, is_object: true })
+}
+
+fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
+    match api {
+        Api::Completions => of_completion(fields.remove("prompt")),
+        Api::Tokenize if fields.contains_key("prompt") => of_completion(fields.remove("prompt")),
+        Api::Chat | Api::Tokenize => chat(Vec::new(), fields),
+        Api::Messages => {
+            let system = fields.remove("system");
+            let system = system.map(|content| json!({"role": "system", "content": content}));
+            chat(system.into_iter().collect(), fields)
+        }
+        Api::Responses => {
+            let first = fields.remove("instructions").filter(|value| !value.is_null());
+            let mut before: Vec<_> = first
+                .map(|content| json!({"role": "system", "content": content}))
+                .into_iter()
+                .collect();
+            match fields.remove("input") {
+                Some(Value::Array(items)) => before.extend(items),
+                Some(text) => before.push(json!({"role": "user", "content": text})),
+                None => {}
+            }
+            chat(before, fields)
+        }
+        // Nothing of it stays in a prefix cache.
+        Api::Embeddings | Api::Rerank | Api::Other => Prompt::default(),
+    }
+}
+
+fn of_completion(prompt: Option<Value>) -> Prompt {
+    match prompt {
+        Some(Value::String(text)) => Prompt::Text(text),
+        Some(Value::Array(items)) => {
+            let id = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
+            match items.iter().map(id).collect::<Option<Vec<u32>>>() {
+                Some(tokens) => Prompt::Tokens(tokens),
+                // Of several prompts the first decides.
+                None => of_completion(items.into_iter().next()),
+            }
+        }
+        _ => Prompt::default(),
+    }
+}
+
+fn chat(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
+    if let Some(Value::Array(messages)) = fields.remove("messages") {
+        if before.is_empty() {
+            before = messages;
+        } else {
+            before.extend(messages);
+        }
+    }
+    let tools = match fields.remove("tools") {
+        Some(Value::Array(tools)) => Some(tools),
+        _ => None,
+    };
+    let kwargs = match fields.remove("chat_template_kwargs") {
+        Some(Value::Object(kwargs)) => Some(kwargs),
+        _ => None,
+    };
+    Prompt::Chat { messages: before, tools, kwargs }
+}
+
+fn text(fields: &Map<String, Value>, name: &str) -> String {
+    fields.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_interface_has_its_prompt() {
+        let prompt =
+            |api, body: Value| read(api, body.to_string().as_bytes()).unwrap().request.prompt;
+        assert_eq!(prompt(Api::Completions, json!({"prompt": "a"})), Prompt::Text("a".into()));
+        assert_eq!(
+            prompt(Api::Completions, json!({"prompt": ["a", "b"]})),
+            Prompt::Text("a".into())
+        );
+        assert_eq!(
+            prompt(Api::Completions, json!({"prompt": [[1, 2]]})),
+            Prompt::Tokens(vec![1, 2])
+        );
+        let Prompt::Chat { messages, .. } =
+            prompt(Api::Messages, json!({"system": "s", "messages": [{"role": "user"}]}))
+        else {
+            panic!("not a chat")
+        };
+        assert_eq!(messages, [json!({"role": "system", "content": "s"}), json!({"role": "user"})]);
+        let Prompt::Chat { messages, .. } = prompt(Api::Responses, json!({"input": "i"})) else {
+            panic!("not a chat")
+        };
+        assert_eq!(messages, [json!({"role": "user", "content": "i"})]);
+        assert_eq!(prompt(Api::Embeddings, json!({"input": "i"})), Prompt::default());
+    }
+
+    #[test]
+    fn what_is_no_json_object_is_refused_at_any_depth() {
+        let deep = "[".repeat(100_000);
+        for body in ["", "{", "[]", "3", "{\"a\":1}x", deep.as_str(), "{\"model\":3}", "\u{0}"] {
+            assert!(read(Api::Chat, body.as_bytes()).is_err(), "{}", &body[..body.len().min(20)]);
+        }
+        assert!(read(Api::Other, b"not JSON").is_ok());
+    }
+}

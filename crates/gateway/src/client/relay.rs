@@ -1,0 +1,186 @@
+//! The answer's body on its way to the client: bytes untouched, load and tokens counted, a broken stream
+//! ended by an error that no client can take for success.
+
+use super::refusal::error_body;
+use crate::desk::Worker;
+use crate::record::{Api, Ended, Record};
+use crate::usage::UsageScan;
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::body::{Body, Frame, SizeHint};
+use hyper::header::{CONTENT_TYPE, HeaderMap};
+use serde_json::json;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use wornpath_execution::{AnswerBody, CallError, Endpoint};
+use wornpath_index::Moment;
+use wornpath_routing::PlanStep;
+
+/// What a client gets.
+pub(crate) enum Reply {
+    /// Something of the gateway's own.
+    Whole(Option<Bytes>),
+    /// What an engine says.
+    Relay(Box<Relay>),
+}
+
+/// How a client can be told that its stream broke.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Told {
+    /// By an event in the stream.
+    ByEvent(Api),
+    /// By nothing but the end of the connection.
+    ByBreaking,
+}
+
+/// An engine's answer under way.
+pub(crate) struct Relay {
+    body: AnswerBody,
+    told: Told,
+    /// Whether the last bytes sent end an event.
+    is_between_events: bool,
+    scan: UsageScan,
+    /// Taken when the answer has ended: then the load is given back and the record is told.
+    open: Option<Open>,
+}
+
+struct Open {
+    step: PlanStep,
+    endpoint: Arc<Endpoint>,
+    worker: Arc<Worker>,
+    record: Record,
+    arrived: Moment,
+    has_begun: bool,
+}
+
+impl Told {
+    pub(super) fn by(api: Api, headers: &HeaderMap) -> Self {
+        let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
+        if kind.starts_with(b"text/event-stream") { Self::ByEvent(api) } else { Self::ByBreaking }
+    }
+}
+
+impl Reply {
+    pub(super) fn whole(bytes: Bytes) -> Self {
+        Self::Whole(Some(bytes).filter(|bytes| !bytes.is_empty()))
+    }
+}
+
+impl Relay {
+    pub(super) fn new(
+        body: AnswerBody,
+        (step, endpoint): (PlanStep, Arc<Endpoint>),
+        told: Told,
+        (worker, record, arrived): (Arc<Worker>, Record, Moment),
+    ) -> Self {
+        let open = Open { step, endpoint, worker, record, arrived, has_begun: false };
+        let mut relay = Self {
+            body,
+            told,
+            is_between_events: true,
+            scan: UsageScan::default(),
+            open: Some(open),
+        };
+        if relay.body.is_end_stream() {
+            relay.end(Ended::Whole);
+        }
+        relay
+    }
+
+    fn passes(&mut self, data: &Bytes) {
+        self.is_between_events = data.ends_with(b"\n\n");
+        self.scan.feed(data);
+        if let Some(open) = &mut self.open
+            && let Some(load) = &mut open.step.reservation
+        {
+            // A chunk of a stream is a token, near enough.
+            if open.has_begun {
+                load.decoded(1);
+            } else {
+                load.first_token();
+            }
+            open.has_begun = true;
+        }
+    }
+
+    fn breaks(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        if let Some(open) = &self.open {
+            open.endpoint.judge(error.verdict(), open.worker.gateway.now());
+        }
+        self.end(Ended::Broken);
+        self.body = AnswerBody::empty();
+        let Told::ByEvent(api) = self.told else { return Poll::Ready(Some(Err(error))) };
+        let message = format!("the pod was lost in the middle of its answer: {error}");
+        let mut body = error_body(api, StatusCode::BAD_GATEWAY, &message);
+        body["error"]["type"] = json!("upstream_lost");
+        let start = if self.is_between_events { "" } else { "\n\n" };
+        let event = format!("{start}event: error\ndata: {body}\n\n");
+        Poll::Ready(Some(Ok(Frame::data(event.into()))))
+    }
+
+    fn end(&mut self, how: Ended) {
+        let Some(Open { step, worker, mut record, arrived, .. }) = self.open.take() else { return };
+        // The load first: whoever waits may go now.
+        drop(step);
+        worker.gateway.lobby.poll(&worker);
+        record.ended = how;
+        record.total = worker.gateway.now().saturating_sub(arrived);
+        record.usage = std::mem::take(&mut self.scan).usage();
+        worker.gateway.ended(&record);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.end(Ended::ClientLeft);
+    }
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = CallError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        let relay = match self.get_mut() {
+            Self::Whole(bytes) => {
+                return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))));
+            }
+            Self::Relay(relay) => relay,
+        };
+        match Pin::new(&mut relay.body).poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref() {
+                    relay.passes(data);
+                }
+                if relay.body.is_end_stream() {
+                    relay.end(Ended::Whole);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => relay.breaks(error),
+            Poll::Ready(None) => {
+                relay.end(Ended::Whole);
+                Poll::Ready(None)
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(bytes) => bytes.is_none(),
+            Self::Relay(relay) => relay.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Self::Relay(relay) => relay.body.size_hint(),
+        }
+    }
+}

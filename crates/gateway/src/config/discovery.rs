@@ -1,0 +1,84 @@
+//! How pods are found that the configuration does not list.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use wornpath_routing::document::{Entry, Node};
+use wornpath_routing::{Kind, Parameter, Problem, Takes};
+
+use super::PodConfig;
+use super::notes::Notes;
+use super::pods::{FACTS, PodScope, facts};
+use super::section::{Section, maps};
+
+/// One way to find pods.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Finder {
+    /// A file with `pods`, read again when it changes.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// How often it is looked at.
+        every: Duration,
+    },
+    /// Every address that a name has.
+    Dns {
+        /// The name.
+        host: String,
+        /// The port of every pod.
+        port: u16,
+        /// How often the name is asked for.
+        every: Duration,
+        /// What is known of every pod.
+        pod: Box<PodConfig>,
+    },
+}
+
+#[rustfmt::skip]
+pub(super) const FILE: &[Parameter] = &[
+    Parameter::required("file", Takes::Text, "A file with `pods`, in the form of this one; read again when it changes."),
+    Parameter::with_default("every", Takes::Time, "2s", "How often it is looked at."),
+];
+
+#[rustfmt::skip]
+pub(super) const DNS: &[Parameter] = &[
+    Parameter::required("dns", Takes::Text, "A name whose every address is a pod, such as a headless service."),
+    Parameter::required("port", Takes::Whole(1, 65_535), "The port of every pod."),
+    Parameter::with_default("every", Takes::Time, "5s", "How often the name is asked for."),
+];
+
+/// The finders under `discovery`.
+pub(super) fn discovery(root: &Node, scope: PodScope<'_>, notes: &mut Notes) -> Vec<Finder> {
+    let mut finders = Vec::new();
+    for entry in maps(root, "discovery", &mut notes.problems) {
+        let has = |key: &str| entry.settings.iter().any(|(name, _)| name.text() == Some(key));
+        match (has("file"), has("dns")) {
+            (true, false) => finders.extend(file(entry, notes)),
+            (false, true) => finders.extend(dns(entry, scope, notes)),
+            _ => {
+                let message = "a way to find pods is either a `file` or a `dns` name";
+                notes.problems.push(
+                    Problem::new(Kind::Syntax, entry.span, message)
+                        .cure("write `- file: pods.yaml` or `- {dns: name, port: 8000}`"),
+                );
+            }
+        }
+    }
+    finders
+}
+
+fn file(entry: Entry<'_>, notes: &mut Notes) -> Option<Finder> {
+    let section = Section::read(entry, FILE, &[], &mut notes.problems);
+    notes.must_not_be_zero(&section, "every");
+    let every = section.or("every", Duration::ZERO);
+    Some(Finder::File { path: section.maybe::<String>("file")?.into(), every })
+}
+
+fn dns(entry: Entry<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<Finder> {
+    let section = Section::read(entry, &[DNS, FACTS].concat(), &[], &mut notes.problems);
+    notes.must_not_be_zero(&section, "every");
+    let pod = Box::new(facts(&section, scope, notes));
+    let port = u16::try_from(section.maybe::<u32>("port")?).ok()?;
+    let every = section.or("every", Duration::ZERO);
+    Some(Finder::Dns { host: section.maybe("dns")?, port, every, pod })
+}

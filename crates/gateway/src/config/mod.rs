@@ -1,0 +1,383 @@
+//! `wornpath.yaml`: read, checked as a whole, and turned into [`Settings`].
+//!
+//! Every section is a table of parameters that are declared as data, so that they can be checked, filled in
+//! and documented alike. Reading never stops at the first problem: what can be read is read, what cannot is
+//! taken down with its place and its cure, and only a file without any problem becomes a [`Config`]. Nothing
+//! secret is in it: keys and tokens stand there as digests, the cell's secret in a file of its own.
+
+mod discovery;
+mod limits;
+mod listen;
+mod models;
+mod notes;
+mod outside;
+mod pods;
+mod profiles;
+mod reference;
+mod routes;
+mod running;
+mod secret;
+mod section;
+mod settle;
+mod shipped;
+mod sources;
+mod tenants;
+mod tokenizers;
+mod watch;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use wornpath_routing::document::{Node, Yaml, parse, unknown_keys};
+use wornpath_routing::{Kind, Parameter, Problem, Problems, Role, Takes};
+
+pub use discovery::Finder;
+pub use listen::{Guarded, Listen};
+pub use models::{Model, TokenizerChoice};
+pub use outside::{Beside, Outside};
+pub use pods::{Engine, Events, PodConfig};
+pub use reference::reference;
+pub use running::{BringError, OnTop, ReloadError, Reloaded, Running};
+pub use secret::DigestError;
+pub use shipped::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
+pub use sources::{EventSource, Semantics, SourceKind};
+pub use tokenizers::{TokenizerError, Tokenizers};
+pub use watch::{Look, Watch};
+
+use crate::settings::{Credentials, Reveal, Settings, Sharing};
+use notes::Notes;
+use pods::PodScope;
+use section::Section;
+
+/// A configuration that was checked: only [`Config::check`] makes one.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Everything but pods, and tokenizers that must be loaded first.
+    settings: Settings,
+    listen: Listen,
+    models: Vec<Model>,
+    pods: Vec<PodConfig>,
+    finders: Vec<Finder>,
+    sources: Vec<EventSource>,
+    isolates: bool,
+    /// How its files looked when they were read.
+    look: Look,
+}
+
+/// Everything that is wrong with a configuration and the files it names.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Refused {
+    files: Vec<Problems>,
+}
+
+/// What stands at the top, in the order of the reference page.
+const KEYS: [&str; 18] = [
+    "listen",
+    "models",
+    "pods",
+    "discovery",
+    "event_sources",
+    "tenants",
+    "isolation",
+    "routes",
+    "profiles",
+    "limits",
+    "timeouts",
+    "retries",
+    "breaker",
+    "drain",
+    "reveal",
+    "credentials",
+    "workers",
+    "batch",
+];
+
+#[rustfmt::skip]
+const TOP: &[Parameter] = &[
+    Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: answers carry `x-wornpath-pod` and a reason."),
+    Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods see the client's `authorization`."),
+    Parameter::optional("workers", Takes::Whole(1, 1024), "Threads that answer clients; by default one for each core."),
+];
+
+impl Config {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it and the files it names.
+    pub fn read(path: &Path) -> Result<Self, Refused> {
+        let file = path.display().to_string();
+        let before = Look::at(&[path.to_owned()]);
+        match std::fs::read_to_string(path) {
+            Ok(text) => {
+                let beside = Beside::new(path);
+                let mut config = Self::check(&file, &text, &beside)?;
+                let others: Vec<_> = config.files().iter().map(|file| beside.path(file)).collect();
+                config.look = before.and(Look::at(&others));
+                Ok(config)
+            }
+            Err(error) => {
+                let problem =
+                    Problem::new(Kind::NotFound, FIRST, format!("it cannot be read: {error}"));
+                let problem = problem.cure("give the path of a configuration");
+                Err(Refused {
+                    files: vec![Problems::new("configuration", &file, "", vec![problem])],
+                })
+            }
+        }
+    }
+
+    /// Checks a text. `file` is what problems call it.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it and the files it names.
+    pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Self, Refused> {
+        let mut notes = Notes::new(outside);
+        let config = match parse(text) {
+            Ok(root) => Some(whole(&root, &mut notes)),
+            Err(problem) => {
+                notes.problems.push(problem);
+                None
+            }
+        };
+        refuse(notes, "configuration", file, text)?;
+        Ok(config.expect("a text that cannot be parsed is a problem, and was refused above"))
+    }
+
+    /// What stands behind a gateway without a file: nothing is listed, and everything has its default.
+    #[must_use]
+    pub fn bare() -> Self {
+        Self {
+            settings: Settings::default(),
+            listen: Listen::default(),
+            models: Vec::new(),
+            pods: Vec::new(),
+            finders: Vec::new(),
+            sources: Vec::new(),
+            isolates: false,
+            look: Look::default(),
+        }
+    }
+
+    /// Checks a file of discovered pods against this configuration.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn check_pods(&self, file: &str, text: &str) -> Result<Vec<PodConfig>, Refused> {
+        let beside = Beside::new(Path::new(file));
+        let mut notes = Notes::new(&beside);
+        let pods = match parse(text) {
+            Ok(root) => {
+                if let Yaml::Map(entries) = &root.value {
+                    unknown_keys(entries, &["pods"], "a file of pods", &mut notes.problems);
+                }
+                pods::pods(&root, self.scope(), &mut notes)
+            }
+            Err(problem) => {
+                notes.problems.push(problem);
+                Vec::new()
+            }
+        };
+        refuse(notes, "file of pods", file, text)?;
+        Ok(pods)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn listen(&self) -> &Listen {
+        &self.listen
+    }
+
+    /// The pods it lists.
+    #[must_use]
+    pub fn pods(&self) -> &[PodConfig] {
+        &self.pods
+    }
+
+    /// How other pods are found.
+    #[must_use]
+    pub fn finders(&self) -> &[Finder] {
+        &self.finders
+    }
+
+    /// Where events come from besides the engines themselves.
+    #[must_use]
+    pub fn sources(&self) -> &[EventSource] {
+        &self.sources
+    }
+
+    /// Files that it was made from besides its own, for whoever watches them.
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
+        let shipped =
+            |file: &str| SHIPPED.iter().any(|(name, _)| file == format!("profiles/{name}.yaml"));
+        let profiles = self.settings.profiles.iter().map(|profile| &profile.file);
+        profiles
+            .filter(|file| !shipped(file) && !file.starts_with("profile "))
+            .map(PathBuf::from)
+            .collect()
+    }
+
+    fn scope(&self) -> PodScope<'_> {
+        let isolation = self.isolates.then_some(FIRST);
+        PodScope { models: &self.models, sources: &self.sources, isolation }
+    }
+}
+
+/// Where a problem is shown that concerns a file as a whole.
+const FIRST: wornpath_routing::Span = wornpath_routing::Span { line: 1, column: 1, length: 1 };
+
+/// Whether `text` is a configuration rather than a profile: some key at its top says so.
+#[must_use]
+pub fn is_configuration(text: &str) -> bool {
+    const TELLING: [&str; 5] = ["pods", "listen", "discovery", "routes", "profiles"];
+    parse(text).is_ok_and(|root| TELLING.iter().any(|key| root.get(key).is_some()))
+}
+
+fn whole(root: &Node, notes: &mut Notes) -> Config {
+    match &root.value {
+        Yaml::Map(entries) => unknown_keys(entries, &KEYS, "a configuration", &mut notes.problems),
+        _ => {
+            let message = format!("a configuration is a map of sections, not {}", root.kind());
+            let problem = Problem::new(Kind::Syntax, root.span, message);
+            notes.problems.push(problem.cure("begin with `pods:` and list an engine"));
+        }
+    }
+    if let Some(batch) = root.get("batch") {
+        let problem =
+            Problem::new(Kind::UnknownKey, batch.span, "`batch` is not served by this version");
+        notes.problems.push(problem.cure("remove it"));
+    }
+    let mut settings = Settings::default();
+    let listen = listen::listen(root, notes);
+    (settings.client, settings.admin) = (listen.client, listen.admin.map(|admin| admin.address));
+    settings.admin_token = listen.admin.and_then(|admin| admin.token);
+    let models = models::models(root, notes);
+    let sources = sources::sources(root, &listen, notes);
+    settings.tenants = tenants::tenants(root, notes);
+    let isolation = tenants::isolation(root, notes);
+    if let Some((_, key)) = &isolation {
+        settings.sharing = Sharing::Isolated;
+        settings.key.clone_from(key.as_ref().unwrap_or(&wornpath_blocks::HashKey::DEFAULT));
+    }
+    let scope = PodScope {
+        models: &models,
+        sources: &sources,
+        isolation: isolation.as_ref().map(|(span, _)| *span),
+    };
+    let pods = pods::pods(root, scope, notes);
+    let finders = discovery::discovery(root, scope, notes);
+    has_pods(root, &pods, &finders, &listen, notes);
+    let roles = known_roles(&pods, &finders, &listen);
+    settings.profiles = profiles::profiles(root, roles, notes);
+    settings.routes =
+        routes::routes(root, (&models, &settings.tenants), &mut settings.profiles, notes);
+    routes::default_first(&settings.routes, &mut settings.profiles);
+    limits::bounds(root, &mut settings, notes);
+    top(root, &mut settings, notes);
+    Config {
+        settings,
+        listen,
+        models,
+        pods,
+        finders,
+        sources,
+        isolates: isolation.is_some(),
+        look: Look::default(),
+    }
+}
+
+fn top(root: &Node, settings: &mut Settings, notes: &mut Notes) {
+    let Yaml::Map(entries) = &root.value else { return };
+    let others: Vec<_> =
+        KEYS.into_iter().filter(|key| TOP.iter().all(|own| own.name != *key)).collect();
+    let own: Vec<_> = entries
+        .iter()
+        .filter(|(key, _)| TOP.iter().any(|own| key.text() == Some(own.name)))
+        .cloned()
+        .collect();
+    let entry = wornpath_routing::document::Entry {
+        name: "the configuration",
+        span: root.span,
+        settings: &own,
+    };
+    let section = Section::read(entry, TOP, &others, &mut notes.problems);
+    if section.or("reveal", "nothing") == "pod" {
+        settings.reveal = Reveal::Pod;
+    }
+    if section.or("credentials", "none") == "forwarded" {
+        settings.upstream_credentials = Credentials::Forwarded;
+    }
+    if let Some(workers) = section.maybe::<usize>("workers").and_then(std::num::NonZeroUsize::new) {
+        settings.workers = workers;
+    }
+}
+
+/// A router without pods is of no use, unless they can come later.
+fn has_pods(
+    root: &Node,
+    pods: &[PodConfig],
+    finders: &[Finder],
+    listen: &Listen,
+    notes: &mut Notes,
+) {
+    let may_come = !finders.is_empty() || listen.admin.is_some();
+    if pods.is_empty() && !may_come && notes.problems.is_empty() {
+        let problem = Problem::new(
+            Kind::MissingDependency,
+            root.span,
+            "there are no pods, and no way to find any",
+        );
+        notes.problems.push(
+            problem
+                .cure("list some: `pods: [{url: \"http://127.0.0.1:8000\"}]`, or add `discovery`"),
+        );
+    }
+}
+
+/// The roles that pods can play, if pods cannot come from elsewhere.
+fn known_roles(pods: &[PodConfig], finders: &[Finder], listen: &Listen) -> Option<Vec<Role>> {
+    let closed = finders.is_empty() && listen.admin.is_none() && !pods.is_empty();
+    closed.then(|| pods.iter().flat_map(|pod| pod.roles.iter().cloned()).collect())
+}
+
+fn refuse(notes: Notes, subject: &'static str, file: &str, text: &str) -> Result<(), Refused> {
+    let shown = notes.shown(text);
+    let Notes { problems, elsewhere: mut files, .. } = notes;
+    if !problems.is_empty() {
+        files.insert(0, Problems::new(subject, file, &shown, problems));
+    }
+    if files.is_empty() { Ok(()) } else { Err(Refused { files }) }
+}
+
+impl Refused {
+    /// The problems of each file.
+    #[must_use]
+    pub fn files(&self) -> &[Problems] {
+        &self.files
+    }
+
+    /// As JSON, for machines: one list over all files.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        let all = self.files.iter().filter_map(|file| match file.to_json() {
+            serde_json::Value::Array(problems) => Some(problems),
+            _ => None,
+        });
+        all.flatten().collect()
+    }
+}
+
+/// As a compiler would show them.
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.files.iter().try_for_each(|problems| problems.fmt(f))
+    }
+}
+
+impl fmt::Debug for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Refused {}

@@ -1,0 +1,80 @@
+//! The models that are served.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use wornpath_routing::document::Node;
+use wornpath_routing::{Kind, Parameter, Problem, Takes};
+
+use super::notes::Notes;
+use super::section::{Section, maps};
+
+/// A base model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Model {
+    /// Its name, as engines list it.
+    pub name: String,
+    /// How its prompts are tokenized.
+    pub tokenizer: TokenizerChoice,
+    /// Tokens in a block.
+    pub block_size: NonZeroUsize,
+    /// Other names that clients may use.
+    pub aliases: Vec<String>,
+}
+
+/// How a model's prompts are tokenized.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TokenizerChoice {
+    /// Not at all: profiles that need tokens cannot serve it.
+    None,
+    /// Every byte is a token, as simulated engines do.
+    Bytes,
+    /// By the `tokenizer.json` in a folder.
+    Folder(PathBuf),
+}
+
+#[rustfmt::skip]
+pub(super) const MODEL: &[Parameter] = &[
+    Parameter::required("name", Takes::Text, "Its name, as engines list it."),
+    Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can serve it."),
+    Parameter::with_default("block_size", Takes::Whole(1, 1 << 16), "16", "Tokens in a block, as its engines cut prompts."),
+    Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use."),
+];
+
+pub(super) fn models(root: &Node, notes: &mut Notes) -> Vec<Model> {
+    let mut models: Vec<Model> = Vec::new();
+    let mut names = Vec::new();
+    for entry in maps(root, "models", &mut notes.problems) {
+        let section = Section::read(entry, MODEL, &[], &mut notes.problems);
+        let name: String = section.or("name", String::new());
+        notes.only_once(&mut names, "model", &name, section.at("name"));
+        for (alias, span) in section.texts("aliases") {
+            notes.only_once(&mut names, "model", &alias, span);
+        }
+        models.push(Model {
+            tokenizer: tokenizer(&section, notes),
+            block_size: NonZeroUsize::new(section.or("block_size", 16))
+                .unwrap_or(NonZeroUsize::MIN),
+            aliases: section.maybe("aliases").unwrap_or_default(),
+            name,
+        });
+    }
+    models
+}
+
+fn tokenizer(section: &Section<'_>, notes: &mut Notes) -> TokenizerChoice {
+    let Some(text) = section.maybe::<String>("tokenizer") else { return TokenizerChoice::None };
+    if text == "bytes" {
+        return TokenizerChoice::Bytes;
+    }
+    let folder = PathBuf::from(&text);
+    if !notes.outside.has_tokenizer(&folder) {
+        let message = format!("`tokenizer` is `{text}`, where there is no `tokenizer.json`");
+        notes.problems.push(
+            Problem::new(Kind::NotFound, section.at("tokenizer"), message).cure(
+                "give the folder of the model's `tokenizer.json`; paths start beside this file",
+            ),
+        );
+    }
+    TokenizerChoice::Folder(folder)
+}

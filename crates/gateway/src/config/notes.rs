@@ -1,0 +1,119 @@
+//! What is taken down while a configuration is read, and the rules that several sections share.
+
+use std::time::Duration;
+
+use wornpath_routing::document::nearest;
+use wornpath_routing::{Kind, Problem, Problems, Span};
+
+use super::outside::Outside;
+use super::section::Section;
+use crate::settings::KeyDigest;
+
+/// How to get a digest.
+pub(super) const DIGEST_CURE: &str =
+    "a digest is what `printf %s SECRET | sha256sum` prints, with `sha256:` before it";
+
+/// Problems so far.
+pub(super) struct Notes<'a> {
+    pub(super) outside: &'a dyn Outside,
+    /// In the configuration itself.
+    pub(super) problems: Vec<Problem>,
+    /// In files that it names.
+    pub(super) elsewhere: Vec<Problems>,
+    /// What may be a secret and must not be shown.
+    masked: Vec<Span>,
+}
+
+impl<'a> Notes<'a> {
+    pub(super) fn new(outside: &'a dyn Outside) -> Self {
+        Self { outside, problems: Vec::new(), elsewhere: Vec::new(), masked: Vec::new() }
+    }
+
+    /// A digest. What is none may be the secret itself, so nobody is shown it.
+    pub(super) fn digest(&mut self, section: &Section<'_>, key: &'static str) -> Option<KeyDigest> {
+        let text: String = section.maybe(key)?;
+        match text.parse() {
+            Ok(digest) => Some(digest),
+            Err(error) => {
+                let span = section.at(key);
+                self.masked.push(span);
+                let message = format!("`{key}` is no digest: {error}");
+                self.problems.push(Problem::new(Kind::Unsafe, span, message).cure(DIGEST_CURE));
+                None
+            }
+        }
+    }
+
+    /// Hides what stands there from whoever is shown the problems.
+    pub(super) fn mask(&mut self, span: Span) {
+        self.masked.push(span);
+    }
+
+    /// Takes down a name that was given before.
+    pub(super) fn only_once(
+        &mut self,
+        names: &mut Vec<(String, Span)>,
+        what: &str,
+        name: &str,
+        span: Span,
+    ) {
+        let first = names.iter().find(|(known, _)| known == name && !name.is_empty());
+        if let Some((_, first)) = first {
+            self.problems.push(
+                Problem::new(Kind::Twice, span, format!("{what} `{name}` is there twice"))
+                    .also(*first, "first given here")
+                    .cure("give each another one, or remove one of them"),
+            );
+        }
+        names.push((name.to_owned(), span));
+    }
+
+    /// Whether a name is known; takes it down if not.
+    pub(super) fn must_be_known<'n>(
+        &mut self,
+        what: &str,
+        name: &str,
+        span: Span,
+        known: impl Iterator<Item = &'n str>,
+    ) -> bool {
+        let known: Vec<_> = known.collect();
+        if known.contains(&name) {
+            return true;
+        }
+        let cure = match nearest(name, known.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None if known.is_empty() => format!("the configuration has no {what}; add it"),
+            None => format!("there are: {}", known.join(", ")),
+        };
+        let message = format!("there is no {what} `{name}`");
+        self.problems.push(Problem::new(Kind::NotFound, span, message).cure(cure));
+        false
+    }
+
+    /// Takes down a time of nothing where something would then never stop.
+    pub(super) fn must_not_be_zero(&mut self, section: &Section<'_>, key: &'static str) {
+        if section.maybe(key) == Some(Duration::ZERO) {
+            let problem = Problem::new(
+                Kind::BadParameter,
+                section.at(key),
+                format!("`{key}` is no time at all"),
+            );
+            self.problems.push(problem.cure("give a time above zero, such as `5s`"));
+        }
+    }
+
+    /// The text to show problems in, without what may be a secret.
+    pub(super) fn shown(&self, text: &str) -> String {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        for span in &self.masked {
+            if let Some(line) = lines.get_mut(span.line - 1) {
+                let hidden = span.column - 1..span.column - 1 + span.length;
+                *line = (0..)
+                    .zip(line.chars())
+                    .map(|(at, c)| if hidden.contains(&at) { '*' } else { c })
+                    .collect();
+            }
+        }
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,44 @@
+//! What a configuration needs from outside its own file, so that checking it can be tried without one.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// Reads what a configuration names.
+pub trait Outside {
+    /// The text of a file; relative paths start beside the configuration.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn text(&self, path: &Path) -> io::Result<String>;
+
+    /// Whether there is a folder with a tokenizer.
+    fn has_tokenizer(&self, folder: &Path) -> bool;
+}
+
+/// The files beside a configuration.
+#[derive(Clone, Debug)]
+pub struct Beside(PathBuf);
+
+impl Beside {
+    /// Beside the configuration at `path`.
+    #[must_use]
+    pub fn new(path: &Path) -> Self {
+        Self(path.parent().unwrap_or(Path::new("")).to_owned())
+    }
+
+    /// Where a path in the configuration leads.
+    #[must_use]
+    pub fn path(&self, path: &Path) -> PathBuf {
+        self.0.join(path)
+    }
+}
+
+impl Outside for Beside {
+    fn text(&self, path: &Path) -> io::Result<String> {
+        fs::read_to_string(self.path(path))
+    }
+
+    fn has_tokenizer(&self, folder: &Path) -> bool {
+        self.path(folder).join("tokenizer.json").is_file()
+    }
+}

@@ -1,0 +1,361 @@
+//! The pods: in the configuration itself, and in a watched file of the same form.
+
+use wornpath_events::ZmqAddress;
+use wornpath_routing::document::Node;
+use wornpath_routing::{Kind, Parameter, Problem, Role, Span, Takes};
+
+use super::Model;
+use super::notes::Notes;
+use super::section::{Section, maps, refused};
+use super::sources::{EventSource, Semantics};
+
+/// An engine's address, and what is known of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PodConfig {
+    /// What people call it.
+    pub name: String,
+    /// Where it is called: `http://host:port`, without a slash at the end.
+    pub url: String,
+    /// The models it serves; none to ask the engine.
+    pub models: Vec<String>,
+    /// The parts it can play in a plan.
+    pub roles: Vec<Role>,
+    /// Adapters that it can serve.
+    pub loras: Vec<String>,
+    /// Its labels.
+    pub labels: Vec<(String, String)>,
+    /// Data-parallel ranks behind the address.
+    pub ranks: u32,
+    /// Where its cache events come from; none for the approximate mode.
+    pub events: Vec<Events>,
+    /// Which software it is.
+    pub engine: Engine,
+    /// Which fitted speed it has.
+    pub speed: Option<String>,
+    /// The longest prompt plus answer, in tokens.
+    pub context_tokens: Option<u32>,
+    /// How many tokens its KV cache holds.
+    pub kv_tokens: Option<u64>,
+    /// Where it stands: host, rack, zone, region.
+    pub place: [Option<String>; 4],
+    /// Where its own metrics are; by default `/metrics` at its address.
+    pub metrics: Option<String>,
+}
+
+/// Where a pod's events come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Events {
+    /// From the engine itself.
+    Zmq(ZmqAddress),
+    /// From a source in `event_sources`, by its name.
+    Source(String),
+}
+
+impl PodConfig {
+    /// This pod under a name at an address; `{host}` in the places of its events becomes the address's host.
+    #[must_use]
+    pub fn at(mut self, name: String, url: String) -> Self {
+        let authority = authority(&url).unwrap_or_default();
+        let host = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => host,
+            _ => authority,
+        };
+        for events in &mut self.events {
+            if let Events::Zmq(address) = events {
+                address.publisher = address.publisher.replace("{host}", host);
+                address.replay =
+                    address.replay.as_ref().map(|replay| replay.replace("{host}", host));
+            }
+        }
+        Self { name, url, ..self }
+    }
+}
+
+/// Which software an engine is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Engine {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// TensorRT-LLM.
+    TrtLlm,
+    /// Modular MAX.
+    Max,
+    /// Anything with OpenAI's interface.
+    #[default]
+    OpenAi,
+}
+
+impl Engine {
+    const WORDS: &[&'static str] = &["vllm", "sglang", "trtllm", "max", "openai"];
+
+    /// Its name in a configuration.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        Self::WORDS[self as usize]
+    }
+
+    /// Whether it keeps blocks of different `cache_salt`s apart and says so in its events: only vLLM does
+    /// both.
+    #[must_use]
+    pub const fn knows_salt(self) -> bool {
+        matches!(self, Self::Vllm)
+    }
+
+    fn of_word(word: &str) -> Self {
+        match word {
+            "vllm" => Self::Vllm,
+            "sglang" => Self::Sglang,
+            "trtllm" => Self::TrtLlm,
+            "max" => Self::Max,
+            _ => Self::OpenAi,
+        }
+    }
+}
+
+#[rustfmt::skip]
+pub(super) const ADDRESS: &[Parameter] = &[
+    Parameter::required("url", Takes::Text, "Where it is called, such as `http://10.0.0.5:8000`."),
+    Parameter::optional("name", Takes::Text, "What people call it; by default host and port."),
+];
+
+#[rustfmt::skip]
+pub(super) const FACTS: &[Parameter] = &[
+    Parameter::with_default("model", Takes::Texts, "[]", "The models it serves, by name; by default the engine is asked."),
+    Parameter::with_default("role", Takes::Texts, "[serve]", "The parts it can play in a plan: `serve`, `prefill`, `decode`, or others that profiles name."),
+    Parameter::with_default("loras", Takes::Texts, "[]", "LoRA adapters that it can serve."),
+    Parameter::with_default("labels", Takes::Fields, "{}", "Free labels for profiles to select by."),
+    Parameter::with_default("ranks", Takes::Whole(1, 1024), "1", "Data-parallel ranks behind the address; each is a pod of its own."),
+    Parameter::with_default("events", Takes::Texts, "[]", "Where its cache events come from: `zmq://host:port?replay=port`, where `{host}` is the pod's own, or names of `event_sources`. Without any, what it holds is only guessed from what it was sent."),
+    Parameter::with_default("engine", Takes::OneOf(Engine::WORDS), "openai", "Which software it is; `openai` is anything with that interface."),
+    Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Which fitted speed it has, for profiles that predict times."),
+    Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "The longest prompt plus answer, in tokens."),
+    Parameter::optional("kv_tokens", Takes::Whole(1, 1 << 40), "How many tokens its KV cache holds."),
+    Parameter::optional("host", Takes::Text, "The machine it runs on."),
+    Parameter::optional("rack", Takes::Text, "Its rack, or whatever shares a switch."),
+    Parameter::optional("zone", Takes::Text, "Its zone."),
+    Parameter::optional("region", Takes::Text, "Its region."),
+    Parameter::optional("metrics", Takes::Text, "Where its own metrics are; by default `/metrics` at its address."),
+];
+
+/// What a pod may refer to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PodScope<'a> {
+    /// The models there are.
+    pub(super) models: &'a [Model],
+    /// The event sources there are.
+    pub(super) sources: &'a [EventSource],
+    /// Where isolation was asked for, if it was.
+    pub(super) isolation: Option<Span>,
+}
+
+/// The pods under `pods`.
+pub(super) fn pods(root: &Node, scope: PodScope<'_>, notes: &mut Notes) -> Vec<PodConfig> {
+    let (mut pods, mut names, mut urls) = (Vec::new(), Vec::new(), Vec::new());
+    for entry in maps(root, "pods", &mut notes.problems) {
+        let section = Section::read(entry, &[ADDRESS, FACTS].concat(), &[], &mut notes.problems);
+        let Some(pod) = pod(&section, scope, notes) else { continue };
+        notes.only_once(&mut urls, "address", &pod.url, section.at("url"));
+        // A name that is made of the address is there twice whenever the address is.
+        if section.node("name").is_some() {
+            notes.only_once(&mut names, "pod", &pod.name, section.at("name"));
+        }
+        pods.push(pod);
+    }
+    pods
+}
+
+fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<PodConfig> {
+    let text: String = section.maybe("url")?;
+    let url = text.trim_end_matches('/').to_owned();
+    let host = match authority(&url) {
+        Ok(host) => host.to_owned(),
+        Err(problem) => {
+            let span = section.at("url");
+            let mut shown = text.as_str();
+            if text.contains('@') {
+                notes.mask(span);
+                shown = "…";
+            }
+            let problem = refused("pods", "url", shown, span, &problem);
+            notes.problems.push(problem.cure("write `http://host:port`"));
+            return None;
+        }
+    };
+    let name = section.maybe("name").unwrap_or_else(|| host.clone());
+    Some(facts(section, scope, notes).at(name, url))
+}
+
+/// Everything but name and address: what discovery adds to the addresses it finds.
+pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> PodConfig {
+    // Without `models`, nothing but the name matters, and any name will do.
+    let models = section.texts("model").into_iter().filter(|_| !scope.models.is_empty());
+    for (model, span) in models {
+        let known = scope.models.iter().map(|model| model.name.as_str());
+        notes.must_be_known("model", &model, span, known);
+    }
+    let engine = Engine::of_word(section.or("engine", "openai"));
+    if let Some(isolation) = scope.isolation.filter(|_| !engine.knows_salt()) {
+        let span = section.node("engine").map_or(section.span(), |node| node.span);
+        let message = format!("tenants cannot be kept apart on an engine `{}`", engine.word());
+        notes
+            .problems
+            .push(Problem::new(Kind::Unsafe, span, message).also(isolation, "asked for here").cure(
+            "it knows no `cache_salt`; write `engine: vllm` if it is one, or remove `isolation`",
+        ));
+    }
+    let texts = |key| section.maybe::<Vec<String>>(key).unwrap_or_default();
+    let fields: Vec<(String, serde_json::Value)> = section.maybe("labels").unwrap_or_default();
+    let label = |(key, value): (String, serde_json::Value)| {
+        (key, value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+    };
+    let metrics: Option<String> = section.maybe("metrics");
+    if let Some(metrics) = &metrics
+        && let Err(problem) = authority(metrics)
+    {
+        notes.problems.push(
+            refused("pods", "metrics", metrics, section.at("metrics"), &problem)
+                .cure("write `http://host:port/metrics`"),
+        );
+    }
+    let events = events(section, scope.sources, notes);
+    if !events.is_empty() && scope.models.is_empty() {
+        let message = "the pod's events cannot be understood without knowing its model";
+        notes.problems.push(
+            Problem::new(Kind::MissingDependency, section.at("events"), message)
+                .cure("list the model with its `block_size` and `tokenizer` under `models`"),
+        );
+    }
+    PodConfig {
+        name: String::new(),
+        url: String::new(),
+        models: texts("model"),
+        roles: texts("role").iter().map(|role| Role::named(role)).collect(),
+        loras: texts("loras"),
+        labels: fields.into_iter().map(label).collect(),
+        ranks: section.or("ranks", 1),
+        events,
+        engine,
+        speed: section.maybe::<&'static str>("speed").map(str::to_owned),
+        context_tokens: section.maybe("context_tokens"),
+        kv_tokens: section.maybe("kv_tokens"),
+        place: ["host", "rack", "zone", "region"].map(|key| section.maybe(key)),
+        metrics,
+    }
+}
+
+/// A pod's sources. One ledger counts copies, so a source that only says whether a block is there may not
+/// feed a pod beside one that counts.
+fn events(section: &Section<'_>, sources: &[EventSource], notes: &mut Notes) -> Vec<Events> {
+    let mut events = Vec::new();
+    let mut counted: Option<(String, Span)> = None;
+    let mut set: Option<(String, Span)> = None;
+    for (text, span) in section.texts("events") {
+        let semantics = if text.contains("://") {
+            match text.parse::<ZmqAddress>() {
+                Ok(address) => {
+                    last_port(section, &address, span, notes);
+                    events.push(Events::Zmq(address));
+                }
+                Err(error) => notes.problems.push(
+                    refused("pods", "events", &text, span, &error.problem)
+                        .cure("write `zmq://host:port?replay=port`; `{host}` is the pod's own"),
+                ),
+            }
+            Semantics::Sequenced
+        } else {
+            let known = sources.iter().map(|source| source.name.as_str());
+            if !notes.must_be_known("event source", &text, span, known) {
+                continue;
+            }
+            events.push(Events::Source(text.clone()));
+            sources
+                .iter()
+                .find(|source| source.name == text)
+                .map_or(Semantics::Sequenced, EventSource::semantics)
+        };
+        match semantics {
+            Semantics::Sequenced => counted.get_or_insert((text, span)),
+            Semantics::Set => set.get_or_insert((text, span)),
+        };
+    }
+    if let (Some((counted, counts)), Some((set, says))) = (counted, set) {
+        let message = format!("`{set}` numbers nothing and cannot feed a pod beside `{counted}`");
+        notes.problems.push(
+            Problem::new(Kind::Conflict, says, message)
+                .also(counts, "counts the copies of each block")
+                .cure(format!("remove one of them, or write `numbered: true` if the sidecars of `{set}` number their requests")),
+        );
+    }
+    events
+}
+
+/// Each rank publishes at a port of its own, counted up from the first.
+fn last_port(section: &Section<'_>, address: &ZmqAddress, span: Span, notes: &mut Notes) {
+    let last = section.or("ranks", 1_u32) - 1;
+    if let Err(error) = address.of_rank(u16::try_from(last).unwrap_or(u16::MAX)) {
+        let problem = refused("pods", "events", &address.to_string(), span, &error.problem);
+        notes
+            .problems
+            .push(problem.cure("each rank needs a port of its own, counted up from this one"));
+    }
+}
+
+/// Host and port of an `http` address.
+pub(crate) fn authority(url: &str) -> Result<&str, &'static str> {
+    let rest = url.strip_prefix("http://").ok_or("it does not begin with `http://`")?;
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    if path.contains(['?', '#']) {
+        return Err("it has a query");
+    }
+    if authority.contains('@') {
+        return Err("it has a user or a password");
+    }
+    let uri: hyper::Uri = url.parse().map_err(|_| "it is no URL")?;
+    if uri.host().is_none_or(str::is_empty) {
+        return Err("it has no host");
+    }
+    if authority
+        .rsplit_once(':')
+        .is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<u16>().is_err())
+    {
+        return Err("its port is none");
+    }
+    Ok(authority)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_may_come_from_the_pods_own_host_whatever_that_is() {
+        let template = PodConfig {
+            events: vec![Events::Zmq("zmq://{host}:5557?replay=5600".parse().unwrap())],
+            ..PodConfig::default()
+        };
+        let pod = template.at("a".into(), "http://[::1]:8000".into());
+        let expected = "zmq://[::1]:5557?replay=[::1]:5600".parse().unwrap();
+        assert_eq!(pod.events, [Events::Zmq(expected)]);
+    }
+
+    #[test]
+    fn an_address_is_http_with_a_host_and_nothing_secret() {
+        assert_eq!(authority("http://10.0.0.5:8000/v1"), Ok("10.0.0.5:8000"));
+        assert_eq!(authority("http://[::1]:8000"), Ok("[::1]:8000"));
+        assert_eq!(authority("http://[::1]"), Ok("[::1]"));
+        for wrong in [
+            "https://a",
+            "a:1",
+            "http://",
+            "http://u:p@a",
+            "http://a?x=1",
+            "http://a:99999",
+            "http://a b",
+        ] {
+            assert!(authority(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Named profiles: in the configuration itself, in files of their own, or shipped.
+
+use std::path::Path;
+
+use wornpath_routing::document::{Node, Yaml, nearest};
+use wornpath_routing::{Kind, Problem, Profile, Role, Surroundings};
+
+use super::notes::Notes;
+use super::shipped::{SHIPPED, shipped};
+use crate::settings::NamedProfile;
+
+/// The profiles under `profiles`. `roles` are those that pods can play, if all pods are known.
+pub(super) fn profiles(
+    root: &Node,
+    roles: Option<Vec<Role>>,
+    notes: &mut Notes,
+) -> Vec<NamedProfile> {
+    let surroundings = Surroundings { roles, ..Surroundings::default() };
+    let entries = match root.get("profiles").map(|node| (&node.value, node)) {
+        None | Some((Yaml::Null, _)) => return Vec::new(),
+        Some((Yaml::Map(entries), _)) => entries,
+        Some((_, node)) => {
+            let message =
+                format!("`profiles` is {}, not a map from names to profiles", node.kind());
+            let problem = Problem::new(Kind::Syntax, node.span, message);
+            notes.problems.push(problem.cure("write `profiles: {chat: chat.yaml}`"));
+            return Vec::new();
+        }
+    };
+    let mut profiles = Vec::new();
+    for (key, node) in entries {
+        let name = key.text().unwrap_or_default().to_owned();
+        let (file, checked) = match &node.value {
+            Yaml::Scalar { text, .. } => {
+                (text.clone(), from_file(text, node, &surroundings, notes))
+            }
+            _ => {
+                let checked = Profile::check_node(node, &surroundings);
+                let problems = |problems| notes.problems.extend::<Vec<Problem>>(problems);
+                (format!("profile {name}"), checked.map_err(problems).ok())
+            }
+        };
+        // A refused profile has its name all the same, so that routes to it are not refused as well.
+        let text = checked.map(|profile| profile.printed()).unwrap_or_default();
+        profiles.push(NamedProfile { name, file, text });
+    }
+    profiles
+}
+
+/// The profile that a route names, taken from the shipped ones where the configuration has none of that
+/// name. Whether there is one.
+pub(super) fn resolve(name: &str, profiles: &mut Vec<NamedProfile>) -> bool {
+    if profiles.iter().any(|profile| profile.name == name) {
+        return true;
+    }
+    let Some(text) = shipped(name) else { return false };
+    let file = format!("profiles/{name}.yaml");
+    profiles.push(NamedProfile { name: name.to_owned(), file, text: text.to_owned() });
+    true
+}
+
+fn from_file(
+    path: &str,
+    node: &Node,
+    surroundings: &Surroundings,
+    notes: &mut Notes,
+) -> Option<Profile> {
+    match notes.outside.text(Path::new(path)) {
+        Ok(text) => match Profile::check(path, &text, surroundings) {
+            Ok(profile) => Some(profile),
+            Err(problems) => {
+                notes.elsewhere.push(problems);
+                None
+            }
+        },
+        Err(error) => {
+            let message = format!("the profile in `{path}` cannot be read: {error}");
+            let names = SHIPPED.iter().map(|(name, _)| *name);
+            let cure = match nearest(path, names) {
+                Some(near) => {
+                    format!("`{near}` is shipped: a route can name it without an entry here")
+                }
+                None => "give a file; paths start beside this one".to_owned(),
+            };
+            notes.problems.push(Problem::new(Kind::NotFound, node.span, message).cure(cure));
+            None
+        }
+    }
+}

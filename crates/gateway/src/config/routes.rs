@@ -1,0 +1,170 @@
+//! Which profile decides about which request.
+
+use wornpath_routing::document::Node;
+use wornpath_routing::{
+    Card, Kind, Parameter, Problem, Profile, Slot, Span, Surroundings, Takes, Tokens,
+};
+
+use super::notes::Notes;
+use super::profiles::resolve;
+use super::section::{Section, maps};
+use super::shipped::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE};
+use super::{Model, TokenizerChoice};
+use crate::settings::{NamedProfile, RouteSettings, TenantSettings};
+
+#[rustfmt::skip]
+pub(super) const ROUTE: &[Parameter] = &[
+    Parameter::required("profile", Takes::Text, "The profile: a name in `profiles`, or a shipped one."),
+];
+
+#[rustfmt::skip]
+pub(super) const MATCH: &[Parameter] = &[
+    Parameter::optional("path", Takes::Text, "The path, such as `/v1/embeddings`; with `*` at the end, all that begin so."),
+    Parameter::optional("model", Takes::Text, "The base model, by its name."),
+    Parameter::optional("tenant", Takes::Text, "The tenant, by name."),
+];
+
+/// The routes under `routes`; without any, everything goes to the only profile, or to the shipped default.
+pub(super) fn routes(
+    root: &Node,
+    (models, tenants): (&[Model], &[TenantSettings]),
+    profiles: &mut Vec<NamedProfile>,
+    notes: &mut Notes,
+) -> Vec<RouteSettings> {
+    let entries = maps(root, "routes", &mut notes.problems);
+    if entries.is_empty() {
+        return vec![everything(root, models, profiles, notes)];
+    }
+    let mut routes = Vec::new();
+    let mut catch_all: Option<Span> = None;
+    for entry in entries {
+        let span = entry.span;
+        let section = Section::read(entry, ROUTE, &["match"], &mut notes.problems);
+        let route = route(&section, (models, tenants), profiles, notes);
+        must_have_tokens(&route, section.at("profile"), models, profiles, notes);
+        if let Some(first) = catch_all {
+            notes.problems.push(
+                Problem::new(Kind::Unreachable, span, "no request comes as far as this route")
+                    .also(first, "matches every request")
+                    .cure("put it before that one, or remove it"),
+            );
+        }
+        if route.path.is_none() && route.model.is_none() && route.tenant.is_none() {
+            catch_all.get_or_insert(span);
+        }
+        routes.push(route);
+    }
+    if catch_all.is_none() {
+        let span = root.get("routes").map_or(root.span, |node| node.span);
+        let problem = Problem::new(Kind::MissingDependency, span, "some requests match no route");
+        notes.problems.push(
+            problem.cure(format!("end with one for all others: `- profile: {DEFAULT_PROFILE}`")),
+        );
+    }
+    routes
+}
+
+fn route(
+    section: &Section<'_>,
+    (models, tenants): (&[Model], &[TenantSettings]),
+    profiles: &mut Vec<NamedProfile>,
+    notes: &mut Notes,
+) -> RouteSettings {
+    let profile: String = section.or("profile", String::new());
+    if !profile.is_empty() && !resolve(&profile, profiles) {
+        let own: Vec<_> = profiles.iter().map(|known| known.name.clone()).collect();
+        let known = own.iter().map(String::as_str).chain(SHIPPED.iter().map(|(name, _)| *name));
+        notes.must_be_known("profile", &profile, section.at("profile"), known);
+    }
+    let place = ("match", section.span());
+    let matched = Section::of(section.node("match"), place, MATCH, &mut notes.problems);
+    let path: Option<String> = matched.maybe("path");
+    if let Some(path) = &path
+        && (!path.starts_with('/') || path[..path.len() - 1].contains('*'))
+    {
+        let message = format!("`{path}` is no path that a request can have");
+        let problem = Problem::new(Kind::BadParameter, matched.at("path"), message);
+        notes.problems.push(problem.cure("begin with `/`, and use `*` only at the end"));
+    }
+    let model: Option<String> = matched.maybe("model");
+    if let Some(model) = &model {
+        let known = models.iter().map(|model| model.name.as_str());
+        notes.must_be_known("model", model, matched.at("model"), known);
+    }
+    let tenant: Option<String> = matched.maybe("tenant");
+    if let Some(tenant) = &tenant {
+        let known = tenants.iter().map(|tenant| tenant.name.as_str());
+        notes.must_be_known("tenant", tenant, matched.at("tenant"), known);
+    }
+    RouteSettings { path, model: model.map(Into::into), tenant: tenant.map(Into::into), profile }
+}
+
+/// A profile that works with tokens serves no model that cannot be tokenized.
+fn must_have_tokens(
+    route: &RouteSettings,
+    span: Span,
+    models: &[Model],
+    profiles: &[NamedProfile],
+    notes: &mut Notes,
+) {
+    let Some(profile) = profiles.iter().find(|profile| profile.name == route.profile) else {
+        return;
+    };
+    let checked = Profile::check(&profile.file, &profile.text, &Surroundings::default());
+    let writes_tokens = |card: &Card| card.writes.iter().any(|slot| slot == Tokens::NAME);
+    if !checked.is_ok_and(|profile| profile.graph().prepare.iter().any(writes_tokens)) {
+        return;
+    }
+    let is_meant =
+        |model: &&Model| route.model.as_ref().is_none_or(|name| *name == *model.name.as_str());
+    let without =
+        models.iter().filter(is_meant).find(|model| model.tokenizer == TokenizerChoice::None);
+    let message = match without {
+        Some(model) => {
+            format!("`{}` needs tokens, and model `{}` has no tokenizer", route.profile, model.name)
+        }
+        None if models.is_empty() => {
+            format!("`{}` needs tokens, and no model has a tokenizer", route.profile)
+        }
+        None => return,
+    };
+    let cure = format!("give models a `tokenizer`, or use `{TEXT_PROFILE}`, which needs none");
+    notes.problems.push(Problem::new(Kind::MissingDependency, span, message).cure(cure));
+}
+
+fn everything(
+    root: &Node,
+    models: &[Model],
+    profiles: &mut Vec<NamedProfile>,
+    notes: &mut Notes,
+) -> RouteSettings {
+    let has_tokenizer = |model: &Model| model.tokenizer != TokenizerChoice::None;
+    let profile = match &profiles[..] {
+        [] => {
+            let all = !models.is_empty() && models.iter().all(has_tokenizer);
+            let name = if all { DEFAULT_PROFILE } else { TEXT_PROFILE };
+            resolve(name, profiles);
+            name.to_owned()
+        }
+        [only] => only.name.clone(),
+        [first, ..] => {
+            let span = root.get("profiles").map_or(root.span, |node| node.span);
+            let message = format!("there are {} profiles and no route to any", profiles.len());
+            let cure = format!("say which decides: `routes: [{{profile: {}}}]`", first.name);
+            notes.problems.push(Problem::new(Kind::MissingDependency, span, message).cure(cure));
+            first.name.clone()
+        }
+    };
+    let route = RouteSettings { profile, ..RouteSettings::default() };
+    let span = root.get("profiles").map_or(root.span, |node| node.span);
+    must_have_tokens(&route, span, models, profiles, notes);
+    route
+}
+
+/// Puts the profile first that decides about requests which match nothing else.
+pub(super) fn default_first(routes: &[RouteSettings], profiles: &mut [NamedProfile]) {
+    let Some(last) = routes.last() else { return };
+    if let Some(at) = profiles.iter().position(|profile| profile.name == last.profile) {
+        profiles[..=at].rotate_right(1);
+    }
+}

@@ -1,0 +1,312 @@
+//! The configuration that runs, and how another one takes its place: checked first, then swapped.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::watch::{Look, Watch};
+use super::{Beside, Config, Listen, PodConfig, Refused, TokenizerError, Tokenizers};
+use crate::discovery::{Bringer, Roll, Taken};
+use crate::metrics::{Metrics, Reload};
+use crate::settings::Settings;
+use crate::state::{ApplyError, Gateway};
+
+/// How often files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A gateway together with what it was configured by.
+pub struct Running {
+    gateway: Arc<Gateway>,
+    metrics: Arc<Metrics>,
+    roll: Roll,
+    path: Option<PathBuf>,
+    on_top: OnTop,
+    state: Mutex<State>,
+    /// Counted up with every configuration that takes over and every pod that comes or goes.
+    generation: watch::Sender<u64>,
+}
+
+/// What the command line says on top of what a file says. A file that is read again must not lose it: least
+/// of all the keys that clients must show.
+pub type OnTop = Box<dyn Fn(Settings) -> Result<Settings, String> + Send + Sync>;
+
+struct State {
+    config: Arc<Config>,
+    tokenizers: Tokenizers,
+    /// Configurations that took over.
+    reloads: u64,
+    /// What was wrong the last time.
+    refused: Option<Value>,
+}
+
+/// Why a configuration does not take over.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// Everything was said on the command line.
+    #[error(
+        "there is no configuration file; start with `wornpath serve -c wornpath.yaml` to have one"
+    )]
+    NoFile,
+    /// It was refused.
+    #[error("{0}")]
+    Refused(#[from] Refused),
+    /// A tokenizer cannot be loaded.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// It does not go together with the command line.
+    #[error("it does not go together with the command line: {0}")]
+    OnTop(String),
+    /// The gateway cannot run by it.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+}
+
+impl ReloadError {
+    /// The problems as data, where there are any.
+    #[must_use]
+    pub fn problems(&self) -> Option<Value> {
+        match self {
+            Self::Refused(refused) => Some(refused.to_json()),
+            _ => None,
+        }
+    }
+}
+
+/// What took over, and what cannot without a new start.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reloaded {
+    /// Sections whose change has no effect before the next start.
+    pub wants_restart: Vec<&'static str>,
+}
+
+impl Running {
+    /// A gateway that was started with `config`, read from `path`.
+    #[must_use]
+    pub fn new(
+        (gateway, metrics): (Arc<Gateway>, Arc<Metrics>),
+        (path, config): (Option<PathBuf>, Config),
+        tokenizers: Tokenizers,
+        on_top: OnTop,
+    ) -> Self {
+        let roll = Roll::default();
+        roll.relist(config.pods());
+        let state = State { config: Arc::new(config), tokenizers, reloads: 0, refused: None };
+        let generation = watch::Sender::new(0);
+        Self { gateway, metrics, roll, path, on_top, state: Mutex::new(state), generation }
+    }
+
+    /// The gateway.
+    #[must_use]
+    pub const fn gateway(&self) -> &Arc<Gateway> {
+        &self.gateway
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub const fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// Who brought which pod.
+    #[must_use]
+    pub const fn roll(&self) -> &Roll {
+        &self.roll
+    }
+
+    /// The configured file, if there is one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The configuration that runs.
+    #[must_use]
+    pub fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.state().config)
+    }
+
+    /// Tells when another configuration takes over, or a pod comes or goes.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
+
+    /// The configured file, and what was wrong with it the last time it was read.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let state = self.state();
+        json!({"file": self.path, "reloads": state.reloads, "refused": state.refused})
+    }
+
+    /// Reads the file again. A bad one changes nothing.
+    ///
+    /// # Errors
+    /// Why it does not take over.
+    pub fn reload(&self) -> Result<Reloaded, ReloadError> {
+        let reloaded = self.try_reload();
+        let mut state = self.state();
+        match &reloaded {
+            Ok(reloaded) => {
+                self.metrics.reloaded(Reload::Applied);
+                state.refused = None;
+                tracing::info!(wants_restart = ?reloaded.wants_restart, "configuration reloaded");
+            }
+            Err(error) => {
+                self.metrics.reloaded(Reload::Refused);
+                state.refused = Some(error.problems().unwrap_or_else(|| json!(error.to_string())));
+                tracing::error!("configuration refused, the old one stays:\n{error}");
+            }
+        }
+        reloaded
+    }
+
+    fn try_reload(&self) -> Result<Reloaded, ReloadError> {
+        let path = self.path.as_ref().ok_or(ReloadError::NoFile)?;
+        let config = Config::read(path)?;
+        let mut state = self.state();
+        let settings = config.settings(&mut state.tokenizers)?;
+        let settings = (self.on_top)(settings).map_err(ReloadError::OnTop)?;
+        // A pod that somebody else brought and that is listed now would be there twice.
+        let listed = config.pods();
+        let is_listed = |pod: &PodConfig| {
+            listed.iter().any(|known| known.name == pod.name || known.url == pod.url)
+        };
+        let adopted: Vec<_> = self.roll.unlisted().into_iter().filter(is_listed).collect();
+        adopted.iter().for_each(|pod| self.take_out(pod));
+        if let Err(error) = self.gateway.apply(settings) {
+            for settings in adopted.iter().flat_map(PodConfig::settings) {
+                // It was there a moment ago; if it cannot come back, `apply` has taken its place.
+                let _ = self.gateway.add_pod(settings);
+            }
+            return Err(error.into());
+        }
+        self.roll.relist(listed);
+        let wants_restart = wants_restart(&state.config, &config);
+        state.config = Arc::new(config);
+        state.reloads += 1;
+        self.generation.send_modify(|generation| *generation += 1);
+        Ok(Reloaded { wants_restart })
+    }
+
+    /// Takes in a pod that the configuration does not list.
+    ///
+    /// # Errors
+    /// If another has its name or address, or the index has no room.
+    pub fn bring(&self, bringer: Bringer, pod: &PodConfig) -> Result<(), BringError> {
+        let known = self.roll.get(&pod.name);
+        self.roll.bring(bringer, pod.clone())?;
+        if let Some((_, known)) = known {
+            self.take_out(&known);
+        }
+        for settings in pod.settings() {
+            if let Err(error) = self.gateway.add_pod(settings) {
+                self.release(bringer, &pod.name);
+                return Err(BringError::Refused(error.to_string()));
+            }
+        }
+        self.generation.send_modify(|generation| *generation += 1);
+        Ok(())
+    }
+
+    /// Lets a pod go that `bringer` brought. Whether there was one.
+    pub fn release(&self, bringer: Bringer, name: &str) -> bool {
+        let released = self.roll.release(bringer, name);
+        if let Some(pod) = &released {
+            self.take_out(pod);
+            self.generation.send_modify(|generation| *generation += 1);
+        }
+        released.is_some()
+    }
+
+    fn take_out(&self, pod: &PodConfig) {
+        for settings in pod.settings() {
+            self.gateway.remove_pod(settings.facts.name.as_str());
+        }
+    }
+
+    /// Reads the configuration again on SIGHUP and when its files change, for as long as it is polled.
+    pub async fn follow(self: Arc<Self>) {
+        let Some(path) = self.path.clone() else { return std::future::pending().await };
+        let mut watch = Watch::new(self.config().look.clone());
+        let mut hangups = Hangups::new();
+        loop {
+            let asked = tokio::select! {
+                () = hangups.next() => true,
+                () = tokio::time::sleep(LOOK_EVERY) => false,
+            };
+            let now = Look::at(&self.files(&path));
+            if watch.look(now.clone()) || asked {
+                let running = Arc::clone(&self);
+                // Loading a tokenizer takes a while. What went wrong was told by `reload`.
+                let reloaded = tokio::task::spawn_blocking(move || running.reload()).await;
+                let took_over = matches!(reloaded, Ok(Ok(_)));
+                watch = Watch::new(if took_over { self.config().look.clone() } else { now });
+            }
+        }
+    }
+
+    fn files(&self, path: &Path) -> Vec<PathBuf> {
+        let beside = Beside::new(path);
+        let named = self.config().files();
+        std::iter::once(path.to_owned()).chain(named.iter().map(|file| beside.path(file))).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a pod cannot come.
+#[derive(Debug, thiserror::Error)]
+pub enum BringError {
+    /// Another has its name or address.
+    #[error(transparent)]
+    Taken(#[from] Taken),
+    /// The gateway cannot take it.
+    #[error("{0}")]
+    Refused(String),
+}
+
+fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
+    let mut sections = Vec::new();
+    let Listen { client, admin, events } = old.listen();
+    if (client, admin, events) != (&new.listen().client, &new.listen().admin, &new.listen().events)
+    {
+        sections.push("listen");
+    }
+    if old.settings.workers != new.settings.workers {
+        sections.push("workers");
+    }
+    if old.sources != new.sources {
+        sections.push("event_sources");
+    }
+    sections
+}
+
+/// SIGHUP, where there is one.
+struct Hangups(#[cfg(unix)] Option<tokio::signal::unix::Signal>);
+
+impl Hangups {
+    #[cfg(unix)]
+    fn new() -> Self {
+        Self(tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).ok())
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> Self {
+        Self()
+    }
+
+    async fn next(&mut self) {
+        #[cfg(unix)]
+        if let Some(signal) = &mut self.0
+            && signal.recv().await.is_some()
+        {
+            return;
+        }
+        std::future::pending::<()>().await;
+    }
+}

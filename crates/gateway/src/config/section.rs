@@ -1,0 +1,154 @@
+//! One map of the file: its declared parameters, and where each value stands.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use wornpath_routing::document::{Entry, Node, Settings, Yaml};
+use wornpath_routing::{FromValue, Kind, Parameter, Problem, Span};
+
+/// A map whose parameters were read.
+pub(super) struct Section<'a> {
+    entry: Entry<'a>,
+    settings: Settings,
+}
+
+impl<'a> Section<'a> {
+    /// Reads `parameters`; keys in `nested` are read by the caller.
+    pub(super) fn read(
+        entry: Entry<'a>,
+        parameters: &[Parameter],
+        nested: &[&'static str],
+        problems: &mut Vec<Problem>,
+    ) -> Self {
+        let settings = Settings::read(&entry, parameters, nested, problems);
+        Self { entry, settings }
+    }
+
+    /// The map called `name`, read even if it is not there: then every default holds. `span` is where it
+    /// would stand.
+    pub(super) fn of(
+        node: Option<&'a Node>,
+        (name, span): (&'static str, Span),
+        parameters: &[Parameter],
+        problems: &mut Vec<Problem>,
+    ) -> Self {
+        let empty = Entry { name, span, settings: &[] };
+        match node.map(|node| map(node, name)) {
+            Some(Ok(entry)) => Self::read(entry, parameters, &[], problems),
+            None => Self::read(empty, parameters, &[], problems),
+            Some(Err(problem)) => {
+                problems.push(problem);
+                // That nothing was given is no further problem.
+                Self::read(empty, parameters, &[], &mut Vec::new())
+            }
+        }
+    }
+
+    /// Where it stands.
+    pub(super) const fn span(&self) -> Span {
+        self.entry.span
+    }
+
+    /// What stands under a key.
+    pub(super) fn node(&self, key: &str) -> Option<&'a Node> {
+        self.entry.settings.iter().find(|(name, _)| name.text() == Some(key)).map(|(_, node)| node)
+    }
+
+    /// Where the value of a key stands; the section itself if it is not given.
+    pub(super) fn at(&self, key: &str) -> Span {
+        self.node(key).map_or(self.entry.span, |node| node.span)
+    }
+
+    /// A parameter that may be left out or was refused.
+    pub(super) fn maybe<T: FromValue>(&self, key: &str) -> Option<T> {
+        self.settings.maybe(key)
+    }
+
+    /// A parameter that is required or has a default; `otherwise` only if it was refused.
+    pub(super) fn or<T: FromValue>(&self, key: &str, otherwise: T) -> T {
+        self.settings.or(key, otherwise)
+    }
+
+    /// The texts of a parameter, each with its place.
+    pub(super) fn texts(&self, key: &str) -> Vec<(String, Span)> {
+        let texts: Vec<String> = self.maybe(key).unwrap_or_default();
+        let places: Vec<_> = match self.node(key).map(|node| &node.value) {
+            Some(Yaml::List(items)) => items.iter().map(|item| item.span).collect(),
+            _ => vec![self.at(key); texts.len()],
+        };
+        texts.into_iter().zip(places).collect()
+    }
+
+    /// A text that must be of some form, which `cure` tells.
+    pub(super) fn parsed<T>(
+        &self,
+        key: &'static str,
+        cure: &str,
+        problems: &mut Vec<Problem>,
+    ) -> Option<T>
+    where
+        T: FromStr<Err: Display>,
+    {
+        let text: String = self.maybe(key)?;
+        match text.parse() {
+            Ok(parsed) => Some(parsed),
+            Err(error) => {
+                problems
+                    .push(refused(self.entry.name, key, &text, self.at(key), &error).cure(cure));
+                None
+            }
+        }
+    }
+}
+
+/// A value that is not of the form it must be.
+pub(super) fn refused(
+    owner: &str,
+    key: &str,
+    text: &str,
+    span: Span,
+    error: &dyn Display,
+) -> Problem {
+    let message = format!("`{key}` of `{owner}` is `{text}`: {error}");
+    Problem::new(Kind::BadParameter, span, message)
+}
+
+/// The maps in the list under `key`.
+pub(super) fn maps<'a>(
+    root: &'a Node,
+    key: &'static str,
+    problems: &mut Vec<Problem>,
+) -> Vec<Entry<'a>> {
+    let items = match root.get(key).map(|node| (&node.value, node)) {
+        None | Some((Yaml::Null, _)) => return Vec::new(),
+        Some((Yaml::List(items), _)) => items,
+        Some((_, node)) => {
+            let message = format!("`{key}` must be a list; this is {}", node.kind());
+            problems.push(
+                Problem::new(Kind::Syntax, node.span, message)
+                    .cure("write each on lines of its own, the first with `- ` before it"),
+            );
+            return Vec::new();
+        }
+    };
+    let mut entries = Vec::new();
+    for item in items {
+        match map(item, key) {
+            Ok(entry) => entries.push(entry),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    entries
+}
+
+fn map<'a>(node: &'a Node, key: &'static str) -> Result<Entry<'a>, Problem> {
+    match &node.value {
+        Yaml::Null => Ok(Entry { name: key, span: node.span, settings: &[] }),
+        Yaml::Map(settings) => Ok(Entry { name: key, span: node.span, settings }),
+        _ => {
+            let message = format!("`{key}` holds {} where a map belongs", node.kind());
+            Err(Problem::new(Kind::Syntax, node.span, message)
+                .cure("write `key: value` on lines of their own, or `{key: value, …}`"))
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Where events come from besides the engines themselves.
+
+use wornpath_routing::document::Node;
+use wornpath_routing::{Kind, Parameter, Problem, Takes};
+
+use super::Listen;
+use super::notes::Notes;
+use super::section::{Section, maps};
+
+/// A source of events for several pods.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EventSource {
+    /// What pods call it.
+    pub name: String,
+    /// What it is.
+    pub kind: SourceKind,
+}
+
+/// What a source of events is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SourceKind {
+    /// Sidecars post to the events listener.
+    Push {
+        /// What their posts mean.
+        semantics: Semantics,
+    },
+    /// A JetStream stream that relays fill.
+    Nats {
+        /// The server.
+        url: String,
+        /// The stream.
+        stream: String,
+    },
+    /// Redis streams that relays fill.
+    Redis {
+        /// The server.
+        url: String,
+        /// What the streams' names begin with.
+        stream: String,
+    },
+}
+
+/// What a source's events mean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Semantics {
+    /// Numbered without a gap, and copies are counted.
+    Sequenced,
+    /// A block is there or not.
+    Set,
+}
+
+impl EventSource {
+    /// What its events mean.
+    #[must_use]
+    pub const fn semantics(&self) -> Semantics {
+        match self.kind {
+            SourceKind::Push { semantics } => semantics,
+            SourceKind::Nats { .. } | SourceKind::Redis { .. } => Semantics::Sequenced,
+        }
+    }
+}
+
+#[rustfmt::skip]
+pub(super) const SOURCE: &[Parameter] = &[
+    Parameter::required("name", Takes::Text, "What pods call it in their `events`."),
+    Parameter::required("kind", Takes::OneOf(&["push", "nats", "redis"]), "`push`: sidecars post to `listen.events`; `nats`, `redis`: a broker that `wornpath relay` fills."),
+    Parameter::optional("url", Takes::Text, "Where the broker is, such as `nats://10.0.0.9:4222`."),
+    Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream, or what its streams' names begin with."),
+    Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without a gap; then copies of blocks are counted."),
+];
+
+pub(super) fn sources(root: &Node, listen: &Listen, notes: &mut Notes) -> Vec<EventSource> {
+    let (mut sources, mut names) = (Vec::new(), Vec::new());
+    for entry in maps(root, "event_sources", &mut notes.problems) {
+        let section = Section::read(entry, SOURCE, &[], &mut notes.problems);
+        let name: String = section.or("name", String::new());
+        notes.only_once(&mut names, "event source", &name, section.at("name"));
+        let Some(kind) = section.maybe::<&'static str>("kind") else { continue };
+        let stream = section.or("stream", String::new());
+        let kind = match kind {
+            "push" => {
+                if listen.events.is_none() {
+                    let problem = Problem::new(
+                        Kind::MissingDependency,
+                        section.at("kind"),
+                        "sidecars have nowhere to post to",
+                    );
+                    notes.problems.push(problem.cure("add `events: 127.0.0.1:8082` to `listen`"));
+                }
+                let semantics = if section.or("numbered", false) {
+                    Semantics::Sequenced
+                } else {
+                    Semantics::Set
+                };
+                SourceKind::Push { semantics }
+            }
+            "nats" => {
+                if !cfg!(feature = "nats") {
+                    not_built_in(&section, "nats", notes);
+                }
+                SourceKind::Nats { url: url(&section, "nats", notes), stream }
+            }
+            _ => {
+                if !cfg!(feature = "redis") {
+                    not_built_in(&section, "redis", notes);
+                }
+                SourceKind::Redis { url: url(&section, "redis", notes), stream }
+            }
+        };
+        sources.push(EventSource { name, kind });
+    }
+    sources
+}
+
+/// Brokers are for fleets of routers; most builds do without their clients.
+fn not_built_in(section: &Section<'_>, kind: &str, notes: &mut Notes) {
+    let message = format!("this build of wornpath cannot read from `{kind}`");
+    let problem = Problem::new(Kind::MissingDependency, section.at("kind"), message);
+    notes.problems.push(problem.cure(format!("build it with `--features {kind}`")));
+}
+
+fn url(section: &Section<'_>, scheme: &str, notes: &mut Notes) -> String {
+    let example = format!("give `url: {scheme}://host:port`");
+    let Some(url) = section.maybe::<String>("url") else {
+        let message = format!("a `{scheme}` source needs `url`, which is not given");
+        notes
+            .problems
+            .push(Problem::new(Kind::MissingParameter, section.span(), message).cure(example));
+        return String::new();
+    };
+    if !url.starts_with(&format!("{scheme}://")) {
+        let message = format!("`url` of a `{scheme}` source does not begin with `{scheme}://`");
+        notes
+            .problems
+            .push(Problem::new(Kind::BadParameter, section.at("url"), message).cure(example));
+    }
+    url
+}

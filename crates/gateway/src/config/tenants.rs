@@ -1,0 +1,70 @@
+//! Who may call, how urgent they are and how much they may ask for; and whether they are kept apart.
+
+use std::path::PathBuf;
+
+use wornpath_blocks::HashKey;
+use wornpath_routing::document::Node;
+use wornpath_routing::queue::Priority;
+use wornpath_routing::{Kind, Parameter, Problem, Span, Takes};
+
+use super::notes::Notes;
+use super::secret::bytes;
+use super::section::{Section, maps};
+use crate::settings::TenantSettings;
+
+#[rustfmt::skip]
+pub(super) const TENANT: &[Parameter] = &[
+    Parameter::required("name", Takes::Text, "What they are called in routes, logs and metrics."),
+    Parameter::required("key_digest", Takes::Text, "`sha256:` and the digest of their API key; the key itself is never written down."),
+    Parameter::with_default("priority", Takes::Whole(0, 7), "4", "How urgent their requests are; 7 goes first."),
+];
+
+#[rustfmt::skip]
+pub(super) const ISOLATION: &[Parameter] = &[
+    Parameter::required("secret_file", Takes::Text, "A file with 64 hexadecimal digits, the same for all routers of a cell; make one with `openssl rand -hex 32`."),
+];
+
+pub(super) fn tenants(root: &Node, notes: &mut Notes) -> Vec<TenantSettings> {
+    let (mut tenants, mut names, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+    for entry in maps(root, "tenants", &mut notes.problems) {
+        let section = Section::read(entry, TENANT, &[], &mut notes.problems);
+        let name: String = section.or("name", String::new());
+        notes.only_once(&mut names, "tenant", &name, section.at("name"));
+        let Some(key) = notes.digest(&section, "key_digest") else { continue };
+        notes.only_once(&mut keys, "key", &key.to_string(), section.at("key_digest"));
+        let priority: u32 = section.or("priority", 4);
+        tenants.push(TenantSettings {
+            name: name.into(),
+            key,
+            priority: u8::try_from(priority).ok().and_then(Priority::new).unwrap_or_default(),
+        });
+    }
+    tenants
+}
+
+/// Where isolation is asked for, if it is; its secret, if that could be read.
+pub(super) fn isolation(root: &Node, notes: &mut Notes) -> Option<(Span, Option<HashKey>)> {
+    let node = root.get("isolation")?;
+    let span = node.span;
+    let section = Section::of(Some(node), ("isolation", span), ISOLATION, &mut notes.problems);
+    let Some(file) = section.maybe::<String>("secret_file") else { return Some((span, None)) };
+    let path = PathBuf::from(&file);
+    let secret = match notes.outside.text(&path) {
+        Ok(text) => bytes(text.trim())
+            .map(HashKey::new)
+            .map_err(|error| error.to_string().replace(" after `sha256:`", "")),
+        Err(error) => Err(error.to_string()),
+    };
+    match secret {
+        Ok(key) => Some((span, Some(key))),
+        Err(error) => {
+            let message = format!("the secret in `{file}` cannot be used: {error}");
+            notes.problems.push(
+                Problem::new(Kind::BadParameter, section.at("secret_file"), message).cure(format!(
+                    "write 64 hexadecimal digits there: `openssl rand -hex 32 > {file}`"
+                )),
+            );
+            Some((span, None))
+        }
+    }
+}

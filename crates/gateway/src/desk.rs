@@ -1,0 +1,76 @@
+//! One of the threads that answer clients: its number, and what it decides with.
+
+use crate::roster::Roster;
+use crate::state::Gateway;
+use std::sync::{Arc, Mutex, PoisonError};
+use wornpath_execution::{Dispatch, Target, WorkerNumber};
+use wornpath_index::{Moment, PodId};
+use wornpath_routing::{Desk, Outcome, Profile, Retry, Rng, RoutingContext, World};
+
+/// A thread that answers clients. Its lock is only ever wanted by itself, and by who polls the waiting
+/// room: it costs next to nothing.
+pub(crate) struct Worker {
+    pub(crate) gateway: Arc<Gateway>,
+    pub(crate) number: WorkerNumber,
+    tools: Mutex<Tools>,
+}
+
+struct Tools {
+    desk: Desk,
+    rng: Rng,
+}
+
+impl Worker {
+    pub(crate) fn new(gateway: Arc<Gateway>, number: usize) -> Self {
+        let tools = Tools { desk: Desk::new(gateway.index()), rng: Rng::new(gateway.seed(number)) };
+        Self { gateway, number: WorkerNumber(number), tools: Mutex::new(tools) }
+    }
+
+    /// Shows the world to `decide`, as it is now.
+    pub(crate) fn with_world<T>(
+        &self,
+        roster: &Roster,
+        now: Moment,
+        decide: impl FnOnce(&mut World<'_>) -> T,
+    ) -> T {
+        let mut tools = self.tools.lock().unwrap_or_else(PoisonError::into_inner);
+        let Tools { desk, rng } = &mut *tools;
+        decide(&mut World { fleet: roster.fleet(), desk, now, rng })
+    }
+
+    /// A random number.
+    pub(crate) fn random(&self) -> u64 {
+        self.tools.lock().unwrap_or_else(PoisonError::into_inner).rng.bits()
+    }
+}
+
+/// Decides for the executor, always in the fleet as it is at that moment.
+pub(crate) struct Dispatcher<'a> {
+    pub(crate) worker: &'a Worker,
+    pub(crate) profile: &'a Profile,
+    pub(crate) context: &'a mut RoutingContext,
+    /// The fleet of the first decision, which is good for its plan.
+    pub(crate) roster: Arc<Roster>,
+}
+
+impl Dispatch for Dispatcher<'_> {
+    fn target(&self, pod: PodId) -> Option<Target> {
+        self.roster.target(pod)
+    }
+
+    fn replan(&mut self, retry: Retry<'_>) -> Outcome {
+        self.roster = self.worker.gateway.roster();
+        let (profile, context) = (self.profile, &mut *self.context);
+        self.worker.with_world(&self.roster, self.worker.gateway.now(), |world| {
+            profile.replan(context, world, retry)
+        })
+    }
+
+    fn now(&self) -> Moment {
+        self.worker.gateway.now()
+    }
+
+    fn room(&mut self) -> u64 {
+        self.worker.random() >> 1
+    }
+}

@@ -1,0 +1,144 @@
+//! Who brought which pod, so that a configuration that is read again does not send away what it never listed.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::config::PodConfig;
+
+/// Who brought a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bringer {
+    /// The configuration lists it.
+    Listed,
+    /// The finder of that number found it.
+    Finder(usize),
+    /// Somebody added it over the admin plane.
+    Operator,
+}
+
+/// Every pod by its name, with who brought it.
+#[derive(Debug, Default)]
+pub struct Roll(Mutex<BTreeMap<String, (Bringer, PodConfig)>>);
+
+/// Somebody else brought a pod of that name or address.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("pod `{name}`: {what} is that of `{other}`, which is there already; remove that first")]
+pub struct Taken {
+    /// The pod that cannot come.
+    pub name: String,
+    /// What they share.
+    pub what: &'static str,
+    /// The pod that is there.
+    pub other: String,
+}
+
+impl Roll {
+    /// Takes a pod in, or what is newly known of it.
+    ///
+    /// # Errors
+    /// If somebody else brought one of its name or address.
+    pub fn bring(&self, bringer: Bringer, pod: PodConfig) -> Result<(), Taken> {
+        let mut pods = self.pods();
+        for (name, (by, other)) in pods.iter() {
+            let mine = *by == bringer && *name == pod.name;
+            let what = if *name == pod.name { "its name" } else { "its address" };
+            if !mine && (*name == pod.name || other.url == pod.url) {
+                return Err(Taken { name: pod.name, what, other: name.clone() });
+            }
+        }
+        pods.insert(pod.name.clone(), (bringer, pod));
+        Ok(())
+    }
+
+    /// Lets a pod go, if `bringer` brought it.
+    pub fn release(&self, bringer: Bringer, name: &str) -> Option<PodConfig> {
+        let mut pods = self.pods();
+        pods.get(name).filter(|(by, _)| *by == bringer)?;
+        pods.remove(name).map(|(_, pod)| pod)
+    }
+
+    /// Who brought a pod, and what it is.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<(Bringer, PodConfig)> {
+        self.pods().get(name).cloned()
+    }
+
+    /// The configuration was read again and lists these. What others brought stays, unless it is now listed.
+    pub fn relist(&self, listed: &[PodConfig]) {
+        let mut pods = self.pods();
+        pods.retain(|name, (by, pod)| {
+            let now_listed = listed.iter().any(|other| other.name == *name || other.url == pod.url);
+            *by != Bringer::Listed && !now_listed
+        });
+        for pod in listed {
+            pods.insert(pod.name.clone(), (Bringer::Listed, pod.clone()));
+        }
+    }
+
+    /// Every pod that the configuration does not list.
+    #[must_use]
+    pub fn unlisted(&self) -> Vec<PodConfig> {
+        let pods = self.pods();
+        let unlisted = pods.values().filter(|(by, _)| *by != Bringer::Listed);
+        unlisted.map(|(_, pod)| pod.clone()).collect()
+    }
+
+    /// Every pod.
+    #[must_use]
+    pub fn all(&self) -> Vec<PodConfig> {
+        self.pods().values().map(|(_, pod)| pod.clone()).collect()
+    }
+
+    /// The pods that somebody brought.
+    #[must_use]
+    pub fn brought_by(&self, bringer: Bringer) -> Vec<PodConfig> {
+        let pods = self.pods();
+        pods.values().filter(|(by, _)| *by == bringer).map(|(_, pod)| pod.clone()).collect()
+    }
+
+    /// Where the metrics of the engine at `url` are, if that was said.
+    #[must_use]
+    pub fn metrics_at(&self, url: &str) -> Option<String> {
+        let pods = self.pods();
+        pods.values().find(|(_, pod)| pod.url == url).and_then(|(_, pod)| pod.metrics.clone())
+    }
+
+    fn pods(&self) -> MutexGuard<'_, BTreeMap<String, (Bringer, PodConfig)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(name: &str, host: &str) -> PodConfig {
+        PodConfig::default().at(name.into(), format!("http://{host}"))
+    }
+
+    #[test]
+    fn nobody_takes_a_pod_that_somebody_else_brought() {
+        let roll = Roll::default();
+        roll.relist(&[pod("a", "a:1")]);
+        roll.bring(Bringer::Finder(0), pod("b", "b:1")).unwrap();
+        roll.bring(Bringer::Finder(0), pod("b", "b:2")).unwrap();
+        let taken = roll.bring(Bringer::Operator, pod("b", "c:1")).unwrap_err();
+        assert_eq!(taken.what, "its name");
+        let taken = roll.bring(Bringer::Finder(1), pod("c", "a:1")).unwrap_err();
+        assert_eq!((taken.what, taken.other.as_str()), ("its address", "a"));
+        assert_eq!(roll.release(Bringer::Operator, "b"), None);
+        assert_eq!(roll.release(Bringer::Finder(0), "b"), Some(pod("b", "b:2")));
+    }
+
+    #[test]
+    fn a_new_list_replaces_the_old_one_and_leaves_the_others() {
+        let roll = Roll::default();
+        roll.relist(&[pod("a", "a:1"), pod("b", "b:1")]);
+        roll.bring(Bringer::Operator, pod("c", "c:1")).unwrap();
+        roll.bring(Bringer::Finder(0), pod("d", "d:1")).unwrap();
+        roll.relist(&[pod("b", "b:1"), pod("e", "d:1")]);
+        assert_eq!(roll.unlisted(), [pod("c", "c:1")], "d is listed under another name now");
+        assert_eq!(roll.get("a"), None);
+        assert_eq!(roll.get("e").unwrap().0, Bringer::Listed);
+    }
+}

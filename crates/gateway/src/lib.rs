@@ -1,0 +1,33 @@
+//! The HTTP server: OpenAI and Anthropic interfaces in front of a fleet of engines.
+//!
+//! Clients are answered by a few threads, each with an event loop, connections to pods and a desk of its
+//! own ([`serve`]); a request stays on its thread from its first byte to its last, and waits for no other
+//! thread. What they share is in [`Gateway`]: pods, profiles, the index, the waiting room. Everything
+//! that is not a request (events, probes, the admin plane, tokenization of long prompts) runs elsewhere.
+#![forbid(unsafe_code)]
+
+pub mod admin;
+mod client;
+pub mod config;
+mod desk;
+pub mod discovery;
+mod lobby;
+pub mod metrics;
+mod probe;
+mod record;
+mod roster;
+mod routing;
+mod serve;
+mod settings;
+mod state;
+mod usage;
+
+pub use record::{Api, Ended, Observe, Record, Usage};
+pub use roster::{Roster, Seat};
+pub use routing::{Routing, RoutingError};
+pub use serve::{ServeError, Serving, serve};
+pub use settings::{
+    Credentials, Drain, EventSource, KeyDigest, Limits, ModelSettings, NamedProfile, PodSettings,
+    Reveal, RouteSettings, Settings, Sharing, TenantSettings,
+};
+pub use state::{ApplyError, Gateway, Readiness};

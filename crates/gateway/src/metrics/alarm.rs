@@ -1,0 +1,56 @@
+//! Says loudly what would otherwise only make routing quietly worse.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use wornpath_routing::{EventTrust, Name};
+
+use super::{Metrics, Verdict};
+use crate::state::Gateway;
+
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Answers after which a pod that stores blocks must have said so.
+const ENOUGH: u64 = 20;
+
+/// Looks at every pod's predictions and events, for as long as it is polled.
+pub async fn watch(gateway: Arc<Gateway>, metrics: Arc<Metrics>) {
+    let mut silent = HashSet::new();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        for (pod, verdict) in metrics.judge() {
+            match verdict {
+                Verdict::Optimistic | Verdict::Pessimistic => {
+                    tracing::error!(%pod, "predictions are nearly always wrong: {verdict}");
+                }
+                Verdict::Good | Verdict::Unknown => tracing::info!(%pod, "{verdict}"),
+            }
+        }
+        let now: HashSet<_> = silent_pods(&gateway, &metrics).into_iter().collect();
+        for pod in now.difference(&silent) {
+            tracing::error!(
+                %pod,
+                "the pod answers requests and has sent no cache events, though it is configured to; is the engine \
+                 started with events, and is their address right?"
+            );
+        }
+        silent = now;
+    }
+}
+
+/// Pods that should send events, have answered often enough to have something to say, and never did.
+fn silent_pods(gateway: &Gateway, metrics: &Metrics) -> Vec<Name> {
+    let feeds = gateway.events().status(gateway.now());
+    let answered = metrics.answers();
+    let roster = gateway.roster();
+    let pods = roster.fleet().pods().iter();
+    let should = pods.filter(|pod| pod.vitals().trust() != EventTrust::Guessed);
+    let names = should.map(|pod| pod.facts().name.clone());
+    let never_said = |name: &Name| {
+        let feed = feeds.iter().find(|feed| *feed.pod == *name.as_str());
+        feed.is_some_and(|feed| feed.status.counters.batches == 0)
+    };
+    names
+        .filter(|name| answered.get(name).is_some_and(|count| *count >= ENOUGH) && never_said(name))
+        .collect()
+}

@@ -1,0 +1,281 @@
+//! What is counted, and the page that tells it to Prometheus.
+//!
+//! A registry of our own, because it is small: what requests count is a few relaxed additions on a line that
+//! is found without a lock ([`series`]), and everything else is read from where it lives when somebody asks
+//! for the page ([`gauges`]). Every metric is declared once ([`family`]); the reference page is written from
+//! the declarations.
+
+mod accuracy;
+mod alarm;
+mod family;
+mod gauges;
+mod histogram;
+mod series;
+mod text;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wornpath_routing::Name;
+
+pub use accuracy::{Judge, Tally, Verdict};
+pub use alarm::watch;
+pub use family::{FAMILIES, Family, Kind, reference};
+pub use gauges::page;
+pub(crate) use gauges::{breaker, health, trust};
+pub use histogram::{BOUNDS, Histogram};
+
+use crate::record::{Api, Ended, Observe, Record};
+use series::Table;
+use text::Page;
+
+/// Everything that is counted while requests are served.
+#[derive(Default)]
+pub struct Metrics {
+    ends: Table<EndKey, AtomicU64>,
+    lines: Table<LineKey, Line>,
+    dropped: AtomicU64,
+    judges: Mutex<HashMap<Name, Judge>>,
+    scrapes: Table<Name, [AtomicU64; 2]>,
+    reloads: [AtomicU64; 2],
+}
+
+/// What the number of requests is told by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct EndKey {
+    api: Api,
+    profile: Name,
+    pod: Option<Name>,
+    status: u16,
+    ended: Ended,
+}
+
+/// What everything else is told by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct LineKey {
+    profile: Name,
+    pod: Option<Name>,
+}
+
+type Counter = fn(&Line) -> &AtomicU64;
+
+#[derive(Default)]
+struct Line {
+    total: Histogram,
+    first_byte: Histogram,
+    prompt_tokens: AtomicU64,
+    output_tokens: AtomicU64,
+    predicted: AtomicU64,
+    actual: AtomicU64,
+    misjudged: AtomicU64,
+    checked: AtomicU64,
+    wrong: AtomicU64,
+    retries: AtomicU64,
+}
+
+/// What became of a reading of an engine's own metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scrape {
+    /// It told what was wanted.
+    Read,
+    /// It did not answer, or not what was wanted.
+    Missed,
+}
+
+/// What became of a configuration that was to replace the present one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reload {
+    /// It runs.
+    Applied,
+    /// It was bad, and the old one stays.
+    Refused,
+}
+
+impl Observe for Metrics {
+    fn ended(&self, record: &Record) {
+        let pod = record.pod.as_ref().map(|(_, name)| name.clone());
+        let line = LineKey { profile: record.profile.clone(), pod: pod.clone() };
+        let end = EndKey {
+            api: record.api,
+            profile: record.profile.clone(),
+            pod,
+            status: record.status,
+            ended: record.ended,
+        };
+        let counted = self.ends.with(&end, |count| add(count, 1));
+        let counted = self.lines.with(&line, |line| line.count(record)) && counted;
+        if !counted {
+            add(&self.dropped, 1);
+        }
+    }
+}
+
+impl Metrics {
+    /// The engine's own metrics were read, or could not be.
+    pub fn scraped(&self, pod: &Name, scrape: Scrape) {
+        self.scrapes.with(pod, |counts| add(&counts[scrape as usize], 1));
+    }
+
+    /// A configuration was to replace the present one.
+    pub fn reloaded(&self, reload: Reload) {
+        add(&self.reloads[reload as usize], 1);
+    }
+
+    /// Looks at the predictions of every pod. Those whose verdict changed.
+    pub fn judge(&self) -> Vec<(Name, Verdict)> {
+        let mut changed = Vec::new();
+        let tallies = self.tallies();
+        let mut judges = self.judges();
+        for (pod, tally) in tallies {
+            if let Some(verdict) = judges.entry(pod.clone()).or_default().look(tally) {
+                changed.push((pod, verdict));
+            }
+        }
+        changed
+    }
+
+    /// The last verdict about a pod's predictions.
+    #[must_use]
+    pub fn verdict(&self, pod: &Name) -> Verdict {
+        self.judges().get(pod).map(Judge::verdict).unwrap_or_default()
+    }
+
+    /// Drops what was counted for pods that have gone, so that names that come and go do not add up.
+    pub fn forget(&self, is_there: impl Fn(&Name) -> bool) {
+        self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_there));
+        self.lines.retain(|key| key.pod.as_ref().is_none_or(&is_there));
+        self.scrapes.retain(&is_there);
+        self.judges().retain(|pod, _| is_there(pod));
+    }
+
+    /// How often each pod answered with something that it computed.
+    fn answers(&self) -> HashMap<Name, u64> {
+        let mut answers = HashMap::new();
+        for (key, count) in self.ends.all() {
+            if let (Some(pod), 200, Api::Chat | Api::Completions | Api::Messages | Api::Responses) =
+                (key.pod, key.status, key.api)
+            {
+                *answers.entry(pod).or_default() += count.load(Relaxed);
+            }
+        }
+        answers
+    }
+
+    fn tallies(&self) -> HashMap<Name, Tally> {
+        let mut tallies = HashMap::<Name, Tally>::new();
+        for (key, line) in self.lines.all() {
+            let Some(pod) = key.pod else { continue };
+            let tally = tallies.entry(pod).or_default();
+            *tally = tally.and(line.tally());
+        }
+        tallies
+    }
+
+    fn judges(&self) -> MutexGuard<'_, HashMap<Name, Judge>> {
+        self.judges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What requests counted, in a stable order.
+    fn counted(&self, page: &mut Page) {
+        let mut ends = self.ends.all();
+        ends.sort_by_cached_key(|(key, _)| {
+            (key.profile.to_string(), word(key.pod.as_ref()), key.api.word(), key.status)
+        });
+        let mut family = page.family(family::REQUESTS);
+        for (key, count) in &ends {
+            let pod = word(key.pod.as_ref());
+            let status = key.status.to_string();
+            let labels = [key.api.word(), key.profile.as_str(), &pod, &status, key.ended.word()];
+            family.value(&labels, count.load(Relaxed));
+        }
+        let mut lines = self.lines.all();
+        lines.sort_by_cached_key(|(key, _)| (key.profile.to_string(), word(key.pod.as_ref())));
+        let each =
+            |page: &mut Page, family, show: &dyn Fn(&mut text::Lines<'_>, &[&str], &Line)| {
+                let mut family = page.family(family);
+                for (key, line) in &lines {
+                    show(&mut family, &[key.profile.as_str(), &word(key.pod.as_ref())], line);
+                }
+            };
+        each(page, family::REQUEST_SECONDS, &|family, labels, line| {
+            family.histogram(labels, &line.total);
+        });
+        each(page, family::FIRST_BYTE_SECONDS, &|family, labels, line| {
+            family.histogram(labels, &line.first_byte);
+        });
+        let counters: [(Family, Counter); 8] = [
+            (family::PROMPT_TOKENS, |line| &line.prompt_tokens),
+            (family::OUTPUT_TOKENS, |line| &line.output_tokens),
+            (family::PREDICTED_TOKENS, |line| &line.predicted),
+            (family::ACTUAL_TOKENS, |line| &line.actual),
+            (family::MISJUDGED_TOKENS, |line| &line.misjudged),
+            (family::CHECKED_PREDICTIONS, |line| &line.checked),
+            (family::WRONG_PREDICTIONS, |line| &line.wrong),
+            (family::RETRIES, |line| &line.retries),
+        ];
+        for (family, counter) in counters {
+            each(page, family, &|family, labels, line| {
+                family.value(labels, counter(line).load(Relaxed));
+            });
+        }
+        page.family(family::SERIES_DROPPED).value(&[], self.dropped.load(Relaxed));
+        let mut scrapes = self.scrapes.all();
+        scrapes.sort_by_cached_key(|(pod, _)| pod.to_string());
+        let mut family = page.family(family::SCRAPES);
+        for (pod, scrapes) in &scrapes {
+            family.value(&[pod.as_str(), "read"], scrapes[Scrape::Read as usize].load(Relaxed));
+            family.value(&[pod.as_str(), "missed"], scrapes[Scrape::Missed as usize].load(Relaxed));
+        }
+        let mut family = page.family(family::RELOADS);
+        for (result, reload) in [("applied", Reload::Applied), ("refused", Reload::Refused)] {
+            family.value(&[result], self.reloads[reload as usize].load(Relaxed));
+        }
+        page.family(family::BUILD).value(&[env!("CARGO_PKG_VERSION")], 1);
+    }
+}
+
+impl Line {
+    fn count(&self, record: &Record) {
+        self.total.record(record.total);
+        if let Some(first_byte) = record.first_byte {
+            self.first_byte.record(first_byte);
+        }
+        let usage = record.usage;
+        add(&self.prompt_tokens, usage.prompt_tokens.unwrap_or(0));
+        add(&self.output_tokens, usage.output_tokens.unwrap_or(0));
+        add(&self.retries, u64::from(record.retries));
+        if let (Some(prompt), Some(predicted), Some(actual)) =
+            (usage.prompt_tokens, record.predicted_tokens, usage.cached_tokens)
+        {
+            add(&self.checked, 1);
+            add(&self.predicted, predicted);
+            add(&self.actual, actual);
+            add(&self.misjudged, predicted.abs_diff(actual));
+            add(&self.wrong, u64::from(accuracy::is_wrong(prompt, predicted, actual)));
+        }
+    }
+
+    fn tally(&self) -> Tally {
+        Tally {
+            checked: self.checked.load(Relaxed),
+            wrong: self.wrong.load(Relaxed),
+            predicted: self.predicted.load(Relaxed),
+            actual: self.actual.load(Relaxed),
+        }
+    }
+}
+
+/// Most requests count nothing here, and a cache line that is not written stays with everybody.
+fn add(counter: &AtomicU64, count: u64) {
+    if count > 0 {
+        counter.fetch_add(count, Relaxed);
+    }
+}
+
+fn word(pod: Option<&Name>) -> String {
+    pod.map(Name::to_string).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! What requests count.
+
+use super::*;
+use crate::record::Usage;
+use std::time::Duration;
+use wornpath_index::{Index, Limits};
+
+fn record(predicted: Option<u64>, cached: Option<u64>) -> Record {
+    let pod = Index::new(Limits::default(), 1).add_pod().unwrap();
+    Record {
+        id: "r".into(),
+        api: Api::Chat,
+        profile: "cache-aware".into(),
+        model: "m".into(),
+        tenant: None,
+        pod: Some((pod, "a".into())),
+        status: 200,
+        ended: Ended::Whole,
+        decided: Duration::ZERO,
+        first_byte: Some(Duration::from_millis(3)),
+        total: Duration::from_millis(40),
+        retries: 1,
+        is_degraded: false,
+        predicted_tokens: predicted,
+        usage: Usage { prompt_tokens: Some(100), cached_tokens: cached, output_tokens: Some(7) },
+    }
+}
+
+fn page(metrics: &Metrics) -> String {
+    let mut page = Page::default();
+    metrics.counted(&mut page);
+    page.finish()
+}
+
+#[test]
+fn a_request_counts_under_its_profile_and_its_pod() {
+    let metrics = Metrics::default();
+    metrics.ended(&record(Some(64), Some(48)));
+    metrics.ended(&record(None, Some(48)));
+    let text = page(&metrics);
+    for line in [
+        r#"wornpath_requests_total{api="chat",profile="cache-aware",pod="a",status="200",end="whole"} 2"#,
+        r#"wornpath_request_seconds_bucket{profile="cache-aware",pod="a",le="0.05"} 2"#,
+        r#"wornpath_request_seconds_bucket{profile="cache-aware",pod="a",le="0.025"} 0"#,
+        r#"wornpath_first_byte_seconds_count{profile="cache-aware",pod="a"} 2"#,
+        r#"wornpath_prompt_tokens_total{profile="cache-aware",pod="a"} 200"#,
+        r#"wornpath_cached_tokens_predicted_total{profile="cache-aware",pod="a"} 64"#,
+        r#"wornpath_cached_tokens_actual_total{profile="cache-aware",pod="a"} 48"#,
+        r#"wornpath_cached_tokens_misjudged_total{profile="cache-aware",pod="a"} 16"#,
+        r#"wornpath_predictions_checked_total{profile="cache-aware",pod="a"} 1"#,
+        r#"wornpath_retries_total{profile="cache-aware",pod="a"} 2"#,
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_request_without_a_pod_has_an_empty_label() {
+    let metrics = Metrics::default();
+    metrics.ended(&Record { pod: None, status: 503, ended: Ended::Refused, ..record(None, None) });
+    let line = r#"wornpath_requests_total{api="chat",profile="cache-aware",pod="",status="503",end="refused"} 1"#;
+    assert!(page(&metrics).contains(line));
+}
+
+#[test]
+fn a_pod_whose_predictions_never_come_true_is_told_once() {
+    let metrics = Metrics::default();
+    for _ in 0..30 {
+        metrics.ended(&record(Some(64), Some(0)));
+    }
+    assert_eq!(metrics.judge(), [("a".into(), Verdict::Optimistic)]);
+    assert_eq!(metrics.judge(), []);
+    assert_eq!(metrics.verdict(&"a".into()), Verdict::Optimistic);
+}
+
+#[test]
+fn what_was_counted_for_a_pod_goes_with_it() {
+    let metrics = Metrics::default();
+    metrics.ended(&record(Some(64), Some(0)));
+    metrics.scraped(&"a".into(), Scrape::Read);
+    assert!(page(&metrics).contains("pod=\"a\""));
+    metrics.forget(|pod| pod.as_str() != "a");
+    assert!(!page(&metrics).contains("pod=\"a\""));
+}

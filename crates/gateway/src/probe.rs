@@ -1,0 +1,134 @@
+//! What is done for pods now and then: probing those that are cut off, asking what they serve, telling
+//! decisions how far their events can be trusted.
+
+use crate::desk::Worker;
+use crate::roster::Seat;
+use crate::state::Gateway;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::HOST;
+use hyper::{Request, Uri};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use wornpath_events::State;
+use wornpath_execution::{Endpoint, Timeouts, Verdict, WorkerNumber, call};
+use wornpath_index::Moment;
+use wornpath_routing::{EventTrust, Health};
+
+const TICK: Duration = Duration::from_millis(50);
+/// How often a pod that answers is asked again what it serves.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+/// How often one is probed that was cut off.
+const PROBE_AGAIN: Duration = Duration::from_millis(100);
+/// How often one is asked that has never answered.
+const ASK_SOON: Duration = Duration::from_millis(500);
+/// The index is swept in pieces, so that no query waits for long.
+const SWEPT_BLOCKS: usize = 4096;
+const MOST_CARDS_BYTES: usize = 4 << 20;
+
+const PATIENCE: Timeouts = Timeouts {
+    connect: Duration::from_secs(1),
+    first_byte: Duration::from_secs(2),
+    between_bytes: Duration::from_secs(2),
+    total: Duration::from_secs(4),
+};
+
+/// A number that no worker has: probes keep no connections.
+const NOBODY: WorkerNumber = WorkerNumber(usize::MAX);
+
+/// Looks after all pods, for as long as it is polled.
+pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> Infallible {
+    let mut writer = gateway.index().writer();
+    let mut due: HashMap<String, Moment> = HashMap::new();
+    let mut errands = JoinSet::new();
+    loop {
+        tokio::time::sleep(TICK).await;
+        while errands.try_join_next().is_some() {}
+        let (now, roster) = (gateway.now(), gateway.roster());
+        due.retain(|url, _| roster.seats().iter().any(|seat| seat.settings.url == *url));
+        for seat in roster.seats() {
+            let endpoint = &seat.endpoint;
+            if endpoint.tick(now) && due.get(endpoint.url()).is_none_or(|due| *due <= now) {
+                due.insert(endpoint.url().to_owned(), now + PROBE_AGAIN);
+                errands.spawn(probe(Arc::clone(&gateway), Arc::clone(endpoint)));
+            } else if due.get(endpoint.url()).is_none_or(|due| *due <= now) {
+                let is_known = !seat.cards.is_empty();
+                due.insert(
+                    endpoint.url().to_owned(),
+                    now + if is_known { ASK_AGAIN } else { ASK_SOON },
+                );
+                errands.spawn(introduce(Arc::clone(&gateway), seat.clone()));
+            }
+        }
+        trust(&gateway, now);
+        writer.expire(now);
+        writer.sweep(SWEPT_BLOCKS);
+        gateway.lobby.poll(&worker);
+    }
+}
+
+/// Whether an endpoint that was cut off is back.
+async fn probe(gateway: Arc<Gateway>, endpoint: Arc<Endpoint>) {
+    let verdict = match call(&endpoint, NOBODY, get(&endpoint, "/health"), PATIENCE).await {
+        Ok(answer) if answer.head.status.is_server_error() => Verdict::Failed,
+        Ok(_) => Verdict::Good,
+        Err(error) => error.verdict(),
+    };
+    endpoint.probed(verdict, gateway.now());
+}
+
+/// Asks a pod what it serves; from the first answer on it gets requests.
+async fn introduce(gateway: Arc<Gateway>, seat: Seat) {
+    let endpoint = &seat.endpoint;
+    let Ok(answer) = call(endpoint, NOBODY, get(endpoint, "/v1/models"), PATIENCE).await else {
+        return;
+    };
+    let Ok((_, body)) = answer.whole(MOST_CARDS_BYTES).await else { return };
+    let list: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let cards: Arc<[Value]> = list["data"].as_array().cloned().unwrap_or_default().into();
+    if cards.is_empty() && seat.settings.facts.models.is_empty() {
+        tracing::warn!(pod = %seat.pod.facts().name, "lists no model at /v1/models and none is configured: it gets no requests");
+        return;
+    }
+    if cards != seat.cards {
+        gateway.introduce(&seat.settings.url, &cards);
+    }
+    let roster = gateway.roster();
+    for seat in roster.seats().iter().filter(|other| other.settings.url == seat.settings.url) {
+        if seat.pod.vitals().health() == Health::Down {
+            tracing::info!(pod = %seat.pod.facts().name, models = ?seat.pod.facts().models, "is up");
+            seat.pod.vitals().set_health(Health::Up);
+        }
+    }
+}
+
+fn get(endpoint: &Endpoint, path: &str) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::new(Bytes::new()));
+    let path = format!("{}{path}", endpoint.prefix());
+    *request.uri_mut() = path.parse().unwrap_or_else(|_| Uri::from_static("/"));
+    request.headers_mut().insert(HOST, endpoint.authority().clone());
+    request
+}
+
+/// Tells decisions how far each pod's events can be trusted.
+fn trust(gateway: &Gateway, now: Moment) {
+    let roster = gateway.roster();
+    for status in gateway.events().status(now) {
+        let Some(seat) = roster.named(&status.pod) else { continue };
+        let vitals = seat.pod.vitals();
+        vitals.set_trust(match status.status.state {
+            State::Live => EventTrust::Exact,
+            State::Partial => EventTrust::Partial,
+            State::Waiting | State::Unsure | State::Stale | State::Quarantined => {
+                EventTrust::Unsure
+            }
+        });
+        if let Some(age) = status.status.age {
+            vitals.heard_at(now.saturating_sub(age));
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What is known of a request when it has ended, for whoever counts or remembers.
+
+use std::time::Duration;
+use wornpath_index::PodId;
+use wornpath_routing::Name;
+
+/// Which interface a request came by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Api {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/embeddings`
+    Embeddings,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/rerank`
+    Rerank,
+    /// `/v1/messages`
+    Messages,
+    /// `/tokenize`
+    Tokenize,
+    /// Any other path of an engine.
+    Other,
+}
+
+impl Api {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Embeddings,
+        Self::Responses,
+        Self::Rerank,
+        Self::Messages,
+        Self::Tokenize,
+        Self::Other,
+    ];
+
+    /// Its word in metrics and logs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+            Self::Responses => "responses",
+            Self::Rerank => "rerank",
+            Self::Messages => "messages",
+            Self::Tokenize => "tokenize",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ended {
+    /// The whole answer was sent, whatever its status.
+    Whole,
+    /// The pod broke off after the first byte; the client was told.
+    Broken,
+    /// The client went first.
+    ClientLeft,
+    /// The gateway answered by itself: refused, rejected, or everything failed.
+    Refused,
+}
+
+impl Ended {
+    /// Its word in metrics and logs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Broken => "broken",
+            Self::ClientLeft => "client_left",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// One request from its arrival to its end. Never holds what a client wrote, but names of models.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// `x-request-id`.
+    pub id: String,
+    /// Which interface it came by.
+    pub api: Api,
+    /// The profile that routed it.
+    pub profile: Name,
+    /// The base model.
+    pub model: Name,
+    /// Whose it was.
+    pub tenant: Option<Name>,
+    /// Who answered.
+    pub pod: Option<(PodId, Name)>,
+    /// The status that the client got.
+    pub status: u16,
+    /// How it ended.
+    pub ended: Ended,
+    /// From its arrival to the decision, waiting included.
+    pub decided: Duration,
+    /// From its arrival to the first byte of the answer's body.
+    pub first_byte: Option<Duration>,
+    /// From its arrival to its end.
+    pub total: Duration,
+    /// How often something was tried again.
+    pub retries: u32,
+    /// Whether a step was left out because it failed.
+    pub is_degraded: bool,
+    /// Tokens that the pod was believed to hold; none if the profile does not look.
+    pub predicted_tokens: Option<u64>,
+    /// What the engine says.
+    pub usage: Usage,
+}
+
+/// What an answer says of its tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// In the prompt.
+    pub prompt_tokens: Option<u64>,
+    /// Of those, not computed again.
+    pub cached_tokens: Option<u64>,
+    /// Generated.
+    pub output_tokens: Option<u64>,
+}
+
+/// Whoever wants to know of every request that ended. Called by the threads that answer clients: quick,
+/// and without waiting.
+pub trait Observe: Send + Sync {
+    /// A request has ended.
+    fn ended(&self, record: &Record);
+}

@@ -1,0 +1,126 @@
+//! Who is there: the fleet that decisions see, and for each pod what only the gateway needs.
+//!
+//! A roster is never changed: a pod that comes, goes or learns its models makes a new one, and requests
+//! under way keep the one they began with.
+
+use crate::settings::PodSettings;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::task::AbortHandle;
+use wornpath_execution::{Endpoint, Target};
+use wornpath_index::PodId;
+use wornpath_routing::{Fleet, ModelChoice, Name, Pod};
+
+/// A pod's place.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    /// What configuration or discovery said of it.
+    pub settings: PodSettings,
+    /// What decisions see of it.
+    pub pod: Pod,
+    /// Its address.
+    pub endpoint: Arc<Endpoint>,
+    /// What it answered when asked for its models.
+    pub cards: Arc<[Value]>,
+    /// What brings its events.
+    pub(crate) feeder: Option<AbortHandle>,
+}
+
+/// Everybody who is there.
+#[derive(Debug, Default)]
+pub struct Roster {
+    fleet: Fleet,
+    seats: Vec<Seat>,
+    names: HashMap<String, ModelChoice>,
+    default: Option<ModelChoice>,
+}
+
+impl Roster {
+    pub(crate) fn new(seats: Vec<Seat>, aliases: &[(String, Name)]) -> Self {
+        let fleet = Fleet::new(seats.iter().map(|seat| seat.pod.clone()).collect());
+        let mut names = HashMap::new();
+        let mut default = None;
+        for facts in seats.iter().map(|seat| seat.pod.facts()) {
+            for base in &facts.models {
+                let choice = ModelChoice { base: base.clone(), lora: None };
+                default.get_or_insert_with(|| choice.clone());
+                names.insert(base.as_str().to_owned(), choice);
+            }
+            let Some(base) = facts.models.first() else { continue };
+            for lora in &facts.loras {
+                let choice = ModelChoice { base: base.clone(), lora: Some(lora.clone()) };
+                names.entry(lora.as_str().to_owned()).or_insert(choice);
+            }
+        }
+        for (alias, model) in aliases {
+            let choice = ModelChoice { base: model.clone(), lora: None };
+            names.entry(alias.clone()).or_insert(choice);
+        }
+        Self { fleet, seats, names, default }
+    }
+
+    /// The pods as decisions see them.
+    #[must_use]
+    pub const fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// The pods with everything else, in the same order.
+    #[must_use]
+    pub fn seats(&self) -> &[Seat] {
+        &self.seats
+    }
+
+    /// A pod by what people call it.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&Seat> {
+        self.seats.iter().find(|seat| *seat.pod.facts().name.as_str() == *name)
+    }
+
+    /// A pod's seat, if this incarnation of it is there.
+    #[must_use]
+    pub fn seat(&self, pod: PodId) -> Option<&Seat> {
+        self.fleet.find(pod).and_then(|at| self.seats.get(at.position()))
+    }
+
+    /// A pod's address.
+    #[must_use]
+    pub fn endpoint(&self, pod: PodId) -> Option<&Arc<Endpoint>> {
+        self.seat(pod).map(|seat| &seat.endpoint)
+    }
+
+    pub(crate) fn target(&self, pod: PodId) -> Option<Target> {
+        let seat = self.seat(pod)?;
+        Some(Target {
+            endpoint: Arc::clone(&seat.endpoint),
+            rank: seat.pod.facts().rank,
+            bootstrap_port: seat.settings.bootstrap_port,
+        })
+    }
+
+    /// What a client's name for a model means. A name that nobody knows means itself, which no pod
+    /// serves; no name means the only model, or the first.
+    #[must_use]
+    pub fn model(&self, name: &str) -> ModelChoice {
+        if let Some(choice) = self.names.get(name) {
+            return choice.clone();
+        }
+        match &self.default {
+            Some(default) if name.is_empty() => default.clone(),
+            _ => ModelChoice { base: name.into(), lora: None },
+        }
+    }
+
+    /// The models of all pods, each once.
+    #[must_use]
+    pub fn cards(&self) -> Vec<&Value> {
+        let mut cards: Vec<&Value> = Vec::new();
+        for card in self.seats.iter().flat_map(|seat| seat.cards.iter()) {
+            if !cards.iter().any(|other| other["id"] == card["id"]) {
+                cards.push(card);
+            }
+        }
+        cards
+    }
+}

@@ -1,0 +1,140 @@
+//! The checked profiles, and which request goes by which.
+
+use crate::settings::{RouteSettings, Settings};
+use std::sync::Arc;
+use wornpath_routing::queue::QueueRules;
+use wornpath_routing::{Models, Name, Problems, Profile, Role, Surroundings};
+
+/// Profiles that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RoutingError {
+    /// Something is wrong with them, each problem with its place and its cure.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<String>())]
+    Profiles(Vec<Problems>),
+    /// There is none.
+    #[error("there is no profile; give at least one")]
+    NoProfile,
+    /// A route names a profile that there is not.
+    #[error("a route names the profile `{profile}`, which there is not; there are: {known}")]
+    UnknownProfile {
+        /// The name.
+        profile: String,
+        /// Those there are.
+        known: String,
+    },
+}
+
+/// How requests are routed.
+#[derive(Debug)]
+pub struct Routing {
+    models: Arc<Models>,
+    profiles: Vec<(Name, Arc<Profile>)>,
+    /// With the position of their profile.
+    routes: Vec<(RouteSettings, usize)>,
+    /// Other names of models: what clients say, and what pods call it.
+    aliases: Vec<(String, Name)>,
+}
+
+impl Routing {
+    /// Checks the profiles against the models and the roles of the pods.
+    ///
+    /// # Errors
+    /// Every problem of every profile.
+    pub fn check(settings: &Settings) -> Result<Self, RoutingError> {
+        let mut models = Models::new(settings.key.clone());
+        for model in &settings.models {
+            models = models.with(&model.name, model.block_size, model.tokenizer.clone());
+        }
+        let models = Arc::new(models);
+        let roles = (!settings.pods.is_empty()).then(|| roles(settings));
+        let surroundings =
+            Surroundings { models: Arc::clone(&models), roles, ..Surroundings::default() };
+        let (mut profiles, mut problems) = (Vec::new(), Vec::new());
+        for named in &settings.profiles {
+            match Profile::check(&named.file, &named.text, &surroundings) {
+                Ok(profile) => profiles.push((Name::from(named.name.as_str()), Arc::new(profile))),
+                Err(found) => problems.push(found),
+            }
+        }
+        if !problems.is_empty() {
+            return Err(RoutingError::Profiles(problems));
+        }
+        if profiles.is_empty() {
+            return Err(RoutingError::NoProfile);
+        }
+        let mut routes = Vec::new();
+        for route in &settings.routes {
+            let at = profiles.iter().position(|(name, _)| *name == *route.profile);
+            let at = at.ok_or_else(|| RoutingError::UnknownProfile {
+                profile: route.profile.clone(),
+                known: profiles
+                    .iter()
+                    .map(|(name, _)| name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })?;
+            routes.push((route.clone(), at));
+        }
+        let alias = |name: &str, alias: &String| (alias.clone(), Name::from(name));
+        let aliases = settings.models.iter().flat_map(|model| {
+            model.aliases.iter().map(|other| alias(&model.name, other)).collect::<Vec<_>>()
+        });
+        Ok(Self { models, profiles, routes, aliases: aliases.collect() })
+    }
+
+    /// The profile of a request.
+    #[must_use]
+    pub fn profile(
+        &self,
+        path: &str,
+        model: &Name,
+        tenant: Option<&Name>,
+    ) -> (&Name, &Arc<Profile>) {
+        let matches = |route: &RouteSettings| {
+            route.path.as_ref().is_none_or(|pattern| is_path(pattern, path))
+                && route.model.as_ref().is_none_or(|wanted| wanted == model)
+                && route.tenant.as_ref().is_none_or(|wanted| Some(wanted) == tenant)
+        };
+        let at = self.routes.iter().find(|(route, _)| matches(route)).map_or(0, |(_, at)| *at);
+        let (name, profile) = &self.profiles[at];
+        (name, profile)
+    }
+
+    /// All profiles by name.
+    #[must_use]
+    pub fn profiles(&self) -> &[(Name, Arc<Profile>)] {
+        &self.profiles
+    }
+
+    /// The models of which more than the name is known.
+    #[must_use]
+    pub const fn models(&self) -> &Arc<Models> {
+        &self.models
+    }
+
+    pub(crate) fn aliases(&self) -> &[(String, Name)] {
+        &self.aliases
+    }
+
+    /// How the waiting room works: as the first profile says.
+    pub(crate) fn queue_rules(&self) -> QueueRules {
+        self.profiles[0].1.queue_rules()
+    }
+}
+
+fn is_path(pattern: &str, path: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(beginning) => path.starts_with(beginning),
+        None => pattern == path,
+    }
+}
+
+fn roles(settings: &Settings) -> Vec<Role> {
+    let mut roles: Vec<Role> = Vec::new();
+    for role in settings.pods.iter().flat_map(|pod| &pod.facts.roles) {
+        if !roles.contains(role) {
+            roles.push(role.clone());
+        }
+    }
+    roles
+}

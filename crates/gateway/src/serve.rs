@@ -1,0 +1,240 @@
+//! Threads, listeners and signals: how a gateway starts, serves and ends.
+//!
+//! Connections are accepted in one place and dealt out in turn to the threads that answer, so each has the
+//! same number of them. A thread has an event loop of its own; what a request waits for wakes only it.
+
+use crate::client::respond;
+use crate::desk::Worker;
+use crate::probe::look_after;
+use crate::settings::{Limits, Settings};
+use crate::state::{ApplyError, Gateway};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Builder;
+use tokio::sync::{mpsc, watch};
+use wornpath_events::keep_time;
+
+/// Why a gateway cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The settings cannot be used.
+    #[error(transparent)]
+    Settings(#[from] ApplyError),
+    /// It cannot listen there.
+    #[error("cannot listen at {address}: {cause}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// What stands around it cannot be set up.
+    #[error(transparent)]
+    Around(Box<dyn std::error::Error + Send + Sync>),
+    /// The system refuses threads or signals.
+    #[error("the system refuses: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// A gateway that listens.
+#[derive(Debug)]
+pub struct Serving {
+    /// Where clients come.
+    pub client: SocketAddr,
+}
+
+/// What the threads are told, in this order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Phase {
+    Serving,
+    /// Connections end after what is under way on them.
+    Finishing,
+    /// Now.
+    Over,
+}
+
+/// Serves until the process is told to end, and then until what is under way has ended. `started` learns
+/// where it listens; `with` may set up more around the gateway.
+///
+/// # Errors
+/// If it cannot start.
+pub fn serve(
+    settings: Settings,
+    with: impl FnOnce(&Arc<Gateway>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    started: impl FnOnce(&Serving),
+) -> Result<(), ServeError> {
+    let (limits, drain, workers) = (settings.limits, settings.drain, settings.workers.get());
+    let address = settings.client;
+    let background = Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(workers + 2)
+        .enable_all()
+        .build()?;
+    let gateway = Gateway::new(settings, background.handle().clone(), seed())?;
+    with(&gateway).map_err(ServeError::Around)?;
+    let listener = background
+        .block_on(TcpListener::bind(address))
+        .map_err(|cause| ServeError::Listen { address, cause })?;
+    let serving = Serving { client: listener.local_addr()? };
+    let (phase, phases) = watch::channel(Phase::Serving);
+    std::thread::scope(|scope| -> Result<(), ServeError> {
+        let mut doors = Vec::new();
+        for number in 0..workers {
+            let (door, connections) = mpsc::channel(1024);
+            let (gateway, phases) = (Arc::clone(&gateway), phases.clone());
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            doors.push(door);
+            std::thread::Builder::new().name(format!("worker-{number}")).spawn_scoped(
+                scope,
+                move || {
+                    let worker = Arc::new(Worker::new(gateway, number));
+                    runtime.block_on(answer_connections(worker, connections, phases, limits));
+                },
+            )?;
+        }
+        started(&serving);
+        background.block_on(async {
+            let clock = gateway.clock();
+            let events = Arc::clone(gateway.events());
+            tokio::spawn(async move { keep_time(&events, clock).await });
+            let overseer = Arc::new(Worker::new(Arc::clone(&gateway), workers));
+            tokio::spawn(look_after(Arc::clone(&gateway), overseer));
+            let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway), limits));
+            told_to_end().await?;
+            tracing::info!("told to end: not ready from now on");
+            gateway.start_draining();
+            tokio::time::sleep(drain.lame_duck).await;
+            accepting.abort();
+            // Nobody is listening any more if all threads have ended.
+            let _ = phase.send(Phase::Finishing);
+            let finished = async {
+                while gateway.connections() > 0 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            if tokio::time::timeout(drain.grace, finished).await.is_err() {
+                tracing::warn!(connections = gateway.connections(), "ended before its streams did");
+            }
+            let _ = phase.send(Phase::Over);
+            Ok(())
+        })
+    })
+}
+
+async fn told_to_end() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+async fn accept(
+    listener: TcpListener,
+    doors: Vec<mpsc::Sender<std::net::TcpStream>>,
+    gateway: Arc<Gateway>,
+    limits: Limits,
+) {
+    for door in doors.iter().cycle() {
+        while gateway.connections() >= limits.connections {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, or a client that went before it was greeted.
+                tracing::warn!(%error, "cannot accept");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        if stream.set_nodelay(true).is_err() {
+            continue;
+        }
+        gateway.connection_count().fetch_add(1, Relaxed);
+        let handed = match stream.into_std() {
+            Ok(stream) => door.send(stream).await.is_ok(),
+            Err(_) => false,
+        };
+        if !handed {
+            gateway.connection_count().fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+async fn answer_connections(
+    worker: Arc<Worker>,
+    mut connections: mpsc::Receiver<std::net::TcpStream>,
+    mut phases: watch::Receiver<Phase>,
+    limits: Limits,
+) {
+    let until_over = phases.clone();
+    let over = async move { phases.wait_for(|phase| *phase == Phase::Over).await.is_ok() };
+    let mut over = pin!(over);
+    loop {
+        let stream = tokio::select! {
+            _ = &mut over => return,
+            stream = connections.recv() => stream,
+        };
+        let Some(stream) = stream else {
+            over.await;
+            return;
+        };
+        let count = Counted(Arc::clone(&worker));
+        if let Ok(stream) = TcpStream::from_std(stream) {
+            tokio::spawn(connection(stream, count, until_over.clone(), limits));
+        }
+    }
+}
+
+/// One connection less when it goes.
+struct Counted(Arc<Worker>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.gateway.connection_count().fetch_sub(1, Relaxed);
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    counted: Counted,
+    mut phases: watch::Receiver<Phase>,
+    limits: Limits,
+) {
+    let worker = &counted.0;
+    let service = service_fn(|request| respond(Arc::clone(worker), request));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_time)
+        .max_headers(limits.headers)
+        .max_buf_size(limits.head_bytes.max(8192))
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    let finishing = async { phases.wait_for(|phase| *phase >= Phase::Finishing).await.is_ok() };
+    let mut finishing = pin!(finishing);
+    // A connection that breaks is its client's affair.
+    tokio::select! {
+        biased;
+        _ended = connection.as_mut() => {}
+        _ = finishing.as_mut() => {
+            connection.as_mut().graceful_shutdown();
+            let _ended = connection.await;
+        }
+    }
+}
+
+/// Different for every start, and no secret.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}

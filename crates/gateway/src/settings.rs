@@ -1,0 +1,267 @@
+//! What a gateway is started with: values that `wornpath.yaml` or the command line have been checked into.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_blocks::HashKey;
+use wornpath_events::ZmqAddress;
+use wornpath_execution::{BreakerRules, BudgetRules, Timeouts};
+use wornpath_routing::queue::Priority;
+use wornpath_routing::{Name, PodFacts, Tokenize};
+
+/// Everything that can be set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where clients come.
+    pub client: SocketAddr,
+    /// Where operators come, if anywhere.
+    pub admin: Option<SocketAddr>,
+    /// What operators must show, as SHA-256 of the token; nothing on loopback.
+    pub admin_token: Option<KeyDigest>,
+    /// The pods to begin with.
+    pub pods: Vec<PodSettings>,
+    /// Models of which more than the name is known.
+    pub models: Vec<ModelSettings>,
+    /// Profiles by name; the first one is for requests that no route matches.
+    pub profiles: Vec<NamedProfile>,
+    /// Which requests go by another profile; the first match counts.
+    pub routes: Vec<RouteSettings>,
+    /// Who may come; everybody if there is none.
+    pub tenants: Vec<TenantSettings>,
+    /// Whether tenants share cached prompts.
+    pub sharing: Sharing,
+    /// The secret that all routers of a cell share.
+    pub key: HashKey,
+    /// What a client may send.
+    pub limits: Limits,
+    /// How long calls to pods may take.
+    pub timeouts: Timeouts,
+    /// When pods are cut off.
+    pub breaker: BreakerRules,
+    /// How many retries there may be.
+    pub retries: BudgetRules,
+    /// How it ends.
+    pub drain: Drain,
+    /// What clients are told about their pod.
+    pub reveal: Reveal,
+    /// Which credentials pods see.
+    pub upstream_credentials: Credentials,
+    /// Threads that answer clients.
+    pub workers: NonZeroUsize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            client: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            admin: None,
+            admin_token: None,
+            pods: Vec::new(),
+            models: Vec::new(),
+            profiles: Vec::new(),
+            routes: Vec::new(),
+            tenants: Vec::new(),
+            sharing: Sharing::Shared,
+            key: HashKey::DEFAULT,
+            limits: Limits::default(),
+            timeouts: Timeouts::default(),
+            breaker: BreakerRules::default(),
+            retries: BudgetRules::default(),
+            drain: Drain::default(),
+            reveal: Reveal::Nothing,
+            upstream_credentials: Credentials::None,
+            workers: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+        }
+    }
+}
+
+/// One engine process, or one rank of it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PodSettings {
+    /// Its address.
+    pub url: String,
+    /// Who it is. Without models, it is asked for them.
+    pub facts: PodFacts,
+    /// Where its cache events come from.
+    pub events: Option<EventSource>,
+    /// Where engines of a pair meet.
+    pub bootstrap_port: u16,
+}
+
+impl PodSettings {
+    /// A pod of which only the address is known.
+    #[must_use]
+    pub fn at(url: &str) -> Self {
+        let url = url.trim_end_matches('/');
+        let name = url.split("://").last().unwrap_or(url);
+        let facts =
+            PodFacts { models: Vec::new(), endpoint: url.into(), ..PodFacts::serving(name, "") };
+        Self { url: url.to_owned(), facts, events: None, bootstrap_port: 8998 }
+    }
+}
+
+/// How a pod's cache events arrive.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum EventSource {
+    /// The engine publishes them.
+    ZeroMq(ZmqAddress),
+    /// Somebody pushes them, or a broker brings them.
+    Elsewhere,
+}
+
+/// A model of which more than the name is known.
+#[derive(Clone)]
+pub struct ModelSettings {
+    /// What pods call it.
+    pub name: String,
+    /// Tokens in a block of the index.
+    pub block_size: NonZeroUsize,
+    /// Its tokenizer.
+    pub tokenizer: Option<Arc<dyn Tokenize>>,
+    /// What clients may call it besides.
+    pub aliases: Vec<String>,
+}
+
+impl fmt::Debug for ModelSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tokenizer = if self.tokenizer.is_some() { "with" } else { "without" };
+        write!(f, "{} ({tokenizer} tokenizer, blocks of {})", self.name, self.block_size)
+    }
+}
+
+/// A profile and its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamedProfile {
+    /// What routes and people call it.
+    pub name: String,
+    /// Where it came from, for problems.
+    pub file: String,
+    /// Its YAML.
+    pub text: String,
+}
+
+/// Which requests go by which profile. What is none matches everything.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RouteSettings {
+    /// The path, or its beginning if it ends with `*`.
+    pub path: Option<String>,
+    /// The base model.
+    pub model: Option<Name>,
+    /// Whose request it is.
+    pub tenant: Option<Name>,
+    /// The profile's name.
+    pub profile: String,
+}
+
+/// SHA-256 of a key: what is compared, so that no key lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct KeyDigest(pub [u8; 32]);
+
+impl fmt::Debug for KeyDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyDigest(..)")
+    }
+}
+
+/// Somebody who may come.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TenantSettings {
+    /// What people call it.
+    pub name: Name,
+    /// Its key.
+    pub key: KeyDigest,
+    /// How urgent its requests are.
+    pub priority: Priority,
+}
+
+/// Whether tenants share cached prompts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sharing {
+    /// All use each other's.
+    #[default]
+    Shared,
+    /// Each has its own salt, in the engines as in the index.
+    Isolated,
+}
+
+/// What a client may send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes in a body.
+    pub body_bytes: usize,
+    /// Header lines.
+    pub headers: usize,
+    /// Bytes in a head.
+    pub head_bytes: usize,
+    /// Connections at once.
+    pub connections: usize,
+    /// For the head of a request, the time between two requests included.
+    pub head_time: Duration,
+    /// For the body of a request.
+    pub body_time: Duration,
+    /// Bodies from this size on are tokenized apart, so that they keep nobody waiting.
+    pub inline_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 16 << 20,
+            headers: 100,
+            head_bytes: 64 << 10,
+            connections: 16_384,
+            head_time: Duration::from_secs(60),
+            body_time: Duration::from_secs(60),
+            inline_bytes: 64 << 10,
+        }
+    }
+}
+
+/// How a gateway ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Drain {
+    /// It says that it is not ready, and still takes connections, so that balancers notice.
+    pub lame_duck: Duration,
+    /// What is under way may take so long to finish.
+    pub grace: Duration,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self { lame_duck: Duration::from_secs(1), grace: Duration::from_secs(30) }
+    }
+}
+
+/// What clients are told about their pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reveal {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Its name and why it was chosen.
+    Pod,
+}
+
+/// Which credentials pods see.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub enum Credentials {
+    /// None.
+    #[default]
+    None,
+    /// The client's own.
+    Forwarded,
+    /// This `authorization`.
+    Own(String),
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Forwarded => "Forwarded",
+            Self::Own(_) => "Own(..)",
+        })
+    }
+}

@@ -1,0 +1,194 @@
+//! The admin plane over real connections.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod around;
+
+use std::fs;
+
+use around::{World, call, folder};
+use serde_json::{Value, json};
+use wornpath_gateway::admin::description;
+
+const CONFIG: &str = "\
+listen: {admin: \"127.0.0.1:0\"}
+models: [{name: m, tokenizer: bytes}]
+pods:
+  - {url: \"http://127.0.0.1:1\", name: a, model: m, labels: {tier: gold}}
+  - {url: \"http://127.0.0.1:2\", name: b, model: m, ranks: 2}
+profiles:
+  fair: {filter: [model], score: [least_load], pick: max_score}
+";
+
+fn world(test: &str) -> World {
+    let path = folder(test).join("wornpath.yaml");
+    fs::write(&path, CONFIG).unwrap();
+    World::start(&path)
+}
+
+#[test]
+fn every_route_of_the_description_is_served_and_nothing_else_is() {
+    let world = world("described");
+    let (status, served) = world.ask("GET", "/openapi.json", "");
+    assert_eq!((status, &served), (200, &description()));
+    let paths = served["paths"].as_object().unwrap();
+    assert!(paths.len() > 10);
+    for (path, operations) in paths {
+        let real = path.replace("{name}", "nobody");
+        for (method, operation) in operations.as_object().unwrap() {
+            let (status, answer) = world.ask(&method.to_uppercase(), &real, "");
+            let is_known = status != 405
+                && !answer["error"]["message"].as_str().unwrap_or("").contains("there is no /");
+            assert!(is_known, "{method} {path}: {status} {answer}");
+            assert_eq!(path.contains("{name}"), operation.get("parameters").is_some(), "{path}");
+        }
+        let (status, _) = world.ask("PATCH", &real, "");
+        assert_eq!(status, 405, "PATCH {path}");
+    }
+    for path in ["/", "/pod", "/pods/", "/pods/a/b", "/openapi", "//pods"] {
+        assert_eq!(world.ask("GET", path, "").0, 404, "{path}");
+    }
+}
+
+#[test]
+fn pods_are_listed_added_drained_and_removed() {
+    let world = world("pods");
+    let (_, listed) = world.ask("GET", "/pods", "");
+    let names: Vec<_> = listed["pods"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| pod["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["a", "b/0", "b/1"]);
+    let (_, one) = world.ask("GET", "/pods/b%2F1", "");
+    assert_eq!(
+        (&one["rank"], &one["health"], &one["events"]["trust"]),
+        (&json!(1), &json!("down"), &json!("guessed"))
+    );
+
+    let pod = json!({"url": "http://127.0.0.1:3", "name": "c", "model": "m"}).to_string();
+    assert_eq!(world.ask("POST", "/pods", &pod), (200, json!({"added": ["c"]})));
+    let (status, refused) = world.ask("POST", "/pods", &pod);
+    assert_eq!(status, 409, "{refused}");
+    let (status, refused) =
+        world.ask("POST", "/pods", r#"{"url": "http://127.0.0.1:4", "modell": "m"}"#);
+    assert_eq!(
+        (status, &refused["error"]["problems"][0]["cure"]),
+        (422, &json!("did you mean `model`?"))
+    );
+
+    assert_eq!(world.ask("POST", "/pods/c/drain", "").0, 200);
+    assert_eq!(world.ask("GET", "/pods/c", "").1["health"], "draining");
+    assert_eq!(world.ask("DELETE", "/pods/c", "").0, 200);
+    assert_eq!(world.ask("DELETE", "/pods/c", "").0, 404);
+    assert_eq!(world.pods(), ["a", "b/0", "b/1"]);
+}
+
+#[test]
+fn a_request_is_explained_without_being_sent() {
+    let world = world("explained");
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]});
+    let (status, answer) = world.ask("POST", "/explain", &json!({ "body": body }).to_string());
+    assert_eq!((status, &answer["profile"]), (200, &json!("fair")), "{answer}");
+    let candidates = &answer["explanation"]["steps"][0]["candidates"];
+    assert_eq!(candidates.as_array().unwrap().len(), 3);
+    assert!(answer["outcome"]["plan"].is_object(), "{answer}");
+    let load: Vec<_> =
+        world.gateway.roster().fleet().pods().iter().map(|pod| pod.vitals().requests()).collect();
+    assert_eq!(load, [0, 0, 0], "nothing stays reserved");
+    assert_eq!(world.ask("POST", "/explain", "{}").0, 400);
+    assert_eq!(world.ask("POST", "/explain", "no json").0, 400);
+}
+
+#[test]
+fn profiles_and_configurations_are_checked_without_being_used() {
+    let world = world("checked");
+    let (_, active) = world.ask("GET", "/profiles", "");
+    assert_eq!(active["profiles"][0]["name"], "fair");
+    let (_, good) = world.ask("POST", "/profiles/check", "pick: round_robin\n");
+    assert_eq!(good["good"], true);
+    let (_, bad) = world.ask("POST", "/profiles/check", "pick: round_robbin\n");
+    assert_eq!((&bad["good"], &bad["problems"][0]["line"]), (&json!(false), &json!(1)));
+    let (_, bad) = world.ask("POST", "/config/check", "pods: [{url: ftp://a}]\n");
+    assert_eq!(bad["problems"][0]["code"], "bad-parameter");
+    assert_eq!(world.pods(), ["a", "b/0", "b/1"]);
+}
+
+#[test]
+fn a_good_file_takes_over_and_a_bad_one_changes_nothing() {
+    let world = world("reloaded");
+    let path = world.around.running.path().unwrap().to_owned();
+    let added = r#"{"url": "http://127.0.0.1:9", "name": "mine", "model": "m"}"#;
+    assert_eq!(world.ask("POST", "/pods", added).0, 200);
+
+    fs::write(&path, CONFIG.replace("name: a,", "name: z,").replace("least_load", "least_lod"))
+        .unwrap();
+    let (status, refused) = world.ask("POST", "/config/reload", "");
+    assert_eq!(
+        (status, &refused["error"]["problems"][0]["cure"]),
+        (422, &json!("did you mean `least_load`?"))
+    );
+    assert_eq!(world.pods(), ["a", "b/0", "b/1", "mine"]);
+    assert_eq!(world.ask("GET", "/config", "").1["refused"][0]["code"], "unknown-plugin");
+
+    fs::write(&path, CONFIG.replace("name: a,", "name: z,").replace("fair", "other")).unwrap();
+    assert_eq!(
+        world.ask("POST", "/config/reload", ""),
+        (200, json!({"reloaded": true, "wants_restart": []}))
+    );
+    let mut pods = world.pods();
+    pods.sort();
+    assert_eq!(pods, ["b/0", "b/1", "mine", "z"], "what an operator added stays");
+    assert_eq!(world.ask("GET", "/profiles", "").1["profiles"][0]["name"], "other");
+    assert_eq!(world.ask("GET", "/config", "").1["refused"], Value::Null);
+    let (_, page) = world.ask("GET", "/metrics", "");
+    let page = page.as_str().unwrap();
+    assert!(page.contains("wornpath_config_reloads_total{result=\"refused\"} 1\n"), "{page}");
+}
+
+#[test]
+fn a_file_that_is_written_anew_takes_over_by_itself() {
+    let world = world("followed");
+    let path = world.around.running.path().unwrap().to_owned();
+    fs::write(&path, CONFIG.replace("name: a,", "name: rewritten,")).unwrap();
+    world.until("the new file runs", |world| world.pods().contains(&"rewritten".to_owned()));
+}
+
+#[test]
+fn the_log_level_can_be_changed() {
+    let world = world("levels");
+    assert_eq!(world.ask("GET", "/log-level", ""), (200, json!({"level": "info"})));
+    assert_eq!(
+        world.ask("PUT", "/log-level", r#"{"level": "debug"}"#),
+        (200, json!({"level": "debug"}))
+    );
+    assert_eq!(world.ask("PUT", "/log-level", r#"{"level": "loud"}"#).0, 422);
+}
+
+#[test]
+fn without_the_token_nothing_is_told() {
+    let path = folder("token").join("wornpath.yaml");
+    let digest = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let admin =
+        format!("listen: {{admin: {{address: \"127.0.0.1:0\", token_digest: \"{digest}\"}}}}");
+    fs::write(&path, CONFIG.replace("listen: {admin: \"127.0.0.1:0\"}", &admin)).unwrap();
+    let world = World::start(&path);
+    for headers in [&[][..], &[("authorization", "Bearer wrong")]] {
+        for path in ["/pods", "/metrics", "/openapi.json", "/nothing"] {
+            let (status, body) = call(world.admin(), "GET", path, headers, "");
+            assert_eq!(status, 401, "{path}: {body}");
+        }
+    }
+    let (status, _) =
+        call(world.admin(), "GET", "/pods", &[("authorization", "Bearer secret")], "");
+    assert_eq!(status, 200);
+}
+
+#[test]
+fn a_page_in_a_browser_cannot_operate() {
+    let world = world("browser");
+    for headers in [[("host", "evil.example")], [("origin", "http://evil.example")]] {
+        let (status, _) = call(world.admin(), "POST", "/pods/a/drain", &headers, "");
+        assert_eq!(status, 401, "{headers:?}");
+    }
+}

@@ -1,0 +1,122 @@
+//! Everything that can be wrong with `wornpath.yaml`: what is said, where, and the cure.
+//!
+//! `tests/config/<case>.yaml` is wrong, `<case>.txt` is what people are told. After a change of words,
+//! `UPDATE=1 cargo test -p wornpath-gateway --test config` writes the texts and the reference page anew, to be
+//! read.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use wornpath_gateway::config::{Beside, Config, Tokenizers, reference};
+use wornpath_routing::Kind;
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn updating() -> bool {
+    std::env::var_os("UPDATE").is_some()
+}
+
+#[test]
+fn every_problem_is_shown_where_it_stands_with_its_cure() {
+    let folder = here("tests/config");
+    let mut cases: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    cases.sort();
+    assert!(cases.len() > 15, "only {} cases", cases.len());
+    let (mut kinds, mut wrong) = (HashSet::new(), Vec::new());
+    for path in &cases {
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let text = fs::read_to_string(path).unwrap();
+        let Err(refused) = Config::check(file, &text, &Beside::new(path)) else {
+            panic!("{file} has no problem");
+        };
+        let problems = refused.files().iter().flat_map(|problems| problems.all());
+        kinds.extend(problems.map(wornpath_routing::Problem::kind));
+        let shown = refused.to_string();
+        let expected = path.with_extension("txt");
+        if updating() {
+            fs::write(&expected, &shown).unwrap();
+        }
+        if fs::read_to_string(&expected).unwrap_or_default() != shown {
+            wrong.push(shown);
+        }
+    }
+    assert!(wrong.is_empty(), "not what the .txt files say:\n{}", wrong.join("\n"));
+    for kind in Kind::OF_CONFIGURATIONS {
+        assert!(kinds.contains(&kind), "no case breaks the rule {}", kind.code());
+    }
+}
+
+#[test]
+fn what_may_be_a_secret_is_never_repeated() {
+    for file in ["secrets", "pods"] {
+        let refused = Config::read(&here(&format!("tests/config/{file}.yaml"))).unwrap_err();
+        for shown in [refused.to_string(), format!("{refused:?}"), refused.to_json().to_string()] {
+            for secret in ["sk-live", "hunter2", "4242", "user:secret"] {
+                assert!(!shown.contains(secret), "{secret} is in\n{shown}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_example_checks_and_says_what_it_shows() {
+    let path = here("../../wornpath.example.yaml");
+    let config = Config::read(&path).unwrap();
+    let settings = config.settings(&mut Tokenizers::new(&path)).unwrap();
+    let names: Vec<_> = settings.pods.iter().map(|pod| pod.facts.name.as_str()).collect();
+    assert_eq!(names, ["a", "b/0", "b/1", "b/2", "b/3", "c"]);
+    assert_eq!(config.finders().len(), 2);
+    assert_eq!(settings.profiles[0].name, "cache-aware", "what matches no other route");
+    let fourth = format!("{:?}", settings.pods[4].events);
+    assert!(fourth.contains("10.0.0.6:5560"), "{fourth}");
+}
+
+#[test]
+fn a_minimal_configuration_has_every_default_of_the_settings() {
+    let text = "pods: [{url: \"http://127.0.0.1:8000/\"}]\n";
+    let config = Config::check("w.yaml", text, &Beside::new(Path::new(""))).unwrap();
+    let settings = config.settings(&mut Tokenizers::new(Path::new(""))).unwrap();
+    let default = wornpath_gateway::Settings::default();
+    assert_eq!(settings.limits, default.limits);
+    assert_eq!(settings.timeouts, default.timeouts);
+    assert_eq!(settings.breaker, default.breaker);
+    assert_eq!(settings.retries, default.retries);
+    assert_eq!(settings.drain, default.drain);
+    assert_eq!((settings.client, settings.admin), (default.client, None));
+    assert_eq!(settings.pods, [wornpath_gateway::PodSettings::at("http://127.0.0.1:8000")]);
+}
+
+#[test]
+fn a_file_of_pods_is_checked_like_the_configuration_itself() {
+    let text = "models: [{name: m}]\ndiscovery: [{file: pods.yaml}]\n";
+    let config = Config::check("w.yaml", text, &Beside::new(Path::new(""))).unwrap();
+    let pods = config.check_pods("pods.yaml", "pods: [{url: \"http://a:1\", model: m}]\n").unwrap();
+    assert_eq!(pods[0].name, "a:1");
+    assert_eq!(config.check_pods("pods.yaml", "pods: []\n").unwrap(), []);
+    let wrong = "pods: [{url: \"http://a:1\", model: n}]\nlisten: {}\n";
+    let refused = config.check_pods("pods.yaml", wrong).unwrap_err().to_string();
+    assert!(refused.contains("there is no model `n`"), "{refused}");
+    assert!(refused.contains("a file of pods has no key `listen`"), "{refused}");
+}
+
+#[test]
+fn the_reference_page_is_current() {
+    let (path, page) = (here("../../docs/configuration.md"), reference());
+    if updating() {
+        fs::write(&path, &page).unwrap();
+    }
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == page,
+        "docs/configuration.md is not current; write it with \
+         `UPDATE=1 cargo test -p wornpath-gateway --test config`"
+    );
+}
