@@ -24,10 +24,18 @@ impl Access {
     /// # Errors
     /// Others can reach it and there is no token.
     pub fn new(address: SocketAddr, token: Option<&str>) -> Result<Self, AccessError> {
-        match token {
-            None if !address.ip().is_loopback() => Err(AccessError { address }),
-            token => Ok(Self(token.map(|token| Sha256::digest(token).into()))),
+        Self::of_digest(address, token.map(|token| Sha256::digest(token).into()))
+    }
+
+    /// For a listener at `address` whose token is known by its SHA-256 only.
+    ///
+    /// # Errors
+    /// Others can reach it and there is no token.
+    pub fn of_digest(address: SocketAddr, digest: Option<[u8; 32]>) -> Result<Self, AccessError> {
+        if digest.is_none() && !address.ip().is_loopback() {
+            return Err(AccessError { address });
         }
+        Ok(Self(digest))
     }
 
     /// Whether a request with this `Authorization` header may pass. How long that takes says nothing about

@@ -70,12 +70,10 @@ async fn follow(running: Arc<Running>, number: usize, finder: Finder) {
 
 fn carry_out(running: &Running, bringer: Bringer, change: Change) {
     match change {
-        Change::Add(pod) | Change::Replace(pod) => {
-            match running.bring(bringer, &pod) {
-                Ok(()) => tracing::info!(pod = pod.name, url = pod.url, "found a pod"),
-                Err(error) => tracing::error!("a pod was found that cannot come: {error}"),
-            }
-        }
+        Change::Add(pod) | Change::Replace(pod) => match running.bring(bringer, &pod) {
+            Ok(()) => tracing::info!(pod = pod.name, url = pod.url, "found a pod"),
+            Err(error) => tracing::error!("a pod was found that cannot come: {error}"),
+        },
         Change::Remove(pod) => {
             running.release(bringer, &pod.name);
             tracing::info!(pod = pod.name, "a pod is no longer found");
