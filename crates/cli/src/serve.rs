@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use std::cell::Cell;
 use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +10,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use wornpath_gateway::admin::{Setup, start};
+use wornpath_gateway::admin::{Setup, start_with};
 use wornpath_gateway::config::{Config, DEFAULT_PROFILE, TEXT_PROFILE, Tokenizers, shipped};
 use wornpath_gateway::{
     EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, ServeError, Settings, Sharing,
@@ -34,7 +35,7 @@ Without --tokenizer, prompts are compared by their text and only what this route
 known to be cached; with it, the engines' own cache events count.";
 
 /// Serve OpenAI's and Anthropic's interfaces in front of a fleet of engines
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_long_help = MORE)]
 pub(crate) struct ServeArguments {
     /// Configuration; what the command line says counts more
@@ -123,14 +124,26 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         Ok(settings) => settings,
         Err(error) => return refused(&error),
     };
-    let mut admin = None;
+    let admin = Cell::new(None);
     let around = |gateway: &_| {
-        admin = start(gateway, Setup { path, config, tokenizers, logging })?.admin;
+        let again = arguments.clone();
+        let on_top = move |from_file| {
+            self::settings(&again, from_file).map_err(|error| format!("{error:#}"))
+        };
+        let setup = Setup { path, config, tokenizers, logging };
+        admin.set(start_with(gateway, setup, Box::new(on_top))?.admin);
         Ok(())
     };
     let mut written = Ok(());
     let served = serve(settings, around, |serving| {
-        written = writeln!(out, "listening: http://{}", serving.client).and_then(|()| out.flush());
+        let mut tell = || {
+            writeln!(out, "listening: http://{}", serving.client)?;
+            if let Some(admin) = admin.get() {
+                writeln!(out, "admin: http://{admin}")?;
+            }
+            out.flush()
+        };
+        written = tell();
     });
     written?;
     match served {

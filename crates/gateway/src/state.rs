@@ -1,6 +1,7 @@
 //! What all threads of a gateway share.
 
 use crate::lobby::Lobby;
+use crate::metrics::Metrics;
 use crate::record::{Observe, Record};
 use crate::roster::{Roster, Seat};
 use crate::routing::{Routing, RoutingError};
@@ -78,6 +79,7 @@ pub struct Gateway {
     readiness: AtomicU8,
     connections: AtomicUsize,
     observers: OnceLock<Vec<Arc<dyn Observe>>>,
+    metrics: OnceLock<Arc<Metrics>>,
 }
 
 impl Gateway {
@@ -107,6 +109,7 @@ impl Gateway {
             readiness: AtomicU8::new(0),
             connections: AtomicUsize::new(0),
             observers: OnceLock::new(),
+            metrics: OnceLock::new(),
         });
         for pod in pods {
             gateway.add_pod(pod)?;
@@ -198,6 +201,18 @@ impl Gateway {
     pub fn observe(&self, observers: Vec<Arc<dyn Observe>>) {
         // Set once, when the server is put together.
         let _ = self.observers.set(observers);
+    }
+
+    /// What is counted, for the page about it; before the first request comes.
+    pub fn count(&self, metrics: Arc<Metrics>) {
+        // Set once, when the server is put together.
+        let _ = self.metrics.set(metrics);
+    }
+
+    /// What is counted, if anything is.
+    #[must_use]
+    pub fn metrics(&self) -> Option<&Arc<Metrics>> {
+        self.metrics.get()
     }
 
     /// Takes a pod in. It gets requests once it has answered a probe.

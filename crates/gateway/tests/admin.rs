@@ -77,6 +77,13 @@ fn pods_are_listed_added_drained_and_removed() {
         (422, &json!("did you mean `model`?"))
     );
 
+    let other = wornpath_gateway::PodSettings::at("http://127.0.0.1:8");
+    world.gateway.add_pod(other).unwrap();
+    let same = r#"{"url": "http://127.0.0.1:9", "name": "127.0.0.1:8"}"#;
+    assert_eq!(world.ask("POST", "/pods", same).0, 422, "somebody has the name");
+    assert!(world.pods().contains(&"127.0.0.1:8".to_owned()), "and keeps it");
+    assert_eq!(world.ask("DELETE", "/pods/127.0.0.1:8", "").0, 200);
+
     assert_eq!(world.ask("POST", "/pods/c/drain", "").0, 200);
     assert_eq!(world.ask("GET", "/pods/c", "").1["health"], "draining");
     assert_eq!(world.ask("DELETE", "/pods/c", "").0, 200);

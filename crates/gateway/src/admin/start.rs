@@ -82,6 +82,7 @@ pub fn start_with(
 ) -> Result<Around, StartError> {
     let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<Recent>::default());
     gateway.observe(vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _]);
+    gateway.count(Arc::clone(&metrics));
     let Setup { path, config, tokenizers, logging } = setup;
     let running = (Arc::clone(gateway), Arc::clone(&metrics));
     let running = Arc::new(Running::new(running, (path, config), tokenizers, on_top));

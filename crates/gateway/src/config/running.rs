@@ -201,9 +201,14 @@ impl Running {
         if let Some((_, known)) = known {
             self.take_out(&known);
         }
-        for settings in pod.settings() {
-            if let Err(error) = self.gateway.add_pod(settings) {
-                self.release(bringer, &pod.name);
+        let ranks = pod.settings();
+        for (at, rank) in ranks.iter().enumerate() {
+            if let Err(error) = self.gateway.add_pod(rank.clone()) {
+                // Only what came with it goes again: whoever has its name may have been there before.
+                for added in &ranks[..at] {
+                    self.gateway.remove_pod(added.facts.name.as_str());
+                }
+                self.roll.release(bringer, &pod.name);
                 return Err(BringError::Refused(error.to_string()));
             }
         }
