@@ -136,14 +136,7 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     };
     let mut written = Ok(());
     let served = serve(settings, around, |serving| {
-        let mut tell = || {
-            writeln!(out, "listening: http://{}", serving.client)?;
-            if let Some(admin) = admin.get() {
-                writeln!(out, "admin: http://{admin}")?;
-            }
-            out.flush()
-        };
-        written = tell();
+        written = tell(out, serving.client, admin.get());
     });
     written?;
     match served {
@@ -151,6 +144,19 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         Err(error @ (ServeError::Settings(_) | ServeError::Around(_))) => refused(&error),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Says where it listens.
+fn tell(
+    out: &mut impl Write,
+    client: SocketAddr,
+    admin: Option<SocketAddr>,
+) -> std::io::Result<()> {
+    writeln!(out, "listening: http://{client}")?;
+    if let Some(admin) = admin {
+        writeln!(out, "admin: http://{admin}")?;
+    }
+    out.flush()
 }
 
 /// What the file says, and on top of it what the command line says.
