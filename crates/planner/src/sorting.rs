@@ -1,0 +1,90 @@
+//! Depth-first order of the prefix forest, by sorting chains.
+//!
+//! Chained hashes make this cheaper than sorting strings: one comparison tells whether two whole prefixes
+//! are equal. So a range of requests is not compared pair by pair; the prefix that all of it shares is
+//! found by probing, and the range is then sorted by the one hash behind that prefix and split into
+//! ranges of equal ones. A request is looked at once per branching on its path, with its neighbours.
+//!
+//! The order of siblings is that of their hashes, which has no meaning but is the same for every order
+//! of the input. A request that ends where others go on comes before them.
+
+use crate::queue::{JobId, Queue, shared};
+use std::cmp::{Ordering, Reverse};
+
+/// Ranges up to this long are sorted by comparing chains: splitting them costs more.
+const SHORT: usize = 16;
+
+/// A range of requests that share their first `depth` blocks.
+struct Task {
+    start: usize,
+    end: usize,
+    depth: usize,
+}
+
+/// Sorts requests into depth-first order.
+pub(crate) fn depth_first(queue: &Queue, jobs: &mut [JobId]) {
+    // Recursion would follow the longest chain, which a caller may make as long as they like.
+    let mut tasks = vec![Task { start: 0, end: jobs.len(), depth: 0 }];
+    let mut keyed: Vec<(u64, JobId)> = Vec::new();
+    while let Some(Task { start, end, depth }) = tasks.pop() {
+        let range = &mut jobs[start..end];
+        if range.len() <= SHORT {
+            range.sort_unstable_by(|one, other| compare(queue, *one, *other, depth));
+            continue;
+        }
+        let depth = common_depth(queue, range, depth);
+        keyed.clear();
+        let mut ended = 0;
+        for place in 0..range.len() {
+            let job = range[place];
+            match queue.chain(job).get(depth) {
+                Some(hash) => keyed.push((hash.0, job)),
+                None => {
+                    range[ended] = job;
+                    ended += 1;
+                }
+            }
+        }
+        range[..ended].sort_unstable_by_key(|job| tie(queue, *job));
+        keyed.sort_unstable();
+        for (place, (_, job)) in range[ended..].iter_mut().zip(&keyed) {
+            *place = *job;
+        }
+        let mut next = start + ended;
+        for run in keyed.chunk_by(|one, other| one.0 == other.0) {
+            if run.len() > 1 {
+                tasks.push(Task { start: next, end: next + run.len(), depth: depth + 1 });
+            }
+            next += run.len();
+        }
+    }
+}
+
+/// Blocks that all of a range share, at least `known`.
+fn common_depth(queue: &Queue, range: &[JobId], known: usize) -> usize {
+    let first = queue.chain(range[0]);
+    let mut common = first.len();
+    for job in &range[1..] {
+        let chain = queue.chain(*job);
+        // One probe tells, unless this request shares less than all before it.
+        if common > known && (chain.len() < common || chain[common - 1] != first[common - 1]) {
+            common = shared(&first[..common], chain, known);
+        }
+        if common == known {
+            break;
+        }
+    }
+    common
+}
+
+fn compare(queue: &Queue, one: JobId, other: JobId, known: usize) -> Ordering {
+    let (left, right) = (queue.chain(one), queue.chain(other));
+    let depth = shared(left, right, known);
+    let by_chain = left.get(depth).cmp(&right.get(depth));
+    by_chain.then_with(|| tie(queue, one).cmp(&tie(queue, other)))
+}
+
+/// The order of requests with equal chains: by what they are, and only then by their number.
+fn tie(queue: &Queue, job: JobId) -> (usize, Reverse<usize>, JobId) {
+    (queue.prompt_tokens(job), Reverse(queue.output_tokens(job)), job)
+}
