@@ -24,7 +24,7 @@
 //! ```
 //!
 //! [`serve`] is that server: a whole engine for tests of whatever talks to engines. [`replay`] runs traces
-//! through a router and a fleet of models.
+//! through a router and a fleet of models, [`offline`] whole planned queues.
 //!
 //! What the model leaves out: speculative decoding, pipeline bubbles, CPU scheduling time that grows
 //! with the batch, sliding windows, images, and sharing of a block inside the step that computes it
@@ -33,6 +33,7 @@
 
 mod cost;
 mod engine;
+pub mod offline;
 mod pool;
 mod profile;
 pub mod replay;

@@ -1,0 +1,98 @@
+//! The least time that a queue can take, whoever orders it.
+//!
+//! Every engine spends at least: the prefill of what can be computed only once, spread over the pods; for
+//! every output token its own part of a decode step; and for every step the reading of the weights. A step
+//! serves as many sequences as the engine allows and as fit into its memory, where each holds at least the
+//! tokens that it shares with nobody, beside one shared prefix. And no queue ends before its longest request would alone.
+
+use super::Engines;
+use crate::cost::StepLoad;
+use std::time::Duration;
+use wornpath_planner::{Forest, Queue, Rates};
+
+/// What a queue takes at least.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Bound {
+    /// The work of all requests, spread over the pods.
+    pub work: Duration,
+    /// The longest request alone.
+    pub longest: Duration,
+}
+
+impl Bound {
+    /// The larger of the two.
+    #[must_use]
+    pub fn least(&self) -> Duration {
+        self.work.max(self.longest)
+    }
+}
+
+/// What requests are expected to cost such an engine, for a plan.
+#[must_use]
+pub fn rates(engines: &Engines) -> Rates {
+    let cost = engines.engine.step_cost();
+    let step = engines.engine.max_step_tokens() as f64;
+    Rates {
+        per_prefill_token: cost.per_prefill_token + (cost.base + cost.prefill) / step,
+        per_pair: cost.per_pair,
+        per_output_token: cost.per_sequence + cost.base / engines.engine.max_sequences() as f64,
+        per_context_token: cost.per_context_token,
+    }
+}
+
+/// The least time for a queue, whose output lengths are the true ones, on so many engines.
+#[must_use]
+pub fn least_time(queue: &Queue, forest: &Forest, engines: &Engines, pods: usize) -> Bound {
+    let cost = engines.engine.step_cost();
+    let work = Rates {
+        per_prefill_token: cost.per_prefill_token,
+        per_pair: cost.per_pair,
+        per_output_token: cost.per_sequence,
+        per_context_token: cost.per_context_token,
+    };
+    let (order, shared) = (forest.order(), forest.shared());
+    let block = queue.block_size().get();
+    let (mut total, mut tokens, mut memory) = (0.0, 0.0, 0.0);
+    let mut least_kept = usize::MAX;
+    let mut longest: f64 = 0.0;
+    for (place, job) in order.iter().enumerate() {
+        let (prompt, output) = (queue.prompt_tokens(*job), queue.output_tokens(*job));
+        total += work.request(queue, *job, shared[place] as usize);
+        let steps = output.saturating_sub(1) as f64;
+        tokens += steps;
+        let kept = shared[place].max(shared.get(place + 1).copied().unwrap_or(0)) as usize;
+        let kept = (kept * block).min(prompt);
+        least_kept = least_kept.min(kept);
+        memory += steps * ((prompt - kept) as f64 + steps / 2.0);
+        longest = longest.max(alone(engines, prompt, output));
+    }
+    let steps = (tokens / engines.engine.max_sequences() as f64)
+        .max(memory / engines.kv_tokens().saturating_sub(least_kept).max(1) as f64);
+    let milliseconds = |time: f64| Duration::from_secs_f64(time / 1e3);
+    Bound {
+        work: milliseconds((total + steps * cost.base) / pods as f64),
+        longest: milliseconds(longest),
+    }
+}
+
+/// Milliseconds of one request on an idle engine.
+fn alone(engines: &Engines, prompt: usize, output: usize) -> f64 {
+    let cost = engines.engine.step_cost();
+    let budget = engines.engine.max_step_tokens();
+    let mut time = engines.engine.request_time().as_secs_f64() * 1e3;
+    let mut done = 0;
+    while done < prompt {
+        let mut load = StepLoad::default();
+        load.add_chunk(done, budget.min(prompt - done));
+        time += cost.milliseconds(&load);
+        done += budget;
+    }
+    let steps = output.saturating_sub(1);
+    let middle = StepLoad {
+        sequences: 1,
+        context_tokens: prompt + steps / 2,
+        longest_context: prompt + steps / 2,
+        ..StepLoad::default()
+    };
+    time + steps as f64 * cost.milliseconds(&middle)
+}
