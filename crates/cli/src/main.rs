@@ -7,6 +7,7 @@ mod engine;
 mod events;
 mod explain;
 mod fleet;
+mod plan;
 mod relay;
 mod replay;
 mod serve;
@@ -34,6 +35,7 @@ enum Command {
     Explain(explain::ExplainArguments),
     Events(events::EventsArguments),
     Relay(relay::RelayArguments),
+    Plan(plan::PlanArguments),
     Replay(replay::ReplayArguments),
     Serve(Box<serve::ServeArguments>),
 }
@@ -49,6 +51,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Explain(arguments) => explain::run(&arguments, &mut out),
         Command::Events(arguments) => events::run(&arguments, &mut out).map(done),
         Command::Relay(arguments) => relay::run(&arguments, &mut out).map(done),
+        Command::Plan(arguments) => plan::run(&arguments, &mut out).map(done),
         Command::Replay(arguments) => replay::run(&arguments, &mut out).map(done),
         Command::Serve(arguments) => serve::run(&arguments, &mut out),
     };

@@ -13,7 +13,7 @@ use std::ops::Range;
 const LEEWAY: f64 = 0.25;
 
 /// Time must be saved so many times over for what is computed twice: other queues need the engines too.
-const DUPLICATE_PRICE: f64 = 4.0;
+const DUPLICATE_PRICE: f64 = 8.0;
 
 /// Milliseconds until a pod is through with what it has. Requests on it are taken to be half done.
 pub(super) fn time_left(route: &Route, pod: &Pod) -> f64 {

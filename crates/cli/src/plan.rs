@@ -1,0 +1,177 @@
+//! `wornpath plan`: what planning a file of prompts would bring, before anything is sent.
+
+mod html;
+mod prompts;
+mod report;
+
+use crate::engine::profile as engine_profile;
+use anyhow::Context;
+use clap::Args;
+use prompts::Prompts;
+use report::{Report, Way};
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+use wornpath_planner::lint::lint;
+use wornpath_planner::{Cohorts, Forest, Groups, Plan, Speeds};
+use wornpath_sim::offline::{self, Engines, least_time, rates};
+use wornpath_sim::replay::{Fleet, Start, Trace, replay};
+
+const ROUND_ROBIN: (&str, &str) =
+    ("round-robin", include_str!("../../../profiles/round-robin.yaml"));
+const CACHE_AWARE: (&str, &str) =
+    ("cache-aware", include_str!("../../../profiles/cache-aware.yaml"));
+
+/// Requests in flight per pod when nothing is planned: few, or as many as an engine runs. The faster counts, so
+/// that a plan is never praised for what more connections would do as well.
+const FEW_CLIENTS: usize = 32;
+
+/// Prompts that are linted at most, spread evenly over the file.
+const LINTED: usize = 4_096;
+
+/// Say what planning a file of prompts would bring
+///
+/// Reads one JSON object a line: an OpenAI batch line (custom_id, url, body), a body alone (messages, prompt or
+/// input), or a line of a trace (hash_ids, input_length, output_length). Simulates the file on engines in
+/// three ways: in its own order, through the online router, and planned. Nothing is sent anywhere.
+#[derive(Args)]
+pub(crate) struct PlanArguments {
+    /// The prompts
+    prompts: PathBuf,
+    /// Number of engines
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pods: u16,
+    /// Engine profile: a built-in name or the path of a JSON file
+    #[arg(long, default_value = "8b-h200")]
+    engine: String,
+    /// Tokens that each engine's cache holds, if not as its profile says
+    #[arg(long)]
+    kv_tokens: Option<usize>,
+    /// Folder with the model's tokenizer.json; without one, four bytes count as a token
+    #[arg(long, value_name = "FOLDER")]
+    tokenizer: Option<PathBuf>,
+    /// Tokens per block; traces have 512
+    #[arg(long, default_value = "16")]
+    block_size: NonZeroUsize,
+    /// Tokens that an answer is expected to have, where a line does not say
+    #[arg(long, default_value_t = 256)]
+    output_tokens: usize,
+    /// What an engine costs per hour, to show costs in that currency
+    #[arg(long)]
+    price_per_hour: Option<f64>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Also write a page with the forest drawn
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Reads, plans, simulates and reports.
+pub(crate) fn run(arguments: &PlanArguments, out: &mut impl Write) -> anyhow::Result<()> {
+    let engines =
+        Engines { engine: engine_profile(&arguments.engine)?, kv_tokens: arguments.kv_tokens };
+    let prompts = Prompts::read(arguments)?;
+    let report = report_of(arguments, &engines, &prompts)?;
+    if let Some(path) = &arguments.html {
+        let page = html::page(&report);
+        std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if arguments.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&report.to_json())?)?;
+        return Ok(());
+    }
+    report.write(out)
+}
+
+fn report_of(
+    arguments: &PlanArguments,
+    engines: &Engines,
+    prompts: &Prompts,
+) -> anyhow::Result<Report> {
+    let pods = usize::from(arguments.pods);
+    let trace = &prompts.trace;
+    let queue = offline::queue_of(trace, |turn| turn.output_tokens)?;
+    let forest = Forest::of(&queue);
+    let groups = Groups::of(forest.shared().iter().copied());
+    let longest = forest.longest_tokens(&queue);
+    anyhow::ensure!(
+        longest <= engines.kv_tokens(),
+        "the longest prompt with its answer has {longest} tokens and an engine's cache holds {}; \
+         take a larger --engine or --kv-tokens, or a shorter prompt",
+        engines.kv_tokens()
+    );
+    let bound = least_time(&queue, &forest, engines, pods);
+    let (least_tokens, prompt_tokens) = (forest.least_tokens(&queue), forest.prompt_tokens(&queue));
+    let biggest = report::biggest(&queue, &forest, &groups, prompts);
+    let drawn = report::drawn(&groups, forest.order().len());
+    let plan = Plan::of_forest(&queue, forest, &Speeds::equal(pods)?, &rates(engines));
+    let cohorts = Cohorts::of(&queue, &plan, engines.engine.max_sequences(), engines.kv_tokens());
+    let ran = offline::run(trace, plan, engines)?;
+    let ways = vec![
+        online("file order", trace, ROUND_ROBIN, (engines, pods))?,
+        online("online routing", trace, CACHE_AWARE, (engines, pods))?,
+        Way { name: "plan", computed: ran.computed_tokens, makespan: ran.makespan },
+    ];
+    let step = prompts.texts.len().div_ceil(LINTED).max(1);
+    let sample: Vec<&str> = prompts.texts.iter().step_by(step).map(String::as_str).collect();
+    let mut findings = lint(&sample, 4 * arguments.block_size.get());
+    for finding in &mut findings {
+        let line = |number: usize| prompts.lines[number * step];
+        finding.example = (line(finding.example.0), line(finding.example.1));
+    }
+    Ok(Report {
+        file: arguments.prompts.display().to_string(),
+        requests: trace.turns.len(),
+        pods,
+        engine: engines.engine.name().to_owned(),
+        exact: prompts.exact,
+        prompt_tokens,
+        least_tokens,
+        least_time: bound.least(),
+        ways,
+        biggest,
+        drawn,
+        cohorts,
+        findings,
+        price_per_hour: arguments.price_per_hour,
+    })
+}
+
+/// The file worked off in its order by a fixed number of clients.
+fn online(
+    name: &'static str,
+    trace: &Trace,
+    profile: (&str, &str),
+    (engines, pods): (&Engines, usize),
+) -> anyhow::Result<Way> {
+    let fleet = Fleet {
+        engine: engines.engine.clone(),
+        pods,
+        kv_tokens: engines.kv_tokens,
+        slow: Vec::new(),
+        events_delay: Duration::ZERO,
+        seed: 1,
+    };
+    let mut trace = trace.clone();
+    let mut best = Way { name, computed: 0, makespan: Duration::MAX };
+    for clients in [FEW_CLIENTS, engines.engine.max_sequences()] {
+        for (number, turn) in trace.turns.iter_mut().enumerate() {
+            turn.start = match number.checked_sub(clients * pods) {
+                Some(before) => Start::After { turn: before, delay: Duration::ZERO },
+                None => Start::At(Duration::ZERO),
+            };
+        }
+        let mut way = Way { name, computed: 0, makespan: Duration::ZERO };
+        for (turn, record) in trace.turns.iter().zip(replay(&trace, profile, &fleet)?) {
+            let end = record.end.with_context(|| format!("{name}: a simulated request failed"))?;
+            way.makespan = way.makespan.max(end);
+            way.computed += (turn.prompt_tokens - record.cached_tokens) as u64;
+        }
+        if way.makespan < best.makespan {
+            best = way;
+        }
+    }
+    Ok(best)
+}

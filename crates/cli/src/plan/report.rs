@@ -1,0 +1,259 @@
+//! What `plan` found out, as text and as JSON.
+
+use super::prompts::Prompts;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::time::Duration;
+use wornpath_planner::lint::Finding;
+use wornpath_planner::{Cohorts, Forest, Groups, Queue};
+
+/// Groups that are listed.
+const LISTED: usize = 8;
+
+/// Groups that are drawn at most.
+const DRAWN: usize = 3_000;
+
+/// A gain below this share is called little.
+const LITTLE: f64 = 0.05;
+
+/// One way of computing the file.
+pub(super) struct Way {
+    pub(super) name: &'static str,
+    pub(super) computed: u64,
+    pub(super) makespan: Duration,
+}
+
+/// Requests that share a prefix.
+pub(super) struct SharedPrefix {
+    pub(super) tokens: usize,
+    pub(super) requests: usize,
+    pub(super) saved_tokens: u64,
+    pub(super) line: usize,
+    pub(super) begins: String,
+}
+
+/// A rectangle of the drawn forest: which requests, and from which block to which.
+pub(super) struct Drawn {
+    pub(super) from: usize,
+    pub(super) requests: usize,
+    pub(super) top: usize,
+    pub(super) bottom: usize,
+}
+
+/// All that is reported.
+pub(super) struct Report {
+    pub(super) file: String,
+    pub(super) requests: usize,
+    pub(super) pods: usize,
+    pub(super) engine: String,
+    pub(super) exact: bool,
+    pub(super) prompt_tokens: u64,
+    pub(super) least_tokens: u64,
+    pub(super) least_time: Duration,
+    pub(super) ways: Vec<Way>,
+    pub(super) biggest: Vec<SharedPrefix>,
+    pub(super) drawn: Vec<Drawn>,
+    pub(super) cohorts: Cohorts,
+    pub(super) findings: Vec<Finding>,
+    pub(super) price_per_hour: Option<f64>,
+}
+
+pub(super) fn biggest(
+    queue: &Queue,
+    forest: &Forest,
+    groups: &Groups,
+    prompts: &Prompts,
+) -> Vec<SharedPrefix> {
+    let block = queue.block_size().get();
+    let ids = groups.biggest(LISTED).into_iter();
+    ids.map(|id| {
+        let group = &groups.all()[id.index()];
+        let first = forest.order()[group.places.start].index();
+        let text = prompts.texts.get(first).map_or("", String::as_str);
+        SharedPrefix {
+            tokens: group.blocks * block,
+            requests: group.places.len(),
+            saved_tokens: group.saved_blocks(groups.blocks_above(group)) * block as u64,
+            line: prompts.lines[first],
+            begins: text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(48).collect(),
+        }
+    })
+    .collect()
+}
+
+pub(super) fn drawn(groups: &Groups, requests: usize) -> Vec<Drawn> {
+    let wide = groups.all().iter().filter(|group| group.places.len() * 1_500 >= requests);
+    wide.take(DRAWN)
+        .map(|group| Drawn {
+            from: group.places.start,
+            requests: group.places.len(),
+            top: groups.blocks_above(group),
+            bottom: group.blocks,
+        })
+        .collect()
+}
+
+impl Report {
+    /// The share of prompt tokens that need not be computed.
+    pub(super) fn sharable(&self) -> f64 {
+        1.0 - self.least_tokens as f64 / self.prompt_tokens as f64
+    }
+
+    pub(super) fn hit_rate(&self, way: &Way) -> f64 {
+        1.0 - way.computed as f64 / self.prompt_tokens as f64
+    }
+
+    pub(super) fn pod_hours(&self, way: &Way) -> f64 {
+        way.makespan.as_secs_f64() * self.pods as f64 / 3_600.0
+    }
+
+    /// What to make of it, in a sentence.
+    pub(super) fn verdict(&self) -> String {
+        let time =
+            |name: &str| self.ways.iter().find(|way| way.name == name).map(|way| way.makespan);
+        let (Some(plan), Some(online)) = (time("plan"), time("online routing")) else {
+            return String::new();
+        };
+        let gain = 1.0 - plan.as_secs_f64() / online.as_secs_f64();
+        let percent = gain * 100.0;
+        match gain {
+            gain if gain < 0.0 => {
+                format!("Planning gains nothing here: online routing is {:.1}% faster.", -percent)
+            }
+            gain if gain < LITTLE && self.sharable() < LITTLE => {
+                format!(
+                    "Planning gains little here ({percent:.1}% of the time): the prompts share almost nothing."
+                )
+            }
+            gain if gain < LITTLE => format!(
+                "Planning gains little over online routing here ({percent:.1}% of the time): the shared prefixes fit into the caches."
+            ),
+            _ => format!("Planning takes {percent:.0}% less time than online routing."),
+        }
+    }
+
+    pub(super) fn write(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        let unit = if self.exact { "tokens" } else { "tokens (4 bytes each)" };
+        writeln!(
+            out,
+            "{}: {} requests, {} prompt {unit}",
+            self.file, self.requests, self.prompt_tokens
+        )?;
+        let (least, sharable) = (self.least_tokens, self.sharable() * 100.0);
+        writeln!(
+            out,
+            "{sharable:.1}% of them can be shared; at least {least} have to be computed"
+        )?;
+        let time = self.least_time.as_secs_f64();
+        writeln!(
+            out,
+            "on {} engines {}, simulated; no order takes less than {time:.1} s\n",
+            self.pods, self.engine
+        )?;
+        let cost = if self.price_per_hour.is_some() { "cost" } else { "pod hours" };
+        writeln!(
+            out,
+            "{:<16} {:>14} {:>9} {:>9} {:>11} {:>10}",
+            "", "prefill tokens", "to least", "hit rate", "makespan", cost
+        )?;
+        for way in &self.ways {
+            writeln!(
+                out,
+                "{:<16} {:>14} {:>8.2}x {:>8.1}% {:>9.1} s {:>10.3}",
+                way.name,
+                way.computed,
+                way.computed as f64 / self.least_tokens as f64,
+                self.hit_rate(way) * 100.0,
+                way.makespan.as_secs_f64(),
+                self.pod_hours(way) * self.price_per_hour.unwrap_or(1.0)
+            )?;
+        }
+        writeln!(out, "\n{}", self.verdict())?;
+        let Cohorts { tokens_read, tokens_read_shared, cascade_share } = self.cohorts;
+        writeln!(
+            out,
+            "A decode step reads {tokens_read:.0} tokens of context, {tokens_read_shared:.0} if shared prefixes are read once; vLLM's cascade attention could run in {:.0}% of steps.",
+            cascade_share * 100.0
+        )?;
+        if !self.biggest.is_empty() {
+            writeln!(
+                out,
+                "\nbiggest shared prefixes\n{:>9} {:>9} {:>13}  first line",
+                "tokens", "requests", "saved tokens"
+            )?;
+        }
+        for group in &self.biggest {
+            let SharedPrefix { tokens, requests, saved_tokens, line, begins } = group;
+            writeln!(out, "{tokens:>9} {requests:>9} {saved_tokens:>13}  {line}: {begins}")?;
+        }
+        for finding in &self.findings {
+            let Finding { kind, example, byte, texts, shared_now, shared_then } = finding;
+            writeln!(
+                out,
+                "\nlint: lines {} and {} diverge at byte {byte} ({}); {} would raise sharing from {:.0}% to {:.0}%\n  {}\n  {}",
+                example.0,
+                example.1,
+                kind.name(),
+                kind.cure(),
+                shared_now * 100.0,
+                shared_then * 100.0,
+                texts.0,
+                texts.1
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let way = |way: &Way| {
+            json!({
+                "name": way.name,
+                "prefill_tokens": way.computed,
+                "hit_rate": self.hit_rate(way),
+                "makespan_seconds": way.makespan.as_secs_f64(),
+                "pod_hours": self.pod_hours(way),
+                "cost": self.price_per_hour.map(|price| price * self.pod_hours(way)),
+            })
+        };
+        let group = |group: &SharedPrefix| {
+            json!({
+                "tokens": group.tokens,
+                "requests": group.requests,
+                "saved_tokens": group.saved_tokens,
+                "first_line": group.line,
+                "begins": group.begins,
+            })
+        };
+        let finding = |finding: &Finding| {
+            json!({
+                "what": finding.kind.name(),
+                "cure": finding.kind.cure(),
+                "lines": [finding.example.0, finding.example.1],
+                "byte": finding.byte,
+                "texts": [finding.texts.0, finding.texts.1],
+                "shared_now": finding.shared_now,
+                "shared_then": finding.shared_then,
+            })
+        };
+        json!({
+            "file": self.file,
+            "requests": self.requests,
+            "pods": self.pods,
+            "engine": self.engine,
+            "exact_tokens": self.exact,
+            "prompt_tokens": self.prompt_tokens,
+            "sharable": self.sharable(),
+            "least_prefill_tokens": self.least_tokens,
+            "least_makespan_seconds": self.least_time.as_secs_f64(),
+            "ways": self.ways.iter().map(way).collect::<Vec<_>>(),
+            "verdict": self.verdict(),
+            "decode": {
+                "context_tokens_per_step": self.cohorts.tokens_read,
+                "context_tokens_per_step_shared": self.cohorts.tokens_read_shared,
+                "cascade_share": self.cohorts.cascade_share,
+            },
+            "biggest": self.biggest.iter().map(group).collect::<Vec<_>>(),
+            "lint": self.findings.iter().map(finding).collect::<Vec<_>>(),
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! `wornpath plan`, run as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn file(name: &str, lines: impl IntoIterator<Item = Value>) -> PathBuf {
+    let text: Vec<_> = lines.into_iter().map(|line| line.to_string()).collect();
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text.join("\n")).unwrap();
+    path
+}
+
+fn plan(path: &PathBuf, arguments: &[&str]) -> Output {
+    let binary = env!("CARGO_BIN_EXE_wornpath");
+    Command::new(binary).arg("plan").arg(path).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// Questions about documents, the documents taking turns, as batch lines.
+fn questions(documents: usize, each: usize) -> impl Iterator<Item = Value> {
+    (0..documents * each).map(move |number| {
+        let document = format!("Document {}. ", number % documents).repeat(3_000);
+        let content = format!("{document}\nQuestion {number}: why?");
+        json!({
+            "custom_id": number.to_string(),
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content": content}]},
+        })
+    })
+}
+
+#[test]
+fn interleaved_documents_are_computed_about_once() {
+    let path = file("documents.jsonl", questions(12, 6));
+    let page = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("documents.html");
+    let arguments =
+        ["--pods", "2", "--kv-tokens", "30000", "--json", "--html", page.to_str().unwrap()];
+    let output = plan(&path, &arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let figure = |way: usize, name: &str| report["ways"][way][name].as_f64().unwrap();
+    let least = report["least_prefill_tokens"].as_f64().unwrap();
+    assert_eq!(report["ways"][2]["name"], "plan");
+    assert!(report["sharable"].as_f64().unwrap() > 0.8, "{report}");
+    assert!(figure(2, "prefill_tokens") < 1.15 * least, "{report}");
+    assert!(figure(0, "prefill_tokens") > 2.0 * least, "{report}");
+    assert!(figure(2, "makespan_seconds") < figure(1, "makespan_seconds"), "{report}");
+    assert_eq!(report["biggest"][0]["requests"], 6);
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("<rect ") && page.contains("6 requests share"), "the forest is drawn");
+    assert!(!page.contains("http://") && !page.contains("src="), "nothing from elsewhere");
+}
+
+#[test]
+fn little_gain_is_called_little() {
+    let lines =
+        (0..40).map(|number| json!({"prompt": format!("{number} says hello. ").repeat(40)}));
+    let output = plan(&file("unrelated.jsonl", lines), &["--pods", "2"]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(said.contains("Planning gains"), "{said}");
+    assert!(said.contains("little") || said.contains("nothing"), "{said}");
+}
+
+#[test]
+fn a_timestamp_at_the_beginning_is_named_with_its_byte() {
+    let rules = "Answer politely and in full sentences. ".repeat(30);
+    let lines = (0..30).map(|number| {
+        let time = format!("2026-11-15T08:{:02}:{:02}Z", number % 60, number * 7 % 60);
+        json!({"prompt": format!("Time: {time}\n{rules}\nCase {number}")})
+    });
+    let output = plan(&file("stamped.jsonl", lines), &["--pods", "2"]);
+    let said = text(&output.stdout);
+    assert!(said.contains("lint: lines ") && said.contains("(a timestamp)"), "{said}");
+    assert!(said.contains("Time: 2026-11-15T08:"), "{said}");
+}
+
+#[test]
+fn bad_lines_are_named_with_their_numbers() {
+    let path =
+        file("bad.jsonl", [json!({"prompt": "fine"}), json!({"messages": null}), json!([1])]);
+    let output = plan(&path, &[]);
+    let said = text(&output.stderr);
+    assert!(!output.status.success());
+    assert!(said.contains("2 of its lines cannot be planned"), "{said}");
+    assert!(said.contains("line 2: none of `messages`, `prompt`, `input`"), "{said}");
+    assert!(said.contains("line 3: "), "{said}");
+}
+
+#[test]
+fn a_prompt_that_fits_no_cache_is_refused_with_the_cure() {
+    let path = file("long.jsonl", [json!({"prompt": "word ".repeat(4_000)})]);
+    let output = plan(&path, &["--kv-tokens", "2000"]);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("holds 2000; take a larger"), "{said}");
+}
