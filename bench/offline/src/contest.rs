@@ -1,0 +1,145 @@
+//! One queue, computed in several ways on the same simulated engines.
+
+use std::time::Duration;
+use wornpath_planner::{Forest, Plan, Queue, Rates, Speeds};
+use wornpath_sim::Profile;
+use wornpath_sim::offline::{Bound, Engines, least_time, queue_of, rates, run};
+use wornpath_sim::replay::{Fleet, Start, Trace, replay};
+
+/// Requests that clients of an online router keep in flight, per pod. The better of the two counts.
+const CLIENTS: [usize; 2] = [32, 256];
+
+const ROUND_ROBIN: (&str, &str) =
+    ("round-robin", include_str!("../../../profiles/round-robin.yaml"));
+const CACHE_AWARE: (&str, &str) =
+    ("cache-aware", include_str!("../../../profiles/cache-aware.yaml"));
+
+/// What one way of computing a queue came to.
+#[derive(Clone, Copy)]
+pub(crate) struct Figures {
+    pub(crate) computed: u64,
+    pub(crate) makespan: Duration,
+}
+
+/// A queue on a fleet.
+pub(crate) struct Contest<'a> {
+    trace: &'a Trace,
+    engines: Engines,
+    pods: usize,
+    pub(crate) queue: Queue,
+    pub(crate) forest: Forest,
+}
+
+impl<'a> Contest<'a> {
+    pub(crate) fn new(
+        trace: &'a Trace,
+        engine: &Profile,
+        kv_tokens: Option<usize>,
+        pods: usize,
+    ) -> anyhow::Result<Self> {
+        let queue = queue_of(trace, |turn| turn.output_tokens)?;
+        let forest = Forest::of(&queue);
+        let engines = Engines { engine: engine.clone(), kv_tokens };
+        Ok(Self { trace, engines, pods, queue, forest })
+    }
+
+    pub(crate) fn kv_tokens(&self) -> usize {
+        self.engines.kv_tokens()
+    }
+
+    pub(crate) fn least_tokens(&self) -> u64 {
+        self.forest.least_tokens(&self.queue)
+    }
+
+    pub(crate) fn least_time(&self) -> Bound {
+        least_time(&self.queue, &self.forest, &self.engines, self.pods)
+    }
+
+    pub(crate) fn rates(&self) -> Rates {
+        rates(&self.engines)
+    }
+
+    /// In the file's order, each pod in turn.
+    pub(crate) fn round_robin(&self) -> anyhow::Result<Figures> {
+        self.online(self.trace, ROUND_ROBIN)
+    }
+
+    /// In the file's order, through the default profile of the router.
+    pub(crate) fn cache_aware(&self) -> anyhow::Result<Figures> {
+        self.online(self.trace, CACHE_AWARE)
+    }
+
+    /// In depth-first order, but each pod in turn.
+    pub(crate) fn sorted(&self) -> anyhow::Result<Figures> {
+        let order = self.forest.order().iter();
+        let turns = order.map(|job| self.trace.turns[job.index()].clone()).collect();
+        self.online(&Trace { turns, block_size: self.trace.block_size }, ROUND_ROBIN)
+    }
+
+    /// As planned, with the true output lengths.
+    pub(crate) fn planned(&self) -> anyhow::Result<Figures> {
+        let plan = self.plan(&self.queue)?;
+        self.carry_out(plan)
+    }
+
+    /// As planned by somebody who takes every answer to be of average length.
+    pub(crate) fn planned_blindly(&self) -> anyhow::Result<Figures> {
+        let all: usize = self.trace.turns.iter().map(|turn| turn.output_tokens).sum();
+        let average = all / self.trace.turns.len();
+        let queue = queue_of(self.trace, |_| average)?;
+        self.carry_out(self.plan(&queue)?)
+    }
+
+    pub(crate) fn plan(&self, queue: &Queue) -> anyhow::Result<Plan> {
+        Ok(Plan::new(queue, &Speeds::equal(self.pods)?, &self.rates()))
+    }
+
+    fn carry_out(&self, plan: Plan) -> anyhow::Result<Figures> {
+        let ran = run(self.trace, plan, &self.engines)?;
+        Ok(Figures { computed: ran.computed_tokens, makespan: ran.makespan })
+    }
+
+    fn online(&self, trace: &Trace, profile: (&str, &str)) -> anyhow::Result<Figures> {
+        let mut best: Option<Figures> = None;
+        for clients in CLIENTS {
+            let figures =
+                self.replayed(&closed_loop(trace.clone(), clients * self.pods), profile)?;
+            best = Some(match best {
+                Some(best) if best.makespan <= figures.makespan => best,
+                _ => figures,
+            });
+        }
+        best.ok_or_else(|| anyhow::anyhow!("no number of clients is tried"))
+    }
+
+    fn replayed(&self, trace: &Trace, profile: (&str, &str)) -> anyhow::Result<Figures> {
+        let fleet = Fleet {
+            engine: self.engines.engine.clone(),
+            pods: self.pods,
+            kv_tokens: self.engines.kv_tokens,
+            slow: Vec::new(),
+            events_delay: Duration::ZERO,
+            seed: 42,
+        };
+        let records = replay(trace, profile, &fleet)?;
+        let mut figures = Figures { computed: 0, makespan: Duration::ZERO };
+        for (turn, record) in trace.turns.iter().zip(&records) {
+            let end =
+                record.end.ok_or_else(|| anyhow::anyhow!("{}: a request failed", profile.0))?;
+            figures.makespan = figures.makespan.max(end);
+            figures.computed += (turn.prompt_tokens - record.cached_tokens) as u64;
+        }
+        Ok(figures)
+    }
+}
+
+/// So many clients work the file off, each sending the next request when its last one has ended.
+fn closed_loop(mut trace: Trace, clients: usize) -> Trace {
+    for (number, turn) in trace.turns.iter_mut().enumerate() {
+        turn.start = match number.checked_sub(clients) {
+            Some(before) => Start::After { turn: before, delay: Duration::ZERO },
+            None => Start::At(Duration::ZERO),
+        };
+    }
+    trace
+}

@@ -1,0 +1,99 @@
+//! Queues to plan: two generated ones, and traces.
+//!
+//! All come in an order that has nothing to do with what they share, as files do that somebody wrote row
+//! by row: documents and prefixes take turns, and traces are in the order of their times.
+
+use anyhow::Context;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_routing::Rng;
+use wornpath_sim::replay::{Start, Trace, Turn};
+
+/// Where all chance comes from.
+const SEED: u64 = 42;
+
+/// Tokens per block of the generated queues, as engines have it.
+const BLOCK: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+
+/// Tokens per block of the traces.
+const TRACE_BLOCK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+
+/// A queue with the cache sizes it is tried with.
+pub(crate) struct Workload {
+    pub(crate) name: String,
+    pub(crate) trace: Trace,
+    /// Tokens of a tight cache.
+    pub(crate) tight: usize,
+}
+
+/// 200 documents of 4-32k tokens with 30 questions each.
+pub(crate) fn documents() -> Workload {
+    let shape = Shape { prefixes: 200, questions: 30, prefix: 4_000..32_001, question: 20..121 };
+    let trace = shape.generate(16..97);
+    Workload { name: "doc-qa".to_owned(), trace, tight: 100_000 }
+}
+
+/// 27 prefixes of 1-3k tokens with 240 questions each.
+pub(crate) fn examples() -> Workload {
+    let shape = Shape { prefixes: 27, questions: 240, prefix: 1_000..3_001, question: 30..201 };
+    let trace = shape.generate(8..129);
+    Workload { name: "few-shot".to_owned(), trace, tight: 48_000 }
+}
+
+/// A recorded trace, all of whose requests are there from the start.
+pub(crate) fn recorded(path: &Path) -> anyhow::Result<Workload> {
+    let file = path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {file}"))?;
+    let mut trace = Trace::read(&file, &text, TRACE_BLOCK)?;
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    for turn in &mut trace.turns {
+        turn.start = Start::At(Duration::ZERO);
+    }
+    let longest = trace.turns.iter().map(|turn| turn.prompt_tokens + turn.output_tokens).max();
+    Ok(Workload { name, trace, tight: 2 * longest.unwrap_or(0) })
+}
+
+/// Prefixes, each followed by many questions.
+struct Shape {
+    prefixes: usize,
+    questions: usize,
+    prefix: std::ops::Range<usize>,
+    question: std::ops::Range<usize>,
+}
+
+impl Shape {
+    fn generate(&self, output: std::ops::Range<usize>) -> Trace {
+        let mut rng = Rng::new(SEED);
+        let mut pick = |range: &std::ops::Range<usize>| range.start + rng.below(range.len());
+        let mut turns = Vec::new();
+        for prefix in 0..self.prefixes {
+            let shared = pick(&self.prefix);
+            for question in 0..self.questions {
+                let prompt_tokens = shared + pick(&self.question);
+                let blocks = names(prefix, question, shared, prompt_tokens);
+                let output_tokens = pick(&output);
+                let start = Start::At(Duration::ZERO);
+                turns.push(Turn { start, prompt_tokens, output_tokens, blocks, session: None });
+            }
+        }
+        let mut rng = Rng::new(SEED + 1);
+        for place in (1..turns.len()).rev() {
+            turns.swap(place, rng.below(place + 1));
+        }
+        Trace { block_size: BLOCK, turns }
+    }
+}
+
+/// Names of blocks: those that end inside the shared part carry the prefix, the others also the question.
+fn names(prefix: usize, question: usize, shared: usize, tokens: usize) -> Arc<[u64]> {
+    let full = |tokens: usize| tokens / BLOCK.get();
+    let name = |block: usize| {
+        let own = if block < full(shared) { 0 } else { question as u64 + 1 };
+        let plain = (prefix as u64) << 40 | (own << 20) | block as u64;
+        // Names are hashes: their order must say nothing.
+        Rng::new(plain).bits()
+    };
+    (0..full(tokens)).map(name).collect()
+}
