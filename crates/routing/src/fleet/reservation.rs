@@ -23,7 +23,7 @@ impl Reservation {
     #[must_use]
     pub fn new(vitals: &Arc<Vitals>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
         let pending = uncached_tokens.min(prompt_tokens);
-        vitals.admit(pending);
+        vitals.admit(pending, pairs(prompt_tokens, pending));
         Self { vitals: Arc::clone(vitals), prompt_tokens, pending, decoding: None }
     }
 
@@ -36,8 +36,9 @@ impl Reservation {
     /// The engine has computed `tokens` more of the prompt, as its events tell.
     pub fn computed(&mut self, tokens: u64) {
         let tokens = tokens.min(self.pending);
+        let before = pairs(self.prompt_tokens, self.pending);
         self.pending -= tokens;
-        self.vitals.computed(tokens);
+        self.vitals.computed(tokens, before - pairs(self.prompt_tokens, self.pending));
     }
 
     /// The first token came: the prompt is computed, its context now decodes.
@@ -63,7 +64,19 @@ impl Drop for Reservation {
         self.computed(self.pending);
         if let Some(context) = self.decoding {
             self.vitals.stop_decoding(context);
+            // Whoever reports no generated tokens says nothing about how long answers are.
+            if context > self.prompt_tokens {
+                self.vitals.answered(context - self.prompt_tokens);
+            }
         }
         self.vitals.leave();
     }
+}
+
+/// Twice the pairs that the last `pending` tokens of a prompt attend to.
+fn pairs(prompt_tokens: u64, pending: u64) -> u64 {
+    /// Longer prompts than any engine takes count as this long, so that no sum overflows.
+    const LONGEST: u64 = 1 << 24;
+    let done = (prompt_tokens - pending).min(LONGEST);
+    prompt_tokens.min(LONGEST).pow(2) - done.pow(2)
 }

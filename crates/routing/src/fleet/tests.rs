@@ -15,8 +15,10 @@ fn load_follows_a_request_and_comes_back_to_zero() {
     let vitals = std::sync::Arc::new(Vitals::default());
     let mut reservation = Reservation::new(&vitals, 1_000, 600);
     assert_eq!(figures(&vitals), (1, 0, 600, 0));
+    assert_eq!(vitals.prefill_pairs(), 1_000 * 1_000 - 400 * 400);
     reservation.computed(200);
     assert_eq!(figures(&vitals), (1, 0, 400, 0));
+    assert_eq!(vitals.prefill_pairs(), 1_000 * 1_000 - 600 * 600);
     reservation.first_token();
     reservation.first_token();
     reservation.decoded(7);
@@ -25,7 +27,24 @@ fn load_follows_a_request_and_comes_back_to_zero() {
     drop(reservation);
     assert_eq!(figures(&vitals), (1, 0, 10, 0));
     drop(waiting);
-    assert_eq!(figures(&vitals), (0, 0, 0, 0));
+    assert_eq!((figures(&vitals), vitals.prefill_pairs()), ((0, 0, 0, 0), 0));
+}
+
+#[test]
+fn a_pod_learns_how_long_answers_are_from_those_that_ended() {
+    let vitals = std::sync::Arc::new(Vitals::default());
+    let answer = |tokens: u64| {
+        let mut reservation = Reservation::new(&vitals, 10, 10);
+        reservation.first_token();
+        reservation.decoded(tokens);
+    };
+    answer(0);
+    assert_eq!(vitals.answer_tokens(), None, "nothing was said of its length");
+    answer(100);
+    assert_eq!(vitals.answer_tokens(), Some(100.0));
+    (0..200).for_each(|_| answer(900));
+    let learnt = vitals.answer_tokens().unwrap();
+    assert!((890.0..900.0).contains(&learnt), "{learnt}");
 }
 
 #[test]

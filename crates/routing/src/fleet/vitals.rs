@@ -53,11 +53,14 @@ pub struct Vitals {
     requests: AtomicU32,
     decoding: AtomicU32,
     prefill_tokens: AtomicU64,
+    prefill_pairs: AtomicU64,
     decode_tokens: AtomicU64,
     /// Microseconds plus one; zero for never.
     heard: AtomicU64,
     waiting: AtomicU32,
     kv_usage: AtomicU32,
+    /// As bits of an `f32`; zero for unknown.
+    answer_tokens: AtomicU32,
     health: AtomicU8,
     breaker: AtomicU8,
     trust: AtomicU8,
@@ -84,6 +87,14 @@ impl Vitals {
         self.prefill_tokens.load(Relaxed)
     }
 
+    /// Twice the pairs of tokens that these must attend to: what makes long prompts slower than short ones
+    /// of as many tokens together.
+    #[inline]
+    #[must_use]
+    pub fn prefill_pairs(&self) -> u64 {
+        self.prefill_pairs.load(Relaxed)
+    }
+
     /// Tokens in the contexts of the requests that are decoding.
     #[must_use]
     pub fn decode_tokens(&self) -> u64 {
@@ -100,6 +111,14 @@ impl Vitals {
     #[must_use]
     pub fn kv_usage(&self) -> f64 {
         f64::from(f32::from_bits(self.kv_usage.load(Relaxed)))
+    }
+
+    /// How many tokens its recent answers had on average, if any has ended here.
+    #[inline]
+    #[must_use]
+    pub fn answer_tokens(&self) -> Option<f64> {
+        let mean = f32::from_bits(self.answer_tokens.load(Relaxed));
+        (mean > 0.0).then(|| f64::from(mean))
     }
 
     /// Whether it answers.
@@ -180,17 +199,19 @@ impl Vitals {
         self.trust.store(trust as u8, Relaxed);
     }
 
-    pub(super) fn admit(&self, prefill_tokens: u64) {
+    pub(super) fn admit(&self, prefill_tokens: u64, prefill_pairs: u64) {
         self.requests.fetch_add(1, Relaxed);
         self.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
+        self.prefill_pairs.fetch_add(prefill_pairs, Relaxed);
     }
 
     pub(super) fn leave(&self) {
         self.requests.fetch_sub(1, Relaxed);
     }
 
-    pub(super) fn computed(&self, prefill_tokens: u64) {
+    pub(super) fn computed(&self, prefill_tokens: u64, prefill_pairs: u64) {
         self.prefill_tokens.fetch_sub(prefill_tokens, Relaxed);
+        self.prefill_pairs.fetch_sub(prefill_pairs, Relaxed);
     }
 
     pub(super) fn start_decoding(&self, tokens: u64) {
@@ -200,6 +221,16 @@ impl Vitals {
 
     pub(super) fn decoded(&self, tokens: u64) {
         self.decode_tokens.fetch_add(tokens, Relaxed);
+    }
+
+    /// An answer of so many tokens has ended: the newest counts a thirty-second. Two that end at the same
+    /// moment may count as one, which the next ones make up for.
+    pub(super) fn answered(&self, tokens: u64) {
+        const NEWEST: f64 = 1.0 / 32.0;
+        let mean = self
+            .answer_tokens()
+            .map_or(tokens as f64, |mean| mean + NEWEST * (tokens as f64 - mean));
+        self.answer_tokens.store((mean as f32).to_bits(), Relaxed);
     }
 
     pub(super) fn stop_decoding(&self, tokens: u64) {

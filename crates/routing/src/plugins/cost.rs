@@ -60,6 +60,12 @@ impl EngineSpeed {
         })
     }
 
+    /// Milliseconds to compute so many tokens of prompts, which attend to half as many pairs.
+    #[inline]
+    pub(crate) fn prefill(&self, tokens: f64, pairs: f64) -> f64 {
+        self.token * tokens + self.pair * pairs
+    }
+
     /// The names of the fields.
     pub(crate) const FIELDS: [&str; 7] =
         ["base", "token", "pair", "sequence", "context", "kv_tokens", "step_tokens"];
@@ -101,6 +107,8 @@ pub(crate) struct Placement {
 pub(crate) struct Burden {
     /// Prompt tokens sent and not computed.
     pub(crate) pending: f64,
+    /// Twice the pairs that these attend to.
+    pub(crate) pending_pairs: f64,
     /// Requests that decode.
     pub(crate) decoding: f64,
     /// Tokens in their contexts.
@@ -165,15 +173,17 @@ pub(crate) fn terms(
 ) -> Terms {
     let Placement { prompt, new, output } = placement;
     let cached = prompt - new;
-    let own = speed.token * new + speed.pair * new * (new + 2.0 * cached);
-    // Prompts before this one are known by their sum alone, so their squares are left out.
-    let queued = speed.token * burden.pending;
+    let own = speed.prefill(new, new * (new + 2.0 * cached));
+    let queued = speed.prefill(burden.pending, burden.pending_pairs);
     let steps = ((burden.pending + new) / speed.step_tokens).ceil().max(1.0);
     let step = speed.base + speed.sequence * burden.decoding + speed.context * burden.contexts;
 
     let kv = burden.kv_tokens.max(1.0);
-    let used = burden.reported.max(burden.contexts + burden.pending) / kv;
-    let after = used + (prompt + output) / kv;
+    // Contexts often share a prefix, whose blocks are there once: the engine's own figure knows that, and
+    // the sum of the contexts does not. So too what is cached of this prompt takes no more room.
+    let running = if burden.reported > 0.0 { burden.reported } else { burden.contexts };
+    let used = (running + burden.pending) / kv;
+    let after = used + (new + output) / kv;
     // An engine keeps what it computed until it needs the room, so a warm cache gives up as much as it
     // takes in; the more of it is in use, the fresher is what must go.
     let evicted = (new + output) * used.min(1.0);
@@ -195,8 +205,14 @@ mod tests {
     use super::*;
 
     const FREE: Prices = Prices { miss: 0.0, eviction: 0.0, pressure: 0.0, interference: 0.0 };
-    const IDLE: Burden =
-        Burden { pending: 0.0, decoding: 0.0, contexts: 0.0, reported: 0.0, kv_tokens: 945_029.0 };
+    const IDLE: Burden = Burden {
+        pending: 0.0,
+        pending_pairs: 0.0,
+        decoding: 0.0,
+        contexts: 0.0,
+        reported: 0.0,
+        kv_tokens: 945_029.0,
+    };
 
     fn of(prices: &Prices, new: f64, burden: Burden) -> Terms {
         terms(&PUBLISHED[0].1, prices, Placement { prompt: 8000.0, new, output: 0.0 }, burden)
@@ -223,9 +239,9 @@ mod tests {
 
     #[test]
     fn what_waits_and_what_decodes_delays_the_first_token() {
-        let busy = Burden { pending: 20_000.0, decoding: 10.0, contexts: 50_000.0, ..IDLE };
-        let terms = of(&FREE, 1000.0, busy);
-        assert!((terms.queued - 0.01594 * 20_000.0).abs() < 1e-9);
+        let pending = Burden { pending: 20_000.0, pending_pairs: 4e8, ..IDLE };
+        let terms = of(&FREE, 1000.0, Burden { decoding: 10.0, contexts: 50_000.0, ..pending });
+        assert!((terms.queued - 0.01594 * 20_000.0 - 3.74e-7 * 4e8).abs() < 1e-9);
         // 21,000 tokens need three steps of 8,192.
         assert!((terms.steps - 3.0 * (4.4 + 0.45 + 1.55)).abs() < 1e-9);
     }

@@ -1,6 +1,7 @@
 //! The plugins that wornpath ships: one file each, one line in the registry each.
 
 mod attributes;
+mod backlog;
 mod block_hash;
 mod cache_affinity;
 mod cel;
@@ -65,6 +66,7 @@ pub(crate) const ALL: &[Plugin] = &[
     role::PLUGIN,
     model::PLUGIN,
     concurrency::PLUGIN,
+    backlog::PLUGIN,
     labels::PLUGIN,
     kv_headroom::PLUGIN,
     fresh::PLUGIN,

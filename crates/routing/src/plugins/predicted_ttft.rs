@@ -8,29 +8,36 @@ use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Held, Scale, Score};
 
+/// Which speed pods have that do not say it themselves.
+pub(super) const ENGINE: Parameter = Parameter::with_default(
+    "engine",
+    Takes::OneOf(&["8b-h200", "32b-h100x2", "70b-h100x4"]),
+    "8b-h200",
+    "The speed of pods whose own `engine` is none of these.",
+);
+
+/// What is different about it.
+pub(super) const SPEED: Parameter = Parameter::optional(
+    "speed",
+    Takes::Numbers,
+    "Changes to that speed: `base`, `token`, `pair`, `sequence`, `context` in milliseconds, \
+     `kv_tokens`, `step_tokens`.",
+);
+
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "predicted_ttft",
     summary: "Milliseconds until the first token: the pod's pending prefill, the request's uncached tokens and \
               the steps of those who decode; plus prices for misses, evictions, a full KV cache and slowed \
               neighbours. Less is better.",
     parameters: &[
-        Parameter::with_default(
-            "engine",
-            Takes::OneOf(&["8b-h200", "32b-h100x2", "70b-h100x4"]),
-            "8b-h200",
-            "The speed of pods whose own `engine` is none of these.",
-        ),
-        Parameter::optional(
-            "speed",
-            Takes::Numbers,
-            "Changes to that speed: `base`, `token`, `pair`, `sequence`, `context` in milliseconds, \
-             `kv_tokens`, `step_tokens`.",
-        ),
+        ENGINE,
+        SPEED,
         Parameter::with_default(
             "output_tokens",
             Takes::Whole(0, 4_294_967_295),
             "256",
-            "How many tokens are expected to be generated, unless the request allows fewer.",
+            "How many tokens are expected to be generated, until a pod's own answers tell, unless the request \
+             allows fewer.",
         ),
         Parameter::with_default(
             "miss",
@@ -67,10 +74,11 @@ struct PredictedTtft {
     held: Held,
     speeds: Speeds,
     prices: Prices,
-    output_tokens: u32,
+    output_tokens: f64,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+/// The speeds that `engine` and `speed` ask for.
+pub(super) fn speeds(assembly: &mut Assembly<'_>) -> Result<Speeds, Refused> {
     let engine: &str = assembly.get("engine");
     let published = PUBLISHED.iter().find(|(name, _)| *name == engine);
     let mut speed = published.map_or(PUBLISHED[0].1, |(_, speed)| *speed);
@@ -85,6 +93,11 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
         let message = format!("`step_tokens` is {}", speed.step_tokens);
         return Err(assembly.refuse("speed", &message, "give at least 1"));
     }
+    Ok(Speeds::new(speed))
+}
+
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+    let speeds = speeds(assembly)?;
     let prices = Prices {
         miss: assembly.get("miss"),
         eviction: assembly.get("eviction"),
@@ -93,9 +106,9 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
     };
     Ok(Box::new(PredictedTtft {
         held: assembly.held(),
-        speeds: Speeds::new(speed),
+        speeds,
         prices,
-        output_tokens: assembly.get("output_tokens"),
+        output_tokens: f64::from(assembly.get::<u32>("output_tokens")),
     }))
 }
 
@@ -105,6 +118,7 @@ fn burden(pod: &Pod, speed: &EngineSpeed) -> Burden {
     let kv_tokens = pod.facts().kv_tokens.map_or(speed.kv_tokens, |tokens| tokens as f64);
     Burden {
         pending: vitals.prefill_tokens() as f64,
+        pending_pairs: vitals.prefill_pairs() as f64,
         decoding: f64::from(vitals.decoding()),
         contexts: vitals.decode_tokens() as f64,
         reported: vitals.kv_usage() * kv_tokens,
@@ -124,13 +138,13 @@ impl Score for PredictedTtft {
             Some(held) => held.prompt().prompt_tokens as u64,
             None => request.estimated_tokens(),
         };
-        let output = request.output_tokens.unwrap_or(u32::MAX).min(self.output_tokens);
+        let allowed = request.output_tokens.map_or(f64::INFINITY, f64::from);
         for (candidate, score) in candidates.iter().zip(scores) {
             let pod = scene.pod(*candidate);
             let speed = self.speeds.of(pod.facts().engine.as_ref());
             let new = held.map_or(prompt, |held| held.uncached_tokens(pod));
-            let placement =
-                Placement { prompt: prompt as f64, new: new as f64, output: f64::from(output) };
+            let output = pod.vitals().answer_tokens().unwrap_or(self.output_tokens).min(allowed);
+            let placement = Placement { prompt: prompt as f64, new: new as f64, output };
             *score = terms(speed, &self.prices, placement, burden(pod, speed)).total();
         }
     }
@@ -154,7 +168,7 @@ mod tests {
         assert!(idle[1] < idle[0] && idle[0] == idle[2]);
         let _sent = Reservation::new(rehearsal.vitals(1), 2000, 2000);
         let busy = played.scores();
-        assert!((busy[1] - idle[1] - 0.01594 * 2000.0).abs() < 1e-9);
+        assert!((busy[1] - idle[1] - 0.01594 * 2000.0 - 3.74e-7 * 4e6).abs() < 1e-9);
         assert!(busy[1] > busy[0], "half a prompt cached does not make up for a whole one waiting");
     }
 
@@ -171,7 +185,8 @@ mod tests {
     fn a_full_cache_costs_more_than_a_miss() {
         let rehearsal = Rehearsal::of(2).prompt(&[7; 2000]).holding(0, 1000);
         rehearsal.vitals(0).report(0, 0.99);
-        let scores = rehearsal.play(&PREPARE, Stage::Score, "predicted_ttft").scores();
+        let yaml = "predicted_ttft: {output_tokens: 1000}";
+        let scores = rehearsal.play(&PREPARE, Stage::Score, yaml).scores();
         assert!(scores[0] > scores[1], "{scores:?}");
     }
 

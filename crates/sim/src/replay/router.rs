@@ -19,11 +19,13 @@ const MODEL: &str = "replayed";
 
 /// What a router is set up with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RouterSettings {
+pub(super) struct RouterSettings<'a> {
     pub(super) pods: usize,
     pub(super) block_size: NonZeroUsize,
     /// Tokens that a pod's cache holds.
     pub(super) kv_tokens: u64,
+    /// What the router is told of every pod's speed: the name of its engine profile.
+    pub(super) engine: &'a str,
     /// How late cache events arrive.
     pub(super) events_delay: Duration,
     pub(super) seed: u64,
@@ -67,18 +69,23 @@ pub(super) struct Router {
 
 impl Router {
     /// A router that knows `pods` idle engines with empty caches.
-    pub(super) fn new(name: &str, yaml: &str, settings: RouterSettings) -> Result<Self, Problems> {
+    pub(super) fn new(
+        name: &str,
+        yaml: &str,
+        settings: RouterSettings<'_>,
+    ) -> Result<Self, Problems> {
         let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, settings.block_size, None));
         let surroundings = Surroundings { models: Arc::clone(&models), ..Surroundings::default() };
         let profile = Arc::new(Profile::check(name, yaml, &surroundings)?);
         let index = Index::new(Limits::default(), settings.seed);
         let pod = |number: usize| {
             let id = index.add_pod().expect("the index has room for as many pods as were checked");
-            let kv_tokens = Some(settings.kv_tokens);
-            Pod::new(
-                id,
-                PodFacts { kv_tokens, ..PodFacts::serving(&format!("pod-{number}"), MODEL) },
-            )
+            let facts = PodFacts {
+                kv_tokens: Some(settings.kv_tokens),
+                engine: Some(settings.engine.into()),
+                ..PodFacts::serving(&format!("pod-{number}"), MODEL)
+            };
+            Pod::new(id, facts)
         };
         let fleet = Fleet::new((0..settings.pods).map(pod).collect());
         let choice = ModelChoice { base: MODEL.into(), lora: None };

@@ -101,6 +101,7 @@ pub fn replay(
             pods: fleet.pods,
             block_size: trace.block_size,
             kv_tokens: fleet.kv_tokens.unwrap_or(fleet.engine.kv_tokens()) as u64,
+            engine: fleet.engine.name(),
             events_delay: fleet.events_delay,
             seed: fleet.seed,
         },
@@ -239,6 +240,10 @@ impl Replay<'_> {
             Outcome::Finished { request } => {
                 let turn = request.0 as usize;
                 self.records[turn].end = Some(now);
+                let generated = self.trace.turns[turn].output_tokens.saturating_sub(1) as u64;
+                if let Some(reservation) = self.reservation(turn) {
+                    reservation.decoded(generated);
+                }
                 self.end(now, turn);
             }
             Outcome::Stored { request, ref blocks, .. } => {
