@@ -1,0 +1,113 @@
+//! What is replayed: a trace on a fleet, at a load that the best policies can just carry.
+
+use anyhow::{Context, bail, ensure};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::time::Duration;
+use wornpath_sim::Profile;
+use wornpath_sim::replay::{Fleet, Trace};
+
+/// How far a seed moves arrivals, before the speed is applied.
+const JITTER: Duration = Duration::from_secs(1);
+
+pub(crate) const BLOCK: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
+
+/// One trace on one fleet.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) file: String,
+    pub(crate) engine: String,
+    pub(crate) pods: usize,
+    pub(crate) speed: f64,
+    /// How often every session is replayed.
+    pub(crate) copies: usize,
+    pub(crate) seeds: u64,
+}
+
+/// The traces: file, engine, copies of sessions per 8 pods, seeds, and the speeds for 8 and 16 pods, about
+/// 0.8 of the most at which the best policy keeps p95 TTFT under 5 s. The arXiv trace is too short for that
+/// rule: three minutes of it never settle at such a load, so it runs lightly loaded.
+type Listed = (&'static str, &'static str, usize, u64, [f64; 2]);
+const LISTED: [Listed; 6] = [
+    ("mooncake_conversation_h1.jsonl", "8b-h200", 1, 3, [4.25, 9.5]),
+    ("toolagent_like_a.jsonl", "8b-h200", 1, 3, [5.7, 13.5]),
+    ("mooncake_synthetic_a.jsonl", "8b-h200", 1, 3, [5.5, 14.5]),
+    ("mooncake_arxiv_first1000.jsonl", "8b-h200", 1, 3, [2.0, 4.5]),
+    ("weka_agentic_a.jsonl", "8b-h200", 2, 3, [0.75, 0.75]),
+    ("b2b_saas_ramp.jsonl", "32b-h100x2", 1, 5, [0.2, 0.4]),
+];
+
+/// Every listed trace at 8 and at 16 pods.
+pub(crate) fn listed() -> Vec<Case> {
+    let of = |at: usize| {
+        LISTED.iter().map(move |(file, engine, copies, seeds, speeds)| Case {
+            file: (*file).to_owned(),
+            engine: (*engine).to_owned(),
+            pods: 8 << at,
+            speed: speeds[at],
+            copies: if *copies > 1 { copies << at } else { 1 },
+            seeds: *seeds,
+        })
+    };
+    of(0).chain(of(1)).collect()
+}
+
+impl Case {
+    /// Reads `FILE,ENGINE,PODS,SPEED[,COPIES]`.
+    pub(crate) fn parse(text: &str, seeds: u64) -> anyhow::Result<Self> {
+        let parts: Vec<&str> = text.split(',').collect();
+        let (fields, copies) = match parts[..] {
+            [file, engine, pods, speed] => ([file, engine, pods, speed], "1"),
+            [file, engine, pods, speed, copies] => ([file, engine, pods, speed], copies),
+            _ => bail!(
+                "--case `{text}`: give FILE,ENGINE,PODS,SPEED or FILE,ENGINE,PODS,SPEED,COPIES"
+            ),
+        };
+        let [file, engine, pods, speed] = fields;
+        let case = Self {
+            file: file.to_owned(),
+            engine: engine.to_owned(),
+            pods: pods.parse().with_context(|| format!("--case: pods `{pods}`"))?,
+            speed: speed.parse().with_context(|| format!("--case: speed `{speed}`"))?,
+            copies: copies.parse().with_context(|| format!("--case: copies `{copies}`"))?,
+            seeds,
+        };
+        ensure!((1..=256).contains(&case.pods), "--case: {pods} pods; there can be 1 to 256");
+        ensure!(case.speed.is_finite() && case.speed > 0.0, "--case: speed {speed}; above zero");
+        ensure!(case.copies > 0, "--case: copies 0; once is the least");
+        Profile::built_in(engine)?;
+        Ok(case)
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let file = self.file.trim_end_matches(".jsonl");
+        format!(
+            "{file}, {} pods {}, speed {}, {} seeds",
+            self.pods, self.engine, self.speed, self.seeds
+        )
+    }
+
+    pub(crate) fn read(&self, folder: &Path) -> anyhow::Result<Trace> {
+        let path = folder.join(&self.file);
+        let text = std::fs::read_to_string(&path).with_context(|| {
+            format!("cannot read {}; say where the traces are with --traces", path.display())
+        })?;
+        Ok(Trace::read(&self.file, &text, BLOCK)?)
+    }
+
+    /// The traffic of one seed.
+    pub(crate) fn traffic(&self, trace: &Trace, seed: u64) -> Trace {
+        trace.clone().cloned(self.copies, seed).jittered(JITTER, seed).faster(self.speed)
+    }
+
+    pub(crate) fn fleet(&self, seed: u64) -> anyhow::Result<Fleet> {
+        Ok(Fleet {
+            engine: Profile::built_in(&self.engine)?,
+            pods: self.pods,
+            kv_tokens: None,
+            slow: Vec::new(),
+            events_delay: Duration::ZERO,
+            seed,
+        })
+    }
+}

@@ -1,0 +1,63 @@
+//! Who is compared: the default profile, and the policies of the field as profiles.
+
+/// A routing profile under test.
+#[derive(Clone, Debug)]
+pub(crate) struct Policy {
+    pub(crate) name: String,
+    pub(crate) yaml: String,
+}
+
+macro_rules! profile {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../profiles/", $name, ".yaml")))
+    };
+}
+
+macro_rules! peer {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../peers/", $name, ".yaml")))
+    };
+}
+
+/// Peers that lose everywhere by much, left out of a quick run.
+const SLOW: [&str; 3] = ["round-robin", "p2c", "least-load"];
+
+/// What `llm-d-sticky` says of the engine that it was written for, and the same of another one.
+const LEAD: (&str, &str) = ("878_000", "0.01594");
+
+/// The default profile.
+pub(crate) fn ours() -> Policy {
+    let (name, yaml) = profile!("cache-aware");
+    Policy { name: name.to_owned(), yaml: yaml.to_owned() }
+}
+
+/// Everybody else.
+pub(crate) fn peers() -> Vec<Policy> {
+    let all = [
+        profile!("round-robin"),
+        profile!("least-load"),
+        peer!("p2c"),
+        profile!("sticky-least-loaded"),
+        profile!("sglang"),
+        profile!("llm-d"),
+        profile!("llm-d-sticky"),
+        profile!("dynamo"),
+        profile!("min-ttft"),
+        profile!("lmetric"),
+        peer!("miss-x2"),
+        peer!("preble"),
+    ];
+    all.map(|(name, yaml)| Policy { name: name.to_owned(), yaml: yaml.to_owned() }).to_vec()
+}
+
+impl Policy {
+    pub(crate) fn is_slow(&self) -> bool {
+        SLOW.contains(&self.name.as_str())
+    }
+
+    /// The profile as its operator would write it for an engine whose prompt tokens take `token_ms`.
+    pub(crate) fn written_for(&self, token_ms: f64) -> String {
+        let lead = format!("{:.0}", 14_000.0 / token_ms);
+        self.yaml.replace(LEAD.0, &lead).replace(LEAD.1, &token_ms.to_string())
+    }
+}
