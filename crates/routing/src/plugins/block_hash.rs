@@ -67,11 +67,13 @@ impl Prepare for BlockHash {
         let block_tokens = model.hasher().block_size().get();
         let most = self.first_tokens.map(|default| {
             let asked = request.fields.get(&self.length_field).and_then(serde_json::Value::as_u64);
-            let tokens = asked.map_or(default, |tokens| tokens as usize);
-            tokens.max(1).next_multiple_of(block_tokens)
+            asked.map_or(default, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX)).max(1)
         });
         scene.derive(&self.tokens, &self.blocks, |Tokens(tokens), blocks| {
-            let hashed = &tokens[..most.unwrap_or(tokens.len()).min(tokens.len())];
+            // Cut to the prompt before it is rounded: a client may ask for any length.
+            let whole = tokens.len();
+            let most = most.map_or(whole, |most| most.min(whole).next_multiple_of(block_tokens));
+            let hashed = &tokens[..most.min(whole)];
             model.hasher().hash_tokens(hashed, root, &mut blocks.chain);
             blocks.block_tokens = block_tokens;
             blocks.prompt_tokens = tokens.len();

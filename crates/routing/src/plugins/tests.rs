@@ -100,3 +100,15 @@ fn a_key_of_the_first_tokens_is_as_long_as_the_profile_or_the_request_says() {
     request.fields.insert("prefix_len".to_owned(), 8.into());
     assert_eq!(bench.scores(prepare, "cache_affinity", request), [0.5]);
 }
+
+#[test]
+fn a_key_that_is_asked_to_be_longer_than_any_prompt_is_the_prompt() {
+    let mut bench = Bench::with_pods(1);
+    bench.cache(0, &PROMPT[..8], Tier::Gpu);
+    let mut request = Bench::request(&PROMPT[..14]);
+    let prepare = format!("tokenize, {{block_hash: {{first_tokens: {}}}}}", u64::MAX);
+    assert_eq!(bench.scores(&prepare, "cache_affinity", request.clone()), [2.0 / 3.0]);
+    request.fields.insert("prefix_len".to_owned(), u64::MAX.into());
+    let prepare = "tokenize, {block_hash: {first_tokens: 4}}";
+    assert_eq!(bench.scores(prepare, "cache_affinity", request), [2.0 / 3.0]);
+}
