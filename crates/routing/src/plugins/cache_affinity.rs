@@ -1,7 +1,8 @@
 //! `cache_affinity`: the more of the prompt a pod holds, the better.
 //!
-//! With tier weights, a block in host memory counts less than one on the GPU. Tiers are asked only of
-//! the few candidates that hold most: everybody else's score can only be lower than it would be.
+//! With tier weights, a block in host memory counts less than one on the GPU. Tiers are asked of those
+//! who hold most, until nobody else could score higher; the others count as on the lightest tier, so
+//! that nobody gains by not being asked.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "best",
             Takes::Whole(1, 64),
             "8",
-            "With `tiers`: how many of the deepest candidates are asked for their tiers.",
+            "With `tiers`: how many of the deepest candidates are asked for their tiers at least.",
         ),
         Parameter::with_default(
             "unsure",
@@ -134,16 +135,34 @@ impl CacheAffinity {
         scores: &mut [f64],
     ) {
         let Some(held) = scene.held(&self.held) else { return };
-        let mut deepest: Vec<usize> =
-            (0..candidates.len()).filter(|at| scores[*at] > 0.0).collect();
-        deepest.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        let depth = |candidate: &Candidate| held.depth(scene.pod(*candidate));
+        let weight = |holding: &Holding| tiers.weights[place(holding.tier)];
+        let heaviest = tiers.weights.iter().copied().fold(0.0, f64::max);
+        let lightest = tiers.weights.iter().copied().fold(1.0, f64::min);
         let blocks = held.prompt().chain.len().max(1) as f64;
         let mut holdings: Vec<Holding> = Vec::new();
-        for at in deepest.into_iter().take(tiers.best) {
-            let pod = scene.pod(candidates[at]);
-            scene.holdings(&self.held, pod, held.depth(pod), &mut holdings);
-            let weight = |holding: &Holding| tiers.weights[place(holding.tier)];
-            scores[at] = holdings.iter().map(weight).sum::<f64>() / blocks;
+        let (mut asked, mut best, mut level) = (0, 0.0_f64, u32::MAX);
+        // One depth after the other, so that equals are all asked or all not.
+        while let Some(next) =
+            candidates.iter().map(depth).filter(|depth| (1..level).contains(depth)).max()
+        {
+            if asked >= tiers.best && f64::from(next) * heaviest / blocks <= best {
+                break;
+            }
+            level = next;
+            for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
+                if depth(candidate) == level {
+                    scene.holdings(&self.held, scene.pod(*candidate), level, &mut holdings);
+                    *score = holdings.iter().map(weight).sum::<f64>() / blocks;
+                    best = best.max(*score);
+                    asked += 1;
+                }
+            }
+        }
+        for (candidate, score) in candidates.iter().zip(scores) {
+            if depth(candidate) < level {
+                *score *= lightest;
+            }
         }
     }
 }

@@ -24,6 +24,29 @@ fn cache_affinity_is_the_share_of_the_prompt_that_a_pod_holds() {
 }
 
 #[test]
+fn nobody_gains_by_not_being_asked_for_the_tier() {
+    let tiers = "cache_affinity: {tiers: {host: 0.25}}";
+    let request = Bench::request(&PROMPT);
+    let mut bench = Bench::with_pods(11);
+    for at in 0..10 {
+        bench.cache(at, &PROMPT, Tier::Host);
+    }
+    bench.cache(10, &PROMPT[..8], Tier::Gpu);
+    let scores = bench.scores("tokenize, block_hash", tiers, request.clone());
+    assert_eq!(scores[..10], [0.25; 10], "more than `best`, and all on the host");
+    assert_eq!(scores[10..], [0.5], "it holds less, on a better tier");
+
+    let mut bench = Bench::with_pods(9);
+    for at in 0..8 {
+        bench.cache(at, &PROMPT, Tier::Gpu);
+    }
+    bench.cache(8, &PROMPT[..8], Tier::Gpu);
+    let scores = bench.scores("tokenize, block_hash", tiers, request);
+    assert_eq!(scores[..8], [1.0; 8]);
+    assert_eq!(scores[8..], [0.125], "it cannot be the best, and counts as on the lightest tier");
+}
+
+#[test]
 fn cache_affinity_fades_when_events_are_missing_or_silent() {
     let mut bench = Bench::with_pods(4);
     for at in 0..4 {
