@@ -141,8 +141,11 @@ impl Selector {
             scratch.scores.resize(scratch.candidates.len(), 0.0);
             scoring.scorer.score(scene, scratch.candidates, scratch.scores);
             let (offset, factor) = scoring.line();
-            for (total, score) in scratch.totals.iter_mut().zip(&*scratch.scores) {
-                *total += offset + factor * score;
+            // Without weight it says nothing, not even of an infinite cost: that would be NaN.
+            if factor != 0.0 {
+                for (total, score) in scratch.totals.iter_mut().zip(&*scratch.scores) {
+                    *total += offset + factor * score;
+                }
             }
             if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
                 recorder.scored(scoring, scratch.candidates, scratch.scores, started);

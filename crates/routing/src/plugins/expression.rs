@@ -253,9 +253,9 @@ impl Score for Expression {
         self.program.evaluate(&self.scope(scene, candidates), scores);
         for score in scores {
             *score = match self.scale {
-                Scale::Unit if score.is_nan() => 0.0,
+                Scale::Unit if !score.is_finite() => 0.0,
                 Scale::Unit => score.clamp(0.0, 1.0),
-                Scale::Milliseconds if score.is_nan() => f64::INFINITY,
+                Scale::Milliseconds if !score.is_finite() => f64::INFINITY,
                 Scale::Milliseconds => *score,
             };
         }

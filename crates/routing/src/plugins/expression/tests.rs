@@ -105,6 +105,11 @@ fn scores_are_cut_to_a_unit_and_faults_are_the_worst() {
     assert_eq!(scores("expression: {score: '-0.5'}"), [0.0, 0.0]);
     assert_eq!(scores("expression: {score: '1 / pod.requests'}"), [0.0, 0.0]);
     assert_eq!(scores("expression: {cost: '1 / pod.requests'}"), [f64::INFINITY; 2]);
+    for idle in ["1.0 / double(pod.requests)", "-1.0 / double(pod.requests)", "1e308 * 10.0"] {
+        assert_eq!(scores(&format!("expression: {{score: '{idle}'}}")), [0.0, 0.0], "{idle}");
+        let costs = scores(&format!("expression: {{cost: '{idle}'}}"));
+        assert_eq!(costs, [f64::INFINITY; 2], "{idle}");
+    }
 }
 
 #[test]
@@ -125,4 +130,15 @@ fn what_does_not_compile_is_refused_with_line_and_column() {
         complaint("expression: {score: '1', cost: '1'}"),
         "`cost` of `expression`: a `score` is given as well"
     );
+}
+
+#[test]
+fn an_infinite_cost_without_weight_says_nothing() {
+    let mut bench = crate::testing::Bench::with_pods(2);
+    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let profile = bench.profile(
+        "score:\n  - expression: {cost: '1.0 / double(pod.requests)', weight: 0}\n  \
+         - expression: {cost: 'pod.requests'}\npick: max_score\n",
+    );
+    assert_eq!(bench.chosen(&profile, crate::request::Request::default()), 1, "it is idle");
 }
