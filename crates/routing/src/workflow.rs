@@ -274,14 +274,14 @@ fn draft(entry: &Entry<'_>, settings: &Settings, selector: &str) -> StepDraft {
     let rules = StepRules {
         role: Role::named(&role),
         failure: FailurePolicy {
-            attempts: settings.or("attempts", 1),
+            attempts: settings.or("attempts", 3),
             then: match settings.or("then", "fail") {
                 "skip" => Then::Skip,
                 "restart" => Then::Restart,
                 _ => Then::Fail,
             },
         },
-        fallbacks: settings.or("fallbacks", 0),
+        fallbacks: settings.or("fallbacks", 2),
         deadline: settings.maybe("deadline"),
         lease: settings.maybe("lease"),
         bind: if settings.or("bind", "early") == "late" { Bind::Late } else { Bind::Early },

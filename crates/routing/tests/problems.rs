@@ -171,3 +171,18 @@ fn a_profile_that_breaks_no_rule_is_accepted_with_the_same_surroundings() {
     let text = "prepare: [tokenize, block_hash]\nfilter: [healthy]\nscore: [cache_affinity, {least_load: {weight: 0}}]\npick: max_score\n";
     Profile::check("p.yaml", text, &surroundings()).unwrap();
 }
+
+#[test]
+fn what_would_say_nothing_is_refused() {
+    let hold = "hold: {unless: [{concurrency: {requests: 8, on_empty: skip}}]}";
+    let cases = [
+        (hold, "`on_empty` of `concurrency` says nothing in `unless` of `hold`"),
+        ("description: [1, 2]", "`description` is a list, not text"),
+    ];
+    for (line, message) in cases {
+        let text = format!("pick: max_score\n{line}\n");
+        let problems = Profile::check("p.yaml", &text, &surroundings()).unwrap_err();
+        assert_eq!(problems.all().len(), 1, "{problems}");
+        assert_eq!(problems.all()[0].message(), message);
+    }
+}

@@ -73,20 +73,29 @@ pub(super) fn holding(
         }
     }
     let unless = node.and_then(|node| node.get("unless"));
-    let unless = stages::filters(unless, usize::MAX, blueprint, &mut sheet.unless);
-    let order = match settings.or("order", "arrival") {
+    let unless = stages::judges(unless, blueprint, &mut sheet.unless);
+    let order = match settings.or("order", "shortest_first") {
         "shortest_first" => Order::ShortestFirst { patience: settings.or("patience", 10.0) },
         "deadline" => Order::Deadline,
         _ => Order::Arrival,
     };
     let defaults = QueueRules::default();
+    let promote_after = settings.or("promote_after", defaults.promote_after);
+    if promote_after.is_zero() {
+        let span = settings.find("promote_after").map_or(span, |setting| setting.span);
+        let message = "`promote_after` of `hold` is no time at all: everybody would rise at once";
+        blueprint.problems.push(
+            Problem::new(Kind::BadParameter, span, message)
+                .cure("give a time above zero, such as `10s`"),
+        );
+    }
     Holding {
         unless,
         patience: settings.or("deadline", Duration::from_secs(30)),
         rules: QueueRules {
             capacity: settings.or("capacity", defaults.capacity),
             order,
-            promote_after: settings.or("promote_after", defaults.promote_after),
+            promote_after,
             lookahead: settings.or("lookahead", defaults.lookahead),
         },
     }

@@ -35,7 +35,13 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
     };
     unknown_keys(entries, &KEYS, "a profile", &mut blueprint.problems);
 
-    let description = root.get("description").and_then(Node::text).map(str::to_owned);
+    let description = root.get("description");
+    if let Some(node) = description.filter(|node| node.text().is_none()) {
+        let message = format!("`description` is {}, not text", node.kind());
+        let problem = Problem::new(Kind::BadParameter, node.span, message);
+        blueprint.problems.push(problem.cure("write a sentence, or remove it"));
+    }
+    let description = description.and_then(Node::text).map(str::to_owned);
     let mut sheet = Sheet { description, ..Sheet::default() };
     let mut preparers = Vec::new();
     for (turn, node) in list(root.get("prepare"), Stage::Prepare, &mut blueprint).enumerate() {

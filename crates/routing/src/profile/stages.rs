@@ -72,6 +72,32 @@ pub(super) fn filters(
     filters
 }
 
+/// Makes the filters that judge the chosen pod, after every step. There is nobody else to turn to, so
+/// `on_empty` would say nothing.
+pub(super) fn judges(
+    node: Option<&Node>,
+    blueprint: &mut Blueprint,
+    cards: &mut Vec<Card>,
+) -> Vec<Filtering> {
+    let mut judges = Vec::new();
+    for node in list(node, Stage::Filter, blueprint) {
+        let Ok(made) = make(blueprint, node, Stage::Filter, usize::MAX) else { continue };
+        let name = made.card.plugin;
+        let Made::Filter(filter) = made.plugin else { continue };
+        if let Some((_, given)) = made.reserved.iter().find(|(name, _)| *name == "on_empty") {
+            let message = format!("`on_empty` of `{name}` says nothing in `unless` of `hold`");
+            blueprint.problems.push(
+                Problem::new(Kind::BadParameter, given.span, message)
+                    .cure("remove it: whoever does not pass makes the request wait"),
+            );
+        }
+        cards.push(made.card);
+        let when_empty = filter.when_empty();
+        judges.push(Filtering { name, filter, when_empty });
+    }
+    judges
+}
+
 /// Makes the scorers, noting each in `cards`.
 pub(super) fn scorers(
     node: Option<&Node>,
