@@ -1,110 +1,235 @@
-//! `wornpath demo`: the recorded cache events of three real engines, and what they mean for a request.
+//! `wornpath demo`: a fleet of simulated engines behind the gateway, in one process.
 //!
-//! The recordings are from vLLM 0.32 with three settings that a router has to bring together: other
-//! hash functions, hashes as integers and as bytes, one with a second tier in host memory. They go
-//! through the same decoder, translator and index as a live stream would.
+//! The same traffic goes first by `round-robin`, then by `cache-aware` with caches emptied before. All of it is
+//! real but the engines: sockets, cache events over ZeroMQ, the gateway and its decisions.
 
-mod engine;
+mod client;
+mod decision;
+mod fleet;
+mod gateway;
+mod load;
+mod recorded;
 mod table;
+mod workload;
 
-use engine::{Engine, Prompt, Recording};
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use client::{Delivery, chat, chat_body};
+use decision::Show;
+use fleet::{ENGINE, Fleet, KV_TOKENS, SPEED};
+use gateway::Served;
+use load::{Load, Progress, Tally};
 use std::io::Write;
-use std::num::NonZeroUsize;
-use table::Row;
-use wornpath_blocks::HashKey;
-use wornpath_index::{Index, Limits};
+use std::process::ExitCode;
+use tokio::runtime::Runtime;
+use workload::{Session, cold_prompt, sessions};
 
-/// What all three engines use. The index's unit need not be the engines', only a divisor of it.
-const BLOCK_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("thirty-two is not zero");
-const MODEL: &str = "tiny-llama";
+use crate::serve::logging::LogLevel;
 
-const RECORDINGS: [Recording; 3] = [
-    Recording {
-        name: "engine-1",
-        setting: "sha256_cbor, integer hashes; a small cache that evicts",
-        bytes: include_bytes!("../../events/tests/fixtures/vllm-0.32/serve_sha256_cbor.bin"),
-    },
-    Recording {
-        name: "engine-2",
-        setting: "sha256, integer hashes; keeps copies in host memory",
-        bytes: include_bytes!("../../events/tests/fixtures/vllm-0.32/offload_cpu_selfdesc0.bin"),
-    },
-    Recording {
-        name: "engine-3",
-        setting: "xxhash_cbor, hashes as bytes",
-        bytes: include_bytes!(
-            "../../events/tests/fixtures/vllm-0.32/inproc_xxhash_cbor_seed42_bytes_bs32.bin"
-        ),
-    },
-];
+const POLICIES: [&str; 2] = ["round-robin", "cache-aware"];
+const SEED: u64 = 1;
+/// A pod is killed in the middle of so many requests.
+const REQUESTS_AROUND_A_CRASH: usize = 60;
+/// Long enough to be worth two pods.
+const COLD_LETTERS: usize = 6_000;
+
+/// Compare round-robin and cache-aware routing on simulated engines, then keep serving
+///
+/// Starts engines and the gateway on free ports of this machine, sends them the same chats and questions about
+/// documents under both policies, explains a decision, kills a pod, and then serves until ctrl-C.
+#[derive(Args)]
+pub(crate) struct DemoArguments {
+    /// Number of simulated engines
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=32))]
+    engines: u8,
+    /// Requests sent under each policy
+    #[arg(long, default_value_t = 800, value_parser = clap::value_parser!(u32).range(1..))]
+    requests: u32,
+    /// End after the show; the status is not 0 if a request failed or cache-aware was no better
+    #[arg(long)]
+    once: bool,
+    /// Instead, replay the recorded cache events of three real engines into an index
+    #[arg(long, conflicts_with_all = ["engines", "requests", "once"])]
+    recorded: bool,
+}
 
 /// Plays the demo to `out`.
-pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
-    let key = HashKey::DEFAULT;
-    let index = Index::new(Limits::default(), 1);
-    let mut engines = Vec::new();
-    for recording in &RECORDINGS {
-        engines.push(Engine::start(recording, &index, &key)?);
+pub(crate) fn run(arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    if arguments.recorded {
+        recorded::run(out)?;
+        return Ok(ExitCode::SUCCESS);
     }
-    let [one, two, three] = &mut engines[..] else { unreachable!("three recordings were started") };
-    // A prompt is what had been cached when an engine sent its message of that number.
-    let prompts = [
-        Prompt::cached_at("a file of code", &RECORDINGS[0], 1)?,
-        Prompt::cached_at("a long count", &RECORDINGS[1], 0)?,
-        Prompt::cached_at("a count with a new ending", &RECORDINGS[2], 1)?,
-        Prompt::cached_at("a count, other tenant", &RECORDINGS[2], 3)?,
-    ];
-
-    introduce(out)?;
-    let show = |out: &mut dyn Write, engines: &[&Engine], title: &str| -> anyhow::Result<()> {
-        let rows = Row::of_all(&prompts, engines, &index, &key)?;
-        table::write(out, title, engines, &rows)
-    };
-    one.play_until(9)?;
-    two.play_until(2)?;
-    three.play_until(4)?;
-    show(out, &[one, two, three], "1. After the first requests")?;
-    note(
-        out,
-        "The count is on two engines that call its blocks by different names: the index names blocks by \
-         their tokens.\nThe same count under a tenant's salt is another prompt: tenants share nothing.",
-    )?;
-
-    one.play_until(13)?;
-    two.play_until(14)?;
-    show(out, &[one, two, three], "2. More traffic: caches are full and evict")?;
-    note(
-        out,
-        "engine-1 evicts tail first, so a prefix stays; engine-2 evicted its count from the GPU and still has \
-         it in host memory.",
-    )?;
-
-    one.play_until(16)?;
-    index.remove_pod(three.pod());
-    show(out, &[one, two], "3. engine-1 resets its cache, engine-3 goes away")?;
-    note(
-        out,
-        "A pod that goes is out of every answer at once; a reset leaves nothing behind but what came \
-         after it.",
-    )?;
-    Ok(())
+    // Failures are part of the show, and told by it.
+    let logging = Box::new(LogLevel::start(tracing::Level::ERROR));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let fleet = runtime.block_on(Fleet::start(arguments.engines.into()))?;
+    std::thread::scope(|scope| {
+        let served = Served::start(scope, fleet.settings(POLICIES[0])?, logging)?;
+        let stage = Stage { runtime: &runtime, fleet: &fleet, served: &served };
+        let played = stage.play(arguments, out);
+        if served.is_told_to_end() {
+            served.wait()?;
+            writeln!(out, "\nEnded early.")?;
+            return Ok(ExitCode::FAILURE);
+        }
+        if let (Err(_), _) | (Ok(()), true) = (&played, arguments.once) {
+            served.end()?;
+            return played.map(|()| ExitCode::SUCCESS);
+        }
+        invite(&served, out)?;
+        served.wait()?;
+        Ok(ExitCode::SUCCESS)
+    })
 }
 
-fn introduce(out: &mut dyn Write) -> anyhow::Result<()> {
-    writeln!(out, "Three recorded vLLM 0.32 engines, replayed into one index:")?;
-    for recording in &RECORDINGS {
-        writeln!(out, "  {}  {}", recording.name, recording.setting)?;
+/// Where the demo is played.
+struct Stage<'a> {
+    runtime: &'a Runtime,
+    fleet: &'a Fleet,
+    served: &'a Served<'a>,
+}
+
+impl Stage<'_> {
+    fn play(&self, arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Result<()> {
+        let requests = arguments.requests as usize;
+        writeln!(
+            out,
+            "{} simulated engines ({ENGINE}, {KV_TOKENS} tokens of KV cache each), {SPEED} times faster than real ones.\n\
+             Times below are the engines': what was measured times {SPEED}, the gateway's own time included.\n\n\
+             {requests} requests, chats and questions about documents, under each policy:",
+            arguments.engines
+        )?;
+        out.flush()?;
+        self.runtime.block_on(self.served.all_up())?;
+        let mut tallies = Vec::new();
+        for policy in POLICIES {
+            tallies.push(self.compare(policy, requests, out)?);
+        }
+        let [before, after] = &tallies[..] else { unreachable!("there are two policies") };
+        table::write([(POLICIES[0], before), (POLICIES[1], after)], out)?;
+        writeln!(out, "  Saved: against computing every prompt token, by the engine's profile.")?;
+        self.explain(requests, out)?;
+        self.split(out)?;
+        let crashed = self.crash(out)?;
+        for tally in [before, after, &crashed] {
+            if let Some(failure) = tally.failures.first() {
+                bail!("{} requests failed, the first by: {failure}", tally.failures.len());
+            }
+        }
+        if let Some(reason) = table::not_better(before, after) {
+            bail!("{} was no better than {}: {reason}", POLICIES[1], POLICIES[0]);
+        }
+        Ok(())
     }
+
+    /// The whole workload under one policy, from empty caches.
+    fn compare(&self, policy: &str, requests: usize, out: &mut dyn Write) -> anyhow::Result<Tally> {
+        self.served.apply(self.fleet.settings(policy)?)?;
+        self.runtime.block_on(async {
+            self.fleet.forget().await?;
+            self.served.all_forgotten().await?;
+            let load = Load::start(self.served.client, sessions(requests, SEED), Delivery::Stream);
+            self.watch(load, Progress::new(policy, requests), out).await
+        })
+    }
+
+    async fn watch(
+        &self,
+        mut load: Load,
+        mut progress: Progress,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<Tally> {
+        let mut tally = Tally::default();
+        while let Some(told) = load.next().await {
+            ensure!(!self.served.is_told_to_end(), "told to end");
+            tally.add(told, self.fleet.profile.step_cost());
+            progress.show(&tally, out)?;
+        }
+        Ok(tally)
+    }
+
+    /// Why a new question about a document goes where it goes.
+    fn explain(&self, requests: usize, out: &mut dyn Write) -> anyhow::Result<()> {
+        let sessions = sessions(requests, SEED);
+        let longest = |session: &&Session| session.opening[0].to_string().len();
+        let session = sessions.iter().max_by_key(longest).context("there is a session")?;
+        let mut messages = session.opening.clone();
+        messages
+            .push(serde_json::json!({"role": "user", "content": "Which price is named first?"}));
+        writeln!(out, "\nA new question about a document, decided by {}:", POLICIES[1])?;
+        decision::show(&self.served.gateway, &chat_body(ENGINE, &messages), Show::Scores, out)
+    }
+
+    /// A prompt computed by one pod and answered by another.
+    fn split(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        self.served.apply(self.fleet.settings("prefill-decode")?)?;
+        let body = chat_body(ENGINE, &cold_prompt(COLD_LETTERS, SEED));
+        writeln!(out, "\nA long prompt that nobody has cached, decided by prefill-decode:")?;
+        decision::show(&self.served.gateway, &body, Show::Plan, out)?;
+        let answer = self
+            .runtime
+            .block_on(chat(self.served.client, body, Delivery::Stream))
+            .context("prefill-decode")?;
+        writeln!(
+            out,
+            "  carried out: {} answered; of {} prompt tokens it computed {}",
+            answer.pod,
+            answer.prompt_tokens,
+            answer.prompt_tokens - answer.cached_tokens
+        )?;
+        Ok(())
+    }
+
+    /// A pod goes without a word while it has work, and comes back empty.
+    fn crash(&self, out: &mut dyn Write) -> anyhow::Result<Tally> {
+        self.served.apply(self.fleet.settings(POLICIES[1])?)?;
+        writeln!(
+            out,
+            "\nA pod is killed while it has work (answers are not streamed, so they can be asked for again):"
+        )?;
+        let retries_before = self.served.gateway.retries().0;
+        let tally = self.runtime.block_on(async {
+            let all = REQUESTS_AROUND_A_CRASH;
+            let mut load = Load::start(self.served.client, sessions(all, SEED + 1), Delivery::Whole);
+            let mut before = Tally::default();
+            while before.count() < all / 3 {
+                let told = load.next().await.context("there are more requests")?;
+                before.add(told, self.fleet.profile.step_cost());
+            }
+            let busiest = before.pods.iter().max_by_key(|(_, count)| *count);
+            let (pod, _) = busiest.context("every request failed")?;
+            let engine = self.fleet.named(pod).with_context(|| format!("no engine `{pod}`"))?;
+            engine.crash().await;
+            writeln!(out, "  {pod} is gone after {} of {all} requests", before.count())?;
+            let mut tally = self.watch(load, Progress::new("the rest", all - before.count()), out).await?;
+            engine.restart().await?;
+            self.served.all_up().await?;
+            let retries = self.served.gateway.retries().0 - retries_before;
+            writeln!(
+                out,
+                "  {} failed requests; {retries} calls made again on other pods; {pod} is back, with an empty cache",
+                before.failures.len() + tally.failures.len()
+            )?;
+            tally.failures.append(&mut before.failures);
+            anyhow::Ok(tally)
+        })?;
+        Ok(tally)
+    }
+}
+
+fn invite(served: &Served<'_>, out: &mut dyn Write) -> anyhow::Result<()> {
+    let Served { client, admin, .. } = served;
     writeln!(
         out,
-        "Shown: how many leading tokens of each prompt an engine need not compute again."
+        "\nServing until ctrl-C. Try:\n  \
+         curl -i http://{client}/v1/chat/completions -H 'content-type: application/json' \\\n    \
+         -d '{{\"model\": \"{ENGINE}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Once upon a time\"}}], \"max_tokens\": 40}}'\n  \
+         curl http://{client}/metrics\n  \
+         curl http://{admin}/pods\n  \
+         curl 'http://{admin}/decisions?last=5'\n  \
+         curl http://{admin}/openapi.json"
     )?;
-    Ok(())
-}
-
-fn note(out: &mut dyn Write, text: &str) -> anyhow::Result<()> {
-    for line in text.lines() {
-        writeln!(out, "   {line}")?;
-    }
+    out.flush()?;
     Ok(())
 }

@@ -29,8 +29,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Check(check::CheckArguments),
-    /// Replay the cache events of three real engines and show which of them holds how much of a prompt
-    Demo,
+    Demo(demo::DemoArguments),
     Engine(Box<engine::EngineArguments>),
     Explain(explain::ExplainArguments),
     Events(events::EventsArguments),
@@ -46,7 +45,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     let result = match command {
         Command::Check(arguments) => check::run(&arguments, &mut out),
-        Command::Demo => demo::run(&mut out).map(done),
+        Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Engine(arguments) => engine::run(&arguments, &mut out).map(done),
         Command::Explain(arguments) => explain::run(&arguments, &mut out),
         Command::Events(arguments) => events::run(&arguments, &mut out).map(done),

@@ -20,7 +20,7 @@ use wornpath_routing::Role;
 
 use crate::check::BAD_CONFIGURATION;
 
-mod logging;
+pub(crate) mod logging;
 mod tenants;
 
 /// What `--help` says after the options.

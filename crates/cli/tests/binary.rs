@@ -20,8 +20,8 @@ fn lines_of(demo: &str, prompt: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn the_demo_shows_who_holds_what_and_what_eviction_and_removal_change() {
-    let output = wornpath(&["demo"]);
+fn recorded_engines_show_who_holds_what_and_what_eviction_and_removal_change() {
+    let output = wornpath(&["demo", "--recorded"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let demo = text(&output.stdout);
     let cells = |rows: [&str; 3]| {
@@ -74,7 +74,7 @@ fn an_unknown_subcommand_fails_and_says_so() {
 #[test]
 fn a_reader_that_stops_early_is_no_failure() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_wornpath"))
-        .arg("demo")
+        .args(["demo", "--recorded"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

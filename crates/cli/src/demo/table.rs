@@ -1,92 +1,58 @@
-//! Who holds how much of each prompt, as a table.
+//! Two runs side by side.
 
-use super::BLOCK_SIZE;
-use super::engine::{Engine, Prompt};
+use super::load::Tally;
 use std::io::Write;
-use wornpath_blocks::HashKey;
-use wornpath_index::{Answer, Index, Tier};
+use std::time::Duration;
+use wornpath_sim::{StepCost, StepLoad};
 
-const PROMPT_WIDTH: usize = 26;
-const ENGINE_WIDTH: usize = 12;
-
-/// One prompt's line.
-pub(super) struct Row {
-    prompt: &'static str,
-    tokens: usize,
-    held: Vec<String>,
-    best: &'static str,
-}
-
-impl Row {
-    pub(super) fn of_all(
-        prompts: &[Prompt],
-        engines: &[&Engine],
-        index: &Index,
-        key: &HashKey,
-    ) -> anyhow::Result<Vec<Self>> {
-        let mut reader = index.reader();
-        let mut answer = Answer::default();
-        let mut rows = Vec::new();
-        for prompt in prompts {
-            let chain = prompt.chain(key);
-            reader.lookup(&chain, &mut answer);
-            let mut held = Vec::new();
-            let mut best: Option<(usize, &'static str)> = None;
-            for engine in engines {
-                let depth = answer.depth(engine.pod().slot());
-                held.push(describe(index, engine, &chain[..depth])?);
-                if depth > best.map_or(0, |(deepest, _)| deepest) {
-                    best = Some((depth, engine.name));
-                }
-            }
-            rows.push(Self {
-                prompt: prompt.name,
-                tokens: prompt.tokens.len(),
-                held,
-                best: best.map_or("any: nobody has it", |(_, name)| name),
-            });
-        }
-        Ok(rows)
-    }
-}
-
-/// Tokens held and the slowest tier among them, which is what a reuse waits for.
-fn describe(
-    index: &Index,
-    engine: &Engine,
-    blocks: &[wornpath_blocks::BlockHash],
-) -> anyhow::Result<String> {
-    let mut holdings = Vec::new();
-    index.holdings(engine.pod(), blocks, &mut holdings)?;
-    let tier = match holdings.iter().map(|holding| holding.tier).max() {
-        None => return Ok("-".to_owned()),
-        Some(Tier::Gpu) => "gpu",
-        Some(Tier::Host) => "host",
-        Some(Tier::Disk) => "disk",
-        Some(Tier::Other) => "other",
+/// Milliseconds of an engine that need not compute the first `cached` tokens of a prompt: the prompt alone
+/// in one step, computed whole or from there.
+pub(super) fn spared_ms(cost: &StepCost, prompt: usize, cached: usize) -> f64 {
+    let from = |past: usize| {
+        let mut load = StepLoad::default();
+        load.add_chunk(past, prompt - past);
+        cost.milliseconds(&load)
     };
-    Ok(format!("{} {tier}", blocks.len() * BLOCK_SIZE.get()))
+    from(0) - from(cached.min(prompt))
 }
 
-/// Writes the rows under a title.
-pub(super) fn write(
-    out: &mut dyn Write,
-    title: &str,
-    engines: &[&Engine],
-    rows: &[Row],
-) -> anyhow::Result<()> {
-    writeln!(out, "\n{title}")?;
-    write!(out, "   {:PROMPT_WIDTH$} {:>6}", "prompt", "tokens")?;
-    for engine in engines {
-        write!(out, "  {:>ENGINE_WIDTH$}", engine.name)?;
+/// Writes what each policy came to.
+pub(super) fn write(runs: [(&str, &Tally); 2], out: &mut dyn Write) -> std::io::Result<()> {
+    let [one, two] = runs.map(|(policy, _)| policy);
+    writeln!(out, "\n  {:<26}{one:>14}{two:>14}", "")?;
+    let mut row = |name: &str, cell: &dyn Fn(&Tally) -> String| {
+        let [one, two] = runs.map(|(_, tally)| cell(tally));
+        writeln!(out, "  {name:<26}{one:>14}{two:>14}")
+    };
+    let ms = |time: Duration| format!("{:.0} ms", time.as_secs_f64() * 1e3);
+    row("TTFT p50", &|tally| ms(tally.first_token_at(0.5)))?;
+    row("TTFT p95", &|tally| ms(tally.first_token_at(0.95)))?;
+    row("prompt tokens from caches", &|tally| format!("{:.1}%", tally.hit_rate() * 100.0))?;
+    row("prefill tokens saved", &|tally| tally.cached_tokens.to_string())?;
+    row("GPU seconds saved", &|tally| format!("{:.1}", tally.spared_ms / 1e3))?;
+    row("failed requests", &|tally| tally.failures.len().to_string())
+}
+
+/// Why the second run is no better than the first, if it is not.
+pub(super) fn not_better(before: &Tally, after: &Tally) -> Option<String> {
+    let rates = (before.hit_rate(), after.hit_rate());
+    if rates.1 <= rates.0 {
+        return Some(format!("its hit rate is {:.3}, not above {:.3}", rates.1, rates.0));
     }
-    writeln!(out, "  send it to")?;
-    for row in rows {
-        write!(out, "   {:PROMPT_WIDTH$} {:>6}", row.prompt, row.tokens)?;
-        for held in &row.held {
-            write!(out, "  {held:>ENGINE_WIDTH$}")?;
-        }
-        writeln!(out, "  {}", row.best)?;
+    let times = (before.first_token_at(0.5), after.first_token_at(0.5));
+    (times.1 >= times.0).then(|| format!("its TTFT p50 is {:?}, not below {:?}", times.1, times.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_token_spares_its_own_time_and_that_of_its_attention() {
+        let cost =
+            StepCost { base: 5.0, per_prefill_token: 0.1, per_pair: 0.001, ..StepCost::default() };
+        assert!(spared_ms(&cost, 100, 0).abs() < 1e-9);
+        let spared = spared_ms(&cost, 100, 60);
+        assert!((spared - (6.0 + 0.001 * 60.0 * 60.0 / 2.0)).abs() < 1e-9, "{spared}");
     }
-    Ok(())
 }

@@ -6,11 +6,11 @@ use tracing_subscriber::{Registry, fmt, layer::SubscriberExt, reload, util::Subs
 use wornpath_gateway::admin::Logging;
 
 /// The log's level.
-pub(super) struct LogLevel(reload::Handle<LevelFilter, Registry>);
+pub(crate) struct LogLevel(reload::Handle<LevelFilter, Registry>);
 
 impl LogLevel {
     /// Logs to standard error from now on.
-    pub(super) fn start(level: Level) -> Self {
+    pub(crate) fn start(level: Level) -> Self {
         let (filter, handle) = reload::Layer::new(LevelFilter::from_level(level));
         let lines = fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(false);
         tracing_subscriber::registry().with(filter).with(lines).init();

@@ -1,0 +1,134 @@
+//! The demo's engines, and the settings of a gateway in front of them.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use wornpath_events::ZmqAddress;
+use wornpath_gateway::config::shipped;
+use wornpath_gateway::{
+    Drain, EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, Settings,
+};
+use wornpath_routing::{Prompt, Request, Role, Tokenize};
+use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
+use wornpath_sim::{Profile, Settings as EngineSettings};
+
+use super::client::forget;
+
+/// What the engines are taken for.
+pub(super) const ENGINE: &str = "32b-h100x2";
+/// They run so many times faster than such an engine would.
+pub(super) const SPEED: f64 = 8.0;
+/// Less than a free engine has: the rest is taken by requests that run, and it shows eviction.
+pub(super) const KV_TOKENS: usize = 120_000;
+
+const ANYWHERE: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+/// Engines that serve until they are dropped.
+pub(super) struct Fleet {
+    pub(super) engines: Vec<ServedEngine>,
+    pub(super) profile: Profile,
+}
+
+impl Fleet {
+    /// Starts engines on free ports.
+    pub(super) async fn start(count: usize) -> anyhow::Result<Self> {
+        let profile = Profile::built_in(ENGINE)?;
+        let mut options = EngineOptions::new(profile.clone());
+        options.settings = EngineSettings { kv_tokens: Some(KV_TOKENS), ..options.settings };
+        options.speed = SPEED;
+        let mut engines = Vec::new();
+        for _ in 0..count {
+            let addresses = Addresses { http: ANYWHERE, events: ANYWHERE, replay: ANYWHERE };
+            engines.push(ServedEngine::start(options.clone(), addresses).await?);
+        }
+        Ok(Self { engines, profile })
+    }
+
+    /// Empties all caches.
+    pub(super) async fn forget(&self) -> anyhow::Result<()> {
+        for engine in &self.engines {
+            forget(engine.addresses().http).await?;
+        }
+        Ok(())
+    }
+
+    /// The engine that the gateway calls `pod`.
+    pub(super) fn named(&self, pod: &str) -> Option<&ServedEngine> {
+        let at = (0..self.engines.len()).find(|number| name(*number) == pod)?;
+        self.engines.get(at)
+    }
+
+    /// A gateway in front of them that goes by this shipped profile.
+    pub(super) fn settings(&self, policy: &str) -> anyhow::Result<Settings> {
+        let model = ModelSettings {
+            name: ENGINE.to_owned(),
+            block_size: EngineSettings::default().block_size,
+            tokenizer: Some(Arc::new(AsEngines)),
+            aliases: Vec::new(),
+        };
+        let pods = self.engines.iter().enumerate();
+        Ok(Settings {
+            client: ANYWHERE,
+            admin: Some(ANYWHERE),
+            pods: pods.map(|(number, engine)| pod(number, engine.addresses())).collect(),
+            models: vec![model],
+            profiles: vec![profile(policy)?],
+            reveal: Reveal::Pod,
+            drain: Drain { lame_duck: Duration::ZERO, grace: Duration::from_secs(2) },
+            workers: NonZeroUsize::MIN,
+            ..Settings::default()
+        })
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("pod-{number}")
+}
+
+/// Every pod answers whole requests; for plans of two steps, the first one computes prompts for the others.
+fn pod(number: usize, addresses: Addresses) -> PodSettings {
+    let mut pod = PodSettings::at(&format!("http://{}", addresses.http));
+    pod.facts.name = name(number).as_str().into();
+    let second = if number == 0 { Role::PREFILL } else { Role::DECODE };
+    pod.facts.roles = vec![Role::named(Role::SERVE), Role::named(second)];
+    pod.facts.models = vec![ENGINE.into()];
+    pod.facts.engine = Some(ENGINE.into());
+    pod.facts.kv_tokens = Some(KV_TOKENS as u64);
+    pod.events = Some(EventSource::ZeroMq(ZmqAddress {
+        publisher: format!("tcp://{}", addresses.events),
+        replay: Some(format!("tcp://{}", addresses.replay)),
+        topic: String::new(),
+    }));
+    pod
+}
+
+fn profile(policy: &str) -> anyhow::Result<NamedProfile> {
+    let text = shipped(policy).with_context(|| format!("no profile `{policy}` is shipped"))?;
+    let file = format!("shipped profile `{policy}`");
+    Ok(NamedProfile { name: policy.to_owned(), file, text: text.to_owned() })
+}
+
+/// The tokens of simulated engines without a tokenizer: bytes, a chat as `<|role|>` lines.
+struct AsEngines;
+
+impl Tokenize for AsEngines {
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
+        let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
+        match &request.prompt {
+            Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
+            Prompt::Text(text) => push(text),
+            Prompt::Chat { messages, .. } => {
+                for message in messages {
+                    let text = |field: &str| message[field].as_str().unwrap_or_default();
+                    push(&format!("<|{}|>\n{}\n", text("role"), text("content")));
+                }
+                push("<|assistant|>\n");
+            }
+        }
+        Ok(())
+    }
+}

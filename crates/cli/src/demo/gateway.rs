@@ -1,0 +1,113 @@
+//! The demo's gateway: the one of `wornpath serve`, in a thread of this process.
+
+use anyhow::{Context, anyhow};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::time::Duration;
+use wornpath_gateway::admin::{Logging, Setup, start};
+use wornpath_gateway::config::{Config, Tokenizers};
+use wornpath_gateway::{Gateway, Readiness, ServeError, Settings, serve};
+use wornpath_routing::Health;
+
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A gateway that serves until the process is told to end.
+pub(super) struct Served<'scope> {
+    pub(super) client: SocketAddr,
+    pub(super) admin: SocketAddr,
+    pub(super) gateway: Arc<Gateway>,
+    thread: ScopedJoinHandle<'scope, Result<(), ServeError>>,
+}
+
+impl<'scope> Served<'scope> {
+    /// Starts it, and waits until it listens.
+    pub(super) fn start<'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        settings: Settings,
+        logging: Box<dyn Logging>,
+    ) -> anyhow::Result<Self> {
+        let (tell, told) = sync_channel(1);
+        let thread = Builder::new().name("gateway".to_owned()).spawn_scoped(scope, move || {
+            let around = OnceLock::new();
+            let set_up = |gateway: &Arc<Gateway>| {
+                let (config, tokenizers) = (Config::bare(), Tokenizers::new(Path::new("")));
+                let setup = Setup { path: None, config, tokenizers, logging };
+                let admin = start(gateway, setup)?.admin;
+                // Set once: a gateway is set up once.
+                let _ = around.set((Arc::clone(gateway), admin));
+                Ok(())
+            };
+            serve(settings, set_up, |serving| {
+                // Whoever waits for it may have gone.
+                let _ = tell.send((serving.client, around.get().cloned()));
+            })
+        })?;
+        match told.recv() {
+            Ok((client, Some((gateway, Some(admin))))) => {
+                Ok(Self { client, admin, gateway, thread })
+            }
+            Ok(_) => Err(anyhow!("the gateway has no admin address")),
+            Err(_) => match thread.join() {
+                Ok(Err(error)) => Err(error.into()),
+                _ => Err(anyhow!("the gateway ended before it served")),
+            },
+        }
+    }
+
+    /// Goes by other settings from now on.
+    pub(super) fn apply(&self, settings: Settings) -> anyhow::Result<()> {
+        Ok(self.gateway.apply(settings)?)
+    }
+
+    /// Waits until all pods are up.
+    pub(super) async fn all_up(&self) -> anyhow::Result<()> {
+        let is_up = || {
+            let roster = self.gateway.roster();
+            roster.seats().iter().all(|seat| seat.pod.vitals().health() == Health::Up)
+        };
+        until(is_up).await.context("not all engines came up")
+    }
+
+    /// Waits until nothing is known to be cached.
+    pub(super) async fn all_forgotten(&self) -> anyhow::Result<()> {
+        let is_empty = || {
+            let roster = self.gateway.roster();
+            let blocks = |pod| self.gateway.index().pod_stats(pod).map_or(0, |stats| stats.blocks);
+            roster.seats().iter().all(|seat| blocks(seat.pod.id()) == 0)
+        };
+        until(is_empty).await.context("the index still holds blocks of caches that were emptied")
+    }
+
+    /// Whether somebody pressed ctrl-C.
+    pub(super) fn is_told_to_end(&self) -> bool {
+        self.gateway.readiness() == Readiness::Draining || self.thread.is_finished()
+    }
+
+    /// Waits until the process is told to end and the gateway has.
+    pub(super) fn wait(self) -> anyhow::Result<()> {
+        self.thread.join().map_err(|_| anyhow!("the gateway panicked"))??;
+        Ok(())
+    }
+
+    /// Tells it to end as a terminal would: a gateway listens to signals alone.
+    pub(super) fn end(self) -> anyhow::Result<()> {
+        use rustix::process::{Signal, getpid, kill_process};
+        kill_process(getpid(), Signal::TERM)?;
+        self.wait()
+    }
+}
+
+async fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting)
+        .await
+        .with_context(|| format!("not within {} s", PATIENCE.as_secs()))
+}

@@ -1,0 +1,106 @@
+//! The demo's traffic: assistants with several turns, and questions about documents.
+//!
+//! All sessions of an assistant begin with its instructions, all questions about a document with the
+//! document; popular documents are asked about more often, as everywhere. Everything follows from a seed,
+//! and the engines' answers from their prompts, so every policy is sent the same requests.
+
+use serde_json::{Value, json};
+use wornpath_routing::Rng;
+
+const ASSISTANTS: usize = 3;
+const DOCUMENTS: usize = 40;
+/// In letters, which are tokens for the simulated engines.
+const INSTRUCTIONS: usize = 2_000;
+const DOCUMENT: usize = 6_000;
+const QUESTION: usize = 160;
+
+const WORDS: &str = "account answer branch build cache change check cluster contract customer day delivery \
+    engine error event field file graph house index invoice key letter limit market memory model month \
+    name network note number order page part path people place plan point price question reason record \
+    region report request result room rule server shelf signal site state step store system table term \
+    test thread time token trace train unit user value version water window word work year";
+
+/// What one user says, one turn after the other.
+pub(super) struct Session {
+    /// What stands before the first turn.
+    pub(super) opening: Vec<Value>,
+    /// Each is sent with everything before it, answers included.
+    pub(super) turns: Vec<String>,
+    /// How long the user thinks before each turn, in seconds of the engines' time.
+    pub(super) pauses: Vec<f64>,
+}
+
+/// Sessions with `requests` turns together.
+pub(super) fn sessions(requests: usize, seed: u64) -> Vec<Session> {
+    let mut rng = Rng::new(seed);
+    let instructions: Vec<_> = (0..ASSISTANTS).map(|_| text(INSTRUCTIONS, &mut rng)).collect();
+    let documents: Vec<_> = (0..DOCUMENTS).map(|_| text(DOCUMENT, &mut rng)).collect();
+    let (mut sessions, mut left) = (Vec::new(), requests);
+    while left > 0 {
+        let is_chat = rng.below(2) == 0;
+        let (opening, most) = if is_chat {
+            let instructions = &instructions[rng.below(ASSISTANTS)];
+            (instructions.clone(), 3 + rng.below(4))
+        } else {
+            let document = &documents[popular(&mut rng)];
+            (format!("Answer from this document alone.\n\n{document}"), 1 + rng.below(2))
+        };
+        let turns = most.min(left);
+        left -= turns;
+        sessions.push(Session {
+            opening: vec![json!({"role": "system", "content": opening})],
+            turns: (0..turns).map(|_| text(QUESTION, &mut rng)).collect(),
+            pauses: (0..turns).map(|_| -(1.0 - rng.unit()).ln()).collect(),
+        });
+    }
+    sessions
+}
+
+/// A prompt that nobody has sent before, of about `letters`.
+pub(super) fn cold_prompt(letters: usize, seed: u64) -> Vec<Value> {
+    vec![json!({"role": "user", "content": text(letters, &mut Rng::new(seed))})]
+}
+
+/// A document's number; the square makes the first ones popular.
+fn popular(rng: &mut Rng) -> usize {
+    let place = rng.unit();
+    (place * place * DOCUMENTS as f64) as usize
+}
+
+fn text(letters: usize, rng: &mut Rng) -> String {
+    let words: Vec<_> = WORDS.split_whitespace().collect();
+    let mut text = String::with_capacity(letters + 16);
+    while text.len() < letters {
+        text.push_str(words[rng.below(words.len())]);
+        text.push(' ');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_sessions_and_as_many_turns_as_asked_for() {
+        let [one, two] = [sessions(100, 7), sessions(100, 7)];
+        let all = |sessions: &[Session]| {
+            let turns =
+                sessions.iter().map(|session| (session.opening.clone(), session.turns.clone()));
+            turns.collect::<Vec<_>>()
+        };
+        assert_eq!(all(&one), all(&two));
+        assert_eq!(one.iter().map(|session| session.turns.len()).sum::<usize>(), 100);
+        assert_ne!(all(&one), all(&sessions(100, 8)));
+    }
+
+    #[test]
+    fn sessions_share_their_openings_and_some_more_than_others() {
+        let sessions = sessions(400, 7);
+        let mut openings: Vec<_> = sessions.iter().map(|one| one.opening[0].to_string()).collect();
+        openings.sort();
+        let count = openings.len();
+        openings.dedup();
+        assert!(openings.len() <= ASSISTANTS + DOCUMENTS && openings.len() * 2 < count);
+    }
+}

@@ -1,0 +1,45 @@
+//! `wornpath demo`, run as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+fn demo() -> Command {
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+    demo.args(["demo", "--requests", "100"]);
+    demo
+}
+
+/// The cells of the line that begins so.
+fn cells<'a>(shown: &'a str, name: &str) -> Vec<&'a str> {
+    let line = shown.lines().find_map(|line| line.trim_start().strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no line `{name}` in {shown}")).split_whitespace().collect()
+}
+
+#[test]
+fn the_demo_compares_policies_explains_and_loses_a_pod_but_no_request() {
+    let output = demo().arg("--once").output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{shown}{said}");
+    let rates: Vec<f64> = cells(&shown, "prompt tokens from caches")
+        .iter()
+        .map(|cell| cell.trim_end_matches('%').parse().unwrap())
+        .collect();
+    assert!(rates.len() == 2 && rates[1] > rates[0], "{shown}");
+    assert_eq!(cells(&shown, "failed requests"), ["0", "0"], "{shown}");
+    assert!(shown.contains("plan: prefill on pod-0"), "{shown}");
+    assert!(shown.contains("0 failed requests; "), "{shown}");
+}
+
+#[test]
+fn the_demo_serves_until_it_is_told_to_end_and_ends_cleanly() {
+    let mut child = demo().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let is_last = |line: &String| line.contains("/openapi.json");
+    assert!(lines.by_ref().map(Result::unwrap).any(|line| is_last(&line)), "it invites nobody");
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
