@@ -28,8 +28,6 @@ pub(crate) struct Blueprint {
     pub(crate) models: Arc<Models>,
     pub(crate) slots: Vec<SlotKind>,
     pub(crate) uses: Vec<Use>,
-    /// Who asked what pods hold.
-    pub(crate) lookups: usize,
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -59,7 +57,6 @@ impl Blueprint {
             models: Arc::clone(models),
             slots: Vec::new(),
             uses: Vec::new(),
-            lookups: 0,
             problems: Vec::new(),
         }
     }
@@ -128,7 +125,6 @@ impl Assembly<'_> {
     /// The right to know how much of the prompt each pod holds. Reads [`BlockHashes`].
     #[must_use]
     pub fn held(&mut self) -> Held {
-        self.blueprint.lookups += 1;
         Held { blocks: self.reads::<BlockHashes>() }
     }
 
@@ -297,7 +293,6 @@ fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &Entry<'_>, turn: usiz
         let _ = make(&mut draft, &node, stage, turn);
     }
     blueprint.slots = draft.slots;
-    blueprint.lookups += draft.lookups;
     blueprint.uses.extend(draft.uses.into_iter().map(|used| Use { span: entry.span, ..used }));
 }
 

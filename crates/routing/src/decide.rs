@@ -113,9 +113,7 @@ impl<'a> Deciding<'a, '_> {
         self.world.desk.settle();
         let scratch = &mut self.world.desk.scratch;
         scratch.depths.clear();
-        let Some(blocks) = self.profile.blocks.as_ref().filter(|_| self.profile.looks_up) else {
-            return;
-        };
+        let Some(blocks) = &self.profile.blocks else { return };
         let started = recorder.as_deref().map(Recorder::now);
         scratch.depths.resize(self.world.fleet.slots(), 0);
         if let Some(blocks) = self.context.slots.read(blocks) {

@@ -35,8 +35,8 @@ pub struct Profile {
     pub(crate) slots: Vec<SlotKind>,
     pub(crate) preparers: Vec<(&'static str, Box<dyn Prepare>)>,
     pub(crate) steps: Vec<Step>,
-    /// Whether any plugin asks what pods hold.
-    pub(crate) looks_up: bool,
+    /// The prompt, which is looked up wherever it is hashed: steps are left out, load is reserved and
+    /// pods are told what they hold by it, whether or not a plugin asks.
     pub(crate) blocks: Option<Reads<BlockHashes>>,
     pub(crate) tokens: Option<Reads<Tokens>>,
     /// How long a pod is expected to hold what it was just sent.

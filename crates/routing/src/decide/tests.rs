@@ -351,3 +351,29 @@ fn contexts_are_reused_without_a_trace_of_the_last_request() {
     let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
     assert_eq!(plan.steps[0].cache, CacheHint::default());
 }
+
+/// No plugin asks what pods hold; the workflow does.
+const BLIND: &str = "\
+prepare: [tokenize, block_hash]
+selectors:
+  prefill: {filter: [healthy], pick: max_score}
+  decode: {filter: [healthy], pick: max_score}
+workflow:
+  prefill_decode: {min_uncached_tokens: 8}
+speculate: off
+";
+
+#[test]
+fn a_step_is_left_out_by_what_is_held_although_no_plugin_asks() {
+    let mut bench = two_by_two();
+    let tokens = prompt(1, 4);
+    bench.cache(2, &tokens, Tier::Gpu);
+    bench.cache(3, &tokens, Tier::Gpu);
+    let profile = bench.profile(BLIND);
+    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let steps: Vec<_> = plan.steps.iter().map(|step| step.name.as_str()).collect();
+    assert_eq!(steps, ["decode"]);
+    assert_eq!(plan.steps[0].cache.tokens, 16);
+    let cold = bench.plan(&profile, Bench::request(&prompt(2, 4)));
+    assert_eq!(cold.steps.len(), 2);
+}

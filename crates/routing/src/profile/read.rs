@@ -57,7 +57,6 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
     slots::check(&mut blueprint);
     slots::check_neighbours(root, &mut blueprint);
 
-    let looks_up = blueprint.lookups > 0;
     let (blocks, tokens) = (blueprint.reads_if_written(), blueprint.reads_if_written());
     if !blueprint.problems.is_empty() {
         return Err(blueprint.problems);
@@ -67,7 +66,6 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
         slots: blueprint.slots,
         preparers,
         steps,
-        looks_up,
         blocks,
         tokens,
         speculate,
