@@ -33,6 +33,8 @@ impl Retry<'_> {
 struct Taken<'a> {
     step: &'a Step,
     bound: Option<Bound>,
+    /// Why nobody takes it, while it may still turn out not to be needed.
+    nobody: Option<Nobody>,
 }
 
 struct Bound {
@@ -144,23 +146,30 @@ impl<'a> Deciding<'a, '_> {
             }
             let is_last = at + 1 == profile.steps.len();
             if step.rules.bind == Bind::Late && retry.step.is_none() {
-                taken.push(Taken { step, bound: None });
+                taken.push(Taken { step, bound: None, nobody: None });
                 continue;
             }
             match self.select(step, retry.excluded, recorder.as_deref_mut()) {
                 Ok(bound) => {
                     let pod = self.world.fleet[bound.candidate].id();
                     *self.context.slots.write(&step.picked) = Picked(Some(pod));
-                    taken.push(Taken { step, bound: Some(bound) });
+                    taken.push(Taken { step, bound: Some(bound), nobody: None });
                 }
                 Err(Nobody::Reject(_)) if step.rules.failure.then == Then::Skip && !is_last => {
                     self.leave_out(step, SkippedBecause::NoPod);
+                }
+                // Only the next step's pod tells whether this one is needed at all.
+                Err(nobody) if retry.step.is_none() && step.rules.may_be_needless() && !is_last => {
+                    taken.push(Taken { step, bound: None, nobody: Some(nobody) });
                 }
                 Err(nobody) => return Err(nobody),
             }
         }
         if retry.step.is_none() {
             self.drop_needless(&mut taken);
+        }
+        if let Some(nobody) = taken.iter_mut().find_map(|taken| taken.nobody.take()) {
+            return Err(nobody);
         }
         if taken.is_empty() {
             let reason = match retry.step {

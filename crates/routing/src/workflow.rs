@@ -305,6 +305,11 @@ fn draft(entry: &Entry<'_>, settings: &Settings, selector: &str) -> StepDraft {
 }
 
 impl StepRules {
+    /// Whether the step is left out when the next one has little to compute.
+    pub(crate) const fn may_be_needless(&self) -> bool {
+        self.min_uncached_tokens.is_some()
+    }
+
     /// As it would be written in `steps`, without the name.
     pub(crate) fn written(&self) -> String {
         let mut all = vec![

@@ -10,7 +10,7 @@ impl<'a> Deciding<'a, '_> {
     pub(super) fn plan(mut self, taken: Vec<Taken<'a>>) -> RoutingPlan {
         let (profile, prompt_tokens) = (self.profile, self.prompt_tokens());
         let mut steps = Vec::with_capacity(taken.len());
-        for (at, Taken { step, bound }) in taken.into_iter().enumerate() {
+        for (at, Taken { step, bound, .. }) in taken.into_iter().enumerate() {
             let rules = &step.rules;
             let mut mutations = rules.mutations.clone();
             let before = profile.steps.iter().take_while(|other| other.name != step.name);

@@ -194,7 +194,7 @@ fn without_a_prefill_pod_the_profile_may_go_on_with_decode_alone() {
     assert_eq!(plan.steps.len(), 1);
     assert_eq!(plan.marks[0].to_string(), "prefill: left out, no pod can take it");
     let strict = bench.profile(&PREFILL_DECODE.replace("then: skip", "then: fail"));
-    let outcome = bench.decide(&strict, Bench::request(&prompt(1, 4)));
+    let outcome = bench.decide(&strict, Bench::request(&prompt(2, 4)));
     assert!(matches!(outcome, Outcome::Reject(rejection) if rejection.status == 503));
 }
 
@@ -376,4 +376,21 @@ fn a_step_is_left_out_by_what_is_held_although_no_plugin_asks() {
     assert_eq!(plan.steps[0].cache.tokens, 16);
     let cold = bench.plan(&profile, Bench::request(&prompt(2, 4)));
     assert_eq!(cold.steps.len(), 2);
+}
+
+#[test]
+fn nobody_for_a_step_that_is_not_needed_is_no_reason_to_refuse() {
+    let mut bench = two_by_two();
+    let tokens = prompt(1, 4);
+    for at in 0..2 {
+        bench.pod(at).vitals().set_health(crate::fleet::Health::Down);
+        bench.cache(at + 2, &tokens, Tier::Gpu);
+    }
+    let profile = bench.profile(BLIND);
+    let plan = bench.plan(&profile, Bench::request(&tokens));
+    assert_eq!(plan.steps.len(), 1, "decode alone: {plan:?}");
+    match bench.decide(&profile, Bench::request(&prompt(2, 4))) {
+        Outcome::Reject(rejection) => assert_eq!(rejection.status, 503, "prefill is needed"),
+        other => panic!("{other:?}"),
+    }
 }
