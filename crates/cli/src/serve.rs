@@ -28,8 +28,8 @@ const MORE: &str = "\
 Examples:
   wornpath serve --pod http://127.0.0.1:8001 --pod http://127.0.0.1:8002
   wornpath serve --pod http://a:8000 --pod http://b:8000 --policy round-robin --port 9000
-  wornpath serve --pod http://a:8000,events=tcp://a:5557,replay=tcp://a:5558 --tokenizer ./Qwen3-8B
-  wornpath serve --prefill http://a:8000 --decode http://b:8000 --policy prefill-decode --tokenizer bytes
+  wornpath serve --pod http://a:8000,events=zmq://a:5557?replay=5558 --tokenizer ./Qwen3-8B --model Qwen/Qwen3-8B
+  wornpath serve --prefill http://a:8000 --decode http://b:8000 --policy prefill-decode --tokenizer ./Qwen3-8B --model Qwen/Qwen3-8B
 
 Without --tokenizer, prompts are compared by their text and only what this router itself has sent is
 known to be cached; with it, the engines' own cache events count.";
@@ -41,7 +41,7 @@ pub(crate) struct ServeArguments {
     /// Configuration; what the command line says counts more
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Address of an engine; may be given again. `,events=tcp://…` and `,replay=tcp://…` say where it publishes
+    /// Address of an engine; may be given again. `,events=zmq://host:port?replay=port` says where it publishes
     #[arg(long = "pod", visible_alias = "worker-urls", value_name = "URL", num_args = 1..)]
     pods: Vec<String>,
     /// Address of an engine that computes prompts for others
@@ -247,24 +247,19 @@ fn profile(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfile> {
     Ok(NamedProfile { name: policy.to_owned(), file, text: text.to_owned() })
 }
 
-/// `http://host:port[,events=tcp://…][,replay=tcp://…][,topic=…]`
+/// `http://host:port`, or `http://host:port,events=zmq://host:port?replay=port`.
 fn pod(written: &str, role: &str) -> anyhow::Result<PodSettings> {
-    let mut parts = written.split(',');
-    let mut pod = PodSettings::at(parts.next().unwrap_or_default());
-    pod.facts.roles = vec![Role::named(role)];
-    let (mut publisher, mut replay, mut topic) = (None, None, String::new());
-    for part in parts {
-        match part.split_once('=') {
-            Some(("events", at)) => publisher = Some(at.to_owned()),
-            Some(("replay", at)) => replay = Some(at.to_owned()),
-            Some(("topic", name)) => name.clone_into(&mut topic),
-            _ => bail!("`{part}` of the pod {written} is not events=…, replay=… or topic=…"),
+    let (url, events) = match written.split_once(',') {
+        None => (written, None),
+        Some((url, rest)) => {
+            let address = rest.strip_prefix("events=").with_context(|| {
+                format!("`{rest}` after the pod {url} is not events=zmq://host:port?replay=port")
+            })?;
+            (url, Some(EventSource::ZeroMq(address.parse()?)))
         }
-    }
-    if let Some(publisher) = publisher {
-        let address = wornpath_events::ZmqAddress { publisher, replay, topic };
-        pod.events = Some(EventSource::ZeroMq(address));
-    }
+    };
+    let mut pod = PodSettings { events, ..PodSettings::at(url) };
+    pod.facts.roles = vec![Role::named(role)];
     Ok(pod)
 }
 

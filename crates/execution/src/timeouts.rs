@@ -42,6 +42,8 @@ pub(crate) struct Watch {
     end: Instant,
     /// When something was last heard; none before the first byte.
     heard: Option<Instant>,
+    /// Whether the timer is set for what comes after the first byte.
+    is_under_way: bool,
     started: Instant,
 }
 
@@ -50,7 +52,8 @@ impl Watch {
         let started = Instant::now();
         let end = started + timeouts.total;
         let first = (started + timeouts.first_byte).min(end);
-        Self { timer: Box::pin(sleep_until(first)), timeouts, end, heard: None, started }
+        let timer = Box::pin(sleep_until(first));
+        Self { timer, timeouts, end, heard: None, is_under_way: false, started }
     }
 
     /// Something was heard.
@@ -58,8 +61,13 @@ impl Watch {
         self.heard = Some(Instant::now());
     }
 
-    /// Ready when the call has taken too long.
+    /// Ready when the call has taken too long. Called only while something is waited for.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<CallError> {
+        if let (Some(heard), false) = (self.heard, self.is_under_way) {
+            // Until now the timer was set for the first byte, which may take far longer than the others.
+            self.is_under_way = true;
+            self.timer.as_mut().reset((heard + self.timeouts.between_bytes).min(self.end));
+        }
         loop {
             if self.timer.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
@@ -117,6 +125,12 @@ mod tests {
         let (after, error) = rings(&mut watch).await;
         assert!(matches!(error, CallError::Stalled(_)), "{error}");
         assert_eq!(after.as_secs(), 11);
+
+        let mut stalled = Watch::start(TIMEOUTS);
+        stalled.heard();
+        let (after, error) = rings(&mut stalled).await;
+        assert!(matches!(error, CallError::Stalled(_)), "{error}");
+        assert_eq!(after.as_secs(), 3, "and not when the first byte would have been due");
 
         let mut watch =
             Watch::start(Timeouts { between_bytes: Duration::from_secs(60), ..TIMEOUTS });

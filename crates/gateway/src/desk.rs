@@ -35,7 +35,10 @@ impl Worker {
     ) -> T {
         let mut tools = self.tools.lock().unwrap_or_else(PoisonError::into_inner);
         let Tools { desk, rng } = &mut *tools;
-        decide(&mut World { fleet: roster.fleet(), desk, now, rng })
+        let decided = decide(&mut World { fleet: roster.fleet(), desk, now, rng });
+        // At once and not with this thread's next decision: other threads decide too.
+        desk.settle();
+        decided
     }
 
     /// A random number.

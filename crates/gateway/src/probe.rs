@@ -43,24 +43,22 @@ const NOBODY: WorkerNumber = WorkerNumber(usize::MAX);
 /// Looks after all pods, for as long as it is polled.
 pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> Infallible {
     let mut writer = gateway.index().writer();
-    let mut due: HashMap<String, Moment> = HashMap::new();
+    let (mut probes, mut introductions) = (Due::default(), Due::default());
     let mut errands = JoinSet::new();
     loop {
         tokio::time::sleep(TICK).await;
         while errands.try_join_next().is_some() {}
         let (now, roster) = (gateway.now(), gateway.roster());
-        due.retain(|url, _| roster.seats().iter().any(|seat| seat.settings.url == *url));
+        for due in [&mut probes, &mut introductions] {
+            due.retain(|url, _| roster.seats().iter().any(|seat| seat.settings.url == *url));
+        }
         for seat in roster.seats() {
             let endpoint = &seat.endpoint;
-            if endpoint.tick(now) && due.get(endpoint.url()).is_none_or(|due| *due <= now) {
-                due.insert(endpoint.url().to_owned(), now + PROBE_AGAIN);
+            if endpoint.tick(now) && is_due(&mut probes, endpoint, now, PROBE_AGAIN) {
                 errands.spawn(probe(Arc::clone(&gateway), Arc::clone(endpoint)));
-            } else if due.get(endpoint.url()).is_none_or(|due| *due <= now) {
-                let is_known = !seat.cards.is_empty();
-                due.insert(
-                    endpoint.url().to_owned(),
-                    now + if is_known { ASK_AGAIN } else { ASK_SOON },
-                );
+            }
+            let again = if seat.cards.is_empty() { ASK_SOON } else { ASK_AGAIN };
+            if is_due(&mut introductions, endpoint, now, again) {
                 errands.spawn(introduce(Arc::clone(&gateway), seat.clone()));
             }
         }
@@ -69,6 +67,18 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
         writer.sweep(SWEPT_BLOCKS);
         gateway.lobby.poll(&worker);
     }
+}
+
+/// When something is to be done next, by address.
+type Due = HashMap<String, Moment>;
+
+/// Whether it is to be done now; then it is due again after `pause`.
+fn is_due(due: &mut Due, endpoint: &Endpoint, now: Moment, pause: Duration) -> bool {
+    if due.get(endpoint.url()).is_some_and(|due| *due > now) {
+        return false;
+    }
+    due.insert(endpoint.url().to_owned(), now + pause);
+    true
 }
 
 /// Whether an endpoint that was cut off is back.

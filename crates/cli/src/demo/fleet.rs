@@ -99,8 +99,8 @@ fn pod(number: usize, addresses: Addresses) -> PodSettings {
     pod.facts.engine = Some(ENGINE.into());
     pod.facts.kv_tokens = Some(KV_TOKENS as u64);
     pod.events = Some(EventSource::ZeroMq(ZmqAddress {
-        publisher: format!("tcp://{}", addresses.events),
-        replay: Some(format!("tcp://{}", addresses.replay)),
+        publisher: addresses.events.to_string(),
+        replay: Some(addresses.replay.to_string()),
         topic: String::new(),
     }));
     pod

@@ -97,7 +97,8 @@ pub(super) fn reveal(headers: &mut HeaderMap, pod: &Name, step: &PlanStep, is_de
         headers.insert(POD, pod);
     }
     let degraded = if is_degraded { "; an earlier step failed and was left out" } else { "" };
-    if let Ok(reason) = HeaderValue::from_str(&format!("{}: {}{degraded}", step.name, step.cache)) {
+    let reason = format!("{}: {}{degraded}", step.name, step.cache);
+    if let Ok(reason) = HeaderValue::from_str(&reason) {
         headers.insert(REASON, reason);
     }
 }

@@ -34,6 +34,7 @@ pub(crate) async fn respond(
         (&Method::GET, "/health" | "/ping") => Some(Response::new(Reply::whole(Bytes::new()))),
         (&Method::GET, "/ready") => Some(ready(&worker)),
         (&Method::GET, "/v1/models") => Some(models(&worker)),
+        (&Method::GET, "/metrics") => metrics(&worker).await,
         _ => None,
     };
     if let Some(own) = own {
@@ -224,6 +225,17 @@ fn ready(worker: &Worker) -> Response<Reply> {
     let mut response = Response::new(Reply::whole(Bytes::from_static(word.as_bytes())));
     *response.status_mut() = hyper::StatusCode::from_u16(status).unwrap_or_default();
     response
+}
+
+/// The page of metrics. It looks at every pod, so it is written where it keeps no request waiting.
+async fn metrics(worker: &Worker) -> Option<Response<Reply>> {
+    let (gateway, counted) = (Arc::clone(&worker.gateway), Arc::clone(worker.gateway.metrics()?));
+    let write = move || crate::metrics::page(&gateway, &counted);
+    let page = worker.gateway.background().spawn_blocking(write).await.ok()?;
+    let mut response = Response::new(Reply::whole(Bytes::from(page)));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    Some(response)
 }
 
 fn models(worker: &Worker) -> Response<Reply> {

@@ -1,0 +1,207 @@
+//! What clients get while nothing fails.
+
+use crate::gateway::{Gateway, eventually};
+use crate::served::{Exchange, Served};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+fn prompt(text: &str) -> Value {
+    json!({"prompt": text, "max_tokens": 4})
+}
+
+#[test]
+fn each_pod_is_used_in_turn() {
+    let engines = Served::start(&["--engines", "3"]);
+    let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+    let pods: Vec<_> =
+        (0..6).map(|_| gateway.post("/v1/completions", &prompt("a")).pod().to_owned()).collect();
+    assert_eq!(pods.iter().collect::<BTreeSet<_>>().len(), 3, "{pods:?}");
+    assert_eq!(pods[..3], pods[3..]);
+}
+
+#[test]
+fn a_prompt_returns_to_the_pod_that_was_sent_its_beginning() {
+    let engines = Served::start(&["--engines", "4"]);
+    let gateway = Gateway::before(&engines, &[]);
+    for conversation in 0..8 {
+        let mut text = format!("{conversation}: ").repeat(400);
+        let first = gateway.post("/v1/completions", &prompt(&text)).pod().to_owned();
+        for _ in 0..3 {
+            text.push_str(&"and on ".repeat(50));
+            let next = gateway.post("/v1/completions", &prompt(&text));
+            assert_eq!(next.pod(), first);
+            assert!(next.cached_tokens() > 1000, "{}", next.text);
+            let reason = next.header("x-wornpath-reason").unwrap();
+            assert!(reason.contains("tokens cached"), "{reason}");
+        }
+    }
+}
+
+#[test]
+fn with_the_engines_own_events_the_prediction_is_what_the_engine_reports() {
+    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let pods: Vec<_> = engines
+        .engines
+        .iter()
+        .map(|at| format!("http://{},events=zmq://{}?replay={}", at.http, at.events, at.replay))
+        .collect();
+    let arguments = ["--pod", &pods[0], "--pod", &pods[1], "--tokenizer", "bytes", "--model", "m"];
+    let gateway = Gateway::start(&arguments, 2);
+    let mut number = 0;
+    eventually("what went straight to the second engine is known by its events", || {
+        number += 1;
+        let text = format!("{number:04}").repeat(250);
+        assert_eq!(engines.complete(1, &prompt(&text)).status, 200);
+        // Events take their time; a prompt that came too early for them is never asked again.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let answer = gateway.post("/v1/completions", &prompt(&text));
+        answer.pod() == engines.engines[1].http
+            && answer
+                .header("x-wornpath-reason")
+                .unwrap()
+                .contains("992 tokens cached (62 blocks on gpu)")
+            && answer.cached_tokens() == 992
+    });
+}
+
+#[test]
+fn a_stream_comes_chunk_by_chunk_and_ends_as_the_engine_ends_it() {
+    let engines = Served::start(&[]);
+    let gateway = Gateway::before(&engines, &[]);
+    let chat =
+        json!({"messages": [{"role": "user", "content": "hi"}], "stream": true, "max_tokens": 5});
+    let through = gateway.post("/v1/chat/completions", &chat);
+    assert_eq!(through.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    let events = through.events();
+    assert_eq!(events.last(), Some(&"[DONE]"));
+    assert_eq!(events.len(), 7, "a beginning, five tokens and an end: {events:?}");
+}
+
+#[test]
+fn models_health_and_other_paths_of_engines_are_served() {
+    let engines = Served::start(&["--engines", "2", "--model", "m", "--adapter", "sql"]);
+    let gateway = Gateway::before(&engines, &[]);
+    let models = gateway.get("/v1/models").json();
+    let names: Vec<_> = models["data"].as_array().unwrap().iter().map(|card| &card["id"]).collect();
+    assert_eq!(names, ["m", "sql"]);
+    assert_eq!(gateway.get("/health").status, 200);
+    assert_eq!(gateway.get("/ready").text, "ready");
+    assert!(gateway.get("/version").json()["version"].is_string());
+    assert_eq!(gateway.post("/tokenize", &json!({"prompt": "abc"})).json()["count"], 3);
+    let embedding = gateway.post("/v1/embeddings", &json!({"input": "abc"})).json();
+    assert_eq!(embedding["data"][0]["embedding"].as_array().unwrap().len(), 64);
+    let adapted = gateway.post("/v1/completions", &json!({"model": "sql", "prompt": "a"}));
+    assert_eq!((adapted.status, &adapted.json()["model"]), (200, &json!("sql")));
+}
+
+#[test]
+fn what_is_wrong_is_said_in_the_words_of_the_interface() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &["--max-body", "1000"]);
+    let unknown = gateway.post("/v1/completions", &json!({"model": "n", "prompt": "a"}));
+    assert_eq!(
+        (unknown.status, &unknown.json()["error"]["type"]),
+        (404, &json!("not_found_error"))
+    );
+    let anthropic = gateway.post("/v1/messages", &json!({"model": "n", "messages": []})).json();
+    assert_eq!(
+        (&anthropic["type"], &anthropic["error"]["type"]),
+        (&json!("error"), &json!("not_found_error"))
+    );
+    let large = gateway.post("/v1/completions", &prompt(&"x".repeat(2000)));
+    assert_eq!((large.status, large.header("x-request-id").is_some()), (413, true));
+    let wrong = Exchange::open(&gateway.address, "POST", "/v1/completions", "{\"prompt\": ")
+        .finish()
+        .unwrap();
+    assert_eq!(wrong.status, 400);
+    assert!(
+        wrong.json()["error"]["message"].as_str().unwrap().contains("not JSON"),
+        "{}",
+        wrong.text
+    );
+    let refused_by_engine =
+        gateway.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 0}));
+    assert_eq!(refused_by_engine.status, 400, "{}", refused_by_engine.text);
+}
+
+#[test]
+fn a_client_that_leaves_takes_its_request_with_it() {
+    let engines = Served::start_at("1", &["--answer-tokens", "100000"]);
+    let gateway = Gateway::before(&engines, &[]);
+    let endless = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+    let mut client = gateway.open("/v1/chat/completions", &endless);
+    client.read_past("data: ");
+    assert_eq!(engines.metric(0, "vllm:num_requests_running") as u64, 1);
+    drop(client);
+    eventually("the engine stopped", || engines.metric(0, "vllm:num_requests_running") < 1.0);
+}
+
+#[test]
+fn tenants_need_their_key_and_never_share_a_prediction() {
+    let engines = Served::start(&["--engines", "2"]);
+    let keys = ["--api-key", "a=secret-a", "--api-key", "b=secret-b", "--isolate-tenants"];
+    let gateway = Gateway::before(&engines, &keys);
+    let ask = |key: &str| {
+        let body = prompt(&"the same words ".repeat(200)).to_string();
+        let (address, length) = (&gateway.address, body.len());
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\nauthorization: Bearer {key}\r\n\r\n"
+        );
+        crate::sockets::exchange(address, &[head.as_bytes(), body.as_bytes()].concat())
+    };
+    assert!(ask("nobody").starts_with("HTTP/1.1 401"));
+    let says = |answer: &str, cached: bool| {
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(answer.contains("nothing cached"), !cached, "{answer}");
+        assert_eq!(answer.contains("\"cached_tokens\":0"), !cached, "{answer}");
+    };
+    says(&ask("secret-a"), false);
+    says(&ask("secret-a"), true);
+    says(&ask("secret-b"), false);
+    says(&ask("secret-b"), true);
+}
+
+#[test]
+fn a_long_prompt_is_computed_by_one_pod_and_answered_by_another() {
+    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let [prefill, decode] = [0, 1].map(|at| format!("http://{}", engines.engines[at].http));
+    let arguments = [
+        "--prefill",
+        &prefill,
+        "--decode",
+        &decode,
+        "--policy",
+        "prefill-decode",
+        "--tokenizer",
+        "bytes",
+        "--model",
+        "m",
+    ];
+    let gateway = Gateway::start(&arguments, 2);
+    let answer = gateway.post("/v1/completions", &prompt(&"long ".repeat(1000)));
+    assert_eq!((answer.status, answer.pod()), (200, &*engines.engines[1].http));
+    assert_eq!(engines.metric(0, "vllm:prompt_tokens_total") as u64, 5000);
+    let short = gateway.post("/v1/completions", &prompt("short"));
+    assert_eq!((short.status, short.pod()), (200, &*engines.engines[1].http));
+    assert_eq!(engines.metric(0, "vllm:prompt_tokens_total") as u64, 5000, "too short for two");
+}
+
+#[test]
+fn told_to_end_it_finishes_what_it_has_and_takes_nothing_new() {
+    let engines = Served::start_at("1", &["--answer-tokens", "60"]);
+    let mut gateway = Gateway::before(&engines, &[]);
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+    let mut stream = gateway.open("/v1/chat/completions", &chat);
+    stream.read_past("data: ");
+    gateway.signal("-TERM");
+    eventually("it is not ready", || {
+        let answer = std::panic::catch_unwind(|| gateway.get("/ready").status);
+        answer.is_err() || answer.is_ok_and(|status| status == 503)
+    });
+    let whole = stream.read_past("[DONE]");
+    assert!(whole.contains("[DONE]"));
+    drop(stream);
+    eventually("it ended", || gateway.child.try_wait().unwrap().is_some());
+    assert!(gateway.child.wait().unwrap().success());
+    assert!(std::net::TcpStream::connect(&gateway.address).is_err());
+}

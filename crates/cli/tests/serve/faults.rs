@@ -1,0 +1,129 @@
+//! What clients get when engines fail, each promise by itself.
+
+use crate::gateway::{Gateway, eventually};
+use crate::served::Served;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+const ASK: &str = "/v1/completions";
+
+#[test]
+fn a_pod_that_refuses_connections_costs_no_request() {
+    let engines = Served::start(&["--engines", "2"]);
+    let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+    engines.control("POST", "/engines/0/crash", "");
+    for _ in 0..10 {
+        let answer = gateway.post(ASK, &json!({"prompt": "a"}));
+        assert_eq!((answer.status, answer.pod()), (200, &*engines.engines[1].http));
+    }
+    engines.control("POST", "/engines/0/restart", "");
+    eventually("it is used again", || {
+        gateway.post(ASK, &json!({"prompt": "a"})).pod() == engines.engines[0].http
+    });
+}
+
+#[test]
+fn a_crash_before_the_first_byte_is_tried_elsewhere() {
+    let engines = Served::start_at("1", &["--engines", "2", "--answer-tokens", "200"]);
+    let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+    let asks: Vec<_> =
+        (0..8).map(|_| gateway.open(ASK, &json!({"prompt": "a", "max_tokens": 200}))).collect();
+    eventually("both work", || engines.metric(0, "vllm:num_requests_running") as u64 == 4);
+    engines.control("POST", "/engines/0/crash", "");
+    for ask in asks {
+        let answer = ask.finish().unwrap();
+        assert_eq!((answer.status, answer.pod()), (200, &*engines.engines[1].http));
+    }
+}
+
+#[test]
+fn a_crash_in_the_middle_of_a_stream_is_an_error_and_never_an_end() {
+    for (fault, arguments) in [
+        ("{\"cut_after_tokens\": 3}", &[][..]),
+        ("{\"stall_after_tokens\": 3}", &["--between-bytes-timeout", "0.5"]),
+    ] {
+        let engines = Served::start(&[]);
+        let gateway = Gateway::before(&engines, arguments);
+        engines.set_faults(0, fault);
+        let answer = gateway.post(ASK, &json!({"prompt": "a", "max_tokens": 20, "stream": true}));
+        assert_eq!(answer.status, 200);
+        assert!(answer.text.contains("\"text\":"), "{}", answer.text);
+        let last = answer.text.trim_end().rsplit("\n\n").next().unwrap();
+        assert!(last.starts_with("event: error\ndata: {"), "{fault}: {last}");
+        assert!(last.contains("\"upstream_lost\"") && !answer.text.contains("[DONE]"), "{last}");
+    }
+}
+
+#[test]
+fn a_pod_that_hangs_is_left_after_the_first_byte_timeout() {
+    let engines = Served::start(&["--engines", "2"]);
+    let gateway =
+        Gateway::before(&engines, &["--policy", "round-robin", "--first-byte-timeout", "0.3"]);
+    engines.set_faults(0, "{\"hang\": true}");
+    let started = Instant::now();
+    for _ in 0..2 {
+        let answer = gateway.post(ASK, &json!({"prompt": "a"}));
+        assert_eq!((answer.status, answer.pod()), (200, &*engines.engines[1].http));
+    }
+    assert!(started.elapsed() >= Duration::from_millis(300));
+}
+
+#[test]
+fn a_pod_that_is_busy_is_passed_over_and_if_all_are_the_client_is_told_when() {
+    let engines = Served::start(&["--engines", "2"]);
+    let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+    engines.set_faults(0, "{\"refuse\": 503}");
+    for _ in 0..4 {
+        assert_eq!(gateway.post(ASK, &json!({"prompt": "a"})).status, 200);
+    }
+    engines.set_faults(1, "{\"refuse\": 429}");
+    let answer = gateway.post(ASK, &json!({"prompt": "a"}));
+    assert!(matches!(answer.status, 429 | 503), "{}", answer.head);
+    assert_eq!(answer.header("retry-after"), Some("1"));
+}
+
+#[test]
+fn without_any_pod_the_answer_is_503_at_once_and_service_returns_with_the_pod() {
+    let engines = Served::start(&[]);
+    let gateway = Gateway::before(&engines, &[]);
+    engines.control("POST", "/engines/0/crash", "");
+    eventually("nobody is left", || gateway.post(ASK, &json!({"prompt": "a"})).status == 503);
+    let started = Instant::now();
+    let answer = gateway.post(ASK, &json!({"prompt": "a"}));
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+    assert!(started.elapsed() < Duration::from_millis(500));
+    engines.control("POST", "/engines/0/restart", "");
+    eventually("it is back", || gateway.post(ASK, &json!({"prompt": "a"})).status == 200);
+}
+
+#[test]
+fn a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_that_is_said() {
+    let engines = Served::start(&["--engines", "3", "--model", "m"]);
+    let urls: Vec<_> = engines.engines.iter().map(|at| format!("http://{}", at.http)).collect();
+    let arguments = [
+        "--prefill",
+        &urls[0],
+        "--prefill",
+        &urls[1],
+        "--decode",
+        &urls[2],
+        "--policy",
+        "prefill-decode",
+        "--tokenizer",
+        "bytes",
+        "--model",
+        "m",
+    ];
+    let gateway = Gateway::start(&arguments, 3);
+    let long = json!({"prompt": "long ".repeat(1000), "max_tokens": 3});
+    engines.set_faults(0, "{\"refuse\": 500}");
+    for _ in 0..3 {
+        let answer = gateway.post(ASK, &long);
+        assert_eq!(answer.status, 200, "the other prefill pod works: {}", answer.text);
+    }
+    engines.set_faults(1, "{\"refuse\": 500}");
+    let answer = gateway.post(ASK, &json!({"prompt": "other ".repeat(1000), "max_tokens": 3}));
+    assert_eq!((answer.status, answer.pod()), (200, &*engines.engines[2].http), "{}", answer.text);
+    let reason = answer.header("x-wornpath-reason").unwrap();
+    assert!(reason.contains("an earlier step failed"), "{reason}");
+}

@@ -1,0 +1,16 @@
+//! `wornpath serve` in front of served engines: both are the real binary, as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "real processes take real time, and must not take for ever"
+)]
+#![allow(clippy::disallowed_methods, reason = "processes live in real time")]
+
+mod answers;
+mod churn;
+mod faults;
+mod gateway;
+#[path = "../engine/served.rs"]
+#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
+mod served;
+mod sockets;
