@@ -1,9 +1,5 @@
 //! `wornpath serve` in front of served engines: both are the real binary, as a user runs it.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "real processes take real time, and must not take for ever"
-)]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
 mod answers;
