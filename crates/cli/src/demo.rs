@@ -128,9 +128,7 @@ impl Stage<'_> {
         self.served.apply(self.fleet.settings(policy)?)?;
         self.runtime.block_on(async {
             self.fleet.forget().await?;
-            if let Err(error) = self.served.all_forgotten().await {
-                writeln!(out, "  note: {error:#}; what it still believes, it will unlearn")?;
-            }
+            self.served.all_forgotten().await?;
             let load = Load::start(self.served.client, sessions(requests, SEED), Delivery::Stream);
             self.watch(load, Progress::new(policy, requests), out).await
         })

@@ -74,12 +74,17 @@ pub(super) async fn chat(
     Ok(answer)
 }
 
-/// Makes an engine forget what it has cached.
-pub(super) async fn forget(engine: SocketAddr) -> anyhow::Result<()> {
-    let mut connection = JoinSet::new();
-    let response = post(engine, "/reset_prefix_cache", &Value::Null, &mut connection).await?;
-    let status = response.status();
-    ensure!(status.is_success(), "engine {engine} answers {status} to /reset_prefix_cache");
+/// Makes an engine forget what it has cached, and say so. Engines publish only with a step, and an idle
+/// one takes none: hence a prompt that is too short to be cached.
+pub(super) async fn forget(engine: SocketAddr, model: &str) -> anyhow::Result<()> {
+    let prompt = json!({"model": model, "prompt": "a", "max_tokens": 1});
+    for (path, body) in [("/reset_prefix_cache", Value::Null), ("/v1/completions", prompt)] {
+        let mut connection = JoinSet::new();
+        let response = post(engine, path, &body, &mut connection).await?;
+        let status = response.status();
+        ensure!(status.is_success(), "engine {engine} answers {status} to {path}");
+        response.into_body().collect().await.context("the answer broke off")?;
+    }
     Ok(())
 }
 

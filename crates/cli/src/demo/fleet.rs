@@ -51,7 +51,7 @@ impl Fleet {
     /// Empties all caches.
     pub(super) async fn forget(&self) -> anyhow::Result<()> {
         for engine in &self.engines {
-            forget(engine.addresses().http).await?;
+            forget(engine.addresses().http, ENGINE).await?;
         }
         Ok(())
     }
