@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use wornpath_index::{Holding, Index, Moment};
+use wornpath_index::{Holding, Index, Moment, PodId};
 
 use crate::fleet::{Candidate, Fleet, Pod};
 use crate::name::Role;
@@ -93,6 +93,21 @@ pub enum WhenEmpty {
     Skip,
     /// The request waits until somebody passes.
     Hold,
+}
+
+impl WhenEmpty {
+    /// All three.
+    pub(crate) const ALL: [Self; 3] = [Self::Reject, Self::Skip, Self::Hold];
+
+    /// Its word in YAML.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Reject => "reject",
+            Self::Skip => "skip",
+            Self::Hold => "hold",
+        }
+    }
 }
 
 /// A request that is turned away.
@@ -199,6 +214,13 @@ impl<'a> Decision<'a> {
     #[must_use]
     pub fn pod(&self, candidate: Candidate) -> &'a Pod {
         &self.fleet[candidate]
+    }
+
+    /// Where among these candidates a pod is, if it is one of them.
+    #[must_use]
+    pub fn position(&self, candidates: &[Candidate], pod: PodId) -> Option<usize> {
+        // Candidates are in the order of the fleet.
+        candidates.binary_search(&self.fleet.find(pod)?).ok()
     }
 
     /// The time, since whenever the caller counts from.

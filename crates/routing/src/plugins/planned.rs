@@ -40,9 +40,7 @@ impl Pick for Planned {
         let Some(planned) = scene.read(&self.hint).and_then(|hint| hint.0) else {
             return self.otherwise.pick(scene, slate, rng);
         };
-        let pod = scene.fleet().find(planned);
-        // Candidates are in the order of the fleet.
-        if let Some(Ok(at)) = pod.map(|pod| slate.candidates.binary_search(&pod)) {
+        if let Some(at) = scene.position(slate.candidates, planned) {
             return Choice { at, mark: Some("as planned") };
         }
         let mark = Some("not as planned: the planned pod is gone or was filtered out");

@@ -1,35 +1,21 @@
 //! `session`: the pod that the session was last sent to; another picker for new sessions and for those
 //! whose pod cannot take them.
 
-use std::sync::{Mutex, PoisonError};
-
-use super::sessions::Sessions;
+use super::sessions::{CAPACITY, LastPods, TTL};
 use crate::assembly::{Assembly, Refused};
 use crate::fleet::Candidate;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
-use crate::slot::Reads;
 use crate::stage::{Choice, Decision, Fallbacks, Pick, Slate};
-use crate::values::SessionKey;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "session",
     summary: "The pod that the session was last sent to. A new session, and one whose pod is gone or was filtered \
               out, is picked by another picker and stays where that put it.",
     parameters: &[
-        Parameter::with_default(
-            "ttl",
-            Takes::Time,
-            "10m",
-            "How long an idle session is remembered.",
-        ),
-        Parameter::with_default(
-            "capacity",
-            Takes::Whole(1, 100_000_000),
-            "100000",
-            "How many sessions are remembered.",
-        ),
+        TTL,
+        CAPACITY,
         Parameter::with_default(
             "otherwise",
             Takes::Picker,
@@ -44,32 +30,23 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 };
 
 struct Session {
-    session: Reads<SessionKey>,
-    sessions: Mutex<Sessions>,
+    last: LastPods,
     otherwise: Box<dyn Pick>,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
-    let sessions = Sessions::new(assembly.get("capacity"), assembly.get("ttl"));
     Ok(Box::new(Session {
-        session: assembly.reads(),
-        sessions: Mutex::new(sessions),
+        last: LastPods::new(assembly),
         otherwise: assembly.picker("otherwise")?,
     }))
 }
 
 impl Pick for Session {
     fn pick(&self, scene: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
-        let Some(session) = scene.read(&self.session) else {
+        let Some(last) = self.last.find(scene) else {
             return self.otherwise.pick(scene, slate, rng);
         };
-        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = sessions.find(session.0, scene.now());
-        drop(sessions);
-        let Some(last) = last else { return self.otherwise.pick(scene, slate, rng) };
-        let pod = scene.fleet().find(last);
-        // Candidates are in the order of the fleet.
-        if let Some(Ok(at)) = pod.map(|pod| slate.candidates.binary_search(&pod)) {
+        if let Some(at) = scene.position(slate.candidates, last) {
             return at.into();
         }
         let mark = Some("the session moves, because its pod is gone or cannot take it");
@@ -87,10 +64,7 @@ impl Pick for Session {
     }
 
     fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
-        if let Some(session) = scene.read(&self.session) {
-            let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-            sessions.remember(session.0, scene.pod(pod).id(), scene.now());
-        }
+        self.last.remember(scene, pod);
         self.otherwise.chosen(scene, pod);
     }
 }

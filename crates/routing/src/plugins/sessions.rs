@@ -1,16 +1,67 @@
-//! Which pod a session was last sent to, forgotten after a while.
+//! Which pod a session was last sent to, forgotten after a while: what `session_affinity` and `session`
+//! have in common.
 //!
 //! A bounded table. Every session has one entry in a circle of reminders; when a reminder comes up,
 //! its session is dropped if it has expired or the table is full, and reminded of again otherwise. So
 //! a session that is used costs nothing but its own entry, and no clock has to run.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wornpath_index::{Moment, PodId};
 
+use crate::assembly::Assembly;
+use crate::fleet::Candidate;
+use crate::parameter::{Parameter, Takes};
+use crate::slot::Reads;
+use crate::stage::Decision;
+use crate::values::SessionKey;
+
+/// How long, of a plugin that remembers sessions.
+pub(super) const TTL: Parameter =
+    Parameter::with_default("ttl", Takes::Time, "10m", "How long an idle session is remembered.");
+
+/// How many, of a plugin that remembers sessions.
+pub(super) const CAPACITY: Parameter = Parameter::with_default(
+    "capacity",
+    Takes::Whole(1, 100_000_000),
+    "100000",
+    "How many sessions are remembered.",
+);
+
+/// Where the session of a request was last, for a plugin with [`TTL`] and [`CAPACITY`].
 #[derive(Debug)]
-pub(crate) struct Sessions {
+pub(super) struct LastPods {
+    session: Reads<SessionKey>,
+    sessions: Mutex<Sessions>,
+}
+
+impl LastPods {
+    pub(super) fn new(assembly: &mut Assembly<'_>) -> Self {
+        let sessions = Sessions::new(assembly.get(CAPACITY.name), assembly.get(TTL.name));
+        Self { session: assembly.reads(), sessions: Mutex::new(sessions) }
+    }
+
+    /// Where the request's session was last; none for one that is new or says nothing of a session.
+    pub(super) fn find(&self, scene: &Decision<'_>) -> Option<PodId> {
+        self.sessions().find(scene.read(&self.session)?.0, scene.now())
+    }
+
+    /// The request's session, if it has one, is with this pod from now on.
+    pub(super) fn remember(&self, scene: &Decision<'_>, pod: Candidate) {
+        if let Some(session) = scene.read(&self.session) {
+            self.sessions().remember(session.0, scene.pod(pod).id(), scene.now());
+        }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug)]
+struct Sessions {
     entries: HashMap<u64, Entry>,
     reminders: VecDeque<(Moment, u64)>,
     capacity: usize,
@@ -24,17 +75,17 @@ struct Entry {
 }
 
 impl Sessions {
-    pub(crate) fn new(capacity: usize, ttl: Duration) -> Self {
+    fn new(capacity: usize, ttl: Duration) -> Self {
         Self { entries: HashMap::new(), reminders: VecDeque::new(), capacity: capacity.max(1), ttl }
     }
 
     /// Where the session was last, unless that is too long ago.
-    pub(crate) fn find(&self, session: u64, now: Moment) -> Option<PodId> {
+    fn find(&self, session: u64, now: Moment) -> Option<PodId> {
         self.entries.get(&session).filter(|entry| entry.expires > now).map(|entry| entry.pod)
     }
 
     /// The session is with this pod from now on.
-    pub(crate) fn remember(&mut self, session: u64, pod: PodId, now: Moment) {
+    fn remember(&mut self, session: u64, pod: PodId, now: Moment) {
         self.drop_expired(now);
         let expires = now.saturating_add(self.ttl);
         if self.entries.insert(session, Entry { pod, expires }).is_none() {
