@@ -3,9 +3,8 @@
 //! The expression is parsed and typed when the profile is assembled; see [`cel`](super::cel) for the
 //! language and [`vocabulary`] for the fields. Only the fields that are named cost anything.
 
+mod placed;
 mod vocabulary;
-
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::cel::{Batch, FUNCTIONS, Program, compile};
 use crate::assembly::{Assembly, Refused};
@@ -16,6 +15,7 @@ use crate::plugin::{Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Held, HeldBlocks, Scale, Score};
 use crate::values::Attributes;
+use placed::Placed;
 use vocabulary::{Field, FleetField, PodField, RequestField, Words};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -56,12 +56,9 @@ struct Expression {
     names: Vec<Name>,
     held: Option<Held>,
     attributes: Option<Reads<Attributes>>,
-    /// Prompt tokens that each pod was sent to compute, by its slot; empty unless the rule asks.
-    placed: Vec<AtomicU64>,
+    /// Unless the rule does not ask.
+    placed: Option<Placed>,
 }
-
-/// As many pods as an index can hold.
-const MOST_PODS: usize = 4096;
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
     let (score, cost) = (assembly.maybe::<String>("score"), assembly.maybe::<String>("cost"));
@@ -85,9 +82,9 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
             return Err(assembly.refuse(parameter, &error.to_string(), &cure));
         }
     };
-    let placed = if words.asks_placed.get() { MOST_PODS } else { 0 };
+    let placed = words.asks_placed.get().then(Placed::default);
     let (labels, names) = (words.labels.into_inner(), words.attributes.into_inner());
-    let asks_held = words.asks_held.get() || words.asks_placed.get();
+    let asks_held = words.asks_held.get() || placed.is_some();
     Ok(Box::new(Expression {
         program,
         scale,
@@ -95,7 +92,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
         attributes: (!names.is_empty()).then(|| assembly.reads()),
         labels,
         names,
-        placed: (0..placed).map(|_| AtomicU64::new(0)).collect(),
+        placed,
     }))
 }
 
@@ -149,10 +146,12 @@ impl Scope<'_> {
                 self.each(column, |pod| held.map_or(0.0, |held| held.share(pod)));
             }
             PodField::UncachedTokens => self.each(column, |pod| self.uncached_tokens(pod) as f64),
-            PodField::PlacedTokens => self.each(column, |pod| {
-                let placed = self.rule.placed.get(pod.slot().position());
-                placed.map_or(0.0, |tokens| tokens.load(Relaxed) as f64)
-            }),
+            PodField::PlacedTokens => {
+                if let Some(placed) = &self.rule.placed {
+                    let pods = self.candidates.iter().map(|candidate| self.scene.pod(*candidate));
+                    placed.fill(pods, column);
+                }
+            }
             // The texts, which have no number.
             PodField::Name
             | PodField::Engine
@@ -262,10 +261,9 @@ impl Score for Expression {
     }
 
     fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
-        let chosen = scene.pod(pod);
-        if let Some(placed) = self.placed.get(chosen.slot().position()) {
-            let tokens = self.scope(scene, &[pod]).uncached_tokens(chosen);
-            placed.fetch_add(tokens, Relaxed);
+        if let Some(placed) = &self.placed {
+            let chosen = scene.pod(pod);
+            placed.add(chosen, self.scope(scene, &[pod]).uncached_tokens(chosen));
         }
     }
 }

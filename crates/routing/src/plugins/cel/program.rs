@@ -105,6 +105,13 @@ enum Value {
     Each(Vec<f64>),
 }
 
+/// Whether a text can differ between candidates.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Spread {
+    Same,
+    Each,
+}
+
 /// Columns that are free to be used again.
 #[derive(Default)]
 struct Columns(Vec<Vec<f64>>);
@@ -179,19 +186,19 @@ impl<F: Copy> Number<F> {
             }
             Self::Texts(test, pair) => {
                 let [left, right] = &**pair;
-                let varies = left.varies(batch) || right.varies(batch);
-                each(varies, batch, columns, |at| {
+                let spread = left.spread(batch).wider(right.spread(batch));
+                each(spread, batch, columns, |at| {
                     truth(test.holds(left.at(batch, at), right.at(batch, at)))
                 })
             }
-            Self::AmongTexts(text, list) => each(text.varies(batch), batch, columns, |at| {
+            Self::AmongTexts(text, list) => each(text.spread(batch), batch, columns, |at| {
                 let text = text.at(batch, at);
                 truth(list.iter().any(|item| **item == *text))
             }),
-            Self::Size(text) => each(text.varies(batch), batch, columns, |at| {
+            Self::Size(text) => each(text.spread(batch), batch, columns, |at| {
                 text.at(batch, at).chars().count() as f64
             }),
-            Self::Has(field) => each(batch.varies(*field), batch, columns, |at| {
+            Self::Has(field) => each(Spread::of(*field, batch), batch, columns, |at| {
                 truth(batch.text(*field, at).is_some())
             }),
         }
@@ -199,8 +206,11 @@ impl<F: Copy> Number<F> {
 }
 
 impl<F: Copy> Text<F> {
-    fn varies(&self, batch: &impl Batch<F>) -> bool {
-        matches!(self, Self::Field(field) if batch.varies(*field))
+    fn spread(&self, batch: &impl Batch<F>) -> Spread {
+        match self {
+            Self::Literal(_) => Spread::Same,
+            Self::Field(field) => Spread::of(*field, batch),
+        }
     }
 
     fn at<'a>(&'a self, batch: &'a impl Batch<F>, candidate: usize) -> &'a str {
@@ -211,13 +221,23 @@ impl<F: Copy> Text<F> {
     }
 }
 
+impl Spread {
+    fn of<F>(field: F, batch: &impl Batch<F>) -> Self {
+        if batch.varies(field) { Self::Each } else { Self::Same }
+    }
+
+    fn wider(self, other: Self) -> Self {
+        if self == Self::Each { self } else { other }
+    }
+}
+
 fn each<F>(
-    varies: bool,
+    spread: Spread,
     batch: &impl Batch<F>,
     columns: &mut Columns,
     number: impl Fn(usize) -> f64,
 ) -> Value {
-    if !varies {
+    if spread == Spread::Same {
         return Value::Same(number(0));
     }
     let mut column = columns.column(batch.len());
