@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::models::Models;
 use crate::parameter::FromValue;
-use crate::plugin::{Make, Registry, Stage};
+use crate::plugin::{Make, Plugin, Registry, Stage};
 use crate::problem::{Kind, Problem, Span};
 use crate::profile::Card;
 use crate::settings::{Entry, Given, Setting, Settings};
@@ -28,6 +28,8 @@ pub(crate) struct Blueprint {
     pub(crate) models: Arc<Models>,
     pub(crate) slots: Vec<SlotKind>,
     pub(crate) uses: Vec<Use>,
+    /// Every plugin that was met and where, nested pickers and judges too.
+    pub(crate) present: Vec<(Plugin, Span)>,
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -57,6 +59,7 @@ impl Blueprint {
             models: Arc::clone(models),
             slots: Vec::new(),
             uses: Vec::new(),
+            present: Vec::new(),
             problems: Vec::new(),
         }
     }
@@ -68,6 +71,15 @@ impl Blueprint {
             self.slots.push(kind);
             self.slots.len() - 1
         })
+    }
+
+    /// Takes down that a plugin stands there. Two steps may share a selector, and so its plugins.
+    fn meet(&mut self, plugin: Plugin, span: Span) {
+        let is_known =
+            |(known, place): &(Plugin, Span)| known.name == plugin.name && *place == span;
+        if !self.present.iter().any(is_known) {
+            self.present.push((plugin, span));
+        }
     }
 
     /// The handle to a slot that somebody writes, for the pipeline itself.
@@ -112,6 +124,15 @@ impl Assembly<'_> {
         let slot = self.blueprint.slot::<T>(None);
         self.note(slot, Access::Read);
         Reads::new(slot as u16, self.blueprint.profile)
+    }
+
+    /// The right to read what another plugin writes, if the profile has one that does.
+    #[must_use]
+    pub fn reads_if_written<T: Slot>(&mut self) -> Option<Reads<T>> {
+        let reads = self.blueprint.reads_if_written::<T>()?;
+        let slot = self.blueprint.slot::<T>(None);
+        self.note(slot, Access::Read);
+        Some(reads)
     }
 
     /// The right to write a slot. A profile can have one writer of each.
@@ -241,6 +262,7 @@ pub(crate) fn make(
         assume(blueprint, stage, &entry, turn);
         return Err(refused(blueprint, problem));
     };
+    blueprint.meet(plugin, entry.span);
     let before = blueprint.problems.len();
     let reserved = reserved(stage);
     let settings = Settings::read(&entry, plugin.parameters, reserved, &mut blueprint.problems);
@@ -286,6 +308,7 @@ fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &Entry<'_>, turn: usiz
     let known = blueprint.registry.plugins().iter().filter(|plugin| plugin.stage() == stage);
     let Some(meant) = nearest(entry.name, known.map(|plugin| plugin.name)) else { return };
     let Some(plugin) = blueprint.registry.find(stage, meant).copied() else { return };
+    blueprint.meet(plugin, entry.span);
     let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
     std::mem::swap(&mut draft.slots, &mut blueprint.slots);
     if let Ok(node) = crate::yaml::parse(plugin.example) {

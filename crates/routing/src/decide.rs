@@ -11,7 +11,7 @@ use crate::name::Name;
 use crate::plan::{Hold, Mark, Outcome, SkippedBecause, Then};
 use crate::profile::Profile;
 use crate::queue::{Tenant, Waiting};
-use crate::selector::{Nobody, Selected};
+use crate::selector::{Filtering, Nobody, Selected};
 use crate::stage::{Decision, Rejection};
 use crate::values::Picked;
 use crate::workflow::{Bind, Step};
@@ -74,8 +74,9 @@ impl Profile {
     }
 
     /// Decides again after a failure: one step, whose plan has that step only, or all of them. Also
-    /// binds a step that was left open until it starts. Does not answer [`Outcome::Hold`] for a
-    /// single step: it is under way already.
+    /// binds a step that was left open until it starts. The profile's `hold` does not concern a single
+    /// step, whose request is under way; a filter with `on_empty: hold` still answers
+    /// [`Outcome::Hold`], and whoever asked asks again.
     ///
     /// # Panics
     /// If another profile made the context.
@@ -98,8 +99,8 @@ impl Profile {
         self.own(context);
         let mut deciding = Deciding { profile: self, context, world, marks: Vec::new() };
         deciding.lookup(recorder.as_deref_mut());
-        match deciding.steps(retry, recorder) {
-            Ok(taken) => match deciding.must_wait(&taken, retry) {
+        match deciding.steps(retry, recorder.as_deref_mut()) {
+            Ok(taken) => match deciding.must_wait(&taken, retry, recorder) {
                 Some(hold) => Outcome::Hold(hold),
                 None => Outcome::Plan(deciding.plan(taken)),
             },
@@ -268,18 +269,29 @@ impl<'a> Deciding<'a, '_> {
     }
 
     /// Whether the first step's pod has no room yet.
-    fn must_wait(&mut self, taken: &[Taken<'_>], retry: Retry<'_>) -> Option<Hold> {
+    fn must_wait(
+        &self,
+        taken: &[Taken<'_>],
+        retry: Retry<'_>,
+        mut recorder: Option<&mut Recorder<'_>>,
+    ) -> Option<Hold> {
         if retry.step.is_some() || self.profile.holding.unless.is_empty() {
             return None;
         }
         let first = taken.iter().find_map(|taken| Some((taken.step, taken.bound.as_ref()?)));
         let (step, bound) = first?;
         let scene = self.scene(step);
-        let passes = self.profile.holding.unless.iter().all(|filtering| {
-            let mut keep = [true];
-            filtering.filter.keep(&scene, &[bound.candidate], &mut keep);
-            keep[0]
-        });
+        let passes =
+            self.profile.holding.unless.iter().all(|Filtering { name, filter, .. }| {
+                let started = recorder.as_deref().map(Recorder::now);
+                let mut keep = [true];
+                filter.keep(&scene, &[bound.candidate], &mut keep);
+                if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
+                    let objection = (!keep[0]).then(|| filter.why(&scene, bound.candidate));
+                    recorder.judged(name, scene.pod(bound.candidate), objection, started);
+                }
+                keep[0]
+            });
         (!passes).then(|| self.hold(Some(bound.uncached_tokens)))
     }
 
@@ -301,10 +313,13 @@ impl<'a> Deciding<'a, '_> {
         let request = &self.context.request;
         let tokens = uncached_tokens.unwrap_or_else(|| self.prompt_tokens());
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        let tenant = Tenant(request.tenant.as_ref().map_or(0, Name::key));
+        let shares = &self.profile.holding.shares;
+        let share = shares.iter().find(|(known, _)| *known == tenant);
         Hold {
             class: Waiting {
-                tenant: Tenant(request.tenant.as_ref().map_or(0, Name::key)),
-                weight: 1,
+                tenant,
+                weight: share.map_or(1, |(_, share)| *share),
                 priority: request.priority,
                 cost: PER_TOKEN.saturating_mul(tokens),
                 deadline: request.arrival.saturating_add(self.profile.holding.patience),

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use wornpath_index::PodId;
 
-use crate::fleet::{Candidate, Fleet};
+use crate::fleet::{Candidate, Fleet, Pod};
 use crate::name::{Name, Role};
 use crate::selector::Scoring;
-use crate::stage::{Choice, Decision, Scale, Slate};
+use crate::stage::{Choice, Decision, Scale, Slate, WhenEmpty};
 
 /// Everything that went into one decision.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -23,6 +23,8 @@ pub struct Explanation {
     pub lookup: Option<Duration>,
     /// One for each selection that was made, in order.
     pub steps: Vec<StepExplanation>,
+    /// One for each filter of `hold` that was asked whether the chosen pod has room.
+    pub hold: Vec<JudgeExplanation>,
 }
 
 /// How one step got its pod.
@@ -69,9 +71,22 @@ pub struct FilterExplanation {
     pub name: &'static str,
     /// How many it dropped.
     pub dropped: usize,
-    /// Whether it would have left nobody and therefore did not count.
-    pub skipped: bool,
+    /// What followed from nobody being left, if nobody was.
+    pub emptied: Option<WhenEmpty>,
     /// How long it took, with finding the reasons.
+    pub took: Duration,
+}
+
+/// What a filter of `hold` said of the chosen pod.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct JudgeExplanation {
+    /// The plugin.
+    pub name: &'static str,
+    /// The chosen pod.
+    pub pod: Name,
+    /// Why the request has to wait, if it has to.
+    pub objection: Option<String>,
+    /// How long it took, with finding the reason.
     pub took: Duration,
 }
 
@@ -166,24 +181,31 @@ impl<'a> Recorder<'a> {
     pub(crate) fn filtered(
         &mut self,
         name: &'static str,
-        dropped: impl Iterator<Item = (Candidate, Option<String>)>,
+        dropped: impl Iterator<Item = (Candidate, String)>,
+        emptied: Option<WhenEmpty>,
         started: Duration,
     ) {
         let Some(step) = self.explanation.steps.last_mut() else { return };
-        let (mut count, mut skipped) = (0, false);
+        let mut count = 0;
         for (candidate, why) in dropped {
-            match why {
-                Some(why) => {
-                    count += 1;
-                    if let Some(pod) = step.candidates.iter_mut().find(|pod| pod.at == candidate) {
-                        pod.dropped = Some((name, why));
-                    }
-                }
-                None => skipped = true,
+            count += 1;
+            if let Some(pod) = step.candidates.iter_mut().find(|pod| pod.at == candidate) {
+                pod.dropped = Some((name, why));
             }
         }
         let took = (self.clock)().saturating_sub(started);
-        step.filters.push(FilterExplanation { name, dropped: count, skipped, took });
+        step.filters.push(FilterExplanation { name, dropped: count, emptied, took });
+    }
+
+    pub(crate) fn judged(
+        &mut self,
+        name: &'static str,
+        pod: &Pod,
+        objection: Option<String>,
+        started: Duration,
+    ) {
+        let (pod, took) = (pod.facts().name.clone(), self.since(started));
+        self.explanation.hold.push(JudgeExplanation { name, pod, objection, took });
     }
 
     pub(crate) fn scored(

@@ -66,14 +66,15 @@ mod testing;
 mod text;
 mod values;
 mod workflow;
+mod written;
 mod yaml;
 
 pub use assembly::{Assembly, Refused};
 pub use context::{Desk, RoutingContext, World};
 pub use decide::Retry;
 pub use explain::{
-    CandidateExplanation, Explanation, FilterExplanation, PickExplanation, Recorder,
-    ScorerExplanation, StepExplanation,
+    CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,
+    Recorder, ScorerExplanation, StepExplanation,
 };
 pub use fleet::{
     Breaker, Candidate, EventTrust, Fleet, Health, Pod, PodFacts, Reservation, Topology, Vitals,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
+use crate::written;
 use crate::yaml::{Node, Quoted, Yaml};
 
 /// One parameter of a plugin.
@@ -175,7 +176,8 @@ impl Takes {
             }
             Self::Number(least, most) => {
                 let number: f64 = plain?.parse().ok()?;
-                (least..=most).contains(&number).then_some(Value::Number(number))
+                let is_one = number.is_finite() && (least..=most).contains(&number);
+                is_one.then_some(Value::Number(number))
             }
             Self::Time => time(plain?).map(Value::Time),
             Self::Size(least, most) => {
@@ -213,18 +215,20 @@ fn json(node: &Node) -> Option<Json> {
     }
 }
 
-/// `1.5s`, `30ms`, `2m`, `1h`, `50us`.
+/// `1.5s`, `30ms`, `2m`, `1h`, `50us`; to the microsecond, and no more than can be told exactly.
 fn time(text: &str) -> Option<Duration> {
+    const LONGEST_MICROS: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-    let seconds = match &text[digits..] {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3_600.0,
+    let micros = match &text[digits..] {
+        "us" => 1.0,
+        "ms" => 1e3,
+        "s" => 1e6,
+        "m" => 60e6,
+        "h" => 3_600e6,
         _ => return None,
     };
-    Duration::try_from_secs_f64(text[..digits].parse::<f64>().ok()? * seconds).ok()
+    let micros = (text[..digits].parse::<f64>().ok()? * micros).round();
+    (micros < LONGEST_MICROS).then(|| Duration::from_micros(micros as u64))
 }
 
 const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
@@ -245,46 +249,36 @@ fn sized(size: u64) -> String {
     unit.map_or_else(|| format!("{size} B"), |(unit, bytes)| format!("{}{unit}", size / bytes))
 }
 
-/// As it would be written in YAML.
+/// As it would be written in YAML: reading it gives the same value.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(flag) => write!(f, "{flag}"),
             Self::Whole(whole) => write!(f, "{whole}"),
             Self::Number(number) => write!(f, "{number}"),
-            Self::Time(time) => f.write_str(&written(*time)),
-            // A JSON string is a YAML string too.
-            Self::Text(text) => write!(f, "{}", Json::from(text.as_str())),
+            Self::Time(time) => f.write_str(&written::time(*time)),
+            Self::Text(text) => f.write_str(&written::quoted(text)),
             Self::Word(word) => f.write_str(word),
             Self::Texts(texts) => {
-                let texts: Vec<_> =
-                    texts.iter().map(|text| Json::from(text.as_str()).to_string()).collect();
+                let texts: Vec<_> = texts.iter().map(|text| written::quoted(text)).collect();
                 write!(f, "[{}]", texts.join(", "))
             }
-            Self::Numbers(numbers) => {
-                let numbers: Vec<_> =
-                    numbers.iter().map(|(word, number)| format!("{word}: {number}")).collect();
-                write!(f, "{{{}}}", numbers.join(", "))
-            }
-            Self::Fields(fields) => {
-                let fields: Vec<_> =
-                    fields.iter().map(|(name, value)| format!("{name}: {value}")).collect();
-                write!(f, "{{{}}}", fields.join(", "))
-            }
+            Self::Numbers(numbers) => map(f, numbers, f64::to_string),
+            Self::Fields(fields) => map(f, fields, |value| match value {
+                Json::String(text) => written::quoted(text),
+                other => other.to_string(),
+            }),
         }
     }
 }
 
-/// A time as it would be written in YAML.
-pub(crate) fn written(time: Duration) -> String {
-    let micros = time.as_micros();
-    if micros.is_multiple_of(1_000_000) {
-        format!("{}s", micros / 1_000_000)
-    } else if micros.is_multiple_of(1_000) {
-        format!("{}ms", micros / 1_000)
-    } else {
-        format!("{micros}us")
-    }
+fn map<T>(
+    f: &mut fmt::Formatter<'_>,
+    entries: &[(String, T)],
+    value: impl Fn(&T) -> String,
+) -> fmt::Result {
+    let entry = |(key, of): &(String, T)| format!("{}: {}", written::word(key), value(of));
+    write!(f, "{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
 }
 
 /// A type that a checked value can be taken as.
@@ -337,6 +331,12 @@ mod tests {
         assert_eq!(read(Takes::Texts, "a").unwrap(), r#"["a"]"#);
         assert_eq!(read(Takes::Numbers, "{gpu: 1, host: 0.5}").unwrap(), "{gpu: 1, host: 0.5}");
         assert_eq!(read(Takes::OneOf(&["x", "y"]), "y").unwrap(), "y");
+        assert_eq!(read(Takes::Time, "0.1us").unwrap(), "0s", "nobody measures less");
+        let fields = r#"{"a: b": "1", c: 1, "null": ~, d: "\n"}"#;
+        assert_eq!(
+            read(Takes::Fields, fields).unwrap(),
+            r#"{"a: b": "1", c: 1, "null": null, d: "\n"}"#
+        );
     }
 
     #[test]
@@ -344,6 +344,8 @@ mod tests {
         assert_eq!(read(Takes::Whole(1, 8), "9"), None);
         assert_eq!(read(Takes::Whole(1, 8), "'4'"), None, "quoted, so it is text");
         assert_eq!(read(Takes::Number(0.0, 1.0), "nan"), None);
+        assert_eq!(read(Takes::Number(0.0, f64::INFINITY), "inf"), None);
+        assert_eq!(read(Takes::Time, "9007199254.740992s"), None, "too long to be told exactly");
         assert_eq!(read(Takes::Time, "30"), None, "a bare number has no unit");
         assert_eq!(read(Takes::Flag, "yes"), None);
         assert_eq!(read(Takes::Size(1, 1 << 20), "2MiB"), None);

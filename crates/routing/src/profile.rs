@@ -20,7 +20,7 @@ use crate::models::Models;
 use crate::name::Role;
 use crate::plugin::Registry;
 use crate::problem::{Problem, Problems};
-use crate::queue::QueueRules;
+use crate::queue::{QueueRules, Tenant};
 use crate::request::Request;
 use crate::selector::Filtering;
 use crate::slot::{ProfileId, Reads, SlotKind, Slots};
@@ -49,6 +49,8 @@ pub struct Profile {
 pub(crate) struct Holding {
     /// The chosen pod must pass these, or the request waits.
     pub(crate) unless: Vec<Filtering>,
+    /// Of tenants that get more than one share.
+    pub(crate) shares: Vec<(Tenant, u32)>,
     pub(crate) patience: Duration,
     pub(crate) rules: QueueRules,
 }

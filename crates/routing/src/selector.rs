@@ -105,13 +105,13 @@ impl Selector {
             filter.keep(scene, scratch.candidates, scratch.keep);
             let kept = scratch.keep.iter().filter(|keep| **keep).count();
             let emptied = kept == 0;
-            let counts = !emptied || *when_empty != WhenEmpty::Skip;
             if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
+                let counts = !emptied || *when_empty != WhenEmpty::Skip;
                 let dropped = scratch.candidates.iter().zip(&*scratch.keep);
-                let dropped = dropped.filter(|(_, keep)| !**keep).map(|(candidate, _)| {
-                    (*candidate, if counts { Some(filter.why(scene, *candidate)) } else { None })
-                });
-                recorder.filtered(name, dropped, started);
+                let dropped = dropped
+                    .filter(|(_, keep)| counts && !**keep)
+                    .map(|(candidate, _)| (*candidate, filter.why(scene, *candidate)));
+                recorder.filtered(name, dropped, emptied.then_some(*when_empty), started);
             }
             match when_empty {
                 _ if kept == scratch.candidates.len() => {}

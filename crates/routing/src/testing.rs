@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wornpath_blocks::{BlockHash, HashKey};
-use wornpath_index::{Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier};
+use wornpath_index::{Content, EngineHash, Event, Index, Limits, Location, Parent, Stored, Tier};
 
 use crate::context::{Desk, RoutingContext, World};
 use crate::explain::{Explanation, Recorder};
@@ -62,6 +62,11 @@ impl Bench {
 
     /// The pod tells that it holds the full blocks of a prompt, on one tier.
     pub(crate) fn cache(&self, at: usize, tokens: &[u32], tier: Tier) {
+        self.cache_at(at, tokens, tier, &[]);
+    }
+
+    /// The same, and where on the tier each block lies.
+    pub(crate) fn cache_at(&self, at: usize, tokens: &[u32], tier: Tier, locations: &[Location]) {
         let models = &self.surroundings.models;
         let choice = ModelChoice { base: "m".into(), lora: None };
         let root: BlockHash = models.root(&choice, None);
@@ -69,7 +74,7 @@ impl Bench {
         models.find(&choice.base).unwrap().hasher().contents(tokens, &mut contents);
         let chain: Vec<_> = root.chain(&contents).map(|hash| EngineHash(hash.0)).collect();
         let content = Content::Chained { parent: Parent::Root(root), contents: &contents };
-        let stored = Event::Stored(Stored { tier, blocks: &chain, content, locations: &[] });
+        let stored = Event::Stored(Stored { tier, blocks: &chain, content, locations });
         self.index.writer().apply(self.pod(at).id(), None, &[stored]).unwrap();
     }
 

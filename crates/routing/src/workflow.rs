@@ -6,17 +6,27 @@
 use std::time::Duration;
 
 use crate::name::{Name, Role};
-use crate::parameter::{Parameter, Takes, written};
+use crate::parameter::{Parameter, Takes, Value};
 use crate::plan::{FailurePolicy, Mutation, Start, Then, Transfer};
 use crate::problem::{Kind, Problem, Span};
 use crate::selector::Selector;
 use crate::settings::{Entry, Settings};
 use crate::slot::Writes;
 use crate::values::Picked;
+use crate::written;
 use crate::yaml::{Node, Yaml};
 
-/// The selector that a profile writes at its top level.
-pub(crate) const TOP: &str = "top level";
+/// More steps are no workflow that anybody has; every one is selected for with every decision.
+const MOST_STEPS: usize = 32;
+
+/// Where a step's selector is written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum SelectorPlace {
+    /// At the top level of the profile.
+    Top,
+    /// In `selectors`, under this name.
+    Named(String),
+}
 
 const TRANSFERS: &[&str] = &["nixl", "bootstrap", "shared_storage", "mooncake", "tensorrt"];
 
@@ -117,7 +127,7 @@ pub(crate) struct StepDraft {
     pub(crate) name: Name,
     pub(crate) span: Span,
     pub(crate) role_span: Span,
-    pub(crate) selector: String,
+    pub(crate) selector: SelectorPlace,
     pub(crate) selector_span: Span,
     pub(crate) rules: StepRules,
 }
@@ -178,7 +188,8 @@ pub(crate) fn read(
     match entry.name {
         "single" => {
             let entry = Entry { name: Role::SERVE, ..entry };
-            vec![draft(&entry, &Settings::read(&entry, STEP, &[], problems), TOP)]
+            let settings = Settings::read(&entry, STEP, &[], problems);
+            vec![draft(&entry, &settings, SelectorPlace::Top)]
         }
         "prefill_decode" => prefill_decode(&entry, problems),
         other => {
@@ -205,6 +216,12 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
         let problem = Problem::new(Kind::Syntax, node.span, "`steps` is empty");
         problems.push(problem.cure("give at least one step"));
     }
+    if let Some(beyond) = items.get(MOST_STEPS) {
+        let message = format!("`steps` has {} steps; {MOST_STEPS} are the most", items.len());
+        let problem = Problem::new(Kind::Syntax, beyond.span, message);
+        problems.push(problem.cure("remove this one and those after it"));
+        return Vec::new();
+    }
     let mut steps: Vec<StepDraft> = Vec::new();
     for item in items {
         match Entry::read(item, "step") {
@@ -219,7 +236,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
                     );
                 }
                 let settings = Settings::read(&entry, STEP, &[], problems);
-                steps.push(draft(&entry, &settings, entry.name));
+                steps.push(draft(&entry, &settings, SelectorPlace::Named(entry.name.to_owned())));
             }
         }
     }
@@ -243,7 +260,8 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
             }
         };
         let settings = Settings::read(&step, STEP, &[], problems);
-        drafts.push(draft(&step, &settings, name));
+        said_by_transfer(&step, problems);
+        drafts.push(draft(&step, &settings, SelectorPlace::Named(name.to_owned())));
     }
     if let [prefill, decode] = &mut drafts[..] {
         let least = settings.maybe("min_uncached_tokens");
@@ -258,10 +276,24 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
     drafts
 }
 
-fn draft(entry: &Entry<'_>, settings: &Settings, selector: &str) -> StepDraft {
+/// `transfer` says these for both steps; what a step says of them would be ignored or contradict it.
+fn said_by_transfer(step: &Entry<'_>, problems: &mut Vec<Problem>) {
+    for (key, _) in step.settings {
+        let name = key.text().unwrap_or_default();
+        if ["prefill_only", "offers", "takes", "start"].contains(&name) {
+            let message = format!("`{name}` of `{}` is said by `transfer`", step.name);
+            problems.push(
+                Problem::new(Kind::BadParameter, key.span, message)
+                    .cure("remove it, or write the two steps out under `steps`"),
+            );
+        }
+    }
+}
+
+fn draft(entry: &Entry<'_>, settings: &Settings, selector: SelectorPlace) -> StepDraft {
     let span_of = |name| settings.find(name).map_or(entry.span, |setting| setting.span);
     let role = settings.maybe::<String>("role").unwrap_or_else(|| entry.name.to_owned());
-    let selector = settings.maybe::<String>("selector").unwrap_or_else(|| selector.to_owned());
+    let selector = settings.maybe("selector").map_or(selector, SelectorPlace::Named);
     let mut mutations = Vec::new();
     if settings.or("prefill_only", false) {
         mutations.push(Mutation::PrefillOnly);
@@ -313,13 +345,13 @@ impl StepRules {
     /// As it would be written in `steps`, without the name.
     pub(crate) fn written(&self) -> String {
         let mut all = vec![
-            format!("role: {}", self.role),
+            format!("role: {}", written::word(self.role.as_str())),
             format!("attempts: {}", self.failure.attempts),
             format!("then: {}", self.failure.then.word()),
             format!("fallbacks: {}", self.fallbacks),
         ];
-        all.extend(self.deadline.map(|time| format!("deadline: {}", written(time))));
-        all.extend(self.lease.map(|time| format!("lease: {}", written(time))));
+        all.extend(self.deadline.map(|time| format!("deadline: {}", written::time(time))));
+        all.extend(self.lease.map(|time| format!("lease: {}", written::time(time))));
         all.push(format!("bind: {}", if self.bind == Bind::Late { "late" } else { "early" }));
         let start = if self.start == Start::Together { "together" } else { "after" };
         all.push(format!("start: {start}"));
@@ -330,11 +362,11 @@ impl StepRules {
                 Mutation::PrefillOnly => all.push("prefill_only: true".to_owned()),
                 Mutation::OfferKv(transfer) => all.push(format!("offers: {}", transfer.word())),
                 Mutation::TakeKv(transfer) => all.push(format!("takes: {}", transfer.word())),
-                Mutation::Set { field, value } => fields.push(format!("{field}: {value}")),
+                Mutation::Set { field, value } => fields.push((field.clone(), value.clone())),
             }
         }
         if !fields.is_empty() {
-            all.push(format!("set: {{{}}}", fields.join(", ")));
+            all.push(format!("set: {}", Value::Fields(fields)));
         }
         all.push(format!("speculate: {}", self.speculates));
         all.join(", ")

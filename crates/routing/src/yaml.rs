@@ -7,6 +7,10 @@ use crate::problem::{Kind, Problem, Span};
 /// Deeper nesting is no profile, and would only serve to exhaust the stack.
 const DEEPEST: usize = 32;
 
+/// YAML reads a key without ceremony only if it has at most 1024 characters, and each of ours may have to
+/// be escaped when it is printed.
+const LONGEST_KEY: usize = 128;
+
 /// A value and where it stands.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Node {
@@ -170,6 +174,11 @@ impl<'a> Reader<'a> {
                 return Err(Problem::new(Kind::Syntax, key.span, message)
                     .cure("keys are plain words; did a `{` or `[` open by mistake?"));
             };
+            if name.chars().count() > LONGEST_KEY {
+                let message = format!("a key has more than {LONGEST_KEY} characters");
+                return Err(Problem::new(Kind::Syntax, key.span, message)
+                    .cure("give it a shorter name; did a quote open by mistake?"));
+            }
             if let Some((first, _)) = entries.iter().find(|(known, _)| known.text() == Some(name)) {
                 let message = format!("`{name}` is given twice");
                 return Err(Problem::new(Kind::Syntax, key.span, message)
@@ -229,6 +238,7 @@ mod tests {
         assert_eq!(says("a: &x 1\nb: *x\n"), "aliases (`*name`) are not read");
         assert_eq!(says("[a]: 1\n"), "a key is a list, not text");
         assert_eq!(says(&"[".repeat(100)), "nested more than 32 levels deep");
+        assert_eq!(says(&format!("{}: 1", "k".repeat(129))), "a key has more than 128 characters");
         assert_eq!(says(""), "the file is empty");
         assert!(says("a: [1\n").starts_with("not YAML: "));
     }

@@ -9,9 +9,9 @@ use std::fs;
 use std::path::Path;
 
 use wornpath_routing::{
-    Assembly, Candidate, Decision, Filter, Kind, Make, Parameter, Picked, Plugin, Prepare,
-    Preparing, Profile, Reads, Refused, Registry, Rejection, Role, Scale, Score, Slot,
-    Surroundings, Takes, Writes,
+    Assembly, Candidate, Choice, Decision, Filter, Kind, Make, Parameter, Pick, Picked, Plugin,
+    Prepare, Preparing, Profile, Reads, Refused, Registry, Rejection, Rng, Role, Scale, Score,
+    Slate, Slot, Surroundings, Takes, Writes,
 };
 
 const PLAIN: Plugin = Plugin {
@@ -83,12 +83,21 @@ impl Score for Beside {
     }
 }
 
+struct First;
+
+impl Pick for First {
+    fn pick(&self, _: &Decision<'_>, _: Slate<'_>, _: &mut Rng) -> Choice {
+        0.into()
+    }
+}
+
 fn beside(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
     Ok(Box::new(Beside(assembly.picked("preprocess"))))
 }
 
 /// The shipped plugins, and a few that can only be used wrongly.
 fn surroundings() -> Surroundings {
+    const LONELY: Plugin = Plugin { name: "lonely", needs: &["tokenize"], ..PLAIN };
     const SIZE: Parameter = Parameter::required("size", Takes::Whole(1, 9), "Must be said.");
     let registry = Registry::shipped()
         .with(Plugin {
@@ -103,7 +112,8 @@ fn surroundings() -> Surroundings {
             make: Make::Prepare(turns::<Shell, Chick>),
             ..PLAIN
         })
-        .with(Plugin { name: "lonely", needs: &["tokenize"], ..PLAIN })
+        .with(LONELY)
+        .with(Plugin { name: "first", make: Make::Pick(|_| Ok(Box::new(First))), ..LONELY })
         .with(Plugin { name: "cat", conflicts: &["dog"], ..PLAIN })
         .with(Plugin { name: "dog", ..PLAIN })
         .with(Plugin { name: "particular", parameters: &[SIZE], ..PLAIN })

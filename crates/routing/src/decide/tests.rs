@@ -7,7 +7,7 @@ use wornpath_index::{Location, PodId, Tier};
 use super::*;
 use crate::fleet::PodFacts;
 use crate::fleet::Reservation;
-use crate::name::Role;
+use crate::name::{Name, Role};
 use crate::plan::{CacheHint, CacheRun, Mutation, RoutingPlan, Start, Transfer};
 use crate::request::Request;
 use crate::testing::{BLOCK, Bench};
@@ -71,6 +71,22 @@ fn a_request_goes_where_its_prefix_is_and_the_plan_says_what_is_held_on_which_ti
     drop(plan);
     assert_eq!(bench.pod(2).vitals().prefill_tokens(), 0);
     assert_eq!(bench.pod(2).vitals().requests(), 0);
+}
+
+#[test]
+fn the_plan_says_on_which_tier_each_run_of_blocks_begins_where() {
+    let mut bench = Bench::with_pods(1);
+    let tokens = prompt(1, 3);
+    let places = [7_u64, 8, 9].map(|offset| Location { offset, length: 64, device: 2 });
+    bench.cache_at(0, &tokens, Tier::Disk, &places);
+    bench.cache(0, &tokens[..4], Tier::Gpu);
+    let profile = bench.profile(CACHE_AFFINITY);
+    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let runs = vec![
+        CacheRun { blocks: 1, tier: Tier::Gpu, location: None },
+        CacheRun { blocks: 2, tier: Tier::Disk, location: Some(places[1]) },
+    ];
+    assert_eq!(plan.steps[0].cache, CacheHint { tokens: 12, runs });
 }
 
 #[test]
@@ -393,4 +409,75 @@ fn nobody_for_a_step_that_is_not_needed_is_no_reason_to_refuse() {
         Outcome::Reject(rejection) => assert_eq!(rejection.status, 503, "prefill is needed"),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn an_explanation_names_the_filter_that_makes_a_request_wait() {
+    let mut bench = Bench::with_pods(1);
+    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let judged = "pick: max_score\nhold: {unless: [healthy, {concurrency: {requests: 1}}]}\n";
+    let profile = bench.profile(judged);
+    let (outcome, explanation) = bench.explain(&profile, Bench::request(&[]));
+    assert!(matches!(outcome, Outcome::Hold(_)));
+    let said: Vec<_> =
+        explanation.hold.iter().map(|judge| (judge.name, judge.objection.is_some())).collect();
+    assert_eq!(said, [("healthy", false), ("concurrency", true)]);
+    let shown = explanation.to_string();
+    assert!(shown.contains("hold unless concurrency: the request waits, because p0"), "{shown}");
+    assert_eq!(explanation.to_json()["hold"][1]["name"], "concurrency");
+
+    let emptied = "filter: [{concurrency: {requests: 1, on_empty: hold}}]\npick: max_score\n";
+    let profile = bench.profile(emptied);
+    let (outcome, explanation) = bench.explain(&profile, Bench::request(&[]));
+    assert!(matches!(outcome, Outcome::Hold(_)));
+    let shown = explanation.to_string();
+    assert!(shown.contains("filter concurrency: dropped 1, nobody is left: the request waits"));
+    assert_eq!(explanation.to_json()["steps"][0]["filters"][0]["on_empty"], "hold");
+}
+
+#[test]
+fn a_tenant_waits_with_the_share_that_the_profile_gives_it() {
+    let mut bench = Bench::with_pods(1);
+    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let hold = "hold: {unless: [{concurrency: {requests: 1}}], shares: {acme: 3}}";
+    let profile = bench.profile(&format!("pick: max_score\n{hold}\n"));
+    for (tenant, share) in [(Some("acme"), 3), (Some("other"), 1), (None, 1)] {
+        let request = Request { tenant: tenant.map(Name::from), ..Bench::request(&[]) };
+        let Outcome::Hold(hold) = bench.decide(&profile, request) else { panic!() };
+        assert_eq!(hold.class.weight, share, "{tenant:?}");
+    }
+}
+
+#[test]
+fn hold_concerns_whole_requests_and_a_filter_that_holds_also_single_steps() {
+    let mut bench = Bench::with_pods(1);
+    let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
+    let mut again = |yaml: &str| {
+        let profile = bench.profile(yaml);
+        let mut context = bench.prepared(&profile, Bench::request(&[]));
+        let Bench { fleet, desk, rng, .. } = &mut bench;
+        let mut world = World { fleet, desk, now: Duration::ZERO, rng };
+        let step = Name::from("serve");
+        profile.replan(&mut context, &mut world, Retry { step: Some(&step), excluded: &[] })
+    };
+    let room = "concurrency: {requests: 1";
+    let judged = again(&format!("pick: max_score\nhold: {{unless: [{{{room}}}}}]}}\n"));
+    assert!(matches!(judged, Outcome::Plan(_)), "{judged:?}");
+    let emptied = again(&format!("filter: [{{{room}, on_empty: hold}}}}]\npick: max_score\n"));
+    assert!(matches!(emptied, Outcome::Hold(_)), "{emptied:?}");
+}
+
+#[test]
+fn the_graph_as_data_has_every_slot_that_the_drawing_has() {
+    let bench = two_by_two();
+    let hold = "hold: {unless: [{kv_headroom: {}}]}\n";
+    let profile = bench.profile(&format!("{PREFILL_DECODE}{hold}"));
+    let graph = profile.graph().to_json();
+    let picker = graph["steps"][0]["plugins"].as_array().unwrap().last().unwrap();
+    assert_eq!(picker["writes"], serde_json::json!(["Picked(prefill)"]));
+    assert_eq!(graph["hold"][0]["reads"], serde_json::json!(["BlockHashes"]));
+    let drawn = profile.graph().to_string();
+    assert!(drawn.contains("locality × 1") && drawn.contains("← Picked(prefill)"), "{drawn}");
+    assert!(drawn.contains("→ Picked(decode)"), "{drawn}");
+    assert!(drawn.contains("hold unless the chosen pod passes\n  filter  kv_headroom"), "{drawn}");
 }

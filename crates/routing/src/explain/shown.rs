@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{CandidateExplanation, Explanation, StepExplanation};
-use crate::stage::Scale;
+use super::{CandidateExplanation, Explanation, JudgeExplanation, StepExplanation};
+use crate::stage::{Scale, WhenEmpty};
 
 impl Explanation {
     /// As data. Times are in microseconds.
@@ -17,6 +17,16 @@ impl Explanation {
             "prepare": prepare.collect::<Vec<_>>(),
             "lookup_us": self.lookup.map(micros),
             "steps": self.steps.iter().map(StepExplanation::json).collect::<Vec<_>>(),
+            "hold": self.hold.iter().map(JudgeExplanation::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl JudgeExplanation {
+    fn json(&self) -> Value {
+        json!({
+            "name": self.name, "pod": self.pod.as_str(), "objection": self.objection,
+            "took_us": micros(self.took),
         })
     }
 }
@@ -25,8 +35,9 @@ impl StepExplanation {
     fn json(&self) -> Value {
         let filters = self.filters.iter().map(|filter| {
             json!({
-                "name": filter.name, "dropped": filter.dropped, "skipped": filter.skipped,
-                "took_us": micros(filter.took),
+                "name": filter.name, "dropped": filter.dropped,
+                "skipped": filter.emptied == Some(WhenEmpty::Skip),
+                "on_empty": filter.emptied.map(WhenEmpty::word), "took_us": micros(filter.took),
             })
         });
         let scorers = self.scorers.iter().map(|scorer| {
@@ -109,9 +120,17 @@ impl fmt::Display for Explanation {
             writeln!(f, "\nstep {} (role {})", step.step, step.role)?;
             table(f, &step.rows())?;
             for filter in &step.filters {
-                let what = match (filter.skipped, filter.dropped) {
-                    (true, _) => "would have left nobody and did not count".to_owned(),
-                    (false, count) => format!("dropped {count}"),
+                let what = match (filter.emptied, filter.dropped) {
+                    (Some(WhenEmpty::Skip), _) => {
+                        "would have left nobody and did not count".to_owned()
+                    }
+                    (Some(WhenEmpty::Hold), count) => {
+                        format!("dropped {count}, nobody is left: the request waits")
+                    }
+                    (Some(WhenEmpty::Reject), count) => {
+                        format!("dropped {count}, nobody is left: the request is turned away")
+                    }
+                    (None, count) => format!("dropped {count}"),
                 };
                 writeln!(f, "  filter {}: {what}, {}", filter.name, shown(filter.took))?;
             }
@@ -123,6 +142,14 @@ impl fmt::Display for Explanation {
                 let (name, ties, took) = (pick.name, pick.ties, shown(pick.took));
                 writeln!(f, "  pick {name}: one of {ties} with that total{mark}, {took}")?;
             }
+        }
+        for judge in &self.hold {
+            let JudgeExplanation { name, pod, .. } = judge;
+            let what = match &judge.objection {
+                Some(why) => format!("the request waits, because {pod} does not pass: {why}"),
+                None => format!("{pod} passes"),
+            };
+            writeln!(f, "  hold unless {name}: {what}, {}", shown(judge.took))?;
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
     Ok(Box::new(KvHeadroom {
         at_most: assembly.get("at_most"),
         output_tokens: assembly.get("output_tokens"),
-        blocks: assembly.blueprint.reads_if_written(),
+        blocks: assembly.reads_if_written(),
     }))
 }
 

@@ -24,7 +24,7 @@ struct Model {
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
-    Ok(Box::new(Model { tokens: assembly.blueprint.reads_if_written() }))
+    Ok(Box::new(Model { tokens: assembly.reads_if_written() }))
 }
 
 impl Model {

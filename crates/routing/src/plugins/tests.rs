@@ -1,14 +1,53 @@
 //! Tests of the plugins that show how plugins are written.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use wornpath_blocks::HashKey;
 use wornpath_index::Tier;
 
+use super::rehearsal::Rehearsal;
 use crate::fleet::{Breaker, EventTrust, Health, Reservation};
+use crate::models::{Models, Tokenize};
 use crate::plan::Outcome;
+use crate::request::{Prompt, Request};
 use crate::testing::Bench;
+use crate::values::Tokens;
 
 const PROMPT: [u32; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
+
+/// One token for every letter; digits cannot be tokenized.
+struct Letters;
+
+impl Tokenize for Letters {
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
+        let Prompt::Text(text) = &request.prompt else { return Err("no text".to_owned()) };
+        if text.contains(|letter: char| letter.is_ascii_digit()) {
+            return Err("a digit".to_owned());
+        }
+        tokens.extend(text.chars().map(u32::from));
+        Ok(())
+    }
+}
+
+#[test]
+fn tokenize_takes_ids_as_they_are_and_asks_the_model_for_the_tokens_of_a_text() {
+    let mut rehearsal = Rehearsal::of(1);
+    let says = |rehearsal: &Rehearsal| rehearsal.prepared::<Tokens>(&["tokenize"]);
+    rehearsal.request.prompt = Prompt::Tokens(vec![7, 8]);
+    assert_eq!(says(&rehearsal).unwrap(), Some(Tokens(vec![7, 8])));
+    rehearsal.request.prompt = Prompt::Text("ab".to_owned());
+    assert_eq!(says(&rehearsal).unwrap_err().status, 500, "no tokenizer");
+    let models = Models::new(HashKey::DEFAULT);
+    let models = models.with("m", 2.try_into().unwrap(), Some(Arc::new(Letters)));
+    rehearsal.models = Arc::new(models);
+    assert_eq!(says(&rehearsal).unwrap(), Some(Tokens(vec![97, 98])));
+    rehearsal.request.prompt = Prompt::Text("a1".to_owned());
+    let rejection = says(&rehearsal).unwrap_err();
+    assert_eq!((rejection.status, rejection.reason.as_str()), (400, "a digit"));
+    rehearsal.request.model.base = "other".into();
+    assert_eq!(says(&rehearsal).unwrap_err().status, 404);
+}
 
 #[test]
 fn cache_affinity_is_the_share_of_the_prompt_that_a_pod_holds() {

@@ -28,7 +28,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
         "How many bytes a chunk has; four are counted as a token.",
     )],
     needs: &[],
-    conflicts: &["block_hash"],
+    conflicts: &[],
     example: "text_blocks: {chunk_bytes: 512}",
     make: Make::Prepare(make),
 };

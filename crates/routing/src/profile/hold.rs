@@ -5,11 +5,12 @@ use std::time::Duration;
 use super::sheet::Sheet;
 use super::{Holding, slots, stages};
 use crate::assembly::Blueprint;
-use crate::parameter::{Parameter, Takes, Value, written};
+use crate::parameter::{Parameter, Takes, Value};
 use crate::problem::{Kind, Problem, Span};
-use crate::queue::{Order, QueueRules};
+use crate::queue::{Order, QueueRules, Tenant};
 use crate::settings::{Entry, Given, Settings};
 use crate::values::BlockHashes;
+use crate::written;
 use crate::yaml::{Node, Yaml};
 
 /// What can be said of `hold`.
@@ -45,6 +46,11 @@ pub(crate) const HOLD: &[Parameter] = &[
         "16",
         "How many waiting requests are asked when there is no room.",
     ),
+    Parameter::optional(
+        "shares",
+        Takes::Numbers,
+        "Tenants that get more than others, such as `{acme: 3}` for three times the work; a whole number each.",
+    ),
 ];
 
 /// Reads `hold`. Its filters judge the pod that was chosen, after every step has been selected.
@@ -73,7 +79,7 @@ pub(super) fn holding(
         }
     }
     let unless = node.and_then(|node| node.get("unless"));
-    let unless = stages::judges(unless, blueprint, &mut sheet.unless);
+    let unless = stages::judges(unless, blueprint, &mut sheet.graph.hold);
     let order = match settings.or("order", "shortest_first") {
         "shortest_first" => Order::ShortestFirst { patience: settings.or("patience", 10.0) },
         "deadline" => Order::Deadline,
@@ -89,8 +95,10 @@ pub(super) fn holding(
                 .cure("give a time above zero, such as `10s`"),
         );
     }
+    let shares = shares(&settings, blueprint);
     Holding {
         unless,
+        shares,
         patience: settings.or("deadline", Duration::from_secs(30)),
         rules: QueueRules {
             capacity: settings.or("capacity", defaults.capacity),
@@ -99,6 +107,21 @@ pub(super) fn holding(
             lookahead: settings.or("lookahead", defaults.lookahead),
         },
     }
+}
+
+fn shares(settings: &Settings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
+    const MOST: f64 = 1_000_000.0;
+    let given: Vec<(String, f64)> = settings.or("shares", Vec::new());
+    let is_share = |share: f64| (1.0..=MOST).contains(&share) && share.fract() == 0.0;
+    let span = settings.find("shares").map_or(Span::default(), |setting| setting.span);
+    for (tenant, share) in given.iter().filter(|(_, share)| !is_share(*share)) {
+        let message = format!("the share of `{tenant}` in `shares` of `hold` is {share}");
+        blueprint.problems.push(
+            Problem::new(Kind::BadParameter, span, message)
+                .cure(format!("give a whole number from 1 to {MOST}")),
+        );
+    }
+    given.iter().map(|(tenant, share)| (Tenant::named(tenant), *share as u32)).collect()
 }
 
 /// Reads `speculate`: `off`, or how long a pod is expected to hold what it was sent; ten seconds by
@@ -126,6 +149,6 @@ pub(super) fn speculate(
             }
         },
     };
-    sheet.speculate = time.map_or_else(|| "off".to_owned(), written);
+    sheet.speculate = time.map_or_else(|| "off".to_owned(), written::time);
     time
 }

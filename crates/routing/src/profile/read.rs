@@ -55,7 +55,7 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
     let holding = holding(root.get("hold"), &mut blueprint, &mut sheet);
     let speculate = speculate(root.get("speculate"), &mut blueprint, &mut sheet);
     slots::check(&mut blueprint);
-    slots::check_neighbours(root, &mut blueprint);
+    slots::check_neighbours(&mut blueprint);
 
     let (blocks, tokens) = (blueprint.reads_if_written(), blueprint.reads_if_written());
     if !blueprint.problems.is_empty() {

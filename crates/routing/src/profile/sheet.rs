@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::name::{Name, Role};
 use crate::plugin::Stage;
-use crate::workflow::TOP;
+use crate::workflow::SelectorPlace;
+use crate::written::{quoted, word};
 
 /// One plugin in its place.
 #[derive(Clone, PartialEq, Debug)]
@@ -32,6 +33,8 @@ pub struct Graph {
     pub prepare: Vec<Card>,
     /// The steps, in order.
     pub steps: Vec<StepCard>,
+    /// The filters that the chosen pod must pass, or the request waits.
+    pub hold: Vec<Card>,
 }
 
 /// One step and its plugins.
@@ -43,7 +46,7 @@ pub struct StepCard {
     pub role: Role,
     /// Its filters, scorers and picker, in order.
     pub plugins: Vec<Card>,
-    pub(crate) selector: String,
+    pub(crate) selector: SelectorPlace,
     pub(crate) rules: String,
 }
 
@@ -53,7 +56,6 @@ pub(crate) struct Sheet {
     pub(crate) description: Option<String>,
     pub(crate) graph: Graph,
     pub(crate) hold: String,
-    pub(crate) unless: Vec<Card>,
     pub(crate) speculate: String,
 }
 
@@ -79,11 +81,11 @@ impl Sheet {
     pub(crate) fn printed(&self) -> String {
         let mut out = String::new();
         if let Some(description) = &self.description {
-            let _ = writeln!(out, "description: {}", Value::from(description.as_str()));
+            let _ = writeln!(out, "description: {}", quoted(description));
         }
         list(&mut out, "", "prepare", &self.graph.prepare);
         match &self.graph.steps[..] {
-            [step] if step.selector == TOP => {
+            [step] if step.selector == SelectorPlace::Top => {
                 stages(&mut out, "", &step.plugins);
                 let _ = writeln!(out, "workflow:\n  single: {{{}}}", step.rules);
             }
@@ -91,22 +93,32 @@ impl Sheet {
                 out.push_str("selectors:\n");
                 for (at, step) in steps.iter().enumerate() {
                     if steps[..at].iter().all(|other| other.selector != step.selector) {
-                        let _ = writeln!(out, "  {}:", step.selector);
+                        let _ = writeln!(out, "  {}:", step.selector_name());
                         stages(&mut out, "    ", &step.plugins);
                     }
                 }
                 out.push_str("workflow:\n  steps:\n");
                 for step in steps {
-                    let (name, selector, rules) = (&step.name, &step.selector, &step.rules);
-                    let _ = writeln!(out, "    - {name}: {{selector: {selector}, {rules}}}");
+                    let (name, selector) = (word(step.name.as_str()), step.selector_name());
+                    let _ = writeln!(out, "    - {name}: {{selector: {selector}, {}}}", step.rules);
                 }
             }
         }
         let _ = writeln!(out, "hold:");
-        list(&mut out, "  ", "unless", &self.unless);
+        list(&mut out, "  ", "unless", &self.graph.hold);
         out.push_str(&self.hold);
         let _ = writeln!(out, "speculate: {}", self.speculate);
         out
+    }
+}
+
+impl StepCard {
+    /// As `selectors` has it; the top level has no name, and only `single` uses it.
+    fn selector_name(&self) -> String {
+        match &self.selector {
+            SelectorPlace::Named(name) => word(name),
+            SelectorPlace::Top => word(self.name.as_str()),
+        }
     }
 }
 
@@ -141,41 +153,50 @@ impl Graph {
             let (name, role) = (step.name.as_str(), step.role.as_str());
             json!({"step": name, "role": role, "plugins": cards(&step.plugins)})
         });
-        json!({"prepare": cards(&self.prepare), "steps": steps.collect::<Vec<_>>()})
+        json!({
+            "prepare": cards(&self.prepare),
+            "steps": steps.collect::<Vec<_>>(),
+            "hold": cards(&self.hold),
+        })
+    }
+
+    fn cards(&self) -> impl Iterator<Item = &Card> {
+        let of_steps = self.steps.iter().flat_map(|step| &step.plugins);
+        self.prepare.iter().chain(of_steps).chain(&self.hold)
     }
 }
 
 /// As text, one line for each plugin: what it reads, its name, what it writes.
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cards = || self.prepare.iter().chain(self.steps.iter().flat_map(|step| &step.plugins));
         let title = |card: &Card| match card.weight {
             Some(weight) => format!("{} × {weight}", card.plugin),
             None => card.plugin.to_owned(),
         };
-        let width = cards().map(|card| title(card).chars().count()).max().unwrap_or(0);
-        let line = |f: &mut fmt::Formatter<'_>, card: &Card, extra: Option<String>| {
-            let mut slots = String::new();
-            if !card.reads.is_empty() {
-                let _ = write!(slots, "  ← {}", card.reads.join(", "));
+        let width = self.cards().map(|card| title(card).chars().count()).max().unwrap_or(0);
+        let lines = |f: &mut fmt::Formatter<'_>, cards: &[Card]| {
+            for card in cards {
+                let mut slots = String::new();
+                if !card.reads.is_empty() {
+                    let _ = write!(slots, "  ← {}", card.reads.join(", "));
+                }
+                if !card.writes.is_empty() {
+                    let _ = write!(slots, "  → {}", card.writes.join(", "));
+                }
+                let text = format!("  {:<8}{:<width$}{slots}", card.stage.key(), title(card));
+                writeln!(f, "{}", text.trim_end())?;
             }
-            let writes: Vec<_> = card.writes.iter().cloned().chain(extra).collect();
-            if !writes.is_empty() {
-                let _ = write!(slots, "  → {}", writes.join(", "));
-            }
-            let text = format!("  {:<8}{:<width$}{slots}", card.stage.key(), title(card));
-            writeln!(f, "{}", text.trim_end())
+            Ok(())
         };
         writeln!(f, "every request")?;
-        for card in &self.prepare {
-            line(f, card, None)?;
-        }
+        lines(f, &self.prepare)?;
         for step in &self.steps {
             writeln!(f, "step {} (role {})", step.name, step.role)?;
-            for card in &step.plugins {
-                let picked = (card.stage == Stage::Pick).then(|| format!("Picked({})", step.name));
-                line(f, card, picked)?;
-            }
+            lines(f, &step.plugins)?;
+        }
+        if !self.hold.is_empty() {
+            writeln!(f, "hold unless the chosen pod passes")?;
+            lines(f, &self.hold)?;
         }
         let steps: Vec<_> = self.steps.iter().map(|step| step.name.as_str()).collect();
         writeln!(f, "plan: {}", steps.join(" → "))

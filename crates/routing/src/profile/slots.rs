@@ -1,11 +1,9 @@
 //! Checks of the whole: who writes what before who reads it, who needs and who excludes whom.
 
 use crate::assembly::{Access, Blueprint, Use, make};
-use crate::plugin::Stage;
+use crate::plugin::{Plugin, Stage};
 use crate::problem::{Kind, Problem, Span};
-use crate::settings::Entry;
 use crate::slot::Slot;
-use crate::yaml::{Node, Yaml};
 
 /// Takes down that the pipeline itself reads a slot.
 pub(super) fn pipeline_reads<T: Slot>(blueprint: &mut Blueprint, user: &str, span: Span) {
@@ -142,31 +140,21 @@ fn waits_for(blueprint: &Blueprint, from: usize, to: usize, path: &mut Vec<Strin
 }
 
 /// Checks what plugins declare of each other: needs and conflicts.
-pub(super) fn check_neighbours(root: &Node, blueprint: &mut Blueprint) {
-    let mut present: Vec<(Stage, Entry<'_>)> = Vec::new();
-    collect(root, &mut present);
+pub(super) fn check_neighbours(blueprint: &mut Blueprint) {
     let mut problems = Vec::new();
-    for (stage, entry) in &present {
-        let Some(plugin) = blueprint.registry.find(*stage, entry.name) else { continue };
+    for (at, (plugin, span)) in blueprint.present.iter().enumerate() {
         for needed in plugin.needs {
-            if !present.iter().any(|(_, other)| other.name == *needed) {
-                let message = format!("`{}` needs `{needed}`, which is missing", plugin.name);
-                let stages = blueprint.registry.plugins().iter();
-                let stage = stages
-                    .filter(|known| known.name == *needed)
-                    .map(|known| known.stage().key())
-                    .next();
-                let cure = format!("add `{needed}` to `{}`", stage.unwrap_or("the profile"));
-                problems
-                    .push(Problem::new(Kind::MissingDependency, entry.span, message).cure(cure));
+            if !blueprint.present.iter().any(|(other, _)| other.name == *needed) {
+                problems.push(missing(blueprint, plugin, needed, *span));
             }
         }
-        for (_, other) in &present {
-            if plugin.conflicts.contains(&other.name) {
-                let message = format!("`{}` and `{}` exclude each other", plugin.name, other.name);
+        for (other, place) in &blueprint.present[..at] {
+            let excludes = |one: &Plugin, other: &Plugin| one.conflicts.contains(&other.name);
+            if excludes(plugin, other) || excludes(other, plugin) {
+                let message = format!("`{}` and `{}` exclude each other", other.name, plugin.name);
                 problems.push(
-                    Problem::new(Kind::Conflict, entry.span, message)
-                        .also(other.span, "the other one")
+                    Problem::new(Kind::Conflict, *span, message)
+                        .also(*place, "the other one")
                         .cure("remove one of them"),
                 );
             }
@@ -175,25 +163,10 @@ pub(super) fn check_neighbours(root: &Node, blueprint: &mut Blueprint) {
     blueprint.problems.append(&mut problems);
 }
 
-/// Every plugin entry of the profile with its stage.
-fn collect<'a>(node: &'a Node, present: &mut Vec<(Stage, Entry<'a>)>) {
-    let Yaml::Map(entries) = &node.value else { return };
-    for (key, value) in entries {
-        let stage = Stage::ALL.into_iter().find(|stage| key.text() == Some(stage.key()));
-        match (stage, &value.value) {
-            (Some(stage), Yaml::List(items)) => {
-                let items = items.iter().filter_map(|item| Entry::plugin(item, stage).ok());
-                present.extend(items.map(|entry| (stage, entry)));
-            }
-            (Some(stage), _) => {
-                present.extend(Entry::plugin(value, stage).ok().map(|e| (stage, e)));
-            }
-            (None, Yaml::Map(selectors)) if key.text() == Some("selectors") => {
-                for (_, selector) in selectors {
-                    collect(selector, present);
-                }
-            }
-            _ => {}
-        }
-    }
+fn missing(blueprint: &Blueprint, plugin: &Plugin, needed: &str, span: Span) -> Problem {
+    let message = format!("`{}` needs `{needed}`, which is missing", plugin.name);
+    let known = blueprint.registry.plugins().iter().find(|known| known.name == needed);
+    let stage = known.map_or("the profile", |known| known.stage().key());
+    let cure = format!("add `{needed}` to `{stage}`");
+    Problem::new(Kind::MissingDependency, span, message).cure(cure)
 }

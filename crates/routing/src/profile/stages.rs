@@ -9,6 +9,9 @@ use crate::selector::{Filtering, Scoring};
 use crate::stage::{Scale, WhenEmpty};
 use crate::yaml::{Node, Yaml};
 
+/// More plugins in one stage are a slip of whoever wrote the file by a program.
+const MOST_PLUGINS: usize = 64;
+
 /// The plugins of a stage. A single one need not be a list.
 pub(super) fn list<'a>(
     node: Option<&'a Node>,
@@ -17,7 +20,16 @@ pub(super) fn list<'a>(
 ) -> std::slice::Iter<'a, Node> {
     match node {
         None => [].iter(),
-        Some(Node { value: Yaml::List(items), .. }) => items.iter(),
+        Some(Node { value: Yaml::List(items), .. }) => {
+            let Some(beyond) = items.get(MOST_PLUGINS) else { return items.iter() };
+            let (key, count) = (stage.key(), items.len());
+            let message = format!("`{key}` has {count} plugins; {MOST_PLUGINS} are the most");
+            blueprint.problems.push(
+                Problem::new(Kind::Syntax, beyond.span, message)
+                    .cure("remove this one and those after it"),
+            );
+            [].iter()
+        }
         Some(Node { value: Yaml::Null, .. }) => [].iter(),
         Some(node) if stage == Stage::Pick || node.text().is_some() => {
             std::slice::from_ref(node).iter()
@@ -45,27 +57,23 @@ pub(super) fn filters(
         let name = made.card.plugin;
         let Made::Filter(filter) = made.plugin else { continue };
         let given = made.reserved.iter().find(|(name, _)| *name == "on_empty");
-        let when_empty = match given.map(|(_, node)| (node, node.text())) {
+        let when_empty = match given {
             None => filter.when_empty(),
-            Some((_, Some("reject"))) => WhenEmpty::Reject,
-            Some((_, Some("skip"))) => WhenEmpty::Skip,
-            Some((_, Some("hold"))) => WhenEmpty::Hold,
-            Some((node, text)) => {
-                let found = text.unwrap_or_else(|| node.kind());
-                let message = format!("`on_empty` of `{name}` is `{found}`");
-                blueprint.problems.push(
-                    Problem::new(Kind::BadParameter, node.span, message)
-                        .cure("give one of `reject`, `skip`, `hold`"),
-                );
-                continue;
+            Some((_, node)) => {
+                let meant = |known: &WhenEmpty| node.text() == Some(known.word());
+                let Some(known) = WhenEmpty::ALL.into_iter().find(meant) else {
+                    let found = node.text().unwrap_or_else(|| node.kind());
+                    let message = format!("`on_empty` of `{name}` is `{found}`");
+                    blueprint.problems.push(
+                        Problem::new(Kind::BadParameter, node.span, message)
+                            .cure("give one of `reject`, `skip`, `hold`"),
+                    );
+                    continue;
+                };
+                known
             }
         };
-        let word = match when_empty {
-            WhenEmpty::Reject => "reject",
-            WhenEmpty::Skip => "skip",
-            WhenEmpty::Hold => "hold",
-        };
-        made.card.add("on_empty", word);
+        made.card.add("on_empty", when_empty.word());
         cards.push(made.card);
         filters.push(Filtering { name, filter, when_empty });
     }

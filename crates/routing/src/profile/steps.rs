@@ -8,8 +8,11 @@ use crate::plugin::Stage;
 use crate::problem::{Kind, Problem};
 use crate::selector::{Picking, Selector};
 use crate::settings::unknown_keys;
+use crate::slot::Slot;
 use crate::suggest::nearest;
-use crate::workflow::{Step, StepDraft, TOP};
+use crate::values::Picked;
+use crate::workflow::{SelectorPlace, Step, StepDraft};
+use crate::written::word;
 use crate::yaml::{Node, Yaml};
 
 const SELECTOR_KEYS: [&str; 3] = ["filter", "score", "pick"];
@@ -35,20 +38,23 @@ pub(super) fn steps(
         role(&draft, surroundings, blueprint);
         let picked = blueprint.writes_pick(draft.name.as_str(), turn + 1, draft.span);
         used.push(draft.selector.clone());
-        let Some(node) = find_selector(root, selectors, &draft, blueprint) else {
-            used.extend(meant(selectors, &draft.selector).map(str::to_owned));
-            continue;
+        let node = match find_selector(root, selectors, &draft, blueprint) {
+            Ok(node) => node,
+            Err(meant) => {
+                used.extend(meant.map(|name| SelectorPlace::Named(name.to_owned())));
+                continue;
+            }
         };
         let mut plugins = Vec::new();
         let Some(selector) = selector(node, &draft, turn, blueprint, &mut plugins) else {
             continue;
         };
-        let StepDraft { name, selector: selector_name, rules, .. } = draft;
+        let StepDraft { name, selector: place, rules, .. } = draft;
         sheet.graph.steps.push(StepCard {
             name: name.clone(),
             role: rules.role.clone(),
             plugins,
-            selector: selector_name,
+            selector: place,
             rules: rules.written(),
         });
         steps.push(Step { name, selector, rules, picked });
@@ -73,43 +79,46 @@ fn role(draft: &StepDraft, surroundings: &Surroundings, blueprint: &mut Blueprin
     blueprint.problems.push(Problem::new(Kind::NoPodForRole, draft.role_span, message).cure(cure));
 }
 
+/// The selector of a step; if there is none, the name of the one that was probably meant.
 fn find_selector<'a>(
     root: &'a Node,
     selectors: Option<&'a Node>,
     draft: &StepDraft,
     blueprint: &mut Blueprint,
-) -> Option<&'a Node> {
-    if draft.selector == TOP {
-        return Some(root);
+) -> Result<&'a Node, Option<&'a str>> {
+    let SelectorPlace::Named(name) = &draft.selector else { return Ok(root) };
+    if let Some(node) = selectors.and_then(|selectors| selectors.get(name)) {
+        return Ok(node);
     }
-    if let Some(node) = selectors.and_then(|selectors| selectors.get(&draft.selector)) {
-        return Some(node);
-    }
-    let name = &draft.selector;
     let message =
         format!("step `{}` needs the selector `{name}`, which does not exist", draft.name);
-    let cure = match meant(selectors, name) {
+    let meant = meant(selectors, name);
+    let cure = match meant {
         Some(near) => format!("did you mean `{near}`?"),
-        None => format!("add `{name}: {{pick: max_score}}` to `selectors`"),
+        None => format!("add `{}: {{pick: max_score}}` to `selectors`", word(name)),
     };
     blueprint
         .problems
         .push(Problem::new(Kind::NoSelector, draft.selector_span, message).cure(cure));
-    None
+    Err(meant)
 }
 
-/// The selector that was probably meant.
 fn meant<'a>(selectors: Option<&'a Node>, name: &str) -> Option<&'a str> {
     let Some(Yaml::Map(entries)) = selectors.map(|node| &node.value) else { return None };
     nearest(name, entries.iter().filter_map(|(key, _)| key.text()))
 }
 
 /// What no step uses would be silently ignored.
-fn unused(root: &Node, selectors: Option<&Node>, used: &[String], blueprint: &mut Blueprint) {
+fn unused(
+    root: &Node,
+    selectors: Option<&Node>,
+    used: &[SelectorPlace],
+    blueprint: &mut Blueprint,
+) {
     if let Some(Node { value: Yaml::Map(entries), .. }) = selectors {
         for (key, _) in entries {
             let name = key.text().unwrap_or_default();
-            if !used.iter().any(|used| used == name) {
+            if !used.contains(&SelectorPlace::Named(name.to_owned())) {
                 let message = format!("no step uses the selector `{name}`");
                 blueprint.problems.push(
                     Problem::new(Kind::NoSelector, key.span, message)
@@ -119,7 +128,7 @@ fn unused(root: &Node, selectors: Option<&Node>, used: &[String], blueprint: &mu
         }
     }
     if let Yaml::Map(entries) = &root.value
-        && !used.iter().any(|used| used == TOP)
+        && !used.contains(&SelectorPlace::Top)
     {
         for (key, _) in entries
             .iter()
@@ -142,14 +151,13 @@ fn selector(
     blueprint: &mut Blueprint,
     cards: &mut Vec<Card>,
 ) -> Option<Selector> {
-    if draft.selector != TOP {
+    if let SelectorPlace::Named(name) = &draft.selector {
         match &node.value {
             Yaml::Map(entries) => {
                 unknown_keys(entries, &SELECTOR_KEYS, "a selector", &mut blueprint.problems);
             }
             _ => {
-                let message =
-                    format!("selector `{}` is {}, not a map", draft.selector, node.kind());
+                let message = format!("selector `{name}` is {}, not a map", node.kind());
                 blueprint.problems.push(
                     Problem::new(Kind::Syntax, node.span, message)
                         .cure("give it `filter`, `score` and `pick`"),
@@ -176,8 +184,9 @@ fn selector(
             return None;
         }
     };
-    let made = make(blueprint, node, Stage::Pick, turn).ok()?;
+    let mut made = make(blueprint, node, Stage::Pick, turn).ok()?;
     let Made::Pick(picker) = made.plugin else { return None };
+    made.card.writes.push(format!("{}({})", Picked::NAME, draft.name));
     let picker = Picking { name: made.card.plugin, picker };
     cards.push(made.card);
     Some(Selector { filters, scorers, picker })

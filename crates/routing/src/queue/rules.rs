@@ -4,9 +4,19 @@ use std::time::Duration;
 
 use wornpath_index::Moment;
 
+use crate::name::Name;
+
 /// Whose request it is. Any number that differs between tenants, such as a hash of the name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Tenant(pub u64);
+
+impl Tenant {
+    /// The tenant of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self(Name::from(name).key())
+    }
+}
 
 /// How urgent a request is. Larger goes first; offline work has zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
