@@ -8,15 +8,15 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use wornpath_gateway::config::{Config, Refused, is_configuration};
-use wornpath_routing::{Profile, Surroundings};
+use wornpath_gateway::config::{Config, is_configuration};
+use wornpath_routing::{Problems, Profile, Surroundings};
 
 /// What a configuration that cannot be used ends with: `EX_CONFIG` of `sysexits.h`.
 pub(crate) const BAD_CONFIGURATION: u8 = 78;
 
 /// Check profiles and configurations: every problem with its place and its cure
 ///
-/// Exits with 78 if one of them cannot be used.
+/// Exits with 78 if one of them cannot be used, else with 1 if one cannot be read.
 #[derive(Args)]
 pub(crate) struct CheckArguments {
     /// Profiles and configurations (`wornpath.yaml`) to check
@@ -36,78 +36,120 @@ pub(crate) struct CheckArguments {
     graph: bool,
 }
 
-/// Checks the profiles and tells `out`.
+/// Checks every file, whatever is wrong with those before it, and tells `out`.
 pub(crate) fn run(arguments: &CheckArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let roles = match &arguments.fleet {
-        Some(path) => Some(read_fleet(path)?.roles()),
-        None => None,
+    let (mut reports, mut worst) = (Vec::new(), Verdict::Good);
+    let mut tell = |report: Report, out: &mut dyn Write| {
+        worst = worst.max(report.verdict);
+        reports.push(report.json);
+        if arguments.json { Ok(()) } else { write!(out, "{}", report.text) }
     };
-    let surroundings = Surroundings { roles, ..Surroundings::default() };
-    let (mut reports, mut code) = (Vec::new(), ExitCode::SUCCESS);
+    let mut surroundings = Surroundings::default();
+    if let Some(path) = &arguments.fleet {
+        match read_fleet(path) {
+            Ok(Ok(fleet)) => surroundings.roles = Some(fleet.roles()),
+            Ok(Err(problems)) => tell(Report::of_problems(path, &problems), out)?,
+            Err(error) => tell(Report::unreadable(path, &error), out)?,
+        }
+    }
     for path in &arguments.files {
-        if is_configuration(&read(path)?) {
-            let report = configuration(path, arguments, out)?;
-            if report["good"] == false {
-                code = ExitCode::from(BAD_CONFIGURATION);
-            }
-            reports.push(report);
-            continue;
-        }
-        let checked = check(path, &surroundings)?;
-        let file = path.display();
-        match &checked {
-            Err(problems) => {
-                code = ExitCode::from(BAD_CONFIGURATION);
-                if !arguments.json {
-                    write!(out, "{problems}")?;
-                }
-            }
-            Ok(profile) if arguments.print || arguments.graph => {
-                if arguments.print {
-                    write!(out, "# {file}\n{}", profile.printed())?;
-                }
-                if arguments.graph {
-                    write!(out, "# {file}\n{}", profile.graph())?;
-                }
-            }
-            Ok(_) if !arguments.json => writeln!(out, "{file}: good")?,
-            Ok(_) => {}
-        }
-        reports.push(match checked {
-            Ok(profile) => {
-                json!({"file": path, "good": true, "problems": [], "graph": profile.graph().to_json()})
-            }
-            Err(problems) => json!({"file": path, "good": false, "problems": problems.to_json()}),
-        });
+        let report = match read(path) {
+            Err(error) => Report::unreadable(path, &error),
+            Ok(text) if is_configuration(&text) => configuration(path),
+            Ok(text) => profile(path, &text, &surroundings, arguments),
+        };
+        tell(report, out)?;
     }
     if arguments.json {
         writeln!(out, "{:#}", json!(reports))?;
     }
-    Ok(code)
+    Ok(worst.into())
+}
+
+/// How a file came off, from good to worst.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    Good,
+    Unreadable,
+    Unusable,
+}
+
+impl From<Verdict> for ExitCode {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Good => Self::SUCCESS,
+            Verdict::Unreadable => Self::FAILURE,
+            Verdict::Unusable => Self::from(BAD_CONFIGURATION),
+        }
+    }
+}
+
+/// What is said of one file, to people and to machines.
+struct Report {
+    verdict: Verdict,
+    text: String,
+    json: Value,
+}
+
+impl Report {
+    fn good(path: &Path, text: String, graph: &Value) -> Self {
+        let json = json!({"file": path, "good": true, "problems": [], "graph": graph});
+        Self { verdict: Verdict::Good, text, json }
+    }
+
+    fn of_problems(path: &Path, problems: &Problems) -> Self {
+        Self::bad(path, problems.to_string(), &problems.to_json())
+    }
+
+    fn bad(path: &Path, text: String, problems: &Value) -> Self {
+        let json = json!({"file": path, "good": false, "problems": problems});
+        Self { verdict: Verdict::Unusable, text, json }
+    }
+
+    fn unreadable(path: &Path, error: &anyhow::Error) -> Self {
+        let json =
+            json!({"file": path, "good": false, "problems": [], "error": format!("{error:#}")});
+        Self { verdict: Verdict::Unreadable, text: format!("error: {error:#}\n"), json }
+    }
+}
+
+fn profile(
+    path: &Path,
+    text: &str,
+    surroundings: &Surroundings,
+    arguments: &CheckArguments,
+) -> Report {
+    let file = path.display();
+    let profile = match Profile::check(&file.to_string(), text, surroundings) {
+        Ok(profile) => profile,
+        Err(problems) => return Report::of_problems(path, &problems),
+    };
+    let mut text = String::new();
+    if arguments.print {
+        text.push_str(&format!("# {file}\n{}", profile.printed()));
+    }
+    if arguments.graph {
+        text.push_str(&format!("# {file}\n{}", profile.graph()));
+    }
+    if text.is_empty() {
+        text = format!("{file}: good\n");
+    }
+    Report::good(path, text, &profile.graph().to_json())
+}
+
+fn configuration(path: &Path) -> Report {
+    match Config::read(path) {
+        Ok(_) => Report::good(path, format!("{}: good\n", path.display()), &Value::Null),
+        Err(refused) => Report::bad(path, refused.to_string(), &refused.to_json()),
+    }
 }
 
 /// Reads and checks one profile.
 pub(crate) fn check(
     path: &Path,
     surroundings: &Surroundings,
-) -> anyhow::Result<Result<Profile, wornpath_routing::Problems>> {
+) -> anyhow::Result<Result<Profile, Problems>> {
     Ok(Profile::check(&path.display().to_string(), &read(path)?, surroundings))
-}
-
-/// Checks one configuration and tells `out`.
-fn configuration(
-    path: &Path,
-    arguments: &CheckArguments,
-    out: &mut dyn Write,
-) -> anyhow::Result<Value> {
-    let refused = Config::read(path).err();
-    match &refused {
-        _ if arguments.json => {}
-        Some(refused) => write!(out, "{refused}")?,
-        None => writeln!(out, "{}: good", path.display())?,
-    }
-    let problems = refused.as_ref().map_or_else(|| json!([]), Refused::to_json);
-    Ok(json!({"file": path, "good": refused.is_none(), "problems": problems}))
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

@@ -13,10 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wornpath_routing::described::BuiltFleet;
 use wornpath_routing::{
-    Desk, Name, Outcome, PodFacts, Recorder, Request, Rng, RoutingPlan, Surroundings, World,
+    Desk, Name, Outcome, PodFacts, Problems, Profile, Recorder, Request, Rng, RoutingPlan,
+    Surroundings, World,
 };
 
 /// Decide one request against a described fleet, and show why
+///
+/// Exits with 78 if the profile or the fleet cannot be used.
 #[derive(Args)]
 pub(crate) struct ExplainArguments {
     /// The request's JSON body; `-` for standard input
@@ -42,25 +45,51 @@ pub(crate) struct ExplainArguments {
     json: bool,
 }
 
-/// Decides and tells `out`.
+/// Decides and tells `out`; or says what is wrong with the profile and the fleet, both of them.
 pub(crate) fn run(arguments: &ExplainArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let described = read_fleet(&arguments.fleet)?;
     // Far enough from the beginning of time for the silences that the fleet describes.
     let now = Duration::from_secs(1 << 30);
-    let built = build(&arguments.fleet, &described, now)?;
-    let surroundings = Surroundings {
-        models: Arc::clone(&built.models),
-        roles: Some(described.roles()),
-        ..Surroundings::default()
-    };
-    let profile = match check(&arguments.profile, &surroundings)? {
-        Ok(profile) => profile,
-        Err(problems) => {
-            write!(out, "{problems}")?;
-            return Ok(ExitCode::from(BAD_CONFIGURATION));
+    let mut surroundings = Surroundings::default();
+    let fleet = match read_fleet(&arguments.fleet)? {
+        Ok(described) => {
+            let built = build(&arguments.fleet, &described, now)?;
+            surroundings.models = Arc::clone(&built.models);
+            surroundings.roles = Some(described.roles());
+            Ok(built)
         }
+        Err(problems) => Err(problems),
     };
-    let mut request = request(arguments, &built)?;
+    match (fleet, check(&arguments.profile, &surroundings)?) {
+        (Ok(built), Ok(profile)) => decide(arguments, &built, &profile, now, out),
+        (fleet, profile) => {
+            refuse(arguments, [fleet.err(), profile.err()].iter().flatten(), out)?;
+            Ok(ExitCode::from(BAD_CONFIGURATION))
+        }
+    }
+}
+
+fn refuse<'a>(
+    arguments: &ExplainArguments,
+    mut refused: impl Iterator<Item = &'a Problems>,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
+    if !arguments.json {
+        return refused.try_for_each(|problems| write!(out, "{problems}"));
+    }
+    let all: Vec<Value> = refused
+        .flat_map(|problems| problems.to_json().as_array().cloned().unwrap_or_default())
+        .collect();
+    writeln!(out, "{:#}", json!({"problems": all}))
+}
+
+fn decide(
+    arguments: &ExplainArguments,
+    built: &BuiltFleet,
+    profile: &Profile,
+    now: Duration,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
+    let mut request = request(arguments, built)?;
     request.arrival = now;
 
     let clock = clock();
@@ -76,12 +105,12 @@ pub(crate) fn run(arguments: &ExplainArguments, out: &mut dyn Write) -> anyhow::
     };
     let explanation = recorder.finish();
     if arguments.json {
-        let outcome = outcome_json(&outcome, &built);
+        let outcome = outcome_json(&outcome, built);
         let all = json!({"explanation": explanation.to_json(), "outcome": outcome});
         writeln!(out, "{all:#}")?;
     } else {
         write!(out, "{explanation}")?;
-        show(&outcome, &built, out)?;
+        show(&outcome, built, out)?;
     }
     Ok(ExitCode::SUCCESS)
 }

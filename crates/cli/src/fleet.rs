@@ -8,14 +8,13 @@ use std::time::Duration;
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
 use wornpath_routing::described::{BuiltFleet, FleetDescription};
-use wornpath_routing::{Prompt, Request, TextTokenizer, Tokenize};
+use wornpath_routing::{Problems, Prompt, Request, TextTokenizer, Tokenize};
 
-/// Reads a described fleet.
-pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<FleetDescription> {
+/// Reads a described fleet, or says everything that is wrong with it.
+pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<Result<FleetDescription, Problems>> {
     let file = path.display();
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {file}"))?;
-    FleetDescription::read(&file.to_string(), &text)
-        .map_err(|problems| anyhow::anyhow!("{problems}"))
+    Ok(FleetDescription::read(&file.to_string(), &text))
 }
 
 /// Brings a described fleet to life; tokenizers are looked for beside its file.

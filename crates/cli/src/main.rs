@@ -51,7 +51,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Events(arguments) => events::run(&arguments, &mut out).map(done),
         Command::Relay(arguments) => relay::run(&arguments, &mut out).map(done),
         Command::Plan(arguments) => plan::run(&arguments, &mut out).map(done),
-        Command::Replay(arguments) => replay::run(&arguments, &mut out).map(done),
+        Command::Replay(arguments) => replay::run(&arguments, &mut out),
         Command::Serve(arguments) => serve::run(&arguments, &mut out),
     };
     ignore_closed_pipe(result.and_then(|code| Ok(out.flush().map(|()| code)?)))

@@ -1,5 +1,6 @@
 //! `wornpath replay`: what routing profiles would have done with recorded traffic, in virtual time.
 
+use crate::check::{BAD_CONFIGURATION, check};
 use crate::engine::profile as engine_profile;
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -7,7 +8,9 @@ use serde_json::json;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
+use wornpath_routing::{Role, Surroundings};
 use wornpath_sim::replay::{Fleet, Percentiles, Run, Summary, Trace, html_report, replay};
 
 /// Replay a trace against simulated engines and compare routing profiles
@@ -16,6 +19,7 @@ use wornpath_sim::replay::{Fleet, Percentiles, Run, Summary, Trace, html_report,
 /// A trace has one JSON object a line: timestamp (ms), input_length, output_length and hash_ids (one per block,
 /// equal for equal prefixes), or timestamp, output_length and prompt or messages; sessions have session_id
 /// and, on later turns, delay (ms after the turn before) in place of timestamp.
+/// Exits with 78 if a profile cannot be used.
 #[derive(Args)]
 pub(crate) struct ReplayArguments {
     /// The trace
@@ -59,10 +63,23 @@ pub(crate) struct ReplayArguments {
 }
 
 /// Replays and prints a table.
-pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let speed = arguments.speed;
     ensure!(speed.is_finite() && speed > 0.0, "--speed is {speed}; it must be above zero");
     ensure!(arguments.copies > 0, "--copies is 0; once is the least");
+    // Before anything runs for minutes, and all of them. Simulated engines answer whole requests.
+    let roles = Some(vec![Role::named(Role::SERVE)]);
+    let surroundings = Surroundings { roles, ..Surroundings::default() };
+    let mut code = ExitCode::SUCCESS;
+    for path in &arguments.profiles {
+        if let Err(problems) = check(path, &surroundings)? {
+            eprint!("{problems}");
+            code = ExitCode::from(BAD_CONFIGURATION);
+        }
+    }
+    if code != ExitCode::SUCCESS {
+        return Ok(code);
+    }
     let engine = engine_profile(&arguments.engine)?;
     let trace = Trace::read(
         &arguments.trace.display().to_string(),
@@ -121,7 +138,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         let page = html_report(&title, &runs.collect::<Vec<_>>());
         std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(())
+    Ok(code)
 }
 
 fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<()> {

@@ -104,3 +104,20 @@ fn bad_lines_profiles_and_options_are_named() {
     let error = refusal(&good, &["--profile", wrong.to_str().unwrap()]);
     assert!(error.contains("no_such_plugin"), "{error}");
 }
+
+#[test]
+fn profiles_that_do_not_check_end_with_78_before_anything_runs_and_all_are_listed() {
+    let trace = file("unused.jsonl", &trace());
+    let wrong = file("wrong-again.yaml", "score: [no_such_plugin]\npick: {}\n");
+    let all = ["least-load.yaml", wrong.to_str().unwrap(), "prefill-decode.yaml"];
+    let profiles = all.map(|profile| ["--profile", profile]).concat();
+    let output = replay(&[&[trace.to_str().unwrap()], &profiles[..]].concat());
+    assert_eq!(output.status.code(), Some(78));
+    assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
+    let error = text(&output.stderr);
+    assert!(error.contains("wrong-again.yaml: 2 problems"), "{error}");
+    assert!(
+        error.contains("step `decode` needs the role `decode`, which no pod can play"),
+        "{error}"
+    );
+}

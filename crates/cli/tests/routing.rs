@@ -72,7 +72,73 @@ fn a_role_that_no_described_pod_can_play_is_a_problem() {
 fn a_file_that_is_not_there_is_named() {
     let output = wornpath(&["check", "absent.yaml"], "");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("cannot read absent.yaml"));
+    assert!(text(&output.stdout).contains("cannot read absent.yaml"));
+}
+
+#[test]
+fn every_file_is_checked_whatever_is_wrong_with_those_before_it() {
+    let (good, bad) = ("../../profiles/geo.yaml", "../routing/tests/problems/cycle.yaml");
+    let output = wornpath(&["check", "absent.yaml", good], "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).starts_with("error: cannot read absent.yaml: "));
+    assert!(text(&output.stdout).ends_with("geo.yaml: good\n"));
+    let output = wornpath(&["check", "--json", "absent.yaml", bad, good], "");
+    assert_eq!(
+        output.status.code(),
+        Some(78),
+        "what cannot be used is worse than what is not there"
+    );
+    let reports: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(reports[0]["error"].as_str().unwrap().starts_with("cannot read absent.yaml"));
+    assert_eq!([&reports[1]["good"], &reports[2]["good"]], [false, true]);
+}
+
+#[test]
+fn what_is_printed_checks_and_is_printed_alike() {
+    let printed = wornpath(&["check", "--print", "../../profiles/prefill-decode.yaml"], "");
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("printed.yaml");
+    std::fs::write(&file, &printed.stdout).unwrap();
+    let again = wornpath(&["check", "--print", file.to_str().unwrap()], "");
+    let body = |output: &Output| text(&output.stdout).split_once('\n').unwrap().1.to_owned();
+    assert_eq!(body(&again), body(&printed));
+}
+
+/// A fleet with two problems.
+fn bad_fleet() -> String {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bad-fleet.yaml");
+    std::fs::write(&file, "pods: [{name: a, requests: -1}, {name: a, helth: up}]\n").unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_fleet_that_cannot_be_used_ends_with_78_and_the_profile_is_checked_all_the_same() {
+    let fleet = bad_fleet();
+    let cycle = "../routing/tests/problems/cycle.yaml";
+    let checked = wornpath(&["check", cycle, "--fleet", &fleet], "");
+    assert_eq!(checked.status.code(), Some(78));
+    let explained = wornpath(&["explain", "--profile", cycle, "--fleet", &fleet], REQUEST);
+    assert_eq!(explained.status.code(), Some(78));
+    for output in [&checked, &explained] {
+        let shown = text(&output.stdout);
+        assert!(shown.contains("bad-fleet.yaml: 3 problems; the fleet is not usable"), "{shown}");
+        assert!(shown.contains("cycle.yaml: 2 problems; the profile is not usable"), "{shown}");
+    }
+    let json = wornpath(&["explain", "--json", "--profile", cycle, "--fleet", &fleet], REQUEST);
+    let all: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(all["problems"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn the_same_request_gets_the_same_plan_in_every_process() {
+    let plan = || {
+        let profile = ["explain", "--json", "--profile", "../../profiles/llm-d.yaml"];
+        let fleet = ["--fleet", "tests/routing/fleet.yaml", "--seed", "7"];
+        let output = wornpath(&[&profile[..], &fleet].concat(), REQUEST);
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+        all["outcome"]["plan"].to_string()
+    };
+    assert!(plan().contains("\"pod\":"));
+    assert_eq!(plan(), plan());
 }
 
 #[test]
