@@ -15,6 +15,12 @@ static ALLOCATOR: memory::Counting = memory::Counting;
 
 const USAGE: &str = "usage: [--quick] [--raw] [--only NAME] [--pods N]";
 
+/// What is printed above the table.
+const LEGEND: &str = "\
+CPU µs of one decision on a tokenized prompt of 32 blocks: hashing, lookup, filters, scores, pick, plan.
+decide: median [quartiles]; what the bar is for. speculate: telling the index what the chosen pod will
+hold, which a gateway does once it has the plan. sum: the median of both together. allocations of decide.";
+
 /// Pods, and the most microseconds that a decision may take with that many.
 const SIZES: [(usize, f64); 3] = [(64, 5.0), (256, 15.0), (1024, 60.0)];
 
@@ -41,6 +47,7 @@ struct Measured {
     name: String,
     decide: Vec<f64>,
     settle: Vec<f64>,
+    sum: Vec<f64>,
     allocations: f64,
     judged: bool,
 }
@@ -66,18 +73,13 @@ fn main() -> ExitCode {
     }
     clock::pin();
     let overhead = clock::overhead();
+    println!("{LEGEND}");
     println!(
-        "CPU µs of one decision on a tokenized prompt of 32 blocks, from token ids to the plan"
-    );
-    println!(
-        "{rounds} rounds of {} prompts; median [quartiles]; then: what is done after the request was sent;",
-        workload::REQUESTS
-    );
-    println!(
-        "allocations per decision. {:.0} ns of clock reading are taken off.\n",
+        "{rounds} rounds of {} prompts; {:.0} ns of clock reading are taken off.\n",
+        workload::REQUESTS,
         overhead * 1e3
     );
-    let mut all = Vec::new();
+    let (mut all, mut missed) = (Vec::new(), 0);
     for (pods, bar) in SIZES {
         if pods_only.is_some_and(|only| only != pods) {
             continue;
@@ -89,11 +91,12 @@ fn main() -> ExitCode {
         contestants.retain(|it| only.as_ref().is_none_or(|only| it.name().contains(only.as_str())));
         let measured = measure(&mut contestants, rounds, overhead);
         for it in &measured {
-            show(it, bar);
+            missed += usize::from(show(it, bar) == Verdict::Miss);
         }
         println!();
         all.push((pods, measured));
     }
+    missed += growth(&all);
     if raw {
         for (pods, it) in all.iter().flat_map(|(pods, all)| all.iter().map(move |it| (pods, it))) {
             let deciles = |times: &[f64]| {
@@ -104,21 +107,73 @@ fn main() -> ExitCode {
             println!("raw {pods} {}: settle {}", it.name, deciles(&it.settle));
         }
     }
-    ExitCode::SUCCESS
+    if missed == 0 {
+        return ExitCode::SUCCESS;
+    }
+    println!("{missed} missed");
+    ExitCode::FAILURE
 }
 
-fn show(it: &Measured, bar: f64) {
+/// How a contestant did against a bar.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    NotJudged,
+    Pass,
+    Miss,
+}
+
+impl Verdict {
+    fn of(it: &Measured, passes: bool) -> Self {
+        match (it.judged, passes) {
+            (false, _) => Self::NotJudged,
+            (true, true) => Self::Pass,
+            (true, false) => Self::Miss,
+        }
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::NotJudged => "",
+            Self::Pass => "pass",
+            Self::Miss => "MISS",
+        }
+    }
+}
+
+fn show(it: &Measured, bar: f64) -> Verdict {
     let at = |share| quantile(&it.decide, share);
     let (lower, median, upper) = (at(0.25), at(0.5), at(0.75));
-    let verdict = match (it.judged, median <= bar) {
-        (false, _) => "",
-        (true, true) => "pass",
-        (true, false) => "MISS",
-    };
-    let (name, settle, allocations) = (&it.name, quantile(&it.settle, 0.5), it.allocations);
+    let verdict = Verdict::of(it, median <= bar);
+    let spread = format!("[{lower:.2} {upper:.2}]");
     println!(
-        "  {name:<40} {median:>7.2} [{lower:.2} {upper:.2}]  then {settle:>5.2}  {allocations:>4.1}  {verdict}"
+        "  {:<40} decide {median:>6.2} {spread:<15} speculate {:>5.2}  sum {:>6.2}  {:>4.1}  {}",
+        it.name,
+        quantile(&it.settle, 0.5),
+        quantile(&it.sum, 0.5),
+        it.allocations,
+        verdict.word()
     );
+    verdict
+}
+
+/// Shows how the cost grows with the pods; four times the pods must not cost more than four times as much.
+/// Returns how many do.
+fn growth(all: &[(usize, Vec<Measured>)]) -> usize {
+    let mut missed = 0;
+    for pair in all.windows(2) {
+        let [(few, small), (many, large)] = pair else { continue };
+        println!("from {few} to {many} pods, {} times as many", many / few);
+        for (less, more) in small.iter().zip(large).filter(|(less, _)| less.judged) {
+            let (before, after) = (quantile(&less.decide, 0.5), quantile(&more.decide, 0.5));
+            let times = after / before;
+            let verdict = Verdict::of(less, times <= (many / few) as f64);
+            missed += usize::from(verdict == Verdict::Miss);
+            let (name, each) = (&less.name, (after - before) * 1e3 / (many - few) as f64);
+            println!("  {name:<40} {times:>5.2} times the cost, {each:>5.1} ns a pod  {}", verdict.word());
+        }
+        println!();
+    }
+    missed
 }
 
 /// Every contestant takes all prompts before any takes them again, so that the caches are its own.
@@ -129,6 +184,7 @@ fn measure(contestants: &mut [Box<dyn Contestant>], rounds: usize, overhead: f64
             name: it.name(),
             decide: Vec::new(),
             settle: Vec::new(),
+            sum: Vec::new(),
             allocations: 0.0,
             judged: it.is_judged(),
         })
@@ -147,6 +203,7 @@ fn measure(contestants: &mut [Box<dyn Contestant>], rounds: usize, overhead: f64
                     let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6 - overhead;
                     measured.decide.push(micros(decided - started));
                     measured.settle.push(micros(settled - decided));
+                    measured.sum.push(micros(settled - started) - overhead);
                 }
             }
         }
@@ -163,6 +220,7 @@ fn measure(contestants: &mut [Box<dyn Contestant>], rounds: usize, overhead: f64
         measured.allocations = allocations as f64 / workload::REQUESTS as f64;
         measured.decide.sort_by(f64::total_cmp);
         measured.settle.sort_by(f64::total_cmp);
+        measured.sum.sort_by(f64::total_cmp);
     }
     all
 }
