@@ -170,7 +170,7 @@ impl<F: Copy> Number<F> {
                 Columns::map(operand.value(batch, columns), |x| exact(x.trunc()))
             }
             Self::Among(operand, list) => {
-                let among = |x: f64| or_fault(x, x, list.contains(&x));
+                let among = |x: f64| related(x, x, |x, _| list.contains(x));
                 Columns::map(operand.value(batch, columns), among)
             }
             Self::Binary(operation, pair) => {
@@ -188,18 +188,18 @@ impl<F: Copy> Number<F> {
                 let [left, right] = &**pair;
                 let spread = left.spread(batch).wider(right.spread(batch));
                 each(spread, batch, columns, |at| {
-                    truth(test.holds(left.at(batch, at), right.at(batch, at)))
+                    f64::from(test.holds(left.at(batch, at), right.at(batch, at)))
                 })
             }
             Self::AmongTexts(text, list) => each(text.spread(batch), batch, columns, |at| {
                 let text = text.at(batch, at);
-                truth(list.iter().any(|item| **item == *text))
+                f64::from(list.iter().any(|item| **item == *text))
             }),
             Self::Size(text) => each(text.spread(batch), batch, columns, |at| {
                 text.at(batch, at).chars().count() as f64
             }),
             Self::Has(field) => each(Spread::of(*field, batch), batch, columns, |at| {
-                truth(batch.text(*field, at).is_some())
+                f64::from(batch.text(*field, at).is_some())
             }),
         }
     }
@@ -275,13 +275,9 @@ fn choose(condition: Value, yes: Value, no: Value, columns: &mut Columns) -> Val
     Value::Each(chosen)
 }
 
-fn truth(holds: bool) -> f64 {
-    if holds { 1.0 } else { 0.0 }
-}
-
-/// The truth, unless an operand is a fault.
-fn or_fault(left: f64, right: f64, holds: bool) -> f64 {
-    if left.is_nan() || right.is_nan() { f64::NAN } else { truth(holds) }
+/// Whether a relation holds, unless a side is a fault.
+fn related(left: f64, right: f64, holds: impl Fn(&f64, &f64) -> bool) -> f64 {
+    if left.is_nan() || right.is_nan() { f64::NAN } else { f64::from(holds(&left, &right)) }
 }
 
 /// An int, unless it has grown too large. Adding zero makes -0 a 0: ints have only one.
@@ -307,12 +303,12 @@ impl Binary {
             Self::Greatest => {
                 columns.zip(left, right, |a, b| if a > b || a.is_nan() { a } else { b })
             }
-            Self::Less => columns.zip(left, right, |a, b| or_fault(a, b, a < b)),
-            Self::LessOrEqual => columns.zip(left, right, |a, b| or_fault(a, b, a <= b)),
-            Self::Greater => columns.zip(left, right, |a, b| or_fault(a, b, a > b)),
-            Self::GreaterOrEqual => columns.zip(left, right, |a, b| or_fault(a, b, a >= b)),
-            Self::Equal => columns.zip(left, right, |a, b| or_fault(a, b, a == b)),
-            Self::Unequal => columns.zip(left, right, |a, b| or_fault(a, b, a != b)),
+            Self::Less => columns.zip(left, right, |a, b| related(a, b, f64::lt)),
+            Self::LessOrEqual => columns.zip(left, right, |a, b| related(a, b, f64::le)),
+            Self::Greater => columns.zip(left, right, |a, b| related(a, b, f64::gt)),
+            Self::GreaterOrEqual => columns.zip(left, right, |a, b| related(a, b, f64::ge)),
+            Self::Equal => columns.zip(left, right, |a, b| related(a, b, f64::eq)),
+            Self::Unequal => columns.zip(left, right, |a, b| related(a, b, f64::ne)),
             // CEL: `false` on either side decides `&&`, and `true` decides `||`, even beside a fault.
             Self::And => {
                 columns.zip(left, right, |a, b| if a == 0.0 || b == 0.0 { 0.0 } else { a * b })
