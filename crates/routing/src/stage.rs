@@ -262,8 +262,8 @@ impl<'a> Decision<'a> {
     }
 }
 
-/// The right to know how much of the prompt each pod holds. The index is asked once per decision if
-/// any plugin has it.
+/// The right to know how much of the prompt each pod holds. The index is asked once per decision,
+/// wherever the prompt is hashed.
 #[derive(Debug)]
 pub struct Held {
     pub(crate) blocks: Reads<BlockHashes>,
