@@ -16,39 +16,10 @@ fn spelled(text: &str) -> String {
 }
 
 /// Texts that mean something in YAML, in our files, or to who splits lines.
+#[rustfmt::skip]
 const NASTY: [&str; 32] = [
-    "",
-    " ",
-    "top level",
-    "null",
-    "~",
-    "true",
-    "1",
-    "1e3",
-    "-",
-    "- a",
-    "a: b",
-    "a #b",
-    "#",
-    "{",
-    "}",
-    "[x]",
-    ",",
-    "'",
-    "\"",
-    "\\",
-    "%",
-    "@",
-    "`",
-    "!t",
-    "&a",
-    "*a",
-    "|",
-    "?",
-    "\t",
-    "a\nb",
-    "\u{85}",
-    "\u{FEFF}é🦀",
+    "", " ", "top level", "null", "~", "true", "1", "1e3", "-", "- a", "a: b", "a #b", "#", "{", "}", "[x]", ",",
+    "'", "\"", "\\", "%", "@", "`", "!t", "&a", "*a", "|", "?", "\t", "a\nb", "\u{85}", "\u{FEFF}é🦀",
 ];
 
 fn text() -> impl Strategy<Value = String> {
@@ -136,7 +107,7 @@ fn around(registry: &Registry, stage: Stage, example: &str) -> String {
         Stage::Prepare => {}
         Stage::Pick => return format!("{text}    pick: [{example}]\n{STEPS}"),
         Stage::Filter | Stage::Score => {
-            text += &format!("    {}:\n      - {example}\n", stage.key())
+            text += &format!("    {}:\n      - {example}\n", stage.key());
         }
     }
     format!("{text}    pick: max_score\n{STEPS}")

@@ -34,19 +34,18 @@ impl Filter for Everybody {
     }
 }
 
-#[derive(Default)]
-struct Chick;
+macro_rules! slots {
+    ($($name:ident)*) => {$(
+        #[derive(Default)]
+        struct $name;
 
-impl Slot for Chick {
-    const NAME: &'static str = "Chick";
+        impl Slot for $name {
+            const NAME: &'static str = stringify!($name);
+        }
+    )*};
 }
 
-#[derive(Default)]
-struct Shell;
-
-impl Slot for Shell {
-    const NAME: &'static str = "Shell";
-}
+slots! { Chick Shell Calf Milk }
 
 struct Turns<R: Slot, W: Slot>(Reads<R>, Writes<W>);
 
@@ -100,18 +99,10 @@ fn surroundings() -> Surroundings {
     const LONELY: Plugin = Plugin { name: "lonely", needs: &["tokenize"], ..PLAIN };
     const SIZE: Parameter = Parameter::required("size", Takes::Whole(1, 9), "Must be said.");
     let registry = Registry::shipped()
-        .with(Plugin {
-            name: "hen",
-            example: "hen",
-            make: Make::Prepare(turns::<Chick, Shell>),
-            ..PLAIN
-        })
-        .with(Plugin {
-            name: "egg",
-            example: "egg",
-            make: Make::Prepare(turns::<Shell, Chick>),
-            ..PLAIN
-        })
+        .with(Plugin { name: "hen", make: Make::Prepare(turns::<Chick, Shell>), ..PLAIN })
+        .with(Plugin { name: "egg", make: Make::Prepare(turns::<Shell, Chick>), ..PLAIN })
+        .with(Plugin { name: "cow", make: Make::Prepare(turns::<Calf, Milk>), ..PLAIN })
+        .with(Plugin { name: "calf", make: Make::Prepare(turns::<Milk, Calf>), ..PLAIN })
         .with(LONELY)
         .with(Plugin { name: "first", make: Make::Pick(|_| Ok(Box::new(First))), ..LONELY })
         .with(Plugin { name: "cat", conflicts: &["dog"], ..PLAIN })

@@ -1,5 +1,7 @@
 //! Checks of the whole: who writes what before who reads it, who needs and who excludes whom.
 
+use std::collections::BTreeSet;
+
 use crate::assembly::{Access, Blueprint, Use, make};
 use crate::plugin::{Plugin, Stage};
 use crate::problem::{Kind, Problem, Span};
@@ -25,7 +27,7 @@ pub(super) fn is_written<T: Slot>(blueprint: &mut Blueprint) -> bool {
 
 /// Checks every use of every slot.
 pub(super) fn check(blueprint: &mut Blueprint) {
-    let mut problems = Vec::new();
+    let (mut problems, mut cycles) = (Vec::new(), Vec::new());
     for slot in 0..blueprint.slots.len() {
         let uses = blueprint.uses.iter().filter(|used| used.slot == slot);
         let (readers, writers): (Vec<_>, Vec<_>) =
@@ -41,18 +43,19 @@ pub(super) fn check(blueprint: &mut Blueprint) {
                 None => problems.push(no_writer(blueprint, slot, reader)),
                 Some(writer) if writer.turn < reader.turn => {}
                 Some(writer) => match cycle(blueprint, reader, writer) {
-                    Some(path) => problems.push(in_a_cycle(reader, &path)),
+                    Some(path) => {
+                        // Each plugin in a cycle finds it; one report is enough.
+                        let members: BTreeSet<_> = path.iter().cloned().collect();
+                        if !cycles.contains(&members) {
+                            problems.push(in_a_cycle(reader, &path));
+                            cycles.push(members);
+                        }
+                    }
                     None => problems.push(wrong_order(&name, reader, writer)),
                 },
             }
         }
     }
-    // Each plugin in a cycle finds it; one report is enough.
-    let mut cycles = 0;
-    problems.retain(|problem| {
-        cycles += usize::from(problem.kind() == Kind::Cycle);
-        problem.kind() != Kind::Cycle || cycles == 1
-    });
     blueprint.problems.append(&mut problems);
 }
 
@@ -109,34 +112,47 @@ fn writers_of(blueprint: &Blueprint, slot: usize) -> Vec<String> {
 
 /// The way from the writer back to the reader, if the writer itself waits for the reader.
 fn cycle(blueprint: &Blueprint, reader: &Use, writer: &Use) -> Option<Vec<String>> {
-    let mut path = vec![reader.user.clone()];
-    let found = waits_for(blueprint, writer.turn, reader.turn, &mut path);
-    found.then_some(path)
+    let mut way =
+        Way { blueprint, to: reader.turn, path: vec![reader.user.clone()], tried: vec![] };
+    way.leads_from(writer.turn).then_some(way.path)
 }
 
-/// Whether the preparer at `from` needs, directly or not, what the one at `to` writes.
-fn waits_for(blueprint: &Blueprint, from: usize, to: usize, path: &mut Vec<String>) -> bool {
-    let at = |turn| move |used: &&Use| used.turn == turn && used.stage == Stage::Prepare;
-    let Some(user) = blueprint.uses.iter().find(at(from)) else { return false };
-    if path.len() > blueprint.uses.len() {
-        return false;
-    }
-    path.push(user.user.clone());
-    if from == to {
-        return true;
-    }
-    for read in blueprint.uses.iter().filter(at(from)).filter(|used| used.access == Access::Read) {
-        let writers = blueprint.uses.iter().filter(|used| {
-            used.slot == read.slot && used.access == Access::Write && used.stage == Stage::Prepare
-        });
-        for writer in writers {
-            if waits_for(blueprint, writer.turn, to, path) {
-                return true;
+/// A search among the preparers for one that waits, directly or not, for another.
+struct Way<'a> {
+    blueprint: &'a Blueprint,
+    to: usize,
+    path: Vec<String>,
+    tried: Vec<usize>,
+}
+
+impl Way<'_> {
+    fn leads_from(&mut self, from: usize) -> bool {
+        let uses = &self.blueprint.uses;
+        let at = |used: &&Use| used.turn == from && used.stage == Stage::Prepare;
+        let Some(user) = uses.iter().find(at) else { return false };
+        if self.tried.contains(&from) {
+            return false;
+        }
+        self.tried.push(from);
+        self.path.push(user.user.clone());
+        if from == self.to {
+            return true;
+        }
+        for read in uses.iter().filter(at).filter(|used| used.access == Access::Read) {
+            let writers = uses.iter().filter(|used| {
+                used.slot == read.slot
+                    && used.access == Access::Write
+                    && used.stage == Stage::Prepare
+            });
+            for writer in writers {
+                if self.leads_from(writer.turn) {
+                    return true;
+                }
             }
         }
+        self.path.pop();
+        false
     }
-    path.pop();
-    false
 }
 
 /// Checks what plugins declare of each other: needs and conflicts.
