@@ -62,7 +62,7 @@ fn prepared(profile: &Profile) -> RoutingContext {
     context
 }
 
-fn planned(outcome: Outcome) {
+fn planned(outcome: &Outcome) {
     assert!(matches!(outcome, Outcome::Plan(_)), "{outcome:?}");
 }
 
@@ -72,11 +72,11 @@ fn allocations(text: &str, pods: usize) -> u64 {
     let profile = town.profile(text);
     let mut context = prepared(&profile);
     for _ in 0..20 {
-        planned(profile.decide(&mut context, &mut town.world()));
+        planned(&profile.decide(&mut context, &mut town.world()));
     }
     let mut world = town.world();
     let measured =
-        allocation_counter::measure(|| planned(profile.decide(&mut context, &mut world)));
+        allocation_counter::measure(|| planned(&profile.decide(&mut context, &mut world)));
     measured.count_total
 }
 
@@ -160,9 +160,9 @@ workflow: {prefill_decode: {min_uncached_tokens: 1}}
     profile.prepare(&mut context).unwrap();
     let mut world = town.world();
     for step in [None, Some(Name::from("prefill")), Some(Name::from("decode"))] {
-        planned(profile.decide(&mut context, &mut world));
+        planned(&profile.decide(&mut context, &mut world));
         let retry = Retry { step: step.as_ref(), excluded: &[] };
-        planned(profile.replan(&mut context, &mut world, retry));
+        planned(&profile.replan(&mut context, &mut world, retry));
     }
     assert_eq!((PREPARED.load(Relaxed), TOKENIZED.load(Relaxed)), (1, 1), "of six decisions");
 }
@@ -179,7 +179,7 @@ pick: max_score
     let profile = town.profile(text);
     let mut context = prepared(&profile);
     for _ in 0..20 {
-        planned(profile.decide(&mut context, &mut town.world()));
+        planned(&profile.decide(&mut context, &mut town.world()));
     }
     let mut world = town.world();
     let mut plan = None;
@@ -195,7 +195,7 @@ pick: max_score
     let clock = || Duration::from_nanos(read.replace(read.get() + 1));
     let mut recorder = Recorder::new(&clock);
     let on = allocation_counter::measure(|| {
-        planned(profile.decide_explained(&mut context, &mut world, &mut recorder));
+        planned(&profile.decide_explained(&mut context, &mut world, &mut recorder));
     });
     assert_eq!(TOLD.load(Relaxed), 1, "one pod was dropped");
     assert!(read.get() >= 2 * 6, "two filters, two scorers, the picker and the index are timed");
