@@ -1,29 +1,33 @@
 //! From an engine's name to the number of an entry, in about six bytes an entry.
 //!
-//! A bucket is one cache line of fifteen places. A place is eight bits of a name's hash and the number
-//! of an entry; the name itself stands in the entry, which is looked at only when those bits agree.
-//! The eight-bit tags lie together and are compared eight at a time. A full bucket lets names pass on
-//! to the next and counts them, as in [`crate::table`]. Unlike an ordinary map, this one can be asked
-//! to bring a line into the cache ahead of its use, and grows by half, not to twice its size.
+//! A bucket is one cache line of fifteen places, filled from the first. A place is eight bits of a
+//! name's hash, its tag, and the number of an entry; the name itself stands in the entry, which is
+//! looked at only when those bits agree. Tags lie together, and whether one of them fits is a single
+//! comparison of sixteen bytes. A full bucket lets names pass on to the next and counts them. Unlike
+//! an ordinary map, this one can be asked to bring a line into the cache ahead of its use, and grows
+//! by half, not to twice its size.
 
-/// Places in a bucket. The sixteenth tag is a count.
+/// Places in a bucket. Where a sixteenth tag would stand are two counts.
 const WAYS: usize = 15;
+const COUNTS: usize = 15;
 /// One more than the largest number: numbers have three bytes.
 pub(crate) const NUMBERS: u32 = 1 << 24;
 
 const LOW: u64 = 0x0101_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
-/// What of a tag word are tags: the last byte of the second is the count.
-const TAGS: [u64; 2] = [HIGH, HIGH >> 8];
-const PASSED: u64 = 0xff << 56;
-const ONE_PASSED: u64 = 1 << 56;
+
+// The counts: names that passed by (four bits, sticky at the top) · places that are filled (four bits).
+const FILLED: u8 = 0x0f;
+const PASSED: u8 = 0xf0;
+const ONE_PASSED: u8 = 0x10;
 
 #[repr(align(64))]
 #[derive(Clone, Debug)]
 struct Bucket {
-    /// Fifteen tags, zero for a free place, and how many names passed by (sticky at the top).
-    tags: [u64; 2],
-    numbers: [[u8; 3]; 16],
+    /// Fifteen tags and the counts.
+    tags: [u8; 16],
+    /// Three bytes for each place, and a few to spare.
+    numbers: [u8; 48],
 }
 
 /// The hash of a name, as [`Aliases`] uses it.
@@ -31,23 +35,16 @@ struct Bucket {
 pub(crate) struct Spread(pub(crate) u64);
 
 impl Spread {
-    /// The low bits choose no bucket, so they tell names in one bucket apart. Never zero.
+    /// The low bits choose no bucket, so they tell names in one bucket apart.
     #[inline]
-    fn tag(self) -> u64 {
-        (self.0 & 0xff).max(1)
+    fn tag(self) -> u8 {
+        self.0 as u8
     }
 
     #[inline]
     fn home(self, buckets: usize) -> usize {
         ((u128::from(self.0) * buckets as u128) >> 64) as usize
     }
-}
-
-/// A free place in a name's home bucket.
-#[derive(Clone, Copy)]
-pub(crate) struct Vacancy {
-    at: usize,
-    way: usize,
 }
 
 #[derive(Debug, Default)]
@@ -70,8 +67,8 @@ impl Aliases {
 
     /// Brings a name's line into the cache without waiting for it; the value means nothing.
     #[inline]
-    pub(crate) fn touch(&self, spread: Spread) -> u64 {
-        self.buckets.get(self.home(spread)).map_or(0, |bucket| bucket.tags[0])
+    pub(crate) fn touch(&self, spread: Spread) -> u8 {
+        self.buckets.get(self.home(spread)).map_or(0, |bucket| bucket.tags[COUNTS])
     }
 
     /// The number for which `is_it` says yes, among those whose hash fits.
@@ -90,13 +87,13 @@ impl Aliases {
                 while fits != 0 {
                     let way = half * 8 + fits.trailing_zeros() as usize / 8;
                     let number = bucket.number(way);
-                    if is_it(number) {
+                    if way < bucket.filled() && is_it(number) {
                         return Some((at, way, number));
                     }
                     fits &= fits - 1;
                 }
             }
-            if bucket.tags[1] & PASSED == 0 {
+            if bucket.tags[COUNTS] & PASSED == 0 {
                 return None;
             }
             at = self.after(at);
@@ -104,11 +101,33 @@ impl Aliases {
         None
     }
 
-    /// Adds a number whose name is new. `false` when the table must grow first.
+    /// Adds a number if its name is surely new; there must be room. `false` when it may be known.
     #[inline]
-    pub(crate) fn insert(&mut self, spread: Spread, number: u32) -> bool {
-        if !self.has_room(1) {
+    pub(crate) fn add_new(&mut self, spread: Spread, number: u32) -> bool {
+        let home = self.home(spread);
+        let bucket = &mut self.buckets[home];
+        if bucket.may_have(spread.tag()) {
             return false;
+        }
+        // With nothing passed by the counts are the number of filled places.
+        if usize::from(bucket.tags[COUNTS]) >= WAYS {
+            return self.add_new_further(spread, number, home);
+        }
+        bucket.push(spread, number);
+        self.len += 1;
+        true
+    }
+
+    /// The same when the home is full, or was.
+    #[cold]
+    #[inline(never)]
+    fn add_new_further(&mut self, spread: Spread, number: u32, home: usize) -> bool {
+        let mut at = home;
+        while self.buckets[at].tags[COUNTS] & PASSED != 0 {
+            at = self.after(at);
+            if self.buckets[at].may_have(spread.tag()) {
+                return false;
+            }
         }
         self.put(spread, number);
         true
@@ -118,22 +137,28 @@ impl Aliases {
     #[inline]
     pub(crate) fn put(&mut self, spread: Spread, number: u32) {
         let mut at = self.home(spread);
-        loop {
-            let bucket = &mut self.buckets[at];
-            if let Some(way) = bucket.free() {
-                bucket.set(way, spread, number);
-                self.len += 1;
-                return;
-            }
-            bucket.pass_by();
+        if self.buckets[at].filled() == WAYS {
+            at = self.pass_full(at);
+        }
+        self.buckets[at].push(spread, number);
+        self.len += 1;
+    }
+
+    /// The first bucket from `at` that is not full; those before it count a name that passes by.
+    #[cold]
+    #[inline(never)]
+    fn pass_full(&mut self, mut at: usize) -> usize {
+        while self.buckets[at].filled() == WAYS {
+            self.buckets[at].pass_by();
             at = self.after(at);
         }
+        at
     }
 
     /// Takes a number out.
     pub(crate) fn remove(&mut self, spread: Spread, number: u32) {
         let Some((found, way, _)) = self.locate(spread, |other| other == number) else { return };
-        self.buckets[found].tags[way / 8] &= !(0xff << (way % 8 * 8));
+        self.buckets[found].take(way);
         let mut at = self.home(spread);
         while at != found {
             self.buckets[at].unpass();
@@ -142,36 +167,17 @@ impl Aliases {
         self.len -= 1;
     }
 
-    /// A place for a name in its home bucket; `None` if the name may be known, or has to go elsewhere.
-    #[inline]
-    pub(crate) fn vacancy(&self, spread: Spread) -> Option<Vacancy> {
-        let at = self.home(spread);
-        let bucket = self.buckets.get(at)?;
-        let known = bucket.fits(0, spread.tag()) | bucket.fits(1, spread.tag());
-        if known | bucket.tags[1] & PASSED != 0 {
-            return None;
-        }
-        bucket.free().map(|way| Vacancy { at, way })
-    }
-
-    /// Puts a new name into the place that was found for it, with nothing added since.
-    #[inline]
-    pub(crate) fn fill(&mut self, vacancy: Vacancy, spread: Spread, number: u32) {
-        self.buckets[vacancy.at].set(vacancy.way, spread, number);
-        self.len += 1;
-    }
-
     /// Whether so many more names fit.
     #[inline]
     pub(crate) fn has_room(&self, more: usize) -> bool {
         (self.len + more) * 8 <= self.buckets.len() * WAYS * 7
     }
 
-    /// Begins a larger table, for all entries to be added to.
-    pub(crate) fn larger(&self) -> Larger {
+    /// An empty table that is larger, to put all names into.
+    pub(crate) fn larger(&self) -> Self {
         let buckets = (self.buckets.len() * 3 / 2).max(self.buckets.len() + 1);
-        let nothing = Bucket { tags: [0; 2], numbers: [[0; 3]; 16] };
-        Larger { buckets: vec![nothing; buckets], filled: vec![0; buckets] }
+        let nothing = Bucket { tags: [0; 16], numbers: [0; 48] };
+        Self { buckets: vec![nothing; buckets].into(), len: 0 }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -179,75 +185,63 @@ impl Aliases {
     }
 }
 
-/// A table in the making: no place in it becomes free, so they are filled from the first.
-pub(crate) struct Larger {
-    buckets: Vec<Bucket>,
-    filled: Vec<u8>,
-}
-
-impl Larger {
-    #[inline]
-    pub(crate) fn add(&mut self, spread: Spread, number: u32) {
-        let mut at = spread.home(self.buckets.len());
-        while usize::from(self.filled[at]) == WAYS {
-            self.buckets[at].pass_by();
-            at = if at + 1 == self.buckets.len() { 0 } else { at + 1 };
-        }
-        self.buckets[at].set(usize::from(self.filled[at]), spread, number);
-        self.filled[at] += 1;
-    }
-
-    pub(crate) fn done(self) -> Aliases {
-        let len = self.filled.iter().map(|filled| usize::from(*filled)).sum();
-        Aliases { buckets: self.buckets.into(), len }
-    }
-}
-
 impl Bucket {
+    /// Whether a tag may be among these; a free place or the counts may look like it.
+    #[inline]
+    fn may_have(&self, tag: u8) -> bool {
+        self.tags.iter().fold(false, |found, other| found | (*other == tag))
+    }
+
     /// Marks the places of a half whose tag fits, by the high bit of their byte: a byte is zero exactly
     /// if neither it nor the sum of its low bits and 0x7f has that bit.
     #[inline]
-    fn fits(&self, half: usize, tag: u64) -> u64 {
-        let differ = self.tags[half] ^ LOW.wrapping_mul(tag);
-        !((differ & !HIGH).wrapping_add(!HIGH) | differ) & TAGS[half]
+    fn fits(&self, half: usize, tag: u8) -> u64 {
+        let (halves, _) = self.tags.as_chunks::<8>();
+        let differ = u64::from_le_bytes(halves[half]) ^ LOW.wrapping_mul(u64::from(tag));
+        !((differ & !HIGH).wrapping_add(!HIGH) | differ) & HIGH
     }
 
     #[inline]
-    fn free(&self) -> Option<usize> {
-        let (first, second) = (self.fits(0, 0), self.fits(1, 0));
-        if first != 0 {
-            Some(first.trailing_zeros() as usize / 8)
-        } else if second != 0 {
-            Some(8 + second.trailing_zeros() as usize / 8)
-        } else {
-            None
-        }
+    fn filled(&self) -> usize {
+        usize::from(self.tags[COUNTS] & FILLED)
     }
 
     #[inline]
     fn number(&self, way: usize) -> u32 {
-        let [low, middle, high] = self.numbers[way];
-        u32::from_le_bytes([low, middle, high, 0])
+        let number = self.numbers[3 * way..].first_chunk().copied().unwrap_or_default();
+        u32::from_le_bytes(number) & (NUMBERS - 1)
     }
 
-    /// Fills a free place.
+    /// Fills the first free place; there must be one.
     #[inline]
-    fn set(&mut self, way: usize, spread: Spread, number: u32) {
-        self.tags[way / 8] |= spread.tag() << (way % 8 * 8);
-        let [low, middle, high, _] = number.to_le_bytes();
-        self.numbers[way] = [low, middle, high];
+    fn push(&mut self, spread: Spread, number: u32) {
+        let way = self.filled();
+        // The fourth byte is the first of the next place, which is free.
+        if let Some(place) = self.numbers[3 * way..].first_chunk_mut() {
+            *place = number.to_le_bytes();
+        }
+        self.tags[way] = spread.tag();
+        self.tags[COUNTS] += 1;
+    }
+
+    /// Empties a place: what stands in the last takes it.
+    fn take(&mut self, way: usize) {
+        let last = self.filled() - 1;
+        self.numbers.copy_within(3 * last..3 * last + 3, 3 * way);
+        self.tags[way] = self.tags[last];
+        self.tags[COUNTS] -= 1;
     }
 
     fn pass_by(&mut self) {
-        if self.tags[1] & PASSED != PASSED {
-            self.tags[1] += ONE_PASSED;
+        if self.tags[COUNTS] & PASSED != PASSED {
+            self.tags[COUNTS] += ONE_PASSED;
         }
     }
 
     /// A count that reached the top can no longer be counted down; it goes when the table grows.
     fn unpass(&mut self) {
-        if self.tags[1] & PASSED != PASSED {
-            self.tags[1] -= ONE_PASSED;
+        if self.tags[COUNTS] & PASSED != PASSED {
+            self.tags[COUNTS] -= ONE_PASSED;
         }
     }
 }
@@ -282,12 +276,15 @@ mod tests {
                 names.push(name);
                 let number = names.len() as u32 - 1;
                 numbers.insert(name, number);
-                if !aliases.insert(Spread(name), number) {
+                if !aliases.has_room(1) {
                     let mut larger = aliases.larger();
-                    for (name, number) in &numbers {
-                        larger.add(Spread(*name), *number);
+                    for (name, number) in numbers.iter().filter(|(other, _)| **other != name) {
+                        larger.put(Spread(*name), *number);
                     }
-                    aliases = larger.done();
+                    aliases = larger;
+                }
+                if random() % 2 == 0 || !aliases.add_new(Spread(name), number) {
+                    aliases.put(Spread(name), number);
                 }
             }
             assert_eq!(aliases.len, numbers.len());

@@ -9,10 +9,13 @@ use std::hint::black_box;
 
 use wornpath_blocks::BlockHash;
 
-use crate::directory::{Directory, ShardState, View};
+use crate::directory::{Directory, Tables, Turn, View};
 use crate::pod::PodSlot;
 use crate::sets::{Numbering, Rows, Sets};
-use crate::table::{Place, Probe, SHARDS, SetId, Table, better_size, locate, rebuild, write};
+use crate::table::{
+    Place, Probe, SetId, better_size, change, insert, is_crowded, is_deserted, locate, rebuild,
+    remove,
+};
 
 /// How many changes are looked ahead: as many misses as a core keeps in flight.
 const AHEAD: usize = 16;
@@ -20,7 +23,7 @@ const AHEAD: usize = 16;
 /// The writing side of one pod's bits.
 pub(crate) struct Bits<'a> {
     sets: &'a Sets,
-    tables: &'a [Table; SHARDS],
+    tables: &'a mut Tables,
     rows: Rows<'a>,
     slot: PodSlot,
     step: Step,
@@ -49,7 +52,7 @@ impl<'a> Bits<'a> {
         slot: PodSlot,
     ) -> Self {
         let rows = Rows { directory, pages: &mut view.pages };
-        Self { sets, tables: &*view.tables, rows, slot, step: Step::default() }
+        Self { sets, tables: &mut view.tables, rows, slot, step: Step::default() }
     }
 
     /// Sets the pod's bit on each block, and tells `already` of those that had it.
@@ -84,20 +87,15 @@ impl<'a> Bits<'a> {
     #[inline]
     fn set_one(&mut self, block: BlockHash) -> bool {
         let place = Place::of(block);
-        let directory = self.rows.directory;
-        let mut shard = directory.shard(place.shard);
-        let spot = loop {
-            match locate(&shard.table, place) {
-                Some(spot) => break spot,
-                None => resize(directory, place.shard, &mut shard),
-            }
-        };
+        let turn = self.tables.turn(self.rows.directory, place.shard);
+        let table = &self.tables[place.shard];
+        let spot = locate(table, place);
         let old = spot.set;
         if old == SetId::EMPTY {
-            write(&shard.table, &spot, Numbering::single(self.slot));
-            shard.len += 1;
-            if better_size(&shard.table, shard.len).is_some() {
-                resize(directory, place.shard, &mut shard);
+            insert(table, &spot, Numbering::single(self.slot));
+            let len = turn.one_more();
+            if is_crowded(table, len) {
+                self.resize(place.shard, turn, len);
             }
             return true;
         }
@@ -106,22 +104,25 @@ impl<'a> Bits<'a> {
             return false;
         }
         let new = self.take_step(old, Sets::with);
-        write(&shard.table, &spot, new);
+        change(&self.tables[place.shard], &spot, new);
         true
     }
 
     #[inline]
     fn clear_one(&mut self, block: BlockHash) {
         let place = Place::of(block);
-        let directory = self.rows.directory;
-        let mut shard = directory.shard(place.shard);
-        let Some(spot) = locate(&shard.table, place) else { return };
+        let turn = self.tables.turn(self.rows.directory, place.shard);
+        let table = &self.tables[place.shard];
+        let spot = locate(table, place);
         let old = spot.set;
+        if old == SetId::EMPTY {
+            return;
+        }
         if old == Numbering::single(self.slot) {
-            write(&shard.table, &spot, SetId::EMPTY);
-            shard.len -= 1;
-            if better_size(&shard.table, shard.len).is_some() {
-                resize(directory, place.shard, &mut shard);
+            remove(table, &spot);
+            let len = turn.one_less();
+            if is_deserted(table, len) {
+                self.resize(place.shard, turn, len);
             }
             return;
         }
@@ -129,7 +130,7 @@ impl<'a> Bits<'a> {
             return;
         }
         let new = self.take_step(old, Sets::without);
-        write(&shard.table, &spot, new);
+        change(&self.tables[place.shard], &spot, new);
     }
 
     /// The set that `old` becomes. One use of it is the block's, and one of `old` no longer is.
@@ -164,13 +165,13 @@ impl<'a> Bits<'a> {
         self.sets.release(&mut self.rows, from, taken);
         self.sets.release(&mut self.rows, to, ahead);
     }
-}
 
-/// Rebuilds a shard's table when its size no longer fits. Costs O(the shard), amortized O(1).
-#[cold]
-fn resize(directory: &Directory, shard: usize, state: &mut ShardState) {
-    if let Some(buckets) = better_size(&state.table, state.len) {
-        let table = rebuild(&state.table, buckets);
-        directory.replace_table(shard, state, table);
+    /// Rebuilds a shard's table whose size no longer fits. Costs O(the shard), amortized O(1).
+    #[cold]
+    #[inline(never)]
+    fn resize(&mut self, shard: usize, mut turn: Turn<'_>, len: usize) {
+        let old = &self.tables[shard];
+        let new = rebuild(old, better_size(old.len(), len));
+        self.tables.replace(self.rows.directory, shard, &mut turn, new);
     }
 }

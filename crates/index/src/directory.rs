@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use crate::sets::{Numbering, Page};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, stand_aside};
 use crate::table::{SHARDS, SMALLEST, Table, table};
 
 /// The pages of sets, in the order of their numbers, as they were at some moment.
@@ -23,27 +23,134 @@ pub(crate) struct Pages {
     changed: u64,
 }
 
-/// A shard of the map: all writing to its table happens under its lock.
+/// A shard of the map. Writers take turns at it.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Shard {
-    replaced: AtomicU64,
-    state: Mutex<ShardState>,
+    /// Twice the number of times its table was replaced, and one more during a turn: so a single
+    /// exchange begins a turn and tells that the writer knows the shard's present table.
+    turn: AtomicU64,
+    /// Entries in the table. Only changed in a turn.
+    len: AtomicU64,
+    table: Mutex<Table>,
 }
 
-#[derive(Debug)]
-pub(crate) struct ShardState {
-    pub(crate) table: Table,
-    /// Entries in the table.
-    pub(crate) len: usize,
+/// A writer's turn at a shard: until it ends, nobody else changes the shard.
+pub(crate) struct Turn<'a> {
+    shard: &'a Shard,
+    replaced: u64,
+}
+
+impl Turn<'_> {
+    /// The number of entries after one came.
+    #[inline]
+    pub(crate) fn one_more(&self) -> usize {
+        self.count(self.shard.len.load(Ordering::Relaxed) + 1)
+    }
+
+    /// The number of entries after one went.
+    #[inline]
+    pub(crate) fn one_less(&self) -> usize {
+        self.count(self.shard.len.load(Ordering::Relaxed) - 1)
+    }
+
+    #[inline]
+    fn count(&self, len: u64) -> usize {
+        self.shard.len.store(len, Ordering::Relaxed);
+        len as usize
+    }
+}
+
+impl Drop for Turn<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.shard.turn.store(self.replaced, Ordering::Release);
+    }
+}
+
+/// The tables of all shards, as they were when each had been replaced so many times.
+#[derive(Clone, Debug)]
+pub(crate) struct Tables {
+    tables: Box<[Table; SHARDS]>,
+    /// Twice those numbers.
+    replaced: Box<[u64; SHARDS]>,
+    /// Everything published up to here is known.
+    published: u64,
+}
+
+impl std::ops::Deref for Tables {
+    type Target = [Table; SHARDS];
+
+    #[inline]
+    fn deref(&self) -> &[Table; SHARDS] {
+        &self.tables
+    }
+}
+
+impl Tables {
+    /// Waits for a turn at a shard, with its present table at hand.
+    #[inline]
+    pub(crate) fn turn<'a>(&mut self, directory: &'a Directory, shard: usize) -> Turn<'a> {
+        loop {
+            let (free, taken) = (self.replaced[shard], self.replaced[shard] | 1);
+            let turn = &directory.shards[shard].turn;
+            if turn.compare_exchange(free, taken, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Turn { shard: &directory.shards[shard], replaced: free };
+            }
+            self.await_turn(directory, shard);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn await_turn(&mut self, directory: &Directory, shard: usize) {
+        stand_aside();
+        self.renew(directory, shard);
+    }
+
+    fn renew(&mut self, directory: &Directory, shard: usize) {
+        let Shard { turn, table, .. } = &directory.shards[shard];
+        if turn.load(Ordering::Acquire) & !1 != self.replaced[shard] {
+            let table = lock(table);
+            self.replaced[shard] = turn.load(Ordering::Acquire) & !1;
+            self.tables[shard] = Arc::clone(&table);
+        }
+    }
+
+    #[cold]
+    fn renew_all(&mut self, directory: &Directory) {
+        self.published = directory.published.load(Ordering::Acquire);
+        for shard in 0..SHARDS {
+            self.renew(directory, shard);
+        }
+    }
+
+    /// Puts another table in the place of the shard's whose turn this is.
+    pub(crate) fn replace(
+        &mut self,
+        directory: &Directory,
+        shard: usize,
+        turn: &mut Turn<'_>,
+        table: Table,
+    ) {
+        let mut present = lock(&turn.shard.table);
+        *present = Arc::clone(&table);
+        turn.replaced = turn.replaced.wrapping_add(2);
+        turn.shard.turn.store(turn.replaced | 1, Ordering::Release);
+        drop(present);
+        // Who knew everything before knows everything now.
+        if directory.published.fetch_add(1, Ordering::AcqRel) == self.published {
+            self.published += 1;
+        }
+        self.replaced[shard] = turn.replaced;
+        self.tables[shard] = table;
+    }
 }
 
 /// The tables and pages as they were when `published` had this value.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
-    pub(crate) tables: Box<[Table; SHARDS]>,
-    replaced: Box<[u64]>,
-    published: u64,
+    pub(crate) tables: Tables,
     pub(crate) pages: Pages,
     pub(crate) numbering: Numbering,
 }
@@ -63,8 +170,9 @@ pub(crate) struct Directory {
 impl Directory {
     pub(crate) fn new(numbering: Numbering) -> Self {
         let shard = |_| Shard {
-            replaced: AtomicU64::new(0),
-            state: Mutex::new(ShardState { table: table(SMALLEST), len: 0 }),
+            turn: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            table: Mutex::new(table(SMALLEST)),
         };
         Self {
             published: AtomicU64::new(0),
@@ -94,15 +202,12 @@ impl Directory {
         lock(&self.recycling)
     }
 
-    pub(crate) fn shard(&self, shard: usize) -> MutexGuard<'_, ShardState> {
-        lock(&self.shards[shard].state)
-    }
-
-    /// Puts another table in the place of a shard's. The caller holds the shard's lock.
-    pub(crate) fn replace_table(&self, shard: usize, state: &mut ShardState, table: Table) {
-        state.table = table;
-        self.shards[shard].replaced.fetch_add(1, Ordering::Release);
-        self.published.fetch_add(1, Ordering::Release);
+    /// The number of entries in all tables, and the bytes of these.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        self.shards.iter().fold((0, 0), |(entries, bytes), shard| {
+            let len = shard.len.load(Ordering::Relaxed) as usize;
+            (entries + len, bytes + size_of_val(&**lock(&shard.table)))
+        })
     }
 
     pub(crate) fn add_page(&self, page: Arc<Page>) {
@@ -122,9 +227,11 @@ impl Directory {
 impl View {
     pub(crate) fn new(directory: &Directory) -> Self {
         let mut view = Self {
-            tables: Box::new(std::array::from_fn(|_| Table::from([]))),
-            replaced: vec![u64::MAX; SHARDS].into(),
-            published: u64::MAX,
+            tables: Tables {
+                tables: Box::new(std::array::from_fn(|_| Table::from([]))),
+                replaced: Box::new([u64::MAX; SHARDS]),
+                published: u64::MAX,
+            },
             pages: Pages { pages: Arc::new([]), changed: u64::MAX },
             numbering: directory.numbering,
         };
@@ -132,26 +239,13 @@ impl View {
         view
     }
 
-    /// Brings the view up to date with everything published before this call. Takes shards' locks:
-    /// not for a caller who holds one.
+    /// Brings the view up to date with everything published before this call.
     #[inline]
     pub(crate) fn refresh(&mut self, directory: &Directory) {
-        if directory.published.load(Ordering::Acquire) != self.published {
-            self.renew(directory);
+        if directory.published.load(Ordering::Acquire) != self.tables.published {
+            self.tables.renew_all(directory);
         }
         self.pages.refresh(directory);
-    }
-
-    #[cold]
-    fn renew(&mut self, directory: &Directory) {
-        self.published = directory.published.load(Ordering::Acquire);
-        for (position, shard) in directory.shards.iter().enumerate() {
-            if shard.replaced.load(Ordering::Acquire) != self.replaced[position] {
-                let state = lock(&shard.state);
-                self.replaced[position] = shard.replaced.load(Ordering::Acquire);
-                self.tables[position] = Arc::clone(&state.table);
-            }
-        }
     }
 }
 

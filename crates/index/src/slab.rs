@@ -125,6 +125,8 @@ pub(crate) struct Slab {
     len: usize,
     aliases: Aliases,
     key: u64,
+    /// The end of the run that was added last, while it is there.
+    last: Option<(EngineHash, Number)>,
 }
 
 impl Slab {
@@ -137,6 +139,7 @@ impl Slab {
             len: 0,
             aliases: Aliases::default(),
             key,
+            last: None,
         }
     }
 
@@ -156,6 +159,12 @@ impl Slab {
 
     #[inline]
     pub(crate) fn find(&self, engine: EngineHash) -> Option<Number> {
+        // What is asked for most is the prefix of the next part of a prompt.
+        if let Some((last, number)) = self.last
+            && last == engine
+        {
+            return Some(number);
+        }
         let is_it = |number| self.get(Number(number)).engine == engine;
         self.aliases.find(self.spread(engine), is_it).map(Number)
     }
@@ -163,7 +172,7 @@ impl Slab {
     /// Asks for the lines that finding these names will need, all at once.
     pub(crate) fn touch(&self, engines: &[EngineHash]) {
         black_box(
-            engines.iter().fold(0u64, |sum, engine| {
+            engines.iter().fold(0u8, |sum, engine| {
                 sum.wrapping_add(self.aliases.touch(self.spread(*engine)))
             }),
         );
@@ -198,22 +207,21 @@ impl Slab {
         let (mut added, mut last) = (0, parent);
         for (engine, block) in engines.iter().zip(blocks) {
             let spread = self.spread(*engine);
-            let vacancy = self.aliases.vacancy(spread);
-            if vacancy.is_none() && self.find(*engine).is_some() {
-                break;
+            let number = self.next_free();
+            if !self.aliases.add_new(spread, number.0) {
+                if self.find(*engine).is_some() {
+                    break;
+                }
+                self.aliases.put(spread, number.0);
             }
-            let number = self.take_free();
-            let entry =
+            self.take(number);
+            *self.get_mut(number) =
                 Entry { engine: *engine, block: *block, parent: last, bits: PLAIN_WITH_CHILD };
-            *self.get_mut(number) = entry;
-            match vacancy {
-                Some(vacancy) => self.aliases.fill(vacancy, spread, number.0),
-                None => self.aliases.put(spread, number.0),
-            }
             last = number;
             added += 1;
         }
         if added > 0 {
+            self.last = Some((engines[added - 1], last));
             self.get_mut(last).lose();
             if parent != Number::NONE {
                 self.get_mut(parent).adopt();
@@ -231,30 +239,35 @@ impl Slab {
     #[inline]
     fn enter(&mut self, entry: Entry) -> Number {
         let Entry { engine, parent, .. } = entry;
-        let number = self.take_free();
+        if !self.aliases.has_room(1) {
+            self.grow_aliases();
+        }
+        let number = self.next_free();
+        self.take(number);
         *self.get_mut(number) = entry;
         if parent != Number::NONE {
             self.get_mut(parent).adopt();
         }
-        if !self.aliases.insert(self.spread(engine), number.0) {
-            self.grow_aliases();
-        }
+        self.aliases.put(self.spread(engine), number.0);
         self.len += 1;
         number
     }
 
     #[cold]
+    #[inline(never)]
     fn grow_aliases(&mut self) {
         let Self { aliases, pages, key, .. } = self;
         let mut larger = aliases.larger();
-        for (page, first) in pages.iter().zip((0..).step_by(PAGE)) {
-            for (entry, number) in page.iter().zip(first..) {
+        let mut number = 0;
+        for page in pages {
+            for entry in page.iter() {
                 if entry.bits & IN_USE != 0 {
-                    larger.add(spread(*key, entry.engine), number);
+                    larger.put(spread(*key, entry.engine), number);
                 }
+                number += 1;
             }
         }
-        *aliases = larger.done();
+        *aliases = larger;
     }
 
     #[inline]
@@ -262,26 +275,41 @@ impl Slab {
         spread(self.key, engine)
     }
 
+    /// The number that the next entry gets, with its page in place.
     #[inline]
-    fn take_free(&mut self) -> Number {
+    fn next_free(&mut self) -> Number {
         if self.free != Number::NONE {
-            let number = self.free;
-            self.free = self.get(number).parent;
-            return number;
+            return self.free;
         }
         if self.used as usize == self.pages.len() * PAGE {
-            let nothing =
-                Entry { engine: EngineHash(0), block: BlockHash(0), parent: Number::NONE, bits: 0 };
-            self.pages.push(Box::new([nothing; PAGE]));
+            self.add_page();
         }
-        self.used += 1;
-        Number(self.used - 1)
+        Number(self.used)
+    }
+
+    /// Takes the number that [`Self::next_free`] gave.
+    #[inline]
+    fn take(&mut self, number: Number) {
+        if self.free == number {
+            self.free = self.get(number).parent;
+        } else {
+            self.used += 1;
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_page(&mut self) {
+        let nothing =
+            Entry { engine: EngineHash(0), block: BlockHash(0), parent: Number::NONE, bits: 0 };
+        self.pages.push(Box::new([nothing; PAGE]));
     }
 
     /// Takes out an entry without children, and tells its parent.
     pub(crate) fn remove(&mut self, number: Number) -> Entry {
         let entry = *self.get(number);
         self.aliases.remove(self.spread(entry.engine), number.0);
+        self.last = self.last.filter(|(_, last)| *last != number);
         if entry.parent != Number::NONE {
             self.get_mut(entry.parent).lose();
         }

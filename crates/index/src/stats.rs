@@ -5,7 +5,6 @@ use crate::index::Shared;
 use crate::ledger::{Counters, Ledger};
 use crate::pod::PodSet;
 use crate::sync::Ordering;
-use crate::table::SHARDS;
 
 /// Figures of one pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,12 +65,7 @@ pub struct Stats {
 
 impl Stats {
     pub(crate) fn of(shared: &Shared) -> Self {
-        let (mut blocks, mut table_bytes) = (0, 0);
-        for shard in 0..SHARDS {
-            let state = shared.directory.shard(shard);
-            blocks += state.len;
-            table_bytes += size_of_val(&*state.table);
-        }
+        let (blocks, table_bytes) = shared.directory.size();
         let suspects: Vec<_> =
             shared.suspects.iter().map(|word| word.load(Ordering::Acquire)).collect();
         let (pods, leaving) = shared.slots();

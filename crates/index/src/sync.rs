@@ -38,3 +38,11 @@ pub(crate) fn pause() {
     #[cfg(shuttle)]
     shuttle::thread::yield_now();
 }
+
+/// Lets the writer whose turn it is finish: it may have been put to sleep, so the processor is given up.
+pub(crate) fn stand_aside() {
+    #[cfg(not(any(loom, shuttle)))]
+    std::thread::yield_now();
+    #[cfg(any(loom, shuttle))]
+    pause();
+}

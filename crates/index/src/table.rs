@@ -9,14 +9,16 @@
 //! the processor fetches lines in pairs. Every bucket counts the keys that passed it by and remembers
 //! three bits of each, so a search that fails normally ends at the first line.
 //!
-//! Readers take no lock. Each bucket is a sequence lock: the writer (one at a time, under the shard's
-//! lock) raises a flag in the control word, changes the line, and lowers the flag with the next
-//! version; a reader that sees the flag or two different versions reads again. All accesses to the
-//! line are acquire loads and release stores: a reader that saw any part of a change sees the raised
-//! flag or the new version too. The version has 15 bits: a reader would have to sleep through exactly
-//! a multiple of 32,768 changes of one line, in the middle of one read of it, to be fooled. What passed
-//! by is noted without a new version: a key that stands further on was noted before it came and until
-//! after it went, so a reader that misses the note has seen the key absent.
+//! Readers take no lock, and writers (one at a time, under the shard's lock) never leave a line that
+//! cannot be read. Another set for a key is one store. A new key's entry stands there, and half of its
+//! tag, before the store of the other half makes it found. A key that goes loses that half first, and
+//! the same store gives the line its next version. So a reader can be misled only if a key goes and
+//! another comes in its place between its reads, and then the version is another: it reads again. It
+//! has 16 bits: the reader would have to sleep through exactly a multiple of 65,536 removals from one
+//! line, in the middle of one read of it, to be fooled. All accesses to the line are acquire loads and
+//! release stores. What passed by is noted without a new version: a key that stands further on was
+//! noted before it came and until after it went, so a reader that misses the note has seen the key
+//! absent.
 
 use std::sync::Arc;
 
@@ -39,10 +41,10 @@ const WAYS: usize = 2;
 /// One more than the largest number of a set: an entry has 24 bits for it.
 pub(crate) const SETS: u32 = 1 << 24;
 
-// The control word, from the top: version (15 bits) · writing (1) · first halves of the tags (8 for each
-// way, zero if it is free).
-const VERSION: u64 = 1 << 49;
-const WRITING: u64 = 1 << 48;
+// The control word, from the top: version (16 bits) · first halves of the tags (8 for each way, zero if
+// it is free).
+const VERSION_SHIFT: u32 = 48;
+const ONE_VERSION: u64 = 1 << VERSION_SHIFT;
 /// The lowest bit of each tag, and the highest.
 const LOW: u64 = 0x0101_0101_0101_0101 >> (64 - 8 * WAYS);
 const HIGH: u64 = LOW << 7;
@@ -98,7 +100,19 @@ impl Key {
     /// The halves of the tag, each in every byte.
     #[inline]
     fn tags(self) -> (u64, u64) {
-        (LOW.wrapping_mul(self.0 >> 8 & 0xff), LOW.wrapping_mul(self.0 >> 16 & 0xff))
+        (LOW.wrapping_mul(self.first_half()), LOW.wrapping_mul(self.second_half()))
+    }
+
+    /// The half of the tag that stands in the control word, and never is zero.
+    #[inline]
+    fn first_half(self) -> u64 {
+        self.0 >> 8 & 0xff
+    }
+
+    /// The half of the tag that stands in the last word.
+    #[inline]
+    fn second_half(self) -> u64 {
+        self.0 >> 16 & 0xff
     }
 
     /// The rest of the key, as it stands in an entry.
@@ -150,17 +164,21 @@ pub(crate) fn table(buckets: usize) -> Table {
     (0..buckets.next_multiple_of(2).max(SMALLEST)).map(|_| Bucket::new()).collect()
 }
 
-/// The size at which a table with `len` entries should be rebuilt, if it should: it grows when it is
-/// seven tenths full, by half (a small one doubles), and shrinks when it is an eighth full.
-pub(crate) fn better_size(table: &[Bucket], len: usize) -> Option<usize> {
-    let (buckets, places) = (table.len(), table.len() * WAYS);
-    if len * 10 > places * 7 {
-        Some(if buckets < 256 { buckets * 2 } else { buckets * 3 / 2 })
-    } else if len * 8 < places && buckets > SMALLEST {
-        Some(buckets * 2 / 5)
-    } else {
-        None
-    }
+/// Whether a table with `len` entries is to grow: it is at most seven tenths full.
+#[inline]
+pub(crate) fn is_crowded(table: &[Bucket], len: usize) -> bool {
+    len * 10 > table.len() * WAYS * 7
+}
+
+/// Whether a table with `len` entries is to shrink: it is at least an eighth full.
+#[inline]
+pub(crate) fn is_deserted(table: &[Bucket], len: usize) -> bool {
+    len * 8 < table.len() * WAYS && table.len() > SMALLEST
+}
+
+/// The size for a table that no longer fits its `len` entries: it doubles, or shrinks to two fifths.
+pub(crate) fn better_size(buckets: usize, len: usize) -> usize {
+    if len * 2 < buckets * WAYS { buckets * 2 / 5 } else { buckets * 2 }
 }
 
 /// A key about to be looked up: its home is known, the line is on its way.
@@ -201,7 +219,7 @@ impl<'a> Probe<'a> {
         let found = (fits != 0) & (word & !SET == self.key.rest());
         let further = if found { 0 } else { fits | last & self.key.mark() };
         let set = if found { word & SET } else { 0 };
-        let settled = (control ^ again) | (control & WRITING) | further == 0;
+        let settled = (control ^ again) >> VERSION_SHIFT | further == 0;
         settled.then_some(SetId(set as u32))
     }
 }
@@ -217,9 +235,11 @@ fn fits(control: u64, last: u64, key: Key) -> u64 {
     zeros((control ^ first) | (last ^ second))
 }
 
-/// The part of a key that is its tag, and the tag of a way.
+/// The part of a key that is its tag, and of that the half that is never zero.
 const TAG: u64 = 0xffff << 8;
+const FIRST_HALF: u64 = 0xff << 8;
 
+/// The tag of a way.
 #[inline]
 fn tag(control: u64, last: u64, way: usize) -> u64 {
     (last >> (8 * way) & 0xff) << 16 | (control >> (8 * way) & 0xff) << 8
@@ -269,34 +289,35 @@ pub(crate) struct Spot {
     pub(crate) set: SetId,
 }
 
-/// Looks a key up for writing. `None` when it is absent and no place is free.
+/// Looks a key up for writing. A table always has a free place.
 #[inline]
-pub(crate) fn locate(table: &[Bucket], place: Place) -> Option<Spot> {
+pub(crate) fn locate(table: &[Bucket], place: Place) -> Spot {
     let key = place.key;
     let home = key.home(table.len());
     let bucket = &table[home];
     let control = bucket.control.load(Ordering::Relaxed);
     let last = bucket.words[WAYS].load(Ordering::Relaxed);
     if let Some((way, set)) = bucket.way_of(control, last, key) {
-        return Some(Spot { key, at: home, steps: 0, way, set });
+        return Spot { key, at: home, steps: 0, way, set };
     }
-    let empty = zeros(control);
-    if empty != 0 && last & key.mark() == 0 {
-        let way = empty.trailing_zeros() as usize / 8;
-        return Some(Spot { key, at: home, steps: 0, way, set: SetId::EMPTY });
+    let free = zeros(control);
+    if free != 0 && last & key.mark() == 0 {
+        let way = free.trailing_zeros() as usize / 8;
+        return Spot { key, at: home, steps: 0, way, set: SetId::EMPTY };
     }
     locate_further(table, key, home)
 }
 
 #[cold]
-fn locate_further(table: &[Bucket], key: Key, home: usize) -> Option<Spot> {
+#[inline(never)]
+fn locate_further(table: &[Bucket], key: Key, home: usize) -> Spot {
     let mut free = None;
     for steps in 0..table.len() {
         let at = bucket_at(home, steps, table.len());
         let control = table[at].control.load(Ordering::Relaxed);
         let last = table[at].words[WAYS].load(Ordering::Relaxed);
         if let Some((way, set)) = table[at].way_of(control, last, key) {
-            return Some(Spot { key, at, steps, way, set });
+            return Spot { key, at, steps, way, set };
         }
         let empty = zeros(control);
         if free.is_none() && empty != 0 {
@@ -307,22 +328,40 @@ fn locate_further(table: &[Bucket], key: Key, home: usize) -> Option<Spot> {
             break;
         }
     }
-    free
+    free.expect("a table grows before it is full")
 }
 
-/// Gives the key at `spot` another set: inserts it, changes it, or, with the empty set, removes it.
+/// Puts a key at the free place that was found for it.
 #[inline]
-pub(crate) fn write(table: &[Bucket], spot: &Spot, set: SetId) {
-    let bucket = &table[spot.at];
-    // A reader must find the way to a displaced key before the key is there, and as long as it is.
-    if spot.steps > 0 && spot.set == SetId::EMPTY {
+pub(crate) fn insert(table: &[Bucket], spot: &Spot, set: SetId) {
+    // A reader must find the way to a displaced key before the key is there.
+    if spot.steps > 0 {
         spot.way_to(table).for_each(|passed| passed.pass_by(spot.key));
     }
+    let bucket = &table[spot.at];
+    let shift = 8 * spot.way;
+    let last = bucket.words[WAYS].load(Ordering::Relaxed) & !(0xff << shift);
     let control = bucket.control.load(Ordering::Relaxed);
-    bucket.control.store(control | WRITING, Ordering::Relaxed);
-    let control = bucket.put(control, spot.way, spot.key, set);
-    bucket.control.store(control.wrapping_add(VERSION), Ordering::Release);
-    if spot.steps > 0 && set == SetId::EMPTY {
+    bucket.words[spot.way].store(spot.key.rest() | u64::from(set.0), Ordering::Release);
+    bucket.words[WAYS].store(last | spot.key.second_half() << shift, Ordering::Release);
+    bucket.control.store(control | spot.key.first_half() << shift, Ordering::Release);
+}
+
+/// Gives the key that stands at `spot` another set, which is not empty.
+#[inline]
+pub(crate) fn change(table: &[Bucket], spot: &Spot, set: SetId) {
+    let word = spot.key.rest() | u64::from(set.0);
+    table[spot.at].words[spot.way].store(word, Ordering::Release);
+}
+
+/// Takes away the key that stands at `spot`.
+#[inline]
+pub(crate) fn remove(table: &[Bucket], spot: &Spot) {
+    let control = &table[spot.at].control;
+    let without = control.load(Ordering::Relaxed) & !(0xff << (8 * spot.way));
+    control.store(without.wrapping_add(ONE_VERSION), Ordering::Release);
+    // A reader must find the way to a displaced key as long as the key is there.
+    if spot.steps > 0 {
         spot.way_to(table).for_each(Bucket::unpass);
     }
 }
@@ -344,30 +383,43 @@ pub(crate) fn rebuild(old: &[Bucket], buckets: usize) -> Table {
         let control = bucket.control.load(Ordering::Relaxed);
         let last = bucket.words[WAYS].load(Ordering::Relaxed);
         for way in 0..WAYS {
-            let word = bucket.words[way].load(Ordering::Relaxed);
-            if word != 0 {
-                let key = Key(word & !SET | tag(control, last, way));
-                place_new(&new, &mut filled, key, SetId((word & SET) as u32));
+            let tag = tag(control, last, way);
+            if tag & FIRST_HALF != 0 {
+                let word = bucket.words[way].load(Ordering::Relaxed);
+                place_new(&new, &mut filled, Key(word & !SET | tag), word);
             }
         }
     }
     new
 }
 
-/// Puts a key into a table that no reader knows yet; `filled` counts each bucket's places.
+/// Puts a key and its entry into a table that no reader knows yet; `filled` counts each bucket's places.
 #[inline]
-fn place_new(new: &[Bucket], filled: &mut [u8], key: Key, set: SetId) {
-    let home = key.home(new.len());
+fn place_new(new: &[Bucket], filled: &mut [u8], key: Key, word: u64) {
+    let mut at = key.home(new.len());
+    if usize::from(filled[at]) == WAYS {
+        at = pass_full(new, filled, key, at);
+    }
+    let way = usize::from(filled[at]) % WAYS;
+    filled[at] += 1;
+    let (bucket, shift) = (&new[at], 8 * way);
+    bucket.words[way].store(word, Ordering::Relaxed);
+    let last = bucket.words[WAYS].load(Ordering::Relaxed);
+    bucket.words[WAYS].store(last | key.second_half() << shift, Ordering::Relaxed);
+    let control = bucket.control.load(Ordering::Relaxed);
+    bucket.control.store(control | key.first_half() << shift, Ordering::Relaxed);
+}
+
+/// The first bucket after a full home that is not full; those before it note the key.
+#[cold]
+fn pass_full(new: &[Bucket], filled: &[u8], key: Key, home: usize) -> usize {
     let (mut at, mut steps) = (home, 0);
     while usize::from(filled[at]) == WAYS {
         new[at].pass_by(key);
         steps += 1;
         at = bucket_at(home, steps, new.len());
     }
-    let control = new[at].control.load(Ordering::Relaxed);
-    let control = new[at].put(control, usize::from(filled[at]), key, set);
-    new[at].control.store(control, Ordering::Relaxed);
-    filled[at] += 1;
+    at
 }
 
 impl Bucket {
@@ -390,35 +442,17 @@ impl Bucket {
         None
     }
 
-    /// Writes a place and returns the control word that is then right. The caller alone writes this
-    /// bucket, and has raised the flag if it is read.
-    #[inline]
-    fn put(&self, control: u64, way: usize, key: Key, set: SetId) -> u64 {
-        let shift = 8 * way;
-        let last = self.words[WAYS].load(Ordering::Relaxed) & !(0xff << shift);
-        let control = control & !(0xff << shift);
-        if set == SetId::EMPTY {
-            self.words[way].store(0, Ordering::Release);
-            self.words[WAYS].store(last, Ordering::Release);
-            return control;
-        }
-        self.words[way].store(key.rest() | u64::from(set.0), Ordering::Release);
-        self.words[WAYS].store(last | (key.0 >> 16 & 0xff) << shift, Ordering::Release);
-        control | (key.0 >> 8 & 0xff) << shift
-    }
-
     /// The set of `key` in this bucket, and whether it may stand further on.
     #[inline]
     fn read(&self, key: Key) -> (SetId, bool) {
         loop {
             let control = self.control.load(Ordering::Acquire);
-            if control & WRITING == 0 {
-                let last = self.words[WAYS].load(Ordering::Acquire);
-                let found = self.way_of(control, last, key);
-                if self.control.load(Ordering::Relaxed) == control {
-                    let set = found.map_or(SetId::EMPTY, |(_, set)| set);
-                    return (set, last & key.mark() != 0);
-                }
+            let last = self.words[WAYS].load(Ordering::Acquire);
+            let found = self.way_of(control, last, key);
+            let again = self.control.load(Ordering::Relaxed);
+            if (control ^ again) >> VERSION_SHIFT == 0 {
+                let set = found.map_or(SetId::EMPTY, |(_, set)| set);
+                return (set, last & key.mark() != 0);
             }
             pause();
         }
