@@ -7,6 +7,8 @@
 //! an ordinary map, this one can be asked to bring a line into the cache ahead of its use, and grows
 //! by half, not to twice its size.
 
+use crate::prefetch::prefetch;
+
 /// Places in a bucket. Where a sixteenth tag would stand are two counts.
 const WAYS: usize = 15;
 const COUNTS: usize = 15;
@@ -65,10 +67,12 @@ impl Aliases {
         if at + 1 == self.buckets.len() { 0 } else { at + 1 }
     }
 
-    /// Brings a name's line into the cache without waiting for it; the value means nothing.
+    /// Asks for a name's line without waiting for it.
     #[inline]
-    pub(crate) fn touch(&self, spread: Spread) -> u8 {
-        self.buckets.get(self.home(spread)).map_or(0, |bucket| bucket.tags[COUNTS])
+    pub(crate) fn prefetch(&self, spread: Spread) {
+        if let Some(bucket) = self.buckets.get(self.home(spread)) {
+            prefetch(bucket);
+        }
     }
 
     /// The number for which `is_it` says yes, among those whose hash fits.
@@ -175,7 +179,7 @@ impl Aliases {
 
     /// An empty table that is larger, to put all names into.
     pub(crate) fn larger(&self) -> Self {
-        let buckets = (self.buckets.len() * 3 / 2).max(self.buckets.len() + 1);
+        let buckets = self.buckets.len() * 7 / 4 + 1;
         let nothing = Bucket { tags: [0; 16], numbers: [0; 48] };
         Self { buckets: vec![nothing; buckets].into(), len: 0 }
     }

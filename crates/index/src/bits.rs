@@ -5,8 +5,6 @@
 //! incarnation can set a bit of a new one. Each change locks one shard; the lines that a list of
 //! changes needs are brought into the cache together before the first is made.
 
-use std::hint::black_box;
-
 use wornpath_blocks::BlockHash;
 
 use crate::directory::{Directory, Tables, Turn, View};
@@ -58,7 +56,7 @@ impl<'a> Bits<'a> {
     /// Sets the pod's bit on each block, and tells `already` of those that had it.
     pub(crate) fn set(&mut self, blocks: &[BlockHash], mut already: impl FnMut(BlockHash)) {
         for some in blocks.chunks(AHEAD) {
-            self.touch(some);
+            self.prefetch(some);
             for block in some {
                 if !self.set_one(*block) {
                     already(*block);
@@ -71,7 +69,7 @@ impl<'a> Bits<'a> {
     /// Clears the pod's bit on each block; one that does not have it stays as it is.
     pub(crate) fn clear(&mut self, blocks: &[BlockHash]) {
         for some in blocks.chunks(AHEAD) {
-            self.touch(some);
+            self.prefetch(some);
             for block in some {
                 self.clear_one(*block);
             }
@@ -79,9 +77,8 @@ impl<'a> Bits<'a> {
         self.end_step();
     }
 
-    fn touch(&self, blocks: &[BlockHash]) {
-        let peek = |block: &BlockHash| Probe::new(self.tables, *block).peek();
-        black_box(blocks.iter().map(peek).fold(0, |sum, seen| sum ^ seen));
+    fn prefetch(&self, blocks: &[BlockHash]) {
+        blocks.iter().for_each(|block| Probe::new(self.tables, *block).prefetch());
     }
 
     #[inline]

@@ -34,7 +34,7 @@ impl Ledger {
             self.counters.malformed += 1;
             return;
         }
-        self.slab.touch(stored.blocks);
+        self.slab.prefetch(stored.blocks);
         let mut entering = Entering { ledger: self, tier: stored.tier, counting, room, set };
         match stored.content {
             Content::Chained { parent, contents } => {

@@ -132,7 +132,7 @@ impl Ledger {
         counting: Counting,
         clear: &mut Vec<BlockHash>,
     ) {
-        self.slab.touch(blocks);
+        self.slab.prefetch(blocks);
         for engine in blocks {
             match self.slab.find(*engine) {
                 Some(number) if self.slab.get(number).is_held_in(tier) => {

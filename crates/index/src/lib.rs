@@ -31,7 +31,7 @@
 //! assert_eq!(answer.depth(pod.slot()), 2);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod aliases;
 mod answer;
@@ -47,6 +47,7 @@ mod index;
 mod ledger;
 mod lookup;
 mod pod;
+mod prefetch;
 mod sequence;
 mod sets;
 mod slab;

@@ -15,7 +15,6 @@
 //! out where they are first missing, so a pod with a hole is never credited beyond it.
 
 use std::array::from_fn;
-use std::hint::black_box;
 use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
@@ -85,7 +84,6 @@ struct Gap {
 struct Round {
     points: [Point; ROUND],
     len: usize,
-    sum: u64,
 }
 
 /// What was read no longer means what it meant.
@@ -166,7 +164,7 @@ impl Reader {
 
 impl Default for Round {
     fn default() -> Self {
-        Self { points: [Point { position: 0, set: SetId::EMPTY }; ROUND], len: 0, sum: 0 }
+        Self { points: [Point { position: 0, set: SetId::EMPTY }; ROUND], len: 0 }
     }
 }
 
@@ -197,14 +195,13 @@ impl Round {
     #[inline]
     fn ask(&mut self, view: &View, chain: &[BlockHash], position: u32) {
         let probe = Probe::new(&view.tables, chain[position as usize]);
-        self.sum ^= probe.peek();
+        probe.prefetch();
         self.points[self.len].position = position;
         self.len += 1;
     }
 
     #[inline]
     fn read(&mut self, view: &View, chain: &[BlockHash]) {
-        black_box(self.sum);
         for point in &mut self.points[..self.len] {
             point.set = ask(view, chain[point.position as usize]);
         }
@@ -224,16 +221,14 @@ impl Search {
             return (first != SetId::EMPTY).then_some(first);
         }
         let last = chain.len() - 1;
-        let mut sum = 0;
         let mut probes = [Probe::new(&view.tables, chain[0]); FIRST + 1];
         let mut seen = [Point { position: 0, set: SetId::EMPTY }; FIRST + 1];
         for part in 1..=FIRST {
             let position = last * part / FIRST;
             probes[part] = Probe::new(&view.tables, chain[position]);
             seen[part].position = position as u32;
-            sum ^= probes[part].peek();
+            probes[part].prefetch();
         }
-        black_box(sum);
         for (point, probe) in seen.iter_mut().zip(&probes) {
             point.set = probe
                 .read()

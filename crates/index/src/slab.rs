@@ -5,8 +5,6 @@
 //! *hole*: it is what tells that the pod's prefix is broken there, it keeps the alias should the
 //! block come back, and it goes with its last child.
 
-use std::hint::black_box;
-
 use wornpath_blocks::BlockHash;
 
 use crate::aliases::{Aliases, NUMBERS, Spread};
@@ -170,12 +168,8 @@ impl Slab {
     }
 
     /// Asks for the lines that finding these names will need, all at once.
-    pub(crate) fn touch(&self, engines: &[EngineHash]) {
-        black_box(
-            engines.iter().fold(0u8, |sum, engine| {
-                sum.wrapping_add(self.aliases.touch(self.spread(*engine)))
-            }),
-        );
+    pub(crate) fn prefetch(&self, engines: &[EngineHash]) {
+        engines.iter().for_each(|engine| self.aliases.prefetch(self.spread(*engine)));
     }
 
     /// Whether there is a number for one more entry.

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
 
+use crate::prefetch::prefetch;
 use crate::sync::{AtomicU64, Ordering, pause};
 
 /// The number of shards: a power of two, so that the top bits of a product choose one.
@@ -196,10 +197,10 @@ impl<'a> Probe<'a> {
         Self { home: &table[key.home(table.len())], key }
     }
 
-    /// Asks for the line without waiting for it; the value means nothing.
+    /// Asks for the line without waiting for it.
     #[inline]
-    pub(crate) fn peek(self) -> u64 {
-        self.home.control.load(Ordering::Relaxed)
+    pub(crate) fn prefetch(self) {
+        prefetch(self.home);
     }
 
     /// The set of the key, unless its home line does not settle that at the first read; then
