@@ -4,8 +4,8 @@
 //! name's hash, its tag, and the number of an entry; the name itself stands in the entry, which is
 //! looked at only when those bits agree. Tags lie together, and whether one of them fits is a single
 //! comparison of sixteen bytes. A full bucket lets names pass on to the next and counts them. Unlike
-//! an ordinary map, this one can be asked to bring a line into the cache ahead of its use, and grows
-//! by half, not to twice its size.
+//! an ordinary map, this one can be asked for a line ahead of its use, and grows to less than twice its
+//! size.
 
 use crate::prefetch::prefetch;
 

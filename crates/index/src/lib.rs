@@ -8,7 +8,8 @@
 //! The map from block to pods ([`table`]) stores for each block the number of a set ([`sets`]); a
 //! query searches for the depths where that number changes ([`lookup`]). Each pod has a [`ledger`]
 //! that resolves its engine's own hashes and counts copies. Readers and writers hold a view of where
-//! the tables are ([`directory`]), so queries run without locks and without unsafe code.
+//! the tables are ([`directory`]), so queries run without locks. The only unsafe code is the request for
+//! a cache line ([`prefetch`]).
 //!
 //! ```
 //! use wornpath_blocks::{BlockHash, ContentHash};

@@ -9,7 +9,7 @@
 //! the processor fetches lines in pairs. Every bucket counts the keys that passed it by and remembers
 //! three bits of each, so a search that fails normally ends at the first line.
 //!
-//! Readers take no lock, and writers (one at a time, under the shard's lock) never leave a line that
+//! Readers take no lock, and writers (one at a time: they take turns at a shard) never leave a line that
 //! cannot be read. Another set for a key is one store. A new key's entry stands there, and half of its
 //! tag, before the store of the other half makes it found. A key that goes loses that half first, and
 //! the same store gives the line its next version. So a reader can be misled only if a key goes and
@@ -279,7 +279,7 @@ fn bucket_at(home: usize, steps: usize, buckets: usize) -> usize {
     pair | ((home ^ steps) & 1)
 }
 
-/// Where a key stands, or would stand. Only for the holder of the shard's lock.
+/// Where a key stands, or would stand. Only for the writer whose turn it is.
 pub(crate) struct Spot {
     key: Key,
     /// Its bucket, and how many steps that is from its home.
