@@ -10,6 +10,7 @@ mod fleet;
 mod plan;
 mod relay;
 mod replay;
+mod run;
 mod serve;
 
 use clap::{Parser, Subcommand};
@@ -36,6 +37,7 @@ enum Command {
     Relay(relay::RelayArguments),
     Plan(plan::PlanArguments),
     Replay(replay::ReplayArguments),
+    Run(Box<run::RunArguments>),
     Serve(Box<serve::ServeArguments>),
 }
 
@@ -52,6 +54,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Relay(arguments) => relay::run(&arguments, &mut out).map(done),
         Command::Plan(arguments) => plan::run(&arguments, &mut out).map(done),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
+        Command::Run(arguments) => run::run(&arguments, &mut out),
         Command::Serve(arguments) => serve::run(&arguments, &mut out),
     };
     ignore_closed_pipe(result.and_then(|code| Ok(out.flush().map(|()| code)?)))

@@ -181,6 +181,19 @@ impl Run {
         }
     }
 
+    /// Whether the next of the route is held back until this request's prompt has been computed.
+    #[must_use]
+    pub fn is_awaited(&self, job: JobId) -> bool {
+        let State::On(pod) = self.state(job) else { return false };
+        let pod = &self.pods[pod as usize];
+        let next = self.places[job.index()] as usize + 1;
+        let waits = |computing: &Computing| {
+            computing.job == job
+                && self.route.stops().get(next).is_some_and(|stop| stop.shared > computing.cached)
+        };
+        pod.ahead.contains(next) && pod.computing.iter().any(waits)
+    }
+
     /// A request has been answered by a pod.
     pub fn finished(&mut self, job: JobId, pod: usize) -> Settled {
         if !self.leave(job, pod) {

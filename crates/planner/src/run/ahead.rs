@@ -15,6 +15,10 @@ impl Ahead {
         self.0.is_empty()
     }
 
+    pub(super) fn contains(&self, place: usize) -> bool {
+        self.0.range(..=place).next_back().is_some_and(|(_, end)| place < *end)
+    }
+
     pub(super) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.0.iter().map(|(start, end)| *start..*end)
     }

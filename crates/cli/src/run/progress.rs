@@ -1,0 +1,107 @@
+//! How far a run is, on one line that is written over and over. Only for people: nothing if nobody looks.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, interval};
+use wornpath_jobs::Progress;
+
+const PERIOD: Duration = Duration::from_millis(200);
+const BAR: usize = 24;
+
+/// Shows progress.
+pub(super) struct Display {
+    seen: watch::Receiver<Progress>,
+    started: Instant,
+    /// Lines that were there before this run.
+    before: Option<u32>,
+}
+
+impl Display {
+    pub(super) fn start(seen: watch::Receiver<Progress>) -> Self {
+        Self { seen, started: Instant::now(), before: None }
+    }
+
+    /// Shows until it is dropped.
+    pub(super) async fn show(mut self) {
+        if !stderr().is_terminal() {
+            return;
+        }
+        let mut ticks = interval(PERIOD);
+        loop {
+            ticks.tick().await;
+            let progress = self.seen.borrow().clone();
+            if progress.counts.total == 0 {
+                continue;
+            }
+            let done = progress.counts.total - progress.counts.pending();
+            let before = *self.before.get_or_insert(done);
+            let line = line(&progress, done - before, self.started.elapsed());
+            // A terminal that has gone is no reason to stop.
+            let _ = write!(stderr(), "\r\x1b[2K{line}");
+            let _ = stderr().flush();
+        }
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        if self.before.is_some() {
+            let _ = writeln!(stderr());
+        }
+    }
+}
+
+/// The line, `new` of whose results came in `time`.
+fn line(progress: &Progress, new: u32, time: Duration) -> String {
+    let counts = progress.counts;
+    let done = counts.total - counts.pending();
+    let share = f64::from(done) / f64::from(counts.total.max(1));
+    let filled = (share * BAR as f64) as usize;
+    let rate = f64::from(new) / time.as_secs_f64().max(1e-3);
+    let mut line = format!(
+        "[{}{}] {:3.0}%  {done}/{}  {rate:.1}/s",
+        "#".repeat(filled),
+        ".".repeat(BAR - filled),
+        100.0 * share,
+        counts.total
+    );
+    if progress.usage.input > 0 {
+        let hits = 100.0 * progress.usage.cached as f64 / progress.usage.input as f64;
+        line.push_str(&format!("  hits {hits:.0}%"));
+    }
+    if counts.failed > 0 {
+        line.push_str(&format!("  failed {}", counts.failed));
+    }
+    if progress.gone > 0 {
+        line.push_str(&format!("  engines lost {}", progress.gone));
+    }
+    if new > 0 {
+        let left = (f64::from(counts.pending()) / rate) as u64;
+        line.push_str(&format!("  ETA {}:{:02}:{:02}", left / 3600, left / 60 % 60, left % 60));
+    }
+    if let Some(why) = &progress.blocked {
+        line.push_str(&format!("  waiting: {why}"));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wornpath_jobs::{Counts, TokenUsage};
+
+    #[test]
+    fn a_resumed_run_is_as_fast_as_what_it_does_itself() {
+        let progress = Progress {
+            counts: Counts { total: 200, completed: 99, failed: 1 },
+            usage: TokenUsage { input: 100, cached: 75, output: 9 },
+            ..Progress::default()
+        };
+        let line = line(&progress, 50, Duration::from_secs(10));
+        assert_eq!(
+            line,
+            "[############............]  50%  100/200  5.0/s  hits 75%  failed 1  ETA 0:00:20"
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! Everything that a run needs before its first request: input, plan, results so far, engines.
+
+use super::RunArguments;
+use crate::engine::profile as engine_profile;
+use crate::fleet::tokenizer;
+use anyhow::{Context, bail, ensure};
+use hyper::header::HeaderValue;
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use wornpath_blocks::HashKey;
+use wornpath_execution::Timeouts;
+use wornpath_gateway::discovery::read as read_metrics;
+use wornpath_jobs::{
+    Conductor, Form, InputFile, InputMark, Intake, IntakeError, IntakeRules, Patience, Pods,
+    RealDisk, ResultPaths, Results, Sketcher, Work, places,
+};
+use wornpath_planner::{Job, JobId, Plan, Queue, QueueError, Speeds, Vitals, Window};
+use wornpath_sim::offline::{Engines, rates};
+
+/// How many bad lines are named.
+const NAMED_LINES: usize = 10;
+
+/// A run that can begin.
+pub(super) struct Trip {
+    pub(super) input: InputMark,
+    pub(super) paths: ResultPaths,
+    pub(super) results: Results,
+    pub(super) conductor: Conductor,
+    pub(super) work: Work,
+    pub(super) pods: Pods,
+    /// The share of prompt tokens that need not be computed.
+    pub(super) predicted: f64,
+}
+
+/// Reads, plans and opens; nothing if all lines have their records.
+pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> {
+    let pods = pods(arguments)?;
+    let intake = intake(arguments)?;
+    let input = intake.mark;
+    let paths = paths(arguments);
+    if !arguments.resume {
+        for path in [&arguments.output, &paths.output, &paths.log] {
+            let name = path.display();
+            ensure!(!path.exists(), "{name} exists; go on with --resume, or name another output");
+        }
+    } else if arguments.output.exists() {
+        let log = paths.log.display();
+        ensure!(paths.log.exists(), "there is no {log}; a run without it cannot be resumed");
+        if places(&RealDisk, &paths, input)?.len() == input.lines as usize {
+            return Ok(None);
+        }
+    }
+    let results = Results::open(&RealDisk, &paths, input)?;
+    let lines: Vec<u32> = (0..input.lines).filter(|line| !results.is_done(*line)).collect();
+    let rest = rest_of(&intake.queue, &lines)?;
+    let queue = rest.as_ref().unwrap_or(&intake.queue);
+    let prompt_tokens: u64 = queue.jobs().map(|job| queue.prompt_tokens(job) as u64).sum();
+    let engines = Engines { engine: engine_profile(&arguments.engine)?, kv_tokens: None };
+    let plan = Plan::new(queue, &Speeds::equal(arguments.pods.len())?, &rates(&engines));
+    if let Some(deadline) = arguments.deadline.filter(|deadline| plan.finish() > *deadline) {
+        let (needs, has) = (plan.finish().as_secs(), deadline.as_secs());
+        let engine = &arguments.engine;
+        writeln!(
+            std::io::stderr(),
+            "engines like {engine} would need {needs} s and the deadline is in {has} s: some lines will be left"
+        )?;
+    }
+    let predicted = 1.0 - plan.planned_tokens() as f64 / prompt_tokens.max(1) as f64;
+    let window = Window::new(arguments.window.get(), engines.engine.max_step_tokens());
+    let conductor = Conductor::new(plan, vec![window; arguments.pods.len()], Patience::default());
+    let file = open(&arguments.prompts)?;
+    let source = Arc::new(InputFile::new(file, intake.spans));
+    let numbers = Arc::clone(&source);
+    let work = Work {
+        source,
+        name: format!("{:016x}", input.hash),
+        lines,
+        numbers: Arc::new(move |line| numbers.number(line)),
+    };
+    Ok(Some(Trip { input, paths, results, conductor, work, pods, predicted }))
+}
+
+fn pods(arguments: &RunArguments) -> anyhow::Result<Pods> {
+    let key = arguments.api_key.as_ref().map(|key| {
+        let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
+            .context("--api-key has characters that no header can have")?;
+        value.set_sensitive(true);
+        anyhow::Ok(value)
+    });
+    // Batches are patient: what counts is that answers come at all.
+    let patient =
+        Timeouts { first_byte: std::time::Duration::from_secs(3_600), ..Timeouts::default() };
+    Ok(Pods::at(&arguments.pods, patient, key.transpose()?, vitals)?)
+}
+
+fn vitals(page: &str) -> Option<Vitals> {
+    let reported = read_metrics(page, None)?;
+    Some(Vitals {
+        running: reported.running as usize,
+        waiting: reported.waiting as usize,
+        kv_usage: reported.kv_usage,
+    })
+}
+
+fn intake(arguments: &RunArguments) -> anyhow::Result<Intake> {
+    let tokenizer = match &arguments.tokenizer {
+        Some(folder) => Some(tokenizer(Path::new(""), &folder.to_string_lossy())?),
+        None => None,
+    };
+    let sketcher = Sketcher::new(&HashKey::DEFAULT, arguments.block_size, tokenizer);
+    let rules = IntakeRules {
+        form: Form::Free,
+        most_lines: u32::MAX as usize - 1,
+        output_tokens: arguments.output_tokens,
+        most_problems: NAMED_LINES,
+    };
+    let file = BufReader::with_capacity(1 << 20, open(&arguments.prompts)?);
+    let name = arguments.prompts.display();
+    match Intake::read(file, &rules, &sketcher) {
+        Ok(intake) => Ok(intake),
+        Err(IntakeError::Lines { count, first }) => {
+            let mut text = format!("{name}: {count} of its lines cannot be run");
+            for (number, problem) in first {
+                text.push_str(&format!("\n  line {number}: {problem}"));
+            }
+            bail!(text)
+        }
+        Err(error) => bail!("{name}: {error}"),
+    }
+}
+
+fn open(path: &Path) -> anyhow::Result<File> {
+    File::open(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn paths(arguments: &RunArguments) -> ResultPaths {
+    let beside = |suffix: &str| {
+        let mut name = arguments.output.clone().into_os_string();
+        name.push(suffix);
+        PathBuf::from(name)
+    };
+    let output = match arguments.preserve_order {
+        true => beside(".unordered"),
+        false => arguments.output.clone(),
+    };
+    ResultPaths { output, errors: beside(".errors.jsonl"), log: beside(".progress") }
+}
+
+/// The requests of some lines; none if those are all.
+fn rest_of(all: &Queue, lines: &[u32]) -> Result<Option<Queue>, QueueError> {
+    if lines.len() == all.len() {
+        return Ok(None);
+    }
+    let mut rest = Queue::new(all.block_size());
+    for job in lines.iter().copied().map(JobId) {
+        rest.push(&Job {
+            chain: all.chain(job),
+            prompt_tokens: all.prompt_tokens(job),
+            output_tokens: all.output_tokens(job),
+            deadline: None,
+            identity: None,
+        })?;
+    }
+    Ok(Some(rest))
+}

@@ -1,0 +1,100 @@
+//! Runs that are interrupted, killed, race each other, or lose their engines.
+
+use crate::files::{Job, questions};
+use crate::served::Served;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+fn wait_for_lines(job: &Job, lines: usize) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while job.lines().len() < lines {
+        assert!(Instant::now() < deadline, "there are only {} lines", job.lines().len());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn killed_again_and_again_it_ends_with_every_line_once() {
+    let engines = Served::start_at("20", &["--engines", "2"]);
+    let job = Job::new("killed", questions(10, 20));
+    let mut kept: Vec<String> = Vec::new();
+    for round in 0..8 {
+        let resume: &[&str] =
+            if round == 0 { &["--window", "6"] } else { &["--window", "6", "--resume"] };
+        let mut child = job.start(&engines, resume);
+        wait_for_lines(&job, kept.len() + 7 + round);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // What stands in the log has been synced; what is behind it may go, nothing before it may.
+        let now = job.lines();
+        assert!(now.len() < 200, "killed before the end");
+        assert_eq!(now[..kept.len().min(now.len())], kept[..], "published lines stay as they are");
+        kept = now[..now.len().saturating_sub(64).max(kept.len())].to_vec();
+    }
+    let output = job.run(&engines, &["--resume"]);
+    assert!(output.is(0), "{output:?}");
+    assert_eq!(job.ids(), (0..200).map(|id| format!("\"id-{id}\"")).collect::<Vec<_>>());
+    assert_eq!(job.lines()[..kept.len()], kept[..]);
+}
+
+#[test]
+fn interrupted_it_keeps_what_it_has_and_says_how_to_go_on() {
+    let engines = Served::start_at("20", &[]);
+    let job = Job::new("interrupted", questions(5, 20));
+    let child = job.start(&engines, &["--window", "4"]);
+    wait_for_lines(&job, 5);
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = job.end(child);
+    assert!(output.is(130) && output.out.contains("--resume"), "{output:?}");
+    let kept = job.lines();
+    assert!((5..100).contains(&kept.len()), "{}", kept.len());
+    let output = job.run(&engines, &["--resume"]);
+    assert!(output.is(0), "{output:?}");
+    assert_eq!(job.lines()[..kept.len()], kept[..], "nothing is run again");
+    assert_eq!(job.ids().len(), 100);
+}
+
+#[test]
+fn a_deadline_leaves_the_rest_to_be_resumed() {
+    let engines = Served::start_at("1", &["--fault", "hang"]);
+    let job = Job::new("deadline", questions(1, 3));
+    let output = job.run(&engines, &["--deadline", "1s"]);
+    assert!(output.is(3) && output.out.contains("3 left"), "{output:?}");
+    assert!(output.out.contains("the deadline has come; run the rest with --resume"));
+    engines.set_faults(0, "{}");
+    let output = job.run(&engines, &["--deadline", "1h", "--resume"]);
+    assert!(output.is(0), "{output:?}");
+}
+
+#[test]
+fn of_two_runs_with_one_output_the_second_is_refused() {
+    let engines = Served::start_at("1", &["--fault", "slow=3"]);
+    let job = Job::new("raced", questions(4, 5));
+    let mut first = job.start(&engines, &[]);
+    wait_for_lines(&job, 1);
+    let second = job.run(&engines, &["--resume"]);
+    assert!(second.error.contains("is in use by another process"), "{second:?}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
+#[test]
+fn what_a_lost_engine_had_is_answered_by_the_other() {
+    let engines = Served::start_at("20", &["--engines", "2"]);
+    let job = Job::new("lost", questions(8, 12));
+    let child = job.start(&engines, &["--window", "4"]);
+    wait_for_lines(&job, 10);
+    engines.control("POST", "/engines/0/crash", "");
+    let output = job.end(child);
+    assert!(output.is(0), "{output:?}");
+    assert_eq!(job.ids().len(), 96);
+}
+
+#[test]
+fn without_any_engine_it_gives_up_in_time() {
+    let job = Job::new("nobody", questions(1, 2));
+    let output = job.run_at(&["http://127.0.0.1:9"], &["--give-up-after", "1s"]);
+    assert!(output.is(3) && output.out.contains("no engine can be reached"), "{output:?}");
+    assert!(output.out.contains("0 of 2 lines answered, 0 failed, 2 left"), "{output:?}");
+}

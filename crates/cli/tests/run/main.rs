@@ -1,0 +1,102 @@
+//! `wornpath run` against served engines: both are the real binary, as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::disallowed_methods, reason = "processes live in real time")]
+
+mod endings;
+mod files;
+#[path = "../engine/served.rs"]
+#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
+mod served;
+
+use files::{Job, questions};
+use serde_json::{Value, json};
+use served::Served;
+
+#[test]
+fn every_line_is_answered_once_and_shared_prefixes_are_found_in_caches() {
+    let engines = Served::start(&["--engines", "2"]);
+    let job = Job::new("once", questions(6, 10));
+    let output = job.run(&engines, &[]);
+    assert!(output.is(0), "{output:?}");
+    assert_eq!(job.ids(), (0..60).map(|id| format!("\"id-{id}\"")).collect::<Vec<_>>());
+    assert!(!job.errors().exists(), "nothing failed");
+    assert!(output.out.contains("60 of 60 lines answered, 0 failed, 0 left"), "{output:?}");
+    let percent = |before: &str| {
+        let rest = output.out.split(before).nth(1).unwrap();
+        rest.split('%').next().unwrap().parse::<f64>().unwrap()
+    };
+    let (observed, predicted) = (percent("prompt tokens, "), percent("predicted: "));
+    assert!((observed - predicted).abs() < 8.0 && observed > 70.0, "{output:?}");
+    let again = job.run(&engines, &["--resume"]);
+    assert!(again.is(0) && again.out.contains("nothing to do"), "{again:?}");
+}
+
+#[test]
+fn an_answer_that_was_streamed_is_what_the_engine_says_in_one_piece() {
+    let engines = Served::start(&[]);
+    let lines: Vec<_> = questions(1, 3).collect();
+    let job = Job::new("streamed", lines.clone());
+    assert!(job.run(&engines, &[]).is(0));
+    for (line, answer) in lines.iter().zip(job.results_by_id()) {
+        let whole = engines.post(0, "/v1/chat/completions", &line["body"]).json();
+        let body = &answer["response"]["body"];
+        assert_eq!(body["choices"], whole["choices"]);
+        assert_eq!(body["object"], whole["object"]);
+        for count in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+            assert_eq!(body["usage"][count], whole["usage"][count]);
+        }
+        assert_eq!(answer["response"]["status_code"], 200);
+    }
+}
+
+#[test]
+fn what_an_engine_refuses_is_an_error_and_the_rest_is_answered() {
+    let engines = Served::start(&[]);
+    let mut lines: Vec<Value> = questions(2, 4).collect();
+    lines[3]["body"]["model"] = json!("no-such-model");
+    let job = Job::new("refused", lines);
+    let output = job.run(&engines, &[]);
+    assert!(output.is(1), "{output:?}");
+    assert_eq!(job.ids().len(), 7);
+    let errors = std::fs::read_to_string(job.errors()).unwrap();
+    let error: Value = serde_json::from_str(errors.trim_end()).unwrap();
+    assert_eq!(
+        (&error["custom_id"], &error["response"]["status_code"]),
+        (&json!("id-3"), &json!(404))
+    );
+}
+
+#[test]
+fn results_come_in_the_order_of_the_prompts_if_asked() {
+    let engines = Served::start(&["--engines", "2"]);
+    let bare = (0..20).map(|number| json!({"prompt": format!("{} of {number}", "abc ".repeat(number % 3 * 40)), "max_tokens": 1 + number % 7}));
+    let job = Job::new("ordered", bare);
+    assert!(job.run(&engines, &["--preserve-order"]).is(0));
+    let order: Vec<_> = job.results().iter().map(|line| line["custom_id"].to_string()).collect();
+    assert_eq!(order, (1..=20).map(|number| format!("\"line-{number}\"")).collect::<Vec<_>>());
+    assert!(!job.beside(".unordered").exists());
+    let again = job.run(&engines, &["--preserve-order", "--resume"]);
+    assert!(again.is(0) && again.out.contains("nothing to do"), "{again:?}");
+}
+
+#[test]
+fn what_cannot_be_run_is_said_before_anything_is_sent() {
+    let engines = Served::start(&[]);
+    let job = Job::new("wrong", [json!({"prompt": "a"}), json!({"x": 1}), json!({"prompt": ""})]);
+    let output = job.run(&engines, &[]);
+    assert!(output.error.contains("2 of its lines cannot be run"), "{output:?}");
+    assert!(output.error.contains("line 2: none of `messages`"), "{output:?}");
+    assert!(output.error.contains("line 3: the prompt is empty"), "{output:?}");
+    assert!(!job.output().exists());
+    let job = Job::new("taken", questions(1, 2));
+    assert!(job.run(&engines, &[]).is(0));
+    assert!(job.run(&engines, &[]).error.contains("exists; go on with --resume"));
+    let other = Job::with("taken", questions(1, 3));
+    let output = other.run(&engines, &["--resume"]);
+    assert!(
+        output.error.contains("begun with an input of 2 lines, and this one has 3"),
+        "{output:?}"
+    );
+    let output = other.run_at(&["https://engine"], &["--resume"]);
+    assert!(output.error.contains("not an http:// address"), "{output:?}");
+}

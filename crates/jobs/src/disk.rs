@@ -1,0 +1,159 @@
+//! What a store asks of a file system, so that tests can put one under it that fails at any point.
+//!
+//! Files only grow at their end, or are cut back to an earlier end; names change by renaming. Nothing is
+//! promised to survive until it was synced: the bytes of a file by [`Stored::sync`], a new name by
+//! [`Disk::sync_folder`].
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// A file system.
+pub trait Disk: Send + Sync {
+    /// Opens a file to read and to append to; makes it if it is not there.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>>;
+
+    /// Whether there is such a file.
+    fn exists(&self, path: &Path) -> bool;
+
+    /// Makes a folder, and those above it.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn make_folder(&self, path: &Path) -> io::Result<()>;
+
+    /// Gives a file another name, in one step, in place of what had that name.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Takes a file away; one that is not there is no error.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes the names in a folder survive.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+}
+
+/// An open file.
+pub trait Stored: Send + Sync {
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn length(&self) -> io::Result<u64>;
+
+    /// Adds bytes at its end. After an error, some of them may be there.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Cuts it back.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn truncate(&mut self, length: u64) -> io::Result<()>;
+
+    /// Makes its bytes survive.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn sync(&mut self) -> io::Result<()>;
+
+    /// Reads from `offset` on; fewer bytes than asked for only at the end.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Keeps every other process out, as long as it is open. False if another has it.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn lock(&self) -> io::Result<bool>;
+}
+
+/// The file system of the machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>> {
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        Ok(Box::new(file))
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        path.exists()
+    }
+
+    fn make_folder(&self, path: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        File::open(path)?.sync_all()
+    }
+}
+
+impl Stored for File {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
+    }
+
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        self.set_len(length)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut read = 0;
+        while read < buffer.len() {
+            match FileExt::read_at(self, &mut buffer[read..], offset + read as u64) {
+                Ok(0) => break,
+                Ok(count) => read += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(read)
+    }
+
+    fn lock(&self) -> io::Result<bool> {
+        match self.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Whom a runner sends requests to: the seam between its decisions and the network.
+
+use crate::line::Interface;
+use crate::reply::{Reply, Trouble};
+use bytes::Bytes;
+use std::future::Future;
+use wornpath_planner::Vitals;
+
+/// A request on its way.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outgoing {
+    /// What it is for.
+    pub interface: Interface,
+    /// Its body, as its owner wrote it.
+    pub body: Bytes,
+    /// Whether somebody waits to be told when its prompt has been computed.
+    pub is_awaited: bool,
+}
+
+/// Called once the prompt has been computed; dropped otherwise.
+pub type Prefilled = Box<dyn FnOnce() + Send>;
+
+/// How one pod is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Health {
+    /// What its engine says, if it says anything.
+    pub vitals: Option<Vitals>,
+    /// How many offline requests it may have at most.
+    pub ceiling: usize,
+}
+
+/// Pods, by number.
+pub trait Engines: Send + Sync + 'static {
+    /// Sends a request to a pod and waits for the end of its answer.
+    fn send(
+        &self,
+        pod: usize,
+        request: Outgoing,
+        prefilled: Prefilled,
+    ) -> impl Future<Output = Result<Reply, Trouble>> + Send;
+
+    /// How a pod is; none if it is not there.
+    fn health(&self, pod: usize) -> impl Future<Output = Option<Health>> + Send;
+}
+
+/// Where the lines of an input come from.
+pub trait Source: Send + Sync + 'static {
+    /// The bytes of a line.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn line(&self, line: u32) -> std::io::Result<Bytes>;
+}

@@ -1,0 +1,104 @@
+//! Frames: bytes that are there as a whole or not at all.
+//!
+//! A frame is a mark, the length of its payload, a CRC-32 of it, and the payload. Writers sync one frame before
+//! they begin the next, so after a crash at most the last frame is torn. Everything that is not a frame
+//! but has one behind it was damaged after it had been written, and that is not passed over in silence.
+//!
+//! Payloads are JSON, in which the zero bytes of a length never occur: no payload holds a frame.
+
+const MARK: [u8; 4] = *b"wpf1";
+const HEAD: usize = 12;
+
+/// What follows the last whole frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Tail {
+    /// Nothing.
+    Clean,
+    /// The beginning of a frame, or bytes that a crash left.
+    Torn,
+    /// Bytes that are no frame, and behind them a frame.
+    Damaged,
+}
+
+/// The frames in some bytes.
+#[derive(Debug)]
+pub(crate) struct Scan<'a> {
+    pub(crate) payloads: Vec<&'a [u8]>,
+    /// Where the last whole frame ends.
+    pub(crate) end: usize,
+    pub(crate) tail: Tail,
+}
+
+/// A payload in its frame.
+pub(crate) fn frame(payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("groups are bounded far below 4 GiB");
+    let mut bytes = Vec::with_capacity(HEAD + payload.len());
+    bytes.extend_from_slice(&MARK);
+    bytes.extend_from_slice(&length.to_le_bytes());
+    bytes.extend_from_slice(&crc32fast::hash(payload).to_le_bytes());
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// Finds the frames.
+pub(crate) fn scan(bytes: &[u8]) -> Scan<'_> {
+    let (mut payloads, mut end) = (Vec::new(), 0);
+    while let Some(payload) = first(&bytes[end..]) {
+        payloads.push(payload);
+        end += HEAD + payload.len();
+    }
+    let rest = &bytes[end..];
+    let is_damaged = || (1..rest.len()).any(|at| first(&rest[at..]).is_some());
+    let tail = match rest.is_empty() {
+        true => Tail::Clean,
+        false if is_damaged() => Tail::Damaged,
+        false => Tail::Torn,
+    };
+    Scan { payloads, end, tail }
+}
+
+/// The payload of the frame that begins here.
+fn first(bytes: &[u8]) -> Option<&[u8]> {
+    let rest = bytes.strip_prefix(&MARK)?;
+    let (length, rest) = rest.split_first_chunk()?;
+    let (crc, rest) = rest.split_first_chunk()?;
+    let payload = rest.get(..u32::from_le_bytes(*length) as usize)?;
+    (crc32fast::hash(payload) == u32::from_le_bytes(*crc)).then_some(payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_frame_is_left_out_wherever_it_was_torn() {
+        let mut bytes = frame(b"one");
+        let whole = bytes.len();
+        bytes.extend(frame(b"{\"two\":2}"));
+        for cut in whole + 1..bytes.len() {
+            let scan = scan(&bytes[..cut]);
+            assert_eq!(
+                (scan.payloads, scan.end, scan.tail),
+                (vec![&b"one"[..]], whole, Tail::Torn)
+            );
+        }
+        let all = scan(&bytes);
+        assert_eq!((all.payloads.len(), all.end, all.tail), (2, bytes.len(), Tail::Clean));
+        assert_eq!(scan(b"").tail, Tail::Clean);
+    }
+
+    #[test]
+    fn no_flipped_bit_goes_unnoticed() {
+        let mut good = frame(b"first");
+        good.extend(frame(b"second"));
+        let first = frame(b"first").len();
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let scan = scan(&bytes);
+            let expected = if bit / 8 < first { Tail::Damaged } else { Tail::Torn };
+            assert_eq!(scan.tail, expected, "bit {bit}");
+            assert!(scan.payloads.len() < 2);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Reads an input once, line by line, into what planning and running need of it.
+//!
+//! An input may be far larger than memory. So of each line only its place is kept, its chain of hashes until
+//! the plan is made, and a hash of its owner's name for it, to find one that is given twice.
+
+use crate::line::{Form, Line, LineProblem};
+use crate::results::InputMark;
+use crate::sketch::{Sketcher, rendered};
+use std::collections::HashSet;
+use std::io::{self, BufRead};
+use wornpath_planner::{Job, Queue};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// What is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IntakeRules {
+    /// Which lines.
+    pub form: Form,
+    /// Lines at most.
+    pub most_lines: usize,
+    /// Tokens that an answer is expected to have, where a line does not say.
+    pub output_tokens: usize,
+    /// Problems that are kept at most; all are counted.
+    pub most_problems: usize,
+}
+
+/// Where a request's line is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// Its first byte.
+    pub offset: u64,
+    /// Its bytes, without the newline.
+    pub bytes: u32,
+    /// Its number, from 1, empty lines counted.
+    pub number: u32,
+}
+
+/// An input that was read.
+#[derive(Debug)]
+pub struct Intake {
+    /// Where each request is.
+    pub spans: Vec<Span>,
+    /// What the planner takes.
+    pub queue: Queue,
+    /// What results refer to.
+    pub mark: InputMark,
+    /// Prompt tokens of all requests.
+    pub prompt_tokens: u64,
+}
+
+/// Why an input cannot be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum IntakeError {
+    /// It cannot be read.
+    #[error("it cannot be read: {0}")]
+    Read(#[from] io::Error),
+    /// Some of its lines are wrong.
+    #[error("{count} of its lines cannot be taken")]
+    Lines {
+        /// How many.
+        count: usize,
+        /// The first of them, by number.
+        first: Vec<(usize, LineProblem)>,
+    },
+}
+
+impl Intake {
+    /// Reads an input.
+    ///
+    /// # Errors
+    /// If it cannot be read, has no request, too many, or lines that are none.
+    pub fn read(
+        mut input: impl BufRead,
+        rules: &IntakeRules,
+        sketcher: &Sketcher,
+    ) -> Result<Self, IntakeError> {
+        let mut reading = Reading::new(rules, sketcher);
+        let (mut buffer, mut hash) = (Vec::new(), Xxh3::new());
+        let mut offset = 0;
+        for number in 1.. {
+            buffer.clear();
+            let read = input.read_until(b'\n', &mut buffer)?;
+            if read == 0 {
+                break;
+            }
+            hash.update(&buffer);
+            let line = buffer.strip_suffix(b"\n").unwrap_or(&buffer);
+            if !line.trim_ascii().is_empty() {
+                if reading.intake.spans.len() == rules.most_lines {
+                    let message = format!(
+                        "there are more than {} requests, the most that are taken",
+                        rules.most_lines
+                    );
+                    reading.refuse(
+                        number,
+                        LineProblem { code: "too_many_tasks", message, param: None },
+                    );
+                    break;
+                }
+                if let Err(problem) = reading.line(number, offset, line) {
+                    reading.refuse(number, problem);
+                }
+            }
+            offset += read as u64;
+        }
+        if reading.intake.spans.is_empty() && reading.count == 0 {
+            let message = "no requests; there must be one JSON object a line".to_owned();
+            reading.refuse(1, LineProblem { code: "empty_file", message, param: None });
+        }
+        if reading.count > 0 {
+            return Err(IntakeError::Lines { count: reading.count, first: reading.problems });
+        }
+        let mut intake = reading.intake;
+        let lines = intake.spans.len() as u32;
+        intake.mark = InputMark { bytes: offset, hash: hash.digest(), lines };
+        Ok(intake)
+    }
+}
+
+struct Reading<'a> {
+    rules: &'a IntakeRules,
+    sketcher: &'a Sketcher,
+    intake: Intake,
+    names: HashSet<u64>,
+    chain: Vec<wornpath_blocks::BlockHash>,
+    problems: Vec<(usize, LineProblem)>,
+    count: usize,
+}
+
+impl<'a> Reading<'a> {
+    fn new(rules: &'a IntakeRules, sketcher: &'a Sketcher) -> Self {
+        let intake = Intake {
+            spans: Vec::new(),
+            queue: Queue::new(sketcher.block_size()),
+            mark: InputMark { bytes: 0, hash: 0, lines: 0 },
+            prompt_tokens: 0,
+        };
+        Self {
+            rules,
+            sketcher,
+            intake,
+            names: HashSet::new(),
+            chain: Vec::new(),
+            problems: Vec::new(),
+            count: 0,
+        }
+    }
+
+    fn refuse(&mut self, number: usize, problem: LineProblem) {
+        self.count += 1;
+        if self.problems.len() < self.rules.most_problems {
+            self.problems.push((number, problem));
+        }
+    }
+
+    fn line(&mut self, number: usize, offset: u64, text: &[u8]) -> Result<(), LineProblem> {
+        let line = Line::parse(text, self.rules.form)?;
+        if let Some(id) = &line.custom_id
+            && !self.names.insert(xxh3_64(id.as_bytes()))
+        {
+            let message =
+                format!("the custom_id `{id}` is that of an earlier line; each must be its own");
+            return Err(LineProblem {
+                code: "duplicate_custom_id",
+                message,
+                param: Some("custom_id"),
+            });
+        }
+        let invalid =
+            |message| LineProblem { code: "invalid_request", message, param: Some("body") };
+        let prompt = rendered(&line.body).map_err(invalid)?;
+        let lengths =
+            self.sketcher.sketch(&line.body, &prompt, &mut self.chain).map_err(invalid)?;
+        let job = Job {
+            chain: &self.chain,
+            prompt_tokens: lengths.prompt,
+            output_tokens: lengths.output.unwrap_or(self.rules.output_tokens),
+            deadline: None,
+            identity: None,
+        };
+        self.intake.queue.push(&job).map_err(|error| invalid(error.to_string()))?;
+        self.intake.prompt_tokens += lengths.prompt as u64;
+        let (bytes, number) = (text.len() as u32, number as u32);
+        self.intake.spans.push(Span { offset, bytes, number });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroUsize;
+    use wornpath_blocks::HashKey;
+
+    fn read(text: &str) -> Result<Intake, IntakeError> {
+        let rules =
+            IntakeRules { form: Form::Free, most_lines: 3, output_tokens: 9, most_problems: 2 };
+        let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+        Intake::read(text.as_bytes(), &rules, &sketcher)
+    }
+
+    #[test]
+    fn empty_lines_are_passed_over_and_places_are_exact() {
+        let text = "{\"prompt\":\"abcd\"}\n\n  \n{\"prompt\":\"efgh\",\"max_tokens\":2}";
+        let intake = read(text).unwrap();
+        assert_eq!(intake.mark.lines, 2);
+        let second = intake.spans[1];
+        assert_eq!((second.number, second.bytes), (4, 32));
+        assert!(text[second.offset as usize..].starts_with("{\"prompt\":\"efgh\""));
+        let outputs: Vec<_> =
+            intake.queue.jobs().map(|job| intake.queue.output_tokens(job)).collect();
+        assert_eq!(outputs, [9, 2]);
+    }
+
+    #[test]
+    fn every_wrong_line_is_counted_and_the_first_are_named() {
+        let named = |text: &str| match read(text).unwrap_err() {
+            IntakeError::Lines { count, first } => {
+                (count, first.iter().map(|(number, problem)| (*number, problem.code)).collect())
+            }
+            other => panic!("{other}"),
+        };
+        let wrong = "{\nx\n{\"prompt\":\"\"}\n";
+        assert_eq!(named(wrong), (3, vec![(1, "invalid_json_line"), (2, "invalid_json_line")]));
+        assert_eq!(named(""), (1, vec![(1, "empty_file")]));
+        let line = "{\"prompt\":\"a\"}\n".repeat(4);
+        assert_eq!(named(&line), (1, vec![(4, "too_many_tasks")]));
+        let twice = r#"{"custom_id":"a","url":"/v1/completions","body":{"prompt":"p"}}"#;
+        assert_eq!(named(&format!("{twice}\n{twice}")), (1, vec![(2, "duplicate_custom_id")]));
+    }
+}

@@ -1,0 +1,207 @@
+//! One line of an input: whose request it is, which interface it is for, and its body.
+
+use serde_json::Value;
+
+/// What a request is sent to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interface {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/embeddings`
+    Embeddings,
+    /// `/v1/responses`
+    Responses,
+}
+
+impl Interface {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Chat, Self::Completions, Self::Embeddings, Self::Responses];
+
+    /// The path that it is reached by.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Responses => "/v1/responses",
+        }
+    }
+
+    /// The interface at a path.
+    #[must_use]
+    pub fn at(path: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.path() == path)
+    }
+
+    /// What a body alone is meant for.
+    fn of_body(body: &Value) -> Option<Self> {
+        let has = |field: &str| !body[field].is_null();
+        match (has("messages"), has("prompt"), has("input")) {
+            (true, _, _) => Some(Self::Chat),
+            (_, true, _) => Some(Self::Completions),
+            (_, _, true) => Some(Self::Embeddings),
+            _ => None,
+        }
+    }
+}
+
+/// Which lines are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// Those of the Batch API, all for one interface.
+    Batch(Interface),
+    /// Those of the Batch API for any interface, and bodies alone.
+    Free,
+}
+
+/// What is wrong with a line, in the words of the Batch API.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct LineProblem {
+    /// For programs.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+    /// The field.
+    pub param: Option<&'static str>,
+}
+
+/// A request as its line has it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Line {
+    /// What its owner calls it; none for a body alone.
+    pub custom_id: Option<String>,
+    /// What it is for.
+    pub interface: Interface,
+    /// What is sent.
+    pub body: Value,
+}
+
+impl Line {
+    /// Reads a line.
+    ///
+    /// # Errors
+    /// If it is none of that form.
+    pub fn parse(text: &[u8], form: Form) -> Result<Self, LineProblem> {
+        let value: Value = serde_json::from_slice(text).map_err(|error| {
+            problem(
+                "invalid_json_line",
+                format!("this line is not parseable as JSON: {error}"),
+                None,
+            )
+        })?;
+        if !value.is_object() {
+            let message = "this line is JSON, but not an object".to_owned();
+            return Err(problem("invalid_json_line", message, None));
+        }
+        if form == Form::Free && value["body"].is_null() && value["url"].is_null() {
+            let none = || {
+                let message = "none of `messages`, `prompt`, `input` and `body`".to_owned();
+                problem("missing_required_parameter", message, Some("body"))
+            };
+            let interface = Interface::of_body(&value).ok_or_else(none)?;
+            return Ok(Self { custom_id: None, interface, body: value });
+        }
+        Self::of_batch(value, form)
+    }
+
+    fn of_batch(mut value: Value, form: Form) -> Result<Self, LineProblem> {
+        let text = |field: &'static str| match &value[field] {
+            Value::String(text) if !text.is_empty() => Ok(text.as_str()),
+            Value::Null | Value::String(_) => {
+                let message = format!("missing required parameter: `{field}`");
+                Err(problem("missing_required_parameter", message, Some(field)))
+            }
+            other => {
+                let message = format!("`{field}` is {other}; it must be a string");
+                Err(problem("invalid_type", message, Some(field)))
+            }
+        };
+        let custom_id = text("custom_id")?.to_owned();
+        let method =
+            if value["method"].is_null() && form == Form::Free { "POST" } else { text("method")? };
+        if method != "POST" {
+            let message = format!("`method` is `{method}`; it must be `POST`");
+            return Err(problem("invalid_method", message, Some("method")));
+        }
+        let url = text("url")?;
+        let interface = Interface::at(url).ok_or_else(|| {
+            let known: Vec<_> = Interface::ALL.iter().map(|known| known.path()).collect();
+            let message = format!("`url` is `{url}`; it must be one of {}", known.join(", "));
+            problem("invalid_url", message, Some("url"))
+        })?;
+        if let Form::Batch(wanted) = form
+            && wanted != interface
+        {
+            let message = format!("`url` is `{url}`; the batch is for `{}`", wanted.path());
+            return Err(problem("mismatched_url", message, Some("url")));
+        }
+        match value["body"].take() {
+            body @ Value::Object(_) => Ok(Self { custom_id: Some(custom_id), interface, body }),
+            Value::Null => {
+                let message = "missing required parameter: `body`".to_owned();
+                Err(problem("missing_required_parameter", message, Some("body")))
+            }
+            _ => {
+                let message = "`body` is not an object".to_owned();
+                Err(problem("invalid_type", message, Some("body")))
+            }
+        }
+    }
+}
+
+const fn problem(code: &'static str, message: String, param: Option<&'static str>) -> LineProblem {
+    LineProblem { code, message, param }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str, form: Form) -> (&'static str, String) {
+        let problem = Line::parse(text.as_bytes(), form).unwrap_err();
+        (problem.code, problem.message)
+    }
+
+    #[test]
+    fn a_batch_line_and_a_body_alone_are_taken() {
+        let line =
+            br#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":{"input":"x"}}"#;
+        let parsed = Line::parse(line, Form::Batch(Interface::Embeddings)).unwrap();
+        assert_eq!(
+            (parsed.custom_id.as_deref(), parsed.interface),
+            (Some("a"), Interface::Embeddings)
+        );
+        let alone = Line::parse(br#"{"model":"m","prompt":"x"}"#, Form::Free).unwrap();
+        assert_eq!((alone.custom_id, alone.interface), (None, Interface::Completions));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let batch = Form::Batch(Interface::Chat);
+        let cases = [
+            ("{", "invalid_json_line"),
+            ("[]", "invalid_json_line"),
+            ("{}", "missing_required_parameter"),
+            (r#"{"custom_id":7}"#, "invalid_type"),
+            (r#"{"custom_id":"a","method":"GET"}"#, "invalid_method"),
+            (r#"{"custom_id":"a","method":"POST","url":"/v1/x"}"#, "invalid_url"),
+            (r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings"}"#, "mismatched_url"),
+            (
+                r#"{"custom_id":"a","method":"POST","url":"/v1/chat/completions"}"#,
+                "missing_required_parameter",
+            ),
+            (
+                r#"{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":3}"#,
+                "invalid_type",
+            ),
+        ];
+        for (line, code) in cases {
+            assert_eq!(refused(line, batch).0, code, "{line}");
+        }
+        assert_eq!(refused("{}", Form::Free).1, "none of `messages`, `prompt`, `input` and `body`");
+    }
+}

@@ -1,0 +1,199 @@
+//! Pods that are called directly, without a gateway in between.
+
+use crate::assemble::{Assembler, streaming, whole};
+use crate::engines::{Engines, Health, Outgoing, Prefilled, Source};
+use crate::intake::Span;
+use crate::reply::{Reply, Trouble};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, RETRY_AFTER};
+use hyper::{Method, Request};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_execution::{
+    AddressError, Answer, BreakerRules, CallError, Endpoint, Timeouts, WorkerNumber, call, splice,
+};
+use wornpath_planner::Vitals;
+
+/// The most bytes of an answer.
+const MOST_BYTES: usize = 256 << 20;
+/// A probe waits for so long.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// Reads an engine's page of metrics.
+pub type ReadVitals = fn(&str) -> Option<Vitals>;
+
+/// Engines at addresses of their own.
+pub struct Pods {
+    endpoints: Vec<Arc<Endpoint>>,
+    timeouts: Timeouts,
+    authorization: Option<HeaderValue>,
+    read_vitals: ReadVitals,
+}
+
+impl std::fmt::Debug for Pods {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.endpoints.iter().map(|at| at.url())).finish()
+    }
+}
+
+impl Pods {
+    /// Pods at these addresses.
+    ///
+    /// # Errors
+    /// If one of them is no address.
+    pub fn at(
+        urls: &[String],
+        timeouts: Timeouts,
+        authorization: Option<HeaderValue>,
+        read_vitals: ReadVitals,
+    ) -> Result<Self, AddressError> {
+        let endpoint = |url: &String| Endpoint::new(url, BreakerRules::default(), 1).map(Arc::new);
+        let endpoints = urls.iter().map(endpoint).collect::<Result<_, _>>()?;
+        Ok(Self { endpoints, timeouts, authorization, read_vitals })
+    }
+
+    async fn call(
+        &self,
+        pod: usize,
+        (method, path): (Method, &str),
+        body: Bytes,
+        timeouts: Timeouts,
+    ) -> Result<Answer, CallError> {
+        let endpoint = &self.endpoints[pod];
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = format!("{}{path}", endpoint.prefix())
+            .parse()
+            .expect("a checked address and one of our own paths make a path");
+        let headers = request.headers_mut();
+        headers.insert(HOST, endpoint.authority().clone());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(authorization) = &self.authorization {
+            headers.insert(AUTHORIZATION, authorization.clone());
+        }
+        call(endpoint, WorkerNumber(0), request, timeouts).await
+    }
+
+    async fn exchange(
+        &self,
+        pod: usize,
+        request: Outgoing,
+        prefilled: Prefilled,
+    ) -> Result<Reply, Trouble> {
+        let streamed =
+            request.is_awaited.then(|| streaming(request.interface, &request.body)).flatten();
+        let body = match &streamed {
+            Some(edits) => splice(&request.body, edits),
+            None => splice(&request.body, &whole()),
+        };
+        let body = body.map_err(|error| Trouble::Broken(error.to_string()))?;
+        let path = (Method::POST, request.interface.path());
+        let answer =
+            self.call(pod, path, body, self.timeouts).await.map_err(|error| trouble(&error))?;
+        prefilled();
+        let header = |name: &str| {
+            answer.head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
+        };
+        let retry_after = header(RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());
+        let mut reply = Reply {
+            status: answer.head.status.as_u16(),
+            request_id: header("x-request-id"),
+            body: Bytes::new(),
+            retry_after: retry_after.map(Duration::from_secs),
+        };
+        let is_stream =
+            header(CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with("text/event-stream"));
+        reply.body = match is_stream {
+            true => assembled(answer).await?,
+            false => collected(answer).await?,
+        };
+        Ok(reply)
+    }
+}
+
+impl Engines for Pods {
+    async fn send(
+        &self,
+        pod: usize,
+        request: Outgoing,
+        prefilled: Prefilled,
+    ) -> Result<Reply, Trouble> {
+        self.exchange(pod, request, prefilled).await
+    }
+
+    async fn health(&self, pod: usize) -> Option<Health> {
+        let timeouts =
+            Timeouts { connect: PROBE, first_byte: PROBE, between_bytes: PROBE, total: PROBE };
+        let page = self.call(pod, (Method::GET, "/metrics"), Bytes::new(), timeouts).await.ok()?;
+        let page = collected(page).await.ok()?;
+        let vitals = (self.read_vitals)(&String::from_utf8_lossy(&page));
+        Some(Health { vitals, ceiling: usize::MAX })
+    }
+}
+
+fn trouble(error: &CallError) -> Trouble {
+    match error {
+        CallError::Connect(_) | CallError::ConnectTimeout(_) => {
+            Trouble::Unreachable(error.to_string())
+        }
+        _ => Trouble::Broken(error.to_string()),
+    }
+}
+
+/// A body in one piece.
+async fn collected(mut answer: Answer) -> Result<Bytes, Trouble> {
+    let mut all = BytesMut::new();
+    while let Some(frame) = answer.body.frame().await {
+        if let Ok(data) = frame.map_err(|error| trouble(&error))?.into_data() {
+            if all.len() + data.len() > MOST_BYTES {
+                return Err(trouble(&CallError::TooLarge(MOST_BYTES)));
+            }
+            all.extend_from_slice(&data);
+        }
+    }
+    Ok(all.freeze())
+}
+
+async fn assembled(mut answer: Answer) -> Result<Bytes, Trouble> {
+    let broken = |error: crate::StreamError| Trouble::Broken(error.to_string());
+    let mut assembler = Assembler::default();
+    while let Some(frame) = answer.body.frame().await {
+        if let Ok(data) = frame.map_err(|error| trouble(&error))?.into_data() {
+            assembler.feed(&data).map_err(broken)?;
+        }
+    }
+    assembler.finish().map_err(broken)
+}
+
+/// An input in a file, of which the places of its lines are known.
+#[derive(Debug)]
+pub struct InputFile {
+    file: File,
+    spans: Vec<Span>,
+}
+
+impl InputFile {
+    /// The lines at these places.
+    #[must_use]
+    pub const fn new(file: File, spans: Vec<Span>) -> Self {
+        Self { file, spans }
+    }
+
+    /// The number of a line in its file, from 1.
+    #[must_use]
+    pub fn number(&self, line: u32) -> u32 {
+        self.spans[line as usize].number
+    }
+}
+
+impl Source for InputFile {
+    fn line(&self, line: u32) -> std::io::Result<Bytes> {
+        let span = self.spans[line as usize];
+        let mut bytes = vec![0; span.bytes as usize];
+        self.file.read_exact_at(&mut bytes, span.offset)?;
+        Ok(bytes.into())
+    }
+}

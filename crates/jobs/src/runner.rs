@@ -1,0 +1,370 @@
+//! Carries a run out: sends what the [`Conductor`] says, and publishes what comes back.
+//!
+//! One task decides, one task per request waits for its answer, and one task writes records in groups: while
+//! a group is being synced, the next one gathers. A disk that is full stops the run, not the process: no
+//! request is sent while too many records wait to be written, and it goes on when there is room.
+
+use crate::conductor::{Conductor, Fate, Order};
+use crate::engines::{Engines, Health, Outgoing, Source};
+use crate::line::{Form, Line};
+use crate::problem::StoreError;
+use crate::record::{Counts, Publish, Record, TokenUsage};
+use crate::reply::{Meaning, Owner, Reply, Trouble};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep, sleep_until};
+use wornpath_execution::field;
+use wornpath_planner::JobId;
+
+/// Records in one group at most.
+const GROUP: usize = 256;
+/// A group gathers for so long.
+const GATHERING: Duration = Duration::from_millis(10);
+/// No request is sent while so many records wait to be written.
+const MOST_WAITING: usize = 1024;
+/// How often a failed write is tried again, and pods are asked how they are.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Whoever waits for a prompt whose computation cannot be watched waits at most so long.
+const UNWATCHED: Duration = Duration::from_secs(1);
+
+/// What a run is of.
+pub struct Work {
+    /// Where its lines come from.
+    pub source: Arc<dyn Source>,
+    /// Begins the names of its records.
+    pub name: String,
+    /// For each job of the plan, which line it is.
+    pub lines: Vec<u32>,
+    /// The numbers that a body alone is called by.
+    pub numbers: Arc<dyn Fn(u32) -> u32 + Send + Sync>,
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Work({} lines of {})", self.lines.len(), self.name)
+    }
+}
+
+/// Whether a run goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Wish {
+    /// Yes.
+    #[default]
+    GoOn,
+    /// Nothing more is sent; what is under way may end.
+    Finish,
+    /// Now. What has been answered is still published.
+    Stop,
+}
+
+/// How far a run is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// Lines, those of earlier runs included.
+    pub counts: Counts,
+    /// Tokens, as engines count them.
+    pub usage: TokenUsage,
+    /// Requests under way.
+    pub in_flight: usize,
+    /// Pods that do not answer.
+    pub gone: usize,
+    /// Why nothing is written at the moment.
+    pub blocked: Option<String>,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Finished<P> {
+    /// Who took the records.
+    pub publisher: P,
+    /// How far it came.
+    pub progress: Progress,
+    /// How often an idle pod took work from another.
+    pub thefts: usize,
+}
+
+enum News {
+    Prefilled(JobId),
+    Ended(Order, Owner, Result<Reply, Trouble>),
+    Health(usize, Option<Health>),
+}
+
+/// Runs until everything has its record, or it is told to stop.
+///
+/// # Errors
+/// If records cannot be published, now or ever.
+pub async fn run<E: Engines, P: Publish + 'static>(
+    conductor: Conductor,
+    work: Work,
+    engines: Arc<E>,
+    publisher: P,
+    (wishes, progress): (watch::Receiver<Wish>, watch::Sender<Progress>),
+) -> Result<Finished<P>, StoreError> {
+    let (sender, records) = mpsc::unbounded_channel();
+    let (news_sender, news) = mpsc::unbounded_channel();
+    let unwritten = Arc::<AtomicUsize>::default();
+    let writer = Writer {
+        records,
+        unwritten: Arc::clone(&unwritten),
+        progress: progress.clone(),
+        wishes: wishes.clone(),
+    };
+    // A set of one: should this be given up, the writer goes with it.
+    let mut writing = JoinSet::new();
+    let writer = writing.spawn(writer.write(publisher));
+    let mut runner = Runner {
+        conductor,
+        work,
+        engines,
+        records: sender,
+        unwritten,
+        news: news_sender,
+        calls: JoinSet::new(),
+        progress,
+        started: Instant::now(),
+    };
+    runner.until_settled(news, wishes, &writer).await;
+    let thefts = runner.conductor.thefts();
+    let progress = runner.progress.clone();
+    // The writer ends when nobody can send it anything; requests under way are given up.
+    drop(runner);
+    let written =
+        writing.join_next().await.expect("the writer was spawned and nobody has waited for it");
+    let publisher = written.map_err(|error| StoreError::Unreachable(error.to_string()))??;
+    let progress = progress.borrow().clone();
+    Ok(Finished { publisher, progress, thefts })
+}
+
+struct Runner<E> {
+    conductor: Conductor,
+    work: Work,
+    engines: Arc<E>,
+    records: mpsc::UnboundedSender<Record>,
+    unwritten: Arc<AtomicUsize>,
+    news: mpsc::UnboundedSender<News>,
+    calls: JoinSet<()>,
+    progress: watch::Sender<Progress>,
+    started: Instant,
+}
+
+impl<E: Engines> Runner<E> {
+    async fn until_settled(
+        &mut self,
+        mut news: mpsc::UnboundedReceiver<News>,
+        mut wishes: watch::Receiver<Wish>,
+        writing: &AbortHandle,
+    ) {
+        let mut look = tokio::time::interval(PERIOD);
+        while self.conductor.unsettled() > 0 && !writing.is_finished() {
+            let wish = *wishes.borrow_and_update();
+            if wish == Wish::Stop || wish == Wish::Finish && self.conductor.in_flight() == 0 {
+                return;
+            }
+            if wish == Wish::GoOn {
+                self.send();
+            }
+            let wakeup = self.conductor.wakeup(self.now()).map(|at| self.started + at);
+            let resting = async {
+                match wakeup {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Some(heard) = news.recv() => {
+                    self.hear(heard);
+                    while let Ok(more) = news.try_recv() {
+                        self.hear(more);
+                    }
+                }
+                () = resting => {}
+                _ = look.tick() => self.look_around(),
+                Ok(()) = wishes.changed() => {}
+            }
+            while self.calls.try_join_next().is_some() {}
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn send(&mut self) {
+        while self.unwritten.load(Relaxed) < MOST_WAITING
+            && let Some(order) = self.conductor.next(self.now())
+        {
+            let line = self.work.lines[order.job.index()];
+            let (name, number) = (self.work.name.clone(), (self.work.numbers)(line));
+            let (source, news) = (Arc::clone(&self.work.source), self.news.clone());
+            let engines = Arc::clone(&self.engines);
+            self.calls.spawn(async move {
+                let (owner, request) = match request(&*source, line, order.is_awaited) {
+                    Ok((custom_id, request)) => {
+                        let own = || format!("\"line-{number}\"").into_bytes();
+                        let custom_id = custom_id.unwrap_or_else(own);
+                        (Owner { line, custom_id, name }, request)
+                    }
+                    Err(why) => {
+                        let owner = Owner { line, custom_id: b"null".to_vec(), name };
+                        let _ = news.send(News::Ended(order, owner, Err(Trouble::Broken(why))));
+                        return;
+                    }
+                };
+                let teller = news.clone();
+                let prefilled = Box::new(move || {
+                    let _ = teller.send(News::Prefilled(order.job));
+                });
+                let came = call(&*engines, order, request, prefilled, &news).await;
+                let _ = news.send(News::Ended(order, owner, came));
+            });
+        }
+        let (in_flight, gone) = (self.conductor.in_flight(), self.conductor.gone().count());
+        self.progress.send_if_modified(|progress| {
+            let is_new = (progress.in_flight, progress.gone) != (in_flight, gone);
+            (progress.in_flight, progress.gone) = (in_flight, gone);
+            is_new
+        });
+    }
+
+    fn hear(&mut self, news: News) {
+        let now = self.now();
+        match news {
+            News::Prefilled(job) => self.conductor.prefilled(job),
+            News::Ended(order, owner, came) => {
+                if self.conductor.ended(order, Meaning::of(&came), now) == Fate::Publish {
+                    self.unwritten.fetch_add(1, Relaxed);
+                    // Only a writer that has failed does not listen, and then the run ends.
+                    let _ = self.records.send(owner.record(&came));
+                }
+            }
+            // An engine that is busy may be slow to say how it is: only its requests tell that it has gone.
+            News::Health(_, None) => {}
+            News::Health(pod, Some(Health { vitals, ceiling })) => {
+                self.conductor.back(pod, 1.0);
+                self.conductor.hold_below(pod, ceiling);
+                if let Some(vitals) = vitals {
+                    self.conductor.heard(pod, vitals);
+                }
+            }
+        }
+    }
+
+    /// Asks every pod how it is.
+    fn look_around(&mut self) {
+        for pod in 0..self.conductor.pods() {
+            let (engines, news) = (Arc::clone(&self.engines), self.news.clone());
+            self.calls.spawn(async move {
+                let health = engines.health(pod).await;
+                let _ = news.send(News::Health(pod, health));
+            });
+        }
+    }
+}
+
+/// Sends a request. If its prefill cannot be watched, whoever waits for it does so only for a while.
+async fn call<E: Engines>(
+    engines: &E,
+    order: Order,
+    request: Outgoing,
+    prefilled: Box<dyn FnOnce() + Send>,
+    news: &mpsc::UnboundedSender<News>,
+) -> Result<Reply, Trouble> {
+    let is_unwatched =
+        order.is_awaited && crate::assemble::streaming(request.interface, &request.body).is_none();
+    let answer = engines.send(order.pod, request, prefilled);
+    if !is_unwatched {
+        return answer.await;
+    }
+    let mut answer = std::pin::pin!(answer);
+    tokio::select! {
+        came = answer.as_mut() => return came,
+        () = sleep(UNWATCHED) => {}
+    }
+    let _ = news.send(News::Prefilled(order.job));
+    answer.await
+}
+
+/// What is sent for a line, and what its owner calls it, as JSON.
+fn request(
+    source: &dyn Source,
+    line: u32,
+    is_awaited: bool,
+) -> Result<(Option<Vec<u8>>, Outgoing), String> {
+    let bytes = source.line(line).map_err(|error| format!("its line cannot be read: {error}"))?;
+    let parsed = Line::parse(&bytes, Form::Free).map_err(|problem| problem.to_string())?;
+    // The owner's own bytes go out, not what a parser made of them.
+    let own = |name| field(&bytes, name).ok().flatten().map(|value| bytes.slice_ref(value));
+    let body = match parsed.custom_id {
+        Some(_) => own("body").ok_or("its body is gone")?,
+        None => bytes.clone(),
+    };
+    let custom_id = parsed.custom_id.map(|id| serde_json::Value::from(id).to_string().into_bytes());
+    Ok((custom_id, Outgoing { interface: parsed.interface, body, is_awaited }))
+}
+
+/// Writes records in groups.
+struct Writer {
+    records: mpsc::UnboundedReceiver<Record>,
+    unwritten: Arc<AtomicUsize>,
+    progress: watch::Sender<Progress>,
+    wishes: watch::Receiver<Wish>,
+}
+
+impl Writer {
+    /// Writes until nobody sends any more.
+    async fn write<P: Publish + 'static>(mut self, mut publisher: P) -> Result<P, StoreError> {
+        let mut group = Vec::with_capacity(GROUP);
+        loop {
+            self.report(&publisher);
+            if self.records.recv_many(&mut group, GROUP).await == 0 {
+                return Ok(publisher);
+            }
+            if group.len() < GROUP {
+                sleep(GATHERING).await;
+                while group.len() < GROUP
+                    && let Ok(more) = self.records.try_recv()
+                {
+                    group.push(more);
+                }
+            }
+            (publisher, group) = self.write_group(publisher, group).await?;
+            self.unwritten.fetch_sub(group.len(), Relaxed);
+            group.clear();
+        }
+    }
+
+    /// Writes one group, however long it takes.
+    async fn write_group<P: Publish + 'static>(
+        &self,
+        mut publisher: P,
+        mut group: Vec<Record>,
+    ) -> Result<(P, Vec<Record>), StoreError> {
+        loop {
+            let publishing = tokio::task::spawn_blocking(move || {
+                let result = publisher.publish(&group);
+                (publisher, group, result)
+            });
+            let result;
+            (publisher, group, result) =
+                publishing.await.map_err(|error| StoreError::Unreachable(error.to_string()))?;
+            match result {
+                Ok(_) => return Ok((publisher, group)),
+                Err(error) if error.is_passing() && *self.wishes.borrow() != Wish::Stop => {
+                    self.progress.send_modify(|now| now.blocked = Some(error.to_string()));
+                    sleep(PERIOD).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn report(&self, publisher: &impl Publish) {
+        self.progress.send_modify(|progress| {
+            progress.blocked = None;
+            (progress.counts, progress.usage) = (publisher.counts(), publisher.usage());
+        });
+    }
+}

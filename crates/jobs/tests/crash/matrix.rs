@@ -1,0 +1,201 @@
+//! Results on a disk that dies at every one of its operations.
+
+use crate::disk::{Cut, Death, Dice, FaultyDisk};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use wornpath_jobs::{
+    InputMark, Kind, Publish, Record, ResultPaths, Results, StoreError, TokenUsage, places,
+};
+
+const LINES: u32 = 13;
+pub(crate) const INPUT: InputMark = InputMark { bytes: 999, hash: 7, lines: LINES };
+
+pub(crate) fn paths() -> ResultPaths {
+    let path = |name: &str| PathBuf::from("job").join(name);
+    ResultPaths { output: path("out"), errors: path("errors"), log: path("log") }
+}
+
+/// Every fifth line fails; the answer differs from attempt to attempt, as engines' answers do.
+fn record(line: u32, attempt: usize) -> Record {
+    let kind = if line % 5 == 4 { Kind::Error } else { Kind::Output };
+    let bytes =
+        format!("{{\"line\":{line},\"attempt\":{attempt},\"text\":\"{}\"}}", "x".repeat(40));
+    let usage = TokenUsage { input: 10, cached: 4, output: 1 };
+    Record { line, kind, bytes: bytes.into_bytes(), usage }
+}
+
+/// What a client was told is published.
+type Acknowledged = BTreeMap<u32, Vec<u8>>;
+
+/// Publishes all that is missing, until it is done or something dies.
+fn work(disk: &FaultyDisk, told: &mut Acknowledged, attempt: usize) -> Result<(), StoreError> {
+    let mut results = Results::open(disk, &paths(), INPUT)?;
+    for line in told.keys() {
+        assert!(results.is_done(*line), "line {line} was acknowledged and is lost");
+    }
+    let missing: Vec<_> = (0..LINES).filter(|line| !results.is_done(*line)).collect();
+    for group in missing.chunks(3) {
+        let mut records: Vec<_> = group.iter().map(|line| record(*line, attempt)).collect();
+        // An answer that comes twice, within the group and after it.
+        records.push(record(group[0], attempt + 1000));
+        results.publish(&records)?;
+        for line in group {
+            told.insert(*line, record(*line, attempt).bytes);
+        }
+        assert_eq!(results.publish(&[record(group[0], attempt + 2000)])?, 0);
+        let counts = results.counts();
+        assert_eq!(counts.completed + counts.failed + counts.pending(), LINES);
+    }
+    Ok(())
+}
+
+/// Works until it is done; the deaths are those of each life in turn.
+fn live(disk: &FaultyDisk, deaths: &[(usize, Cut)], death: Death, dice: &mut Dice) {
+    let mut told = Acknowledged::new();
+    for attempt in 0.. {
+        if let Some((operation, cut)) = deaths.get(attempt) {
+            disk.die_at(*operation, *cut);
+        }
+        match work(disk, &mut told, attempt) {
+            Ok(()) if !disk.is_dead() => break,
+            Ok(()) | Err(StoreError::Io { .. }) => assert!(disk.is_dead()),
+            Err(error) => panic!("life {attempt}: {error}"),
+        }
+        disk.reboot(death, dice);
+    }
+    disk.live_on();
+    check(disk, &told);
+}
+
+/// Every line has one record, and what was told is what is there.
+fn check(disk: &FaultyDisk, told: &Acknowledged) {
+    let paths = paths();
+    let mut found: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+    for (path, is_error) in [(&paths.output, false), (&paths.errors, true)] {
+        let content = disk.content(path).unwrap();
+        for line in content.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let value: serde_json::Value = serde_json::from_slice(line).unwrap();
+            let number = value["line"].as_u64().unwrap();
+            assert_eq!(number % 5 == 4, is_error);
+            assert!(found.insert(number, line.to_vec()).is_none(), "line {number} is there twice");
+        }
+    }
+    assert_eq!(found.len(), LINES as usize, "every line has a record");
+    for (line, bytes) in told {
+        assert_eq!(found[&u64::from(*line)], *bytes, "line {line} is not what was acknowledged");
+    }
+    assert_eq!(places(disk, &paths, INPUT).unwrap().len(), LINES as usize);
+}
+
+fn operations_of_a_whole_life() -> usize {
+    let disk = FaultyDisk::default();
+    live(&disk, &[], Death::Process, &mut Dice(0));
+    disk.operations()
+}
+
+#[test]
+fn a_death_at_any_operation_loses_and_doubles_nothing() {
+    let (all, mut runs) = (operations_of_a_whole_life(), 0);
+    for operation in 1..=all {
+        for cut in [Cut::Before, Cut::Torn, Cut::After] {
+            for death in [Death::Process, Death::Machine] {
+                let seed = (operation * 10 + cut as usize) as u64;
+                live(&FaultyDisk::default(), &[(operation, cut)], death, &mut Dice(seed));
+                runs += 1;
+            }
+        }
+    }
+    assert!(runs >= 200, "only {runs} runs");
+}
+
+#[test]
+fn many_deaths_in_a_row_lose_and_double_nothing() {
+    let all = operations_of_a_whole_life();
+    for seed in 0..300 {
+        let mut dice = Dice(seed);
+        let deaths: Vec<_> = (0..1 + dice.below(6))
+            .map(|_| {
+                let cut = [Cut::Before, Cut::Torn, Cut::After][dice.below(3)];
+                (1 + dice.below(all), cut)
+            })
+            .collect();
+        let death = [Death::Process, Death::Machine][dice.below(2)];
+        live(&FaultyDisk::default(), &deaths, death, &mut dice);
+    }
+}
+
+#[test]
+fn a_full_disk_and_failing_syncs_only_delay() {
+    for room in (0..1_600).step_by(23) {
+        let (disk, mut told) = (FaultyDisk::default(), Acknowledged::new());
+        disk.set_room(Some(room));
+        let mut tries = 0;
+        while let Err(error) = work(&disk, &mut told, tries) {
+            assert!(matches!(error, StoreError::Full { .. }), "{error}");
+            disk.set_room(Some(disk.used() + 90 * tries));
+            tries += 1;
+        }
+        check(&disk, &told);
+    }
+    for failures in 1..12 {
+        let (disk, mut told) = (FaultyDisk::default(), Acknowledged::new());
+        disk.fail_syncs(failures);
+        let mut tries = 0;
+        while work(&disk, &mut told, tries).is_err() {
+            tries += 1;
+        }
+        assert!(tries > 0);
+        check(&disk, &told);
+    }
+}
+
+#[test]
+fn after_a_failed_write_the_same_results_go_on() {
+    let disk = FaultyDisk::default();
+    let mut results = Results::open(&disk, &paths(), INPUT).unwrap();
+    let group: Vec<_> = (0..LINES).map(|line| record(line, 1)).collect();
+    results.publish(&group[..2]).unwrap();
+    for room in 1..400 {
+        disk.set_room(Some(disk.used() + room));
+        if results.publish(&group).is_ok() {
+            break;
+        }
+        disk.fail_syncs(usize::from(room % 3 == 0));
+    }
+    disk.set_room(None);
+    disk.fail_syncs(0);
+    results.publish(&group).unwrap();
+    drop(results);
+    check(&disk, &group.iter().map(|record| (record.line, record.bytes.clone())).collect());
+}
+
+#[test]
+fn of_two_runners_one_is_kept_out() {
+    let disk = FaultyDisk::default();
+    let first = Results::open(&disk, &paths(), INPUT).unwrap();
+    let second = Results::open(&disk, &paths(), INPUT).unwrap_err();
+    assert!(matches!(second, StoreError::Busy { .. }), "{second}");
+    drop(first);
+    Results::open(&disk, &paths(), INPUT).unwrap();
+}
+
+#[test]
+fn damage_is_refused_and_never_taken_for_a_crash() {
+    let disk = FaultyDisk::default();
+    live(&disk, &[], Death::Process, &mut Dice(0));
+    let log = disk.content(Path::new("job/log")).unwrap();
+    // Anywhere but in the last frame, which a crash could have torn.
+    let last = log.windows(4).rposition(|window| window == b"wpf1").unwrap();
+    for bit in (0..last * 8).step_by(41) {
+        disk.flip(Path::new("job/log"), bit);
+        let error = Results::open(&disk, &paths(), INPUT).unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { .. }), "bit {bit}: {error}");
+        disk.flip(Path::new("job/log"), bit);
+    }
+    let other = InputMark { hash: 8, ..INPUT };
+    let error = Results::open(&disk, &paths(), other).unwrap_err();
+    assert!(error.to_string().contains("another input of as many lines"), "{error}");
+    let other = InputMark { lines: 5, ..INPUT };
+    let error = Results::open(&disk, &paths(), other).unwrap_err().to_string();
+    assert!(error.contains("an input of 13 lines, and this one has 5"), "{error}");
+}

@@ -1,0 +1,208 @@
+//! Whole runs, in virtual time: engines that fail in every way, and a process that dies in between.
+
+use crate::disk::{Cut, Death, Dice, FaultyDisk};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use wornpath_blocks::HashKey;
+use wornpath_jobs::{
+    Conductor, Engines, Form, Health, Intake, IntakeRules, Outgoing, Patience, Prefilled, Progress,
+    Publish, Reply, ResultPaths, Results, Sketcher, Source, StoreError, Trouble, Wish, Work, run,
+};
+use wornpath_planner::{Plan, Rates, Speeds, Window};
+
+const LINES: usize = 40;
+const PODS: usize = 3;
+
+/// Documents that take turns, and one line in ten that no engine will ever answer.
+fn input() -> String {
+    let line = |number: usize| {
+        let document = format!("document {} ", number % 4).repeat(12);
+        let model = if number % 10 == 9 { "none" } else { "m" };
+        format!(
+            "{{\"custom_id\":\"id-{number}\",\"url\":\"/v1/completions\",\"body\":{{\"model\":\"{model}\",\"prompt\":\"{document}{number}\"}}}}\n"
+        )
+    };
+    (0..LINES).map(line).collect()
+}
+
+struct Lines(Vec<Bytes>);
+
+impl Source for Lines {
+    fn line(&self, line: u32) -> std::io::Result<Bytes> {
+        Ok(self.0[line as usize].clone())
+    }
+}
+
+/// Engines whose every answer is decided by dice.
+struct Fickle(Mutex<Dice>);
+
+impl Fickle {
+    fn roll(&self, most: usize) -> usize {
+        self.0.lock().unwrap().below(most)
+    }
+}
+
+impl Engines for Fickle {
+    async fn send(
+        &self,
+        _: usize,
+        request: Outgoing,
+        prefilled: Prefilled,
+    ) -> Result<Reply, Trouble> {
+        sleep(Duration::from_millis(self.roll(50) as u64)).await;
+        let answer = |status, body: &'static str| {
+            let body = Bytes::from_static(body.as_bytes());
+            Ok(Reply { status, request_id: None, body, retry_after: None })
+        };
+        if self.roll(4) > 0 {
+            prefilled();
+        }
+        if request.body.windows(6).any(|window| window == b"\"none\"") {
+            return answer(404, r#"{"error":"no such model"}"#);
+        }
+        match self.roll(12) {
+            0 => Err(Trouble::Unreachable("refused".into())),
+            1 => Err(Trouble::Broken("cut".into())),
+            2 => answer(429, "{}"),
+            3 => answer(500, "oh\nno"),
+            _ => {
+                sleep(Duration::from_millis(self.roll(400) as u64)).await;
+                answer(200, r#"{"usage":{"prompt_tokens":5,"completion_tokens":1}}"#)
+            }
+        }
+    }
+
+    async fn health(&self, _: usize) -> Option<Health> {
+        (self.roll(3) > 0).then_some(Health { vitals: None, ceiling: 6 })
+    }
+}
+
+fn paths() -> ResultPaths {
+    let path = |name: &str| PathBuf::from("job").join(name);
+    ResultPaths { output: path("out"), errors: path("errors"), log: path("log") }
+}
+
+/// One life of a run; true if it came to its end.
+async fn live(disk: &FaultyDisk, dice: &mut Dice) -> Result<bool, StoreError> {
+    let text = input();
+    let rules =
+        IntakeRules { form: Form::Free, most_lines: 1_000, output_tokens: 8, most_problems: 1 };
+    let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+    let intake = Intake::read(text.as_bytes(), &rules, &sketcher).unwrap();
+    let results = Results::open(disk, &paths(), intake.mark)?;
+    let lines: Vec<_> = (0..LINES as u32).filter(|line| !results.is_done(*line)).collect();
+    let mut queue = wornpath_planner::Queue::new(sketcher.block_size());
+    for line in &lines {
+        let job = wornpath_planner::JobId(*line);
+        queue
+            .push(&wornpath_planner::Job {
+                chain: intake.queue.chain(job),
+                prompt_tokens: intake.queue.prompt_tokens(job),
+                output_tokens: 8,
+                deadline: None,
+                identity: None,
+            })
+            .unwrap();
+    }
+    let plan = Plan::new(&queue, &Speeds::equal(PODS).unwrap(), &Rates::flat(1.0, 1.0));
+    let patience = Patience { attempts: 30, ..Patience::default() };
+    let conductor = Conductor::new(plan, vec![Window::new(8, 4_096); PODS], patience);
+    let source = Lines(text.lines().map(|line| Bytes::from(line.to_owned())).collect());
+    let work = Work {
+        source: Arc::new(source),
+        name: "test".into(),
+        lines,
+        numbers: Arc::new(|line| line + 1),
+    };
+    let (wish, wishes) = watch::channel(Wish::GoOn);
+    let engines = Arc::new(Fickle(Mutex::new(Dice(dice.below(1 << 30) as u64))));
+    let progress = watch::Sender::new(Progress::default());
+    // Some lives end by a wish.
+    let (after, wanted) = (dice.below(2_000), [Wish::Stop, Wish::Finish][dice.below(2)]);
+    let mut stopper = tokio::task::JoinSet::new();
+    stopper.spawn(async move {
+        sleep(Duration::from_millis(after as u64)).await;
+        if after % 3 == 0 {
+            wish.send_replace(wanted);
+        }
+        std::future::pending::<()>().await;
+    });
+    let finished = run(conductor, work, engines, results, (wishes, progress)).await;
+    Ok(finished?.publisher.counts().pending() == 0)
+}
+
+/// All ids, each once, the unanswerable ones among the errors.
+fn check(disk: &FaultyDisk) {
+    let mut seen = BTreeSet::new();
+    for (path, is_error) in [(paths().output, false), (paths().errors, true)] {
+        let content = String::from_utf8(disk.content(&path).unwrap()).unwrap();
+        for line in content.lines() {
+            let value: serde_json::Value = serde_json::from_str(line).unwrap();
+            let id = value["custom_id"].as_str().unwrap();
+            assert_eq!(id.ends_with('9'), is_error, "{line}");
+            assert!(seen.insert(id.to_owned()), "{id} is there twice");
+        }
+    }
+    assert_eq!(seen.len(), LINES);
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_that_die_again_and_again_end_with_one_record_for_each_line() {
+    for seed in 0..150 {
+        let (disk, mut dice) = (FaultyDisk::default(), Dice(seed));
+        let mut lives = 0;
+        loop {
+            lives += 1;
+            assert!(lives < 100, "seed {seed} never ends");
+            if dice.below(3) > 0 && lives < 20 {
+                disk.die_at(
+                    1 + dice.below(40),
+                    [Cut::Before, Cut::Torn, Cut::After][dice.below(3)],
+                );
+            }
+            // A dead disk looks like one that fails for now, which the writer would try again for ever.
+            let death = async {
+                while !disk.is_dead() {
+                    sleep(Duration::from_millis(20)).await;
+                }
+                sleep(Duration::from_secs(1)).await;
+            };
+            let is_done = tokio::select! {
+                ended = live(&disk, &mut dice) => ended.is_ok_and(|is_done| is_done),
+                () = death => false,
+            };
+            if is_done && !disk.is_dead() {
+                break;
+            }
+            disk.reboot([Death::Process, Death::Machine][dice.below(2)], &mut dice);
+        }
+        check(&disk);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_disk_stops_the_run_until_there_is_room() {
+    let disk = FaultyDisk::default();
+    let mut dice = Dice(4);
+    disk.set_room(Some(700));
+    let making_room = async {
+        while disk.used() < 650 {
+            sleep(Duration::from_millis(50)).await;
+        }
+        sleep(Duration::from_secs(60)).await;
+        let stuck = disk.used();
+        sleep(Duration::from_secs(60)).await;
+        assert!(disk.used() <= 700 && stuck <= 700);
+        disk.set_room(None);
+    };
+    // The dice say that this life is not ended by a wish.
+    let (ended, ()) = tokio::join!(live(&disk, &mut dice), making_room);
+    assert!(ended.unwrap());
+    check(&disk);
+}
