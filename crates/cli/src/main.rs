@@ -1,6 +1,7 @@
 //! The `wornpath` binary: reads its arguments and hands over to one module per subcommand.
 #![forbid(unsafe_code)]
 
+mod batch;
 mod check;
 mod demo;
 mod engine;
@@ -29,6 +30,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Batch(batch::BatchArguments),
     Check(check::CheckArguments),
     Demo(demo::DemoArguments),
     Engine(Box<engine::EngineArguments>),
@@ -46,6 +48,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let mut out = io::stdout().lock();
     let done = |()| ExitCode::SUCCESS;
     let result = match command {
+        Command::Batch(arguments) => batch::run(&arguments, &mut out).map(done),
         Command::Check(arguments) => check::run(&arguments, &mut out),
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Engine(arguments) => engine::run(&arguments, &mut out).map(done),

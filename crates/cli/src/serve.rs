@@ -13,8 +13,8 @@ use std::time::Duration;
 use wornpath_gateway::admin::{Setup, start_with};
 use wornpath_gateway::config::{Config, DEFAULT_PROFILE, TEXT_PROFILE, Tokenizers, shipped};
 use wornpath_gateway::{
-    EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, ServeError, Settings, Sharing,
-    serve,
+    BatchRules, EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, ServeError,
+    Settings, Sharing, serve, serve_batches,
 };
 use wornpath_routing::Role;
 
@@ -98,6 +98,9 @@ pub(crate) struct ServeArguments {
     /// Tell clients which pod answered, and why, in x-wornpath-pod and x-wornpath-reason
     #[arg(long)]
     reveal_pods: bool,
+    /// Serve OpenAI's Files and Batches interface, and keep files and batches in this folder
+    #[arg(long, value_name = "FOLDER")]
+    batches: Option<PathBuf>,
     /// What is logged: error, warn, info or debug
     #[arg(long, default_value = "info")]
     log_level: tracing::Level,
@@ -132,6 +135,9 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         };
         let setup = Setup { path, config, tokenizers, logging };
         admin.set(start_with(gateway, setup, Box::new(on_top))?.admin);
+        if let Some(folder) = &arguments.batches {
+            serve_batches(gateway, BatchRules::in_folder(folder.clone()))?;
+        }
         Ok(())
     };
     let mut written = Ok(());

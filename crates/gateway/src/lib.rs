@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+mod batches;
 mod client;
 pub mod config;
 mod desk;
@@ -22,6 +23,7 @@ mod settings;
 mod state;
 mod usage;
 
+pub use batches::{BatchRules, BatchesError, serve_batches};
 pub use record::{Api, Ended, Observe, Record, Usage};
 pub use roster::{Roster, Seat};
 pub use routing::{Routing, RoutingError};

@@ -1,5 +1,6 @@
 //! What all threads of a gateway share.
 
+use crate::batches::Batches;
 use crate::lobby::Lobby;
 use crate::metrics::Metrics;
 use crate::record::{Observe, Record};
@@ -80,6 +81,7 @@ pub struct Gateway {
     connections: AtomicUsize,
     observers: OnceLock<Vec<Arc<dyn Observe>>>,
     metrics: OnceLock<Arc<Metrics>>,
+    batches: OnceLock<Arc<Batches>>,
 }
 
 impl Gateway {
@@ -110,6 +112,7 @@ impl Gateway {
             connections: AtomicUsize::new(0),
             observers: OnceLock::new(),
             metrics: OnceLock::new(),
+            batches: OnceLock::new(),
         });
         for pod in pods {
             gateway.add_pod(pod)?;
@@ -336,6 +339,16 @@ impl Gateway {
         for observer in self.observers.get().into_iter().flatten() {
             observer.ended(record);
         }
+    }
+
+    /// Offline work, if it is served.
+    pub(crate) fn batches(&self) -> Option<&Arc<Batches>> {
+        self.batches.get()
+    }
+
+    pub(crate) fn keep_batches(&self, batches: Arc<Batches>) {
+        // Set once, when the server is put together.
+        let _ = self.batches.set(batches);
     }
 
     pub(crate) fn start_draining(&self) {

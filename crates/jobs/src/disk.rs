@@ -7,7 +7,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A file system.
 pub trait Disk: Send + Sync {
@@ -19,6 +19,12 @@ pub trait Disk: Send + Sync {
 
     /// Whether there is such a file.
     fn exists(&self, path: &Path) -> bool;
+
+    /// The files in a folder.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>>;
 
     /// Makes a folder, and those above it.
     ///
@@ -96,6 +102,10 @@ impl Disk for RealDisk {
 
     fn exists(&self, path: &Path) -> bool {
         path.exists()
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
     }
 
     fn make_folder(&self, path: &Path) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! Frames: bytes that are there as a whole or not at all.
 //!
-//! A frame is a mark, the length of its payload, a CRC-32 of it, and the payload. Writers sync one frame before
+//! A frame is a mark, the length of its payload, a CRC-32 of both, and the payload. (Of the payload alone, the CRC of
+//! nothing would be zero, and zeros are what a page that never arrived is full of.) Writers sync one frame before
 //! they begin the next, so after a crash at most the last frame is torn. Everything that is not a frame
 //! but has one behind it was damaged after it had been written, and that is not passed over in silence.
 //!
@@ -35,7 +36,7 @@ pub(crate) fn frame(payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD + payload.len());
     bytes.extend_from_slice(&MARK);
     bytes.extend_from_slice(&length.to_le_bytes());
-    bytes.extend_from_slice(&crc32fast::hash(payload).to_le_bytes());
+    bytes.extend_from_slice(&checksum(length, payload).to_le_bytes());
     bytes.extend_from_slice(payload);
     bytes
 }
@@ -62,8 +63,16 @@ fn first(bytes: &[u8]) -> Option<&[u8]> {
     let rest = bytes.strip_prefix(&MARK)?;
     let (length, rest) = rest.split_first_chunk()?;
     let (crc, rest) = rest.split_first_chunk()?;
-    let payload = rest.get(..u32::from_le_bytes(*length) as usize)?;
-    (crc32fast::hash(payload) == u32::from_le_bytes(*crc)).then_some(payload)
+    let length = u32::from_le_bytes(*length);
+    let payload = rest.get(..length as usize)?;
+    (checksum(length, payload) == u32::from_le_bytes(*crc)).then_some(payload)
+}
+
+fn checksum(length: u32, payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&length.to_le_bytes());
+    hasher.update(payload);
+    hasher.finalize()
 }
 
 #[cfg(test)]
@@ -85,6 +94,16 @@ mod tests {
         let all = scan(&bytes);
         assert_eq!((all.payloads.len(), all.end, all.tail), (2, bytes.len(), Tail::Clean));
         assert_eq!(scan(b"").tail, Tail::Clean);
+    }
+
+    #[test]
+    fn a_frame_of_which_only_zeros_arrived_is_torn() {
+        let good = frame(b"{}");
+        for from in 0..good.len() {
+            let mut bytes = good.clone();
+            bytes[from..].fill(0);
+            assert_eq!(scan(&bytes).tail, Tail::Torn, "zeros from {from}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod assemble;
+mod batch;
 mod conductor;
 mod disk;
 mod engines;
@@ -19,18 +20,23 @@ mod record;
 mod reply;
 mod results;
 mod runner;
+mod shelf;
 mod sketch;
+mod store;
 
 pub use assemble::{Assembler, StreamError, streaming, whole};
+pub use batch::{Batch, NewBatch, ShownProblem, Status, UnixTime};
 pub use conductor::{Conductor, Fate, Order, Patience};
 pub use disk::{Disk, RealDisk, Stored};
 pub use engines::{Engines, Health, Outgoing, Prefilled, Source};
 pub use intake::{Intake, IntakeError, IntakeRules, Span};
 pub use line::{Form, Interface, Line, LineProblem};
-pub use pods::{InputFile, Pods, ReadVitals};
+pub use pods::{InputFile, Pods, ReadVitals, read_whole};
 pub use problem::StoreError;
 pub use record::{Counts, Kind, Publish, Record, TokenUsage};
 pub use reply::{Meaning, Owner, Reply, Trouble};
 pub use results::{InputMark, Place, ResultPaths, Results, places};
 pub use runner::{Finished, Progress, Wish, Work, run};
+pub use shelf::Shelf;
 pub use sketch::{BYTES_PER_TOKEN, Lengths, Sketcher, rendered};
+pub use store::{FileEntry, Lease, Leased, Standing, Store};

@@ -6,7 +6,8 @@ use crate::intake::Span;
 use crate::reply::{Reply, Trouble};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, RETRY_AFTER};
+use hyper::body::Body;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -104,12 +105,8 @@ impl Pods {
             body: Bytes::new(),
             retry_after: retry_after.map(Duration::from_secs),
         };
-        let is_stream =
-            header(CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with("text/event-stream"));
-        reply.body = match is_stream {
-            true => assembled(answer).await?,
-            false => collected(answer).await?,
-        };
+        let headers = answer.head.headers;
+        reply.body = read_whole(&headers, answer.body).await?;
         Ok(reply)
     }
 }
@@ -128,7 +125,7 @@ impl Engines for Pods {
         let timeouts =
             Timeouts { connect: PROBE, first_byte: PROBE, between_bytes: PROBE, total: PROBE };
         let page = self.call(pod, (Method::GET, "/metrics"), Bytes::new(), timeouts).await.ok()?;
-        let page = collected(page).await.ok()?;
+        let page = read_whole(&page.head.headers, page.body).await.ok()?;
         let vitals = (self.read_vitals)(&String::from_utf8_lossy(&page));
         Some(Health { vitals, ceiling: usize::MAX })
     }
@@ -143,29 +140,31 @@ fn trouble(error: &CallError) -> Trouble {
     }
 }
 
-/// A body in one piece.
-async fn collected(mut answer: Answer) -> Result<Bytes, Trouble> {
-    let mut all = BytesMut::new();
-    while let Some(frame) = answer.body.frame().await {
-        if let Ok(data) = frame.map_err(|error| trouble(&error))?.into_data() {
-            if all.len() + data.len() > MOST_BYTES {
-                return Err(trouble(&CallError::TooLarge(MOST_BYTES)));
-            }
-            all.extend_from_slice(&data);
-        }
-    }
-    Ok(all.freeze())
-}
-
-async fn assembled(mut answer: Answer) -> Result<Bytes, Trouble> {
+/// Reads an answer to its end; a stream is put together.
+///
+/// # Errors
+/// If it breaks off, is too large, or is a stream that does not end as one should.
+pub async fn read_whole<B>(headers: &HeaderMap, body: B) -> Result<Bytes, Trouble>
+where
+    B: Body<Data = Bytes, Error = CallError> + Unpin,
+{
+    let mut body = body;
+    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
+    let mut stream = kind.starts_with(b"text/event-stream").then(Assembler::default);
     let broken = |error: crate::StreamError| Trouble::Broken(error.to_string());
-    let mut assembler = Assembler::default();
-    while let Some(frame) = answer.body.frame().await {
-        if let Ok(data) = frame.map_err(|error| trouble(&error))?.into_data() {
-            assembler.feed(&data).map_err(broken)?;
+    let (mut all, mut bytes) = (BytesMut::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|error| trouble(&error))?.into_data() else { continue };
+        bytes += data.len();
+        if bytes > MOST_BYTES {
+            return Err(trouble(&CallError::TooLarge(MOST_BYTES)));
+        }
+        match &mut stream {
+            Some(stream) => stream.feed(&data).map_err(broken)?,
+            None => all.extend_from_slice(&data),
         }
     }
-    assembler.finish().map_err(broken)
+    stream.map_or_else(|| Ok(all.freeze()), |stream| stream.finish().map_err(broken))
 }
 
 /// An input in a file, of which the places of its lines are known.

@@ -65,7 +65,7 @@ pub(super) async fn take_in(
 }
 
 /// Whose request it is. All keys are compared, each in constant time, so that the time tells nothing.
-fn tenant<'a>(
+pub(crate) fn tenant<'a>(
     headers: &HeaderMap,
     settings: &'a Settings,
 ) -> Result<Option<&'a TenantSettings>, Refusal> {

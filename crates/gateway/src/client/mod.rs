@@ -2,19 +2,22 @@
 
 mod arrival;
 mod head;
+mod planned;
 mod read;
 mod refusal;
 mod relay;
 
 use crate::desk::{Dispatcher, Worker};
 use crate::record::{Api, Ended, Record, Usage};
-use crate::settings::{Reveal, Sharing};
+use crate::settings::{Reveal, Settings, Sharing};
 use crate::state::Readiness;
 use arrival::Arrival;
+pub(crate) use arrival::tenant;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response};
+pub(crate) use planned::send_planned;
 use read::Read;
 use refusal::Refusal;
 pub(crate) use relay::Reply;
@@ -40,6 +43,10 @@ pub(crate) async fn respond(
     if let Some(own) = own {
         return Ok(own);
     }
+    let request = match crate::batches::respond(&worker, request).await {
+        Ok(answered) => return Ok(answered),
+        Err(request) => request,
+    };
     let arrived = worker.gateway.now();
     let api = head::api(request.uri().path());
     let id = head::request_id(request.headers(), || worker.random());
@@ -91,14 +98,7 @@ async fn route(
         read.request.priority = tenant.priority;
         read.request.tenant = Some(tenant.name.clone());
     }
-    if settings.sharing == Sharing::Isolated && read.is_object {
-        let name = read.request.tenant.as_ref().map_or("", Name::as_str);
-        let salt = settings.key.cache_salt(name);
-        // Whatever the client said: it must not reach into another tenant's cache.
-        let edit = Edit::set("cache_salt", &salt.as_str().into());
-        call.body = splice(&call.body, &[edit]).map_err(|error| Refusal::bad(error.to_string()))?;
-        read.request.salt = Some(salt);
-    }
+    salted(&mut read, &mut call, &settings)?;
     let (name, profile) =
         routing.profile(call.path.path(), &read.request.model.base, read.request.tenant.as_ref());
     record.profile.clone_from(name);
@@ -130,6 +130,19 @@ async fn route(
         Ok(carried) => Ok(carried?),
         Err(_) => Err(Refusal::from(Rejection::unavailable("the plan was given up"))),
     }
+}
+
+/// Puts the tenant's salt into the request, if tenants share nothing.
+fn salted(read: &mut Read, call: &mut Call, settings: &Settings) -> Result<(), Refusal> {
+    if settings.sharing == Sharing::Isolated && read.is_object {
+        let name = read.request.tenant.as_ref().map_or("", Name::as_str);
+        let salt = settings.key.cache_salt(name);
+        // Whatever the client said: it must not reach into another tenant's cache.
+        let edit = Edit::set("cache_salt", &salt.as_str().into());
+        call.body = splice(&call.body, &[edit]).map_err(|error| Refusal::bad(error.to_string()))?;
+        read.request.salt = Some(salt);
+    }
+    Ok(())
 }
 
 /// Short bodies are read at once; long ones apart, so that they keep nobody waiting.

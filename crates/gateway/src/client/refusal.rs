@@ -11,7 +11,7 @@ use wornpath_routing::Rejection;
 
 /// A request that is turned away.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     pub(super) status: StatusCode,
     message: String,
     retry_after: Option<Duration>,
@@ -26,7 +26,7 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    pub(super) fn response(&self, api: Api) -> Response<Reply> {
+    pub(crate) fn response(&self, api: Api) -> Response<Reply> {
         let body = error_body(api, self.status, &self.message).to_string();
         let mut response = Response::new(Reply::whole(body.into()));
         *response.status_mut() = self.status;

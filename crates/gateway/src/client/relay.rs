@@ -23,6 +23,8 @@ pub(crate) enum Reply {
     Whole(Option<Bytes>),
     /// What an engine says.
     Relay(Box<Relay>),
+    /// Something that is read while it is sent; ends with none.
+    Pieces(tokio::sync::mpsc::Receiver<Option<Bytes>>),
 }
 
 /// How a client can be told that its stream broke.
@@ -62,7 +64,7 @@ impl Told {
 }
 
 impl Reply {
-    pub(super) fn whole(bytes: Bytes) -> Self {
+    pub(crate) fn whole(bytes: Bytes) -> Self {
         Self::Whole(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
 }
@@ -149,6 +151,12 @@ impl Body for Reply {
             Self::Whole(bytes) => {
                 return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))));
             }
+            Self::Pieces(pieces) => {
+                return pieces.poll_recv(context).map(|piece| match piece {
+                    Some(piece) => piece.map(|piece| Ok(Frame::data(piece))),
+                    None => Some(Err(CallError::PodGone)),
+                });
+            }
             Self::Relay(relay) => relay,
         };
         match Pin::new(&mut relay.body).poll_frame(context) {
@@ -173,6 +181,7 @@ impl Body for Reply {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(bytes) => bytes.is_none(),
+            Self::Pieces(_) => false,
             Self::Relay(relay) => relay.body.is_end_stream(),
         }
     }
@@ -180,6 +189,7 @@ impl Body for Reply {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Self::Pieces(_) => SizeHint::default(),
             Self::Relay(relay) => relay.body.size_hint(),
         }
     }

@@ -240,6 +240,12 @@ impl Disk for FaultyDisk {
         self.world().names.contains_key(path)
     }
 
+    fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
+        let world = self.world();
+        let inside = |path: &&PathBuf| path.parent() == Some(folder);
+        Ok(world.names.keys().filter(inside).cloned().collect())
+    }
+
     fn make_folder(&self, _path: &Path) -> io::Result<()> {
         Ok(())
     }

@@ -5,3 +5,4 @@
 mod disk;
 mod matrix;
 mod runs;
+mod shelf;

@@ -1,0 +1,153 @@
+//! `wornpath batch`: batches on a gateway, from the command line.
+
+mod call;
+
+use anyhow::{Context, ensure};
+use call::Service;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How often a batch is looked at while it is watched.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Submit and follow batches on a gateway that serves them (`wornpath serve --batches`)
+#[derive(Args)]
+pub(crate) struct BatchArguments {
+    #[command(subcommand)]
+    command: BatchCommand,
+    /// Address of the gateway
+    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    gateway: String,
+    /// Key to show it
+    #[arg(long, global = true, env = "WORNPATH_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum BatchCommand {
+    /// Upload a file of batch lines and have it computed
+    Submit {
+        /// The lines
+        file: PathBuf,
+        /// What they are for
+        #[arg(long, default_value = "/v1/chat/completions")]
+        endpoint: String,
+        /// How long it may take, like 24h, 30m or 7d
+        #[arg(long, default_value = "24h")]
+        window: String,
+        /// Wait until it has ended
+        #[arg(long)]
+        watch: bool,
+    },
+    /// List batches, newest first
+    List,
+    /// Wait until a batch has ended
+    Watch {
+        /// Its id
+        id: String,
+    },
+    /// Print what has been answered so far
+    Results {
+        /// Its id
+        id: String,
+    },
+    /// Cancel a batch
+    Cancel {
+        /// Its id
+        id: String,
+    },
+    /// Compute the failed lines of a batch again, as a new batch
+    Retry {
+        /// Its id
+        id: String,
+    },
+}
+
+/// Does what is asked.
+pub(crate) fn run(arguments: &BatchArguments, out: &mut impl Write) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let service = Service::at(&arguments.gateway, arguments.api_key.as_deref())?;
+    runtime.block_on(answer(&arguments.command, &service, out))
+}
+
+async fn answer(
+    command: &BatchCommand,
+    service: &Service,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    match command {
+        BatchCommand::Submit { file, endpoint, window, watch: is_watched } => {
+            let uploaded = service.upload(file).await?;
+            let new = json!({
+                "input_file_id": uploaded["id"],
+                "endpoint": endpoint,
+                "completion_window": window,
+            });
+            let batch = service.post("/v1/batches", &new).await?;
+            summary(&batch, out)?;
+            if *is_watched {
+                watch(service, batch["id"].as_str().unwrap_or_default(), out).await?;
+            }
+        }
+        BatchCommand::List => {
+            let mut after = String::new();
+            loop {
+                let page = service.get(&format!("/v1/batches?limit=100{after}")).await?;
+                for batch in page["data"].as_array().into_iter().flatten() {
+                    summary(batch, out)?;
+                }
+                let Some(last) = page["last_id"].as_str().filter(|_| page["has_more"] == true)
+                else {
+                    break;
+                };
+                after = format!("&after={last}");
+            }
+        }
+        BatchCommand::Watch { id } => watch(service, id, out).await?,
+        BatchCommand::Results { id } => {
+            service.copy(&format!("/v1/batches/{id}/results"), out).await?;
+        }
+        BatchCommand::Cancel { id } => {
+            summary(&service.post(&format!("/v1/batches/{id}/cancel"), &Value::Null).await?, out)?;
+        }
+        BatchCommand::Retry { id } => {
+            summary(&service.post(&format!("/v1/batches/{id}/retry"), &Value::Null).await?, out)?;
+        }
+    }
+    Ok(())
+}
+
+/// Follows a batch to its end.
+async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Result<()> {
+    loop {
+        let batch = service.get(&format!("/v1/batches/{id}")).await?;
+        let status = batch["status"].as_str().context("the gateway tells no status")?;
+        if ["completed", "failed", "expired", "cancelled"].contains(&status) {
+            summary(&batch, out)?;
+            for error in batch["errors"]["data"].as_array().into_iter().flatten() {
+                writeln!(out, "  line {}: {}", error["line"], error["message"])?;
+            }
+            ensure!(status != "failed", "nothing was computed: the lines are wrong");
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn summary(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    let text = |field: &str| batch[field].as_str().unwrap_or_default().to_owned();
+    let counts = &batch["request_counts"];
+    writeln!(
+        out,
+        "{}  {}: {} of {} answered, {} failed",
+        text("id"),
+        text("status"),
+        counts["completed"],
+        counts["total"],
+        counts["failed"]
+    )?;
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Batches through the real binary: the official client, and a gateway that is killed while they run.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::disallowed_methods, reason = "processes live in real time")]
+
+#[path = "../serve/gateway.rs"]
+#[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
+mod gateway;
+#[path = "../engine/served.rs"]
+#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
+mod served;
+
+use gateway::{Gateway, eventually};
+use serde_json::{Value, json};
+use served::Served;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("batches").join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn line(number: usize) -> Value {
+    let content = format!("{}Question {number}?", format!("Document {}. ", number % 4).repeat(50));
+    json!({
+        "custom_id": format!("id-{number}"),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"max_tokens": 24, "messages": [{"role": "user", "content": content}]},
+    })
+}
+
+fn batch(gateway: &Gateway, arguments: &[&str]) -> Output {
+    let url = format!("http://{}", gateway.address);
+    let binary = env!("CARGO_BIN_EXE_wornpath");
+    Command::new(binary).arg("batch").args(arguments).args(["--gateway", &url]).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// Whether the official client is installed; a failure with `WORNPATH_PEERS=required`.
+fn has_client() -> bool {
+    let found = Command::new("python3").args(["-c", "import openai"]).output();
+    let is_there = found.is_ok_and(|found| found.status.success());
+    let required = std::env::var("WORNPATH_PEERS").is_ok_and(|value| value == "required");
+    assert!(is_there || !required, "python3 has no `openai`; install it with pip");
+    is_there
+}
+
+#[test]
+fn the_official_client_uploads_creates_polls_downloads_cancels_and_expires() {
+    if !has_client() {
+        eprintln!("NOT CHECKED: the official client, because python3 has no `openai`");
+        return;
+    }
+    let engines = Served::start_at("20", &["--engines", "2"]);
+    let kept = folder("client");
+    let gateway = Gateway::before(&engines, &["--batches", kept.to_str().unwrap()]);
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/batches/client.py");
+    let url = format!("http://{}", gateway.address);
+    let output = Command::new("python3").arg(script).arg(url).output().unwrap();
+    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}{error}");
+    assert!(out.ends_with("lists_and_errors\n"), "{out}");
+}
+
+#[test]
+fn a_gateway_that_is_killed_goes_on_with_its_batches_and_publishes_each_line_once() {
+    let engines = Served::start_at("20", &["--engines", "2"]);
+    let kept = folder("killed");
+    let arguments = ["--batches", kept.to_str().unwrap()];
+    let mut gateway = Gateway::before(&engines, &arguments);
+    let input = kept.join("in.jsonl");
+    let lines: Vec<_> = (0..400).map(|number| line(number).to_string()).collect();
+    std::fs::write(&input, lines.join("\n")).unwrap();
+    let submitted = batch(&gateway, &["submit", input.to_str().unwrap()]);
+    assert!(submitted.status.success(), "{}", text(&submitted.stderr));
+    let id = text(&submitted.stdout).split_whitespace().next().unwrap().to_owned();
+    let done = |gateway: &Gateway| {
+        let json = gateway.get(&format!("/v1/batches/{id}")).json();
+        json["request_counts"]["completed"].as_u64().unwrap()
+    };
+    for round in 1..=3 {
+        eventually("some lines are there", || done(&gateway) >= round * 60);
+        gateway.child.kill().unwrap();
+        gateway.child.wait().unwrap();
+        let before = round * 60;
+        gateway = Gateway::before(&engines, &arguments);
+        assert!(done(&gateway) >= before, "what was acknowledged is there");
+    }
+    let watched = batch(&gateway, &["watch", &id]);
+    assert!(watched.status.success(), "{}", text(&watched.stderr));
+    assert!(
+        text(&watched.stdout).contains("completed: 400 of 400 answered, 0 failed"),
+        "{watched:?}"
+    );
+    let results = batch(&gateway, &["results", &id]);
+    let answers: Vec<Value> =
+        text(&results.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ids: BTreeSet<_> = answers.iter().map(|answer| answer["custom_id"].to_string()).collect();
+    assert_eq!((answers.len(), ids.len()), (400, 400));
+    let listed = batch(&gateway, &["list"]);
+    assert!(text(&listed.stdout).contains(&id), "{listed:?}");
+}
+
+#[test]
+fn what_failed_can_be_tried_again_and_nothing_else_is() {
+    let engines = Served::start(&[]);
+    let kept = folder("retried");
+    let gateway = Gateway::before(&engines, &["--batches", kept.to_str().unwrap()]);
+    let mut wrong = line(1);
+    wrong["body"]["model"] = json!("none");
+    let input = kept.join("in.jsonl");
+    std::fs::write(&input, format!("{}\n{wrong}\n{}", line(0), line(2))).unwrap();
+    let submitted = batch(&gateway, &["submit", input.to_str().unwrap(), "--watch"]);
+    assert!(
+        text(&submitted.stdout).contains("completed: 2 of 3 answered, 1 failed"),
+        "{submitted:?}"
+    );
+    let id = text(&submitted.stdout).split_whitespace().next().unwrap().to_owned();
+    let again = batch(&gateway, &["retry", &id]);
+    assert!(again.status.success(), "{}", text(&again.stderr));
+    let again = text(&again.stdout).split_whitespace().next().unwrap().to_owned();
+    let watched = batch(&gateway, &["watch", &again]);
+    assert!(text(&watched.stdout).contains("completed: 0 of 1 answered, 1 failed"), "{watched:?}");
+    let cancelled = batch(&gateway, &["cancel", &again]);
+    let error = text(&cancelled.stderr);
+    assert!(error.contains("is completed and cannot become cancelling"), "{cancelled:?}");
+}

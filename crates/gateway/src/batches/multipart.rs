@@ -1,0 +1,207 @@
+//! `multipart/form-data`, read as it comes: a file of any size goes through without being held.
+
+/// The most bytes of a part's head.
+const MOST_HEAD: usize = 8 << 10;
+
+/// What is found, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Event {
+    /// A part begins.
+    Part {
+        /// The field.
+        name: String,
+        /// What the client calls the file, if it is one.
+        filename: Option<String>,
+    },
+    /// Some of its content.
+    Data(Vec<u8>),
+    /// It has ended.
+    PartEnd,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Before the first boundary.
+    Preamble,
+    /// Right behind a boundary.
+    Behind,
+    Head,
+    Content,
+    End,
+}
+
+/// Reads parts.
+#[derive(Debug)]
+pub(super) struct Multipart {
+    delimiter: Vec<u8>,
+    pending: Vec<u8>,
+    state: State,
+}
+
+impl Multipart {
+    /// For a `content-type`; none if it is another kind or has no boundary.
+    pub(super) fn of(content_type: &str) -> Option<Self> {
+        let (kind, rest) = content_type.split_once(';')?;
+        if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
+            return None;
+        }
+        let boundary = parameter(rest, "boundary").filter(|boundary| !boundary.is_empty())?;
+        let delimiter = format!("\r\n--{boundary}").into_bytes();
+        // So that the first boundary looks like the others.
+        Some(Self { delimiter, pending: b"\r\n".to_vec(), state: State::Preamble })
+    }
+
+    /// Whether the last part has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.state == State::End
+    }
+
+    /// The next bytes, and what is found in them.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub(super) fn feed(
+        &mut self,
+        bytes: &[u8],
+        events: &mut Vec<Event>,
+    ) -> Result<(), &'static str> {
+        self.pending.extend_from_slice(bytes);
+        let mut at = 0;
+        while let Some(used) = self.step(at, events)? {
+            at += used;
+        }
+        self.pending.drain(..at);
+        Ok(())
+    }
+
+    /// Takes one thing from `at` on and says how long it was; none if more bytes are needed.
+    fn step(&mut self, at: usize, events: &mut Vec<Event>) -> Result<Option<usize>, &'static str> {
+        let rest = &self.pending[at..];
+        match self.state {
+            State::End => Ok((!rest.is_empty()).then_some(rest.len())),
+            State::Behind => match rest.get(..2) {
+                None => Ok(None),
+                Some(b"--") => {
+                    self.state = State::End;
+                    Ok(Some(2))
+                }
+                Some(b"\r\n") => {
+                    self.state = State::Head;
+                    Ok(Some(2))
+                }
+                Some(_) => Err("a boundary is followed by something else than a line's end"),
+            },
+            State::Head => {
+                let Some(length) = find(rest, b"\r\n\r\n") else {
+                    let is_long = rest.len() > MOST_HEAD;
+                    return if is_long { Err("a part has too long a head") } else { Ok(None) };
+                };
+                events.push(part(&rest[..length])?);
+                self.state = State::Content;
+                Ok(Some(length + 4))
+            }
+            State::Preamble | State::Content => {
+                let found = find(rest, &self.delimiter);
+                // What may be the beginning of a boundary waits for the rest of it.
+                let length =
+                    found.unwrap_or_else(|| rest.len().saturating_sub(self.delimiter.len()));
+                if self.state == State::Content {
+                    if length > 0 {
+                        events.push(Event::Data(rest[..length].to_vec()));
+                    }
+                    if found.is_some() {
+                        events.push(Event::PartEnd);
+                    }
+                }
+                if found.is_some() {
+                    self.state = State::Behind;
+                    return Ok(Some(length + self.delimiter.len()));
+                }
+                Ok((length > 0).then_some(length))
+            }
+        }
+    }
+}
+
+fn part(head: &[u8]) -> Result<Event, &'static str> {
+    let head = std::str::from_utf8(head).map_err(|_| "a part's head is not text")?;
+    for line in head.split("\r\n") {
+        let Some((name, value)) = line.split_once(':') else { continue };
+        if name.trim().eq_ignore_ascii_case("content-disposition") {
+            let field = parameter(value, "name").ok_or("a part has no name")?;
+            return Ok(Event::Part { name: field, filename: parameter(value, "filename") });
+        }
+    }
+    Err("a part has no content-disposition")
+}
+
+/// The value of a parameter, with or without quotes.
+fn parameter(text: &str, name: &str) -> Option<String> {
+    text.split(';').find_map(|parameter| {
+        let (known, value) = parameter.split_once('=')?;
+        let is_it = known.trim().eq_ignore_ascii_case(name);
+        is_it.then(|| value.trim().trim_matches('"').to_owned())
+    })
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    while let Some(at) = bytes[from..].iter().position(|byte| *byte == wanted[0]) {
+        if bytes[from + at..].starts_with(wanted) {
+            return Some(from + at);
+        }
+        from += at + 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BODY: &str = "ignored\r\n--b0\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b0\r\ncontent-type: application/jsonl\r\ncontent-disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n{\"a\":1}\r\n--b\r\n{}\n\r\n--b0--\r\nmore";
+
+    fn read(cut: usize) -> Vec<(String, Option<String>, String)> {
+        let mut parser = Multipart::of("Multipart/Form-Data; boundary=\"b0\"").unwrap();
+        let mut events = Vec::new();
+        parser.feed(&BODY.as_bytes()[..cut], &mut events).unwrap();
+        parser.feed(&BODY.as_bytes()[cut..], &mut events).unwrap();
+        assert!(parser.is_over());
+        let mut parts: Vec<(String, Option<String>, String)> = Vec::new();
+        for event in events {
+            match event {
+                Event::Part { name, filename } => parts.push((name, filename, String::new())),
+                Event::Data(data) => {
+                    parts.last_mut().unwrap().2.push_str(std::str::from_utf8(&data).unwrap());
+                }
+                Event::PartEnd => {}
+            }
+        }
+        parts
+    }
+
+    #[test]
+    fn parts_are_the_same_wherever_the_body_is_cut() {
+        let whole = vec![
+            ("purpose".to_owned(), None, "batch".to_owned()),
+            ("file".to_owned(), Some("in.jsonl".to_owned()), "{\"a\":1}\r\n--b\r\n{}\n".to_owned()),
+        ];
+        for cut in 0..BODY.len() {
+            assert_eq!(read(cut), whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_form_is_refused() {
+        assert!(Multipart::of("application/json").is_none());
+        assert!(Multipart::of("multipart/form-data; boundary=").is_none());
+        let wrong = |body: &str| {
+            let mut parser = Multipart::of("multipart/form-data; boundary=b").unwrap();
+            parser.feed(body.as_bytes(), &mut Vec::new())
+        };
+        assert!(wrong("--bx").is_err());
+        assert!(wrong("--b\r\nx: y\r\n\r\n").is_err());
+        assert!(wrong(&format!("--b\r\n{}", "x".repeat(9_000))).is_err());
+        assert!(wrong("--b\r\ncontent-disposition: form-data\r\n\r\n").is_err());
+    }
+}

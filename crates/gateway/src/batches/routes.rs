@@ -1,0 +1,230 @@
+//! Which call does what.
+
+use super::lists::{Asked, content};
+use super::trouble::Trouble;
+use super::{Batches, life, retry, unix_time, upload};
+use crate::client::Reply;
+use crate::desk::Worker;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use wornpath_jobs::{Batch, FileEntry, Interface, Kind, NewBatch, Status, Wish};
+
+/// The most bytes of a call that is no upload.
+const MOST_BYTES: usize = 1 << 20;
+const MOST_METADATA: usize = 16;
+
+/// Answers a call about files or batches; none if it is about something else, or they are not served.
+pub(crate) async fn respond(
+    worker: &Arc<Worker>,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, Request<Incoming>> {
+    let path = request.uri().path();
+    let is_ours = ["/v1/files", "/v1/batches"].iter().any(|ours| {
+        path.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    });
+    let Some(batches) = worker.gateway.batches().filter(|_| is_ours) else { return Err(request) };
+    let settings = worker.gateway.settings();
+    let owner = match crate::client::tenant(request.headers(), &settings) {
+        Ok(tenant) => tenant.map_or(String::new(), |tenant| tenant.name.to_string()),
+        Err(refusal) => return Ok(refusal.response(crate::record::Api::Other)),
+    };
+    Ok(answer(batches, &owner, request).await.unwrap_or_else(|trouble| trouble.response()))
+}
+
+async fn answer(
+    batches: &Arc<Batches>,
+    owner: &str,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, Trouble> {
+    let path = request.uri().path().to_owned();
+    let asked = Asked::of(request.uri().query());
+    let parts: Vec<_> = path.trim_matches('/').split('/').skip(1).collect();
+    match (request.method(), &parts[..]) {
+        (&Method::POST, ["files"]) => {
+            Ok(json_response(&upload::upload(batches, owner, request).await?.to_json()))
+        }
+        (&Method::GET, ["files"]) => {
+            let own = owner.to_owned();
+            let all = batches.ask(move |store| store.files(&own)).await?;
+            Ok(json_response(&asked.page(all.iter().map(FileEntry::to_json).collect())?))
+        }
+        (&Method::GET, ["files", id]) => {
+            Ok(json_response(&file(batches, owner, id).await?.to_json()))
+        }
+        (&Method::DELETE, ["files", id]) => {
+            let id = file(batches, owner, id).await?.id;
+            let gone = id.clone();
+            batches.ask(move |store| store.remove_file(&gone)).await?;
+            Ok(json_response(&json!({"id": id, "object": "file", "deleted": true})))
+        }
+        (&Method::GET, ["files", id, "content"]) => {
+            let id = file(batches, owner, id).await?.id;
+            let read = move |batches: &Batches, offset, buffer: &mut [u8]| {
+                batches.store.read_file(&id, offset, buffer)
+            };
+            Ok(lines_response(Reply::Pieces(content(batches, read))))
+        }
+        (&Method::POST, ["batches"]) => create(batches, owner, request).await,
+        (&Method::GET, ["batches"]) => {
+            let own = owner.to_owned();
+            let all = batches.ask(move |store| store.batches(&own)).await?;
+            Ok(json_response(&asked.page(all.iter().map(Batch::to_json).collect())?))
+        }
+        (&Method::GET, ["batches", id]) => {
+            Ok(json_response(&batch(batches, owner, id).await?.to_json()))
+        }
+        (&Method::POST, ["batches", id, "cancel"]) => cancel(batches, owner, id).await,
+        (&Method::POST, ["batches", id, "retry"]) => {
+            let old = batch(batches, owner, id).await?;
+            Ok(json_response(&retry::retry(batches, old).await?.to_json()))
+        }
+        (&Method::GET, ["batches", id, "results"]) => results(batches, owner, id, &asked).await,
+        (_, _) => Err(Trouble::missing(&format!("{} {path}", request.method()))),
+    }
+}
+
+async fn file(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<FileEntry, Trouble> {
+    let wanted = id.to_owned();
+    let found = batches.ask(move |store| store.file(&wanted)).await?;
+    // Somebody else's is not there.
+    Some(found)
+        .filter(|file| file.owner == owner)
+        .ok_or_else(|| Trouble::missing(&format!("file `{id}`")))
+}
+
+async fn batch(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<Batch, Trouble> {
+    let wanted = id.to_owned();
+    let found = batches.ask(move |store| store.batch(&wanted)).await?;
+    Some(found)
+        .filter(|batch| batch.owner == owner)
+        .ok_or_else(|| Trouble::missing(&format!("batch `{id}`")))
+}
+
+async fn create(
+    batches: &Arc<Batches>,
+    owner: &str,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, Trouble> {
+    let body = Limited::new(request.into_body(), MOST_BYTES).collect().await;
+    let body =
+        body.map_err(|_| Trouble::bad("the body is too large or broke off", None))?.to_bytes();
+    let value: Value = serde_json::from_slice(&body)
+        .map_err(|error| Trouble::bad(&format!("the body is not JSON: {error}"), None))?;
+    let text = |field: &'static str| {
+        value[field].as_str().ok_or_else(|| {
+            Trouble::bad(&format!("missing required parameter: `{field}`"), Some(field))
+        })
+    };
+    let endpoint = text("endpoint")?;
+    let interface = Interface::at(endpoint).ok_or_else(|| {
+        let known: Vec<_> = Interface::ALL.iter().map(|known| known.path()).collect();
+        let message = format!("`endpoint` is `{endpoint}`; it must be one of {}", known.join(", "));
+        Trouble::bad(&message, Some("endpoint"))
+    })?;
+    let window = window(text("completion_window")?)?;
+    let input = file(batches, owner, text("input_file_id")?).await?;
+    if input.purpose != "batch" {
+        return Err(Trouble::bad("the input is no file for batches", Some("input_file_id")));
+    }
+    let new = NewBatch {
+        id: batches.new_id("batch_"),
+        owner: owner.to_owned(),
+        interface,
+        input_file_id: input.id,
+        window,
+        metadata: metadata(&value["metadata"])?,
+    };
+    let batch = Batch::new(new, unix_time());
+    let kept = batch.clone();
+    batches.ask(move |store| store.add_batch(kept)).await?;
+    life::start(batches, batch.id.clone());
+    Ok(json_response(&batch.to_json()))
+}
+
+/// `24h`, or any number of minutes, hours or days; with its seconds.
+fn window(text: &str) -> Result<(String, u64), Trouble> {
+    let wrong = || {
+        let message = format!("`completion_window` is `{text}`; write it like 24h, 30m or 7d");
+        Trouble::bad(&message, Some("completion_window"))
+    };
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
+    let unit = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().ok().filter(|number| *number > 0).ok_or_else(wrong)?;
+    Ok((text.to_owned(), number.checked_mul(unit).ok_or_else(wrong)?))
+}
+
+fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, Trouble> {
+    match value {
+        Value::Null => Ok(None),
+        Value::Object(pairs)
+            if pairs.len() <= MOST_METADATA && pairs.values().all(Value::is_string) =>
+        {
+            Ok(Some(pairs.clone()))
+        }
+        _ => {
+            let message =
+                format!("`metadata` must be an object of at most {MOST_METADATA} strings");
+            Err(Trouble::bad(&message, Some("metadata")))
+        }
+    }
+}
+
+async fn cancel(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<Response<Reply>, Trouble> {
+    let id = batch(batches, owner, id).await?.id;
+    let wanted = id.clone();
+    let cancelled = batches
+        .ask(move |store| {
+            store.change(&wanted, &mut |batch| match batch.status() {
+                Status::Cancelling => Ok(()),
+                _ => batch.reach(Status::Cancelling, unix_time()),
+            })
+        })
+        .await?;
+    if let Some(running) = batches.running().get(&id) {
+        running.send_replace(Wish::Finish);
+    }
+    Ok(json_response(&cancelled.to_json()))
+}
+
+/// What has been published so far, from a byte on.
+async fn results(
+    batches: &Arc<Batches>,
+    owner: &str,
+    id: &str,
+    asked: &Asked,
+) -> Result<Response<Reply>, Trouble> {
+    let id = batch(batches, owner, id).await?.id;
+    let wrong = || Trouble::bad("`after` is no number of bytes", Some("after"));
+    let after: u64 = match &asked.after {
+        None => 0,
+        Some(after) => after.parse().map_err(|_| wrong())?,
+    };
+    let read = move |batches: &Batches, offset: u64, buffer: &mut [u8]| {
+        batches.store.read_results(&id, Kind::Output, after + offset, buffer)
+    };
+    Ok(lines_response(Reply::Pieces(content(batches, read))))
+}
+
+fn json_response(value: &Value) -> Response<Reply> {
+    let mut response = Response::new(Reply::whole(Bytes::from(value.to_string())));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn lines_response(reply: Reply) -> Response<Reply> {
+    let mut response = Response::new(reply);
+    let kind = HeaderValue::from_static("application/jsonl");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,188 @@
+//! A file on its way into the store: read as it comes, written as it comes, bounded.
+
+use super::Batches;
+use super::multipart::{Event, Multipart};
+use super::trouble::Trouble;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::header::CONTENT_TYPE;
+use hyper::{Request, StatusCode};
+use std::io::{self, Read};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use wornpath_jobs::{FileEntry, StoreError};
+
+/// The most bytes of a field that is no file.
+const MOST_FIELD: usize = 4 << 10;
+/// Pieces of a file that wait to be written.
+const WAITING: usize = 8;
+
+/// Content that comes from another task. Without an end it is an error, so that no half file is kept.
+struct Incomings {
+    pieces: mpsc::Receiver<Option<Bytes>>,
+    piece: Bytes,
+    is_over: bool,
+}
+
+impl Read for Incomings {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() && !self.is_over {
+            match self.pieces.blocking_recv() {
+                Some(Some(piece)) => self.piece = piece,
+                Some(None) => self.is_over = true,
+                None => return Err(io::Error::other("the upload broke off")),
+            }
+        }
+        let count = buffer.len().min(self.piece.len());
+        buffer[..count].copy_from_slice(&self.piece.split_to(count));
+        Ok(count)
+    }
+}
+
+/// The fields of a form, as far as they came.
+#[derive(Default)]
+struct Form {
+    /// The field that is being read.
+    field: String,
+    purpose: Option<String>,
+    /// Seconds.
+    expires_after: Option<u64>,
+    value: Vec<u8>,
+}
+
+/// A file that is being written.
+struct Writing {
+    pieces: mpsc::Sender<Option<Bytes>>,
+    kept: tokio::task::JoinHandle<Result<FileEntry, StoreError>>,
+}
+
+/// Takes a file in.
+pub(super) async fn upload(
+    batches: &Arc<Batches>,
+    owner: &str,
+    request: Request<Incoming>,
+) -> Result<FileEntry, Trouble> {
+    let (parts, mut body) = request.into_parts();
+    let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let mut parser = kind.and_then(Multipart::of).ok_or_else(|| {
+        Trouble::bad("files are uploaded as multipart/form-data with `purpose` and `file`", None)
+    })?;
+    let (mut form, mut writing, mut bytes, mut events) = (Form::default(), None, 0, Vec::new());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Trouble::bad("the upload broke off", None))?;
+        let Ok(data) = frame.into_data() else { continue };
+        bytes += data.len() as u64;
+        if bytes > batches.rules.most_bytes {
+            let message = format!(
+                "the file has more than {} bytes, the most that is taken",
+                batches.rules.most_bytes
+            );
+            return Err(Trouble::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+        }
+        parser.feed(&data, &mut events).map_err(|what| Trouble::bad(what, None))?;
+        for event in events.drain(..) {
+            form.take(event, &mut writing, |form, filename| begin(batches, owner, form, filename))
+                .await?;
+        }
+    }
+    let missing = |what| Trouble::bad(&format!("missing required parameter: `{what}`"), Some(what));
+    if !parser.is_over() {
+        return Err(Trouble::bad("the upload broke off", None));
+    }
+    let Writing { pieces, kept } = writing.ok_or_else(|| missing("file"))?;
+    match form.purpose.as_deref() {
+        Some("batch") => {}
+        Some(other) => {
+            let message = format!("`purpose` is `{other}`; only `batch` is served");
+            return Err(Trouble::bad(&message, Some("purpose")));
+        }
+        None => return Err(missing("purpose")),
+    }
+    // Only now does the file count: everything else drops it unfinished.
+    let _ = pieces.send(None).await;
+    Ok(kept.await.map_err(|_| Trouble::ending())??)
+}
+
+fn begin(batches: &Arc<Batches>, owner: &str, form: &Form, filename: String) -> Writing {
+    let (sender, pieces) = mpsc::channel(WAITING);
+    let now = super::unix_time();
+    let entry = FileEntry {
+        id: batches.new_id("file-"),
+        owner: owner.to_owned(),
+        filename,
+        purpose: "batch".to_owned(),
+        bytes: 0,
+        created_at: now,
+        expires_at: form.expires_after.map(|seconds| now + seconds),
+        of: None,
+    };
+    let store = Arc::clone(&batches.store);
+    let kept = tokio::task::spawn_blocking(move || {
+        let mut content = Incomings { pieces, piece: Bytes::new(), is_over: false };
+        store.add_file(entry, &mut content)
+    });
+    Writing { pieces: sender, kept }
+}
+
+impl Form {
+    async fn take(
+        &mut self,
+        event: Event,
+        writing: &mut Option<Writing>,
+        begin: impl Fn(&Self, String) -> Writing,
+    ) -> Result<(), Trouble> {
+        match event {
+            Event::Part { name, filename } => {
+                if name == "file" {
+                    if writing.is_some() {
+                        return Err(Trouble::bad("`file` is given twice", Some("file")));
+                    }
+                    *writing = Some(begin(self, filename.unwrap_or_else(|| "file".to_owned())));
+                }
+                (self.field, self.value) = (name, Vec::new());
+            }
+            Event::Data(data) if self.field == "file" => {
+                if let Some(writing) = writing
+                    && writing.pieces.send(Some(data.into())).await.is_err()
+                {
+                    // The store has given up and says why.
+                    let kept = (&mut writing.kept).await.map_err(|_| Trouble::ending())?;
+                    return Err(kept.err().map_or_else(Trouble::ending, Trouble::from));
+                }
+            }
+            Event::Data(data) => {
+                self.value.extend_from_slice(&data);
+                if self.value.len() > MOST_FIELD {
+                    return Err(Trouble::bad("a field of the form is too long", None));
+                }
+            }
+            Event::PartEnd => self.end(writing.is_some())?,
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, has_file: bool) -> Result<(), Trouble> {
+        let value = String::from_utf8_lossy(&self.value).into_owned();
+        match self.field.as_str() {
+            "purpose" => self.purpose = Some(value),
+            "expires_after[seconds]" => {
+                let wrong = || {
+                    Trouble::bad(
+                        "`expires_after[seconds]` is no number of seconds",
+                        Some("expires_after"),
+                    )
+                };
+                if has_file {
+                    return Err(Trouble::bad(
+                        "`expires_after` must come before `file`",
+                        Some("expires_after"),
+                    ));
+                }
+                self.expires_after = Some(value.parse().map_err(|_| wrong())?);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! Requests of the gateway's own: planned offline, sent through the same pipeline, behind everybody else.
+
+use super::refusal::Refusal;
+use super::{Reply, answer, decide, head, prepare, read_body, salted};
+use crate::desk::{Dispatcher, Worker};
+use crate::record::{Ended, Record, Usage};
+use hyper::Response;
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_execution::{Call, Carried, Kit, execute};
+use wornpath_index::{Moment, PodId};
+use wornpath_routing::queue::Priority;
+use wornpath_routing::{Name, Profile};
+
+/// Which pod the plan names, what decides, and whose request it is.
+type Planned<'a> = (PodId, &'a Arc<Profile>, Option<&'a Name>);
+
+/// Sends a request where its plan says, as long as that pod may take it.
+pub(crate) async fn send_planned(
+    worker: &Arc<Worker>,
+    mut call: Call,
+    planned: Planned<'_>,
+) -> Response<Reply> {
+    let arrived = worker.gateway.now();
+    let api = head::api(call.path.path());
+    let id = head::request_id(&call.headers, || worker.random());
+    call.headers.insert(head::REQUEST_ID, id.clone());
+    let mut record = Record {
+        id: id.to_str().unwrap_or_default().to_owned(),
+        api,
+        profile: Name::from("offline"),
+        model: Name::from(""),
+        tenant: planned.2.cloned(),
+        pod: None,
+        status: 0,
+        ended: Ended::Refused,
+        decided: Duration::ZERO,
+        first_byte: None,
+        total: Duration::ZERO,
+        retries: 0,
+        is_degraded: false,
+        predicted_tokens: None,
+        usage: Usage::default(),
+    };
+    let mut response = match carry(worker, call, (planned, arrived), &mut record).await {
+        Ok(carried) => answer(worker, carried, record, arrived),
+        Err(refusal) => {
+            record.status = refusal.status.as_u16();
+            record.total = worker.gateway.now().saturating_sub(arrived);
+            worker.gateway.ended(&record);
+            refusal.response(api)
+        }
+    };
+    response.headers_mut().insert(head::REQUEST_ID, id);
+    response
+}
+
+async fn carry(
+    worker: &Arc<Worker>,
+    mut call: Call,
+    ((pod, profile, tenant), arrived): (Planned<'_>, Moment),
+    record: &mut Record,
+) -> Result<Carried, Refusal> {
+    let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
+    let roster = gateway.roster();
+    let mut read = read_body(worker, record.api, &call).await?;
+    read.request.model = roster.model(&read.model);
+    read.request.arrival = arrived;
+    read.request.priority = Priority::LOWEST;
+    read.request.planned = Some(pod);
+    read.request.tenant = tenant.cloned();
+    salted(&mut read, &mut call, &settings)?;
+    record.model.clone_from(&read.request.model.base);
+    let context = prepare(worker, profile, read, call.body.len()).await?;
+    let (mut context, plan) = decide(worker, profile, context, &roster).await?;
+    record.decided = gateway.now().saturating_sub(arrived);
+    let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
+    let mut dispatcher =
+        Dispatcher { worker, profile, context: &mut context, roster: gateway.roster() };
+    Ok(execute(plan, &call, &kit, &mut dispatcher).await?)
+}

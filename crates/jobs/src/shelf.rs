@@ -1,0 +1,369 @@
+//! The store that needs nothing but a folder.
+//!
+//! Files lie in `files`, results in `results`, and a journal says what of it counts: every change of a file's or
+//! a batch's entry is a frame with the whole new entry. A file is synced before the journal names it and
+//! removed after the journal has forgotten it, so a crash leaves at most files that nobody knows, and
+//! those are swept when the shelf is opened. How far a running batch is stands in its results alone.
+
+use crate::batch::Batch;
+use crate::disk::{Disk, Stored};
+use crate::journal::Journal;
+use crate::problem::StoreError;
+use crate::record::{Kind, Publish, Record};
+use crate::results::{InputMark, ResultPaths, Results};
+use crate::store::{FileEntry, Lease, Standing, Store};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A change, as the journal has it.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Change {
+    File(FileEntry),
+    Batch(Box<Batch>),
+    Begun(String, InputMark),
+    Gone(String),
+}
+
+/// A store in a folder.
+pub struct Shelf {
+    disk: Arc<dyn Disk>,
+    folder: PathBuf,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    journal: Journal,
+    known: Known,
+    /// Of batches that somebody has asked about since the start.
+    results: BTreeMap<String, Results>,
+}
+
+#[derive(Default)]
+struct Known {
+    files: BTreeMap<String, FileEntry>,
+    batches: BTreeMap<String, Batch>,
+    /// What the results of a batch are of, once they were begun.
+    begun: BTreeMap<String, InputMark>,
+}
+
+impl std::fmt::Debug for Shelf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Shelf({})", self.folder.display())
+    }
+}
+
+impl Known {
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::File(file) => drop(self.files.insert(file.id.clone(), file)),
+            Change::Batch(batch) => drop(self.batches.insert(batch.id.clone(), *batch)),
+            Change::Begun(batch, mark) => drop(self.begun.insert(batch, mark)),
+            Change::Gone(file) => drop(self.files.remove(&file)),
+        }
+    }
+
+    fn file(&self, id: &str) -> Result<&FileEntry, StoreError> {
+        self.files.get(id).ok_or_else(|| StoreError::Missing(format!("file `{id}`")))
+    }
+
+    fn batch(&self, id: &str) -> Result<&Batch, StoreError> {
+        self.batches.get(id).ok_or_else(|| StoreError::Missing(format!("batch `{id}`")))
+    }
+
+    fn leased(&self, lease: &Lease) -> Result<&Batch, StoreError> {
+        let batch = self.batch(&lease.batch)?;
+        if batch.epoch != lease.epoch || batch.status().is_final() {
+            return Err(StoreError::Fenced(lease.batch.clone()));
+        }
+        Ok(batch)
+    }
+}
+
+impl Inner {
+    /// Writes a change, and only then believes it.
+    fn note(&mut self, change: Change) -> Result<(), StoreError> {
+        let entry = serde_json::to_vec(&change).expect("entries are always JSON");
+        self.journal.append(&entry)?;
+        self.known.apply(change);
+        Ok(())
+    }
+}
+
+impl Shelf {
+    /// Opens the store in a folder, or begins one.
+    ///
+    /// # Errors
+    /// If another process has it, it is damaged, or the file system refuses.
+    pub fn open(disk: Arc<dyn Disk>, folder: &Path) -> Result<Self, StoreError> {
+        for path in [folder.to_owned(), folder.join("files"), folder.join("results")] {
+            disk.make_folder(&path).map_err(StoreError::io("make", &path))?;
+        }
+        let mut known = Known::default();
+        let journal = Journal::open(&*disk, &folder.join("journal"), |payload| {
+            known.apply(serde_json::from_slice(payload).map_err(|_| "no entry of a store")?);
+            Ok(())
+        })?;
+        let shelf = Self {
+            disk,
+            folder: folder.to_owned(),
+            inner: Mutex::new(Inner { journal, known, results: BTreeMap::new() }),
+        };
+        shelf.sweep()?;
+        Ok(shelf)
+    }
+
+    /// Removes files that nobody knows.
+    fn sweep(&self) -> Result<(), StoreError> {
+        let folder = self.folder.join("files");
+        let inner = self.lock();
+        for path in self.disk.list(&folder).map_err(StoreError::io("list", &folder))? {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            if name.is_some_and(|name| !inner.known.files.contains_key(&name)) {
+                self.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path_of(&self, file: &str) -> PathBuf {
+        self.folder.join("files").join(file)
+    }
+
+    fn open_file(&self, path: &Path) -> Result<Box<dyn Stored>, StoreError> {
+        self.disk.open(path).map_err(StoreError::io("open", path))
+    }
+
+    /// The results of a batch, as far as they were begun.
+    fn results<'a>(
+        &self,
+        inner: &'a mut Inner,
+        batch: &str,
+    ) -> Result<&'a mut Results, StoreError> {
+        let Inner { known, results, .. } = inner;
+        if !results.contains_key(batch) {
+            let mark = known.begun.get(batch).copied();
+            let mark = mark.ok_or_else(|| StoreError::Missing(format!("result of `{batch}`")))?;
+            let path = |suffix: &str| self.folder.join("results").join(format!("{batch}{suffix}"));
+            let paths = ResultPaths {
+                output: path(".output.jsonl"),
+                errors: path(".errors.jsonl"),
+                log: path(".log"),
+            };
+            results.insert(batch.to_owned(), Results::open(&*self.disk, &paths, mark)?);
+        }
+        Ok(results.get_mut(batch).expect("it was inserted if it was not there"))
+    }
+
+    /// A batch with the counts of its results.
+    fn with_counts(&self, inner: &mut Inner, mut batch: Batch) -> Result<Batch, StoreError> {
+        // What has ended was noted with its counts.
+        if inner.known.begun.contains_key(&batch.id) && !batch.status().is_final() {
+            let results = self.results(inner, &batch.id)?;
+            (batch.counts, batch.usage) = (results.counts(), results.usage());
+        }
+        Ok(batch)
+    }
+
+    /// Copies a content to its place and makes it survive.
+    fn keep(&self, path: &Path, content: &mut dyn Read) -> Result<u64, StoreError> {
+        let mut file = self.open_file(path)?;
+        let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0);
+        loop {
+            let count = content.read(&mut buffer).map_err(StoreError::io("receive", path))?;
+            if count == 0 {
+                break;
+            }
+            file.append(&buffer[..count]).map_err(StoreError::io("write", path))?;
+            bytes += count as u64;
+        }
+        file.sync().map_err(StoreError::io("sync", path))?;
+        let folder = self.folder.join("files");
+        self.disk.sync_folder(&folder).map_err(StoreError::io("sync", &folder))?;
+        Ok(bytes)
+    }
+}
+
+impl Store for Shelf {
+    fn add_file(
+        &self,
+        mut entry: FileEntry,
+        content: &mut dyn Read,
+    ) -> Result<FileEntry, StoreError> {
+        let path = self.path_of(&entry.id);
+        let kept = match &entry.of {
+            Some(_) => Ok(entry.bytes),
+            None => self.keep(&path, content),
+        };
+        let noted = kept.and_then(|bytes| {
+            entry.bytes = bytes;
+            self.lock().note(Change::File(entry.clone()))
+        });
+        if let Err(error) = noted {
+            // What cannot be removed now is swept at the next start.
+            let _ = self.disk.remove(&path);
+            return Err(error);
+        }
+        Ok(entry)
+    }
+
+    fn file(&self, id: &str) -> Result<FileEntry, StoreError> {
+        self.lock().known.file(id).cloned()
+    }
+
+    fn files(&self, owner: &str) -> Result<Vec<FileEntry>, StoreError> {
+        let inner = self.lock();
+        let own = inner.known.files.values().filter(|file| file.owner == owner);
+        let mut files: Vec<_> = own.cloned().collect();
+        files.sort_by(|one, other| (other.created_at, &other.id).cmp(&(one.created_at, &one.id)));
+        Ok(files)
+    }
+
+    fn read_file(&self, id: &str, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
+        let entry = self.file(id)?;
+        if let Some((batch, kind)) = entry.of {
+            return self.read_results(&batch, kind, offset, buffer);
+        }
+        let path = self.path_of(id);
+        self.open_file(&path)?.read_at(buffer, offset).map_err(StoreError::io("read", &path))
+    }
+
+    fn remove_file(&self, id: &str) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        inner.known.file(id)?;
+        let needed = inner
+            .known
+            .batches
+            .values()
+            .find(|batch| batch.input_file_id == id && !batch.status().is_final());
+        if let Some(batch) = needed {
+            let (batch, status) = (&batch.id, batch.status().word());
+            let message = format!(
+                "file `{id}` is the input of batch `{batch}`, which is {status}; cancel it first"
+            );
+            return Err(StoreError::Conflict(message));
+        }
+        inner.note(Change::Gone(id.to_owned()))?;
+        let path = self.path_of(id);
+        self.disk.remove(&path).map_err(StoreError::io("remove", &path))
+    }
+
+    fn add_batch(&self, batch: Batch) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        inner.known.file(&batch.input_file_id)?;
+        inner.note(Change::Batch(Box::new(batch)))
+    }
+
+    fn batch(&self, id: &str) -> Result<Batch, StoreError> {
+        let mut inner = self.lock();
+        let batch = inner.known.batch(id)?.clone();
+        self.with_counts(&mut inner, batch)
+    }
+
+    fn batches(&self, owner: &str) -> Result<Vec<Batch>, StoreError> {
+        let mut inner = self.lock();
+        let own = inner.known.batches.values().filter(|batch| batch.owner == owner);
+        let mut batches: Vec<_> = own.cloned().collect();
+        batches.sort_by(|one, other| {
+            (other.created_at(), &other.id).cmp(&(one.created_at(), &one.id))
+        });
+        batches.into_iter().map(|batch| self.with_counts(&mut inner, batch)).collect()
+    }
+
+    fn unfinished(&self) -> Result<Vec<Batch>, StoreError> {
+        let inner = self.lock();
+        let open = inner.known.batches.values().filter(|batch| !batch.status().is_final());
+        Ok(open.cloned().collect())
+    }
+
+    fn result_bytes(&self, batch: &str, kind: Kind) -> Result<u64, StoreError> {
+        let mut inner = self.lock();
+        inner.known.batch(batch)?;
+        if !inner.known.begun.contains_key(batch) {
+            return Ok(0);
+        }
+        let ends = self.results(&mut inner, batch)?.ends();
+        Ok(ends[usize::from(kind == Kind::Error)])
+    }
+
+    fn change(
+        &self,
+        id: &str,
+        change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
+    ) -> Result<Batch, StoreError> {
+        let mut inner = self.lock();
+        let batch = inner.known.batch(id)?.clone();
+        let mut batch = self.with_counts(&mut inner, batch)?;
+        change(&mut batch)?;
+        inner.note(Change::Batch(Box::new(batch.clone())))?;
+        Ok(batch)
+    }
+
+    fn lease(&self, batch: &str) -> Result<Lease, StoreError> {
+        let changed = self.change(batch, &mut |batch| match batch.status().is_final() {
+            true => Err(StoreError::Conflict(format!("batch `{}` has ended", batch.id))),
+            false => {
+                batch.epoch += 1;
+                Ok(())
+            }
+        })?;
+        Ok(Lease { batch: batch.to_owned(), epoch: changed.epoch })
+    }
+
+    fn change_leased(
+        &self,
+        lease: &Lease,
+        change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
+    ) -> Result<Batch, StoreError> {
+        self.change(&lease.batch, &mut |batch| {
+            if batch.epoch != lease.epoch || batch.status().is_final() {
+                return Err(StoreError::Fenced(lease.batch.clone()));
+            }
+            change(batch)
+        })
+    }
+
+    fn standing(&self, lease: &Lease, input: InputMark) -> Result<Standing, StoreError> {
+        let mut inner = self.lock();
+        inner.known.leased(lease)?;
+        match inner.known.begun.get(&lease.batch) {
+            None => inner.note(Change::Begun(lease.batch.clone(), input))?,
+            Some(begun) if *begun != input => {
+                let (path, what) = (self.folder.join("results"), "it was begun with another input");
+                return Err(StoreError::OtherInput { path, what: what.to_owned() });
+            }
+            Some(_) => {}
+        }
+        let results = self.results(&mut inner, &lease.batch)?;
+        let missing = (0..input.lines).filter(|line| !results.is_done(*line)).collect();
+        Ok(Standing { counts: results.counts(), usage: results.usage(), missing })
+    }
+
+    fn publish(&self, lease: &Lease, records: &[Record]) -> Result<usize, StoreError> {
+        let mut inner = self.lock();
+        inner.known.leased(lease)?;
+        self.results(&mut inner, &lease.batch)?.publish(records)
+    }
+
+    fn read_results(
+        &self,
+        batch: &str,
+        kind: Kind,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize, StoreError> {
+        let mut inner = self.lock();
+        inner.known.batch(batch)?;
+        if !inner.known.begun.contains_key(batch) {
+            return Ok(0);
+        }
+        self.results(&mut inner, batch)?.read(kind, offset, buffer)
+    }
+}
