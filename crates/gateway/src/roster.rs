@@ -112,6 +112,11 @@ impl Roster {
         }
     }
 
+    /// Whether some pod serves a model, up or not.
+    pub(crate) fn serves(&self, model: &Name) -> bool {
+        self.names.contains_key(model.as_str())
+    }
+
     /// The models of all pods, each once.
     #[must_use]
     pub fn cards(&self) -> Vec<&Value> {

@@ -113,7 +113,10 @@ async fn read(
                 Err(IntakeError::Lines { first, .. }) => {
                     let shown: Vec<_> =
                         first.into_iter().map(|(line, problem)| (Some(line), problem)).collect();
-                    store.change_leased(&of, &mut |batch| batch.fail(&shown, unix_time()))?;
+                    store.change_leased(&of, &mut |batch| match batch.status() {
+                        Status::Cancelling => batch.reach(Status::Cancelled, unix_time()),
+                        _ => batch.fail(&shown, unix_time()),
+                    })?;
                     Ok(None)
                 }
             }

@@ -74,8 +74,8 @@ pub(super) fn content(
 ) -> mpsc::Receiver<Option<Bytes>> {
     let (sender, pieces) = mpsc::channel(2);
     let batches = Arc::clone(batches);
-    let handle = batches.worker.gateway.background().clone();
-    handle.spawn_blocking(move || {
+    // Not on the threads where prompts are tokenized: a client may take its time.
+    tokio::task::spawn_blocking(move || {
         let mut offset = 0;
         loop {
             let mut piece = vec![0; PIECE];

@@ -4,7 +4,7 @@ use super::refusal::Refusal;
 use super::{Reply, answer, decide, head, prepare, read_body, salted};
 use crate::desk::{Dispatcher, Worker};
 use crate::record::{Ended, Record, Usage};
-use hyper::Response;
+use hyper::{Response, StatusCode};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_execution::{Call, Carried, Kit, execute};
@@ -44,7 +44,13 @@ pub(crate) async fn send_planned(
     };
     let mut response = match carry(worker, call, (planned, arrived), &mut record).await {
         Ok(carried) => answer(worker, carried, record, arrived),
-        Err(refusal) => {
+        Err(mut refusal) => {
+            // Its pods are down, which passes: not a reason to give the request up.
+            if refusal.status == StatusCode::NOT_FOUND
+                && worker.gateway.roster().serves(&record.model)
+            {
+                refusal.status = StatusCode::SERVICE_UNAVAILABLE;
+            }
             record.status = refusal.status.as_u16();
             record.total = worker.gateway.now().saturating_sub(arrived);
             worker.gateway.ended(&record);
