@@ -80,7 +80,7 @@ async fn live(
             lines: standing.missing.clone(),
             numbers: Arc::new(|line| line + 1),
         };
-        compute(batches, &batch, (&intake.queue, work), (lease.clone(), &standing), wishes).await?;
+        compute(batches, &batch, (intake.queue, work), (lease.clone(), &standing), wishes).await?;
     }
     end(batches, lease, source).await
 }
@@ -128,7 +128,7 @@ async fn read(
 async fn compute(
     batches: &Arc<Batches>,
     batch: &Batch,
-    (queue, work): (&Queue, Work),
+    (queue, work): (Queue, Work),
     (lease, standing): (Lease, &Standing),
     mut wishes: watch::Receiver<Wish>,
 ) -> Result<(), StoreError> {
@@ -144,6 +144,8 @@ async fn compute(
     let speeds = Speeds::equal(pods.pods.len())
         .map_err(|error| StoreError::Unreachable(error.to_string()))?;
     let plan = Plan::new(&rest, &speeds, &RATES);
+    // A run needs no hashes, and there may be many.
+    drop(rest);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
     let conductor = Conductor::new(plan, vec![window; pods.pods.len()], Patience::default());
     let publisher = Leased::new(Arc::clone(&batches.store), lease, standing);
@@ -275,7 +277,10 @@ fn add_results(
 }
 
 /// The requests of some lines, in a queue of their own.
-fn rest_of(all: &Queue, lines: &[u32]) -> Queue {
+fn rest_of(all: Queue, lines: &[u32]) -> Queue {
+    if all.len() == lines.len() {
+        return all;
+    }
     let mut rest = Queue::new(all.block_size());
     for job in lines.iter().copied().map(JobId) {
         let again = Job {
