@@ -133,7 +133,10 @@ fn pure_crates_forbid_unsafe_code_and_every_crate_takes_the_workspaces_lints() {
         assert!(EXCEPTED.iter().any(|(_, says)| source.text.contains(says)), "{}", source.path);
     }
     let allows = sources.iter().filter(|source| !source.is_tidy() && !excepted(source));
-    report("allows unsafe code", allows.filter(|source| source.text.contains("allow(unsafe_code)")));
+    report(
+        "allows unsafe code",
+        allows.filter(|source| source.text.contains("allow(unsafe_code)")),
+    );
 }
 
 #[test]
