@@ -1,0 +1,171 @@
+"""Starts and ends real engines and routers, and talks to them."""
+
+import json
+import os
+import pathlib
+import random
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+DIR = pathlib.Path(os.environ.get("WORNPATH_ENGINE_DIR", CACHE / "wornpath-engine"))
+BLOCK = 32  # what vLLM can do on a CPU
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now, and that the system gives nobody for a connection until the engine has started."""
+    found = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found
+
+
+def call(url: str, body: dict | None = None, headers: dict | None = None, timeout: float = 120) -> dict:
+    """GET, or POST if there is a body. The answer's JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json", **(headers or {})})
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        text = answer.read()
+        found = json.loads(text) if text else {}
+        if isinstance(found, dict):
+            found["_pod"] = answer.headers.get("x-wornpath-pod")
+        return found
+
+
+def until(what: str, is_so, seconds: float, process: subprocess.Popen | None = None) -> float:
+    """Waits until something is so; how long that took."""
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        if process is not None and process.poll() is not None:
+            raise SystemExit(f"{what}: the process ended with {process.returncode}; see {DIR}/logs")
+        try:
+            if is_so():
+                return time.monotonic() - start
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            pass
+        time.sleep(0.05)
+    raise SystemExit(f"{what}: not within {seconds:.0f} s")
+
+
+class Engine:
+    """A real vLLM engine. The ports stay its own over restarts."""
+
+    def __init__(self, number: int, options: dict):
+        self.number, self.options = number, options
+        self.http, self.events, self.replay, self.side = free_ports(4)
+        self.url = f"http://127.0.0.1:{self.http}"
+        self.process = None
+
+    def start(self) -> None:
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events}",  # vLLM listens only at `*`, and would connect to an address
+            "replay_endpoint": f"tcp://127.0.0.1:{self.replay}",
+            "topic": "kv-events",
+        }
+        arguments = [
+            "serve", str(DIR / "model"), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.http),
+            "--block-size", str(BLOCK), "--num-gpu-blocks-override", str(self.options["blocks"]),
+            "--kv-cache-memory-bytes", "64M", "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager",
+            "--enable-prefix-caching", "--prefix-caching-hash-algo", self.options["hash"],
+            "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events),
+        ]  # fmt: skip
+        if self.options.get("nixl"):
+            transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+            arguments += ["--kv-transfer-config", json.dumps(transfer)]
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": str(int(self.options["int_hashes"])),
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side),
+        }
+        (DIR / "logs").mkdir(exist_ok=True)
+        log = open(DIR / "logs" / f"engine{self.number}.log", "ab")
+        vllm = DIR / "venv/bin/vllm"
+        self.process = subprocess.Popen(
+            [vllm, *arguments], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def ready(self) -> float:
+        return until(f"engine {self.number}", lambda: call(f"{self.url}/v1/models", timeout=2), 600, self.process)
+
+    def stop(self, signal: int = 15) -> None:
+        """Ends the engine and the processes it started, which share its session."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        os.killpg(self.process.pid, signal)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, 9)
+            self.process.wait(30)
+
+    def source(self) -> str:
+        return f"zmq://127.0.0.1:{self.events}?replay={self.replay}"
+
+
+class Router:
+    """A running `wornpath serve` with a configuration of its own."""
+
+    def __init__(self, binary: pathlib.Path, configuration: str, name: str):
+        path = DIR / f"{name}.yaml"
+        path.write_text(configuration)
+        log = open(DIR / "logs" / f"{name}.log", "wb")
+        self.process = subprocess.Popen(
+            [binary, "serve", "-c", path], stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )
+        said = [self.process.stdout.readline().split() for _ in range(2)]
+        if not all(said):
+            raise SystemExit(f"{name} did not start; see {log.name}")
+        self.url, self.admin = (words[-1] for words in said)
+
+    def ready(self, pods: int) -> float:
+        def are_up() -> bool:
+            return sum(pod["health"] == "up" for pod in self.pods().values()) == pods
+
+        return until("the router's pods", are_up, 60, self.process)
+
+    def pods(self) -> dict[str, dict]:
+        return {pod["name"]: pod for pod in call(f"{self.admin}/pods")["pods"]}
+
+    def digests(self) -> dict[str, tuple]:
+        """What each pod holds, as a count and a sum that two routers can compare."""
+        found = call(f"{self.admin}/index")["by_pod"]
+        return {pod["pod"]: (pod["blocks"], pod["digest"]) for pod in found}
+
+    def quiet(self) -> None:
+        """Waits until all is applied and nothing more has come for a moment."""
+        seen, since = None, time.monotonic()
+
+        def is_quiet() -> bool:
+            nonlocal seen, since
+            feeds = {name: pod["events"]["feed"] for name, pod in self.pods().items()}
+            now = {name: (feed["last_sequence"], feed["lag"], feed["state"]) for name, feed in feeds.items()}
+            if now != seen:
+                seen, since = now, time.monotonic()
+            settled = all(lag == 0 and state in ("live", "partial") for _, lag, state in now.values())
+            return settled and time.monotonic() - since > 0.06
+
+        until("quiet events", is_quiet, 60, self.process)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)

