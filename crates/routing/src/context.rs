@@ -1,6 +1,7 @@
 //! What belongs to one request, and what belongs to one deciding thread.
 
 use std::fmt;
+use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
 use wornpath_index::{Answer, Holding, Index, Moment, PodId, Reader, Writer};
@@ -45,7 +46,14 @@ pub struct Desk {
     pub(crate) reader: Reader,
     writer: Writer,
     expected: Expected,
+    memory: Option<Arc<dyn Remember>>,
     pub(crate) scratch: Scratch,
+}
+
+/// Whoever remembers what was sent to pods that say nothing of their caches.
+pub trait Remember: fmt::Debug + Send + Sync {
+    /// A plan sends a prompt to a pod. Whether it is remembered, and is in the index by that.
+    fn sent(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool;
 }
 
 /// What the pods of the last plan will hold, not yet told to the index.
@@ -78,8 +86,15 @@ impl Desk {
             reader: index.reader(),
             writer: index.writer(),
             expected: Expected::default(),
+            memory: None,
             scratch: Scratch::default(),
         }
+    }
+
+    /// The same, with somebody who remembers.
+    #[must_use]
+    pub fn with_memory(index: &Index, memory: Arc<dyn Remember>) -> Self {
+        Self { memory: Some(memory), ..Self::new(index) }
     }
 
     /// Tells the index what the pods of the last plan are expected to hold. The next decision does it
@@ -87,6 +102,11 @@ impl Desk {
     /// costs nobody any time.
     pub fn settle(&mut self) {
         for (pod, expires) in self.expected.pods.drain(..) {
+            let chain = &self.expected.chain;
+            if self.memory.as_ref().is_some_and(|memory| memory.sent(&mut self.writer, pod, chain))
+            {
+                continue;
+            }
             // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
             let _ = self.writer.expect(pod, &self.expected.chain, expires);
         }

@@ -122,6 +122,7 @@ impl<'a> Deciding<'a, '_> {
         if let Some(blocks) = self.context.slots.read(blocks) {
             self.world.desk.reader.lookup(&blocks.chain, &mut scratch.answer);
             scratch.answer.depths_into(&mut scratch.depths);
+            self.world.fleet.fade(&mut scratch.depths);
         }
         if let (Some(recorder), Some(started)) = (recorder, started) {
             recorder.looked_up(started);

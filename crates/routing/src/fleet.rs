@@ -113,6 +113,15 @@ impl Fleet {
         self.by_slot.len()
     }
 
+    /// Takes from what each slot holds what is not believed any more.
+    pub(crate) fn fade(&self, depths: &mut [u32]) {
+        for (depth, candidate) in depths.iter_mut().zip(&self.by_slot) {
+            if let Some(candidate) = candidate.filter(|_| *depth > 0) {
+                *depth = self[candidate].vitals().believed(*depth);
+            }
+        }
+    }
+
     /// Where the pod in a slot of the index stands, if it is in the fleet.
     #[must_use]
     pub fn in_slot(&self, slot: PodSlot) -> Option<Candidate> {

@@ -1,7 +1,7 @@
 //! From selected pods to a plan: what each step is told, and who has to know of it.
 
 use super::{Deciding, Taken};
-use crate::fleet::{Candidate, Reservation};
+use crate::fleet::{Candidate, EventTrust, Reservation};
 use crate::plan::{CacheHint, CacheRun, Mutation, PlanStep, RoutingPlan, Start};
 use crate::workflow::Step;
 
@@ -66,10 +66,13 @@ impl<'a> Deciding<'a, '_> {
         };
         let depth = self.depth(candidate) as usize;
         let Some(blocks) = self.context.slots.read(blocks) else { return };
-        if !step.rules.speculates || depth >= blocks.chain.len() {
+        let pod = &self.world.fleet[candidate];
+        // What is guessed stays a guess for as long as it is used.
+        let is_known = depth >= blocks.chain.len() && pod.vitals().trust() != EventTrust::Guessed;
+        if !step.rules.speculates || is_known {
             return;
         }
-        let pod = self.world.fleet[candidate].id();
+        let pod = pod.id();
         self.world.desk.expect(pod, &blocks.chain, self.world.now + lasts);
     }
 
@@ -79,7 +82,9 @@ impl<'a> Deciding<'a, '_> {
         let blocks =
             self.profile.blocks.as_ref().and_then(|blocks| self.context.slots.read(blocks));
         let Some(blocks) = blocks.filter(|_| depth > 0) else { return CacheHint::default() };
-        let tokens = (depth * blocks.block_tokens).min(blocks.prompt_tokens) as u64;
+        // Engines compute the last token of a prompt in any case, and with it its whole block.
+        let most = blocks.prompt_tokens.saturating_sub(1) / blocks.block_tokens.max(1);
+        let tokens = (depth.min(most) * blocks.block_tokens) as u64;
         let desk = &mut *self.world.desk;
         let holdings = &mut desk.scratch.holdings;
         let held = &blocks.chain[..depth.min(blocks.chain.len())];

@@ -79,3 +79,13 @@ fn an_engine_that_reports_nonsense_is_taken_at_the_nearer_end() {
     vitals.report(0, f64::NAN);
     assert_eq!(vitals.kv_usage(), 0.0);
 }
+
+#[test]
+fn what_a_silent_pod_holds_is_believed_less_and_less() {
+    let vitals = Vitals::default();
+    assert_eq!(vitals.believed(1000), 1000);
+    for (freshness, believed) in [(0.5, 498), (0.0, 0), (1.0, 1000), (-3.0, 0), (f64::NAN, 1000)] {
+        vitals.set_freshness(freshness);
+        assert_eq!(vitals.believed(1000), believed, "{freshness}");
+    }
+}

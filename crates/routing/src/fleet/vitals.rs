@@ -64,6 +64,8 @@ pub struct Vitals {
     health: AtomicU8,
     breaker: AtomicU8,
     trust: AtomicU8,
+    /// What is not believed any more, in 255ths.
+    faded: AtomicU8,
 }
 
 impl Vitals {
@@ -153,6 +155,22 @@ impl Vitals {
             2 => EventTrust::Partial,
             _ => EventTrust::Guessed,
         }
+    }
+
+    /// What is left of `blocks` that it is known to hold, when its event stream has been silent for long.
+    #[inline]
+    #[must_use]
+    pub fn believed(&self, blocks: u32) -> u32 {
+        match self.faded.load(Relaxed) {
+            0 => blocks,
+            faded => (u64::from(blocks) * u64::from(u8::MAX - faded) / u64::from(u8::MAX)) as u32,
+        }
+    }
+
+    /// How much of what is known of it is still believed, in `[0, 1]`.
+    pub fn set_freshness(&self, freshness: f64) {
+        let faded = (1.0 - freshness.clamp(0.0, 1.0)) * f64::from(u8::MAX);
+        self.faded.store(faded.round() as u8, Relaxed);
     }
 
     /// How long ago its event stream gave a sign of life; `None` if it never did.
