@@ -167,9 +167,12 @@ impl Feed {
         }
     }
 
-    /// A source is there, and has nothing to say.
+    /// A source is there, and has nothing to say. That counts only where it cannot be asked: a socket may
+    /// answer for an engine that publishes no more.
     pub fn alive(&mut self, now: Moment) {
-        self.hear(now);
+        if !self.can(|abilities| abilities.replay) {
+            self.hear(now);
+        }
     }
 
     /// A source cannot be reached any more.
@@ -374,6 +377,7 @@ impl Feed {
         Status {
             state: self.state(now),
             confidence: self.confidence(now),
+            freshness: self.freshness(now),
             epoch: self.epoch,
             last_sequence: self.next.checked_sub(1).filter(|_| self.numbered),
             lag: self.highest.map_or(0, |highest| (highest + 1).saturating_sub(self.next)),
@@ -400,10 +404,14 @@ impl Feed {
     /// Half while something may be wrong, less the longer nothing was heard, down to nothing. What is
     /// partly known is right as far as it goes.
     fn confidence(&self, now: Moment) -> f32 {
-        let Some(heard) = self.heard.filter(|_| !self.is_quarantined(now)) else { return 0.0 };
-        let fading = now.saturating_sub(heard).as_secs_f32() / self.rules.stale_after.as_secs_f32();
         let doubt = if self.is_unsure() { 0.5 } else { 1.0 };
-        doubt * (2.0 - fading).clamp(0.0, 1.0)
+        doubt * self.freshness(now)
+    }
+
+    fn freshness(&self, now: Moment) -> f32 {
+        let Some(heard) = self.heard.filter(|_| !self.is_quarantined(now)) else { return 0.0 };
+        let silence = now.saturating_sub(heard).as_secs_f32();
+        (2.0 - silence / self.rules.stale_after.as_secs_f32()).clamp(0.0, 1.0)
     }
 
     /// Takes note that something was heard. Questions that were asked into a silence are lost, and no

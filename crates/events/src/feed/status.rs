@@ -62,6 +62,8 @@ pub struct Status {
     pub state: State,
     /// How much of its cache score a pod should get: 1 when all is known, 0 when nothing is.
     pub confidence: f32,
+    /// The same but for doubts: less than 1 when nothing was heard for too long, down to 0.
+    pub freshness: f32,
     /// The engine's life, where it is known.
     pub epoch: Option<Epoch>,
     /// The last batch applied.

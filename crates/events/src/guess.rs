@@ -1,0 +1,198 @@
+//! What pods hold that say nothing of their caches: a guess from what they were sent.
+//!
+//! The router remembers for each such pod the blocks of the prompts it sent there, as many as the pod's cache has room
+//! for, and forgets as engines evict: what was used least lately goes first, and of one prompt its end. The guess is
+//! wrong where the engine evicts otherwise, is used by others too, or restarts; so it is never taken for knowledge: the
+//! pod's trust is "guessed", and its status says how full the guessed cache is.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use wornpath_blocks::BlockHash;
+use wornpath_index::{Content, EngineHash, Event, PodId, Stored, Tier, Writer};
+
+/// The guessed cache of one pod. Pure.
+#[derive(Debug)]
+pub struct History {
+    capacity: usize,
+    turn: u64,
+    places: HashMap<BlockHash, Place>,
+    order: BTreeMap<Place, BlockHash>,
+}
+
+/// When a block goes: least lately used first, and of one prompt the last block first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Place {
+    turn: u64,
+    depth: Reverse<u32>,
+}
+
+/// How a guessed cache changed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Change {
+    /// Blocks that came.
+    pub stored: Vec<BlockHash>,
+    /// Blocks that had to go.
+    pub evicted: Vec<BlockHash>,
+}
+
+impl History {
+    /// Of a cache with room for so many blocks.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self { capacity, turn: 0, places: HashMap::new(), order: BTreeMap::new() }
+    }
+
+    /// How many blocks the cache is guessed to hold.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether it is guessed to be empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// A prompt was sent to the pod. Of one that is longer than the cache, only the beginning stays.
+    pub fn sent(&mut self, chain: &[BlockHash]) -> Change {
+        self.turn += 1;
+        let mut change = Change::default();
+        for (depth, block) in (0..).zip(&chain[..chain.len().min(self.capacity)]) {
+            let place = Place { turn: self.turn, depth: Reverse(depth) };
+            match self.places.insert(*block, place) {
+                Some(before) => drop(self.order.remove(&before)),
+                None => change.stored.push(*block),
+            }
+            self.order.insert(place, *block);
+        }
+        while self.places.len() > self.capacity
+            && let Some((_, block)) = self.order.pop_first()
+        {
+            self.places.remove(&block);
+            change.evicted.push(block);
+        }
+        change
+    }
+}
+
+/// How a guess stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Guessed {
+    /// Blocks that the pod is guessed to hold.
+    pub blocks: usize,
+    /// Blocks that it has room for.
+    pub capacity: usize,
+}
+
+/// The guesses about all pods that say nothing.
+#[derive(Debug, Default)]
+pub struct Guesses(Mutex<HashMap<PodId, History>>);
+
+impl Guesses {
+    /// From now on a pod is guessed at, whose cache has room for so many blocks.
+    pub fn add(&self, pod: PodId, capacity: usize) {
+        self.pods().insert(pod, History::new(capacity));
+    }
+
+    /// A pod has gone.
+    pub fn remove(&self, pod: PodId) {
+        self.pods().remove(&pod);
+    }
+
+    /// How the guess about a pod stands, if there is one.
+    #[must_use]
+    pub fn status(&self, pod: PodId) -> Option<Guessed> {
+        let pods = self.pods();
+        let history = pods.get(&pod)?;
+        Some(Guessed { blocks: history.len(), capacity: history.capacity })
+    }
+
+    /// A prompt was sent to a pod; the index is told what that changes. Whether the pod is guessed at.
+    pub fn sent(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool {
+        let mut pods = self.pods();
+        let Some(history) = pods.get_mut(&pod) else { return false };
+        let change = history.sent(chain);
+        let names = |blocks: &[BlockHash]| blocks.iter().map(|one| EngineHash(one.0)).collect();
+        let (stored, evicted): (Vec<_>, Vec<_>) = (names(&change.stored), names(&change.evicted));
+        let tier = Tier::Gpu;
+        // Under the lock, so that the index hears of changes in their order. A pod that has left it is no
+        // matter.
+        let stored = Stored { tier, blocks: &stored, content: Content::Native, locations: &[] };
+        let removed = Event::Removed { tier, blocks: &evicted };
+        let _ = writer.apply(pod, None, &[Event::Stored(stored), removed]);
+        true
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<PodId, History>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use wornpath_index::{Answer, Index, Limits};
+
+    fn chain(family: u64, length: u64) -> Vec<BlockHash> {
+        (0..length).map(|at| BlockHash((family + 1) << 32 | at)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_guess_stays_within_its_room_and_has_no_holes(
+            capacity in 1..30_usize,
+            sent in prop::collection::vec((0..6_u64, 0..12_u64), 1..60),
+        ) {
+            let mut history = History::new(capacity);
+            let mut held = std::collections::HashSet::new();
+            for (family, length) in sent {
+                let chain = chain(family, length);
+                let change = history.sent(&chain);
+                held.extend(change.stored.iter().copied());
+                for gone in &change.evicted {
+                    prop_assert!(held.remove(gone), "what goes was there");
+                    prop_assert!(!chain[..chain.len().min(capacity)].contains(gone), "what is used stays");
+                }
+                prop_assert!(held.len() <= capacity && held.len() == history.len());
+                for block in &held {
+                    let before = BlockHash(block.0 - 1);
+                    prop_assert!(block.0 as u32 == 0 || held.contains(&before), "a hole before {block:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_used_least_lately_goes_first() {
+        let mut history = History::new(6);
+        history.sent(&chain(0, 3));
+        history.sent(&chain(1, 3));
+        assert_eq!(history.sent(&chain(0, 3)), Change::default(), "it is there, and used again");
+        assert_eq!(history.sent(&chain(2, 2)).evicted, [chain(1, 3)[2], chain(1, 3)[1]]);
+    }
+
+    #[test]
+    fn the_index_is_told_of_pods_that_are_guessed_at_and_of_no_others() {
+        let index = Index::new(Limits::default(), 1);
+        let (silent, other) = (index.add_pod().unwrap(), index.add_pod().unwrap());
+        let guesses = Guesses::default();
+        guesses.add(silent, 4);
+        let mut writer = index.writer();
+        assert!(!guesses.sent(&mut writer, other, &chain(0, 3)));
+        assert!(guesses.sent(&mut writer, silent, &chain(0, 3)));
+        assert!(guesses.sent(&mut writer, silent, &chain(1, 3)));
+        let depth = |family| {
+            let (mut answer, mut depths) = (Answer::default(), [0; 2]);
+            index.reader().lookup(&chain(family, 3), &mut answer);
+            answer.depths_into(&mut depths);
+            depths[silent.slot().position()]
+        };
+        assert_eq!((depth(0), depth(1)), (1, 3));
+        assert_eq!(guesses.status(silent), Some(Guessed { blocks: 4, capacity: 4 }));
+        guesses.remove(silent);
+        assert_eq!(guesses.status(silent), None);
+    }
+}
