@@ -6,9 +6,11 @@
 //! begins with it. A silent one is pinged.
 
 mod address;
+mod listed;
 mod replay;
 
 pub use address::{AddressError, ZmqAddress};
+pub use listed::ListedError;
 
 use crate::said::{Abilities, Ask, Heading, Said, Via};
 use crate::transport::{Heard, PodName, Transport};
@@ -40,6 +42,14 @@ pub struct ZeroMq {
     ping_at: Instant,
     /// Why the last connection could not be made or was lost.
     last_error: Option<String>,
+    originals: Originals,
+}
+
+/// What becomes of messages once they are decoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Originals {
+    Dropped,
+    Kept,
 }
 
 impl ZeroMq {
@@ -56,7 +66,14 @@ impl ZeroMq {
             pause: FIRST_PAUSE,
             ping_at: Instant::now(),
             last_error: None,
+            originals: Originals::Dropped,
         }
+    }
+
+    /// The same, for a relay: batches keep their message as it came.
+    #[must_use]
+    pub fn with_originals(self) -> Self {
+        Self { originals: Originals::Kept, ..self }
     }
 
     /// Why the engine could not be reached last time.
@@ -117,11 +134,11 @@ impl ZeroMq {
             frames = live.receive() => match frames {
                 Ok(frames) => {
                     self.ping_at = Instant::now() + PING_AFTER;
-                    read(&frames, Via::Live)
+                    read(&frames, Via::Live, self.originals)
                 }
                 Err(error) => Some(self.lost(&error)),
             },
-            frames = replay => read(&frames, Via::Replay),
+            frames = replay => read(&frames, Via::Replay, self.originals),
             () = sleep_until(self.ping_at) => {
                 self.ping_at = Instant::now() + PING_AFTER;
                 match live.ping().await {
@@ -158,7 +175,7 @@ impl Transport for ZeroMq {
 }
 
 /// What a message says. Live streams do not end as replays do.
-fn read(frames: &[Bytes], via: Via) -> Option<Said> {
+fn read(frames: &[Bytes], via: Via, originals: Originals) -> Option<Said> {
     let malformed = |sequence, error: wire::DecodeError| {
         Some(Said::Malformed { sequence, reason: error.to_string() })
     };
@@ -169,6 +186,9 @@ fn read(frames: &[Bytes], via: Via) -> Option<Said> {
             let mut batch = Box::<Batch>::default();
             if let Err(error) = wire::decode(payload, &Limits::default(), &mut batch) {
                 return malformed(Some(sequence), error);
+            }
+            if originals == Originals::Kept {
+                batch.original = Some(Bytes::copy_from_slice(payload));
             }
             let fingerprint = Some(xxh3_64(payload));
             let heading = Heading { epoch: None, sequence: Some(sequence), fingerprint };

@@ -115,8 +115,14 @@ impl Ordered {
 
     fn take(&mut self, heading: Heading, batch: &Batch, now: Moment) {
         let Some(sequence) = heading.sequence else { return };
-        let mut payload = Vec::new();
-        encode(batch, DIALECT, &mut payload);
+        let payload = match &batch.original {
+            Some(original) => original.to_vec(),
+            None => {
+                let mut written = Vec::new();
+                encode(batch, DIALECT, &mut written);
+                written
+            }
+        };
         let outcome = if sequence < self.next {
             Applied::Before
         } else if sequence > self.next {
@@ -171,5 +177,29 @@ impl Ordered {
                 self.feed.caught_up(caught_up, now);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::said::Via;
+    use crate::wire::{Limits, decode};
+    use bytes::Bytes;
+
+    #[test]
+    fn what_this_version_does_not_know_is_passed_on_as_it_came() {
+        // A later engine's batch: an event of an unknown type, and an unknown field at the end.
+        let mut message = vec![0x94, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91, 0x81];
+        message.extend(b"\xa4type\xabBlockWarmed\xc0\xa3new");
+        let mut batch = Box::<Batch>::default();
+        decode(&message, &Limits::default(), &mut batch).unwrap();
+        assert_eq!((batch.len(), batch.unknown_events), (0, 1));
+        batch.original = Some(Bytes::from(message.clone()));
+        let mut ordered = Ordered::new(Abilities::default(), Epoch(1));
+        let heading = Heading { sequence: Some(0), ..Heading::default() };
+        ordered.hear(Said::Connected, Moment::ZERO);
+        ordered.hear(Said::Batch { heading, via: Via::Live, batch }, Moment::ZERO);
+        assert_eq!(ordered.due(), Some((Epoch(1), 0, &message[..])));
     }
 }

@@ -4,6 +4,7 @@
 //! them: decoding a stream allocates nothing once the buffers have grown to its usual size.
 
 use super::extra::{ExtraKeys, ExtraKeysBuffer, Span};
+use bytes::Bytes;
 use wornpath_index::{EngineHash, Tier};
 
 /// Buffers that grew beyond this many items for one huge message shrink back before the next.
@@ -105,6 +106,8 @@ pub struct Batch {
     pub dp_rank: Option<u32>,
     /// Events of a type that this version does not know. They were passed over.
     pub unknown_events: usize,
+    /// The message as it came, where it is to be passed on: with what this version does not know.
+    pub original: Option<Bytes>,
     pub(super) slots: Vec<Slot>,
     pub(super) hashes: Vec<EngineHash>,
     pub(super) tokens: Vec<u32>,
@@ -141,6 +144,7 @@ impl Batch {
         self.sent_at = 0.0;
         self.dp_rank = None;
         self.unknown_events = 0;
+        self.original = None;
         self.slots.clear();
         self.hashes.clear();
         self.tokens.clear();
