@@ -4,11 +4,15 @@
 //! router reads everything with a cursor of its own, so any number of them share a stream. What a broker
 //! still has is its ability to replay; what it trimmed is a gap like any other.
 
+#[cfg(feature = "kafka")]
+mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
 #[cfg(feature = "redis")]
 mod redis;
 
+#[cfg(feature = "kafka")]
+pub use kafka::{Kafka, KafkaSink};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsSink};
 #[cfg(feature = "redis")]

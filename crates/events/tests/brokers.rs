@@ -1,7 +1,7 @@
 //! The way of events over real brokers: engine, relay, broker, router. A broker may be away at the start, be
 //! killed and be wiped; once it is back, the router's index is what the engine holds.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
-#![cfg(any(feature = "redis", feature = "nats"))]
+#![cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
 
 #[path = "chaos/engine.rs"]
 #[allow(dead_code, reason = "faults are not simulated here")]
@@ -206,4 +206,18 @@ async fn events_come_over_nats_whatever_becomes_of_it() {
     use wornpath_events::{Nats, NatsSink};
     let Some(server) = Server::nats() else { return };
     follow(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn events_come_over_kafka_whatever_becomes_of_it() {
+    use wornpath_events::{Kafka, KafkaSink};
+    let Some(server) = Server::kafka() else { return };
+    let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
+    follow(
+        server,
+        |url| Kafka::new(&brokers(url), "kv", &[POD.into()]),
+        |url| KafkaSink::new(&brokers(url), "kv"),
+    )
+    .await;
 }

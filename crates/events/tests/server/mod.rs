@@ -1,14 +1,19 @@
 //! Real brokers as processes that can be started, killed, wiped and paused.
 
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 pub(crate) struct Server {
     program: &'static str,
     scheme: &'static str,
     arguments: fn(port: &str, folder: &str) -> Vec<String>,
     port: u16,
+    /// Where it really listens, if it chooses that itself and says so.
+    chosen: Option<Arc<AtomicU16>>,
     folder: PathBuf,
     child: Option<Child>,
 }
@@ -34,6 +39,28 @@ impl Server {
         Self::new("nats-server", "nats", arguments)
     }
 
+    /// Chooses another port at each start, so clients are led to it from the one they know.
+    #[cfg(feature = "kafka")]
+    pub(crate) fn kafka() -> Option<Self> {
+        let probe = Command::new("python3").args(["-c", "import confluent_kafka"]).status();
+        let here = probe.is_ok_and(|status| status.success());
+        let required = std::env::var("WORNPATH_PEERS").is_ok_and(|value| value == "required");
+        assert!(here || !required, "python3 with confluent-kafka is missing");
+        if !here {
+            eprintln!("SKIPPED: python3 with confluent-kafka is missing");
+            return None;
+        }
+        const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/server/kafka.py");
+        let mut server =
+            Self::new("python3", "kafka", |_, _| vec![SCRIPT.to_owned(), "kv".to_owned()])?;
+        let chosen = Arc::<AtomicU16>::default();
+        let known = TcpListener::bind(("127.0.0.1", server.port)).unwrap();
+        let target = Arc::clone(&chosen);
+        let _door = std::thread::Builder::new().spawn(move || lead(&known, &target)).unwrap();
+        server.chosen = Some(chosen);
+        Some(server)
+    }
+
     /// Nothing, said aloud, where the program is not installed; a failure with `WORNPATH_PEERS=required`.
     fn new(
         program: &'static str,
@@ -49,7 +76,7 @@ impl Server {
         }
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let folder = std::env::temp_dir().join(format!("wornpath-{program}-{port}"));
-        Some(Self { program, scheme, arguments, port, folder, child: None })
+        Some(Self { program, scheme, arguments, port, chosen: None, folder, child: None })
     }
 
     pub(crate) fn url(&self) -> String {
@@ -61,6 +88,14 @@ impl Server {
         let arguments = (self.arguments)(&self.port.to_string(), self.folder.to_str().unwrap());
         let mut command = Command::new(self.program);
         command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+        if let Some(chosen) = &self.chosen {
+            let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            chosen.store(line.trim().parse().unwrap(), Relaxed);
+            self.child = Some(child);
+            return;
+        }
         self.child = Some(command.spawn().unwrap());
     }
 
@@ -93,5 +128,28 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Leads every connection on to wherever the server is now; for as long as the process lives.
+#[cfg(feature = "kafka")]
+fn lead(known: &TcpListener, target: &AtomicU16) {
+    use std::io::copy;
+    use std::net::TcpStream;
+    for client in known.incoming() {
+        let Ok(client) = client else { continue };
+        let Ok(server) = TcpStream::connect(("127.0.0.1", target.load(Relaxed))) else { continue };
+        let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        let there = move || {
+            let _ = copy(&mut from, &mut to);
+            let _ = to.shutdown(std::net::Shutdown::Both);
+        };
+        let (mut from, mut to) = (server, client);
+        let back = move || {
+            let _ = copy(&mut from, &mut to);
+            let _ = to.shutdown(std::net::Shutdown::Both);
+        };
+        let _threads =
+            [std::thread::Builder::new().spawn(there), std::thread::Builder::new().spawn(back)];
     }
 }

@@ -1,0 +1,400 @@
+//! Events in Kafka: one topic, a pod's records in one of its partitions, a record's value an envelope.
+//!
+//! A pod's partition follows from its name, so its batches stay in order. Each router reads every partition that
+//! has a pod of its own, from a cursor of its own, without consumer groups: all routers need all events. How long
+//! a broker keeps records is the topic's own setting; what it dropped is a gap like any other.
+
+use super::{Backoff, Marks, read};
+use crate::relay::{Sink, SinkError};
+use crate::said::{Abilities, Ask, Said, Via};
+use crate::transport::{Heard, PodName, Transport};
+use crate::wire::Envelope;
+use rskafka::BackoffConfig;
+use rskafka::chrono::{DateTime, Utc};
+use rskafka::client::error::{Error as KafkaError, ProtocolError};
+use rskafka::client::partition::{Compression, OffsetAt, PartitionClient, UnknownTopicHandling};
+use rskafka::client::{Client, ClientBuilder};
+use rskafka::record::{Record, RecordAndOffset};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use xxhash_rust::xxh3::xxh3_64;
+
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// How long a broker holds a fetch that finds nothing.
+const HOLD: Duration = Duration::from_millis(250);
+const AT_ONCE: std::ops::Range<i32> = 1..4 << 20;
+/// Partitions of a topic that a relay makes.
+const PARTITIONS: i32 = 8;
+/// Fetches that wait to be taken in.
+const MOST_FETCHED: usize = 16;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Reads the partitions of some pods.
+pub struct Kafka {
+    name: String,
+    place: Place,
+    pods: Vec<Source>,
+    /// The next record of each partition; unknown before the first connection.
+    cursors: BTreeMap<i32, i64>,
+    link: Option<Link>,
+    backoff: Backoff,
+    heard: VecDeque<Heard>,
+    replays: VecDeque<Replaying>,
+}
+
+struct Source {
+    pod: PodName,
+    marks: Marks<i64>,
+}
+
+/// Where the brokers are, and what the topic is called.
+#[derive(Clone)]
+struct Place {
+    brokers: Vec<String>,
+    topic: String,
+}
+
+struct Link {
+    partitions: Vec<Arc<PartitionClient>>,
+    fetched: mpsc::Receiver<Result<(i32, Vec<RecordAndOffset>), Failure>>,
+    /// Ends with the link.
+    _readers: JoinSet<()>,
+}
+
+/// A replay that is being read, piece by piece.
+struct Replaying {
+    source: usize,
+    /// The number asked from.
+    from: u64,
+    next: Option<i64>,
+}
+
+impl Kafka {
+    /// For pods whose events are in `topic` at `host:port` addresses, with commas between them.
+    #[must_use]
+    pub fn new(brokers: &str, topic: &str, pods: &[PodName]) -> Self {
+        let source = |pod: &PodName| Source { pod: Arc::clone(pod), marks: Marks::default() };
+        Self {
+            name: format!("kafka://{brokers}/{topic}"),
+            place: Place::new(brokers, topic),
+            pods: pods.iter().map(source).collect(),
+            cursors: BTreeMap::new(),
+            link: None,
+            backoff: Backoff::new(),
+            heard: VecDeque::new(),
+            replays: VecDeque::new(),
+        }
+    }
+
+    /// Makes progress: connects, or takes a piece in.
+    async fn step(&mut self) -> Result<(), Failure> {
+        if self.link.is_none() {
+            self.backoff.wait().await;
+            self.link = Some(self.connect().await?);
+            self.backoff.succeeded();
+            let connected = |source: &Source| Heard::Of(Arc::clone(&source.pod), Said::Connected);
+            self.heard.extend(self.pods.iter().map(connected));
+            return Ok(());
+        }
+        if !self.replays.is_empty() {
+            return self.replay().await;
+        }
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let fetched = link.fetched.recv().await.ok_or("all readers have ended")?;
+        let (partition, records) = fetched?;
+        for record in records {
+            self.cursors.insert(partition, record.offset + 1);
+            if let Some(source) = self.of(&record) {
+                let said = read(&source.pod, value(&record), Via::Live);
+                source.marks.note(&said, record.offset);
+                let heard = Heard::Of(Arc::clone(&source.pod), said);
+                self.heard.push_back(heard);
+            }
+        }
+        Ok(())
+    }
+
+    async fn connect(&mut self) -> Result<Link, Failure> {
+        let partitions = self.place.partitions(&self.place.client().await?).await?;
+        let (sender, fetched) = mpsc::channel(MOST_FETCHED);
+        let mut readers = JoinSet::new();
+        let count = partitions.len();
+        let wanted: BTreeSet<_> =
+            self.pods.iter().map(|source| partition_of(&source.pod, count)).collect();
+        for partition in wanted {
+            let client = Arc::clone(&partitions[partition]);
+            let number = client.partition();
+            let cursor = match self.cursors.get(&number) {
+                Some(cursor) => *cursor,
+                None => in_time(client.get_offset(OffsetAt::Latest)).await?,
+            };
+            self.cursors.insert(number, cursor);
+            readers.spawn(follow(client, cursor, sender.clone()));
+        }
+        Ok(Link { partitions, fetched, _readers: readers })
+    }
+
+    /// Whose record it is, if it is one of ours.
+    fn of(&mut self, record: &RecordAndOffset) -> Option<&mut Source> {
+        let key = record.record.key.as_deref()?;
+        self.pods.iter_mut().find(|source| source.pod.as_bytes() == key)
+    }
+
+    async fn replay(&mut self) -> Result<(), Failure> {
+        let (Some(link), Some(replaying)) = (&self.link, self.replays.front_mut()) else {
+            return Ok(());
+        };
+        let source = &self.pods[replaying.source];
+        let client = &link.partitions[partition_of(&source.pod, link.partitions.len())];
+        let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
+        let next = replaying.next.map_or(earliest, |next| next.max(earliest));
+        // Whoever was wiped has fewer records than it had.
+        let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
+        let next = if next > latest { earliest } else { next };
+        let mut records = Vec::new();
+        if next < latest {
+            records = in_time(client.fetch_records(next, AT_ONCE, 1)).await?.0;
+        }
+        for record in &records {
+            if record.record.key.as_deref() != Some(source.pod.as_bytes()) {
+                continue;
+            }
+            let said = read(&source.pod, value(record), Via::Replay);
+            let wanted = match &said {
+                Said::Batch { heading, .. } => heading.sequence >= Some(replaying.from),
+                _ => true,
+            };
+            if wanted {
+                self.heard.push_back(Heard::Of(Arc::clone(&source.pod), said));
+            }
+        }
+        let read_to = records.last().map_or(next, |record| record.offset + 1);
+        replaying.next = Some(read_to);
+        if read_to >= latest {
+            self.heard.push_back(Heard::Of(Arc::clone(&source.pod), Said::ReplayEnd));
+            self.replays.pop_front();
+        }
+        Ok(())
+    }
+}
+
+/// Reads a partition on and on; ends when nobody listens or a fetch fails.
+async fn follow(
+    client: Arc<PartitionClient>,
+    mut cursor: i64,
+    to: mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), Failure>>,
+) {
+    loop {
+        let fetched =
+            timeout(ANSWER_WITHIN, client.fetch_records(cursor, AT_ONCE, HOLD.as_millis() as i32));
+        let news = match fetched.await {
+            Err(_) => Err("a fetch took too long".into()),
+            Ok(Ok((records, _))) => Ok(records),
+            Ok(Err(error)) if is_out_of_range(&error) => {
+                match in_time(client.get_offset(OffsetAt::Earliest)).await {
+                    Ok(earliest) => {
+                        cursor = earliest;
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Ok(Err(error)) => Err(error.into()),
+        };
+        let is_over = news.is_err();
+        if let Ok(records) = &news {
+            cursor = records.last().map_or(cursor, |record| record.offset + 1);
+            if records.is_empty() {
+                continue;
+            }
+        }
+        let news = news.map(|records| (client.partition(), records));
+        if to.send(news).await.is_err() || is_over {
+            return;
+        }
+    }
+}
+
+impl Transport for Kafka {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { replay: true, snapshot: false }
+    }
+
+    async fn next(&mut self) -> Heard {
+        loop {
+            if let Some(heard) = self.heard.pop_front() {
+                return heard;
+            }
+            if self.step().await.is_err() {
+                self.backoff.failed();
+                self.replays.clear();
+                if self.link.take().is_some() {
+                    return Heard::OfAll(Said::Disconnected);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, pod: &PodName, ask: Ask) {
+        let Ask::Replay { from } = ask else { return };
+        let Some(source) = self.pods.iter().position(|source| source.pod == *pod) else { return };
+        let next = self.pods[source].marks.before(from);
+        self.replays.retain(|replaying| replaying.source != source);
+        self.replays.push_back(Replaying { source, from, next });
+    }
+}
+
+/// Publishes into a topic.
+pub struct KafkaSink {
+    place: Place,
+    partitions: Option<Vec<Arc<PartitionClient>>>,
+}
+
+impl KafkaSink {
+    /// For `topic` at `host:port` addresses, with commas between them. A topic that is not there is made.
+    #[must_use]
+    pub fn new(brokers: &str, topic: &str) -> Self {
+        Self { place: Place::new(brokers, topic), partitions: None }
+    }
+
+    async fn partition(&mut self, pod: &str) -> Result<&PartitionClient, Failure> {
+        let partitions = match &mut self.partitions {
+            Some(partitions) => partitions,
+            none => none.insert(self.place.made().await?),
+        };
+        Ok(&partitions[partition_of(pod, partitions.len())])
+    }
+
+    /// The last record of a pod: read backwards in growing pieces, since pods share partitions.
+    async fn find_last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, Failure> {
+        self.partitions = None;
+        let client = self.partition(pod).await?;
+        let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
+        let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
+        let mut back = 64;
+        loop {
+            let start = (latest - back).max(earliest);
+            let (mut next, mut last) = (start, None);
+            while next < latest {
+                let (records, _) = in_time(client.fetch_records(next, AT_ONCE, 1)).await?;
+                let Some(end) = records.last().map(|record| record.offset + 1) else { break };
+                let own =
+                    |one: &&RecordAndOffset| one.record.key.as_deref() == Some(pod.as_bytes());
+                last = records.iter().rfind(own).map(|one| value(one).to_vec()).or(last);
+                next = end;
+            }
+            if last.is_some() || start <= earliest {
+                return Ok(last);
+            }
+            back *= 8;
+        }
+    }
+
+    async fn append(&mut self, envelope: &Envelope<'_>) -> Result<(), Failure> {
+        let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
+        envelope.write(&mut entry);
+        let record = Record {
+            key: Some(envelope.pod.as_bytes().to_vec()),
+            value: Some(entry),
+            headers: BTreeMap::new(),
+            timestamp: now(),
+        };
+        let client = self.partition(envelope.pod).await?;
+        in_time(client.produce(vec![record], Compression::NoCompression)).await?;
+        Ok(())
+    }
+}
+
+impl Sink for KafkaSink {
+    async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
+        self.find_last(pod).await.map_err(|error| SinkError(error.to_string()))
+    }
+
+    async fn publish(&mut self, envelope: &Envelope<'_>) -> Result<(), SinkError> {
+        self.append(envelope).await.map_err(|error| SinkError(error.to_string()))
+    }
+}
+
+impl Place {
+    fn new(brokers: &str, topic: &str) -> Self {
+        let brokers = brokers.split(',').map(str::to_owned).collect();
+        Self { brokers, topic: topic.to_owned() }
+    }
+
+    async fn client(&self) -> Result<Client, Failure> {
+        // Who fails is tried again from the start, since the brokers may be others by then.
+        let patience = BackoffConfig {
+            init_backoff: Duration::from_millis(50),
+            max_backoff: Duration::from_millis(500),
+            deadline: Some(ANSWER_WITHIN),
+            ..BackoffConfig::default()
+        };
+        let builder = ClientBuilder::new(self.brokers.clone()).backoff_config(patience);
+        in_time(builder.build()).await
+    }
+
+    /// The topic's partitions, in order.
+    async fn partitions(&self, client: &Client) -> Result<Vec<Arc<PartitionClient>>, Failure> {
+        let topics = in_time(client.list_topics()).await?;
+        let topic = topics.into_iter().find(|topic| topic.name == self.topic);
+        let numbers = topic.map(|topic| topic.partitions).unwrap_or_default();
+        if numbers.is_empty() {
+            return Err(format!("there is no topic `{}`; does a relay fill it?", self.topic).into());
+        }
+        let mut partitions = Vec::new();
+        for number in numbers {
+            let handling = UnknownTopicHandling::Error;
+            let opened = client.partition_client(self.topic.clone(), number, handling);
+            partitions.push(Arc::new(in_time(opened).await?));
+        }
+        Ok(partitions)
+    }
+
+    /// The same, after making the topic if it is not there.
+    async fn made(&self) -> Result<Vec<Arc<PartitionClient>>, Failure> {
+        let client = self.client().await?;
+        if let Ok(partitions) = self.partitions(&client).await {
+            return Ok(partitions);
+        }
+        let controller = client.controller_client()?;
+        let answer_within = ANSWER_WITHIN.as_millis() as i32;
+        // Another relay may be quicker; then it is there.
+        let _ = in_time(controller.create_topic(&self.topic, PARTITIONS, 1, answer_within)).await;
+        self.partitions(&client).await
+    }
+}
+
+/// Relays and routers must agree on it.
+fn partition_of(pod: &str, partitions: usize) -> usize {
+    (xxh3_64(pod.as_bytes()) % partitions.max(1) as u64) as usize
+}
+
+/// The envelope in a record; a record without one is malformed as any other bytes are.
+fn value(record: &RecordAndOffset) -> &[u8] {
+    record.record.value.as_deref().unwrap_or_default()
+}
+
+fn is_out_of_range(error: &KafkaError) -> bool {
+    let KafkaError::ServerError { protocol_error, .. } = error else { return false };
+    *protocol_error == ProtocolError::OffsetOutOfRange
+}
+
+async fn in_time<T>(answer: impl Future<Output = Result<T, KafkaError>>) -> Result<T, Failure> {
+    Ok(timeout(ANSWER_WITHIN, answer).await??)
+}
+
+/// Brokers drop records by their age.
+#[allow(clippy::disallowed_methods, reason = "nothing is decided by it here")]
+fn now() -> DateTime<Utc> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    DateTime::from_timestamp_millis(since.as_millis() as i64).unwrap_or_default()
+}
