@@ -5,14 +5,15 @@
 //! missing, a [`Feed`] decides for each pod, without I/O too; a [`Pod`] carries that out on the index.
 //!
 //! Whatever carries events implements [`Transport`]: [`ZeroMq`] straight from engines, [`Push`] over HTTP,
-//! Redis Streams and NATS JetStream behind the features of their names. [`consume`] brings a transport and
+//! Redis Streams, NATS JetStream and Kafka behind the features of their names. [`consume`] brings a transport and
 //! the [`Pods`] together, [`relay`] a transport and a broker.
 #![forbid(unsafe_code)]
 
-#[cfg(any(feature = "redis", feature = "nats"))]
+#[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
 mod broker;
 mod consume;
 mod feed;
+mod guess;
 mod pod;
 mod pods;
 mod push;
@@ -24,17 +25,22 @@ pub mod wire;
 mod zeromq;
 pub mod zmtp;
 
+#[cfg(feature = "kafka")]
+pub use broker::{Kafka, KafkaSink};
 #[cfg(feature = "nats")]
 pub use broker::{Nats, NatsSink};
 #[cfg(feature = "redis")]
 pub use broker::{RedisSink, RedisStreams};
 pub use consume::{Clock, consume, keep_time, supervise};
 pub use feed::{Admission, Feed, FeedCounters, Rebuild, Rules, SourceId, State, Status, Step};
+pub use guess::{Change, Guessed, Guesses, History};
 pub use pod::{Pod, Serving};
 pub use pods::{Attached, PodStatus, Pods};
-pub use push::{Access, AccessError, Push, PushError, PushService, Pushed};
+#[cfg(feature = "grpc")]
+pub use push::message as grpc;
+pub use push::{Access, AccessError, Guests, Push, PushError, PushService, Pushed, TokenDigest};
 pub use relay::{Sink, SinkError, relay};
 pub use said::{Abilities, Ask, EngineDigest, Epoch, Heading, Said, Via};
 pub use translate::{Names, TranslateError, Translated, Translator};
 pub use transport::{Heard, PodName, Transport};
-pub use zeromq::{AddressError, ZeroMq, ZmqAddress};
+pub use zeromq::{AddressError, ListedError, ZeroMq, ZmqAddress};

@@ -16,14 +16,21 @@
 //! | `/internal/eviction` | `worker_id`, `evicted_hashes` | as `/events/evicted` |
 //! | `/internal/sync` | `worker_id`, `active_hashes` | as `/events/sync` |
 //!
+//! With the feature `grpc` the same port also takes streams of reports that mean the same, as
+//! `proto/events.proto` says; the wish for a full state travels back over the stream at once.
+//!
 //! Hashes are numbers or hexadecimal strings. With `sequence`, numbered from zero and without a gap, stores
 //! and evictions are counted; without it, a block is there or not.
 
 mod access;
+#[cfg(feature = "grpc")]
+pub mod message;
 mod request;
 mod service;
+#[cfg(feature = "grpc")]
+mod streams;
 
-pub use access::{Access, AccessError};
+pub use access::{Access, AccessError, Guests, TokenDigest};
 pub use request::{PushError, Pushed};
 pub use service::PushService;
 
@@ -31,43 +38,80 @@ use crate::said::{Abilities, Ask, Said};
 use crate::transport::{Heard, PodName, Transport};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
-/// Requests that wait to be applied; when there are more, sidecars are told to wait.
+/// Requests that wait to be applied, and items (hashes and tokens) in them; when there are more, sidecars are
+/// told to wait.
 const MOST_WAITING: usize = 1024;
+const MOST_WAITING_ITEMS: usize = 16 << 20;
 
 /// The receiving end: what sidecars post comes out of it as events.
 pub struct Push {
-    requests: mpsc::Receiver<(PodName, Vec<Said>)>,
+    requests: mpsc::Receiver<Waiting>,
     /// What one request said, in order.
     said: std::vec::IntoIter<(PodName, Said)>,
     wanted: Arc<Wanted>,
 }
 
+/// What one request said, on its way to the index.
+struct Waiting {
+    pod: PodName,
+    said: Vec<Said>,
+    /// Its room among the items that wait; free again when it is taken in.
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// How many items some sayings have, for the room they take.
+fn items(said: &[Said]) -> u32 {
+    let one = |said: &Said| match said {
+        Said::Batch { batch, .. } | Said::Snapshot { batch, .. } => batch.items(),
+        _ => 0,
+    };
+    u32::try_from(said.iter().map(one).sum::<usize>().min(MOST_WAITING_ITEMS)).unwrap_or(u32::MAX)
+}
+
 /// Pods whose full state is wanted.
-#[derive(Default)]
-struct Wanted(Mutex<BTreeSet<PodName>>);
+struct Wanted {
+    pods: Mutex<BTreeSet<PodName>>,
+    changed: watch::Sender<()>,
+}
 
 impl Wanted {
     fn pods(&self) -> MutexGuard<'_, BTreeSet<PodName>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn want(&self, pod: &PodName) {
+        self.pods().insert(Arc::clone(pod));
+        self.changed.send_replace(());
+    }
+
+    /// Whether a pod's state is wanted; whoever asks will tell the pod.
+    fn take(&self, pod: &str) -> bool {
+        self.pods().remove(pod)
+    }
+
+    #[cfg(feature = "grpc")]
+    fn changed(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 }
 
 impl Push {
-    /// A transport, and the service that fills it. `knows` says whether a pod is one of the fleet's.
+    /// A transport, and the service that fills it with what is said of `guests`.
     #[must_use]
-    pub fn new(knows: impl Fn(&str) -> bool + Send + Sync + 'static) -> (Self, PushService) {
+    pub fn new(guests: Arc<Guests>) -> (Self, PushService) {
         let (sender, requests) = mpsc::channel(MOST_WAITING);
-        let wanted = Arc::<Wanted>::default();
-        let service = PushService::new(sender, Arc::clone(&wanted), Box::new(knows));
+        let wanted = Wanted { pods: Mutex::default(), changed: watch::Sender::new(()) };
+        let wanted = Arc::new(wanted);
+        let service = PushService::new(sender, Arc::clone(&wanted), guests);
         (Self { requests, said: Vec::new().into_iter(), wanted }, service)
     }
 }
 
 impl Transport for Push {
     fn name(&self) -> &str {
-        "http push"
+        "push"
     }
 
     fn abilities(&self) -> Abilities {
@@ -79,7 +123,7 @@ impl Transport for Push {
             if let Some((pod, said)) = self.said.next() {
                 return Heard::Of(pod, said);
             }
-            let Some((pod, said)) = self.requests.recv().await else {
+            let Some(Waiting { pod, said, .. }) = self.requests.recv().await else {
                 return std::future::pending().await;
             };
             let named = said.into_iter().map(|said| (Arc::clone(&pod), said));
@@ -89,7 +133,7 @@ impl Transport for Push {
 
     fn ask(&mut self, pod: &PodName, ask: Ask) {
         if ask == Ask::Snapshot {
-            self.wanted.pods().insert(Arc::clone(pod));
+            self.wanted.want(pod);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Pushed events, from real HTTP requests to the index.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
+use sha2::{Digest, Sha256};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
-    Access, Clock, Names, Pods, Push, Rules, Serving, State, consume, keep_time,
+    Access, Clock, Guests, Names, Pods, Push, Rules, Serving, State, consume, keep_time,
 };
 use wornpath_index::{Index, Limits, PodId};
 
@@ -27,7 +28,10 @@ async fn router(token: Option<&str>, names: Names) -> Router {
     let serving = Serving { key: HashKey::DEFAULT, model: "any".to_owned(), block_size, names };
     let id = pods.add(&"pod".into(), serving).unwrap();
     let clock = Clock::start();
-    let (push, service) = Push::new(|name| name == "pod");
+    let guests = Arc::<Guests>::default();
+    let own = Sha256::digest("own").into();
+    guests.are([("pod".into(), None), ("careful".into(), Some(own))].into());
+    let (push, service) = Push::new(guests);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let access = Access::new(address, token).unwrap();
@@ -135,6 +139,15 @@ async fn whoever_is_wrong_is_told_why() {
     let (status, body) = router.post("/events/bye", token, r#"{"pod": "other"}"#).await;
     assert_eq!(status, "HTTP/1.1 404 Not Found");
     assert!(body.contains("pod `other`: found no such pod in the fleet"), "{body}");
+    let careful = r#"{"pod": "careful"}"#;
+    let (status, body) = router.post("/events/bye", token, careful).await;
+    assert_eq!(status, "HTTP/1.1 403 Forbidden");
+    assert!(body.contains("pod `careful`: another token is expected"), "{body}");
+    let own = "authorization: Bearer own\r\n";
+    let (status, _) = router.post("/events/bye", own, careful).await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    let (status, _) = router.post("/events/bye", own, r#"{"pod": "pod"}"#).await;
+    assert_eq!(status, "HTTP/1.1 403 Forbidden");
     let (status, body) = router.post("/events/stored", token, r#"{"pod": 7}"#).await;
     assert_eq!(status, "HTTP/1.1 400 Bad Request");
     assert!(body.contains("expected a string at line 1 column 9"), "{body}");

@@ -1,7 +1,48 @@
-//! Who may push: on the loopback anybody, elsewhere who knows the token.
+//! Who may push: on the loopback anybody, elsewhere who knows the token. A pod with a token of its own is
+//! spoken for by those alone who know that one, so that no sidecar can lie about another's pod.
 
+use crate::transport::PodName;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::{PoisonError, RwLock};
+
+/// A token, known by its SHA-256 only.
+pub type TokenDigest = [u8; 32];
+
+/// The pods that may be spoken of, each with its own token's digest if it has one.
+#[derive(Debug, Default)]
+pub struct Guests(RwLock<BTreeMap<PodName, Option<TokenDigest>>>);
+
+impl Guests {
+    /// From now on these and no others.
+    pub fn are(&self, pods: BTreeMap<PodName, Option<TokenDigest>>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = pods;
+    }
+
+    pub(super) fn knows(&self, pod: &str) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(pod)
+    }
+
+    fn token(&self, pod: &str) -> Option<TokenDigest> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(pod).copied().flatten()
+    }
+
+    /// Whether some pod's own token is this one.
+    pub(super) fn has_token(&self, authorization: Option<&[u8]>) -> bool {
+        let pods = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        // All are compared, so that the time says nothing of which one it is.
+        pods.values().flatten().fold(false, |found, token| found | is_token(*token, authorization))
+    }
+}
+
+/// Whether a header brings this token. How long that takes says nothing about the token.
+fn is_token(expected: TokenDigest, authorization: Option<&[u8]>) -> bool {
+    let token = authorization.and_then(|value| value.strip_prefix(b"Bearer "));
+    let Some(token) = token else { return false };
+    let found: TokenDigest = Sha256::digest(token).into();
+    found.iter().zip(expected).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
 
 /// Who may push events. The token is kept as its digest.
 #[derive(Clone)]
@@ -38,14 +79,22 @@ impl Access {
         Ok(Self(digest))
     }
 
-    /// Whether a request with this `Authorization` header may pass. How long that takes says nothing about
-    /// the token.
+    /// Whether a request with this `Authorization` header may pass at all.
     pub(super) fn admits(&self, authorization: Option<&[u8]>) -> bool {
-        let Some(expected) = self.0 else { return true };
-        let token = authorization.and_then(|value| value.strip_prefix(b"Bearer "));
-        let Some(token) = token else { return false };
-        let found: [u8; 32] = Sha256::digest(token).into();
-        found.iter().zip(expected).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+        self.0.is_none_or(|expected| is_token(expected, authorization))
+    }
+
+    /// Whether it may speak of this pod.
+    pub(super) fn admits_to(
+        &self,
+        guests: &Guests,
+        pod: &str,
+        authorization: Option<&[u8]>,
+    ) -> bool {
+        match guests.token(pod) {
+            Some(own) => is_token(own, authorization),
+            None => self.admits(authorization),
+        }
     }
 }
 
@@ -64,5 +113,18 @@ mod tests {
         for wrong in [None, Some(&b"Bearer secre"[..]), Some(b"secret"), Some(b"Bearer ")] {
             assert!(!access.admits(wrong));
         }
+    }
+
+    #[test]
+    fn a_pod_with_a_token_of_its_own_is_spoken_for_by_nobody_else() {
+        let access = Access::new("127.0.0.1:1".parse().unwrap(), Some("all")).unwrap();
+        let guests = Guests::default();
+        let digest = |token: &str| Some(Sha256::digest(token).into());
+        guests.are([("a".into(), digest("own")), ("b".into(), None)].into());
+        let (own, all) = (Some(&b"Bearer own"[..]), Some(&b"Bearer all"[..]));
+        assert!(access.admits_to(&guests, "a", own) && !access.admits_to(&guests, "a", all));
+        assert!(access.admits_to(&guests, "b", all) && !access.admits_to(&guests, "b", own));
+        assert!(guests.has_token(own) && !guests.has_token(all) && !guests.has_token(None));
+        assert!(guests.knows("b") && !guests.knows("c"));
     }
 }

@@ -217,11 +217,7 @@ fn digest(body: &Body, path: &str) -> Result<Vec<Said>, PushError> {
 
 fn push_run(batch: &mut Batch, run: &Run) {
     let blocks = hashes(&run.hashes);
-    let mut keys = ExtraKeysBuffer::default();
-    if let Some(salt) = &run.salt {
-        keys.push(&[ExtraKey::Text(salt)]);
-        blocks.iter().skip(1).for_each(|_| keys.push(&[]));
-    }
+    let keys = with_salt(run.salt.as_deref(), blocks.len());
     batch.push(Event::Stored(Stored {
         parent: run.parent.map(|parent| parent.0),
         tokens: &run.tokens,
@@ -232,7 +228,18 @@ fn push_run(batch: &mut Batch, run: &Run) {
     }));
 }
 
-fn named(blocks: &[EngineHash], tier: Tier) -> Stored<'_> {
+/// A salt keys the first of some blocks.
+pub(super) fn with_salt(salt: Option<&str>, blocks: usize) -> ExtraKeysBuffer {
+    let mut keys = ExtraKeysBuffer::default();
+    if let Some(salt) = salt {
+        keys.push(&[ExtraKey::Text(salt)]);
+        (1..blocks).for_each(|_| keys.push(&[]));
+    }
+    keys
+}
+
+/// Blocks of which nothing is known but their names.
+pub(super) fn named(blocks: &[EngineHash], tier: Tier) -> Stored<'_> {
     Stored {
         blocks,
         parent: None,

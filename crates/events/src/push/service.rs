@@ -1,47 +1,63 @@
 //! The HTTP side of pushed events.
 
-use super::Wanted;
-use super::access::Access;
+use super::access::{Access, Guests};
 use super::request::{PushError, Pushed};
+use super::{MOST_WAITING_ITEMS, Waiting, Wanted, items};
 use crate::said::Said;
-use crate::transport::PodName;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Body;
+use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 /// A full state of 200,000 blocks with their tokens stays below this.
 const MOST_BYTES: usize = 32 << 20;
 const MOST_CONNECTIONS: usize = 4096;
+/// All bodies that are being read at a time, in KiB: eight of the largest.
+const MOST_BODIES_KIB: usize = 8 * MOST_BYTES / 1024;
 const HEADERS_WITHIN: Duration = Duration::from_secs(5);
+#[cfg(feature = "grpc")]
+const MOST_STREAMS: u32 = 64;
+/// How often a silent stream is asked for a sign of life, and how long it may take.
+#[cfg(feature = "grpc")]
+const PING_EVERY: Duration = Duration::from_secs(5);
 /// How long to wait when the system gives no more connections.
 const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 
-/// Answers sidecars, and hands what they say to a [`Push`].
+/// Answers sidecars, and hands what they say to a [`Push`](super::Push).
 #[derive(Clone)]
 pub struct PushService {
-    requests: mpsc::Sender<(PodName, Vec<Said>)>,
-    wanted: Arc<Wanted>,
-    knows: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    pub(super) requests: mpsc::Sender<Waiting>,
+    pub(super) wanted: Arc<Wanted>,
+    pub(super) guests: Arc<Guests>,
+    /// Room for items that wait.
+    pub(super) room: Arc<Semaphore>,
+    /// Room for bodies that are being read, in KiB.
+    bodies: Arc<Semaphore>,
 }
+
+#[cfg(not(feature = "grpc"))]
+type Answer = Full<Bytes>;
+#[cfg(feature = "grpc")]
+type Answer = http_body_util::Either<Full<Bytes>, tonic::body::Body>;
 
 impl PushService {
     pub(super) fn new(
-        requests: mpsc::Sender<(PodName, Vec<Said>)>,
+        requests: mpsc::Sender<Waiting>,
         wanted: Arc<Wanted>,
-        knows: Box<dyn Fn(&str) -> bool + Send + Sync>,
+        guests: Arc<Guests>,
     ) -> Self {
-        Self { requests, wanted, knows: knows.into() }
+        let room = Arc::new(Semaphore::new(MOST_WAITING_ITEMS));
+        let bodies = Arc::new(Semaphore::new(MOST_BODIES_KIB));
+        Self { requests, wanted, guests, room, bodies }
     }
 
     /// Serves until it is dropped.
@@ -54,23 +70,72 @@ impl PushService {
                         tokio::time::sleep(OUT_OF_CONNECTIONS).await;
                         continue;
                     };
-                    let (service, access) = (self.clone(), access.clone());
-                    let answer = service_fn(move |request| {
-                        let (service, access) = (service.clone(), access.clone());
-                        async move { Ok::<_, Infallible>(service.answer(request, &access).await) }
-                    });
-                    let connection = http1::Builder::new()
-                        .timer(TokioTimer::new())
-                        .header_read_timeout(HEADERS_WITHIN)
-                        .serve_connection(TokioIo::new(stream), answer);
-                    connections.spawn(async move {
-                        // A peer that breaks off is its own affair.
-                        let _ = connection.await;
-                    });
+                    connections.spawn(self.clone().speak(stream, access.clone()));
                 }
                 Some(_) = connections.join_next() => {}
             }
         }
+    }
+
+    /// One connection, to its end. A peer that breaks off is its own affair.
+    #[cfg(not(feature = "grpc"))]
+    async fn speak(self, stream: TcpStream, access: Access) {
+        let answer = service_fn(move |request| self.clone().respond(request, access.clone()));
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADERS_WITHIN)
+            .serve_connection(TokioIo::new(stream), answer);
+        let _ = connection.await;
+    }
+
+    /// One connection, to its end: posts over HTTP/1, streams over HTTP/2. A peer that breaks off is its own
+    /// affair.
+    #[cfg(feature = "grpc")]
+    async fn speak(self, stream: TcpStream, access: Access) {
+        let answer = service_fn(move |request| self.clone().respond(request, access.clone()));
+        let mut server =
+            hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
+        server.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN);
+        server
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MOST_STREAMS)
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_EVERY);
+        let _ = server.serve_connection(TokioIo::new(stream), answer).await;
+    }
+
+    #[cfg(not(feature = "grpc"))]
+    async fn respond(
+        self,
+        request: Request<Incoming>,
+        access: Access,
+    ) -> Result<Response<Answer>, Infallible> {
+        Ok(self.answer(request, &access).await)
+    }
+
+    #[cfg(feature = "grpc")]
+    async fn respond(
+        self,
+        request: Request<Incoming>,
+        access: Access,
+    ) -> Result<Response<Answer>, Infallible> {
+        let kind = request.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
+        if kind.is_some_and(|kind| kind.starts_with(b"application/grpc")) {
+            let answer = super::streams::answer(self, access, request, MOST_BYTES).await;
+            return Ok(answer.map(Answer::Right));
+        }
+        Ok(self.answer(request, &access).await.map(Answer::Left))
+    }
+
+    /// Whether whoever brings this header may speak of some pod.
+    pub(super) fn admits_somebody(&self, access: &Access, authorization: Option<&[u8]>) -> bool {
+        access.admits(authorization) | self.guests.has_token(authorization)
+    }
+
+    /// Whether whoever brings this header may speak of this pod.
+    pub(super) fn admits(&self, access: &Access, pod: &str, authorization: Option<&[u8]>) -> bool {
+        access.admits_to(&self.guests, pod, authorization)
     }
 
     /// Answers one request.
@@ -79,48 +144,61 @@ impl PushService {
         B: Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let authorization = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
-        if !access.admits(authorization) {
+        let (head, body) = request.into_parts();
+        let authorization = head.headers.get(AUTHORIZATION).map(|value| value.as_bytes());
+        if !self.admits_somebody(access, authorization) {
             return refuse(
                 StatusCode::UNAUTHORIZED,
                 "expected `Authorization: Bearer` and a token",
             );
         }
-        if request.method() != Method::POST {
+        if head.method != Method::POST {
             return refuse(StatusCode::METHOD_NOT_ALLOWED, "expected POST");
         }
-        let (head, body) = request.into_parts();
-        match Limited::new(body, MOST_BYTES).collect().await {
-            Ok(body) => self.take(head.uri.path(), &body.to_bytes()),
+        let most = body.size_hint().upper().unwrap_or(MOST_BYTES as u64).min(MOST_BYTES as u64);
+        let room = self.bodies.acquire_many(1 + (most / 1024) as u32).await;
+        let body = match Limited::new(body, MOST_BYTES).collect().await {
+            Ok(body) => body.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {
                 let message = format!("body: found more than {MOST_BYTES} bytes; post it in parts");
-                refuse(StatusCode::PAYLOAD_TOO_LARGE, &message)
+                return refuse(StatusCode::PAYLOAD_TOO_LARGE, &message);
             }
-            Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("body: {error}")),
+            Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("body: {error}")),
+        };
+        let parsed = Pushed::parse(head.uri.path(), &body);
+        drop((body, room));
+        match parsed {
+            Ok(pushed) if !self.guests.knows(&pushed.pod) => {
+                let pod = &pushed.pod;
+                let message =
+                    format!("pod `{pod}`: found no such pod in the fleet; add it to `pods`");
+                refuse(StatusCode::NOT_FOUND, &message)
+            }
+            Ok(pushed) if !self.admits(access, &pushed.pod, authorization) => {
+                let message = format!("pod `{}`: another token is expected for it", pushed.pod);
+                refuse(StatusCode::FORBIDDEN, &message)
+            }
+            Ok(pushed) => self.take(pushed),
+            Err(error @ PushError::Path { .. }) => {
+                refuse(StatusCode::NOT_FOUND, &error.to_string())
+            }
+            Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
         }
     }
 
-    fn take(&self, path: &str, body: &[u8]) -> Response<Full<Bytes>> {
-        let Pushed { pod, mut said } = match Pushed::parse(path, body) {
-            Ok(pushed) => pushed,
-            Err(error @ PushError::Path { .. }) => {
-                return refuse(StatusCode::NOT_FOUND, &error.to_string());
-            }
-            Err(error) => return refuse(StatusCode::BAD_REQUEST, &error.to_string()),
-        };
-        if !(self.knows)(&pod) {
-            let message = format!("pod `{pod}`: found no such pod in the fleet; add it to `pods`");
-            return refuse(StatusCode::NOT_FOUND, &message);
-        }
+    fn take(&self, Pushed { pod, mut said }: Pushed) -> Response<Full<Bytes>> {
         // Whoever posts can be told what is wanted.
         said.insert(0, Said::Connected);
-        if self.requests.try_send((Arc::clone(&pod), said)).is_err() {
+        let room = Arc::clone(&self.room).try_acquire_many_owned(items(&said));
+        let waiting =
+            room.ok().map(|room| Waiting { pod: Arc::clone(&pod), said, _room: Some(room) });
+        if waiting.is_none_or(|waiting| self.requests.try_send(waiting).is_err()) {
             return refuse(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "too many requests wait; post it again",
             );
         }
-        let sync = self.wanted.pods().remove(&pod);
+        let sync = self.wanted.take(&pod);
         respond(StatusCode::OK, &serde_json::json!({ "sync": sync }))
     }
 }

@@ -1,19 +1,25 @@
-//! Real peers, in Python on libzmq, for tests that show we speak the same language.
+//! Real peers, in Python, for tests that show we speak the same language.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// Whether the peers can run. Without them the test says so and passes, unless `WORNPATH_PEERS=required`.
+#[allow(dead_code, reason = "each test binary uses its part of this module")]
 pub(crate) fn zmq_is_here() -> bool {
-    let probe = Command::new("python3").args(["-c", "import zmq"]).stderr(Stdio::null()).status();
+    has("import zmq", "pyzmq")
+}
+
+/// Whether Python can do this, which `packages` would let it.
+pub(crate) fn has(probe: &str, packages: &str) -> bool {
+    let probe = Command::new("python3").args(["-c", probe]).stderr(Stdio::null()).status();
     let here = probe.is_ok_and(|status| status.success());
     let required = std::env::var("WORNPATH_PEERS").is_ok_and(|value| value == "required");
     assert!(
         here || !required,
-        "python3 with pyzmq is missing; install it with `pip install pyzmq`"
+        "python3 with {packages} is missing; install it with `pip install {packages}`"
     );
     if !here {
-        eprintln!("SKIPPED: python3 with pyzmq is missing");
+        eprintln!("SKIPPED: python3 with {packages} is missing");
     }
     here
 }
@@ -44,6 +50,17 @@ impl Peer {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
+    }
+
+    /// Ends its input, and with it the peer.
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn end(&mut self) {
+        self.input = None;
+    }
+
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn tell(&mut self, line: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
     #[allow(dead_code, reason = "each test binary uses its part of this module")]

@@ -1,0 +1,150 @@
+//! The gRPC side of pushed events: `CacheEvents.Report` of `proto/events.proto`.
+//!
+//! A stream is driven by whoever sends the answer: no task of its own, nothing that outlives the connection.
+//! Reports wait for their turn in the router's queue, so that a flood holds up its sender and nobody else.
+
+use super::access::Access;
+use super::message::{Report, Wish};
+use super::service::PushService;
+use super::{Waiting, items};
+use crate::said::Said;
+use crate::transport::PodName;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use hyper::Request;
+use hyper::body::Incoming;
+use std::pin::Pin;
+use std::sync::Arc;
+use tonic::codegen::BoxFuture;
+use tonic::server::{Grpc, StreamingService};
+use tonic::{Response, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+const PATH: &str = "/wornpath.events.v1.CacheEvents/Report";
+
+/// Answers one call.
+pub(super) async fn answer(
+    service: PushService,
+    access: Access,
+    request: Request<Incoming>,
+    most_bytes: usize,
+) -> hyper::Response<tonic::body::Body> {
+    if request.uri().path() != PATH {
+        let message = format!("{}: found no such method, expected {PATH}", request.uri().path());
+        return Status::unimplemented(message).into_http();
+    }
+    let codec = ProstCodec::<Wish, Report>::default();
+    let mut grpc = Grpc::new(codec).max_decoding_message_size(most_bytes);
+    grpc.streaming(Reporting { service, access }, request).await
+}
+
+struct Reporting {
+    service: PushService,
+    access: Access,
+}
+
+type Wishes = Pin<Box<dyn Stream<Item = Result<Wish, Status>> + Send>>;
+
+impl StreamingService<Report> for Reporting {
+    type Response = Wish;
+    type ResponseStream = Wishes;
+    type Future = BoxFuture<Response<Wishes>, Status>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Report>>) -> Self::Future {
+        let (service, access) = (self.service.clone(), self.access.clone());
+        Box::pin(async move {
+            let token =
+                request.metadata().get("authorization").map(|value| value.as_bytes().to_vec());
+            if !service.admits_somebody(&access, token.as_deref()) {
+                return Err(Status::unauthenticated(
+                    "expected `authorization: Bearer` and a token",
+                ));
+            }
+            let changed = service.wanted.changed();
+            let reports = request.into_inner();
+            let line = Line { service, access, token, reports, changed, pod: None, is_over: false };
+            let wishes: Wishes = Box::pin(unfold(line, |mut line| async move {
+                let wish = line.next().await?;
+                Some((wish, line))
+            }));
+            Ok(Response::new(wishes))
+        })
+    }
+}
+
+/// One engine's stream.
+struct Line {
+    service: PushService,
+    access: Access,
+    token: Option<Vec<u8>>,
+    reports: Streaming<Report>,
+    changed: tokio::sync::watch::Receiver<()>,
+    pod: Option<PodName>,
+    is_over: bool,
+}
+
+impl Line {
+    /// The next thing that is wished of the engine; `None` when it has said everything.
+    async fn next(&mut self) -> Option<Result<Wish, Status>> {
+        while !self.is_over {
+            if self.pod.as_ref().is_some_and(|pod| self.service.wanted.take(pod)) {
+                return Some(Ok(Wish { sync: true }));
+            }
+            tokio::select! {
+                report = self.reports.message() => match report {
+                    Ok(Some(report)) => {
+                        if let Err(refusal) = self.take(&report).await {
+                            self.is_over = true;
+                            return Some(Err(refusal));
+                        }
+                    }
+                    Ok(None) | Err(_) => return None,
+                },
+                Ok(()) = self.changed.changed() => {}
+            }
+        }
+        None
+    }
+
+    async fn take(&mut self, report: &Report) -> Result<(), Status> {
+        let pod = match &self.pod {
+            None => self.introduce(&report.pod)?,
+            Some(pod) if **pod == *report.pod => Arc::clone(pod),
+            Some(pod) => {
+                let message =
+                    format!("pod `{}`: this stream is about `{pod}`; open another", report.pod);
+                return Err(Status::invalid_argument(message));
+            }
+        };
+        let said: Vec<_> = std::iter::once(Said::Connected).chain(report.said()).collect();
+        let ends = || Status::unavailable("the router ends");
+        let room = Arc::clone(&self.service.room).acquire_many_owned(items(&said)).await;
+        let _room = Some(room.map_err(|_| ends())?);
+        self.service.requests.send(Waiting { pod, said, _room }).await.map_err(|_| ends())
+    }
+
+    fn introduce(&mut self, name: &str) -> Result<PodName, Status> {
+        if !self.service.guests.knows(name) {
+            let message = format!("pod `{name}`: found no such pod in the fleet; add it to `pods`");
+            return Err(Status::not_found(message));
+        }
+        if !self.service.admits(&self.access, name, self.token.as_deref()) {
+            let message = format!("pod `{name}`: another token is expected for it");
+            return Err(Status::permission_denied(message));
+        }
+        let pod: PodName = name.into();
+        self.pod = Some(Arc::clone(&pod));
+        Ok(pod)
+    }
+}
+
+/// However a stream ends, the router knows that it did.
+impl Drop for Line {
+    fn drop(&mut self) {
+        if let Some(pod) = self.pod.take() {
+            // If there is no room, the pod's silence says the same a little later.
+            let said = vec![Said::Disconnected];
+            let _ = self.service.requests.try_send(Waiting { pod, said, _room: None });
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! An engine that says ten times more than there is room for: memory stays where it was when the room was full.
+//!
+//! Measured as the process's resident memory, so this has a test binary to itself.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![cfg(target_os = "linux")]
+
+use std::num::NonZeroUsize;
+use wornpath_blocks::HashKey;
+use wornpath_events::wire::{Attention, Batch, Event, ExtraKeys, Stored};
+use wornpath_events::{Abilities, Heading, Names, Pod, Rules, Said, Serving, SourceId, Via};
+use wornpath_index::{EngineHash, Index, Limits, Moment, Tier, Writer};
+
+const BLOCK: usize = 16;
+/// Blocks in a batch.
+const RUN: usize = 64;
+fn limits() -> Limits {
+    Limits {
+        blocks: 400_000,
+        blocks_per_pod: 400_000,
+        waiting_per_pod: 16_384,
+        expected_per_pod: 16_384,
+        early_per_pod: 256,
+        ..Limits::default()
+    }
+}
+
+struct Flooded {
+    pod: Pod,
+    writer: Writer,
+    source: SourceId,
+    sequence: u64,
+    /// Every batch is about blocks of its own.
+    number: u64,
+}
+
+impl Flooded {
+    fn new(index: &Index) -> Self {
+        let serving = Serving {
+            key: HashKey::DEFAULT,
+            model: "any".to_owned(),
+            block_size: NonZeroUsize::new(BLOCK).unwrap(),
+            names: Names::OfTheEngine,
+        };
+        let id = index.add_pod().unwrap();
+        let mut pod = Pod::new(index, id, serving, Rules::default()).unwrap();
+        let source = pod.add_source(Abilities { replay: true, snapshot: false });
+        Self { pod, writer: index.writer(), source, sequence: 0, number: 0 }
+    }
+
+    /// So many batches of new blocks, after `parent` if they are to follow what nobody knows.
+    fn store(&mut self, batches: usize, parent: Option<EngineHash>) {
+        for _ in 0..batches {
+            let name = |block: u64| (self.number << 8 | block).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let blocks: Vec<_> = (1..=RUN as u64).map(|block| EngineHash(name(block))).collect();
+            let first = self.number as u32 * 31;
+            let tokens: Vec<u32> = (0..(RUN * BLOCK) as u32).map(|at| first ^ at).collect();
+            let mut batch = Box::<Batch>::default();
+            batch.push(Event::Stored(Stored {
+                blocks: &blocks,
+                parent,
+                tokens: &tokens,
+                block_size: BLOCK as u32,
+                lora_id: None,
+                lora_name: None,
+                tier: Tier::Gpu,
+                extra_keys: ExtraKeys::default(),
+                group: None,
+                attention: Attention::Unsaid,
+            }));
+            let heading = Heading { sequence: Some(self.sequence), ..Heading::default() };
+            let said = Said::Batch { heading, via: Via::Live, batch };
+            self.pod.hear(&mut self.writer, self.source, said, Moment::ZERO).unwrap();
+            (self.sequence, self.number) = (self.sequence + 1, self.number + 1);
+        }
+    }
+}
+
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+/// The memory that an index takes which was offered so many times what it has room for.
+fn flood(times: usize, before: usize) -> usize {
+    let limits = limits();
+    let index = Index::new(limits, 1);
+    let mut flooded = Flooded::new(&index);
+    flooded.store(times * limits.blocks_per_pod / RUN, None);
+    flooded.store(times * limits.waiting_per_pod / RUN, Some(EngineHash(7)));
+    // From here on a batch is missing, and all others wait for it.
+    flooded.sequence += 1;
+    flooded.store(times * limits.early_per_pod, None);
+    let stats = index.pod_stats(flooded.pod.id()).unwrap();
+    assert!(stats.blocks <= limits.blocks_per_pod && stats.waiting <= limits.waiting_per_pod);
+    resident().saturating_sub(before)
+}
+
+#[test]
+fn a_flood_of_ten_times_the_cap_takes_no_more_memory_than_the_cap() {
+    let before = resident();
+    let full = flood(1, before);
+    assert!(full > 16 << 20, "{full} bytes are too few to measure");
+    let flooded = flood(10, before);
+    println!("full {} MiB, flooded ten times {} MiB", full >> 20, flooded >> 20);
+    assert!(flooded as f64 <= full as f64 * 1.1, "{flooded} bytes, {full} when full");
+}

@@ -1,0 +1,169 @@
+//! Events over gRPC, from a client that was made of the proto file, to the index.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![cfg(feature = "grpc")]
+
+mod peer;
+
+use peer::Peer;
+use sha2::{Digest, Sha256};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use wornpath_blocks::HashKey;
+use wornpath_events::{
+    Access, Clock, Guests, Names, Pods, Push, Rules, Serving, State, Status, consume, keep_time,
+};
+use wornpath_index::{Index, Limits, PodId};
+
+struct Router {
+    pods: Arc<Pods>,
+    id: PodId,
+    clock: Clock,
+    address: std::net::SocketAddr,
+    _tasks: JoinSet<()>,
+}
+
+impl Router {
+    async fn start() -> Self {
+        let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
+        let serving = Serving {
+            key: HashKey::DEFAULT,
+            model: "any".to_owned(),
+            block_size: NonZeroUsize::new(2).unwrap(),
+            names: Names::OfTheEngine,
+        };
+        let id = pods.add(&"pod".into(), serving).unwrap();
+        let clock = Clock::start();
+        let guests = Arc::<Guests>::default();
+        let own = Sha256::digest("own").into();
+        guests.are([("pod".into(), None), ("careful".into(), Some(own))].into());
+        let (push, service) = Push::new(guests);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let access = Access::new(address, Some("secret")).unwrap();
+        let mut tasks = JoinSet::new();
+        let fed = Arc::clone(&pods);
+        tasks.spawn(async move {
+            tokio::join!(consume(push, &fed, clock), keep_time(&fed, clock)).0;
+        });
+        tasks.spawn(async move {
+            service.serve(listener, access).await;
+        });
+        Self { pods, id, clock, address, _tasks: tasks }
+    }
+
+    fn status(&self) -> Status {
+        self.pods.status(self.clock.now()).remove(0).status
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let end = self.clock.now() + Duration::from_secs(10);
+        while !is_so(self) {
+            assert!(self.clock.now() < end, "never: {what}; {:?}", self.status());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.pods.index().digest(self.id).unwrap().tiers[0].count
+    }
+}
+
+/// An engine in Python; and the folder of its stubs, which goes with it.
+struct Engine {
+    peer: Peer,
+    folder: std::path::PathBuf,
+}
+
+impl Engine {
+    fn start(router: &Router, token: &str) -> Self {
+        let name = format!("wornpath-grpc-{}-{token}", router.address.port());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let proto = format!("{}/proto/events.proto", env!("CARGO_MANIFEST_DIR"));
+        let address = router.address.to_string();
+        let arguments = [&address, &proto, folder.to_str().unwrap(), token];
+        let mut peer = Peer::start("reporter.py", &arguments);
+        assert_eq!(peer.line(), "ready");
+        Self { peer, folder }
+    }
+
+    async fn line(mut self) -> (Self, String) {
+        tokio::task::spawn_blocking(move || {
+            let line = self.peer.line();
+            (self, line)
+        })
+        .await
+        .unwrap()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[tokio::test]
+async fn an_engine_streams_its_events_and_is_asked_for_everything_when_something_is_lost() {
+    if !peer::has("import grpc, grpc_tools", "grpcio grpcio-tools") {
+        return;
+    }
+    let router = Router::start().await;
+    let mut engine = Engine::start(&router, "secret");
+    engine.peer.tell(r#"{"pod": "pod", "epoch": 7, "register": {}}"#);
+    let (engine, wish) = engine.line().await;
+    assert_eq!(wish, "wish", "a router that knows nothing wants everything");
+    let mut engine = engine;
+    engine.peer.tell(r#"{"pod": "pod", "epoch": 7, "sync": {}}"#);
+    engine.peer.tell(
+        r#"{"pod": "pod", "epoch": 7, "sequence": 0, "batch": {"events": [{"stored":
+           {"blocks": [11, 12], "tokens": [1, 2, 3, 4], "blockSize": 2}}]}}"#
+            .replace('\n', " ")
+            .as_str(),
+    );
+    router.until("two blocks", |router| router.count() == 2).await;
+    router.until("live", |router| router.status().state == State::Live).await;
+
+    // A batch is lost on the way, and the engine's sum tells.
+    engine.peer.tell(
+        r#"{"pod": "pod", "epoch": 7, "sequence": 1, "digest": {"tiers": [{"tier": "GPU", "count": 1, "xor": 11}]}}"#,
+    );
+    let (mut engine, wish) = engine.line().await;
+    assert_eq!(wish, "wish");
+    engine.peer.tell(
+        r#"{"pod": "pod", "epoch": 7, "sequence": 1, "sync": {"events": [{"stored": {"blocks": [11], "tokens": [1, 2], "blockSize": 2}}]}}"#,
+    );
+    router.until("healed", |router| router.count() == 1).await;
+
+    // An earlier life's report has no effect; another pod's ends the stream.
+    engine.peer.tell(
+        r#"{"pod": "pod", "epoch": 6, "sequence": 2, "batch": {"events": [{"cleared": {}}]}}"#,
+    );
+    router.until("outdated", |router| router.status().counters.outdated == 1).await;
+    assert_eq!(router.count(), 1);
+    engine.peer.tell(r#"{"pod": "careful", "register": {}}"#);
+    let (_, end) = engine.line().await;
+    assert!(end.starts_with("end INVALID_ARGUMENT pod `careful`: this stream"), "{end}");
+}
+
+#[tokio::test]
+async fn whoever_may_not_report_is_told_why() {
+    if !peer::has("import grpc, grpc_tools", "grpcio grpcio-tools") {
+        return;
+    }
+    let router = Router::start().await;
+    for (token, pod, answer) in [
+        ("wrong", "pod", "end UNAUTHENTICATED"),
+        ("own", "pod", "end PERMISSION_DENIED pod `pod`: another token"),
+        ("secret", "careful", "end PERMISSION_DENIED pod `careful`"),
+        ("secret", "nobody", "end NOT_FOUND pod `nobody`: found no such pod"),
+    ] {
+        let mut engine = Engine::start(&router, token);
+        engine.peer.tell(&format!(r#"{{"pod": "{pod}", "register": {{}}}}"#));
+        let (_, end) = engine.line().await;
+        assert!(end.starts_with(answer), "{token} {pod}: {end}");
+    }
+}

@@ -1,0 +1,183 @@
+//! A router that starts has an empty index, and engines that have been busy for long. It gets all that they hold by
+//! replay, over real sockets, and two routers come to the same.
+//!
+//! By default the engines hold little, so that this is quick; with `WORNPATH_RESTART=full` there are 64 pods with 20,000
+//! blocks each, and they must all be exact within five seconds.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::disallowed_methods, reason = "the promise is about the clock")]
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use wornpath_blocks::HashKey;
+use wornpath_events::wire::{
+    Attention, Batch, Dialect, Event, ExtraKeys, HashForm, Layout, Message, Stored, encode,
+};
+use wornpath_events::zmtp::{Connection, Listener, Publisher, Socket};
+use wornpath_events::{
+    Clock, Names, Pods, Rules, Serving, State, ZeroMq, ZmqAddress, consume, keep_time,
+};
+use wornpath_index::{Capacity, Digest, EngineHash, Index, Limits, PodId, Tier};
+
+const PODS: usize = 64;
+const BLOCK: usize = 16;
+/// Blocks in a batch, about what an engine stores in a step.
+const BLOCKS: usize = 10;
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// An engine that has said `batches` batches and says nothing more.
+struct Engine {
+    address: ZmqAddress,
+    _publisher: Publisher,
+}
+
+impl Engine {
+    async fn start(pod: usize, batches: usize, tasks: &mut JoinSet<()>) -> Self {
+        let said: Arc<[Vec<u8>]> = (0..batches).map(|number| payload(pod, number)).collect();
+        let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
+        let mut replay = Listener::bind("127.0.0.1:0", Socket::Router).await.unwrap();
+        let (events, port) = (publisher.address(), replay.address().port());
+        tasks.spawn(async move {
+            let mut asked = JoinSet::new();
+            while let Ok(connection) = replay.accept().await {
+                asked.spawn(answer(connection, Arc::clone(&said)));
+            }
+        });
+        let address = format!("zmq://{events}?replay={port}").parse().unwrap();
+        Self { address, _publisher: publisher }
+    }
+}
+
+async fn answer(mut connection: Connection<tokio::net::TcpStream>, said: Arc<[Vec<u8>]>) {
+    while let Ok(frames) = connection.receive().await {
+        let from = u64::from_be_bytes(frames.last().unwrap()[..].try_into().unwrap());
+        for (number, payload) in said.iter().enumerate().skip(from as usize) {
+            let number = (number as u64).to_be_bytes();
+            let frames: [&[u8]; 4] = [b"", b"kv", &number, payload];
+            if connection.send(&frames).await.is_err() {
+                return;
+            }
+        }
+        let end = Message::REPLAY_END.to_be_bytes();
+        if connection.send(&[&b""[..], b"", &end, b""]).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn payload(pod: usize, number: usize) -> Vec<u8> {
+    let name = |number: usize, block: usize| {
+        let place = (pod << 40) + number * BLOCKS + block + 1;
+        EngineHash((place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    };
+    let names: Vec<_> = (0..BLOCKS).map(|block| name(number, block)).collect();
+    // Every tenth batch begins a prompt, and the pods of a pair hold the same prompts.
+    let parent = (!number.is_multiple_of(10)).then(|| name(number - 1, BLOCKS - 1));
+    let first = (pod / 2 * 1_000_003 + number * BLOCKS * BLOCK) as u32;
+    let tokens: Vec<u32> = (0..(BLOCKS * BLOCK) as u32).map(|at| (first + at) % 150_000).collect();
+    let mut batch = Batch::default();
+    batch.push(Event::Stored(Stored {
+        blocks: &names,
+        parent,
+        tokens: &tokens,
+        block_size: BLOCK as u32,
+        lora_id: None,
+        lora_name: None,
+        tier: Tier::Gpu,
+        extra_keys: ExtraKeys::default(),
+        group: None,
+        attention: Attention::Unsaid,
+    }));
+    let mut bytes = Vec::new();
+    encode(&batch, Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned }, &mut bytes);
+    bytes
+}
+
+/// A router as `wornpath serve` runs it: all events on one thread.
+struct Router {
+    runtime: Runtime,
+    pods: Arc<Pods>,
+    ids: Vec<PodId>,
+    clock: Clock,
+}
+
+impl Router {
+    fn start(engines: &[Engine]) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        let limits = Limits { capacity: Capacity::for_pods(256).unwrap(), ..Limits::default() };
+        let pods = Arc::new(Pods::new(Index::new(limits, 1), Rules::default()));
+        let clock = Clock::start();
+        let timed = Arc::clone(&pods);
+        runtime.spawn(async move {
+            keep_time(&timed, clock).await;
+        });
+        let mut ids = Vec::new();
+        for (number, engine) in engines.iter().enumerate() {
+            let name: Arc<str> = format!("pod {number}").into();
+            let serving = Serving {
+                key: HashKey::DEFAULT,
+                model: "any".to_owned(),
+                block_size: NonZeroUsize::new(BLOCK).unwrap(),
+                names: Names::OfTheEngine,
+            };
+            ids.push(pods.add(&name, serving).unwrap());
+            let (fed, address) = (Arc::clone(&pods), engine.address.clone());
+            runtime.spawn(async move {
+                consume(ZeroMq::new(name, address), &fed, clock).await;
+            });
+        }
+        Self { runtime, pods, ids, clock }
+    }
+
+    /// How long it takes until every pod is known exactly.
+    fn exact_after(&self, blocks: usize, start: Instant) -> Duration {
+        loop {
+            let status = self.pods.status(self.clock.now());
+            let live = status.iter().filter(|pod| pod.status.state == State::Live).count();
+            let exact = self.digests().iter().filter(|one| one.count == blocks as u64).count();
+            if live == PODS && exact == PODS {
+                return start.elapsed();
+            }
+            let waited = start.elapsed();
+            assert!(waited < WITHIN * 6, "{live} live and {exact} exact after {waited:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn digests(&self) -> Vec<Digest> {
+        self.ids.iter().map(|id| self.pods.index().digest(*id).unwrap().blocks).collect()
+    }
+}
+
+#[test]
+fn a_router_that_starts_knows_all_pods_exactly_and_so_does_the_next() {
+    let is_full = std::env::var("WORNPATH_RESTART").is_ok_and(|value| value == "full");
+    let batches = if is_full { 2000 } else { 60 };
+    let world = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut tasks = JoinSet::new();
+    let engines: Vec<_> = world.block_on(async {
+        let mut engines = Vec::new();
+        let _inside = world.enter();
+        for pod in 0..PODS {
+            engines.push(Engine::start(pod, batches, &mut tasks).await);
+        }
+        engines
+    });
+    let blocks = batches * BLOCKS;
+    let first = Router::start(&engines);
+    let took = first.exact_after(blocks, Instant::now());
+    println!("{PODS} pods of {blocks} blocks exact after {took:?}");
+    assert!(!is_full || took < WITHIN, "{took:?}");
+    let second = Router::start(&engines);
+    second.exact_after(blocks, Instant::now());
+    assert_eq!(first.digests(), second.digests());
+    let distinct: HashSet<_> = first.digests().iter().map(|one| one.xor).collect();
+    assert_eq!(distinct.len(), PODS / 2, "a digest tells different prompts apart, and only those");
+    for router in [first, second] {
+        router.runtime.shutdown_background();
+    }
+}

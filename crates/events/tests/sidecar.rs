@@ -1,0 +1,101 @@
+//! The sidecar for engines without events, in Python, posting to a router.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod peer;
+
+use peer::Peer;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use wornpath_blocks::HashKey;
+use wornpath_events::{
+    Access, Clock, Guests, Names, Pods, Push, Rules, Serving, Status, consume, keep_time,
+};
+use wornpath_index::{Index, Limits, PodId};
+
+struct Router {
+    pods: Arc<Pods>,
+    id: PodId,
+    clock: Clock,
+    address: SocketAddr,
+    _tasks: JoinSet<()>,
+}
+
+impl Router {
+    async fn start(at: SocketAddr) -> Self {
+        let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
+        let serving = Serving {
+            key: HashKey::DEFAULT,
+            model: "any".to_owned(),
+            block_size: NonZeroUsize::new(2).unwrap(),
+            names: Names::OfTheEngine,
+        };
+        let id = pods.add(&"pod".into(), serving).unwrap();
+        let guests = Arc::<Guests>::default();
+        guests.are([("pod".into(), None)].into());
+        let (push, service) = Push::new(guests);
+        let listener = TcpListener::bind(at).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let access = Access::new(address, None).unwrap();
+        let (clock, fed, mut tasks) = (Clock::start(), Arc::clone(&pods), JoinSet::new());
+        tasks.spawn(async move {
+            tokio::join!(consume(push, &fed, clock), keep_time(&fed, clock)).0;
+        });
+        tasks.spawn(async move {
+            service.serve(listener, access).await;
+        });
+        Self { pods, id, clock, address, _tasks: tasks }
+    }
+
+    fn status(&self) -> Status {
+        self.pods.status(self.clock.now()).remove(0).status
+    }
+
+    async fn until_it_has(&self, said: &str, when: &str) {
+        let (count, xor) = said.split_once(' ').unwrap();
+        let wanted = (count.parse::<u64>().unwrap(), xor.parse::<u64>().unwrap());
+        let end = self.clock.now() + Duration::from_secs(10);
+        loop {
+            let digest = self.pods.index().digest(self.id).unwrap().tiers[0];
+            if (digest.count, digest.xor) == wanted {
+                return;
+            }
+            let (found, status) = (digest.count, self.status());
+            assert!(self.clock.now() < end, "{when}: {found} blocks, not {count}; {status:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_router_knows_what_an_engine_with_the_sidecar_holds() {
+    if !peer::has("import urllib.request", "the standard library") {
+        return;
+    }
+    let sidecar = concat!(env!("CARGO_MANIFEST_DIR"), "/../../sidecar");
+    let router = Router::start("127.0.0.1:0".parse().unwrap()).await;
+    let address = router.address;
+    let url = format!("http://{address}");
+    let mut engine = Peer::start("engine_with_sidecar.py", &[sidecar, &url]);
+    for steps in [1, 5, 200, 50] {
+        engine.tell(&steps.to_string());
+        let said = engine.line();
+        router.until_it_has(&said, &format!("after {steps} steps")).await;
+    }
+    let status = router.status();
+    assert_eq!((status.counters.malformed, status.counters.disagreements), (0, 0), "{status:?}");
+
+    // A router that starts anew is told everything.
+    drop(router);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    engine.tell("20");
+    let said = engine.line();
+    let router = Router::start(address).await;
+    router.until_it_has(&said, "after the router's restart").await;
+
+    engine.end();
+    router.until_it_has("0 0", "after the engine's good-bye").await;
+}
