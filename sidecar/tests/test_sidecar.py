@@ -1,0 +1,197 @@
+"""The sidecar against a router that remembers what it was told. `python3 -m unittest discover -s sidecar/tests`"""
+
+import http.server
+import json
+import pathlib
+import sys
+import threading
+import time
+import types
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from wornpath_sidecar import Reporter, watch_block_pool  # noqa: E402
+from wornpath_sidecar.mirror import Mirror, Run, name_of  # noqa: E402
+
+
+class Router:
+    """Takes posts, and answers as it is told to."""
+
+    def __init__(self):
+        self.posts, self.wishes, self.status = [], [], 200
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                path = self.path.removeprefix("/events/")
+                if outer.status == 200:
+                    outer.posts.append((path, body))
+                wish = bool(outer.wishes and outer.wishes.pop())
+                answer = json.dumps({"sync": wish}).encode()
+                self.send_response(outer.status)
+                self.send_header("content-length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def of(self, path):
+        return [body for found, body in self.posts if found == path]
+
+    def held(self):
+        """What a router believes after all posts: names with their copies."""
+        held = {}
+        for path, body in self.posts:
+            if path == "sync":
+                held = {}
+            for run in body.get("stored", []):
+                for name in run["hashes"]:
+                    held[name] = held.get(name, 0) + 1
+            for name in body.get("evicted", []):
+                held[name] = held.get(name, 0) - 1
+        return {name: copies for name, copies in held.items() if copies}
+
+
+def eventually(test, is_so, what):
+    end = time.monotonic() + 10
+    while not is_so():
+        test.assertLess(time.monotonic(), end, f"never: {what}")
+        time.sleep(0.005)
+
+
+class Reporting(unittest.TestCase):
+    def setUp(self):
+        self.router = Router()
+        self.addCleanup(self.router.server.server_close)
+        self.addCleanup(self.router.server.shutdown)
+
+    def reporter(self, **options):
+        reporter = Reporter(self.router.url, "pod", **{"flush": 0.01, "digest": 0.05, "sync": 60.0} | options)
+        self.addCleanup(reporter.close)
+        return reporter
+
+    def test_what_happens_is_posted_in_order_and_numbered_without_a_gap(self):
+        reporter = self.reporter()
+        eventually(self, lambda: self.router.of("sync"), "the first sync")
+        reporter.stored([1, 2, 3], tokens=range(6), block_size=2)
+        reporter.evicted([3])
+        reporter.stored([4], parent=2, tokens=[9, 9], block_size=2)
+        eventually(self, lambda: len(self.router.of("stored")) == 2, "two stores")
+        numbers = [body["sequence"] for path, body in self.router.posts if path in ("sync", "stored", "evicted")]
+        self.assertEqual(numbers, list(range(len(numbers))))
+        self.assertEqual(self.router.held(), {1: 1, 2: 1, 4: 1})
+        self.assertEqual({body["epoch"] for _, body in self.router.posts}, {self.router.posts[0][1]["epoch"]})
+
+    def test_copies_are_counted_and_digests_say_what_is_held(self):
+        reporter = self.reporter()
+        reporter.stored([5, 6])
+        reporter.stored([5])
+        reporter.evicted([5, 6])
+
+        def says_five():
+            digests = self.router.of("digest")
+            return digests and digests[-1]["tiers"] == {"GPU": {"count": 1, "xor": f"{5:016x}"}}
+
+        eventually(self, says_five, "the digest of one block")
+
+    def test_the_router_gets_everything_when_it_asks(self):
+        reporter = self.reporter()
+        reporter.stored([b"a" * 32, b"b" * 32], tokens=range(4), block_size=2, salt="tenant")
+        eventually(self, lambda: self.router.of("stored"), "the store")
+        before = len(self.router.of("sync"))
+        self.router.wishes.append(True)
+        eventually(self, lambda: len(self.router.of("sync")) > before, "a sync")
+        first, second = self.router.of("sync")[-1]["stored"]
+        self.assertEqual((first["hashes"], first["tokens"], first["salt"]), ([name_of(b"a" * 32)], [0, 1], "tenant"))
+        self.assertEqual((second["parent"], second["tokens"]), (name_of(b"a" * 32), [2, 3]))
+        self.assertNotIn("salt", second)
+
+    def test_a_router_that_was_away_gets_everything_when_it_is_back(self):
+        reporter = self.reporter()
+        eventually(self, lambda: self.router.of("sync"), "the first sync")
+        self.router.status = 503
+        reporter.stored([1, 2])
+        time.sleep(0.1)
+        self.router.status = 200
+        eventually(self, lambda: self.router.held() == {1: 1, 2: 1}, "what happened meanwhile")
+
+    def test_a_full_queue_makes_nobody_wait_and_is_made_up_for(self):
+        reporter = self.reporter(most=10, flush=0.05, snapshot=lambda: [Run((77,))])
+        start = time.monotonic()
+        for block in range(100_000):
+            reporter.stored([block])
+        self.assertLess(time.monotonic() - start, 5.0)
+        eventually(self, lambda: self.router.held() == {77: 1}, "what the engine says it holds")
+
+    def test_the_engine_says_good_bye(self):
+        reporter = self.reporter()
+        reporter.stored([1])
+        reporter.close()
+        self.assertEqual(self.router.posts[-1][0], "bye")
+        self.assertEqual(self.router.posts[-1][1]["pod"], "pod")
+
+
+class Pool:
+    """A block pool as vLLM has one, of which the sidecar sees the same three methods."""
+
+    def __init__(self):
+        self.is_idle = True
+
+    def cache_full_blocks(self, request, blocks, num_cached_blocks, num_full_blocks, block_size, group, block_mask=None):
+        for at in range(num_cached_blocks, num_full_blocks):
+            blocks[at].block_hash = b"%032d" % request.all_token_ids[at * block_size]
+
+    def _maybe_evict_cached_block(self, block):
+        had, block.block_hash = block.block_hash is not None, None
+        return had
+
+    def reset_prefix_cache(self):
+        return self.is_idle
+
+
+class Watching(unittest.TestCase):
+    def test_a_pool_is_listened_to_and_does_what_it_did(self):
+        said = []
+        reporter = types.SimpleNamespace(
+            stored=lambda *args, **named: said.append(("stored", args, named)),
+            evicted=lambda blocks: said.append(("evicted", blocks)),
+            cleared=lambda: said.append("cleared"),
+        )
+        pool = Pool()
+        watch_block_pool(pool, reporter)
+        blocks = [types.SimpleNamespace(block_hash=None) for _ in range(3)]
+        request = types.SimpleNamespace(all_token_ids=[7, 7, 8, 8, 9], cache_salt="t", lora_request=None)
+        pool.cache_full_blocks(request, blocks, 0, 1, 2, 0)
+        pool.cache_full_blocks(request, blocks, 1, 2, 2, 0, block_mask=None)
+        self.assertEqual(said[0], ("stored", ([b"%032d" % 7], None, [7, 7], 2), {"lora": None, "salt": "t"}))
+        self.assertEqual(said[1][1], ([b"%032d" % 8], b"%032d" % 7, [8, 8], 2))
+        self.assertTrue(pool._maybe_evict_cached_block(blocks[1]))
+        self.assertFalse(pool._maybe_evict_cached_block(blocks[2]))
+        self.assertTrue(pool.reset_prefix_cache())
+        pool.is_idle = False
+        self.assertFalse(pool.reset_prefix_cache())
+        self.assertEqual(said[2:], [("evicted", [b"%032d" % 8]), "cleared"])
+
+    def test_what_is_no_pool_is_refused(self):
+        with self.assertRaisesRegex(TypeError, "has no `cache_full_blocks`"):
+            watch_block_pool(object(), None)
+
+
+class Mirroring(unittest.TestCase):
+    def test_an_eviction_of_what_is_not_there_changes_nothing(self):
+        mirror = Mirror()
+        mirror.store(Run((1,)))
+        mirror.evict("CPU", [1])
+        mirror.evict("GPU", [2])
+        self.assertEqual(mirror.digest(), {"GPU": {"count": 1, "xor": f"{1:016x}"}})
+
+
+if __name__ == "__main__":
+    unittest.main()
