@@ -151,7 +151,8 @@ impl ServedEngine {
             commands,
             faults: Arc::clone(&self.faults),
             started: unix_seconds(),
-            address: http,
+            addresses: self.addresses,
+            topic: topic.clone(),
         };
         let site = Arc::new(Site::new(Arc::clone(options), ground));
         let mut tasks = self.tasks.lock().await;

@@ -61,6 +61,7 @@ pub(super) async fn respond(site: Arc<Site>, request: Request<Incoming>) -> Answ
         (&Method::GET, "/v1/models") => Ok(whole(&models(&site))),
         (&Method::GET, "/metrics") => metrics_page(&site).await,
         (&Method::GET, "/version") => Ok(whole(&json!({"version": env!("CARGO_PKG_VERSION")}))),
+        (&Method::GET, "/kv_event_sources") => Ok(whole(&site.event_sources())),
         (&Method::GET, "/health" | "/ping") => Ok(Response::new(AnswerBody::Whole(None))),
         _ => Err(Refusal {
             status: StatusCode::NOT_FOUND,

@@ -3,9 +3,10 @@
 use super::call::Reader;
 use super::driver::Command;
 use super::faults::Faults;
-use super::options::EngineOptions;
+use super::options::{Addresses, EngineOptions};
 use super::text::Text;
 use crate::request::RequestId;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +25,8 @@ pub(super) struct Site {
     faults: Arc<Mutex<Faults>>,
     requests: AtomicU64,
     started: f64,
-    address: SocketAddr,
+    addresses: Addresses,
+    topic: String,
     engine_id: String,
 }
 
@@ -34,14 +36,15 @@ pub(super) struct Ground {
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(super) faults: Arc<Mutex<Faults>>,
     pub(super) started: f64,
-    pub(super) address: SocketAddr,
+    pub(super) addresses: Addresses,
+    pub(super) topic: String,
 }
 
 impl Site {
     pub(super) fn new(options: Arc<EngineOptions>, ground: Ground) -> Self {
-        let Ground { text, commands, faults, started, address } = ground;
+        let Ground { text, commands, faults, started, addresses, topic } = ground;
         let models = std::iter::once(&options.model).chain(&options.adapters).cloned().collect();
-        let engine_id = format!("{:x}-{}", (started * 1e6) as u64, address.port());
+        let engine_id = format!("{:x}-{}", (started * 1e6) as u64, addresses.http.port());
         Self {
             hasher: EngineHasher::new(options.hash_algorithm, &options.hash_seed),
             options,
@@ -51,7 +54,8 @@ impl Site {
             faults,
             requests: AtomicU64::new(1),
             started,
-            address,
+            addresses,
+            topic,
             engine_id,
         }
     }
@@ -99,7 +103,16 @@ impl Site {
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.address
+        self.addresses.http
+    }
+
+    /// Where its cache events are, as vLLM lists it.
+    pub(super) fn event_sources(&self) -> Value {
+        let Addresses { events, replay, .. } = self.addresses;
+        json!({"0": {
+            "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": format!("tcp://{events}"),
+            "replay_endpoint": format!("tcp://{replay}"), "topic": self.topic,
+        }})
     }
 
     pub(super) fn engine_id(&self) -> &str {
