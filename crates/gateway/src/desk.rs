@@ -22,7 +22,8 @@ struct Tools {
 
 impl Worker {
     pub(crate) fn new(gateway: Arc<Gateway>, number: usize) -> Self {
-        let tools = Tools { desk: Desk::new(gateway.index()), rng: Rng::new(gateway.seed(number)) };
+        let desk = Desk::with_memory(gateway.index(), Arc::new(gateway.memory.clone()));
+        let tools = Tools { desk, rng: Rng::new(gateway.seed(number)) };
         Self { gateway, number: WorkerNumber(number), tools: Mutex::new(tools) }
     }
 

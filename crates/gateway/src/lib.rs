@@ -7,12 +7,14 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+mod asked;
 mod batches;
 mod client;
 pub mod config;
 mod desk;
 pub mod discovery;
 mod lobby;
+mod memory;
 pub mod metrics;
 mod probe;
 mod record;

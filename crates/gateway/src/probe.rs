@@ -116,6 +116,17 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat) {
     }
 }
 
+/// What a pod answers at a path.
+pub(crate) async fn fetch(endpoint: &Arc<Endpoint>, path: &str) -> Result<Bytes, String> {
+    let answer = call(endpoint, NOBODY, get(endpoint, path), PATIENCE).await;
+    let answer = answer.map_err(|error| error.to_string())?;
+    let (head, body) = answer.whole(MOST_CARDS_BYTES).await.map_err(|error| error.to_string())?;
+    if !head.status.is_success() {
+        return Err(format!("{path}: found status {}", head.status));
+    }
+    Ok(body)
+}
+
 fn get(endpoint: &Endpoint, path: &str) -> Request<Full<Bytes>> {
     let mut request = Request::new(Full::new(Bytes::new()));
     let path = format!("{}{path}", endpoint.prefix());
@@ -137,6 +148,9 @@ fn trust(gateway: &Gateway, now: Moment) {
                 EventTrust::Unsure
             }
         });
+        if !matches!(status.status.state, State::Waiting) {
+            vitals.set_freshness(f64::from(status.status.freshness));
+        }
         if let Some(age) = status.status.age {
             vitals.heard_at(now.saturating_sub(age));
         }

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
-use wornpath_events::ZmqAddress;
+use wornpath_events::{Rules, ZmqAddress};
 use wornpath_execution::{BreakerRules, BudgetRules, Timeouts};
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, PodFacts, Tokenize};
@@ -34,6 +34,8 @@ pub struct Settings {
     pub sharing: Sharing,
     /// The secret that all routers of a cell share.
     pub key: HashKey,
+    /// When what events said is doubted.
+    pub event_rules: Rules,
     /// What a client may send.
     pub limits: Limits,
     /// How long calls to pods may take.
@@ -65,6 +67,7 @@ impl Default for Settings {
             tenants: Vec::new(),
             sharing: Sharing::Shared,
             key: HashKey::DEFAULT,
+            event_rules: Rules::default(),
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             breaker: BreakerRules::default(),
@@ -107,6 +110,8 @@ impl PodSettings {
 pub enum EventSource {
     /// The engine publishes them.
     ZeroMq(ZmqAddress),
+    /// The engine publishes them, and says where when it is asked.
+    Asked,
     /// Somebody pushes them, or a broker brings them.
     Elsewhere,
 }

@@ -1,7 +1,9 @@
 //! What all threads of a gateway share.
 
+use crate::asked::Asked;
 use crate::batches::Batches;
 use crate::lobby::Lobby;
+use crate::memory::{BLOCK_TOKENS, Memory};
 use crate::metrics::Metrics;
 use crate::record::{Observe, Record};
 use crate::roster::{Roster, Seat};
@@ -13,9 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
-use wornpath_events::{Clock, Pods, Rules, Serving, ZeroMq, supervise};
+use wornpath_events::{Clock, Pods, Serving, ZeroMq, supervise};
 use wornpath_execution::{AddressError, Endpoint, RetryBudget};
-use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot};
+use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot, PodId};
 use wornpath_routing::queue::QueueRulesError;
 use wornpath_routing::{EventTrust, Health, Pod};
 
@@ -69,6 +71,7 @@ pub struct Gateway {
     changing: Mutex<()>,
     index: Index,
     events: Arc<Pods>,
+    pub(crate) memory: Memory,
     clock: Clock,
     seed: u64,
     pub(crate) lobby: Lobby,
@@ -94,7 +97,7 @@ impl Gateway {
         let capacity = Capacity::for_pods(settings.pods.len().max(256)).unwrap_or_default();
         let index = Index::new(Limits { capacity, ..Limits::default() }, seed);
         let clock = Clock::start();
-        let pods = settings.pods.clone();
+        let (pods, rules) = (settings.pods.clone(), settings.event_rules);
         let gateway = Arc::new(Self {
             lobby: Lobby::new(routing.queue_rules())?,
             budget: RetryBudget::new(settings.retries, clock.now()),
@@ -103,8 +106,9 @@ impl Gateway {
             routing: RwLock::new(Arc::new(routing)),
             roster: RwLock::default(),
             changing: Mutex::new(()),
-            events: Arc::new(Pods::new(index.clone(), Rules::default())),
+            events: Arc::new(Pods::new(index.clone(), rules)),
             index,
+            memory: Memory::default(),
             clock,
             seed,
             background,
@@ -240,12 +244,12 @@ impl Gateway {
             }
         };
         let (id, feeder) = match &settings.events {
-            None => (self.index.add_pod()?, None),
+            None => (self.guess(&settings)?, None),
             Some(source) => {
                 let serving = self.serving(&settings)?;
                 let pod: Arc<str> = name.as_str().into();
                 let id = self.events.add(&pod, serving)?;
-                (id, self.feed(&pod, source))
+                (id, self.feed(&pod, source, (&endpoint, settings.facts.rank)))
             }
         };
         let pod = Pod::new(id, settings.facts.clone());
@@ -277,6 +281,7 @@ impl Gateway {
         if let Some(feeder) = &seat.feeder {
             feeder.abort();
         }
+        self.memory.0.remove(seat.pod.id());
         if !self.events.remove(name) {
             self.index.remove_pod(seat.pod.id());
         }
@@ -369,6 +374,28 @@ impl Gateway {
         *self.roster.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(roster);
     }
 
+    /// Takes a pod into the index that says nothing of its cache. Never silently: what is believed of it is a
+    /// guess.
+    fn guess(&self, pod: &PodSettings) -> Result<PodId, NoSlot> {
+        let id = self.index.add_pod()?;
+        let name = &pod.facts.name;
+        let Some(tokens) = pod.facts.kv_tokens else {
+            tracing::warn!(pod = %name, "sends no cache events: for a while after a prompt was sent there it is guessed to be cached; give `events`, or `kv_tokens` for a better guess");
+            return Ok(id);
+        };
+        let settings = self.settings();
+        let model = pod.facts.models.first();
+        let known = settings
+            .models
+            .iter()
+            .find(|known| model.is_none_or(|name| *name == *known.name.as_str()));
+        let block_tokens = known.map_or(BLOCK_TOKENS, |model| model.block_size.get());
+        let capacity = usize::try_from(tokens).unwrap_or(usize::MAX) / block_tokens;
+        tracing::warn!(pod = %name, blocks = capacity, "sends no cache events: what it holds is guessed from what it is sent");
+        self.memory.0.add(id, capacity);
+        Ok(id)
+    }
+
     /// How a pod's events are to be understood.
     fn serving(&self, pod: &PodSettings) -> Result<Serving, ApplyError> {
         let settings = self.settings();
@@ -386,14 +413,31 @@ impl Gateway {
         })
     }
 
-    fn feed(&self, pod: &Arc<str>, source: &EventSource) -> Option<AbortHandle> {
-        let EventSource::ZeroMq(address) = source else { return None };
-        let (events, clock) = (Arc::clone(&self.events), self.clock);
-        let (pod, address) = (Arc::clone(pod), address.clone());
-        let fed = self.background.spawn(async move {
-            let make = || ZeroMq::new(Arc::clone(&pod), address.clone());
-            supervise(make, &events, clock).await;
-        });
+    /// Starts to listen to a pod's engine, if it is the engine that speaks.
+    fn feed(
+        &self,
+        pod: &Arc<str>,
+        source: &EventSource,
+        (endpoint, rank): (&Arc<Endpoint>, Option<u32>),
+    ) -> Option<AbortHandle> {
+        let (events, clock, pod) = (Arc::clone(&self.events), self.clock, Arc::clone(pod));
+        let fed = match source {
+            EventSource::Elsewhere => return None,
+            EventSource::ZeroMq(address) => {
+                let address = address.clone();
+                self.background.spawn(async move {
+                    let make = || ZeroMq::new(Arc::clone(&pod), address.clone());
+                    supervise(make, &events, clock).await;
+                })
+            }
+            EventSource::Asked => {
+                let endpoint = Arc::clone(endpoint);
+                let asked = Asked { pod, endpoint, rank: rank.unwrap_or(0) };
+                self.background.spawn(async move {
+                    asked.follow(events, clock).await;
+                })
+            }
+        };
         Some(fed.abort_handle())
     }
 }

@@ -1,12 +1,12 @@
 //! Pods: who they are, how they are, and changes to who is there.
 
 use serde_json::{Value, json};
-use wornpath_events::PodStatus;
+use wornpath_events::{Guessed, PodStatus};
 
 use super::routes::{Answer, Call, Refusal, Reply};
 use crate::config::BringError;
 use crate::discovery::Bringer;
-use crate::metrics::{breaker, health, trust};
+use crate::metrics::{breaker, feed_state, health, trust};
 use crate::roster::Seat;
 
 pub(super) fn list(call: &Call<'_>) -> Answer {
@@ -81,9 +81,12 @@ pub(super) fn index(call: &Call<'_>) -> Answer {
     let roster = gateway.roster();
     let pods = roster.seats().iter().filter_map(|seat| {
         let stats = gateway.index().pod_stats(seat.pod.id()).ok()?;
+        let digest = gateway.index().digest(seat.pod.id()).ok()?;
         Some(json!({
             "pod": seat.pod.facts().name.as_str(), "blocks": stats.blocks, "holes": stats.holes,
             "waiting": stats.waiting, "expected": stats.expected, "bytes": stats.bytes,
+            // Equal at two routers that know the same of the pod.
+            "digest": format!("{}:{:016x}", digest.blocks.count, digest.blocks.xor),
         }))
     });
     Ok(Reply::Json(json!({
@@ -106,6 +109,7 @@ fn shown(call: &Call<'_>, seat: &Seat, events: &[PodStatus]) -> Value {
     let labels: serde_json::Map<_, _> =
         facts.labels.iter().map(|(key, value)| (key.to_string(), json!(value.as_str()))).collect();
     let feed = events.iter().find(|feed| *feed.pod == *facts.name.as_str());
+    let guess = call.admin.running.gateway().memory.0.status(seat.pod.id());
     json!({
         "name": facts.name.as_str(),
         "url": seat.settings.url,
@@ -121,22 +125,42 @@ fn shown(call: &Call<'_>, seat: &Seat, events: &[PodStatus]) -> Value {
             "prefill_tokens": vitals.prefill_tokens(), "decode_tokens": vitals.decode_tokens(),
         },
         "engine": {"waiting": vitals.waiting(), "kv_usage": vitals.kv_usage()},
-        "events": {"trust": trust(vitals.trust()), "feed": feed.map(feed_shown)},
+        "events": {
+            "trust": trust(vitals.trust()), "feed": feed.map(feed_shown), "guess": guess.map(guess_shown),
+        },
         "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},
     })
 }
 
+/// Of a pod that says nothing: how full its cache is guessed to be.
+fn guess_shown(guess: Guessed) -> Value {
+    json!({"blocks": guess.blocks, "capacity": guess.capacity})
+}
+
 fn feed_shown(feed: &PodStatus) -> Value {
-    let status = &feed.status;
+    let (status, counters) = (&feed.status, &feed.status.counters);
     json!({
         "sources": feed.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "state": format!("{:?}", status.state).to_lowercase(),
+        "state": feed_state(status.state),
+        "confidence": status.confidence,
+        "epoch": status.epoch.map(|epoch| epoch.0),
+        "last_sequence": status.last_sequence,
         "lag": status.lag,
         "age_seconds": status.age.map(|age| age.as_secs_f64()),
-        "rate": status.rate,
-        "last_sequence": status.last_sequence,
-        "gaps": status.counters.gaps,
-        "malformed": status.counters.malformed,
+        "blocks_per_second": status.rate,
+        // By the last digest, where the source sends any: at least so many.
+        "phantom": status.phantom,
+        "missing": status.missing,
+        "batches": {
+            "applied": counters.batches, "repeated": counters.repeated, "outdated": counters.outdated,
+            "unnumbered": counters.unnumbered, "malformed": counters.malformed, "dropped": counters.dropped,
+        },
+        "gaps": counters.gaps,
+        "replays": counters.replays,
+        "resyncs": counters.snapshots + counters.rebuilds,
+        "restarts": counters.restarts,
+        "disagreements": counters.disagreements,
+        "unanswered": counters.failures,
         "last_malformed": status.last_malformed,
     })
 }

@@ -71,7 +71,7 @@ pub struct Refused {
 }
 
 /// What stands at the top, in the order of the reference page.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 19] = [
     "listen",
     "models",
     "pods",
@@ -90,12 +90,14 @@ const KEYS: [&str; 18] = [
     "credentials",
     "workers",
     "batch",
+    "stale_after",
 ];
 
 #[rustfmt::skip]
 const TOP: &[Parameter] = &[
     Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: answers carry `x-wornpath-pod` and a reason."),
     Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods see the client's `authorization`."),
+    Parameter::with_default("stale_after", Takes::Time, "30s", "How long a pod's cache events may be silent before what is known of its cache counts less; nothing after twice that."),
     Parameter::optional("workers", Takes::Whole(1, 1024), "Threads that answer clients; by default one for each core."),
 ];
 
@@ -307,6 +309,8 @@ fn top(root: &Node, settings: &mut Settings, notes: &mut Notes) {
     if section.or("credentials", "none") == "forwarded" {
         settings.upstream_credentials = Credentials::Forwarded;
     }
+    notes.must_not_be_zero(&section, "stale_after");
+    settings.event_rules.stale_after = section.or("stale_after", settings.event_rules.stale_after);
     if let Some(workers) = section.maybe::<usize>("workers").and_then(std::num::NonZeroUsize::new) {
         settings.workers = workers;
     }

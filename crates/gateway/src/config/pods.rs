@@ -8,6 +8,7 @@ use super::Model;
 use super::notes::Notes;
 use super::section::{Section, maps, refused};
 use super::sources::{EventSource, Semantics};
+use crate::settings::KeyDigest;
 
 /// An engine's address, and what is known of it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -28,6 +29,8 @@ pub struct PodConfig {
     pub ranks: u32,
     /// Where its cache events come from; none for the approximate mode.
     pub events: Vec<Events>,
+    /// What whoever speaks of it must show, if that is not the same for all pods.
+    pub event_token: Option<KeyDigest>,
     /// Which software it is.
     pub engine: Engine,
     /// Which fitted speed it has.
@@ -47,6 +50,8 @@ pub struct PodConfig {
 pub enum Events {
     /// From the engine itself.
     Zmq(ZmqAddress),
+    /// From the engine itself, which is asked where.
+    Asked,
     /// From a source in `event_sources`, by its name.
     Source(String),
 }
@@ -127,7 +132,8 @@ pub(super) const FACTS: &[Parameter] = &[
     Parameter::with_default("loras", Takes::Texts, "[]", "LoRA adapters that it can serve."),
     Parameter::with_default("labels", Takes::Fields, "{}", "Free labels for profiles to select by."),
     Parameter::with_default("ranks", Takes::Whole(1, 1024), "1", "Data-parallel ranks behind the address; each is a pod of its own."),
-    Parameter::with_default("events", Takes::Texts, "[]", "Where its cache events come from: `zmq://host:port?replay=port`, where `{host}` is the pod's own, or names of `event_sources`. Without any, what it holds is only guessed from what it was sent."),
+    Parameter::with_default("events", Takes::Texts, "[]", "Where its cache events come from: `zmq://host:port?replay=port`, where `{host}` is the pod's own; `auto`, if the engine says where at `/kv_event_sources`; or names of `event_sources`. Without any, what it holds is only guessed from what it was sent."),
+    Parameter::optional("event_token_digest", Takes::Text, "`sha256:` and the digest of the token that its sidecar must bring to speak of it; then no other token will do."),
     Parameter::with_default("engine", Takes::OneOf(Engine::WORDS), "openai", "Which software it is; `openai` is anything with that interface."),
     Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Which fitted speed it has, for profiles that predict times."),
     Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "The longest prompt plus answer, in tokens."),
@@ -236,6 +242,7 @@ pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Note
         labels: fields.into_iter().map(label).collect(),
         ranks: section.or("ranks", 1),
         events,
+        event_token: notes.digest(section, "event_token_digest"),
         engine,
         speed: section.maybe::<&'static str>("speed").map(str::to_owned),
         context_tokens: section.maybe("context_tokens"),
@@ -252,7 +259,10 @@ fn events(section: &Section<'_>, sources: &[EventSource], notes: &mut Notes) -> 
     let mut counted: Option<(String, Span)> = None;
     let mut set: Option<(String, Span)> = None;
     for (text, span) in section.texts("events") {
-        let semantics = if text.contains("://") {
+        let semantics = if text == "auto" {
+            events.push(Events::Asked);
+            Semantics::Sequenced
+        } else if text.contains("://") {
             match text.parse::<ZmqAddress>() {
                 Ok(address) => {
                     last_port(section, &address, span, notes);

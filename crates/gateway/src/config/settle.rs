@@ -66,10 +66,11 @@ impl PodConfig {
         let zmq = self.events.iter().find_map(|events| match events {
             // That the last rank has a port was checked with the configuration.
             Events::Zmq(address) => address.of_rank(rank).ok(),
-            Events::Source(_) => None,
+            Events::Asked | Events::Source(_) => None,
         });
         match zmq {
             Some(address) => Some(EventSource::ZeroMq(address)),
+            None if self.events.contains(&Events::Asked) => Some(EventSource::Asked),
             None => (!self.events.is_empty()).then_some(EventSource::Elsewhere),
         }
     }

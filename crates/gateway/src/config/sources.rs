@@ -31,6 +31,13 @@ pub enum SourceKind {
         /// The stream.
         stream: String,
     },
+    /// A Kafka topic that relays fill.
+    Kafka {
+        /// The brokers: `host:port`, with commas between them.
+        brokers: String,
+        /// The topic.
+        topic: String,
+    },
     /// Redis streams that relays fill.
     Redis {
         /// The server.
@@ -55,7 +62,9 @@ impl EventSource {
     pub const fn semantics(&self) -> Semantics {
         match self.kind {
             SourceKind::Push { semantics } => semantics,
-            SourceKind::Nats { .. } | SourceKind::Redis { .. } => Semantics::Sequenced,
+            SourceKind::Nats { .. } | SourceKind::Kafka { .. } | SourceKind::Redis { .. } => {
+                Semantics::Sequenced
+            }
         }
     }
 }
@@ -63,9 +72,9 @@ impl EventSource {
 #[rustfmt::skip]
 pub(super) const SOURCE: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "What pods call it in their `events`."),
-    Parameter::required("kind", Takes::OneOf(&["push", "nats", "redis"]), "`push`: sidecars post to `listen.events`; `nats`, `redis`: a broker that `wornpath relay` fills."),
+    Parameter::required("kind", Takes::OneOf(&["push", "nats", "redis", "kafka"]), "`push`: sidecars post to `listen.events`, or stream to it by gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` fills."),
     Parameter::optional("url", Takes::Text, "Where the broker is, such as `nats://10.0.0.9:4222`."),
-    Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream, or what its streams' names begin with."),
+    Parameter::with_default("stream", Takes::Text, "wornpath", "The broker's stream or topic, or what its streams' names begin with."),
     Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without a gap; then copies of blocks are counted."),
 ];
 
@@ -99,6 +108,14 @@ pub(super) fn sources(root: &Node, listen: &Listen, notes: &mut Notes) -> Vec<Ev
                     not_built_in(&section, "nats", notes);
                 }
                 SourceKind::Nats { url: url(&section, "nats", notes), stream }
+            }
+            "kafka" => {
+                if !cfg!(feature = "kafka") {
+                    not_built_in(&section, "kafka", notes);
+                }
+                let url = url(&section, "kafka", notes);
+                let brokers = url.trim_start_matches("kafka://").to_owned();
+                SourceKind::Kafka { brokers, topic: stream }
             }
             _ => {
                 if !cfg!(feature = "redis") {

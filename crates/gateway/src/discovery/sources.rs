@@ -1,20 +1,17 @@
 //! Brings the events of the sources that feed several pods: sidecars that post, and brokers.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use wornpath_events::{Access, PodName, Push, consume};
+use wornpath_events::{Access, Guests, PodName, Push, TokenDigest, consume};
 
 use crate::config::{EventSource, Events, Running, SourceKind};
 
 /// Listens for sidecars, for as long as it is polled.
 pub async fn take_pushes(running: Arc<Running>, listener: TcpListener, access: Access) {
-    let known = Arc::<RwLock<BTreeSet<PodName>>>::default();
-    let asked = Arc::clone(&known);
-    let knows = move |pod: &str| asked.read().unwrap_or_else(PoisonError::into_inner).contains(pod);
-    let (push, service) = Push::new(knows);
+    let guests = Arc::<Guests>::default();
+    let (push, service) = Push::new(Arc::clone(&guests));
     let events = Arc::clone(running.gateway().events());
     let follow = async {
         let mut changes = running.changes();
@@ -24,8 +21,7 @@ pub async fn take_pushes(running: Arc<Running>, listener: TcpListener, access: A
                 .sources()
                 .iter()
                 .filter(|source| matches!(source.kind, SourceKind::Push { .. }));
-            let pods = pushing.flat_map(|source| fed_by(&running, source)).collect();
-            *known.write().unwrap_or_else(PoisonError::into_inner) = pods;
+            guests.are(pushing.flat_map(|source| fed_by(&running, source)).collect());
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -62,18 +58,23 @@ fn brokers(running: &Running) -> Vec<(SourceKind, Vec<PodName>)> {
     let config = running.config();
     let is_broker = |source: &&EventSource| !matches!(source.kind, SourceKind::Push { .. });
     let brokers = config.sources().iter().filter(is_broker);
-    brokers.map(|source| (source.kind.clone(), fed_by(running, source))).collect()
+    let pods = |source| fed_by(running, source).into_iter().map(|(pod, _)| pod).collect();
+    brokers.map(|source| (source.kind.clone(), pods(source))).collect()
 }
 
-/// The pods that name a source.
-fn fed_by(running: &Running, source: &EventSource) -> Vec<PodName> {
+/// The pods that name a source, and the tokens of those that have their own.
+fn fed_by(running: &Running, source: &EventSource) -> Vec<(PodName, Option<TokenDigest>)> {
     let named = Events::Source(source.name.clone());
-    let pods = running.roll().all().into_iter().filter(|pod| pod.events.contains(&named));
-    pods.flat_map(|pod| pod.settings()).map(|pod| pod.facts.name.as_str().into()).collect()
+    let mut fed = Vec::new();
+    for pod in running.roll().all().into_iter().filter(|pod| pod.events.contains(&named)) {
+        let token = pod.event_token.map(|token| token.0);
+        fed.extend(pod.settings().iter().map(|rank| (rank.facts.name.as_str().into(), token)));
+    }
+    fed
 }
 
 #[cfg_attr(
-    not(any(feature = "nats", feature = "redis")),
+    not(any(feature = "nats", feature = "redis", feature = "kafka")),
     expect(unused_variables, reason = "no broker is built in")
 )]
 fn read(reading: &mut JoinSet<()>, running: &Arc<Running>, kind: &SourceKind, pods: &[PodName]) {
@@ -86,6 +87,16 @@ fn read(reading: &mut JoinSet<()>, running: &Arc<Running>, kind: &SourceKind, po
             let (url, stream, pods) = (url.clone(), stream.clone(), pods.to_vec());
             reading.spawn(async move {
                 let make = || wornpath_events::Nats::new(&url, &stream, &pods);
+                wornpath_events::supervise(make, &events, clock).await;
+            });
+        }
+        #[cfg(feature = "kafka")]
+        SourceKind::Kafka { brokers, topic } => {
+            let (events, clock) =
+                (Arc::clone(running.gateway().events()), running.gateway().clock());
+            let (brokers, topic, pods) = (brokers.clone(), topic.clone(), pods.to_vec());
+            reading.spawn(async move {
+                let make = || wornpath_events::Kafka::new(&brokers, &topic, &pods);
                 wornpath_events::supervise(make, &events, clock).await;
             });
         }
@@ -104,7 +115,7 @@ fn read(reading: &mut JoinSet<()>, running: &Arc<Running>, kind: &SourceKind, po
             });
         }
         // A configuration with a broker that is not built in was refused.
-        #[cfg(not(all(feature = "nats", feature = "redis")))]
+        #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]
         _ => {}
     }
 }

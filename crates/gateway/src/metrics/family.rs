@@ -105,6 +105,18 @@ families! {
         "Pods whose prefixes may have holes, so that queries look at every block.";
     POD_BLOCKS = Gauge "wornpath_pod_blocks" ["pod"]
         "Blocks that the index has for the pod.";
+    EVENT_SOURCES = Gauge "wornpath_pod_event_source_info" ["pod", "source"]
+        "1 for every source that has spoken of the pod's cache.";
+    EVENT_STATE = Gauge "wornpath_pod_event_state" ["pod", "state"]
+        "1 for how far the pod's cache is known: `waiting`, `live`, `unsure`, `partial`, `stale` or `quarantined`.";
+    EVENT_SEQUENCE = Gauge "wornpath_pod_event_last_sequence" ["pod"]
+        "The engine's number of the last batch applied; absent if batches are not numbered.";
+    EVENT_RATE = Gauge "wornpath_pod_event_blocks_per_second" ["pod"]
+        "Blocks stored and removed, over about the last ten seconds.";
+    EVENT_PHANTOM = Gauge "wornpath_pod_phantom_blocks" ["pod"]
+        "Blocks that the index had and the engine had not, at least, by the last digest.";
+    EVENT_MISSING = Gauge "wornpath_pod_missing_blocks" ["pod"]
+        "Blocks that the engine had and the index had not, at least, by the last digest.";
     EVENT_LAG = Gauge "wornpath_pod_event_lag_batches" ["pod"]
         "Batches of cache events that are known to exist and not applied yet.";
     EVENT_AGE = Gauge "wornpath_pod_event_age_seconds" ["pod"]
@@ -113,6 +125,10 @@ families! {
         "Batches of cache events: `applied`, `repeated`, `outdated`, `unnumbered`, `malformed` or `dropped`.";
     EVENT_GAPS = Counter "wornpath_pod_event_gaps_total" ["pod"]
         "Times at which batches were found missing.";
+    EVENT_REPLAYS = Counter "wornpath_pod_event_replays_total" ["pod"]
+        "Replays asked for because batches were missing.";
+    EVENT_RESYNCS = Counter "wornpath_pod_event_resyncs_total" ["pod"]
+        "Times at which the pod's state was fetched whole, or begun anew because it could not be had.";
     EVENT_RESTARTS = Counter "wornpath_pod_restarts_total" ["pod"]
         "New lives of the engine.";
     EVENT_DISAGREEMENTS = Counter "wornpath_pod_digest_disagreements_total" ["pod"]

@@ -1,6 +1,6 @@
 //! What is read from where it lives when the page is asked for: pods, index, events, queue.
 
-use wornpath_events::{FeedCounters, PodStatus};
+use wornpath_events::{FeedCounters, PodStatus, State as FeedState, Status};
 use wornpath_routing::{Breaker, EventTrust, Health, Pod};
 
 use super::text::Page;
@@ -89,14 +89,23 @@ fn index(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
 }
 
 fn events(page: &mut Page, all: &[PodStatus]) {
-    let mut lines = page.family(family::EVENT_LAG);
+    let mut lines = page.family(family::EVENT_SOURCES);
     for pod in all {
-        lines.value(&[&*pod.pod], pod.status.lag);
+        for source in &pod.sources {
+            lines.value(&[&*pod.pod, source], 1);
+        }
     }
-    let mut lines = page.family(family::EVENT_AGE);
+    let states = ["waiting", "live", "unsure", "partial", "stale", "quarantined"];
+    let mut lines = page.family(family::EVENT_STATE);
     for pod in all {
-        if let Some(age) = pod.status.age {
-            lines.value(&[&*pod.pod], age.as_secs_f64());
+        lines.state(&pod.pod, &states, feed_state(pod.status.state));
+    }
+    for (family, figure) in EVENT_FIGURES {
+        let mut lines = page.family(family);
+        for pod in all {
+            if let Some(figure) = figure(&pod.status) {
+                lines.value(&[&*pod.pod], figure);
+            }
         }
     }
     let mut lines = page.family(family::EVENT_BATCHES);
@@ -114,8 +123,10 @@ fn events(page: &mut Page, all: &[PodStatus]) {
             lines.value(&[&*pod.pod, fate], count);
         }
     }
-    let counters: [(Family, Counter); 3] = [
+    let counters: [(Family, Counter); 5] = [
         (family::EVENT_GAPS, |counters| counters.gaps),
+        (family::EVENT_REPLAYS, |counters| counters.replays),
+        (family::EVENT_RESYNCS, |counters| counters.snapshots + counters.rebuilds),
         (family::EVENT_RESTARTS, |counters| counters.restarts),
         (family::EVENT_DISAGREEMENTS, |counters| counters.disagreements),
     ];
@@ -124,6 +135,28 @@ fn events(page: &mut Page, all: &[PodStatus]) {
         for pod in all {
             lines.value(&[&*pod.pod], counter(&pod.status.counters));
         }
+    }
+}
+
+/// What is one number for a pod, as far as it is known.
+const EVENT_FIGURES: [(Family, fn(&Status) -> Option<f64>); 6] = [
+    (family::EVENT_SEQUENCE, |status| status.last_sequence.map(|last| last as f64)),
+    (family::EVENT_LAG, |status| Some(status.lag as f64)),
+    (family::EVENT_AGE, |status| status.age.map(|age| age.as_secs_f64())),
+    (family::EVENT_RATE, |status| Some(status.rate)),
+    (family::EVENT_PHANTOM, |status| Some(status.phantom as f64)),
+    (family::EVENT_MISSING, |status| Some(status.missing as f64)),
+];
+
+/// The word for it in metrics and JSON.
+pub(crate) const fn feed_state(state: FeedState) -> &'static str {
+    match state {
+        FeedState::Waiting => "waiting",
+        FeedState::Live => "live",
+        FeedState::Unsure => "unsure",
+        FeedState::Partial => "partial",
+        FeedState::Stale => "stale",
+        FeedState::Quarantined => "quarantined",
     }
 }
 
