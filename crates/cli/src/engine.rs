@@ -16,7 +16,7 @@ Paths of an engine:
   POST /v1/chat/completions, /v1/completions   streaming or not; usage with cached_tokens; vLLM's
                                                kv_transfer_params, cache_salt, ignore_eos, min_tokens
   POST /v1/embeddings, /tokenize, /reset_prefix_cache
-  GET  /v1/models, /health, /metrics (vLLM's names), /version
+  GET  /v1/models, /health, /metrics (vLLM's names), /version, /kv_event_sources
 Cache events go out over ZeroMQ in vLLM's encoding, and can be replayed.
 
 Faults, for --fault and for the control port (there with underscores, as JSON):

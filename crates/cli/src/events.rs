@@ -1,5 +1,7 @@
 //! `wornpath events`: what engines say about their caches, for people who look into them.
 
+mod verify;
+
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use std::io::Write;
@@ -18,6 +20,8 @@ pub(crate) struct EventsArguments {
 enum EventsCommand {
     /// Decode and print a live stream, one event a line
     Tail(TailArguments),
+    /// Compare what an engine publishes with what it has cached, by sending it prompts
+    Verify(verify::VerifyArguments),
 }
 
 #[derive(Args)]
@@ -37,17 +41,22 @@ struct TailArguments {
 }
 
 pub(crate) fn run(arguments: &EventsArguments, out: &mut impl Write) -> anyhow::Result<()> {
-    let EventsCommand::Tail(arguments) = &arguments.command;
-    let address = arguments.from.of_rank(arguments.rank)?;
-    anyhow::ensure!(
-        arguments.since.is_none() || address.replay.is_some(),
-        "--since needs a replay socket; add ?replay=port to --from {address}"
-    );
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
         .enable_all()
         .build()
         .context("cannot start the runtime for network input")?;
-    runtime.block_on(tail(arguments, address, out))
+    match &arguments.command {
+        EventsCommand::Verify(arguments) => runtime.block_on(verify::verify(arguments, out)),
+        EventsCommand::Tail(arguments) => {
+            let address = arguments.from.of_rank(arguments.rank)?;
+            anyhow::ensure!(
+                arguments.since.is_none() || address.replay.is_some(),
+                "--since needs a replay socket; add ?replay=port to --from {address}"
+            );
+            runtime.block_on(tail(arguments, address, out))
+        }
+    }
 }
 
 async fn tail(

@@ -16,7 +16,7 @@ pub(crate) struct RelayArguments {
     /// A pod and where its engine publishes: NAME=zmq://host:port?replay=port; several times for several
     #[arg(long, value_name = "POD=SOURCE", required = true, value_parser = source)]
     from: Vec<(PodName, ZmqAddress)>,
-    /// nats://host:port/STREAM or redis://host:port/PREFIX
+    /// nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC
     #[arg(long, value_name = "BROKER", value_parser = broker)]
     to: Broker,
 }
@@ -34,6 +34,7 @@ struct Broker {
 enum Kind {
     Nats,
     Redis,
+    Kafka,
 }
 
 fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
@@ -43,11 +44,13 @@ fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
 }
 
 fn broker(text: &str) -> Result<Broker, String> {
-    const EXPECTED: &str = "expected nats://host:port/STREAM or redis://host:port/PREFIX";
+    const EXPECTED: &str =
+        "expected nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC";
     let (scheme, rest) = text.split_once("://").ok_or(EXPECTED)?;
     let kind = match scheme {
         "nats" => Kind::Nats,
         "redis" => Kind::Redis,
+        "kafka" => Kind::Kafka,
         _ => return Err(EXPECTED.to_owned()),
     };
     let (server, stream) = rest.split_once('/').ok_or(EXPECTED)?;
@@ -66,7 +69,7 @@ pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::R
     runtime.block_on(async {
         let mut pods = JoinSet::new();
         for (pod, address) in &arguments.from {
-            let transport = ZeroMq::new(pod.clone(), address.clone());
+            let transport = ZeroMq::new(pod.clone(), address.clone()).with_originals();
             let carried = Carried { transport, pod: pod.clone(), epoch };
             spawn(&mut pods, &arguments.to, carried)?;
             writeln!(out, "relaying {pod} from {address} to {}", arguments.to.url)?;
@@ -97,7 +100,7 @@ struct Carried {
 }
 
 impl Carried {
-    #[cfg_attr(not(any(feature = "nats", feature = "redis")), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "nats", feature = "redis", feature = "kafka")), allow(dead_code))]
     async fn over<S: Sink>(self, sink: S) {
         let name = self.pod.clone();
         let report = move |error: &SinkError| eprintln!("{name}: {error}; trying again");
@@ -106,7 +109,7 @@ impl Carried {
 }
 
 #[cfg_attr(
-    not(any(feature = "nats", feature = "redis")),
+    not(any(feature = "nats", feature = "redis", feature = "kafka")),
     allow(
         unused_variables,
         clippy::needless_pass_by_value,
@@ -127,7 +130,13 @@ fn spawn(pods: &mut JoinSet<()>, broker: &Broker, carried: Carried) -> anyhow::R
             pods.spawn(carried.over(sink));
             Ok(())
         }
-        #[cfg(not(all(feature = "nats", feature = "redis")))]
+        #[cfg(feature = "kafka")]
+        Kind::Kafka => {
+            let brokers = broker.url.trim_start_matches("kafka://");
+            pods.spawn(carried.over(wornpath_events::KafkaSink::new(brokers, &broker.stream)));
+            Ok(())
+        }
+        #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]
         kind => {
             let (url, stream) = (&broker.url, &broker.stream);
             let feature = format!("{kind:?}").to_lowercase();

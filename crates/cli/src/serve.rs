@@ -259,9 +259,13 @@ fn pod(written: &str, role: &str) -> anyhow::Result<PodSettings> {
         None => (written, None),
         Some((url, rest)) => {
             let address = rest.strip_prefix("events=").with_context(|| {
-                format!("`{rest}` after the pod {url} is not events=zmq://host:port?replay=port")
+                format!("`{rest}` after the pod {url} is neither events=zmq://host:port?replay=port nor events=auto")
             })?;
-            (url, Some(EventSource::ZeroMq(address.parse()?)))
+            let source = match address {
+                "auto" => EventSource::Asked,
+                address => EventSource::ZeroMq(address.parse()?),
+            };
+            (url, Some(source))
         }
     };
     let mut pod = PodSettings { events, ..PodSettings::at(url) };

@@ -1,6 +1,10 @@
 //! `wornpath events`, run as a user runs it, on a stream captured from a real engine.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
+#[path = "engine/served.rs"]
+#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
+mod served;
+
 use std::process::{Command, Output};
 use wornpath_events::wire::records;
 use wornpath_events::zmtp::Publisher;
@@ -61,11 +65,36 @@ fn a_relay_names_what_is_wrong_with_its_ends() {
     assert!(error.contains("expected NAME=zmq://host:port"), "{error}");
     let error = relay("pod=zmq://127.0.0.1:1", "nats://127.0.0.1:1");
     assert!(
-        error.contains("expected nats://host:port/STREAM or redis://host:port/PREFIX"),
+        error.contains("expected nats://host:port/STREAM, redis://host:port/PREFIX or kafka"),
         "{error}"
     );
     if cfg!(not(feature = "nats")) {
         let error = relay("pod=zmq://127.0.0.1:1", "nats://127.0.0.1:1/kv");
         assert!(error.contains("this build has no Nats; build it with --features nats"), "{error}");
     }
+}
+
+#[test]
+fn an_engine_is_verified_by_its_own_answers() {
+    let verify = |engine: &served::Served| {
+        let url = format!("http://{}", engine.engines[0].http);
+        let program = env!("CARGO_BIN_EXE_wornpath");
+        let arguments = ["events", "verify", "--engine", &url, "--prompts", "30"];
+        Command::new(program).args(arguments).output().unwrap()
+    };
+    let engine = served::Served::start(&["--kv-tokens", "1024"]);
+    let honest = verify(&engine);
+    let printed = String::from_utf8_lossy(&honest.stdout);
+    assert!(honest.status.success(), "{printed}");
+    assert!(printed.contains("blocks of 16 tokens, events from zmq://"), "{printed}");
+    assert!(printed.contains(": 30 as its events let expect"), "{printed}");
+    assert!(!printed.contains(" 0 with a hit"), "{printed}");
+
+    engine.set_faults(0, r#"{"cached_tokens": "all"}"#);
+    let lying = verify(&engine);
+    let printed = String::from_utf8_lossy(&lying.stdout);
+    assert!(!lying.status.success(), "{printed}");
+    assert!(printed.contains("expected, "), "{printed}");
+    let error = String::from_utf8_lossy(&lying.stderr);
+    assert!(error.contains("of 30 prompts differ"), "{error}");
 }

@@ -1,0 +1,112 @@
+//! The life of a prefix, end to end through the binary: nobody holds it, one pod does, the pod evicts it, another one
+//! takes over; and what becomes of a pod that says nothing any more.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::disallowed_methods, reason = "processes live in real time")]
+
+mod fleet;
+#[path = "../engine/served.rs"]
+#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
+mod served;
+
+use fleet::{Fleet, Prompt, eventually};
+use serde_json::json;
+
+const POLICIES: [&str; 2] = ["sticky-least-loaded", "cache-aware"];
+
+#[test]
+fn twenty_requests_of_a_new_prefix_that_come_at_once_land_on_one_pod() {
+    for policy in POLICIES {
+        let fleet = Fleet::start(policy, &[], "");
+        let pods: Vec<String> = std::thread::scope(|scope| {
+            let ask = |tail| {
+                let fleet = &fleet;
+                scope.spawn(move || fleet.ask(&Prompt::new("cold").then(tail)).pod)
+            };
+            let asked: Vec<_> = (0..20).map(ask).collect();
+            asked.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(pods.iter().all(|pod| *pod == pods[0]), "{policy}: {pods:?}");
+        // By the engine's own count the prefix was computed once or shared, and nowhere else.
+        let held: Vec<_> = fleet.held(&Prompt::new("cold").then(0));
+        assert_eq!(held.iter().filter(|(_, blocks)| *blocks > 0).count(), 1, "{policy}: {held:?}");
+    }
+}
+
+#[test]
+fn a_prefix_stays_with_its_pod_although_another_one_has_less_to_do() {
+    let fleet = Fleet::start("sticky-least-loaded", &[], "");
+    let prompt = Prompt::new("sticky");
+    let home = fleet.ask(&prompt.then(0)).pod;
+    let _busy: Vec<_> = (1..5).map(|tail| fleet.occupy(&home, &prompt.then(tail))).collect();
+    eventually("the load is seen", || fleet.requests(&home) >= 4);
+    let answer = fleet.ask(&prompt.then(9));
+    assert_eq!(answer.pod, home);
+    assert!(answer.cached_tokens >= Prompt::TOKENS - 16, "{}", answer.cached_tokens);
+}
+
+#[test]
+fn a_prefix_that_its_pod_evicted_goes_elsewhere_and_stays_there() {
+    for policy in POLICIES {
+        let fleet = Fleet::start(policy, &["--kv-tokens", "16384"], "");
+        let (prompt, other) = (Prompt::new("evicted"), Prompt::new("other"));
+        let home = fleet.ask(&prompt.then(0)).pod;
+        eventually("its events came", || fleet.feed(&home)["last_sequence"].is_u64());
+        // A long answer keeps the pod busy, so that nothing but its cache speaks for it.
+        let _busy = fleet.occupy(&home, &other.then(0));
+        assert_eq!(fleet.would_go(&prompt.then(2)), home, "{policy}: it is still warm");
+        for filler in ["one", "two", "three"] {
+            let body = json!({"prompt": filler.repeat(2000), "max_tokens": 1});
+            fleet.straight_to(&home, &body);
+        }
+        eventually("the eviction is heard of", || fleet.believed(&prompt.then(3), &home) == 0);
+        let next = fleet.ask(&prompt.then(4));
+        assert_ne!(next.pod, home, "{policy}");
+        assert_eq!(next.cached_tokens, 0, "{policy}");
+        eventually("the new place is known", || fleet.believed(&prompt.then(5), &next.pod) > 0);
+        let after = fleet.ask(&prompt.then(6));
+        assert_eq!(after.pod, next.pod, "{policy}");
+        assert!(after.cached_tokens >= Prompt::TOKENS - 16, "{policy}: {}", after.cached_tokens);
+    }
+}
+
+#[test]
+fn a_pod_whose_events_stop_fades_out_of_cache_scoring_and_is_still_used() {
+    for policy in POLICIES {
+        let fleet = Fleet::start(policy, &[], "stale_after: 500ms\n");
+        let (prompt, other) = (Prompt::new("fading"), Prompt::new("other"));
+        let home = fleet.ask(&prompt.then(0)).pod;
+        eventually("its events came", || fleet.feed(&home)["last_sequence"].is_u64());
+        let _busy = fleet.occupy(&home, &other.then(0));
+        assert_eq!(fleet.would_go(&prompt.then(2)), home, "{policy}: its events count");
+        fleet.set_faults(&home, r#"{"lose_tail": true, "no_replay": true}"#);
+        eventually("silence is noticed", || fleet.feed(&home)["state"] == "stale");
+        eventually("its cache counts for nothing", || fleet.believed(&prompt.then(3), &home) == 0);
+        assert_ne!(fleet.would_go(&prompt.then(4)), home, "{policy}");
+        fleet.others_leave(&home);
+        assert_eq!(fleet.ask(&prompt.then(5)).pod, home, "{policy}: by load it is as good as any");
+        fleet.set_faults(&home, "{}");
+        eventually("it is trusted again", || fleet.feed(&home)["state"] == "live");
+        eventually("and what it holds counts", || fleet.believed(&prompt.then(6), &home) > 0);
+    }
+}
+
+#[test]
+fn a_pod_that_says_nothing_is_guessed_at_within_its_room_and_that_is_said() {
+    let fleet = Fleet::silent("cache-aware", 8000);
+    let prompts = ["one", "two", "three"].map(Prompt::new);
+    let homes = prompts.each_ref().map(|prompt| fleet.ask(&prompt.then(0)).pod);
+    for (prompt, home) in prompts.iter().zip(&homes) {
+        assert_eq!(fleet.would_go(&prompt.then(1)), *home, "it is remembered where it went");
+        assert_eq!(fleet.events(home)["trust"], "guessed");
+        assert_eq!(fleet.events(home)["guess"]["capacity"], 500);
+    }
+    // Room for two and a half prompts each: with three more on every pod, the first has been forgotten.
+    let home = homes[0].clone();
+    fleet.others_leave(&home);
+    for name in ["four", "five", "six"] {
+        fleet.ask(&Prompt::new(name).then(0));
+    }
+    assert_eq!(fleet.believed(&prompts[0].then(2), &home), 0);
+    assert!(fleet.believed(&Prompt::new("six").then(1), &home) >= 200);
+    assert_eq!(fleet.events(&home)["guess"]["blocks"], 500);
+}
