@@ -5,10 +5,12 @@
 //! function here, its line in [`TARGETS`], a file in `fuzz_targets/` and a corpus.
 #![forbid(unsafe_code)]
 
+mod carried;
 mod chat;
 mod index_ops;
 mod wire;
 
+pub use carried::{event_sources, grpc_report, zmtp_stream};
 pub use chat::{chat_template, tokenizer_config};
 pub use index_ops::index_ops;
 pub use wire::{DIALECTS, envelope, push_request, wire_batch, wire_frames};
@@ -20,9 +22,12 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: &[Target] = &[
     ("chat_template", chat_template),
     ("envelope", envelope),
+    ("event_sources", event_sources),
+    ("grpc_report", grpc_report),
     ("index_ops", index_ops),
     ("push_request", push_request),
     ("tokenizer_config", tokenizer_config),
     ("wire_batch", wire_batch),
     ("wire_frames", wire_frames),
+    ("zmtp_stream", zmtp_stream),
 ];

@@ -76,7 +76,7 @@ pub fn push_request(request: &[u8]) {
     }
 }
 
-fn translate(batch: &Batch) {
+pub(crate) fn translate(batch: &Batch) {
     const BLOCK_SIZE: NonZeroUsize = NonZeroUsize::new(16).expect("sixteen is not zero");
     let mut translator = Translator::new(&HashKey::DEFAULT, "fuzzed", BLOCK_SIZE);
     if let Ok(translated) = translator.translate(batch) {

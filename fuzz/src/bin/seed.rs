@@ -3,11 +3,13 @@
 //! For the wire, small captured messages of every kind, in every dialect, so that the fuzzer starts
 //! where real engines are. For the index, sequences of operations from fixed seeds.
 
+use prost::Message as _;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs;
 use std::path::Path;
 use wornpath_events::wire::{Batch, Event, Limits, Message, decode, encode, records};
+use wornpath_events::grpc::{self, Report, Saying, What};
 use wornpath_fuzz::DIALECTS;
 
 /// Larger seeds make every mutation slower and teach the fuzzer nothing more.
@@ -42,7 +44,7 @@ fn operations(fuzz: &Path) -> Result<(), Box<dyn Error>> {
 
 fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
     let captured = fuzz.join("../crates/events/tests/fixtures/vllm-0.32");
-    for target in ["wire_batch", "wire_frames"] {
+    for target in ["wire_batch", "wire_frames", "zmtp_stream", "grpc_report"] {
         fs::create_dir_all(fuzz.join("corpus").join(target))?;
     }
     let mut seen = BTreeSet::new();
@@ -67,6 +69,9 @@ fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
             };
             fs::write(file("wire_batch", ""), payload)?;
             fs::write(file("wire_frames", ""), one_record(&frames))?;
+            fs::write(file("zmtp_stream", ""), publisher_says(&frames))?;
+            fs::write(file("grpc_report", "-raw"), report(Saying::Raw(payload.to_vec())))?;
+            fs::write(file("grpc_report", ""), report(Saying::Batch(typed(&batch))))?;
             for dialect in DIALECTS {
                 let mut written = Vec::new();
                 encode(&batch, dialect, &mut written);
@@ -103,4 +108,49 @@ fn one_record(frames: &[&[u8]]) -> Vec<u8> {
         record.extend_from_slice(frame);
     }
     record
+}
+
+/// A whole connection as a publisher writes it: greeting, READY, one message. The first byte is for a subscriber.
+fn publisher_says(frames: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = vec![0, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F, 3, 0];
+    bytes.extend(b"NULL");
+    bytes.resize(1 + 64, 0);
+    let ready = b"\x05READY\x0bSocket-Type\0\0\0\x03PUB";
+    bytes.extend([4, ready.len() as u8]);
+    bytes.extend(ready);
+    for (at, frame) in frames.iter().enumerate() {
+        bytes.push(2 | u8::from(at + 1 < frames.len()));
+        bytes.extend((frame.len() as u64).to_be_bytes());
+        bytes.extend(*frame);
+    }
+    bytes
+}
+
+fn report(said: Saying) -> Vec<u8> {
+    let pod = "pod".to_owned();
+    Report { pod, epoch: Some(1), sequence: Some(7), said: Some(said) }.encode_to_vec()
+}
+
+/// The same events in the messages of gRPC.
+fn typed(batch: &Batch) -> grpc::Batch {
+    let names = |blocks: &[wornpath_index::EngineHash]| blocks.iter().map(|one| one.0).collect();
+    let tier = |tier: wornpath_index::Tier| format!("{tier:?}");
+    let event = |event: Event<'_>| match event {
+        Event::Stored(stored) => What::Stored(grpc::Stored {
+            blocks: names(stored.blocks),
+            parent: stored.parent.map(|parent| parent.0),
+            tokens: stored.tokens.to_vec(),
+            block_size: stored.block_size,
+            tier: tier(stored.tier),
+            lora: stored.lora_name.unwrap_or_default().to_owned(),
+            salt: String::new(),
+        }),
+        Event::Removed(removed) => What::Removed(grpc::Removed {
+            blocks: names(removed.blocks),
+            tier: tier(removed.tier),
+        }),
+        Event::Cleared => What::Cleared(grpc::Nothing {}),
+    };
+    let events = batch.events().map(|one| grpc::Event { what: Some(event(one)) });
+    grpc::Batch { events: events.collect() }
 }
