@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -279,6 +280,8 @@ def main() -> int:
     parser.add_argument("--report", type=pathlib.Path, help="write what was found here, as Markdown")
     parser.add_argument("--part", choices=["caches", "handing-over", "both"], default="both")
     asked = parser.parse_args()
+    # So that engines end with this program, however it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (DIR / "logs").mkdir(exist_ok=True)
     run, start = Run(asked.binary, asked.seed), time.monotonic()
     total, right = caches(run) if asked.part != "handing-over" else (0, 0)

@@ -80,27 +80,32 @@ fn resident() -> usize {
     pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// The memory that an index takes which was offered so many times what it has room for.
-fn flood(times: usize, before: usize) -> usize {
-    let limits = limits();
-    let index = Index::new(limits, 1);
-    let mut flooded = Flooded::new(&index);
-    flooded.store(times * limits.blocks_per_pod / RUN, None);
-    flooded.store(times * limits.waiting_per_pod / RUN, Some(EngineHash(7)));
-    // From here on a batch is missing, and all others wait for it.
-    flooded.sequence += 1;
-    flooded.store(times * limits.early_per_pod, None);
-    let stats = index.pod_stats(flooded.pod.id()).unwrap();
-    assert!(stats.blocks <= limits.blocks_per_pod && stats.waiting <= limits.waiting_per_pod);
-    resident().saturating_sub(before)
+/// What memory there is when the room is full, and after ten times as much again.
+fn compare(what: &str, before: usize, mut store: impl FnMut(usize)) {
+    store(1);
+    let full = resident() - before;
+    store(10);
+    let flooded = resident() - before;
+    println!("{what}: full {} KiB, flooded ten times {} KiB", full >> 10, flooded >> 10);
+    assert!(full > 16 << 20, "{full} bytes are too few to measure");
+    assert!(flooded as f64 <= full as f64 * 1.1, "{what}: {flooded} bytes, {full} when full");
 }
 
 #[test]
 fn a_flood_of_ten_times_the_cap_takes_no_more_memory_than_the_cap() {
+    let limits = limits();
     let before = resident();
-    let full = flood(1, before);
-    assert!(full > 16 << 20, "{full} bytes are too few to measure");
-    let flooded = flood(10, before);
-    println!("full {} MiB, flooded ten times {} MiB", full >> 20, flooded >> 20);
-    assert!(flooded as f64 <= full as f64 * 1.1, "{flooded} bytes, {full} when full");
+    let index = Index::new(limits, 1);
+    let mut flooded = Flooded::new(&index);
+    compare("blocks and blocks whose prefix is not known", before, |times| {
+        flooded.store(times * limits.blocks_per_pod / RUN, None);
+        flooded.store(times * limits.waiting_per_pod / RUN, Some(EngineHash(7)));
+    });
+    // From here on a batch is missing, and all others wait for it.
+    flooded.sequence += 1;
+    compare("batches before their turn", before, |times| {
+        flooded.store(times * limits.early_per_pod, None);
+    });
+    let stats = index.pod_stats(flooded.pod.id()).unwrap();
+    assert!(stats.blocks <= limits.blocks_per_pod && stats.waiting <= limits.waiting_per_pod);
 }
