@@ -10,6 +10,7 @@ use crate::state::Gateway;
 type Figure = fn(&Pod) -> f64;
 type State = fn(&Pod) -> &'static str;
 type Counter = fn(&FeedCounters) -> u64;
+type EventFigure = fn(&Status) -> Option<f64>;
 
 /// The page, in Prometheus' text format.
 #[must_use]
@@ -139,7 +140,7 @@ fn events(page: &mut Page, all: &[PodStatus]) {
 }
 
 /// What is one number for a pod, as far as it is known.
-const EVENT_FIGURES: [(Family, fn(&Status) -> Option<f64>); 6] = [
+const EVENT_FIGURES: [(Family, EventFigure); 6] = [
     (family::EVENT_SEQUENCE, |status| status.last_sequence.map(|last| last as f64)),
     (family::EVENT_LAG, |status| Some(status.lag as f64)),
     (family::EVENT_AGE, |status| status.age.map(|age| age.as_secs_f64())),
