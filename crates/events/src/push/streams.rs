@@ -1,4 +1,4 @@
-//! The gRPC side of pushed events: `CacheEvents.Report` of `proto/events.proto`.
+//! The gRPC side of pushed events: `CacheEvents.Follow` of `proto/events.proto`.
 //!
 //! A stream is driven by whoever sends the answer: no task of its own, nothing that outlives the connection.
 //! Reports wait for their turn in the router's queue, so that a flood holds up its sender and nobody else.
@@ -20,7 +20,7 @@ use tonic::server::{Grpc, StreamingService};
 use tonic::{Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-const PATH: &str = "/wornpath.events.v1.CacheEvents/Report";
+const PATH: &str = "/wornpath.events.v1.CacheEvents/Follow";
 
 /// Answers one call.
 pub(super) async fn answer(

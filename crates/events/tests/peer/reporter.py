@@ -24,7 +24,7 @@ services = importlib.import_module("events_pb2_grpc")
 
 reports = queue.Queue()
 channel = grpc.insecure_channel(address)
-call = services.CacheEventsStub(channel).Report(iter(reports.get, None), metadata=[("authorization", f"Bearer {token}")])
+call = services.CacheEventsStub(channel).Follow(iter(reports.get, None), metadata=[("authorization", f"Bearer {token}")])
 
 
 def listen():
