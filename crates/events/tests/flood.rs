@@ -86,7 +86,7 @@ fn compare(what: &str, before: usize, mut store: impl FnMut(usize)) {
     let full = resident() - before;
     store(10);
     let flooded = resident() - before;
-    println!("{what}: full {} KiB, flooded ten times {} KiB", full >> 10, flooded >> 10);
+    eprintln!("{what}: full {} KiB, flooded ten times {} KiB", full >> 10, flooded >> 10);
     assert!(full > 16 << 20, "{full} bytes are too few to measure");
     assert!(flooded as f64 <= full as f64 * 1.1, "{what}: {flooded} bytes, {full} when full");
 }
