@@ -1,0 +1,161 @@
+//! The gateway against nginx and its peers: CPU per request, added time, memory; see `bench/README.md`.
+
+mod cell;
+mod clock;
+mod contest;
+mod contestant;
+mod engine;
+mod exchange;
+mod floor;
+mod growth;
+mod load;
+mod prompts;
+mod report;
+mod stats;
+mod tokenizing;
+mod tree;
+
+use anyhow::{Context, bail};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cell::Cell;
+use contestant::{Contestant, Engines, Kind, Places, is_installed};
+
+const USAGE: &str = "usage: [--tokenizer FOLDER] [--rounds N] [--seconds S] [--prompts N] [--quick] [--raw] \
+                     [--only NAME]... [--cell PART]...; `bench/run` says where the binaries are";
+
+/// The command line.
+struct Arguments {
+    places: Places,
+    rounds: usize,
+    measured: Duration,
+    /// Unique prompts while memory is watched.
+    prompts: u64,
+    raw: bool,
+    /// Parts of names of contestants; all if empty.
+    only: Vec<String>,
+    /// Parts of names of situations; all if empty.
+    cells: Vec<String>,
+}
+
+impl Arguments {
+    fn parse(mut words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let place =
+            |name| std::env::var_os(name).with_context(|| format!("{name} is not set; {USAGE}"));
+        let places = Places {
+            wornpath: place("WORNPATH_BENCH_BINARY")?.into(),
+            peers: place("WORNPATH_BENCH_PEERS")?.into(),
+            tokenizer: None,
+        };
+        let (measured, prompts) = (Duration::from_millis(700), 100_000);
+        let (only, cells) = (Vec::new(), Vec::new());
+        let mut parsed = Self { places, rounds: 5, measured, prompts, raw: false, only, cells };
+        while let Some(word) = words.next() {
+            let mut value =
+                || words.next().with_context(|| format!("{word} needs a value; {USAGE}"));
+            match word.as_str() {
+                "--tokenizer" => parsed.places.tokenizer = Some(PathBuf::from(value()?)),
+                "--rounds" => parsed.rounds = value()?.parse().context("--rounds")?,
+                "--seconds" => {
+                    let seconds = value()?.parse().context("--seconds")?;
+                    parsed.measured = Duration::try_from_secs_f64(seconds).context("--seconds")?;
+                }
+                "--prompts" => parsed.prompts = value()?.parse().context("--prompts")?,
+                "--quick" => (parsed.rounds, parsed.prompts) = (2, 20_000),
+                "--raw" => parsed.raw = true,
+                "--only" => parsed.only.push(value()?),
+                "--cell" => parsed.cells.push(value()?),
+                _ => bail!("{word}: unknown; {USAGE}"),
+            }
+        }
+        Ok(parsed)
+    }
+
+    fn kinds(&self) -> anyhow::Result<Vec<Kind>> {
+        let mut kinds = Vec::new();
+        for kind in Kind::ALL {
+            let wanted = self.only.iter().any(|part| kind.name().contains(part.as_str()));
+            let needed = matches!(kind, Kind::Direct | Kind::Nginx);
+            if !(self.only.is_empty() || wanted || needed)
+                || kind == Kind::Tokenizer && self.places.tokenizer.is_none()
+            {
+                continue;
+            }
+            if !is_installed(&self.places.peers, kind) {
+                bail!("{} is not installed; `bench/gateway/peers` does it", kind.name());
+            }
+            kinds.push(kind);
+        }
+        Ok(kinds)
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = Cell::all();
+        let is_wanted = |cell: &Cell| self.cells.iter().any(|part| cell.name().contains(part));
+        cells.retain(|cell| self.cells.is_empty() || is_wanted(cell));
+        cells
+    }
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let mut words = std::env::args().skip(1).peekable();
+    match words.peek().map(String::as_str) {
+        Some("engines") => {
+            let pods = words.nth(1).context("how many engines?")?.parse()?;
+            engine::run(pods)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some("floor") => {
+            let pods: Result<Vec<_>, _> = words.skip(1).map(|pod| pod.parse()).collect();
+            floor::run(&pods?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => {
+            let arguments = Arguments::parse(words)?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(compare(&arguments))
+        }
+    }
+}
+
+async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let kinds = arguments.kinds()?;
+    let mut engines = Engines::start(if kinds.contains(&Kind::ManyPods) { 256 } else { 8 })?;
+    let mut contestants = Vec::new();
+    for kind in kinds {
+        contestants.push(Contestant::start(kind, &arguments.places, &engines.pods).await?);
+    }
+    let effort = (arguments.rounds, arguments.measured);
+    println!("{} rounds of {:?} a situation; 8 pods", arguments.rounds, arguments.measured);
+    let results = contest::hold(&contestants, &mut engines, arguments.cells(), effort).await?;
+    report::tables(&results);
+    let mut bars = report::contest_bars(&results);
+    let find = |kind| contestants.iter().find(|contestant| contestant.kind == kind);
+    if let (Some(contestant), Some(folder)) = (find(Kind::Tokenizer), &arguments.places.tokenizer) {
+        let tokenizer = tokenizing::load(folder)?;
+        let cost = |bytes| tokenizing::cost_of_new(&tokenizer, bytes);
+        bars.extend(report::tokenizer_bars(&results, cost)?);
+        engines.pace(engine::Pace::ENGINE).await?;
+        let (gateway, pod) = (contestant.addresses[0], engines.pods[0]);
+        let stalls = tokenizing::stalls(gateway, pod, &tokenizer).await?;
+        bars.push(report::stall_bar(&stalls));
+    }
+    if let Some(contestant) = find(Kind::CacheAware)
+        && arguments.prompts > 0
+    {
+        engines.pace(engine::Pace::NONE).await?;
+        let growth = growth::watch(contestant, arguments.prompts).await?;
+        bars.push(report::growth_bar(&growth));
+    }
+    if arguments.raw {
+        report::raw(&results);
+    }
+    let failures = results.failures();
+    failures.iter().for_each(|failure| println!("FAILED {failure}"));
+    let ours_failed = failures.iter().any(|failure| failure.starts_with("wornpath"));
+    let is_met = report::verdict(&bars) && !ours_failed;
+    report::last_line(&results);
+    Ok(if is_met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

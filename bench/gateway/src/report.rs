@@ -1,0 +1,197 @@
+//! The tables, the raw figures and the bars.
+
+use crate::contest::Results;
+use crate::contestant::Kind;
+use crate::growth::Growth;
+use crate::prompts::Delivery;
+use crate::tokenizing::{Lateness, Stalls};
+
+/// A promise and what became of it.
+pub(crate) struct Bar {
+    name: String,
+    found: f64,
+    most: f64,
+}
+
+impl Bar {
+    pub(crate) fn new(name: impl Into<String>, found: f64, most: f64) -> Self {
+        Self { name: name.into(), found, most }
+    }
+
+    /// A figure that is missing is not met.
+    pub(crate) fn is_met(&self) -> bool {
+        self.found <= self.most
+    }
+}
+
+/// A table for each situation, as Markdown.
+pub(crate) fn tables(results: &Results) {
+    for (at, cell) in results.cells.iter().enumerate() {
+        println!("\n### {}\n", cell.name());
+        let first = if cell.is_paced() { "first token" } else { "p50" };
+        println!(
+            "| | CPU/request, µs | / nginx | {first}, µs | added, µs | p99, µs | requests/s |"
+        );
+        println!("|---|---:|---:|---:|---:|---:|---:|");
+        for kind in results.kinds.iter().filter(|kind| cell.is_for(**kind)) {
+            let figure = if cell.is_paced() { |s: &_| first_p50(s) } else { |s: &_| p50(s) };
+            let tail = if cell.is_paced() { |s: &_| first_p99(s) } else { |s: &_| p99(s) };
+            println!(
+                "| {} | {} | {} | {:.0} | {} | {:.0} | {:.0} |",
+                kind.name(),
+                shown(results.middle(at, *kind, |sample| sample.cpu), 1),
+                shown(results.cpu_ratio(at, *kind), 2),
+                results.middle(at, *kind, figure),
+                shown(results.added(at, *kind, figure), 0),
+                results.middle(at, *kind, tail),
+                results.middle(at, *kind, |sample| sample.per_second),
+            );
+        }
+    }
+    println!("\n### Memory after all of that\n\n| | MB |\n|---|---:|");
+    for (kind, bytes) in results.kinds.iter().zip(&results.memory) {
+        if let Some(bytes) = bytes {
+            println!("| {} | {:.0} |", kind.name(), *bytes as f64 / 1e6);
+        }
+    }
+}
+
+/// Every round.
+pub(crate) fn raw(results: &Results) {
+    println!("\n### Every round: requests, CPU/request, p50, p99, first p50, first p99 (µs)\n");
+    for (at, cell) in results.cells.iter().enumerate() {
+        for kind in &results.kinds {
+            for (round, sample) in results.of(at, *kind).iter().enumerate() {
+                println!(
+                    "{}; {}; round {}: {} {:.1} {:.0} {:.0} {:.0} {:.0}",
+                    cell.name(),
+                    kind.name(),
+                    round + 1,
+                    sample.requests,
+                    sample.cpu,
+                    sample.p50,
+                    sample.p99,
+                    sample.first_p50,
+                    sample.first_p99
+                );
+            }
+        }
+    }
+}
+
+/// What the contest promises.
+pub(crate) fn contest_bars(results: &Results) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    for (at, cell) in results.cells.iter().enumerate() {
+        let (name, ours) = (cell.name(), Kind::CacheAware);
+        if cell.is_paced() {
+            bars.push(Bar::new(format!("{name}: CPU / nginx"), results.cpu_ratio(at, ours), 1.5));
+            let added = results.added(at, ours, first_p50);
+            bars.push(Bar::new(format!("{name}: added to the first token, µs"), added, 1000.0));
+            continue;
+        }
+        bars.push(Bar::new(format!("{name}: CPU / nginx"), results.cpu_ratio(at, ours), 3.0));
+        if cell.connections == 1 {
+            bars.push(Bar::new(
+                format!("{name}: added p50, µs"),
+                results.added(at, ours, p50),
+                60.0,
+            ));
+        }
+        if results.kinds.contains(&Kind::ManyPods) && cell.is_for(Kind::ManyPods) {
+            let pair = (Kind::ManyPods, ours);
+            let more = results.compare(at, pair, |sample| sample.cpu, |many, few| many - few);
+            bars.push(Bar::new(format!("{name}: CPU at 256 pods over 8, µs"), more, 20.0));
+        }
+    }
+    bars
+}
+
+/// The tokenizer's row: text blocks, and the new text tokenized, and a fifth.
+pub(crate) fn tokenizer_bars(
+    results: &Results,
+    cost_of_new: impl Fn(usize) -> anyhow::Result<f64>,
+) -> anyhow::Result<Vec<Bar>> {
+    let mut bars = Vec::new();
+    println!(
+        "\n### With a tokenizer\n\n| | by text, µs | tokenizing what is new, µs | with the tokenizer, µs |\n|---|---:|---:|---:|"
+    );
+    for (at, cell) in results.cells.iter().enumerate() {
+        if cell.is_paced() || cell.delivery == Delivery::Stream {
+            continue;
+        }
+        let new = cost_of_new(cell.bytes)?;
+        let text = results.middle(at, Kind::CacheAware, |sample| sample.cpu);
+        let tokens = results.middle(at, Kind::Tokenizer, |sample| sample.cpu);
+        println!("| {} | {text:.1} | {new:.1} | {tokens:.1} |", cell.name());
+        let name = format!("{}: CPU with the tokenizer / (text + tokenizing)", cell.name());
+        bars.push(Bar::new(name, tokens / (text + new), 1.2));
+    }
+    Ok(bars)
+}
+
+pub(crate) fn growth_bar(growth: &Growth) -> Bar {
+    println!("\n### Memory under {} prompts that share nothing, MB\n", growth.prompts);
+    let megabytes: Vec<_> =
+        growth.bytes.iter().map(|bytes| format!("{:.1}", *bytes as f64 / 1e6)).collect();
+    println!("{}", megabytes.join(" "));
+    Bar::new("memory: last half / first half of the unique prompts", growth.ratio(), 1.05)
+}
+
+pub(crate) fn stall_bar(stalls: &Stalls) -> Bar {
+    println!(
+        "\n### Tokens' way from engine to client, µs, while prompts of {} tokens are tokenized\n\n\
+         | | p50 | p99 | worst | tokens |\n|---|---:|---:|---:|---:|",
+        stalls.long_tokens / 2
+    );
+    let row = |name: &str, late: Lateness| {
+        println!(
+            "| {name} | {:.0} | {:.0} | {:.0} | {} |",
+            late.p50, late.p99, late.worst, late.tokens
+        );
+    };
+    row("through the gateway, nothing else to do", stalls.quiet);
+    row("through the gateway, meanwhile", stalls.through);
+    row("past the gateway, meanwhile", stalls.past);
+    let added = stalls.through.p99 - stalls.past.p99;
+    Bar::new("delay of other streams' tokens by tokenizing, p99, µs", added, 1000.0)
+}
+
+/// Prints them; whether all are met.
+pub(crate) fn verdict(bars: &[Bar]) -> bool {
+    println!("\n### Bars\n");
+    for bar in bars {
+        let word = if bar.is_met() { "pass" } else { "MISS" };
+        println!("{word} {}: {:.2} <= {}", bar.name, bar.found, bar.most);
+    }
+    bars.iter().all(Bar::is_met)
+}
+
+/// The last line: the worst of the situations with short prompts.
+pub(crate) fn last_line(results: &Results) {
+    let short =
+        results.cells.iter().enumerate().filter(|(_, cell)| cell.bytes == 1024 && !cell.is_paced());
+    let worst =
+        short.map(|(at, _)| results.cpu_ratio(at, Kind::CacheAware)).fold(f64::NAN, f64::max);
+    println!("gateway: cpu ratio to nginx (1 KB, cache-aware) = {worst:.2}");
+}
+
+fn shown(value: f64, digits: usize) -> String {
+    if value.is_finite() { format!("{value:.digits$}") } else { "-".to_owned() }
+}
+
+fn p50(sample: &crate::load::Sample) -> f64 {
+    sample.p50
+}
+
+fn p99(sample: &crate::load::Sample) -> f64 {
+    sample.p99
+}
+
+fn first_p50(sample: &crate::load::Sample) -> f64 {
+    sample.first_p50
+}
+
+fn first_p99(sample: &crate::load::Sample) -> f64 {
+    sample.first_p99
+}

@@ -1,0 +1,137 @@
+//! What the tokenizer costs: by itself, and to the streams of others.
+
+use anyhow::Context;
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::rc::Rc;
+use tokio::task::LocalSet;
+use wornpath_blocks::{Framing, Tokenizer};
+
+use crate::clock::thread_cpu;
+use crate::exchange::Client;
+use crate::prompts::{Delivery, Prompts, Shared};
+use crate::stats::{median, quantile};
+
+/// Texts that a cost is the median of.
+const TEXTS: u64 = 501;
+/// A prompt of about 100,000 tokens.
+const LONG_BYTES: usize = 560 << 10;
+/// Long prompts, one after another.
+const LONG_PROMPTS: u64 = 40;
+/// Streams that are watched meanwhile, through the gateway and past it.
+const STREAMS: usize = 4;
+
+/// Reads a model's tokenizer.
+pub(crate) fn load(folder: &Path) -> anyhow::Result<Tokenizer> {
+    let path = folder.join("tokenizer.json");
+    let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(Tokenizer::from_json("tokenizer.json", &bytes)?)
+}
+
+/// Microseconds of CPU that tokenizing the new half of a prompt of that size takes.
+pub(crate) fn cost_of_new(tokenizer: &Tokenizer, bytes: usize) -> anyhow::Result<f64> {
+    let prompts = Prompts::new(bytes, Shared::FirstHalf, Delivery::Whole);
+    let (mut ids, mut costs) = (Vec::new(), Vec::new());
+    for number in 0..TEXTS {
+        ids.clear();
+        let started = thread_cpu();
+        tokenizer.encode(prompts.new_text(number), Framing::Bare, &mut ids)?;
+        costs.push((thread_cpu() - started) as f64 / 1e3);
+    }
+    Ok(median(&costs))
+}
+
+/// Microseconds from an engine's sending a token to the client's having it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lateness {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) worst: f64,
+    pub(crate) tokens: usize,
+}
+
+/// Streams through the gateway and past it at the same time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stalls {
+    /// How many tokens a long prompt has.
+    pub(crate) long_tokens: usize,
+    /// While nothing else happens.
+    pub(crate) quiet: Lateness,
+    /// While the gateway tokenizes long prompts.
+    pub(crate) through: Lateness,
+    /// At that time, not through the gateway: what the machine itself adds.
+    pub(crate) past: Lateness,
+}
+
+/// Watches streams while long prompts are tokenized, one after another.
+pub(crate) async fn stalls(
+    gateway: SocketAddr,
+    pod: SocketAddr,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Stalls> {
+    let long = Prompts::new(LONG_BYTES, Shared::Nothing, Delivery::Whole);
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        tokenizer.encode(long.new_text(0), Framing::Bare, &mut ids)?;
+    }
+    let (quiet, _) = watch(gateway, pod, None).await?;
+    let (through, past) = watch(gateway, pod, Some(&long)).await?;
+    Ok(Stalls { long_tokens: ids.len(), quiet, through, past })
+}
+
+async fn watch(
+    gateway: SocketAddr,
+    pod: SocketAddr,
+    long: Option<&Prompts>,
+) -> anyhow::Result<(Lateness, Lateness)> {
+    let late = [Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(Vec::new()))];
+    let (local, is_over) = (LocalSet::new(), Rc::new(Cell::new(false)));
+    for number in 0..2 * STREAMS {
+        let address = if number % 2 == 0 { gateway } else { pod };
+        let (late, is_over) = (Rc::clone(&late[number % 2]), Rc::clone(&is_over));
+        local.spawn_local(async move {
+            let prompts = Prompts::new(1024, Shared::FirstHalf, Delivery::Stream);
+            let (mut client, mut request) = (Client::connect(address).await?, Vec::new());
+            let mut turn = 1 << 41 | (number as u64) << 32;
+            while !is_over.get() {
+                prompts.write(turn, &mut request);
+                turn += 1;
+                client.watch(&request, |nanos| late.borrow_mut().push(nanos as f64 / 1e3)).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    let asked = local
+        .run_until(async {
+            tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+            late.iter().for_each(|late| late.borrow_mut().clear());
+            match long {
+                None => tokio::time::sleep(std::time::Duration::from_secs(3)).await,
+                Some(long) => {
+                    let mut client = Client::connect(gateway).await?;
+                    let mut request = Vec::new();
+                    for number in 0..LONG_PROMPTS {
+                        long.write(1 << 42 | number, &mut request);
+                        client.ask(&request).await?;
+                    }
+                }
+            }
+            is_over.set(true);
+            anyhow::Ok(())
+        })
+        .await;
+    asked?;
+    local.await;
+    let lateness = |late: &Rc<RefCell<Vec<f64>>>| {
+        let mut late = late.borrow_mut();
+        Lateness {
+            p50: quantile(&mut late, 0.5),
+            p99: quantile(&mut late, 0.99),
+            worst: quantile(&mut late, 1.0),
+            tokens: late.len(),
+        }
+    };
+    Ok((lateness(&late[0]), lateness(&late[1])))
+}
