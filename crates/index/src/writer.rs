@@ -95,14 +95,22 @@ impl Writer {
         })
     }
 
-    /// Expects a pod to hold a whole chain soon, until `expires`. `false` if the cap does not allow it.
+    /// Expects a pod to hold a whole chain soon, until `expires`. `false` if the cap does not allow it, or
+    /// not all of it. Others may change the pod between pieces of a long chain.
     pub fn expect(
         &mut self,
         pod: PodId,
         chain: &[BlockHash],
         expires: Moment,
     ) -> Result<bool, PodGone> {
-        self.change(pod, |change| change.expect(chain, expires))
+        let mut parent = None;
+        for piece in chain.chunks(EXPECTED_AT_ONCE) {
+            if !self.change(pod, |change| change.expect(parent, piece, expires))? {
+                return Ok(false);
+            }
+            parent = piece.last().copied();
+        }
+        Ok(true)
     }
 
     /// Ends all expectations that were not confirmed by `now`. Returns how many blocks they were.
@@ -154,6 +162,9 @@ impl Writer {
         Ok(make(&mut desk.open(shared, pod.slot, ledger)))
     }
 }
+
+/// Blocks of a chain that are expected under one lock: tens of microseconds.
+const EXPECTED_AT_ONCE: usize = 256;
 
 /// What a writer keeps between changes.
 #[derive(Debug)]
@@ -236,7 +247,12 @@ impl Change<'_> {
         self.count(before);
     }
 
-    fn expect(&mut self, chain: &[BlockHash], expires: Moment) -> bool {
+    fn expect(
+        &mut self,
+        mut parent: Option<BlockHash>,
+        chain: &[BlockHash],
+        expires: Moment,
+    ) -> bool {
         let before = self.ledger.weight();
         let expected = self.ledger.expected.len() + chain.len();
         if expected > self.shared.limits.expected_per_pod || chain.len() > self.left() {
@@ -246,7 +262,6 @@ impl Change<'_> {
         let mut bits = Bits::new(&self.shared.directory, &self.shared.sets, view, self.slot);
         bits.set(chain, |block| known.push(block));
         let mut still_known = known.iter().peekable();
-        let mut parent = None;
         for block in chain {
             if still_known.next_if_eq(&block).is_some() {
                 self.ledger.expected.renew(*block, expires);

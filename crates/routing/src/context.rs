@@ -63,6 +63,32 @@ struct Expected {
     pods: Vec<(PodId, Moment)>,
 }
 
+impl Expected {
+    fn tell(&mut self, memory: Option<&dyn Remember>, writer: &mut Writer) {
+        for (pod, expires) in self.pods.drain(..) {
+            if memory.is_some_and(|memory| memory.sent(writer, pod, &self.chain)) {
+                continue;
+            }
+            // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
+            let _ = writer.expect(pod, &self.chain, expires);
+        }
+    }
+}
+
+/// What the index is still to be told about a plan.
+#[derive(Debug)]
+pub struct Unsettled {
+    expected: Expected,
+    memory: Option<Arc<dyn Remember>>,
+}
+
+impl Unsettled {
+    /// Tells it.
+    pub fn tell(mut self, writer: &mut Writer) {
+        self.expected.tell(self.memory.as_deref(), writer);
+    }
+}
+
 /// Buffers that a decision fills and the next one fills again.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
@@ -101,15 +127,17 @@ impl Desk {
     /// first, so calling it is never wrong and never needed; but right after a request was sent it
     /// costs nobody any time.
     pub fn settle(&mut self) {
-        for (pod, expires) in self.expected.pods.drain(..) {
-            let chain = &self.expected.chain;
-            if self.memory.as_ref().is_some_and(|memory| memory.sent(&mut self.writer, pod, chain))
-            {
-                continue;
-            }
-            // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
-            let _ = self.writer.expect(pod, &self.expected.chain, expires);
+        self.expected.tell(self.memory.as_deref(), &mut self.writer);
+    }
+
+    /// What [`Desk::settle`] would tell, for whoever tells it elsewhere because it is long.
+    #[must_use]
+    pub fn unsettled(&mut self) -> Option<Unsettled> {
+        if self.expected.pods.is_empty() {
+            return None;
         }
+        let expected = std::mem::take(&mut self.expected);
+        Some(Unsettled { expected, memory: self.memory.clone() })
     }
 
     /// Notes that a pod will hold `chain`, which is the same for all pods of a plan.
