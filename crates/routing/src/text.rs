@@ -1,22 +1,30 @@
 //! The engine's own tokenization behind [`Tokenize`]: chat template and tokenizer of a model.
 
+use std::sync::Arc;
+
 use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent};
-use wornpath_blocks::{Framing, Tokenizer};
+use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer};
 
 use crate::models::Tokenize;
 use crate::request::{Prompt, Request};
 
-/// A model's tokenizer and, if it has one, its chat template.
+/// What is kept of texts that were tokenized before: thousands of long prompts.
+const MEMORY_BYTES: usize = 64 << 20;
+
+/// A model's tokenizer and, if it has one, its chat template. Remembers what it has tokenized, so that a
+/// conversation's next turn costs its new text.
 pub struct TextTokenizer {
-    tokenizer: Tokenizer,
+    memory: TokenMemory,
     template: Option<ChatTemplate>,
 }
 
 impl TextTokenizer {
     /// From what the model's files hold.
     #[must_use]
-    pub const fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
-        Self { tokenizer, template }
+    pub fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
+        // Texts are compared in full, so whoever knows the key can at most make something be forgotten.
+        let memory = TokenMemory::new(Arc::new(tokenizer), &HashKey::DEFAULT, MEMORY_BYTES);
+        Self { memory, template }
     }
 }
 
@@ -27,7 +35,7 @@ impl Tokenize for TextTokenizer {
                 tokens.extend_from_slice(ids);
                 return Ok(());
             }
-            Prompt::Text(text) => self.tokenizer.encode(text, Framing::Prompt, tokens),
+            Prompt::Text(text) => self.memory.encode(text, Framing::Prompt, tokens),
             Prompt::Chat { messages, tools, kwargs } => {
                 let template = self.template.as_ref().ok_or("the model has no chat template")?;
                 let conversation = Conversation {
@@ -37,9 +45,10 @@ impl Tokenize for TextTokenizer {
                 };
                 let rendered = template.render(&conversation).map_err(|error| error.to_string())?;
                 match rendered.extent {
-                    Extent::Whole => self.tokenizer.encode(&rendered.text, Framing::Bare, tokens),
+                    Extent::Whole => self.memory.encode(&rendered.text, Framing::Bare, tokens),
                     Extent::BeforePart => {
-                        self.tokenizer.encode_beginning(&rendered.text, Framing::Bare, tokens)
+                        let tokenizer = self.memory.tokenizer();
+                        tokenizer.encode_beginning(&rendered.text, Framing::Bare, tokens)
                     }
                 }
             }
