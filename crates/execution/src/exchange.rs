@@ -44,14 +44,19 @@ pub async fn call(
         break;
     }
     let Some(request) = request else { return Err(CallError::PodGone) };
+    // Rare and large: apart, so that it does not swell the state that every request is moved about with.
+    let mut line = Box::pin(connect(endpoint, timeouts)).await?;
+    let response = send(&mut line, request, &mut watch).await?;
+    let (head, incoming) = response.into_parts();
+    Answer::begun(head, incoming, (line, watch), (endpoint, worker)).await
+}
+
+async fn connect(endpoint: &Endpoint, timeouts: Timeouts) -> Result<Line, CallError> {
     let connecting = tokio::time::timeout(timeouts.connect, endpoint.connect()).await;
     let stream = connecting
         .map_err(|_| CallError::ConnectTimeout(timeouts.connect))?
         .map_err(CallError::Connect)?;
-    let mut line = Line::open(stream).await.map_err(CallError::Broken)?;
-    let response = send(&mut line, request, &mut watch).await?;
-    let (head, incoming) = response.into_parts();
-    Answer::begun(head, incoming, (line, watch), (endpoint, worker)).await
+    Line::open(stream).await.map_err(CallError::Broken)
 }
 
 async fn send(

@@ -153,7 +153,8 @@ impl<D: Dispatch> Run<'_, D> {
             let mut main = first;
             while let Some(next) = steps.next_if(|next| next.start == Start::Together) {
                 if companions.is_empty() {
-                    self.meet(&main, &next).await.map_err(|cause| self.broken(&main, cause))?;
+                    let met = Box::pin(self.meet(&main, &next)).await;
+                    met.map_err(|cause| self.broken(&main, cause))?;
                 }
                 self.accompany(main, &mut companions)?;
                 main = next;
@@ -161,7 +162,7 @@ impl<D: Dispatch> Run<'_, D> {
             if steps.peek().is_none() {
                 return self.answer(main, companions).await;
             }
-            self.prepare(main).await?;
+            Box::pin(self.prepare(main)).await?;
         }
         Err(Stop::Failed(Failure::Rejected(Rejection::unavailable("the plan has no steps"))))
     }

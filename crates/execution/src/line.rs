@@ -21,8 +21,8 @@ type Driver = http1::Connection<TokioIo<TcpStream>, Full<Bytes>>;
 /// A connection.
 pub(crate) struct Line {
     pub(crate) sender: SendRequest<Full<Bytes>>,
-    /// None once it has ended.
-    driver: Option<Driver>,
+    /// None once it has ended. Boxed, because it is large and every request hands it on a dozen times.
+    driver: Option<Box<Driver>>,
 }
 
 impl Line {
@@ -32,13 +32,13 @@ impl Line {
             .max_headers(MOST_HEADERS)
             .handshake(TokioIo::new(stream))
             .await?;
-        Ok(Self { sender, driver: Some(driver) })
+        Ok(Self { sender, driver: Some(Box::new(driver)) })
     }
 
     /// Lets the connection read and write what it can.
     pub(crate) fn drive(&mut self, context: &mut Context<'_>) {
         if let Some(driver) = &mut self.driver
-            && let Poll::Ready(_ended) = Pin::new(driver).poll(context)
+            && let Poll::Ready(_ended) = Pin::new(&mut **driver).poll(context)
         {
             // How it ended, the response or its body says.
             self.driver = None;

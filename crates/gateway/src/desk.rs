@@ -34,12 +34,39 @@ impl Worker {
         now: Moment,
         decide: impl FnOnce(&mut World<'_>) -> T,
     ) -> T {
+        let decided = self.with_world_unsettled(roster, now, decide);
+        self.settle();
+        decided
+    }
+
+    /// Like `with_world`, but leaves it to the caller to settle once the request has been sent.
+    pub(crate) fn with_world_unsettled<T>(
+        &self,
+        roster: &Roster,
+        now: Moment,
+        decide: impl FnOnce(&mut World<'_>) -> T,
+    ) -> T {
         let mut tools = self.tools.lock().unwrap_or_else(PoisonError::into_inner);
         let Tools { desk, rng } = &mut *tools;
-        let decided = decide(&mut World { fleet: roster.fleet(), desk, now, rng });
-        // At once and not with this thread's next decision: other threads decide too.
-        desk.settle();
-        decided
+        decide(&mut World { fleet: roster.fleet(), desk, now, rng })
+    }
+
+    /// Tells the index what the last plan's pods will hold; not only with this thread's next decision:
+    /// other threads decide too.
+    pub(crate) fn settle(&self) {
+        self.tools.lock().unwrap_or_else(PoisonError::into_inner).desk.settle();
+    }
+
+    /// Like `settle`, apart for a long prompt: streams on this thread would feel it.
+    pub(crate) fn settle_body(&self, bytes: usize) {
+        if bytes < self.gateway.settings().limits.inline_bytes {
+            return self.settle();
+        }
+        let unsettled = self.tools.lock().unwrap_or_else(PoisonError::into_inner).desk.unsettled();
+        if let Some(unsettled) = unsettled {
+            let mut writer = self.gateway.index().writer();
+            self.gateway.background().spawn_blocking(move || unsettled.tell(&mut writer));
+        }
     }
 
     /// A random number.

@@ -75,6 +75,8 @@ pub fn serve(
     let background = Builder::new_multi_thread()
         .worker_threads(1)
         .max_blocking_threads(workers + 2)
+        // A tokenizer builds tables on every new thread, which takes a tenth of a second.
+        .thread_keep_alive(Duration::from_secs(3600))
         .enable_all()
         .build()?;
     let gateway = Gateway::new(settings, background.handle().clone(), seed())?;

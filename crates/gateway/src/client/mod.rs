@@ -24,6 +24,8 @@ pub(crate) use relay::Reply;
 use relay::{Relay, Told};
 use serde_json::json;
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use wornpath_execution::{Call, Carried, Edit, Kit, execute, splice};
 use wornpath_routing::{Name, Outcome, Profile, Rejection, RoutingContext, RoutingPlan};
@@ -112,7 +114,8 @@ async fn route(
     if plan.steps.len() == 1 {
         let mut dispatcher =
             Dispatcher { worker, profile, context: &mut context, roster: gateway.roster() };
-        return Ok(execute(plan, &call, &kit, &mut dispatcher).await?);
+        let executing = pin!(execute(plan, &call, &kit, &mut dispatcher));
+        return Ok(once_sent(executing, || worker.settle_body(call.body.len())).await?);
     }
     // Several engines are at work: if the client goes now, what one of them has begun to hand over is
     // still taken, so that its memory is freed. So this runs on even if nobody waits for it.
@@ -124,7 +127,8 @@ async fn route(
         let (worker, profile) = (&*worker, &*profile);
         let mut dispatcher =
             Dispatcher { worker, profile, context: &mut context, roster: gateway.roster() };
-        execute(plan, &call, &kit, &mut dispatcher).await
+        let executing = pin!(execute(plan, &call, &kit, &mut dispatcher));
+        once_sent(executing, || worker.settle_body(call.body.len())).await
     });
     match carried.await {
         Ok(carried) => Ok(carried?),
@@ -143,6 +147,19 @@ fn salted(read: &mut Read, call: &mut Call, settings: &Settings) -> Result<(), R
         read.request.salt = Some(salt);
     }
     Ok(())
+}
+
+/// Does something as soon as work has to wait: a request has been sent then, so nobody waits for it.
+async fn once_sent<T>(mut work: Pin<&mut impl Future<Output = T>>, then: impl FnOnce()) -> T {
+    let mut then = Some(then);
+    poll_fn(|context| {
+        let polled = work.as_mut().poll(context);
+        if let Some(then) = then.take() {
+            then();
+        }
+        polled
+    })
+    .await
 }
 
 /// Short bodies are read at once; long ones apart, so that they keep nobody waiting.
@@ -190,8 +207,9 @@ async fn decide(
     roster: &crate::roster::Roster,
 ) -> Result<(RoutingContext, RoutingPlan), Refusal> {
     let gateway = &worker.gateway;
+    let now = gateway.now();
     let outcome =
-        worker.with_world(roster, gateway.now(), |world| profile.decide(&mut context, world));
+        worker.with_world_unsettled(roster, now, |world| profile.decide(&mut context, world));
     match outcome {
         Outcome::Plan(plan) => Ok((context, plan)),
         Outcome::Reject(rejection) => Err(rejection.into()),
