@@ -142,7 +142,7 @@ pub(crate) fn stall_bar(stalls: &Stalls) -> Bar {
     println!(
         "\n### Tokens' way from engine to client, µs, while prompts of {} tokens are tokenized\n\n\
          | | p50 | p99 | worst | tokens |\n|---|---:|---:|---:|---:|",
-        stalls.long_tokens / 2
+        stalls.long_tokens
     );
     let row = |name: &str, late: Lateness| {
         println!(

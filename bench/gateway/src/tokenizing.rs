@@ -17,7 +17,7 @@ use crate::stats::{median, quantile};
 /// Texts that a cost is the median of.
 const TEXTS: u64 = 501;
 /// A prompt of about 100,000 tokens.
-const LONG_BYTES: usize = 560 << 10;
+const LONG_BYTES: usize = 600 << 10;
 /// Long prompts, one after another.
 const LONG_PROMPTS: u64 = 40;
 /// Streams that are watched meanwhile, through the gateway and past it.
@@ -73,6 +73,7 @@ pub(crate) async fn stalls(
 ) -> anyhow::Result<Stalls> {
     let long = Prompts::new(LONG_BYTES, Shared::Nothing, Delivery::Whole);
     let mut ids = Vec::new();
+    // Both halves are made of the same words.
     for _ in 0..2 {
         tokenizer.encode(long.new_text(0), Framing::Bare, &mut ids)?;
     }
