@@ -9,6 +9,7 @@ mod answer;
 mod call;
 mod clock;
 mod control;
+mod dialect;
 mod driver;
 mod events;
 mod faults;

@@ -71,10 +71,12 @@ impl Story {
     /// The whole answer.
     fn whole(&self, cached_tokens: usize) -> Value {
         let text = self.pieces.concat();
-        let reason = self.call.reason.name();
+        let reason = self.finish();
         let (object, choice) = match self.call.kind {
+            Kind::Messages => return self.message(),
+            Kind::Responses => return self.response(cached_tokens),
             Kind::Chat => {
-                let message = json!({"role": "assistant", "content": text});
+                let message = self.chat_message();
                 let choice = json!({"index": 0, "message": message, "logprobs": null, "finish_reason": reason});
                 ("chat.completion", choice)
             }
@@ -93,30 +95,34 @@ impl Story {
 
     /// The events that carry token `index`.
     fn chunk(&self, index: usize, out: &mut Vec<u8>) {
-        let reason = (index + 1 == self.pieces.len()).then(|| self.call.reason.name());
+        let reason = (index + 1 == self.pieces.len()).then(|| self.finish());
         let piece = &self.pieces[index];
         let choice = |field: &str, value: Value, reason: Option<&str>| json!([{"index": 0, field: value, "logprobs": null, "finish_reason": reason}]);
         match self.call.kind {
             Kind::Chat => {
                 if index == 0 {
-                    let role = json!({"role": "assistant", "content": ""});
+                    let role = self.chat_beginning();
                     event(&self.frame("chat.completion.chunk", &choice("delta", role, None)), out);
                 }
-                let delta = choice("delta", json!({"content": piece}), reason);
+                let delta = choice("delta", self.chat_delta(index), reason);
                 event(&self.frame("chat.completion.chunk", &delta), out);
             }
             Kind::Completion => {
                 event(&self.frame("text_completion", &choice("text", json!(piece), reason)), out);
             }
+            Kind::Messages | Kind::Responses => self.message_chunk(index, out),
         }
     }
 
     /// The events after the last token.
     fn ending(&self, cached_tokens: usize, out: &mut Vec<u8>) {
+        if self.call.kind == Kind::Messages {
+            return self.message_ending(out);
+        }
         if self.call.delivery == Delivery::StreamWithUsage {
             let object = match self.call.kind {
                 Kind::Chat => "chat.completion.chunk",
-                Kind::Completion => "text_completion",
+                _ => "text_completion",
             };
             let mut usage = self.frame(object, &json!([]));
             usage["usage"] = self.usage(cached_tokens);

@@ -1,5 +1,6 @@
 //! An OpenAI request, read as far as an engine without a model needs it.
 
+use super::dialect;
 use super::text::Text;
 use crate::request::PromptSource;
 use hyper::StatusCode;
@@ -13,6 +14,10 @@ const COMPLETION_TOKENS: u64 = 16;
 pub(super) enum Kind {
     Chat,
     Completion,
+    /// Anthropic's.
+    Messages,
+    /// OpenAI's newer one; never streamed here.
+    Responses,
 }
 
 /// How the answer travels.
@@ -69,6 +74,8 @@ pub(super) struct Call {
     pub(super) delivery: Delivery,
     pub(super) salt: Option<String>,
     pub(super) part: Part,
+    /// The tool that must be called.
+    pub(super) tool: Option<String>,
 }
 
 impl Call {
@@ -140,8 +147,11 @@ impl Reader<'_> {
             Some(Value::String(salt)) if !salt.is_empty() => Some(salt.clone()),
             Some(_) => return Err(Refusal::bad("`cache_salt` must be a string that is not empty")),
         };
-        let part = part(body)?;
-        Ok(Call { kind, model, prompt, output_tokens, reason, delivery, salt, part })
+        if kind == Kind::Responses && delivery != Delivery::Whole {
+            return Err(Refusal::bad("this engine does not stream responses; leave `stream` out"));
+        }
+        let (part, tool) = (part(body)?, dialect::tool(kind, body));
+        Ok(Call { kind, model, prompt, output_tokens, reason, delivery, salt, part, tool })
     }
 
     /// The model or adapter that a request names; without a name, the model.
@@ -167,6 +177,9 @@ impl Reader<'_> {
     ) -> Result<Vec<u32>, Refusal> {
         let tokens = match kind {
             Kind::Chat => self.text.chat(body).map_err(Refusal::bad)?,
+            Kind::Messages | Kind::Responses => {
+                self.text.chat(&dialect::as_chat(kind, body)).map_err(Refusal::bad)?
+            }
             Kind::Completion => {
                 let prompts = self.inputs(body.get("prompt").unwrap_or(&Value::Null), "prompt")?;
                 let Ok([tokens]) = <[Vec<u32>; 1]>::try_from(prompts) else {
@@ -213,15 +226,15 @@ impl Reader<'_> {
 
     /// How many tokens to generate, and why it ends there.
     fn length(&self, kind: Kind, body: &Map<String, Value>) -> Result<(usize, Reason), Refusal> {
-        let asked = match count(body, "max_completion_tokens")? {
-            Some(most) => Some(most),
-            None => count(body, "max_tokens")?,
-        };
+        let mut asked = None;
+        for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
+            asked = asked.or(count(body, name)?);
+        }
         let most = match (asked, kind) {
             (Some(0), _) => return Err(Refusal::bad("`max_tokens` is 0; it must be at least 1")),
             (Some(most), _) => most,
             (None, Kind::Completion) => COMPLETION_TOKENS,
-            (None, Kind::Chat) => u64::MAX,
+            (None, _) => u64::MAX,
         };
         let least = count(body, "min_tokens")?.unwrap_or(0);
         let wanted = if flag(body, "ignore_eos")? && most < u64::MAX {

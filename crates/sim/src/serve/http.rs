@@ -54,7 +54,14 @@ pub(super) async fn respond(site: Arc<Site>, request: Request<Incoming>) -> Answ
         (&Method::POST, "/v1/completions") => {
             generate(&site, Kind::Completion, &body, &head.headers).await?
         }
+        (&Method::POST, "/v1/messages") => {
+            generate(&site, Kind::Messages, &body, &head.headers).await?
+        }
+        (&Method::POST, "/v1/responses") => {
+            generate(&site, Kind::Responses, &body, &head.headers).await?
+        }
         (&Method::POST, "/v1/embeddings") => embed(&site, &body).await,
+        (&Method::POST, "/v1/rerank" | "/rerank") => rerank(&site, &body),
         (&Method::POST, "/tokenize") => tokenize(&site, &body),
         (&Method::POST, "/reset_prefix_cache") => reset(&site).await,
         (&Method::POST, transfer::PATH) => hand_over(&site, &body).await,
@@ -125,6 +132,8 @@ fn story(
     let prefix = match call.kind {
         Kind::Chat => "chatcmpl",
         Kind::Completion => "cmpl",
+        Kind::Messages => "msg",
+        Kind::Responses => "resp",
     };
     // Ends with the request's number, by which a decode engine will ask for its blocks.
     let id_text = format!("{prefix}-{}-{}", name.unwrap_or(site.engine_id()), id.0);
@@ -212,6 +221,27 @@ async fn embed(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal
     }
     let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
     Ok(whole(&json!({"object": "list", "model": model, "data": data, "usage": usage})))
+}
+
+/// Documents by how much of the query's direction they share.
+fn rerank(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
+    let object = Reader::object(body)?;
+    let reader = site.reader();
+    let model = reader.model(&object)?;
+    let of = |field: &'static str| {
+        reader
+            .inputs(object.get(field).unwrap_or(&Value::Null), field)
+            .map(|inputs| inputs.iter().map(|tokens| embedding(tokens)).collect::<Vec<_>>())
+    };
+    let (queries, documents) = (of("query")?, of("documents")?);
+    let score = |document: &Vec<f64>| -> f64 {
+        queries[0].iter().zip(document).map(|(one, other)| one * other).sum()
+    };
+    let mut results: Vec<_> = documents.iter().map(score).enumerate().collect();
+    results.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let result = |(index, score): (usize, f64)| json!({"index": index, "relevance_score": score});
+    let results: Vec<_> = results.into_iter().map(result).collect();
+    Ok(whole(&json!({"model": model, "results": results})))
 }
 
 /// A direction that equal texts share.
