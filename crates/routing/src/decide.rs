@@ -16,6 +16,10 @@ use crate::stage::{Decision, Rejection};
 use crate::values::Picked;
 use crate::workflow::{Bind, Step};
 
+/// For each token of a prompt that is to be computed: of the order of real engines, and used only where
+/// that is good enough.
+const PER_TOKEN: std::time::Duration = std::time::Duration::from_micros(50);
+
 /// What is to be decided again after a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retry<'a> {
@@ -309,8 +313,6 @@ impl<'a> Deciding<'a, '_> {
     }
 
     fn hold(&self, uncached_tokens: Option<u64>) -> Hold {
-        /// Only compared with each other, so any rate does; this is of the order of real engines.
-        const PER_TOKEN: std::time::Duration = std::time::Duration::from_micros(50);
         let request = &self.context.request;
         let tokens = uncached_tokens.unwrap_or_else(|| self.prompt_tokens());
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
@@ -320,7 +322,8 @@ impl<'a> Deciding<'a, '_> {
         Hold {
             class: Waiting {
                 tenant,
-                weight: share.map_or(1, |(_, share)| *share),
+                // What the profile says of a tenant counts more than what is said of it elsewhere.
+                weight: share.map_or(request.weight, |(_, share)| *share),
                 priority: request.priority,
                 cost: PER_TOKEN.saturating_mul(tokens),
                 deadline: request.arrival.saturating_add(self.profile.holding.patience),

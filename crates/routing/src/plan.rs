@@ -61,6 +61,9 @@ pub struct PlanStep {
     pub cache: CacheHint,
     /// How the request's body is changed for this step.
     pub mutations: Vec<Mutation>,
+    /// When the prompt is probably computed, where no first byte tells: an answer that is not streamed
+    /// comes as a whole, long after the pod has turned to other prompts.
+    pub computed_after: Option<Duration>,
     /// The load that it puts on the pod.
     pub reservation: Option<Reservation>,
 }
@@ -239,6 +242,15 @@ impl RoutingPlan {
             "steps": self.steps.iter().map(step).collect::<Vec<_>>(),
             "marks": self.marks.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })
+    }
+}
+
+impl CacheHint {
+    /// As an engine is told, and as plans are shown.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let runs = self.runs.iter().map(CacheRun::json).collect::<Vec<_>>();
+        json!({"tokens": self.tokens, "runs": runs})
     }
 }
 

@@ -130,6 +130,12 @@ impl Profile {
         &self.sheet.graph
     }
 
+    /// Whether it looks at what pods hold.
+    #[must_use]
+    pub const fn looks_up(&self) -> bool {
+        self.blocks.is_some()
+    }
+
     /// How the queue of held requests behaves.
     #[must_use]
     pub const fn queue_rules(&self) -> QueueRules {

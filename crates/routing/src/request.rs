@@ -28,6 +28,8 @@ pub struct Request {
     pub salt: Option<String>,
     /// How urgent it is.
     pub priority: Priority,
+    /// Its tenant's share of the work where requests wait; zero counts as one.
+    pub weight: u32,
     /// The pod that an offline plan put it on. Never from a client.
     pub planned: Option<PodId>,
     /// When it came.
@@ -104,6 +106,12 @@ pub enum RequestError {
 }
 
 impl Request {
+    /// Whether its answer comes token by token.
+    #[must_use]
+    pub fn is_streamed(&self) -> bool {
+        self.fields.get("stream").and_then(Value::as_bool).unwrap_or(false)
+    }
+
     /// Reads an OpenAI body: `messages` for a chat, `prompt` (text or token ids) for a completion.
     ///
     /// # Errors

@@ -100,6 +100,11 @@ pub(crate) const STEP: &[Parameter] = &[
     ),
     Parameter::optional("set", Takes::Fields, "Body fields to set for this step."),
     Parameter::optional(
+        "cache_hint",
+        Takes::Text,
+        "Body field to set to what the pod is believed to hold: `tokens`, and `runs` of `blocks` with their `tier` and `location`.",
+    ),
+    Parameter::optional(
         "speculate",
         Takes::Flag,
         "Whether the pod will hold the prompt afterwards; by default yes for the roles `serve`, `prefill` and `decode`.",
@@ -144,6 +149,8 @@ pub(crate) struct StepRules {
     pub(crate) start: Start,
     pub(crate) min_uncached_tokens: Option<u64>,
     pub(crate) mutations: Vec<Mutation>,
+    /// The body field that tells the pod what it is believed to hold.
+    pub(crate) cache_hint: Option<String>,
     pub(crate) speculates: bool,
 }
 
@@ -324,6 +331,7 @@ fn draft(entry: &Entry<'_>, settings: &Settings, selector: SelectorPlace) -> Ste
         },
         min_uncached_tokens: settings.maybe("min_uncached_tokens"),
         mutations,
+        cache_hint: settings.maybe("cache_hint"),
         speculates: settings.maybe("speculate").unwrap_or(computes),
     };
     StepDraft {
@@ -368,6 +376,7 @@ impl StepRules {
         if !fields.is_empty() {
             all.push(format!("set: {}", Value::Fields(fields)));
         }
+        all.extend(self.cache_hint.iter().map(|field| format!("cache_hint: {field}")));
         all.push(format!("speculate: {}", self.speculates));
         all.join(", ")
     }

@@ -2,6 +2,8 @@
 
 use super::{Deciding, Taken};
 use crate::fleet::{Candidate, EventTrust, Reservation};
+use super::{Deciding, PER_TOKEN, Taken};
+use crate::fleet::{Candidate, Reservation};
 use crate::plan::{CacheHint, CacheRun, Mutation, PlanStep, RoutingPlan, Start};
 use crate::workflow::Step;
 
@@ -33,6 +35,7 @@ impl<'a> Deciding<'a, '_> {
                 lease: rules.lease,
                 cache: CacheHint::default(),
                 mutations,
+                computed_after: None,
                 reservation: None,
             };
             if let Some(bound) = bound {
@@ -40,8 +43,16 @@ impl<'a> Deciding<'a, '_> {
                 planned.pod = Some(pod.id());
                 planned.fallbacks = bound.fallbacks;
                 planned.cache = self.cache_hint(bound.candidate);
+                if let Some(field) = rules.cache_hint.clone() {
+                    let value = planned.cache.to_json();
+                    planned.mutations.push(Mutation::Set { field, value });
+                }
                 planned.reservation =
                     Some(Reservation::new(pod.vitals(), prompt_tokens, bound.uncached_tokens));
+                if !self.context.request.is_streamed() {
+                    let pending = u32::try_from(pod.vitals().prefill_tokens()).unwrap_or(u32::MAX);
+                    planned.computed_after = Some(PER_TOKEN.saturating_mul(pending));
+                }
                 self.speculate(step, bound.candidate);
                 self.tell(step, bound.candidate);
             }

@@ -90,6 +90,21 @@ fn the_plan_says_on_which_tier_each_run_of_blocks_begins_where() {
 }
 
 #[test]
+fn a_pod_is_told_what_it_is_believed_to_hold_where_the_profile_asks_for_it() {
+    let mut bench = Bench::with_pods(2);
+    let tokens = prompt(1, 4);
+    bench.cache(1, &tokens[..8], Tier::Host);
+    let told = "workflow: {single: {cache_hint: kv_hint}}\n";
+    let profile = bench.profile(&format!("{CACHE_AFFINITY}{told}"));
+    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let runs = serde_json::json!([{"blocks": 2, "tier": "host", "location": null}]);
+    let value = serde_json::json!({"tokens": 8, "runs": runs});
+    let expected = [Mutation::Set { field: "kv_hint".to_owned(), value }];
+    assert_eq!(plan.steps[0].mutations, expected);
+    assert!(profile.printed().contains("cache_hint: kv_hint"), "{}", profile.printed());
+}
+
+#[test]
 fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_ends() {
     let mut bench = Bench::with_pods(8);
     let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: 2s\n"));

@@ -4,6 +4,9 @@
 //! exactly once, when the reservation is dropped, whatever way the request went.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use wornpath_index::Moment;
 
 use super::vitals::Vitals;
 
@@ -12,6 +15,7 @@ use super::vitals::Vitals;
 pub struct Reservation {
     vitals: Arc<Vitals>,
     prompt_tokens: u64,
+    uncached_tokens: u64,
     /// What is still to be computed of the prompt.
     pending: u64,
     /// Tokens in the context, once it decodes.
@@ -24,7 +28,9 @@ impl Reservation {
     pub fn new(vitals: &Arc<Vitals>, prompt_tokens: u64, uncached_tokens: u64) -> Self {
         let pending = uncached_tokens.min(prompt_tokens);
         vitals.admit(pending, pairs(prompt_tokens, pending));
-        Self { vitals: Arc::clone(vitals), prompt_tokens, pending, decoding: None }
+        let uncached_tokens = pending;
+        let vitals = Arc::clone(vitals);
+        Self { vitals, prompt_tokens, uncached_tokens, pending, decoding: None }
     }
 
     /// Prompt tokens that are still to be computed.
@@ -48,6 +54,14 @@ impl Reservation {
             self.decoding = Some(self.prompt_tokens);
             self.vitals.start_decoding(self.prompt_tokens);
         }
+    }
+
+    /// The answer began `took` after the request was sent: what says whether the pod is slow for what it
+    /// was sent. Short prompts count as [`LEAST_TOKENS`], because no engine begins at once.
+    pub fn began(&self, took: Duration, now: Moment) {
+        const LEAST_TOKENS: u64 = 512;
+        let tokens = (self.uncached_tokens + LEAST_TOKENS) as f64;
+        self.vitals.paced(took.as_secs_f64() * 1e3 / tokens, now);
     }
 
     /// `tokens` more were generated.

@@ -61,6 +61,12 @@ pub struct Vitals {
     kv_usage: AtomicU32,
     /// As bits of an `f32`; zero for unknown.
     answer_tokens: AtomicU32,
+    /// As bits of an `f32`.
+    pace: AtomicU32,
+    /// Milliseconds, counted round and round.
+    paced_at: AtomicU32,
+    /// Answers that the pace is of, as far as they can be counted here.
+    paces: AtomicU8,
     health: AtomicU8,
     breaker: AtomicU8,
     trust: AtomicU8,
@@ -121,6 +127,34 @@ impl Vitals {
     pub fn answer_tokens(&self) -> Option<f64> {
         let mean = f32::from_bits(self.answer_tokens.load(Relaxed));
         (mean > 0.0).then(|| f64::from(mean))
+    }
+
+    /// How many milliseconds its recent answers took to begin, for each token that they had to compute, and
+    /// how many such answers are known, up to 255.
+    #[inline]
+    #[must_use]
+    pub fn pace(&self) -> Option<(f64, u32)> {
+        let known = u32::from(self.paces.load(Relaxed));
+        (known > 0).then(|| (f64::from(f32::from_bits(self.pace.load(Relaxed))), known))
+    }
+
+    /// How long ago an answer told its pace. Right for a month.
+    #[inline]
+    #[must_use]
+    pub fn since_paced(&self, now: Moment) -> Duration {
+        let ago = (now.as_millis() as u32).wrapping_sub(self.paced_at.load(Relaxed));
+        Duration::from_millis(u64::from(ago))
+    }
+
+    /// An answer took so many milliseconds for each token that it had to compute: the newest counts an
+    /// eighth.
+    pub fn paced(&self, per_token: f64, now: Moment) {
+        const NEWEST: f64 = 1.0 / 8.0;
+        let known = self.paces.load(Relaxed);
+        let mean = self.pace().map_or(per_token, |(mean, _)| mean + NEWEST * (per_token - mean));
+        self.pace.store((mean as f32).to_bits(), Relaxed);
+        self.paced_at.store(now.as_millis() as u32, Relaxed);
+        self.paces.store(known.saturating_add(1), Relaxed);
     }
 
     /// Whether it answers.

@@ -38,6 +38,7 @@ mod session_key;
 mod session_pick;
 mod sessions;
 mod source;
+mod steady;
 mod text_blocks;
 mod tokenize;
 mod weighted_random;
@@ -70,6 +71,7 @@ pub(crate) const ALL: &[Plugin] = &[
     labels::PLUGIN,
     kv_headroom::PLUGIN,
     fresh::PLUGIN,
+    steady::PLUGIN,
     prefix_held::PLUGIN,
     // score
     cache_affinity::PLUGIN,

@@ -23,5 +23,5 @@ mod rules;
 mod tests;
 
 pub use holding::{Full, HoldingQueue, Pushed, Ticket};
-pub use room::{Held, Settled, WaitingRoom};
+pub use room::{Again, Held, Settled, WaitingRoom};
 pub use rules::{Order, Priority, QueueRules, QueueRulesError, Tenant, Waiting};

@@ -6,11 +6,13 @@
 
 use std::sync::Arc;
 
-use wornpath_index::Moment;
+use wornpath_index::{Moment, PodId};
 
 use super::holding::{Full, HoldingQueue, Pushed, Ticket};
 use super::rules::{QueueRules, QueueRulesError, Waiting};
 use crate::context::{RoutingContext, World};
+use crate::decide::Retry;
+use crate::name::Name;
 use crate::plan::{Outcome, RoutingPlan};
 use crate::profile::Profile;
 use crate::stage::Rejection;
@@ -22,8 +24,19 @@ pub struct Held<T> {
     pub profile: Arc<Profile>,
     /// Its prepared context, made by that profile.
     pub context: RoutingContext,
+    /// What is to be decided.
+    pub again: Again,
     /// The caller's own.
     pub item: T,
+}
+
+/// What is decided when a pod may have room: by default everything, with every pod.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Again {
+    /// Only this step, which failed elsewhere.
+    pub step: Option<Name>,
+    /// Pods that must not be chosen again.
+    pub excluded: Vec<PodId>,
 }
 
 /// How a wait ended.
@@ -77,7 +90,9 @@ impl<T> WaitingRoom<T> {
             settled.push((late, Settled::Reject(rejection)));
         }
         self.queue.poll(world.now, settled, |held| {
-            match held.profile.decide(&mut held.context, world) {
+            let Again { step, excluded } = &held.again;
+            let retry = Retry { step: step.as_ref(), excluded };
+            match held.profile.replan(&mut held.context, world, retry) {
                 Outcome::Plan(plan) => Some(Settled::Plan(plan)),
                 Outcome::Reject(rejection) => Some(Settled::Reject(rejection)),
                 Outcome::Hold(_) => None,
@@ -137,7 +152,7 @@ mod tests {
             match profile.decide(&mut context, &mut world) {
                 Outcome::Plan(plan) => Some(plan),
                 Outcome::Hold(hold) => {
-                    let held = Held { profile, context, item };
+                    let held = Held { profile, context, again: Again::default(), item };
                     self.room.hold(*now, hold.class, held).unwrap();
                     None
                 }
@@ -171,6 +186,32 @@ mod tests {
         let [("c", Settled::Plan(plan))] = &settled[..] else { panic!("{settled:?}") };
         assert_eq!(pod_of(plan), freed, "bound when a pod had room, to that pod");
         assert!(door.room.is_empty());
+    }
+
+    #[test]
+    fn a_request_that_failed_on_a_pod_does_not_wait_for_that_pod() {
+        let yaml = "filter:\n  - concurrency: {requests: 1}\npick: max_score\n";
+        let mut door = Door::new(2, yaml);
+        let [a, b] = [door.arrive("a", 4).unwrap(), door.arrive("b", 4).unwrap()];
+        let profile = Arc::clone(&door.profile);
+        let context = door.bench.prepared(&profile, Bench::request(&[7; 4]));
+        let again = Again { step: None, excluded: vec![pod_of(&a)] };
+        let class = Waiting {
+            tenant: crate::queue::Tenant(0),
+            weight: 1,
+            priority: crate::queue::Priority::NORMAL,
+            cost: Duration::ZERO,
+            deadline: Duration::from_secs(9),
+        };
+        let held = Held { profile, context, again, item: "again" };
+        door.room.hold(door.bench.now, class, held).unwrap();
+        drop(a);
+        assert!(door.poll().is_empty(), "the freed pod is the one that failed");
+        let other = pod_of(&b);
+        drop(b);
+        let settled = door.poll();
+        let [("again", Settled::Plan(plan))] = &settled[..] else { panic!("{settled:?}") };
+        assert_eq!(pod_of(plan), other);
     }
 
     #[test]

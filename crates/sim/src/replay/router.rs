@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash, HashKey};
 use wornpath_index::{Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier, Writer};
-use wornpath_routing::queue::{Held, Settled, WaitingRoom};
+use wornpath_routing::queue::{Again, Held, Settled, WaitingRoom};
 use wornpath_routing::{
     Desk, Fleet, ModelChoice, Models, Outcome, Pod, PodFacts, Problems, Profile, Prompt, Request,
     Rng, RoutingPlan, Surroundings, World,
@@ -127,7 +127,7 @@ impl Router {
             Outcome::Plan(plan) => self.sent(number, plan),
             Outcome::Reject(_) => Verdict::Refused { turn: number },
             Outcome::Hold(hold) => {
-                let held = Held { profile, context, item: number };
+                let held = Held { profile, context, again: Again::default(), item: number };
                 match self.room.hold(now, hold.class, held) {
                     Ok(pushed) => match pushed.displaced {
                         Some(displaced) => Verdict::Refused { turn: displaced.item },
