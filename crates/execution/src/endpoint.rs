@@ -5,14 +5,17 @@
 
 use crate::breaker::{Breaker, BreakerRules, Verdict};
 use crate::line::Line;
+use crate::reach::{Forbidden, Reach};
+use crate::wire::Wire;
 use hyper::Uri;
 use hyper::header::HeaderValue;
+use rustls::pki_types::ServerName;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
 use wornpath_index::Moment;
 use wornpath_routing::{Breaker as Seen, Vitals};
 
@@ -34,8 +37,16 @@ pub enum AddressError {
     #[error("`{0}` is not a URL; write it like http://10.0.0.5:8000")]
     NotAUrl(String),
     /// Neither http nor anything else we speak.
-    #[error("`{0}` is not an http:// address; engines are called over plain HTTP")]
+    #[error("`{0}` is neither an http:// nor an https:// address")]
     NotHttp(String),
+    /// Whoever answers there could not be recognised.
+    #[error(
+        "`{0}` is called over TLS; say in `pod_tls` whose signature pods have: `pod_tls: {{ca: pods.pem}}`"
+    )]
+    NoCertificates(String),
+    /// It must not be called.
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
 }
 
 /// One engine's address.
@@ -49,6 +60,9 @@ pub struct Endpoint {
     /// What stands before every path, without the last slash.
     prefix: String,
     authority: HeaderValue,
+    /// What its certificate must name, if it is called over TLS.
+    server_name: Option<ServerName<'static>>,
+    reach: RwLock<Arc<Reach>>,
     breaker: Mutex<Breaker>,
     /// Whether the breaker has anything to forget: if not, a good answer costs one load.
     is_troubled: AtomicBool,
@@ -65,18 +79,22 @@ impl Endpoint {
     pub fn new(url: &str, rules: BreakerRules, workers: usize) -> Result<Self, AddressError> {
         let not = || AddressError::NotAUrl(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| not())?;
-        match uri.scheme_str() {
-            Some("http") => {}
+        let is_secret = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
             Some(_) => return Err(AddressError::NotHttp(url.to_owned())),
             None => return Err(not()),
-        }
+        };
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(not)?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = uri.port_u16().unwrap_or(80);
+        let port = uri.port_u16().unwrap_or(if is_secret { 443 } else { 80 });
         let authority = uri.authority().ok_or_else(not)?;
         // Whoever is named before an `@` is nobody whom an engine should be told of.
         let authority = authority.as_str().rsplit('@').next().unwrap_or_default();
+        let server_name = ServerName::try_from(host.clone()).map_err(|_| not());
         Ok(Self {
+            server_name: is_secret.then_some(server_name).transpose()?,
+            reach: RwLock::default(),
             url: url.trim_end_matches('/').to_owned(),
             address: host.parse::<IpAddr>().ok().map(|host| SocketAddr::new(host, port)),
             host,
@@ -88,6 +106,49 @@ impl Endpoint {
             vitals: Mutex::default(),
             idle: (0..workers.max(1)).map(|_| Mutex::default()).collect(),
         })
+    }
+
+    /// The same, called only as `reach` allows.
+    ///
+    /// # Errors
+    /// If it must not be called, or could not be recognised.
+    pub fn within(self, reach: &Arc<Reach>) -> Result<Self, AddressError> {
+        self.may_be_called(reach)?;
+        self.set_reach(reach);
+        Ok(self)
+    }
+
+    /// Whether `reach` allows to call it, as far as that is known without resolving its name.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_be_called(&self, reach: &Reach) -> Result<(), AddressError> {
+        if let Some(address) = self.address {
+            reach.admit(address.ip())?;
+        }
+        if self.server_name.is_some() && reach.tls.is_none() {
+            return Err(AddressError::NoCertificates(self.url.clone()));
+        }
+        Ok(())
+    }
+
+    /// From now on it is called only as `reach` allows.
+    pub fn set_reach(&self, reach: &Arc<Reach>) {
+        *self.reach.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(reach);
+        // What stands was opened by other rules.
+        self.idle.iter().for_each(|idle| lock(idle).clear());
+    }
+
+    /// Another port of the same host, called without TLS.
+    pub(crate) fn beside(&self, port: u16) -> Result<Self, AddressError> {
+        let host =
+            if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let rules = BreakerRules::default();
+        Self::new(&format!("http://{host}:{port}"), rules, 1)?.within(&self.reach())
+    }
+
+    fn reach(&self) -> Arc<Reach> {
+        Arc::clone(&self.reach.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// As it was given.
@@ -166,13 +227,22 @@ impl Endpoint {
         result
     }
 
-    pub(crate) async fn connect(&self) -> std::io::Result<TcpStream> {
+    pub(crate) async fn connect(&self) -> std::io::Result<Wire> {
+        let reach = self.reach();
         let stream = match self.address {
-            Some(address) => TcpStream::connect(address).await?,
-            None => TcpStream::connect((self.host.as_str(), self.port)).await?,
+            Some(address) => reach.connect([address]).await?,
+            None => {
+                let named = tokio::net::lookup_host((self.host.as_str(), self.port)).await?;
+                reach.connect(named).await?
+            }
         };
         stream.set_nodelay(true)?;
-        Ok(stream)
+        let Some(own_name) = &self.server_name else { return Ok(Wire::Plain(stream)) };
+        let unknown = || std::io::Error::other("nothing says whose signature the pod must have");
+        let tls = reach.tls.as_ref().ok_or_else(unknown)?;
+        let name = tls.server_name.as_ref().unwrap_or(own_name).clone();
+        let stream = TlsConnector::from(Arc::clone(&tls.config)).connect(name, stream).await?;
+        Ok(Wire::Tls(Box::new(stream)))
     }
 
     /// The connection that was idle for the shortest time.
@@ -213,9 +283,19 @@ mod tests {
         assert_eq!((named.host(), named.port, named.prefix()), ("engine", 80, "/models/a"));
         assert_eq!(named.authority(), "engine");
         assert_eq!(endpoint("http://[::1]:9").unwrap().address, Some("[::1]:9".parse().unwrap()));
-        for wrong in ["", "engine:8000", "/path", "http://", "https://engine"] {
+        for wrong in ["", "engine:8000", "/path", "http://", "ftp://engine"] {
             assert!(endpoint(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_must_not_be_called_is_refused_as_soon_as_that_is_known() {
+        let reach = Arc::new(Reach::default());
+        let told = |url: &str| endpoint(url).unwrap().within(&reach).unwrap_err().to_string();
+        assert!(told("http://169.254.169.254/latest").contains("link-local"));
+        assert!(told("http://[::ffff:169.254.169.254]").contains("link-local"));
+        assert!(told("https://engine:8443").contains("pod_tls"));
+        assert!(endpoint("http://10.0.0.5").unwrap().within(&reach).is_ok());
     }
 
     #[test]

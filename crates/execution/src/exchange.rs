@@ -53,10 +53,10 @@ pub async fn call(
 
 async fn connect(endpoint: &Endpoint, timeouts: Timeouts) -> Result<Line, CallError> {
     let connecting = tokio::time::timeout(timeouts.connect, endpoint.connect()).await;
-    let stream = connecting
+    let wire = connecting
         .map_err(|_| CallError::ConnectTimeout(timeouts.connect))?
         .map_err(CallError::Connect)?;
-    Line::open(stream).await.map_err(CallError::Broken)
+    Line::open(wire).await.map_err(CallError::Broken)
 }
 
 async fn send(

@@ -23,13 +23,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_index::{Moment, PodId};
-use wornpath_routing::{Name, Outcome, PlanStep, Rejection, Retry, RoutingPlan, Start};
+use wornpath_routing::{Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, Start};
 
 /// The most bytes of an answer that is not the client's.
 const MOST_STEP_BYTES: usize = 8 << 20;
-/// How often, and how long, a retry waits for a pod that has room.
-const ROOM_PAUSE: Duration = Duration::from_millis(20);
-const MOST_ROOM_PAUSES: u32 = 250;
 
 /// The client's request, with the headers that engines are to see.
 #[derive(Clone, Debug)]
@@ -59,12 +56,34 @@ pub struct Target {
 pub trait Dispatch: Send {
     /// Where a pod is, if it is still there.
     fn target(&self, pod: PodId) -> Option<Target>;
-    /// Decides again.
-    fn replan(&mut self, retry: Retry<'_>) -> Outcome;
+    /// Decides again; waits while no pod has room, as any request does.
+    fn replan(
+        &mut self,
+        retry: Retry<'_>,
+    ) -> impl Future<Output = Result<RoutingPlan, Rejection>> + Send;
     /// The time.
     fn now(&self) -> Moment;
     /// A number that no other request has, of 63 bits.
     fn room(&mut self) -> u64;
+    /// A call begins; the time, if somebody takes calls down.
+    fn begins(&self) -> Option<Moment> {
+        None
+    }
+    /// A call that [`Dispatch::begins`] told the time of has been answered, or failed.
+    fn answered(&mut self, _called: Called<'_>) {}
+}
+
+/// A call that was answered, or failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Called<'a> {
+    /// The step.
+    pub step: &'a Name,
+    /// Who was called.
+    pub endpoint: &'a Endpoint,
+    /// When it began.
+    pub started: Moment,
+    /// What went wrong.
+    pub failure: Option<&'a CallError>,
 }
 
 /// What calls are made with.
@@ -186,7 +205,7 @@ impl<D: Dispatch> Run<'_, D> {
             if held == Some(false) {
                 return Err(Stop::Restart);
             }
-            let attempt = beside(self.attempt(&step), &mut with).await;
+            let attempt = beside(self.attempt(&mut step), &mut with).await;
             let failed = match attempt {
                 Ok((answer, endpoint)) => {
                     let status = answer.head.status;
@@ -238,7 +257,7 @@ impl<D: Dispatch> Run<'_, D> {
                     .await
                     .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
             }
-            let (answer, endpoint) = match self.attempt(&step).await {
+            let (answer, endpoint) = match self.attempt(&mut step).await {
                 Ok(answered) => answered,
                 Err(cause) => {
                     let Some(other) = self.instead(step, cause).await? else { return Ok(()) };
@@ -303,14 +322,22 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     /// One call to the step's pod.
-    async fn attempt(&mut self, step: &PlanStep) -> Result<(Answer, Arc<Endpoint>), CallError> {
+    async fn attempt(&mut self, step: &mut PlanStep) -> Result<(Answer, Arc<Endpoint>), CallError> {
         let pod = step.pod.ok_or(CallError::PodGone)?;
         let target = self.dispatch.target(pod).ok_or(CallError::PodGone)?;
         let request = request(self.call, step, &target, &self.known)?;
         let endpoint = target.endpoint;
-        let result =
-            call(&endpoint, self.kit.worker, request, within(self.kit.timeouts, step)).await;
+        let began = self.dispatch.begins();
+        let called = call(&endpoint, self.kit.worker, request, within(self.kit.timeouts, step));
+        let result = match step.computed_after.zip(step.reservation.as_mut()) {
+            None => called.await,
+            Some((time, load)) => computing(called, time, load).await,
+        };
         endpoint.judge(verdict(&result), self.dispatch.now());
+        if let Some(started) = began {
+            let (step, failure) = (&step.name, result.as_ref().err());
+            self.dispatch.answered(Called { step, endpoint: &endpoint, started, failure });
+        }
         result.map(|answer| (answer, endpoint))
     }
 
@@ -344,7 +371,7 @@ impl<D: Dispatch> Run<'_, D> {
             gives.pod.and_then(|pod| self.dispatch.target(pod)).ok_or(CallError::PodGone)?;
         let (host, port) = (target.endpoint.host().to_owned(), target.bootstrap_port);
         let engine = if connector::asks_engine(&takes.mutations) {
-            ask_engine(&host, port, self.kit.timeouts).await?
+            ask_engine(&target.endpoint, port, self.kit.timeouts).await?
         } else {
             String::new()
         };
@@ -362,15 +389,7 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     async fn decide(&mut self, step: Option<&Name>) -> Result<RoutingPlan, Rejection> {
-        for _ in 0..MOST_ROOM_PAUSES {
-            let excluded = self.course.excluded().to_vec();
-            match self.dispatch.replan(Retry { step, excluded: &excluded }) {
-                Outcome::Plan(plan) => return Ok(plan),
-                Outcome::Reject(rejection) => return Err(rejection),
-                Outcome::Hold(_) => tokio::time::sleep(ROOM_PAUSE).await,
-            }
-        }
-        Err(Rejection::busy("no other pod had room in time"))
+        self.dispatch.replan(Retry { step, excluded: self.course.excluded() }).await
     }
 
     fn failed(&mut self, pod: Option<PodId>, policy: wornpath_routing::FailurePolicy) -> Next {
@@ -400,6 +419,23 @@ impl<D: Dispatch> Run<'_, D> {
 }
 
 type Companion = Result<(), CallError>;
+
+/// Waits for an answer that comes as a whole, and meanwhile takes the prompt for computed when its time
+/// has come: else the pod would seem to be computing it until the last token is generated.
+async fn computing<T>(
+    called: impl Future<Output = T>,
+    time: Duration,
+    load: &mut Reservation,
+) -> T {
+    let mut called = std::pin::pin!(called);
+    match tokio::time::timeout(time, called.as_mut()).await {
+        Ok(answered) => answered,
+        Err(_) => {
+            load.first_token();
+            called.await
+        }
+    }
+}
 
 /// Waits for an answer; a companion that fails is a failure of both.
 async fn beside<T>(
@@ -457,12 +493,9 @@ fn within(timeouts: Timeouts, step: &PlanStep) -> Timeouts {
 }
 
 /// Asks an engine for what it is called among its peers: `{"0": {"engine_id": …}}`.
-async fn ask_engine(host: &str, port: u16, timeouts: Timeouts) -> Result<String, CallError> {
+async fn ask_engine(beside: &Endpoint, port: u16, timeouts: Timeouts) -> Result<String, CallError> {
     let lacks = || CallError::Lacks("engine_id");
-    let rules = crate::breaker::BreakerRules::default();
-    let endpoint =
-        Endpoint::new(&format!("http://{host}:{port}"), rules, 1).map_err(|_| lacks())?;
-    let endpoint = Arc::new(endpoint);
+    let endpoint = Arc::new(beside.beside(port).map_err(|_| lacks())?);
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.uri_mut() = Uri::from_static("/query");
     request.headers_mut().insert(HOST, endpoint.authority().clone());

@@ -4,19 +4,19 @@
 //! wake-ups for every chunk, on another thread as often as not. So whoever waits for the answer polls it;
 //! an idle connection is polled by nobody, and looked at when it is taken out.
 
+use crate::wire::Wire;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use tokio::net::TcpStream;
 
 /// The most bytes that an engine's response head may have.
 const MOST_HEAD_BYTES: usize = 64 << 10;
 const MOST_HEADERS: usize = 128;
 
-type Driver = http1::Connection<TokioIo<TcpStream>, Full<Bytes>>;
+type Driver = http1::Connection<TokioIo<Wire>, Full<Bytes>>;
 
 /// A connection.
 pub(crate) struct Line {
@@ -26,11 +26,11 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    pub(crate) async fn open(stream: TcpStream) -> hyper::Result<Self> {
+    pub(crate) async fn open(wire: Wire) -> hyper::Result<Self> {
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(MOST_HEAD_BYTES)
             .max_headers(MOST_HEADERS)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(wire))
             .await?;
         Ok(Self { sender, driver: Some(Box::new(driver)) })
     }
