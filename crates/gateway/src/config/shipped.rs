@@ -31,6 +31,11 @@ filter: [healthy, model]
 score:
   - predicted_ttft: {miss: 1}
 pick: max_score
+hold:
+  unless:
+    - backlog: {at_most_ms: 100, waiting: 4}
+  patience: 1
+  deadline: 5m
 speculate: 600s
 ";
 
