@@ -127,6 +127,8 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         Ok(settings) => settings,
         Err(error) => return refused(&error),
     };
+    let scheme = |tls: bool| if tls { "https" } else { "http" };
+    let tls = (scheme(settings.tls.client.is_some()), scheme(settings.tls.admin.is_some()));
     let admin = Cell::new(None);
     let around = |gateway: &_| {
         let again = arguments.clone();
@@ -142,7 +144,7 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     };
     let mut written = Ok(());
     let served = serve(settings, around, |serving| {
-        written = tell(out, serving.client, admin.get());
+        written = tell(out, (serving.client, tls.0), admin.get().map(|admin| (admin, tls.1)));
     });
     written?;
     match served {
@@ -155,12 +157,12 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
 /// Says where it listens.
 fn tell(
     out: &mut impl Write,
-    client: SocketAddr,
-    admin: Option<SocketAddr>,
+    (client, scheme): (SocketAddr, &str),
+    admin: Option<(SocketAddr, &str)>,
 ) -> std::io::Result<()> {
-    writeln!(out, "listening: http://{client}")?;
-    if let Some(admin) = admin {
-        writeln!(out, "admin: http://{admin}")?;
+    writeln!(out, "listening: {scheme}://{client}")?;
+    if let Some((admin, scheme)) = admin {
+        writeln!(out, "admin: {scheme}://{admin}")?;
     }
     out.flush()
 }

@@ -1,11 +1,16 @@
 //! One of the threads that answer clients: its number, and what it decides with.
 
+use crate::lobby::Waiter;
 use crate::roster::Roster;
+use crate::seen::{CallSeen, Seen};
 use crate::state::Gateway;
 use std::sync::{Arc, Mutex, PoisonError};
-use wornpath_execution::{Dispatch, Target, WorkerNumber};
+use wornpath_execution::{Called, Dispatch, Target, WorkerNumber};
 use wornpath_index::{Moment, PodId};
-use wornpath_routing::{Desk, Outcome, Profile, Retry, Rng, RoutingContext, World};
+use wornpath_routing::queue::Again;
+use wornpath_routing::{
+    Desk, Outcome, Profile, Rejection, Retry, Rng, RoutingContext, RoutingPlan, World,
+};
 
 /// A thread that answers clients. Its lock is only ever wanted by itself, and by who polls the waiting
 /// room: it costs next to nothing.
@@ -78,8 +83,13 @@ impl Worker {
 /// Decides for the executor, always in the fleet as it is at that moment.
 pub(crate) struct Dispatcher<'a> {
     pub(crate) worker: &'a Worker,
-    pub(crate) profile: &'a Profile,
-    pub(crate) context: &'a mut RoutingContext,
+    pub(crate) profile: &'a Arc<Profile>,
+    /// None only if the gateway ended while it waited.
+    pub(crate) context: Option<RoutingContext>,
+    /// Of the client's body.
+    pub(crate) bytes: usize,
+    /// Where calls are taken down, if they are.
+    pub(crate) seen: Option<Box<Seen>>,
     /// The fleet of the first decision, which is good for its plan.
     pub(crate) roster: Arc<Roster>,
 }
@@ -89,16 +99,44 @@ impl Dispatch for Dispatcher<'_> {
         self.roster.target(pod)
     }
 
-    fn replan(&mut self, retry: Retry<'_>) -> Outcome {
-        self.roster = self.worker.gateway.roster();
-        let (profile, context) = (self.profile, &mut *self.context);
-        self.worker.with_world(&self.roster, self.worker.gateway.now(), |world| {
-            profile.replan(context, world, retry)
-        })
+    async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {
+        let (worker, gateway) = (self.worker, &self.worker.gateway);
+        let ending = || Rejection::unavailable("the gateway is ending");
+        let mut context = self.context.take().ok_or_else(ending)?;
+        self.roster = gateway.roster();
+        let outcome = worker.with_world(&self.roster, gateway.now(), |world| {
+            self.profile.replan(&mut context, world, retry)
+        });
+        let (context, decided) = match outcome {
+            Outcome::Plan(plan) => (Some(context), Ok(plan)),
+            Outcome::Reject(rejection) => (Some(context), Err(rejection)),
+            Outcome::Hold(hold) => {
+                let again = Again { step: retry.step.cloned(), excluded: retry.excluded.to_vec() };
+                let waiter = Waiter { profile: self.profile, context, again, bytes: self.bytes };
+                let waited = gateway.lobby.wait(worker, hold, waiter).await;
+                self.roster = gateway.roster();
+                waited
+            }
+        };
+        self.context = context;
+        decided
     }
 
     fn now(&self) -> Moment {
         self.worker.gateway.now()
+    }
+
+    fn begins(&self) -> Option<Moment> {
+        self.seen.as_ref().map(|_| self.now())
+    }
+
+    fn answered(&mut self, called: Called<'_>) {
+        let ended = self.now();
+        let Some(seen) = &mut self.seen else { return };
+        let Called { step, endpoint, started, failure } = called;
+        let (step, url) = (step.clone(), endpoint.url().to_owned());
+        let failure = failure.map(ToString::to_string);
+        seen.calls.push(CallSeen { step, url, started, ended, failure });
     }
 
     fn room(&mut self) -> u64 {

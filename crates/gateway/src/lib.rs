@@ -13,25 +13,32 @@ mod client;
 pub mod config;
 mod desk;
 pub mod discovery;
+mod door;
 mod lobby;
 mod memory;
 pub mod metrics;
 mod probe;
+mod quota;
 mod record;
 mod roster;
 mod routing;
+mod seating;
+mod seen;
 mod serve;
 mod settings;
 mod state;
+mod telemetry;
+pub mod tls;
 mod usage;
 
 pub use batches::{BatchRules, BatchesError, serve_batches};
 pub use record::{Api, Ended, Observe, Record, Usage};
 pub use roster::{Roster, Seat};
 pub use routing::{Routing, RoutingError};
+pub use seen::{CallSeen, Seen, TraceContext};
 pub use serve::{ServeError, Serving, serve};
 pub use settings::{
-    Credentials, Drain, EventSource, KeyDigest, Limits, ModelSettings, NamedProfile, PodSettings,
-    Reveal, RouteSettings, Settings, Sharing, TenantSettings,
+    Credentials, Drain, EventSource, KeyDigest, Limits, Listeners, ModelSettings, NamedProfile,
+    PodSettings, Reveal, RouteSettings, Settings, Sharing, TelemetrySettings, TenantSettings,
 };
 pub use state::{ApplyError, Gateway, Readiness};

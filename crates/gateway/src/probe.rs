@@ -3,7 +3,7 @@
 
 use crate::desk::Worker;
 use crate::roster::Seat;
-use crate::state::Gateway;
+use crate::state::{Gateway, lock};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::HOST;
@@ -11,7 +11,7 @@ use hyper::{Request, Uri};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_events::State;
@@ -38,13 +38,14 @@ const PATIENCE: Timeouts = Timeouts {
 };
 
 /// A number that no worker has: probes keep no connections.
-const NOBODY: WorkerNumber = WorkerNumber(usize::MAX);
+pub(crate) const NOBODY: WorkerNumber = WorkerNumber(usize::MAX);
 
 /// Looks after all pods, for as long as it is polled.
 pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> Infallible {
     let mut writer = gateway.index().writer();
     let (mut probes, mut introductions) = (Due::default(), Due::default());
     let mut errands = JoinSet::new();
+    let told = Arc::<Told>::default();
     loop {
         tokio::time::sleep(TICK).await;
         while errands.try_join_next().is_some() {}
@@ -59,7 +60,8 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
             }
             let again = if seat.cards.is_empty() { ASK_SOON } else { ASK_AGAIN };
             if is_due(&mut introductions, endpoint, now, again) {
-                errands.spawn(introduce(Arc::clone(&gateway), seat.clone()));
+                let introduction = introduce(Arc::clone(&gateway), seat.clone(), Arc::clone(&told));
+                errands.spawn(introduction);
             }
         }
         trust(&gateway, now);
@@ -68,6 +70,9 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
         gateway.lobby.poll(&worker);
     }
 }
+
+/// What was last said of pods that do not answer, by address: the same is not said again.
+type Told = Mutex<HashMap<String, String>>;
 
 /// When something is to be done next, by address.
 type Due = HashMap<String, Moment>;
@@ -92,10 +97,21 @@ async fn probe(gateway: Arc<Gateway>, endpoint: Arc<Endpoint>) {
 }
 
 /// Asks a pod what it serves; from the first answer on it gets requests.
-async fn introduce(gateway: Arc<Gateway>, seat: Seat) {
+async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
     let endpoint = &seat.endpoint;
-    let Ok(answer) = call(endpoint, NOBODY, get(endpoint, "/v1/models"), PATIENCE).await else {
-        return;
+    let answer = match call(endpoint, NOBODY, get(endpoint, "/v1/models"), PATIENCE).await {
+        Ok(answer) => {
+            lock(&told).remove(endpoint.url());
+            answer
+        }
+        Err(error) => {
+            let (pod, why) = (&seat.pod.facts().name, error.to_string());
+            let before = lock(&told).insert(endpoint.url().to_owned(), why.clone());
+            if before.as_ref() != Some(&why) {
+                tracing::warn!(%pod, url = endpoint.url(), "does not say what it serves: {why}");
+            }
+            return;
+        }
     };
     let Ok((_, body)) = answer.whole(MOST_CARDS_BYTES).await else { return };
     let list: Value = serde_json::from_slice(&body).unwrap_or_default();

@@ -1,5 +1,7 @@
 //! What is known of a request when it has ended, for whoever counts or remembers.
 
+use crate::seen::Seen;
+use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::PodId;
 use wornpath_routing::Name;
@@ -113,6 +115,8 @@ pub struct Record {
     pub predicted_tokens: Option<u64>,
     /// What the engine says.
     pub usage: Usage,
+    /// How it was decided and called, if that was taken down.
+    pub seen: Option<Arc<Seen>>,
 }
 
 /// What an answer says of its tokens.

@@ -2,7 +2,6 @@
 
 use crate::settings::{RouteSettings, Settings};
 use std::sync::Arc;
-use wornpath_routing::queue::QueueRules;
 use wornpath_routing::{Models, Name, Problems, Profile, Role, Surroundings};
 
 /// Profiles that cannot be used.
@@ -114,11 +113,6 @@ impl Routing {
 
     pub(crate) fn aliases(&self) -> &[(String, Name)] {
         &self.aliases
-    }
-
-    /// How the waiting room works: as the first profile says.
-    pub(crate) fn queue_rules(&self) -> QueueRules {
-        self.profiles[0].1.queue_rules()
     }
 }
 

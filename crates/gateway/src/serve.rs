@@ -16,6 +16,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, watch};
@@ -209,6 +210,27 @@ impl Drop for Counted {
 
 async fn connection(
     stream: TcpStream,
+    counted: Counted,
+    phases: watch::Receiver<Phase>,
+    limits: Limits,
+) {
+    let tls = counted.0.gateway.settings().tls.client.clone();
+    match tls {
+        None => converse(stream, counted, phases, limits).await,
+        Some(tls) => {
+            // Whoever cannot agree on how to talk has nothing to say; nor does who takes too long.
+            let greeted = tokio::time::timeout(limits.head_time, tls.accept(stream)).await;
+            match greeted {
+                Ok(Ok(stream)) => converse(stream, counted, phases, limits).await,
+                Ok(Err(error)) => tracing::debug!(%error, "a client was not let in"),
+                Err(_) => tracing::debug!("a client did not finish its greeting in time"),
+            }
+        }
+    }
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
     counted: Counted,
     mut phases: watch::Receiver<Phase>,
     limits: Limits,

@@ -1,5 +1,6 @@
 //! What a gateway is started with: values that `wornpath.yaml` or the command line have been checked into.
 
+use crate::tls::ListenerTls;
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -8,6 +9,8 @@ use std::time::Duration;
 use wornpath_blocks::HashKey;
 use wornpath_events::{Rules, ZmqAddress};
 use wornpath_execution::{BreakerRules, BudgetRules, Timeouts};
+use wornpath_events::ZmqAddress;
+use wornpath_execution::{BreakerRules, BudgetRules, Reach, Timeouts};
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, PodFacts, Tokenize};
 
@@ -20,6 +23,10 @@ pub struct Settings {
     pub admin: Option<SocketAddr>,
     /// What operators must show, as SHA-256 of the token; nothing on loopback.
     pub admin_token: Option<KeyDigest>,
+    /// What the listeners show, and whom they let in.
+    pub tls: Listeners,
+    /// Where pods may be, and how they are recognised.
+    pub reach: Arc<Reach>,
     /// The pods to begin with.
     pub pods: Vec<PodSettings>,
     /// Models of which more than the name is known.
@@ -50,8 +57,23 @@ pub struct Settings {
     pub reveal: Reveal,
     /// Which credentials pods see.
     pub upstream_credentials: Credentials,
+    /// Decisions a second that are taken down in full, for operators.
+    pub explained: f64,
+    /// Where traces go, if anywhere.
+    pub telemetry: Option<TelemetrySettings>,
     /// Threads that answer clients.
     pub workers: NonZeroUsize,
+}
+
+/// A collector of traces.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct TelemetrySettings {
+    /// Its address, without `/v1/traces`.
+    pub otlp: String,
+    /// Of the requests whose caller does not say, how many are traced.
+    pub share: f64,
+    /// What this gateway is called there.
+    pub service: String,
 }
 
 impl Default for Settings {
@@ -60,6 +82,8 @@ impl Default for Settings {
             client: SocketAddr::from(([127, 0, 0, 1], 8080)),
             admin: None,
             admin_token: None,
+            tls: Listeners::default(),
+            reach: Arc::default(),
             pods: Vec::new(),
             models: Vec::new(),
             profiles: Vec::new(),
@@ -75,9 +99,22 @@ impl Default for Settings {
             drain: Drain::default(),
             reveal: Reveal::Nothing,
             upstream_credentials: Credentials::None,
+            explained: 1.0,
+            telemetry: None,
             workers: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         }
     }
+}
+
+/// The certificates of each listener that speaks TLS.
+#[derive(Clone, Debug, Default)]
+pub struct Listeners {
+    /// Where clients come.
+    pub client: Option<ListenerTls>,
+    /// Where operators come.
+    pub admin: Option<ListenerTls>,
+    /// Where sidecars post.
+    pub events: Option<ListenerTls>,
 }
 
 /// One engine process, or one rank of it.
@@ -179,6 +216,10 @@ pub struct TenantSettings {
     pub key: KeyDigest,
     /// How urgent its requests are.
     pub priority: Priority,
+    /// Its share of the work while requests wait.
+    pub weight: u32,
+    /// How many of its requests may be under way or wait at a time.
+    pub quota: Option<u32>,
 }
 
 /// Whether tenants share cached prompts.
@@ -208,6 +249,8 @@ pub struct Limits {
     pub body_time: Duration,
     /// Bodies from this size on are tokenized apart, so that they keep nobody waiting.
     pub inline_bytes: usize,
+    /// Bytes of the bodies of all requests that wait for a pod.
+    pub waiting_bytes: usize,
 }
 
 impl Default for Limits {
@@ -220,6 +263,7 @@ impl Default for Limits {
             head_time: Duration::from_secs(60),
             body_time: Duration::from_secs(60),
             inline_bytes: 64 << 10,
+            waiting_bytes: 256 << 20,
         }
     }
 }

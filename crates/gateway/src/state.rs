@@ -5,11 +5,12 @@ use crate::batches::Batches;
 use crate::lobby::Lobby;
 use crate::memory::{BLOCK_TOKENS, Memory};
 use crate::metrics::Metrics;
+use crate::quota::Quotas;
 use crate::record::{Observe, Record};
-use crate::roster::{Roster, Seat};
+use crate::roster::Roster;
 use crate::routing::{Routing, RoutingError};
-use crate::settings::{EventSource, PodSettings, Settings};
-use serde_json::Value;
+use crate::seen::Sampler;
+use crate::settings::Settings;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tokio::runtime::Handle;
@@ -20,6 +21,10 @@ use wornpath_execution::{AddressError, Endpoint, RetryBudget};
 use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot, PodId};
 use wornpath_routing::queue::QueueRulesError;
 use wornpath_routing::{EventTrust, Health, Pod};
+use wornpath_events::{Clock, Pods, Rules};
+use wornpath_execution::{AddressError, RetryBudget};
+use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot};
+use wornpath_routing::{Health, Pod};
 
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -27,9 +32,6 @@ pub enum ApplyError {
     /// Something is wrong with the profiles.
     #[error(transparent)]
     Routing(#[from] RoutingError),
-    /// Something is wrong with the queue.
-    #[error(transparent)]
-    Queue(#[from] QueueRulesError),
     /// Something is wrong with an address.
     #[error("pod `{pod}`: {cause}")]
     Address {
@@ -64,17 +66,21 @@ pub enum Readiness {
 
 /// Shared by everything that serves.
 pub struct Gateway {
-    settings: RwLock<Arc<Settings>>,
-    routing: RwLock<Arc<Routing>>,
-    roster: RwLock<Arc<Roster>>,
+    pub(crate) settings: RwLock<Arc<Settings>>,
+    pub(crate) routing: RwLock<Arc<Routing>>,
+    pub(crate) roster: RwLock<Arc<Roster>>,
     /// Held while the roster is replaced.
-    changing: Mutex<()>,
+    pub(crate) changing: Mutex<()>,
     index: Index,
+    /// Pods that the index has room for.
+    pub(crate) slots: usize,
     events: Arc<Pods>,
     pub(crate) memory: Memory,
     clock: Clock,
     seed: u64,
     pub(crate) lobby: Lobby,
+    pub(crate) quotas: Quotas,
+    pub(crate) sampler: Sampler,
     pub(crate) budget: RetryBudget,
     /// Where long prompts are tokenized: so many at once.
     pub(crate) preparers: Semaphore,
@@ -99,7 +105,9 @@ impl Gateway {
         let clock = Clock::start();
         let (pods, rules) = (settings.pods.clone(), settings.event_rules);
         let gateway = Arc::new(Self {
-            lobby: Lobby::new(routing.queue_rules())?,
+            lobby: Lobby::default(),
+            quotas: Quotas::default(),
+            sampler: Sampler::new(&settings),
             budget: RetryBudget::new(settings.retries, clock.now()),
             preparers: Semaphore::new(settings.workers.get()),
             settings: RwLock::new(Arc::new(settings)),
@@ -109,6 +117,7 @@ impl Gateway {
             events: Arc::new(Pods::new(index.clone(), rules)),
             index,
             memory: Memory::default(),
+            slots: capacity.pods(),
             clock,
             seed,
             background,
@@ -442,6 +451,6 @@ impl Gateway {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -51,6 +51,7 @@ fn every_declared_metric_is_on_the_page_once_and_no_other() {
         is_degraded: false,
         predicted_tokens: Some(16),
         usage: Usage { prompt_tokens: Some(32), cached_tokens: Some(16), output_tokens: Some(1) },
+        seen: None,
     });
     let page = page(&world.gateway, &world.around.metrics);
     let mut told: Vec<_> =

@@ -18,6 +18,8 @@ pub(super) fn read(keys: &[String]) -> anyhow::Result<Vec<TenantSettings>> {
             name: name.into(),
             key: KeyDigest(Sha256::digest(key.trim().as_bytes()).into()),
             priority: Priority::NORMAL,
+            weight: 1,
+            quota: None,
         });
     }
     Ok(tenants)

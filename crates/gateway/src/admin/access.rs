@@ -1,4 +1,5 @@
-//! Who may operate: on the loopback whoever is on this machine, elsewhere who knows the token.
+//! Who may operate: on the loopback whoever is on this machine, elsewhere who knows the token or has a
+//! certificate that the listener believes.
 //!
 //! A browser on this machine also runs other people's pages. Without a token, a request that a page made is
 //! refused: it names an origin, or a host that somebody pointed at this machine.
@@ -9,15 +10,23 @@ use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
 
 use crate::settings::KeyDigest;
+use crate::tls::ListenerTls;
 
 /// Who may operate.
 #[derive(Clone, Copy, Debug)]
-pub struct Access(Option<KeyDigest>);
+pub enum Access {
+    /// Who knows the token.
+    Token(KeyDigest),
+    /// Whom the listener lets in, having seen a certificate.
+    Certificate,
+    /// Whoever is on this machine.
+    Here,
+}
 
 /// Anybody could operate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "admin listener {address}: it can be reached from other machines and has no token; set `token_digest`, or \
+    "admin listener {address}: it can be reached from other machines and has no token; set `token_digest` or `tls.client_ca`, or \
      listen on 127.0.0.1"
 )]
 pub struct AccessError {
@@ -26,33 +35,40 @@ pub struct AccessError {
 }
 
 impl Access {
-    /// For a listener at `address`.
+    /// For a listener at `address` with a token, certificates, or neither.
     ///
     /// # Errors
-    /// Others can reach it and there is no token.
-    pub const fn new(address: SocketAddr, token: Option<KeyDigest>) -> Result<Self, AccessError> {
+    /// Others can reach it, and it has neither.
+    pub fn new(
+        address: SocketAddr,
+        token: Option<KeyDigest>,
+        tls: Option<&ListenerTls>,
+    ) -> Result<Self, AccessError> {
         match token {
-            None if !address.ip().is_loopback() => Err(AccessError { address }),
-            token => Ok(Self(token)),
+            Some(token) => Ok(Self::Token(token)),
+            None if tls.is_some_and(ListenerTls::is_mutual) => Ok(Self::Certificate),
+            None if address.ip().is_loopback() => Ok(Self::Here),
+            None => Err(AccessError { address }),
         }
     }
 
     /// Why a request may not pass, if it may not.
     pub(super) fn refuses(&self, headers: &HeaderMap) -> Option<&'static str> {
-        match self.0 {
-            Some(digest) => {
+        match self {
+            Self::Certificate => None,
+            Self::Token(digest) => {
                 let token = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
                 let token = token.and_then(|value| value.strip_prefix(b"Bearer "));
                 let is_known = token.is_some_and(|token| digest.is_of(token));
                 (!is_known).then_some("expected `Authorization: Bearer` and the token")
             }
-            None if headers.contains_key(ORIGIN) => {
+            Self::Here if headers.contains_key(ORIGIN) => {
                 Some("a web page may not operate; set a token to let tools in browsers do it")
             }
-            None if !names_this_machine(headers) => {
+            Self::Here if !names_this_machine(headers) => {
                 Some("expected this machine's address in `Host`; set a token to use other names")
             }
-            None => None,
+            Self::Here => None,
         }
     }
 }
@@ -82,10 +98,10 @@ mod tests {
     #[test]
     fn whoever_can_be_reached_needs_a_token() {
         let (here, anywhere) = ("[::1]:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
-        assert!(Access::new(here, None).is_ok());
-        let refusal = Access::new(anywhere, None).unwrap_err().to_string();
+        assert!(Access::new(here, None, None).is_ok());
+        let refusal = Access::new(anywhere, None, None).unwrap_err().to_string();
         assert!(refusal.starts_with("admin listener 0.0.0.0:1: it can be reached"), "{refusal}");
-        let access = Access::new(anywhere, Some(KeyDigest::of(b"secret"))).unwrap();
+        let access = Access::new(anywhere, Some(KeyDigest::of(b"secret")), None).unwrap();
         let good = headers(&[("authorization", "Bearer secret"), ("origin", "http://tool")]);
         assert_eq!(access.refuses(&good), None);
         for wrong in ["Bearer secre", "secret", "Bearer ", "Basic secret"] {
@@ -96,7 +112,7 @@ mod tests {
 
     #[test]
     fn pages_of_other_people_cannot_operate_through_a_browser_on_this_machine() {
-        let access = Access::new("127.0.0.1:1".parse().unwrap(), None).unwrap();
+        let access = Access::new("127.0.0.1:1".parse().unwrap(), None, None).unwrap();
         for good in ["127.0.0.1:8081", "localhost", "localhost:8081", "[::1]:8081", "[::1]"] {
             assert_eq!(access.refuses(&headers(&[("host", good)])), None, "{good}");
         }

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use arc_swap::ArcSwapOption;
 use serde_json::{Value, json};
+use wornpath_index::Moment;
 
 use crate::record::{Observe, Record};
+use crate::seen::CallSeen;
 
 /// How many are remembered.
 const PLACES: usize = 256;
@@ -50,7 +52,7 @@ impl Recent {
 /// A record as JSON. Times are in microseconds.
 pub(super) fn json(record: &Record) -> Value {
     let usage = record.usage;
-    json!({
+    let mut shown = json!({
         "id": record.id,
         "api": record.api.word(),
         "profile": record.profile.as_str(),
@@ -67,6 +69,24 @@ pub(super) fn json(record: &Record) -> Value {
         "prompt_tokens": usage.prompt_tokens,
         "output_tokens": usage.output_tokens,
         "cached_tokens": {"predicted": record.predicted_tokens, "actual": usage.cached_tokens},
+    });
+    // Taken down for some only; the others have no such fields.
+    if let Some(seen) = &record.seen {
+        shown["explanation"] = seen.explanation.to_json();
+        shown["has_waited"] = seen.has_waited.into();
+        shown["calls"] = seen.calls.iter().map(|call| called(call, seen.arrived)).collect();
+        shown["trace"] = seen.trace.map(|trace| format!("{:032x}", trace.trace)).into();
+    }
+    shown
+}
+
+fn called(call: &CallSeen, arrived: Moment) -> Value {
+    json!({
+        "step": call.step.as_str(),
+        "url": call.url,
+        "sent_us": micros(call.started.saturating_sub(arrived)),
+        "took_us": micros(call.ended.saturating_sub(call.started)),
+        "failure": call.failure,
     })
 }
 
@@ -97,6 +117,7 @@ mod tests {
             is_degraded: false,
             predicted_tokens: None,
             usage: Usage::default(),
+            seen: None,
         }
     }
 

@@ -8,10 +8,8 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -19,11 +17,11 @@ use tokio::task::JoinSet;
 use super::Admin;
 use super::routes::{Answer, Call, ROUTES, Refusal, Reply};
 use super::table::{Found, find};
+use crate::door;
 
 /// A request to be explained may be as long as any.
 const MOST_BYTES: usize = 16 << 20;
 const MOST_CONNECTIONS: usize = 64;
-const HEADERS_WITHIN: Duration = Duration::from_secs(5);
 const BODY_WITHIN: Duration = Duration::from_secs(30);
 /// How long to wait when the system gives no more connections.
 const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
@@ -40,19 +38,13 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener) -> Infallible {
                     tokio::time::sleep(OUT_OF_CONNECTIONS).await;
                     continue;
                 };
+                let tls = admin.running.gateway().settings().tls.admin.clone();
                 let admin = Arc::clone(&admin);
                 let answer = service_fn(move |request| {
                     let admin = Arc::clone(&admin);
                     async move { Ok::<_, Infallible>(respond(admin, request).await) }
                 });
-                let connection = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEADERS_WITHIN)
-                    .serve_connection(TokioIo::new(stream), answer);
-                connections.spawn(async move {
-                    // A peer that breaks off is its own affair.
-                    let _ = connection.await;
-                });
+                connections.spawn(door::converse(stream, tls, answer));
             }
             Some(_) = connections.join_next() => {}
         }

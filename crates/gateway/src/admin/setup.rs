@@ -1,7 +1,7 @@
 //! What is configured: profiles, the file, what is logged; and this plane itself.
 
 use serde_json::{Value, json};
-use wornpath_routing::{Profile, Surroundings};
+use wornpath_routing::{EventTrust, Profile, Surroundings};
 
 use super::openapi;
 use super::routes::{Answer, Call, Refusal, Reply};
@@ -15,6 +15,7 @@ pub(super) fn profiles(call: &Call<'_>) -> Answer {
         json!({
             "name": name.as_str(), "description": profile.description(),
             "text": profile.printed(), "graph": profile.graph().to_json(),
+            "cache": cache_mode(call, profile),
         })
     });
     let routes = settings.routes.iter().map(|route| {
@@ -26,6 +27,38 @@ pub(super) fn profiles(call: &Call<'_>) -> Answer {
     Ok(Reply::Json(json!({
         "profiles": profiles.collect::<Vec<_>>(), "routes": routes.collect::<Vec<_>>(),
     })))
+}
+
+/// What a profile's knowledge of caches rests on, and for which pods it rests on less.
+fn cache_mode(call: &Call<'_>, profile: &Profile) -> Value {
+    if !profile.looks_up() {
+        return json!({"mode": "none", "meaning": "the profile does not look at what pods hold"});
+    }
+    let (gateway, metrics) = (call.admin.running.gateway(), call.admin.running.metrics());
+    let (mut guessed, mut doubtful) = (Vec::new(), Vec::new());
+    let roster = gateway.roster();
+    for pod in roster.fleet().pods() {
+        let name = &pod.facts().name;
+        if pod.vitals().trust() == EventTrust::Guessed {
+            guessed.push(name.to_string());
+        }
+        if metrics.is_silent(name) || metrics.verdict(name).is_broken() {
+            doubtful.push(name.to_string());
+        }
+    }
+    let mode = match (guessed.is_empty(), guessed.len() < roster.fleet().pods().len()) {
+        (true, _) => "events",
+        (false, true) => "mixed",
+        (false, false) => "approximate",
+    };
+    let meaning = match mode {
+        "events" => "every pod tells what it holds",
+        "mixed" => {
+            "some pods do not tell what they hold: theirs is guessed from what they were sent"
+        }
+        _ => "no pod tells what it holds: it is guessed from what they were sent",
+    };
+    json!({"mode": mode, "meaning": meaning, "guessed": guessed, "doubtful": doubtful})
 }
 
 pub(super) fn check_profile(call: &Call<'_>) -> Answer {

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 use wornpath_events::{Access as EventAccess, AccessError as EventAccessError};
+use wornpath_execution::AddressError;
 
 use super::{Access, AccessError, Admin, Logging, Recent, serve};
 use crate::config::{Config, OnTop, Running, Tokenizers};
 use crate::discovery::{find_pods, read_brokers, read_engines, take_pushes};
 use crate::metrics::{self, Metrics};
+use crate::record::Observe;
 use crate::state::Gateway;
+use crate::telemetry::exporter;
 
 /// What a gateway was started with, for whoever changes it while it runs.
 pub struct Setup {
@@ -41,6 +44,9 @@ pub enum StartError {
     /// Anybody could operate.
     #[error(transparent)]
     Access(#[from] AccessError),
+    /// Traces have nowhere to go.
+    #[error("telemetry: {0}")]
+    Telemetry(#[from] AddressError),
     /// Anybody could post events.
     #[error(transparent)]
     EventAccess(#[from] EventAccessError),
@@ -81,7 +87,16 @@ pub fn start_with(
     on_top: OnTop,
 ) -> Result<Around, StartError> {
     let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<Recent>::default());
-    gateway.observe(vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _]);
+    let mut observers: Vec<Arc<dyn Observe>> =
+        vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _];
+    if let Some(telemetry) = &gateway.settings().telemetry {
+        let reach = &gateway.settings().reach;
+        let (exporter, sender) = exporter(telemetry, reach, gateway.now())?;
+        metrics.count_spans(Arc::clone(exporter.counts()));
+        observers.push(Arc::new(exporter));
+        gateway.background().spawn(sender.run());
+    }
+    gateway.observe(observers);
     gateway.count(Arc::clone(&metrics));
     let Setup { path, config, tokenizers, logging } = setup;
     let running = (Arc::clone(gateway), Arc::clone(&metrics));
@@ -91,7 +106,7 @@ pub fn start_with(
     let admin = match settings.admin {
         None => None,
         Some(address) => {
-            let access = Access::new(address, settings.admin_token)?;
+            let access = Access::new(address, settings.admin_token, settings.tls.admin.as_ref())?;
             let listener = background.block_on(TcpListener::bind(address));
             let failed = |cause| StartError::Listen { address, cause };
             let listener = listener.map_err(failed)?;
@@ -102,9 +117,12 @@ pub fn start_with(
         }
     };
     background.spawn(Arc::clone(&running).follow());
-    if let Some(guarded) = running.config().listen().events {
+    if let Some(guarded) = running.config().listen().events.clone() {
         let address = guarded.address;
-        let access = EventAccess::of_digest(address, guarded.token.map(|digest| digest.0))?;
+        let access = match (guarded.token, &guarded.tls) {
+            (None, Some(tls)) if tls.is_mutual() => EventAccess::elsewhere_checked(),
+            (token, _) => EventAccess::of_digest(address, token.map(|digest| digest.0))?,
+        };
         let listener = background.block_on(TcpListener::bind(address));
         let listener = listener.map_err(|cause| StartError::Events { address, cause })?;
         background.spawn(take_pushes(Arc::clone(&running), listener, access));

@@ -8,8 +8,11 @@ mod refusal;
 mod relay;
 
 use crate::desk::{Dispatcher, Worker};
+use crate::lobby::Waiter;
+use crate::quota::Turn;
 use crate::record::{Api, Ended, Record, Usage};
-use crate::settings::{Reveal, Settings, Sharing};
+use crate::seen::{Seen, kept};
+use crate::settings::{Reveal, Settings, Sharing, TenantSettings};
 use crate::state::Readiness;
 use arrival::Arrival;
 pub(crate) use arrival::tenant;
@@ -28,7 +31,10 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use wornpath_execution::{Call, Carried, Edit, Kit, execute, splice};
-use wornpath_routing::{Name, Outcome, Profile, Rejection, RoutingContext, RoutingPlan};
+use wornpath_routing::queue::Again;
+use wornpath_routing::{
+    Explanation, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan,
+};
 
 /// Answers one request.
 pub(crate) async fn respond(
@@ -68,9 +74,10 @@ pub(crate) async fn respond(
         is_degraded: false,
         predicted_tokens: None,
         usage: Usage::default(),
+        seen: None,
     };
     let mut response = match route(&worker, request, (id.clone(), arrived), &mut record).await {
-        Ok(carried) => answer(&worker, carried, record, arrived),
+        Ok((carried, turn)) => answer(&worker, (carried, turn), record, arrived),
         Err(refusal) => {
             record.status = refusal.status.as_u16();
             record.total = worker.gateway.now().saturating_sub(arrived);
@@ -88,9 +95,15 @@ async fn route(
     request: Request<Incoming>,
     (id, arrived): (HeaderValue, wornpath_index::Moment),
     record: &mut Record,
-) -> Result<Carried, Refusal> {
+) -> Result<(Carried, Option<Turn>), Refusal> {
     let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
     let Arrival { tenant, mut call } = arrival::take_in(request, id, &settings).await?;
+    let turn = turn(worker, tenant)?;
+    let random = || worker.random();
+    let mut seen = gateway.sampler.look(&settings, &call.headers, arrived, random);
+    if let Some(trace) = seen.as_ref().and_then(|seen| seen.trace) {
+        trace.write(&mut call.headers);
+    }
     let (roster, routing) = (gateway.roster(), gateway.routing());
     let mut read = read_body(worker, record.api, &call).await?;
     read.request.model = roster.model(&read.model);
@@ -98,6 +111,7 @@ async fn route(
     read.request.headers = head::for_routing(&call.headers);
     if let Some(tenant) = tenant {
         read.request.priority = tenant.priority;
+        read.request.weight = tenant.weight;
         read.request.tenant = Some(tenant.name.clone());
     }
     salted(&mut read, &mut call, &settings)?;
@@ -106,16 +120,23 @@ async fn route(
     record.profile.clone_from(name);
     record.model.clone_from(&read.request.model.base);
     record.tenant.clone_from(&read.request.tenant);
-    let context = prepare(worker, profile, read, call.body.len()).await?;
-    let roster_now = roster;
-    let (mut context, plan) = decide(worker, profile, context, &roster_now).await?;
+    let context = prepare(worker, profile, (read, call.body.len()), &mut seen).await?;
+    let decided = decide(worker, profile, (context, call.body.len()), &mut seen).await;
+    if decided.is_err() {
+        record.seen = kept(seen.take());
+    }
+    let (context, plan) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
     if plan.steps.len() == 1 {
-        let mut dispatcher =
-            Dispatcher { worker, profile, context: &mut context, roster: gateway.roster() };
-        let executing = pin!(execute(plan, &call, &kit, &mut dispatcher));
-        return Ok(once_sent(executing, || worker.settle_body(call.body.len())).await?);
+        let (bytes, roster) = (call.body.len(), gateway.roster());
+        let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
+        let carried = {
+            let executing = pin!(execute(plan, &call, &kit, &mut dispatcher));
+            once_sent(executing, || worker.settle_body(bytes)).await
+        };
+        record.seen = kept(dispatcher.seen);
+        return Ok((carried?, turn));
     }
     // Several engines are at work: if the client goes now, what one of them has begun to hand over is
     // still taken, so that its memory is freed. So this runs on even if nobody waits for it.
@@ -124,14 +145,20 @@ async fn route(
         let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
         let kit =
             Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
-        let (worker, profile) = (&*worker, &*profile);
-        let mut dispatcher =
-            Dispatcher { worker, profile, context: &mut context, roster: gateway.roster() };
-        let executing = pin!(execute(plan, &call, &kit, &mut dispatcher));
-        once_sent(executing, || worker.settle_body(call.body.len())).await
+        let (worker, profile) = (&*worker, &profile);
+        let (bytes, roster) = (call.body.len(), gateway.roster());
+        let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
+        let carried = {
+            let executing = pin!(execute(plan, &call, &kit, &mut dispatcher));
+            once_sent(executing, || worker.settle_body(bytes)).await
+        };
+        (carried, dispatcher.seen)
     });
     match carried.await {
-        Ok(carried) => Ok(carried?),
+        Ok((carried, seen)) => {
+            record.seen = kept(seen);
+            Ok((carried?, turn))
+        }
         Err(_) => Err(Refusal::from(Rejection::unavailable("the plan was given up"))),
     }
 }
@@ -162,6 +189,18 @@ async fn once_sent<T>(mut work: Pin<&mut impl Future<Output = T>>, then: impl Fn
     .await
 }
 
+/// A tenant with a quota must have a turn left.
+fn turn(worker: &Worker, tenant: Option<&TenantSettings>) -> Result<Option<Turn>, Refusal> {
+    let Some((tenant, quota)) = tenant.and_then(|tenant| Some((tenant, tenant.quota?))) else {
+        return Ok(None);
+    };
+    let turn = worker.gateway.quotas.turn(&tenant.name, quota);
+    turn.map(Some).ok_or_else(|| {
+        let why = format!("{quota} of your requests are under way or wait, as many as may");
+        Refusal::from(Rejection::busy(&why))
+    })
+}
+
 /// Short bodies are read at once; long ones apart, so that they keep nobody waiting.
 async fn read_body(worker: &Arc<Worker>, api: Api, call: &Call) -> Result<Read, Refusal> {
     if call.body.is_empty() && call.method != Method::POST {
@@ -177,16 +216,33 @@ async fn read_body(worker: &Arc<Worker>, api: Api, call: &Call) -> Result<Read, 
 async fn prepare(
     worker: &Arc<Worker>,
     profile: &Arc<Profile>,
-    read: Read,
-    bytes: usize,
+    (read, bytes): (Read, usize),
+    seen: &mut Option<Box<Seen>>,
 ) -> Result<RoutingContext, Refusal> {
     let mut context = profile.context(read.request);
-    if bytes < worker.gateway.settings().limits.inline_bytes {
+    let is_short = bytes < worker.gateway.settings().limits.inline_bytes;
+    if is_short && seen.is_none() {
         profile.prepare(&mut context)?;
         return Ok(context);
     }
-    let profile = Arc::clone(profile);
-    Ok(apart(worker, move || profile.prepare(&mut context).map(|()| context)).await??)
+    let (profile, clock, is_seen) = (Arc::clone(profile), worker.gateway.clock(), seen.is_some());
+    let work = move || {
+        if !is_seen {
+            return profile.prepare(&mut context).map(|()| (context, Explanation::default()));
+        }
+        let now = || clock.now();
+        let mut recorder = Recorder::new(&now);
+        let prepared = profile.prepare_explained(&mut context, &mut recorder);
+        prepared.map(|()| (context, recorder.finish()))
+    };
+    if let Some(seen) = seen {
+        seen.prepared = worker.gateway.now();
+    }
+    let (context, explanation) = if is_short { work()? } else { apart(worker, work).await?? };
+    if let Some(seen) = seen {
+        seen.explanation = explanation;
+    }
+    Ok(context)
 }
 
 /// Runs on a thread where taking long keeps no other request waiting; so many at a time.
@@ -203,24 +259,41 @@ async fn apart<T: Send + 'static>(
 async fn decide(
     worker: &Worker,
     profile: &Arc<Profile>,
-    mut context: RoutingContext,
-    roster: &crate::roster::Roster,
-) -> Result<(RoutingContext, RoutingPlan), Refusal> {
-    let gateway = &worker.gateway;
-    let now = gateway.now();
-    let outcome =
-        worker.with_world_unsettled(roster, now, |world| profile.decide(&mut context, world));
+    (mut context, bytes): (RoutingContext, usize),
+    seen: &mut Option<Box<Seen>>,
+) -> Result<(Option<RoutingContext>, RoutingPlan), Refusal> {
+    let (gateway, now) = (&worker.gateway, worker.gateway.now());
+    let roster = gateway.roster();
+    let outcome = worker.with_world_unsettled(&roster, now, |world| match seen {
+        None => profile.decide(&mut context, world),
+        Some(seen) => {
+            let clock = || gateway.now();
+            let mut recorder = Recorder::new(&clock);
+            let outcome = profile.decide_explained(&mut context, world, &mut recorder);
+            let prepare = std::mem::take(&mut seen.explanation.prepare);
+            seen.decided = now;
+            seen.explanation = Explanation { prepare, ..recorder.finish() };
+            outcome
+        }
+    });
     match outcome {
-        Outcome::Plan(plan) => Ok((context, plan)),
+        Outcome::Plan(plan) => Ok((Some(context), plan)),
         Outcome::Reject(rejection) => Err(rejection.into()),
-        Outcome::Hold(hold) => Ok(gateway.lobby.wait(worker, hold, profile, context).await?),
+        Outcome::Hold(hold) => {
+            let waiter = Waiter { profile, context, again: Again::default(), bytes };
+            if let Some(seen) = seen {
+                seen.has_waited = true;
+            }
+            let (context, waited) = gateway.lobby.wait(worker, hold, waiter).await;
+            Ok((context, waited?))
+        }
     }
 }
 
 /// The engine's answer as the client gets it.
 fn answer(
     worker: &Arc<Worker>,
-    carried: Carried,
+    (carried, turn): (Carried, Option<Turn>),
     mut record: Record,
     arrived: wornpath_index::Moment,
 ) -> Response<Reply> {
@@ -229,7 +302,11 @@ fn answer(
     let mut response_head = carried.answer.head;
     head::strip(&mut response_head.headers);
     record.status = response_head.status.as_u16();
-    record.first_byte = Some(gateway.now().saturating_sub(arrived));
+    let now = gateway.now();
+    record.first_byte = Some(now.saturating_sub(arrived));
+    if let (Some(load), 0, 200..300) = (&carried.step.reservation, carried.retries, record.status) {
+        load.began(now.saturating_sub(arrived + record.decided), now);
+    }
     record.retries = carried.retries;
     record.is_degraded = carried.is_degraded;
     record.predicted_tokens = Some(carried.step.cache.tokens);
@@ -241,9 +318,8 @@ fn answer(
         head::reveal(&mut response_head.headers, name, &carried.step, carried.is_degraded);
     }
     let told = Told::by(record.api, &response_head.headers);
-    let relay = Relay::new(carried.answer.body, (carried.step, carried.endpoint), told, {
-        (Arc::clone(worker), record, arrived)
-    });
+    let load = (carried.step, carried.endpoint, turn);
+    let relay = Relay::new(carried.answer.body, load, told, (Arc::clone(worker), record, arrived));
     Response::from_parts(response_head, Reply::Relay(Box::new(relay)))
 }
 

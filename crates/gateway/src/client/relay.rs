@@ -3,6 +3,7 @@
 
 use super::refusal::error_body;
 use crate::desk::Worker;
+use crate::quota::Turn;
 use crate::record::{Api, Ended, Record};
 use crate::usage::UsageScan;
 use bytes::Bytes;
@@ -50,6 +51,8 @@ pub(crate) struct Relay {
 struct Open {
     step: PlanStep,
     endpoint: Arc<Endpoint>,
+    /// Its place in its tenant's quota.
+    turn: Option<Turn>,
     worker: Arc<Worker>,
     record: Record,
     arrived: Moment,
@@ -72,11 +75,11 @@ impl Reply {
 impl Relay {
     pub(super) fn new(
         body: AnswerBody,
-        (step, endpoint): (PlanStep, Arc<Endpoint>),
+        (step, endpoint, turn): (PlanStep, Arc<Endpoint>, Option<Turn>),
         told: Told,
         (worker, record, arrived): (Arc<Worker>, Record, Moment),
     ) -> Self {
-        let open = Open { step, endpoint, worker, record, arrived, has_begun: false };
+        let open = Open { step, endpoint, turn, worker, record, arrived, has_begun: false };
         let mut relay = Self {
             body,
             told,
@@ -122,13 +125,22 @@ impl Relay {
     }
 
     fn end(&mut self, how: Ended) {
-        let Some(Open { step, worker, mut record, arrived, .. }) = self.open.take() else { return };
+        let Some(Open { mut step, turn, worker, mut record, arrived, .. }) = self.open.take()
+        else {
+            return;
+        };
+        record.usage = std::mem::take(&mut self.scan).usage();
+        if let (Some(load), Told::ByBreaking, Some(tokens)) =
+            (&mut step.reservation, self.told, record.usage.output_tokens)
+        {
+            // What was not streamed was not counted token by token: how long answers are is learnt here.
+            load.decoded(tokens);
+        }
         // The load first: whoever waits may go now.
-        drop(step);
+        drop((step, turn));
         worker.gateway.lobby.poll(&worker);
         record.ended = how;
         record.total = worker.gateway.now().saturating_sub(arrived);
-        record.usage = std::mem::take(&mut self.scan).usage();
         worker.gateway.ended(&record);
     }
 }

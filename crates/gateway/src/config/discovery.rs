@@ -27,6 +27,8 @@ pub enum Finder {
         host: String,
         /// The port of every pod.
         port: u16,
+        /// `http` or `https`.
+        scheme: &'static str,
         /// How often the name is asked for.
         every: Duration,
         /// What is known of every pod.
@@ -45,6 +47,7 @@ pub(super) const DNS: &[Parameter] = &[
     Parameter::required("dns", Takes::Text, "A name whose every address is a pod, such as a headless service."),
     Parameter::required("port", Takes::Whole(1, 65_535), "The port of every pod."),
     Parameter::with_default("every", Takes::Time, "5s", "How often the name is asked for."),
+    Parameter::with_default("scheme", Takes::OneOf(&["http", "https"]), "http", "How pods are called; for `https`, `pod_tls.server_name` says what their certificates name."),
 ];
 
 /// The finders under `discovery`.
@@ -80,5 +83,6 @@ fn dns(entry: Entry<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<Finde
     let pod = Box::new(facts(&section, scope, notes));
     let port = u16::try_from(section.maybe::<u32>("port")?).ok()?;
     let every = section.or("every", Duration::ZERO);
-    Some(Finder::Dns { host: section.maybe("dns")?, port, every, pod })
+    let scheme = section.or("scheme", "http");
+    Some(Finder::Dns { host: section.maybe("dns")?, port, scheme, every, pod })
 }

@@ -19,6 +19,7 @@ pub(super) const LIMITS: &[Parameter] = &[
     Parameter::with_default("head_time", Takes::Time, "60s", "How long a client may take to send the head of a request, the time between two requests included."),
     Parameter::with_default("body_time", Takes::Time, "60s", "How long a client may take to send its body."),
     Parameter::with_default("inline", Takes::Size(0, 1 << 32), "64KiB", "Bodies from this size on are tokenized apart, so that they keep nobody waiting."),
+    Parameter::with_default("waiting", Takes::Size(1 << 10, 1 << 40), "256MiB", "Bytes of the bodies of all requests that wait for a pod; how many may wait, each profile says."),
 ];
 
 #[rustfmt::skip]
@@ -78,6 +79,7 @@ pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Notes) {
         head_time: time(&limits, "head_time"),
         body_time: time(&limits, "body_time"),
         inline_bytes: limits.or("inline", 0),
+        waiting_bytes: limits.or("waiting", 0),
     };
     settings.timeouts = Timeouts {
         connect: time(&timeouts, "connect"),

@@ -7,39 +7,45 @@ use wornpath_routing::{Kind, Parameter, Problem, Span, Takes};
 
 use super::notes::{DIGEST_CURE, Notes};
 use super::section::{Section, refused};
+use super::tls;
 use crate::settings::KeyDigest;
+use crate::tls::ListenerTls;
 
 /// The listeners.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Listen {
     /// For clients.
     pub client: SocketAddr,
+    /// What clients are shown, if they come over TLS.
+    pub client_tls: Option<ListenerTls>,
     /// For operators, if at all.
     pub admin: Option<Guarded>,
     /// For events that sidecars push, if at all.
     pub events: Option<Guarded>,
 }
 
-/// A listener that needs a token unless it can only be reached from this machine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A listener that needs a token, or callers' certificates, unless it can only be reached from this machine.
+#[derive(Clone, Debug)]
 pub struct Guarded {
     /// Where.
     pub address: SocketAddr,
     /// The digest of the token, if one is needed.
     pub token: Option<KeyDigest>,
+    /// What callers are shown and must show, if they come over TLS.
+    pub tls: Option<ListenerTls>,
 }
 
 const CLIENT: &str = "127.0.0.1:8080";
 
 #[rustfmt::skip]
 pub(super) const LISTEN: &[Parameter] = &[
-    Parameter::with_default("client", Takes::Text, CLIENT, "Address and port for clients."),
+    Parameter::with_default("address", Takes::Text, CLIENT, "Address and port for clients."),
 ];
 
 #[rustfmt::skip]
 pub(super) const GUARDED: &[Parameter] = &[
     Parameter::required("address", Takes::Text, "Address and port."),
-    Parameter::optional("token_digest", Takes::Text, "`sha256:` and the digest of the token that callers must bring; needed unless the address is a loopback one."),
+    Parameter::optional("token_digest", Takes::Text, "`sha256:` and the digest of the token that callers must bring; needed unless the address is a loopback one or `tls` has a `client_ca`."),
 ];
 
 const ADDRESS: &str = "give an address and a port, such as `127.0.0.1:8080` or `[::]:8080`";
@@ -53,10 +59,11 @@ pub(super) fn listen(root: &Node, notes: &mut Notes) -> Listen {
         return Listen::default();
     };
     let entry = Entry { name: "listen", span: node.span, settings };
-    let section = Section::read(entry, LISTEN, &["admin", "events"], &mut notes.problems);
-    let default = Listen::default();
+    Section::read(entry, &[], &["client", "admin", "events"], &mut notes.problems);
+    let (client, client_tls) = client(node.get("client"), notes);
     let listen = Listen {
-        client: section.parsed("client", ADDRESS, &mut notes.problems).unwrap_or(default.client),
+        client,
+        client_tls,
         admin: guarded(node.get("admin"), "admin", notes),
         events: guarded(node.get("events"), "events", notes),
     };
@@ -67,8 +74,39 @@ pub(super) fn listen(root: &Node, notes: &mut Notes) -> Listen {
 impl Default for Listen {
     fn default() -> Self {
         let client = CLIENT.parse().expect("the default address is tested to be one");
-        Self { client, admin: None, events: None }
+        Self { client, client_tls: None, admin: None, events: None }
     }
+}
+
+/// `client: 127.0.0.1:8080` or `client: {address: …, tls: …}`.
+fn client(node: Option<&Node>, notes: &mut Notes) -> (SocketAddr, Option<ListenerTls>) {
+    let default = Listen::default().client;
+    let Some(node) = node else { return (default, None) };
+    if let Some(text) = node.text() {
+        let parsed = text.parse().map_err(|error: AddrParseError| {
+            notes.problems.push(refused("listen", "client", text, node.span, &error).cure(ADDRESS));
+        });
+        return (parsed.unwrap_or(default), None);
+    }
+    let Some(section) = nested(node, "client", LISTEN, notes) else { return (default, None) };
+    let address = section.parsed("address", ADDRESS, &mut notes.problems).unwrap_or(default);
+    (address, tls::listener(node.get("tls"), notes))
+}
+
+/// A map with `tls` in it.
+fn nested<'a>(
+    node: &'a Node,
+    name: &'static str,
+    parameters: &[Parameter],
+    notes: &mut Notes,
+) -> Option<Section<'a>> {
+    let Yaml::Map(settings) = &node.value else {
+        let message = format!("`{name}` holds {} where an address or a map belongs", node.kind());
+        notes.problems.push(Problem::new(Kind::Syntax, node.span, message).cure(ADDRESS));
+        return None;
+    };
+    let entry = Entry { name, span: node.span, settings };
+    Some(Section::read(entry, parameters, &["tls"], &mut notes.problems))
 }
 
 /// `admin: 127.0.0.1:9090` or `admin: {address: …, token_digest: …}`.
@@ -76,7 +114,10 @@ fn guarded(node: Option<&Node>, key: &'static str, notes: &mut Notes) -> Option<
     let node = node?;
     if let Some(text) = node.text() {
         return match text.parse() {
-            Ok(address) => guard(key, Guarded { address, token: None }, node.span, notes),
+            Ok(address) => {
+                let guarded = Guarded { address, token: None, tls: None };
+                guard(key, guarded, node.span, notes)
+            }
             Err(error) => {
                 let error: AddrParseError = error;
                 notes.problems.push(refused("listen", key, text, node.span, &error).cure(ADDRESS));
@@ -84,13 +125,18 @@ fn guarded(node: Option<&Node>, key: &'static str, notes: &mut Notes) -> Option<
             }
         };
     }
-    let section = Section::of(Some(node), (key, node.span), GUARDED, &mut notes.problems);
+    let section = nested(node, key, GUARDED, notes)?;
     let token = notes.digest(&section, "token_digest");
+    let tls = tls::listener(node.get("tls"), notes);
     let address = section.parsed("address", ADDRESS, &mut notes.problems)?;
-    if section.node("token_digest").is_some() {
-        return Some(Guarded { address, token });
+    let guarded = Guarded { address, token, tls };
+    // What is wrong with a certificate that was given is told already.
+    let is_guarded = section.node("token_digest").is_some()
+        || node.get("tls").is_some_and(|tls| tls.get("client_ca").is_some());
+    if is_guarded {
+        return Some(guarded);
     }
-    guard(key, Guarded { address, token }, section.at("address"), notes)
+    guard(key, guarded, section.at("address"), notes)
 }
 
 /// Refuses to be reached by everybody.
@@ -111,8 +157,8 @@ fn guard(key: &str, guarded: Guarded, span: Span, notes: &mut Notes) -> Option<G
 fn same_address(node: &Node, listen: &Listen, notes: &mut Notes) {
     let all = [
         ("client", Some(listen.client)),
-        ("admin", listen.admin.map(|guarded| guarded.address)),
-        ("events", listen.events.map(|guarded| guarded.address)),
+        ("admin", listen.admin.as_ref().map(|guarded| guarded.address)),
+        ("events", listen.events.as_ref().map(|guarded| guarded.address)),
     ];
     for (at, (key, address)) in all.iter().enumerate() {
         let Some(address) = address.filter(|address| address.port() != 0) else { continue };

@@ -21,13 +21,17 @@ mod section;
 mod settle;
 mod shipped;
 mod sources;
+mod telemetry;
 mod tenants;
+mod tls;
 mod tokenizers;
 mod watch;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use wornpath_execution::Reach;
 use wornpath_routing::document::{Node, Yaml, parse, unknown_keys};
 use wornpath_routing::{Kind, Parameter, Problem, Problems, Role, Takes};
 
@@ -60,6 +64,8 @@ pub struct Config {
     finders: Vec<Finder>,
     sources: Vec<EventSource>,
     isolates: bool,
+    /// Certificates and keys that it names.
+    certificates: Vec<PathBuf>,
     /// How its files looked when they were read.
     look: Look,
 }
@@ -72,9 +78,12 @@ pub struct Refused {
 
 /// What stands at the top, in the order of the reference page.
 const KEYS: [&str; 19] = [
+const KEYS: [&str; 22] = [
     "listen",
     "models",
     "pods",
+    "pod_addresses",
+    "pod_tls",
     "discovery",
     "event_sources",
     "tenants",
@@ -88,6 +97,8 @@ const KEYS: [&str; 19] = [
     "drain",
     "reveal",
     "credentials",
+    "explained",
+    "telemetry",
     "workers",
     "batch",
     "stale_after",
@@ -98,6 +109,7 @@ const TOP: &[Parameter] = &[
     Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: answers carry `x-wornpath-pod` and a reason."),
     Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods see the client's `authorization`."),
     Parameter::with_default("stale_after", Takes::Time, "30s", "How long a pod's cache events may be silent before what is known of its cache counts less; nothing after twice that."),
+    Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions a second that are taken down in full, with every candidate and score, for `/decisions` of the admin plane; 0 for none."),
     Parameter::optional("workers", Takes::Whole(1, 1024), "Threads that answer clients; by default one for each core."),
 ];
 
@@ -156,6 +168,7 @@ impl Config {
             finders: Vec::new(),
             sources: Vec::new(),
             isolates: false,
+            certificates: Vec::new(),
             look: Look::default(),
         }
     }
@@ -216,12 +229,14 @@ impl Config {
         profiles
             .filter(|file| !shipped(file) && !file.starts_with("profile "))
             .map(PathBuf::from)
+            .chain(self.certificates.iter().cloned())
             .collect()
     }
 
     fn scope(&self) -> PodScope<'_> {
         let isolation = self.isolates.then_some(FIRST);
-        PodScope { models: &self.models, sources: &self.sources, isolation }
+        let (models, sources, reach) = (&self.models, &self.sources, &self.settings.reach);
+        PodScope { models, sources, isolation, reach }
     }
 }
 
@@ -251,8 +266,13 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
     }
     let mut settings = Settings::default();
     let listen = listen::listen(root, notes);
-    (settings.client, settings.admin) = (listen.client, listen.admin.map(|admin| admin.address));
-    settings.admin_token = listen.admin.and_then(|admin| admin.token);
+    (settings.client, settings.tls.client) = (listen.client, listen.client_tls.clone());
+    if let Some(Guarded { address, token, tls }) = listen.admin.clone() {
+        (settings.admin, settings.admin_token, settings.tls.admin) = (Some(address), token, tls);
+    }
+    settings.tls.events = listen.events.as_ref().and_then(|events| events.tls.clone());
+    let reach = Reach { allowed: pods::allowed(root, notes), tls: tls::pods(root, notes) };
+    settings.reach = Arc::new(reach);
     let models = models::models(root, notes);
     let sources = sources::sources(root, &listen, notes);
     settings.tenants = tenants::tenants(root, notes);
@@ -265,6 +285,7 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
         models: &models,
         sources: &sources,
         isolation: isolation.as_ref().map(|(span, _)| *span),
+        reach: &settings.reach,
     };
     let pods = pods::pods(root, scope, notes);
     let finders = discovery::discovery(root, scope, notes);
@@ -275,6 +296,7 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
         routes::routes(root, (&models, &settings.tenants), &mut settings.profiles, notes);
     routes::default_first(&settings.routes, &mut settings.profiles);
     limits::bounds(root, &mut settings, notes);
+    settings.telemetry = telemetry::telemetry(root, notes);
     top(root, &mut settings, notes);
     Config {
         settings,
@@ -284,6 +306,7 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
         finders,
         sources,
         isolates: isolation.is_some(),
+        certificates: std::mem::take(&mut notes.files),
         look: Look::default(),
     }
 }
@@ -311,6 +334,7 @@ fn top(root: &Node, settings: &mut Settings, notes: &mut Notes) {
     }
     notes.must_not_be_zero(&section, "stale_after");
     settings.event_rules.stale_after = section.or("stale_after", settings.event_rules.stale_after);
+    settings.explained = section.or("explained", 1.0);
     if let Some(workers) = section.maybe::<usize>("workers").and_then(std::num::NonZeroUsize::new) {
         settings.workers = workers;
     }

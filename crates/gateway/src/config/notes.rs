@@ -1,5 +1,6 @@
 //! What is taken down while a configuration is read, and the rules that several sections share.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use wornpath_routing::document::nearest;
@@ -20,13 +21,16 @@ pub(super) struct Notes<'a> {
     pub(super) problems: Vec<Problem>,
     /// In files that it names.
     pub(super) elsewhere: Vec<Problems>,
+    /// Certificates and keys that it names, for whoever watches them.
+    pub(super) files: Vec<PathBuf>,
     /// What may be a secret and must not be shown.
     masked: Vec<Span>,
 }
 
 impl<'a> Notes<'a> {
     pub(super) fn new(outside: &'a dyn Outside) -> Self {
-        Self { outside, problems: Vec::new(), elsewhere: Vec::new(), masked: Vec::new() }
+        let (files, masked) = (Vec::new(), Vec::new());
+        Self { outside, problems: Vec::new(), elsewhere: Vec::new(), files, masked }
     }
 
     /// A digest. What is none may be the secret itself, so nobody is shown it.

@@ -1,7 +1,8 @@
 //! The pods: in the configuration itself, and in a watched file of the same form.
 
 use wornpath_events::ZmqAddress;
-use wornpath_routing::document::Node;
+use wornpath_execution::{AddressError, AddressRange, BreakerRules, Endpoint, RangeError, Reach};
+use wornpath_routing::document::{Node, Yaml};
 use wornpath_routing::{Kind, Parameter, Problem, Role, Span, Takes};
 
 use super::Model;
@@ -43,6 +44,8 @@ pub struct PodConfig {
     pub place: [Option<String>; 4],
     /// Where its own metrics are; by default `/metrics` at its address.
     pub metrics: Option<String>,
+    /// Where the engines of a pair meet, if not at the usual port.
+    pub bootstrap_port: Option<u16>,
 }
 
 /// Where a pod's events come from.
@@ -143,6 +146,7 @@ pub(super) const FACTS: &[Parameter] = &[
     Parameter::optional("zone", Takes::Text, "Its zone."),
     Parameter::optional("region", Takes::Text, "Its region."),
     Parameter::optional("metrics", Takes::Text, "Where its own metrics are; by default `/metrics` at its address."),
+    Parameter::with_default("bootstrap_port", Takes::Whole(1, 65_535), "8998", "The port at which SGLang's and Mooncake's pairs meet."),
 ];
 
 /// What a pod may refer to.
@@ -154,6 +158,32 @@ pub(super) struct PodScope<'a> {
     pub(super) sources: &'a [EventSource],
     /// Where isolation was asked for, if it was.
     pub(super) isolation: Option<Span>,
+    /// Where pods may be.
+    pub(super) reach: &'a Reach,
+}
+
+/// The ranges of `pod_addresses`, if there are any.
+pub(super) fn allowed(root: &Node, notes: &mut Notes) -> Option<Vec<AddressRange>> {
+    let node = root.get("pod_addresses")?;
+    let Yaml::List(items) = &node.value else {
+        let message = format!("`pod_addresses` must be a list; this is {}", node.kind());
+        let problem = Problem::new(Kind::Syntax, node.span, message);
+        notes.problems.push(problem.cure("write `pod_addresses: [10.0.0.0/8]`"));
+        return None;
+    };
+    let mut ranges = Vec::new();
+    for item in items {
+        match item.text().unwrap_or_default().parse() {
+            Ok(range) => ranges.push(range),
+            Err(error) => {
+                let error: RangeError = error;
+                let message = format!("`pod_addresses`: {error}");
+                let problem = Problem::new(Kind::BadParameter, item.span, message);
+                notes.problems.push(problem.cure("give ranges such as `10.0.0.0/8` or `fd00::/8`"));
+            }
+        }
+    }
+    Some(ranges)
 }
 
 /// The pods under `pods`.
@@ -189,6 +219,10 @@ fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<
             return None;
         }
     };
+    if let Err(error) = may_be_called(&url, scope.reach) {
+        let problem = refused("pods", "url", &text, section.at("url"), &error);
+        notes.problems.push(problem.cure("give another address, or change what is allowed"));
+    }
     let name = section.maybe("name").unwrap_or_else(|| host.clone());
     Some(facts(section, scope, notes).at(name, url))
 }
@@ -249,6 +283,9 @@ pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Note
         kv_tokens: section.maybe("kv_tokens"),
         place: ["host", "rack", "zone", "region"].map(|key| section.maybe(key)),
         metrics,
+        bootstrap_port: section
+            .maybe::<u32>("bootstrap_port")
+            .and_then(|port| u16::try_from(port).ok()),
     }
 }
 
@@ -312,9 +349,14 @@ fn last_port(section: &Section<'_>, address: &ZmqAddress, span: Span, notes: &mu
     }
 }
 
-/// Host and port of an `http` address.
+fn may_be_called(url: &str, reach: &Reach) -> Result<(), AddressError> {
+    Endpoint::new(url, BreakerRules::default(), 1)?.may_be_called(reach)
+}
+
+/// Host and port of an `http` or `https` address.
 pub(crate) fn authority(url: &str) -> Result<&str, &'static str> {
-    let rest = url.strip_prefix("http://").ok_or("it does not begin with `http://`")?;
+    let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    let rest = rest.ok_or("it does not begin with `http://` or `https://`")?;
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     if path.contains(['?', '#']) {
@@ -357,7 +399,7 @@ mod tests {
         assert_eq!(authority("http://[::1]:8000"), Ok("[::1]:8000"));
         assert_eq!(authority("http://[::1]"), Ok("[::1]"));
         for wrong in [
-            "https://a",
+            "ftp://a",
             "a:1",
             "http://",
             "http://u:p@a",

@@ -5,7 +5,9 @@ use std::fmt::Write;
 use wornpath_routing::Parameter;
 use wornpath_routing::document::parameter_table;
 
-use super::{TOP, discovery, limits, listen, models, pods, routes, sources, tenants};
+use super::{
+    TOP, discovery, limits, listen, models, pods, routes, sources, telemetry, tenants, tls,
+};
 
 const HEAD: &str = "\
 # wornpath.yaml
@@ -22,11 +24,16 @@ nothing.
 type Part = (&'static str, &'static str, &'static [Parameter]);
 
 const PARTS: &[Part] = &[
-    ("listen", "Where wornpath listens.", listen::LISTEN),
+    ("listen.client", "Where clients come: an address alone, or a map.", listen::LISTEN),
     (
         "listen.admin, listen.events",
         "An address alone, or a map. Neither is there unless it is given.",
         listen::GUARDED,
+    ),
+    (
+        "listen.*.tls",
+        "With it, the listener speaks TLS. Renewed files take effect when the configuration is read again.",
+        tls::LISTENER_TLS,
     ),
     (
         "models[]",
@@ -35,6 +42,18 @@ const PARTS: &[Part] = &[
     ),
     ("pods[]", "The engines. Who they are:", pods::ADDRESS),
     ("pods[], and discovery by name", "What is known of them:", pods::FACTS),
+    (
+        "pod_addresses",
+        "A list of address ranges such as `10.0.0.0/8` in which all pods must be, wherever they come from; it is \
+         checked at every connection, after names were resolved. Without it, pods may be anywhere but at link-local, \
+         multicast and unspecified addresses.",
+        &[],
+    ),
+    (
+        "pod_tls",
+        "How pods at `https://` are recognised, and how they recognise wornpath.",
+        tls::POD_TLS,
+    ),
     ("discovery[]: a file", "Pods that come and go with a file.", discovery::FILE),
     (
         "discovery[]: a name",
@@ -74,6 +93,13 @@ const PARTS: &[Part] = &[
     ("retries", "How many retries there may be.", limits::RETRIES),
     ("breaker", "When pods are cut off.", limits::BREAKER),
     ("drain", "How wornpath ends.", limits::DRAIN),
+    (
+        "telemetry",
+        "With it, spans of traced requests go to a collector: the request, `prepare`, `lookup`, `filter`, `score`, \
+         `pick` and every `call`. Pods get a `traceparent` below the request's span. Without it, whatever trace \
+         context a client sends goes to the pod as it is.",
+        telemetry::TELEMETRY,
+    ),
     ("At the top", "Keys that are no sections.", TOP),
 ];
 

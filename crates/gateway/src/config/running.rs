@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::watch::{Look, Watch};
-use super::{Beside, Config, Listen, PodConfig, Refused, TokenizerError, Tokenizers};
+use super::{Beside, Config, Guarded, Listen, PodConfig, Refused, TokenizerError, Tokenizers};
 use crate::discovery::{Bringer, Roll, Taken};
 use crate::metrics::{Metrics, Reload};
 use crate::settings::Settings;
@@ -277,13 +277,19 @@ pub enum BringError {
 
 fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let mut sections = Vec::new();
-    let Listen { client, admin, events } = old.listen();
-    if (client, admin, events) != (&new.listen().client, &new.listen().admin, &new.listen().events)
-    {
+    let guarded = |guarded: &Option<Guarded>| {
+        guarded.as_ref().map(|Guarded { address, token, tls }| (*address, *token, tls.is_some()))
+    };
+    let addresses =
+        |listen: &Listen| (listen.client, guarded(&listen.admin), guarded(&listen.events));
+    if addresses(old.listen()) != addresses(new.listen()) {
         sections.push("listen");
     }
     if old.settings.workers != new.settings.workers {
         sections.push("workers");
+    }
+    if old.settings.telemetry != new.settings.telemetry {
+        sections.push("telemetry");
     }
     if old.sources != new.sources {
         sections.push("event_sources");

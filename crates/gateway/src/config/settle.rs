@@ -58,7 +58,8 @@ impl PodConfig {
                 .collect(),
             topology: Topology { host, rack, zone, region },
         };
-        PodSettings { facts, events: self.source(rank), ..plain }
+        let bootstrap_port = self.bootstrap_port.unwrap_or(plain.bootstrap_port);
+        PodSettings { facts, events: self.source(rank), bootstrap_port, ..plain }
     }
 
     fn source(&self, rank: Option<u32>) -> Option<EventSource> {

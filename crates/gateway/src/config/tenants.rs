@@ -17,6 +17,8 @@ pub(super) const TENANT: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "What they are called in routes, logs and metrics."),
     Parameter::required("key_digest", Takes::Text, "`sha256:` and the digest of their API key; the key itself is never written down."),
     Parameter::with_default("priority", Takes::Whole(0, 7), "4", "How urgent their requests are; 7 goes first."),
+    Parameter::with_default("weight", Takes::Whole(1, 1000), "1", "Their share while requests wait: twice the weight, twice the work."),
+    Parameter::optional("quota", Takes::Whole(1, 1 << 20), "How many of their requests may be under way or wait at a time; more are answered with 429."),
 ];
 
 #[rustfmt::skip]
@@ -37,6 +39,8 @@ pub(super) fn tenants(root: &Node, notes: &mut Notes) -> Vec<TenantSettings> {
             name: name.into(),
             key,
             priority: u8::try_from(priority).ok().and_then(Priority::new).unwrap_or_default(),
+            weight: section.or("weight", 1),
+            quota: section.maybe("quota"),
         });
     }
     tenants

@@ -57,8 +57,8 @@ async fn follow(running: Arc<Running>, number: usize, finder: Finder) {
     loop {
         let (seen, sight, every) = match &finder {
             Finder::File { path, every } => (file.look(&running, path), Sight::Sharp, *every),
-            Finder::Dns { host, port, every, pod } => {
-                (resolve(host, *port, pod).await, Sight::Blurred, *every)
+            Finder::Dns { host, port, scheme, every, pod } => {
+                (resolve((scheme, host, *port), pod).await, Sight::Blurred, *every)
             }
         };
         for change in seen.map(|seen| found.look(&seen, sight)).unwrap_or_default() {
@@ -88,14 +88,17 @@ fn release_all(running: &Running, bringer: Bringer) {
 }
 
 /// Every address of a name as a pod. None if the name cannot be asked for: then nothing is known.
-async fn resolve(host: &str, port: u16, pod: &PodConfig) -> Option<Vec<PodConfig>> {
+async fn resolve(
+    (scheme, host, port): (&str, &str, u16),
+    pod: &PodConfig,
+) -> Option<Vec<PodConfig>> {
     match tokio::net::lookup_host((host, port)).await {
         Ok(addresses) => {
             let mut all: Vec<_> = addresses.map(|address| address.to_string()).collect();
             all.sort();
             all.dedup();
             let at =
-                |address: &String| pod.clone().at(address.clone(), format!("http://{address}"));
+                |address: &String| pod.clone().at(address.clone(), format!("{scheme}://{address}"));
             (!all.is_empty()).then(|| all.iter().map(at).collect())
         }
         Err(error) => {

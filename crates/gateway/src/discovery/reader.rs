@@ -5,22 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::header::{ACCEPT, HOST};
+use http_body_util::Full;
+use hyper::header::{ACCEPT, HOST, HeaderValue};
 use hyper::{Request, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
+use wornpath_execution::{BreakerRules, Endpoint, Reach, Timeouts, call};
 
 use super::pace::{Pace, Reading};
 use super::scrape;
 use crate::config::Running;
 use crate::metrics::Scrape;
+use crate::probe::NOBODY;
 
 /// How often it is looked for engines whose turn it is.
 const TICK: Duration = Duration::from_millis(250);
 const WITHIN: Duration = Duration::from_secs(2);
+const PATIENCE: Timeouts =
+    Timeouts { connect: WITHIN, first_byte: WITHIN, between_bytes: WITHIN, total: WITHIN };
 /// Readings at a time.
 const MOST: usize = 32;
 /// A page is a few hundred kilobytes; this is no page.
@@ -40,9 +42,10 @@ pub async fn read_engines(running: Arc<Running>) {
             let (at, _) = due.entry(url.clone()).or_insert((tick, Pace::default()));
             if *at <= tick && reading.len() < MOST {
                 let (url, page) = (url.clone(), page.clone());
-                reading.spawn(
-                    async move { (url, timeout(WITHIN, fetch(&page)).await.ok().flatten()) },
-                );
+                let reach = Arc::clone(&running.gateway().settings().reach);
+                reading.spawn(async move {
+                    (url, timeout(WITHIN, fetch(&page, &reach)).await.ok().flatten())
+                });
             }
         }
         while let Some(read) = reading.join_next().await {
@@ -103,30 +106,17 @@ fn forget(running: &Running, url: &str) {
 }
 
 /// The page, if there is one.
-async fn fetch(url: &str) -> Option<String> {
-    let uri: Uri = url.parse().ok()?;
-    let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
-    let stream = TcpStream::connect((host, uri.port_u16().unwrap_or(80))).await.ok()?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.ok()?;
-    let request = Request::get(uri.path())
-        .header(HOST, uri.authority()?.as_str())
-        .header(ACCEPT, "text/plain")
-        .body(Empty::<Bytes>::new())
-        .ok()?;
-    let answer = async {
-        let answer = sender.send_request(request).await.ok()?;
-        if answer.status() != StatusCode::OK {
-            return None;
-        }
-        let body = Limited::new(answer.into_body(), MOST_BYTES).collect().await.ok()?;
-        String::from_utf8(body.to_bytes().into()).ok()
-    };
-    tokio::pin!(connection);
-    tokio::pin!(answer);
-    tokio::select! {
-        page = &mut answer => page,
-        // A connection may end as soon as everything has come.
-        _ = &mut connection => answer.await,
+async fn fetch(url: &str, reach: &Arc<Reach>) -> Option<String> {
+    let endpoint = Endpoint::new(url, BreakerRules::default(), 1).ok()?.within(reach).ok()?;
+    let endpoint = Arc::new(endpoint);
+    let mut request = Request::new(Full::new(Bytes::new()));
+    *request.uri_mut() = endpoint.prefix().parse().unwrap_or_else(|_| Uri::from_static("/"));
+    request.headers_mut().insert(HOST, endpoint.authority().clone());
+    request.headers_mut().insert(ACCEPT, HeaderValue::from_static("text/plain"));
+    let answer = call(&endpoint, NOBODY, request, PATIENCE).await.ok()?;
+    if answer.head.status != StatusCode::OK {
+        return None;
     }
+    let (_, body) = answer.whole(MOST_BYTES).await.ok()?;
+    String::from_utf8(body.into()).ok()
 }

@@ -1,12 +1,25 @@
 //! Brings the events of the sources that feed several pods: sidecars that post, and brokers.
 
 use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use wornpath_events::{Access, Guests, PodName, Push, TokenDigest, consume};
+use wornpath_events::{Access, PodName, Push, PushService, consume};
 
 use crate::config::{EventSource, Events, Running, SourceKind};
+use crate::door;
+
+const MOST_CONNECTIONS: usize = 4096;
+/// How long to wait when the system gives no more connections.
+const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 
 /// Listens for sidecars, for as long as it is polled.
 pub async fn take_pushes(running: Arc<Running>, listener: TcpListener, access: Access) {
@@ -29,8 +42,36 @@ pub async fn take_pushes(running: Arc<Running>, listener: TcpListener, access: A
     };
     tokio::select! {
         () = follow => {}
-        _ = service.serve(listener, access) => {}
+        _ = listen(&running, &service, listener, access) => {}
         _ = consume(push, &events, running.gateway().clock()) => {}
+    }
+}
+
+/// Lets sidecars in, and answers them.
+async fn listen(
+    running: &Arc<Running>,
+    service: &PushService,
+    listener: TcpListener,
+    access: Access,
+) -> Infallible {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => {
+                let Ok((stream, _)) = accepted else {
+                    tokio::time::sleep(OUT_OF_CONNECTIONS).await;
+                    continue;
+                };
+                let tls = running.gateway().settings().tls.events.clone();
+                let (service, access) = (service.clone(), access.clone());
+                let answer = service_fn(move |request: Request<Incoming>| {
+                    let (service, access) = (service.clone(), access.clone());
+                    async move { Ok::<_, Infallible>(service.answer(request, &access).await) }
+                });
+                connections.spawn(door::converse(stream, tls, answer));
+            }
+            Some(_) = connections.join_next() => {}
+        }
     }
 }
 

@@ -9,13 +9,12 @@ use wornpath_routing::{EventTrust, Name};
 use super::{Metrics, Verdict};
 use crate::state::Gateway;
 
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Answers after which a pod that stores blocks must have said so.
 const ENOUGH: u64 = 20;
 
 /// Looks at every pod's predictions and events, for as long as it is polled.
 pub async fn watch(gateway: Arc<Gateway>, metrics: Arc<Metrics>) {
-    let mut silent = HashSet::new();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         for (pod, verdict) in metrics.judge() {
@@ -27,6 +26,7 @@ pub async fn watch(gateway: Arc<Gateway>, metrics: Arc<Metrics>) {
             }
         }
         let now: HashSet<_> = silent_pods(&gateway, &metrics).into_iter().collect();
+        let mut silent = metrics.silent();
         for pod in now.difference(&silent) {
             tracing::error!(
                 %pod,
@@ -34,7 +34,7 @@ pub async fn watch(gateway: Arc<Gateway>, metrics: Arc<Metrics>) {
                  started with events, and is their address right?"
             );
         }
-        silent = now;
+        *silent = now;
     }
 }
 

@@ -69,8 +69,12 @@ families! {
         "Of those, answers whose prediction was off by more than a tenth of the prompt.";
     PREDICTIONS_BROKEN = Gauge "wornpath_pod_predictions_broken" ["pod"]
         "1 if a pod's predictions are nearly always wrong: another tokenizer, block size or hash, or no events.";
+    EVENTS_SILENT = Gauge "wornpath_pod_events_silent" ["pod"]
+        "1 if a pod is configured to send cache events, has answered requests, and has never sent any.";
     RETRIES = Counter "wornpath_retries_total" ["profile", "pod"]
         "Attempts after the first, counted for the pod that answered in the end.";
+    RETRY_BUDGET = Counter "wornpath_retry_budget_total" ["fate"]
+        "Retries over all requests: `spent`, or `refused` because the budget was used up.";
     SERIES_DROPPED = Counter "wornpath_series_dropped_total" []
         "Finished requests that were counted nowhere else, because there were too many combinations of labels.";
     POD_REQUESTS = Gauge "wornpath_pod_requests" ["pod"]
@@ -139,6 +143,8 @@ families! {
         "Requests that wait for a pod to have room.";
     RELOADS = Counter "wornpath_config_reloads_total" ["result"]
         "Configurations that were to replace the present one: `applied` or `refused`.";
+    TRACES = Counter "wornpath_traces_total" ["fate"]
+        "Traced requests: `exported`, `failed` (the collector did not take them) or `dropped` (too many waited).";
     BUILD = Gauge "wornpath_build_info" ["version"]
         "1; the label says which version runs.";
 }

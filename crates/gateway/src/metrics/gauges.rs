@@ -27,9 +27,18 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
         let name = &pod.facts().name;
         broken.value(&[name.as_str()], u8::from(metrics.verdict(name).is_broken()));
     }
+    let mut silent = page.family(family::EVENTS_SILENT);
+    for pod in pods {
+        let name = &pod.facts().name;
+        silent.value(&[name.as_str()], u8::from(metrics.is_silent(name)));
+    }
     index(&mut page, gateway, pods);
     events(&mut page, &gateway.events().status(gateway.now()));
     page.family(family::STRANGERS).value(&[], gateway.events().strangers());
+    let (spent, refused) = gateway.retries();
+    let mut budget = page.family(family::RETRY_BUDGET);
+    budget.value(&["spent"], spent);
+    budget.value(&["refused"], refused);
     page.family(family::WAITING).value(&[], gateway.waiting());
     page.finish()
 }

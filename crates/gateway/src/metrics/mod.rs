@@ -13,9 +13,9 @@ mod histogram;
 mod series;
 mod text;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use wornpath_routing::Name;
 
@@ -27,6 +27,7 @@ pub(crate) use gauges::{breaker, feed_state, health, trust};
 pub use histogram::{BOUNDS, Histogram};
 
 use crate::record::{Api, Ended, Observe, Record};
+use crate::telemetry::SpanCounts;
 use series::Table;
 use text::Page;
 
@@ -39,6 +40,9 @@ pub struct Metrics {
     judges: Mutex<HashMap<Name, Judge>>,
     scrapes: Table<Name, [AtomicU64; 2]>,
     reloads: [AtomicU64; 2],
+    /// Pods that should send events and never did.
+    silent: Mutex<HashSet<Name>>,
+    spans: OnceLock<Arc<SpanCounts>>,
 }
 
 /// What the number of requests is told by.
@@ -141,12 +145,29 @@ impl Metrics {
         self.judges().get(pod).map(Judge::verdict).unwrap_or_default()
     }
 
+    /// Whether a pod should send events and never did, though it answered often enough.
+    #[must_use]
+    pub fn is_silent(&self, pod: &Name) -> bool {
+        self.silent().contains(pod)
+    }
+
+    /// What became of traced requests is counted there; before the first request comes.
+    pub(crate) fn count_spans(&self, counts: Arc<SpanCounts>) {
+        // Set once, when the server is put together.
+        let _ = self.spans.set(counts);
+    }
+
+    fn silent(&self) -> MutexGuard<'_, HashSet<Name>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Drops what was counted for pods that have gone, so that names that come and go do not add up.
     pub fn forget(&self, is_there: impl Fn(&Name) -> bool) {
         self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_there));
         self.lines.retain(|key| key.pod.as_ref().is_none_or(&is_there));
         self.scrapes.retain(&is_there);
         self.judges().retain(|pod, _| is_there(pod));
+        self.silent().retain(&is_there);
     }
 
     /// How often each pod answered with something that it computed.
@@ -230,6 +251,14 @@ impl Metrics {
         let mut family = page.family(family::RELOADS);
         for (result, reload) in [("applied", Reload::Applied), ("refused", Reload::Refused)] {
             family.value(&[result], self.reloads[reload as usize].load(Relaxed));
+        }
+        let none = SpanCounts::default();
+        let spans = self.spans.get().map_or(&none, |spans| spans);
+        let mut family = page.family(family::TRACES);
+        for (fate, count) in
+            [("exported", &spans.exported), ("failed", &spans.failed), ("dropped", &spans.dropped)]
+        {
+            family.value(&[fate], count.load(Relaxed));
         }
         page.family(family::BUILD).value(&[env!("CARGO_PKG_VERSION")], 1);
     }

@@ -23,6 +23,7 @@ fn record(predicted: Option<u64>, cached: Option<u64>) -> Record {
         is_degraded: false,
         predicted_tokens: predicted,
         usage: Usage { prompt_tokens: Some(100), cached_tokens: cached, output_tokens: Some(7) },
+        seen: None,
     }
 }
 

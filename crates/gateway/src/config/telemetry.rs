@@ -1,0 +1,32 @@
+//! `telemetry`: where traces go.
+
+use wornpath_routing::document::Node;
+use wornpath_routing::{Parameter, Takes};
+
+use super::notes::Notes;
+use super::pods::authority;
+use super::section::{Section, refused};
+use crate::settings::TelemetrySettings;
+
+#[rustfmt::skip]
+pub(super) const TELEMETRY: &[Parameter] = &[
+    Parameter::required("otlp", Takes::Text, "A collector that takes OTLP over HTTP in JSON, such as `http://127.0.0.1:4318`; `/v1/traces` is added."),
+    Parameter::with_default("share", Takes::Number(0.0, 1.0), "0.01", "Of the requests whose caller sends no `traceparent`, how many are traced; who sends one decides alone."),
+    Parameter::with_default("service", Takes::Text, "wornpath", "What this gateway is called there."),
+];
+
+pub(super) fn telemetry(root: &Node, notes: &mut Notes) -> Option<TelemetrySettings> {
+    let node = root.get("telemetry")?;
+    let name = ("telemetry", node.span);
+    let section = Section::of(Some(node), name, TELEMETRY, &mut notes.problems);
+    let otlp: String = section.maybe("otlp")?;
+    if let Err(problem) = authority(&otlp) {
+        let problem = refused("telemetry", "otlp", &otlp, section.at("otlp"), &problem);
+        notes.problems.push(problem.cure("write `http://host:4318`"));
+    }
+    Some(TelemetrySettings {
+        otlp: otlp.trim_end_matches('/').to_owned(),
+        share: section.or("share", 0.0),
+        service: section.or("service", String::new()),
+    })
+}

@@ -1,0 +1,99 @@
+//! `tls` of a listener, and `pod_tls`: files with certificates and keys.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use wornpath_execution::PodTls;
+use wornpath_routing::document::Node;
+use wornpath_routing::{Kind, Parameter, Problem, Span, Takes};
+
+use super::notes::Notes;
+use super::section::Section;
+use crate::tls::{Identity, ListenerTls, Oldest, TlsError, pod_tls, roots};
+
+#[rustfmt::skip]
+pub(super) const LISTENER_TLS: &[Parameter] = &[
+    Parameter::required("certificate", Takes::Text, "A PEM file with the listener's certificate, and those that lead to its signer."),
+    Parameter::required("key", Takes::Text, "A PEM file with its private key."),
+    Parameter::optional("client_ca", Takes::Text, "A PEM file with the certificates of those who sign callers'; only such callers are let in."),
+    Parameter::with_default("oldest", Takes::OneOf(&["1.2", "1.3"]), "1.2", "The oldest version of TLS that is spoken."),
+];
+
+#[rustfmt::skip]
+pub(super) const POD_TLS: &[Parameter] = &[
+    Parameter::required("ca", Takes::Text, "A PEM file with the certificates of those who sign pods'; whoever else answers at `https://` gets nothing."),
+    Parameter::optional("certificate", Takes::Text, "A PEM file with the certificate that pods are shown, if they ask for one."),
+    Parameter::optional("key", Takes::Text, "A PEM file with its private key."),
+    Parameter::optional("server_name", Takes::Text, "The name in pods' certificates, if it is not the host of their address."),
+];
+
+/// The `tls` of a listener, if it has one.
+pub(super) fn listener(node: Option<&Node>, notes: &mut Notes) -> Option<ListenerTls> {
+    let node = node?;
+    let name = ("tls", node.span);
+    let section = Section::of(Some(node), name, LISTENER_TLS, &mut notes.problems);
+    let identity = identity(&section, notes)?;
+    let clients = match section.maybe::<String>("client_ca") {
+        None => None,
+        Some(_) => Some(file(&section, "client_ca", notes, roots)?),
+    };
+    let oldest = if section.or("oldest", "1.2") == "1.3" { Oldest::Tls13 } else { Oldest::Tls12 };
+    let tls = ListenerTls::new(identity, clients, oldest);
+    tls.map_err(|error| unusable("certificate", section.at("certificate"), &error, notes)).ok()
+}
+
+/// How pods at `https://` are recognised, if that is said.
+pub(super) fn pods(root: &Node, notes: &mut Notes) -> Option<PodTls> {
+    let node = root.get("pod_tls")?;
+    let name = ("pod_tls", node.span);
+    let section = Section::of(Some(node), name, POD_TLS, &mut notes.problems);
+    let ca = file(&section, "ca", notes, roots)?;
+    let own = match (section.node("certificate"), section.node("key")) {
+        (None, None) => None,
+        (Some(_), Some(_)) => Some(identity(&section, notes)?),
+        (Some(half), None) | (None, Some(half)) => {
+            let message = "`certificate` and `key` of `pod_tls` belong together; one is not given";
+            notes.problems.push(
+                Problem::new(Kind::MissingParameter, half.span, message)
+                    .cure("give both, or neither if pods ask for no certificate"),
+            );
+            return None;
+        }
+    };
+    let tls = pod_tls(ca, own, section.maybe("server_name"));
+    let at = if matches!(tls, Err(TlsError::Name)) { "server_name" } else { "certificate" };
+    tls.map_err(|error| unusable(at, section.at(at), &error, notes)).ok()
+}
+
+fn identity(section: &Section<'_>, notes: &mut Notes) -> Option<Identity> {
+    let chain = file(section, "certificate", notes, Identity::chain);
+    let key = file(section, "key", notes, Identity::key);
+    Some(Identity::new(chain?, key?))
+}
+
+/// What `read` makes of the file that a key names. Never shows what is in it.
+fn file<T>(
+    section: &Section<'_>,
+    key: &'static str,
+    notes: &mut Notes,
+    read: impl Fn(&str) -> Result<T, TlsError>,
+) -> Option<T> {
+    let name: String = section.maybe(key)?;
+    notes.files.push(name.clone().into());
+    let text = match notes.outside.text(Path::new(&name)) {
+        Ok(text) => text,
+        Err(error) => {
+            let message = format!("`{key}`: the file `{name}` cannot be read: {error}");
+            let problem = Problem::new(Kind::NotFound, section.at(key), message);
+            notes.problems.push(problem.cure("give the path of a PEM file"));
+            return None;
+        }
+    };
+    read(&text).map_err(|error| unusable(key, section.at(key), &error, notes)).ok()
+}
+
+fn unusable(key: &str, span: Span, error: &dyn Display, notes: &mut Notes) {
+    let message = format!("`{key}` cannot be used: {error}");
+    let problem = Problem::new(Kind::BadParameter, span, message);
+    notes.problems.push(problem.cure("give a file that `openssl x509` or `openssl pkey` can read"));
+}

@@ -1,0 +1,45 @@
+//! One connection of a listener that few come to: operators and sidecars.
+
+use crate::tls::ListenerTls;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::HttpService;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::error::Error;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+/// For the greeting over TLS, and for the head of each request.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// Answers everything that comes over a connection.
+pub(crate) async fn converse<S>(stream: TcpStream, tls: Option<ListenerTls>, answer: S)
+where
+    S: HttpService<Incoming, ResBody = Full<Bytes>>,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    match tls {
+        None => talk(stream, answer).await,
+        Some(tls) => match tokio::time::timeout(WITHIN, tls.accept(stream)).await {
+            Ok(Ok(stream)) => talk(stream, answer).await,
+            Ok(Err(error)) => tracing::debug!(%error, "a caller was not let in"),
+            Err(_) => tracing::debug!("a caller did not finish its greeting in time"),
+        },
+    }
+}
+
+async fn talk<S>(stream: impl AsyncRead + AsyncWrite + Unpin, answer: S)
+where
+    S: HttpService<Incoming, ResBody = Full<Bytes>>,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(WITHIN)
+        .serve_connection(TokioIo::new(stream), answer);
+    // A peer that breaks off is its own affair.
+    let _ = connection.await;
+}

@@ -1,0 +1,233 @@
+//! Who comes and who goes: one pod at a time, or all that a new configuration changes.
+//!
+//! A configuration takes over as a whole or not at all, so everything that can be wrong with its pods is
+//! found before anything changes.
+
+use crate::roster::{Roster, Seat};
+use crate::routing::Routing;
+use crate::settings::{EventSource, PodSettings, Settings};
+use crate::state::{ApplyError, Gateway, lock};
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+use tokio::task::AbortHandle;
+use wornpath_events::{Serving, ZeroMq, supervise};
+use wornpath_execution::{AddressError, Endpoint};
+use wornpath_index::NoSlot;
+use wornpath_routing::{EventTrust, Health, Pod};
+
+/// Blocks that are swept at a time when slots are needed at once.
+const SWEPT_BLOCKS: usize = 1 << 16;
+
+impl Gateway {
+    /// Takes a pod in. It gets requests once it has answered a probe.
+    ///
+    /// # Errors
+    /// If it is there already, its address is none, or the index is full.
+    pub fn add_pod(&self, settings: PodSettings) -> Result<(), ApplyError> {
+        let _changing = lock(&self.changing);
+        let mut seats = self.roster().seats().to_vec();
+        check_pods(&seats, std::slice::from_ref(&settings), &self.settings())?;
+        self.take_in(&mut seats, settings)?;
+        self.seat(seats);
+        Ok(())
+    }
+
+    /// Takes a pod out at once; requests on it go on. Whether it was there.
+    pub fn remove_pod(&self, name: &str) -> bool {
+        let _changing = lock(&self.changing);
+        let mut seats = self.roster().seats().to_vec();
+        let Some(at) = seats.iter().position(|seat| *seat.pod.facts().name.as_str() == *name)
+        else {
+            return false;
+        };
+        let seat = seats.remove(at);
+        self.seat(seats);
+        self.take_out(&seat);
+        true
+    }
+
+    /// Sends a pod nothing new. Whether it was there.
+    pub fn drain_pod(&self, name: &str) -> bool {
+        let roster = self.roster();
+        let Some(seat) = roster.named(name) else { return false };
+        seat.pod.vitals().set_health(Health::Draining);
+        true
+    }
+
+    /// Checks new settings and goes by them; if they cannot be used, everything stays as it is. Where it
+    /// listens, and with how many threads, stays in any case.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn apply(&self, settings: Settings) -> Result<(), ApplyError> {
+        let routing = Routing::check(&settings)?;
+        let _changing = lock(&self.changing);
+        let before = self.settings();
+        let is_as_before = |seat: &Seat| {
+            !before.pods.contains(&seat.settings) || settings.pods.contains(&seat.settings)
+        };
+        let (mut seats, leaving): (Vec<_>, Vec<_>) =
+            self.roster().seats().iter().cloned().partition(is_as_before);
+        let coming: Vec<_> =
+            settings.pods.iter().filter(|new| !before.pods.contains(new)).cloned().collect();
+        check_pods(&seats, &coming, &settings)?;
+        for seat in &seats {
+            let pod = seat.pod.facts().name.to_string();
+            let allowed = seat.endpoint.may_be_called(&settings.reach);
+            allowed.map_err(|cause| ApplyError::Address { pod, cause })?;
+        }
+        if seats.len() + coming.len() > self.slots {
+            return Err(NoSlot { capacity: self.slots, leaving: 0 }.into());
+        }
+        *self.routing.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(routing);
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        self.sampler.set(&self.settings());
+        let reach = &self.settings().reach;
+        seats.iter().for_each(|seat| seat.endpoint.set_reach(reach));
+        self.seat(seats.clone());
+        leaving.iter().for_each(|seat| self.take_out(seat));
+        if !coming.is_empty() {
+            // Those who left must have given back their slots, which the check above counts on.
+            let mut writer = self.index().writer();
+            while self.index().stats().leaving > 0 {
+                writer.sweep(SWEPT_BLOCKS);
+            }
+        }
+        for new in coming {
+            self.take_in(&mut seats, new)?;
+        }
+        self.seat(seats);
+        Ok(())
+    }
+
+    /// A pod said what it serves.
+    pub(crate) fn introduce(&self, url: &str, cards: &Arc<[Value]>) {
+        let _changing = lock(&self.changing);
+        let mut seats = self.roster().seats().to_vec();
+        for seat in seats.iter_mut().filter(|seat| seat.settings.url == url) {
+            let mut facts = seat.pod.facts().clone();
+            if seat.settings.facts.models.is_empty() {
+                let name = |card: &Value| card["id"].as_str().map(Into::into);
+                let is_base = |card: &&Value| !card["parent"].is_string();
+                facts.models = cards.iter().filter(is_base).filter_map(name).collect();
+                facts.loras = cards.iter().filter(|card| !is_base(card)).filter_map(name).collect();
+            }
+            seat.cards = Arc::clone(cards);
+            if facts != *seat.pod.facts() {
+                seat.pod = seat.pod.with_facts(facts);
+            }
+        }
+        self.seat(seats);
+    }
+
+    /// A pod that was checked gets a seat.
+    fn take_in(&self, seats: &mut Vec<Seat>, settings: PodSettings) -> Result<(), ApplyError> {
+        let name = settings.facts.name.clone();
+        let same = seats.iter().find(|seat| seat.settings.url == settings.url);
+        let (endpoint, cards) = match same {
+            Some(seat) => (Arc::clone(&seat.endpoint), Arc::clone(&seat.cards)),
+            None => (Arc::new(endpoint(&settings, &self.settings())?), Arc::default()),
+        };
+        let (id, feeder) = match &settings.events {
+            None => (self.index().add_pod()?, None),
+            Some(source) => {
+                let pod: Arc<str> = name.as_str().into();
+                let id = self.events().add(&pod, serving(&settings, &self.settings())?)?;
+                (id, self.feed(&pod, source))
+            }
+        };
+        let pod = Pod::new(id, settings.facts.clone());
+        let vitals = pod.vitals();
+        // Until it has answered a probe, nobody knows what it serves.
+        vitals.set_health(Health::Down);
+        vitals.set_trust(if settings.events.is_some() {
+            EventTrust::Unsure
+        } else {
+            EventTrust::Guessed
+        });
+        endpoint.show(vitals);
+        seats.push(Seat { settings, pod, endpoint, cards, feeder });
+        Ok(())
+    }
+
+    fn take_out(&self, seat: &Seat) {
+        if let Some(feeder) = &seat.feeder {
+            feeder.abort();
+        }
+        if !self.events().remove(seat.pod.facts().name.as_str()) {
+            self.index().remove_pod(seat.pod.id());
+        }
+    }
+
+    fn seat(&self, seats: Vec<Seat>) {
+        let roster = Roster::new(seats, self.routing().aliases());
+        *self.roster.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(roster);
+    }
+
+    fn feed(&self, pod: &Arc<str>, source: &EventSource) -> Option<AbortHandle> {
+        let EventSource::ZeroMq(address) = source else { return None };
+        let (events, clock) = (Arc::clone(self.events()), self.clock());
+        let (pod, address) = (Arc::clone(pod), address.clone());
+        let fed = self.background().spawn(async move {
+            let make = || ZeroMq::new(Arc::clone(&pod), address.clone());
+            supervise(make, &events, clock).await;
+        });
+        Some(fed.abort_handle())
+    }
+}
+
+/// Whether all that come can, beside those who are there.
+fn check_pods(
+    there: &[Seat],
+    coming: &[PodSettings],
+    settings: &Settings,
+) -> Result<(), ApplyError> {
+    for (at, pod) in coming.iter().enumerate() {
+        let name = &pod.facts.name;
+        let is_there = there.iter().any(|seat| seat.pod.facts().name == *name);
+        if is_there || coming[..at].iter().any(|other| other.facts.name == *name) {
+            return Err(ApplyError::Twice(name.to_string()));
+        }
+        endpoint(pod, settings)?;
+        if let Some(source) = &pod.events {
+            serving(pod, settings)?;
+            may_be_heard(source, settings)
+                .map_err(|cause| ApplyError::Address { pod: name.to_string(), cause })?;
+        }
+    }
+    Ok(())
+}
+
+/// Events come from where pods may be, as far as their addresses are numbers.
+fn may_be_heard(source: &EventSource, settings: &Settings) -> Result<(), AddressError> {
+    let EventSource::ZeroMq(address) = source else { return Ok(()) };
+    for place in std::iter::once(&address.publisher).chain(&address.replay) {
+        if let Ok(place) = place.parse::<SocketAddr>() {
+            settings.reach.admit(place.ip())?;
+        }
+    }
+    Ok(())
+}
+
+fn endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyError> {
+    Endpoint::new(&pod.url, settings.breaker, settings.workers.get())
+        .and_then(|endpoint| endpoint.within(&settings.reach))
+        .map_err(|cause| ApplyError::Address { pod: pod.facts.name.to_string(), cause })
+}
+
+/// How a pod's events are to be understood.
+fn serving(pod: &PodSettings, settings: &Settings) -> Result<Serving, ApplyError> {
+    let named = pod.facts.models.first();
+    let model = settings
+        .models
+        .iter()
+        .find(|model| named.is_none_or(|name| *name == *model.name.as_str()))
+        .ok_or_else(|| ApplyError::EventsWithoutModel(pod.facts.name.to_string()))?;
+    Ok(Serving {
+        key: settings.key.clone(),
+        model: model.name.clone(),
+        block_size: model.block_size,
+        names: wornpath_events::Names::default(),
+    })
+}

@@ -1,0 +1,288 @@
+//! Sends what was seen of traced requests to a collector: OTLP over HTTP, in JSON.
+//!
+//! Written by hand because it is small: what is sent is a list of spans, once a second. Whoever answers
+//! clients never waits for it: if the collector is slow, spans are dropped and counted.
+
+use crate::probe::NOBODY;
+use crate::record::{Observe, Record};
+use crate::seen::{Seen, TraceContext};
+use crate::settings::TelemetrySettings;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request, Uri};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use wornpath_execution::{AddressError, BreakerRules, Endpoint, Reach, Timeouts, call};
+use wornpath_index::Moment;
+
+/// Requests that wait to be sent.
+const MOST_WAITING: usize = 4096;
+/// Requests that are sent at a time.
+const MOST_AT_ONCE: usize = 256;
+const SEND_EVERY: Duration = Duration::from_secs(1);
+const MOST_ANSWER_BYTES: usize = 1 << 20;
+const PATIENCE: Timeouts = Timeouts {
+    connect: Duration::from_secs(2),
+    first_byte: Duration::from_secs(5),
+    between_bytes: Duration::from_secs(5),
+    total: Duration::from_secs(10),
+};
+
+/// What became of traced requests.
+#[derive(Debug, Default)]
+pub(crate) struct SpanCounts {
+    /// Sent, and taken.
+    pub(crate) exported: AtomicU64,
+    /// Sent, and not taken.
+    pub(crate) failed: AtomicU64,
+    /// Not sent, because too many waited.
+    pub(crate) dropped: AtomicU64,
+}
+
+/// Hands traced requests over to be sent.
+pub(crate) struct Exporter {
+    queue: mpsc::Sender<Record>,
+    counts: Arc<SpanCounts>,
+}
+
+impl Observe for Exporter {
+    fn ended(&self, record: &Record) {
+        let is_traced = record.seen.as_ref().is_some_and(|seen| seen.trace.is_some());
+        if is_traced && self.queue.try_send(record.clone()).is_err() {
+            self.counts.dropped.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Sends what an [`Exporter`] is handed.
+pub(crate) struct Sender {
+    queue: mpsc::Receiver<Record>,
+    counts: Arc<SpanCounts>,
+    endpoint: Arc<Endpoint>,
+    service: String,
+    /// The time of day when the gateway's clock stood at zero, in nanoseconds since 1970.
+    zero: u128,
+}
+
+/// An exporter and its sender.
+///
+/// # Errors
+/// If the collector's address is none.
+pub(crate) fn exporter(
+    settings: &TelemetrySettings,
+    reach: &Reach,
+    now: Moment,
+) -> Result<(Exporter, Sender), AddressError> {
+    // The list of addresses is for pods; certificates are for both.
+    let reach = Arc::new(Reach { allowed: None, tls: reach.tls.clone() });
+    let endpoint = Endpoint::new(&settings.otlp, BreakerRules::default(), 1)?.within(&reach)?;
+    let (sender, queue) = mpsc::channel(MOST_WAITING);
+    let counts = Arc::<SpanCounts>::default();
+    let exporter = Exporter { queue: sender, counts: Arc::clone(&counts) };
+    let (endpoint, service) = (Arc::new(endpoint), settings.service.clone());
+    let zero = time_of_day().saturating_sub(now.as_nanos());
+    Ok((exporter, Sender { queue, counts, endpoint, service, zero }))
+}
+
+impl Exporter {
+    /// What became of traced requests.
+    pub(crate) const fn counts(&self) -> &Arc<SpanCounts> {
+        &self.counts
+    }
+}
+
+impl Sender {
+    /// Sends for as long as it is polled.
+    pub(crate) async fn run(mut self) {
+        let mut batch = Vec::new();
+        loop {
+            if self.queue.recv_many(&mut batch, MOST_AT_ONCE).await == 0 {
+                return;
+            }
+            if batch.len() < MOST_AT_ONCE {
+                tokio::time::sleep(SEND_EVERY).await;
+                while batch.len() < MOST_AT_ONCE
+                    && let Ok(more) = self.queue.try_recv()
+                {
+                    batch.push(more);
+                }
+            }
+            let count = batch.len() as u64;
+            match self.send(&batch).await {
+                Ok(()) => self.counts.exported.fetch_add(count, Relaxed),
+                Err(why) => {
+                    tracing::warn!(collector = self.endpoint.url(), "traces were not taken: {why}");
+                    self.counts.failed.fetch_add(count, Relaxed)
+                }
+            };
+            batch.clear();
+        }
+    }
+
+    async fn send(&self, batch: &[Record]) -> Result<(), String> {
+        let spans: Vec<Value> = batch
+            .iter()
+            .filter_map(|record| Some((record, record.seen.as_deref()?)))
+            .flat_map(|(record, seen)| spans(record, seen, self.zero))
+            .collect();
+        let service = attribute("service.name", &self.service.as_str().into());
+        let body = json!({"resourceSpans": [{
+            "resource": {"attributes": [service]},
+            "scopeSpans": [{
+                "scope": {"name": "wornpath", "version": env!("CARGO_PKG_VERSION")},
+                "spans": spans,
+            }],
+        }]});
+        let mut request = Request::new(Full::new(Bytes::from(body.to_string())));
+        *request.method_mut() = Method::POST;
+        let path = format!("{}/v1/traces", self.endpoint.prefix());
+        *request.uri_mut() = path.parse().unwrap_or_else(|_| Uri::from_static("/v1/traces"));
+        let headers = request.headers_mut();
+        headers.insert(HOST, self.endpoint.authority().clone());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let answer = call(&self.endpoint, NOBODY, request, PATIENCE).await;
+        let answer = answer.map_err(|error| error.to_string())?;
+        let status = answer.head.status;
+        let _ = answer.whole(MOST_ANSWER_BYTES).await;
+        if status.is_success() { Ok(()) } else { Err(format!("it answered {status}")) }
+    }
+}
+
+/// The request's span, and below it what was prepared, decided and called.
+fn spans(record: &Record, seen: &Seen, zero: u128) -> Vec<Value> {
+    let Some(context) = seen.trace else { return Vec::new() };
+    let mut all = Children { context, zero, spans: Vec::new() };
+    let at = seen.prepared;
+    let prepare = &seen.explanation.prepare;
+    let took = prepare.iter().map(|(_, took)| *took).sum::<Duration>();
+    let names: Vec<_> = prepare.iter().map(|(name, _)| *name).collect();
+    all.add("prepare", (at, at + took), &[("wornpath.plugins", names.join(",").into())]);
+    let mut at = seen.decided;
+    if let Some(took) = seen.explanation.lookup {
+        all.add("lookup", (at, at + took), &[]);
+        at += took;
+    }
+    for step in &seen.explanation.steps {
+        let name = ("wornpath.step", Value::from(step.step.as_str()));
+        let took: Duration = step.filters.iter().map(|filter| filter.took).sum();
+        let dropped: usize = step.filters.iter().map(|filter| filter.dropped).sum();
+        let counts = [
+            name.clone(),
+            ("wornpath.candidates", step.candidates.len().into()),
+            ("wornpath.dropped", dropped.into()),
+        ];
+        all.add("filter", (at, at + took), &counts);
+        at += took;
+        let took: Duration = step.scorers.iter().map(|scorer| scorer.took).sum();
+        all.add("score", (at, at + took), std::slice::from_ref(&name));
+        at += took;
+        if let Some(pick) = &step.pick {
+            all.add("pick", (at, at + pick.took), &[name, ("wornpath.picker", pick.name.into())]);
+            at += pick.took;
+        }
+    }
+    for call in &seen.calls {
+        let mut told = vec![
+            ("wornpath.step", call.step.as_str().into()),
+            ("url.full", call.url.as_str().into()),
+        ];
+        told.extend(call.failure.as_deref().map(|why| ("error.type", why.into())));
+        all.add("call", (call.started, call.ended), &told);
+    }
+    all.spans.insert(0, root(record, seen, context, zero));
+    all.spans
+}
+
+fn root(record: &Record, seen: &Seen, context: TraceContext, zero: u128) -> Value {
+    let usage = record.usage;
+    let pod = record.pod.as_ref().map(|(_, name)| name.as_str());
+    let told: Vec<(&str, Option<Value>)> = vec![
+        ("http.request.method", Some("POST".into())),
+        ("http.response.status_code", Some(record.status.into())),
+        ("wornpath.request_id", Some(record.id.as_str().into())),
+        ("wornpath.profile", Some(record.profile.as_str().into())),
+        ("gen_ai.request.model", Some(record.model.as_str().into())),
+        ("wornpath.pod", pod.map(Into::into)),
+        ("wornpath.end", Some(record.ended.word().into())),
+        ("wornpath.has_waited", Some(seen.has_waited.into())),
+        ("wornpath.retries", Some(record.retries.into())),
+        ("wornpath.cached_tokens.predicted", record.predicted_tokens.map(Into::into)),
+        ("wornpath.cached_tokens.actual", usage.cached_tokens.map(Into::into)),
+        ("gen_ai.usage.input_tokens", usage.prompt_tokens.map(Into::into)),
+        ("gen_ai.usage.output_tokens", usage.output_tokens.map(Into::into)),
+    ];
+    let attributes: Vec<_> =
+        told.iter().filter_map(|(key, value)| Some(attribute(key, value.as_ref()?))).collect();
+    let mut span = json!({
+        "traceId": format!("{:032x}", context.trace),
+        "spanId": format!("{:016x}", context.span),
+        "name": record.api.word(),
+        // A server's.
+        "kind": 2,
+        "startTimeUnixNano": nanos(zero, seen.arrived),
+        "endTimeUnixNano": nanos(zero, seen.arrived + record.total),
+        "attributes": attributes,
+        "status": {"code": if record.status >= 500 { 2 } else { 0 }},
+    });
+    if let Some(parent) = context.parent {
+        span["parentSpanId"] = format!("{parent:016x}").into();
+    }
+    span
+}
+
+/// What lies below a request's span.
+struct Children {
+    context: TraceContext,
+    zero: u128,
+    spans: Vec<Value>,
+}
+
+impl Children {
+    fn add(&mut self, name: &str, (from, to): (Moment, Moment), told: &[(&str, Value)]) {
+        let attributes: Vec<_> = told.iter().map(|(key, value)| attribute(key, value)).collect();
+        let has_failed = told.iter().any(|(key, _)| *key == "error.type");
+        // Any number that differs from the others of this request.
+        let number = self.spans.len() as u64 + 1;
+        let span = self.context.span.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)) | 1;
+        self.spans.push(json!({
+            "traceId": format!("{:032x}", self.context.trace),
+            "spanId": format!("{span:016x}"),
+            "parentSpanId": format!("{:016x}", self.context.span),
+            "name": name,
+            // A client's, or internal.
+            "kind": if name == "call" { 3 } else { 1 },
+            "startTimeUnixNano": nanos(self.zero, from),
+            "endTimeUnixNano": nanos(self.zero, to),
+            "attributes": attributes,
+            "status": {"code": if has_failed { 2 } else { 0 }},
+        }));
+    }
+}
+
+fn attribute(key: &str, value: &Value) -> Value {
+    let value = match value {
+        Value::Bool(flag) => json!({"boolValue": flag}),
+        // Whole numbers are texts in this encoding, lest a reader round them.
+        Value::Number(number) => json!({"intValue": number.to_string()}),
+        Value::String(text) => json!({"stringValue": text}),
+        other => json!({"stringValue": other.to_string()}),
+    };
+    json!({"key": key, "value": value})
+}
+
+fn nanos(zero: u128, moment: Moment) -> String {
+    (zero + moment.as_nanos()).to_string()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "collectors want the time of day; no decision sees it"
+)]
+fn time_of_day() -> u128 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |time| time.as_nanos())
+}
