@@ -133,14 +133,29 @@ pub(crate) struct Broken {
 
 impl Exchange {
     pub(crate) fn open(address: &str, method: &str, path: &str, body: &str) -> Self {
+        Self::send(address, &format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\n"), body)
+    }
+
+    /// Posts with more headers.
+    #[allow(dead_code, reason = "only the tests of the gateway need headers")]
+    pub(crate) fn open_with(
+        address: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Self {
+        let more: String =
+            headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: {address}\r\n{more}");
+        Self::send(address, &head, &body.to_string())
+    }
+
+    fn send(address: &str, head: &str, body: &str) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-        )
-        .unwrap();
+        write!(stream, "{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+            .unwrap();
         Self { stream: BufReader::new(stream) }
     }
 

@@ -1,8 +1,12 @@
 //! Engines that come and go under load.
 
 use crate::gateway::Gateway;
-use crate::served::{Exchange, Served};
+use crate::served::Exchange;
 use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -21,10 +25,42 @@ struct Fates {
     whole: AtomicUsize,
     told: AtomicUsize,
     failed: AtomicUsize,
+    reasons: Mutex<Vec<String>>,
 }
 
 const PODS: usize = 8;
 const CLIENTS: usize = 64;
+
+/// An engine of its own process, killed without a word and started again at the same port.
+struct Engine {
+    port: u16,
+    child: Child,
+}
+
+impl Engine {
+    fn start(port: u16) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+            .args(["engine", "--port", &port.to_string(), "--speed", "2", "--answer-tokens", "32"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        lines.next().expect("the engine says where it listens").unwrap();
+        Self { port, child }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
 
 /// One pod is killed every two seconds and is back after one, for half a minute (longer by
 /// `WORNPATH_CHURN_SECONDS`): no request fails before its first byte, and no stream just stops.
@@ -32,46 +68,63 @@ const CLIENTS: usize = 64;
 fn pods_that_die_under_load_cost_no_request_that_had_not_begun() {
     let seconds = std::env::var("WORNPATH_CHURN_SECONDS").ok().and_then(|text| text.parse().ok());
     let time = Duration::from_secs(seconds.unwrap_or(30));
-    let engines = Served::start_at("2", &["--engines", "8", "--answer-tokens", "32"]);
-    let gateway = Gateway::before(&engines, &[]);
+    // Ports that were free a moment ago, all at once, so that they differ.
+    let free: Vec<_> = (0..PODS).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let ports: Vec<_> = free.iter().map(|free| free.local_addr().unwrap().port()).collect();
+    drop(free);
+    let mut engines: Vec<_> = ports.iter().map(|port| Engine::start(*port)).collect();
+    let urls: Vec<_> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
+    let pods: Vec<_> = urls.iter().flat_map(|url| ["--pod", url.as_str()]).collect();
+    let gateway = Gateway::start(&pods, PODS);
     let (fates, over) = (Fates::default(), AtomicBool::new(false));
-    let reasons = std::sync::Mutex::new(Vec::new());
-    let started = Instant::now();
+    let (mut kills, started) = (0, Instant::now());
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
-            let (fates, over, address, reasons) = (&fates, &over, &gateway.address, &reasons);
+            let (fates, over, address) = (&fates, &over, &gateway.address);
             scope.spawn(move || {
                 let mut turn = 0_usize;
                 while !over.load(Relaxed) {
                     turn += 1;
-                    let (fate, why) = ask(address, &body(client, turn));
-                    match fate {
-                        Fate::Whole => &fates.whole,
-                        Fate::Told => &fates.told,
-                        Fate::Failed => {
-                            reasons.lock().unwrap().push(why);
-                            &fates.failed
-                        }
-                    }
-                    .fetch_add(1, Relaxed);
+                    fates.count(ask(address, &body(client, turn)));
                 }
             });
         }
-        let mut victim = 0;
         while started.elapsed() < time {
-            engines.control("POST", &format!("/engines/{}/crash", victim % PODS), "");
+            let victim = &mut engines[kills * 3 % PODS];
+            victim.kill();
             std::thread::sleep(Duration::from_secs(1));
-            engines.control("POST", &format!("/engines/{}/restart", victim % PODS), "");
+            *victim = Engine::start(victim.port);
             std::thread::sleep(Duration::from_secs(1));
-            victim += 3;
+            kills += 1;
         }
         over.store(true, Relaxed);
     });
     let [whole, told, failed] =
         [&fates.whole, &fates.told, &fates.failed].map(|fate| fate.load(Relaxed));
-    println!("{whole} whole, {told} broken and told, {failed} failed in {time:?}");
-    assert_eq!(failed, 0, "{:?}", reasons.lock().unwrap());
+    let budget = |fate| gateway.metric(&format!("wornpath_retry_budget_total{{fate=\"{fate}\"}}"));
+    println!(
+        "churn: {} s, {PODS} pods, {CLIENTS} clients, {kills} pods killed: {whole} requests whole, {told} streams broken and told, \
+         {failed} failed; {} retries made, {} refused by the budget",
+        time.as_secs(),
+        budget("spent"),
+        budget("refused"),
+    );
+    assert_eq!(failed, 0, "{:?}", fates.reasons.lock().unwrap());
     assert!(whole > 1000 && told > 0, "{whole} whole, {told} told: too quiet to prove anything");
+}
+
+impl Fates {
+    fn count(&self, (fate, why): (Fate, String)) {
+        let counter = match fate {
+            Fate::Whole => &self.whole,
+            Fate::Told => &self.told,
+            Fate::Failed => {
+                self.reasons.lock().unwrap().push(why);
+                &self.failed
+            }
+        };
+        counter.fetch_add(1, Relaxed);
+    }
 }
 
 /// Prompts of 1 to 32 KB; every other request streams.

@@ -2,14 +2,20 @@
 
 use crate::served::{Exchange, Response, Served};
 use serde_json::Value;
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A gateway, ended when dropped.
 pub(crate) struct Gateway {
     pub(crate) child: Child,
     pub(crate) address: String,
+    /// Where operators come, if `--admin` was given.
+    pub(crate) admin: Option<String>,
+    log: Arc<Mutex<String>>,
 }
 
 impl Drop for Gateway {
@@ -27,26 +33,44 @@ impl Gateway {
         Self::start(&pods.chain(arguments.iter().copied()).collect::<Vec<_>>(), urls.len())
     }
 
+    /// By a configuration of these lines, once it has heard of so many pods.
+    pub(crate) fn configured(test: &str, text: &str, pods: usize) -> Self {
+        let path = folder(test).join("wornpath.yaml");
+        fs::write(&path, text).unwrap();
+        Self::start(&["-c", path.to_str().unwrap(), "--admin", "127.0.0.1:0"], pods)
+    }
+
     pub(crate) fn start(arguments: &[&str], pods: usize) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_wornpath"))
-            .args(["serve", "--port", "0", "--reveal-pods", "--lame-duck", "0.2"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = command(arguments).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let line = lines.next().expect("the gateway says where it listens").unwrap();
-        let address = line.strip_prefix("listening: http://").unwrap().to_owned();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut address = || {
+            let line = lines.next().expect("the gateway says where it listens").unwrap();
+            line.split_once("://").unwrap().1.to_owned()
+        };
+        let client = address();
+        let admin = arguments.contains(&"--admin").then(&mut address);
+        let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
+        let log = Arc::<Mutex<String>>::default();
         let mut up = 0;
         while up < pods {
-            let line = log.next().expect("the gateway hears of its pods").unwrap();
+            let line = errors.next().expect("the gateway hears of its pods").unwrap();
             up += usize::from(line.contains("is up"));
+            log.lock().unwrap().push_str(&format!("{line}\n"));
         }
         // Read on, so that the gateway never waits for us; ends with the process.
-        let _reader = std::thread::Builder::new().spawn(move || log.for_each(drop)).unwrap();
-        Self { child, address }
+        let kept = Arc::clone(&log);
+        let read_on = move || {
+            for line in errors.map_while(Result::ok) {
+                kept.lock().unwrap().push_str(&format!("{line}\n"));
+            }
+        };
+        let _reader = std::thread::Builder::new().spawn(read_on).unwrap();
+        Self { child, address: client, admin, log }
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Response {
@@ -61,10 +85,50 @@ impl Gateway {
         Exchange::open(&self.address, "GET", path, "").finish().unwrap()
     }
 
+    /// What the admin plane answers.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Response {
+        let admin = self.admin.as_ref().expect("the gateway was started with --admin");
+        Exchange::open(admin, method, path, body).finish().unwrap()
+    }
+
+    /// The value of a metric, of the first line that begins so.
+    pub(crate) fn metric(&self, line: &str) -> f64 {
+        let page = self.get("/metrics").text;
+        let found = page.lines().find_map(|known| known.strip_prefix(line));
+        found.unwrap_or_else(|| panic!("no {line} in {page}")).trim().parse().unwrap()
+    }
+
     pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+    command
+        .args(["serve", "--port", "0", "--reveal-pods"])
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    if !arguments.contains(&"--lame-duck") {
+        command.args(["--lame-duck", "0.2"]);
+    }
+    command
+}
+
+/// Status and words of a gateway that does not start.
+pub(crate) fn refused(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = command(arguments).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// A folder of this test alone, empty.
+pub(crate) fn folder(test: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve").join(test);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
 }
 
 impl Response {

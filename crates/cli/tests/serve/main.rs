@@ -4,9 +4,18 @@
 
 mod answers;
 mod churn;
+mod clients;
 mod faults;
 mod gateway;
+mod plans;
+mod predictions;
+mod promises;
+mod queue;
+mod reach;
+mod recorder;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;
 mod sockets;
+mod tls;
+mod traces;

@@ -1,0 +1,37 @@
+//! The official Python clients of OpenAI and Anthropic, as their users have them.
+
+use crate::gateway::Gateway;
+use crate::served::Served;
+use std::process::Command;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/clients.py");
+
+/// Whether the clients are installed. `./test` installs them and says that they must be there.
+fn have_clients() -> bool {
+    let imported = Command::new("python3").args(["-c", "import openai, anthropic"]).output();
+    if imported.is_ok_and(|output| output.status.success()) {
+        return true;
+    }
+    let is_required = std::env::var_os("WORNPATH_PEERS").is_some_and(|word| word == "required");
+    assert!(!is_required, "python3 has no `openai` or no `anthropic`, and WORNPATH_PEERS=required");
+    eprintln!("NOT SHOWN: the official clients, because python3 has no `openai` or no `anthropic`");
+    false
+}
+
+#[test]
+fn the_official_clients_get_what_they_expect() {
+    if !have_clients() {
+        return;
+    }
+    let engines = Served::start_at("20", &["--model", "m", "--answer-tokens", "12"]);
+    let gateway = Gateway::before(&engines, &[]);
+    let engine = format!("http://{}", engines.engines[0].http);
+    let output = Command::new("python3")
+        .args([SCRIPT, &format!("http://{}", gateway.address), "m", &engine])
+        .output()
+        .unwrap();
+    let (told, wrong) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}{wrong}");
+    assert_eq!(told.lines().filter(|line| line.starts_with("shown: ")).count(), 15, "{told}");
+}

@@ -1,0 +1,216 @@
+//! What pods are really sent: fields that plans add, headers that stay here, steps that start together.
+
+use crate::gateway::{Gateway, eventually};
+use crate::recorder::Recorder;
+use crate::served::{Exchange, Served};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const ASK: &str = "/v1/completions";
+const MODEL: &str = "models: [{name: m, tokenizer: bytes}]\n";
+
+/// One pod of each role, and a profile that always needs both.
+fn pair(test: &str, transfer: &str) -> (Recorder, Recorder, Gateway) {
+    let (prefill, decode) = (Recorder::start(), Recorder::start());
+    let meeting = prefill.address.port();
+    let text = format!(
+        "{MODEL}pods:\n  - {{url: \"http://{}\", role: prefill, model: m, bootstrap_port: {meeting}}}\n  \
+         - {{url: \"http://{}\", role: decode, model: m}}\nprofiles:\n  pair:\n    prepare: [tokenize, block_hash]\n    \
+         selectors:\n      prefill: {{filter: [healthy, model], pick: max_score}}\n      decode: {{filter: [healthy, model], pick: max_score}}\n    \
+         workflow: {{prefill_decode: {{min_uncached_tokens: 1, transfer: {transfer}}}}}\n",
+        prefill.address, decode.address
+    );
+    let gateway = Gateway::configured(test, &text, 2);
+    (prefill, decode, gateway)
+}
+
+#[test]
+fn sglangs_pair_gets_the_same_room_at_the_same_time_and_decode_answers() {
+    let (prefill, decode, gateway) = pair("plans_bootstrap", "bootstrap");
+    let body = json!({"model": "m", "prompt": "hello there", "max_tokens": 7, "x": 1});
+    let answer = gateway.post(ASK, &body);
+    assert_eq!(
+        (answer.status, answer.pod()),
+        (200, &*decode.address.to_string()),
+        "{}",
+        answer.text
+    );
+    eventually("both were called", || prefill.posted().len() == 1 && decode.posted().len() == 1);
+    let [given, taken] = [&prefill, &decode].map(|pod| pod.posted().remove(0));
+    assert_eq!(given.body, taken.body, "both get the very same");
+    assert_eq!(given.body["bootstrap_host"], "127.0.0.1");
+    assert_eq!(given.body["bootstrap_port"], prefill.address.port());
+    assert!(given.body["bootstrap_room"].as_u64().unwrap() < 1 << 63);
+    assert_eq!((&given.body["max_tokens"], &given.body["x"]), (&json!(7), &json!(1)));
+    assert_eq!(given.header("x-request-id"), taken.header("x-request-id"));
+    gateway.post(ASK, &body);
+    let rooms: Vec<_> =
+        decode.posted().iter().map(|sent| sent.body["bootstrap_room"].clone()).collect();
+    assert_ne!(rooms[0], rooms[1], "every request has a room of its own");
+}
+
+#[test]
+fn mooncakes_pair_is_told_the_engine_and_the_transfer() {
+    let (prefill, decode, gateway) = pair("plans_mooncake", "mooncake");
+    assert_eq!(gateway.post(ASK, &json!({"model": "m", "prompt": "hello"})).status, 200);
+    eventually("both were called", || prefill.posted().len() == 1 && decode.posted().len() == 1);
+    let [given, taken] =
+        [&prefill, &decode].map(|pod| pod.posted().remove(0).body["kv_transfer_params"].clone());
+    assert_eq!(given["transfer_id"], taken["transfer_id"]);
+    assert_eq!(taken["remote_engine_id"], "engine-1");
+    let meeting = format!("http://127.0.0.1:{}", prefill.address.port());
+    assert_eq!(taken["remote_bootstrap_addr"], meeting);
+}
+
+#[test]
+fn nixls_decode_gets_what_prefill_answered_word_for_word() {
+    let (prefill, decode, gateway) = pair("plans_nixl", "nixl");
+    let body = json!({"model": "m", "prompt": "hello", "max_tokens": 9, "stream": true});
+    assert_eq!(gateway.post(ASK, &body).status, 200);
+    let given = prefill.posted().remove(0).body;
+    assert_eq!((&given["max_tokens"], &given["stream"]), (&json!(1), &json!(false)));
+    assert_eq!(given["kv_transfer_params"]["do_remote_decode"], true);
+    let taken = decode.posted().remove(0).body;
+    assert_eq!((&taken["max_tokens"], &taken["stream"]), (&json!(9), &json!(true)));
+    assert_eq!(
+        taken["kv_transfer_params"],
+        json!({"remote_block_ids": [[1, 2]], "remote_host": "h"})
+    );
+}
+
+#[test]
+fn a_decode_pod_that_fails_before_its_first_byte_is_replaced_while_the_lease_surely_holds() {
+    for (lease, is_computed_again) in [("30s", false), ("1s", true)] {
+        let (prefill, good) = (Recorder::start(), Recorder::start());
+        let bad = Served::start(&["--model", "m"]);
+        let text = format!(
+            "{MODEL}pods:\n  - {{url: \"http://{}\", role: prefill, model: m}}\n  - {{url: \"http://{}\", role: decode, model: m, labels: {{first: \"yes\"}}}}\n  \
+             - {{url: \"http://{}\", role: decode, model: m}}\nprofiles:\n  pair:\n    prepare: [tokenize, block_hash]\n    \
+             selectors:\n      prefill: {{filter: [healthy, model], pick: max_score}}\n      decode: {{filter: [healthy, model], pick: round_robin}}\n    \
+             workflow:\n      prefill_decode:\n        min_uncached_tokens: 1\n        prefill: {{lease: {lease}}}\n        decode: {{attempts: 2, then: restart}}\n\
+             timeouts: {{first_byte: 800ms}}\n",
+            prefill.address, bad.engines[0].http, good.address
+        );
+        let gateway = Gateway::configured("plans_lease", &text, 3);
+        bad.set_faults(0, "{\"hang\": true}");
+        // Round robin: one of two begins at the pod that hangs.
+        let answers: Vec<_> =
+            (0..2).map(|_| gateway.post(ASK, &json!({"model": "m", "prompt": "hello"}))).collect();
+        for answer in &answers {
+            assert_eq!((answer.status, answer.pod()), (200, &*good.address.to_string()), "{lease}");
+        }
+        assert_eq!(prefill.posted().len() > 2, is_computed_again, "{lease}");
+    }
+}
+
+#[test]
+fn the_pod_is_told_what_it_is_believed_to_hold_where_the_profile_asks() {
+    let pod = Recorder::start();
+    let text = format!(
+        "{MODEL}pods: [{{url: \"http://{}\", model: m}}]\nprofiles:\n  hinting:\n    prepare: [tokenize, block_hash]\n    \
+         filter: [healthy, model]\n    pick: max_score\n    workflow: {{single: {{cache_hint: kv_hint}}}}\n",
+        pod.address
+    );
+    let gateway = Gateway::configured("plans_hint", &text, 1);
+    let body = json!({"model": "m", "prompt": "x".repeat(100)});
+    for _ in 0..2 {
+        assert_eq!(gateway.post(ASK, &body).status, 200);
+    }
+    let hints: Vec<_> = pod.posted().iter().map(|sent| sent.body["kv_hint"].clone()).collect();
+    assert_eq!(hints[0], json!({"tokens": 0, "runs": []}));
+    assert_eq!(hints[1]["tokens"], 96, "{hints:?}");
+    assert_eq!(hints[1]["runs"][0]["tier"], "gpu", "{hints:?}");
+}
+
+#[test]
+fn a_clients_secrets_stay_here_unless_they_are_to_go_on_and_nothing_is_logged() {
+    for (credentials, goes_on) in [("none", false), ("forwarded", true)] {
+        let pod = Recorder::start();
+        let text = format!(
+            "pods: [{{url: \"http://{}\"}}]\ncredentials: {credentials}\n\
+             tenants: [{{name: t, key_digest: \"sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\"}}]\n",
+            pod.address
+        );
+        let gateway = Gateway::configured("plans_secrets", &text, 1);
+        assert_eq!(gateway.ask("PUT", "/log-level", r#"{"level": "trace"}"#).status, 200);
+        let headers = [
+            ("authorization", "Bearer a"),
+            ("x-api-key", "sk-private"),
+            ("connection", "x-hop"),
+            ("x-hop", "hop-private"),
+            ("te", "trailers"),
+            ("x-wornpath-pod", "forged"),
+            ("x-data-parallel-rank", "7"),
+            ("x-mine", "header-private"),
+        ];
+        let body = json!({"prompt": "prompt-private", "max_tokens": 1});
+        let answer = Exchange::open_with(&gateway.address, ASK, &headers, &body).finish().unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        let sent = pod.posted().remove(0);
+        assert_eq!(sent.header("authorization").is_some(), goes_on);
+        assert_eq!(sent.header("x-api-key").is_some(), goes_on);
+        assert_eq!(sent.header("x-mine"), Some("header-private"));
+        for never in ["x-hop", "te", "x-wornpath-pod", "x-data-parallel-rank", "connection"] {
+            assert_eq!(sent.header(never), None, "{never}");
+        }
+        let wrong = Exchange::open_with(
+            &gateway.address,
+            ASK,
+            &[("authorization", "Bearer wrong-private")],
+            &body,
+        );
+        assert_eq!(wrong.finish().unwrap().status, 401);
+        drop(pod);
+        let gone = Exchange::open_with(&gateway.address, ASK, &headers, &body).finish().unwrap();
+        assert_ne!(gone.status, 0);
+        let log = gateway.log();
+        assert!(!log.contains("private"), "{log}");
+        let page = gateway.get("/metrics").text;
+        assert!(!page.contains("private"), "{page}");
+    }
+}
+
+#[test]
+fn recent_decisions_are_explained_with_candidates_scores_and_calls() {
+    let engines = Served::start(&["--engines", "3", "--model", "m"]);
+    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+    gateway.post(ASK, &json!({"prompt": "hello ".repeat(50), "max_tokens": 2}));
+    let shown = |gateway: &Gateway| -> Value {
+        gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone()
+    };
+    eventually("it is remembered", || shown(&gateway)["status"] == 200);
+    let decision = shown(&gateway);
+    let step = &decision["explanation"]["steps"][0];
+    assert_eq!(step["candidates"].as_array().unwrap().len(), 3, "{decision}");
+    assert!(step["candidates"][0]["total"].is_number(), "{decision}");
+    assert_eq!(step["pick"]["pod"], decision["pod"], "{decision}");
+    assert_eq!(
+        decision["calls"][0]["url"],
+        format!("http://{}", decision["pod"].as_str().unwrap())
+    );
+    // One a second by default: the next ones are told without.
+    for _ in 0..3 {
+        gateway.post(ASK, &json!({"prompt": "hello", "max_tokens": 2}));
+    }
+    eventually("all are remembered", || {
+        gateway.ask("GET", "/decisions", "").json()["decisions"].as_array().unwrap().len() == 4
+    });
+    let all = gateway.ask("GET", "/decisions", "").json();
+    let explained = all["decisions"].as_array().unwrap().iter();
+    let explained = explained.filter(|decision| decision.get("explanation").is_some()).count();
+    assert!((1..4).contains(&explained), "{explained} of 4: {all}");
+}
+
+#[test]
+fn a_plan_with_two_engines_is_finished_even_if_the_client_goes() {
+    let (prefill, decode, gateway) = pair("plans_left", "nixl");
+    prefill.answer_after(Duration::from_millis(300));
+    let leaving = gateway.open(ASK, &json!({"model": "m", "prompt": "hello"}));
+    eventually("prefill has begun", || prefill.posted().len() == 1);
+    drop(leaving);
+    eventually("what was computed is taken", || decode.posted().len() == 1);
+    eventually("no load is left", || {
+        let pods = gateway.ask("GET", "/pods", "").json();
+        pods["pods"].as_array().unwrap().iter().all(|pod| pod["load"]["requests"] == 0)
+    });
+}

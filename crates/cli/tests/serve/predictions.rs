@@ -1,0 +1,64 @@
+//! Predictions are checked: pods that are always mispredicted, or say nothing, are reported loudly.
+
+use crate::gateway::{Gateway, eventually};
+use crate::served::Served;
+use serde_json::{Value, json};
+
+/// A gateway that follows the engine's events, after enough answers for a verdict.
+fn after_answers(engines: &Served) -> Gateway {
+    let at = &engines.engines[0];
+    let pod = format!("http://{},events=zmq://{}?replay={}", at.http, at.events, at.replay);
+    let model = ["--tokenizer", "bytes", "--model", "m", "--admin", "127.0.0.1:0"];
+    let gateway = Gateway::start(&[&["--pod", pod.as_str()][..], &model].concat(), 1);
+    for number in 0..40 {
+        let text = format!("{}{number}", "the same words again and again ".repeat(40));
+        let answer = gateway.post("/v1/completions", &json!({"prompt": text, "max_tokens": 1}));
+        assert_eq!(answer.status, 200);
+    }
+    gateway
+}
+
+fn pod(gateway: &Gateway) -> Value {
+    gateway.ask("GET", "/pods", "").json()["pods"][0].clone()
+}
+
+fn doubtful(gateway: &Gateway) -> Value {
+    gateway.ask("GET", "/profiles", "").json()["profiles"][0]["cache"]["doubtful"].clone()
+}
+
+#[test]
+fn a_pod_whose_predictions_are_always_wrong_is_reported_in_log_metric_and_admin() {
+    let engines = Served::start(&["--model", "m", "--fault", "cached-tokens=zero"]);
+    let gateway = after_answers(&engines);
+    let name = engines.engines[0].http.clone();
+    eventually("it is logged", || gateway.log().contains("predictions are nearly always wrong"));
+    assert!(gateway.log().contains("the pod has much less cached than predicted"));
+    let metric = format!("wornpath_pod_predictions_broken{{pod=\"{name}\"}}");
+    assert_eq!(gateway.metric(&metric) as u64, 1);
+    assert_eq!(pod(&gateway)["predictions"]["verdict"], "optimistic");
+    assert_eq!(doubtful(&gateway), json!([name]), "and the profile's mode says so");
+}
+
+#[test]
+fn a_pod_that_sends_no_events_although_it_should_is_reported_in_log_metric_and_admin() {
+    let silent = ["--model", "m", "--fault", "lose-tail", "--fault", "no-replay"];
+    let engines = Served::start(&silent);
+    let gateway = after_answers(&engines);
+    let name = engines.engines[0].http.clone();
+    eventually("it is logged", || gateway.log().contains("has sent no cache events"));
+    assert_eq!(gateway.metric(&format!("wornpath_pod_events_silent{{pod=\"{name}\"}}")) as u64, 1);
+    assert_eq!(pod(&gateway)["events"]["silent"], true);
+    assert_eq!(doubtful(&gateway), json!([name]));
+}
+
+#[test]
+fn a_pod_that_tells_the_truth_is_not_reported() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = after_answers(&engines);
+    let name = engines.engines[0].http.clone();
+    eventually("it is judged", || pod(&gateway)["predictions"]["verdict"] == "good");
+    assert_eq!(gateway.metric(&format!("wornpath_pod_events_silent{{pod=\"{name}\"}}")) as u64, 0);
+    assert_eq!(doubtful(&gateway), json!([]));
+    let cache = gateway.ask("GET", "/profiles", "").json()["profiles"][0]["cache"].clone();
+    assert_eq!(cache["mode"], "events", "{cache}");
+}

@@ -1,0 +1,305 @@
+//! Which test shows which promise about faults, and promises that need a test of their own.
+//!
+//! The rows are those of the faults that a gateway meets; the others are about events and batches, and are
+//! shown where those are.
+
+use crate::gateway::{Gateway, eventually};
+use crate::served::{Exchange, Served};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const ASK: &str = "/v1/completions";
+
+/// Each promise, and the tests that would fail without it.
+const SHOWN: [(&str, &[&str]); 14] = [
+    (
+        "1: a pod that crashes or refuses before the first byte costs no request",
+        &[
+            "a_pod_that_refuses_connections_costs_no_request",
+            "a_crash_before_the_first_byte_is_tried_elsewhere",
+            "pods_that_die_under_load_cost_no_request_that_had_not_begun",
+        ],
+    ),
+    (
+        "2: a stream that breaks ends in an error and never looks whole",
+        &["a_crash_in_the_middle_of_a_stream_is_an_error_and_never_an_end"],
+    ),
+    (
+        "3: a pod that hangs is left after its timeout, before and after the first byte",
+        &[
+            "a_pod_that_hangs_is_left_after_the_first_byte_timeout",
+            "a_crash_in_the_middle_of_a_stream_is_an_error_and_never_an_end",
+        ],
+    ),
+    (
+        "4: a slow pod gets less, and nothing where the profile asks, but never half of the pods",
+        &[
+            "a_slow_pod_gets_fewer_requests",
+            "a_pod_that_stays_slow_gets_nothing_where_the_profile_asks",
+            "if_most_are_slow_slow_is_normal_and_at_most_half_are_dropped",
+        ],
+    ),
+    (
+        "16: a malicious pod can only lie about itself, and is capped",
+        &["a_pod_that_answers_without_end_is_given_up_and_others_are_not"],
+    ),
+    (
+        "17: malformed and deep JSON is refused in the interface's words, and no breaker counts it",
+        &[
+            "what_is_wrong_is_said_in_the_words_of_the_interface",
+            "what_is_no_json_object_is_refused_at_any_depth",
+            "refusals_of_bad_requests_open_no_breaker",
+        ],
+    ),
+    (
+        "18: bodies that are too large or encoded are refused before they are read",
+        &[
+            "a_body_that_is_too_large_is_refused_before_it_came",
+            "whatever_comes_over_the_wire_is_refused_or_is_exactly_one_request",
+        ],
+    ),
+    (
+        "19: a client that leaves takes its request with it, but not between two engines",
+        &[
+            "a_client_that_leaves_takes_its_request_with_it",
+            "a_client_that_leaves_is_noticed_at_once_and_leaves_no_load",
+            "a_plan_with_two_engines_is_finished_even_if_the_client_goes",
+        ],
+    ),
+    (
+        "20: a failed prefill goes to another pod, then to the decode pod, and that is said",
+        &["a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_that_is_said"],
+    ),
+    (
+        "21: a failed decode goes to another pod within the lease, and never past it",
+        &["a_decode_pod_that_fails_before_its_first_byte_is_replaced_while_the_lease_surely_holds"],
+    ),
+    (
+        "22: told to end, it finishes what it has; nobody is refused in a rolling restart",
+        &[
+            "told_to_end_it_finishes_what_it_has_and_takes_nothing_new",
+            "a_rolling_restart_refuses_nobody",
+        ],
+    ),
+    (
+        "23: a bad configuration does not start, and does not replace a good one",
+        &[
+            "a_bad_configuration_does_not_start",
+            "a_signal_makes_it_read_its_file_again_and_a_bad_file_changes_nothing",
+            "a_good_file_takes_over_and_a_bad_one_changes_nothing",
+        ],
+    ),
+    (
+        "26: without any pod the answer is 503 at once, until one is back",
+        &["without_any_pod_the_answer_is_503_at_once_and_service_returns_with_the_pod"],
+    ),
+    (
+        "27: overload is 429, nobody is 503, and what waits is bounded in count and bytes",
+        &[
+            "a_request_waits_until_the_pod_has_room_and_is_told_429_when_too_many_do",
+            "who_waits_too_long_is_told_503_and_so_is_who_waits_for_nobody",
+            "the_bytes_that_wait_are_bounded_too",
+        ],
+    ),
+];
+
+#[test]
+fn every_promise_is_shown_by_tests_that_exist() {
+    let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let sources: Vec<String> = ["cli/tests", "gateway", "routing/src", "execution/src"]
+        .iter()
+        .flat_map(|folder| read(&format!("{crates}/{folder}")))
+        .collect();
+    for (promise, tests) in SHOWN {
+        for test in tests {
+            let is_there = sources.iter().any(|source| source.contains(&format!("fn {test}()")));
+            assert!(is_there, "{promise}: there is no test `{test}`");
+        }
+    }
+}
+
+/// Every Rust file below a folder.
+fn read(folder: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.to_str().unwrap().to_owned();
+        if path.is_dir() {
+            all.extend(read(&name));
+        } else if name.ends_with(".rs") {
+            all.push(std::fs::read_to_string(path).unwrap());
+        }
+    }
+    all
+}
+
+#[test]
+fn a_slow_pod_gets_fewer_requests() {
+    let engines = Served::start_at("10", &["--engines", "2", "--model", "m"]);
+    engines.set_faults(0, "{\"slow\": 40}");
+    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+    let counts = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let (gateway, counts, engines) = (&gateway, &counts, &engines);
+            scope.spawn(move || {
+                for turn in 0..8 {
+                    let prompt = format!("{client} {turn} ").repeat(100);
+                    let body = json!({"prompt": prompt, "max_tokens": 30, "stream": true});
+                    let answer = gateway.post(ASK, &body);
+                    let at = usize::from(answer.pod() == engines.engines[1].http);
+                    counts[at].fetch_add(1, Relaxed);
+                }
+            });
+        }
+    });
+    let [slow, fast] = counts.map(|count| count.load(Relaxed));
+    assert!(slow * 2 < fast, "{slow} to the slow pod, {fast} to the fast one");
+}
+
+#[test]
+fn a_pod_that_stays_slow_gets_nothing_where_the_profile_asks() {
+    let engines = Served::start_at("20", &["--engines", "4", "--model", "m"]);
+    engines.set_faults(2, "{\"slow\": 300}");
+    let pods: Vec<_> =
+        engines.engines.iter().map(|at| format!("{{url: \"http://{}\"}}", at.http)).collect();
+    let text = format!(
+        "pods: [{}]\nprofiles:\n  even:\n    filter: [healthy, model, steady: {{factor: 4, answers: 3, pause: 60s}}]\n    pick: round_robin\n",
+        pods.join(", ")
+    );
+    let gateway = Gateway::configured("promises_steady", &text, 4);
+    let slow = engines.engines[2].http.clone();
+    let ask = || {
+        let body = json!({"prompt": "a", "max_tokens": 2, "stream": true});
+        gateway.post(ASK, &body).pod().to_owned()
+    };
+    let warming: Vec<_> = (0..16).map(|_| ask()).collect();
+    assert!(warming.contains(&slow), "it was tried");
+    let later: Vec<_> = (0..12).map(|_| ask()).collect();
+    assert!(!later.contains(&slow), "{later:?}");
+}
+
+#[test]
+fn a_pod_that_answers_without_end_is_given_up_and_others_are_not() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let evil = format!("http://{}", listener.local_addr().unwrap());
+    let serve = move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { continue };
+            let mut request = [0; 4096];
+            let read = stream.read(&mut request).unwrap_or(0);
+            if request[..read].starts_with(b"GET") {
+                let models = r#"{"data": [{"id": "m"}]}"#;
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                    models.len()
+                );
+                let _ = stream.write_all(format!("{head}{models}").as_bytes());
+                continue;
+            }
+            // A head that never ends.
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n");
+            while stream.write_all(format!("x-more: {}\r\n", "y".repeat(1000)).as_bytes()).is_ok() {
+            }
+        }
+    };
+    let _detached = std::thread::Builder::new().spawn(serve).unwrap();
+    let engines = Served::start(&["--model", "m"]);
+    let good = format!("http://{}", engines.engines[0].http);
+    let gateway = Gateway::start(&["--pod", &evil, "--pod", &good, "--policy", "round-robin"], 2);
+    for _ in 0..6 {
+        let answer = gateway.post(ASK, &json!({"prompt": "a"}));
+        assert_eq!((answer.status, answer.pod()), (200, &*engines.engines[0].http));
+    }
+}
+
+#[test]
+fn refusals_of_bad_requests_open_no_breaker() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &[]);
+    for _ in 0..20 {
+        let refused = gateway.post(ASK, &json!({"prompt": "a", "max_tokens": 0}));
+        assert_eq!(refused.status, 400);
+    }
+    let name = &engines.engines[0].http;
+    let closed = format!("wornpath_pod_breaker{{pod=\"{name}\",breaker=\"closed\"}}");
+    assert_eq!(gateway.metric(&closed) as u64, 1);
+    assert_eq!(gateway.post(ASK, &json!({"prompt": "a"})).status, 200);
+}
+
+#[test]
+fn a_body_that_is_too_large_is_refused_before_it_came() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &[]);
+    let promised = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 104857600\r\n\r\n{";
+    let started = Instant::now();
+    let answer = crate::sockets::exchange(&gateway.address, promised.as_bytes());
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    assert!(started.elapsed() < Duration::from_secs(3), "without waiting for it");
+    let zipped = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-encoding: gzip\r\ncontent-length: 9\r\n\r\n123456789";
+    let answer = crate::sockets::exchange(&gateway.address, zipped.as_bytes());
+    assert!(answer.starts_with("HTTP/1.1 415"), "{answer}");
+}
+
+#[test]
+fn a_client_that_leaves_is_noticed_at_once_and_leaves_no_load() {
+    let engines = Served::start_at("1", &["--model", "m"]);
+    let gateway = Gateway::before(&engines, &[]);
+    let load = format!("wornpath_pod_requests{{pod=\"{}\"}}", engines.engines[0].http);
+    for stream in [true, false] {
+        let body =
+            json!({"prompt": "a", "max_tokens": 100_000, "ignore_eos": true, "stream": stream});
+        let client = gateway.open(ASK, &body);
+        eventually("the engine works", || {
+            engines.metric(0, "vllm:num_requests_running") as u64 == 1
+        });
+        let left = Instant::now();
+        drop(client);
+        eventually("the engine stopped", || engines.metric(0, "vllm:num_requests_running") < 1.0);
+        // A hundred milliseconds, and what it takes to ask.
+        assert!(left.elapsed() < Duration::from_millis(600), "{:?}", left.elapsed());
+        eventually("no load is left", || gateway.metric(&load) as u64 == 0);
+    }
+}
+
+#[test]
+fn a_rolling_restart_refuses_nobody() {
+    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let slowly = ["--lame-duck", "1"];
+    let mut gateways = [Gateway::before(&engines, &slowly), Gateway::before(&engines, &slowly)];
+    let addresses = [gateways[0].address.clone(), gateways[1].address.clone()];
+    let (over, asked) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for client in 0..8 {
+            let (over, asked, addresses) = (&over, &asked, &addresses);
+            scope.spawn(move || {
+                let mut turn = client;
+                while !over.load(Relaxed) {
+                    turn += 1;
+                    // A balancer: asks who is ready, and sends there.
+                    let address = &addresses[turn % 2];
+                    let is_ready = std::panic::catch_unwind(|| {
+                        Exchange::open(address, "GET", "/ready", "").finish().unwrap().status == 200
+                    });
+                    if !is_ready.unwrap_or(false) {
+                        continue;
+                    }
+                    let body = json!({"prompt": "a", "max_tokens": 2}).to_string();
+                    let answer = Exchange::open(address, "POST", ASK, &body).finish().unwrap();
+                    assert_eq!(answer.status, 200, "{}", answer.text);
+                    asked.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        gateways[0].signal("-TERM");
+        eventually("it ended", || gateways[0].child.try_wait().unwrap().is_some());
+        std::thread::sleep(Duration::from_millis(200));
+        over.store(true, Relaxed);
+    });
+    assert!(gateways[0].child.wait().unwrap().success());
+    assert!(asked.load(Relaxed) > 20, "too quiet to prove anything");
+}

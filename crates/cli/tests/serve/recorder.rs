@@ -1,0 +1,151 @@
+//! An engine that answers little and writes down everything: what a pod is really sent.
+
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// One request as it came.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    pub(crate) path: String,
+    pub(crate) head: String,
+    pub(crate) body: Value,
+}
+
+impl Sent {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let lines = self.head.lines().skip(1).filter_map(|line| line.split_once(": "));
+        lines
+            .into_iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
+    }
+}
+
+/// A listening engine, ended when dropped.
+pub(crate) struct Recorder {
+    pub(crate) address: SocketAddr,
+    sent: Arc<Mutex<Vec<Sent>>>,
+    /// Milliseconds before each answer to a post.
+    pause: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+}
+
+/// Both directions of a connection, whatever carries it.
+pub(crate) trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+/// How a connection begins: as it is, or by a greeting over TLS.
+pub(crate) type Greet = Arc<dyn Fn(TcpStream) -> Option<Box<dyn Stream>> + Send + Sync>;
+
+impl Recorder {
+    /// Serves the model `m`.
+    pub(crate) fn start() -> Self {
+        Self::greeting(Arc::new(|stream| Some(Box::new(stream))))
+    }
+
+    /// The same behind something else.
+    pub(crate) fn greeting(greet: Greet) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sent, is_over) = (Arc::<Mutex<Vec<Sent>>>::default(), Arc::<AtomicBool>::default());
+        let pause = Arc::<AtomicU64>::default();
+        let (kept, ends, waits) = (Arc::clone(&sent), Arc::clone(&is_over), Arc::clone(&pause));
+        let spawn = |work: Box<dyn FnOnce() + Send>| {
+            let _detached = std::thread::Builder::new().spawn(work).unwrap();
+        };
+        spawn(Box::new(move || {
+            for stream in listener.incoming() {
+                if ends.load(Relaxed) {
+                    return;
+                }
+                let Ok(stream) = stream else { continue };
+                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                let (kept, greet) = (Arc::clone(&kept), Arc::clone(&greet));
+                let waits = Arc::clone(&waits);
+                spawn(Box::new(move || {
+                    if let Some(stream) = greet(stream) {
+                        serve(stream, &kept, &waits);
+                    }
+                }));
+            }
+        }));
+        Self { address, sent, pause, is_over }
+    }
+
+    /// From now on it takes so long for every answer to a post.
+    pub(crate) fn answer_after(&self, time: Duration) {
+        self.pause.store(time.as_millis() as u64, Relaxed);
+    }
+
+    /// What was posted so far.
+    pub(crate) fn posted(&self) -> Vec<Sent> {
+        let sent = self.sent.lock().unwrap();
+        sent.iter().filter(|sent| sent.head.starts_with("POST")).cloned().collect()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        // One more connection, so that it notices.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, pause: &AtomicU64) {
+    while let Some(sent) = read(&mut *stream) {
+        let (answer, is_post) = (answer(&sent), sent.head.starts_with("POST"));
+        kept.lock().unwrap().push(sent);
+        if is_post {
+            std::thread::sleep(Duration::from_millis(pause.load(Relaxed)));
+        }
+        let length = answer.len();
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        );
+        if stream.write_all(format!("{head}{answer}").as_bytes()).is_err() {
+            return;
+        }
+        let _ = stream.flush();
+    }
+}
+
+fn read(stream: &mut dyn Stream) -> Option<Sent> {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        if stream.read(&mut byte).ok()? == 0 {
+            return None;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).ok()?;
+    let path = head.split(' ').nth(1)?.to_owned();
+    let mut sent = Sent { path, head, body: Value::Null };
+    let length = sent.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).ok()?;
+    sent.body = serde_json::from_slice(&body).unwrap_or_default();
+    Some(sent)
+}
+
+fn answer(sent: &Sent) -> String {
+    if sent.path == "/v1/models" {
+        return json!({"object": "list", "data": [{"id": "m", "object": "model"}]}).to_string();
+    }
+    if sent.path == "/query" {
+        return json!({"0": {"engine_id": "engine-1"}}).to_string();
+    }
+    let usage = json!({"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4});
+    let choice = json!({"index": 0, "text": " word", "finish_reason": "stop"});
+    let transfer = json!({"remote_block_ids": [[1, 2]], "remote_host": "h"});
+    json!({
+        "id": "x", "object": "text_completion", "choices": [choice], "usage": usage,
+        "kv_transfer_params": transfer,
+    })
+    .to_string()
+}
