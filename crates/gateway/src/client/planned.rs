@@ -41,9 +41,10 @@ pub(crate) async fn send_planned(
         is_degraded: false,
         predicted_tokens: None,
         usage: Usage::default(),
+        seen: None,
     };
     let mut response = match carry(worker, call, (planned, arrived), &mut record).await {
-        Ok(carried) => answer(worker, carried, record, arrived),
+        Ok(carried) => answer(worker, (carried, None), record, arrived),
         Err(mut refusal) => {
             // Its pods are down, which passes: not a reason to give the request up.
             if refusal.status == StatusCode::NOT_FOUND
@@ -77,11 +78,12 @@ async fn carry(
     read.request.tenant = tenant.cloned();
     salted(&mut read, &mut call, &settings)?;
     record.model.clone_from(&read.request.model.base);
-    let context = prepare(worker, profile, read, call.body.len()).await?;
-    let (mut context, plan) = decide(worker, profile, context, &roster).await?;
+    let (bytes, mut seen) = (call.body.len(), None);
+    let context = prepare(worker, profile, (read, bytes), &mut seen).await?;
+    let (context, plan) = decide(worker, profile, (context, bytes), &mut seen).await?;
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
-    let mut dispatcher =
-        Dispatcher { worker, profile, context: &mut context, roster: gateway.roster() };
+    let roster = gateway.roster();
+    let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
     Ok(execute(plan, &call, &kit, &mut dispatcher).await?)
 }
