@@ -3,6 +3,8 @@
 //! A configuration takes over as a whole or not at all, so everything that can be wrong with its pods is
 //! found before anything changes.
 
+use crate::asked::Asked;
+use crate::memory::BLOCK_TOKENS;
 use crate::roster::{Roster, Seat};
 use crate::routing::Routing;
 use crate::settings::{EventSource, PodSettings, Settings};
@@ -13,7 +15,7 @@ use std::sync::{Arc, PoisonError};
 use tokio::task::AbortHandle;
 use wornpath_events::{Serving, ZeroMq, supervise};
 use wornpath_execution::{AddressError, Endpoint};
-use wornpath_index::NoSlot;
+use wornpath_index::{NoSlot, PodId};
 use wornpath_routing::{EventTrust, Health, Pod};
 
 /// Blocks that are swept at a time when slots are needed at once.
@@ -130,11 +132,11 @@ impl Gateway {
             None => (Arc::new(endpoint(&settings, &self.settings())?), Arc::default()),
         };
         let (id, feeder) = match &settings.events {
-            None => (self.index().add_pod()?, None),
+            None => (self.guess(&settings)?, None),
             Some(source) => {
                 let pod: Arc<str> = name.as_str().into();
                 let id = self.events().add(&pod, serving(&settings, &self.settings())?)?;
-                (id, self.feed(&pod, source))
+                (id, self.feed(&pod, source, (&endpoint, settings.facts.rank)))
             }
         };
         let pod = Pod::new(id, settings.facts.clone());
@@ -155,6 +157,7 @@ impl Gateway {
         if let Some(feeder) = &seat.feeder {
             feeder.abort();
         }
+        self.memory.0.remove(seat.pod.id());
         if !self.events().remove(seat.pod.facts().name.as_str()) {
             self.index().remove_pod(seat.pod.id());
         }
@@ -165,14 +168,53 @@ impl Gateway {
         *self.roster.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(roster);
     }
 
-    fn feed(&self, pod: &Arc<str>, source: &EventSource) -> Option<AbortHandle> {
-        let EventSource::ZeroMq(address) = source else { return None };
-        let (events, clock) = (Arc::clone(self.events()), self.clock());
-        let (pod, address) = (Arc::clone(pod), address.clone());
-        let fed = self.background().spawn(async move {
-            let make = || ZeroMq::new(Arc::clone(&pod), address.clone());
-            supervise(make, &events, clock).await;
-        });
+    /// Takes a pod into the index that says nothing of its cache. Never silently: what is believed of it is a
+    /// guess.
+    fn guess(&self, pod: &PodSettings) -> Result<PodId, NoSlot> {
+        let id = self.index().add_pod()?;
+        let name = &pod.facts.name;
+        let Some(tokens) = pod.facts.kv_tokens else {
+            tracing::warn!(pod = %name, "sends no cache events: for a while after a prompt was sent there it is guessed to be cached; give `events`, or `kv_tokens` for a better guess");
+            return Ok(id);
+        };
+        let settings = self.settings();
+        let model = pod.facts.models.first();
+        let known = settings
+            .models
+            .iter()
+            .find(|known| model.is_none_or(|name| *name == *known.name.as_str()));
+        let block_tokens = known.map_or(BLOCK_TOKENS, |model| model.block_size.get());
+        let capacity = usize::try_from(tokens).unwrap_or(usize::MAX) / block_tokens;
+        tracing::warn!(pod = %name, blocks = capacity, "sends no cache events: what it holds is guessed from what it is sent");
+        self.memory.0.add(id, capacity);
+        Ok(id)
+    }
+
+    /// Starts to listen to a pod's engine, if it is the engine that speaks.
+    fn feed(
+        &self,
+        pod: &Arc<str>,
+        source: &EventSource,
+        (endpoint, rank): (&Arc<Endpoint>, Option<u32>),
+    ) -> Option<AbortHandle> {
+        let (events, clock, pod) = (Arc::clone(self.events()), self.clock(), Arc::clone(pod));
+        let fed = match source {
+            EventSource::Elsewhere => return None,
+            EventSource::ZeroMq(address) => {
+                let address = address.clone();
+                self.background().spawn(async move {
+                    let make = || ZeroMq::new(Arc::clone(&pod), address.clone());
+                    supervise(make, &events, clock).await;
+                })
+            }
+            EventSource::Asked => {
+                let endpoint = Arc::clone(endpoint);
+                let asked = Asked { pod, endpoint, rank: rank.unwrap_or(0) };
+                self.background().spawn(async move {
+                    asked.follow(events, clock).await;
+                })
+            }
+        };
         Some(fed.abort_handle())
     }
 }

@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
 use wornpath_events::{Rules, ZmqAddress};
-use wornpath_execution::{BreakerRules, BudgetRules, Timeouts};
-use wornpath_events::ZmqAddress;
 use wornpath_execution::{BreakerRules, BudgetRules, Reach, Timeouts};
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, PodFacts, Tokenize};

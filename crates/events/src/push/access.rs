@@ -79,15 +79,13 @@ impl Access {
         Ok(Self(digest))
     }
 
-    /// Whether a request with this `Authorization` header may pass at all.
     /// For a listener that has seen its callers' certificates.
     #[must_use]
     pub const fn elsewhere_checked() -> Self {
         Self(None)
     }
 
-    /// Whether a request with this `Authorization` header may pass. How long that takes says nothing about
-    /// the token.
+    /// Whether a request with this `Authorization` header may pass at all.
     pub(super) fn admits(&self, authorization: Option<&[u8]>) -> bool {
         self.0.is_none_or(|expected| is_token(expected, authorization))
     }

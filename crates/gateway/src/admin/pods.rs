@@ -127,7 +127,6 @@ fn shown(call: &Call<'_>, seat: &Seat, events: &[PodStatus]) -> Value {
         "engine": {"waiting": vitals.waiting(), "kv_usage": vitals.kv_usage()},
         "events": {
             "trust": trust(vitals.trust()), "feed": feed.map(feed_shown), "guess": guess.map(guess_shown),
-            "trust": trust(vitals.trust()), "feed": feed.map(feed_shown),
             "silent": call.admin.running.metrics().is_silent(&facts.name),
         },
         "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},

@@ -77,8 +77,7 @@ pub struct Refused {
 }
 
 /// What stands at the top, in the order of the reference page.
-const KEYS: [&str; 19] = [
-const KEYS: [&str; 22] = [
+const KEYS: [&str; 23] = [
     "listen",
     "models",
     "pods",

@@ -1,9 +1,7 @@
 //! Brings the events of the sources that feed several pods: sidecars that post, and brokers.
 
-use std::sync::Arc;
-use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
@@ -11,8 +9,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use wornpath_events::{Access, Guests, PodName, Push, TokenDigest, consume};
-use wornpath_events::{Access, PodName, Push, PushService, consume};
+use wornpath_events::{Access, Guests, PodName, Push, PushService, TokenDigest, consume};
 
 use crate::config::{EventSource, Events, Running, SourceKind};
 use crate::door;

@@ -1,9 +1,7 @@
 //! From selected pods to a plan: what each step is told, and who has to know of it.
 
 use super::{Deciding, PER_TOKEN, Taken};
-use super::{Deciding, Taken};
 use crate::fleet::{Candidate, EventTrust, Reservation};
-use crate::fleet::{Candidate, Reservation};
 use crate::plan::{CacheHint, CacheRun, Mutation, PlanStep, RoutingPlan, Start};
 use crate::workflow::Step;
 
