@@ -4,6 +4,7 @@
 //! pods are changes all the time: each pod's [`Vitals`] are one cache line of counters that requests,
 //! probes and engine reports update in place, and that successive fleets share.
 
+mod learnt;
 mod pod;
 mod reservation;
 mod vitals;
@@ -12,6 +13,7 @@ use std::ops::Index;
 
 use wornpath_index::{PodId, PodSlot};
 
+pub(crate) use learnt::{Paced, Work};
 pub use pod::{Pod, PodFacts, Topology};
 pub use reservation::Reservation;
 pub use vitals::{Breaker, EventTrust, Health, Vitals};

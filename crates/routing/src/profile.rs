@@ -92,6 +92,16 @@ impl Profile {
         RoutingContext { request, slots: Slots::new(self.id, &self.slots) }
     }
 
+    /// The blocks of a prepared prompt, if the profile hashes prompts.
+    ///
+    /// # Panics
+    /// If another profile made the context.
+    #[must_use]
+    pub fn prompt_blocks<'a>(&self, context: &'a RoutingContext) -> Option<&'a BlockHashes> {
+        self.own(context);
+        context.slots.read(self.blocks.as_ref()?)
+    }
+
     /// Runs the preparers, once for each request. Needs no pods and may take a while: tokenization.
     ///
     /// # Errors

@@ -103,9 +103,16 @@ impl Relay {
             if open.has_begun {
                 load.decoded(1);
             } else {
-                load.first_token();
+                match self.told {
+                    Told::ByEvent(_) => load.first_token_at(open.worker.gateway.now()),
+                    // It came with all others, and tells nothing about speed.
+                    Told::ByBreaking => load.first_token(),
+                }
+                // Its prompt is computed: whoever waits for this pod may go now.
+                open.worker.gateway.lobby.poll(&open.worker);
             }
             open.has_begun = true;
+            open.record.pieces += 1;
         }
     }
 
@@ -135,6 +142,11 @@ impl Relay {
         {
             // What was not streamed was not counted token by token: how long answers are is learnt here.
             load.decoded(tokens);
+        }
+        if let (Ended::Whole, Told::ByEvent(_), Some(load)) =
+            (how, self.told, &mut step.reservation)
+        {
+            load.ended_at(worker.gateway.now());
         }
         // The load first: whoever waits may go now.
         drop((step, turn));

@@ -45,8 +45,8 @@ impl<'a> Deciding<'a, '_> {
                     let value = planned.cache.to_json();
                     planned.mutations.push(Mutation::Set { field, value });
                 }
-                planned.reservation =
-                    Some(Reservation::new(pod.vitals(), prompt_tokens, bound.uncached_tokens));
+                let load = Reservation::new(pod.vitals(), prompt_tokens, bound.uncached_tokens);
+                planned.reservation = Some(load.sent_at(self.world.now));
                 if !self.context.request.is_streamed() {
                     let pending = u32::try_from(pod.vitals().prefill_tokens()).unwrap_or(u32::MAX);
                     planned.computed_after = Some(PER_TOKEN.saturating_mul(pending));

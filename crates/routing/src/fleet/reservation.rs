@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use wornpath_index::Moment;
 
+use super::learnt::Glimpse;
 use super::vitals::Vitals;
 
 /// Load that one step of a plan puts on one pod. Dropping it gives the load back.
@@ -20,6 +21,8 @@ pub struct Reservation {
     pending: u64,
     /// Tokens in the context, once it decodes.
     decoding: Option<u64>,
+    /// The pod when the request was sent; later, when it got its first token.
+    seen: Option<Glimpse>,
 }
 
 impl Reservation {
@@ -30,7 +33,17 @@ impl Reservation {
         vitals.admit(pending, pairs(prompt_tokens, pending));
         let uncached_tokens = pending;
         let vitals = Arc::clone(vitals);
-        Self { vitals, prompt_tokens, uncached_tokens, pending, decoding: None }
+        Self { vitals, prompt_tokens, uncached_tokens, pending, decoding: None, seen: None }
+    }
+
+    /// It is sent at `now`: from here on the pod's speed is learnt from it.
+    #[must_use]
+    pub fn sent_at(mut self, now: Moment) -> Self {
+        self.seen = Some(self.vitals.glimpse(now));
+        if self.vitals.prefill_tokens() == self.pending {
+            self.vitals.progressed(now);
+        }
+        self
     }
 
     /// Prompt tokens that are still to be computed.
@@ -45,6 +58,12 @@ impl Reservation {
         let before = pairs(self.prompt_tokens, self.pending);
         self.pending -= tokens;
         self.vitals.computed(tokens, before - pairs(self.prompt_tokens, self.pending));
+    }
+
+    /// The same, at `now`.
+    pub fn computed_at(&mut self, tokens: u64, now: Moment) {
+        self.computed(tokens);
+        self.vitals.progressed(now);
     }
 
     /// The first token came: the prompt is computed, its context now decodes.
@@ -64,6 +83,24 @@ impl Reservation {
         self.vitals.paced(took.as_secs_f64() * 1e3 / tokens, now);
     }
 
+    /// The first token came at `now`.
+    pub fn first_token_at(&mut self, now: Moment) {
+        let is_first = self.decoding.is_none();
+        self.first_token();
+        self.vitals.progressed(now);
+        if is_first && let Some(sent) = self.seen {
+            self.vitals.learn_prefill(&sent, now);
+            self.seen = Some(self.vitals.glimpse(now));
+        }
+    }
+
+    /// The answer ended at `now`, whole.
+    pub fn ended_at(&mut self, now: Moment) {
+        if let (Some(context), Some(first)) = (self.decoding, self.seen.take()) {
+            self.vitals.learn_steps(&first, now, context - self.prompt_tokens);
+        }
+    }
+
     /// `tokens` more were generated.
     pub fn decoded(&mut self, tokens: u64) {
         if let Some(context) = &mut self.decoding {
@@ -75,7 +112,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.computed(self.pending);
+        self.vitals.spare(self.pending, pairs(self.prompt_tokens, self.pending));
         if let Some(context) = self.decoding {
             self.vitals.stop_decoding(context);
             // Whoever reports no generated tokens says nothing about how long answers are.

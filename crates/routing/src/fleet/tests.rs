@@ -47,6 +47,69 @@ fn a_pod_learns_how_long_answers_are_from_those_that_ended() {
     assert!((890.0..900.0).contains(&learnt), "{learnt}");
 }
 
+/// A model in which a prompt token takes 0.01 ms and a step 10 ms.
+fn model(work: &Work) -> f64 {
+    0.01 * work.tokens + 10.0 * work.steps
+}
+
+/// A request of so many uncached tokens that gets its first token after so many milliseconds, and then
+/// fifty more in as many steps of `step` milliseconds.
+fn answered(vitals: &std::sync::Arc<Vitals>, from: u64, tokens: u64, first: u64, step: u64) {
+    let at = |ms: u64| Duration::from_millis(from + ms);
+    let mut load = Reservation::new(vitals, tokens, tokens).sent_at(at(0));
+    load.first_token_at(at(first));
+    load.decoded(50);
+    load.ended_at(at(first + 50 * step));
+}
+
+#[test]
+fn a_pods_pace_is_learnt_from_its_requests_and_forgotten_when_it_changes() {
+    let vitals = std::sync::Arc::new(Vitals::default());
+    assert_eq!(vitals.slowness(Paced::Prefill, model), 1.0, "nothing was seen");
+    // 8,192 tokens in two and a half steps: 106.92 ms by the model, and twice that in truth.
+    (0..100).for_each(|at| answered(&vitals, at * 10_000, 8192, 214, 20));
+    let paces = || [Paced::Prefill, Paced::Steps].map(|paced| vitals.slowness(paced, model));
+    assert_eq!(paces(), [2.0, 2.0]);
+    (100..400).for_each(|at| answered(&vitals, at * 10_000, 8192, 107, 10));
+    assert_eq!(paces(), [1.0, 1.0]);
+    (400..700).for_each(|at| answered(&vitals, at * 10_000, 8192, 119, 11));
+    assert_eq!(paces(), [1.0, 1.0], "a tenth is within what the model leaves out");
+}
+
+#[test]
+fn what_a_pod_is_told_to_be_counts_until_it_shows_what_it_is() {
+    let vitals = std::sync::Arc::new(Vitals::default());
+    vitals.tell_pace(2.0);
+    assert_eq!(vitals.slowness(Paced::Prefill, model), 2.0);
+    (0..100).for_each(|at| answered(&vitals, at * 10_000, 8192, 107, 10));
+    assert_eq!(vitals.slowness(Paced::Prefill, model), 1.0);
+    vitals.tell_pace(1e9);
+    assert!(vitals.slowness(Paced::Steps, model) <= 8.0, "no pace is believed that cannot be");
+}
+
+#[test]
+fn short_prompts_and_engines_that_queue_teach_nothing() {
+    let vitals = std::sync::Arc::new(Vitals::default());
+    (0..100).for_each(|at| answered(&vitals, at * 10_000, 100, 900, 10));
+    assert_eq!(vitals.slowness(Paced::Prefill, model), 1.0);
+    vitals.report(9, 1.0);
+    (0..100).for_each(|at| answered(&vitals, at * 10_000, 8192, 9_000, 10));
+    assert_eq!(vitals.slowness(Paced::Prefill, model), 1.0, "they waited for memory");
+}
+
+#[test]
+fn progress_counts_from_the_last_news_of_it() {
+    let vitals = std::sync::Arc::new(Vitals::default());
+    let ms = Duration::from_millis;
+    let mut first = Reservation::new(&vitals, 9_000, 9_000).sent_at(ms(100));
+    let _second = Reservation::new(&vitals, 9_000, 9_000).sent_at(ms(150));
+    assert_eq!(vitals.computing(ms(170)), ms(70), "since the first was sent to an idle pod");
+    first.computed_at(4_000, ms(180));
+    assert_eq!(vitals.computing(ms(200)), ms(20));
+    first.first_token_at(ms(210));
+    assert_eq!(vitals.computing(ms(200)), Duration::ZERO);
+}
+
 #[test]
 fn a_new_incarnation_in_the_same_slot_is_another_pod() {
     let index = Index::new(Limits::default(), 1);

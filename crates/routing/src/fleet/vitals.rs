@@ -1,12 +1,14 @@
 //! How a pod is now: load, health, and how far its cache events can be trusted.
 //!
-//! One cache line of relaxed atomics. Each figure is exact on its own; two figures read one after
+//! Two cache lines of relaxed atomics, the second for what is [learnt](super::learnt) of its speed. Each figure is exact on its own; two figures read one after
 //! another may be of slightly different moments, which no policy can notice.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use wornpath_index::Moment;
+
+use super::learnt::{Glimpse, Learnt, Paced, Work};
 
 /// Whether a pod answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -67,12 +69,21 @@ pub struct Vitals {
     paced_at: AtomicU32,
     /// Answers that the pace is of, as far as they can be counted here.
     paces: AtomicU8,
+    /// When something was last heard of the prompts it computes: milliseconds, of which the upper half of the time
+    /// of the caller is cut off; zero for never.
+    progress: AtomicU32,
     health: AtomicU8,
     breaker: AtomicU8,
     trust: AtomicU8,
     /// What is not believed any more, in 255ths.
     faded: AtomicU8,
+    /// In sixteenths; zero for as the profile says.
+    told_pace: AtomicU8,
+    learnt: Learnt,
 }
+
+/// Three lines for every pod, of which a decision reads what its plugins ask for.
+const _: () = assert!(size_of::<Vitals>() <= 192);
 
 impl Vitals {
     /// Requests sent and not finished.
@@ -155,6 +166,41 @@ impl Vitals {
         self.pace.store((mean as f32).to_bits(), Relaxed);
         self.paced_at.store(now.as_millis() as u32, Relaxed);
         self.paces.store(known.saturating_add(1), Relaxed);
+    }
+
+    /// How many times longer it takes than `model` says of some work, as far as its requests have shown.
+    #[inline]
+    pub(crate) fn slowness(&self, paced: Paced, model: impl Fn(&Work) -> f64) -> f64 {
+        let told = match self.told_pace.load(Relaxed) {
+            0 => 1.0,
+            sixteenths => f64::from(sixteenths) / 16.0,
+        };
+        self.learnt.pace(paced, told, model)
+    }
+
+    /// How long it has been computing prompts since something was last heard of them: that one was sent to
+    /// an idle pod, that some of one is computed, or a first token.
+    #[inline]
+    #[must_use]
+    pub fn computing(&self, now: Moment) -> Duration {
+        let passed = (now.as_millis() as u32).wrapping_sub(self.progress.load(Relaxed));
+        match self.progress.load(Relaxed) {
+            0 => Duration::ZERO,
+            // It was heard of after `now`.
+            _ if passed > u32::MAX / 2 => Duration::ZERO,
+            _ => Duration::from_millis(passed.into()),
+        }
+    }
+
+    pub(super) fn progressed(&self, now: Moment) {
+        self.progress.store((now.as_millis() as u32).max(1), Relaxed);
+    }
+
+    /// It is known to take so many times longer than its engine's profile says. What its requests show
+    /// counts more as soon as there are some.
+    pub fn tell_pace(&self, pace: f64) {
+        // Whatever is out of range is cut to it.
+        self.told_pace.store((pace * 16.0).round().max(1.0) as u8, Relaxed);
     }
 
     /// Whether it answers.
@@ -262,8 +308,38 @@ impl Vitals {
     }
 
     pub(super) fn computed(&self, prefill_tokens: u64, prefill_pairs: u64) {
+        self.spare(prefill_tokens, prefill_pairs);
+        self.learnt.computed(prefill_tokens, prefill_pairs);
+    }
+
+    /// So much need not be computed any more.
+    pub(super) fn spare(&self, prefill_tokens: u64, prefill_pairs: u64) {
         self.prefill_tokens.fetch_sub(prefill_tokens, Relaxed);
         self.prefill_pairs.fetch_sub(prefill_pairs, Relaxed);
+    }
+
+    pub(super) fn glimpse(&self, now: Moment) -> Glimpse {
+        let (tokens, pairs) = self.learnt.counts();
+        Glimpse {
+            milliseconds: now.as_secs_f64() * 1e3,
+            tokens,
+            pairs,
+            decoding: f64::from(self.decoding()),
+            contexts: self.decode_tokens() as f64,
+        }
+    }
+
+    /// A request that was sent when the pod was seen as `sent` has its first token. What waited inside the
+    /// engine for memory tells nothing about its speed.
+    pub(super) fn learn_prefill(&self, sent: &Glimpse, now: Moment) {
+        const MOST_WAITING: u32 = 4;
+        if self.waiting() <= MOST_WAITING {
+            self.learnt.first_token(sent, &self.glimpse(now));
+        }
+    }
+
+    pub(super) fn learn_steps(&self, first: &Glimpse, now: Moment, tokens: u64) {
+        self.learnt.decoded(first, &self.glimpse(now), tokens);
     }
 
     pub(super) fn start_decoding(&self, tokens: u64) {

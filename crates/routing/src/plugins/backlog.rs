@@ -5,12 +5,12 @@
 //! milliseconds, so that it means the same for every engine and every length of prompt.
 
 use super::cost::Speeds;
-use super::predicted_ttft::{ENGINE, SPEED, speeds};
+use super::predicted_ttft::{ENGINE, RATES, SPEED, speeds};
 use crate::assembly::{Assembly, Refused};
 use crate::fleet::{Candidate, Pod};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
-use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
+use crate::stage::{Decision, Filter, Held, Rejection, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "backlog",
@@ -28,8 +28,15 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             Takes::Whole(0, 4_294_967_295),
             "Requests that wait inside the engine, as it reports.",
         ),
+        Parameter::optional(
+            "room",
+            Takes::Number(0.0, 1.0),
+            "The share of the KV cache that may be in use once the request is in it, as far as the pod tells. An idle \
+             pod always has room.",
+        ),
         ENGINE,
         SPEED,
+        RATES,
     ],
     needs: &[],
     conflicts: &[],
@@ -41,6 +48,8 @@ struct Backlog {
     speeds: Speeds,
     at_most: f64,
     waiting: u32,
+    room: Option<f64>,
+    held: Option<Held>,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
@@ -48,14 +57,29 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
         speeds: speeds(assembly)?,
         at_most: assembly.get("at_most_ms"),
         waiting: assembly.maybe("waiting").unwrap_or(u32::MAX),
+        room: assembly.maybe("room"),
+        held: assembly.blueprint.reads_if_written().map(|blocks| Held { blocks }),
     }))
 }
 
 impl Backlog {
     #[inline]
-    fn milliseconds(&self, pod: &Pod) -> f64 {
-        let (speed, vitals) = (self.speeds.of(pod.facts().engine.as_ref()), pod.vitals());
-        speed.prefill(vitals.prefill_tokens() as f64, vitals.prefill_pairs() as f64)
+    fn milliseconds(&self, scene: &Decision<'_>, pod: &Pod) -> f64 {
+        let speed = self.speeds.of(pod.facts().engine.as_ref());
+        speed.backlog(pod, self.speeds.paces(pod, speed), scene.now())
+    }
+
+    /// The share of the pod's KV cache that will be in use: what it reports, what is on its way and this request.
+    #[inline]
+    fn usage(&self, scene: &Decision<'_>, pod: &Pod) -> f64 {
+        let (vitals, request) = (pod.vitals(), scene.request());
+        let Some(size) = pod.facts().kv_tokens else { return vitals.kv_usage() };
+        let held = self.held.as_ref().and_then(|handle| scene.held(handle));
+        let new = held.map_or_else(|| request.estimated_tokens(), |held| held.uncached_tokens(pod));
+        let allowed = request.output_tokens.map_or(f64::INFINITY, f64::from);
+        let output = vitals.answer_tokens().unwrap_or(0.0).min(allowed);
+        let coming = (vitals.prefill_tokens() + new) as f64 + output;
+        vitals.kv_usage() + coming / size.max(1) as f64
     }
 }
 
@@ -64,14 +88,21 @@ impl Filter for Backlog {
         for (candidate, keep) in candidates.iter().zip(keep) {
             let pod = scene.pod(*candidate);
             let waits = pod.vitals().waiting() > self.waiting;
-            *keep = !waits && self.milliseconds(pod) <= self.at_most;
+            let fits = self
+                .room
+                .is_none_or(|room| pod.vitals().requests() == 0 || self.usage(scene, pod) <= room);
+            *keep = !waits && fits && self.milliseconds(scene, pod) <= self.at_most;
         }
     }
 
     fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
         let pod = scene.pod(candidate);
-        let (has, waiting) = (self.milliseconds(pod), pod.vitals().waiting());
-        format!("{has:.0} ms of prefill, {:.0} are allowed; {waiting} wait in it", self.at_most)
+        let (has, waiting) = (self.milliseconds(scene, pod), pod.vitals().waiting());
+        let usage = 100.0 * self.usage(scene, pod);
+        format!(
+            "{has:.0} ms of prefill, {:.0} are allowed; {waiting} wait in it; {usage:.0}% of its KV cache would be in use",
+            self.at_most
+        )
     }
 
     fn when_empty(&self) -> WhenEmpty {
@@ -85,7 +116,7 @@ impl Filter for Backlog {
 
 #[cfg(test)]
 mod tests {
-    use crate::fleet::Reservation;
+    use crate::fleet::{PodFacts, Reservation};
     use crate::plugin::Stage;
     use crate::plugins::rehearsal::Rehearsal;
 
@@ -109,6 +140,25 @@ mod tests {
         rehearsal.vitals(0).report(3, 0.5);
         let played = rehearsal.play(&[], Stage::Filter, "backlog: {waiting: 2}");
         assert_eq!(played.kept(), [1]);
-        assert_eq!(played.why(0), "0 ms of prefill, 50 are allowed; 3 wait in it");
+        assert_eq!(
+            played.why(0),
+            "0 ms of prefill, 50 are allowed; 3 wait in it; 50% of its KV cache would be in use"
+        );
+    }
+
+    #[test]
+    fn a_pod_has_room_if_the_request_fits_into_what_it_says_is_free() {
+        let size = |name: &str| PodFacts { kv_tokens: Some(1000), ..PodFacts::serving(name, "m") };
+        let rehearsal =
+            Rehearsal::with(vec![size("a"), size("b")]).prompt(&[7; 100]).holding(1, 40);
+        let running: Vec<_> =
+            (0..2).map(|pod| Reservation::new(rehearsal.vitals(pod), 10, 0)).collect();
+        (0..2).for_each(|pod| rehearsal.vitals(pod).report(0, 0.95));
+        let prepare = ["tokenize", "block_hash"];
+        let kept = |yaml| rehearsal.play(&prepare, Stage::Filter, yaml).kept();
+        assert_eq!(kept("backlog: {room: 1}"), [1], "of its 100 tokens, 80 are there already");
+        assert_eq!(kept("backlog: {room: 0.96}"), [0_usize; 0]);
+        drop(running);
+        assert_eq!(kept("backlog: {room: 0.96}"), [0, 1], "who has nothing to do takes anything");
     }
 }

@@ -7,6 +7,9 @@
 //! The prediction of the time to the first token is the sum of [`Terms::queued`], [`Terms::own`] and
 //! [`Terms::steps`]. The other terms are prices: what the placement costs requests that come later.
 
+use wornpath_index::Moment;
+
+use crate::fleet::{Paced, Pod, Work};
 use crate::name::Name;
 
 /// An engine's speed. Times in milliseconds.
@@ -66,22 +69,78 @@ impl EngineSpeed {
         self.token * tokens + self.pair * pairs
     }
 
+    /// Milliseconds for work that was done.
+    #[inline]
+    fn time(&self, work: &Work) -> f64 {
+        self.prefill(work.tokens, work.pairs)
+            + self.base * work.steps
+            + self.sequence * work.sequences
+            + self.context * work.contexts
+    }
+
+    /// Milliseconds that a pod still needs for the prompts it was sent.
+    ///
+    /// Engines tell of a prompt when it is computed, or of its blocks, and seldom at once; meanwhile it goes on. So the
+    /// time since the last news is taken off, less what decoding takes of it. But some is always left, or the pod
+    /// would have told.
+    #[inline]
+    pub(crate) fn backlog(&self, pod: &Pod, paces: Paces, now: Moment) -> f64 {
+        /// The share of an engine's time that prompts get, roughly.
+        const PREFILL_SHARE: f64 = 0.8;
+        /// What is left at least.
+        const LEAST_LEFT: f64 = 0.3;
+        let vitals = pod.vitals();
+        let work = self.prefill(vitals.prefill_tokens() as f64, vitals.prefill_pairs() as f64);
+        let sent = paces.prefill * work;
+        let passed = vitals.computing(now).as_secs_f64() * 1e3;
+        (sent - PREFILL_SHARE * passed).max(LEAST_LEFT * sent)
+    }
+
     /// The names of the fields.
     pub(crate) const FIELDS: [&str; 7] =
         ["base", "token", "pair", "sequence", "context", "kv_tokens", "step_tokens"];
 }
 
-/// The speed of each kind of engine, found by a pod's `engine`.
+/// Whether pods are as fast as they are said to be, or as they are seen to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rates {
+    /// As said.
+    Fixed,
+    /// As seen.
+    Learnt,
+}
+
+/// How many times longer a pod takes than its kind of engine.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Paces {
+    /// For prompts.
+    pub(crate) prefill: f64,
+    /// For what steps take besides.
+    pub(crate) steps: f64,
+}
+
+/// The speed of each kind of engine, found by a pod's `engine`, and the pace of each pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Speeds {
     named: [(Name, EngineSpeed); 3],
     otherwise: EngineSpeed,
+    rates: Rates,
 }
 
 impl Speeds {
     /// The published speeds, and `otherwise` for pods that name none of them.
-    pub(crate) fn new(otherwise: EngineSpeed) -> Self {
-        Self { named: PUBLISHED.map(|(name, speed)| (name.into(), speed)), otherwise }
+    pub(crate) fn new(otherwise: EngineSpeed, rates: Rates) -> Self {
+        Self { named: PUBLISHED.map(|(name, speed)| (name.into(), speed)), otherwise, rates }
+    }
+
+    /// How much slower or faster a pod is than `speed`, as far as anybody knows.
+    #[inline]
+    pub(crate) fn paces(&self, pod: &Pod, speed: &EngineSpeed) -> Paces {
+        let pace = |paced| match self.rates {
+            Rates::Fixed => 1.0,
+            Rates::Learnt => pod.vitals().slowness(paced, |work| speed.time(work)),
+        };
+        Paces { prefill: pace(Paced::Prefill), steps: pace(Paced::Steps) }
     }
 
     #[inline]
@@ -107,8 +166,10 @@ pub(crate) struct Placement {
 pub(crate) struct Burden {
     /// Prompt tokens sent and not computed.
     pub(crate) pending: f64,
-    /// Twice the pairs that these attend to.
-    pub(crate) pending_pairs: f64,
+    /// Milliseconds that these will still take.
+    pub(crate) queued: f64,
+    /// How much slower it is than its kind.
+    pub(crate) paces: Paces,
     /// Requests that decode.
     pub(crate) decoding: f64,
     /// Tokens in their contexts.
@@ -173,8 +234,8 @@ pub(crate) fn terms(
 ) -> Terms {
     let Placement { prompt, new, output } = placement;
     let cached = prompt - new;
-    let own = speed.prefill(new, new * (new + 2.0 * cached));
-    let queued = speed.prefill(burden.pending, burden.pending_pairs);
+    let work = speed.prefill(new, new * (new + 2.0 * cached));
+    let (own, queued) = (burden.paces.prefill * work, burden.queued);
     let steps = ((burden.pending + new) / speed.step_tokens).ceil().max(1.0);
     let step = speed.base + speed.sequence * burden.decoding + speed.context * burden.contexts;
 
@@ -187,12 +248,14 @@ pub(crate) fn terms(
     // An engine keeps what it computed until it needs the room, so a warm cache gives up as much as it
     // takes in; the more of it is in use, the fresher is what must go.
     let evicted = (new + output) * used.min(1.0);
-    let delay = own + speed.sequence + speed.context * prompt;
+    // Prices are by work and not by the pod's own time: with both, whoever is slow would get nothing, and the memory
+    // of the others would not do for all.
+    let delay = work + speed.sequence + speed.context * prompt;
     Terms {
         queued,
         own,
-        steps: steps * step,
-        miss: prices.miss * own,
+        steps: burden.paces.steps * steps * step,
+        miss: prices.miss * work,
         eviction: prices.eviction * speed.token * evicted,
         // The twelfth power is nothing at half and everything when full (found on replayed traces).
         pressure: prices.pressure * (after.powi(12) - used.powi(12)),
@@ -207,7 +270,8 @@ mod tests {
     const FREE: Prices = Prices { miss: 0.0, eviction: 0.0, pressure: 0.0, interference: 0.0 };
     const IDLE: Burden = Burden {
         pending: 0.0,
-        pending_pairs: 0.0,
+        queued: 0.0,
+        paces: Paces { prefill: 1.0, steps: 1.0 },
         decoding: 0.0,
         contexts: 0.0,
         reported: 0.0,
@@ -239,9 +303,9 @@ mod tests {
 
     #[test]
     fn what_waits_and_what_decodes_delays_the_first_token() {
-        let pending = Burden { pending: 20_000.0, pending_pairs: 4e8, ..IDLE };
+        let pending = Burden { pending: 20_000.0, queued: 468.0, ..IDLE };
         let terms = of(&FREE, 1000.0, Burden { decoding: 10.0, contexts: 50_000.0, ..pending });
-        assert!((terms.queued - 0.01594 * 20_000.0 - 3.74e-7 * 4e8).abs() < 1e-9);
+        assert_eq!(terms.queued, 468.0);
         // 21,000 tokens need three steps of 8,192.
         assert!((terms.steps - 3.0 * (4.4 + 0.45 + 1.55)).abs() < 1e-9);
     }
@@ -261,8 +325,18 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_pod_takes_longer_and_costs_others_as_much_as_a_fast_one() {
+        let prices = Prices { miss: 1.5, interference: 0.005, ..FREE };
+        let busy = Burden { decoding: 20.0, ..IDLE };
+        let slow = Burden { paces: Paces { prefill: 2.0, steps: 4.0 }, ..busy };
+        let (fast, slow) = (of(&prices, 5000.0, busy), of(&prices, 5000.0, slow));
+        assert_eq!((slow.own, slow.steps), (2.0 * fast.own, 4.0 * fast.steps));
+        assert_eq!((slow.miss, slow.interference), (fast.miss, fast.interference));
+    }
+
+    #[test]
     fn a_pod_is_priced_by_its_own_engine() {
-        let speeds = Speeds::new(PUBLISHED[0].1);
+        let speeds = Speeds::new(PUBLISHED[0].1, Rates::Learnt);
         assert_eq!(speeds.of(Some(&"70b-h100x4".into())), &PUBLISHED[2].1);
         assert_eq!(speeds.of(Some(&"unheard-of".into())), &PUBLISHED[0].1);
         assert_eq!(speeds.of(None), &PUBLISHED[0].1);

@@ -1,7 +1,9 @@
 //! `predicted_ttft`: the milliseconds until the first token if the request went to the pod, plus what
 //! the placement costs others. The model is in [`cost`](super::cost).
 
-use super::cost::{Burden, EngineSpeed, PUBLISHED, Placement, Prices, Speeds, terms};
+use wornpath_index::Moment;
+
+use super::cost::{Burden, EngineSpeed, PUBLISHED, Paces, Placement, Prices, Rates, Speeds, terms};
 use crate::assembly::{Assembly, Refused};
 use crate::fleet::{Candidate, Pod};
 use crate::parameter::{Parameter, Takes};
@@ -24,6 +26,14 @@ pub(super) const SPEED: Parameter = Parameter::optional(
      `kv_tokens`, `step_tokens`.",
 );
 
+/// Whether to believe it.
+pub(super) const RATES: Parameter = Parameter::with_default(
+    "rates",
+    Takes::OneOf(&["learnt", "fixed"]),
+    "learnt",
+    "`learnt`: each pod's speed is corrected by what its requests took so far. `fixed`: it is not.",
+);
+
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "predicted_ttft",
     summary: "Milliseconds until the first token: the pod's pending prefill, the request's uncached tokens and \
@@ -32,6 +42,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     parameters: &[
         ENGINE,
         SPEED,
+        RATES,
         Parameter::with_default(
             "output_tokens",
             Takes::Whole(0, 4_294_967_295),
@@ -93,7 +104,11 @@ pub(super) fn speeds(assembly: &mut Assembly<'_>) -> Result<Speeds, Refused> {
         let message = format!("`step_tokens` is {}", speed.step_tokens);
         return Err(assembly.refuse("speed", &message, "give at least 1"));
     }
-    Ok(Speeds::new(speed))
+    let rates = match assembly.get::<&str>("rates") {
+        "fixed" => Rates::Fixed,
+        _ => Rates::Learnt,
+    };
+    Ok(Speeds::new(speed, rates))
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
@@ -113,12 +128,13 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
 }
 
 #[inline]
-fn burden(pod: &Pod, speed: &EngineSpeed) -> Burden {
+fn burden(pod: &Pod, speed: &EngineSpeed, paces: Paces, now: Moment) -> Burden {
     let vitals = pod.vitals();
     let kv_tokens = pod.facts().kv_tokens.map_or(speed.kv_tokens, |tokens| tokens as f64);
     Burden {
         pending: vitals.prefill_tokens() as f64,
-        pending_pairs: vitals.prefill_pairs() as f64,
+        queued: speed.backlog(pod, paces, now),
+        paces,
         decoding: f64::from(vitals.decoding()),
         contexts: vitals.decode_tokens() as f64,
         reported: vitals.kv_usage() * kv_tokens,
@@ -142,16 +158,19 @@ impl Score for PredictedTtft {
         for (candidate, score) in candidates.iter().zip(scores) {
             let pod = scene.pod(*candidate);
             let speed = self.speeds.of(pod.facts().engine.as_ref());
+            let load = burden(pod, speed, self.speeds.paces(pod, speed), scene.now());
             let new = held.map_or(prompt, |held| held.uncached_tokens(pod));
             let output = pod.vitals().answer_tokens().unwrap_or(self.output_tokens).min(allowed);
             let placement = Placement { prompt: prompt as f64, new: new as f64, output };
-            *score = terms(speed, &self.prices, placement, burden(pod, speed)).total();
+            *score = terms(speed, &self.prices, placement, load).total();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use crate::fleet::{PodFacts, Reservation};
     use crate::plugin::Stage;
     use crate::plugins::rehearsal::Rehearsal;
@@ -170,6 +189,34 @@ mod tests {
         let busy = played.scores();
         assert!((busy[1] - idle[1] - 0.01594 * 2000.0 - 3.74e-7 * 4e6).abs() < 1e-9);
         assert!(busy[1] > busy[0], "half a prompt cached does not make up for a whole one waiting");
+    }
+
+    #[test]
+    fn what_waits_shrinks_with_time_but_not_to_nothing() {
+        let rehearsal = Rehearsal::of(2).prompt(&[7; 2000]);
+        let _sent = Reservation::new(rehearsal.vitals(0), 20_000, 20_000).sent_at(rehearsal.now);
+        let excess = |later: u64| {
+            let played = rehearsal.play(&PREPARE, Stage::Score, PLAIN);
+            let scores = played.at(rehearsal.now + Duration::from_millis(later)).scores();
+            scores[0] - scores[1]
+        };
+        assert!((excess(0) - excess(100) - 80.0).abs() < 1e-6, "{} {}", excess(0), excess(100));
+        assert!(excess(100_000) > 0.3 * 400.0, "it would have told");
+    }
+
+    #[test]
+    fn a_pod_that_was_seen_to_be_slow_is_predicted_to_be_slow_unless_rates_are_fixed() {
+        let rehearsal = Rehearsal::of(2).prompt(&[7; 2000]);
+        let time = Duration::from_millis;
+        for at in (0..100).map(|number| 10_000 * number) {
+            let mut load = Reservation::new(rehearsal.vitals(0), 8000, 8000).sent_at(time(at));
+            load.first_token_at(time(at + 400));
+        }
+        let scores = |yaml| rehearsal.play(&PREPARE, Stage::Score, yaml).scores();
+        let learnt = scores(PLAIN);
+        assert!(learnt[0] > 1.7 * learnt[1], "{learnt:?}");
+        let fixed = scores("predicted_ttft: {eviction: 0, pressure_ms: 0, rates: fixed}");
+        assert_eq!(fixed[0], fixed[1]);
     }
 
     #[test]
