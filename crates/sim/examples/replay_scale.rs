@@ -44,14 +44,7 @@ fn main() {
     let (pods, requests) = (number(1, 256), number(2, 1_000_000));
     let yaml = std::fs::read_to_string(path).unwrap();
     let trace = traffic(requests, pods);
-    let fleet = Fleet {
-        engine: Profile::built_in("8b-h200").unwrap(),
-        pods,
-        kv_tokens: None,
-        slow: Vec::new(),
-        events_delay: Duration::ZERO,
-        seed: 1,
-    };
+    let fleet = Fleet::new(Profile::built_in("8b-h200").unwrap(), pods, 1);
     let start = std::time::Instant::now();
     let records = replay(&trace, (path, &yaml), &fleet).unwrap();
     let seconds = start.elapsed().as_secs_f64();

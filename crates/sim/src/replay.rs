@@ -15,7 +15,7 @@ mod summary;
 mod trace;
 
 pub use report::{Run, html_report};
-pub use run::{Fleet, Record, replay};
+pub use run::{Fleet, Record, replay, replay_watched};
 pub use summary::{Percentiles, Summary};
 pub use trace::{BadLine, Start, Trace, TraceError, Turn};
 

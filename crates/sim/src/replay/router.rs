@@ -10,8 +10,8 @@ use wornpath_blocks::{BlockHash, ContentHash, HashKey};
 use wornpath_index::{Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier, Writer};
 use wornpath_routing::queue::{Again, Held, Settled, WaitingRoom};
 use wornpath_routing::{
-    Desk, Fleet, ModelChoice, Models, Outcome, Pod, PodFacts, Problems, Profile, Prompt, Request,
-    Rng, RoutingPlan, Surroundings, World,
+    Desk, Fleet, Health, ModelChoice, Models, Outcome, Pod, PodFacts, Problems, Profile, Prompt,
+    Request, Rng, RoutingPlan, Surroundings, World,
 };
 
 /// The name of the one model of a replay.
@@ -26,6 +26,8 @@ pub(super) struct RouterSettings<'a> {
     pub(super) kv_tokens: u64,
     /// What the router is told of every pod's speed: the name of its engine profile.
     pub(super) engine: &'a str,
+    /// Pods that are known to take so many times longer: number and factor.
+    pub(super) slow: &'a [(usize, f64)],
     /// How late cache events arrive.
     pub(super) events_delay: Duration,
     pub(super) seed: u64,
@@ -55,6 +57,7 @@ pub(super) struct Router {
     fleet: Fleet,
     desk: Desk,
     writer: Writer,
+    index: Index,
     rng: Rng,
     room: WaitingRoom<usize>,
     delay: Duration,
@@ -88,6 +91,9 @@ impl Router {
             Pod::new(id, facts)
         };
         let fleet = Fleet::new((0..settings.pods).map(pod).collect());
+        for (pod, factor) in settings.slow {
+            fleet.pods()[*pod].vitals().tell_pace(*factor);
+        }
         let choice = ModelChoice { base: MODEL.into(), lora: None };
         Ok(Self {
             room: WaitingRoom::new(profile.queue_rules())
@@ -97,6 +103,7 @@ impl Router {
             models,
             desk: Desk::new(&index),
             writer: index.writer(),
+            index,
             fleet,
             rng: Rng::new(settings.seed),
             delay: settings.events_delay,
@@ -162,11 +169,18 @@ impl Router {
     }
 
     /// An engine's cache has changed.
-    pub(super) fn hear(&mut self, now: Duration, pod: usize, outcome: EngineOutcome) {
+    pub(super) fn hear(&mut self, now: Duration, pod: usize, outcome: &EngineOutcome) {
         if self.delay.is_zero() {
-            return self.apply(now, pod, &outcome);
+            return self.apply(now, pod, outcome);
         }
-        self.delayed.push_back(Delayed { due: now + self.delay, pod, outcome });
+        self.delayed.push_back(Delayed { due: now + self.delay, pod, outcome: outcome.clone() });
+    }
+
+    /// A pod gets nothing more, and what it holds counts no longer.
+    pub(super) fn remove(&mut self, pod: usize) {
+        let pod = &self.fleet.pods()[pod];
+        pod.vitals().set_health(Health::Down);
+        self.index.remove_pod(pod.id());
     }
 
     /// Takes in the events that have arrived by now.
@@ -228,8 +242,9 @@ impl Router {
         };
         let sequence = self.sequences[number];
         self.sequences[number] += 1;
+        // What a pod that was taken out still says is refused, as it should be.
         let applied = self.writer.apply(pod.id(), Some(sequence), &[event]);
-        debug_assert!(applied.is_ok(), "no pod leaves during a replay");
+        debug_assert!(applied.is_ok() || pod.vitals().health() == Health::Down, "{applied:?}");
         pod.vitals().heard_at(now);
     }
 }

@@ -10,12 +10,12 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::EngineHash;
-use wornpath_routing::{Problems, RoutingPlan};
+use wornpath_routing::{Problems, Rng, RoutingPlan};
 
 /// How often a live router looks after its pods.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A fleet of equal engines, and how it is watched.
+/// A fleet of equal engines, how it is watched, and what befalls it.
 #[derive(Clone, Debug)]
 pub struct Fleet {
     /// How fast each engine is.
@@ -26,10 +26,35 @@ pub struct Fleet {
     pub kv_tokens: Option<usize>,
     /// Pods that take so many times longer than the profile says: number and factor.
     pub slow: Vec<(usize, f64)>,
-    /// How late cache events reach the router.
+    /// What routers are told of that, in the same form.
+    pub told_slow: Vec<(usize, f64)>,
+    /// A pod that is taken out, and when: nothing new is sent to it, what has no token yet is sent elsewhere, and
+    /// answers that have begun are finished.
+    pub leaves: Option<(usize, Duration)>,
+    /// Routers, each with its share of the requests; none knows what the others have sent.
+    pub routers: usize,
+    /// How late cache events reach the routers.
     pub events_delay: Duration,
     /// Where chance comes from.
     pub seed: u64,
+}
+
+impl Fleet {
+    /// Engines as their profile says, in front of them one router that hears of everything at once.
+    #[must_use]
+    pub fn new(engine: Profile, pods: usize, seed: u64) -> Self {
+        Self {
+            engine,
+            pods,
+            kv_tokens: None,
+            slow: Vec::new(),
+            told_slow: Vec::new(),
+            leaves: None,
+            routers: 1,
+            events_delay: Duration::ZERO,
+            seed,
+        }
+    }
 }
 
 /// What happened to one request.
@@ -51,24 +76,33 @@ pub struct Record {
 enum Due {
     Arrival(usize),
     Engine(usize),
-    Router,
+    Leave(usize),
+    Routers,
     Tick,
 }
 
 struct Replay<'a> {
     trace: &'a Trace,
-    router: Router,
+    routers: Vec<Router>,
+    /// Which of them gets the next request.
+    balancer: Rng,
     engines: Vec<Engine>,
     /// When each engine is next looked at; other entries of the agenda are stale.
     planned: Vec<Option<Duration>>,
+    /// When the routers are next asked though no engine has anything to say; other entries are stale.
+    wakeup: Option<Duration>,
     agenda: BinaryHeap<Reverse<(Duration, Due)>>,
     /// Turns that start when another ends.
     following: Vec<Option<(usize, Duration)>>,
     plans: Vec<Option<RoutingPlan>>,
     records: Vec<Record>,
     unfinished: usize,
+    /// Whether cache events come soon enough to tell how far a prompt is computed.
+    tells_progress: bool,
     outputs: Vec<Output>,
     verdicts: Vec<Verdict>,
+    /// Told how many requests have ended, after each.
+    watch: &'a mut dyn FnMut(usize),
 }
 
 /// Replays a trace with a routing profile (its name and YAML), and says what happened to each request.
@@ -80,8 +114,24 @@ struct Replay<'a> {
 /// If there are no pods, or more than the index has room for.
 pub fn replay(
     trace: &Trace,
+    profile: (&str, &str),
+    fleet: &Fleet,
+) -> Result<Vec<Record>, Problems> {
+    replay_watched(trace, profile, fleet, &mut |_| {})
+}
+
+/// Like [`replay`], and tells `watch` how many requests have ended, after each of them.
+///
+/// # Errors
+/// If the profile is not valid.
+///
+/// # Panics
+/// If there are no pods, or more than the index has room for.
+pub fn replay_watched(
+    trace: &Trace,
     (name, yaml): (&str, &str),
     fleet: &Fleet,
+    watch: &mut dyn FnMut(usize),
 ) -> Result<Vec<Record>, Problems> {
     assert!((1..=256).contains(&fleet.pods), "a fleet has 1 to 256 pods, not {}", fleet.pods);
     let settings = Settings {
@@ -94,32 +144,38 @@ pub fn replay(
     for (pod, factor) in &fleet.slow {
         engines[*pod].set_slowdown(*factor);
     }
-    let router = Router::new(
-        name,
-        yaml,
-        RouterSettings {
-            pods: fleet.pods,
-            block_size: trace.block_size,
-            kv_tokens: fleet.kv_tokens.unwrap_or(fleet.engine.kv_tokens()) as u64,
-            engine: fleet.engine.name(),
-            events_delay: fleet.events_delay,
-            seed: fleet.seed,
-        },
-    )?;
+    let settings = RouterSettings {
+        pods: fleet.pods,
+        block_size: trace.block_size,
+        kv_tokens: fleet.kv_tokens.unwrap_or(fleet.engine.kv_tokens()) as u64,
+        engine: fleet.engine.name(),
+        slow: &fleet.told_slow,
+        events_delay: fleet.events_delay,
+        seed: fleet.seed,
+    };
+    let router = |number| {
+        Router::new(name, yaml, RouterSettings { seed: fleet.seed + number as u64, ..settings })
+    };
+    let routers = (0..fleet.routers.max(1)).map(router).collect::<Result<_, _>>()?;
     let turns = trace.turns.len();
     let mut replay = Replay {
         trace,
-        router,
+        routers,
+        balancer: Rng::new(fleet.seed),
         planned: vec![None; engines.len()],
         engines,
+        wakeup: None,
         agenda: BinaryHeap::new(),
         following: vec![None; turns],
         plans: std::iter::repeat_with(|| None).take(turns).collect(),
         records: vec![Record::default(); turns],
         unfinished: turns,
+        tells_progress: fleet.events_delay.is_zero(),
         outputs: Vec::new(),
         verdicts: Vec::new(),
+        watch,
     };
+    replay.agenda.extend(fleet.leaves.map(|(pod, time)| Reverse((time, Due::Leave(pod)))));
     replay.run();
     Ok(replay.records)
 }
@@ -135,40 +191,74 @@ impl Replay<'_> {
         self.agenda.push(Reverse((Duration::ZERO, Due::Tick)));
         while self.unfinished > 0 {
             let Some(Reverse((now, due))) = self.agenda.pop() else { break };
-            self.router.catch_up(now);
+            for router in &mut self.routers {
+                router.catch_up(now);
+            }
             match due {
-                Due::Arrival(number) => self.arrive(now, number),
+                Due::Arrival(number) => {
+                    self.records[number].arrival = now;
+                    self.decide(now, number);
+                }
                 Due::Engine(pod) if self.planned[pod] == Some(now) => self.advance(now, pod),
                 Due::Engine(_) => continue,
-                Due::Router => self.poll(now),
+                Due::Leave(pod) => self.leave(now, pod),
+                Due::Routers if self.wakeup == Some(now) => {
+                    self.wakeup = None;
+                    self.poll(now);
+                }
+                Due::Routers => continue,
                 Due::Tick => {
-                    self.router.tick(now);
+                    self.routers.iter_mut().for_each(|router| router.tick(now));
                     self.agenda.push(Reverse((now + TICK, Due::Tick)));
                 }
             }
-            if let Some(wakeup) = self.router.next_wakeup().filter(|_| due != Due::Tick) {
-                self.wake_router(wakeup.max(now));
+            if due != Due::Tick {
+                self.plan_routers(now);
             }
         }
     }
 
-    /// Plans the router's next wake-up, unless that is already the next thing planned.
-    fn wake_router(&mut self, time: Duration) {
-        let entry = Reverse((time, Due::Router));
-        if self.agenda.peek() != Some(&entry) {
-            self.agenda.push(entry);
+    /// Plans the next wake-up of the routers, unless it is planned already.
+    fn plan_routers(&mut self, now: Duration) {
+        let next = self.routers.iter().filter_map(Router::next_wakeup).min();
+        let next = next.map(|time| time.max(now));
+        if next.is_some() && next != self.wakeup {
+            self.wakeup = next;
+            self.agenda.extend(next.map(|time| Reverse((time, Due::Routers))));
         }
     }
 
-    fn arrive(&mut self, now: Duration, number: usize) {
-        self.records[number].arrival = now;
-        let verdict = self.router.arrive(now, number, &self.trace.turns[number]);
+    fn decide(&mut self, now: Duration, number: usize) {
+        let router = self.balancer.below(self.routers.len());
+        let verdict = self.routers[router].arrive(now, number, &self.trace.turns[number]);
         self.carry_out(now, verdict);
+    }
+
+    /// A pod is taken out: what it has not begun to answer is decided again.
+    fn leave(&mut self, now: Duration, pod: usize) {
+        for router in &mut self.routers {
+            router.remove(pod);
+        }
+        let is_unanswered = |turn: &usize| {
+            let record = &self.records[*turn];
+            self.plans[*turn].is_some()
+                && record.first_token.is_none()
+                && record.sent.is_some_and(|(_, at)| at == pod)
+        };
+        let turns: Vec<usize> = (0..self.plans.len()).filter(is_unanswered).collect();
+        for turn in turns {
+            self.engines[pod].cancel(RequestId(turn as u64));
+            self.plans[turn] = None;
+            self.decide(now, turn);
+        }
+        self.plan_engine(pod);
     }
 
     fn poll(&mut self, now: Duration) {
         let mut verdicts = std::mem::take(&mut self.verdicts);
-        self.router.poll(now, &mut verdicts);
+        for router in &mut self.routers {
+            router.poll(now, &mut verdicts);
+        }
         for verdict in verdicts.drain(..) {
             self.carry_out(now, verdict);
         }
@@ -219,7 +309,9 @@ impl Replay<'_> {
         self.outputs = outputs;
         let load = self.engines[pod].load();
         let usage = load.used_blocks as f64 / load.total_blocks as f64;
-        self.router.report(now, pod, load.waiting, usage);
+        for router in &self.routers {
+            router.report(now, pod, load.waiting, usage);
+        }
         self.planned[pod] = None;
         self.plan_engine(pod);
         self.poll(now);
@@ -234,7 +326,7 @@ impl Replay<'_> {
                 let turn = request.0 as usize;
                 self.records[turn].first_token = Some(now);
                 if let Some(reservation) = self.reservation(turn) {
-                    reservation.first_token();
+                    reservation.first_token_at(now);
                 }
             }
             Outcome::Finished { request } => {
@@ -243,19 +335,25 @@ impl Replay<'_> {
                 let generated = self.trace.turns[turn].output_tokens.saturating_sub(1) as u64;
                 if let Some(reservation) = self.reservation(turn) {
                     reservation.decoded(generated);
+                    reservation.ended_at(now);
                 }
                 self.end(now, turn);
             }
             Outcome::Stored { request, ref blocks, .. } => {
                 let tokens = (blocks.len() * self.trace.block_size.get()) as u64;
-                if let Some(reservation) = self.reservation(request.0 as usize) {
-                    reservation.computed(tokens);
+                // Late events say too late how far a prompt has come.
+                if self.tells_progress
+                    && let Some(reservation) = self.reservation(request.0 as usize)
+                {
+                    reservation.computed_at(tokens, now);
                 }
             }
             _ => {}
         }
         if is_cache_event(&outcome) {
-            self.router.hear(now, pod, outcome);
+            for router in &mut self.routers {
+                router.hear(now, pod, &outcome);
+            }
         }
     }
 
@@ -267,6 +365,7 @@ impl Replay<'_> {
     fn end(&mut self, now: Duration, turn: usize) {
         self.plans[turn] = None;
         self.unfinished -= 1;
+        (self.watch)(self.records.len() - self.unfinished);
         if let Some((next, delay)) = self.following[turn] {
             self.agenda.push(Reverse((now + delay, Due::Arrival(next))));
         }

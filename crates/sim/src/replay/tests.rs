@@ -13,14 +13,7 @@ const CACHE_AWARE: &str = include_str!("../../../../profiles/cache-aware.yaml");
 const BLOCK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 fn fleet(pods: usize) -> Fleet {
-    Fleet {
-        engine: Profile::built_in("8b-h200").unwrap(),
-        pods,
-        kv_tokens: None,
-        slow: Vec::new(),
-        events_delay: Duration::ZERO,
-        seed: 1,
-    }
+    Fleet::new(Profile::built_in("8b-h200").unwrap(), pods, 1)
 }
 
 /// Sessions that share a prompt of three blocks and grow by one block a turn.
@@ -106,4 +99,56 @@ fn the_page_needs_nothing_else_and_names_nobody_raw() {
     assert!(!page.contains("http") && !page.contains("NaN") && !page.contains("inf"));
     // Every curve of first tokens ends with all requests answered.
     assert!(page.contains(",0.0\" fill=none"), "{page}");
+}
+
+#[test]
+fn late_events_delay_what_is_known_and_not_the_replay() {
+    let trace = conversations(60, Duration::from_millis(20));
+    let late = Fleet { events_delay: Duration::from_secs(1), ..fleet(4) };
+    for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
+        let records = replay(&trace, profile, &late).unwrap();
+        assert!(records.iter().all(|record| record.end.is_some()), "{}", profile.0);
+    }
+}
+
+#[test]
+fn a_pod_that_leaves_gets_nothing_more_and_nobody_loses_an_answer() {
+    let trace = conversations(60, Duration::from_millis(20));
+    let gone = Duration::from_millis(700);
+    let leaving = Fleet { leaves: Some((1, gone)), ..fleet(3) };
+    for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
+        let records = replay(&trace, profile, &leaving).unwrap();
+        let at = |record: &Record| record.sent.unwrap();
+        assert!(records.iter().all(|record| record.end.is_some()));
+        assert!(records.iter().any(|record| at(record).1 == 1), "it had something to do");
+        assert!(records.iter().all(|record| at(record).1 != 1 || at(record).0 < gone));
+        assert!(
+            records.iter().all(|record| at(record).1 != 1 || record.first_token.unwrap() <= gone),
+            "what had no token yet was sent elsewhere"
+        );
+    }
+}
+
+#[test]
+fn routers_that_do_not_see_each_other_serve_everything_between_them() {
+    let trace = conversations(60, Duration::from_millis(20));
+    let two = Fleet { routers: 2, ..fleet(4) };
+    let records = replay(&trace, ("cache-aware", CACHE_AWARE), &two).unwrap();
+    assert!(records.iter().all(|record| record.end.is_some()));
+    let one = replay(&trace, ("cache-aware", CACHE_AWARE), &fleet(4)).unwrap();
+    assert_ne!(records, one, "two know less than one");
+}
+
+#[test]
+fn slow_pods_get_less_once_their_pace_is_seen_or_told() {
+    let trace = conversations(300, Duration::from_millis(60));
+    let slow = vec![(0, 4.0)];
+    let share = |told_slow: Vec<(usize, f64)>| {
+        let fleet = Fleet { slow: slow.clone(), told_slow, ..fleet(4) };
+        let records = replay(&trace, ("cache-aware", CACHE_AWARE), &fleet).unwrap();
+        let on_slow = records.iter().filter(|record| record.sent.unwrap().1 == 0).count();
+        on_slow as f64 / records.len() as f64
+    };
+    let (seen, told) = (share(Vec::new()), share(slow.clone()));
+    assert!(seen < 0.22 && told < 0.22, "a quarter would be an equal share: {seen} {told}");
 }
