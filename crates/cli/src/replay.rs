@@ -1,9 +1,12 @@
 //! `wornpath replay`: what routing profiles would have done with recorded traffic, in virtual time.
 
+mod progress;
+
 use crate::check::{BAD_CONFIGURATION, check};
 use crate::engine::profile as engine_profile;
 use anyhow::{Context, ensure};
 use clap::Args;
+use progress::Progress;
 use serde_json::json;
 use std::io::Write;
 use std::num::NonZeroUsize;
@@ -11,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_routing::{Role, Surroundings};
-use wornpath_sim::replay::{Fleet, Percentiles, Run, Summary, Trace, html_report, replay};
+use wornpath_sim::replay::{Fleet, Percentiles, Run, Summary, Trace, html_report, replay_watched};
 
 /// Replay a trace against simulated engines and compare routing profiles
 ///
@@ -111,15 +114,15 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
             let traffic = trace.clone().cloned(arguments.copies, seed);
             let traffic = traffic.jittered(arguments.jitter, seed).faster(speed);
             let fleet = Fleet {
-                engine: engine.clone(),
-                pods: usize::from(arguments.pods),
                 kv_tokens: arguments.kv_tokens,
-                slow: Vec::new(),
                 events_delay: arguments.events_delay,
-                seed,
+                ..Fleet::new(engine.clone(), usize::from(arguments.pods), seed)
             };
             let file = path.display().to_string();
-            let records = replay(&traffic, (&file, &yaml), &fleet)?;
+            let progress = Progress::new(&name, (seed, arguments.seeds), traffic.turns.len());
+            let mut watch = |ended| progress.iter().for_each(|progress| progress.show(ended));
+            let records = replay_watched(&traffic, (&file, &yaml), &fleet, &mut watch)?;
+            drop(progress);
             runs.push(Summary::of(&traffic, &records));
             if seed == 1 && arguments.html.is_some() {
                 first_runs.push((name.clone(), traffic, records));

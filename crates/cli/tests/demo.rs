@@ -43,3 +43,21 @@ fn the_demo_serves_until_it_is_told_to_end_and_ends_cleanly() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn ctrl_c_in_the_middle_ends_everything_at_once_and_leaves_nobody_behind() {
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+    demo.args(["demo", "--requests", "1000000"]);
+    let mut child = demo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let begins = |line: &String| line.contains("under each policy");
+    assert!(lines.by_ref().map(Result::unwrap).any(|line| begins(&line)), "it did not begin");
+    let pid = child.id().to_string();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    assert_eq!(children.unwrap_or_default(), "", "engines and gateway live in the one process");
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(1), "{rest:?}");
+    assert_eq!(rest.last().map(String::as_str), Some("Ended early."), "{rest:?}");
+}

@@ -10,7 +10,7 @@ use std::time::Duration;
 use wornpath_gateway::admin::{Logging, Setup, start};
 use wornpath_gateway::config::{Config, Tokenizers};
 use wornpath_gateway::{Gateway, Readiness, ServeError, Settings, serve};
-use wornpath_routing::Health;
+use wornpath_routing::{Breaker, Health};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -63,12 +63,15 @@ impl<'scope> Served<'scope> {
         Ok(self.gateway.apply(settings)?)
     }
 
-    /// Waits until all pods are up.
+    /// Waits until requests go to all pods: they answer, and none is kept away for what it did before.
     pub(super) async fn all_up(&self) -> anyhow::Result<()> {
-        let is_up = || {
-            let roster = self.gateway.roster();
-            roster.seats().iter().all(|seat| seat.pod.vitals().health() == Health::Up)
-        };
+        let is_up =
+            || {
+                let roster = self.gateway.roster();
+                roster.seats().iter().map(|seat| seat.pod.vitals()).all(|vitals| {
+                    vitals.health() == Health::Up && vitals.breaker() == Breaker::Closed
+                })
+            };
         until(is_up).await.context("not all engines came up")
     }
 

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::EngineHash;
+use wornpath_sim::replay::{Fleet, Trace, replay};
 use wornpath_sim::{Engine, Outcome, Profile, Request, RequestId, Settings};
 
 const STORY: &str = "Once upon a time there was a king who had three daughters and no sons at all.";
@@ -110,6 +111,71 @@ fn the_served_engine_and_the_model_in_virtual_time_hit_alike() {
     }
     let asked = served.metric(0, "vllm:prefix_cache_queries_total") as u64;
     assert!(hits > asked / 4 && hits < asked * 3 / 4, "some of both: {hits} of {asked}");
+}
+
+#[test]
+fn the_served_engine_and_a_replay_hit_alike() {
+    const KV: usize = 960;
+    let served = Served::start(&["--kv-tokens", &KV.to_string()]);
+    // Six documents, each asked about again and again, of which some fit into the cache together.
+    let order = [0, 1, 0, 2, 3, 0, 4, 1, 2, 5, 0, 3, 4, 4, 1, 5, 2, 0, 1];
+    let prompts: Vec<String> = (0..)
+        .zip(order)
+        .map(|(round, document): (usize, usize)| {
+            let text = format!("{document}{STORY}").repeat(2 + document % 3);
+            format!("{text} Question {round:03}?")
+        })
+        .collect();
+    let mut lines = String::new();
+    for (round, prompt) in prompts.iter().enumerate() {
+        let ids: Vec<u64> = chain(prompt).iter().map(|name| name.0).collect();
+        let start = if round == 0 { "timestamp" } else { "delay" };
+        let line = json!({
+            (start): 0, "session_id": 1, "input_length": prompt.len(), "output_length": 1, "hash_ids": ids,
+        });
+        lines += &format!("{line}\n");
+    }
+    let trace = Trace::read("asked", &lines, 16.try_into().unwrap()).unwrap();
+    let fleet =
+        Fleet { kv_tokens: Some(KV), ..Fleet::new(Profile::built_in("8b-h200").unwrap(), 1, 1) };
+    let yaml = include_str!("../../../../profiles/least-load.yaml");
+    let records = replay(&trace, ("least-load", yaml), &fleet).unwrap();
+    let asked = |prompt: &String| {
+        served.complete(0, &json!({"prompt": prompt, "max_tokens": 1})).cached_tokens()
+    };
+    let found: Vec<u64> = prompts.iter().map(asked).collect();
+    let replayed: Vec<u64> = records.iter().map(|record| record.cached_tokens as u64).collect();
+    assert_eq!(found, replayed);
+    assert!(found.iter().any(|tokens| *tokens > 0), "{found:?}");
+    let again = (1..order.len()).filter(|at| order[..*at].contains(&order[*at]));
+    assert!(again.into_iter().any(|at| found[at] == 0), "something was evicted: {found:?}");
+}
+
+#[test]
+fn the_engine_says_where_its_events_are_and_knows_its_rank() {
+    let served = Served::start(&["--model", "base"]);
+    let sources = served.get(0, "/kv_event_sources").json();
+    let ports = &served.engines[0];
+    assert_eq!(
+        sources,
+        json!([{
+            "data_parallel_rank": 0,
+            "endpoint": format!("tcp://{}", ports.events),
+            "replay_endpoint": format!("tcp://{}", ports.replay),
+            "topic": format!("kv@{}@base", ports.http),
+        }])
+    );
+    let ask = |rank: &str| {
+        let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
+        let headers = [("x-data-parallel-rank", rank)];
+        Exchange::open_with(&ports.http, ("POST", "/v1/completions"), &headers, &body)
+            .finish()
+            .unwrap()
+    };
+    assert_eq!(ask("0").status, 200);
+    let refused = ask("1");
+    assert_eq!(refused.status, 400);
+    assert!(refused.text.contains("this engine has one rank, 0"), "{}", refused.text);
 }
 
 #[test]
