@@ -101,13 +101,6 @@ impl Case {
     }
 
     pub(crate) fn fleet(&self, seed: u64) -> anyhow::Result<Fleet> {
-        Ok(Fleet {
-            engine: Profile::built_in(&self.engine)?,
-            pods: self.pods,
-            kv_tokens: None,
-            slow: Vec::new(),
-            events_delay: Duration::ZERO,
-            seed,
-        })
+        Ok(Fleet::new(Profile::built_in(&self.engine)?, self.pods, seed))
     }
 }

@@ -2,26 +2,35 @@
 
 use anyhow::bail;
 use std::time::Duration;
-use wornpath_sim::replay::Fleet;
+use wornpath_sim::replay::{Fleet, Start, Trace};
 
-/// Something that the router was not told.
+/// Something that befalls a fleet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Disturbance {
     None,
     /// Cache events arrive a second late.
     LateEvents,
-    /// A quarter of the pods are half as fast as they are said to be.
+    /// A quarter of the pods are half as fast as the others, and nobody said so.
     SlowPods,
+    /// The same, and routers are told.
+    KnownSlowPods,
+    /// A pod is taken out in the middle.
+    PodLeaves,
     /// All pods are half as fast as they are said to be.
     WrongProfile,
+    /// Two routers share the requests and see only what they sent themselves.
+    TwoRouters,
 }
 
 impl Disturbance {
-    const NAMED: [(&'static str, Self); 4] = [
+    pub(crate) const NAMED: [(&'static str, Self); 7] = [
         ("none", Self::None),
         ("late-events", Self::LateEvents),
         ("slow-pods", Self::SlowPods),
+        ("known-slow-pods", Self::KnownSlowPods),
+        ("pod-leaves", Self::PodLeaves),
         ("wrong-profile", Self::WrongProfile),
+        ("two-routers", Self::TwoRouters),
     ];
 
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
@@ -34,21 +43,41 @@ impl Disturbance {
         }
     }
 
-    /// The load at which the fleet is as busy as without the disturbance.
+    pub(crate) fn name(self) -> &'static str {
+        Self::NAMED.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| name)
+    }
+
+    /// The load at which the fleet is about as busy as without the disturbance.
     pub(crate) fn speed_factor(self) -> f64 {
         match self {
-            Self::None | Self::LateEvents => 1.0,
-            Self::SlowPods => 0.875,
+            Self::None | Self::LateEvents | Self::TwoRouters => 1.0,
+            Self::SlowPods | Self::KnownSlowPods | Self::PodLeaves => 0.875,
             Self::WrongProfile => 0.5,
         }
     }
 
-    pub(crate) fn apply(self, fleet: &mut Fleet) {
+    pub(crate) fn apply(self, fleet: &mut Fleet, traffic: &Trace) {
+        let slow = |pods: usize| (0..pods).map(|pod| (pod, 2.0)).collect::<Vec<_>>();
         match self {
             Self::None => {}
             Self::LateEvents => fleet.events_delay = Duration::from_secs(1),
-            Self::SlowPods => fleet.slow = (0..fleet.pods / 4).map(|pod| (pod, 2.0)).collect(),
-            Self::WrongProfile => fleet.slow = (0..fleet.pods).map(|pod| (pod, 2.0)).collect(),
+            Self::SlowPods => fleet.slow = slow(fleet.pods / 4),
+            Self::KnownSlowPods => {
+                fleet.slow = slow(fleet.pods / 4);
+                fleet.told_slow.clone_from(&fleet.slow);
+            }
+            Self::PodLeaves => fleet.leaves = Some((0, last_arrival(traffic) / 2)),
+            Self::WrongProfile => fleet.slow = slow(fleet.pods),
+            Self::TwoRouters => fleet.routers = 2,
         }
     }
+}
+
+/// When the last request, or the last session, begins.
+fn last_arrival(traffic: &Trace) -> Duration {
+    let start = |start: &Start| match start {
+        Start::At(time) => *time,
+        Start::After { .. } => Duration::ZERO,
+    };
+    traffic.turns.iter().map(|turn| start(&turn.start)).max().unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! The default profile against the policies of the field: every trace, every policy, several seeds.
+//! The default profile against the policies of the field: every trace, every policy, several seeds; then the same
+//! with everything that may befall a fleet, and with peers that are given our queue.
 //!
 //! Virtual time, so figures do not depend on the machine and are the same on every run.
 
@@ -20,8 +21,10 @@ use wornpath_sim::replay::{Summary, Trace, replay};
 
 const USAGE: &str = "\
 bench/run routing --traces DIR [--quick] [--save] [--pods 8|16] [--case FILE,ENGINE,PODS,SPEED[,COPIES]]...
-  [--policy NAME]... [--ours FILE] [--seeds N] [--threads N] [--disturb late-events|slow-pods|wrong-profile]
-DIR may come from WORNPATH_TRACES. Without any folder a small generated trace is replayed.
+  [--policy NAME]... [--ours FILE] [--seeds N] [--threads N]
+  [--part none|late-events|slow-pods|known-slow-pods|pod-leaves|wrong-profile|two-routers|queue]...
+DIR may come from WORNPATH_TRACES. Without any folder generated traffic is replayed, which no profile was tuned on.
+Without --part all of them are run; those after the first at 8 pods, with one seed unless --seeds says otherwise.
 ";
 
 struct Options {
@@ -33,7 +36,48 @@ struct Options {
     ours: Option<PathBuf>,
     seeds: Option<u64>,
     threads: usize,
-    disturbance: Disturbance,
+    parts: Vec<Part>,
+}
+
+/// A part of the run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Everybody as they are, under a disturbance or none.
+    Under(Disturbance),
+    /// Peers are given our holding queue.
+    Queue,
+}
+
+impl Part {
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        if text == "queue" {
+            return Ok(Self::Queue);
+        }
+        Disturbance::parse(text).map(Self::Under)
+    }
+
+    fn all() -> Vec<Self> {
+        let under = Disturbance::NAMED.iter().map(|(_, disturbance)| Self::Under(*disturbance));
+        under.chain([Self::Queue]).collect()
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Under(disturbance) => disturbance.name(),
+            Self::Queue => "peers with our queue",
+        }
+    }
+
+    fn disturbance(self) -> Disturbance {
+        match self {
+            Self::Under(disturbance) => disturbance,
+            Self::Queue => Disturbance::None,
+        }
+    }
+
+    fn is_first(self) -> bool {
+        self == Self::Under(Disturbance::None)
+    }
 }
 
 fn options() -> anyhow::Result<Options> {
@@ -46,7 +90,7 @@ fn options() -> anyhow::Result<Options> {
         ours: None,
         seeds: None,
         threads: 2,
-        disturbance: Disturbance::None,
+        parts: Vec::new(),
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -62,30 +106,49 @@ fn options() -> anyhow::Result<Options> {
             "--ours" => options.ours = Some(value()?.into()),
             "--seeds" => options.seeds = Some(value()?.parse()?),
             "--threads" => options.threads = value()?.parse()?,
-            "--disturb" => options.disturbance = Disturbance::parse(&value()?)?,
+            "--part" => options.parts.push(Part::parse(&value()?)?),
             _ => bail!("`{argument}` is no option\n{USAGE}"),
         }
     }
     ensure!(options.threads > 0, "--threads is 0; one is the least");
+    if options.parts.is_empty() {
+        options.parts = if options.quick { vec![Part::all()[0]] } else { Part::all() };
+    }
     Ok(options)
 }
 
 fn main() -> anyhow::Result<()> {
     let options = options()?;
-    let mut rows = Vec::new();
     let policies = policies(&options)?;
-    for (case, trace) in cases(&options)? {
-        println!("{}", case.name());
-        println!("{}", score::HEADER);
-        let figures = run(&case, &trace, &policies, &options)?;
-        for (policy, figures) in policies.iter().zip(&figures) {
-            println!("{}", score::line(&policy.name, figures));
+    let (mut verdicts, mut last) = (String::new(), String::new());
+    for part in &options.parts {
+        let mut policies = policies.clone();
+        if *part == Part::Queue {
+            policy::share_queue(&mut policies);
         }
-        let row = Row::of(&case, &policies, &figures);
-        println!("{row}\n");
-        rows.push(row);
+        if !part.is_first() {
+            policies.retain(|policy| !policy.is_slow());
+            println!("== {}", part.name());
+        }
+        let mut rows = Vec::new();
+        for (case, trace) in cases(&options, *part)? {
+            println!("{}", case.name());
+            println!("{}", score::HEADER);
+            let figures = run(&case, &trace, &policies, (*part, options.threads))?;
+            for (policy, figures) in policies.iter().zip(&figures) {
+                println!("{}", score::line(&policy.name, figures));
+            }
+            let row = Row::of(&case, &policies, &figures);
+            println!("{row}\n");
+            rows.push(row);
+        }
+        match part.is_first() {
+            true => last = score::verdict(&rows),
+            false => verdicts += &score::robustness(part.name(), &rows),
+        }
     }
-    print!("{}", score::verdict(&rows));
+    // The two figures that sum everything up come last.
+    print!("{verdicts}{last}");
     Ok(())
 }
 
@@ -108,9 +171,16 @@ fn policies(options: &Options) -> anyhow::Result<Vec<Policy>> {
     Ok(all)
 }
 
-fn cases(options: &Options) -> anyhow::Result<Vec<(Case, Trace)>> {
+fn cases(options: &Options, part: Part) -> anyhow::Result<Vec<(Case, Trace)>> {
+    let (few, factor) = (options.quick || !part.is_first(), part.disturbance().speed_factor());
+    let fit = |case: &mut Case| {
+        case.seeds = options.seeds.unwrap_or(if few { 1 } else { case.seeds });
+        case.speed *= factor;
+    };
     let Some(folder) = &options.traces else {
-        return Ok(vec![made::case()]);
+        let mut made = made::cases();
+        made.iter_mut().for_each(|(case, _)| fit(case));
+        return Ok(made);
     };
     let mut cases = Vec::new();
     for text in &options.cases {
@@ -120,13 +190,12 @@ fn cases(options: &Options) -> anyhow::Result<Vec<(Case, Trace)>> {
         cases = case::listed();
         cases.retain(|case| options.pods.is_none_or(|pods| case.pods == pods));
     }
-    if options.quick {
+    if few && options.cases.is_empty() {
         cases.retain(|case| case.pods <= 8);
     }
     let mut read = Vec::new();
     for mut case in cases {
-        case.seeds = options.seeds.unwrap_or(if options.quick { 1 } else { case.seeds });
-        case.speed *= options.disturbance.speed_factor();
+        fit(&mut case);
         let trace = case.read(folder)?;
         read.push((case, trace));
     }
@@ -138,7 +207,7 @@ fn run(
     case: &Case,
     trace: &Trace,
     policies: &[Policy],
-    options: &Options,
+    (part, threads): (Part, usize),
 ) -> anyhow::Result<Vec<Figures>> {
     let seeds = case.seeds as usize;
     let next = AtomicUsize::new(0);
@@ -149,16 +218,16 @@ fn run(
             let Some(policy) = policies.get(job / seeds) else { return Ok(()) };
             let seed = (job % seeds) as u64 + 1;
             let mut fleet = case.fleet(seed)?;
-            options.disturbance.apply(&mut fleet);
-            let yaml = policy.written_for(fleet.engine.step_cost().per_prefill_token);
             let traffic = case.traffic(trace, seed);
+            part.disturbance().apply(&mut fleet, &traffic);
+            let yaml = policy.written_for(fleet.engine.step_cost().per_prefill_token);
             let records = replay(&traffic, (&policy.name, &yaml), &fleet)?;
             let summary = Summary::of(&traffic, &records);
             done.lock().expect("no replay panics")[job] = Some(summary);
         }
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..options.threads).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no replay panics"))
     })?;
     let summaries: Vec<Summary> =

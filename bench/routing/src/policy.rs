@@ -50,6 +50,15 @@ pub(crate) fn peers() -> Vec<Policy> {
     all.map(|(name, yaml)| Policy { name: name.to_owned(), yaml: yaml.to_owned() }).to_vec()
 }
 
+/// Gives every policy the holding queue of the first, which is ours.
+pub(crate) fn share_queue(policies: &mut [Policy]) {
+    let Some((ours, peers)) = policies.split_first_mut() else { return };
+    let queue = ours.yaml.find("\nhold:").map_or("", |at| &ours.yaml[at..]);
+    for peer in peers {
+        peer.yaml = format!("{}{queue}", peer.yaml.trim_end());
+    }
+}
+
 impl Policy {
     pub(crate) fn is_slow(&self) -> bool {
         SLOW.contains(&self.name.as_str())

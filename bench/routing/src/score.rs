@@ -95,10 +95,24 @@ impl fmt::Display for Row {
     }
 }
 
+fn geomean(rows: &[Row]) -> f64 {
+    (rows.iter().map(|row| row.p95.ln()).sum::<f64>() / rows.len() as f64).exp()
+}
+
+/// All cases under a disturbance: in the mean no worse than the best peer, and nowhere out of all proportion.
+pub(crate) fn robustness(name: &str, rows: &[Row]) -> String {
+    let (mean, failures) = (geomean(rows), rows.iter().map(|row| row.failures).sum::<usize>());
+    let worst = rows.iter().map(|row| row.p95).fold(0.0, f64::max);
+    let verdict = if mean <= 1.0 && failures == 0 { "pass" } else { "MISS" };
+    format!(
+        "{verdict} {name}: p95 geomean {mean:.3}, bar 1; worst {worst:.3}; {failures} failed requests\n"
+    )
+}
+
 /// All cases together, each bar with what was reached.
 pub(crate) fn verdict(rows: &[Row]) -> String {
     let worst = |of: fn(&Row) -> f64| rows.iter().map(of).fold(0.0, f64::max);
-    let geomean = (rows.iter().map(|row| row.p95.ln()).sum::<f64>() / rows.len() as f64).exp();
+    let geomean = geomean(rows);
     let bars = [
         ("p95 worst", worst(|row| row.p95), 1.05),
         ("p95 geomean", geomean, 0.92),
