@@ -114,12 +114,8 @@ impl<'a> Contest<'a> {
 
     fn replayed(&self, trace: &Trace, profile: (&str, &str)) -> anyhow::Result<Figures> {
         let fleet = Fleet {
-            engine: self.engines.engine.clone(),
-            pods: self.pods,
             kv_tokens: self.engines.kv_tokens,
-            slow: Vec::new(),
-            events_delay: Duration::ZERO,
-            seed: 42,
+            ..Fleet::new(self.engines.engine.clone(), self.pods, 42)
         };
         let records = replay(trace, profile, &fleet)?;
         let mut figures = Figures { computed: 0, makespan: Duration::ZERO };

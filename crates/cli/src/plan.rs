@@ -146,14 +146,8 @@ fn online(
     profile: (&str, &str),
     (engines, pods): (&Engines, usize),
 ) -> anyhow::Result<Way> {
-    let fleet = Fleet {
-        engine: engines.engine.clone(),
-        pods,
-        kv_tokens: engines.kv_tokens,
-        slow: Vec::new(),
-        events_delay: Duration::ZERO,
-        seed: 1,
-    };
+    let fleet =
+        Fleet { kv_tokens: engines.kv_tokens, ..Fleet::new(engines.engine.clone(), pods, 1) };
     let mut trace = trace.clone();
     let mut best = Way { name, computed: 0, makespan: Duration::MAX };
     for clients in [FEW_CLIENTS, engines.engine.max_sequences()] {

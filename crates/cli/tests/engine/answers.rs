@@ -152,33 +152,6 @@ fn the_served_engine_and_a_replay_hit_alike() {
 }
 
 #[test]
-fn the_engine_says_where_its_events_are_and_knows_its_rank() {
-    let served = Served::start(&["--model", "base"]);
-    let sources = served.get(0, "/kv_event_sources").json();
-    let ports = &served.engines[0];
-    assert_eq!(
-        sources,
-        json!([{
-            "data_parallel_rank": 0,
-            "endpoint": format!("tcp://{}", ports.events),
-            "replay_endpoint": format!("tcp://{}", ports.replay),
-            "topic": format!("kv@{}@base", ports.http),
-        }])
-    );
-    let ask = |rank: &str| {
-        let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
-        let headers = [("x-data-parallel-rank", rank)];
-        Exchange::open_with(&ports.http, ("POST", "/v1/completions"), &headers, &body)
-            .finish()
-            .unwrap()
-    };
-    assert_eq!(ask("0").status, 200);
-    let refused = ask("1");
-    assert_eq!(refused.status, 400);
-    assert!(refused.text.contains("this engine has one rank, 0"), "{}", refused.text);
-}
-
-#[test]
 fn models_embeddings_tokens_and_versions_are_told() {
     let served = Served::start(&["--model", "base", "--adapter", "tuned"]);
     let models = served.get(0, "/v1/models").json();

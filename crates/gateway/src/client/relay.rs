@@ -112,7 +112,6 @@ impl Relay {
                 open.worker.gateway.lobby.poll(&open.worker);
             }
             open.has_begun = true;
-            open.record.pieces += 1;
         }
     }
 

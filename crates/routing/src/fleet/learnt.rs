@@ -156,7 +156,7 @@ impl Learnt {
 fn believed(pace: f64) -> f64 {
     // The exponent of the square counts steps of the root; the factor makes it round to the nearest. No logarithm.
     let scaled = pace * pace * std::f64::consts::SQRT_2;
-    let exponent = (scaled.to_bits() >> 52 & 0x7ff) as i64 - 1023;
+    let exponent = ((scaled.to_bits() >> 52) & 0x7ff) as i64 - 1023;
     PACES[(exponent + 6).clamp(0, 12) as usize]
 }
 

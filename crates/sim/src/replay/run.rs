@@ -304,7 +304,7 @@ impl Replay<'_> {
         let mut outputs = std::mem::take(&mut self.outputs);
         self.engines[pod].advance(now, &mut outputs);
         for output in outputs.drain(..) {
-            self.take_in(now, pod, output.outcome);
+            self.take_in(now, pod, &output.outcome);
         }
         self.outputs = outputs;
         let load = self.engines[pod].load();
@@ -317,8 +317,8 @@ impl Replay<'_> {
         self.poll(now);
     }
 
-    fn take_in(&mut self, now: Duration, pod: usize, outcome: Outcome) {
-        match outcome {
+    fn take_in(&mut self, now: Duration, pod: usize, outcome: &Outcome) {
+        match *outcome {
             Outcome::Admitted { request, cached_tokens } => {
                 self.records[request.0 as usize].cached_tokens = cached_tokens;
             }
@@ -350,9 +350,9 @@ impl Replay<'_> {
             }
             _ => {}
         }
-        if is_cache_event(&outcome) {
+        if is_cache_event(outcome) {
             for router in &mut self.routers {
-                router.hear(now, pod, &outcome);
+                router.hear(now, pod, outcome);
             }
         }
     }
