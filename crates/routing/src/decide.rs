@@ -323,7 +323,7 @@ impl<'a> Deciding<'a, '_> {
             class: Waiting {
                 tenant,
                 // What the profile says of a tenant counts more than what is said of it elsewhere.
-                weight: share.map_or(request.weight, |(_, share)| *share),
+                weight: share.map_or(request.weight.max(1), |(_, share)| *share),
                 priority: request.priority,
                 cost: PER_TOKEN.saturating_mul(tokens),
                 deadline: request.arrival.saturating_add(self.profile.holding.patience),
