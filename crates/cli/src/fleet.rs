@@ -8,7 +8,7 @@ use std::time::Duration;
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
 use wornpath_routing::described::{BuiltFleet, FleetDescription};
-use wornpath_routing::{Problems, Prompt, Request, TextTokenizer, Tokenize};
+use wornpath_routing::{Problems, Prompt, Request, TextTokenizer, Tokenize, TokenizeError};
 
 /// Reads a described fleet, or says everything that is wrong with it.
 pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<Result<FleetDescription, Problems>> {
@@ -61,7 +61,7 @@ fn load(folder: &Path) -> anyhow::Result<TextTokenizer> {
 struct Bytes;
 
 impl Tokenize for Bytes {
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
         match &request.prompt {
             Prompt::Tokens(ids) => tokens.extend_from_slice(ids),

@@ -79,7 +79,7 @@ pub use explain::{
 pub use fleet::{
     Breaker, Candidate, EventTrust, Fleet, Health, Pod, PodFacts, Reservation, Topology, Vitals,
 };
-pub use models::{Model, Models, Tokenize};
+pub use models::{Model, Models, Tokenize, TokenizeError};
 pub use name::{Name, Role};
 pub use parameter::{Absent, FromValue, Parameter, Takes, Value};
 pub use plan::{

@@ -15,7 +15,24 @@ pub trait Tokenize: Send + Sync {
     ///
     /// # Errors
     /// If the prompt cannot be rendered or tokenized; the text is shown to the client.
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String>;
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError>;
+}
+
+/// Why a prompt has no tokens.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TokenizeError {
+    /// Only text would need one.
+    #[error("it has no tokenizer; give it one, or send token ids")]
+    NoTokenizer,
+    /// A conversation cannot be rendered.
+    #[error("the model has no chat template")]
+    NoTemplate,
+    /// The template refuses the conversation.
+    #[error("the conversation cannot be rendered: {0}")]
+    NotRendered(String),
+    /// The tokenizer refuses the text.
+    #[error("the text cannot be tokenized: {0}")]
+    NotTokenized(String),
 }
 
 /// One base model.

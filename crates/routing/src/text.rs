@@ -5,7 +5,7 @@ use std::sync::Arc;
 use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent};
 use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer};
 
-use crate::models::Tokenize;
+use crate::models::{Tokenize, TokenizeError};
 use crate::request::{Prompt, Request};
 
 /// What is kept of texts that were tokenized before: thousands of long prompts.
@@ -29,7 +29,7 @@ impl TextTokenizer {
 }
 
 impl Tokenize for TextTokenizer {
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let encoded = match &request.prompt {
             Prompt::Tokens(ids) => {
                 tokens.extend_from_slice(ids);
@@ -37,13 +37,15 @@ impl Tokenize for TextTokenizer {
             }
             Prompt::Text(text) => self.memory.encode(text, Framing::Prompt, tokens),
             Prompt::Chat { messages, tools, kwargs } => {
-                let template = self.template.as_ref().ok_or("the model has no chat template")?;
+                let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
                 let conversation = Conversation {
                     tools: tools.as_deref(),
                     kwargs: kwargs.as_ref(),
                     ..Conversation::new(messages)
                 };
-                let rendered = template.render(&conversation).map_err(|error| error.to_string())?;
+                let rendered = template
+                    .render(&conversation)
+                    .map_err(|error| TokenizeError::NotRendered(error.to_string()))?;
                 match rendered.extent {
                     Extent::Whole => self.memory.encode(&rendered.text, Framing::Bare, tokens),
                     Extent::BeforePart => {
@@ -53,6 +55,6 @@ impl Tokenize for TextTokenizer {
                 }
             }
         };
-        encoded.map_err(|error| error.to_string())
+        encoded.map_err(|error| TokenizeError::NotTokenized(error.to_string()))
     }
 }

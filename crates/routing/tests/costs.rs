@@ -14,7 +14,7 @@ use wornpath_index::{Capacity, Index, Limits};
 use wornpath_routing::{
     Candidate, Decision, Desk, Filter, Fleet, Make, Models, Name, Outcome, Plugin, Pod, PodFacts,
     Prepare, Preparing, Profile, Prompt, Recorder, Registry, Rejection, Request, Retry, Rng, Role,
-    RoutingContext, Surroundings, Tokenize, World,
+    RoutingContext, Surroundings, Tokenize, TokenizeError, World,
 };
 
 /// Pods that can play every role of the shipped profiles, and what it takes to decide.
@@ -115,7 +115,7 @@ impl Prepare for Counts {
 }
 
 impl Tokenize for Counts {
-    fn tokenize(&self, _: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
+    fn tokenize(&self, _: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         TOKENIZED.fetch_add(1, Relaxed);
         tokens.extend(0..512);
         Ok(())

@@ -11,7 +11,7 @@ use wornpath_gateway::config::shipped;
 use wornpath_gateway::{
     Drain, EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, Settings,
 };
-use wornpath_routing::{Prompt, Request, Role, Tokenize};
+use wornpath_routing::{Prompt, Request, Role, Tokenize, TokenizeError};
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
 use wornpath_sim::{Profile, Settings as EngineSettings};
 
@@ -116,7 +116,7 @@ fn profile(policy: &str) -> anyhow::Result<NamedProfile> {
 struct AsEngines;
 
 impl Tokenize for AsEngines {
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
         match &request.prompt {
             Prompt::Tokens(ids) => tokens.extend_from_slice(ids),

@@ -8,7 +8,7 @@ use std::{fs, io};
 use serde_json::Value;
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
-use wornpath_routing::{Prompt, Request, TextTokenizer, Tokenize};
+use wornpath_routing::{Prompt, Request, TextTokenizer, Tokenize, TokenizeError};
 
 use super::TokenizerChoice;
 use super::outside::Beside;
@@ -100,7 +100,7 @@ fn load(folder: &Path) -> Result<TextTokenizer, TokenizerError> {
 struct Bytes;
 
 impl Tokenize for Bytes {
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
         match &request.prompt {
             Prompt::Tokens(ids) => tokens.extend_from_slice(ids),

@@ -8,7 +8,7 @@ use wornpath_index::Tier;
 
 use super::rehearsal::Rehearsal;
 use crate::fleet::{Breaker, EventTrust, Health, Reservation};
-use crate::models::{Models, Tokenize};
+use crate::models::{Models, Tokenize, TokenizeError};
 use crate::plan::Outcome;
 use crate::request::{Prompt, Request};
 use crate::testing::Bench;
@@ -20,10 +20,10 @@ const PROMPT: [u32; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16
 struct Letters;
 
 impl Tokenize for Letters {
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), String> {
-        let Prompt::Text(text) = &request.prompt else { return Err("no text".to_owned()) };
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        let Prompt::Text(text) = &request.prompt else { return Err(TokenizeError::NoTemplate) };
         if text.contains(|letter: char| letter.is_ascii_digit()) {
-            return Err("a digit".to_owned());
+            return Err(TokenizeError::NotTokenized("a digit".to_owned()));
         }
         tokens.extend(text.chars().map(u32::from));
         Ok(())
@@ -44,7 +44,10 @@ fn tokenize_takes_ids_as_they_are_and_asks_the_model_for_the_tokens_of_a_text() 
     assert_eq!(says(&rehearsal).unwrap(), Some(Tokens(vec![97, 98])));
     rehearsal.request.prompt = Prompt::Text("a1".to_owned());
     let rejection = says(&rehearsal).unwrap_err();
-    assert_eq!((rejection.status, rejection.reason.as_str()), (400, "a digit"));
+    assert_eq!(
+        (rejection.status, rejection.reason.as_str()),
+        (400, "the text cannot be tokenized: a digit")
+    );
     rehearsal.request.model.base = "other".into();
     assert_eq!(says(&rehearsal).unwrap_err().status, 404);
 }

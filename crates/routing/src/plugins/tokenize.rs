@@ -48,6 +48,8 @@ impl Prepare for Tokenizing {
             );
             return Err(Rejection::refused(500, reason));
         };
-        tokenizer.tokenize(request, tokens).map_err(|reason| Rejection::refused(400, reason))
+        tokenizer
+            .tokenize(request, tokens)
+            .map_err(|error| Rejection::refused(400, error.to_string()))
     }
 }
