@@ -164,6 +164,23 @@ fn explain_shows_who_was_dropped_what_each_scored_and_the_plan() {
 }
 
 #[test]
+fn a_held_conversation_is_found_by_the_request_that_continues_it() {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conversation.yaml");
+    let held = "messages: [{role: system, content: You are a helpful assistant.}]";
+    let models = "models: [{name: m, block_size: 4, tokenizer: bytes}]";
+    let pods = format!("pods: [{{name: a}}, {{name: b, holds: [{{{held}}}]}}]");
+    std::fs::write(&file, format!("{models}\n{pods}\n")).unwrap();
+    let profile = ["explain", "--json", "--profile", "../../profiles/cache-affinity.yaml"];
+    let body = r#"{"messages": [{"role": "system", "content": "You are a helpful assistant."},
+                                {"role": "user", "content": "Hello"}]}"#;
+    let fleet = ["--fleet", file.to_str().unwrap()];
+    let output = wornpath(&[&profile[..], &fleet].concat(), body);
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(all["outcome"]["plan"]["steps"][0]["pod"], "b", "{all:#}");
+    assert_eq!(all["explanation"]["steps"][0]["candidates"][1]["blocks"], 8, "{all:#}");
+}
+
+#[test]
 fn explain_refuses_what_is_no_request_and_a_profile_that_does_not_check() {
     let fleet = ["--fleet", "tests/routing/fleet.yaml"];
     let profile = ["explain", "--profile", "../../profiles/round-robin.yaml"];

@@ -4,19 +4,21 @@
 //! engines. Only reads the description; whoever uses it brings tokenizers and builds the index.
 
 mod build;
+mod holds;
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use wornpath_index::Tier;
-
 pub use build::{BuildError, BuiltFleet};
+pub(crate) use holds::HOLDS;
+pub use holds::{HeldPrompt, HeldText};
 
 use crate::fleet::{Breaker, EventTrust, Health, PodFacts, Topology};
 use crate::name::Role;
 use crate::parameter::{Parameter, Takes};
 use crate::problem::{Kind, Problem, Problems};
-use crate::settings::{Entry, Settings};
+use crate::settings::{Entry, Settings, unknown_keys};
+use crate::suggest::nearest;
 use crate::yaml::{self, Node, Yaml};
 
 /// A described fleet.
@@ -66,26 +68,6 @@ pub struct DescribedPod {
     pub holds: Vec<HeldPrompt>,
 }
 
-/// A prompt that a pod holds.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct HeldPrompt {
-    /// What it is.
-    pub prompt: HeldText,
-    /// On which tier.
-    pub tier: Tier,
-    /// Only this many leading tokens.
-    pub first: Option<usize>,
-}
-
-/// The prompt itself.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum HeldText {
-    /// Token ids.
-    Tokens(Vec<u32>),
-    /// Text, tokenized as it is.
-    Text(String),
-}
-
 pub(crate) const MODEL: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "Its name."),
     Parameter::with_default("block_size", Takes::Whole(1, 1 << 20), "16", "Tokens in a block."),
@@ -108,23 +90,15 @@ pub(crate) const POD: &[Parameter] = &[
     Parameter::optional("rack", Takes::Text, "Its rack."),
     Parameter::optional("zone", Takes::Text, "Its zone."),
     Parameter::optional("region", Takes::Text, "Its region."),
-    Parameter::with_default("requests", Takes::Whole(0, 1 << 20), "0", "Requests in flight."),
-    Parameter::with_default("prefill_tokens", Takes::Whole(0, u64::MAX), "0", "Prompt tokens still to compute."),
-    Parameter::with_default("decode_tokens", Takes::Whole(0, u64::MAX), "0", "Tokens in decoding contexts."),
+    Parameter::optional("requests", Takes::Whole(0, 1 << 20), "Requests in flight; by default as few as can have its tokens."),
+    Parameter::with_default("prefill_tokens", Takes::Whole(0, u64::MAX), "0", "Prompt tokens still to compute, by one of the requests if others decode, else by all of them."),
+    Parameter::with_default("decode_tokens", Takes::Whole(0, u64::MAX), "0", "Tokens in decoding contexts, evenly in all the other requests."),
     Parameter::with_default("waiting", Takes::Whole(0, 1 << 20), "0", "Requests that wait in the engine."),
     Parameter::with_default("kv_usage", Takes::Number(0.0, 1.0), "0", "Share of the KV cache in use."),
     Parameter::with_default("health", Takes::OneOf(&["up", "draining", "down"]), "up", "Whether it answers."),
     Parameter::with_default("breaker", Takes::OneOf(&["closed", "half_open", "open"]), "closed", "Its breaker."),
     Parameter::with_default("events", Takes::OneOf(&["exact", "unsure", "partial", "guessed"]), "exact", "How far its events can be trusted."),
     Parameter::optional("silence", Takes::Time, "How long its events have been silent; `0s` by default."),
-];
-
-#[rustfmt::skip]
-pub(crate) const HOLDS: &[Parameter] = &[
-    Parameter::optional("tokens", Takes::Texts, "Token ids."),
-    Parameter::optional("text", Takes::Text, "Text, tokenized as it is."),
-    Parameter::with_default("tier", Takes::OneOf(&["gpu", "host", "disk", "other"]), "gpu", "Where it lies."),
-    Parameter::optional("first", Takes::Whole(0, u64::MAX), "Only this many leading tokens."),
 ];
 
 impl FleetDescription {
@@ -163,21 +137,16 @@ impl FleetDescription {
 
 fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetDescription {
     if let Yaml::Map(entries) = &root.value {
-        let stray = entries
-            .iter()
-            .filter(|(key, _)| !["models", "pods"].contains(&key.text().unwrap_or_default()));
-        for (key, _) in stray {
-            let message = format!("a fleet has no key `{}`", key.text().unwrap_or_default());
-            problems.push(
-                Problem::new(Kind::UnknownKey, key.span, message).cure("it has: models, pods"),
-            );
-        }
+        unknown_keys(entries, &["models", "pods"], "a fleet", problems);
     }
     let mut fleet = FleetDescription::default();
     for entry in maps(root, "models", problems) {
         let settings = Settings::read(&entry, MODEL, &[], problems);
+        let name: String = settings.or("name", String::new());
+        let twin = fleet.models.iter().find(|other| other.name == name).map(|_| "models");
+        problems.extend(misnamed(&settings, twin));
         fleet.models.push(DescribedModel {
-            name: settings.or("name", String::new()),
+            name,
             block_size: NonZeroUsize::new(settings.or("block_size", 16))
                 .unwrap_or(NonZeroUsize::MIN),
             tokenizer: settings.maybe("tokenizer"),
@@ -185,13 +154,10 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetDescription {
     }
     let served: Vec<_> = fleet.models.iter().map(|model| model.name.clone()).collect();
     for entry in maps(root, "pods", problems) {
-        let pod = pod(&entry, &served, problems);
-        if fleet.pods.iter().any(|other| other.facts.name == pod.facts.name) {
-            let message = format!("two pods are called `{}`", pod.facts.name);
-            problems.push(
-                Problem::new(Kind::Syntax, entry.span, message).cure("give each a name of its own"),
-            );
-        }
+        let settings = Settings::read(&entry, POD, &["holds"], problems);
+        let pod = pod(&entry, &settings, &served, problems);
+        let twin = fleet.pods.iter().find(|other| other.facts.name == pod.facts.name);
+        problems.extend(misnamed(&settings, twin.map(|_| "pods")));
         fleet.pods.push(pod);
     }
     if fleet.pods.is_empty() && problems.is_empty() {
@@ -199,6 +165,18 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetDescription {
         problems.push(problem.cure("describe at least one: `pods: [{name: a}]`"));
     }
     fleet
+}
+
+/// What is wrong with the name of a pod or a model: it is empty, or another of these has it.
+fn misnamed(settings: &Settings, twins: Option<&str>) -> Option<Problem> {
+    let setting = settings.find("name")?;
+    let name: String = settings.maybe("name")?;
+    let message = match twins {
+        _ if name.is_empty() => "a name is empty".to_owned(),
+        Some(twins) => format!("two {twins} are called `{name}`"),
+        None => return None,
+    };
+    Some(Problem::new(Kind::Syntax, setting.span, message).cure("give each a name of its own"))
 }
 
 /// The maps in the list under `key`.
@@ -222,8 +200,13 @@ fn maps<'a>(root: &'a Node, key: &'static str, problems: &mut Vec<Problem>) -> V
     entries
 }
 
-fn pod(entry: &Entry<'_>, served: &[String], problems: &mut Vec<Problem>) -> DescribedPod {
-    let settings = Settings::read(entry, POD, &["holds"], problems);
+fn pod(
+    entry: &Entry<'_>,
+    settings: &Settings,
+    served: &[String],
+    problems: &mut Vec<Problem>,
+) -> DescribedPod {
+    problems.extend(impossible(entry, settings, served));
     let text = |name| settings.maybe::<String>(name);
     let texts = |name| settings.maybe::<Vec<String>>(name);
     let name = text("name").unwrap_or_default();
@@ -254,9 +237,10 @@ fn pod(entry: &Entry<'_>, served: &[String], problems: &mut Vec<Problem>) -> Des
             region: text("region").map(Into::into),
         },
     };
+    let holds = holds::holds(entry, &facts.loras, problems);
     DescribedPod {
         facts,
-        requests: settings.or("requests", 0),
+        requests: settings.or("requests", least_requests(settings)),
         prefill_tokens: settings.or("prefill_tokens", 0),
         decode_tokens: settings.or("decode_tokens", 0),
         waiting: settings.or("waiting", 0),
@@ -278,44 +262,52 @@ fn pod(entry: &Entry<'_>, served: &[String], problems: &mut Vec<Problem>) -> Des
             _ => EventTrust::Exact,
         },
         silence: Some(settings.or("silence", Duration::ZERO)),
-        holds: holds(entry, problems),
+        holds,
     }
 }
 
-fn holds(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<HeldPrompt> {
-    let Some((key, value)) = entry.settings.iter().find(|(key, _)| key.text() == Some("holds"))
-    else {
-        return Vec::new();
+/// A request computes its prompt or decodes, never both.
+fn least_requests(settings: &Settings) -> u32 {
+    let some = |name| u32::from(settings.or::<u64>(name, 0) > 0);
+    some("prefill_tokens") + some("decode_tokens")
+}
+
+/// What no pod can be.
+fn impossible(entry: &Entry<'_>, settings: &Settings, served: &[String]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut refuse = |name: &str, message: String, cure: &str| {
+        let span = settings.find(name).map_or(entry.span, |setting| setting.span);
+        problems.push(Problem::new(Kind::BadParameter, span, message).cure(cure));
     };
-    let whole = Node { span: key.span, value: Yaml::Map(vec![(key.clone(), value.clone())]) };
-    let mut held = Vec::new();
-    for entry in maps(&whole, "holds", problems) {
-        let settings = Settings::read(&entry, HOLDS, &[], problems);
-        let ids = settings
-            .maybe::<Vec<String>>("tokens")
-            .map(|ids| ids.iter().map(|id| id.parse().ok()).collect::<Option<Vec<u32>>>());
-        let prompt = match (ids, settings.maybe("text")) {
-            (Some(Some(ids)), None) => HeldText::Tokens(ids),
-            (None, Some(text)) => HeldText::Text(text),
-            _ => {
-                let problem = Problem::new(
-                    Kind::BadParameter,
-                    entry.span,
-                    "a held prompt is `tokens` or `text`",
-                );
-                problems.push(problem.cure("give one of them: `tokens: [1, 2, 3]` or `text: …`"));
-                continue;
-            }
-        };
-        let tier = match settings.or("tier", "gpu") {
-            "host" => Tier::Host,
-            "disk" => Tier::Disk,
-            "other" => Tier::Other,
-            _ => Tier::Gpu,
-        };
-        held.push(HeldPrompt { prompt, tier, first: settings.maybe("first") });
+    let least = least_requests(settings);
+    if let Some(requests) = settings.maybe::<u32>("requests").filter(|given| *given < least) {
+        let message = format!(
+            "`requests` of `pods` is `{requests}`, but its prefill and decode tokens are those of \
+             {least}: a request computes its prompt or decodes"
+        );
+        refuse("requests", message, "give as many, or leave `requests` out");
     }
-    held
+    for name in ["roles", "models"] {
+        if settings.maybe(name).is_some_and(|all: Vec<String>| all.is_empty()) {
+            let cure = format!("name at least one, or leave `{name}` out");
+            refuse(name, format!("`{name}` of `pods` is empty: no request could go there"), &cure);
+        }
+    }
+    for model in settings.maybe::<Vec<String>>("models").unwrap_or_default() {
+        if !served.is_empty() && !served.contains(&model) {
+            let cure = match nearest(&model, served.iter().map(String::as_str)) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("describe it, or use one of: {}", served.join(", ")),
+            };
+            refuse("models", format!("`models` of the fleet has no `{model}`"), &cure);
+        }
+    }
+    let is_held = entry.settings.iter().any(|(key, _)| key.text() == Some("holds"));
+    if is_held && served.is_empty() {
+        let message = "a pod holds prompts, but the fleet describes no model".to_owned();
+        refuse("holds", message, "add the model, such as `models: [{name: m, block_size: 16}]`");
+    }
+    problems
 }
 
 #[cfg(test)]

@@ -175,9 +175,8 @@ impl Takes {
                 (least..=most).contains(&whole).then_some(Value::Whole(whole))
             }
             Self::Number(least, most) => {
-                let number: f64 = plain?.parse().ok()?;
-                let is_one = number.is_finite() && (least..=most).contains(&number);
-                is_one.then_some(Value::Number(number))
+                let number = decimal(plain?)?;
+                (least..=most).contains(&number).then_some(Value::Number(number))
             }
             Self::Time => time(plain?).map(Value::Time),
             Self::Size(least, most) => {
@@ -196,15 +195,18 @@ impl Takes {
 /// A finite number that was not quoted.
 pub(crate) fn number(node: &Node) -> Option<f64> {
     match &node.value {
-        Yaml::Scalar { text, quoted: Quoted::No } => {
-            text.parse().ok().filter(|number: &f64| number.is_finite())
-        }
+        Yaml::Scalar { text, quoted: Quoted::No } => decimal(text),
         _ => None,
     }
 }
 
+/// A finite number; `1_000` is one too.
+fn decimal(text: &str) -> Option<f64> {
+    text.replace('_', "").parse().ok().filter(|number: &f64| number.is_finite())
+}
+
 /// A plain value as JSON.
-fn json(node: &Node) -> Option<Json> {
+pub(crate) fn json(node: &Node) -> Option<Json> {
     match &node.value {
         Yaml::Null => Some(Json::Null),
         Yaml::Scalar { text, quoted: Quoted::Yes } => Some(Json::from(text.as_str())),
@@ -325,6 +327,7 @@ mod tests {
         assert_eq!(read(Takes::Time, "1.5s").unwrap(), "1500ms");
         assert_eq!(read(Takes::Time, "2m").unwrap(), "120s");
         assert_eq!(read(Takes::Whole(1, 9_999), "1_024").unwrap(), "1024");
+        assert_eq!(read(Takes::Number(0.0, 1e9), "1_024.5").unwrap(), "1024.5");
         assert_eq!(read(Takes::Size(0, 1 << 30), "16MiB").unwrap(), "16777216");
         assert_eq!(read(Takes::Size(0, 1 << 30), "16777216").unwrap(), "16777216");
         assert_eq!(read(Takes::Texts, "[a, b]").unwrap(), r#"["a", "b"]"#);

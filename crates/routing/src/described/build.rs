@@ -8,9 +8,9 @@ use wornpath_index::{
     Capacity, Content, EngineHash, Event, Index, Limits, NoSlot, Parent, PodGone, PodId, Stored,
 };
 
-use super::{DescribedPod, FleetDescription, HeldText};
+use super::{DescribedPod, FleetDescription, HeldPrompt, HeldText};
 use crate::fleet::{Fleet, Pod, Reservation};
-use crate::models::{Models, Tokenize};
+use crate::models::{Model, Models, Tokenize, TokenizeError};
 use crate::name::Name;
 use crate::request::{ModelChoice, Prompt, Request};
 
@@ -34,14 +34,16 @@ pub enum BuildError {
     #[error("{0} pods are described; an index holds at most 4096")]
     TooManyPods(usize),
     /// A held prompt cannot be tokenized.
-    #[error("pod `{pod}` holds a text, but model `{model}` cannot tokenize it: {cause}")]
+    #[error(
+        "pod `{pod}` holds a text or messages, but model `{model}` cannot tokenize them: {cause}"
+    )]
     NotTokenized {
         /// The pod.
         pod: Name,
         /// Its first model.
         model: Name,
         /// Why.
-        cause: String,
+        cause: TokenizeError,
     },
     /// No slot was free.
     #[error(transparent)]
@@ -101,13 +103,19 @@ impl DescribedPod {
         if let Some(silence) = self.silence {
             vitals.heard_at(now.saturating_sub(silence));
         }
-        let needed = u32::from(self.prefill_tokens > 0) + u32::from(self.decode_tokens > 0);
-        for number in 0..self.requests.max(needed) {
-            let prefill = if number == 0 { self.prefill_tokens } else { 0 };
-            let is_last = number + 1 == self.requests.max(needed);
-            let context = if is_last { self.decode_tokens } else { 0 };
-            let mut reservation = Reservation::new(vitals, prefill.max(context), prefill);
-            if is_last && context > 0 {
+        let computing = match (self.prefill_tokens, self.decode_tokens) {
+            (0, _) => 0,
+            (_, 0) => self.requests,
+            // Engines compute few prompts at a time; most requests decode.
+            _ => 1,
+        };
+        let decoding = self.requests.saturating_sub(computing);
+        for tokens in shares(self.prefill_tokens, computing) {
+            load.push(Reservation::new(vitals, tokens, tokens));
+        }
+        for tokens in shares(self.decode_tokens, decoding) {
+            let mut reservation = Reservation::new(vitals, tokens, 0);
+            if self.decode_tokens > 0 {
                 reservation.first_token();
             }
             load.push(reservation);
@@ -119,29 +127,10 @@ impl DescribedPod {
         let Some(model) = self.facts.models.first().and_then(|name| models.find(name)) else {
             return Ok(());
         };
-        let choice = ModelChoice { base: model.name().clone(), lora: None };
-        let root = models.root(&choice, None);
         for held in &self.holds {
-            let mut tokens = match &held.prompt {
-                HeldText::Tokens(tokens) => tokens.clone(),
-                HeldText::Text(text) => {
-                    let prompt = Prompt::Text(text.clone());
-                    let request = Request { model: choice.clone(), prompt, ..Request::default() };
-                    let mut tokens = Vec::new();
-                    let tokenized = match model.tokenizer() {
-                        Some(tokenizer) => tokenizer.tokenize(&request, &mut tokens),
-                        None => {
-                            Err("it has no tokenizer; give `tokenizer` or held `tokens`".into())
-                        }
-                    };
-                    tokenized.map_err(|cause| BuildError::NotTokenized {
-                        pod: self.facts.name.clone(),
-                        model: model.name().clone(),
-                        cause,
-                    })?;
-                    tokens
-                }
-            };
+            let choice = ModelChoice { base: model.name().clone(), lora: held.lora.clone() };
+            let root = models.root(&choice, held.salt.as_deref());
+            let mut tokens = self.tokens(held, model, choice)?;
             tokens.truncate(held.first.unwrap_or(usize::MAX));
             let mut contents = Vec::new();
             model.hasher().contents(&tokens, &mut contents);
@@ -152,4 +141,39 @@ impl DescribedPod {
         }
         Ok(())
     }
+
+    /// The tokens of a held prompt, as those of a request would be found.
+    fn tokens(
+        &self,
+        held: &HeldPrompt,
+        model: &Model,
+        choice: ModelChoice,
+    ) -> Result<Vec<u32>, BuildError> {
+        let prompt = match &held.prompt {
+            HeldText::Tokens(tokens) => return Ok(tokens.clone()),
+            HeldText::Text(text) => Prompt::Text(text.clone()),
+            HeldText::Messages(messages) => {
+                Prompt::Chat { messages: messages.clone(), tools: None, kwargs: None }
+            }
+        };
+        let request = Request { model: choice, prompt, ..Request::default() };
+        let mut tokens = Vec::new();
+        let tokenized = match model.tokenizer() {
+            Some(tokenizer) => tokenizer.tokenize(&request, &mut tokens),
+            None => Err(TokenizeError::NoTokenizer),
+        };
+        let (pod, name) = (&self.facts.name, model.name());
+        tokenized.map_err(|cause| BuildError::NotTokenized {
+            pod: pod.clone(),
+            model: name.clone(),
+            cause,
+        })?;
+        Ok(tokens)
+    }
+}
+
+/// `tokens` in `parts` that differ by one at most.
+fn shares(tokens: u64, parts: u32) -> impl Iterator<Item = u64> {
+    let parts = u64::from(parts);
+    (0..parts).map(move |part| tokens / parts + u64::from(part < tokens % parts))
 }
