@@ -1,11 +1,19 @@
 //! What is wrong with a document: where, why, and the cure; shown as a compiler would.
 
-use std::fmt::{self, Write};
+mod snippet;
+
+use std::collections::HashSet;
+use std::fmt;
 
 use serde_json::{Value, json};
 
+use snippet::{Lines, Words};
+
+/// People are shown so many; whoever has more fixes these first.
+const MOST_SHOWN: usize = 100;
+
 /// A place in a file: line and column from one, length in characters on that line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Span {
     /// The line, from one.
     pub line: usize,
@@ -176,6 +184,9 @@ impl Problems {
     #[must_use]
     pub fn new(subject: &'static str, file: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| (problem.span.line, problem.span.column));
+        // Two steps may share a selector, and each finds what is wrong with it.
+        let mut said = HashSet::new();
+        problems.retain(|it| said.insert((it.kind, it.span, it.message.clone())));
         Self { subject, file: file.to_owned(), text: text.to_owned(), problems }
     }
 
@@ -201,35 +212,26 @@ impl Problems {
         };
         self.problems.iter().map(problem).collect()
     }
-
-    fn snippet(&self, out: &mut dyn Write, span: Span, mark: char, note: &str) -> fmt::Result {
-        let line = self.text.lines().nth(span.line.saturating_sub(1)).unwrap_or_default();
-        let number = span.line.to_string();
-        let margin = " ".repeat(number.len());
-        let before: String =
-            line.chars().take(span.column - 1).map(|c| if c == '\t' { c } else { ' ' }).collect();
-        let left = line.chars().count().saturating_sub(span.column - 1).max(1);
-        let marks = mark.to_string().repeat(span.length.min(left));
-        writeln!(out, " {margin} |")?;
-        writeln!(out, " {number} | {line}")?;
-        writeln!(out, "{}", format!(" {margin} | {before}{marks} {note}").trim_end())
-    }
 }
 
 /// As a compiler would show them.
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for problem in &self.problems {
+        let lines = Lines::of(&self.text);
+        for problem in self.problems.iter().take(MOST_SHOWN) {
             let Span { line, column, .. } = problem.span;
-            writeln!(f, "error[{}]: {}", problem.kind.code(), problem.message)?;
+            writeln!(f, "error[{}]: {}", problem.kind.code(), Words(&problem.message))?;
             writeln!(f, " --> {}:{line}:{column}", self.file)?;
-            self.snippet(f, problem.span, '^', "")?;
+            lines.show(f, problem.span, '^', "")?;
             for (span, note) in &problem.also {
-                self.snippet(f, *span, '-', note)?;
+                lines.show(f, *span, '-', note)?;
             }
-            writeln!(f, "  = cure: {}\n", problem.cure)?;
+            writeln!(f, "  = cure: {}\n", Words(&problem.cure))?;
         }
         let count = self.problems.len();
+        if count > MOST_SHOWN {
+            writeln!(f, "and {} more; these {MOST_SHOWN} come first", count - MOST_SHOWN)?;
+        }
         let noun = if count == 1 { "problem" } else { "problems" };
         writeln!(f, "{}: {count} {noun}; the {} is not usable", self.file, self.subject)
     }

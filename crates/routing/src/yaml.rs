@@ -1,6 +1,8 @@
 //! YAML with the place of every value, so that a problem can be shown where it stands.
 
-use saphyr_parser::{Event, Parser, ScalarStyle, Span as Range};
+use std::collections::HashMap;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span as Range, Tag};
 
 use crate::problem::{Kind, Problem, Span};
 
@@ -131,6 +133,12 @@ impl<'a> Reader<'a> {
             return Err(Problem::new(Kind::Syntax, at, "nested more than 32 levels deep")
                 .cure("six levels are enough for everything that can be written"));
         }
+        if let Event::Scalar(_, _, anchor, tag)
+        | Event::SequenceStart(anchor, tag)
+        | Event::MappingStart(anchor, tag) = &event
+        {
+            plain(at, *anchor, tag.as_deref())?;
+        }
         match event {
             Event::Scalar(text, style, ..) => {
                 let plain = style == ScalarStyle::Plain;
@@ -161,6 +169,7 @@ impl<'a> Reader<'a> {
 
     fn map(&mut self, at: Span, depth: usize) -> Result<Node, Problem> {
         let mut entries: Vec<(Node, Node)> = Vec::new();
+        let mut first: HashMap<String, Span> = HashMap::new();
         loop {
             let (event, range) = self.next()?;
             if event == Event::MappingEnd {
@@ -179,10 +188,10 @@ impl<'a> Reader<'a> {
                 return Err(Problem::new(Kind::Syntax, key.span, message)
                     .cure("give it a shorter name; did a quote open by mistake?"));
             }
-            if let Some((first, _)) = entries.iter().find(|(known, _)| known.text() == Some(name)) {
+            if let Some(first) = first.insert(name.to_owned(), key.span) {
                 let message = format!("`{name}` is given twice");
                 return Err(Problem::new(Kind::Syntax, key.span, message)
-                    .also(first.span, "first given here")
+                    .also(first, "first given here")
                     .cure("remove one of them"));
             }
             entries.push((key, value));
@@ -206,6 +215,18 @@ impl<'a> Reader<'a> {
                 _ => {}
             }
         }
+    }
+}
+
+/// Refuses what would say something else of a value than what is written.
+fn plain(at: Span, anchor: usize, tag: Option<&Tag>) -> Result<(), Problem> {
+    let refuse = |message, cure| Err(Problem::new(Kind::Syntax, at, message).cure(cure));
+    match (anchor, tag) {
+        (0, None) => Ok(()),
+        (_, Some(tag)) => {
+            refuse(format!("tags (`{tag}`) are not read"), "remove it; quote a value that is text")
+        }
+        _ => refuse("anchors (`&name`) are not read".to_owned(), "remove it, and write values out"),
     }
 }
 
@@ -235,7 +256,9 @@ mod tests {
         let says = |text: &str| parse(text).unwrap_err().message().to_owned();
         assert_eq!(says("a: 1\na: 2\n"), "`a` is given twice");
         assert_eq!(says("a: 1\n---\nb: 2\n"), "a second document begins");
-        assert_eq!(says("a: &x 1\nb: *x\n"), "aliases (`*name`) are not read");
+        assert_eq!(says("a: &x 1\n"), "anchors (`&name`) are not read");
+        assert_eq!(says("a: [&x b]\nc: *x\n"), "anchors (`&name`) are not read");
+        assert_eq!(says("a: !text {b: 1}\n"), "tags (`!text`) are not read");
         assert_eq!(says("[a]: 1\n"), "a key is a list, not text");
         assert_eq!(says(&"[".repeat(100)), "nested more than 32 levels deep");
         assert_eq!(says(&format!("{}: 1", "k".repeat(129))), "a key has more than 128 characters");

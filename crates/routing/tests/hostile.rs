@@ -60,6 +60,25 @@ fn edited(text: &str, edits: &[Edit]) -> String {
     letters.into_iter().collect()
 }
 
+/// How a text of one line, and of many, is refused: the number of problems, and what people are shown.
+fn refused(text: &str) -> (usize, String) {
+    let problems = Profile::check("long.yaml", text, &Surroundings::default()).unwrap_err();
+    (problems.all().len(), problems.to_string())
+}
+
+#[test]
+fn thousands_of_problems_are_found_at_once_and_the_first_hundred_are_shown() {
+    let keys: Vec<_> = (0..20_000).map(|number| format!("key{number}: 1")).collect();
+    let (found, shown) = refused(&format!("pick: max_score\n{}\n", keys.join("\n")));
+    assert_eq!(found, 20_000);
+    assert_eq!(shown.matches("error[").count(), 100);
+    assert!(shown.contains("\nand 19900 more; "), "{shown}");
+    assert!(shown.ends_with("long.yaml: 20000 problems; the profile is not usable\n"));
+    let (found, shown) = refused(&format!("{{pick: max_score, {}}}", keys.join(", ")));
+    assert_eq!(found, 20_000);
+    assert!(shown.len() < 50_000, "{} bytes", shown.len());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
