@@ -2,6 +2,8 @@
 
 mod planning;
 
+use std::time::Duration;
+
 use wornpath_index::PodId;
 
 use crate::context::{RoutingContext, World};
@@ -103,14 +105,17 @@ impl Profile {
         self.own(context);
         let mut deciding = Deciding { profile: self, context, world, marks: Vec::new() };
         deciding.lookup(recorder.as_deref_mut());
-        match deciding.steps(retry, recorder.as_deref_mut()) {
-            Ok(taken) => match deciding.must_wait(&taken, retry, recorder) {
+        let mut taken = Vec::with_capacity(self.steps.len());
+        let no_plan = match deciding.steps(&mut taken, retry, recorder.as_deref_mut()) {
+            Ok(()) => match deciding.must_wait(&taken, retry, recorder) {
                 Some(hold) => Outcome::Hold(hold),
-                None => Outcome::Plan(deciding.plan(taken)),
+                None => return Outcome::Plan(deciding.plan(taken)),
             },
             Err(Nobody::Hold) => Outcome::Hold(deciding.hold(None)),
             Err(Nobody::Reject(rejection)) => Outcome::Reject(rejection),
-        }
+        };
+        taken.iter().for_each(|taken| deciding.pass_over(taken));
+        no_plan
     }
 }
 
@@ -136,11 +141,11 @@ impl<'a> Deciding<'a, '_> {
     /// Selects a pod for every step that is wanted, and leaves out those that are not worth it.
     fn steps(
         &mut self,
+        taken: &mut Vec<Taken<'a>>,
         retry: Retry<'_>,
         mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Result<Vec<Taken<'a>>, Nobody> {
+    ) -> Result<(), Nobody> {
         let profile = self.profile;
-        let mut taken: Vec<Taken<'a>> = Vec::with_capacity(profile.steps.len());
         if retry.step.is_none() {
             for step in &profile.steps {
                 self.context.slots.withdraw(&step.picked);
@@ -172,7 +177,7 @@ impl<'a> Deciding<'a, '_> {
             }
         }
         if retry.step.is_none() {
-            self.drop_needless(&mut taken);
+            self.drop_needless(taken);
         }
         if let Some(nobody) = taken.iter_mut().find_map(|taken| taken.nobody.take()) {
             return Err(nobody);
@@ -184,7 +189,14 @@ impl<'a> Deciding<'a, '_> {
             };
             return Err(Nobody::Reject(Rejection::unavailable(&reason)));
         }
-        Ok(taken)
+        Ok(())
+    }
+
+    /// Tells the picker of a step that nothing comes of its pick.
+    fn pass_over(&self, taken: &Taken<'_>) {
+        if let Taken { step, bound: Some(bound), .. } = taken {
+            step.selector.picker.picker.passed_over(&self.scene(step), bound.candidate);
+        }
     }
 
     /// Leaves out steps whose successor has too little to compute for them to be worth it.
@@ -196,6 +208,7 @@ impl<'a> Deciding<'a, '_> {
             match (least, next) {
                 (Some(least), Some(tokens)) if tokens < least => {
                     let dropped = taken.remove(at);
+                    self.pass_over(&dropped);
                     self.leave_out(dropped.step, SkippedBecause::FewUncachedTokens(tokens));
                 }
                 _ => at += 1,
@@ -312,6 +325,16 @@ impl<'a> Deciding<'a, '_> {
         }
     }
 
+    /// How long the request may wait: as long as the profile says, or less if it says so itself.
+    fn may_wait(&self) -> Duration {
+        let most = self.profile.holding.patience;
+        let Some(attributes) = &self.profile.attributes else { return most };
+        let all = self.context.slots.read(attributes).map_or(&[][..], |all| &all.0);
+        let own = all.iter().find(|(name, _)| *name == *"deadline_ms");
+        let millis = own.and_then(|(_, millis)| millis.as_str().parse().ok());
+        millis.map_or(most, |millis| Duration::from_millis(millis).min(most))
+    }
+
     fn hold(&self, uncached_tokens: Option<u64>) -> Hold {
         let request = &self.context.request;
         let tokens = uncached_tokens.unwrap_or_else(|| self.prompt_tokens());
@@ -326,7 +349,7 @@ impl<'a> Deciding<'a, '_> {
                 weight: share.map_or(request.weight.max(1), |(_, share)| *share),
                 priority: request.priority,
                 cost: PER_TOKEN.saturating_mul(tokens),
-                deadline: request.arrival.saturating_add(self.profile.holding.patience),
+                deadline: request.arrival.saturating_add(self.may_wait()),
             },
         }
     }

@@ -25,7 +25,7 @@ use crate::request::Request;
 use crate::selector::Filtering;
 use crate::slot::{ProfileId, Reads, SlotKind, Slots};
 use crate::stage::{Prepare, Preparing, Rejection};
-use crate::values::{BlockHashes, Tokens};
+use crate::values::{Attributes, BlockHashes, Tokens};
 use crate::workflow::Step;
 use crate::yaml::Node;
 
@@ -39,6 +39,8 @@ pub struct Profile {
     /// pods are told what they hold by it, whether or not a plugin asks.
     pub(crate) blocks: Option<Reads<BlockHashes>>,
     pub(crate) tokens: Option<Reads<Tokens>>,
+    /// Among them the deadline of the request's own.
+    pub(crate) attributes: Option<Reads<Attributes>>,
     /// How long a pod is expected to hold what it was just sent.
     pub(crate) speculate: Option<Duration>,
     pub(crate) holding: Holding,

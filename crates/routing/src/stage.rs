@@ -4,8 +4,11 @@
 //! decision makes one call per plugin and allocates nothing per candidate. Plugins are shared by all
 //! threads; one that remembers something keeps it behind atomics or a lock of its own.
 
-use std::time::Duration;
+mod rejection;
+mod slate;
 
+pub use rejection::Rejection;
+pub use slate::{Choice, Fallbacks, Slate};
 use wornpath_index::{Holding, Index, Moment, PodId};
 
 use crate::fleet::{Candidate, Fleet, Pod};
@@ -73,6 +76,10 @@ pub trait Pick: Send + Sync {
 
     /// A plan was made with this pod.
     fn chosen(&self, _scene: &Decision<'_>, _pod: Candidate) {}
+
+    /// No plan was made with the pod that was picked: the request waits or is turned away, or does
+    /// without the step.
+    fn passed_over(&self, _scene: &Decision<'_>, _pod: Candidate) {}
 }
 
 /// What a scorer's numbers mean.
@@ -107,37 +114,6 @@ impl WhenEmpty {
             Self::Skip => "skip",
             Self::Hold => "hold",
         }
-    }
-}
-
-/// A request that is turned away.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Rejection {
-    /// The HTTP status that says it best.
-    pub status: u16,
-    /// Why, for the client and the log.
-    pub reason: String,
-    /// When trying again may help.
-    pub retry_after: Option<Duration>,
-}
-
-impl Rejection {
-    /// Nobody can serve it now.
-    #[must_use]
-    pub fn unavailable(reason: &str) -> Self {
-        Self { status: 503, reason: reason.into(), retry_after: Some(Duration::from_secs(1)) }
-    }
-
-    /// Everybody is busy.
-    #[must_use]
-    pub fn busy(reason: &str) -> Self {
-        Self { status: 429, ..Self::unavailable(reason) }
-    }
-
-    /// The client asks for what cannot be.
-    #[must_use]
-    pub fn refused(status: u16, reason: impl Into<String>) -> Self {
-        Self { status, reason: reason.into(), retry_after: None }
     }
 }
 
@@ -302,107 +278,5 @@ impl<'a> HeldBlocks<'a> {
     #[must_use]
     pub fn uncached_tokens(&self, pod: &Pod) -> u64 {
         self.prompt.uncached_tokens(self.depth(pod))
-    }
-}
-
-/// Who can be picked, and how each scored in total: more is better, whatever the scale.
-#[derive(Clone, Copy, Debug)]
-pub struct Slate<'a> {
-    /// At least one.
-    pub candidates: &'a [Candidate],
-    /// One for each candidate; all zero if the profile has no scorers. Never NaN.
-    pub totals: &'a [f64],
-}
-
-/// Who was picked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Choice {
-    /// The position in the slate.
-    pub at: usize,
-    /// What was unusual about it, to be shown in the plan and its explanation.
-    pub mark: Option<&'static str>,
-}
-
-impl From<usize> for Choice {
-    fn from(at: usize) -> Self {
-        Self { at, mark: None }
-    }
-}
-
-/// A short list of positions in a slate, best first.
-#[derive(Debug)]
-pub struct Fallbacks<'a> {
-    pub(crate) positions: &'a mut Vec<usize>,
-    pub(crate) most: usize,
-}
-
-impl Fallbacks<'_> {
-    /// Whether no more are wanted.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.positions.len() >= self.most
-    }
-
-    /// Adds the next best, unless enough are there or it is there already.
-    pub fn push(&mut self, position: usize) {
-        if !self.is_full() && !self.positions.contains(&position) {
-            self.positions.push(position);
-        }
-    }
-
-    /// Adds those with the highest totals after the chosen one. Equals come in a circle that starts
-    /// behind the chosen one, so that no pod is everybody's second choice.
-    pub fn best_of(&mut self, slate: Slate<'_>, chosen: usize) {
-        let (totals, given) = (slate.totals, self.positions.len());
-        // What the worst of a full list has: whoever has no more is passed over with one comparison.
-        let mut least = f64::NEG_INFINITY;
-        for position in (chosen + 1..totals.len()).chain(0..chosen.min(totals.len())) {
-            let is_full = self.is_full();
-            if is_full && (given == self.most || totals[position] <= least) {
-                continue;
-            }
-            if self.positions[..given].contains(&position) {
-                continue;
-            }
-            if is_full {
-                self.positions.pop();
-            }
-            let worse = |other: &usize| totals[*other] < totals[position];
-            let at = self.positions[given..].iter().position(worse);
-            self.positions.insert(at.map_or(self.positions.len(), |at| given + at), position);
-            least = totals[self.positions[self.positions.len() - 1]];
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn fallbacks_are_the_best_others_in_a_circle_behind_the_chosen_one(
-            totals in prop::collection::vec((-2..3_i8).prop_map(f64::from), 1..20),
-            chosen in any::<prop::sample::Index>(),
-            most in 0..6_usize,
-        ) {
-            let chosen = chosen.index(totals.len());
-            let count = totals.len();
-            let mut expected: Vec<_> = (1..count).map(|step| (chosen + step) % count).collect();
-            expected.sort_by(|a, b| totals[*b].total_cmp(&totals[*a]));
-            expected.truncate(most);
-            let index = Index::new(wornpath_index::Limits::default(), 1);
-            let pods = (0..count).map(|_| {
-                let facts = crate::fleet::PodFacts::serving("p", "m");
-                Pod::new(index.add_pod().unwrap(), facts)
-            });
-            let fleet = Fleet::new(pods.collect());
-            let candidates: Vec<_> = fleet.candidates().collect();
-            let slate = Slate { candidates: &candidates, totals: &totals };
-            let mut positions = Vec::new();
-            Fallbacks { positions: &mut positions, most }.best_of(slate, chosen);
-            prop_assert_eq!(positions, expected);
-        }
     }
 }

@@ -101,6 +101,12 @@ impl Pick for HashRing {
     fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
         self.otherwise.chosen(scene, pod);
     }
+
+    fn passed_over(&self, scene: &Decision<'_>, pod: Candidate) {
+        if scene.read(&self.key).is_none() {
+            self.otherwise.passed_over(scene, pod);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -60,6 +60,13 @@ impl Pick for Planned {
     fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
         self.otherwise.chosen(scene, pod);
     }
+
+    fn passed_over(&self, scene: &Decision<'_>, pod: Candidate) {
+        let planned = scene.read(&self.hint).and_then(|hint| hint.0);
+        if planned != Some(scene.pod(pod).id()) {
+            self.otherwise.passed_over(scene, pod);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -155,11 +155,6 @@ impl Played<'_> {
         self
     }
 
-    pub(crate) fn in_role(mut self, role: &str) -> Self {
-        self.role = Role::named(role);
-        self
-    }
-
     fn scene(&self) -> Decision<'_> {
         Decision {
             request: &self.rehearsal.request,
@@ -224,6 +219,11 @@ impl Played<'_> {
     }
 
     /// The plan was made with this pod.
+    pub(crate) fn passed_over(&self, pod: usize) {
+        let Made::Pick(pick) = &self.made else { panic!("only pickers are told") };
+        pick.passed_over(&self.scene(), self.rehearsal.candidate(pod));
+    }
+
     pub(crate) fn chosen(&self, pod: usize) {
         let pod = self.rehearsal.candidate(pod);
         match &self.made {

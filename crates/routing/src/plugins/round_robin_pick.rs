@@ -29,10 +29,15 @@ fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
 }
 
 impl Pick for RoundRobin {
+    /// Takes the turn with the pick, so that no other thread takes it too.
     fn pick(&self, _: &Decision<'_>, slate: Slate<'_>, _: &mut Rng) -> Choice {
-        let next = self.next.load(Relaxed);
-        let at = slate.candidates.partition_point(|candidate| candidate.position() < next);
-        (if at == slate.candidates.len() { 0 } else { at }).into()
+        let whose = |next| {
+            let at = slate.candidates.partition_point(|candidate| candidate.position() < next);
+            if at == slate.candidates.len() { 0 } else { at }
+        };
+        let after = |next| Some(slate.candidates[whose(next)].position() + 1);
+        let (Ok(next) | Err(next)) = self.next.fetch_update(Relaxed, Relaxed, after);
+        whose(next).into()
     }
 
     fn fallbacks(
@@ -47,9 +52,10 @@ impl Pick for RoundRobin {
         }
     }
 
-    /// A request that is held after all does not use up a turn, so turns are counted here.
-    fn chosen(&self, _: &Decision<'_>, pod: Candidate) {
-        self.next.store(pod.position() + 1, Relaxed);
+    /// A request that is held after all uses up no turn, unless somebody has had the next one already.
+    fn passed_over(&self, _: &Decision<'_>, pod: Candidate) {
+        let taken = pod.position() + 1;
+        let _ = self.next.compare_exchange(taken, pod.position(), Relaxed, Relaxed);
     }
 }
 
@@ -65,9 +71,7 @@ mod tests {
         let played = rehearsal.play(&[], Stage::Pick, "round_robin");
         let turn = |pods: &[usize]| {
             let slate: Vec<_> = pods.iter().map(|pod| (*pod, 0.0)).collect();
-            let (pod, _) = played.pick(&slate, &mut Rng::new(1));
-            played.chosen(pod);
-            pod
+            played.pick(&slate, &mut Rng::new(1)).0
         };
         let all = [0, 1, 2, 3];
         assert_eq!([turn(&all), turn(&all)], [0, 1]);
@@ -80,8 +84,22 @@ mod tests {
         let rehearsal = Rehearsal::of(2);
         let played = rehearsal.play(&[], Stage::Pick, "round_robin");
         let slate = [(0, 0.0), (1, 0.0)];
-        let picks = [0, 1].map(|seed| played.pick(&slate, &mut Rng::new(seed)).0);
-        assert_eq!(picks, [0, 0]);
+        let pick = || played.pick(&slate, &mut Rng::new(1)).0;
+        assert_eq!(pick(), 0);
+        played.passed_over(0);
+        assert_eq!(pick(), 0);
         assert_eq!(played.fallbacks(1, 5), [0]);
+    }
+
+    #[test]
+    fn two_that_pick_before_either_has_its_plan_have_different_turns() {
+        let rehearsal = Rehearsal::of(3);
+        let played = rehearsal.play(&[], Stage::Pick, "round_robin");
+        let slate = [(0, 0.0), (1, 0.0), (2, 0.0)];
+        let pick = || played.pick(&slate, &mut Rng::new(1)).0;
+        assert_eq!([pick(), pick()], [0, 1]);
+        played.chosen(1);
+        played.passed_over(0);
+        assert_eq!(pick(), 2, "the turn after it was taken already");
     }
 }

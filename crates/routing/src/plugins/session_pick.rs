@@ -67,6 +67,12 @@ impl Pick for Session {
         self.last.remember(scene, pod);
         self.otherwise.chosen(scene, pod);
     }
+
+    fn passed_over(&self, scene: &Decision<'_>, pod: Candidate) {
+        if self.last.find(scene) != Some(scene.pod(pod).id()) {
+            self.otherwise.passed_over(scene, pod);
+        }
+    }
 }
 
 #[cfg(test)]

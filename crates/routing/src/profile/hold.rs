@@ -9,13 +9,18 @@ use crate::parameter::{Parameter, Takes, Value};
 use crate::problem::{Kind, Problem, Span};
 use crate::queue::{Order, QueueRules, Tenant};
 use crate::settings::{Entry, Given, Settings};
-use crate::values::BlockHashes;
+use crate::values::{Attributes, BlockHashes};
 use crate::written;
 use crate::yaml::{Node, Yaml};
 
 /// What can be said of `hold`.
 pub(crate) const HOLD: &[Parameter] = &[
-    Parameter::with_default("deadline", Takes::Time, "30s", "How long a request may wait."),
+    Parameter::with_default(
+        "deadline",
+        Takes::Time,
+        "30s",
+        "How long a request may wait; less if it says so itself, in milliseconds, by an attribute `deadline_ms`.",
+    ),
     Parameter::with_default(
         "capacity",
         Takes::Whole(1, 1 << 24),
@@ -26,7 +31,7 @@ pub(crate) const HOLD: &[Parameter] = &[
         "order",
         Takes::OneOf(&["shortest_first", "arrival", "deadline"]),
         "shortest_first",
-        "Which of a tenant's requests goes first.",
+        "Which of a tenant's requests goes first; `deadline` needs `attributes` that name `deadline_ms`.",
     ),
     Parameter::with_default(
         "patience",
@@ -73,18 +78,17 @@ pub(super) fn holding(
     };
     let entry = Entry { name: "hold", span, settings: entries };
     let settings = Settings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
+    let order = order(&entry, &settings, blueprint);
+    let has_patience = matches!(order, Order::ShortestFirst { .. });
     for setting in &settings.all {
-        if let Given::Value(value) = &setting.value {
+        if let Given::Value(value) = &setting.value
+            && (has_patience || setting.name != "patience")
+        {
             sheet.hold.push_str(&format!("  {}: {value}\n", setting.name));
         }
     }
     let unless = node.and_then(|node| node.get("unless"));
     let unless = stages::judges(unless, blueprint, &mut sheet.graph.hold);
-    let order = match settings.or("order", "shortest_first") {
-        "shortest_first" => Order::ShortestFirst { patience: settings.or("patience", 10.0) },
-        "deadline" => Order::Deadline,
-        _ => Order::Arrival,
-    };
     let defaults = QueueRules::default();
     let promote_after = settings.or("promote_after", defaults.promote_after);
     if promote_after.is_zero() {
@@ -107,6 +111,30 @@ pub(super) fn holding(
             lookahead: settings.or("lookahead", defaults.lookahead),
         },
     }
+}
+
+/// Reads `order`, and whether what else is said goes with it.
+fn order(entry: &Entry<'_>, settings: &Settings, blueprint: &mut Blueprint) -> Order {
+    let word = settings.or("order", "shortest_first");
+    let order = match word {
+        "shortest_first" => {
+            return Order::ShortestFirst { patience: settings.or("patience", 10.0) };
+        }
+        "deadline" => {
+            let span = settings.find("order").map_or(entry.span, |setting| setting.span);
+            slots::pipeline_reads::<Attributes>(blueprint, "order: deadline", span);
+            Order::Deadline
+        }
+        _ => Order::Arrival,
+    };
+    if let Some((key, _)) = entry.settings.iter().find(|(key, _)| key.text() == Some("patience")) {
+        let message = format!("`patience` of `hold` says nothing with `order: {word}`");
+        blueprint.problems.push(
+            Problem::new(Kind::BadParameter, key.span, message)
+                .cure("remove it, or order `shortest_first`"),
+        );
+    }
+    order
 }
 
 fn shares(settings: &Settings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {

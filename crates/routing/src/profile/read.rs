@@ -26,6 +26,7 @@ const KEYS: [&str; 9] = [
 
 pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profile, Vec<Problem>> {
     let mut blueprint = Blueprint::new(&surroundings.registry, &surroundings.models);
+    blueprint.roles.clone_from(&surroundings.roles);
     let Yaml::Map(entries) = &root.value else {
         let message = format!("a profile is a map of stages, not {}", root.kind());
         return Err(vec![
@@ -51,13 +52,14 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
         sheet.graph.prepare.push(made.card);
     }
     let drafts = workflow::read(root.get("workflow"), root.span, &mut blueprint.problems);
-    let steps = steps(root, drafts, surroundings, &mut blueprint, &mut sheet);
+    let steps = steps(root, drafts, &mut blueprint, &mut sheet);
     let holding = holding(root.get("hold"), &mut blueprint, &mut sheet);
     let speculate = speculate(root.get("speculate"), &mut blueprint, &mut sheet);
     slots::check(&mut blueprint);
     slots::check_neighbours(&mut blueprint);
 
     let (blocks, tokens) = (blueprint.reads_if_written(), blueprint.reads_if_written());
+    let attributes = blueprint.reads_if_written();
     if !blueprint.problems.is_empty() {
         return Err(blueprint.problems);
     }
@@ -68,6 +70,7 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
         steps,
         blocks,
         tokens,
+        attributes,
         speculate,
         holding,
         sheet,
