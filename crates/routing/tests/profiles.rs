@@ -113,6 +113,27 @@ fn the_folder_holds_these_profiles_and_each_checks_runs_and_prints_as_itself() {
     }
 }
 
+/// All that a profile prints under these keys.
+fn printed(profile: &str, keys: &[&str]) -> String {
+    let text = Town::new(profile, FLEET).profile.printed();
+    let mut wanted = false;
+    let is_wanted = |line: &&str| {
+        if !line.starts_with(' ') {
+            wanted = keys.iter().any(|key| line.starts_with(&format!("{key}:")));
+        }
+        wanted
+    };
+    text.lines().filter(is_wanted).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn cache_aware_sticky_is_like_cache_aware_but_for_its_sessions() {
+    let alike = ["filter", "score", "hold", "speculate"];
+    let expected = printed("cache-aware", &alike);
+    assert!(expected.contains("predicted_ttft") && expected.contains("backlog"), "{expected}");
+    assert_eq!(printed("cache-aware-sticky", &alike), expected);
+}
+
 #[test]
 fn round_robin_takes_each_pod_in_turn() {
     let mut town = Town::new("round-robin", FLEET);
