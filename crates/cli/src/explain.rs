@@ -45,14 +45,15 @@ pub(crate) struct ExplainArguments {
     json: bool,
 }
 
+/// When the decision is made: far enough from the beginning of time for the silences that fleets describe.
+const NOW: Duration = Duration::from_secs(1 << 30);
+
 /// Decides and tells `out`; or says what is wrong with the profile and the fleet, both of them.
 pub(crate) fn run(arguments: &ExplainArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    // Far enough from the beginning of time for the silences that the fleet describes.
-    let now = Duration::from_secs(1 << 30);
     let mut surroundings = Surroundings::default();
     let fleet = match read_fleet(&arguments.fleet)? {
         Ok(described) => {
-            let built = build(&arguments.fleet, &described, now)?;
+            let built = build(&arguments.fleet, &described, NOW)?;
             surroundings.models = Arc::clone(&built.models);
             surroundings.roles = Some(described.roles());
             Ok(built)
@@ -60,7 +61,7 @@ pub(crate) fn run(arguments: &ExplainArguments, out: &mut dyn Write) -> anyhow::
         Err(problems) => Err(problems),
     };
     match (fleet, check(&arguments.profile, &surroundings)?) {
-        (Ok(built), Ok(profile)) => decide(arguments, &built, &profile, now, out),
+        (Ok(built), Ok(profile)) => decide(arguments, &built, &profile, out),
         (fleet, profile) => {
             refuse(arguments, [fleet.err(), profile.err()].iter().flatten(), out)?;
             Ok(ExitCode::from(BAD_CONFIGURATION))
@@ -86,11 +87,10 @@ fn decide(
     arguments: &ExplainArguments,
     built: &BuiltFleet,
     profile: &Profile,
-    now: Duration,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
     let mut request = request(arguments, built)?;
-    request.arrival = now;
+    request.arrival = NOW;
 
     let clock = clock();
     let mut recorder = Recorder::new(&clock);
@@ -99,7 +99,7 @@ fn decide(
     let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
         Err(rejection) => Outcome::Reject(rejection),
         Ok(()) => {
-            let mut world = World { fleet: &built.fleet, desk: &mut desk, now, rng: &mut rng };
+            let mut world = World { fleet: &built.fleet, desk: &mut desk, now: NOW, rng: &mut rng };
             profile.decide_explained(&mut context, &mut world, &mut recorder)
         }
     };
@@ -166,7 +166,7 @@ fn outcome_json(outcome: &Outcome, built: &BuiltFleet) -> Value {
         Outcome::Plan(plan) => json!({"plan": plan.to_json(|pod| built.name(pod))}),
         Outcome::Hold(hold) => json!({"hold": {
             "priority": hold.class.priority.level(),
-            "waits_at_most_ms": hold.class.deadline.as_secs_f64() * 1e3 - (1_u64 << 30) as f64 * 1e3,
+            "waits_at_most_ms": hold.class.deadline.saturating_sub(NOW).as_secs_f64() * 1e3,
         }}),
         Outcome::Reject(rejection) => json!({"reject": {
             "status": rejection.status, "reason": rejection.reason,

@@ -128,6 +128,19 @@ fn a_bad_configuration_does_not_start() {
     );
 }
 
+#[test]
+fn a_bad_profile_does_not_start() {
+    let profile =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../routing/tests/problems/two_pickers.yaml");
+    let output = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+        .args(["serve", "--pod", "http://127.0.0.1:1", "--port", "0", "--policy", profile])
+        .output()
+        .unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{told}");
+    assert!(told.contains("step `serve` has 2 pickers"), "{told}");
+}
+
 /// Engines that publish events, a gateway from a file, and its admin plane.
 struct Fleet {
     client: String,
