@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::models::Models;
+use crate::name::Role;
 use crate::parameter::FromValue;
 use crate::plugin::{Make, Plugin, Registry, Stage};
 use crate::problem::{Kind, Problem, Span};
@@ -26,12 +27,17 @@ pub(crate) struct Blueprint {
     pub(crate) profile: ProfileId,
     pub(crate) registry: Registry,
     pub(crate) models: Arc<Models>,
+    /// The roles that pods can play, if pods are known.
+    pub(crate) roles: Option<Vec<Role>>,
     pub(crate) slots: Vec<SlotKind>,
     pub(crate) uses: Vec<Use>,
     /// Every plugin that was met and where, nested pickers and judges too.
     pub(crate) present: Vec<(Plugin, Span)>,
     pub(crate) problems: Vec<Problem>,
 }
+
+/// The turns from here on come when a step starts, after all that is decided with the plan.
+pub(crate) const LATE: usize = usize::MAX / 2;
 
 /// Somebody reads or writes a slot.
 #[derive(Clone, Debug)]
@@ -57,6 +63,7 @@ impl Blueprint {
             profile: ProfileId::next(),
             registry: registry.clone(),
             models: Arc::clone(models),
+            roles: None,
             slots: Vec::new(),
             uses: Vec::new(),
             present: Vec::new(),
@@ -80,6 +87,16 @@ impl Blueprint {
         if !self.present.iter().any(is_known) {
             self.present.push((plugin, span));
         }
+    }
+
+    /// That no pod can play the role which `user` needs, if pods are known and none can.
+    pub(crate) fn unplayable(&self, user: &str, role: &Role, span: Span) -> Option<Problem> {
+        let roles = self.roles.as_ref().filter(|roles| !roles.contains(role))?;
+        let known: Vec<_> = roles.iter().map(|role| format!("`{role}`")).collect();
+        let known = known.join(", ");
+        let message = format!("{user} needs the role `{role}`, which no pod can play");
+        let cure = format!("give a pod the role `{role}`, or use one that pods have: {known}");
+        Some(Problem::new(Kind::NoPodForRole, span, message).cure(cure))
     }
 
     /// The handle to a slot that somebody writes, for the pipeline itself.
@@ -211,10 +228,32 @@ impl Assembly<'_> {
     /// `message` says what is wrong with it, `cure` what to write instead.
     #[must_use]
     pub fn refuse(&mut self, parameter: &'static str, message: &str, cure: &str) -> Refused {
-        let span = self.settings.find(parameter).map_or(self.span, |setting| setting.span);
-        let message = format!("`{parameter}` of `{}`: {message}", self.plugin);
-        self.blueprint.problems.push(Problem::new(Kind::BadParameter, span, message).cure(cure));
-        Refused(())
+        let (plugin, span) = (self.plugin, self.place(parameter));
+        let message = match self.settings.find(parameter) {
+            Some(_) => format!("`{parameter}` of `{plugin}`: {message}"),
+            // What is not there cannot be what is wrong.
+            None => format!("`{plugin}`: {message}"),
+        };
+        let problem = Problem::new(Kind::BadParameter, span, message).cure(cure);
+        refused(self.blueprint, problem)
+    }
+
+    /// The role that a parameter names.
+    ///
+    /// # Errors
+    /// If pods are known and none of them can play it; the profile has been told.
+    pub fn role(&mut self, parameter: &'static str, name: &str) -> Result<Role, Refused> {
+        let (role, span) = (Role::named(name), self.place(parameter));
+        let user = format!("`{}`", self.plugin);
+        match self.blueprint.unplayable(&user, &role, span) {
+            None => Ok(role),
+            Some(problem) => Err(refused(self.blueprint, problem)),
+        }
+    }
+
+    /// Where a parameter stands; the plugin's own place if it is not given.
+    fn place(&self, parameter: &str) -> Span {
+        self.settings.find(parameter).map_or(self.span, |setting| setting.span)
     }
 
     fn note(&mut self, slot: usize, access: Access) {
@@ -257,17 +296,31 @@ pub(crate) fn make(
     turn: usize,
 ) -> Result<MadePlugin, Refused> {
     let entry = Entry::plugin(node, stage).map_err(|problem| refused(blueprint, problem))?;
-    let Some(plugin) = blueprint.registry.find(stage, entry.name).copied() else {
-        let problem = unknown_plugin(&blueprint.registry, stage, &entry);
+    let first_use = blueprint.uses.len();
+    let made = make_entry(blueprint, &entry, stage, turn);
+    if made.is_err() {
+        // It may have asked for some of its slots before it was refused.
+        blueprint.uses.truncate(first_use);
         assume(blueprint, stage, &entry, turn);
+    }
+    made
+}
+
+fn make_entry(
+    blueprint: &mut Blueprint,
+    entry: &Entry<'_>,
+    stage: Stage,
+    turn: usize,
+) -> Result<MadePlugin, Refused> {
+    let Some(plugin) = blueprint.registry.find(stage, entry.name).copied() else {
+        let problem = unknown_plugin(&blueprint.registry, stage, entry);
         return Err(refused(blueprint, problem));
     };
     blueprint.meet(plugin, entry.span);
     let before = blueprint.problems.len();
     let reserved = reserved(stage);
-    let settings = Settings::read(&entry, plugin.parameters, reserved, &mut blueprint.problems);
+    let settings = Settings::read(entry, plugin.parameters, reserved, &mut blueprint.problems);
     if blueprint.problems.len() > before {
-        assume(blueprint, stage, &entry, turn);
         return Err(Refused(()));
     }
     let kept = entry.settings.iter().filter_map(|(key, value)| {
@@ -311,9 +364,10 @@ fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &Entry<'_>, turn: usiz
     blueprint.meet(plugin, entry.span);
     let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
     std::mem::swap(&mut draft.slots, &mut blueprint.slots);
-    if let Ok(node) = crate::yaml::parse(plugin.example) {
+    let example = crate::yaml::parse(plugin.example);
+    if let Some(entry) = example.as_ref().ok().and_then(|node| Entry::plugin(node, stage).ok()) {
         // Whether the example can be made here does not matter: only which slots it asks for.
-        let _ = make(&mut draft, &node, stage, turn);
+        let _ = make_entry(&mut draft, &entry, stage, turn);
     }
     blueprint.slots = draft.slots;
     blueprint.uses.extend(draft.uses.into_iter().map(|used| Use { span: entry.span, ..used }));

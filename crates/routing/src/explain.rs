@@ -217,11 +217,10 @@ impl<'a> Recorder<'a> {
     ) {
         let took = self.since(started);
         let Some(step) = self.explanation.steps.last_mut() else { return };
-        let (offset, factor) = scoring.line();
         for (candidate, score) in candidates.iter().zip(scores) {
             if let Some(pod) = step.candidates.iter_mut().find(|pod| pod.at == *candidate) {
                 pod.scores.push(*score);
-                pod.contributions.push(offset + factor * score);
+                pod.contributions.push(scoring.adds(*score));
             }
         }
         step.scorers.push(ScorerExplanation {

@@ -13,10 +13,10 @@ pub struct Plugin {
     pub summary: &'static str,
     /// What can be set.
     pub parameters: &'static [Parameter],
-    /// Plugins that must be in the profile too.
-    pub needs: &'static [&'static str],
+    /// Plugins that must be in the profile too, by stage and name.
+    pub needs: &'static [(Stage, &'static str)],
     /// Plugins that must not.
-    pub conflicts: &'static [&'static str],
+    pub conflicts: &'static [(Stage, &'static str)],
     /// How it looks in a profile; a test makes it from this.
     pub example: &'static str,
     /// Makes it.

@@ -63,7 +63,9 @@ impl Registry {
         parameters(MODEL, &mut page);
         page.push_str("\n### A pod\n\nAlso takes `holds`, a list of prompts that it holds.\n");
         parameters(POD, &mut page);
-        page.push_str("\n### A held prompt\n\n`tokens` or `text`.\n");
+        page.push_str(
+            "\n### A held prompt\n\n`tokens`, `text` or `messages`, a list as in a request.\n",
+        );
         parameters(HOLDS, &mut page);
         page
     }
@@ -93,9 +95,9 @@ impl Registry {
         if !made.card.writes.is_empty() {
             facts.push(format!("writes {}", slots(&made.card.writes)));
         }
-        for (word, names) in [("needs", plugin.needs), ("excludes", plugin.conflicts)] {
-            if !names.is_empty() {
-                let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+        for (word, named) in [("needs", plugin.needs), ("excludes", plugin.conflicts)] {
+            if !named.is_empty() {
+                let names: Vec<_> = named.iter().map(|(_, name)| format!("`{name}`")).collect();
                 facts.push(format!("{word} {}", names.join(", ")));
             }
         }

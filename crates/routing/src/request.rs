@@ -178,8 +178,11 @@ fn prompt(fields: &mut Map<String, Value>) -> Result<Prompt, RequestError> {
         Some(Value::Array(items)) => {
             let id = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
             let tokens: Option<Vec<u32>> = items.iter().map(id).collect();
-            let all = Value::Array(items);
-            tokens.map(Prompt::Tokens).ok_or_else(|| wrong("prompt", &all, "a string or token ids"))
+            tokens.map(Prompt::Tokens).ok_or(RequestError::WrongType {
+                field: "prompt",
+                found: "a list of something else",
+                expected: "a string or token ids",
+            })
         }
         Some(other) => Err(wrong("prompt", &other, "a string or token ids")),
     }
@@ -205,7 +208,7 @@ fn kind(value: &Value) -> &'static str {
         Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
-        Value::Array(_) => "a list of something else",
+        Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }
 }
@@ -231,6 +234,7 @@ mod tests {
         let says = |body: &str| Request::from_json(body.as_bytes()).unwrap_err().to_string();
         assert!(says("{").starts_with("the body is not JSON: EOF"));
         assert_eq!(says("3"), "the body is a number, not a JSON object");
+        assert_eq!(says("[1]"), "the body is a list, not a JSON object");
         assert_eq!(says(r#"{"model":3}"#), "`model` is a number; it must be a string");
         assert_eq!(
             says(r#"{"prompt":["a"]}"#),

@@ -55,6 +55,13 @@ impl Scoring {
             (Scale::Milliseconds, _) => (0.0, -self.weight),
         }
     }
+
+    /// What a score adds to the total. Without weight nothing, even if a cost is infinite: the product
+    /// would be no number.
+    pub(crate) fn adds(&self, score: f64) -> f64 {
+        let (offset, factor) = self.line();
+        if factor == 0.0 { 0.0 } else { offset + factor * score }
+    }
 }
 
 impl Selector {

@@ -124,11 +124,9 @@ impl Settings {
             match known {
                 _ if reserved.contains(&name) => {}
                 None => problems.push(unknown_parameter(entry.name, parameters, reserved, key)),
-                Some(parameter) => match parameter.takes.given(value) {
-                    Some(value) => {
-                        all.push(Setting { name: parameter.name, span: key.span, value });
-                    }
-                    None => problems.push(bad_parameter(entry.name, parameter.takes, key, value)),
+                Some(Parameter { name, takes, .. }) => match takes.given(value) {
+                    Some(given) => all.push(Setting { name, span: value.span, value: given }),
+                    None => problems.push(bad_parameter(entry.name, *takes, key, value)),
                 },
             }
         }
@@ -229,10 +227,41 @@ fn unknown_parameter(
 
 fn bad_parameter(owner: &str, takes: Takes, key: &Node, value: &Node) -> Problem {
     let name = key.text().unwrap_or_default();
-    let found = match value.text() {
+    let found = |node: &Node| match node.text() {
         Some(text) => format!("`{text}`"),
-        None => value.kind().to_owned(),
+        None => node.kind().to_owned(),
     };
-    let message = format!("`{name}` of `{owner}` is {found}");
-    Problem::new(Kind::BadParameter, value.span, message).cure(format!("give {takes}"))
+    let (span, message, wanted) = match culprit(takes, value) {
+        None => {
+            (value.span, format!("`{name}` of `{owner}` is {}", found(value)), takes.to_string())
+        }
+        Some((part, within, wanted)) => {
+            let message = format!("{part} in `{name}` of `{owner}` is {}", found(within));
+            (within.span, message, wanted.to_owned())
+        }
+    };
+    Problem::new(Kind::BadParameter, span, message).cure(format!("give {wanted}"))
+}
+
+/// The part of a map or list that is not what it should be: what it is called, and what it should be.
+fn culprit(takes: Takes, value: &Node) -> Option<(String, &Node, &'static str)> {
+    match (takes, &value.value) {
+        (Takes::Numbers | Takes::Fields, Yaml::Map(entries)) => {
+            let alone = |(key, value): &&(Node, Node)| {
+                let map = Yaml::Map(vec![(key.clone(), value.clone())]);
+                takes.read(&Node { span: value.span, value: map }).is_none()
+            };
+            let (key, value) = entries.iter().find(alone)?;
+            let wanted = match takes {
+                Takes::Numbers => "a number of at least 0",
+                _ => "text, a number or a flag",
+            };
+            Some((format!("`{}`", key.text().unwrap_or_default()), value, wanted))
+        }
+        (Takes::Texts, Yaml::List(items)) => {
+            let item = items.iter().find(|item| item.text().is_none())?;
+            Some(("an item".to_owned(), item, "text"))
+        }
+        _ => None,
+    }
 }

@@ -3,7 +3,11 @@
 //! There is one machine, a list of steps; `single` and `prefill_decode` are lists that need no
 //! writing down. A step may be left out when too little of the prompt is uncached to be worth it.
 
+mod needless;
+
 use std::time::Duration;
+
+use needless::{Around, said_by_transfer, says_nothing};
 
 use crate::name::{Name, Role};
 use crate::parameter::{Parameter, Takes, Value};
@@ -196,6 +200,7 @@ pub(crate) fn read(
         "single" => {
             let entry = Entry { name: Role::SERVE, ..entry };
             let settings = Settings::read(&entry, STEP, &[], problems);
+            says_nothing(&entry, Around { before: 0, after: 0 }, problems);
             vec![draft(&entry, &settings, SelectorPlace::Top)]
         }
         "prefill_decode" => prefill_decode(&entry, problems),
@@ -230,7 +235,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
         return Vec::new();
     }
     let mut steps: Vec<StepDraft> = Vec::new();
-    for item in items {
+    for (before, item) in items.iter().enumerate() {
         match Entry::read(item, "step") {
             Err(problem) => problems.push(problem),
             Ok(entry) => {
@@ -243,6 +248,8 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
                     );
                 }
                 let settings = Settings::read(&entry, STEP, &[], problems);
+                let after = items.len() - 1 - before;
+                says_nothing(&entry, Around { before, after }, problems);
                 steps.push(draft(&entry, &settings, SelectorPlace::Named(entry.name.to_owned())));
             }
         }
@@ -268,6 +275,9 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
         };
         let settings = Settings::read(&step, STEP, &[], problems);
         said_by_transfer(&step, problems);
+        if name == Role::DECODE {
+            says_nothing(&step, Around { before: 1, after: 0 }, problems);
+        }
         drafts.push(draft(&step, &settings, SelectorPlace::Named(name.to_owned())));
     }
     if let [prefill, decode] = &mut drafts[..] {
@@ -281,20 +291,6 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
         decode.rules.start = transfer.start();
     }
     drafts
-}
-
-/// `transfer` says these for both steps; what a step says of them would be ignored or contradict it.
-fn said_by_transfer(step: &Entry<'_>, problems: &mut Vec<Problem>) {
-    for (key, _) in step.settings {
-        let name = key.text().unwrap_or_default();
-        if ["prefill_only", "offers", "takes", "start"].contains(&name) {
-            let message = format!("`{name}` of `{}` is said by `transfer`", step.name);
-            problems.push(
-                Problem::new(Kind::BadParameter, key.span, message)
-                    .cure("remove it, or write the two steps out under `steps`"),
-            );
-        }
-    }
 }
 
 fn draft(entry: &Entry<'_>, settings: &Settings, selector: SelectorPlace) -> StepDraft {

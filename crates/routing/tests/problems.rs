@@ -11,7 +11,7 @@ use std::path::Path;
 use wornpath_routing::{
     Assembly, Candidate, Choice, Decision, Filter, Kind, Make, Parameter, Pick, Picked, Plugin,
     Prepare, Preparing, Profile, Reads, Refused, Registry, Rejection, Rng, Role, Scale, Score,
-    Slate, Slot, Surroundings, Takes, Writes,
+    Slate, Slot, Stage, Surroundings, Takes, Writes,
 };
 
 const PLAIN: Plugin = Plugin {
@@ -96,7 +96,8 @@ fn beside(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
 
 /// The shipped plugins, and a few that can only be used wrongly.
 fn surroundings() -> Surroundings {
-    const LONELY: Plugin = Plugin { name: "lonely", needs: &["tokenize"], ..PLAIN };
+    const LONELY: Plugin =
+        Plugin { name: "lonely", needs: &[(Stage::Prepare, "tokenize")], ..PLAIN };
     const SIZE: Parameter = Parameter::required("size", Takes::Whole(1, 9), "Must be said.");
     let registry = Registry::shipped()
         .with(Plugin { name: "hen", make: Make::Prepare(turns::<Chick, Shell>), ..PLAIN })
@@ -105,7 +106,7 @@ fn surroundings() -> Surroundings {
         .with(Plugin { name: "calf", make: Make::Prepare(turns::<Milk, Calf>), ..PLAIN })
         .with(LONELY)
         .with(Plugin { name: "first", make: Make::Pick(|_| Ok(Box::new(First))), ..LONELY })
-        .with(Plugin { name: "cat", conflicts: &["dog"], ..PLAIN })
+        .with(Plugin { name: "cat", conflicts: &[(Stage::Filter, "dog")], ..PLAIN })
         .with(Plugin { name: "dog", ..PLAIN })
         .with(Plugin { name: "particular", parameters: &[SIZE], ..PLAIN })
         .with(Plugin {

@@ -105,6 +105,55 @@ fn a_pod_is_told_what_it_is_believed_to_hold_where_the_profile_asks_for_it() {
 }
 
 #[test]
+fn a_step_can_be_narrowed_to_pods_that_play_another_role_too() {
+    let mut bench = Bench::with(3, |at, facts| {
+        let more = ["prefill", "decode", "serve"][at];
+        facts.roles = [Role::SERVE, more].map(Role::named).to_vec();
+    });
+    let profile = bench.profile("filter: [role: {any_of: [decode]}]\npick: round_robin\n");
+    for _ in 0..3 {
+        assert_eq!(bench.chosen(&profile, Bench::request(&[])), 1);
+    }
+    let dropped = bench.kept("role: {any_of: [decode]}", Bench::request(&[]));
+    assert_eq!(dropped[0], Err("plays serve, prefill, not decode".to_owned()));
+}
+
+#[test]
+fn a_request_waits_no_longer_than_it_says_itself() {
+    let mut bench = Bench::with_pods(1);
+    let _busy = Reservation::new(bench.pod(0).vitals(), 0, 0);
+    let profile = bench.profile(
+        "prepare: [attributes: {headers: [deadline_ms=x-deadline-ms]}]\npick: max_score\n\
+         hold: {unless: [concurrency: {requests: 1}], deadline: 30s, order: deadline}\n",
+    );
+    let mut deadline = |header: Option<&str>| {
+        let mut request = Bench::request(&[]);
+        request.arrival = Duration::from_secs(5);
+        request.headers.extend(header.map(|value| ("x-deadline-ms".into(), value.into())));
+        match bench.decide(&profile, request) {
+            Outcome::Hold(hold) => hold.class.deadline - Duration::from_secs(5),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(deadline(Some("250")), Duration::from_millis(250));
+    for says_no_less in [None, Some("3600000"), Some("soon"), Some("-1")] {
+        assert_eq!(deadline(says_no_less), Duration::from_secs(30), "{says_no_less:?}");
+    }
+}
+
+#[test]
+fn an_infinite_cost_without_weight_adds_nothing() {
+    let mut bench = Bench::with_pods(1);
+    let profile = bench.profile(
+        "score: [least_load, expression: {score: 1.0 / 0.0, weight: 0}]\npick: max_score\n",
+    );
+    let (_, explanation) = bench.explain(&profile, Bench::request(&[]));
+    let pod = &explanation.steps[0].candidates[0];
+    assert_eq!((pod.scores[1], pod.contributions[1]), (f64::INFINITY, 0.0));
+    assert_eq!(pod.total, Some(pod.contributions[0]));
+}
+
+#[test]
 fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_ends() {
     let mut bench = Bench::with_pods(8);
     let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: 2s\n"));

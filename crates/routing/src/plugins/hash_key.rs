@@ -54,32 +54,32 @@ enum Hashed {
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
     let mut hashed = Vec::new();
     if let Some(name) = assembly.maybe::<String>("header") {
-        hashed.push(Hashed::Text(Source::header(&name)));
+        hashed.push(("header", Hashed::Text(Source::header(&name))));
     }
     if let Some(name) = assembly.maybe::<String>("cookie") {
-        hashed.push(Hashed::Text(Source::cookie(&name)));
+        hashed.push(("cookie", Hashed::Text(Source::cookie(&name))));
     }
     if let Some(path) = assembly.maybe::<String>("field") {
-        hashed.push(Hashed::Text(Source::field(&path)));
+        hashed.push(("field", Hashed::Text(Source::field(&path))));
     }
     if let Some(name) = assembly.maybe::<String>("attribute") {
-        hashed.push(Hashed::Attribute(assembly.reads(), name.into()));
+        hashed.push(("attribute", Hashed::Attribute(assembly.reads(), name.into())));
     }
     if assembly.maybe("session") == Some(true) {
-        hashed.push(Hashed::Session(assembly.reads()));
+        hashed.push(("session", Hashed::Session(assembly.reads())));
     }
     if let Some(tokens) = assembly.maybe("first_tokens") {
-        hashed.push(Hashed::Tokens(assembly.reads(), tokens));
+        hashed.push(("first_tokens", Hashed::Tokens(assembly.reads(), tokens)));
     }
     match (hashed.pop(), hashed.is_empty()) {
-        (Some(hashed), true) => Ok(Box::new(HashKey { key: assembly.writes(), hashed })),
+        (Some((_, hashed)), true) => Ok(Box::new(HashKey { key: assembly.writes(), hashed })),
         (None, _) => {
             let cure = "give one of header, cookie, field, attribute, session, first_tokens";
             Err(assembly.refuse("header", "nothing says what to hash", cure))
         }
-        (Some(_), false) => {
+        (Some((last, _)), false) => {
             let cure = "keep one of header, cookie, field, attribute, session, first_tokens";
-            Err(assembly.refuse("header", "several things are given to hash", cure))
+            Err(assembly.refuse(last, "something else is given to hash as well", cure))
         }
     }
 }
@@ -144,8 +144,8 @@ mod tests {
     #[test]
     fn nothing_and_two_things_are_refused() {
         let nothing = Rehearsal::complaint(Stage::Prepare, "hash_key");
-        assert_eq!(nothing, "`header` of `hash_key`: nothing says what to hash");
+        assert_eq!(nothing, "`hash_key`: nothing says what to hash");
         let two = Rehearsal::complaint(Stage::Prepare, "hash_key: {header: a, field: b}");
-        assert_eq!(two, "`header` of `hash_key`: several things are given to hash");
+        assert_eq!(two, "`field` of `hash_key`: something else is given to hash as well");
     }
 }

@@ -1,4 +1,4 @@
-//! `role`: keeps pods that can play a role.
+//! `role`: of the pods that can play the step's role, keeps those that can play another one too.
 
 use crate::assembly::{Assembly, Refused};
 use crate::fleet::Candidate;
@@ -9,17 +9,16 @@ use crate::stage::{Decision, Filter, Rejection};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "role",
-    summary: "Keeps pods that can play the step's role, or one of those named. Rejects the request if \
-              there is none.",
-    parameters: &[Parameter::with_default(
+    summary: "Of the step's pods, which all can play its role, keeps those that can also play one of these. It \
+              only narrows: to let other pods in, change the step's `role`. Rejects the request if there is none.",
+    parameters: &[Parameter::required(
         "any_of",
         Takes::Texts,
-        "[]",
-        "Roles of which a pod must have one; the step's own role if none is named.",
+        "Roles of which a pod must have one, besides the step's own.",
     )],
     needs: &[],
     conflicts: &[],
-    example: "role: {any_of: [prefill, serve]}",
+    example: "role: {any_of: [prefill]}",
     make: Make::Filter(make),
 };
 
@@ -29,28 +28,29 @@ struct HasRole {
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
     let any_of: Vec<String> = assembly.get("any_of");
-    Ok(Box::new(HasRole { any_of: any_of.iter().map(|name| Role::named(name)).collect() }))
-}
-
-impl HasRole {
-    fn wanted<'a>(&'a self, scene: &Decision<'a>) -> &'a [Role] {
-        if self.any_of.is_empty() { std::slice::from_ref(scene.role()) } else { &self.any_of }
+    if any_of.is_empty() {
+        let cure = "name a role; every candidate can play the step's own";
+        return Err(assembly.refuse("any_of", "no role is named", cure));
     }
+    let mut roles = Vec::new();
+    for name in &any_of {
+        roles.push(assembly.role("any_of", name)?);
+    }
+    Ok(Box::new(HasRole { any_of: roles }))
 }
 
 impl Filter for HasRole {
     fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
-        let wanted = self.wanted(scene);
         for (candidate, keep) in candidates.iter().zip(keep) {
             let roles = &scene.pod(*candidate).facts().roles;
-            *keep = roles.iter().any(|role| wanted.contains(role));
+            *keep = roles.iter().any(|role| self.any_of.contains(role));
         }
     }
 
     fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
         let names = |roles: &[Role]| roles.iter().map(Role::as_str).collect::<Vec<_>>().join(", ");
         let has = names(&scene.pod(candidate).facts().roles);
-        format!("plays {has}, not {}", names(self.wanted(scene)))
+        format!("plays {has}, not {}", names(&self.any_of))
     }
 
     fn rejection(&self) -> Rejection {
@@ -74,12 +74,18 @@ mod tests {
     }
 
     #[test]
-    fn the_steps_own_role_counts_unless_others_are_named() {
+    fn pods_that_have_one_of_the_roles_are_kept() {
         let rehearsal = rehearsal();
-        let decode = rehearsal.play(&[], Stage::Filter, "role").in_role("decode");
+        let decode = rehearsal.play(&[], Stage::Filter, "role: {any_of: [decode]}");
         assert_eq!(decode.kept(), [2]);
         assert_eq!(decode.why(1), "plays prefill, not decode");
-        let named = rehearsal.play(&[], Stage::Filter, "role: {any_of: [serve, prefill]}");
-        assert_eq!(named.kept(), [0, 1, 2]);
+        let either = rehearsal.play(&[], Stage::Filter, "role: {any_of: [serve, prefill]}");
+        assert_eq!(either.kept(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn no_role_at_all_is_refused() {
+        let nothing = Rehearsal::complaint(Stage::Filter, "role: {any_of: []}");
+        assert_eq!(nothing, "`any_of` of `role`: no role is named");
     }
 }

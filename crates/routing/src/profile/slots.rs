@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::assembly::{Access, Blueprint, Use, make};
+use crate::assembly::{Access, Blueprint, LATE, Use, make};
 use crate::plugin::{Plugin, Stage};
 use crate::problem::{Kind, Problem, Span};
 use crate::slot::Slot;
@@ -51,7 +51,7 @@ pub(super) fn check(blueprint: &mut Blueprint) {
                             cycles.push(members);
                         }
                     }
-                    None => problems.push(wrong_order(&name, reader, writer)),
+                    None => problems.push(wrong_order(blueprint, reader, writer)),
                 },
             }
         }
@@ -66,12 +66,17 @@ fn two_writers(slot: &str, first: &Use, second: &Use) -> Problem {
         .cure("remove one of them; a slot has one writer")
 }
 
-fn wrong_order(slot: &str, reader: &Use, writer: &Use) -> Problem {
-    let (reads, writes) = (&reader.user, &writer.user);
+fn wrong_order(blueprint: &Blueprint, reader: &Use, writer: &Use) -> Problem {
+    let (reads, writes, slot) = (&reader.user, &writer.user, &blueprint.slots[writer.slot]);
     let message = format!("`{reads}` reads `{slot}` before `{writes}` writes it");
-    Problem::new(Kind::WrongOrder, reader.span, message)
-        .also(writer.span, "written here")
-        .cure(format!("move `{writes}` before `{reads}`"))
+    let (note, cure) = if writer.turn > LATE && reader.turn < LATE {
+        let cure =
+            format!("remove `bind: late` from `{writes}`, or bind the step of `{reads}` late too");
+        ("bound only when it starts", cure)
+    } else {
+        ("written here", format!("move `{writes}` before `{reads}`"))
+    };
+    Problem::new(Kind::WrongOrder, reader.span, message).also(writer.span, note).cure(cure)
 }
 
 fn in_a_cycle(reader: &Use, path: &[String]) -> Problem {
@@ -160,12 +165,14 @@ pub(super) fn check_neighbours(blueprint: &mut Blueprint) {
     let mut problems = Vec::new();
     for (at, (plugin, span)) in blueprint.present.iter().enumerate() {
         for needed in plugin.needs {
-            if !blueprint.present.iter().any(|(other, _)| other.name == *needed) {
-                problems.push(missing(blueprint, plugin, needed, *span));
+            let is_it = |other: &Plugin| (other.stage(), other.name) == *needed;
+            if !blueprint.present.iter().any(|(other, _)| is_it(other)) {
+                problems.push(missing(plugin, *needed, *span));
             }
         }
         for (other, place) in &blueprint.present[..at] {
-            let excludes = |one: &Plugin, other: &Plugin| one.conflicts.contains(&other.name);
+            let excludes =
+                |one: &Plugin, other: &Plugin| one.conflicts.contains(&(other.stage(), other.name));
             if excludes(plugin, other) || excludes(other, plugin) {
                 let message = format!("`{}` and `{}` exclude each other", other.name, plugin.name);
                 problems.push(
@@ -179,10 +186,8 @@ pub(super) fn check_neighbours(blueprint: &mut Blueprint) {
     blueprint.problems.append(&mut problems);
 }
 
-fn missing(blueprint: &Blueprint, plugin: &Plugin, needed: &str, span: Span) -> Problem {
+fn missing(plugin: &Plugin, (stage, needed): (Stage, &str), span: Span) -> Problem {
     let message = format!("`{}` needs `{needed}`, which is missing", plugin.name);
-    let known = blueprint.registry.plugins().iter().find(|known| known.name == needed);
-    let stage = known.map_or("the profile", |known| known.stage().key());
-    let cure = format!("add `{needed}` to `{stage}`");
+    let cure = format!("add `{needed}` to `{}`", stage.key());
     Problem::new(Kind::MissingDependency, span, message).cure(cure)
 }

@@ -1,7 +1,7 @@
 //! The plugins of one stage: made, weighed, and judged together.
 
 use super::sheet::Card;
-use crate::assembly::{Blueprint, Made, make};
+use crate::assembly::{Blueprint, LATE, Made, make};
 use crate::parameter::number;
 use crate::plugin::Stage;
 use crate::problem::{Kind, Problem, Span};
@@ -89,7 +89,7 @@ pub(super) fn judges(
 ) -> Vec<Filtering> {
     let mut judges = Vec::new();
     for node in list(node, Stage::Filter, blueprint) {
-        let Ok(made) = make(blueprint, node, Stage::Filter, usize::MAX) else { continue };
+        let Ok(made) = make(blueprint, node, Stage::Filter, LATE - 1) else { continue };
         let name = made.card.plugin;
         let Made::Filter(filter) = made.plugin else { continue };
         if let Some((_, given)) = made.reserved.iter().find(|(name, _)| *name == "on_empty") {
@@ -150,20 +150,28 @@ pub(super) fn scorers(
     scorers.into_iter().map(|(_, scoring)| scoring).collect()
 }
 
+/// More than that is a slip, and sums of such weights would not tell pods apart any more.
+const LARGEST: f64 = 1e12;
+
 fn weight(name: &str, node: &Node) -> Result<f64, Problem> {
-    number(node).filter(|weight| *weight >= 0.0).ok_or_else(|| {
+    number(node).filter(|weight| (0.0..=LARGEST).contains(weight)).ok_or_else(|| {
         let found = node.text().unwrap_or_else(|| node.kind());
-        let message = format!("weight of `{name}` is {found}; weights must be zero or more");
-        Problem::new(Kind::BadWeight, node.span, message).cure("give a number of at least 0")
+        let message = match number(node) {
+            Some(weight) if weight > LARGEST => {
+                format!("weight of `{name}` is {found}; 1e12 is the most")
+            }
+            _ => format!("weight of `{name}` is {found}; weights must be zero or more"),
+        };
+        Problem::new(Kind::BadWeight, node.span, message).cure("give a number from 0 to 1e12")
     })
 }
 
 fn scale_ms(name: &str, scale: Scale, node: &Node) -> Result<f64, Problem> {
-    let usable = number(node).filter(|ms| *ms > 0.0 && scale == Scale::Unit);
+    let usable = number(node).filter(|ms| *ms > 0.0 && *ms <= LARGEST && scale == Scale::Unit);
     usable.ok_or_else(|| {
         let message = format!("`scale_ms` of `{name}` is not usable");
         Problem::new(Kind::BadParameter, node.span, message).cure(
-            "give a number above 0, and only to scorers from 0 to 1: \
+            "give a number above 0 and up to 1e12, and only to scorers from 0 to 1: \
              what the whole way from 1 to 0 costs in milliseconds",
         )
     })

@@ -1,9 +1,8 @@
 //! The steps of the workflow, each with the selector that finds its pod.
 
-use super::Surroundings;
 use super::sheet::{Card, Sheet, StepCard};
 use super::stages::{filters, list, scorers};
-use crate::assembly::{Blueprint, Made, make};
+use crate::assembly::{Blueprint, LATE, Made, make};
 use crate::plugin::Stage;
 use crate::problem::{Kind, Problem};
 use crate::selector::{Picking, Selector};
@@ -11,7 +10,7 @@ use crate::settings::unknown_keys;
 use crate::slot::Slot;
 use crate::suggest::nearest;
 use crate::values::Picked;
-use crate::workflow::{SelectorPlace, Step, StepDraft};
+use crate::workflow::{Bind, SelectorPlace, Step, StepDraft};
 use crate::written::word;
 use crate::yaml::{Node, Yaml};
 
@@ -22,7 +21,6 @@ const SELECTOR_KEYS: [&str; 3] = ["filter", "score", "pick"];
 pub(super) fn steps(
     root: &Node,
     drafts: Vec<StepDraft>,
-    surroundings: &Surroundings,
     blueprint: &mut Blueprint,
     sheet: &mut Sheet,
 ) -> Vec<Step> {
@@ -34,8 +32,13 @@ pub(super) fn steps(
     let mut steps = Vec::new();
     let mut used = Vec::new();
     for (at, draft) in drafts.into_iter().enumerate() {
-        let turn = first_turn + 2 * at;
-        role(&draft, surroundings, blueprint);
+        let turn = match draft.rules.bind {
+            Bind::Early => first_turn + 2 * at,
+            Bind::Late => LATE + 2 * at,
+        };
+        let user = format!("step `{}`", draft.name);
+        let unplayable = blueprint.unplayable(&user, &draft.rules.role, draft.role_span);
+        blueprint.problems.extend(unplayable);
         let picked = blueprint.writes_pick(draft.name.as_str(), turn + 1, draft.span);
         used.push(draft.selector.clone());
         let node = match find_selector(root, selectors, &draft, blueprint) {
@@ -64,19 +67,6 @@ pub(super) fn steps(
         unused(root, selectors, &used, blueprint);
     }
     steps
-}
-
-fn role(draft: &StepDraft, surroundings: &Surroundings, blueprint: &mut Blueprint) {
-    let Some(roles) = &surroundings.roles else { return };
-    let role = &draft.rules.role;
-    if roles.contains(role) {
-        return;
-    }
-    let known: Vec<_> = roles.iter().map(|role| format!("`{role}`")).collect();
-    let message = format!("step `{}` needs the role `{role}`, which no pod can play", draft.name);
-    let cure =
-        format!("give a pod the role `{role}`, or use one that pods have: {}", known.join(", "));
-    blueprint.problems.push(Problem::new(Kind::NoPodForRole, draft.role_span, message).cure(cure));
 }
 
 /// The selector of a step; if there is none, the name of the one that was probably meant.

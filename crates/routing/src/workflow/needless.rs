@@ -1,0 +1,44 @@
+//! What a step says in vain: it would be ignored, or contradict what is said elsewhere.
+
+use crate::problem::{Kind, Problem};
+use crate::settings::Entry;
+
+/// How many steps stand around one.
+pub(super) struct Around {
+    pub(super) before: usize,
+    pub(super) after: usize,
+}
+
+/// Refuses what has a meaning only with a step before or after this one.
+pub(super) fn says_nothing(step: &Entry<'_>, around: Around, problems: &mut Vec<Problem>) {
+    for (key, value) in step.settings {
+        let missing = match (key.text().unwrap_or_default(), value.text()) {
+            ("takes", _) | ("start", Some("together")) if around.before == 0 => "before",
+            ("min_uncached_tokens" | "lease", _) | ("then", Some("skip")) if around.after == 0 => {
+                "after"
+            }
+            _ => continue,
+        };
+        let name = key.text().unwrap_or_default();
+        let message =
+            format!("`{name}` of `{}` says nothing: no step comes {missing} it", step.name);
+        problems.push(
+            Problem::new(Kind::BadParameter, key.span, message)
+                .cure(format!("remove it, or put a step {missing} `{}`", step.name)),
+        );
+    }
+}
+
+/// `transfer` says these for both steps; what a step says of them would be ignored or contradict it.
+pub(super) fn said_by_transfer(step: &Entry<'_>, problems: &mut Vec<Problem>) {
+    for (key, _) in step.settings {
+        let name = key.text().unwrap_or_default();
+        if ["prefill_only", "offers", "takes", "start"].contains(&name) {
+            let message = format!("`{name}` of `{}` is said by `transfer`", step.name);
+            problems.push(
+                Problem::new(Kind::BadParameter, key.span, message)
+                    .cure("remove it, or write the two steps out under `steps`"),
+            );
+        }
+    }
+}
