@@ -230,7 +230,7 @@ impl fmt::Display for Problems {
         }
         let count = self.problems.len();
         if count > MOST_SHOWN {
-            writeln!(f, "and {} more; these {MOST_SHOWN} come first", count - MOST_SHOWN)?;
+            writeln!(f, "and {} more after these", count - MOST_SHOWN)?;
         }
         let noun = if count == 1 { "problem" } else { "problems" };
         writeln!(f, "{}: {count} {noun}; the {} is not usable", self.file, self.subject)

@@ -72,7 +72,7 @@ fn thousands_of_problems_are_found_at_once_and_the_first_hundred_are_shown() {
     let (found, shown) = refused(&format!("pick: max_score\n{}\n", keys.join("\n")));
     assert_eq!(found, 20_000);
     assert_eq!(shown.matches("error[").count(), 100);
-    assert!(shown.contains("\nand 19900 more; "), "{shown}");
+    assert!(shown.contains("\nand 19900 more after these\n"), "{shown}");
     assert!(shown.ends_with("long.yaml: 20000 problems; the profile is not usable\n"));
     let (found, shown) = refused(&format!("{{pick: max_score, {}}}", keys.join(", ")));
     assert_eq!(found, 20_000);

@@ -145,12 +145,12 @@ fn a_request_waits_no_longer_than_it_says_itself() {
 fn an_infinite_cost_without_weight_adds_nothing() {
     let mut bench = Bench::with_pods(1);
     let profile = bench.profile(
-        "score: [least_load, expression: {score: 1.0 / 0.0, weight: 0}]\npick: max_score\n",
+        "score:\n  - expression: {cost: '2.0'}\n  - expression: {cost: 1.0 / 0.0, weight: 0}\npick: max_score\n",
     );
     let (_, explanation) = bench.explain(&profile, Bench::request(&[]));
     let pod = &explanation.steps[0].candidates[0];
     assert_eq!((pod.scores[1], pod.contributions[1]), (f64::INFINITY, 0.0));
-    assert_eq!(pod.total, Some(pod.contributions[0]));
+    assert_eq!(pod.total, Some(-2.0));
 }
 
 #[test]

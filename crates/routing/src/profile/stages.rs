@@ -156,12 +156,11 @@ const LARGEST: f64 = 1e12;
 fn weight(name: &str, node: &Node) -> Result<f64, Problem> {
     number(node).filter(|weight| (0.0..=LARGEST).contains(weight)).ok_or_else(|| {
         let found = node.text().unwrap_or_else(|| node.kind());
-        let message = match number(node) {
-            Some(weight) if weight > LARGEST => {
-                format!("weight of `{name}` is {found}; 1e12 is the most")
-            }
-            _ => format!("weight of `{name}` is {found}; weights must be zero or more"),
+        let rule = match number(node) {
+            Some(weight) if weight < 0.0 => "zero or more",
+            _ => "numbers up to 1e12",
         };
+        let message = format!("weight of `{name}` is {found}; weights must be {rule}");
         Problem::new(Kind::BadWeight, node.span, message).cure("give a number from 0 to 1e12")
     })
 }
