@@ -125,7 +125,11 @@ impl Settings {
                 _ if reserved.contains(&name) => {}
                 None => problems.push(unknown_parameter(entry.name, parameters, reserved, key)),
                 Some(Parameter { name, takes, .. }) => match takes.given(value) {
-                    Some(given) => all.push(Setting { name, span: value.span, value: given }),
+                    Some(given) => {
+                        // A value of several parts has no place of its own that could be marked.
+                        let span = value.text().map_or(key.span, |_| value.span);
+                        all.push(Setting { name, span, value: given });
+                    }
                     None => problems.push(bad_parameter(entry.name, *takes, key, value)),
                 },
             }

@@ -122,7 +122,7 @@ mod tests {
     fn no_cap_at_all_is_refused() {
         assert_eq!(
             Rehearsal::complaint(Stage::Filter, "concurrency"),
-            "`requests` of `concurrency`: no cap is given"
+            "`concurrency`: no cap is given"
         );
     }
 }

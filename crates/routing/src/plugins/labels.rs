@@ -158,7 +158,7 @@ mod tests {
         );
         assert_eq!(
             Rehearsal::complaint(Stage::Filter, "labels"),
-            "`match` of `labels`: nothing says which labels"
+            "`labels`: nothing says which labels"
         );
     }
 }

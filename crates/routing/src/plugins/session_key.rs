@@ -92,7 +92,7 @@ mod tests {
     fn a_key_from_nowhere_is_refused() {
         assert_eq!(
             Rehearsal::complaint(Stage::Prepare, "session_key"),
-            "`header` of `session_key`: nothing says where the session's name is"
+            "`session_key`: nothing says where the session's name is"
         );
     }
 }

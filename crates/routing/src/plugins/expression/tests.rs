@@ -125,7 +125,7 @@ fn what_does_not_compile_is_refused_with_line_and_column() {
         "`cost` of `expression`: line 1, column 14: the expression is a bool, but a score is a \
          number; choose one with `condition ? 1.0 : 0.0`"
     );
-    assert_eq!(complaint("expression"), "`score` of `expression`: there is no expression");
+    assert_eq!(complaint("expression"), "`expression`: there is no expression");
     assert_eq!(
         complaint("expression: {score: '1', cost: '1'}"),
         "`cost` of `expression`: a `score` is given as well"
