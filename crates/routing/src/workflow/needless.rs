@@ -4,6 +4,7 @@ use crate::problem::{Kind, Problem};
 use crate::settings::Entry;
 
 /// How many steps stand around one.
+#[derive(Clone, Copy)]
 pub(super) struct Around {
     pub(super) before: usize,
     pub(super) after: usize,
