@@ -84,7 +84,8 @@ impl Sketcher {
         let prompt = match &self.tokenizer {
             Some(tokenizer) => {
                 let mut tokens = Vec::new();
-                tokenizer.tokenize(&request(body, text), &mut tokens)?;
+                let tokenized = tokenizer.tokenize(&request(body, text), &mut tokens);
+                tokenized.map_err(|error| error.to_string())?;
                 self.hasher.hash_tokens(&tokens, root, chain);
                 tokens.len()
             }
