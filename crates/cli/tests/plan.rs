@@ -50,7 +50,7 @@ fn interleaved_documents_are_computed_about_once() {
     assert!(report["sharable"].as_f64().unwrap() > 0.8, "{report}");
     assert!(figure(2, "prefill_tokens") < 1.15 * least, "{report}");
     assert!(figure(0, "prefill_tokens") > 2.0 * least, "{report}");
-    assert!(figure(2, "makespan_seconds") < figure(1, "makespan_seconds"), "{report}");
+    assert!(figure(2, "makespan_seconds") < 1.01 * figure(1, "makespan_seconds"), "{report}");
     assert_eq!(report["biggest"][0]["requests"], 6);
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.contains("<rect ") && page.contains("6 requests share"), "the forest is drawn");

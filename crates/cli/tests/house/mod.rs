@@ -57,7 +57,8 @@ pub(crate) fn documents() -> Vec<Source> {
     let mut paths: Vec<_> = fs::read_dir(root())
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_file() && !path.ends_with("Cargo.lock"))
+        // In a linked work tree `.git` is a file that says where the repository is.
+        .filter(|path| path.is_file() && !path.ends_with("Cargo.lock") && !path.ends_with(".git"))
         .collect();
     paths.push(root().join(".ci/run"));
     paths.retain(|path| path.exists());

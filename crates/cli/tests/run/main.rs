@@ -97,6 +97,6 @@ fn what_cannot_be_run_is_said_before_anything_is_sent() {
         output.error.contains("begun with an input of 2 lines, and this one has 3"),
         "{output:?}"
     );
-    let output = other.run_at(&["https://engine"], &["--resume"]);
-    assert!(output.error.contains("not an http:// address"), "{output:?}");
+    let output = other.run_at(&["ftp://engine"], &["--resume"]);
+    assert!(output.error.contains("neither an http:// nor an https:// address"), "{output:?}");
 }

@@ -3,9 +3,9 @@
 use crate::gateway::Gateway;
 use crate::served::Exchange;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ const CLIENTS: usize = 64;
 struct Engine {
     port: u16,
     child: Child,
+    /// Kept open: an engine that cannot say anything more ends.
+    _says: Lines<BufReader<ChildStdout>>,
 }
 
 impl Engine {
@@ -44,9 +46,9 @@ impl Engine {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        lines.next().expect("the engine says where it listens").unwrap();
-        Self { port, child }
+        let mut says = BufReader::new(child.stdout.take().unwrap()).lines();
+        says.next().expect("the engine says where it listens").unwrap();
+        Self { port, child, _says: says }
     }
 
     fn kill(&mut self) {

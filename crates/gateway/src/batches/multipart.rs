@@ -199,7 +199,7 @@ mod tests {
             let mut parser = Multipart::of("multipart/form-data; boundary=b").unwrap();
             parser.feed(body.as_bytes(), &mut Vec::new())
         };
-        assert!(wrong("--bx").is_err());
+        assert!(wrong("--bxy").is_err());
         assert!(wrong("--b\r\nx: y\r\n\r\n").is_err());
         assert!(wrong(&format!("--b\r\n{}", "x".repeat(9_000))).is_err());
         assert!(wrong("--b\r\ncontent-disposition: form-data\r\n\r\n").is_err());
