@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs;
 use std::path::Path;
-use wornpath_events::wire::{Batch, Event, Limits, Message, decode, encode, records};
 use wornpath_events::grpc::{self, Report, Saying, What};
+use wornpath_events::wire::{Batch, Event, Limits, Message, decode, encode, records};
 use wornpath_fuzz::DIALECTS;
 
 /// Larger seeds make every mutation slower and teach the fuzzer nothing more.
@@ -145,10 +145,9 @@ fn typed(batch: &Batch) -> grpc::Batch {
             lora: stored.lora_name.unwrap_or_default().to_owned(),
             salt: String::new(),
         }),
-        Event::Removed(removed) => What::Removed(grpc::Removed {
-            blocks: names(removed.blocks),
-            tier: tier(removed.tier),
-        }),
+        Event::Removed(removed) => {
+            What::Removed(grpc::Removed { blocks: names(removed.blocks), tier: tier(removed.tier) })
+        }
         Event::Cleared => What::Cleared(grpc::Nothing {}),
     };
     let events = batch.events().map(|one| grpc::Event { what: Some(event(one)) });
