@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 fn demo() -> Command {
     let mut demo = Command::new(env!("CARGO_BIN_EXE_wornpath"));
-    demo.args(["demo", "--requests", "100"]);
+    demo.args(["demo", "--requests", "300"]);
     demo
 }
 
