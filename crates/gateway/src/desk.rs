@@ -4,13 +4,17 @@ use crate::lobby::Waiter;
 use crate::roster::Roster;
 use crate::seen::{CallSeen, Seen};
 use crate::state::Gateway;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wornpath_execution::{Called, Dispatch, Target, WorkerNumber};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Again;
 use wornpath_routing::{
-    Desk, Outcome, Profile, Rejection, Retry, Rng, RoutingContext, RoutingPlan, World,
+    Desk, Outcome, Profile, Rejection, Retry, Rng, RoutingContext, RoutingPlan, Settled, World,
 };
+
+/// How often a request is decided again because another one with its prefix was faster. Each time it finds
+/// that other one, so it loses again only to a third.
+const MOST_RACES: usize = 4;
 
 /// A thread that answers clients. Its lock is only ever wanted by itself, and by who polls the waiting
 /// room: it costs next to nothing.
@@ -25,58 +29,83 @@ struct Tools {
     rng: Rng,
 }
 
+impl Tools {
+    fn look<T>(
+        &mut self,
+        roster: &Roster,
+        now: Moment,
+        decide: impl FnOnce(&mut World<'_>) -> T,
+    ) -> T {
+        let Self { desk, rng } = self;
+        decide(&mut World { fleet: roster.fleet(), desk, now, rng })
+    }
+}
+
 impl Worker {
     pub(crate) fn new(gateway: Arc<Gateway>, number: usize) -> Self {
         let desk = Desk::with_memory(gateway.index(), Arc::new(gateway.memory.clone()));
-        let tools = Tools { desk, rng: Rng::new(gateway.seed(number)) };
+        let tools = Tools { desk, rng: gateway.chance(number) };
         Self { gateway, number: WorkerNumber(number), tools: Mutex::new(tools) }
     }
 
-    /// Shows the world to `decide`, as it is now.
+    /// Shows the world to `decide`, as it is now, and tells the index what comes of it.
     pub(crate) fn with_world<T>(
         &self,
         roster: &Roster,
         now: Moment,
         decide: impl FnOnce(&mut World<'_>) -> T,
     ) -> T {
-        let decided = self.with_world_unsettled(roster, now, decide);
-        self.settle();
+        let mut tools = self.tools();
+        let decided = tools.look(roster, now, decide);
+        // Not only with this thread's next decision: other threads decide too.
+        tools.desk.settle();
         decided
     }
 
-    /// Like `with_world`, but leaves it to the caller to settle once the request has been sent.
-    pub(crate) fn with_world_unsettled<T>(
+    /// Decides for a request whose body has so many bytes; again if another thread was faster to send the
+    /// same new prefix somewhere.
+    pub(crate) async fn decide(
         &self,
-        roster: &Roster,
-        now: Moment,
-        decide: impl FnOnce(&mut World<'_>) -> T,
-    ) -> T {
-        let mut tools = self.tools.lock().unwrap_or_else(PoisonError::into_inner);
-        let Tools { desk, rng } = &mut *tools;
-        decide(&mut World { fleet: roster.fleet(), desk, now, rng })
+        bytes: usize,
+        mut decide: impl FnMut(&mut World<'_>) -> Outcome,
+    ) -> Outcome {
+        let gateway = &self.gateway;
+        let is_long = bytes >= gateway.settings().limits.inline_bytes;
+        for _ in 0..MOST_RACES {
+            let (outcome, unsettled) = {
+                let mut tools = self.tools();
+                let outcome = tools.look(&gateway.roster(), gateway.now(), &mut decide);
+                if !is_long {
+                    let _claim = gateway.claims.hold(tools.desk.frontier());
+                    match tools.desk.settle_unless_beaten() {
+                        Settled::Told => return outcome,
+                        Settled::Beaten => continue,
+                    }
+                }
+                (outcome, tools.desk.unsettled())
+            };
+            // Apart for a long prompt: streams on this thread would feel it.
+            let Some(unsettled) = unsettled else { return outcome };
+            let owner = Arc::clone(gateway);
+            let told = gateway.background().spawn_blocking(move || {
+                let _claim = owner.claims.hold(unsettled.frontier());
+                unsettled.tell_unless_beaten(owner.index())
+            });
+            // It fails only if the gateway is ending.
+            if !matches!(told.await, Ok(Settled::Beaten)) {
+                return outcome;
+            }
+        }
+        self.with_world(&gateway.roster(), gateway.now(), decide)
     }
 
-    /// Tells the index what the last plan's pods will hold; not only with this thread's next decision:
-    /// other threads decide too.
-    pub(crate) fn settle(&self) {
-        self.tools.lock().unwrap_or_else(PoisonError::into_inner).desk.settle();
-    }
-
-    /// Like `settle`, apart for a long prompt: streams on this thread would feel it.
-    pub(crate) fn settle_body(&self, bytes: usize) {
-        if bytes < self.gateway.settings().limits.inline_bytes {
-            return self.settle();
-        }
-        let unsettled = self.tools.lock().unwrap_or_else(PoisonError::into_inner).desk.unsettled();
-        if let Some(unsettled) = unsettled {
-            let mut writer = self.gateway.index().writer();
-            self.gateway.background().spawn_blocking(move || unsettled.tell(&mut writer));
-        }
+    fn tools(&self) -> MutexGuard<'_, Tools> {
+        self.tools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A random number.
     pub(crate) fn random(&self) -> u64 {
-        self.tools.lock().unwrap_or_else(PoisonError::into_inner).rng.bits()
+        self.tools().rng.bits()
     }
 }
 

@@ -9,6 +9,7 @@
 pub mod admin;
 mod asked;
 mod batches;
+mod claims;
 mod client;
 pub mod config;
 mod desk;

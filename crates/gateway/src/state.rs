@@ -1,6 +1,7 @@
 //! What all threads of a gateway share.
 
 use crate::batches::Batches;
+use crate::claims::Claims;
 use crate::lobby::Lobby;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -17,7 +18,7 @@ use tokio::sync::Semaphore;
 use wornpath_events::{Clock, Pods};
 use wornpath_execution::{AddressError, RetryBudget};
 use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot};
-use wornpath_routing::{Health, Pod};
+use wornpath_routing::{Health, Pod, Rng};
 
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +72,7 @@ pub struct Gateway {
     pub(crate) memory: Memory,
     clock: Clock,
     seed: u64,
+    pub(crate) claims: Claims,
     pub(crate) lobby: Lobby,
     pub(crate) quotas: Quotas,
     pub(crate) sampler: Sampler,
@@ -98,6 +100,7 @@ impl Gateway {
         let clock = Clock::start();
         let (pods, rules) = (settings.pods.clone(), settings.event_rules);
         let gateway = Arc::new(Self {
+            claims: Claims::default(),
             lobby: Lobby::default(),
             quotas: Quotas::default(),
             sampler: Sampler::new(&settings),
@@ -249,11 +252,34 @@ impl Gateway {
     }
 
     /// Where a worker's chance comes from.
-    pub(crate) const fn seed(&self, worker: usize) -> u64 {
-        self.seed.wrapping_add((worker as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    pub(crate) fn chance(&self, worker: usize) -> Rng {
+        chance(self.seed, worker)
     }
+}
+
+/// A generator for each worker. Its state is itself drawn: states that follow from each other by a step would
+/// give two workers the same numbers, and their requests the same names.
+fn chance(seed: u64, worker: usize) -> Rng {
+    Rng::new(Rng::new(seed.wrapping_add(worker as u64)).bits())
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_two_workers_draw_the_same_numbers() {
+        for seed in 0..20 {
+            let drawn = (0..64).flat_map(|worker| {
+                let mut chance = chance(seed, worker);
+                (0..100).map(move |_| chance.bits()).collect::<Vec<_>>()
+            });
+            assert_eq!(drawn.collect::<HashSet<_>>().len(), 6400, "{seed}");
+        }
+    }
 }

@@ -61,10 +61,47 @@ pub trait Remember: fmt::Debug + Send + Sync {
 struct Expected {
     chain: Vec<BlockHash>,
     pods: Vec<(PodId, Moment)>,
+    frontier: Option<Frontier>,
+}
+
+/// How far a chain was known when a plan was made.
+#[derive(Clone, Copy, Debug)]
+struct Frontier {
+    /// The position of the first block that the plan's first pod has to compute.
+    own: usize,
+    /// The position of the first block that nobody held; the end of the chain if there was none. Another
+    /// thread may have been telling the index just then, so somebody may have been seen to hold a part
+    /// of what it will.
+    nobody: usize,
+}
+
+/// Whether what a plan expects was told to the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Settled {
+    /// It was.
+    Told,
+    /// It was not: since the plan was made, another request with the same prefix was sent somewhere. Deciding
+    /// again will find it there.
+    Beaten,
 }
 
 impl Expected {
+    /// The block that the plan's first pod begins with.
+    fn frontier(&self) -> Option<BlockHash> {
+        self.frontier.map(|frontier| self.chain[frontier.own])
+    }
+
+    /// Whether somebody will hold more of the chain than anybody did when the plan was made. That may be
+    /// the plan's own pod: then it was thought to have more to compute than it has.
+    fn is_beaten(&self, reader: &mut Reader, answer: &mut Answer) -> bool {
+        let block = self.frontier.and_then(|frontier| self.chain.get(frontier.nobody));
+        let Some(block) = block else { return false };
+        reader.lookup(std::slice::from_ref(block), answer);
+        answer.deepest().is_some()
+    }
+
     fn tell(&mut self, memory: Option<&dyn Remember>, writer: &mut Writer) {
+        self.frontier = None;
         for (pod, expires) in self.pods.drain(..) {
             if memory.is_some_and(|memory| memory.sent(writer, pod, &self.chain)) {
                 continue;
@@ -83,9 +120,20 @@ pub struct Unsettled {
 }
 
 impl Unsettled {
-    /// Tells it.
-    pub fn tell(mut self, writer: &mut Writer) {
-        self.expected.tell(self.memory.as_deref(), writer);
+    /// As [`Desk::frontier`].
+    #[must_use]
+    pub fn frontier(&self) -> Option<BlockHash> {
+        self.expected.frontier()
+    }
+
+    /// As [`Desk::settle_unless_beaten`].
+    #[must_use]
+    pub fn tell_unless_beaten(mut self, index: &Index) -> Settled {
+        if self.expected.is_beaten(&mut index.reader(), &mut Answer::default()) {
+            return Settled::Beaten;
+        }
+        self.expected.tell(self.memory.as_deref(), &mut index.writer());
+        Settled::Told
     }
 }
 
@@ -123,11 +171,31 @@ impl Desk {
         Self { memory: Some(memory), ..Self::new(index) }
     }
 
-    /// Tells the index what the pods of the last plan are expected to hold. The next decision does it
-    /// first, so calling it is never wrong and never needed; but right after a request was sent it
-    /// costs nobody any time.
+    /// Tells the index what the pods of the last plan are expected to hold. The next decision of this
+    /// desk does it first; other desks know of it only once it is told.
     pub fn settle(&mut self) {
         self.expected.tell(self.memory.as_deref(), &mut self.writer);
+    }
+
+    /// The first block that the last plan's first pod has to compute. Threads that settle plans with the
+    /// same frontier one after the other send requests with one new prefix to one pod, see
+    /// [`Desk::settle_unless_beaten`].
+    #[must_use]
+    pub fn frontier(&self) -> Option<BlockHash> {
+        self.expected.frontier()
+    }
+
+    /// Like [`Desk::settle`], unless another thread was faster with the same prefix: then nothing is told,
+    /// and the plan should be dropped and made again.
+    #[must_use]
+    pub fn settle_unless_beaten(&mut self) -> Settled {
+        if self.expected.is_beaten(&mut self.reader, &mut self.scratch.answer) {
+            self.expected.pods.clear();
+            self.expected.frontier = None;
+            return Settled::Beaten;
+        }
+        self.settle();
+        Settled::Told
     }
 
     /// What [`Desk::settle`] would tell, for whoever tells it elsewhere because it is long.
@@ -145,6 +213,9 @@ impl Desk {
         if self.expected.pods.is_empty() {
             self.expected.chain.clear();
             self.expected.chain.extend_from_slice(chain);
+            let own = self.scratch.answer.depth(pod.slot());
+            let nobody = self.scratch.answer.deepest().map_or(0, |level| level.depth);
+            self.expected.frontier = (own < chain.len()).then_some(Frontier { own, nobody });
         }
         self.expected.pods.push((pod, expires));
     }

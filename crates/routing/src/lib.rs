@@ -70,7 +70,7 @@ mod written;
 mod yaml;
 
 pub use assembly::{Assembly, Refused};
-pub use context::{Desk, Remember, RoutingContext, Unsettled, World};
+pub use context::{Desk, Remember, RoutingContext, Settled, Unsettled, World};
 pub use decide::Retry;
 pub use explain::{
     CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,

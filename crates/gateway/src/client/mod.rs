@@ -27,13 +27,11 @@ pub(crate) use relay::Reply;
 use relay::{Relay, Told};
 use serde_json::json;
 use std::convert::Infallible;
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use wornpath_execution::{Call, Carried, Edit, Kit, execute, splice};
 use wornpath_routing::queue::Again;
 use wornpath_routing::{
-    Explanation, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan,
+    Explanation, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan, World,
 };
 
 /// Answers one request.
@@ -131,10 +129,7 @@ async fn route(
     if plan.steps.len() == 1 {
         let (bytes, roster) = (call.body.len(), gateway.roster());
         let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
-        let carried = {
-            let executing = pin!(execute(plan, &call, &kit, &mut dispatcher));
-            once_sent(executing, || worker.settle_body(bytes)).await
-        };
+        let carried = execute(plan, &call, &kit, &mut dispatcher).await;
         record.seen = kept(dispatcher.seen);
         return Ok((carried?, turn));
     }
@@ -148,10 +143,7 @@ async fn route(
         let (worker, profile) = (&*worker, &profile);
         let (bytes, roster) = (call.body.len(), gateway.roster());
         let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
-        let carried = {
-            let executing = pin!(execute(plan, &call, &kit, &mut dispatcher));
-            once_sent(executing, || worker.settle_body(bytes)).await
-        };
+        let carried = execute(plan, &call, &kit, &mut dispatcher).await;
         (carried, dispatcher.seen)
     });
     match carried.await {
@@ -174,19 +166,6 @@ fn salted(read: &mut Read, call: &mut Call, settings: &Settings) -> Result<(), R
         read.request.salt = Some(salt);
     }
     Ok(())
-}
-
-/// Does something as soon as work has to wait: a request has been sent then, so nobody waits for it.
-async fn once_sent<T>(mut work: Pin<&mut impl Future<Output = T>>, then: impl FnOnce()) -> T {
-    let mut then = Some(then);
-    poll_fn(|context| {
-        let polled = work.as_mut().poll(context);
-        if let Some(then) = then.take() {
-            then();
-        }
-        polled
-    })
-    .await
 }
 
 /// A tenant with a quota must have a turn left.
@@ -262,20 +241,20 @@ async fn decide(
     (mut context, bytes): (RoutingContext, usize),
     seen: &mut Option<Box<Seen>>,
 ) -> Result<(Option<RoutingContext>, RoutingPlan), Refusal> {
-    let (gateway, now) = (&worker.gateway, worker.gateway.now());
-    let roster = gateway.roster();
-    let outcome = worker.with_world_unsettled(&roster, now, |world| match seen {
+    let gateway = &worker.gateway;
+    let decide = |world: &mut World<'_>| match seen {
         None => profile.decide(&mut context, world),
         Some(seen) => {
             let clock = || gateway.now();
             let mut recorder = Recorder::new(&clock);
             let outcome = profile.decide_explained(&mut context, world, &mut recorder);
             let prepare = std::mem::take(&mut seen.explanation.prepare);
-            seen.decided = now;
+            seen.decided = world.now;
             seen.explanation = Explanation { prepare, ..recorder.finish() };
             outcome
         }
-    });
+    };
+    let outcome = worker.decide(bytes, decide).await;
     match outcome {
         Outcome::Plan(plan) => Ok((Some(context), plan)),
         Outcome::Reject(rejection) => Err(rejection.into()),

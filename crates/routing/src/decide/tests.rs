@@ -5,11 +5,13 @@ use std::time::Duration;
 use wornpath_index::{Location, PodId, Tier};
 
 use super::*;
+use crate::context::Settled;
 use crate::fleet::PodFacts;
 use crate::fleet::Reservation;
 use crate::name::{Name, Role};
 use crate::plan::{CacheHint, CacheRun, Mutation, RoutingPlan, Start, Transfer};
 use crate::request::Request;
+use crate::rng::Rng;
 use crate::testing::{BLOCK, Bench};
 
 const CACHE_AFFINITY: &str = "\
@@ -184,6 +186,29 @@ fn what_is_expected_is_known_to_other_threads_once_it_is_settled() {
     bench.desk.settle();
     bench.desk = crate::context::Desk::new(&bench.index);
     assert_eq!(bench.chosen(&profile, Bench::request(&prompt(1, 8))), first);
+}
+
+#[test]
+fn whoever_decided_at_the_same_time_and_settles_later_is_beaten_and_follows() {
+    for seed in 0..20 {
+        let mut bench = Bench::with_pods(8);
+        let profile = bench.profile(CACHE_AFFINITY);
+        let mut other = Bench { rng: Rng::new(seed), ..Bench::with_pods(8) };
+        other.desk = crate::context::Desk::new(&bench.index);
+        let first = bench.chosen(&profile, Bench::request(&prompt(1, 8)));
+        let (mut longer, mut elsewhere) = (prompt(1, 8), prompt(2, 8));
+        longer.extend(prompt(3, 2));
+        other.chosen(&profile, Bench::request(&longer));
+        assert_eq!(bench.desk.frontier(), other.desk.frontier());
+        assert_eq!(bench.desk.settle_unless_beaten(), Settled::Told);
+        assert_eq!(other.desk.settle_unless_beaten(), Settled::Beaten, "wherever it would go");
+        assert_eq!(other.chosen(&profile, Bench::request(&longer)), first);
+        assert_eq!(other.desk.settle_unless_beaten(), Settled::Told);
+        elsewhere.truncate(longer.len());
+        other.chosen(&profile, Bench::request(&elsewhere));
+        bench.chosen(&profile, Bench::request(&longer));
+        assert_eq!(other.desk.settle_unless_beaten(), Settled::Told, "another prefix is no race");
+    }
 }
 
 #[test]

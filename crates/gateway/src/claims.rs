@@ -1,0 +1,29 @@
+//! Who of several threads is the first to send a new prefix somewhere.
+//!
+//! Two threads that decide at the same moment both find a new prefix nowhere, and would send it to two pods;
+//! whoever comes later would see it on both. So what a plan expects is told to the index under a claim on the
+//! first block that has to be computed. Who finds, once it has the claim, that another pod was told to compute
+//! that block since, decides again and follows. Threads whose prompts differ before that block never meet.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use wornpath_blocks::BlockHash;
+
+/// So many that threads with different prompts hardly ever wait for each other.
+const CLAIMS: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Claims([Mutex<()>; CLAIMS]);
+
+impl Default for Claims {
+    fn default() -> Self {
+        Self([const { Mutex::new(()) }; CLAIMS])
+    }
+}
+
+impl Claims {
+    /// Holds the claim on a block. Nothing to claim is claimed by everybody.
+    pub(crate) fn hold(&self, frontier: Option<BlockHash>) -> Option<MutexGuard<'_, ()>> {
+        let claim = &self.0[(frontier?.0 % CLAIMS as u64) as usize];
+        Some(claim.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
