@@ -16,7 +16,7 @@ const LEASE_MARGIN: Duration = Duration::from_secs(5);
 
 /// The course of one request so far.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Course {
+pub struct Course {
     excluded: Vec<PodId>,
     /// Tries of the step that is under way.
     tried: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Course {
 
 /// What to do now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Next {
+pub enum Next {
     /// The same step on another pod.
     OtherPod,
     /// The next step, which does the work of this one too.
@@ -39,12 +39,12 @@ pub(crate) enum Next {
 
 impl Course {
     /// A step begins.
-    pub(crate) const fn begin_step(&mut self) {
+    pub const fn begin_step(&mut self) {
         self.tried = 0;
     }
 
     /// The step failed on a pod. `may_retry` is asked only if a retry is wanted.
-    pub(crate) fn failed(
+    pub fn failed(
         &mut self,
         pod: Option<PodId>,
         policy: FailurePolicy,
@@ -60,7 +60,7 @@ impl Course {
     }
 
     /// Nobody is left for the step.
-    pub(crate) fn after_all(&mut self, then: Then, mut may_retry: impl FnMut() -> bool) -> Next {
+    pub fn after_all(&mut self, then: Then, mut may_retry: impl FnMut() -> bool) -> Next {
         match then {
             Then::Skip => Next::Skip,
             Then::Restart if self.restarts < MOST_RESTARTS && may_retry() => {
@@ -74,17 +74,20 @@ impl Course {
     }
 
     /// Pods that must not be chosen again.
-    pub(crate) fn excluded(&self) -> &[PodId] {
+    #[must_use]
+    pub fn excluded(&self) -> &[PodId] {
         &self.excluded
     }
 
     /// How often something was tried again.
-    pub(crate) const fn retries(&self) -> u32 {
+    #[must_use]
+    pub const fn retries(&self) -> u32 {
         self.retries
     }
 
     /// Pods tried for the step that is under way.
-    pub(crate) const fn tried(&self) -> u32 {
+    #[must_use]
+    pub const fn tried(&self) -> u32 {
         self.tried
     }
 }

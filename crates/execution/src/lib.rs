@@ -24,6 +24,7 @@ mod wire;
 pub use answer::{Answer, AnswerBody};
 pub use breaker::{Breaker, BreakerRules, Verdict};
 pub use budget::{BudgetRules, RetryBudget};
+pub use course::{Course, Next};
 pub use endpoint::{AddressError, Endpoint, WorkerNumber};
 pub use exchange::call;
 pub use execute::{Call, Called, Carried, Dispatch, Kit, Target, execute};

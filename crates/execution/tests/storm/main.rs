@@ -1,0 +1,262 @@
+//! The whole router in a storm, in virtual time: two routers made of the real parts, four engines, a broker, and
+//! everything going wrong at once: crashes, restarts at the same address, hangs, partitions, loss, repetition, delay,
+//! disorder, a broker that goes, comes back empty, routers that restart, clocks that run apart. What is promised must hold
+//! during the storm, and all of it once the storm is over.
+//!
+//! Every world runs from a seed: `WORNPATH_SEED=7` runs that one alone, `WORNPATH_SEEDS=5000` runs as many.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::print_stdout, reason = "how requests ended is worth knowing")]
+
+mod engine;
+mod faults;
+mod link;
+mod news;
+mod router;
+mod world;
+
+use engine::Prompt;
+use faults::Wiped;
+use link::Kind;
+use router::End;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+use world::{PODS, ROUTERS, World};
+use wornpath_routing::Breaker;
+
+const SECOND: Duration = Duration::from_secs(1);
+const STORM: u32 = 12;
+
+const PROFILES: [(&str, &str); 2] = [
+    ("cache-aware", include_str!("../../../../profiles/cache-aware.yaml")),
+    ("cache-affinity", include_str!("../../../../profiles/cache-affinity.yaml")),
+];
+
+fn seeds(by_default: u64) -> Range<u64> {
+    let read = |name| std::env::var(name).ok().and_then(|value: String| value.parse().ok());
+    match (read("WORNPATH_SEED"), read("WORNPATH_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, count) => 0..count.unwrap_or(by_default),
+    }
+}
+
+fn below(world: &mut World, end: u64) -> u64 {
+    world.rng.below(end as usize) as u64
+}
+
+fn millis(world: &mut World, range: Range<u64>) -> Duration {
+    Duration::from_millis(range.start + below(world, range.end - range.start))
+}
+
+/// One of a few long prefixes, and an end that is nearly always new.
+fn prompt(world: &mut World) -> Prompt {
+    let family = below(world, 8) as u32 + 1;
+    let shared = 2 + below(world, 14) as u32;
+    let mut blocks: Prompt = (0..shared).map(|at| family * 1000 + at).collect();
+    for _ in 0..below(world, 4) {
+        blocks.push(100_000 + below(world, 1_000_000) as u32);
+    }
+    blocks
+}
+
+/// Clients ask for a while, and some leave.
+fn traffic(world: &mut World, lasts: Duration) {
+    let mut at = Duration::ZERO;
+    while at < lasts {
+        let (router, prompt) = (below(world, ROUTERS as u64) as usize, prompt(world));
+        let request = world.ask(router, prompt, at);
+        if below(world, 30) == 0 {
+            let patience = millis(world, 0..200);
+            world.leave(request, at + patience);
+        }
+        at += millis(world, 1..25);
+    }
+}
+
+/// One thing goes wrong.
+fn fault(world: &mut World) {
+    let (router, pod) = (below(world, ROUTERS as u64) as usize, below(world, PODS as u64) as usize);
+    match below(world, 14) {
+        0..=2 => {
+            let down = millis(world, 1..2500);
+            world.crash(pod, down);
+        }
+        3 => {
+            let lasts = millis(world, 100..4000);
+            world.trouble(pod, None, lasts);
+        }
+        4 => {
+            let (slowness, lasts) = (2 + below(world, 20) as u32, millis(world, 100..4000));
+            world.trouble(pod, Some(slowness), lasts);
+        }
+        5 => world.links[router][pod].is_data_cut ^= true,
+        6 => world.links[router][pod].is_event_cut ^= true,
+        7 => {
+            let trouble = below(world, 40);
+            world.links.iter_mut().for_each(|links| links[pod].trouble = trouble);
+        }
+        8 => {
+            let slowest = millis(world, 1..800);
+            world.links[router][pod].slowest = slowest;
+        }
+        9 => world.reset_cache(pod),
+        10 => world.set_broker(false, Wiped::No),
+        11 => world.set_broker(false, Wiped::Yes),
+        12 => world.set_broker(true, Wiped::No),
+        _ => {
+            if below(world, 4) == 0 {
+                world.restart_router(router);
+            }
+        }
+    }
+}
+
+/// A world after its storm and the calm that follows.
+fn weathered(seed: u64, profile: (&'static str, &'static str)) -> World {
+    let mut world = World::new(seed, profile);
+    for _ in 0..STORM * 4 {
+        traffic(&mut world, SECOND / 4);
+        if below(&mut world, 2) == 0 {
+            fault(&mut world);
+        }
+        world.pass(SECOND / 4);
+    }
+    world.heal();
+    world.pass(SECOND * 6);
+    world
+}
+
+fn assert_exact(world: &World, when: &str) {
+    for (number, router) in world.routers.iter().enumerate() {
+        for (pod, (listener, _)) in router.listeners.iter().enumerate() {
+            let ours = router.index.digest(listener.id()).unwrap();
+            let theirs = world.engines[pod].digest();
+            assert_eq!(
+                ours.tiers,
+                theirs.tiers,
+                "seed {}, {when}: router {number} of pod {pod} ({:?}): {:?}",
+                world.seed,
+                world.kinds[pod],
+                listener.status(router.clock(world.now)),
+            );
+        }
+    }
+}
+
+/// One question a second and pod, by the clock of who asks.
+fn assert_paced(world: &World) {
+    for ((router, pod), asked) in &world.questions {
+        for pair in asked.windows(2) {
+            let pause = pair[1] - pair[0];
+            assert!(
+                pause >= SECOND,
+                "seed {}: router {router} asked about pod {pod} again after {pause:?}",
+                world.seed
+            );
+        }
+    }
+}
+
+fn tally(world: &World) -> BTreeMap<&'static str, usize> {
+    let mut tally = BTreeMap::new();
+    for end in world.ends.values() {
+        let name = match end {
+            End::Whole => "whole",
+            End::Broken => "broken and told",
+            End::Exhausted => "exhausted",
+            End::TurnedAway => "turned away",
+            End::Left => "left",
+        };
+        *tally.entry(name).or_default() += 1;
+    }
+    tally
+}
+
+/// Every fourth seed, so that four tests share them.
+fn survive(every_fourth_from: u64) {
+    let mut all: BTreeMap<&str, usize> = BTreeMap::new();
+    for seed in seeds(300).filter(|seed| seed % 4 == every_fourth_from) {
+        let profile = PROFILES[(seed / 4 % PROFILES.len() as u64) as usize];
+        let mut world = weathered(seed, profile);
+        assert_exact(&world, "six seconds after the storm");
+        assert_paced(&world);
+        for (name, count) in tally(&world) {
+            *all.entry(name).or_default() += count;
+        }
+        *all.entry("batches of lives that were over").or_default() += world.outdated;
+        for router in &world.routers {
+            router.assert_idle(seed);
+            let seen: Vec<_> = router.breakers.iter().map(|breaker| breaker.seen()).collect();
+            assert!(!seen.contains(&Breaker::Open), "seed {seed}: {seen:?}");
+        }
+        assert_calm(&mut world);
+    }
+    println!("{all:?}");
+}
+
+#[test]
+fn after_any_storm_the_index_is_exact() {
+    survive(0);
+}
+
+#[test]
+fn after_any_storm_nothing_is_left_of_requests_that_ended() {
+    survive(1);
+}
+
+#[test]
+fn after_any_storm_every_pod_is_used_again() {
+    survive(2);
+}
+
+#[test]
+fn after_any_storm_predictions_come_true() {
+    survive(3);
+}
+
+/// In calm weather every request is answered whole, and what was predicted is what the engine held.
+fn assert_calm(world: &mut World) {
+    let seed = world.seed;
+    // What was expected and never confirmed is over by then.
+    world.pass(SECOND * 60);
+    for _ in 0..20 {
+        for router in 0..ROUTERS {
+            let prompt = prompt(world);
+            let believed = world.routers[router].believed(&prompt);
+            let held: Vec<_> = world.engines.iter().map(|engine| engine.held(&prompt)).collect();
+            assert_eq!(
+                believed,
+                held,
+                "seed {seed}: router {router} {:?} {:?}",
+                world.kinds,
+                world.routers[router].listeners[3].0.status(world.routers[router].clock(world.now))
+            );
+            let request = world.ask(router, prompt, Duration::ZERO);
+            world.pass(SECOND);
+            assert_eq!(world.ends.get(&request), Some(&End::Whole), "seed {seed}");
+            let (predicted, actual) = world.predictions[&request];
+            assert_eq!(predicted, actual, "seed {seed}: router {router}");
+        }
+    }
+    assert_exact(world, "in calm weather");
+    let breakers = world.routers.iter().flat_map(|router| &router.breakers);
+    let closed = breakers.filter(|breaker| breaker.seen() == Breaker::Closed).count();
+    assert_eq!(closed, ROUTERS * PODS, "seed {seed}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_storm() {
+    for seed in seeds(6) {
+        let [one, other] = [(); 2].map(|()| weathered(seed, PROFILES[0]));
+        assert_eq!((one.trace, one.ends.len()), (other.trace, other.ends.len()), "seed {seed}");
+        assert_ne!(one.trace, weathered(seed + 1000, PROFILES[0]).trace, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_class_of_sources_is_among_the_seeds() {
+    let kinds: Vec<_> = seeds(300).flat_map(|seed| World::new(seed, PROFILES[0]).kinds).collect();
+    for kind in Kind::ALL {
+        assert!(kinds.len() < 16 || kinds.contains(&kind), "{kind:?}");
+    }
+}

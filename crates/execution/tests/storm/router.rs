@@ -1,0 +1,357 @@
+//! A router made of the real parts: index, feeds, profile, queue, breakers, retry budget and the course of each request;
+//! with a clock of its own that runs at its own speed.
+
+use crate::engine::{BLOCK, Prompt};
+use crate::link::Kind;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_blocks::HashKey;
+use wornpath_events::{Ask, Names, Pod as Listener, Rules, Serving, SourceId, State};
+use wornpath_execution::{Breaker, BreakerRules, BudgetRules, Course, Next, RetryBudget, Verdict};
+use wornpath_index::{Answer, Index, Limits, Moment, Writer};
+use wornpath_routing::queue::{Again, Held, Settled, Ticket, WaitingRoom};
+use wornpath_routing::{
+    Breaker as Seen, Desk, EventTrust, Fleet, ModelChoice, Models, Outcome, Pod, PodFacts, Profile,
+    Prompt as Routed, Request, Retry, Rng, RoutingContext, RoutingPlan, Surroundings, World,
+};
+
+const MODEL: &str = "stormy";
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// All of its answer came.
+    Whole,
+    /// Its answer broke off, and it was told so.
+    Broken,
+    /// Nobody answered it: the last attempt that it may have has failed, or the budget is spent.
+    Exhausted,
+    /// It was turned away.
+    TurnedAway,
+    /// The client left.
+    Left,
+}
+
+/// A call to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Send {
+    pub(crate) request: u64,
+    pub(crate) pod: usize,
+    /// Leading blocks that the pod is believed to hold.
+    pub(crate) predicted: usize,
+}
+
+/// What became of something that happened to a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Then {
+    Send(Send),
+    End(u64, End),
+}
+
+struct Ongoing {
+    context: Option<RoutingContext>,
+    course: Course,
+    plan: Option<RoutingPlan>,
+    ticket: Option<Ticket>,
+    has_begun: bool,
+}
+
+pub(crate) struct Router {
+    profile: Arc<Profile>,
+    pub(crate) fleet: Fleet,
+    pub(crate) index: Index,
+    desk: Desk,
+    pub(crate) writer: Writer,
+    rng: Rng,
+    room: WaitingRoom<u64>,
+    pub(crate) listeners: Vec<(Listener, SourceId)>,
+    pub(crate) breakers: Vec<Breaker>,
+    pub(crate) is_probing: Vec<bool>,
+    budget: RetryBudget,
+    ongoing: BTreeMap<u64, Ongoing>,
+    started: Moment,
+    ahead: Duration,
+    /// How fast its clock runs, in thousandths.
+    rate: u32,
+}
+
+impl Router {
+    pub(crate) fn new(profile: (&str, &str), kinds: &[Kind], seed: u64, now: Moment) -> Self {
+        let size = NonZeroUsize::new(BLOCK).unwrap();
+        let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, size, None));
+        let surroundings = Surroundings { models, ..Surroundings::default() };
+        let profile = Arc::new(Profile::check(profile.0, profile.1, &surroundings).unwrap());
+        let index = Index::new(Limits::default(), seed);
+        let (mut pods, mut listeners) = (Vec::new(), Vec::new());
+        for (number, kind) in kinds.iter().enumerate() {
+            let id = index.add_pod().unwrap();
+            pods.push(Pod::new(id, PodFacts::serving(&format!("p{number}"), MODEL)));
+            let serving = Serving {
+                key: HashKey::DEFAULT,
+                model: MODEL.to_owned(),
+                block_size: size,
+                names: Names::OfTheEngine,
+            };
+            let mut listener = Listener::new(&index, id, serving, Rules::default()).unwrap();
+            let source = listener.add_source(kind.abilities());
+            listeners.push((listener, source));
+        }
+        let mut rng = Rng::new(seed);
+        let ahead = Duration::from_millis(rng.below(3_600_000) as u64);
+        let rate = 950 + rng.below(101) as u32;
+        Self {
+            room: WaitingRoom::new(profile.queue_rules()).unwrap(),
+            profile,
+            fleet: Fleet::new(pods),
+            desk: Desk::new(&index),
+            writer: index.writer(),
+            index,
+            rng,
+            listeners,
+            breakers: kinds.iter().map(|_| Breaker::new(BreakerRules::default())).collect(),
+            is_probing: vec![false; kinds.len()],
+            budget: RetryBudget::new(BudgetRules::default(), ahead),
+            ongoing: BTreeMap::new(),
+            started: now,
+            ahead,
+            rate,
+        }
+    }
+
+    /// What its own clock shows.
+    pub(crate) fn clock(&self, now: Moment) -> Moment {
+        self.ahead + (now - self.started) * self.rate / 1000
+    }
+
+    /// A client asks.
+    pub(crate) fn ask(&mut self, request: u64, prompt: &Prompt, now: Moment) -> Option<Then> {
+        self.budget.request();
+        let tokens = prompt.iter().flat_map(|token| std::iter::repeat_n(*token, BLOCK)).collect();
+        let asked = Request {
+            model: ModelChoice { base: MODEL.into(), lora: None },
+            prompt: Routed::Tokens(tokens),
+            arrival: self.clock(now),
+            ..Request::default()
+        };
+        let mut context = self.profile.context(asked);
+        self.profile.prepare(&mut context).unwrap();
+        let new = Ongoing {
+            context: Some(context),
+            course: Course::default(),
+            plan: None,
+            ticket: None,
+            has_begun: false,
+        };
+        self.ongoing.insert(request, new);
+        self.decide(request, now)
+    }
+
+    /// Decides a request for the first time or again, without the pods where it failed.
+    fn decide(&mut self, request: u64, now: Moment) -> Option<Then> {
+        let now = self.clock(now);
+        let Self { profile, fleet, desk, rng, ongoing, .. } = self;
+        let one = ongoing.get_mut(&request)?;
+        let mut context = one.context.take()?;
+        let excluded = one.course.excluded().to_vec();
+        let mut world = World { fleet, desk, now, rng };
+        let retry = Retry { step: None, excluded: &excluded };
+        match profile.replan(&mut context, &mut world, retry) {
+            Outcome::Plan(plan) => {
+                one.context = Some(context);
+                Some(self.send(request, plan))
+            }
+            Outcome::Reject(_) => {
+                self.assert_nobody_could(&excluded);
+                Some(self.end(request, End::TurnedAway))
+            }
+            Outcome::Hold(hold) => {
+                let again = Again { step: None, excluded };
+                let held = Held { profile: Arc::clone(profile), context, again, item: request };
+                match self.room.hold(now, hold.class, held) {
+                    Ok(pushed) => {
+                        one.ticket = Some(pushed.ticket);
+                        let displaced = pushed.displaced.map(|held| held.item)?;
+                        Some(self.end(displaced, End::TurnedAway))
+                    }
+                    Err(_) => Some(self.end(request, End::TurnedAway)),
+                }
+            }
+        }
+    }
+
+    /// Whoever is turned away must have had nobody: every pod failed it or is cut off.
+    fn assert_nobody_could(&self, excluded: &[wornpath_index::PodId]) {
+        for (pod, breaker) in self.fleet.pods().iter().zip(&self.breakers) {
+            let is_free = breaker.seen() == Seen::Closed && !excluded.contains(&pod.id());
+            assert!(
+                !is_free,
+                "a request was turned away though {:?} could take it",
+                pod.facts().name
+            );
+        }
+    }
+
+    fn send(&mut self, request: u64, plan: RoutingPlan) -> Then {
+        self.desk.settle();
+        let step = &plan.steps[0];
+        let pod = self.fleet.find(step.pod.unwrap()).unwrap().position();
+        let predicted = step.cache.runs.iter().map(|run| run.blocks).sum();
+        let one = self.ongoing.get_mut(&request).unwrap();
+        (one.plan, one.ticket) = (Some(plan), None);
+        Then::Send(Send { request, pod, predicted })
+    }
+
+    fn end(&mut self, request: u64, end: End) -> Then {
+        self.ongoing.remove(&request);
+        Then::End(request, end)
+    }
+
+    /// Decides those who wait.
+    pub(crate) fn poll(&mut self, now: Moment) -> Vec<Then> {
+        let mut settled = Vec::new();
+        let now = self.clock(now);
+        let Self { fleet, desk, rng, room, .. } = self;
+        room.poll(&mut World { fleet, desk, now, rng }, &mut settled);
+        let mut then = Vec::new();
+        for (held, how) in settled {
+            let Some(one) = self.ongoing.get_mut(&held.item) else { continue };
+            one.context = Some(held.context);
+            then.push(match how {
+                Settled::Plan(plan) => self.send(held.item, plan),
+                Settled::Reject(_) => self.end(held.item, End::TurnedAway),
+            });
+        }
+        then
+    }
+
+    /// The first byte of an answer came.
+    pub(crate) fn first_byte(&mut self, request: u64, now: Moment) {
+        let clock = self.clock(now);
+        let Some(one) = self.ongoing.get_mut(&request) else { return };
+        one.has_begun = true;
+        let reservation = one.plan.as_mut().and_then(|plan| plan.steps[0].reservation.as_mut());
+        if let Some(reservation) = reservation {
+            reservation.first_token_at(clock);
+        }
+    }
+
+    /// The last byte came.
+    pub(crate) fn answered(&mut self, request: u64, pod: usize, now: Moment) -> Then {
+        self.judge(pod, Verdict::Good, now);
+        self.end(request, End::Whole)
+    }
+
+    /// A call failed.
+    pub(crate) fn failed(
+        &mut self,
+        request: u64,
+        (pod, verdict): (usize, Verdict),
+        now: Moment,
+    ) -> Option<Then> {
+        self.judge(pod, verdict, now);
+        let clock = self.clock(now);
+        let Self { ongoing, budget, fleet, .. } = self;
+        let one = ongoing.get_mut(&request)?;
+        if one.has_begun {
+            return Some(self.end(request, End::Broken));
+        }
+        let policy = one.plan.take().map(|plan| plan.steps[0].failure)?;
+        let pod = Some(fleet.pods()[pod].id());
+        match one.course.failed(pod, policy, || budget.spend(clock)) {
+            Next::OtherPod | Next::Restart => self.decide(request, now),
+            Next::Skip | Next::GiveUp => Some(self.end(request, End::Exhausted)),
+        }
+    }
+
+    /// The client has gone.
+    pub(crate) fn left(&mut self, request: u64) -> Option<Then> {
+        let one = self.ongoing.get(&request)?;
+        if let Some(ticket) = one.ticket {
+            self.room.cancel(ticket);
+        }
+        Some(self.end(request, End::Left))
+    }
+
+    pub(crate) fn is_ongoing(&self, request: u64) -> bool {
+        self.ongoing.contains_key(&request)
+    }
+
+    pub(crate) fn judge(&mut self, pod: usize, verdict: Verdict, now: Moment) {
+        let clock = self.clock(now);
+        self.breakers[pod].judge(verdict, clock);
+        self.show(pod);
+    }
+
+    pub(crate) fn probed(&mut self, pod: usize, verdict: Verdict, now: Moment) {
+        let clock = self.clock(now);
+        self.is_probing[pod] = false;
+        self.breakers[pod].probed(verdict, clock);
+        self.show(pod);
+    }
+
+    fn show(&self, pod: usize) {
+        self.fleet.pods()[pod].vitals().set_breaker(self.breakers[pod].seen());
+    }
+
+    /// What is done now and then. Returns the pods that should be probed.
+    pub(crate) fn tick(&mut self, now: Moment) -> Vec<usize> {
+        let clock = self.clock(now);
+        self.desk.settle();
+        self.writer.expire(clock);
+        let mut probes = Vec::new();
+        for number in 0..self.breakers.len() {
+            if self.breakers[number].tick(clock) && !self.is_probing[number] {
+                self.is_probing[number] = true;
+                probes.push(number);
+            }
+            self.show(number);
+            let (status, vitals) =
+                (self.listeners[number].0.status(clock), self.fleet.pods()[number].vitals());
+            vitals.set_trust(match status.state {
+                State::Live => EventTrust::Exact,
+                State::Partial => EventTrust::Partial,
+                _ => EventTrust::Unsure,
+            });
+            if let Some(age) = status.age {
+                vitals.heard_at(clock.saturating_sub(age));
+            }
+        }
+        probes
+    }
+
+    /// What a pod's feed wants to ask by now.
+    pub(crate) fn question(&mut self, pod: usize, clock: Moment) -> Option<(SourceId, Ask)> {
+        let listener = &mut self.listeners[pod].0;
+        if listener.next_tick().is_none_or(|due| due > clock) {
+            return None;
+        }
+        listener.tick(&mut self.writer, clock).unwrap()
+    }
+
+    /// Leading blocks of a prompt that the index says each pod holds.
+    pub(crate) fn believed(&self, prompt: &Prompt) -> Vec<usize> {
+        let size = NonZeroUsize::new(BLOCK).unwrap();
+        let models = Models::new(HashKey::DEFAULT).with(MODEL, size, None);
+        let root = models.root(&ModelChoice { base: MODEL.into(), lora: None }, None);
+        let hasher = models.all()[0].hasher();
+        let tokens: Vec<u32> =
+            prompt.iter().flat_map(|token| std::iter::repeat_n(*token, BLOCK)).collect();
+        let mut chain = Vec::new();
+        hasher.hash_tokens(&tokens, root, &mut chain);
+        let mut answer = Answer::default();
+        self.index.reader().lookup(&chain, &mut answer);
+        self.fleet.pods().iter().map(|pod| answer.depth(pod.slot())).collect()
+    }
+
+    /// That nothing is left of requests that have ended.
+    pub(crate) fn assert_idle(&self, seed: u64) {
+        assert!(self.ongoing.is_empty() && self.room.is_empty(), "seed {seed}: somebody waits");
+        for pod in self.fleet.pods() {
+            let vitals = pod.vitals();
+            let load = (vitals.requests(), vitals.prefill_tokens(), vitals.decode_tokens());
+            assert_eq!(load, (0, 0, 0), "seed {seed}: {:?}", pod.facts().name);
+        }
+    }
+}
