@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::cell::Cell;
 use std::fs;
 use std::io::Write;
@@ -109,6 +110,7 @@ pub(crate) struct ServeArguments {
 /// Serves until the process is told to end.
 pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let logging = Box::new(logging::LogLevel::start(arguments.log_level));
+    allow_many_connections();
     let path = arguments.config.clone();
     let mut tokenizers = Tokenizers::new(path.as_deref().unwrap_or(Path::new("")));
     let refused = |error: &dyn std::fmt::Display| {
@@ -151,6 +153,15 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error @ (ServeError::Settings(_) | ServeError::Around(_))) => refused(&error),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Every connection is an open file, and the usual limit on those is for programs of another kind: as many as the
+/// system allows are taken.
+fn allow_many_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!("the limit on open files stays at {:?}: {error}", limit.current);
     }
 }
 

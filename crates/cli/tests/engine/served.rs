@@ -150,7 +150,8 @@ impl Exchange {
         Self::send(address, &head, &body.to_string())
     }
 
-    fn send(address: &str, head: &str, body: &str) -> Self {
+    /// Sends a head, to which the length of the body is added, and the body.
+    pub(crate) fn send(address: &str, head: &str, body: &str) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let length = body.len();

@@ -16,6 +16,7 @@ mod recorder;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;
+mod siege;
 mod sockets;
 mod tls;
 mod traces;

@@ -126,3 +126,57 @@ async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, Refusal
     }
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::disallowed_methods, reason = "time is what is tested")]
+    use super::*;
+    use std::hint::black_box;
+    use std::time::Instant;
+
+    type Compare = fn(&KeyDigest, &KeyDigest) -> bool;
+
+    fn until_they_differ(one: &KeyDigest, other: &KeyDigest) -> bool {
+        one.0.iter().zip(&other.0).all(|(one, other)| black_box(one) == black_box(other))
+    }
+
+    /// How often a key that is nearly right took longer than one that is all wrong; a half if time tells nothing.
+    fn told_apart(compare: Compare) -> f64 {
+        let right = KeyDigest([7; 32]);
+        let mut nearly = right.clone();
+        nearly.0[31] ^= 1;
+        let wrong = KeyDigest([9; 32]);
+        let time = |given: &KeyDigest| {
+            let started = Instant::now();
+            for _ in 0..200 {
+                black_box(compare(black_box(given), black_box(&right)));
+            }
+            started.elapsed()
+        };
+        let rounds = 4000;
+        let mut longer = 0.0;
+        for round in 0..rounds {
+            let (nearly, wrong) = if round % 2 == 0 {
+                let nearly = time(&nearly);
+                (nearly, time(&wrong))
+            } else {
+                let wrong = time(&wrong);
+                (time(&nearly), wrong)
+            };
+            longer += match nearly.cmp(&wrong) {
+                std::cmp::Ordering::Greater => 1.0,
+                std::cmp::Ordering::Equal => 0.5,
+                std::cmp::Ordering::Less => 0.0,
+            };
+        }
+        longer / f64::from(rounds)
+    }
+
+    #[test]
+    fn how_long_a_key_is_compared_does_not_tell_how_much_of_it_is_right() {
+        let careless = told_apart(until_they_differ);
+        assert!(careless > 0.9, "the test would not notice a difference: {careless}");
+        let ours = told_apart(is_equal);
+        assert!((0.4..0.6).contains(&ours), "{ours}");
+    }
+}
