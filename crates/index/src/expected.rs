@@ -2,19 +2,21 @@
 //!
 //! Without them, every request of a burst with one new prefix would find it nowhere and go somewhere
 //! else. An expectation sets the pod's bit like a real block. The engine's event confirms it; if none
-//! comes in time it expires.
+//! comes in time it expires, and if there are too many, those that would expire next go first.
 //!
 //! An expectation covers a whole chain from its root, and renewing it renews everything before, so a
 //! block never expires before its descendants and expiry leaves no hole. A hole can come only when
 //! the engine removes a real block that an expected one follows; then the pod is not to be trusted to
 //! be contiguous until its expectations are gone.
 //!
-//! Expiry is asked for many times a second, and a router that knows nothing but what it has sent expects
-//! half a million blocks for minutes. So they wait in a heap, by when they would have expired as first
-//! noted; a renewed one is noted again when its first time comes.
+//! All of this happens for every request, and a router that knows nothing but what it has sent expects
+//! half a million blocks for minutes. So blocks are noted in runs, as they came, by when they would have
+//! expired then; a run that was renewed is noted again when its first time comes. And times are counted in
+//! steps: a prefix that is used a thousand times a second is renewed once in a step.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use wornpath_blocks::BlockHash;
@@ -25,22 +27,50 @@ use crate::by_block::ByBlock;
 /// clock: a simulator passes virtual time, a server passes real time.
 pub type Moment = Duration;
 
-/// Blocks that have gone may make up half of the heap, and a few more.
+/// Blocks that have gone may make up half of what is noted, and a few more.
 const MOST_GONE: usize = 64;
+
+/// A moment, counted in steps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Step(u32);
+
+impl Step {
+    /// As often as servers look for what has expired.
+    const LENGTH: Duration = Duration::from_millis(50);
+
+    /// The first step that is not before the moment: nothing expires early.
+    fn after(moment: Moment) -> Self {
+        Self(u32::try_from(moment.as_nanos().div_ceil(Self::LENGTH.as_nanos())).unwrap_or(u32::MAX))
+    }
+
+    fn before(moment: Moment) -> Self {
+        Self(u32::try_from(moment.as_nanos() / Self::LENGTH.as_nanos()).unwrap_or(u32::MAX))
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Expectation {
-    expires: Moment,
-    parent: Option<BlockHash>,
+    /// Of no block, if it is the first.
+    parent: Option<NonZeroU64>,
+    expires: Step,
     /// How many expected blocks follow it.
     followers: u32,
+}
+
+/// In which order blocks may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Order {
+    EndsFirst,
+    Any,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Expected {
     blocks: ByBlock<Expectation>,
-    /// Every block at a time no later than its own, the next to expire first; and some that have gone.
-    due: BinaryHeap<Reverse<(Moment, BlockHash)>>,
+    /// Runs of blocks, each in the order of its chain, by a time no later than their own.
+    due: BTreeMap<Step, VecDeque<Vec<BlockHash>>>,
+    /// How many blocks these have; some have gone.
+    noted: usize,
     /// How many expected blocks follow each block that is not expected itself: it is there.
     followed: ByBlock<u32>,
     /// A block that an expected one follows has gone.
@@ -61,17 +91,46 @@ impl Expected {
         self.broken
     }
 
-    pub(crate) fn insert(&mut self, block: BlockHash, parent: Option<BlockHash>, expires: Moment) {
-        // Mostly empty: few chains begin at a block that is there.
-        let followers = if self.followed.is_empty() { None } else { self.followed.remove(&block) };
-        let followers = followers.unwrap_or_default();
-        self.blocks.insert(block, Expectation { expires, parent, followers });
-        if self.due.len() >= MOST_GONE + 2 * self.blocks.len() {
-            let all = self.blocks.iter().map(|(block, known)| Reverse((known.expires, *block)));
-            self.due = all.collect();
-        } else {
-            self.due.push(Reverse((expires, block)));
+    /// Expects the blocks of a chain after `parent`, or expects them for longer. Those in `set`, which
+    /// are in the chain's order, are there already: expected or real.
+    pub(crate) fn expect(
+        &mut self,
+        parent: Option<BlockHash>,
+        chain: &[BlockHash],
+        set: &[BlockHash],
+        expires: Moment,
+    ) {
+        let expires = Step::after(expires);
+        self.renew(set, expires);
+        // Mostly the beginning of the chain is there and the rest is not.
+        let (mut at, mut set) = (0, set);
+        while at < chain.len() {
+            let old = chain[at..].iter().zip(set).take_while(|(block, set)| block == set).count();
+            (at, set) = (at + old, &set[old..]);
+            let ends = set.first().and_then(|next| chain[at..].iter().position(|it| it == next));
+            let new = &chain[at..ends.map_or(chain.len(), |ends| at + ends)];
+            let before = at.checked_sub(1).map_or(parent, |before| Some(chain[before]));
+            self.insert(before, new, expires);
+            at += new.len();
         }
+    }
+
+    /// Adds blocks that follow each other, and the first one `parent`.
+    fn insert(&mut self, parent: Option<BlockHash>, run: &[BlockHash], expires: Step) {
+        let Some(last) = run.last() else { return };
+        if self.noted + run.len() > MOST_GONE + 2 * (self.blocks.len() + run.len()) {
+            self.forget_gone();
+        }
+        let mut before = parent;
+        for block in run {
+            // Mostly empty: few chains begin at a block that is there.
+            let known = if self.followed.is_empty() { None } else { self.followed.remove(block) };
+            let followers = known.unwrap_or_default() + u32::from(block != last);
+            let parent = before.and_then(|before| NonZeroU64::new(before.0));
+            self.blocks.insert(*block, Expectation { parent, expires, followers });
+            before = Some(*block);
+        }
+        self.note(run.to_vec(), expires);
         let Some(parent) = parent else { return };
         match self.blocks.get_mut(&parent) {
             Some(expected) => expected.followers += 1,
@@ -79,11 +138,16 @@ impl Expected {
         }
     }
 
-    /// Puts the expiry off; `false` if the block is not expected.
-    pub(crate) fn renew(&mut self, block: BlockHash, expires: Moment) -> bool {
-        let Some(expectation) = self.blocks.get_mut(&block) else { return false };
-        expectation.expires = expectation.expires.max(expires);
-        true
+    /// Puts the expiry of a chain's blocks off, as far as they are expected. Nothing before one that
+    /// expires as late expires earlier.
+    fn renew(&mut self, chain: &[BlockHash], expires: Step) {
+        for block in chain.iter().rev() {
+            match self.blocks.get_mut(block) {
+                Some(expectation) if expectation.expires >= expires => return,
+                Some(expectation) => expectation.expires = expires,
+                None => {}
+            }
+        }
     }
 
     /// Ends the expectation of a block; `false` if there is none.
@@ -103,21 +167,74 @@ impl Expected {
 
     /// Takes out everything that has expired.
     pub(crate) fn take_expired(&mut self, now: Moment) -> Vec<BlockHash> {
-        let mut expired = Vec::new();
-        while self.due.peek().is_some_and(|due| due.0.0 <= now) {
-            let Some(Reverse((_, block))) = self.due.pop() else { break };
-            match self.blocks.get(&block) {
-                Some(expectation) if expectation.expires > now => {
-                    self.due.push(Reverse((expectation.expires, block)));
-                }
-                Some(_) => {
-                    self.take(block);
-                    expired.push(block);
-                }
-                None => {}
+        let (mut expired, now) = (Vec::new(), Step::before(now));
+        while let Some(due) = self.due.first_entry()
+            && *due.key() <= now
+        {
+            for run in due.remove() {
+                self.noted -= run.len();
+                let run = self.note_renewed(run, now);
+                expired.extend(run.into_iter().rev().filter(|block| self.take(*block)));
             }
         }
+        // None has a follower left, by how they are renewed; if one had, there would be a hole now.
+        if !self.followed.is_empty() {
+            self.broken |= expired.iter().any(|block| self.followed.contains_key(block));
+        }
         expired
+    }
+
+    /// Takes out `count` blocks that would expire next, or all there are; ends of chains first.
+    pub(crate) fn take_oldest(&mut self, count: usize, taken: &mut Vec<BlockHash>) {
+        let enough = taken.len() + count;
+        // Runs in a row of which nothing could be taken, because other runs continue them.
+        let mut stuck = 0;
+        while taken.len() < enough
+            && let Some(mut due) = self.due.first_entry()
+        {
+            let (step, runs) = (*due.key(), due.get_mut());
+            let Some(run) = runs.pop_front() else {
+                due.remove();
+                continue;
+            };
+            // What continues a run expires no later, so it comes before long. A hole is better than no end.
+            let order = if stuck > runs.len() { Order::Any } else { Order::EndsFirst };
+            self.noted -= run.len();
+            let (mut run, before) = (self.note_renewed(run, step), taken.len());
+            self.take_end(&mut run, order, enough, taken);
+            stuck = if run.is_empty() || taken.len() > before { 0 } else { stuck + 1 };
+            self.note_back(run, step, taken.len() >= enough);
+        }
+    }
+
+    /// Takes blocks off the end of a run, until there are enough or one that another run continues comes.
+    fn take_end(
+        &mut self,
+        run: &mut Vec<BlockHash>,
+        order: Order,
+        enough: usize,
+        taken: &mut Vec<BlockHash>,
+    ) {
+        while taken.len() < enough
+            && let Some(block) = run.last()
+        {
+            let Entry::Occupied(known) = self.blocks.entry(*block) else {
+                // Its event came.
+                run.pop();
+                continue;
+            };
+            let is_followed = known.get().followers > 0;
+            if is_followed && order == Order::EndsFirst {
+                return;
+            }
+            let Expectation { parent, followers, .. } = known.remove();
+            if is_followed {
+                self.broken = true;
+                self.followed.insert(*block, followers);
+            }
+            self.unfollow(parent);
+            taken.extend(run.pop());
+        }
     }
 
     /// Takes out everything.
@@ -127,8 +244,68 @@ impl Expected {
         all
     }
 
-    fn unfollow(&mut self, parent: Option<BlockHash>) {
+    fn note(&mut self, run: Vec<BlockHash>, expires: Step) {
+        self.noted += run.len();
+        self.due.entry(expires).or_default().push_back(run);
+    }
+
+    /// What is left of a run: the next to go, or to come after those that continue it.
+    fn note_back(&mut self, run: Vec<BlockHash>, step: Step, is_next: bool) {
+        if run.is_empty() {
+            return;
+        }
+        self.noted += run.len();
+        let runs = self.due.entry(step).or_default();
+        if is_next { runs.push_front(run) } else { runs.push_back(run) }
+    }
+
+    /// Notes those of a run that expire after `now` again, and gives back the others.
+    fn note_renewed(&mut self, run: Vec<BlockHash>, now: Step) -> Vec<BlockHash> {
+        // Nothing in a run expires later than its first block.
+        let first = run.first().and_then(|first| self.blocks.get(first));
+        if first.is_some_and(|first| first.expires <= now) {
+            return run;
+        }
+        let (mut kept, mut renewed, mut until) = (Vec::new(), Vec::new(), now);
+        for block in run {
+            let Some(expires) = self.blocks.get(&block).map(|known| known.expires) else {
+                continue;
+            };
+            if expires <= now {
+                kept.push(block);
+                continue;
+            }
+            if expires != until && !renewed.is_empty() {
+                self.note(std::mem::take(&mut renewed), until);
+            }
+            until = expires;
+            renewed.push(block);
+        }
+        if !renewed.is_empty() {
+            self.note(renewed, until);
+        }
+        kept
+    }
+
+    /// Notes what is expected anew, each block once.
+    fn forget_gone(&mut self) {
+        let mut known = std::mem::take(&mut self.blocks);
+        self.noted = 0;
+        for (step, runs) in std::mem::take(&mut self.due) {
+            for mut run in runs {
+                run.retain(|block| {
+                    let expectation = known.remove(block);
+                    self.blocks.extend(expectation.map(|expectation| (*block, expectation)));
+                    expectation.is_some()
+                });
+                self.note_back(run, step, false);
+            }
+        }
+    }
+
+    fn unfollow(&mut self, parent: Option<NonZeroU64>) {
         if let Some(parent) = parent {
+            let parent = BlockHash(parent.get());
             match self.blocks.get_mut(&parent) {
                 Some(expected) => expected.followers -= 1,
                 None => self.unfollow_held(parent),
@@ -150,51 +327,4 @@ impl Expected {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn at(seconds: u64) -> Moment {
-        Duration::from_secs(seconds)
-    }
-
-    #[test]
-    fn a_renewed_block_expires_at_its_new_time_and_a_taken_one_never() {
-        let mut expected = Expected::default();
-        for block in 1..=3 {
-            let parent = (block > 1).then(|| BlockHash(block - 1));
-            expected.insert(BlockHash(block), parent, at(10));
-        }
-        assert!(expected.renew(BlockHash(1), at(20)) && expected.take(BlockHash(3)));
-        assert!(expected.take_expired(at(9)).is_empty());
-        assert_eq!(expected.take_expired(at(10)), [BlockHash(2)]);
-        assert!(expected.take_expired(at(19)).is_empty());
-        assert_eq!(expected.take_expired(at(20)), [BlockHash(1)]);
-        assert!(expected.is_empty() && expected.due.is_empty());
-    }
-
-    #[test]
-    fn a_block_that_came_true_breaks_its_followers_when_it_goes() {
-        let mut expected = Expected::default();
-        expected.insert(BlockHash(2), Some(BlockHash(1)), at(10));
-        expected.insert(BlockHash(3), Some(BlockHash(2)), at(10));
-        assert!(expected.take(BlockHash(2)), "its event came");
-        expected.note_gone(BlockHash(1));
-        assert!(!expected.is_broken(), "nobody expected follows the first any more");
-        expected.note_gone(BlockHash(2));
-        assert!(expected.is_broken());
-        assert_eq!(expected.take_expired(at(10)), [BlockHash(3)]);
-        assert!(!expected.is_broken() && expected.followed.is_empty());
-    }
-
-    #[test]
-    fn blocks_that_come_and_go_do_not_pile_up() {
-        let mut expected = Expected::default();
-        expected.insert(BlockHash(0), None, at(1));
-        for round in 1..10_000 {
-            expected.insert(BlockHash(round % 7 + 1), None, at(600));
-            assert!(expected.take(BlockHash(round % 7 + 1)));
-            assert!(expected.due.len() <= MOST_GONE + 4);
-        }
-        assert_eq!(expected.take_expired(at(1)), [BlockHash(0)]);
-    }
-}
+mod tests;

@@ -95,8 +95,9 @@ impl Writer {
         })
     }
 
-    /// Expects a pod to hold a whole chain soon, until `expires`. `false` if the cap does not allow it, or
-    /// not all of it. Others may change the pod between pieces of a long chain.
+    /// Expects a pod to hold a whole chain soon, until `expires`. At the pod's cap, what would expire next is no
+    /// longer expected. `false` if the chain is longer than the cap, or all pods together are at theirs: then
+    /// it is expected in part. Others may change the pod between pieces of a long chain.
     pub fn expect(
         &mut self,
         pod: PodId,
@@ -247,30 +248,22 @@ impl Change<'_> {
         self.count(before);
     }
 
-    fn expect(
-        &mut self,
-        mut parent: Option<BlockHash>,
-        chain: &[BlockHash],
-        expires: Moment,
-    ) -> bool {
-        let before = self.ledger.weight();
-        let expected = self.ledger.expected.len() + chain.len();
-        if expected > self.shared.limits.expected_per_pod || chain.len() > self.left() {
+    fn expect(&mut self, parent: Option<BlockHash>, chain: &[BlockHash], expires: Moment) -> bool {
+        let (before, most) = (self.ledger.weight(), self.shared.limits.expected_per_pod);
+        if chain.len() > most || chain.len() > self.left() {
             return false;
         }
-        let Self { desk: Desk { view, set: known, .. }, .. } = self;
+        let Desk { view, set, clear } = &mut *self.desk;
         let mut bits = Bits::new(&self.shared.directory, &self.shared.sets, view, self.slot);
-        bits.set(chain, |block| known.push(block));
-        let mut still_known = known.iter().peekable();
-        for block in chain {
-            if still_known.next_if_eq(&block).is_some() {
-                self.ledger.expected.renew(*block, expires);
-            } else {
-                self.ledger.expected.insert(*block, parent, expires);
-            }
-            parent = Some(*block);
+        bits.set(chain, |block| set.push(block));
+        self.ledger.expected.expect(parent, chain, set, expires);
+        set.clear();
+        let surplus = self.ledger.expected.len().saturating_sub(most);
+        if surplus > 0 {
+            self.ledger.expected.take_oldest(surplus, clear);
+            self.ledger.counters.expired += surplus as u64;
+            self.commit();
         }
-        known.clear();
         self.count(before);
         mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
         true

@@ -1,0 +1,159 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const fn at(seconds: u64) -> Moment {
+    Duration::from_secs(seconds)
+}
+
+fn blocks(numbers: impl IntoIterator<Item = u64>) -> Vec<BlockHash> {
+    numbers.into_iter().map(BlockHash).collect()
+}
+
+fn expected(chain: &[BlockHash], expires: Moment) -> Expected {
+    let mut expected = Expected::default();
+    expected.expect(None, chain, &[], expires);
+    expected
+}
+
+#[test]
+fn a_renewed_block_expires_at_its_new_time_and_a_taken_one_never() {
+    let chain = blocks(1..=4);
+    let mut expected = expected(&chain, at(10));
+    expected.expect(None, &chain[..1], &chain[..1], at(20));
+    assert!(expected.take(BlockHash(4)));
+    assert!(expected.take_expired(Duration::from_millis(9_999)).is_empty());
+    assert_eq!(expected.take_expired(at(10)), blocks([3, 2]), "the end first");
+    assert!(expected.take_expired(at(19)).is_empty());
+    assert_eq!(expected.take_expired(at(20)), blocks([1]));
+    assert!(expected.is_empty() && expected.due.is_empty() && expected.noted == 0);
+    assert!(!expected.is_broken());
+}
+
+#[test]
+fn nothing_expires_before_its_time_and_all_of_it_within_a_step() {
+    let mut expected = expected(&blocks([1]), Duration::from_millis(1_001));
+    assert!(expected.take_expired(Duration::from_millis(1_049)).is_empty());
+    assert_eq!(expected.take_expired(Duration::from_millis(1_050)), blocks([1]));
+}
+
+#[test]
+fn a_block_that_came_true_breaks_its_followers_when_it_goes() {
+    let mut expected = Expected::default();
+    expected.expect(None, &blocks([1, 2, 3]), &blocks([1]), at(10));
+    assert!(expected.take(BlockHash(2)), "its event came");
+    expected.note_gone(BlockHash(1));
+    assert!(!expected.is_broken(), "nobody expected follows the first any more");
+    expected.note_gone(BlockHash(2));
+    assert!(expected.is_broken());
+    assert_eq!(expected.take_expired(at(10)), blocks([3]));
+    assert!(!expected.is_broken() && expected.followed.is_empty());
+}
+
+#[test]
+fn a_chain_may_be_there_in_parts() {
+    let mut expected = Expected::default();
+    expected.expect(None, &blocks(1..=6), &blocks([2, 3, 5]), at(10));
+    assert_eq!(expected.len(), 3);
+    for real in [3, 5] {
+        assert_eq!(expected.followed.get(&BlockHash(real)), Some(&1), "{real}");
+    }
+    assert_eq!(expected.followed.len(), 2, "the first is followed by one that is there");
+}
+
+#[test]
+fn blocks_that_come_and_go_do_not_pile_up() {
+    let mut expected = expected(&blocks([99]), at(1));
+    for round in 1..10_000 {
+        let block = blocks([round % 7 + 1]);
+        expected.expect(None, &block, &[], at(600));
+        assert!(expected.take(block[0]));
+        assert!(expected.noted <= MOST_GONE + 4, "{}", expected.noted);
+    }
+    assert_eq!(expected.take_expired(at(1)), blocks([99]));
+}
+
+#[test]
+fn what_was_expected_longest_ago_goes_first_and_what_is_still_used_stays() {
+    let (old, used, new) = (blocks(1..=3), blocks([1, 2, 13, 14]), blocks(21..=23));
+    let mut expected = expected(&old, at(10));
+    expected.expect(None, &used, &old[..2], at(10));
+    expected.expect(None, &new, &[], at(10));
+    let mut taken = Vec::new();
+    expected.take_oldest(1, &mut taken);
+    assert_eq!(taken, blocks([3]), "the others of its chain are followed");
+    expected.expect(None, &used, &used, at(11));
+    expected.take_oldest(3, &mut taken);
+    assert_eq!(taken, blocks([3, 23, 22, 21]));
+    expected.take_oldest(9, &mut taken);
+    assert_eq!(taken.len(), 7);
+    assert!(expected.is_empty() && expected.noted == 0 && !expected.is_broken());
+}
+
+/// Block `depth` of a family's chain; families share their first three blocks in pairs.
+fn block(family: u64, depth: u64) -> BlockHash {
+    let family = if depth < 3 { family / 2 } else { 100 + family };
+    BlockHash((family + 1) << 16 | depth)
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Expect { family: u64, length: u64, lasts: u64 },
+    Pass(u64),
+    TakeOldest(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        4 => (0..8_u64, 1..12_u64, 1..4_u64)
+            .prop_map(|(family, length, lasts)| Act::Expect { family, length, lasts }),
+        1 => (0..3_u64).prop_map(Act::Pass),
+        1 => (1..20_usize).prop_map(Act::TakeOldest),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn they_expire_like_those_of_a_naive_model_and_never_leave_a_hole(
+        acts in prop::collection::vec(act(), 1..80),
+    ) {
+        let (mut expected, mut model, mut now) = (Expected::default(), BTreeMap::new(), 0);
+        for act in acts {
+            match act {
+                Act::Expect { family, length, lasts } => {
+                    let chain: Vec<_> = (0..length).map(|depth| block(family, depth)).collect();
+                    let set: Vec<_> =
+                        chain.iter().copied().filter(|it| model.contains_key(it)).collect();
+                    expected.expect(None, &chain, &set, at(now + lasts));
+                    for block in chain {
+                        let until = model.entry(block).or_insert(0);
+                        *until = (now + lasts).max(*until);
+                    }
+                }
+                Act::Pass(seconds) => {
+                    now += seconds;
+                    let mut gone = expected.take_expired(at(now));
+                    gone.sort();
+                    let due: Vec<_> =
+                        model.iter().filter(|(_, until)| **until <= now).map(|(it, _)| *it).collect();
+                    prop_assert_eq!(gone, due);
+                    model.retain(|_, until| *until > now);
+                }
+                Act::TakeOldest(count) => {
+                    let mut taken = Vec::new();
+                    expected.take_oldest(count, &mut taken);
+                    prop_assert_eq!(taken.len(), count.min(model.len()));
+                    let latest = taken.iter().filter_map(|it| model.remove(it)).max();
+                    let next = model.values().copied().min();
+                    prop_assert!(latest <= next || next.is_none(), "older ones stayed");
+                }
+            }
+            prop_assert_eq!(expected.len(), model.len());
+            prop_assert!(!expected.is_broken());
+            for (family, depth) in (0..8).flat_map(|family| (1..12).map(move |depth| (family, depth))) {
+                let has = |depth| model.contains_key(&block(family, depth));
+                prop_assert!(has(depth - 1) || !has(depth), "a hole before {depth} of {family}");
+            }
+        }
+    }
+}
