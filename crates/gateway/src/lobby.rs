@@ -4,23 +4,62 @@
 //! that waits has a channel by which its thread learns how the wait ended. It is polled when a request
 //! ends, when one begins to wait, and by the ticker. Profiles that say the same of waiting share a queue,
 //! and with it the turns of tenants.
+//!
+//! A poll decides everybody who waits, so with many who wait and many who end, threads would do nothing
+//! else. After a poll there is a rest of several times what it took; whoever comes meanwhile rings, and
+//! somebody polls a millisecond later if nobody did before.
 
 use crate::desk::Worker;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::oneshot;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot};
+use wornpath_index::Moment;
 use wornpath_routing::queue::{Again, Held, Pushed, QueueRules, Settled, Ticket, WaitingRoom};
 use wornpath_routing::{Hold, Profile, Rejection, RoutingContext, RoutingPlan};
 
 /// How a wait ended, with the context that waited.
 type News = (RoutingContext, Settled);
 
-type Room = WaitingRoom<oneshot::Sender<News>>;
+type Door = oneshot::Sender<News>;
+
+/// The rooms where somebody waits. One that is empty is forgotten, as another configuration may have other rules;
+/// so tickets begin anew, and only with the room's number say who is meant.
+#[derive(Debug)]
+struct Rooms<T> {
+    open: Vec<Numbered<T>>,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Numbered<T> {
+    number: u64,
+    rules: QueueRules,
+    room: WaitingRoom<T>,
+}
+
+impl<T> Default for Rooms<T> {
+    fn default() -> Self {
+        Self { open: Vec::new(), last: 0 }
+    }
+}
+
+type Guard<'a> = MutexGuard<'a, Rooms<Door>>;
+
+/// How many times longer the rest is than the poll before it.
+const REST: u32 = 9;
+/// How late a poll may be at most, rest or not.
+const LATEST: Duration = Duration::from_millis(1);
 
 /// The waiting rooms and their door.
 #[derive(Debug, Default)]
 pub(crate) struct Lobby {
-    rooms: Mutex<Vec<(QueueRules, Room)>>,
+    rooms: Mutex<Rooms<Door>>,
+    /// Nanoseconds since the start until which polls rest.
+    rests_until: AtomicU64,
+    /// Rung by whoever did not poll because of that.
+    bell: Notify,
     waiting: AtomicUsize,
     /// Of the bodies that wait.
     bytes: AtomicUsize,
@@ -38,23 +77,22 @@ pub(crate) struct Waiter<'a> {
 /// How a wait ended. The context is lost only with the gateway itself.
 pub(crate) type Waited = (Option<RoutingContext>, Result<RoutingPlan, Rejection>);
 
+/// The number of a room, and a ticket there.
+type Place = (u64, Ticket);
+
 /// Takes the request out when its wait is over, or if its client goes before.
 struct Leave<'a> {
     lobby: &'a Lobby,
-    place: Option<(QueueRules, Ticket)>,
+    place: Option<Place>,
     bytes: usize,
 }
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
         self.lobby.bytes.fetch_sub(self.bytes, Relaxed);
-        let Some((rules, ticket)) = self.place else { return };
+        let Some(place) = self.place else { return };
         let mut rooms = self.lobby.lock();
-        if let Some((_, room)) = rooms.iter_mut().find(|(known, _)| *known == rules) {
-            room.cancel(ticket);
-        }
-        // Another configuration may have other rules: what nobody waits by is forgotten.
-        rooms.retain(|(_, room)| !room.is_empty());
+        rooms.leave(place);
         self.lobby.count(&rooms);
     }
 }
@@ -79,12 +117,12 @@ impl Lobby {
         let (sender, news) = oneshot::channel();
         let held = Held { profile: Arc::clone(profile), context, again, item: sender };
         let full = || busy("as many requests wait as may; every pod is busy");
-        let pushed = match self.push(worker, hold, held) {
+        let (place, displaced) = match self.push(worker, hold, held) {
             Ok(pushed) => pushed,
             Err(context) => return (Some(*context), Err(full())),
         };
-        leave.place = Some((profile.queue_rules(), pushed.ticket));
-        if let Some(displaced) = pushed.displaced {
+        leave.place = Some(place);
+        if let Some(displaced) = displaced {
             let _ = displaced.item.send((displaced.context, Settled::Reject(full())));
         }
         // Room may have come between the decision and now, and nobody would tell.
@@ -96,55 +134,139 @@ impl Lobby {
         }
     }
 
-    /// Into the room of its profile's rules; gives the context back if that is full.
+    /// Into the room of its profile's rules, where somebody else may have to go for it; gives the context back
+    /// if that is full.
     fn push(
         &self,
         worker: &Worker,
         hold: Hold,
-        held: Held<oneshot::Sender<News>>,
-    ) -> Result<Pushed<Held<oneshot::Sender<News>>>, Box<RoutingContext>> {
-        let rules = held.profile.queue_rules();
+        held: Held<Door>,
+    ) -> Result<(Place, Option<Held<Door>>), Box<RoutingContext>> {
         let mut rooms = self.lock();
-        let at = match rooms.iter().position(|(known, _)| *known == rules) {
-            Some(at) => at,
-            None => {
-                // A profile whose rules make no sense was refused.
-                let Ok(room) = WaitingRoom::new(rules) else {
-                    return Err(Box::new(held.context));
-                };
-                rooms.push((rules, room));
-                rooms.len() - 1
-            }
-        };
-        let pushed = rooms[at].1.hold(worker.gateway.now(), hold.class, held);
+        let entered = rooms.enter(worker.gateway.now(), hold, held);
         self.count(&rooms);
-        pushed.map_err(|full| Box::new(full.item.context))
+        entered
     }
 
-    /// Decides those who wait again. Costs one load if nobody does.
+    /// Decides those who wait again, now or soon. Costs one load if nobody does.
     pub(crate) fn poll(&self, worker: &Worker) {
         if self.waiting() == 0 {
             return;
         }
-        let mut settled = Vec::new();
-        {
-            let (mut rooms, roster) = (self.lock(), worker.gateway.roster());
-            worker.with_world(&roster, worker.gateway.now(), |world| {
-                rooms.iter_mut().for_each(|(_, room)| room.poll(world, &mut settled));
-            });
-            self.count(&rooms);
+        let now = worker.gateway.now();
+        if nanos(now) < self.rests_until.load(Relaxed) {
+            self.bell.notify_one();
+            return;
         }
+        match self.rooms.try_lock() {
+            Ok(rooms) => self.decide_all(worker, now, rooms),
+            Err(TryLockError::Poisoned(rooms)) => self.decide_all(worker, now, rooms.into_inner()),
+            // Who polls now may have seen what has changed, or not.
+            Err(TryLockError::WouldBlock) => self.bell.notify_one(),
+        }
+    }
+
+    /// Polls for those who did not, for as long as it is polled.
+    pub(crate) async fn answer_bell(&self, worker: &Worker) -> Infallible {
+        loop {
+            self.bell.notified().await;
+            tokio::time::sleep(LATEST).await;
+            self.decide_all(worker, worker.gateway.now(), self.lock());
+        }
+    }
+
+    fn decide_all(&self, worker: &Worker, now: Moment, mut rooms: Guard<'_>) {
+        let (mut settled, roster) = (Vec::new(), worker.gateway.roster());
+        worker.with_world(&roster, now, |world| {
+            rooms.open.iter_mut().for_each(|it| it.room.poll(world, &mut settled));
+        });
+        self.count(&rooms);
+        let ended = worker.gateway.now();
+        let rest = ended.saturating_sub(now) * REST;
+        self.rests_until.store(nanos(ended + rest.min(LATEST)), Relaxed);
+        drop(rooms);
         for (held, how) in settled {
             // If the client has gone, the plan comes back with the message and gives back its load.
             let _ = held.item.send((held.context, how));
         }
     }
 
-    fn count(&self, rooms: &[(QueueRules, Room)]) {
-        self.waiting.store(rooms.iter().map(|(_, room)| room.len()).sum(), Relaxed);
+    fn count(&self, rooms: &Rooms<Door>) {
+        self.waiting.store(rooms.open.iter().map(|it| it.room.len()).sum(), Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(QueueRules, Room)>> {
+    fn lock(&self) -> Guard<'_> {
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Rooms<T> {
+    fn enter(
+        &mut self,
+        now: Moment,
+        hold: Hold,
+        held: Held<T>,
+    ) -> Result<(Place, Option<Held<T>>), Box<RoutingContext>> {
+        let rules = held.profile.queue_rules();
+        let at = match self.open.iter().position(|it| it.rules == rules) {
+            Some(at) => at,
+            None => {
+                // A profile whose rules make no sense was refused.
+                let Ok(room) = WaitingRoom::new(rules) else {
+                    return Err(Box::new(held.context));
+                };
+                self.last += 1;
+                self.open.push(Numbered { number: self.last, rules, room });
+                self.open.len() - 1
+            }
+        };
+        let Numbered { number, room, .. } = &mut self.open[at];
+        let Pushed { ticket, displaced } =
+            room.hold(now, hold.class, held).map_err(|full| Box::new(full.item.context))?;
+        Ok(((*number, ticket), displaced))
+    }
+
+    /// Takes a request out, if it still waits.
+    fn leave(&mut self, (number, ticket): Place) {
+        if let Some(it) = self.open.iter_mut().find(|it| it.number == number) {
+            it.room.cancel(ticket);
+        }
+        self.open.retain(|it| !it.room.is_empty());
+    }
+}
+
+fn nanos(moment: Moment) -> u64 {
+    u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wornpath_routing::queue::{Priority, Tenant, Waiting};
+    use wornpath_routing::{Request, Surroundings};
+
+    #[test]
+    fn who_leaves_late_takes_nobody_else_out() {
+        let profile = Profile::check("p", "pick: random\n", &Surroundings::default()).unwrap();
+        let profile = Arc::new(profile);
+        let mut rooms = Rooms::default();
+        let mut enter = |rooms: &mut Rooms<&str>, item| {
+            let context = profile.context(Request::default());
+            let held =
+                Held { profile: Arc::clone(&profile), context, again: Again::default(), item };
+            let (weight, priority) = (1, Priority::NORMAL);
+            let (tenant, cost) = (Tenant(0), Duration::ZERO);
+            let deadline = Duration::from_secs(9);
+            let class = Waiting { tenant, weight, priority, cost, deadline };
+            rooms.enter(Duration::ZERO, Hold { class }, held).unwrap().0
+        };
+        let first = enter(&mut rooms, "first");
+        rooms.leave(first);
+        let second = enter(&mut rooms, "second");
+        assert_eq!(first.1, second.1, "tickets begin anew");
+        rooms.leave(first);
+        assert_eq!(rooms.open[0].room.len(), 1);
+        rooms.leave(second);
+        assert!(rooms.open.is_empty());
     }
 }

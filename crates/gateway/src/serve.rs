@@ -108,7 +108,8 @@ pub fn serve(
             let events = Arc::clone(gateway.events());
             tokio::spawn(async move { keep_time(&events, clock).await });
             let overseer = Arc::new(Worker::new(Arc::clone(&gateway), workers));
-            tokio::spawn(look_after(Arc::clone(&gateway), overseer));
+            tokio::spawn(look_after(Arc::clone(&gateway), Arc::clone(&overseer)));
+            tokio::spawn(async move { overseer.gateway.lobby.answer_bell(&overseer).await });
             let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway), limits));
             told_to_end().await?;
             tracing::info!("told to end: not ready from now on");

@@ -108,8 +108,10 @@ impl Relay {
                     // It came with all others, and tells nothing about speed.
                     Told::ByBreaking => load.first_token(),
                 }
-                // Its prompt is computed: whoever waits for this pod may go now.
-                open.worker.gateway.lobby.poll(&open.worker);
+                // Its prompt is computed: whoever waits for this pod may go now, or at its end if that is now.
+                if !self.body.is_end_stream() {
+                    open.worker.gateway.lobby.poll(&open.worker);
+                }
             }
             open.has_begun = true;
         }
