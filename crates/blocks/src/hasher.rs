@@ -108,15 +108,61 @@ impl TextHasher {
         self.chunk_bytes
     }
 
+    fn follow(&self, prefix: BlockHash, chunk: &[u8]) -> BlockHash {
+        prefix.then(ContentHash(xxh3_64_with_secret(chunk, &self.secret)))
+    }
+
     /// Appends the hash of every full chunk of `text` to `out`, the first one following `root`.
     ///
     /// Bytes, not characters: a chunk may end inside a character, as text is only compared here.
     pub fn hash_text(&self, text: &[u8], root: BlockHash, out: &mut Vec<BlockHash>) {
-        let mut prefix = root;
-        out.extend(text.chunks_exact(self.chunk_bytes.get()).map(|chunk| {
-            prefix = prefix.then(ContentHash(xxh3_64_with_secret(chunk, &self.secret)));
-            prefix
+        self.begin(root).push(text, out);
+    }
+
+    /// The same for a text that comes in pieces, which are not joined.
+    #[must_use]
+    pub const fn begin(&self, root: BlockHash) -> TextChain<'_> {
+        TextChain { hasher: self, last: root, rest: Vec::new(), bytes: 0 }
+    }
+}
+
+/// A text of which some pieces have been hashed.
+pub struct TextChain<'a> {
+    hasher: &'a TextHasher,
+    last: BlockHash,
+    /// What is not a full chunk yet.
+    rest: Vec<u8>,
+    bytes: usize,
+}
+
+impl TextChain<'_> {
+    /// The next piece; appends the hash of every chunk that is full now.
+    pub fn push(&mut self, mut text: &[u8], out: &mut Vec<BlockHash>) {
+        let size = self.hasher.chunk_bytes.get();
+        self.bytes += text.len();
+        if !self.rest.is_empty() {
+            let (first, after) = text.split_at(text.len().min(size - self.rest.len()));
+            self.rest.extend_from_slice(first);
+            text = after;
+            if self.rest.len() < size {
+                return;
+            }
+            self.last = self.hasher.follow(self.last, &self.rest);
+            self.rest.clear();
+            out.push(self.last);
+        }
+        let chunks = text.chunks_exact(size);
+        self.rest.extend_from_slice(chunks.remainder());
+        out.extend(chunks.map(|chunk| {
+            self.last = self.hasher.follow(self.last, chunk);
+            self.last
         }));
+    }
+
+    /// How many bytes there were.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

@@ -18,7 +18,7 @@ mod tokenizer;
 pub mod vllm;
 
 pub use chain::{BlockHash, ContentHash};
-pub use hasher::{BlockHasher, TextHasher};
+pub use hasher::{BlockHasher, TextChain, TextHasher};
 pub use key::{HashKey, Scope};
 #[cfg(feature = "text")]
 pub use tokenizer::{Engine, Framing, MemoryStats, TokenMemory, Tokenizer, TokenizerError};

@@ -67,7 +67,7 @@ impl Tokenize for Bytes {
             Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
             Prompt::Text(text) => push(text),
             Prompt::Chat { messages, .. } => {
-                for message in messages {
+                for message in messages.iter() {
                     push(message["role"].as_str().unwrap_or_default());
                     match &message["content"] {
                         serde_json::Value::String(text) => push(text),

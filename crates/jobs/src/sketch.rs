@@ -106,7 +106,7 @@ impl Sketcher {
 fn request(body: &Value, text: &str) -> Request {
     let prompt = match body["messages"].as_array() {
         Some(messages) => Prompt::Chat {
-            messages: messages.clone(),
+            messages: messages.clone().into(),
             tools: body["tools"].as_array().cloned(),
             kwargs: body["chat_template_kwargs"].as_object().cloned(),
         },

@@ -43,6 +43,7 @@ pub mod described;
 pub mod document;
 mod explain;
 mod fleet;
+mod messages;
 mod models;
 mod name;
 mod parameter;
@@ -79,6 +80,7 @@ pub use explain::{
 pub use fleet::{
     Breaker, Candidate, EventTrust, Fleet, Health, Pod, PodFacts, Reservation, Topology, Vitals,
 };
+pub use messages::Messages;
 pub use models::{Model, Models, Tokenize, TokenizeError};
 pub use name::{Name, Role};
 pub use parameter::{Absent, FromValue, Parameter, Takes, Value};

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 use wornpath_index::{Moment, PodId};
 
+use crate::messages::Messages;
 use crate::name::Name;
 use crate::queue::Priority;
 
@@ -61,7 +62,7 @@ pub enum Prompt {
     /// A conversation, to be rendered by the model's template.
     Chat {
         /// `messages` of the body.
-        messages: Vec<Value>,
+        messages: Messages,
         /// `tools` of the body.
         tools: Option<Vec<Value>>,
         /// `chat_template_kwargs` of the body.
@@ -149,7 +150,10 @@ impl Request {
         let bytes = match &self.prompt {
             Prompt::Tokens(tokens) => return tokens.len() as u64,
             Prompt::Text(text) => text.len(),
-            Prompt::Chat { messages, .. } => messages.iter().map(text_bytes).sum(),
+            Prompt::Chat { messages, .. } => match messages.written() {
+                Some(written) => written.len(),
+                None => messages.iter().map(text_bytes).sum(),
+            },
         };
         bytes.div_ceil(4) as u64
     }
@@ -170,7 +174,7 @@ fn prompt(fields: &mut Map<String, Value>) -> Result<Prompt, RequestError> {
             Some(Value::Object(kwargs)) => Some(kwargs),
             Some(other) => return Err(wrong("chat_template_kwargs", &other, "an object")),
         };
-        return Ok(Prompt::Chat { messages, tools, kwargs });
+        return Ok(Prompt::Chat { messages: messages.into(), tools, kwargs });
     }
     match fields.remove("prompt") {
         None => Err(RequestError::NoPrompt),

@@ -93,6 +93,18 @@ proptest! {
     }
 
     #[test]
+    fn a_text_in_pieces_has_the_chain_of_the_whole(text in vec(0_u8..3, 0..200), cuts in vec(0_usize..200, 0..6), chunk in 1_usize..40) {
+        let hasher = TextHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(chunk).unwrap());
+        let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
+        cuts.extend([0, text.len()]);
+        cuts.sort_unstable();
+        let (mut whole, mut pieces, mut chain) = (Vec::new(), Vec::new(), hasher.begin(root()));
+        hasher.hash_text(&text, root(), &mut whole);
+        cuts.windows(2).for_each(|cut| chain.push(&text[cut[0]..cut[1]], &mut pieces));
+        prop_assert_eq!((pieces, chain.bytes()), (whole, text.len()));
+    }
+
+    #[test]
     fn text_chunks_have_the_prefix_property(text in vec(0_u8..3, 1..200), shared in 0_usize..200, chunk in 1_usize..40) {
         let hasher = TextHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(chunk).unwrap());
         let shared = shared.min(text.len());

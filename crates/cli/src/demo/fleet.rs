@@ -122,7 +122,7 @@ impl Tokenize for AsEngines {
             Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
             Prompt::Text(text) => push(text),
             Prompt::Chat { messages, .. } => {
-                for message in messages {
+                for message in messages.iter() {
                     let text = |field: &str| message[field].as_str().unwrap_or_default();
                     push(&format!("<|{}|>\n{}\n", text("role"), text("content")));
                 }

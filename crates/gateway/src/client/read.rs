@@ -5,8 +5,9 @@
 
 use super::refusal::Refusal;
 use crate::record::Api;
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use wornpath_routing::{Prompt, Request};
+use wornpath_routing::{Messages, Prompt, Request};
 
 /// What was read.
 #[derive(Debug, Default)]
@@ -19,7 +20,7 @@ pub(super) struct Read {
 }
 
 /// Reads a body of that interface.
-pub(super) fn read(api: Api, body: &[u8]) -> Result<Read, Refusal> {
+pub(super) fn read(api: Api, body: &Bytes) -> Result<Read, Refusal> {
     if api == Api::Other {
         // Not ours to judge; but if it names a model, it goes where that is.
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
@@ -27,10 +28,10 @@ pub(super) fn read(api: Api, body: &[u8]) -> Result<Read, Refusal> {
         let model = text(&fields, "model");
         return Ok(Read { model, request: Request { fields, ..Request::default() }, is_object });
     }
-    let value: Value = serde_json::from_slice(body)
-        .map_err(|error| Refusal::bad(format!("the body is not JSON: {error}")))?;
-    let Value::Object(mut fields) = value else {
-        return Err(Refusal::bad("the body is JSON, but not an object".to_owned()));
+    let taken = if api == Api::Chat { Messages::take_from(body) } else { None };
+    let (messages, mut fields) = match taken {
+        Some((messages, fields)) => (Some(messages), fields),
+        None => (None, parse(body)?),
     };
     if let Some(model) = fields.get("model").filter(|model| !model.is_string() && !model.is_null())
     {
@@ -42,20 +43,31 @@ pub(super) fn read(api: Api, body: &[u8]) -> Result<Read, Refusal> {
         .find_map(|field| fields.get(field).and_then(Value::as_u64))
         .map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
     let salt = fields.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
-    let prompt = prompt(api, &mut fields);
+    let prompt = match messages {
+        Some(messages) => chat(messages, &mut fields),
+        None => prompt(api, &mut fields),
+    };
     let request = Request { prompt, output_tokens: output, salt, fields, ..Request::default() };
     Ok(Read { model, request, is_object: true })
+}
+
+fn parse(body: &[u8]) -> Result<Map<String, Value>, Refusal> {
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(fields)) => Ok(fields),
+        Ok(_) => Err(Refusal::bad("the body is JSON, but not an object".to_owned())),
+        Err(error) => Err(Refusal::bad(format!("the body is not JSON: {error}"))),
+    }
 }
 
 fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
     match api {
         Api::Completions => of_completion(fields.remove("prompt")),
         Api::Tokenize if fields.contains_key("prompt") => of_completion(fields.remove("prompt")),
-        Api::Chat | Api::Tokenize => chat(Vec::new(), fields),
+        Api::Chat | Api::Tokenize => conversation(Vec::new(), fields),
         Api::Messages => {
             let system = fields.remove("system");
             let system = system.map(|content| json!({"role": "system", "content": content}));
-            chat(system.into_iter().collect(), fields)
+            conversation(system.into_iter().collect(), fields)
         }
         Api::Responses => {
             let first = fields.remove("instructions").filter(|value| !value.is_null());
@@ -68,7 +80,7 @@ fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
                 Some(text) => before.push(json!({"role": "user", "content": text})),
                 None => {}
             }
-            chat(before, fields)
+            conversation(before, fields)
         }
         // Nothing of it stays in a prefix cache.
         Api::Embeddings | Api::Rerank | Api::Other => Prompt::default(),
@@ -90,7 +102,8 @@ fn of_completion(prompt: Option<Value>) -> Prompt {
     }
 }
 
-fn chat(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
+/// A chat whose messages come after those `before`.
+fn conversation(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
     if let Some(Value::Array(messages)) = fields.remove("messages") {
         if before.is_empty() {
             before = messages;
@@ -98,6 +111,10 @@ fn chat(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
             before.extend(messages);
         }
     }
+    chat(before.into(), fields)
+}
+
+fn chat(messages: Messages, fields: &mut Map<String, Value>) -> Prompt {
     let tools = match fields.remove("tools") {
         Some(Value::Array(tools)) => Some(tools),
         _ => None,
@@ -106,7 +123,7 @@ fn chat(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
         Some(Value::Object(kwargs)) => Some(kwargs),
         _ => None,
     };
-    Prompt::Chat { messages: before, tools, kwargs }
+    Prompt::Chat { messages, tools, kwargs }
 }
 
 fn text(fields: &Map<String, Value>, name: &str) -> String {
@@ -119,8 +136,7 @@ mod tests {
 
     #[test]
     fn each_interface_has_its_prompt() {
-        let prompt =
-            |api, body: Value| read(api, body.to_string().as_bytes()).unwrap().request.prompt;
+        let prompt = |api, body: Value| read(api, &body.to_string().into()).unwrap().request.prompt;
         assert_eq!(prompt(Api::Completions, json!({"prompt": "a"})), Prompt::Text("a".into()));
         assert_eq!(
             prompt(Api::Completions, json!({"prompt": ["a", "b"]})),
@@ -135,11 +151,14 @@ mod tests {
         else {
             panic!("not a chat")
         };
-        assert_eq!(messages, [json!({"role": "system", "content": "s"}), json!({"role": "user"})]);
+        assert_eq!(
+            messages[..],
+            [json!({"role": "system", "content": "s"}), json!({"role": "user"})]
+        );
         let Prompt::Chat { messages, .. } = prompt(Api::Responses, json!({"input": "i"})) else {
             panic!("not a chat")
         };
-        assert_eq!(messages, [json!({"role": "user", "content": "i"})]);
+        assert_eq!(messages[..], [json!({"role": "user", "content": "i"})]);
         assert_eq!(prompt(Api::Embeddings, json!({"input": "i"})), Prompt::default());
     }
 
@@ -147,8 +166,12 @@ mod tests {
     fn what_is_no_json_object_is_refused_at_any_depth() {
         let deep = "[".repeat(100_000);
         for body in ["", "{", "[]", "3", "{\"a\":1}x", deep.as_str(), "{\"model\":3}", "\u{0}"] {
-            assert!(read(Api::Chat, body.as_bytes()).is_err(), "{}", &body[..body.len().min(20)]);
+            assert!(
+                read(Api::Chat, &Bytes::from(body.to_owned())).is_err(),
+                "{}",
+                &body[..body.len().min(20)]
+            );
         }
-        assert!(read(Api::Other, b"not JSON").is_ok());
+        assert!(read(Api::Other, &Bytes::from_static(b"not JSON")).is_ok());
     }
 }

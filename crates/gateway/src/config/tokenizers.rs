@@ -106,7 +106,7 @@ impl Tokenize for Bytes {
             Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
             Prompt::Text(text) => push(text),
             Prompt::Chat { messages, .. } => {
-                for message in messages {
+                for message in messages.iter() {
                     push(&format!("<|{}|>\n", message["role"].as_str().unwrap_or_default()));
                     match &message["content"] {
                         Value::Array(parts) => {

@@ -153,7 +153,7 @@ impl DescribedPod {
             HeldText::Tokens(tokens) => return Ok(tokens.clone()),
             HeldText::Text(text) => Prompt::Text(text.clone()),
             HeldText::Messages(messages) => {
-                Prompt::Chat { messages: messages.clone(), tools: None, kwargs: None }
+                Prompt::Chat { messages: messages.clone().into(), tools: None, kwargs: None }
             }
         };
         let request = Request { model: choice, prompt, ..Request::default() };

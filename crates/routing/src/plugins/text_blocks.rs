@@ -7,9 +7,10 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use wornpath_blocks::TextHasher;
+use wornpath_blocks::{BlockHash, TextChain, TextHasher};
 
 use crate::assembly::{Assembly, Refused};
+use crate::messages::{Token, Walk, unescaped};
 use crate::models::Models;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -59,55 +60,86 @@ impl Prepare for TextBlocks {
         let request = scene.request();
         let root = self.models.root(&request.model, request.salt.as_deref());
         let blocks = scene.write(&self.blocks);
-        let mut hash = |text: &[u8]| {
-            self.hasher.hash_text(text, root, &mut blocks.chain);
-            text.len().div_ceil(BYTES_PER_TOKEN)
-        };
-        blocks.prompt_tokens = match &request.prompt {
-            Prompt::Text(text) => hash(text.as_bytes()),
+        let mut text = Spelled { chain: self.hasher.begin(root), out: &mut blocks.chain };
+        match &request.prompt {
+            Prompt::Text(prompt) => text.push(prompt.as_bytes()),
             Prompt::Tokens(tokens) => {
-                let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-                hash(&bytes)
+                tokens.iter().for_each(|token| text.push(&token.to_le_bytes()));
             }
             Prompt::Chat { messages, tools, kwargs } => {
                 // Tools first, as templates have it; so one more message only lengthens the text.
-                let mut text = Vec::with_capacity(request.estimated_tokens() as usize * 5);
-                tools.iter().flatten().for_each(|tool| spell(tool, &mut text));
-                kwargs
-                    .iter()
-                    .flatten()
-                    .for_each(|(name, value)| spell_field(name, value, &mut text));
-                messages.iter().for_each(|message| spell(message, &mut text));
-                hash(&text)
+                tools.iter().flatten().for_each(|tool| text.value(tool));
+                let kwargs = kwargs.iter().flatten();
+                kwargs.for_each(|(name, value)| text.field(name, value));
+                match messages.written() {
+                    Some(written) => text.written(written),
+                    None => messages.iter().for_each(|message| text.value(message)),
+                }
             }
-        };
+        }
+        blocks.prompt_tokens = text.chain.bytes().div_ceil(BYTES_PER_TOKEN);
         blocks.block_tokens = (self.hasher.chunk_bytes().get() / BYTES_PER_TOKEN).max(1);
         Ok(())
     }
 }
 
-/// The text of a value. Not JSON: escaping a prompt takes longer than all else that happens to it here.
-fn spell(value: &Value, text: &mut Vec<u8>) {
-    match value {
-        Value::String(string) => text.extend_from_slice(string.as_bytes()),
-        Value::Array(items) => items.iter().for_each(|item| spell(item, text)),
-        Value::Object(fields) => {
-            fields.iter().for_each(|(name, value)| spell_field(name, value, text));
-        }
-        other => text.extend_from_slice(other.to_string().as_bytes()),
-    }
-    text.push(SEPARATOR);
+/// A text that is hashed while it is spelled out.
+struct Spelled<'a> {
+    chain: TextChain<'a>,
+    out: &'a mut Vec<BlockHash>,
 }
 
-fn spell_field(name: &str, value: &Value, text: &mut Vec<u8>) {
-    text.extend_from_slice(name.as_bytes());
-    text.push(SEPARATOR);
-    spell(value, text);
+impl Spelled<'_> {
+    fn push(&mut self, bytes: &[u8]) {
+        self.chain.push(bytes, self.out);
+    }
+
+    /// The text of a value. Not JSON: escaping a prompt takes longer than all else that happens to it here.
+    fn value(&mut self, value: &Value) {
+        match value {
+            Value::String(string) => self.push(string.as_bytes()),
+            Value::Array(items) => items.iter().for_each(|item| self.value(item)),
+            Value::Object(fields) => {
+                fields.iter().for_each(|(name, value)| self.field(name, value));
+            }
+            other => self.push(other.to_string().as_bytes()),
+        }
+        self.push(&[SEPARATOR]);
+    }
+
+    /// The text of a list's values as they are written.
+    fn written(&mut self, list: &[u8]) {
+        let (mut walk, mut depth) = (Walk::new(list), 0_usize);
+        while let Some(token) = walk.token() {
+            match token {
+                Token::Open => {
+                    depth += 1;
+                    continue;
+                }
+                // The list itself is no value.
+                Token::Close if depth <= 1 => return,
+                Token::Close => depth -= 1,
+                Token::Text(written) => unescaped(written, |piece| self.push(piece)),
+                Token::Scalar(written) => {
+                    let value: Value = serde_json::from_slice(written).unwrap_or_default();
+                    self.push(value.to_string().as_bytes());
+                }
+            }
+            self.push(&[SEPARATOR]);
+        }
+    }
+
+    fn field(&mut self, name: &str, value: &Value) {
+        self.push(name.as_bytes());
+        self.push(&[SEPARATOR]);
+        self.value(value);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::Messages;
     use crate::plugins::rehearsal::Rehearsal;
     use serde_json::json;
 
@@ -130,6 +162,20 @@ mod tests {
         assert!(long.chain.len() > short.chain.len());
         assert_eq!(short.block_tokens, 4);
         assert!(short.prompt_tokens >= short.chain.len() * 4);
+    }
+
+    #[test]
+    fn messages_have_one_chain_whether_they_are_parsed_or_not() {
+        let body = r#"{"messages": [ {"role":"user", "content":[{"type":"text","text":"one\ntwo \u00e9\ud83d\ude00 \"three\""}],
+            "n": [1e3, -0.5, true, null, {}, []] } , {"role":"assistant","content":"and a longer answer"}]}"#;
+        let body = bytes::Bytes::from_static(body.as_bytes());
+        let (written, _) = Messages::take_from(&body).unwrap();
+        let parsed: Messages = written.to_vec().into();
+        assert!(written.written().is_some() && parsed.written().is_none());
+        let chain = |messages| blocks(Prompt::Chat { messages, tools: None, kwargs: None });
+        let (written, parsed) = (chain(written), chain(parsed));
+        assert!(parsed.chain.len() > 5);
+        assert_eq!((written.chain, written.prompt_tokens), (parsed.chain, parsed.prompt_tokens));
     }
 
     #[test]

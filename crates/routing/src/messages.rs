@@ -1,0 +1,177 @@
+//! The messages of a chat, parsed only when somebody looks into them.
+//!
+//! They are most of a body, and making a tree of them costs more than all else that is done with them where
+//! prompts are matched by their text. So they may stay the bytes they came in: only walked over, to know
+//! that they are JSON, and where they end.
+
+mod walk;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+pub(crate) use walk::{Token, Walk, unescaped};
+
+/// The messages of a chat.
+#[derive(Clone, Default)]
+pub struct Messages {
+    /// The list as it was written, if it was taken from a body.
+    written: Option<Bytes>,
+    parsed: OnceLock<Vec<Value>>,
+}
+
+impl Messages {
+    /// Takes the messages out of a body, and gives its other fields. None if that is no JSON object with one
+    /// list of messages, or an unusual one: parsing it as a whole tells.
+    #[must_use]
+    pub fn take_from(body: &Bytes) -> Option<(Self, Map<String, Value>)> {
+        let list = Walk::new(body).list_of("messages")?;
+        std::str::from_utf8(&body[list.clone()]).ok()?;
+        // The rest with nothing in the place of the list: if that is an object, so is the whole.
+        let mut rest = Vec::with_capacity(body.len() - list.len() + 4);
+        rest.extend_from_slice(&body[..list.start]);
+        rest.extend_from_slice(b"null");
+        rest.extend_from_slice(&body[list.end..]);
+        let mut fields: Map<String, Value> = serde_json::from_slice(&rest).ok()?;
+        // Anything else was written in another place, under the same name.
+        let is_alone = fields.shift_remove("messages")? == Value::Null;
+        let written = Some(body.slice(list));
+        is_alone.then_some((Self { written, parsed: OnceLock::new() }, fields))
+    }
+
+    /// The list as it was written, if it was taken from a body.
+    #[must_use]
+    pub fn written(&self) -> Option<&[u8]> {
+        self.written.as_deref()
+    }
+
+    /// The list itself.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<Value> {
+        let _ = self.deref();
+        self.parsed.into_inner().unwrap_or_default()
+    }
+}
+
+impl Deref for Messages {
+    type Target = [Value];
+
+    fn deref(&self) -> &[Value] {
+        // What was walked over can be parsed.
+        let parse = || serde_json::from_slice(self.written()?).ok();
+        self.parsed.get_or_init(|| parse().unwrap_or_default())
+    }
+}
+
+impl From<Vec<Value>> for Messages {
+    fn from(list: Vec<Value>) -> Self {
+        Self { written: None, parsed: OnceLock::from(list) }
+    }
+}
+
+impl FromIterator<Value> for Messages {
+    fn from_iter<T: IntoIterator<Item = Value>>(list: T) -> Self {
+        list.into_iter().collect::<Vec<_>>().into()
+    }
+}
+
+impl PartialEq for Messages {
+    fn eq(&self, other: &Self) -> bool {
+        self[..] == other[..]
+    }
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn take(body: &str) -> Option<(Messages, Map<String, Value>)> {
+        Messages::take_from(&Bytes::copy_from_slice(body.as_bytes()))
+    }
+
+    #[test]
+    fn messages_are_taken_out_and_the_other_fields_stay() {
+        let body = r#" { "model" : "m", "messages" : [ {"role":"user","content":"a \"[]{}\\ \ud83d\ude00"} , 3 ],"n":[1,{"messages":[]}]} "#;
+        let (messages, fields) = take(body).unwrap();
+        let content = "a \"[]{}\\ \u{1f600}";
+        assert_eq!(messages[..], [json!({"role": "user", "content": content}), json!(3)]);
+        assert_eq!(Value::from(fields), json!({"model": "m", "n": [1, {"messages": []}]}));
+    }
+
+    #[test]
+    fn what_is_unusual_is_left_to_the_parser() {
+        for body in [
+            "{}",
+            r#"{"messages":3}"#,
+            r#"{"messages":[]} x"#,
+            r#"{"messages":[1 2]}"#,
+            r#"{"messages":[01]}"#,
+            r#"{"messages":["\ud83d"]}"#,
+            r#"{"messages":["\x"]}"#,
+            "{\"messages\":[\"\n\"]}",
+            r#"{"messages":[]"#,
+            r#"{"messages":[1],"messages":[2]}"#,
+            r#"{"messages":[1],"mess\u0061ges":[2]}"#,
+            r#"{"a":{"messages":[1]}}"#,
+        ] {
+            assert!(take(body).is_none(), "{body}");
+        }
+        let deep = format!(r#"{{"messages":{}{}}}"#, "[".repeat(200), "]".repeat(200));
+        assert!(take(&deep).is_none());
+        let invalid = Bytes::from_static(b"{\"messages\":[\"\xff\"]}");
+        assert!(Messages::take_from(&invalid).is_none());
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let text = prop_oneof!["[a-z \"\\\\\n\u{e9}\u{1f600}]{0,8}", "[\u{0}-\u{7f}]{0,4}"];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            text.clone().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 24, 4, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map(text.clone(), inner, 0..4)
+                    .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_taken_is_what_a_parser_finds(
+            list in prop::collection::vec(value(), 0..4),
+            other in value(),
+            damage in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+        ) {
+            let body = json!({"other": other, "messages": list, "last": other});
+            let mut body = body.to_string().into_bytes();
+            let is_whole = damage.is_none();
+            if let Some((at, byte)) = damage {
+                let at = at.index(body.len());
+                body[at] = byte;
+            }
+            let taken = Messages::take_from(&Bytes::from(body.clone()));
+            prop_assert!(taken.is_some() || !is_whole);
+            if let Some((messages, mut fields)) = taken {
+                fields.insert("messages".into(), messages.into_vec().into());
+                let parsed: Value = serde_json::from_slice(&body).unwrap();
+                prop_assert_eq!(parsed, Value::Object(fields));
+            }
+        }
+    }
+}

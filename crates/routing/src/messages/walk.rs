@@ -1,0 +1,215 @@
+//! Walks over JSON without making anything of it.
+//!
+//! Strings are jumped over from quote to quote, which is many times faster than parsing them. Whatever is
+//! no JSON ends the walk, and so does nesting deeper than any real prompt's.
+
+use std::ops::Range;
+
+use memchr::{memchr, memchr2};
+
+const DEEPEST: usize = 32;
+
+/// A place in a text.
+#[derive(Clone, Copy)]
+pub(crate) struct Walk<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+/// What comes next in a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Token<'a> {
+    /// A list or an object begins.
+    Open,
+    /// It ends.
+    Close,
+    /// A string, as it is written between its quotes.
+    Text(&'a [u8]),
+    /// A number, or a word.
+    Scalar(&'a [u8]),
+}
+
+impl<'a> Walk<'a> {
+    pub(crate) const fn new(text: &'a [u8]) -> Self {
+        Self { text, at: 0 }
+    }
+
+    /// The next token; commas and colons are passed over. For a text that was checked.
+    pub(crate) fn token(&mut self) -> Option<Token<'a>> {
+        while matches!(self.text.get(self.at)?, b' ' | b'\t' | b'\n' | b'\r' | b',' | b':') {
+            self.at += 1;
+        }
+        Some(match self.text[self.at] {
+            b'[' | b'{' => {
+                self.at += 1;
+                Token::Open
+            }
+            b']' | b'}' => {
+                self.at += 1;
+                Token::Close
+            }
+            b'"' => Token::Text(self.string()?),
+            _ => Token::Scalar(self.scalar()?),
+        })
+    }
+
+    /// Where in an object the list of that name stands, if it is the first thing of that name and nothing up
+    /// to its end is wrong. What comes after it is not looked at.
+    pub(super) fn list_of(&mut self, name: &str) -> Option<Range<usize>> {
+        self.expect(b'{')?;
+        loop {
+            let is_wanted = self.name()? == name.as_bytes();
+            if self.next()? == b'[' && is_wanted {
+                let start = self.at;
+                self.value(1)?;
+                return Some(start..self.at);
+            }
+            if is_wanted {
+                return None;
+            }
+            self.value(1)?;
+            self.expect(b',')?;
+        }
+    }
+
+    fn value(&mut self, depth: usize) -> Option<()> {
+        match self.next()? {
+            b'"' => self.string().filter(|text| is_text(text)).map(|_| ()),
+            open @ (b'[' | b'{') if depth < DEEPEST => self.members(open, depth),
+            b'[' | b'{' => None,
+            _ => {
+                let scalar = self.scalar()?;
+                let is_word = matches!(scalar, b"true" | b"false" | b"null");
+                let is_number = || serde_json::from_slice::<serde_json::Number>(scalar).is_ok();
+                (is_word || is_number()).then_some(())
+            }
+        }
+    }
+
+    fn members(&mut self, open: u8, depth: usize) -> Option<()> {
+        let close = if open == b'[' { b']' } else { b'}' };
+        self.at += 1;
+        if self.next()? == close {
+            self.at += 1;
+            return Some(());
+        }
+        loop {
+            if open == b'{' {
+                self.name()?;
+            }
+            self.value(depth + 1)?;
+            match self.next()? {
+                b',' => self.at += 1,
+                byte if byte == close => {
+                    self.at += 1;
+                    return Some(());
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// A name and the colon after it.
+    fn name(&mut self) -> Option<&'a [u8]> {
+        if self.next()? != b'"' {
+            return None;
+        }
+        let name = self.string().filter(|name| is_text(name))?;
+        self.expect(b':')?;
+        Some(name)
+    }
+
+    fn expect(&mut self, byte: u8) -> Option<()> {
+        (self.next()? == byte).then(|| self.at += 1)
+    }
+
+    /// The next byte that is no blank.
+    fn next(&mut self) -> Option<u8> {
+        while matches!(self.text.get(self.at)?, b' ' | b'\t' | b'\n' | b'\r') {
+            self.at += 1;
+        }
+        Some(self.text[self.at])
+    }
+
+    /// What stands between two quotes.
+    fn string(&mut self) -> Option<&'a [u8]> {
+        let start = self.at + 1;
+        let mut at = start;
+        loop {
+            at += memchr2(b'"', b'\\', self.text.get(at..)?)?;
+            if self.text[at] == b'"' {
+                self.at = at + 1;
+                return Some(&self.text[start..at]);
+            }
+            at += 2;
+        }
+    }
+
+    /// What stands until something that a number or a word cannot have.
+    fn scalar(&mut self) -> Option<&'a [u8]> {
+        let rest = &self.text[self.at..];
+        let is_part =
+            |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+        let length = rest.iter().position(|byte| !is_part(byte)).unwrap_or(rest.len());
+        self.at += length;
+        (length > 0).then_some(&rest[..length])
+    }
+}
+
+/// Gives a string's text to `push`, piece by piece, without its escapes. For one that was checked.
+pub(crate) fn unescaped(mut written: &[u8], mut push: impl FnMut(&[u8])) {
+    while let Some(at) = memchr(b'\\', written) {
+        push(&written[..at]);
+        let Some((character, length)) = escaped(&written[at..]) else { return };
+        push(character.encode_utf8(&mut [0; 4]).as_bytes());
+        written = &written[at + length..];
+    }
+    push(written);
+}
+
+/// Whether what stands between quotes is as it must be there.
+fn is_text(written: &[u8]) -> bool {
+    // Without a way out, so that it is done many bytes at a time.
+    if written.iter().fold(false, |found, byte| found | (*byte < 0x20)) {
+        return false;
+    }
+    let mut rest = written;
+    while let Some(at) = memchr(b'\\', rest) {
+        let Some((_, length)) = escaped(&rest[at..]) else { return false };
+        rest = &rest[at + length..];
+    }
+    true
+}
+
+/// The character that an escape at the beginning stands for, and how long that is.
+fn escaped(written: &[u8]) -> Option<(char, usize)> {
+    let plain = |character| Some((character, 2));
+    match written.get(1)? {
+        b'"' => plain('"'),
+        b'\\' => plain('\\'),
+        b'/' => plain('/'),
+        b'b' => plain('\u{8}'),
+        b'f' => plain('\u{c}'),
+        b'n' => plain('\n'),
+        b'r' => plain('\r'),
+        b't' => plain('\t'),
+        b'u' => {
+            let first = unit(written)?;
+            if let Some(character) = char::from_u32(u32::from(first)) {
+                return Some((character, 6));
+            }
+            let both = [first, unit(&written[6..])?];
+            let character = char::decode_utf16(both).next()?.ok()?;
+            Some((character, 12))
+        }
+        _ => None,
+    }
+}
+
+/// The number of `\uXXXX` at the beginning.
+fn unit(written: &[u8]) -> Option<u16> {
+    let digits = written.strip_prefix(b"\\u")?.get(..4)?;
+    let is_number = digits.iter().all(u8::is_ascii_hexdigit);
+    let digits = std::str::from_utf8(digits).ok().filter(|_| is_number)?;
+    u16::from_str_radix(digits, 16).ok()
+}
