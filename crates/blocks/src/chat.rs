@@ -12,6 +12,8 @@ mod json;
 mod messages;
 mod python;
 
+use std::borrow::Cow;
+
 use minijinja::{
     Environment, Error, ErrorKind, UndefinedBehavior, Value as Jinja, syntax::SyntaxConfig,
     value::Kwargs,
@@ -202,7 +204,8 @@ impl ChatTemplate {
             messages::prepare(conversation.messages, variant.form, variant.keeps_developer);
         let continued = match conversation.ending {
             Ending::InsideLastMessage => {
-                let last = messages.last_mut().and_then(|message| message.get_mut("content"));
+                let last =
+                    messages.last_mut().and_then(|message| message.to_mut().get_mut("content"));
                 Some(mark_end(last).ok_or_else(|| {
                     refused("the last message has no text to continue".to_owned())
                 })?)
@@ -218,29 +221,28 @@ impl ChatTemplate {
             })?;
             text.truncate(cut);
         }
-        match text.find(messages::PART_MARK) {
-            Some(cut) => {
-                text.truncate(cut);
-                Ok(Rendered { text, extent: Extent::BeforePart })
-            }
-            None if has_media(conversation.messages) => {
-                Ok(Rendered { text: String::new(), extent: Extent::BeforePart })
-            }
-            None => Ok(Rendered { text, extent: Extent::Whole }),
+        if !messages::has_media(conversation.messages) {
+            return Ok(Rendered { text, extent: Extent::Whole });
         }
+        // A template that leaves the part out may have put anything in its place.
+        text.truncate(text.find(messages::PART_MARK).unwrap_or(0));
+        Ok(Rendered { text, extent: Extent::BeforePart })
     }
 
     fn render_raw(
         &self,
         name: &str,
-        messages: &[Value],
+        messages: &[Cow<'_, Value>],
         conversation: &Conversation<'_>,
     ) -> Result<String, Error> {
         let now = conversation.now;
         let tools = conversation.tools.map(messages::prepare_tools);
         let tools = tools.map_or_else(|| Jinja::from(()), |tools| json::items_to_template(&tools));
         let mut context: Vec<(String, Jinja)> = vec![
-            ("messages".to_owned(), json::items_to_template(messages)),
+            (
+                "messages".to_owned(),
+                messages.iter().map(|message| json::to_template(message)).collect(),
+            ),
             ("tools".to_owned(), tools),
             ("documents".to_owned(), Jinja::from(())),
             (
@@ -263,7 +265,8 @@ impl ChatTemplate {
     /// A template that prints a part's text and not the part walks over parts; any other gets text.
     fn content_form(&self, name: &str) -> ContentForm {
         const PROBE: &str = "probe-of-the-content-form";
-        let messages = [json!({"role": "user", "content": [{"type": "text", "text": PROBE}]})];
+        let message = json!({"role": "user", "content": [{"type": "text", "text": PROBE}]});
+        let messages = [Cow::Owned(message)];
         let conversation = Conversation::new(&[]);
         match self.render_raw(name, &messages, &conversation) {
             Ok(text)
@@ -305,6 +308,9 @@ fn environment() -> Environment<'static> {
     environment.set_unknown_method_callback(python::method);
     environment.set_fuel(Some(FUEL));
     environment.set_formatter(|out, _, value| {
+        if let Some(text) = value.as_str() {
+            return out.write_str(text).map_err(Error::from);
+        }
         let mut text = String::new();
         python::str(value, &mut text);
         out.write_str(&text).map_err(Error::from)
@@ -369,12 +375,6 @@ fn continuation(text: &str, last: &str) -> Option<usize> {
         return None;
     }
     Some(if text[cut..].starts_with(END_MARK) { cut } else { text[..cut].trim_end().len() })
-}
-
-fn has_media(messages: &[Value]) -> bool {
-    messages::prepare(messages, ContentForm::Text, true).iter().any(|message| {
-        message["content"].as_str().is_some_and(|text| text.contains(messages::PART_MARK))
-    })
 }
 
 /// The error's own words, with where it happened and what caused it.

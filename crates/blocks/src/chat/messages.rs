@@ -4,6 +4,8 @@
 //! into a part, for templates that walk over parts), turns missing content into none, parses the
 //! arguments of past tool calls, and Hugging Face copies a message's reasoning under the names that
 //! templates read. Each of these changes the prompt, so each is done here alike.
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 
 /// Which form of `content` a template expects.
@@ -22,18 +24,50 @@ pub enum ContentForm {
 pub(super) const PART_MARK: &str = "\u{f8ff}first part that is no text\u{f8ff}";
 
 const TEXT_PARTS: [&str; 5] = ["text", "input_text", "output_text", "refusal", "thinking"];
+/// Where clients put a message's reasoning.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// A line that one client puts first and changes in every request; vLLM drops it.
 const CHANGING_HEADER: &str = "x-anthropic-billing-header";
 
-/// The messages for the template, with [`PART_MARK`] before the first part that is no text.
-pub(super) fn prepare(messages: &[Value], form: ContentForm, keeps_developer: bool) -> Vec<Value> {
+/// The messages for the template, with [`PART_MARK`] before the first part that is no text. Those that stay
+/// as they are, as most do, are not copied.
+pub(super) fn prepare(
+    messages: &[Value],
+    form: ContentForm,
+    keeps_developer: bool,
+) -> Vec<Cow<'_, Value>> {
     let mut marked = false;
-    let mut prepared: Vec<Value> =
-        messages.iter().map(|message| prepare_one(message, form, &mut marked)).collect();
+    let mut one = |message| {
+        if is_plain(message, form) {
+            return Cow::Borrowed(message);
+        }
+        Cow::Owned(prepare_one(message, form, &mut marked))
+    };
+    let mut prepared: Vec<_> = messages.iter().map(&mut one).collect();
     if !keeps_developer && prepared.iter().any(|message| message["role"] == "developer") {
         prepared = developer_to_system(prepared);
     }
     prepared
+}
+
+/// Whether some part of a message is no text.
+pub(super) fn has_media(messages: &[Value]) -> bool {
+    let is_medium = |part: &Value| part_text(part).is_none() && !part_is_skipped(part);
+    messages.iter().any(|message| match message.get("content") {
+        None | Some(Value::Null | Value::String(_)) => false,
+        Some(Value::Array(parts)) => parts.iter().any(is_medium),
+        Some(part) => is_medium(part),
+    })
+}
+
+/// Whether [`prepare_one`] would change nothing.
+fn is_plain(message: &Value, form: ContentForm) -> bool {
+    let Value::Object(fields) = message else { return true };
+    let Some(Value::String(text)) = fields.get("content") else { return false };
+    form == ContentForm::Text
+        && !text.starts_with(CHANGING_HEADER)
+        && !fields.contains_key("tool_calls")
+        && !REASONING.iter().any(|name| fields.contains_key(*name))
 }
 
 /// The tools for the template: vLLM reads them into its own types and writes them out again, which
@@ -71,7 +105,7 @@ fn prepare_one(message: &Value, form: ContentForm, marked: &mut bool) -> Value {
     if role == "assistant" {
         prepare_tool_calls(&mut message);
     }
-    let reasoning = ["reasoning_content", "thinking", "reasoning"]
+    let reasoning = REASONING
         .iter()
         .find_map(|name| message.get(*name).filter(|value| !value.is_null()).cloned());
     if let Some(reasoning) = reasoning {
@@ -174,7 +208,7 @@ fn prepare_tool_calls(message: &mut Map<String, Value>) {
 }
 
 /// For a template without developers: they become system messages, and all of those one, in front.
-fn developer_to_system(messages: Vec<Value>) -> Vec<Value> {
+fn developer_to_system(messages: Vec<Cow<'_, Value>>) -> Vec<Cow<'_, Value>> {
     let mut system = Vec::new();
     let mut out = Vec::new();
     let mut in_place = true;
@@ -184,16 +218,19 @@ fn developer_to_system(messages: Vec<Value>) -> Vec<Value> {
             continue;
         }
         in_place &= i == 0;
-        message["role"] = json!("system");
+        message.to_mut()["role"] = json!("system");
         system.push(message);
     }
     if let ([_], true) = (system.as_slice(), in_place) {
         out.splice(0..0, system);
         return out;
     }
-    let texts: Vec<String> =
-        system.iter().map(content_text).filter(|text| !text.is_empty()).collect();
-    out.insert(0, json!({"role": "system", "content": texts.join("\n\n")}));
+    let texts: Vec<String> = system
+        .iter()
+        .map(|message| content_text(message))
+        .filter(|text| !text.is_empty())
+        .collect();
+    out.insert(0, Cow::Owned(json!({"role": "system", "content": texts.join("\n\n")})));
     out
 }
 
