@@ -43,4 +43,4 @@ pub use relay::{Sink, SinkError, relay};
 pub use said::{Abilities, Ask, EngineDigest, Epoch, Heading, Said, Via};
 pub use translate::{Names, TranslateError, Translated, Translator};
 pub use transport::{Heard, PodName, Transport};
-pub use zeromq::{AddressError, ListedError, ZeroMq, ZmqAddress};
+pub use zeromq::{AddressError, Judge, ListedError, ZeroMq, ZmqAddress};

@@ -6,10 +6,12 @@
 //! begins with it. A silent one is pinged.
 
 mod address;
+mod dial;
 mod listed;
 mod replay;
 
 pub use address::{AddressError, ZmqAddress};
+pub use dial::Judge;
 pub use listed::ListedError;
 
 use crate::said::{Abilities, Ask, Heading, Said, Via};
@@ -17,6 +19,7 @@ use crate::transport::{Heard, PodName, Transport};
 use crate::wire::{self, Batch, Limits, Message};
 use crate::zmtp::{Connection, Socket, ZmtpError};
 use bytes::Bytes;
+use dial::Dial;
 use replay::Replay;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +37,7 @@ pub struct ZeroMq {
     name: String,
     pod: PodName,
     address: ZmqAddress,
+    dial: Dial,
     live: Option<Connection<TcpStream>>,
     replay: Option<Replay>,
     /// When to connect, and how long to wait after that fails.
@@ -61,6 +65,7 @@ impl ZeroMq {
             pod,
             replay: address.replay.as_ref().map(|at| Replay::new(at.clone())),
             address,
+            dial: Dial::default(),
             live: None,
             connect_at: Instant::now(),
             pause: FIRST_PAUSE,
@@ -76,6 +81,16 @@ impl ZeroMq {
         Self { originals: Originals::Kept, ..self }
     }
 
+    /// The same, connecting only to addresses that `judge` has nothing against.
+    #[must_use]
+    pub fn judged_by(mut self, judge: Judge) -> Self {
+        self.dial = Dial(Some(judge));
+        if let Some(replay) = &mut self.replay {
+            replay.dial = self.dial.clone();
+        }
+        self
+    }
+
     /// Why the engine could not be reached last time.
     #[must_use]
     pub fn last_error(&self) -> Option<&str> {
@@ -86,7 +101,8 @@ impl ZeroMq {
     async fn connect(&mut self) -> Option<Said> {
         sleep_until(self.connect_at).await;
         let attempt = async {
-            let mut live = Connection::connect(&self.address.publisher, Socket::Sub).await?;
+            let (dial, place) = (self.dial.clone(), self.address.publisher.clone());
+            let mut live = dial.connect(place, Socket::Sub).await?;
             live.subscribe(self.address.topic.as_bytes()).await?;
             Ok::<_, ZmtpError>(live)
         };

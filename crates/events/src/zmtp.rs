@@ -29,6 +29,7 @@ mod listener;
 mod publisher;
 
 pub use connection::Connection;
+pub(crate) use connection::in_time;
 pub use error::ZmtpError;
 pub use handshake::Socket;
 pub use listener::Listener;

@@ -17,7 +17,7 @@ use wornpath_blocks::HashKey;
 use wornpath_events::wire::{Dialect, HashForm, Layout, encode};
 use wornpath_events::zmtp::{Listener, Publisher, Socket};
 use wornpath_events::{
-    Abilities, Ask, Clock, Heard, Names, PodName, Pods, Rules, Said, Serving, State, Status,
+    Abilities, Ask, Clock, Heard, Judge, Names, PodName, Pods, Rules, Said, Serving, State, Status,
     Transport, ZeroMq, consume, keep_time, supervise,
 };
 use wornpath_index::{Index, Limits, PodId};
@@ -225,4 +225,35 @@ async fn a_consumer_that_panics_is_replaced_and_its_pods_are_put_right() {
     });
     router.until_exact(&engine, SECOND * 3).await;
     assert_eq!(lives.load(Ordering::Relaxed), 2);
+}
+
+/// The name is allowed or not by what it stands for, at each attempt.
+#[tokio::test]
+async fn a_name_that_stands_for_a_forbidden_address_is_not_connected_to() {
+    let mut publisher = Listener::bind("127.0.0.1:0", Socket::Pub).await.unwrap();
+    let port = publisher.address().port();
+    let guests = Arc::new(AtomicUsize::new(0));
+    let (met, mut tasks) = (Arc::clone(&guests), JoinSet::new());
+    tasks.spawn(async move {
+        let mut kept = Vec::new();
+        loop {
+            kept.push(publisher.accept().await);
+            met.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let is_forbidden = Arc::new(AtomicUsize::new(1));
+    let asked = Arc::clone(&is_forbidden);
+    let judge: Judge = Arc::new(move |address| match asked.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => Err(format!("{address} is no pod")),
+    });
+    let address = format!("zmq://localhost:{port}").parse().unwrap();
+    let mut transport = ZeroMq::new("pod".into(), address).judged_by(judge);
+    assert!(tokio::time::timeout(SECOND / 2, transport.next()).await.is_err());
+    let told = transport.last_error().unwrap().to_owned();
+    assert!(told.starts_with("localhost:") && told.ends_with("is no pod"), "{told}");
+    assert_eq!(guests.load(Ordering::Relaxed), 0);
+    is_forbidden.store(0, Ordering::Relaxed);
+    let heard = tokio::time::timeout(SECOND * 5, transport.next()).await.unwrap();
+    assert!(matches!(heard, Heard::Of(_, Said::Connected)), "{heard:?}");
 }

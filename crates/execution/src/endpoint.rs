@@ -132,6 +132,14 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Whether somebody at `address` may be called on this endpoint's behalf.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn admits(&self, address: IpAddr) -> Result<(), Forbidden> {
+        self.reach().admit(address)
+    }
+
     /// From now on it is called only as `reach` allows.
     pub fn set_reach(&self, reach: &Arc<Reach>) {
         *self.reach.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(reach);

@@ -1,6 +1,7 @@
 //! Events of pods that are asked where they publish: `GET /kv_event_sources`.
 
 use crate::probe;
+use crate::seating::judge;
 use bytes::Bytes;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,10 +24,11 @@ pub(crate) struct Asked {
 impl Asked {
     /// Feeds the pod from wherever it says, for as long as it is polled.
     pub(crate) async fn follow(self, events: Arc<Pods>, clock: Clock) -> Infallible {
-        let mut known = self.first().await;
+        let (mut known, judge) = (self.first().await, judge(&self.endpoint));
         loop {
             tracing::info!(pod = %self.pod, from = %known, "publishes its cache events");
-            let make = || ZeroMq::new(Arc::clone(&self.pod), known.clone());
+            let new = || ZeroMq::new(Arc::clone(&self.pod), known.clone());
+            let make = || new().judged_by(Arc::clone(&judge));
             known = tokio::select! {
                 never = supervise(make, &events, clock) => match never {},
                 another = self.another(&known) => another,

@@ -11,9 +11,10 @@ use crate::settings::{EventSource, PodSettings, Settings};
 use crate::state::{ApplyError, Gateway, lock};
 use serde_json::Value;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use tokio::task::AbortHandle;
-use wornpath_events::{Serving, ZeroMq, supervise};
+use wornpath_events::{Judge, Serving, ZeroMq, supervise};
 use wornpath_execution::{AddressError, Endpoint};
 use wornpath_index::{NoSlot, PodId};
 use wornpath_routing::{EventTrust, Health, Pod};
@@ -201,9 +202,10 @@ impl Gateway {
         let fed = match source {
             EventSource::Elsewhere => return None,
             EventSource::ZeroMq(address) => {
-                let address = address.clone();
+                let (address, judge) = (address.clone(), judge(endpoint));
                 self.background().spawn(async move {
-                    let make = || ZeroMq::new(Arc::clone(&pod), address.clone());
+                    let new = || ZeroMq::new(Arc::clone(&pod), address.clone());
+                    let make = || new().judged_by(Arc::clone(&judge));
                     supervise(make, &events, clock).await;
                 })
             }
@@ -241,7 +243,19 @@ fn check_pods(
     Ok(())
 }
 
-/// Events come from where pods may be, as far as their addresses are numbers.
+/// Events come from where pods may be, by the rules of the moment when somebody connects.
+pub(crate) fn judge(endpoint: &Arc<Endpoint>) -> Judge {
+    let (endpoint, is_told) = (Arc::clone(endpoint), AtomicBool::new(false));
+    Arc::new(move |address| {
+        let judged = endpoint.admits(address).map_err(|forbidden| forbidden.to_string());
+        if let (Err(why), false) = (&judged, is_told.swap(judged.is_err(), Relaxed)) {
+            tracing::warn!(pod = endpoint.url(), "its cache events are not taken: {why}");
+        }
+        judged
+    })
+}
+
+/// The same before anybody does, as far as addresses are numbers.
 fn may_be_heard(source: &EventSource, settings: &Settings) -> Result<(), AddressError> {
     let EventSource::ZeroMq(address) = source else { return Ok(()) };
     for place in std::iter::once(&address.publisher).chain(&address.replay) {

@@ -3,6 +3,7 @@
 //! A connection is kept while each answer has come to its end. One that was given up is closed with what is
 //! still under way in it, so that no answer is taken for that of a later question.
 
+use super::dial::Dial;
 use crate::wire::Message;
 use crate::zmtp::{Connection, Socket, ZmtpError};
 use bytes::Bytes;
@@ -13,6 +14,7 @@ type Connecting = dyn Future<Output = Result<Connection<TcpStream>, ZmtpError>> 
 
 pub(super) struct Replay {
     address: String,
+    pub(super) dial: Dial,
     connection: Option<Connection<TcpStream>>,
     /// Kept over calls: a busy live stream interrupts each of them before it could come to its end.
     connecting: Option<Pin<Box<Connecting>>>,
@@ -24,7 +26,8 @@ pub(super) struct Replay {
 
 impl Replay {
     pub(super) fn new(address: String) -> Self {
-        Self { address, connection: None, connecting: None, wish: None, answering: false }
+        let dial = Dial::default();
+        Self { address, dial, connection: None, connecting: None, wish: None, answering: false }
     }
 
     pub(super) fn ask(&mut self, from: u64) {
@@ -35,7 +38,8 @@ impl Replay {
     }
 
     pub(super) fn forget(&mut self) {
-        *self = Self::new(std::mem::take(&mut self.address));
+        let dial = std::mem::take(&mut self.dial);
+        *self = Self { dial, ..Self::new(std::mem::take(&mut self.address)) };
     }
 
     /// The next message of an answer; for ever, while there is none. A question that fails is dropped: who
@@ -59,9 +63,9 @@ impl Replay {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => {
-                let address = &self.address;
+                let (dial, address) = (&self.dial, &self.address);
                 let connecting = self.connecting.get_or_insert_with(|| {
-                    Box::pin(Connection::connect(address.clone(), Socket::Dealer))
+                    Box::pin(dial.clone().connect(address.clone(), Socket::Dealer))
                 });
                 let connected = connecting.await;
                 self.connecting = None;

@@ -50,7 +50,7 @@ impl Connection<TcpStream> {
 }
 
 /// The outcome, if it comes within the time that a handshake may take.
-pub(super) async fn in_time<T>(
+pub(crate) async fn in_time<T>(
     attempt: impl Future<Output = Result<T, ZmtpError>>,
 ) -> Result<T, ZmtpError> {
     let silent = ZmtpError::Silent { seconds: HANDSHAKE.as_secs() };
