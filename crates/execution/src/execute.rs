@@ -157,7 +157,9 @@ pub async fn execute<D: Dispatch>(
             Ok(carried) => return Ok(carried),
             Err(Stop::Answered(carried)) => return Ok(*carried),
             Err(Stop::Failed(failure)) => return Err(failure),
-            Err(Stop::Restart) => plan = run.decide(None).await.map_err(Failure::Rejected)?,
+            Err(Stop::Restart) => {
+                plan = Box::pin(run.decide(None)).await.map_err(Failure::Rejected)?;
+            }
         }
     }
 }
@@ -196,8 +198,7 @@ impl<D: Dispatch> Run<'_, D> {
         let mut spare: Option<Carried> = None;
         loop {
             if step.pod.is_none() {
-                step = self
-                    .bind(&step.name)
+                step = Box::pin(self.bind(&step.name))
                     .await
                     .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
             }
@@ -231,7 +232,7 @@ impl<D: Dispatch> Run<'_, D> {
                 return Err(Stop::Restart);
             }
             if next == Next::OtherPod {
-                match self.bind(&name).await {
+                match Box::pin(self.bind(&name)).await {
                     Ok(other) => {
                         step = other;
                         continue;
@@ -252,8 +253,7 @@ impl<D: Dispatch> Run<'_, D> {
         self.course.begin_step();
         loop {
             if step.pod.is_none() {
-                step = self
-                    .bind(&step.name)
+                step = Box::pin(self.bind(&step.name))
                     .await
                     .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
             }
@@ -299,7 +299,7 @@ impl<D: Dispatch> Run<'_, D> {
         drop(step);
         let mut next = self.failed(pod, policy);
         if next == Next::OtherPod {
-            match self.bind(&name).await {
+            match Box::pin(self.bind(&name)).await {
                 Ok(other) => return Ok(Some(other)),
                 Err(_nobody) => {
                     let (budget, now) = (self.kit.budget, self.dispatch.now());

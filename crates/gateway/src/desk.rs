@@ -3,6 +3,7 @@
 use crate::lobby::Waiter;
 use crate::roster::Roster;
 use crate::seen::{CallSeen, Seen};
+use crate::settings::Length;
 use crate::state::Gateway;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wornpath_execution::{Called, Dispatch, Target, WorkerNumber};
@@ -62,20 +63,19 @@ impl Worker {
         decided
     }
 
-    /// Decides for a request whose body has so many bytes; again if another thread was faster to send the
+    /// Decides for a request whose body is so long; again if another thread was faster to send the
     /// same new prefix somewhere.
     pub(crate) async fn decide(
         &self,
-        bytes: usize,
+        length: Length,
         mut decide: impl FnMut(&mut World<'_>) -> Outcome,
     ) -> Outcome {
         let gateway = &self.gateway;
-        let is_long = bytes >= gateway.settings().limits.inline_bytes;
         for _ in 0..MOST_RACES {
             let (outcome, unsettled) = {
                 let mut tools = self.tools();
                 let outcome = tools.look(&gateway.roster(), gateway.now(), &mut decide);
-                if !is_long {
+                if !length.is_long {
                     let _claim = gateway.claims.hold(tools.desk.frontier());
                     match tools.desk.settle_unless_beaten() {
                         Settled::Told => return outcome,
@@ -142,7 +142,7 @@ impl Dispatch for Dispatcher<'_> {
             Outcome::Hold(hold) => {
                 let again = Again { step: retry.step.cloned(), excluded: retry.excluded.to_vec() };
                 let waiter = Waiter { profile: self.profile, context, again, bytes: self.bytes };
-                let waited = gateway.lobby.wait(worker, hold, waiter).await;
+                let waited = Box::pin(gateway.lobby.wait(worker, hold, waiter)).await;
                 self.roster = gateway.roster();
                 waited
             }

@@ -9,7 +9,7 @@ use http_body_util::Full;
 use hyper::header::HOST;
 use hyper::{Request, Uri};
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -44,14 +44,18 @@ pub(crate) const NOBODY: WorkerNumber = WorkerNumber(usize::MAX);
 pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> Infallible {
     let mut writer = gateway.index().writer();
     let (mut probes, mut introductions) = (Due::default(), Due::default());
+    let mut known = gateway.roster();
     let mut errands = JoinSet::new();
     let told = Arc::<Told>::default();
     loop {
         tokio::time::sleep(TICK).await;
         while errands.try_join_next().is_some() {}
         let (now, roster) = (gateway.now(), gateway.roster());
-        for due in [&mut probes, &mut introductions] {
-            due.retain(|url, _| roster.seats().iter().any(|seat| seat.settings.url == *url));
+        if !Arc::ptr_eq(&roster, &known) {
+            let urls: HashSet<_> = roster.seats().iter().map(|seat| seat.endpoint.url()).collect();
+            probes.retain(|url, _| urls.contains(url.as_str()));
+            introductions.retain(|url, _| urls.contains(url.as_str()));
+            known = Arc::clone(&roster);
         }
         for seat in roster.seats() {
             let endpoint = &seat.endpoint;

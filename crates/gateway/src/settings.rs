@@ -266,6 +266,20 @@ impl Default for Limits {
     }
 }
 
+/// How long a body is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Length {
+    pub(crate) bytes: usize,
+    /// Whether what takes long with it is done apart.
+    pub(crate) is_long: bool,
+}
+
+impl Limits {
+    pub(crate) const fn length(&self, bytes: usize) -> Length {
+        Length { bytes, is_long: bytes >= self.inline_bytes }
+    }
+}
+
 /// How a gateway ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drain {

@@ -20,6 +20,10 @@ use wornpath_execution::{AddressError, RetryBudget};
 use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot};
 use wornpath_routing::{Health, Pod, Rng};
 
+/// Blocks that a pod is expected to hold where prompts are matched by their text: a million tokens in blocks of 256
+/// bytes, as much as the largest caches hold. Whoever remembers more believes in what has long been evicted.
+const EXPECTED_TEXT_BLOCKS: usize = 16 << 10;
+
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
@@ -96,7 +100,11 @@ impl Gateway {
     pub fn new(settings: Settings, background: Handle, seed: u64) -> Result<Arc<Self>, ApplyError> {
         let routing = Routing::check(&settings)?;
         let capacity = Capacity::for_pods(settings.pods.len().max(256)).unwrap_or_default();
-        let index = Index::new(Limits { capacity, ..Limits::default() }, seed);
+        let mut limits = Limits { capacity, ..Limits::default() };
+        if !settings.models.iter().any(|model| model.tokenizer.is_some()) {
+            limits.expected_per_pod = EXPECTED_TEXT_BLOCKS;
+        }
+        let index = Index::new(limits, seed);
         let clock = Clock::start();
         let (pods, rules) = (settings.pods.clone(), settings.event_rules);
         let gateway = Arc::new(Self {

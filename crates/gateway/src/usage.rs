@@ -5,6 +5,8 @@
 //! it anywhere.
 
 use crate::record::Usage;
+use memchr::memmem::Finder;
+use std::sync::LazyLock;
 
 const MARK: &[u8] = b"\"usage\":";
 /// The most of an object that is read; real ones have a few hundred bytes.
@@ -100,15 +102,8 @@ impl UsageScan {
 
 /// Where the mark ends.
 fn find(bytes: &[u8]) -> Option<usize> {
-    let mut from = 0;
-    while let Some(quote) = bytes[from..].iter().position(|byte| *byte == MARK[0]) {
-        let at = from + quote;
-        if bytes[at..].starts_with(MARK) {
-            return Some(at + MARK.len());
-        }
-        from = at + 1;
-    }
-    None
+    static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(MARK));
+    FINDER.find(bytes).map(|at| at + MARK.len())
 }
 
 fn number_of(bytes: &[u8], name: &[u8]) -> Option<u64> {

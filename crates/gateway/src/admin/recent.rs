@@ -1,12 +1,11 @@
 //! The last requests and how they were decided, for people who ask why.
 //!
-//! Whoever answers clients leaves a record in the next place of a ring and waits for nobody: a place is
-//! swapped as a whole.
+//! Whoever answers clients leaves a record in the next place of a ring and waits for nobody: a place that is
+//! being read is passed over.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::ArcSwapOption;
 use serde_json::{Value, json};
 use wornpath_index::Moment;
 
@@ -18,24 +17,23 @@ const PLACES: usize = 256;
 
 /// The last requests.
 pub struct Recent {
-    places: Box<[ArcSwapOption<Record>]>,
+    places: Box<[Mutex<Option<Record>>]>,
     /// How many there were.
     count: AtomicUsize,
 }
 
 impl Default for Recent {
     fn default() -> Self {
-        Self {
-            places: (0..PLACES).map(|_| ArcSwapOption::empty()).collect(),
-            count: AtomicUsize::new(0),
-        }
+        Self { places: (0..PLACES).map(|_| Mutex::default()).collect(), count: AtomicUsize::new(0) }
     }
 }
 
 impl Observe for Recent {
     fn ended(&self, record: &Record) {
         let place = self.count.fetch_add(1, Relaxed) % PLACES;
-        self.places[place].store(Some(Arc::new(record.clone())));
+        if let Ok(mut place) = self.places[place].try_lock() {
+            *place = Some(record.clone());
+        }
     }
 }
 
@@ -45,7 +43,11 @@ impl Recent {
     pub fn last(&self, most: usize) -> Vec<Arc<Record>> {
         let count = self.count.load(Relaxed);
         let places = (0..count.min(PLACES)).map(|back| (count - 1 - back) % PLACES);
-        places.filter_map(|place| self.places[place].load_full()).take(most).collect()
+        let read = |place: usize| {
+            let place = self.places[place].lock().unwrap_or_else(PoisonError::into_inner);
+            place.clone().map(Arc::new)
+        };
+        places.filter_map(read).take(most).collect()
     }
 }
 

@@ -33,7 +33,8 @@ pub(crate) async fn respond(
         Ok(tenant) => tenant.map_or(String::new(), |tenant| tenant.name.to_string()),
         Err(refusal) => return Ok(refusal.response(crate::record::Api::Other)),
     };
-    Ok(answer(batches, &owner, request).await.unwrap_or_else(|trouble| trouble.response()))
+    let answered = Box::pin(answer(batches, &owner, request)).await;
+    Ok(answered.unwrap_or_else(|trouble| trouble.response()))
 }
 
 async fn answer(

@@ -12,7 +12,7 @@ use crate::lobby::Waiter;
 use crate::quota::Turn;
 use crate::record::{Api, Ended, Record, Usage};
 use crate::seen::{Seen, kept};
-use crate::settings::{Reveal, Settings, Sharing, TenantSettings};
+use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
 use crate::state::Readiness;
 use arrival::Arrival;
 pub(crate) use arrival::tenant;
@@ -35,6 +35,9 @@ use wornpath_routing::{
 };
 
 /// Answers one request.
+///
+/// What this keeps while it waits is moved about for every request, so what few requests need (a place in the
+/// waiting room, a thread of its own, files and batches) is kept apart.
 pub(crate) async fn respond(
     worker: Arc<Worker>,
     request: Request<Incoming>,
@@ -43,7 +46,7 @@ pub(crate) async fn respond(
         (&Method::GET, "/health" | "/ping") => Some(Response::new(Reply::whole(Bytes::new()))),
         (&Method::GET, "/ready") => Some(ready(&worker)),
         (&Method::GET, "/v1/models") => Some(models(&worker)),
-        (&Method::GET, "/metrics") => metrics(&worker).await,
+        (&Method::GET, "/metrics") => Box::pin(metrics(&worker)).await,
         _ => None,
     };
     if let Some(own) = own {
@@ -103,7 +106,8 @@ async fn route(
         trace.write(&mut call.headers);
     }
     let (roster, routing) = (gateway.roster(), gateway.routing());
-    let mut read = read_body(worker, record.api, &call).await?;
+    let length = settings.limits.length(call.body.len());
+    let mut read = read_body(worker, record.api, &call, length).await?;
     read.request.model = roster.model(&read.model);
     read.request.arrival = arrived;
     read.request.headers = head::for_routing(&call.headers);
@@ -118,8 +122,8 @@ async fn route(
     record.profile.clone_from(name);
     record.model.clone_from(&read.request.model.base);
     record.tenant.clone_from(&read.request.tenant);
-    let context = prepare(worker, profile, (read, call.body.len()), &mut seen).await?;
-    let decided = decide(worker, profile, (context, call.body.len()), &mut seen).await;
+    let context = prepare(worker, profile, (read, length), &mut seen).await?;
+    let decided = decide(worker, profile, (context, length), &mut seen).await;
     if decided.is_err() {
         record.seen = kept(seen.take());
     }
@@ -181,25 +185,30 @@ fn turn(worker: &Worker, tenant: Option<&TenantSettings>) -> Result<Option<Turn>
 }
 
 /// Short bodies are read at once; long ones apart, so that they keep nobody waiting.
-async fn read_body(worker: &Arc<Worker>, api: Api, call: &Call) -> Result<Read, Refusal> {
+async fn read_body(
+    worker: &Arc<Worker>,
+    api: Api,
+    call: &Call,
+    length: Length,
+) -> Result<Read, Refusal> {
     if call.body.is_empty() && call.method != Method::POST {
         return Ok(Read::default());
     }
-    if call.body.len() < worker.gateway.settings().limits.inline_bytes {
+    if !length.is_long {
         return read::read(api, &call.body);
     }
     let body = call.body.clone();
-    apart(worker, move || read::read(api, &body)).await?
+    Box::pin(apart(worker, move || read::read(api, &body))).await?
 }
 
 async fn prepare(
     worker: &Arc<Worker>,
     profile: &Arc<Profile>,
-    (read, bytes): (Read, usize),
+    (read, length): (Read, Length),
     seen: &mut Option<Box<Seen>>,
 ) -> Result<RoutingContext, Refusal> {
     let mut context = profile.context(read.request);
-    let is_short = bytes < worker.gateway.settings().limits.inline_bytes;
+    let is_short = !length.is_long;
     if is_short && seen.is_none() {
         profile.prepare(&mut context)?;
         return Ok(context);
@@ -217,7 +226,8 @@ async fn prepare(
     if let Some(seen) = seen {
         seen.prepared = worker.gateway.now();
     }
-    let (context, explanation) = if is_short { work()? } else { apart(worker, work).await?? };
+    let (context, explanation) =
+        if is_short { work()? } else { Box::pin(apart(worker, work)).await?? };
     if let Some(seen) = seen {
         seen.explanation = explanation;
     }
@@ -238,7 +248,7 @@ async fn apart<T: Send + 'static>(
 async fn decide(
     worker: &Worker,
     profile: &Arc<Profile>,
-    (mut context, bytes): (RoutingContext, usize),
+    (mut context, length): (RoutingContext, Length),
     seen: &mut Option<Box<Seen>>,
 ) -> Result<(Option<RoutingContext>, RoutingPlan), Refusal> {
     let gateway = &worker.gateway;
@@ -254,16 +264,17 @@ async fn decide(
             outcome
         }
     };
-    let outcome = worker.decide(bytes, decide).await;
+    let outcome = worker.decide(length, decide).await;
     match outcome {
         Outcome::Plan(plan) => Ok((Some(context), plan)),
         Outcome::Reject(rejection) => Err(rejection.into()),
         Outcome::Hold(hold) => {
+            let bytes = length.bytes;
             let waiter = Waiter { profile, context, again: Again::default(), bytes };
             if let Some(seen) = seen {
                 seen.has_waited = true;
             }
-            let (context, waited) = gateway.lobby.wait(worker, hold, waiter).await;
+            let (context, waited) = Box::pin(gateway.lobby.wait(worker, hold, waiter)).await;
             Ok((context, waited?))
         }
     }

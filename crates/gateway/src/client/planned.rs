@@ -70,7 +70,8 @@ async fn carry(
 ) -> Result<Carried, Refusal> {
     let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
     let roster = gateway.roster();
-    let mut read = read_body(worker, record.api, &call).await?;
+    let length = settings.limits.length(call.body.len());
+    let mut read = read_body(worker, record.api, &call, length).await?;
     read.request.model = roster.model(&read.model);
     read.request.arrival = arrived;
     read.request.priority = Priority::LOWEST;
@@ -78,12 +79,12 @@ async fn carry(
     read.request.tenant = tenant.cloned();
     salted(&mut read, &mut call, &settings)?;
     record.model.clone_from(&read.request.model.base);
-    let (bytes, mut seen) = (call.body.len(), None);
-    let context = prepare(worker, profile, (read, bytes), &mut seen).await?;
-    let (context, plan) = decide(worker, profile, (context, bytes), &mut seen).await?;
+    let mut seen = None;
+    let context = prepare(worker, profile, (read, length), &mut seen).await?;
+    let (context, plan) = decide(worker, profile, (context, length), &mut seen).await?;
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
     let roster = gateway.roster();
-    let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
+    let mut dispatcher = Dispatcher { worker, profile, context, bytes: length.bytes, seen, roster };
     Ok(execute(plan, &call, &kit, &mut dispatcher).await?)
 }
