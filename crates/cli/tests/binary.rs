@@ -54,6 +54,19 @@ fn recorded_engines_show_who_holds_what_and_what_eviction_and_removal_change() {
 }
 
 #[test]
+fn users_see_why_it_failed_and_not_where_in_the_code() {
+    let output = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+        .args(["plan", "there-is-no-such-file.jsonl"])
+        .env("RUST_BACKTRACE", "full")
+        .output()
+        .unwrap();
+    let told = text(&output.stderr);
+    assert!(!output.status.success() && told.contains("there-is-no-such-file.jsonl"), "{told}");
+    assert!(told.starts_with("Error: ") && told.contains("No such file"), "{told}");
+    assert!(!told.contains("backtrace") && told.lines().count() <= 3, "{told}");
+}
+
+#[test]
 fn help_says_where_to_start_and_version_says_which_one_this_is() {
     let help = wornpath(&["--help"]);
     assert!(help.status.success());
