@@ -66,11 +66,6 @@ impl Kind {
             Self::ManyPods => "wornpath, 256 pods",
         }
     }
-
-    /// Whether it is one of the others.
-    pub(crate) const fn is_peer(self) -> bool {
-        matches!(self, Self::VllmRouter | Self::SglangRouter | Self::Smg)
-    }
 }
 
 /// Where everything is.

@@ -140,7 +140,7 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         engines.pace(engine::Pace::ENGINE).await?;
         let (gateway, pod) = (contestant.addresses[0], engines.pods[0]);
         let stalls = tokenizing::stalls(gateway, pod, &tokenizer).await?;
-        bars.push(report::stall_bar(&stalls));
+        bars.extend(report::stall_bars(&stalls));
     }
     if let Some(contestant) = find(Kind::CacheAware)
         && arguments.prompts > 0

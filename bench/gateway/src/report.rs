@@ -138,23 +138,28 @@ pub(crate) fn growth_bar(growth: &Growth) -> Bar {
     Bar::new("memory: last half / first half of the unique prompts", growth.ratio(), 1.05)
 }
 
-pub(crate) fn stall_bar(stalls: &Stalls) -> Bar {
+pub(crate) fn stall_bars(stalls: &Stalls) -> Vec<Bar> {
     println!(
         "\n### Tokens' way from engine to client, µs, while prompts of {} tokens are tokenized\n\n\
-         | | p50 | p99 | worst | tokens |\n|---|---:|---:|---:|---:|",
+         | | p50 | p99 | p99.9 | worst | tokens |\n|---|---:|---:|---:|---:|---:|",
         stalls.long_tokens
     );
     let row = |name: &str, late: Lateness| {
         println!(
-            "| {name} | {:.0} | {:.0} | {:.0} | {} |",
-            late.p50, late.p99, late.worst, late.tokens
+            "| {name} | {:.0} | {:.0} | {:.0} | {:.0} | {} |",
+            late.p50, late.p99, late.p999, late.worst, late.tokens
         );
     };
-    row("through the gateway, nothing else to do", stalls.quiet);
+    row("through the gateway, nothing else to do", stalls.quiet.0);
+    row("past the gateway, nothing else to do", stalls.quiet.1);
     row("through the gateway, meanwhile", stalls.through);
     row("past the gateway, meanwhile", stalls.past);
-    let added = stalls.through.p99 - stalls.past.p99;
-    Bar::new("delay of other streams' tokens by tokenizing, p99, µs", added, 1000.0)
+    let bar = |name, figure: fn(&Lateness) -> f64| {
+        let added = figure(&stalls.through) - figure(&stalls.past);
+        let name = format!("delay of other streams' tokens by tokenizing, {name}, µs");
+        Bar::new(name, added, 1000.0)
+    };
+    vec![bar("p99", |late| late.p99), bar("p99.9", |late| late.p999), bar("worst", |late| late.worst)]
 }
 
 /// Prints them; whether all are met.

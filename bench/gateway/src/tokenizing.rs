@@ -16,10 +16,12 @@ use crate::stats::{median, quantile};
 
 /// Texts that a cost is the median of.
 const TEXTS: u64 = 501;
-/// A prompt of about 100,000 tokens.
-const LONG_BYTES: usize = 600 << 10;
+/// The least tokens of a long prompt.
+const LONG_TOKENS: usize = 100_000;
+/// Text by which it is told how long such a prompt is.
+const SAMPLE_BYTES: usize = 128 << 10;
 /// Long prompts, one after another.
-const LONG_PROMPTS: u64 = 40;
+const LONG_PROMPTS: u64 = 100;
 /// Streams that are watched meanwhile, through the gateway and past it.
 const STREAMS: usize = 4;
 
@@ -48,6 +50,7 @@ pub(crate) fn cost_of_new(tokenizer: &Tokenizer, bytes: usize) -> anyhow::Result
 pub(crate) struct Lateness {
     pub(crate) p50: f64,
     pub(crate) p99: f64,
+    pub(crate) p999: f64,
     pub(crate) worst: f64,
     pub(crate) tokens: usize,
 }
@@ -57,8 +60,8 @@ pub(crate) struct Lateness {
 pub(crate) struct Stalls {
     /// How many tokens a long prompt has.
     pub(crate) long_tokens: usize,
-    /// While nothing else happens.
-    pub(crate) quiet: Lateness,
+    /// While nothing else happens, through the gateway and not.
+    pub(crate) quiet: (Lateness, Lateness),
     /// While the gateway tokenizes long prompts.
     pub(crate) through: Lateness,
     /// At that time, not through the gateway: what the machine itself adds.
@@ -71,15 +74,22 @@ pub(crate) async fn stalls(
     pod: SocketAddr,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Stalls> {
-    let long = Prompts::new(LONG_BYTES, Shared::Nothing, Delivery::Whole);
-    let mut ids = Vec::new();
+    let tokens_of = |text: &str| -> anyhow::Result<usize> {
+        let mut ids = Vec::new();
+        tokenizer.encode(text, Framing::Bare, &mut ids)?;
+        Ok(ids.len())
+    };
+    let prompts = |bytes| Prompts::new(bytes, Shared::Nothing, Delivery::Whole);
+    let sample = prompts(SAMPLE_BYTES);
+    let sample = sample.new_text(0);
+    let bytes = LONG_TOKENS * sample.len() / tokens_of(sample)?;
+    let long = prompts(bytes + bytes / 50);
     // Both halves are made of the same words.
-    for _ in 0..2 {
-        tokenizer.encode(long.new_text(0), Framing::Bare, &mut ids)?;
-    }
-    let (quiet, _) = watch(gateway, pod, None).await?;
+    let long_tokens = 2 * tokens_of(long.new_text(0))?;
+    anyhow::ensure!(long_tokens >= LONG_TOKENS, "a long prompt has only {long_tokens} tokens");
+    let quiet = watch(gateway, pod, None).await?;
     let (through, past) = watch(gateway, pod, Some(&long)).await?;
-    Ok(Stalls { long_tokens: ids.len(), quiet, through, past })
+    Ok(Stalls { long_tokens, quiet, through, past })
 }
 
 async fn watch(
@@ -130,6 +140,7 @@ async fn watch(
         Lateness {
             p50: quantile(&mut late, 0.5),
             p99: quantile(&mut late, 0.99),
+            p999: quantile(&mut late, 0.999),
             worst: quantile(&mut late, 1.0),
             tokens: late.len(),
         }
