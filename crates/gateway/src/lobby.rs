@@ -247,10 +247,10 @@ mod tests {
 
     #[test]
     fn who_leaves_late_takes_nobody_else_out() {
-        let profile = Profile::check("p", "pick: random\n", &Surroundings::default()).unwrap();
+        let profile = Profile::check("p", "pick: max_score\n", &Surroundings::default()).unwrap();
         let profile = Arc::new(profile);
         let mut rooms = Rooms::default();
-        let mut enter = |rooms: &mut Rooms<&str>, item| {
+        let enter = |rooms: &mut Rooms<&str>, item| {
             let context = profile.context(Request::default());
             let held =
                 Held { profile: Arc::clone(&profile), context, again: Again::default(), item };
