@@ -46,6 +46,16 @@ impl Copies {
         extra.count = extra.count.saturating_add(1);
     }
 
+    /// How many copies there are on a tier that holds one.
+    pub(crate) fn count(&self, number: Number, tier: Tier) -> u32 {
+        self.extras.get(&(number, tier)).map_or(1, |extra| extra.count)
+    }
+
+    /// Says how many copies there are on a tier.
+    pub(crate) fn set_count(&mut self, number: Number, tier: Tier, count: u32) {
+        self.extras.insert((number, tier), Extra { count, location: None });
+    }
+
     /// Back to a single copy, wherever it lies.
     pub(crate) fn reset(&mut self, number: Number, tier: Tier) {
         self.extras.remove(&(number, tier));

@@ -15,6 +15,7 @@ use wornpath_blocks::BlockHash;
 use crate::copies::Holding;
 use crate::digest::PodDigest;
 use crate::directory::Directory;
+use crate::inventory::Item;
 use crate::ledger::Ledger;
 use crate::lookup::Reader;
 use crate::pod::{Capacity, PodId, PodSlot, place};
@@ -212,6 +213,12 @@ impl Index {
     /// What a pod's state comes to, to compare with its engine or with another router.
     pub fn digest(&self, pod: PodId) -> Result<PodDigest, PodGone> {
         self.shared.with_ledger(pod, |ledger| ledger.digest())
+    }
+
+    /// Everything that is known of a pod, to be entered again by [`Writer::restore`]; nothing while blocks of it wait
+    /// for their prefix. Takes the pod's lock for as long as the list takes to write: some ten nanoseconds a block.
+    pub fn inventory(&self, pod: PodId) -> Result<Option<Vec<Item>>, PodGone> {
+        self.shared.with_ledger(pod, |ledger| ledger.inventory())
     }
 
     /// How a pod holds each of `blocks`, which it is known to hold: the tier, and where on it. For the

@@ -17,6 +17,11 @@ pub(crate) struct Number(u32);
 impl Number {
     /// Stands for "no entry".
     pub(crate) const NONE: Number = Number(u32::MAX);
+
+    /// Its place among all numbers that were ever used.
+    pub(crate) fn position(self) -> usize {
+        self.0 as usize
+    }
 }
 
 /// Entries in a page: a growing pod pays for one page at a time, not for twice what it has.
@@ -56,6 +61,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Whether it stands for a block, held or not.
+    pub(crate) fn is_used(&self) -> bool {
+        self.bits & IN_USE != 0
+    }
+
     pub(crate) fn is_held(&self) -> bool {
         self.bits & TIERS != 0
     }
@@ -255,7 +265,7 @@ impl Slab {
         let mut number = 0;
         for page in pages {
             for entry in page.iter() {
-                if entry.bits & IN_USE != 0 {
+                if entry.is_used() {
                     larger.put(spread(*key, entry.engine), number);
                 }
                 number += 1;

@@ -9,6 +9,7 @@ use crate::directory::View;
 use crate::event::{Event, Stored};
 use crate::expected::Moment;
 use crate::index::{PodGone, Shared};
+use crate::inventory::{Item, RestoreError};
 use crate::ledger::{Counting, Ledger, Room};
 use crate::pod::{PodId, PodSet, PodSlot, place};
 use crate::sequence::{Applied, Turn};
@@ -93,6 +94,17 @@ impl Writer {
             }
             change.catch_up()
         })
+    }
+
+    /// Makes a pod hold what an inventory says, and nothing else; the numbers of batches stay as they are.
+    ///
+    /// # Errors
+    /// What is wrong with the inventory; the pod holds nothing then.
+    pub fn restore(&mut self, pod: PodId, items: &[Item]) -> Result<(), RestoreError> {
+        self.change(pod, |change| {
+            change.run(Counting::Presence, &[Event::Cleared]);
+            change.restore(items)
+        })?
     }
 
     /// Expects a pod to hold a whole chain soon, until `expires`. At the pod's cap, what would expire next is no
@@ -246,6 +258,20 @@ impl Change<'_> {
         self.ledger.end_snapshot(most_waiting, &mut self.desk.clear);
         self.commit();
         self.count(before);
+    }
+
+    fn restore(&mut self, items: &[Item]) -> Result<(), RestoreError> {
+        let (before, room) = (self.ledger.weight(), self.room());
+        let restored = self.ledger.restore(items, room, &mut self.desk.set);
+        if restored.is_err() {
+            // No bit was set yet, so none is to be cleared.
+            self.ledger.clear(&mut self.desk.clear);
+            self.desk.set.clear();
+            self.desk.clear.clear();
+        }
+        self.commit();
+        self.count(before);
+        restored
     }
 
     fn expect(&mut self, parent: Option<BlockHash>, chain: &[BlockHash], expires: Moment) -> bool {

@@ -1,0 +1,175 @@
+//! An inventory entered again is the same pod: to queries, to digests, and to everything that is said afterwards.
+#![cfg(not(any(loom, shuttle)))]
+
+use proptest::prelude::*;
+use wornpath_blocks::{BlockHash, ContentHash};
+use wornpath_index::{
+    Answer, Before, Content, EngineHash, Event, Index, Item, Limits, Parent, PodId, RestoreError,
+    Stored, Tier,
+};
+
+const ROOT: BlockHash = BlockHash(5);
+const DEPTH: u64 = 6;
+
+/// Something said of the chain of one family of blocks.
+#[derive(Clone, Copy, Debug)]
+enum Said {
+    /// Its blocks from the start up to a depth, each of `parts` of the index's, under one of two names.
+    Stored { family: u64, depth: u64, parts: u64, tier: Tier, name: u64 },
+    /// One copy of one block went.
+    Removed { family: u64, depth: u64, tier: Tier, name: u64 },
+    /// A block whose name is its hash, and of which nothing else is known.
+    Native { family: u64 },
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    let tier = || prop::sample::select(Tier::ALL.to_vec());
+    let one = (0..5_u64, 1..DEPTH, tier(), 0..2_u64);
+    prop_oneof![
+        3 => (one.clone(), 1..3_u64).prop_map(|((family, depth, tier, name), parts)| Said::Stored {
+            family, depth, parts: if family == 4 { parts } else { 1 }, tier, name
+        }),
+        3 => one.prop_map(|(family, depth, tier, name)| Said::Removed { family, depth, tier, name }),
+        1 => (0..3_u64).prop_map(|family| Said::Native { family }),
+    ]
+}
+
+fn name(family: u64, depth: u64, name: u64) -> EngineHash {
+    EngineHash((family << 16 | depth << 8 | name | 1 << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
+fn content(family: u64, part: u64) -> ContentHash {
+    ContentHash(family << 32 | part)
+}
+
+fn apply(index: &Index, pod: PodId, said: Said) {
+    let mut writer = index.writer();
+    let sequence = index.digest(pod).unwrap().last_sequence.map_or(0, |last| last + 1);
+    match said {
+        Said::Stored { family, depth, parts, tier, name: variant } => {
+            let blocks: Vec<_> = (0..depth).map(|at| name(family, at, variant)).collect();
+            let contents: Vec<_> = (0..depth * parts).map(|at| content(family, at)).collect();
+            let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents };
+            let stored = Stored { tier, blocks: &blocks, content, locations: &[] };
+            writer.apply(pod, Some(sequence), &[Event::Stored(stored)]).unwrap();
+        }
+        Said::Removed { family, depth, tier, name: variant } => {
+            let blocks = [name(family, depth, variant)];
+            writer.apply(pod, Some(sequence), &[Event::Removed { tier, blocks: &blocks }]).unwrap();
+        }
+        Said::Native { family } => {
+            let blocks = [EngineHash(ROOT.then(content(family, 0)).0)];
+            let content = Content::Native;
+            let stored = Stored { tier: Tier::Host, blocks: &blocks, content, locations: &[] };
+            writer.apply(pod, Some(sequence), &[Event::Stored(stored)]).unwrap();
+        }
+    }
+}
+
+fn depths(index: &Index, pod: PodId) -> Vec<usize> {
+    let ask = |family| {
+        let contents: Vec<_> = (0..DEPTH * 2).map(|at| content(family, at)).collect();
+        let chain: Vec<_> = ROOT.chain(&contents).collect();
+        let mut answer = Answer::default();
+        index.reader().lookup(&chain, &mut answer);
+        answer.depth(pod.slot())
+    };
+    (0..5).map(ask).collect()
+}
+
+/// What can be told of a pod from outside.
+fn seen(index: &Index, pod: PodId) -> impl PartialEq + std::fmt::Debug {
+    let stats = index.pod_stats(pod).unwrap();
+    let digest = (stats.digest.tiers, stats.digest.blocks);
+    (
+        digest,
+        stats.blocks,
+        stats.holes,
+        index.stats().suspects,
+        index.stats().entries,
+        depths(index, pod),
+    )
+}
+
+fn start(limits: Limits) -> (Index, PodId) {
+    let index = Index::new(limits, 3);
+    let pod = index.add_pod().unwrap();
+    index.writer().start_at(pod, 0).unwrap();
+    (index, pod)
+}
+
+proptest! {
+    #[test]
+    fn a_restored_pod_is_the_same_now_and_ever_after(
+        before in prop::collection::vec(said(), 0..60),
+        after in prop::collection::vec(said(), 0..40),
+    ) {
+        let (first, pod) = start(Limits::default());
+        before.into_iter().for_each(|said| apply(&first, pod, said));
+        let items = first.inventory(pod).unwrap().expect("nothing waits");
+        let (second, other) = start(Limits::default());
+        // What was there before the inventory does not count.
+        apply(&second, other, Said::Stored { family: 3, depth: 4, parts: 1, tier: Tier::Disk, name: 1 });
+        second.writer().restore(other, &items).unwrap();
+        prop_assert_eq!(seen(&first, pod), seen(&second, other));
+        for said in after {
+            apply(&first, pod, said);
+            apply(&second, other, said);
+            prop_assert_eq!(seen(&first, pod), seen(&second, other), "after {:?}", said);
+        }
+    }
+
+    #[test]
+    fn an_inventory_of_anything_is_entered_whole_or_not_at_all(
+        items in prop::collection::vec((0..6_u64, 0..8_u64, any::<Option<u32>>(), any::<[bool; 4]>()), 0..12),
+    ) {
+        let items: Vec<_> = items.into_iter().map(|(engine, block, before, held)| Item {
+            engine: EngineHash(engine),
+            block: BlockHash(block),
+            parts: Box::default(),
+            before: before.map_or(Before::Start, |before| Before::Item(before % 12)),
+            copies: held.map(u32::from),
+        }).collect();
+        let (index, pod) = start(Limits::default());
+        match index.writer().restore(pod, &items) {
+            Ok(()) => prop_assert_eq!(index.inventory(pod).unwrap().unwrap().len(), items.len()),
+            Err(_) => prop_assert_eq!(index.stats().entries, 0),
+        }
+        index.writer().apply(pod, None, &[Event::Cleared]).unwrap();
+        prop_assert_eq!((index.stats().entries, index.stats().suspects), (0, 0));
+        let chain: Vec<_> = (0..8).map(BlockHash).collect();
+        let mut answer = Answer::default();
+        index.reader().lookup(&chain, &mut answer);
+        prop_assert_eq!(answer.depth(pod.slot()), 0);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_an_inventory_is_named() {
+    let item = |engine, before| Item {
+        engine: EngineHash(engine),
+        block: BlockHash(engine),
+        parts: Box::default(),
+        before,
+        copies: [1, 0, 0, 0],
+    };
+    let (index, pod) = start(Limits { blocks_per_pod: 2, ..Limits::default() });
+    let refusal = |items: &[Item]| index.writer().restore(pod, items).unwrap_err();
+    let start = |engine| item(engine, Before::Start);
+    assert_eq!(refusal(&[start(1), start(1)]), RestoreError::Twice { at: 1 });
+    assert_eq!(refusal(&[start(1), item(2, Before::Item(1))]), RestoreError::Order { at: 1 });
+    assert_eq!(refusal(&[start(1), start(2), start(3)]), RestoreError::NoRoom { at: 2 });
+    let nowhere = Item { copies: [0; 4], ..start(2) };
+    assert_eq!(refusal(&[start(1), nowhere]), RestoreError::Useless { at: 1 });
+    assert_eq!(index.stats().entries, 0);
+}
+
+#[test]
+fn a_pod_with_blocks_that_wait_has_no_inventory() {
+    let (index, pod) = start(Limits::default());
+    let content =
+        Content::Chained { parent: Parent::Block(EngineHash(9)), contents: &[ContentHash(1)] };
+    let stored = Stored { tier: Tier::Gpu, blocks: &[EngineHash(1)], content, locations: &[] };
+    index.writer().apply(pod, Some(0), &[Event::Stored(stored)]).unwrap();
+    assert_eq!(index.inventory(pod).unwrap(), None);
+}
