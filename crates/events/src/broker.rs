@@ -18,11 +18,16 @@ pub use nats::{Nats, NatsSink};
 #[cfg(feature = "redis")]
 pub use redis::{RedisSink, RedisStreams};
 
+mod following;
+
+pub(crate) use following::Following;
+
 use crate::said::{Epoch, Heading, Said, Via};
+use crate::transport::{Heard, PodName};
 use crate::wire::{self, Batch, Envelope, Limits};
-use std::collections::BTreeMap;
-use std::time::Duration;
-use tokio::time::Instant;
+use following::{Broker, Failure};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 /// What an entry says of its pod. An entry that names another pod than its place is a lie about that pod.
 fn read(pod: &str, entry: &[u8], via: Via) -> Said {
@@ -41,6 +46,18 @@ fn read(pod: &str, entry: &[u8], via: Via) -> Said {
     }
     let heading = Heading { epoch: envelope.epoch.map(Epoch), sequence, fingerprint: None };
     Said::Batch { heading, via, batch }
+}
+
+/// Takes in what was read for a replay from a number on: who reads from a known place on reads more than that.
+fn take_replayed(pod: &PodName, entry: &[u8], from: u64, heard: &mut VecDeque<Heard>) {
+    let said = read(pod, entry, Via::Replay);
+    let is_wanted = match &said {
+        Said::Batch { heading, .. } => heading.sequence >= Some(from),
+        _ => true,
+    };
+    if is_wanted {
+        heard.push_back(Heard::Of(Arc::clone(pod), said));
+    }
 }
 
 /// Where in a broker's stream numbers were seen, so that a replay need not begin at its beginning.
@@ -76,36 +93,5 @@ impl<P: Clone> Marks<P> {
     /// A position from which everything from this number on comes, if one is known.
     fn before(&self, sequence: u64) -> Option<P> {
         self.positions.range(..=sequence).next_back().map(|(_, position)| position.clone())
-    }
-}
-
-/// When to connect next: the pause doubles while it fails, and differs between routers.
-#[derive(Debug)]
-struct Backoff {
-    at: Instant,
-    pause: Duration,
-}
-
-impl Backoff {
-    const FIRST: Duration = Duration::from_millis(100);
-    const LONGEST: Duration = Duration::from_secs(2);
-
-    fn new() -> Self {
-        Self { at: Instant::now(), pause: Self::FIRST }
-    }
-
-    async fn wait(&self) {
-        tokio::time::sleep_until(self.at).await;
-    }
-
-    fn succeeded(&mut self) {
-        self.pause = Self::FIRST;
-    }
-
-    /// The address of a value is random enough to keep routers apart.
-    fn failed(&mut self) {
-        let jitter = (std::ptr::from_ref(self).addr() >> 4) as u32 % 256;
-        self.at = Instant::now() + self.pause + self.pause * jitter / 1024;
-        self.pause = (self.pause * 2).min(Self::LONGEST);
     }
 }

@@ -4,10 +4,10 @@
 //! has a pod of its own, from a cursor of its own, without consumer groups: all routers need all events. How long
 //! a broker keeps records is the topic's own setting; what it dropped is a gap like any other.
 
-use super::{Backoff, Marks, read};
+use super::{Broker, Failure, Following, Marks, read, take_replayed};
 use crate::relay::{Sink, SinkError};
-use crate::said::{Abilities, Ask, Said, Via};
-use crate::transport::{Heard, PodName, Transport};
+use crate::said::{Said, Via};
+use crate::transport::{Heard, PodName};
 use crate::wire::Envelope;
 use rskafka::BackoffConfig;
 use rskafka::chrono::{DateTime, Utc};
@@ -32,17 +32,16 @@ const PARTITIONS: i32 = 8;
 /// Fetches that wait to be taken in.
 const MOST_FETCHED: usize = 16;
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
 /// Reads the partitions of some pods.
-pub struct Kafka {
-    name: String,
+pub type Kafka = Following<Partitions>;
+
+/// The partitions of some pods.
+pub struct Partitions {
     place: Place,
     pods: Vec<Source>,
     /// The next record of each partition; unknown before the first connection.
     cursors: BTreeMap<i32, i64>,
     link: Option<Link>,
-    backoff: Backoff,
     heard: VecDeque<Heard>,
     replays: VecDeque<Replaying>,
 }
@@ -60,7 +59,8 @@ struct Place {
 }
 
 struct Link {
-    partitions: Vec<Arc<PartitionClient>>,
+    /// All partitions, for replays.
+    replays: Vec<Arc<PartitionClient>>,
     fetched: mpsc::Receiver<Result<(i32, Vec<RecordAndOffset>), Failure>>,
     /// Ends with the link.
     _readers: JoinSet<()>,
@@ -71,7 +71,10 @@ struct Replaying {
     source: usize,
     /// The number asked from.
     from: u64,
-    next: Option<i64>,
+    /// A place before which nothing of it is, if one is known.
+    known: Option<i64>,
+    /// The next record to read, and the end as it was when reading began.
+    range: Option<(i64, i64)>,
 }
 
 impl Kafka {
@@ -79,30 +82,43 @@ impl Kafka {
     #[must_use]
     pub fn new(brokers: &str, topic: &str, pods: &[PodName]) -> Self {
         let source = |pod: &PodName| Source { pod: Arc::clone(pod), marks: Marks::default() };
-        Self {
-            name: format!("kafka://{brokers}/{topic}"),
+        let partitions = Partitions {
             place: Place::new(brokers, topic),
             pods: pods.iter().map(source).collect(),
             cursors: BTreeMap::new(),
             link: None,
-            backoff: Backoff::new(),
             heard: VecDeque::new(),
             replays: VecDeque::new(),
-        }
+        };
+        Self::named(format!("kafka://{brokers}/{topic}"), partitions)
+    }
+}
+
+impl Broker for Partitions {
+    fn heard(&mut self) -> &mut VecDeque<Heard> {
+        &mut self.heard
     }
 
-    /// Makes progress: connects, or takes a piece in.
-    async fn step(&mut self) -> Result<(), Failure> {
-        if self.link.is_none() {
-            self.backoff.wait().await;
-            self.link = Some(self.connect().await?);
-            self.backoff.succeeded();
-            let connected = |source: &Source| Heard::Of(Arc::clone(&source.pod), Said::Connected);
-            self.heard.extend(self.pods.iter().map(connected));
-            return Ok(());
-        }
+    fn is_connected(&self) -> bool {
+        self.link.is_some()
+    }
+
+    async fn connect(&mut self) -> Result<(), Failure> {
+        self.link = Some(self.open().await?);
+        let connected = |source: &Source| Heard::Of(Arc::clone(&source.pod), Said::Connected);
+        self.heard.extend(self.pods.iter().map(connected));
+        Ok(())
+    }
+
+    fn disconnect(&mut self) -> bool {
+        self.replays.clear();
+        self.link.take().is_some()
+    }
+
+    /// Reads a piece of a replay, or takes in what readers have fetched.
+    async fn advance(&mut self) -> Result<(), Failure> {
         if !self.replays.is_empty() {
-            return self.replay().await;
+            return self.read_replay().await;
         }
         let Some(link) = &mut self.link else { return Ok(()) };
         let fetched = link.fetched.recv().await.ok_or("all readers have ended")?;
@@ -119,16 +135,28 @@ impl Kafka {
         Ok(())
     }
 
-    async fn connect(&mut self) -> Result<Link, Failure> {
-        let partitions = self.place.partitions(&self.place.client().await?).await?;
+    fn replay(&mut self, pod: &PodName, from: u64) {
+        let Some(source) = self.pods.iter().position(|source| source.pod == *pod) else { return };
+        let known = self.pods[source].marks.before(from);
+        self.replays.retain(|replaying| replaying.source != source);
+        self.replays.push_back(Replaying { source, from, known, range: None });
+    }
+}
+
+impl Partitions {
+    async fn open(&mut self) -> Result<Link, Failure> {
+        let replays = self.place.partitions(&self.place.client().await?).await?;
         let (sender, fetched) = mpsc::channel(MOST_FETCHED);
         let mut readers = JoinSet::new();
-        let count = partitions.len();
+        let count = replays.len();
         let wanted: BTreeSet<_> =
             self.pods.iter().map(|source| partition_of(&source.pod, count)).collect();
         for partition in wanted {
-            let client = Arc::clone(&partitions[partition]);
-            let number = client.partition();
+            // A broker answers what came over one connection in turn, and a fetch that finds nothing takes its time.
+            // So each reader has a connection of its own, and replays wait for none of them.
+            let number = replays[partition].partition();
+            let client = self.place.client().await?;
+            let client = Arc::new(self.place.partition(&client, number).await?);
             let cursor = match self.cursors.get(&number) {
                 Some(cursor) => *cursor,
                 None => in_time(client.get_offset(OffsetAt::Latest)).await?,
@@ -136,7 +164,7 @@ impl Kafka {
             self.cursors.insert(number, cursor);
             readers.spawn(follow(client, cursor, sender.clone()));
         }
-        Ok(Link { partitions, fetched, _readers: readers })
+        Ok(Link { replays, fetched, _readers: readers })
     }
 
     /// Whose record it is, if it is one of ours.
@@ -145,37 +173,35 @@ impl Kafka {
         self.pods.iter_mut().find(|source| source.pod.as_bytes() == key)
     }
 
-    async fn replay(&mut self) -> Result<(), Failure> {
+    async fn read_replay(&mut self) -> Result<(), Failure> {
         let (Some(link), Some(replaying)) = (&self.link, self.replays.front_mut()) else {
             return Ok(());
         };
         let source = &self.pods[replaying.source];
-        let client = &link.partitions[partition_of(&source.pod, link.partitions.len())];
-        let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
-        let next = replaying.next.map_or(earliest, |next| next.max(earliest));
-        // Whoever was wiped has fewer records than it had.
-        let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
-        let next = if next > latest { earliest } else { next };
+        let client = &link.replays[partition_of(&source.pod, link.replays.len())];
+        let (next, end) = match replaying.range {
+            Some(range) => range,
+            None => {
+                let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
+                let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
+                // A place before the earliest was trimmed, one after the latest is of a broker that was wiped.
+                let known = replaying.known.filter(|known| (earliest..=latest).contains(known));
+                (known.unwrap_or(earliest), latest)
+            }
+        };
         let mut records = Vec::new();
-        if next < latest {
+        if next < end {
             records = in_time(client.fetch_records(next, AT_ONCE, 1)).await?.0;
         }
         for record in &records {
-            if record.record.key.as_deref() != Some(source.pod.as_bytes()) {
-                continue;
-            }
-            let said = read(&source.pod, value(record), Via::Replay);
-            let wanted = match &said {
-                Said::Batch { heading, .. } => heading.sequence >= Some(replaying.from),
-                _ => true,
-            };
-            if wanted {
-                self.heard.push_back(Heard::Of(Arc::clone(&source.pod), said));
+            if record.record.key.as_deref() == Some(source.pod.as_bytes()) {
+                take_replayed(&source.pod, value(record), replaying.from, &mut self.heard);
             }
         }
-        let read_to = records.last().map_or(next, |record| record.offset + 1);
-        replaying.next = Some(read_to);
-        if read_to >= latest {
+        // Where nothing comes of a piece, nothing more is to be had.
+        let read_to = records.last().map_or(end, |record| record.offset + 1);
+        replaying.range = Some((read_to, end));
+        if read_to >= end {
             self.heard.push_back(Heard::Of(Arc::clone(&source.pod), Said::ReplayEnd));
             self.replays.pop_front();
         }
@@ -217,39 +243,6 @@ async fn follow(
         if to.send(news).await.is_err() || is_over {
             return;
         }
-    }
-}
-
-impl Transport for Kafka {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn abilities(&self) -> Abilities {
-        Abilities { replay: true, snapshot: false }
-    }
-
-    async fn next(&mut self) -> Heard {
-        loop {
-            if let Some(heard) = self.heard.pop_front() {
-                return heard;
-            }
-            if self.step().await.is_err() {
-                self.backoff.failed();
-                self.replays.clear();
-                if self.link.take().is_some() {
-                    return Heard::OfAll(Said::Disconnected);
-                }
-            }
-        }
-    }
-
-    fn ask(&mut self, pod: &PodName, ask: Ask) {
-        let Ask::Replay { from } = ask else { return };
-        let Some(source) = self.pods.iter().position(|source| source.pod == *pod) else { return };
-        let next = self.pods[source].marks.before(from);
-        self.replays.retain(|replaying| replaying.source != source);
-        self.replays.push_back(Replaying { source, from, next });
     }
 }
 
@@ -352,11 +345,14 @@ impl Place {
         }
         let mut partitions = Vec::new();
         for number in numbers {
-            let handling = UnknownTopicHandling::Error;
-            let opened = client.partition_client(self.topic.clone(), number, handling);
-            partitions.push(Arc::new(in_time(opened).await?));
+            partitions.push(Arc::new(self.partition(client, number).await?));
         }
         Ok(partitions)
+    }
+
+    async fn partition(&self, client: &Client, number: i32) -> Result<PartitionClient, Failure> {
+        let handling = UnknownTopicHandling::Error;
+        in_time(client.partition_client(self.topic.clone(), number, handling)).await
     }
 
     /// The same, after making the topic if it is not there.

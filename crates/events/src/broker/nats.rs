@@ -4,10 +4,10 @@
 //! and what came before is fetched pod by pod as replays. A cursor kept by the server would not help: a
 //! router that starts has lost its index, not its place.
 
-use super::{Backoff, Marks, read};
+use super::{Broker, Failure, Following, Marks, read, take_replayed};
 use crate::relay::{KEPT_PER_POD, Sink, SinkError};
-use crate::said::{Abilities, Ask, Said, Via};
-use crate::transport::{Heard, PodName, Transport};
+use crate::said::{Said, Via};
+use crate::transport::{Heard, PodName};
 use crate::wire::Envelope;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::pull::{Ordered, OrderedConfig};
@@ -22,18 +22,17 @@ use tokio::sync::mpsc;
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
 /// Reads the subjects of some pods.
-pub struct Nats {
-    name: String,
+pub type Nats = Following<Subjects>;
+
+/// The subjects of some pods.
+pub struct Subjects {
     place: Place,
     pods: HashMap<String, PodName>,
     marks: HashMap<PodName, Marks<u64>>,
     /// The last message read; unknown before the first connection.
     cursor: Option<u64>,
     link: Option<Link>,
-    backoff: Backoff,
     heard: VecDeque<Heard>,
     asked: VecDeque<(PodName, u64)>,
 }
@@ -57,21 +56,30 @@ impl Nats {
     #[must_use]
     pub fn new(url: &str, stream: &str, pods: &[PodName]) -> Self {
         let place = Place { url: url.to_owned(), stream: stream.to_owned() };
-        Self {
-            name: format!("{url}/{stream}"),
+        let name = format!("{url}/{stream}");
+        let subjects = Subjects {
             pods: pods.iter().map(|pod| (place.subject(pod), Arc::clone(pod))).collect(),
             place,
             marks: HashMap::new(),
             cursor: None,
             link: None,
-            backoff: Backoff::new(),
             heard: VecDeque::new(),
             asked: VecDeque::new(),
-        }
+        };
+        Self::named(name, subjects)
+    }
+}
+
+impl Broker for Subjects {
+    fn heard(&mut self) -> &mut VecDeque<Heard> {
+        &mut self.heard
+    }
+
+    fn is_connected(&self) -> bool {
+        self.link.is_some()
     }
 
     async fn connect(&mut self) -> Result<(), Failure> {
-        self.backoff.wait().await;
         let (context, broken) = self.place.connect().await?;
         let stream = self.place.stream(&context).await?;
         let last = stream.cached_info().state.last_sequence;
@@ -84,15 +92,19 @@ impl Nats {
         let live = ordered(&stream, cursor + 1, String::new()).await?;
         self.cursor = Some(cursor);
         self.link = Some(Link { stream, live, replay: None, broken });
-        self.backoff.succeeded();
         let connected = |pod: &PodName| Heard::Of(Arc::clone(pod), Said::Connected);
         self.heard.extend(self.pods.values().map(connected));
         Ok(())
     }
 
-    /// Makes progress: connects, begins a replay, or takes a message.
-    async fn step(&mut self) -> Result<(), Failure> {
-        let Some(link) = &mut self.link else { return self.connect().await };
+    fn disconnect(&mut self) -> bool {
+        self.asked.clear();
+        self.link.take().is_some()
+    }
+
+    /// Begins a replay, or takes a message.
+    async fn advance(&mut self) -> Result<(), Failure> {
+        let Some(link) = &mut self.link else { return Ok(()) };
         if link.replay.is_none()
             && let Some((pod, from)) = self.asked.front().cloned()
         {
@@ -127,6 +139,13 @@ impl Nats {
         }
     }
 
+    fn replay(&mut self, pod: &PodName, from: u64) {
+        self.asked.retain(|(other, _)| other != pod);
+        self.asked.push_back((Arc::clone(pod), from));
+    }
+}
+
+impl Subjects {
     fn arrived(&mut self, message: &jetstream::Message) -> Result<(), Failure> {
         let position = message.info()?.stream_sequence;
         self.cursor = Some(position);
@@ -141,50 +160,12 @@ impl Nats {
         let pending = message.info()?.pending;
         let Some(link) = &mut self.link else { return Ok(()) };
         let Some((pod, from, _)) = &link.replay else { return Ok(()) };
-        let said = read(pod, &message.payload, Via::Replay);
-        let wanted = match &said {
-            Said::Batch { heading, .. } => heading.sequence >= Some(*from),
-            _ => true,
-        };
-        if wanted {
-            self.heard.push_back(Heard::Of(Arc::clone(pod), said));
-        }
+        take_replayed(pod, &message.payload, *from, &mut self.heard);
         if pending == 0 {
             self.heard.push_back(Heard::Of(Arc::clone(pod), Said::ReplayEnd));
             link.replay = None;
         }
         Ok(())
-    }
-}
-
-impl Transport for Nats {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn abilities(&self) -> Abilities {
-        Abilities { replay: true, snapshot: false }
-    }
-
-    async fn next(&mut self) -> Heard {
-        loop {
-            if let Some(heard) = self.heard.pop_front() {
-                return heard;
-            }
-            if self.step().await.is_err() {
-                self.backoff.failed();
-                self.asked.clear();
-                if self.link.take().is_some() {
-                    return Heard::OfAll(Said::Disconnected);
-                }
-            }
-        }
-    }
-
-    fn ask(&mut self, pod: &PodName, ask: Ask) {
-        let Ask::Replay { from } = ask else { return };
-        self.asked.retain(|(other, _)| other != pod);
-        self.asked.push_back((Arc::clone(pod), from));
     }
 }
 

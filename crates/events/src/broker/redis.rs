@@ -3,10 +3,10 @@
 //! Streams are read without consumer groups: every router reads everything from its own cursor. Trimming
 //! is approximate (`MAXLEN ~`), which costs nothing and loses only what an engine would have lost too.
 
-use super::{Backoff, Marks, read};
+use super::{Broker, Failure, Following, Marks, read, take_replayed};
 use crate::relay::{KEPT_PER_POD, Sink, SinkError};
-use crate::said::{Abilities, Ask, Said, Via};
-use crate::transport::{Heard, PodName, Transport};
+use crate::said::{Said, Via};
+use crate::transport::{Heard, PodName};
 use crate::wire::Envelope;
 use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamId, StreamRangeReply, StreamReadReply};
@@ -22,12 +22,13 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const AT_ONCE: usize = 512;
 
 /// Reads the streams of some pods.
-pub struct RedisStreams {
-    name: String,
+pub type RedisStreams = Following<Streams>;
+
+/// The streams of some pods.
+pub struct Streams {
     client: Client,
     streams: Vec<Stream>,
     connection: Option<MultiplexedConnection>,
-    backoff: Backoff,
     heard: VecDeque<Heard>,
     replays: VecDeque<Replaying>,
 }
@@ -63,34 +64,48 @@ impl RedisStreams {
             marks: Marks::default(),
         };
         let address = client.get_connection_info().addr().to_string();
-        Ok(Self {
-            name: format!("redis://{address}/{prefix}"),
+        let streams = Streams {
             client,
             streams: pods.iter().map(stream).collect(),
             connection: None,
-            backoff: Backoff::new(),
             heard: VecDeque::new(),
             replays: VecDeque::new(),
-        })
+        };
+        Ok(Self::named(format!("redis://{address}/{prefix}"), streams))
+    }
+}
+
+impl Broker for Streams {
+    fn heard(&mut self) -> &mut VecDeque<Heard> {
+        &mut self.heard
     }
 
-    /// Makes progress: connects, or reads a piece.
-    async fn step(&mut self) -> Result<(), RedisError> {
-        let Some(connection) = &mut self.connection else {
-            self.backoff.wait().await;
-            let mut connection = connect(&self.client).await?;
-            for stream in &mut self.streams {
-                if stream.cursor.is_none() {
-                    let last = last_entry(&mut connection, &stream.key).await?;
-                    stream.cursor = Some(last.map_or("0-0".to_owned(), |entry| entry.id));
-                }
+    fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    async fn connect(&mut self) -> Result<(), Failure> {
+        let mut connection = connect(&self.client).await?;
+        for stream in &mut self.streams {
+            if stream.cursor.is_none() {
+                let last = last_entry(&mut connection, &stream.key).await?;
+                stream.cursor = Some(last.map_or("0-0".to_owned(), |entry| entry.id));
             }
-            self.connection = Some(connection);
-            self.backoff.succeeded();
-            let connected = |stream: &Stream| Heard::Of(Arc::clone(&stream.pod), Said::Connected);
-            self.heard.extend(self.streams.iter().map(connected));
-            return Ok(());
-        };
+        }
+        self.connection = Some(connection);
+        let connected = |stream: &Stream| Heard::Of(Arc::clone(&stream.pod), Said::Connected);
+        self.heard.extend(self.streams.iter().map(connected));
+        Ok(())
+    }
+
+    fn disconnect(&mut self) -> bool {
+        self.replays.clear();
+        self.connection.take().is_some()
+    }
+
+    /// Reads a piece of a replay, or what has come.
+    async fn advance(&mut self) -> Result<(), Failure> {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
         if let Some(replaying) = self.replays.front() {
             let stream = &self.streams[replaying.stream];
             let mut range = cmd("XRANGE");
@@ -115,6 +130,17 @@ impl RedisStreams {
         Ok(())
     }
 
+    fn replay(&mut self, pod: &PodName, from: u64) {
+        let Some(stream) = self.streams.iter().position(|stream| stream.pod == *pod) else {
+            return;
+        };
+        let start = self.streams[stream].marks.before(from).unwrap_or("-".to_owned());
+        self.replays.retain(|replaying| replaying.stream != stream);
+        self.replays.push_back(Replaying { stream, from, start });
+    }
+}
+
+impl Streams {
     fn arrived(&mut self, key: &str, entries: &[StreamId]) {
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.key == key) else { return };
         for entry in entries {
@@ -129,55 +155,13 @@ impl RedisStreams {
         let Some(replaying) = self.replays.front_mut() else { return };
         let pod = &self.streams[replaying.stream].pod;
         for entry in entries {
-            let said = read(pod, envelope(entry), Via::Replay);
-            let wanted = match &said {
-                Said::Batch { heading, .. } => heading.sequence >= Some(replaying.from),
-                _ => true,
-            };
-            if wanted {
-                self.heard.push_back(Heard::Of(Arc::clone(pod), said));
-            }
+            take_replayed(pod, envelope(entry), replaying.from, &mut self.heard);
             replaying.start = format!("({}", entry.id);
         }
         if entries.len() < AT_ONCE {
             self.heard.push_back(Heard::Of(Arc::clone(pod), Said::ReplayEnd));
             self.replays.pop_front();
         }
-    }
-}
-
-impl Transport for RedisStreams {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn abilities(&self) -> Abilities {
-        Abilities { replay: true, snapshot: false }
-    }
-
-    async fn next(&mut self) -> Heard {
-        loop {
-            if let Some(heard) = self.heard.pop_front() {
-                return heard;
-            }
-            if self.step().await.is_err() {
-                self.backoff.failed();
-                self.replays.clear();
-                if self.connection.take().is_some() {
-                    return Heard::OfAll(Said::Disconnected);
-                }
-            }
-        }
-    }
-
-    fn ask(&mut self, pod: &PodName, ask: Ask) {
-        let Ask::Replay { from } = ask else { return };
-        let Some(stream) = self.streams.iter().position(|stream| stream.pod == *pod) else {
-            return;
-        };
-        let start = self.streams[stream].marks.before(from).unwrap_or("-".to_owned());
-        self.replays.retain(|replaying| replaying.stream != stream);
-        self.replays.push_back(Replaying { stream, from, start });
     }
 }
 

@@ -1,0 +1,116 @@
+//! Following a broker: connecting again and again, with a pause that grows, and reading on in between.
+
+use crate::said::{Abilities, Ask, Said};
+use crate::transport::{Heard, PodName, Transport};
+use std::collections::VecDeque;
+use std::error::Error;
+use std::time::Duration;
+use tokio::time::Instant;
+
+pub(super) type Failure = Box<dyn Error + Send + Sync>;
+
+/// A broker's own way of doing what all of them do.
+pub trait Broker: Send {
+    /// What was heard and not taken yet.
+    fn heard(&mut self) -> &mut VecDeque<Heard>;
+
+    /// Whether there is a connection.
+    fn is_connected(&self) -> bool;
+
+    /// Connects, and says so of every pod.
+    fn connect(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Gives the connection up, and what was to be read over it. Whether there was one.
+    fn disconnect(&mut self) -> bool;
+
+    /// Reads something over the connection. Dropping the future before its end loses nothing.
+    fn advance(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Begins a replay of a pod from a number on, in the place of one that is under way.
+    fn replay(&mut self, pod: &PodName, from: u64);
+}
+
+/// A transport that reads what a relay has published to a broker.
+#[derive(Debug)]
+pub struct Following<B> {
+    name: String,
+    broker: B,
+    backoff: Backoff,
+}
+
+impl<B: Broker> Following<B> {
+    pub(super) fn named(name: String, broker: B) -> Self {
+        Self { name, broker, backoff: Backoff::new() }
+    }
+
+    async fn step(&mut self) -> Result<(), Failure> {
+        if self.broker.is_connected() {
+            return self.broker.advance().await;
+        }
+        self.backoff.wait().await;
+        self.broker.connect().await?;
+        self.backoff.succeeded();
+        Ok(())
+    }
+}
+
+impl<B: Broker> Transport for Following<B> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { replay: true, snapshot: false }
+    }
+
+    async fn next(&mut self) -> Heard {
+        loop {
+            if let Some(heard) = self.broker.heard().pop_front() {
+                return heard;
+            }
+            if self.step().await.is_err() {
+                self.backoff.failed();
+                if self.broker.disconnect() {
+                    return Heard::OfAll(Said::Disconnected);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, pod: &PodName, ask: Ask) {
+        if let Ask::Replay { from } = ask {
+            self.broker.replay(pod, from);
+        }
+    }
+}
+
+/// When to connect next: the pause doubles while it fails, and differs between routers.
+#[derive(Debug)]
+struct Backoff {
+    at: Instant,
+    pause: Duration,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(2);
+
+    fn new() -> Self {
+        Self { at: Instant::now(), pause: Self::FIRST }
+    }
+
+    async fn wait(&self) {
+        tokio::time::sleep_until(self.at).await;
+    }
+
+    fn succeeded(&mut self) {
+        self.pause = Self::FIRST;
+    }
+
+    /// The address of a value is random enough to keep routers apart.
+    fn failed(&mut self) {
+        let jitter = (std::ptr::from_ref(self).addr() >> 4) as u32 % 256;
+        self.at = Instant::now() + self.pause + self.pause * jitter / 1024;
+        self.pause = (self.pause * 2).min(Self::LONGEST);
+    }
+}
