@@ -91,7 +91,7 @@ pub use plan::{
 pub use plugin::{Make, Plugin, Registry, Stage};
 pub use plugins::SPEEDS;
 pub use problem::{Kind, Problem, Problems, Span};
-pub use profile::{Card, Graph, Profile, StepCard, Surroundings};
+pub use profile::{Card, Graph, Profile, StepCard, Surroundings, WithoutEvents};
 pub use request::{ModelChoice, Prompt, Request, RequestError};
 pub use rng::Rng;
 pub use slot::{Reads, Slot, Writes};

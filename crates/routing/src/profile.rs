@@ -6,6 +6,7 @@ mod sheet;
 mod slots;
 mod stages;
 mod steps;
+mod unheard;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use std::time::Duration;
 pub(crate) use hold::HOLD;
 use sheet::Sheet;
 pub use sheet::{Card, Graph, StepCard};
+pub use unheard::WithoutEvents;
 
 use crate::context::RoutingContext;
 use crate::explain::Recorder;
@@ -43,6 +45,7 @@ pub struct Profile {
     pub(crate) attributes: Option<Reads<Attributes>>,
     /// How long a pod is expected to hold what it was just sent.
     pub(crate) speculate: Option<Duration>,
+    without_events: WithoutEvents,
     pub(crate) holding: Holding,
     sheet: Sheet,
 }
@@ -146,6 +149,12 @@ impl Profile {
     #[must_use]
     pub const fn looks_up(&self) -> bool {
         self.blocks.is_some()
+    }
+
+    /// What becomes of pods that never tell what they hold; nothing if it does not look at that.
+    #[must_use]
+    pub fn without_events(&self) -> Option<WithoutEvents> {
+        self.looks_up().then_some(self.without_events)
     }
 
     /// How the queue of held requests behaves.

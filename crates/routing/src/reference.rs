@@ -57,6 +57,11 @@ impl Registry {
              (`10s` by default, where the prompt is hashed).\n",
         );
         page.push_str(
+            "\n## without_events\n\nWhat becomes of pods that never tell what they hold: `approximate` (the default), and it \
+             is guessed from what they were sent, within the room that `kv_tokens` gives; or `refuse`, and a fleet that \
+             has such a pod is refused. Only for profiles that look at what pods hold.\n",
+        );
+        page.push_str(
             "\n## A described fleet\n\nFor `wornpath explain --fleet` and `wornpath check --fleet`: a map of `models` and \
              `pods`, each a list.\n\n### A model\n",
         );

@@ -4,6 +4,7 @@ use super::hold::{holding, speculate};
 use super::sheet::Sheet;
 use super::stages::list;
 use super::steps::steps;
+use super::unheard::without_events;
 use super::{Profile, Surroundings, slots};
 use crate::assembly::{Blueprint, Made, make};
 use crate::plugin::Stage;
@@ -12,7 +13,7 @@ use crate::settings::unknown_keys;
 use crate::workflow;
 use crate::yaml::{Node, Yaml};
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "description",
     "prepare",
     "filter",
@@ -22,6 +23,7 @@ const KEYS: [&str; 9] = [
     "workflow",
     "hold",
     "speculate",
+    "without_events",
 ];
 
 pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profile, Vec<Problem>> {
@@ -55,6 +57,7 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
     let steps = steps(root, drafts, &mut blueprint, &mut sheet);
     let holding = holding(root.get("hold"), &mut blueprint, &mut sheet);
     let speculate = speculate(root.get("speculate"), &mut blueprint, &mut sheet);
+    let without_events = without_events(root.get("without_events"), &mut blueprint, &mut sheet);
     slots::check(&mut blueprint);
     slots::check_neighbours(&mut blueprint);
 
@@ -72,6 +75,7 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
         tokens,
         attributes,
         speculate,
+        without_events,
         holding,
         sheet,
     })

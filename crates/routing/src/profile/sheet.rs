@@ -57,6 +57,8 @@ pub(crate) struct Sheet {
     pub(crate) graph: Graph,
     pub(crate) hold: String,
     pub(crate) speculate: String,
+    /// Only of profiles that it concerns.
+    pub(crate) without_events: Option<&'static str>,
 }
 
 impl Card {
@@ -108,6 +110,9 @@ impl Sheet {
         list(&mut out, "  ", "unless", &self.graph.hold);
         out.push_str(&self.hold);
         let _ = writeln!(out, "speculate: {}", self.speculate);
+        if let Some(without_events) = self.without_events {
+            let _ = writeln!(out, "without_events: {without_events}");
+        }
         out
     }
 }
