@@ -6,19 +6,19 @@
 #[path = "chaos/engine.rs"]
 #[allow(dead_code, reason = "faults are not simulated here")]
 mod engine;
+mod saying;
 mod server;
 
-use engine::{BLOCK, Engine, Random};
+use engine::{Engine, Random};
+use saying::serving;
 use server::Server;
 use std::collections::VecDeque;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use wornpath_blocks::HashKey;
 use wornpath_events::{
-    Abilities, Ask, Clock, Epoch, Heading, Heard, Names, PodName, Pods, Rules, Said, Serving, Sink,
-    State, Transport, Via, consume, keep_time, relay,
+    Abilities, Ask, Clock, Epoch, Heading, Heard, PodName, Pods, Rules, Said, Sink, State,
+    Transport, Via, consume, keep_time, relay,
 };
 use wornpath_index::{Index, Limits, PodId};
 
@@ -91,13 +91,7 @@ struct Router {
 impl Router {
     fn new(transport: impl Transport + 'static) -> Self {
         let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
-        let serving = Serving {
-            key: HashKey::DEFAULT,
-            model: "any".to_owned(),
-            block_size: NonZeroUsize::new(BLOCK).unwrap(),
-            names: Names::OfTheEngine,
-        };
-        let id = pods.add(&POD.into(), serving).unwrap();
+        let id = pods.add(&POD.into(), serving()).unwrap();
         let (clock, mut tasks) = (Clock::start(), JoinSet::new());
         let fed = Arc::clone(&pods);
         tasks.spawn(async move {

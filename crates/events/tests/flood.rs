@@ -4,13 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![cfg(target_os = "linux")]
 
-use std::num::NonZeroUsize;
-use wornpath_blocks::HashKey;
-use wornpath_events::wire::{Attention, Batch, Event, ExtraKeys, Stored};
-use wornpath_events::{Abilities, Heading, Names, Pod, Rules, Said, Serving, SourceId, Via};
-use wornpath_index::{EngineHash, Index, Limits, Moment, Tier, Writer};
+mod saying;
 
-const BLOCK: usize = 16;
+use saying::{BLOCK, serving, stored};
+use wornpath_events::wire::Batch;
+use wornpath_events::{Abilities, Heading, Pod, Rules, Said, SourceId, Via};
+use wornpath_index::{EngineHash, Index, Limits, Moment, Writer};
+
 /// Blocks in a batch.
 const RUN: usize = 64;
 fn limits() -> Limits {
@@ -35,14 +35,8 @@ struct Flooded {
 
 impl Flooded {
     fn new(index: &Index) -> Self {
-        let serving = Serving {
-            key: HashKey::DEFAULT,
-            model: "any".to_owned(),
-            block_size: NonZeroUsize::new(BLOCK).unwrap(),
-            names: Names::OfTheEngine,
-        };
         let id = index.add_pod().unwrap();
-        let mut pod = Pod::new(index, id, serving, Rules::default()).unwrap();
+        let mut pod = Pod::new(index, id, serving(), Rules::default()).unwrap();
         let source = pod.add_source(Abilities { replay: true, snapshot: false });
         Self { pod, writer: index.writer(), source, sequence: 0, number: 0 }
     }
@@ -55,18 +49,7 @@ impl Flooded {
             let first = self.number as u32 * 31;
             let tokens: Vec<u32> = (0..(RUN * BLOCK) as u32).map(|at| first ^ at).collect();
             let mut batch = Box::<Batch>::default();
-            batch.push(Event::Stored(Stored {
-                blocks: &blocks,
-                parent,
-                tokens: &tokens,
-                block_size: BLOCK as u32,
-                lora_id: None,
-                lora_name: None,
-                tier: Tier::Gpu,
-                extra_keys: ExtraKeys::default(),
-                group: None,
-                attention: Attention::Unsaid,
-            }));
+            batch.push(stored(&blocks, parent, &tokens));
             let heading = Heading { sequence: Some(self.sequence), ..Heading::default() };
             let said = Said::Batch { heading, via: Via::Live, batch };
             self.pod.hear(&mut self.writer, self.source, said, Moment::ZERO).unwrap();

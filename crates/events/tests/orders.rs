@@ -4,13 +4,13 @@
 #[path = "chaos/engine.rs"]
 #[allow(dead_code, reason = "only the engine is needed here, not its faults")]
 mod engine;
+mod saying;
 
-use engine::{BLOCK, Engine, Random};
+use engine::{Engine, Random};
 use proptest::prelude::*;
-use std::num::NonZeroUsize;
+use saying::serving;
 use std::time::Duration;
-use wornpath_blocks::HashKey;
-use wornpath_events::{Abilities, Epoch, Heading, Names, Pod, Rules, Said, Serving, Via};
+use wornpath_events::{Abilities, Epoch, Heading, Pod, Rules, Said, Via};
 use wornpath_index::{Digest, Index, Limits};
 
 const BATCHES: u64 = 60;
@@ -19,13 +19,7 @@ const BATCHES: u64 = 60;
 fn apply(engine: &Engine, before: &Engine, order: &[(u64, bool)]) -> [Digest; 4] {
     let index = Index::new(Limits::default(), 1);
     let id = index.add_pod().unwrap();
-    let serving = Serving {
-        key: HashKey::DEFAULT,
-        model: "any".to_owned(),
-        block_size: NonZeroUsize::new(BLOCK).unwrap(),
-        names: Names::OfTheEngine,
-    };
-    let mut pod = Pod::new(&index, id, serving, Rules::default()).unwrap();
+    let mut pod = Pod::new(&index, id, serving(), Rules::default()).unwrap();
     let source = pod.add_source(Abilities { replay: true, snapshot: true });
     let mut writer = index.writer();
     let first = Heading { epoch: Some(Epoch(engine.life)), ..Heading::default() };

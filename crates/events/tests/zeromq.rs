@@ -5,20 +5,20 @@
 #[allow(dead_code, reason = "faults are not simulated here")]
 mod engine;
 mod peer;
+mod saying;
 
-use engine::{BLOCK, Engine, Random};
+use engine::{Engine, Random};
 use peer::Peer;
-use std::num::NonZeroUsize;
+use saying::serving;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use wornpath_blocks::HashKey;
 use wornpath_events::wire::{Dialect, HashForm, Layout, encode};
 use wornpath_events::zmtp::{Listener, Publisher, Socket};
 use wornpath_events::{
-    Abilities, Ask, Clock, Heard, Judge, Names, PodName, Pods, Rules, Said, Serving, State, Status,
-    Transport, ZeroMq, consume, keep_time, supervise,
+    Abilities, Ask, Clock, Heard, Judge, PodName, Pods, Rules, Said, State, Status, Transport,
+    ZeroMq, consume, keep_time, supervise,
 };
 use wornpath_index::{Index, Limits, PodId};
 
@@ -35,13 +35,7 @@ struct Router {
 impl Router {
     fn new(name: &PodName) -> Self {
         let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
-        let serving = Serving {
-            key: HashKey::DEFAULT,
-            model: "any".to_owned(),
-            block_size: NonZeroUsize::new(BLOCK).unwrap(),
-            names: Names::OfTheEngine,
-        };
-        let id = pods.add(name, serving).unwrap();
+        let id = pods.add(name, serving()).unwrap();
         let (clock, mut tasks) = (Clock::start(), JoinSet::new());
         let timed = Arc::clone(&pods);
         tasks.spawn(async move {

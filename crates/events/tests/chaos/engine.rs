@@ -1,11 +1,11 @@
 //! An engine in virtual time: a cache that changes at random and says so, as real ones do.
 
+use crate::saying::{BLOCK, stored};
 use std::collections::BTreeMap;
-use wornpath_events::wire::{Attention, Batch, Event, ExtraKeys, Removed, Stored};
+use wornpath_events::wire::{Batch, Event, Removed};
 use wornpath_events::{EngineDigest, Epoch, Heading};
 use wornpath_index::{Digest, EngineHash, Tier};
 
-pub(crate) const BLOCK: usize = 16;
 const CAPACITY: usize = 300;
 
 /// SplitMix64: small, and the same everywhere.
@@ -52,6 +52,10 @@ impl Engine {
     /// Ends and starts again at the same address, with nothing, counting from zero.
     pub(crate) fn restart(&mut self) {
         *self = Self { life: self.life + 1, ..Self::new() };
+    }
+
+    pub(crate) fn holds(&self, name: EngineHash) -> bool {
+        self.blocks.contains_key(&name)
     }
 
     pub(crate) fn last(&self) -> Option<u64> {
@@ -149,23 +153,4 @@ impl Engine {
         self.blocks.keys().for_each(|name| tiers[Tier::Gpu as usize].add(name.0));
         EngineDigest { epoch: Some(Epoch(self.life)), sequence: self.last(), tiers }
     }
-}
-
-fn stored<'a>(
-    blocks: &'a [EngineHash],
-    parent: Option<EngineHash>,
-    tokens: &'a [u32],
-) -> Event<'a> {
-    Event::Stored(Stored {
-        blocks,
-        parent,
-        tokens,
-        block_size: BLOCK as u32,
-        lora_id: None,
-        lora_name: None,
-        tier: Tier::Gpu,
-        extra_keys: ExtraKeys::default(),
-        group: None,
-        attention: Attention::Unsaid,
-    })
 }

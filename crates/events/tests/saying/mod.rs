@@ -1,0 +1,40 @@
+//! What simulated engines of several tests say, in one form.
+
+use std::num::NonZeroUsize;
+use wornpath_blocks::HashKey;
+use wornpath_events::wire::{Attention, Event, ExtraKeys, Stored};
+use wornpath_events::{Names, Serving};
+use wornpath_index::{EngineHash, Tier};
+
+/// Tokens in a block.
+pub(crate) const BLOCK: usize = 16;
+
+/// How their pods are understood.
+pub(crate) fn serving() -> Serving {
+    Serving {
+        key: HashKey::DEFAULT,
+        model: "any".to_owned(),
+        block_size: NonZeroUsize::new(BLOCK).unwrap(),
+        names: Names::OfTheEngine,
+    }
+}
+
+/// Blocks have come to be on the GPU, one after another.
+pub(crate) fn stored<'a>(
+    blocks: &'a [EngineHash],
+    parent: Option<EngineHash>,
+    tokens: &'a [u32],
+) -> Event<'a> {
+    Event::Stored(Stored {
+        blocks,
+        parent,
+        tokens,
+        block_size: BLOCK as u32,
+        lora_id: None,
+        lora_name: None,
+        tier: Tier::Gpu,
+        extra_keys: ExtraKeys::default(),
+        group: None,
+        attention: Attention::Unsaid,
+    })
+}
