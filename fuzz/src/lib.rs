@@ -7,11 +7,13 @@
 
 mod carried;
 mod chat;
+mod checkpoint;
 mod index_ops;
 mod wire;
 
 pub use carried::{event_sources, grpc_report, zmtp_stream};
 pub use chat::{chat_template, tokenizer_config};
+pub use checkpoint::checkpoint;
 pub use index_ops::index_ops;
 pub use wire::{DIALECTS, envelope, push_request, wire_batch, wire_frames};
 
@@ -21,6 +23,7 @@ pub type Target = (&'static str, fn(&[u8]));
 /// Every target.
 pub const TARGETS: &[Target] = &[
     ("chat_template", chat_template),
+    ("checkpoint", checkpoint),
     ("envelope", envelope),
     ("event_sources", event_sources),
     ("grpc_report", grpc_report),

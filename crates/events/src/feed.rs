@@ -23,17 +23,20 @@
 mod answers;
 mod need;
 mod pace;
+mod recall;
 mod recent;
 mod rules;
 mod status;
 
 pub use need::Step;
+pub use recall::Memo;
 pub use rules::Rules;
-pub use status::{FeedCounters, State, Status};
+pub use status::{FeedCounters, Recalled, State, Status};
 
 use crate::said::{Abilities, Epoch, Heading, Via};
 use need::Asked;
 use pace::Pace;
+use recall::Life;
 use recent::{Recent, Repetition};
 use status::Rate;
 use std::collections::{BTreeMap, VecDeque};
@@ -103,6 +106,10 @@ pub struct Feed {
     /// Whether this is still the life that was known is to be found out.
     verifying: bool,
     partial: bool,
+    /// What became of what an earlier feed had written down, if anything was.
+    recalled: Option<Recalled>,
+    /// Until when it may wait to be confirmed.
+    recalled_until: Option<Moment>,
     /// A replay cannot fill the gap.
     replay_useless: bool,
     asked: Option<Asked>,
@@ -137,6 +144,8 @@ impl Feed {
             differs: false,
             verifying: false,
             partial: false,
+            recalled: None,
+            recalled_until: None,
             replay_useless: false,
             asked: None,
             pace: Pace::default(),
@@ -204,7 +213,7 @@ impl Feed {
             self.epoch = Some(epoch);
             return None;
         }
-        self.is_later(Some(epoch)).then(|| self.begin(Some(epoch)))
+        (self.life(Some(epoch), Via::Live) == Life::New).then(|| self.begin(Some(epoch)))
     }
 
     /// The engine says that it ends.
@@ -224,19 +233,23 @@ impl Feed {
             self.counters.unnumbered += 1;
             return Admission::PassOver;
         }
-        if self.is_earlier(heading.epoch) {
-            self.counters.outdated += 1;
-            return Admission::PassOver;
+        match self.life(heading.epoch, via) {
+            Life::Over => {
+                self.counters.outdated += 1;
+                Admission::PassOver
+            }
+            Life::New => {
+                let rebuild = self.begin(heading.epoch);
+                match self.admit_numbered(from, heading, via, now) {
+                    further @ Admission::RebuildAndApply(_) => further,
+                    _ => Admission::RebuildAndApply(rebuild),
+                }
+            }
+            Life::Same => {
+                self.epoch = self.epoch.or(heading.epoch);
+                self.admit_numbered(from, heading, via, now)
+            }
         }
-        if self.is_later(heading.epoch) {
-            let rebuild = self.begin(heading.epoch);
-            return match self.admit_numbered(from, heading, via, now) {
-                further @ Admission::RebuildAndApply(_) => further,
-                _ => Admission::RebuildAndApply(rebuild),
-            };
-        }
-        self.epoch = self.epoch.or(heading.epoch);
-        self.admit_numbered(from, heading, via, now)
     }
 
     fn admit_numbered(
@@ -253,7 +266,7 @@ impl Feed {
         self.numbered = true;
         match via {
             Via::Live => self.admit_live(sequence, heading),
-            Via::Replay => self.admit_replayed(from, sequence, heading.fingerprint, now),
+            Via::Replay => self.admit_replayed(from, sequence, heading, now),
         }
     }
 
@@ -385,6 +398,7 @@ impl Feed {
             age: self.heard.map(|heard| now.saturating_sub(heard)),
             phantom: self.phantom,
             missing: self.missing,
+            recalled: self.recalled,
             counters: self.counters,
             last_malformed: self.last_malformed.clone(),
         }
@@ -409,7 +423,10 @@ impl Feed {
     }
 
     fn freshness(&self, now: Moment) -> f32 {
-        let Some(heard) = self.heard.filter(|_| !self.is_quarantined(now)) else { return 0.0 };
+        if self.is_quarantined(now) || self.awaits_confirmation() {
+            return 0.0;
+        }
+        let Some(heard) = self.heard else { return 0.0 };
         let silence = now.saturating_sub(heard).as_secs_f32();
         (2.0 - silence / self.rules.stale_after.as_secs_f32()).clamp(0.0, 1.0)
     }
@@ -434,14 +451,6 @@ impl Feed {
         self.quarantined_until.is_some_and(|until| now < until)
     }
 
-    fn is_earlier(&self, epoch: Option<Epoch>) -> bool {
-        matches!((epoch, self.epoch), (Some(said), Some(known)) if said < known)
-    }
-
-    fn is_later(&self, epoch: Option<Epoch>) -> bool {
-        matches!((epoch, self.epoch), (Some(said), Some(known)) if said > known)
-    }
-
     /// Whether some source, reachable or not, can do something.
     fn can(&self, ability: impl Fn(Abilities) -> bool) -> bool {
         self.sources.iter().any(|source| ability(source.abilities))
@@ -463,6 +472,7 @@ impl Feed {
     }
 
     fn forget(&mut self) {
+        self.drop_recalled();
         self.next = 0;
         self.highest = None;
         self.recent.clear();

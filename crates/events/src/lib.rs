@@ -11,6 +11,7 @@
 
 #[cfg(any(feature = "redis", feature = "nats", feature = "kafka"))]
 mod broker;
+pub mod checkpoint;
 mod consume;
 mod feed;
 mod guess;
@@ -32,7 +33,9 @@ pub use broker::{Nats, NatsSink};
 #[cfg(feature = "redis")]
 pub use broker::{RedisSink, RedisStreams};
 pub use consume::{Clock, consume, keep_time, supervise};
-pub use feed::{Admission, Feed, FeedCounters, Rebuild, Rules, SourceId, State, Status, Step};
+pub use feed::{
+    Admission, Feed, FeedCounters, Memo, Rebuild, Recalled, Rules, SourceId, State, Status, Step,
+};
 pub use guess::{Change, Guessed, Guesses, History};
 pub use pod::{Pod, Serving};
 pub use pods::{Attached, PodStatus, Pods};

@@ -3,6 +3,7 @@
 //! All sources of a pod meet here, one at a time: an event is compared with the pod's epoch, translated
 //! and applied under the same exclusive borrow, so that nothing of a life that is over slips in between.
 
+use crate::checkpoint::Record;
 use crate::feed::{Admission, Feed, Rebuild, Rules, SourceId, Status, Step};
 use crate::said::{Abilities, Ask, EngineDigest, Heading, Said, Via};
 use crate::translate::{Names, Translator};
@@ -68,6 +69,41 @@ impl Pod {
     #[must_use]
     pub fn id(&self) -> PodId {
         self.id
+    }
+
+    /// What is worth writing down of it, under its name; nothing if that is not sure enough.
+    ///
+    /// # Errors
+    /// The pod is no more in the index.
+    pub fn record(&self, name: &str) -> Result<Option<Record>, PodGone> {
+        let Some(memo) = self.feed.memo() else { return Ok(None) };
+        let record = |items| Record {
+            pod: name.to_owned(),
+            naming: self.translator.naming(),
+            memo,
+            partial_groups: self.translator.partial_groups().to_vec(),
+            items,
+        };
+        Ok(self.index.inventory(self.id)?.map(record))
+    }
+
+    /// Takes up what was written down, before anything was heard. It counts once a source has confirmed it; under
+    /// another naming, or if it is damaged, never.
+    ///
+    /// # Errors
+    /// The pod is no more in the index.
+    pub fn recall(&mut self, writer: &mut Writer, record: &Record) -> Result<(), PodGone> {
+        let is_ours = record.naming == self.translator.naming();
+        if !is_ours || writer.restore(self.id, &record.items).is_err() {
+            self.feed.cannot_recall();
+            return Ok(());
+        }
+        if let Some(last) = record.memo.last {
+            writer.start_at(self.id, last.saturating_add(1))?;
+        }
+        self.translator.recall(&record.partial_groups);
+        self.feed.recall(record.memo);
+        Ok(())
     }
 
     /// Another source of events about this pod.

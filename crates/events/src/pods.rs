@@ -4,7 +4,8 @@
 //! that is not known here is counted and has no effect. Each pod has a lock of its own, so that sources of
 //! different pods do not wait for each other.
 
-use crate::feed::{Rules, SourceId, Status};
+use crate::checkpoint::Record;
+use crate::feed::{Recalled, Rules, SourceId, Status};
 use crate::pod::{Pod, Serving};
 use crate::said::{Abilities, Ask, Said};
 use crate::transport::{Heard, PodName};
@@ -20,6 +21,8 @@ pub struct Pods {
     rules: Rules,
     pods: Mutex<BTreeMap<PodName, Arc<Mutex<Known>>>>,
     strangers: AtomicU64,
+    /// What was written down of pods that have not come yet.
+    recalled: Mutex<BTreeMap<String, Record>>,
 }
 
 struct Known {
@@ -61,8 +64,36 @@ impl Pods {
     /// No pods yet.
     #[must_use]
     pub fn new(index: Index, rules: Rules) -> Self {
-        let pods = Mutex::default();
-        Self { index, rules, pods, strangers: AtomicU64::new(0) }
+        let (pods, recalled) = (Mutex::default(), Mutex::default());
+        Self { index, rules, pods, strangers: AtomicU64::new(0), recalled }
+    }
+
+    /// Keeps what was written down, for the pods that come from now on, in the place of what was kept before.
+    pub fn recall(&self, records: Vec<Record>) {
+        let by_name = records.into_iter().map(|record| (record.pod.clone(), record));
+        *lock(&self.recalled) = by_name.collect();
+    }
+
+    /// What is worth writing down of a pod, if anything is.
+    #[must_use]
+    pub fn record(&self, name: &str) -> Option<Record> {
+        let known = self.get(name)?;
+        let known = lock(&known);
+        known.pod.record(name).ok().flatten()
+    }
+
+    /// Whether what is there of a pod is a checkpoint's, and not confirmed yet.
+    #[must_use]
+    pub fn is_only_recalled(&self, name: &str) -> bool {
+        let recalled =
+            self.get(name).and_then(|known| lock(&known).pod.status(Moment::ZERO).recalled);
+        recalled == Some(Recalled::Waiting)
+    }
+
+    /// The names of all pods, in order.
+    #[must_use]
+    pub fn names(&self) -> Vec<PodName> {
+        lock(&self.pods).keys().map(Arc::clone).collect()
     }
 
     /// The index that the pods are in.
@@ -82,7 +113,10 @@ impl Pods {
         }
         let id = self.index.add_pod()?;
         // Only a pod that was removed by its id can be gone, and nobody has the id yet.
-        if let Ok(pod) = Pod::new(&self.index, id, serving, self.rules) {
+        if let Ok(mut pod) = Pod::new(&self.index, id, serving, self.rules) {
+            if let Some(record) = lock(&self.recalled).remove(&**name) {
+                let _ = pod.recall(&mut self.index.writer(), &record);
+            }
             let known = Known { pod, sources: Vec::new() };
             pods.insert(Arc::clone(name), Arc::new(Mutex::new(known)));
         }

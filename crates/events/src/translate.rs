@@ -20,6 +20,7 @@ mod keys;
 
 pub use error::TranslateError;
 
+use crate::checkpoint::Naming;
 use crate::wire::{Batch, Event as Wire, Stored as WireStored};
 use groups::Groups;
 use keys::{BlockKeys, RootKeys};
@@ -90,6 +91,24 @@ impl Translator {
     #[must_use]
     pub fn with_names(self, names: Names) -> Self {
         Self { names, ..self }
+    }
+
+    /// What blocks are called by.
+    #[must_use]
+    pub fn naming(&self) -> Naming {
+        let block_size = self.hasher.block_size().get();
+        let block_size = u32::try_from(block_size).unwrap_or(u32::MAX);
+        Naming { root: self.root, block_size, names: self.names }
+    }
+
+    /// Groups of the cache that keep only a part of a prefix, as far as stores have said so.
+    pub(crate) fn partial_groups(&self) -> &[u32] {
+        self.groups.partial()
+    }
+
+    /// Takes up what an earlier translator of the same life of the engine had learnt.
+    pub(crate) fn recall(&mut self, partial_groups: &[u32]) {
+        self.groups = Groups::recalled(partial_groups);
     }
 
     /// Translates one batch. The events borrow from both.

@@ -1,29 +1,30 @@
 //! A router that starts has an empty index, and engines that have been busy for long. It gets all that they hold by
-//! replay, over real sockets, and two routers come to the same.
+//! replay, over real sockets, and two routers come to the same. With a checkpoint of what the first knew, a third gets
+//! nothing but the confirmation.
 //!
 //! By default the engines hold little, so that this is quick; with `WORNPATH_RESTART=full` there are 64 pods with 20,000
 //! blocks each, and they must all be exact within five seconds.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "the promise is about the clock")]
 
+mod saying;
+
+use saying::{BLOCK, serving, stored};
 use std::collections::HashSet;
-use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
-use wornpath_blocks::HashKey;
-use wornpath_events::wire::{
-    Attention, Batch, Dialect, Event, ExtraKeys, HashForm, Layout, Message, Stored, encode,
-};
+use wornpath_events::checkpoint;
+use wornpath_events::wire::{Batch, Dialect, HashForm, Layout, Message, encode};
 use wornpath_events::zmtp::{Connection, Listener, Publisher, Socket};
 use wornpath_events::{
-    Clock, Names, Pods, Rules, Serving, State, ZeroMq, ZmqAddress, consume, keep_time,
+    Clock, Pods, Recalled, Rules, State, ZeroMq, ZmqAddress, consume, keep_time,
 };
-use wornpath_index::{Capacity, Digest, EngineHash, Index, Limits, PodId, Tier};
+use wornpath_index::{Capacity, Digest, EngineHash, Index, Limits, PodId};
 
 const PODS: usize = 64;
-const BLOCK: usize = 16;
 /// Blocks in a batch, about what an engine stores in a step.
 const BLOCKS: usize = 10;
 const WITHIN: Duration = Duration::from_secs(5);
@@ -79,18 +80,7 @@ fn payload(pod: usize, number: usize) -> Vec<u8> {
     let first = (pod / 2 * 1_000_003 + number * BLOCKS * BLOCK) as u32;
     let tokens: Vec<u32> = (0..(BLOCKS * BLOCK) as u32).map(|at| (first + at) % 150_000).collect();
     let mut batch = Batch::default();
-    batch.push(Event::Stored(Stored {
-        blocks: &names,
-        parent,
-        tokens: &tokens,
-        block_size: BLOCK as u32,
-        lora_id: None,
-        lora_name: None,
-        tier: Tier::Gpu,
-        extra_keys: ExtraKeys::default(),
-        group: None,
-        attention: Attention::Unsaid,
-    }));
+    batch.push(stored(&names, parent, &tokens));
     let mut bytes = Vec::new();
     encode(&batch, Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned }, &mut bytes);
     bytes
@@ -105,11 +95,14 @@ struct Router {
 }
 
 impl Router {
-    fn start(engines: &[Engine]) -> Self {
+    fn start(engines: &[Engine], checkpoint: Option<&Path>) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _inside = runtime.enter();
         let limits = Limits { capacity: Capacity::for_pods(256).unwrap(), ..Limits::default() };
         let pods = Arc::new(Pods::new(Index::new(limits, 1), Rules::default()));
+        if let Some(file) = checkpoint {
+            pods.recall(checkpoint::read(file).unwrap());
+        }
         let clock = Clock::start();
         let timed = Arc::clone(&pods);
         runtime.spawn(async move {
@@ -118,13 +111,7 @@ impl Router {
         let mut ids = Vec::new();
         for (number, engine) in engines.iter().enumerate() {
             let name: Arc<str> = format!("pod {number}").into();
-            let serving = Serving {
-                key: HashKey::DEFAULT,
-                model: "any".to_owned(),
-                block_size: NonZeroUsize::new(BLOCK).unwrap(),
-                names: Names::OfTheEngine,
-            };
-            ids.push(pods.add(&name, serving).unwrap());
+            ids.push(pods.add(&name, serving()).unwrap());
             let (fed, address) = (Arc::clone(&pods), engine.address.clone());
             runtime.spawn(async move {
                 consume(ZeroMq::new(name, address), &fed, clock).await;
@@ -168,16 +155,33 @@ fn a_router_that_starts_knows_all_pods_exactly_and_so_does_the_next() {
         engines
     });
     let blocks = batches * BLOCKS;
-    let first = Router::start(&engines);
-    let took = first.exact_after(blocks, Instant::now());
+    let start = Instant::now();
+    let first = Router::start(&engines, None);
+    let took = first.exact_after(blocks, start);
     println!("{PODS} pods of {blocks} blocks exact after {took:?}");
     assert!(!is_full || took < WITHIN, "{took:?}");
-    let second = Router::start(&engines);
+    let second = Router::start(&engines, None);
     second.exact_after(blocks, Instant::now());
     assert_eq!(first.digests(), second.digests());
     let distinct: HashSet<_> = first.digests().iter().map(|one| one.xor).collect();
     assert_eq!(distinct.len(), PODS / 2, "a digest tells different prompts apart, and only those");
-    for router in [first, second] {
+
+    let file = std::env::temp_dir().join(format!("wornpath-restart-{}", std::process::id()));
+    let start = Instant::now();
+    let written = checkpoint::write(&file, &first.pods).unwrap();
+    println!("checkpoint of {} bytes written in {:?}", written.bytes, start.elapsed());
+    assert_eq!((written.pods, written.left_out), (PODS, 0));
+    let start = Instant::now();
+    let third = Router::start(&engines, Some(&file));
+    let warm = third.exact_after(blocks, start);
+    println!("with it, all pods exact after {warm:?}");
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(first.digests(), third.digests());
+    for pod in third.pods.status(third.clock.now()) {
+        assert_eq!(pod.status.recalled, Some(Recalled::Confirmed), "{pod:?}");
+        assert_eq!(pod.status.counters.batches, 0, "nothing was said since: {pod:?}");
+    }
+    for router in [first, second, third] {
         router.runtime.shutdown_background();
     }
 }

@@ -9,6 +9,7 @@
 pub mod admin;
 mod asked;
 mod batches;
+mod checkpoint;
 mod claims;
 mod client;
 pub mod config;
@@ -39,7 +40,8 @@ pub use routing::{Routing, RoutingError};
 pub use seen::{CallSeen, Seen, TraceContext};
 pub use serve::{ServeError, Serving, serve};
 pub use settings::{
-    Credentials, Drain, EventSource, KeyDigest, Limits, Listeners, ModelSettings, NamedProfile,
-    PodSettings, Reveal, RouteSettings, Settings, Sharing, TelemetrySettings, TenantSettings,
+    CheckpointSettings, Credentials, Drain, EventSource, KeyDigest, Limits, Listeners,
+    ModelSettings, NamedProfile, PodSettings, Reveal, RouteSettings, Settings, Sharing,
+    TelemetrySettings, TenantSettings,
 };
 pub use state::{ApplyError, Gateway, Readiness};

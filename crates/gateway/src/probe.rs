@@ -14,7 +14,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use wornpath_events::State;
+use wornpath_events::{Recalled, State};
 use wornpath_execution::{Endpoint, Timeouts, Verdict, WorkerNumber, call};
 use wornpath_index::Moment;
 use wornpath_routing::{EventTrust, Health};
@@ -168,7 +168,8 @@ fn trust(gateway: &Gateway, now: Moment) {
                 EventTrust::Unsure
             }
         });
-        if !matches!(status.status.state, State::Waiting) {
+        let is_recalled = status.status.recalled == Some(Recalled::Waiting);
+        if !matches!(status.status.state, State::Waiting) || is_recalled {
             vitals.set_freshness(f64::from(status.status.freshness));
         }
         if let Some(age) = status.status.age {

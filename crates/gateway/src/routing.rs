@@ -2,7 +2,7 @@
 
 use crate::settings::{RouteSettings, Settings};
 use std::sync::Arc;
-use wornpath_routing::{Models, Name, Problems, Profile, Role, Surroundings};
+use wornpath_routing::{Models, Name, Problems, Profile, Role, Surroundings, WithoutEvents};
 
 /// Profiles that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +103,14 @@ impl Routing {
     #[must_use]
     pub fn profiles(&self) -> &[(Name, Arc<Profile>)] {
         &self.profiles
+    }
+
+    /// The profile that some requests go by and that refuses pods which never tell what they hold, if there is one.
+    pub(crate) fn refuses_without_events(&self) -> Option<&Name> {
+        let refuses =
+            |at: &usize| self.profiles[*at].1.without_events() == Some(WithoutEvents::Refuse);
+        let mut used = std::iter::once(0).chain(self.routes.iter().map(|(_, at)| *at));
+        used.find(refuses).map(|at| &self.profiles[at].0)
     }
 
     /// The models of which more than the name is known.

@@ -30,7 +30,8 @@ impl Gateway {
     pub fn add_pod(&self, settings: PodSettings) -> Result<(), ApplyError> {
         let _changing = lock(&self.changing);
         let mut seats = self.roster().seats().to_vec();
-        check_pods(&seats, std::slice::from_ref(&settings), &self.settings())?;
+        let new = (std::slice::from_ref(&settings), &*self.settings());
+        check_pods(&seats, new, &self.routing())?;
         self.take_in(&mut seats, settings)?;
         self.seat(seats);
         Ok(())
@@ -74,7 +75,10 @@ impl Gateway {
             self.roster().seats().iter().cloned().partition(is_as_before);
         let coming: Vec<_> =
             settings.pods.iter().filter(|new| !before.pods.contains(new)).cloned().collect();
-        check_pods(&seats, &coming, &settings)?;
+        check_pods(&seats, (&coming, &settings), &routing)?;
+        for seat in &seats {
+            may_say_nothing(&seat.settings, &routing)?;
+        }
         for seat in &seats {
             let pod = seat.pod.facts().name.to_string();
             let allowed = seat.endpoint.may_be_called(&settings.reach);
@@ -149,6 +153,9 @@ impl Gateway {
         } else {
             EventTrust::Guessed
         });
+        if self.events().is_only_recalled(name.as_str()) {
+            vitals.set_freshness(0.0);
+        }
         endpoint.show(vitals);
         seats.push(Seat { settings, pod, endpoint, cards, feeder });
         Ok(())
@@ -224,8 +231,8 @@ impl Gateway {
 /// Whether all that come can, beside those who are there.
 fn check_pods(
     there: &[Seat],
-    coming: &[PodSettings],
-    settings: &Settings,
+    (coming, settings): (&[PodSettings], &Settings),
+    routing: &Routing,
 ) -> Result<(), ApplyError> {
     for (at, pod) in coming.iter().enumerate() {
         let name = &pod.facts.name;
@@ -234,6 +241,7 @@ fn check_pods(
             return Err(ApplyError::Twice(name.to_string()));
         }
         endpoint(pod, settings)?;
+        may_say_nothing(pod, routing)?;
         if let Some(source) = &pod.events {
             serving(pod, settings)?;
             may_be_heard(source, settings)
@@ -241,6 +249,17 @@ fn check_pods(
         }
     }
     Ok(())
+}
+
+/// A pod that never tells what it holds needs profiles that can do without.
+fn may_say_nothing(pod: &PodSettings, routing: &Routing) -> Result<(), ApplyError> {
+    match routing.refuses_without_events() {
+        Some(profile) if pod.events.is_none() => Err(ApplyError::WithoutEvents {
+            pod: pod.facts.name.to_string(),
+            profile: profile.to_string(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Events come from where pods may be, by the rules of the moment when somebody connects.

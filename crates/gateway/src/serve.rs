@@ -3,6 +3,7 @@
 //! Connections are accepted in one place and dealt out in turn to the threads that answer, so each has the
 //! same number of them. A thread has an event loop of its own; what a request waits for wakes only it.
 
+use crate::checkpoint;
 use crate::client::respond;
 use crate::desk::Worker;
 use crate::probe::look_after;
@@ -110,6 +111,7 @@ pub fn serve(
             let overseer = Arc::new(Worker::new(Arc::clone(&gateway), workers));
             tokio::spawn(look_after(Arc::clone(&gateway), Arc::clone(&overseer)));
             tokio::spawn(async move { overseer.gateway.lobby.answer_bell(&overseer).await });
+            tokio::spawn(checkpoint::keep(Arc::clone(&gateway)));
             let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway), limits));
             told_to_end().await?;
             tracing::info!("told to end: not ready from now on");
@@ -127,6 +129,7 @@ pub fn serve(
                 tracing::warn!(connections = gateway.connections(), "ended before its streams did");
             }
             let _ = phase.send(Phase::Over);
+            checkpoint::finish(&gateway);
             Ok(())
         })
     })

@@ -4,6 +4,7 @@ use crate::tls::ListenerTls;
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
@@ -41,6 +42,8 @@ pub struct Settings {
     pub key: HashKey,
     /// When what events said is doubted.
     pub event_rules: Rules,
+    /// Where what is known of pods is kept over a restart, if anywhere.
+    pub checkpoint: Option<CheckpointSettings>,
     /// What a client may send.
     pub limits: Limits,
     /// How long calls to pods may take.
@@ -61,6 +64,15 @@ pub struct Settings {
     pub telemetry: Option<TelemetrySettings>,
     /// Threads that answer clients.
     pub workers: NonZeroUsize,
+}
+
+/// A file that what is known of pods is written to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CheckpointSettings {
+    /// Which.
+    pub file: PathBuf,
+    /// How often.
+    pub every: Duration,
 }
 
 /// A collector of traces.
@@ -90,6 +102,7 @@ impl Default for Settings {
             sharing: Sharing::Shared,
             key: HashKey::DEFAULT,
             event_rules: Rules::default(),
+            checkpoint: None,
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             breaker: BreakerRules::default(),

@@ -1,6 +1,7 @@
 //! What all threads of a gateway share.
 
 use crate::batches::Batches;
+use crate::checkpoint::Checkpoint;
 use crate::claims::Claims;
 use crate::lobby::Lobby;
 use crate::memory::Memory;
@@ -44,6 +45,17 @@ pub enum ApplyError {
     /// The index is full.
     #[error(transparent)]
     NoSlot(#[from] NoSlot),
+    /// A profile does without guesses.
+    #[error(
+        "pod `{pod}` sends no cache events, and profile `{profile}` says `without_events: refuse`; give the pod `events`, \
+         or let the profile guess with `without_events: approximate`"
+    )]
+    WithoutEvents {
+        /// Who sends none.
+        pod: String,
+        /// Which.
+        profile: String,
+    },
     /// Events cannot be understood without knowing what model they are about.
     #[error(
         "pod `{0}` sends events, but its model is not known; give `model`, and the model's `block_size`"
@@ -73,6 +85,8 @@ pub struct Gateway {
     /// Pods that the index has room for.
     pub(crate) slots: usize,
     events: Arc<Pods>,
+    /// What is known of pods, on disk.
+    pub(crate) checkpoint: Option<Checkpoint>,
     pub(crate) memory: Memory,
     clock: Clock,
     seed: u64,
@@ -107,6 +121,11 @@ impl Gateway {
         let index = Index::new(limits, seed);
         let clock = Clock::start();
         let (pods, rules) = (settings.pods.clone(), settings.event_rules);
+        let checkpoint = settings.checkpoint.clone().map(Checkpoint::new);
+        let events = Arc::new(Pods::new(index.clone(), rules));
+        if let Some(checkpoint) = &checkpoint {
+            events.recall(checkpoint.read());
+        }
         let gateway = Arc::new(Self {
             claims: Claims::default(),
             lobby: Lobby::default(),
@@ -118,7 +137,8 @@ impl Gateway {
             routing: RwLock::new(Arc::new(routing)),
             roster: RwLock::default(),
             changing: Mutex::new(()),
-            events: Arc::new(Pods::new(index.clone(), rules)),
+            events,
+            checkpoint,
             index,
             memory: Memory::default(),
             slots: capacity.pods(),

@@ -8,9 +8,13 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs;
 use std::path::Path;
+use wornpath_blocks::BlockHash;
+use wornpath_events::checkpoint::{Naming, Record, encode as encode_checkpoint};
 use wornpath_events::grpc::{self, Report, Saying, What};
 use wornpath_events::wire::{Batch, Event, Limits, Message, decode, encode, records};
+use wornpath_events::{Epoch, Memo, Names};
 use wornpath_fuzz::DIALECTS;
+use wornpath_index::{Before, EngineHash, Item};
 
 /// Larger seeds make every mutation slower and teach the fuzzer nothing more.
 const LARGEST_SEED: usize = 1200;
@@ -20,7 +24,52 @@ const SEQUENCES: u64 = 8;
 fn main() -> Result<(), Box<dyn Error>> {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR"));
     operations(fuzz)?;
+    checkpoints(fuzz)?;
     messages(fuzz)
+}
+
+/// A pod of each kind, as a file of its own and as the body of a frame.
+fn checkpoints(fuzz: &Path) -> Result<(), Box<dyn Error>> {
+    let folder = fuzz.join("corpus/checkpoint");
+    fs::create_dir_all(&folder)?;
+    let item = |engine, before, copies, parts: &[u64]| Item {
+        engine: EngineHash(engine),
+        block: BlockHash(engine * 3),
+        parts: parts.iter().copied().map(BlockHash).collect(),
+        before,
+        copies,
+    };
+    let record = |pod: &str, memo, items| Record {
+        pod: pod.to_owned(),
+        naming: Naming { root: BlockHash(7), block_size: 16, names: Names::OfTheEngine },
+        memo,
+        partial_groups: vec![2],
+        items,
+    };
+    let chain = (0..5).map(|at: u32| {
+        let before = at.checked_sub(1).map_or(Before::Start, Before::Item);
+        item(u64::from(at) + 1, before, [1, 0, 0, 0], &[])
+    });
+    let memo = Memo { epoch: None, last: Some(9), fingerprint: Some(5) };
+    let plain = record("plain", memo, chain.collect());
+    let odd = vec![
+        item(1, Before::Unknown, [3, 0, 1, 0], &[]),
+        item(2, Before::Start, [0; 4], &[]),
+        item(3, Before::Item(1), [0, 1, 0, 0], &[21, 22]),
+    ];
+    let odd = record("odd", Memo { epoch: Some(Epoch(4)), ..Memo::default() }, odd);
+    for records in [vec![], vec![plain.clone()], vec![plain, odd]] {
+        let file = encode_checkpoint(&records);
+        let name = format!("file-{}", records.len());
+        fs::write(folder.join(name), [&[0], &file[..]].concat())?;
+        if let [.., last] = &records[..] {
+            // After the head and the frames before comes the length, then the body; after it a checksum and the end.
+            let alone = encode_checkpoint(std::slice::from_ref(last));
+            let body = &alone[12 + 8..alone.len() - 8 - 16];
+            fs::write(folder.join(format!("frame-{}", last.pod)), [&[1], body].concat())?;
+        }
+    }
+    Ok(())
 }
 
 /// Any bytes are operations; the first chooses the caps.

@@ -3,7 +3,7 @@
 use crate::served::{Exchange, Ports, Response, Served};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -97,24 +97,34 @@ impl Fleet {
         let name = format!("wornpath-lifecycle-{}-{policy}.yaml", std::process::id());
         let configuration = std::env::temp_dir().join(name);
         std::fs::write(&configuration, text).unwrap();
-        let mut router = Command::new(env!("CARGO_BIN_EXE_wornpath"))
-            .args(["serve", "--log-level", "warn", "-c"])
-            .arg(&configuration)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(router.stdout.take().unwrap()).lines();
-        let mut address = || {
-            let line = lines.next().expect("the router says where it listens").unwrap();
-            line.split("http://").nth(1).unwrap().to_owned()
-        };
-        let (client, admin) = (address(), address());
+        let (router, [client, admin]) = start_router(&configuration);
         let fleet = Self { engines, router, client, admin, configuration };
+        fleet.is_up();
+        fleet
+    }
+
+    fn is_up(&self) {
         eventually("all pods are up", || {
-            let pods = fleet.get("/pods")["pods"].clone();
+            let pods = self.get("/pods")["pods"].clone();
             pods.as_array().unwrap().iter().filter(|pod| pod["health"] == "up").count() == ENGINES
         });
-        fleet
+    }
+
+    /// Ends the router, does something, and starts another one in its place.
+    pub(crate) fn start_again(&mut self, meanwhile: impl FnOnce(&Served)) {
+        let pid = rustix::process::Pid::from_child(&self.router);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.router.wait().unwrap().success());
+        meanwhile(&self.engines);
+        (self.router, [self.client, self.admin]) = start_router(&self.configuration);
+        self.is_up();
+    }
+
+    /// What each pod's blocks come to.
+    pub(crate) fn digests(&self) -> Vec<String> {
+        let index = self.get("/index");
+        let pods = index["by_pod"].as_array().unwrap().iter();
+        pods.map(|pod| pod["digest"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Asks through the router.
@@ -211,6 +221,23 @@ impl Fleet {
     fn get(&self, path: &str) -> Value {
         Exchange::open(&self.admin, "GET", path, "").finish().unwrap().json()
     }
+}
+
+/// A router, and where clients and operators come.
+fn start_router(configuration: &Path) -> (Child, [String; 2]) {
+    let mut router = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+        .args(["serve", "--log-level", "warn", "-c"])
+        .arg(configuration)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(router.stdout.take().unwrap()).lines();
+    let mut address = || {
+        let line = lines.next().expect("the router says where it listens").unwrap();
+        line.split("http://").nth(1).unwrap().to_owned()
+    };
+    let addresses = [address(), address()];
+    (router, addresses)
 }
 
 fn number(pod: &str) -> usize {

@@ -110,3 +110,48 @@ fn a_pod_that_says_nothing_is_guessed_at_within_its_room_and_that_is_said() {
     assert!(fleet.believed(&Prompt::new("six").then(1), &home) >= 200);
     assert_eq!(fleet.events(&home)["guess"]["blocks"], 500);
 }
+
+#[test]
+fn a_router_that_starts_again_remembers_what_engines_still_hold_and_nothing_else() {
+    let file = std::env::temp_dir().join(format!("wornpath-checkpoint-{}", std::process::id()));
+    let more = format!("checkpoint: {{file: \"{}\"}}\ndrain: {{lame_duck: 0s}}\n", file.display());
+    let mut fleet = Fleet::start("cache-aware", &[], &more);
+    let prompts = ["one", "two", "three"].map(Prompt::new);
+    for pod in ["p0", "p1", "p2"] {
+        for prompt in &prompts {
+            fleet.straight_to(pod, &prompt.then(0));
+        }
+    }
+    let all_held = |fleet: &Fleet| {
+        let held = prompts.iter().map(|prompt| fleet.held(&prompt.then(1)));
+        held.flatten().all(|(_, blocks)| blocks >= Prompt::TOKENS / 16)
+    };
+    eventually("all is known", || all_held(&fleet));
+    let before = fleet.digests();
+
+    // Engines replay nothing now, but for the one batch that confirms: what is known then, the file knew.
+    fleet.start_again(|_| ());
+    eventually("all pods are confirmed", || {
+        ["p0", "p1", "p2"].iter().all(|pod| fleet.feed(pod)["checkpoint"] == "confirmed")
+    });
+    assert_eq!(fleet.digests(), before);
+    for pod in ["p0", "p1", "p2"] {
+        assert_eq!(fleet.feed(pod)["batches"]["applied"], 0, "{pod}: nothing was said since");
+    }
+    eventually("and it counts", || all_held(&fleet));
+
+    fleet.start_again(|engines| {
+        assert_eq!(engines.control("POST", "/engines/0/restart", "").status, 200);
+    });
+    eventually("the one that restarted is found out", || {
+        fleet.feed("p0")["checkpoint"] == "dropped" && fleet.feed("p0")["state"] == "live"
+    });
+    assert_eq!(fleet.digests()[0], format!("0:{:016x}", 0));
+    assert_eq!(fleet.digests()[1..], before[1..]);
+
+    fleet.start_again(|_| std::fs::write(&file, "WORNPATH, but not really").unwrap());
+    eventually("without it, all is heard again", || fleet.digests()[1..] == before[1..]);
+    assert!(fleet.feed("p1")["checkpoint"].is_null());
+    drop(fleet);
+    std::fs::remove_file(&file).unwrap();
+}

@@ -1,9 +1,10 @@
 //! What answers to a feed's questions, and digests, make known.
 
 use super::need::Asked;
+use super::recall::Life;
 use super::recent::Repetition;
 use super::{Admission, Feed, Rebuild, SourceId};
-use crate::said::{EngineDigest, Heading};
+use crate::said::{EngineDigest, Heading, Via};
 use wornpath_index::{Moment, PodDigest};
 
 impl Feed {
@@ -13,7 +14,7 @@ impl Feed {
         &mut self,
         from: SourceId,
         sequence: u64,
-        fingerprint: Option<u64>,
+        heading: Heading,
         now: Moment,
     ) -> Admission {
         let asked = self.asked.as_mut().filter(|asked| asked.source == from);
@@ -28,10 +29,14 @@ impl Feed {
         if sequence >= self.next {
             return Admission::Apply;
         }
-        if self.recent.compare(sequence, fingerprint) == Repetition::Other {
-            return self.begin_with(sequence);
+        match self.recent.compare(sequence, heading.fingerprint) {
+            Repetition::Other => self.begin_with(sequence),
+            // What is only remembered must be told by the one or the other.
+            Repetition::Unknown if heading.epoch.is_none() && self.awaits_confirmation() => {
+                self.begin_with(sequence)
+            }
+            Repetition::Same | Repetition::Unknown => self.repeated(),
         }
-        self.repeated()
     }
 
     /// The engine keeps only so many batches, and what is wanted is no more among them.
@@ -42,6 +47,7 @@ impl Feed {
             return Admission::PassOver;
         }
         self.counters.rebuilds += 1;
+        self.drop_recalled();
         self.advance(first);
         self.recent.clear();
         (self.based, self.verifying, self.partial) = (true, false, true);
@@ -64,6 +70,7 @@ impl Feed {
             self.note_gap(now);
             return None;
         };
+        self.confirm();
         (self.based, self.verifying) = (true, false);
         self.highest = self.early.last_key_value().map(|(early, _)| *early).max(Some(highest));
         self.note_gap(now);
@@ -105,12 +112,13 @@ impl Feed {
         }
         self.hear(now);
         self.asked.take_if(|asked| asked.is_snapshot());
-        if self.is_earlier(heading.epoch) {
+        let life = self.life(heading.epoch, Via::Live);
+        if life == Life::Over {
             self.counters.outdated += 1;
             return Admission::PassOver;
         }
         let is_old = heading.sequence.is_some_and(|last| last.saturating_add(1) < self.next);
-        if self.is_later(heading.epoch) || (is_old && self.verifying) {
+        if life == Life::New || (is_old && self.verifying) {
             return Admission::RebuildAndApply(self.begin(heading.epoch));
         }
         self.epoch = self.epoch.or(heading.epoch);
@@ -130,6 +138,7 @@ impl Feed {
             self.highest = self.early.last_key_value().map(|(early, _)| *early).max(Some(last));
         }
         self.counters.batches += caught_up as u64;
+        self.drop_recalled();
         (self.based, self.verifying, self.partial) = (true, false, false);
         // Whether it helped, the next digest says.
         if !self.differs {
@@ -153,14 +162,17 @@ impl Feed {
             return None;
         }
         self.hear(now);
-        if self.is_earlier(engine.epoch) {
-            self.counters.outdated += 1;
-            return None;
-        }
-        if self.is_later(engine.epoch) {
-            let rebuild = self.begin(engine.epoch);
-            self.expect_up_to(engine.sequence, now);
-            return Some(rebuild);
+        match self.life(engine.epoch, Via::Live) {
+            Life::Over => {
+                self.counters.outdated += 1;
+                return None;
+            }
+            Life::New => {
+                let rebuild = self.begin(engine.epoch);
+                self.expect_up_to(engine.sequence, now);
+                return Some(rebuild);
+            }
+            Life::Same => {}
         }
         self.epoch = self.epoch.or(engine.epoch);
         match engine.sequence {
@@ -191,6 +203,11 @@ impl Feed {
         } else {
             self.pace.succeeded();
             (self.based, self.partial) = (true, false);
+            if self.awaits_confirmation() && (engine.sequence.is_some() || !self.numbered) {
+                // The same number and the same blocks: whatever the engine says next follows.
+                self.verifying = false;
+                self.confirm();
+            }
         }
         self.cured = false;
         let pairs = || ours.tiers.iter().zip(&engine.tiers);

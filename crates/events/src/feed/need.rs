@@ -65,6 +65,9 @@ impl Feed {
         if self.quarantined_until.is_some_and(|until| now >= until) {
             self.quarantined_until = None;
         }
+        if let Some(rebuild) = self.give_up_recalled(now) {
+            return Some(Step::Rebuild(rebuild));
+        }
         let silent = self.rules.answer_within;
         if let Some(asked) = self.asked.take_if(|asked| now >= asked.at + silent) {
             self.fail(&asked, Failure::Silence);
@@ -81,7 +84,8 @@ impl Feed {
     pub fn next_tick(&self) -> Option<Moment> {
         let silence = self.asked.as_ref().map(|asked| asked.at + self.rules.answer_within);
         let need = self.need().map(|(_, _, due)| due);
-        [silence, need, self.quarantined_until].into_iter().flatten().min()
+        let given_up = self.recalled_until.filter(|_| self.awaits_confirmation());
+        [silence, need, self.quarantined_until, given_up].into_iter().flatten().min()
     }
 
     /// The most pressing need for which something can be done, what, and when it is due.
@@ -158,6 +162,7 @@ impl Feed {
             from = *sequence;
         }
         self.counters.rebuilds += 1;
+        self.drop_recalled();
         self.pace.succeeded();
         self.early = self.early.split_off(&from);
         self.recent.clear();

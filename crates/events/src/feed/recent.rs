@@ -43,10 +43,14 @@ impl Recent {
         }
     }
 
+    /// The fingerprint of a batch, if it is known.
+    pub(super) fn get(&self, sequence: u64) -> Option<u64> {
+        let place = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
+        self.fingerprints.get(place).copied().flatten()
+    }
+
     pub(super) fn compare(&self, sequence: u64, fingerprint: Option<u64>) -> Repetition {
-        let place = sequence.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
-        let known = place.and_then(|place| self.fingerprints.get(place).copied().flatten());
-        match (known, fingerprint) {
+        match (self.get(sequence), fingerprint) {
             (Some(known), Some(found)) if known == found => Repetition::Same,
             (Some(_), Some(_)) => Repetition::Other,
             _ => Repetition::Unknown,

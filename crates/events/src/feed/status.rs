@@ -22,6 +22,17 @@ pub enum State {
     Quarantined,
 }
 
+/// What became of a pod's state that a checkpoint had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recalled {
+    /// It is there and counts for nothing: the pod's source has not confirmed it yet.
+    Waiting,
+    /// It was confirmed, and has counted since.
+    Confirmed,
+    /// It was refuted or replaced.
+    Dropped,
+}
+
 /// Things that happened, counted since the pod came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FeedCounters {
@@ -78,6 +89,8 @@ pub struct Status {
     pub phantom: u64,
     /// Blocks that the pod held and was not credited with, by the last digest: at least so many.
     pub missing: u64,
+    /// What became of the state that a checkpoint had, if it had any.
+    pub recalled: Option<Recalled>,
     /// What happened so far.
     pub counters: FeedCounters,
     /// What was wrong with the last batch that could not be understood.

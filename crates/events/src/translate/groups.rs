@@ -16,6 +16,15 @@ pub(super) struct Groups {
 }
 
 impl Groups {
+    /// As they were known before.
+    pub(super) fn recalled(partial: &[u32]) -> Self {
+        Self { partial: partial[..partial.len().min(LIMIT)].to_vec() }
+    }
+
+    pub(super) fn partial(&self) -> &[u32] {
+        &self.partial
+    }
+
     /// Takes note of what a store says about its group, and answers whether to believe the store.
     pub(super) fn keeps_prefixes(
         &mut self,

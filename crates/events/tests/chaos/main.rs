@@ -3,7 +3,10 @@
 //! `WORNPATH_SEED=7` runs that one alone, `WORNPATH_SEEDS=1000` runs as many.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
+mod checkpoint;
 mod engine;
+#[path = "../saying/mod.rs"]
+mod saying;
 mod world;
 
 use std::ops::Range;
@@ -40,10 +43,12 @@ const STOCK: Faults = Faults {
 
 fn seeds() -> Range<u64> {
     let read = |name| std::env::var(name).ok().and_then(|value: String| value.parse().ok());
-    match (read("WORNPATH_SEED"), read("WORNPATH_SEEDS")) {
+    let seeds = match (read("WORNPATH_SEED"), read("WORNPATH_SEEDS")) {
         (Some(seed), _) => seed..seed + 1,
         (None, count) => 0..count.unwrap_or(24),
-    }
+    };
+    println!("seeds {seeds:?}");
+    seeds
 }
 
 /// Works, restarts, works, loses its tail and falls silent; exact two seconds later, and ever after.
@@ -123,20 +128,38 @@ fn a_wrong_state_is_put_right_by_one_snapshot_while_the_engine_goes_on() {
 
 #[test]
 fn total_loss_for_half_a_minute_heals_within_a_digest_and_a_second() {
-    for abilities in
-        [Abilities { replay: true, snapshot: true }, Abilities { replay: false, snapshot: true }]
+    let all = Abilities { replay: true, snapshot: true };
+    for (abilities, interval) in
+        [(all, 1), (Abilities { replay: false, snapshot: true }, 1), (all, 3), (all, 5)]
     {
+        let digest_every = Some(SECOND * interval);
         for seed in seeds() {
-            let mut world = World::new(seed, Faults { abilities, ..BAD_LINK });
+            let mut world = World::new(seed, Faults { abilities, digest_every, ..BAD_LINK });
             world.work(SECOND * 3);
             world.cut = true;
             world.work(SECOND * 30);
             assert!(!world.is_exact(), "seed {seed}: the cut had no effect");
             world.cut = false;
-            world.idle(SECOND * 2);
-            world.assert_exact("two seconds after the cut", seed);
+            world.idle(SECOND * (interval + 1));
+            world.assert_exact("a digest and a second after the cut", seed);
             world.assert_paced(seed);
         }
+    }
+}
+
+#[test]
+fn a_stock_engine_that_was_cut_off_for_half_a_minute_is_exact_within_two_seconds() {
+    for seed in seeds() {
+        let mut world = World::new(seed, STOCK);
+        world.work(SECOND * 3);
+        world.cut = true;
+        world.work(SECOND * 30);
+        assert!(!world.is_exact(), "seed {seed}: the cut had no effect");
+        world.cut = false;
+        world.reconnect();
+        world.idle(SECOND * 2);
+        world.assert_exact("two seconds after the cut", seed);
+        world.assert_paced(seed);
     }
 }
 
@@ -159,6 +182,26 @@ fn a_source_that_can_nothing_holds_nothing_that_the_engine_does_not() {
         assert!(ours <= theirs, "seed {seed}: {ours} blocks in the index, {theirs} in the engine");
         assert_eq!(world.status().counters.rebuilds, 1, "seed {seed}");
     }
+}
+
+#[test]
+fn a_source_that_can_nothing_and_loses_much_shows_no_phantom_within_two_seconds() {
+    let deaf = Faults { abilities: Abilities::default(), ..STOCK };
+    let mut looked = 0;
+    for seed in seeds() {
+        let mut world = World::new(seed, deaf);
+        world.work(SECOND * 4);
+        world.restart();
+        world.work(SECOND * 4);
+        world.idle(SECOND * 2);
+        if let Some(phantoms) = world.phantoms() {
+            assert_eq!(phantoms, 0, "seed {seed}: {:?}", world.status());
+            looked += 1;
+        }
+        let rebuilds = world.status().counters.rebuilds;
+        assert!(rebuilds > 0 && rebuilds <= 10, "seed {seed}: {rebuilds} in ten seconds");
+    }
+    assert!(looked > 0, "blocks waited for their prefix under every seed");
 }
 
 #[test]

@@ -1,15 +1,15 @@
 //! An engine, a link that loses, repeats and delays, and a pod that listens; all in virtual time.
 
-use crate::engine::{BLOCK, Engine, Random};
+use crate::engine::{Engine, Random};
+use crate::saying::serving;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::num::NonZeroUsize;
 use std::time::Duration;
-use wornpath_blocks::HashKey;
-use wornpath_events::{
-    Abilities, Ask, Heading, Names, Pod, Rules, Said, Serving, SourceId, State, Status, Via,
+use wornpath_events::checkpoint::{Record, decode, encode};
+use wornpath_events::{Abilities, Ask, Heading, Pod, Rules, Said, SourceId, State, Status, Via};
+use wornpath_index::{
+    Content, EngineHash, Event, Index, Item, Limits, Moment, Stored, Tier, Writer,
 };
-use wornpath_index::{Content, EngineHash, Event, Index, Limits, Moment, Stored, Tier, Writer};
 
 /// What the link and the engine are like.
 #[derive(Clone, Copy, Debug)]
@@ -58,21 +58,19 @@ pub(crate) struct World {
     pub(crate) asked_at: Vec<Moment>,
 }
 
+/// A router that listens to one source.
+fn listener(seed: u64, abilities: Abilities) -> (Index, Pod, SourceId) {
+    let index = Index::new(Limits::default(), seed);
+    let id = index.add_pod().unwrap();
+    let mut pod = Pod::new(&index, id, serving(), Rules::default()).unwrap();
+    let source = pod.add_source(abilities);
+    (index, pod, source)
+}
+
 impl World {
     pub(crate) fn new(seed: u64, faults: Faults) -> Self {
-        let index = Index::new(Limits::default(), seed);
-        let id = index.add_pod().unwrap();
-        let serving = Serving {
-            key: HashKey::DEFAULT,
-            model: "chaos".to_owned(),
-            block_size: NonZeroUsize::new(BLOCK).unwrap(),
-            names: Names::OfTheEngine,
-        };
-        let mut pod = Pod::new(&index, id, serving, Rules::default()).unwrap();
-        let source = pod.add_source(faults.abilities);
-        let mut writer = index.writer();
-        pod.hear(&mut writer, source, Said::Connected, Duration::ZERO).unwrap();
-        Self {
+        let (index, pod, source) = listener(seed, faults.abilities);
+        let mut world = Self {
             random: Random(seed),
             engine: Engine::new(),
             now: Duration::ZERO,
@@ -80,13 +78,41 @@ impl World {
             cut: false,
             pod,
             source,
+            writer: index.writer(),
             index,
-            writer,
             arrivals: BinaryHeap::new(),
             parcels: Vec::new(),
             next_digest: faults.digest_every.unwrap_or(Duration::MAX),
             asked_at: Vec::new(),
-        }
+        };
+        world.hear(Said::Connected);
+        world
+    }
+
+    /// What the router would write down, as bytes and back.
+    pub(crate) fn checkpoint(&self) -> Record {
+        let record = self.pod.record("pod").unwrap().expect("there is something worth keeping");
+        decode(&encode(&[record])).unwrap().remove(0)
+    }
+
+    /// The router ends, and another starts with what was written down. It has not connected yet.
+    pub(crate) fn start_again(&mut self, record: &Record) {
+        (self.index, self.pod, self.source) = listener(self.random.next(), self.faults.abilities);
+        self.writer = self.index.writer();
+        self.arrivals.clear();
+        self.pod.recall(&mut self.writer, record).unwrap();
+    }
+
+    pub(crate) fn connect(&mut self) {
+        self.hear(Said::Connected);
+    }
+
+    /// Blocks that the index has and the engine has not; unknown while some wait for their prefix.
+    pub(crate) fn phantoms(&self) -> Option<usize> {
+        let items = self.index.inventory(self.pod.id()).unwrap()?;
+        let is_held = |item: &&Item| item.copies != [0; 4];
+        let is_phantom = |item: &&Item| !self.engine.holds(item.engine);
+        Some(items.iter().filter(is_held).filter(is_phantom).count())
     }
 
     /// The engine works and publishes for `duration`.
@@ -112,9 +138,14 @@ impl World {
         self.engine.restart();
         if !self.faults.epochs {
             self.arrivals.clear();
-            self.hear(Said::Disconnected);
-            self.hear(Said::Connected);
+            self.reconnect();
         }
+    }
+
+    /// The connection breaks and comes back, as it does when nothing passes for long.
+    pub(crate) fn reconnect(&mut self) {
+        self.hear(Said::Disconnected);
+        self.hear(Said::Connected);
     }
 
     /// The engine is started again while nobody listens, and comes as far as it was before.

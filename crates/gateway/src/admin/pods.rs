@@ -6,7 +6,7 @@ use wornpath_events::{Guessed, PodStatus};
 use super::routes::{Answer, Call, Refusal, Reply};
 use crate::config::BringError;
 use crate::discovery::Bringer;
-use crate::metrics::{breaker, feed_state, health, trust};
+use crate::metrics::{breaker, feed_state, health, recalled, trust};
 use crate::roster::Seat;
 
 pub(super) fn list(call: &Call<'_>) -> Answer {
@@ -163,5 +163,7 @@ fn feed_shown(feed: &PodStatus) -> Value {
         "disagreements": counters.disagreements,
         "unanswered": counters.failures,
         "last_malformed": status.last_malformed,
+        // What became of what the checkpoint before the start knew of it.
+        "checkpoint": status.recalled.map(recalled),
     })
 }

@@ -1,7 +1,7 @@
 //! What is configured: profiles, the file, what is logged; and this plane itself.
 
 use serde_json::{Value, json};
-use wornpath_routing::{EventTrust, Profile, Surroundings};
+use wornpath_routing::{EventTrust, Profile, Surroundings, WithoutEvents};
 
 use super::openapi;
 use super::routes::{Answer, Call, Refusal, Reply};
@@ -34,7 +34,7 @@ fn cache_mode(call: &Call<'_>, profile: &Profile) -> Value {
     if !profile.looks_up() {
         return json!({"mode": "none", "meaning": "the profile does not look at what pods hold"});
     }
-    let (gateway, metrics) = (call.admin.running.gateway(), call.admin.running.metrics());
+    let (gateway, counted) = (call.admin.running.gateway(), call.admin.running.metrics());
     let (mut guessed, mut doubtful) = (Vec::new(), Vec::new());
     let roster = gateway.roster();
     for pod in roster.fleet().pods() {
@@ -42,15 +42,11 @@ fn cache_mode(call: &Call<'_>, profile: &Profile) -> Value {
         if pod.vitals().trust() == EventTrust::Guessed {
             guessed.push(name.to_string());
         }
-        if metrics.is_silent(name) || metrics.verdict(name).is_broken() {
+        if counted.is_silent(name) || counted.verdict(name).is_broken() {
             doubtful.push(name.to_string());
         }
     }
-    let mode = match (guessed.is_empty(), guessed.len() < roster.fleet().pods().len()) {
-        (true, _) => "events",
-        (false, true) => "mixed",
-        (false, false) => "approximate",
-    };
+    let mode = metrics::cache_mode(profile, roster.fleet().pods());
     let meaning = match mode {
         "events" => "every pod tells what it holds",
         "mixed" => {
@@ -58,7 +54,10 @@ fn cache_mode(call: &Call<'_>, profile: &Profile) -> Value {
         }
         _ => "no pod tells what it holds: it is guessed from what they were sent",
     };
-    json!({"mode": mode, "meaning": meaning, "guessed": guessed, "doubtful": doubtful})
+    json!({
+        "mode": mode, "meaning": meaning, "guessed": guessed, "doubtful": doubtful,
+        "without_events": profile.without_events().map(WithoutEvents::word),
+    })
 }
 
 pub(super) fn check_profile(call: &Call<'_>) -> Answer {

@@ -5,6 +5,7 @@
 //! taken down with its place and its cure, and only a file without any problem becomes a [`Config`]. Nothing
 //! secret is in it: keys and tokens stand there as digests, the cell's secret in a file of its own.
 
+mod checkpoint;
 mod discovery;
 mod limits;
 mod listen;
@@ -77,7 +78,7 @@ pub struct Refused {
 }
 
 /// What stands at the top, in the order of the reference page.
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 24] = [
     "listen",
     "models",
     "pods",
@@ -85,6 +86,7 @@ const KEYS: [&str; 23] = [
     "pod_tls",
     "discovery",
     "event_sources",
+    "checkpoint",
     "tenants",
     "isolation",
     "routes",
@@ -274,6 +276,7 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
     settings.reach = Arc::new(reach);
     let models = models::models(root, notes);
     let sources = sources::sources(root, &listen, notes);
+    settings.checkpoint = checkpoint::checkpoint(root, notes);
     settings.tenants = tenants::tenants(root, notes);
     let isolation = tenants::isolation(root, notes);
     if let Some((_, key)) = &isolation {
@@ -294,6 +297,7 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
     settings.routes =
         routes::routes(root, (&models, &settings.tenants), &mut settings.profiles, notes);
     routes::default_first(&settings.routes, &mut settings.profiles);
+    routes::must_be_heard(root, &pods, &settings, notes);
     limits::bounds(root, &mut settings, notes);
     settings.telemetry = telemetry::telemetry(root, notes);
     top(root, &mut settings, notes);

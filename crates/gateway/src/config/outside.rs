@@ -11,6 +11,9 @@ pub trait Outside {
     /// If it cannot be read.
     fn text(&self, path: &Path) -> io::Result<String>;
 
+    /// Where a file is or would be, if there is a folder for it.
+    fn place(&self, path: &Path) -> Option<PathBuf>;
+
     /// Whether there is a folder with a tokenizer.
     fn has_tokenizer(&self, folder: &Path) -> bool;
 }
@@ -36,6 +39,12 @@ impl Beside {
 impl Outside for Beside {
     fn text(&self, path: &Path) -> io::Result<String> {
         fs::read_to_string(self.path(path))
+    }
+
+    fn place(&self, path: &Path) -> Option<PathBuf> {
+        let place = self.path(path);
+        let folder = place.parent()?;
+        (folder.as_os_str().is_empty() || folder.is_dir()).then_some(place)
     }
 
     fn has_tokenizer(&self, folder: &Path) -> bool {

@@ -6,7 +6,8 @@ use wornpath_routing::Parameter;
 use wornpath_routing::document::parameter_table;
 
 use super::{
-    TOP, discovery, limits, listen, models, pods, routes, sources, telemetry, tenants, tls,
+    TOP, checkpoint, discovery, limits, listen, models, pods, routes, sources, telemetry, tenants,
+    tls,
 };
 
 const HEAD: &str = "\
@@ -64,6 +65,13 @@ const PARTS: &[Part] = &[
         "event_sources[]",
         "Where cache events come from, besides the engines themselves.",
         sources::SOURCE,
+    ),
+    (
+        "checkpoint",
+        "With it, what is known of the pods' caches outlives the router: it is kept in a file, read at the next start, \
+         and counts as soon as a pod's own events confirm it. A file that is damaged or of another version is passed \
+         over.",
+        checkpoint::CHECKPOINT,
     ),
     ("tenants[]", "Who may call; everybody if there is none.", tenants::TENANT),
     (

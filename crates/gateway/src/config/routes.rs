@@ -1,16 +1,16 @@
 //! Which profile decides about which request.
 
-use wornpath_routing::document::Node;
+use wornpath_routing::document::{Node, Yaml};
 use wornpath_routing::{
-    Card, Kind, Parameter, Problem, Profile, Slot, Span, Surroundings, Takes, Tokens,
+    Card, Kind, Parameter, Problem, Profile, Slot, Span, Surroundings, Takes, Tokens, WithoutEvents,
 };
 
 use super::notes::Notes;
 use super::profiles::resolve;
 use super::section::{Section, maps};
 use super::shipped::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE};
-use super::{Model, TokenizerChoice};
-use crate::settings::{NamedProfile, RouteSettings, TenantSettings};
+use super::{Model, PodConfig, TokenizerChoice};
+use crate::settings::{NamedProfile, RouteSettings, Settings, TenantSettings};
 
 #[rustfmt::skip]
 pub(super) const ROUTE: &[Parameter] = &[
@@ -130,6 +130,37 @@ fn must_have_tokens(
     };
     let cure = format!("give models a `tokenizer`, or use `{TEXT_PROFILE}`, which needs none");
     notes.problems.push(Problem::new(Kind::MissingDependency, span, message).cure(cure));
+}
+
+/// A profile may want no guesses about what pods hold; then every pod must tell.
+pub(super) fn must_be_heard(
+    root: &Node,
+    pods: &[PodConfig],
+    settings: &Settings,
+    notes: &mut Notes,
+) {
+    let is_used =
+        |profile: &&NamedProfile| settings.routes.iter().any(|route| route.profile == profile.name);
+    let refuses = |profile: &&NamedProfile| {
+        let checked = Profile::check(&profile.file, &profile.text, &Surroundings::default());
+        checked.is_ok_and(|profile| profile.without_events() == Some(WithoutEvents::Refuse))
+    };
+    let Some(profile) = settings.profiles.iter().filter(is_used).find(refuses) else { return };
+    let Some(Yaml::List(entries)) = root.get("pods").map(|node| &node.value) else { return };
+    for pod in pods.iter().filter(|pod| pod.events.is_empty()) {
+        let is_its = |entry: &&Node| {
+            let url = entry.get("url").and_then(Node::text).unwrap_or_default();
+            url.trim_end_matches('/') == pod.url
+        };
+        let span = entries.iter().find(is_its).map_or(root.span, |entry| entry.span);
+        let (pod, profile) = (&pod.name, &profile.name);
+        let message =
+            format!("pod `{pod}` sends no cache events, and profile `{profile}` wants no guesses");
+        notes.problems.push(
+            Problem::new(Kind::Conflict, span, message)
+                .cure("give it `events`, or write `without_events: approximate` in the profile"),
+        );
+    }
 }
 
 fn everything(

@@ -294,6 +294,9 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     if old.sources != new.sources {
         sections.push("event_sources");
     }
+    if old.settings.checkpoint != new.settings.checkpoint {
+        sections.push("checkpoint");
+    }
     sections
 }
 

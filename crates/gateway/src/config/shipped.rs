@@ -37,6 +37,7 @@ hold:
   patience: 1
   deadline: 5m
 speculate: 600s
+without_events: approximate
 ";
 
 /// The profile for requests that no route or option chose one for.

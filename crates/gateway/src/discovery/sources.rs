@@ -144,12 +144,13 @@ fn read(reading: &mut JoinSet<()>, running: &Arc<Running>, kind: &SourceKind, po
                 (Arc::clone(running.gateway().events()), running.gateway().clock());
             let (url, stream, pods) = (url.clone(), stream.clone(), pods.to_vec());
             reading.spawn(async move {
-                match wornpath_events::RedisStreams::new(&url, &stream, &pods) {
-                    Ok(streams) => {
-                        consume(streams, &events, clock).await;
-                    }
-                    Err(error) => tracing::error!("redis source `{stream}`: {error}"),
+                let make = || wornpath_events::RedisStreams::new(&url, &stream, &pods);
+                if let Err(error) = make() {
+                    tracing::error!("redis source `{stream}`: {error}");
+                    return;
                 }
+                let make = || make().expect("the same address was understood a line above");
+                wornpath_events::supervise(make, &events, clock).await;
             });
         }
         // A configuration with a broker that is not built in was refused.

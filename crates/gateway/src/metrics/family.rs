@@ -137,6 +137,18 @@ families! {
         "New lives of the engine.";
     EVENT_DISAGREEMENTS = Counter "wornpath_pod_digest_disagreements_total" ["pod"]
         "Digests of the pod's cache that did not agree with the index.";
+    CACHE_MODE = Gauge "wornpath_profile_cache_mode" ["profile", "mode", "without_events"]
+        "1 for what a profile's knowledge of caches rests on: `events`, `mixed` or `approximate` (guessed from what pods were sent), and what it says of pods without events; absent for profiles that do not look.";
+    CHECKPOINT_WRITES = Counter "wornpath_checkpoint_writes_total" ["result"]
+        "Times at which the checkpoint was `written`, or `failed` to be; absent without a checkpoint, as are the next four.";
+    CHECKPOINT_AGE = Gauge "wornpath_checkpoint_age_seconds" []
+        "Time since the checkpoint was written; absent before the first time.";
+    CHECKPOINT_BYTES = Gauge "wornpath_checkpoint_bytes" []
+        "Bytes of the checkpoint as it was last written.";
+    CHECKPOINT_PODS = Gauge "wornpath_checkpoint_pods" ["fate"]
+        "Pods in the checkpoint as it was last written: `kept`, or `left_out` because they were not sure enough.";
+    CHECKPOINT_RECALLED = Gauge "wornpath_checkpoint_recalled_pods" ["state"]
+        "Pods that the checkpoint before the start knew: `waiting` to be confirmed, `confirmed`, or `dropped`.";
     STRANGERS = Counter "wornpath_event_strangers_total" []
         "Things said of pods that are not in the fleet.";
     WAITING = Gauge "wornpath_queue_waiting" []

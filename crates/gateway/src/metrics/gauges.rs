@@ -1,10 +1,11 @@
 //! What is read from where it lives when the page is asked for: pods, index, events, queue.
 
-use wornpath_events::{FeedCounters, PodStatus, State as FeedState, Status};
-use wornpath_routing::{Breaker, EventTrust, Health, Pod};
+use wornpath_events::{FeedCounters, PodStatus, Recalled, State as FeedState, Status};
+use wornpath_routing::{Breaker, EventTrust, Health, Pod, Profile};
 
 use super::text::Page;
 use super::{Family, Metrics, family};
+use crate::checkpoint::Checkpoint;
 use crate::state::Gateway;
 
 type Figure = fn(&Pod) -> f64;
@@ -34,6 +35,8 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     }
     index(&mut page, gateway, pods);
     events(&mut page, &gateway.events().status(gateway.now()));
+    modes(&mut page, gateway, pods);
+    checkpoint(&mut page, gateway);
     page.family(family::STRANGERS).value(&[], gateway.events().strangers());
     let (spent, refused) = gateway.retries();
     let mut budget = page.family(family::RETRY_BUDGET);
@@ -145,6 +148,68 @@ fn events(page: &mut Page, all: &[PodStatus]) {
         for pod in all {
             lines.value(&[&*pod.pod], counter(&pod.status.counters));
         }
+    }
+}
+
+fn modes(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
+    let routing = gateway.routing();
+    let mut lines = page.family(family::CACHE_MODE);
+    for (name, profile) in routing.profiles() {
+        if let Some(without_events) = profile.without_events() {
+            lines.value(&[name.as_str(), cache_mode(profile, pods), without_events.word()], 1);
+        }
+    }
+}
+
+/// What a profile's knowledge of caches rests on.
+pub(crate) fn cache_mode(profile: &Profile, pods: &[Pod]) -> &'static str {
+    let guessed = pods.iter().filter(|pod| pod.vitals().trust() == EventTrust::Guessed).count();
+    match guessed {
+        _ if !profile.looks_up() => "none",
+        0 => "events",
+        some if some < pods.len() => "mixed",
+        _ => "approximate",
+    }
+}
+
+/// Families without lines where there is no checkpoint, or none was written yet.
+fn checkpoint(page: &mut Page, gateway: &Gateway) {
+    let history = gateway.checkpoint.as_ref().map(Checkpoint::history);
+    let mut writes = page.family(family::CHECKPOINT_WRITES);
+    if let Some(history) = history {
+        writes.value(&["written"], history.written);
+        writes.value(&["failed"], history.failed);
+    }
+    let last = history.and_then(|history| history.last);
+    let mut age = page.family(family::CHECKPOINT_AGE);
+    if let Some((at, _)) = last {
+        age.value(&[], gateway.now().saturating_sub(at).as_secs_f64());
+    }
+    let mut bytes = page.family(family::CHECKPOINT_BYTES);
+    if let Some((_, written)) = last {
+        bytes.value(&[], written.bytes);
+    }
+    let mut pods = page.family(family::CHECKPOINT_PODS);
+    if let Some((_, written)) = last {
+        pods.value(&["kept"], written.pods);
+        pods.value(&["left_out"], written.left_out);
+    }
+    let mut lines = page.family(family::CHECKPOINT_RECALLED);
+    if history.is_some() {
+        let all = gateway.events().status(gateway.now());
+        for state in [Recalled::Waiting, Recalled::Confirmed, Recalled::Dropped] {
+            let count = all.iter().filter(|pod| pod.status.recalled == Some(state)).count();
+            lines.value(&[recalled(state)], count);
+        }
+    }
+}
+
+/// The word for it in metrics and JSON.
+pub(crate) const fn recalled(recalled: Recalled) -> &'static str {
+    match recalled {
+        Recalled::Waiting => "waiting",
+        Recalled::Confirmed => "confirmed",
+        Recalled::Dropped => "dropped",
     }
 }
 

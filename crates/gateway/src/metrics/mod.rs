@@ -23,7 +23,7 @@ pub use accuracy::{Judge, Tally, Verdict};
 pub use alarm::watch;
 pub use family::{FAMILIES, Family, Kind, reference};
 pub use gauges::page;
-pub(crate) use gauges::{breaker, feed_state, health, trust};
+pub(crate) use gauges::{breaker, cache_mode, feed_state, health, recalled, trust};
 pub use histogram::{BOUNDS, Histogram};
 
 use crate::record::{Api, Ended, Observe, Record};

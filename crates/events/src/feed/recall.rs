@@ -1,0 +1,116 @@
+//! Where a feed stood, written down; and going on from there once the pod's source has confirmed it.
+//!
+//! A feed that recalls holds all live batches and asks as one whose connection was lost: for a replay that begins
+//! with the last batch that is remembered. Until the answer has come, or a digest agrees, its [`Status`] gives it no
+//! credit at all.
+//!
+//! [`Status`]: super::Status
+
+use super::{Feed, Rebuild, Recalled};
+use crate::said::{Epoch, Via};
+use wornpath_index::Moment;
+
+/// Where a feed stood.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Memo {
+    /// The engine's life.
+    pub epoch: Option<Epoch>,
+    /// The last batch applied, if batches are numbered.
+    pub last: Option<u64>,
+    /// The fingerprint of that batch.
+    pub fingerprint: Option<u64>,
+}
+
+/// How a life that somebody speaks of stands to the one that is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Life {
+    /// It is the same, as far as can be told.
+    Same,
+    /// It is over.
+    Over,
+    /// It has just begun.
+    New,
+}
+
+impl Feed {
+    /// Where it stands, if that is worth remembering: what is applied is right up to there, and the engine can be
+    /// told from its next life.
+    #[must_use]
+    pub fn memo(&self) -> Option<Memo> {
+        let is_right = self.based || self.awaits_confirmation();
+        if !is_right || self.differs || self.partial || self.quarantined_until.is_some() {
+            return None;
+        }
+        let epoch = self.epoch;
+        if !self.numbered {
+            return Some(Memo { epoch, ..Memo::default() });
+        }
+        let last = self.next.checked_sub(1)?;
+        let fingerprint = self.recent.get(last);
+        let is_known = epoch.is_some() || fingerprint.is_some();
+        is_known.then_some(Memo { epoch, last: Some(last), fingerprint })
+    }
+
+    /// Takes up where an earlier feed of the same pod stood. What that one had applied is in the index already.
+    pub fn recall(&mut self, memo: Memo) {
+        self.epoch = memo.epoch;
+        if let Some(last) = memo.last {
+            self.next = last.saturating_add(1);
+            self.recent.note(last, memo.fingerprint);
+            (self.numbered, self.based, self.verifying) = (true, true, true);
+        }
+        self.recalled = Some(Recalled::Waiting);
+    }
+
+    /// Takes note that what was written down could not be entered into the index.
+    pub fn cannot_recall(&mut self) {
+        self.recalled = Some(Recalled::Dropped);
+    }
+
+    /// What nobody confirms for too long is given up: meanwhile nothing counts that is expected of the pod either.
+    pub(super) fn give_up_recalled(&mut self, now: Moment) -> Option<Rebuild> {
+        if !self.awaits_confirmation() {
+            return None;
+        }
+        let until = *self.recalled_until.get_or_insert(now + self.rules.stale_after);
+        if now < until {
+            return None;
+        }
+        self.forget();
+        (self.epoch, self.based, self.numbered) = (None, false, false);
+        Some(Rebuild::ANEW)
+    }
+
+    /// Whether what is there is only remembered.
+    pub(super) fn awaits_confirmation(&self) -> bool {
+        self.recalled == Some(Recalled::Waiting)
+    }
+
+    /// The source says what is remembered, or the rest of it.
+    pub(super) fn confirm(&mut self) {
+        if self.awaits_confirmation() {
+            self.recalled = Some(Recalled::Confirmed);
+        }
+    }
+
+    /// What was remembered is gone.
+    pub(super) fn drop_recalled(&mut self) {
+        if self.awaits_confirmation() {
+            self.recalled = Some(Recalled::Dropped);
+        }
+    }
+
+    /// A life that was only remembered yields to any other that shows itself, and not only to a later one: clocks
+    /// are set back, and a restart of the router must put that right. A replay may go further back, and does not
+    /// show itself.
+    pub(super) fn life(&self, said: Option<Epoch>, via: Via) -> Life {
+        match (said, self.epoch) {
+            (Some(said), Some(known)) if said > known => Life::New,
+            (Some(said), Some(known)) if said < known => match via {
+                Via::Live if self.awaits_confirmation() => Life::New,
+                _ => Life::Over,
+            },
+            _ => Life::Same,
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! `checkpoint`: where what is known of pods is kept over a restart.
+
+use std::path::Path;
+use std::time::Duration;
+
+use wornpath_routing::document::Node;
+use wornpath_routing::{Kind, Parameter, Problem, Takes};
+
+use super::notes::Notes;
+use super::section::Section;
+use crate::settings::CheckpointSettings;
+
+#[rustfmt::skip]
+pub(super) const CHECKPOINT: &[Parameter] = &[
+    Parameter::required("file", Takes::Text, "The file, on a local disk; its folder must be there."),
+    Parameter::with_default("every", Takes::Time, "30s", "How often it is written, besides when wornpath ends."),
+];
+
+pub(super) fn checkpoint(root: &Node, notes: &mut Notes) -> Option<CheckpointSettings> {
+    let node = root.get("checkpoint")?;
+    let name = ("checkpoint", node.span);
+    let section = Section::of(Some(node), name, CHECKPOINT, &mut notes.problems);
+    notes.must_not_be_zero(&section, "every");
+    let written: String = section.maybe("file")?;
+    let Some(file) = notes.outside.place(Path::new(&written)) else {
+        let message = format!("`file` of `checkpoint` is `{written}`, and there is no such folder");
+        let problem = Problem::new(Kind::NotFound, section.at("file"), message);
+        notes
+            .problems
+            .push(problem.cure("make the folder, or give another; paths start beside this file"));
+        return None;
+    };
+    Some(CheckpointSettings { file, every: section.or("every", Duration::from_secs(30)) })
+}

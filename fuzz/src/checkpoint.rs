@@ -1,0 +1,28 @@
+//! What a router finds on its disk: a whole checkpoint, or what is in a frame of one.
+
+use wornpath_events::checkpoint::{Record, decode, encode};
+use wornpath_index::{Index, Limits};
+
+/// The first byte says whether a file follows, or the body of a frame, which no checksum guards here. What can be read
+/// is written again as it was, and entered into an index whole or not at all.
+pub fn checkpoint(bytes: &[u8]) {
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    let records = match kind % 2 {
+        0 => decode(bytes).unwrap_or_default(),
+        _ => Record::parse(bytes).into_iter().collect(),
+    };
+    assert_eq!(decode(&encode(&records)).as_ref(), Ok(&records));
+    let index = Index::new(Limits { blocks_per_pod: 64, ..Limits::default() }, 1);
+    let pod = index.add_pod().expect("there are slots");
+    for record in records {
+        if index.writer().restore(pod, &record.items).is_err() {
+            assert_eq!(index.stats().entries, 0);
+            continue;
+        }
+        let again = index.inventory(pod).expect("it is there").expect("nothing waits");
+        assert_eq!(again.len(), record.items.len());
+        let digest = index.digest(pod).expect("it is there");
+        index.writer().restore(pod, &again).expect("what the index wrote, it reads");
+        assert_eq!(index.digest(pod), Ok(digest));
+    }
+}
