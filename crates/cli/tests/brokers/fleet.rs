@@ -1,0 +1,224 @@
+//! Two engines, a relay, two routers behind a broker and one that needs none; and clients that never stop asking.
+
+use crate::served::{Exchange, Served};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const ENGINES: usize = 2;
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// A process that ends when it is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Router {
+    client: String,
+    admin: String,
+    configuration: PathBuf,
+    _process: Process,
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.configuration);
+    }
+}
+
+pub(crate) struct Fleet {
+    /// The last one listens to the engines themselves.
+    routers: Vec<Router>,
+    resting: Arc<AtomicBool>,
+    asking: Arc<AtomicUsize>,
+    _relay: Process,
+    _engines: Served,
+}
+
+/// Clients that ask one request after another.
+pub(crate) struct Traffic {
+    over: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<(usize, Duration)>>,
+}
+
+impl Fleet {
+    pub(crate) fn start(kind: &str, broker: &str) -> Self {
+        let count = ENGINES.to_string();
+        let engines = Served::start(&["--engines", &count, "--model", "m", "--kv-tokens", "65536"]);
+        let mut relay = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+        relay.args(["relay", "--to", &format!("{broker}/kv")]).stdout(Stdio::null());
+        relay.stderr(Stdio::null());
+        let zmq = |number: usize| {
+            let ports = &engines.engines[number];
+            let replay = ports.replay.rsplit(':').next().unwrap();
+            format!("zmq://{}?replay={replay}", ports.events)
+        };
+        for number in 0..ENGINES {
+            relay.args(["--from", &format!("p{number}={}", zmq(number))]);
+        }
+        let relay = Process(relay.spawn().unwrap());
+        let source = format!(
+            "event_sources: [{{name: shared, kind: {kind}, url: \"{broker}\", stream: kv}}]\n"
+        );
+        let router = |name: &str, source: &str, events: &dyn Fn(usize) -> String| {
+            let pods: String = (0..ENGINES)
+                .map(|number| {
+                    let (url, events) = (&engines.engines[number].http, events(number));
+                    format!(
+                        "  - {{url: \"http://{url}\", name: p{number}, model: m, engine: vllm, events: \"{events}\"}}\n"
+                    )
+                })
+                .collect();
+            Router::start(&format!("{kind}-{name}"), &format!("{source}pods:\n{pods}"))
+        };
+        let shared = |_: usize| "shared".to_owned();
+        let routers = vec![
+            router("first", &source, &shared),
+            router("second", &source, &shared),
+            router("direct", "", &zmq),
+        ];
+        let (resting, asking) = (Arc::default(), Arc::default());
+        Self { routers, resting, asking, _relay: relay, _engines: engines }
+    }
+
+    pub(crate) fn begin_traffic(&self) -> Traffic {
+        let over = Arc::<AtomicBool>::default();
+        let clients = self.routers.iter().take(2).enumerate().map(|(number, router)| {
+            let client = Client {
+                address: router.client.clone(),
+                number,
+                over: Arc::clone(&over),
+                resting: Arc::clone(&self.resting),
+                asking: Arc::clone(&self.asking),
+            };
+            std::thread::Builder::new().spawn(move || client.ask()).unwrap()
+        });
+        Traffic { clients: clients.collect(), over }
+    }
+
+    pub(crate) fn go_on_for(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+
+    /// Within five seconds of now, all routers know the same. Clients rest meanwhile, since engines that work are
+    /// known a moment later than they speak.
+    pub(crate) fn agree(&self, what: &str) {
+        let returned = Instant::now();
+        self.resting.store(true, Relaxed);
+        loop {
+            let known: Vec<_> = self.routers.iter().map(Router::known).collect();
+            let (direct, others) = known.split_last().unwrap();
+            let is_live = direct.iter().all(|pod| pod.0 == "live" && !pod.1.starts_with("0:"));
+            let at_rest = self.asking.load(Relaxed) == 0;
+            if at_rest && is_live && others.iter().all(|other| other == direct) {
+                println!(
+                    "{what}: all routers agree {:?} after its return: {direct:?}",
+                    returned.elapsed()
+                );
+                break;
+            }
+            assert!(returned.elapsed() < WITHIN, "{what}: after {WITHIN:?}: {known:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.resting.store(false, Relaxed);
+    }
+}
+
+impl Router {
+    fn start(name: &str, text: &str) -> Self {
+        let head = "listen: {client: \"127.0.0.1:0\", admin: \"127.0.0.1:0\"}\n\
+                    models: [{name: m, tokenizer: bytes}]\nroutes: [{profile: cache-aware}]\n";
+        let file = format!("wornpath-brokers-{}-{name}.yaml", std::process::id());
+        let configuration = std::env::temp_dir().join(file);
+        std::fs::write(&configuration, format!("{head}{text}")).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+            .args(["serve", "--log-level", "error", "-c"])
+            .arg(&configuration)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut address = || {
+            let line = lines.next().expect("the router says where it listens").unwrap();
+            line.split("http://").nth(1).unwrap().to_owned()
+        };
+        let (client, admin) = (address(), address());
+        let router = Self { client, admin, configuration, _process: Process(child) };
+        let deadline = Instant::now() + Duration::from_secs(15);
+        let is_up = |pod: &Value| pod["health"] == "up";
+        while !router.get("/pods")["pods"].as_array().unwrap().iter().all(is_up) {
+            assert!(Instant::now() < deadline, "{name}: its pods never came up");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        router
+    }
+
+    /// Each pod's state and digest.
+    fn known(&self) -> Vec<(String, String)> {
+        let (pods, index) = (self.get("/pods"), self.get("/index"));
+        let state = |name: &Value| {
+            let pod = pods["pods"].as_array().unwrap().iter().find(|pod| pod["name"] == *name);
+            pod.unwrap()["events"]["feed"]["state"].as_str().unwrap_or("none").to_owned()
+        };
+        let pods = index["by_pod"].as_array().unwrap().iter();
+        pods.map(|pod| (state(&pod["pod"]), pod["digest"].as_str().unwrap().to_owned())).collect()
+    }
+
+    fn get(&self, path: &str) -> Value {
+        Exchange::open(&self.admin, "GET", path, "").finish().unwrap().json()
+    }
+}
+
+struct Client {
+    address: String,
+    number: usize,
+    over: Arc<AtomicBool>,
+    resting: Arc<AtomicBool>,
+    asking: Arc<AtomicUsize>,
+}
+
+impl Client {
+    /// Asks until it is over: how many answers came, and how long the slowest took.
+    fn ask(&self) -> (usize, Duration) {
+        let (mut answered, mut longest) = (0, Duration::ZERO);
+        while !self.over.load(Relaxed) {
+            std::thread::sleep(Duration::from_millis(10));
+            self.asking.fetch_add(1, Relaxed);
+            if !self.resting.load(Relaxed) {
+                // One prompt in three is new, and some of the others have been evicted by then.
+                let turn = if answered % 3 == 0 { answered } else { answered % 7 };
+                let prompt = format!("{turn} of {} ", self.number);
+                let body = json!({"model": "m", "prompt": prompt.repeat(40), "max_tokens": 2});
+                let begun = Instant::now();
+                let exchange =
+                    Exchange::open(&self.address, "POST", "/v1/completions", &body.to_string());
+                let response = exchange.finish().unwrap();
+                assert_eq!(response.status, 200, "{}", response.text);
+                longest = longest.max(begun.elapsed());
+                answered += 1;
+            }
+            self.asking.fetch_sub(1, Relaxed);
+        }
+        (answered, longest)
+    }
+}
+
+impl Traffic {
+    pub(crate) fn end(self) -> (usize, Duration) {
+        self.over.store(true, Relaxed);
+        let ended = self.clients.into_iter().map(|client| client.join().unwrap());
+        ended.fold((0, Duration::ZERO), |(all, most), (answered, longest)| {
+            (all + answered, most.max(longest))
+        })
+    }
+}
