@@ -95,7 +95,10 @@ impl Feed {
         if asked.is_snapshot() || failure == Failure::Silence {
             self.pace.failed();
         }
-        let given_up = self.pace.failures() >= self.rules.most_failures && !asked.is_probe;
+        // A source that says nothing at all may still have everything when it comes back.
+        let speaks = self.heard.is_some_and(|heard| heard > asked.at);
+        let has_failed = self.pace.failures() >= self.rules.most_failures;
+        let given_up = speaks && has_failed && !asked.is_probe;
         if !asked.is_snapshot() && (failure == Failure::Refused || given_up) {
             self.replay_useless = true;
         }

@@ -84,7 +84,8 @@ impl Feed {
     pub fn next_tick(&self) -> Option<Moment> {
         let silence = self.asked.as_ref().map(|asked| asked.at + self.rules.answer_within);
         let need = self.need().map(|(_, _, due)| due);
-        let given_up = self.recalled_until.filter(|_| self.awaits_confirmation());
+        let given_up =
+            self.awaits_confirmation().then(|| self.recalled_until.unwrap_or(Moment::ZERO));
         [silence, need, self.quarantined_until, given_up].into_iter().flatten().min()
     }
 

@@ -13,7 +13,7 @@ pub struct Rules {
     pub longest_pause: Duration,
     /// How long an answer may take.
     pub answer_within: Duration,
-    /// How many replays in a row may stay unanswered before the pod is built anew without them.
+    /// How many replays in a row a source that speaks may leave unanswered before the pod is built anew without them.
     pub most_failures: u32,
     /// A source that can replay is asked after so long a silence whether there was more.
     pub probe_after: Duration,
