@@ -222,7 +222,7 @@ fn invite(served: &Served<'_>, out: &mut dyn Write) -> anyhow::Result<()> {
     let Served { client, admin, .. } = served;
     writeln!(
         out,
-        "\nServing until ctrl-C. Try:\n  \
+        "\nServing until ctrl-C. The dashboard is at http://{admin}/ and `wornpath top --admin http://{admin}` shows it here. Try:\n  \
          curl -i http://{client}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{ENGINE}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Once upon a time\"}}], \"max_tokens\": 40}}'\n  \
          curl http://{client}/metrics\n  \

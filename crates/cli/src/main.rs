@@ -13,6 +13,7 @@ mod relay;
 mod replay;
 mod run;
 mod serve;
+mod top;
 
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
@@ -46,6 +47,7 @@ enum Command {
     Replay(replay::ReplayArguments),
     Run(Box<run::RunArguments>),
     Serve(Box<serve::ServeArguments>),
+    Top(top::TopArguments),
 }
 
 fn main() -> ExitCode {
@@ -79,6 +81,7 @@ fn run() -> anyhow::Result<ExitCode> {
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
         Command::Run(arguments) => run::run(&arguments, &mut out),
         Command::Serve(arguments) => serve::run(&arguments, &mut out),
+        Command::Top(arguments) => top::run(&arguments, &mut out).map(done),
     };
     ignore_closed_pipe(result.and_then(|code| Ok(out.flush().map(|()| code)?)))
 }

@@ -36,6 +36,8 @@ fn the_demo_compares_policies_explains_and_loses_a_pod_but_no_request() {
 fn the_demo_serves_until_it_is_told_to_end_and_ends_cleanly() {
     let mut child = demo().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let is_dashboard = |line: &String| line.contains("The dashboard is at http://127.0.0.1:");
+    assert!(lines.by_ref().map(Result::unwrap).any(|line| is_dashboard(&line)), "no dashboard");
     let is_last = |line: &String| line.contains("/openapi.json");
     assert!(lines.by_ref().map(Result::unwrap).any(|line| is_last(&line)), "it invites nobody");
     let pid = child.id().to_string();

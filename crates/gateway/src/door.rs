@@ -1,9 +1,7 @@
 //! One connection of a listener that few come to: operators and sidecars.
 
 use crate::tls::ListenerTls;
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::HttpService;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -18,8 +16,10 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// Answers everything that comes over a connection.
 pub(crate) async fn converse<S>(stream: TcpStream, tls: Option<ListenerTls>, answer: S)
 where
-    S: HttpService<Incoming, ResBody = Full<Bytes>>,
+    S: HttpService<Incoming>,
     S::Error: Into<Box<dyn Error + Send + Sync>>,
+    S::ResBody: Body + 'static,
+    <S::ResBody as Body>::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     match tls {
         None => talk(stream, answer).await,
@@ -33,8 +33,10 @@ where
 
 async fn talk<S>(stream: impl AsyncRead + AsyncWrite + Unpin, answer: S)
 where
-    S: HttpService<Incoming, ResBody = Full<Bytes>>,
+    S: HttpService<Incoming>,
     S::Error: Into<Box<dyn Error + Send + Sync>>,
+    S::ResBody: Body + 'static,
+    <S::ResBody as Body>::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -18,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wornpath_execution::{AddressError, BreakerRules, Endpoint, Reach, Timeouts, call};
 use wornpath_index::Moment;
+use wornpath_routing::StepExplanation;
 
 /// Requests that wait to be sent.
 const MOST_WAITING: usize = 4096;
@@ -167,24 +168,9 @@ fn spans(record: &Record, seen: &Seen, zero: u128) -> Vec<Value> {
         at += took;
     }
     for step in &seen.explanation.steps {
-        let name = ("wornpath.step", Value::from(step.step.as_str()));
-        let took: Duration = step.filters.iter().map(|filter| filter.took).sum();
-        let dropped: usize = step.filters.iter().map(|filter| filter.dropped).sum();
-        let counts = [
-            name.clone(),
-            ("wornpath.candidates", step.candidates.len().into()),
-            ("wornpath.dropped", dropped.into()),
-        ];
-        all.add("filter", (at, at + took), &counts);
-        at += took;
-        let took: Duration = step.scorers.iter().map(|scorer| scorer.took).sum();
-        all.add("score", (at, at + took), std::slice::from_ref(&name));
-        at += took;
-        if let Some(pick) = &step.pick {
-            all.add("pick", (at, at + pick.took), &[name, ("wornpath.picker", pick.name.into())]);
-            at += pick.took;
-        }
+        at = decided(&mut all, step, at);
     }
+    held(&mut all, record, seen, at);
     for call in &seen.calls {
         let mut told = vec![
             ("wornpath.step", call.step.as_str().into()),
@@ -195,6 +181,57 @@ fn spans(record: &Record, seen: &Seen, zero: u128) -> Vec<Value> {
     }
     all.spans.insert(0, root(record, seen, context, zero));
     all.spans
+}
+
+/// One step of a decision, which began at `at`; when it ended.
+fn decided(all: &mut Children, step: &StepExplanation, mut at: Moment) -> Moment {
+    let name = ("wornpath.step", Value::from(step.step.as_str()));
+    let took: Duration = step.filters.iter().map(|filter| filter.took).sum();
+    let dropped: usize = step.filters.iter().map(|filter| filter.dropped).sum();
+    let filters = step.filters.iter().map(|filter| format!("{} -{}", filter.name, filter.dropped));
+    let told = [
+        name.clone(),
+        ("wornpath.plugins", joined(filters)),
+        ("wornpath.candidates", step.candidates.len().into()),
+        ("wornpath.dropped", dropped.into()),
+    ];
+    all.add("filter", (at, at + took), &told);
+    at += took;
+    let took: Duration = step.scorers.iter().map(|scorer| scorer.took).sum();
+    let scorers = step.scorers.iter().map(|scorer| format!("{} x{}", scorer.name, scorer.weight));
+    all.add("score", (at, at + took), &[name.clone(), ("wornpath.plugins", joined(scorers))]);
+    at += took;
+    if let Some(pick) = &step.pick {
+        let pod = step.candidates.iter().find(|candidate| candidate.pod == pick.pod);
+        let mut told =
+            vec![name, ("wornpath.picker", pick.name.into()), ("wornpath.ties", pick.ties.into())];
+        told.extend(pod.map(|pod| ("wornpath.pod", pod.name.as_str().into())));
+        told.extend(pod.map(|pod| ("wornpath.cached_blocks", pod.blocks.into())));
+        all.add("pick", (at, at + pick.took), &told);
+        at += pick.took;
+    }
+    at
+}
+
+/// Whether the chosen pod had room, and how long the request waited if it had not.
+fn held(all: &mut Children, record: &Record, seen: &Seen, at: Moment) {
+    let judges = &seen.explanation.hold;
+    let took: Duration = judges.iter().map(|judge| judge.took).sum();
+    if !judges.is_empty() {
+        let mut told =
+            vec![("wornpath.plugins", joined(judges.iter().map(|judge| judge.name.to_owned())))];
+        let objection = judges.iter().find_map(|judge| judge.objection.as_deref());
+        told.extend(objection.map(|why| ("wornpath.objection", why.into())));
+        all.add("hold", (at, at + took), &told);
+    }
+    if seen.has_waited {
+        let from = at + took;
+        all.add("wait", (from, (seen.arrived + record.decided).max(from)), &[]);
+    }
+}
+
+fn joined(names: impl Iterator<Item = String>) -> Value {
+    names.collect::<Vec<_>>().join(", ").into()
 }
 
 fn root(record: &Record, seen: &Seen, context: TraceContext, zero: u128) -> Value {
@@ -285,4 +322,57 @@ fn nanos(zero: u128, moment: Moment) -> String {
 fn time_of_day() -> u128 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |time| time.as_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Api, Ended, Usage};
+    use wornpath_routing::{Explanation, JudgeExplanation};
+
+    #[test]
+    fn a_request_that_had_to_wait_says_for_whom_and_how_long() {
+        let ms = Duration::from_millis;
+        let judge = JudgeExplanation {
+            name: "backlog",
+            pod: "a".into(),
+            objection: Some("300 ms of prefill".to_owned()),
+            took: ms(1),
+        };
+        let seen = Seen {
+            arrived: ms(100),
+            prepared: ms(100),
+            decided: ms(110),
+            explanation: Explanation { hold: vec![judge], ..Explanation::default() },
+            has_waited: true,
+            calls: Vec::new(),
+            trace: Some(TraceContext { trace: 1, parent: None, span: 2 }),
+        };
+        let record = Record {
+            id: "r".into(),
+            api: Api::Chat,
+            profile: "p".into(),
+            model: "m".into(),
+            tenant: None,
+            pod: None,
+            status: 200,
+            ended: Ended::Whole,
+            decided: ms(61),
+            first_byte: None,
+            total: ms(90),
+            retries: 0,
+            is_degraded: false,
+            predicted_tokens: None,
+            usage: Usage::default(),
+            seen: None,
+        };
+        let spans = spans(&record, &seen, 0);
+        let named = |name: &str| spans.iter().find(|span| span["name"] == name).unwrap();
+        assert_eq!(named("wait")["startTimeUnixNano"], "111000000");
+        assert_eq!(named("wait")["endTimeUnixNano"], "161000000");
+        assert!(named("hold").to_string().contains("300 ms of prefill"), "{spans:?}");
+        let ids: std::collections::HashSet<_> =
+            spans.iter().map(|span| span["spanId"].to_string()).collect();
+        assert_eq!(ids.len(), spans.len(), "every span has a name of its own");
+    }
 }

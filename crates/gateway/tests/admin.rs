@@ -4,6 +4,9 @@
 mod around;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
 
 use around::{World, call, folder};
 use serde_json::{Value, json};
@@ -34,6 +37,10 @@ fn every_route_of_the_description_is_served_and_nothing_else_is() {
     assert!(paths.len() > 10);
     for (path, operations) in paths {
         let real = path.replace("{name}", "nobody");
+        // Its answer never ends; a test of its own reads the beginning.
+        if path == "/live" {
+            continue;
+        }
         for (method, operation) in operations.as_object().unwrap() {
             let (status, answer) = world.ask(&method.to_uppercase(), &real, "");
             let is_known = status != 405
@@ -44,9 +51,89 @@ fn every_route_of_the_description_is_served_and_nothing_else_is() {
         let (status, _) = world.ask("PATCH", &real, "");
         assert_eq!(status, 405, "PATCH {path}");
     }
-    for path in ["/", "/pod", "/pods/", "/pods/a/b", "/openapi", "//pods"] {
+    for path in ["/dashboard", "/pod", "/pods/", "/pods/a/b", "/openapi", "//pods"] {
         assert_eq!(world.ask("GET", path, "").0, 404, "{path}");
     }
+}
+
+/// Reads snapshots from the stream until one pleases.
+fn snapshot_where(world: &World, pleases: impl Fn(&Value) -> bool) -> Value {
+    let mut stream = TcpStream::connect(world.admin()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    write!(stream, "GET /live HTTP/1.1\r\nhost: {}\r\n\r\n", world.admin()).unwrap();
+    let lines = BufReader::new(stream).lines().map(Result::unwrap);
+    let mut snapshots = lines.filter_map(|line| {
+        line.strip_prefix("data: ").map(|data| serde_json::from_str::<Value>(data).unwrap())
+    });
+    snapshots.find(pleases).unwrap()
+}
+
+#[test]
+fn whoever_watches_sees_everything_once_a_second_and_rates_from_the_second_look_on() {
+    let world = world("live");
+    let first = snapshot_where(&world, |_| true);
+    assert_eq!(first["pods"].as_array().unwrap().len(), 3);
+    assert_eq!((&first["pods"][0]["name"], &first["pods"][0]["blocks"]), (&json!("a"), &json!(0)));
+    assert_eq!((&first["rates"], &first["batches"]), (&Value::Null, &Value::Null));
+    assert_eq!(first["totals"]["requests"], 0);
+    let second = snapshot_where(&world, |snapshot| !snapshot["rates"].is_null());
+    assert_eq!(second["rates"]["requests"], 0.0);
+    assert!(second["uptime_seconds"].as_f64() > first["uptime_seconds"].as_f64());
+    world.gateway.drain_pod("a");
+    let drained = snapshot_where(&world, |snapshot| snapshot["pods"][0]["health"] == "draining");
+    assert_eq!(drained["readiness"], "starting");
+}
+
+#[test]
+fn so_many_may_watch_and_the_next_is_told_why_not() {
+    let world = world("watched");
+    let watch = || {
+        let mut stream = TcpStream::connect(world.admin()).unwrap();
+        write!(stream, "GET /live HTTP/1.1\r\nhost: {}\r\n\r\n", world.admin()).unwrap();
+        let mut line = String::new();
+        let mut reader = BufReader::new(stream);
+        reader.read_line(&mut line).unwrap();
+        (line, reader)
+    };
+    let watching: Vec<_> = (0..32).map(|_| watch()).collect();
+    assert!(watching.iter().all(|(line, _)| line.contains("200")));
+    let (status, refused) = world.ask("GET", "/live", "");
+    assert_eq!(status, 503, "{refused}");
+    assert_eq!(world.ask("GET", "/pods", "").0, 200, "operators still get in");
+    drop(watching);
+    world.until("there is room again", |_| watch().0.contains("200"));
+}
+
+#[test]
+fn the_dashboard_comes_without_a_token_and_may_load_nothing_from_elsewhere() {
+    let path = folder("page").join("wornpath.yaml");
+    let digest = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let admin =
+        format!("listen: {{admin: {{address: \"127.0.0.1:0\", token_digest: \"{digest}\"}}}}");
+    fs::write(&path, CONFIG.replace("listen: {admin: \"127.0.0.1:0\"}", &admin)).unwrap();
+    let world = World::start(&path);
+    let mut stream = TcpStream::connect(world.admin()).unwrap();
+    let request = format!("GET / HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", world.admin());
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let answer = answer.to_ascii_lowercase();
+    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+    for wanted in [
+        "content-security-policy: default-src 'none'; script-src 'self'",
+        "frame-ancestors 'none'",
+        "x-content-type-options: nosniff",
+        "content-type: text/html",
+    ] {
+        assert!(answer.contains(wanted), "no {wanted} in {answer}");
+    }
+    assert_eq!(world.ask("GET", "/dashboard/main.js", "").0, 200);
+    for path in ["/live", "/index/prefixes", "/decisions/x", "/profiles"] {
+        assert_eq!(world.ask("GET", path, "").0, 401, "{path}");
+    }
+    let rebound = [("host", "evil.example")];
+    let here = self::world("page_here");
+    assert_eq!(call(here.admin(), "GET", "/", &rebound, "").0, 401, "by no borrowed name");
 }
 
 #[test]

@@ -240,6 +240,15 @@ impl Index {
         self.shared.with_ledger(pod, |ledger| PodStats::of(ledger))
     }
 
+    /// Looks at the ledger of a pod that is there.
+    pub(crate) fn with_ledger<T>(
+        &self,
+        pod: PodId,
+        look: impl FnOnce(&mut Ledger) -> T,
+    ) -> Result<T, PodGone> {
+        self.shared.with_ledger(pod, look)
+    }
+
     /// Figures of the whole. Looks at every shard and pod: for a metrics page, not for a hot path.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -52,6 +52,11 @@ impl Access {
         }
     }
 
+    /// Whether a browser must be given the page before it can show a token.
+    pub(super) const fn wants_token(&self) -> bool {
+        matches!(self, Self::Token(_))
+    }
+
     /// Why a request may not pass, if it may not.
     pub(super) fn refuses(&self, headers: &HeaderMap) -> Option<&'static str> {
         match self {
@@ -62,7 +67,7 @@ impl Access {
                 let is_known = token.is_some_and(|token| digest.is_of(token));
                 (!is_known).then_some("expected `Authorization: Bearer` and the token")
             }
-            Self::Here if headers.contains_key(ORIGIN) => {
+            Self::Here if headers.contains_key(ORIGIN) && !is_our_own_page(headers) => {
                 Some("a web page may not operate; set a token to let tools in browsers do it")
             }
             Self::Here if !names_this_machine(headers) => {
@@ -71,6 +76,13 @@ impl Access {
             Self::Here => None,
         }
     }
+}
+
+/// Whether the page that made a request came from this very listener. A browser writes both headers itself.
+fn is_our_own_page(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let (Some(origin), Some(host)) = (text(ORIGIN), text(HOST)) else { return false };
+    origin.split_once("://").is_some_and(|(_, from)| from.eq_ignore_ascii_case(host))
 }
 
 fn names_this_machine(headers: &HeaderMap) -> bool {
@@ -119,7 +131,15 @@ mod tests {
         for bad in ["evil.example", "evil.example:8081", "localhost.evil.example:1", ""] {
             assert!(access.refuses(&headers(&[("host", bad)])).is_some(), "{bad}");
         }
-        let page = headers(&[("host", "127.0.0.1:8081"), ("origin", "http://evil.example")]);
-        assert!(access.refuses(&page).is_some());
+        for origin in
+            ["http://evil.example", "http://127.0.0.1:9999", "http://127.0.0.1", "null", ""]
+        {
+            let page = headers(&[("host", "127.0.0.1:8081"), ("origin", origin)]);
+            assert!(access.refuses(&page).is_some(), "{origin}");
+        }
+        let own = headers(&[("host", "127.0.0.1:8081"), ("origin", "http://127.0.0.1:8081")]);
+        assert_eq!(access.refuses(&own), None);
+        let rebound = headers(&[("host", "evil.example"), ("origin", "http://evil.example")]);
+        assert!(access.refuses(&rebound).is_some(), "a name that points here is not enough");
     }
 }

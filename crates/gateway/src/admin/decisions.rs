@@ -21,6 +21,17 @@ pub(super) fn list(call: &Call<'_>) -> Answer {
     Ok(Reply::Json(json!({ "decisions": decisions })))
 }
 
+pub(super) fn get(call: &Call<'_>) -> Answer {
+    let record = call.admin.recent.find(call.name).ok_or_else(|| {
+        let message = format!(
+            "request `{}` is not remembered; GET /decisions lists the last ones",
+            call.name
+        );
+        Refusal::new(404, message)
+    })?;
+    Ok(Reply::Json(recent::json(&record)))
+}
+
 pub(super) fn explain(call: &Call<'_>) -> Answer {
     let asked: Value = serde_json::from_slice(call.body)
         .map_err(|error| Refusal::new(400, format!("the body is not JSON: {error}")))?;

@@ -6,12 +6,16 @@
 
 mod access;
 mod decisions;
+mod live;
 mod openapi;
+mod page;
 mod pods;
+mod prefixes;
 mod recent;
 mod routes;
 mod serve;
 mod setup;
+mod snapshot;
 mod start;
 mod table;
 
@@ -31,6 +35,7 @@ pub struct Admin {
     recent: Arc<Recent>,
     access: Access,
     logging: Box<dyn Logging>,
+    viewers: live::Viewers,
 }
 
 /// Changes what is logged.
@@ -54,6 +59,6 @@ impl Admin {
         access: Access,
         logging: Box<dyn Logging>,
     ) -> Self {
-        Self { running, recent, access, logging }
+        Self { running, recent, access, logging, viewers: live::Viewers::default() }
     }
 }

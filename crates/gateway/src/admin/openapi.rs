@@ -43,6 +43,8 @@ fn operation(route: &Route) -> Value {
     let kind = match route.answers {
         Body::Json => "application/json",
         Body::Text => "text/plain",
+        Body::Stream => "text/event-stream",
+        Body::Asset => "*/*",
     };
     let error = json!({"description": "Why not.", "content": {"application/json": {
         "schema": {"$ref": "#/components/schemas/Error"},
@@ -55,16 +57,19 @@ fn operation(route: &Route) -> Value {
             "default": error,
         },
     });
+    if route.is_public() {
+        operation["security"] = json!([]);
+    }
     if route.path.has_name() {
         operation["parameters"] = json!([{
             "name": "name", "in": "path", "required": true, "schema": {"type": "string"},
-            "description": "The pod's name, percent-encoded.",
+            "description": route.named,
         }]);
     }
     if let Some((kind, what)) = route.takes {
         let kind = match kind {
             Body::Json => "application/json",
-            Body::Text => "application/yaml",
+            Body::Text | Body::Stream | Body::Asset => "application/yaml",
         };
         operation["requestBody"] =
             json!({"required": true, "description": what, "content": {kind: {}}});

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use wornpath_events::{Guessed, PodStatus};
 
 use super::routes::{Answer, Call, Refusal, Reply};
-use crate::config::BringError;
+use crate::config::{BringError, Running};
 use crate::discovery::Bringer;
 use crate::metrics::{breaker, feed_state, health, recalled, trust};
 use crate::roster::Seat;
@@ -13,7 +13,8 @@ pub(super) fn list(call: &Call<'_>) -> Answer {
     let gateway = call.admin.running.gateway();
     let events = gateway.events().status(gateway.now());
     let roster = gateway.roster();
-    let pods: Vec<_> = roster.seats().iter().map(|seat| shown(call, seat, &events)).collect();
+    let pods: Vec<_> =
+        roster.seats().iter().map(|seat| shown(&call.admin.running, seat, &events)).collect();
     Ok(Reply::Json(json!({ "pods": pods })))
 }
 
@@ -22,7 +23,7 @@ pub(super) fn get(call: &Call<'_>) -> Answer {
     let events = gateway.events().status(gateway.now());
     let roster = gateway.roster();
     let seat = roster.named(call.name).ok_or_else(|| unknown(call.name))?;
-    Ok(Reply::Json(shown(call, seat, &events)))
+    Ok(Reply::Json(shown(&call.admin.running, seat, &events)))
 }
 
 /// A pod in JSON is a pod in YAML: it is checked by the same code, against what is configured.
@@ -100,16 +101,17 @@ fn unknown(name: &str) -> Refusal {
     Refusal::new(404, format!("there is no pod `{name}`; GET /pods lists them"))
 }
 
-fn shown(call: &Call<'_>, seat: &Seat, events: &[PodStatus]) -> Value {
+/// A pod as operators see it.
+pub(super) fn shown(running: &Running, seat: &Seat, events: &[PodStatus]) -> Value {
     let (facts, vitals) = (seat.pod.facts(), seat.pod.vitals());
     let names = |names: &[wornpath_routing::Name]| -> Vec<String> {
         names.iter().map(ToString::to_string).collect()
     };
-    let verdict = call.admin.running.metrics().verdict(&facts.name);
+    let verdict = running.metrics().verdict(&facts.name);
     let labels: serde_json::Map<_, _> =
         facts.labels.iter().map(|(key, value)| (key.to_string(), json!(value.as_str()))).collect();
     let feed = events.iter().find(|feed| *feed.pod == *facts.name.as_str());
-    let guess = call.admin.running.gateway().memory.0.status(seat.pod.id());
+    let guess = running.gateway().memory.0.status(seat.pod.id());
     json!({
         "name": facts.name.as_str(),
         "url": seat.settings.url,
@@ -127,7 +129,7 @@ fn shown(call: &Call<'_>, seat: &Seat, events: &[PodStatus]) -> Value {
         "engine": {"waiting": vitals.waiting(), "kv_usage": vitals.kv_usage()},
         "events": {
             "trust": trust(vitals.trust()), "feed": feed.map(feed_shown), "guess": guess.map(guess_shown),
-            "silent": call.admin.running.metrics().is_silent(&facts.name),
+            "silent": running.metrics().is_silent(&facts.name),
         },
         "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},
     })

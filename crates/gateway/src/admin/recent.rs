@@ -49,12 +49,34 @@ impl Recent {
         };
         places.filter_map(read).take(most).collect()
     }
+
+    /// The request that was called so, while it is remembered.
+    #[must_use]
+    pub fn find(&self, id: &str) -> Option<Arc<Record>> {
+        self.last(PLACES).into_iter().find(|record| record.id == id)
+    }
+
+    /// Up to `most` that are worth a look, the latest first: those whose decision was taken down and those that
+    /// did not go well, and others where there is room.
+    pub(super) fn worth_a_look(&self, most: usize) -> Vec<Arc<Record>> {
+        let mut all = self.last(PLACES);
+        let is_told =
+            |record: &Record| record.seen.is_some() || record.retries > 0 || record.status >= 400;
+        let mut room = most.saturating_sub(all.iter().filter(|record| is_told(record)).count());
+        all.retain(|record| {
+            let is_kept = is_told(record) || room > 0;
+            room = room.saturating_sub(usize::from(!is_told(record)));
+            is_kept
+        });
+        all.truncate(most);
+        all
+    }
 }
 
-/// A record as JSON. Times are in microseconds.
-pub(super) fn json(record: &Record) -> Value {
+/// A record as one line of a list, as JSON. Times are in microseconds.
+pub(super) fn line(record: &Record) -> Value {
     let usage = record.usage;
-    let mut shown = json!({
+    json!({
         "id": record.id,
         "api": record.api.word(),
         "profile": record.profile.as_str(),
@@ -71,7 +93,13 @@ pub(super) fn json(record: &Record) -> Value {
         "prompt_tokens": usage.prompt_tokens,
         "output_tokens": usage.output_tokens,
         "cached_tokens": {"predicted": record.predicted_tokens, "actual": usage.cached_tokens},
-    });
+        "explained": record.seen.is_some(),
+    })
+}
+
+/// A record as JSON, with everything that was taken down of it.
+pub(super) fn json(record: &Record) -> Value {
+    let mut shown = line(record);
     // Taken down for some only; the others have no such fields.
     if let Some(seen) = &record.seen {
         shown["explanation"] = seen.explanation.to_json();
@@ -132,5 +160,23 @@ mod tests {
         assert_eq!(ids, [(PLACES + 2).to_string(), (PLACES + 1).to_string()]);
         let all = recent.last(usize::MAX);
         assert_eq!((all.len(), all[PLACES - 1].id.as_str()), (PLACES, "3"));
+        assert_eq!(recent.find("3").map(|record| record.id.clone()).as_deref(), Some("3"));
+        assert!(recent.find("2").is_none(), "it gave way");
+    }
+
+    #[test]
+    fn what_can_be_explained_or_went_wrong_is_shown_before_the_rest() {
+        let recent = Recent::default();
+        for id in 0..20 {
+            let seen = (id == 3).then(|| Arc::new(crate::seen::Seen::default()));
+            let status = if id == 7 { 503 } else { 200 };
+            recent.ended(&Record { seen, status, ..record(id) });
+        }
+        let ids = |most| -> Vec<String> {
+            recent.worth_a_look(most).iter().map(|record| record.id.clone()).collect()
+        };
+        assert_eq!(ids(4), ["19", "18", "7", "3"]);
+        assert_eq!(ids(1), ["7"]);
+        assert_eq!(ids(100).len(), 20);
     }
 }

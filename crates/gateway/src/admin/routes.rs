@@ -3,8 +3,12 @@
 use hyper::Method;
 use serde_json::Value;
 
+use std::sync::Arc;
+
+use super::live::{self, Stream};
+use super::page::{self, Asset};
 use super::table::Pattern;
-use super::{Admin, decisions, pods, setup};
+use super::{Admin, decisions, pods, prefixes, setup};
 
 /// What a body is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,6 +16,10 @@ pub(super) enum Body {
     Json,
     /// Prometheus' format in answers, YAML in requests.
     Text,
+    /// Server-sent events, for as long as somebody listens.
+    Stream,
+    /// A file of the dashboard.
+    Asset,
 }
 
 /// The methods that are used.
@@ -45,7 +53,7 @@ impl Verb {
 
 /// What somebody asks.
 pub(super) struct Call<'a> {
-    pub(super) admin: &'a Admin,
+    pub(super) admin: &'a Arc<Admin>,
     /// The name in the path.
     pub(super) name: &'a str,
     pub(super) query: &'a str,
@@ -56,6 +64,8 @@ pub(super) struct Call<'a> {
 pub(super) enum Reply {
     Json(Value),
     Text(String),
+    Stream(Stream),
+    Asset(Asset),
 }
 
 /// Why nothing is answered.
@@ -80,6 +90,8 @@ pub(super) struct Route {
     pub(super) path: Pattern,
     pub(super) id: &'static str,
     pub(super) summary: &'static str,
+    /// What the name in the path is.
+    pub(super) named: &'static str,
     /// What must be posted.
     pub(super) takes: Option<(Body, &'static str)>,
     pub(super) answers: Body,
@@ -93,11 +105,25 @@ const fn route(
     summary: &'static str,
     answer: fn(&Call<'_>) -> Answer,
 ) -> Route {
-    Route { method, path: Pattern(path), id, summary, takes: None, answers: Body::Json, answer }
+    let (named, answers) = ("The pod's name, percent-encoded.", Body::Json);
+    Route { method, path: Pattern(path), id, summary, named, takes: None, answers, answer }
 }
 
 const fn taking(route: Route, kind: Body, what: &'static str) -> Route {
     Route { takes: Some((kind, what)), ..route }
+}
+
+impl Route {
+    /// Whether it is answered before a token is shown: only what everybody can read in the source.
+    pub(super) fn is_public(&self) -> bool {
+        self.answers == Body::Asset
+    }
+}
+
+/// Everything that changes, once a second.
+fn live(call: &Call<'_>) -> Answer {
+    let full = |live::Full| Refusal::new(503, "too many watch already; close another dashboard");
+    live::watch(call.admin).map(Reply::Stream).map_err(full)
 }
 
 use Verb::{Delete, Get, Post, Put};
@@ -105,13 +131,18 @@ use Verb::{Delete, Get, Post, Put};
 /// Everything that can be asked.
 #[rustfmt::skip]
 pub(super) const ROUTES: &[Route] = &[
+    Route { answers: Body::Asset, ..route(Get, "/", "getDashboard", "The dashboard, for browsers.", page::page) },
+    Route { answers: Body::Asset, named: "The file's name.", ..route(Get, "/dashboard/{name}", "getDashboardFile", "A file of the dashboard.", page::file) },
+    Route { answers: Body::Stream, ..route(Get, "/live", "watch", "Everything that changes, once a second, as events `snapshot` with JSON.", live) },
     route(Get, "/pods", "listPods", "Every pod: who it is, its load, health, breaker and events.", pods::list),
     taking(route(Post, "/pods", "addPod", "Add a pod until it is removed or the router ends.", pods::add), Body::Json, "A pod as in `pods` of the configuration."),
     route(Get, "/pods/{name}", "getPod", "One pod.", pods::get),
     route(Delete, "/pods/{name}", "removePod", "Remove a pod; requests that it works on may finish.", pods::remove),
     route(Post, "/pods/{name}/drain", "drainPod", "Send a pod nothing new.", pods::drain),
     route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index),
+    route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list),
     route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list),
+    Route { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) },
     taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), Body::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`"),
     route(Get, "/profiles", "listProfiles", "The profiles that decide, with every default, and the routes to them.", setup::profiles),
     taking(route(Post, "/profiles/check", "checkProfile", "What is wrong with a profile; changes nothing.", setup::check_profile), Body::Text, "A profile."),

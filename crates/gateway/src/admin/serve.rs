@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
@@ -14,10 +14,12 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use super::Admin;
-use super::routes::{Answer, Call, ROUTES, Refusal, Reply};
+use super::live::Stream;
+use super::page::protect;
 use super::table::{Found, find};
+use super::{Admin, routes};
 use crate::door;
+use routes::{Answer, Call, ROUTES, Refusal, Reply};
 
 /// A request to be explained may be as long as any.
 const MOST_BYTES: usize = 16 << 20;
@@ -26,7 +28,7 @@ const BODY_WITHIN: Duration = Duration::from_secs(30);
 /// How long to wait when the system gives no more connections.
 const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 
-type Out = Response<Full<Bytes>>;
+type Out = Response<Either<Full<Bytes>, Stream>>;
 
 /// Serves until it is dropped.
 pub async fn serve(admin: Arc<Admin>, listener: TcpListener) -> Infallible {
@@ -52,13 +54,17 @@ pub async fn serve(admin: Arc<Admin>, listener: TcpListener) -> Infallible {
 }
 
 async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> Out {
-    if let Some(why) = admin.access.refuses(request.headers()) {
-        return shown(Err(Refusal::new(401, why)));
-    }
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
     let routes = ROUTES.iter().map(|route| (route.method.method(), route.path, route));
-    let (route, name) = match find(routes, &head.method, &path) {
+    let found = find(routes, &head.method, &path);
+    let is_public = matches!(&found, Found::Route(route, _) if route.is_public());
+    if let Some(why) = admin.access.refuses(&head.headers)
+        && !(is_public && admin.access.wants_token())
+    {
+        return shown(Err(Refusal::new(401, why)));
+    }
+    let (route, name) = match found {
         Found::Route(route, name) => (route, name.unwrap_or_default()),
         Found::OtherMethods(methods) => {
             let methods: Vec<_> = methods.iter().map(hyper::Method::as_str).collect();
@@ -101,20 +107,26 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> Out {
 }
 
 fn shown(answer: Answer) -> Out {
-    let (status, kind, text) = match answer {
-        Ok(Reply::Json(value)) => (200, "application/json", value.to_string()),
-        Ok(Reply::Text(text)) => (200, "text/plain; version=0.0.4; charset=utf-8", text),
+    let whole = |text: String| Either::Left(Full::new(Bytes::from(text)));
+    let (status, kind, body) = match answer {
+        Ok(Reply::Json(value)) => (200, "application/json", whole(value.to_string())),
+        Ok(Reply::Text(text)) => (200, "text/plain; version=0.0.4; charset=utf-8", whole(text)),
+        Ok(Reply::Stream(stream)) => (200, "text/event-stream", Either::Right(stream)),
+        Ok(Reply::Asset(asset)) => {
+            (200, asset.kind, Either::Left(Full::new(Bytes::from_static(asset.text.as_bytes()))))
+        }
         Err(Refusal { status, message, problems }) => {
             let mut error = json!({ "message": message });
             if let Some(problems) = problems {
                 error["problems"] = problems;
             }
-            (status, "application/json", json!({ "error": error }).to_string())
+            (status, "application/json", whole(json!({ "error": error }).to_string()))
         }
     };
-    let mut response = Response::new(Full::new(Bytes::from(text)));
+    let mut response = Response::new(body);
     *response.status_mut() =
         StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    protect(response.headers_mut());
     response
 }

@@ -25,6 +25,17 @@ pub(super) struct PlannedPods {
     pub(super) pods: Vec<(PodId, AtomicU32)>,
 }
 
+impl PlannedPods {
+    /// What people call them.
+    pub(super) fn names(&self) -> Vec<String> {
+        let roster = self.batches.worker.gateway.roster();
+        let name = |id: &PodId| {
+            roster.seat(*id).map_or_else(String::new, |seat| seat.pod.facts().name.to_string())
+        };
+        self.pods.iter().map(|(id, _)| name(id)).collect()
+    }
+}
+
 /// One request less on a pod when it goes.
 struct OnPod<'a>(&'a AtomicU32);
 

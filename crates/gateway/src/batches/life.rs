@@ -2,6 +2,7 @@
 
 use super::Batches;
 use super::engines::PlannedPods;
+use super::overview::{Underway, planned};
 use super::unix_time;
 use bytes::Bytes;
 use std::io::{self, BufReader, Read};
@@ -45,6 +46,7 @@ pub(super) fn start(batches: &Arc<Batches>, id: String) {
             sleep(Duration::from_secs(1)).await;
         }
         batches.running().remove(&id);
+        batches.overview.ends(&id);
     });
 }
 
@@ -144,6 +146,7 @@ async fn compute(
     let speeds = Speeds::equal(pods.pods.len())
         .map_err(|error| StoreError::Unreachable(error.to_string()))?;
     let plan = Plan::new(&rest, &speeds, &RATES);
+    let planned = planned(&plan, &rest, &pods.names());
     // A run needs no hashes, and there may be many.
     drop(rest);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
@@ -151,6 +154,13 @@ async fn compute(
     let publisher = Leased::new(Arc::clone(&batches.store), lease, standing);
     let (wish, inner) = watch::channel(*wishes.borrow_and_update());
     let progress = watch::Sender::new(Progress::default());
+    let underway = Underway {
+        plan: planned,
+        progress: progress.subscribe(),
+        began: batches.worker.gateway.now(),
+        done_before: standing.counts.total - standing.counts.pending(),
+    };
+    batches.overview.begins(&batch.id, underway);
     let running = run(conductor, work, Arc::new(pods), publisher, (inner, progress));
     tokio::pin!(running);
     loop {

@@ -9,6 +9,7 @@ mod engines;
 mod life;
 mod lists;
 mod multipart;
+mod overview;
 mod retry;
 mod routes;
 mod trouble;
@@ -18,6 +19,7 @@ pub(crate) use routes::respond;
 
 use crate::desk::Worker;
 use crate::state::Gateway;
+use overview::Overview;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -88,6 +90,7 @@ pub(crate) struct Batches {
     /// Who runs, and how to tell it what is wished.
     running: Mutex<BTreeMap<String, watch::Sender<Wish>>>,
     turns: Semaphore,
+    overview: Overview,
 }
 
 /// Opens what was kept, goes on with what had not ended, and serves from now on.
@@ -109,6 +112,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
         running: Mutex::default(),
         turns: Semaphore::new(AT_ONCE),
+        overview: Overview::default(),
     });
     for batch in batches.store.unfinished()? {
         life::start(&batches, batch.id);

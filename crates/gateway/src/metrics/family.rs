@@ -57,6 +57,10 @@ families! {
         "Prompt tokens, by the engine's own count.";
     OUTPUT_TOKENS = Counter "wornpath_output_tokens_total" ["profile", "pod"]
         "Generated tokens, by the engine's own count.";
+    TOLD_TOKENS = Counter "wornpath_prompt_tokens_told_total" ["profile", "pod"]
+        "Prompt tokens of the answers that told how many of them were cached.";
+    CACHED_TOKENS = Counter "wornpath_cached_tokens_total" ["profile", "pod"]
+        "Of those, the cached ones: prompt tokens that no engine had to compute.";
     PREDICTED_TOKENS = Counter "wornpath_cached_tokens_predicted_total" ["profile", "pod"]
         "Prompt tokens that the pod was expected to have cached, over the answers that told the truth.";
     ACTUAL_TOKENS = Counter "wornpath_cached_tokens_actual_total" ["profile", "pod"]

@@ -12,6 +12,7 @@ mod gauges;
 mod histogram;
 mod series;
 mod text;
+mod totals;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -25,6 +26,7 @@ pub use family::{FAMILIES, Family, Kind, reference};
 pub use gauges::page;
 pub(crate) use gauges::{breaker, cache_mode, feed_state, health, recalled, trust};
 pub use histogram::{BOUNDS, Histogram};
+pub(crate) use totals::{Figures, Totals};
 
 use crate::record::{Api, Ended, Observe, Record};
 use crate::telemetry::SpanCounts;
@@ -70,6 +72,8 @@ struct Line {
     first_byte: Histogram,
     prompt_tokens: AtomicU64,
     output_tokens: AtomicU64,
+    told: AtomicU64,
+    cached: AtomicU64,
     predicted: AtomicU64,
     actual: AtomicU64,
     misjudged: AtomicU64,
@@ -225,9 +229,11 @@ impl Metrics {
         each(page, family::FIRST_BYTE_SECONDS, &|family, labels, line| {
             family.histogram(labels, &line.first_byte);
         });
-        let counters: [(Family, Counter); 8] = [
+        let counters: [(Family, Counter); 10] = [
             (family::PROMPT_TOKENS, |line| &line.prompt_tokens),
             (family::OUTPUT_TOKENS, |line| &line.output_tokens),
+            (family::TOLD_TOKENS, |line| &line.told),
+            (family::CACHED_TOKENS, |line| &line.cached),
             (family::PREDICTED_TOKENS, |line| &line.predicted),
             (family::ACTUAL_TOKENS, |line| &line.actual),
             (family::MISJUDGED_TOKENS, |line| &line.misjudged),
@@ -274,6 +280,10 @@ impl Line {
         add(&self.prompt_tokens, usage.prompt_tokens.unwrap_or(0));
         add(&self.output_tokens, usage.output_tokens.unwrap_or(0));
         add(&self.retries, u64::from(record.retries));
+        if let (Some(prompt), Some(cached)) = (usage.prompt_tokens, usage.cached_tokens) {
+            add(&self.told, prompt);
+            add(&self.cached, cached);
+        }
         if let (Some(prompt), Some(predicted), Some(actual)) =
             (usage.prompt_tokens, record.predicted_tokens, usage.cached_tokens)
         {

@@ -1,0 +1,328 @@
+"""Goes through the dashboard as a person would, in a real browser, while requests come in.
+
+usage: dashboard.py views ADMIN CLIENT CONTROL [IMAGES]
+       dashboard.py token ADMIN
+
+Prints a line for everything it has seen; with a folder for images, pictures of the views are left there.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from browser import Browser
+
+DESKTOP, PHONE = (1360, 860), (390, 844)
+VIEWS = ["fleet", "index", "decisions", "profiles", "batches", "events", "setup"]
+BAD_PROFILE = "filter: [healthy, model]\nscore:\n  - least_lode: {weight: 1}\npick: max_score\n"
+
+
+def post(url, body, kind="application/json"):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, body, {"content-type": kind})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+class Traffic:
+    """Chats that share long beginnings, from a few threads, until it is told to stop."""
+
+    def __init__(self, client, threads=8):
+        self.client, self.over, self.failures = client, threading.Event(), []
+        self.threads = [threading.Thread(target=self.chat, args=(number,)) for number in range(threads)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+    def chat(self, number):
+        turn = 0
+        while not self.over.is_set():
+            topic = (number + turn) % 5
+            system = f"You know all about subject {topic}. " * (30 + 12 * topic)
+            chapter = f"Chapter {turn % 4} of {topic} says many things. " * 12
+            body = {"model": "m", "max_tokens": 12, "messages": [
+                {"role": "system", "content": system}, {"role": "user", "content": f"{chapter} Question {number}-{turn}?"}]}
+            try:
+                post(f"{self.client}/v1/chat/completions", body)
+            except (urllib.error.URLError, OSError) as error:
+                self.failures.append(str(error))
+            turn += 1
+            self.over.wait(0.05)
+
+
+def submit_batch(client):
+    """A batch that takes a while, by the interface for clients."""
+    shared = "A long beginning that every line of this batch has. " * 20
+    lines = [json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": {
+        "model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": f"{shared} Topic {number % 12}. " + f"Item {number}."}]}})
+        for number in range(8000)]
+    edge = "edge-of-a-form"
+    form = (f'--{edge}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--{edge}\r\ncontent-disposition: form-data; name="file"; filename="lines.jsonl"\r\n\r\n').encode()
+    form += "\n".join(lines).encode() + f"\r\n--{edge}--\r\n".encode()
+    file = post(f"{client}/v1/files", form, f"multipart/form-data; boundary={edge}")
+    wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return post(f"{client}/v1/batches", wanted)["id"]
+
+
+class Visit:
+    def __init__(self, browser, images):
+        self.browser, self.images = browser, images
+
+    def shown(self, what):
+        print(f"shown: {what}", flush=True)
+
+    def go(self, view):
+        self.browser.click(f'nav a[href="#{view}"]')
+        self.browser.until(f"{view} is open", lambda: self.browser.js(
+            f"document.querySelector('nav a[aria-current]').hash === '#{view}' && document.querySelector('main > [data-key={view}]') !== null"))
+
+    def picture(self, name):
+        if self.images:
+            os.makedirs(self.images, exist_ok=True)
+            time.sleep(0.6)
+            self.browser.picture(os.path.join(self.images, f"dashboard-{name}.png"))
+
+    def no_overflow(self, view):
+        over = self.browser.js("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert over <= 0, f"{view} is {over} pixels wider than the screen"
+
+
+def fleet(visit, browser):
+    browser.until("four pods are up", lambda: browser.text().count("breaker closed") == 4)
+    value = lambda: browser.text(".tile .figures b")
+    before = browser.until("requests are counted", lambda: value() not in ("–", "0", "") and value())
+    browser.until("the rate moves by itself", lambda: value() not in ("–", "0", "", before))
+    browser.until("hits are compared", lambda: "%" in browser.text(".tile:nth-child(3) .figures b"))
+    browser.until("cache events are live", lambda: browser.text("tbody").count("live") == 4)
+    browser.until("predicted and actual hits are shown", lambda: browser.js("document.querySelectorAll('.pair').length") == 4)
+    visit.shown("fleet, with rates that move by themselves")
+
+
+def index(visit, browser):
+    visit.go("index")
+    browser.until("prefixes are drawn", lambda: browser.js("document.querySelectorAll('.run').length") >= 5)
+    assert browser.js("[...document.querySelectorAll('.run')].some(run => run.innerText.includes('pods'))"), "no prefix is shared"
+    browser.js("document.querySelector('.run[tabindex=\"0\"]').focus()")
+    first = browser.text(".facts code")
+    browser.key("ArrowDown")
+    browser.until("an arrow key walks to what follows", lambda: browser.text(".facts code") not in ("", first))
+    assert browser.js("document.activeElement.classList.contains('run')"), "focus goes with it"
+    browser.key("ArrowUp")
+    browser.until("and back", lambda: browser.text(".facts code") == first)
+    visit.picture("index")
+    browser.click('.chips button:nth-child(2)')
+    browser.until("what a pod does not hold is dimmed", lambda: browser.js("document.querySelectorAll('.run.off').length") > 0)
+    browser.click('.chips button:nth-child(1)')
+    visit.shown("index, as an icicle that keys walk along")
+
+
+def decisions(visit, browser):
+    visit.go("decisions")
+    latest = lambda: browser.text("tbody tr th")
+    first = browser.until("decisions are listed", latest)
+    browser.until("new ones come by themselves", lambda: latest() != first)
+    browser.click('.chip[aria-pressed="false"]')
+    browser.until("the list stands still", lambda: "paused" in browser.text())
+    browser.click("tbody .link")
+    browser.until("an explanation opens", lambda: "Step" in browser.text(".panel"))
+    told = browser.text(".panel")
+    for wanted in ["Filter", "healthy", "Score", "Pick", "→", "Calls", "predicted"]:
+        assert wanted in told, f"no {wanted} in {told}"
+    assert browser.js("document.querySelectorAll('.panel .stack .part').length") >= 4, "scores are bars"
+    visit.picture("decision")
+    browser.click(".panel .chip")
+    browser.until("it closes", lambda: not browser.js("document.querySelector('.panel') !== null"))
+    browser.click('.chip[aria-pressed="true"]')
+    visit.shown("decisions, and the explanation of one")
+
+
+def profiles(visit, browser):
+    visit.go("profiles")
+    browser.until("a graph is drawn", lambda: browser.js("document.querySelectorAll('.graph .box').length") >= 5)
+    words = browser.text(".graph")
+    for wanted in ["prepare", "slots", "filter", "score", "pick", "tokenize", "block_hash", "healthy"]:
+        assert wanted in words, f"no {wanted} in {words}"
+    assert browser.js("document.querySelectorAll('.graph .wire').length") >= 3
+    browser.js("document.querySelector('.graph .box').focus()")
+    browser.key("Enter")
+    browser.until("its wires light up", lambda: browser.js("document.querySelectorAll('.wire.on').length") > 0)
+    visit.picture("profiles")
+    visit.shown("the profile as a graph")
+
+
+def batches(visit, browser, client):
+    visit.go("batches")
+    assert "wornpath batch submit" in browser.text(), "an empty view says what to do"
+    batch = submit_batch(client)
+    browser.until("the batch comes", lambda: batch in browser.text())
+    done = lambda: browser.js("Number(document.querySelector('[role=progressbar]')?.getAttribute('aria-valuenow') ?? 0)")
+    first = browser.until("lines are answered", done)
+    browser.until("more by themselves", lambda: done() > first)
+    browser.until("time left and plan are told", lambda: "left" in browser.text() and "of prefill saved" in browser.text())
+    assert browser.js("document.querySelectorAll('.shares li').length") == 4, "the plan has four pods"
+    visit.picture("batches")
+    visit.shown("a batch, its progress and its plan")
+
+
+def events(visit, browser):
+    visit.go("events")
+    browser.until("sources are listed", lambda: browser.text("tbody").count("zmq://") == 4)
+    browser.until("they are live", lambda: browser.text("tbody").count("trusted as exact") == 4)
+    visit.shown("event sources and their health")
+
+
+def setup(visit, browser):
+    visit.go("setup")
+    browser.until("the file is named", lambda: "wornpath.yaml" in browser.text())
+    browser.write("#pasted", BAD_PROFILE)
+    browser.click('form button[type="submit"]')
+    told = browser.until("the profile is refused", lambda: "line 3, column 5" in browser.text("#verdict") and browser.text("#verdict"))
+    assert "least_load" in told and "^^^" in told, told
+    browser.click("#verdict .link")
+    chosen = browser.js("(() => { const a = document.activeElement; return a.value?.slice(a.selectionStart, a.selectionEnd); })()")
+    assert chosen == "least_lode", f"the cursor goes to the problem, not to {chosen}"
+    visit.picture("setup")
+    browser.write("#pasted", BAD_PROFILE.replace("lode", "load"))
+    browser.click('form button[type="submit"]')
+    browser.until("the corrected one is good", lambda: "Good" in browser.text("#verdict"))
+    browser.js("[...document.querySelectorAll('.chip')].find(chip => chip.innerText === 'configuration').click()")
+    browser.write("#pasted", "pods: [{url: ftp://a}]\n")
+    browser.click('form button[type="submit"]')
+    browser.until("a configuration is checked too", lambda: "line 1" in browser.text("#verdict"))
+    visit.shown("a pasted profile, checked by the router")
+
+
+def keyboard(visit, browser):
+    """Everything that can be pressed is reached by tabbing, in the order of the page, and can be seen to be."""
+    visit.go("fleet")
+    browser.js("document.querySelector('.skip').focus()")
+    reached = []
+    for _ in range(12):
+        browser.key("Tab")
+        reached.append(browser.js("document.activeElement.getAttribute('href') ?? document.activeElement.id"))
+        if reached[-1] == "#setup":
+            break
+    wanted = [f"#{view}" for view in VIEWS]
+    assert [one for one in reached if one in wanted][-7:] == wanted, f"tabbing reaches {reached}"
+    outline = browser.js("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none", "focus can be seen"
+    browser.key("Enter")
+    browser.until("Enter opens the view", lambda: browser.js("location.hash") == "#setup")
+    visit.shown("everything by keyboard")
+
+
+def phone(visit, browser):
+    browser.size(*PHONE, scale=2)
+    for view in VIEWS:
+        visit.go(view)
+        browser.until(f"{view} has content", lambda: len(browser.text()) > 40)
+        visit.no_overflow(view)
+    visit.go("decisions")
+    browser.click("tbody .link")
+    browser.until("an explanation opens on the phone", lambda: "Step" in browser.text(".panel"))
+    visit.no_overflow("an explanation")
+    browser.js("scrollTo(0, 0)")
+    visit.picture("phone-decision")
+    browser.click(".panel .chip")
+    visit.go("fleet")
+    visit.picture("phone-fleet")
+    browser.size(*DESKTOP)
+    visit.shown("every view at 390 pixels, none wider than the screen")
+
+
+def dark(visit, browser):
+    light = browser.js("getComputedStyle(document.body).backgroundColor")
+    browser.scheme("dark")
+    night = browser.js("getComputedStyle(document.body).backgroundColor")
+    brightness = lambda colour: sum(int(part) for part in colour[4:-1].split(",")[:3])
+    assert brightness(light) > 600 and brightness(night) < 150, f"{light} and {night}"
+    visit.go("fleet")
+    visit.picture("fleet-dark")
+    browser.scheme("light")
+    visit.shown("dark where it is wanted")
+
+
+def killed(visit, browser, control):
+    visit.go("fleet")
+    post(f"{control}/engines/2/crash", b"")
+    browser.until("a pod that is killed turns down", lambda: "pod-2 is down" in browser.text(".concerns"), 30)
+    assert browser.js("document.querySelector('tr.down th').innerText").startswith("pod-2")
+    browser.until("the fleet counts three", lambda: "3 of 4 up" in browser.text())
+    visit.picture("pod-down")
+    post(f"{control}/engines/2/restart", b"")
+    browser.until("it comes back", lambda: "4 of 4 up" in browser.text(), 30)
+    visit.shown("a pod that is killed, and that comes back")
+
+
+def check_silence(browser, admin):
+    host = urllib.parse.urlsplit(admin).netloc
+    browser.js("1")
+    elsewhere = {url for url in browser.requested if urllib.parse.urlsplit(url).netloc not in (host, "")}
+    assert not elsewhere, f"the page asked elsewhere: {elsewhere}"
+    assert not browser.complaints, f"the browser complains: {browser.complaints}"
+    assert any(url.endswith("/live") for url in browser.requested), "requests are seen at all"
+
+
+def views(admin, client, control, images=""):
+    with Browser() as browser, Traffic(client) as traffic:
+        visit = Visit(browser, images)
+        browser.size(*DESKTOP)
+        browser.scheme("light")
+        browser.open(f"{admin}/")
+        fleet(visit, browser)
+        index(visit, browser)
+        decisions(visit, browser)
+        profiles(visit, browser)
+        events(visit, browser)
+        setup(visit, browser)
+        keyboard(visit, browser)
+        if images:
+            visit.go("fleet")
+            time.sleep(45)
+            visit.picture("fleet")
+        batches(visit, browser, client)
+        phone(visit, browser)
+        dark(visit, browser)
+        killed(visit, browser, control)
+        check_silence(browser, admin)
+        visit.shown("no complaint of the browser, and no request to another host")
+    assert not traffic.failures, f"clients were failed: {traffic.failures[:3]}"
+
+
+def token(admin):
+    with Browser() as browser:
+        visit = Visit(browser, "")
+        browser.open(f"{admin}/")
+        browser.until("it asks for the token", lambda: "asks for a token" in browser.text())
+        assert "pod-0" not in browser.text()
+        # A browser tells of answers such as 401 itself; this one was asked for.
+        assert all("401" in complaint for complaint in browser.complaints), browser.complaints
+        browser.write("#token", "wrong")
+        browser.click('form button[type="submit"]')
+        time.sleep(0.5)
+        browser.until("a wrong one opens nothing", lambda: "asks for a token" in browser.text())
+        browser.write("#token", "secret")
+        browser.click('form button[type="submit"]')
+        browser.until("the right one does", lambda: browser.text().count("breaker closed") == 4)
+        visit.go("setup")
+        browser.write("#pasted", BAD_PROFILE)
+        browser.click('form button[type="submit"]')
+        browser.until("and goes with every question", lambda: "line 3" in browser.text("#verdict"))
+        visit.shown("a token is asked for and kept")
+
+
+if __name__ == "__main__":
+    {"views": views, "token": token}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,107 @@
+//! The dashboard in a real browser, and `wornpath top`: both in front of the real binary under traffic.
+//!
+//! With `WORNPATH_SCREENSHOTS=1` the pictures under `docs/images/` are made anew.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::disallowed_methods, reason = "processes live in real time")]
+
+#[path = "../serve/gateway.rs"]
+#[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
+mod gateway;
+#[path = "../engine/served.rs"]
+#[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
+mod served;
+mod top;
+
+use gateway::Gateway;
+use served::Served;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/dashboard/dashboard.py");
+const IMAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/images");
+/// What `echo -n secret | sha256sum` says.
+const DIGEST: &str = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+
+/// Whether there is a browser to drive. `./test` installs one and says that it must be there.
+fn have_browser() -> bool {
+    let folder = Path::new(SCRIPT).parent().unwrap();
+    let found = Command::new("python3")
+        .args(["-B", "-c", "import browser, sys; sys.exit(not browser.find())"])
+        .current_dir(folder)
+        .output();
+    if found.is_ok_and(|output| output.status.success()) {
+        return true;
+    }
+    let is_required = std::env::var_os("WORNPATH_PEERS").is_some_and(|word| word == "required");
+    assert!(
+        !is_required,
+        "no Chromium, or no `websocket` for python3, and WORNPATH_PEERS=required"
+    );
+    eprintln!(
+        "NOT SHOWN: the dashboard, because there is no Chromium, or no `websocket` for python3"
+    );
+    false
+}
+
+/// Engines that publish what they cache.
+fn engines() -> Served {
+    Served::start_at(
+        "2",
+        &["--engines", "4", "--model", "m", "--answer-tokens", "24", "--kv-tokens", "60000"],
+    )
+}
+
+/// A gateway before them, by a file that begins so.
+fn configured(test: &str, engines: &Served, admin: &str) -> Gateway {
+    let mut text =
+        format!("{admin}\nexplained: 20\nmodels: [{{name: m, tokenizer: bytes}}]\npods:\n");
+    for (number, at) in engines.engines.iter().enumerate() {
+        let (http, events, replay) = (&at.http, &at.events, &at.replay);
+        text.push_str(&format!(
+            "  - {{url: \"http://{http}\", name: pod-{number}, model: m, engine: vllm, events: \"zmq://{events}?replay={replay}\"}}\n"
+        ));
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("wornpath.yaml");
+    fs::write(&path, text).unwrap();
+    let batches = folder.join("batches");
+    let (path, batches) = (path.to_str().unwrap(), batches.to_str().unwrap());
+    Gateway::start(&["-c", path, "--batches", batches, "--admin", "127.0.0.1:0"], 4)
+}
+
+fn run(arguments: &[&str]) {
+    let output = Command::new("python3").arg("-B").arg(SCRIPT).args(arguments).output().unwrap();
+    let (told, wrong) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}{wrong}");
+    println!("{told}");
+}
+
+#[test]
+fn every_view_shows_what_happens_and_the_browser_has_nothing_to_complain_of() {
+    if !have_browser() {
+        return;
+    }
+    let engines = engines();
+    let gateway = configured("dashboard_views", &engines, "");
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let (client, control) =
+        (format!("http://{}", gateway.address), format!("http://{}", engines.control));
+    let images = std::env::var_os("WORNPATH_SCREENSHOTS").map_or("", |_| IMAGES);
+    run(&["views", &admin, &client, &control, images]);
+}
+
+#[test]
+fn with_a_token_nothing_is_shown_before_it_is_given() {
+    if !have_browser() {
+        return;
+    }
+    let engines = engines();
+    let listen =
+        format!("listen: {{admin: {{address: \"127.0.0.1:0\", token_digest: \"{DIGEST}\"}}}}");
+    let gateway = configured("dashboard_token", &engines, &listen);
+    run(&["token", &format!("http://{}", gateway.admin.as_ref().unwrap())]);
+}

@@ -1,0 +1,123 @@
+// Requests as they end, and why each went where it went.
+
+import { bar, cell, count, empty, h, micros, table } from "./draw.js";
+import { get } from "./stream.js";
+
+function open(state, id) {
+  state.ui.decision = { id };
+  state.redraw();
+  get(`/decisions/${encodeURIComponent(id)}`).then(
+    (found) => { if (state.ui.decision?.id === id) state.ui.decision = { id, found }; },
+    (error) => { if (state.ui.decision?.id === id) state.ui.decision = { id, error: error.message }; },
+  ).finally(state.redraw);
+}
+
+function close(state) {
+  state.ui.decision = undefined;
+  state.redraw();
+}
+
+const statusKind = (record) => (record.status >= 500 || record.end === "broken" ? "bad" : record.status >= 400 ? "warn" : "");
+
+function row(state, record) {
+  const { predicted, actual } = record.cached_tokens;
+  const isOpen = state.ui.decision?.id === record.id;
+  const name = h("span", { class: "name" }, record.id.slice(0, 13));
+  return h("tr", { "data-key": record.id, class: isOpen ? "open" : null },
+    h("th", { scope: "row" },
+      record.explained
+        ? h("button", { class: "link", "aria-expanded": String(isOpen), onclick: () => (isOpen ? close(state) : open(state, record.id)) }, name)
+        : name,
+      h("small", {}, `${record.api} · ${record.profile}${record.tenant ? ` · ${record.tenant}` : ""}`)),
+    cell("Pod", null, h("span", {}, record.pod ?? "–"), h("small", {}, record.retries ? `${record.retries} tried again` : null)),
+    cell("Status", "number", h("span", { class: statusKind(record) }, record.status), h("small", {}, record.end === "whole" ? null : record.end.replace("_", " "))),
+    cell("First byte", "number", micros(record.first_byte_us)),
+    cell("Total", "number", micros(record.total_us)),
+    cell("Cached of prompt", "with-bar", h("span", {}, `${count(actual)} / ${count(record.prompt_tokens)}`), bar(actual / record.prompt_tokens, "saved")),
+    cell("Predicted", "number", count(predicted)));
+}
+
+const score = (value) => value.toFixed(Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2).replace("-", "−");
+
+// One candidate: what each scorer added, as parts of a bar that all candidates share the scale of.
+function candidate(step, pod, most) {
+  const isPicked = step.pick?.pod === pod.pod;
+  const parts = pod.contributions.map((added, at) =>
+    h("i", { class: `part s${at % 5}`, title: `${step.scorers[at].name} ${score(added)}`, vars: { "--share": (Math.abs(added) / most).toFixed(4) } }));
+  const words = pod.contributions.map((added, at) => `${step.scorers[at].name} ${score(added)}`).join(", ");
+  return h("tr", { "data-key": pod.pod, class: isPicked ? "picked" : pod.dropped ? "dropped" : null },
+    h("th", { scope: "row" }, h("span", { class: "name" }, isPicked ? "→ " : "", pod.pod), h("small", {}, `${count(pod.blocks)} blocks cached`)),
+    pod.dropped
+      ? h("td", { colspan: 2, "data-label": "Outcome" }, h("span", {}, `dropped by ${pod.dropped.by}`), h("small", {}, pod.dropped.why))
+      : [cell("Scores", "scores", h("span", { class: "stack" }, parts), h("small", {}, words)),
+        cell("Total", "number", pod.total === null ? "–" : score(pod.total))]);
+}
+
+function stepOf(step) {
+  const sums = step.candidates.map((pod) => pod.contributions.reduce((sum, added) => sum + Math.abs(added), 0));
+  const most = Math.max(1e-9, ...sums);
+  const order = step.candidates.slice().sort((a, b) =>
+    Number(Boolean(a.dropped)) - Number(Boolean(b.dropped)) || (b.total ?? -Infinity) - (a.total ?? -Infinity));
+  const filters = step.filters.map((filter) => h("li", {}, h("b", {}, filter.name),
+    ` dropped ${filter.dropped}`, filter.on_empty ? `, nobody left: ${filter.on_empty}` : "", h("small", {}, micros(filter.took_us))));
+  const scorers = step.scorers.map((scorer, at) => h("li", {}, h("i", { class: `part key s${at % 5}` }), h("b", {}, scorer.name),
+    ` × ${scorer.weight}`, h("small", {}, micros(scorer.took_us))));
+  const pick = step.pick && h("li", {}, h("b", {}, step.pick.name), ` picked ${step.pick.pod}`,
+    step.pick.ties > 1 ? `, one of ${step.pick.ties} with that total` : "", step.pick.mark ? `, ${step.pick.mark}` : "", h("small", {}, micros(step.pick.took_us)));
+  const isCost = step.candidates.some((pod) => pod.total < 0);
+  const stage = (name, items) => (items.length ? h("div", { class: "stage" }, h("h4", {}, name), h("ul", {}, items)) : null);
+  return h("section", { class: "step" },
+    h("h3", {}, `Step ${step.step}`, step.role === step.step ? null : h("small", {}, ` role ${step.role}`)),
+    h("div", { class: "stages" }, stage("Filter", filters), stage("Score", scorers), stage("Pick", pick ? [pick] : [])),
+    table([["Pod"], [isCost ? "Scores (less is better: these are costs)" : "Scores"], ["Total", "number"]], order.map((pod) => candidate(step, pod, most)), "candidates"));
+}
+
+function explanation({ explanation: told, calls = [], ...record }) {
+  const prepare = told.prepare.map((part) => `${part.name} ${micros(part.took_us)}`);
+  if (told.lookup_us !== null) prepare.push(`index ${micros(told.lookup_us)}`);
+  return [
+    h("dl", { class: "facts" },
+      h("dt", {}, "Model"), h("dd", {}, record.model || "–"),
+      h("dt", {}, "Prepared by"), h("dd", {}, prepare.join(", ") || "nothing"),
+      h("dt", {}, "Decided after"), h("dd", {}, `${micros(record.decided_us)}${record.has_waited ? ", having waited for a pod" : ""}`),
+      h("dt", {}, "Cached"), h("dd", {}, `predicted ${count(record.cached_tokens.predicted)}, actually ${count(record.cached_tokens.actual)} of ${count(record.prompt_tokens)} tokens`)),
+    told.steps.map(stepOf),
+    told.hold.length ? h("section", { class: "step" }, h("h3", {}, "Hold unless"), h("ul", { class: "plain" }, told.hold.map((judge) =>
+      h("li", {}, h("b", {}, judge.name), judge.objection ? ` objects to ${judge.pod}: ${judge.objection}` : ` lets ${judge.pod} pass`)))) : null,
+    calls.length ? h("section", { class: "step" }, h("h3", {}, "Calls"), h("ol", { class: "plain" }, calls.map((call) =>
+      h("li", {}, h("b", {}, call.step), ` ${call.url} after ${micros(call.sent_us)}, first answer in ${micros(call.took_us)}`,
+        call.failure ? h("span", { class: "bad" }, ` ${call.failure}`) : "")))) : null,
+  ];
+}
+
+function panel(state) {
+  const { id, found, error } = state.ui.decision;
+  const body = error ? empty(error) : !found ? empty("Asking…") : found.explanation ? explanation(found)
+    : empty("This one was not taken down. More are with a higher ", h("code", {}, "explained"), " in the configuration.");
+  return h("aside", { class: "panel", "aria-label": "Explanation", "data-key": "panel" },
+    h("div", { class: "title" }, h("h2", {}, "Why ", h("code", {}, id.slice(0, 13)), found?.pod ? ` went to ${found.pod}` : ""),
+      h("button", { class: "chip", onclick: () => close(state) }, "close")),
+    body);
+}
+
+export const decisions = {
+  title: "Decisions",
+  draw(state) {
+    const { decisions: all, explained_per_second: explained } = state.snapshot;
+    const { ui } = state;
+    const list = ui.paused ?? all;
+    const pause = h("button", { class: "chip", "aria-pressed": String(Boolean(ui.paused)), onclick: () => { ui.paused = ui.paused ? undefined : all; state.redraw(); } },
+      ui.paused ? "paused" : "pause");
+    const heads = [["Request"], ["Pod"], ["Status", "number"], ["First byte", "number"], ["Total", "number"], ["Cached of prompt"], ["Predicted", "number"]];
+    return h("div", { class: ui.decision ? "beside" : null },
+      h("div", { "data-key": "list" },
+        h("div", { class: "title" }, h("h1", {}, "Decisions"), pause),
+        h("p", { class: "quiet" }, explained > 0
+          ? `Up to ${explained} a second are taken down in full: open one to see why. Shown first with those that did not go well.`
+          : "None are taken down in full: set `explained` in the configuration to see why requests go where they go."),
+        list.length ? table(heads, list.map((record) => row(state, record)), "cards") : empty("No request has ended yet. Send one to the client address, or try ",
+          h("code", {}, "wornpath demo"), ".")),
+      ui.decision ? panel(state) : null);
+  },
+};
+

@@ -1,0 +1,128 @@
+// Making and updating the page: elements from plain calls, updated in place so that focus and scrolling stay, and
+// numbers as people read them. Text is only ever text: nothing is read as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+const SHAPES = new Set(["svg", "path", "line", "rect", "circle", "g", "text"]);
+
+// An element. `on…` are handlers, `vars` are CSS properties, everything else is an attribute.
+export function h(tag, props, ...children) {
+  const el = SHAPES.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) el[name.toLowerCase()] = value;
+    else if (name === "vars") for (const [key, v] of Object.entries(value)) el.style.setProperty(key, v);
+    else el.setAttribute(name, value === true ? "" : value);
+  }
+  el.append(...children.flat(4).filter((child) => child !== null && child !== undefined && child !== false));
+  return el;
+}
+
+const HANDLERS = ["onclick", "onkeydown", "oninput", "onsubmit", "onchange", "onfocus"];
+const keyOf = (node) => node.nodeType === 1 ? node.getAttribute("data-key") : null;
+const isAlike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+
+// Makes what is there look like what is wanted, changing as little as possible.
+export function patch(there, wanted) {
+  if (there.nodeType !== 1) {
+    if (there.nodeValue !== wanted.nodeValue) there.nodeValue = wanted.nodeValue;
+    return;
+  }
+  for (const { name } of [...there.attributes]) {
+    if (name !== "style" && !wanted.hasAttribute(name)) there.removeAttribute(name);
+  }
+  for (const { name, value } of wanted.attributes) {
+    if (name !== "style" && there.getAttribute(name) !== value) there.setAttribute(name, value);
+  }
+  if (there.style && there.style.cssText !== wanted.style.cssText) there.style.cssText = wanted.style.cssText;
+  for (const name of HANDLERS) there[name] = wanted[name];
+  // What somebody is writing stays theirs.
+  if (there.nodeName === "TEXTAREA" || there.nodeName === "INPUT") return;
+  patchChildren(there, [...wanted.childNodes]);
+}
+
+export function patchChildren(parent, wanted) {
+  const keyed = new Map();
+  for (const child of parent.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
+  let at = parent.firstChild;
+  for (const next of wanted) {
+    const known = keyOf(next) ? keyed.get(keyOf(next)) : at && !keyOf(at) && isAlike(at, next) ? at : null;
+    if (known && isAlike(known, next)) {
+      if (known === at) at = at.nextSibling;
+      else parent.insertBefore(known, at);
+      patch(known, next);
+    } else {
+      parent.insertBefore(next, at);
+    }
+  }
+  while (at) {
+    const gone = at;
+    at = at.nextSibling;
+    gone.remove();
+  }
+}
+
+const NONE = "–";
+const is = (value) => typeof value === "number" && Number.isFinite(value);
+
+export function count(value) {
+  if (!is(value)) return NONE;
+  const [unit, word] = value >= 1e9 ? [1e9, "G"] : value >= 1e6 ? [1e6, "M"] : value >= 1e4 ? [1e3, "k"] : [1, ""];
+  const scaled = value / unit;
+  if (unit === 1) return Math.round(scaled).toLocaleString("en");
+  return scaled.toFixed(scaled < 100 ? 1 : 0) + word;
+}
+
+export const rate = (value) => !is(value) ? NONE : value >= 100 ? count(value) : value.toFixed(value >= 10 || value === 0 ? 0 : 1);
+export const percent = (value) => !is(value) ? NONE : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`;
+
+export function duration(seconds) {
+  if (!is(seconds)) return NONE;
+  if (seconds < 0.0001) return `${(seconds * 1e6).toFixed(seconds < 1e-5 ? 1 : 0)} µs`;
+  if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
+}
+
+export const micros = (value) => duration(is(value) ? value / 1e6 : value);
+
+export function bytes(value) {
+  if (!is(value)) return NONE;
+  const power = Math.min(4, Math.floor(Math.log2(Math.max(1, value)) / 10));
+  return `${(value / 1024 ** power).toFixed(power ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
+// A share as a bar, with its meaning in words beside it.
+export const bar = (share, kind = "") =>
+  h("span", { class: `bar ${kind}`, "aria-hidden": "true", vars: { "--share": Math.max(0, Math.min(1, share || 0)).toFixed(4) } });
+
+export const empty = (...words) => h("p", { class: "empty" }, words);
+
+export const table = (heads, rows, kind = "") =>
+  h("div", { class: `sheet ${kind}` },
+    h("table", {},
+      h("thead", {}, h("tr", {}, heads.map(([name, cls]) => h("th", { scope: "col", class: cls }, name)))),
+      h("tbody", {}, rows)));
+
+// A cell that says on a narrow screen, where there are no columns, what it is.
+export const cell = (label, cls, ...children) => h("td", { "data-label": label, class: cls }, children);
+
+// Lines over the last two minutes. Each line is a list of numbers or nothing; all share one scale.
+export function lines(series, { most, length = 120 } = {}) {
+  const values = series.flatMap(({ values }) => values).filter(is);
+  const top = Math.max(most ?? 0, ...values, 1e-9);
+  const shape = (values) => {
+    let path = "";
+    let pen = "M";
+    values.forEach((value, at) => {
+      if (!is(value)) { pen = "M"; return; }
+      const x = (100 * (length - values.length + at)) / (length - 1);
+      path += `${pen}${x.toFixed(2)} ${(39 - 37 * value / top).toFixed(2)}`;
+      pen = "L";
+    });
+    return path;
+  };
+  return h("svg", { class: "lines", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" },
+    h("line", { class: "floor", x1: 0, x2: 100, y1: 39.5, y2: 39.5 }),
+    series.map(({ values, cls }) => h("path", { class: cls ?? "", d: shape(values) })));
+}

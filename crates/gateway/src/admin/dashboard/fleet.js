@@ -1,0 +1,116 @@
+// The fleet at a glance: how much comes, how fast it is answered, what caches save, and how every pod is.
+
+import { bar, cell, count, duration, empty, h, lines, percent, rate, table } from "./draw.js";
+
+const last = (values) => values.at(-1);
+
+function tile(name, figures, chart, note) {
+  return h("section", { class: "tile" },
+    h("h2", {}, name),
+    h("p", { class: "figures" }, figures.map(([value, unit, cls]) =>
+      h("span", {}, h("b", { class: cls }, value), unit ? h("small", {}, unit) : null))),
+    chart,
+    h("p", { class: "quiet" }, note));
+}
+
+function tiles({ history, snapshot: { totals } }) {
+  const of = (pick) => history.map((rates) => (rates ? pick(rates) : null));
+  const requests = of((r) => r.requests);
+  const failed = of((r) => r.failed || null);
+  const [p50, p90, p99] = ["p50", "p90", "p99"].map((name) => of((r) => r.first_byte_seconds[name]));
+  const hits = of((r) => r.hit_rate);
+  const saved = of((r) => r.saved_tokens);
+  return h("div", { class: "tiles" },
+    tile("Requests", [[rate(last(requests)), "per second"], ...(last(failed) > 0 ? [[rate(last(failed)), "failed", "bad"]] : [])],
+      lines([{ values: requests }, { values: failed, cls: "bad" }]),
+      `${count(totals.requests)} since the start, ${count(totals.failed)} failed, ${count(totals.waiting)} waiting`),
+    tile("Time to first byte", [[duration(last(p50)), "p50"], [duration(last(p90)), "p90"], [duration(last(p99)), "p99"]],
+      lines([{ values: p99, cls: "faint" }, { values: p90, cls: "half" }, { values: p50 }]), "over the last five seconds"),
+    tile("Hit rate", [[percent(last(hits)), "of prompt tokens"]], lines([{ values: hits, cls: "saved" }], { most: 1 }),
+      `${percent(totals.hit_rate)} since the start, by the engines' own count`),
+    tile("Prefill saved", [[rate(last(saved)), "tokens per second"]], lines([{ values: saved, cls: "saved" }]),
+      `${count(totals.saved_tokens)} of ${count(totals.prompt_tokens)} prompt tokens were not computed`));
+}
+
+const STATE = { up: "good", draining: "warn", down: "bad", closed: "", half_open: "warn", open: "bad" };
+
+// What somebody should look at, each in one sentence.
+export function concerns({ pods, is_config_refused: refused }) {
+  const said = [];
+  if (refused) said.push(["bad", "The configuration file was refused and the old one stays: see Setup."]);
+  for (const pod of pods) {
+    if (pod.health === "down") said.push(["bad", `${pod.name} is down: it does not answer at ${pod.url}.`]);
+    else if (pod.breaker === "open") said.push(["bad", `${pod.name}: its breaker is open after failures; it gets nothing until a trial succeeds.`]);
+    if (["optimistic", "pessimistic"].includes(pod.predictions.verdict)) said.push(["warn", `${pod.name}: ${pod.predictions.meaning}`]);
+    if (pod.events.silent) said.push(["warn", `${pod.name} should send cache events and never did.`]);
+    const feed = pod.events.feed?.state;
+    if (feed === "stale" || feed === "quarantined") said.push(["warn", `${pod.name}: its cache events are ${feed}.`]);
+  }
+  return said;
+}
+
+function eventState({ events: { feed, trust, guess } }) {
+  if (!feed) return [h("span", { class: "quiet" }, guess ? "guessed" : trust), h("small", {}, "sends no events")];
+  const kind = { live: "", waiting: "quiet", unsure: "warn", partial: "warn", stale: "bad", quarantined: "bad" }[feed.state];
+  const lag = feed.lag ? `${count(feed.lag)} behind` : `heard ${duration(feed.age_seconds)} ago`;
+  return [h("span", { class: kind }, feed.state), h("small", {}, feed.age_seconds === null ? "nothing heard yet" : lag)];
+}
+
+// Predicted and actual cached tokens, one above the other on one scale.
+function hits({ predictions: p }) {
+  if (!p.checked) return [h("span", { class: "quiet" }, "–")];
+  const most = Math.max(p.predicted_tokens, p.actual_tokens, 1);
+  return [
+    h("span", {}, `${count(p.predicted_tokens)} / ${count(p.actual_tokens)}`),
+    h("span", { class: "pair", title: `predicted ${count(p.predicted_tokens)}, actual ${count(p.actual_tokens)} tokens over ${count(p.checked)} answers` },
+      bar(p.predicted_tokens / most, "thin"), bar(p.actual_tokens / most, "thin saved")),
+  ];
+}
+
+function row(pod, most) {
+  const kind = STATE[pod.health];
+  const load = pod.load.requests;
+  const state = [pod.health === "up" ? null : pod.health, pod.breaker === "closed" ? null : `breaker ${pod.breaker.replace("_", " ")}`];
+  return h("tr", { "data-key": pod.name, class: pod.health === "down" ? "down" : null },
+    h("th", { scope: "row" },
+      h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), pod.name),
+      h("small", {}, [...pod.models, ...pod.roles].join(" · ") || pod.url)),
+    cell("State", null, h("span", { class: kind === "good" ? STATE[pod.breaker] : kind }, state.filter(Boolean).join(", ") || "up"),
+      h("small", {}, pod.breaker === "closed" ? "breaker closed" : null)),
+    cell("Load", "with-bar", h("span", {}, count(load)), bar(load / most.load), h("small", {}, `${count(pod.load.prefill_tokens)} to prefill`)),
+    cell("Requests/s", "number", h("span", {}, rate(pod.requests_per_second)), h("small", {}, `${count(pod.engine.waiting)} queued`)),
+    cell("KV used", "with-bar", h("span", {}, percent(pod.engine.kv_usage)), bar(pod.engine.kv_usage, pod.engine.kv_usage > 0.95 ? "warn" : "")),
+    cell("Cached blocks", "with-bar", h("span", {}, count(pod.blocks)), bar(pod.blocks / most.blocks, "saved")),
+    cell("Hit rate", "number", h("span", {}, percent(pod.hit_rate))),
+    cell("Predicted / actual", "with-bar", hits(pod)),
+    cell("Events", null, eventState(pod)));
+}
+
+function pods({ pods }) {
+  if (pods.length === 0) {
+    return empty("There are no pods. Start with ", h("code", {}, "wornpath serve --pod URL"), ", list them under ",
+      h("code", {}, "pods"), " in the configuration, or ", h("code", {}, "POST /pods"), ".");
+  }
+  const most = {
+    load: Math.max(1, ...pods.map((pod) => pod.load.requests)),
+    blocks: Math.max(1, ...pods.map((pod) => pod.blocks)),
+  };
+  const heads = [["Pod"], ["State"], ["Load"], ["Requests/s", "number"], ["KV used"], ["Cached blocks"], ["Hit rate", "number"],
+    ["Predicted / actual"], ["Events"]];
+  return table(heads, pods.map((pod) => row(pod, most)), "cards");
+}
+
+export const fleet = {
+  title: "Fleet",
+  draw(state) {
+    const said = concerns(state.snapshot);
+    return h("div", {},
+      h("h1", { class: "hidden" }, "Fleet"),
+      said.length ? h("ul", { class: "concerns", "aria-label": "Needs attention" }, said.map(([kind, words]) =>
+        h("li", { class: kind, "data-key": words }, h("i", { class: `dot ${kind}` }), words))) : null,
+      tiles(state),
+      h("div", { class: "title" }, h("h2", {}, "Pods"),
+        h("span", { class: "quiet" }, `${state.snapshot.pods.filter((pod) => pod.health === "up").length} of ${state.snapshot.pods.length} up`)),
+      pods(state.snapshot));
+  },
+};

@@ -1,0 +1,97 @@
+// The frame around the views: which one is shown, what is known, and when it is drawn again.
+
+import { duration, empty, h, patchChildren } from "./draw.js";
+import { follow, keepToken } from "./stream.js";
+import { batches } from "./batches.js";
+import { decisions } from "./decisions.js";
+import { events } from "./events.js";
+import { fleet } from "./fleet.js";
+import { prefixes } from "./prefixes.js";
+import { profiles } from "./profiles.js";
+import { setup } from "./setup.js";
+
+// A view draws what is known. `enter` is called when it comes into sight and with every snapshot while it is.
+const VIEWS = { fleet, index: prefixes, decisions, profiles, batches, events, setup };
+const REMEMBERED = 120;
+
+const state = { snapshot: null, history: [], trouble: null, wantsToken: false, ui: {}, redraw };
+const main = document.getElementById("main");
+let drawing = false;
+
+const shown = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "fleet");
+
+// Draws at most once per frame, whatever happened in between.
+function redraw() {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    draw();
+  });
+}
+
+function draw() {
+  const name = shown();
+  document.title = `${VIEWS[name].title} · wornpath`;
+  patchChildren(document.getElementById("nav"), Object.entries(VIEWS).map(([key, view]) =>
+    h("a", { href: `#${key}`, "data-key": key, "aria-current": key === name ? "page" : null }, view.title)));
+  patchChildren(document.getElementById("pulse"), pulse());
+  const content = state.wantsToken ? token() : state.snapshot ? VIEWS[name].draw(state) : empty("Waiting for the router…");
+  content.setAttribute("data-key", state.wantsToken ? "token" : name);
+  patchChildren(main, [content]);
+}
+
+function pulse() {
+  const { snapshot, trouble } = state;
+  if (trouble || !snapshot) {
+    return [h("i", { class: "dot bad" }), h("span", {}, trouble ? "not connected" : "connecting")];
+  }
+  const kind = snapshot.readiness === "ready" ? "good" : "warn";
+  return [
+    h("i", { class: `dot ${kind}` }), h("span", {}, snapshot.readiness),
+    h("span", { class: "quiet wide" }, `up ${duration(snapshot.uptime_seconds)} · ${snapshot.version}`),
+  ];
+}
+
+function token() {
+  const given = (event) => {
+    event.preventDefault();
+    keepToken(new FormData(event.target).get("token"));
+    Object.assign(state, { wantsToken: false, trouble: null });
+    start();
+    redraw();
+  };
+  return h("section", { class: "narrow" },
+    h("h1", {}, "Token"),
+    h("p", {}, "This admin plane asks for a token: the text whose digest stands in ", h("code", {}, "listen.admin.token_digest"),
+      ". It is kept until this tab is closed."),
+    h("form", { onsubmit: given },
+      h("label", { for: "token" }, "Token"),
+      h("input", { id: "token", name: "token", type: "password", autocomplete: "current-password", required: true }),
+      h("button", { type: "submit" }, "Show the dashboard")));
+}
+
+function start() {
+  follow(
+    (snapshot) => {
+      Object.assign(state, { snapshot, trouble: null });
+      state.history.push(snapshot.rates);
+      if (state.history.length > REMEMBERED) state.history.shift();
+      VIEWS[shown()].enter?.(state);
+      redraw();
+    },
+    (trouble) => {
+      Object.assign(state, { trouble, wantsToken: trouble.status === 401 });
+      redraw();
+    },
+  );
+}
+
+addEventListener("hashchange", () => {
+  if (location.hash === "#main") return;
+  VIEWS[shown()].enter?.(state);
+  redraw();
+  scrollTo(0, 0);
+});
+start();
+draw();

@@ -1,0 +1,117 @@
+// The index: the largest prefixes in the caches as an icicle. A cell is as wide as what is cached below it, and as
+// strong as many pods hold it; below it stands what follows. Arrow keys walk along it.
+
+import { bytes, count, empty, h, rate } from "./draw.js";
+import { get } from "./stream.js";
+
+const EVERY = 3000;
+const ROWS = 12;
+let asked = 0;
+
+function enter(state) {
+  const now = performance.now();
+  if (now - asked < EVERY) return;
+  asked = now;
+  get("/index/prefixes").then((found) => {
+    state.ui.prefixes = layout(found);
+    state.redraw();
+  }, () => {});
+}
+
+// Gives every run its row and its place, as shares of the whole width.
+function layout(found) {
+  const children = found.runs.map(() => []);
+  const roots = [];
+  found.runs.forEach((run, at) => (run.follows === null ? roots : children[run.follows]).push(at));
+  const cells = found.runs.map((run) => ({ ...run, row: 0, left: 0, width: 0, children: [] }));
+  const whole = Math.max(1, roots.reduce((sum, at) => sum + cells[at].weight, 0));
+  const place = (list, row, left, width, weight) => {
+    let from = left;
+    for (const at of list) {
+      const cell = Object.assign(cells[at], { row, left: from, width: (width * cells[at].weight) / weight, children: children[at] });
+      from += cell.width;
+      place(children[at], row + 1, cell.left, cell.width, cell.weight);
+    }
+  };
+  place(roots, 0, 0, 1, whole);
+  return { ...found, roots, cells, rows: Math.min(ROWS, Math.max(0, ...cells.map((cell) => cell.row)) + 1) };
+}
+
+function walk(state, event) {
+  const { cells, roots } = state.ui.prefixes;
+  const at = state.ui.prefix ?? 0;
+  const beside = cells[at].follows === null ? roots : cells[cells[at].follows].children;
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const next = event.key === "ArrowUp" ? cells[at].follows : event.key === "ArrowDown" ? cells[at].children[0]
+    : step ? beside[beside.indexOf(at) + step] : undefined;
+  if (next === undefined || next === null) return;
+  event.preventDefault();
+  choose(state, next);
+  requestAnimationFrame(() => requestAnimationFrame(() => document.getElementById(`run-${next}`)?.focus()));
+}
+
+function choose(state, at) {
+  state.ui.prefix = at;
+  state.redraw();
+}
+
+const tokens = (found, blocks) => (found.block_size ? `${count(blocks * found.block_size)} tokens` : `${count(blocks)} blocks`);
+const holders = (found, run) => (run.holders.length === 1 ? found.pods[run.holders[0]] : `${run.holders.length} pods`);
+
+function icicle(state, found) {
+  const { pod, prefix = 0 } = state.ui;
+  const cells = found.cells.map((run, at) => {
+    if (run.row >= ROWS || run.width < 0.0015) return null;
+    const text = `${tokens(found, run.blocks)}, ${holders(found, run)}`;
+    return h("button", {
+      id: `run-${at}`, "data-key": run.prefix, class: `run${run.width < 0.05 ? " slim" : ""}${pod !== undefined && !run.holders.includes(pod) ? " off" : ""}`,
+      tabindex: at === prefix ? 0 : -1, "aria-pressed": String(at === prefix), "aria-label": `${text}, after ${tokens(found, run.depth)}`, title: text,
+      onclick: () => choose(state, at), onkeydown: (event) => walk(state, event),
+      vars: { "--left": run.left, "--width": run.width, "--row": run.row, "--held": run.holders.length / Math.max(1, found.pods.length) },
+    }, h("span", {}, tokens(found, run.blocks)), h("small", {}, holders(found, run)));
+  });
+  return h("div", { class: "icicle", role: "group", "aria-label": "Prefixes; arrow keys walk", vars: { "--rows": found.rows } }, cells);
+}
+
+function chosen(state, found) {
+  const run = found.cells[state.ui.prefix ?? 0];
+  if (!run) return null;
+  return h("dl", { class: "facts" },
+    h("dt", {}, "Prefix"), h("dd", {}, h("code", {}, run.prefix)),
+    h("dt", {}, "Reaches"), h("dd", {}, `from ${tokens(found, run.depth)} to ${tokens(found, run.depth + run.blocks)}`),
+    h("dt", {}, "Held by"), h("dd", {}, run.holders.map((pod) => h("span", { class: "chip" }, found.pods[pod]))),
+    h("dt", {}, "Followed by"), h("dd", {}, `${count(run.children.length)} continuations; ${count(run.weight)} cached blocks from here on`));
+}
+
+function filter(state, found) {
+  const choice = (name, value) => h("button", {
+    class: "chip", "data-key": `pod-${value}`, "aria-pressed": String(state.ui.pod === value),
+    onclick: () => { state.ui.pod = value; state.redraw(); },
+  }, name);
+  return h("div", { class: "chips", role: "group", "aria-label": "Highlight what a pod holds" },
+    choice("all pods", undefined), found.pods.map((name, at) => choice(name, at)));
+}
+
+function figures({ index }) {
+  const facts = [
+    [count(index.blocks), "distinct blocks"], [count(index.entries), "held over all pods"],
+    [rate(index.blocks ? index.entries / index.blocks : 0), "copies of each"], [count(index.sets), "sets of pods"],
+    [bytes(index.table_bytes), "of tables"], [count(index.suspects), "pods with holes"],
+  ];
+  return h("p", { class: "figures" }, facts.map(([value, unit]) => h("span", {}, h("b", {}, value), h("small", {}, unit))));
+}
+
+export const prefixes = {
+  title: "Index",
+  enter,
+  draw(state) {
+    const found = state.ui.prefixes;
+    const drawn = !found ? [empty("Looking at the caches…")] : found.cells.length === 0
+      ? [empty("Nothing is cached yet, as far as the router knows. It learns from the pods' cache events, or from what it sends them: send a request.")]
+      : [filter(state, found), icicle(state, found), chosen(state, found),
+        h("p", { class: "quiet" }, `The ${count(found.cells.length)} largest runs among ${count(found.looked_at)} cached blocks: wide is much, strong is held by many, below stands what follows. `,
+          found.cut_short ? `${found.cut_short} pods have more than is looked at. ` : "",
+          found.detached ? `${count(found.detached)} blocks hang on no known beginning and are left out.` : "")];
+    return h("div", {}, h("h1", {}, "Shared prefixes"), figures(state.snapshot), drawn);
+  },
+};

@@ -1,0 +1,37 @@
+//! The largest prefixes in the caches, and who holds them.
+
+use serde_json::{Value, json};
+use wornpath_index::{PrefixLimits, Run};
+
+use super::routes::{Answer, Call, Reply};
+
+/// Blocks that are looked at over all pods: some tens of milliseconds, off the way of requests.
+const MOST_BLOCKS: usize = 200_000;
+/// Runs that are told: more than a screen can show.
+const MOST_RUNS: usize = 240;
+
+pub(super) fn list(call: &Call<'_>) -> Answer {
+    let gateway = call.admin.running.gateway();
+    let roster = gateway.roster();
+    let pods: Vec<_> = roster.seats().iter().map(|seat| seat.pod.id()).collect();
+    let names: Vec<_> =
+        roster.seats().iter().map(|seat| seat.pod.facts().name.to_string()).collect();
+    let limits = PrefixLimits { blocks_per_pod: MOST_BLOCKS / pods.len().max(1), runs: MOST_RUNS };
+    let prefixes = gateway.index().prefixes(&pods, limits);
+    let block_size = gateway.settings().models.first().map(|model| model.block_size.get());
+    Ok(Reply::Json(json!({
+        "pods": names,
+        "block_size": block_size,
+        "looked_at": prefixes.looked_at,
+        "detached": prefixes.detached,
+        "cut_short": prefixes.cut_short,
+        "runs": prefixes.runs.iter().map(shown).collect::<Vec<_>>(),
+    })))
+}
+
+fn shown(run: &Run) -> Value {
+    json!({
+        "follows": run.follows, "prefix": format!("{:016x}", run.last.0), "depth": run.depth,
+        "blocks": run.blocks, "holders": run.holders, "weight": run.weight,
+    })
+}

@@ -1,0 +1,118 @@
+//! Batches as operators see them: how far each is, how long it will take, and what was planned for it.
+//!
+//! Whoever runs a batch leaves here what it planned; nothing is asked of the disk but the batch itself.
+
+use super::{Batches, unix_time};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+use wornpath_index::Moment;
+use wornpath_jobs::{Batch, Progress};
+use wornpath_planner::{Plan, Queue};
+
+/// Batches that have ended and are still shown.
+const ENDED: usize = 10;
+
+/// What is known of batches beside what is stored.
+#[derive(Default)]
+pub(super) struct Overview(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    underway: BTreeMap<String, Underway>,
+    /// The latest first, each with its plan if it came to one.
+    ended: VecDeque<(String, Option<Value>)>,
+}
+
+/// A batch whose requests are being sent.
+pub(super) struct Underway {
+    pub(super) plan: Value,
+    pub(super) progress: watch::Receiver<Progress>,
+    /// When it began to be sent.
+    pub(super) began: Moment,
+    /// Lines that had a record then.
+    pub(super) done_before: u32,
+}
+
+impl Overview {
+    /// A batch is being sent.
+    pub(super) fn begins(&self, id: &str, underway: Underway) {
+        self.known().underway.insert(id.to_owned(), underway);
+    }
+
+    /// Nobody runs a batch any more.
+    pub(super) fn ends(&self, id: &str) {
+        let mut known = self.known();
+        let plan = known.underway.remove(id).map(|underway| underway.plan);
+        known.ended.push_front((id.to_owned(), plan));
+        known.ended.truncate(ENDED);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A plan in figures: what each pod gets, and what sharing prefixes saves.
+pub(super) fn planned(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
+    let prompt_tokens: u64 = queue.jobs().map(|job| queue.prompt_tokens(job) as u64).sum();
+    let share =
+        |(at, pod): (usize, &String)| json!({"pod": pod, "requests": plan.jobs_of(at).count()});
+    json!({
+        "requests": queue.len(),
+        "copies": plan.copies().len(),
+        "prompt_tokens": prompt_tokens,
+        // What is computed at least, whoever plans, and by this plan.
+        "least_tokens": plan.least_tokens(),
+        "planned_tokens": plan.planned_tokens(),
+        "pods": pods.iter().enumerate().map(share).collect::<Vec<_>>(),
+    })
+}
+
+impl Batches {
+    /// Those that run, the newest first, and then those that ended last. Those that the store cannot tell of are
+    /// left out.
+    pub(crate) fn overview(&self, now: Moment) -> Vec<Value> {
+        let running: Vec<String> = self.running().keys().cloned().collect();
+        let ended: Vec<_> = self.overview.known().ended.iter().cloned().collect();
+        let stored = |id: &String| self.store.batch(id).ok();
+        let mut batches: Vec<Batch> = running.iter().filter_map(stored).collect();
+        batches.sort_by_key(|batch| std::cmp::Reverse((batch.created_at(), batch.id.clone())));
+        let running = batches.iter().map(|batch| self.shown(batch, now));
+        let ended = ended.into_iter().filter_map(|(id, plan)| {
+            let mut shown = self.shown(&stored(&id)?, now);
+            shown["plan"] = plan.into();
+            Some(shown)
+        });
+        running.chain(ended).collect()
+    }
+
+    fn shown(&self, batch: &Batch, now: Moment) -> Value {
+        let mut shown = json!({
+            "id": batch.id,
+            "owner": batch.owner,
+            "endpoint": batch.endpoint,
+            "status": batch.status().word(),
+            "lines": batch.counts,
+            "prompt_tokens": batch.usage.input,
+            "cached_tokens": batch.usage.cached,
+            "output_tokens": batch.usage.output,
+            "expires_in_seconds": batch.expires_at.saturating_sub(unix_time()),
+        });
+        if let Some(underway) = self.overview.known().underway.get(&batch.id) {
+            let progress = underway.progress.borrow();
+            shown["plan"] = underway.plan.clone();
+            shown["in_flight"] = progress.in_flight.into();
+            shown["pods_gone"] = progress.gone.into();
+            shown["blocked"] = progress.blocked.clone().into();
+            let done = batch.counts.total - batch.counts.pending();
+            let done = done.saturating_sub(underway.done_before);
+            if done > 0 {
+                let each = now.saturating_sub(underway.began).as_secs_f64() / f64::from(done);
+                shown["seconds_left"] = (each * f64::from(batch.counts.pending())).into();
+            }
+        }
+        shown
+    }
+}
