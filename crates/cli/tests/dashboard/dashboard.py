@@ -8,6 +8,7 @@ Prints a line for everything it has seen; with a folder for images, pictures of 
 
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ def post(url, body, kind="application/json"):
 class Traffic:
     """Chats that share long beginnings, from a few threads, until it is told to stop."""
 
-    def __init__(self, client, threads=8):
+    def __init__(self, client, threads=16):
         self.client, self.over, self.failures = client, threading.Event(), []
         self.threads = [threading.Thread(target=self.chat, args=(number,)) for number in range(threads)]
 
@@ -47,19 +48,21 @@ class Traffic:
             thread.join()
 
     def chat(self, number):
-        turn = 0
+        """Some subjects are asked about more than others; chapters are shared, questions are new."""
+        chance = random.Random(number)
+        house = "You are the assistant of a library, patient and exact. " * 8
         while not self.over.is_set():
-            topic = (number + turn) % 5
-            system = f"You know all about subject {topic}. " * (30 + 12 * topic)
-            chapter = f"Chapter {turn % 4} of {topic} says many things. " * 12
+            subject = min(int(chance.expovariate(0.5)), 9)
+            book = f"Book {subject}: " + "the story goes on and on, and something happens in it. " * (6 + 3 * subject)
+            chapter = f"Chapter {chance.randrange(6)}: " + "here it is told in detail. " * 14
+            question = "".join(chance.choice("abcdefgh ") for _ in range(chance.randrange(100, 700)))
             body = {"model": "m", "max_tokens": 12, "messages": [
-                {"role": "system", "content": system}, {"role": "user", "content": f"{chapter} Question {number}-{turn}?"}]}
+                {"role": "system", "content": house + book}, {"role": "user", "content": f"{chapter}{question}?"}]}
             try:
                 post(f"{self.client}/v1/chat/completions", body)
             except (urllib.error.URLError, OSError) as error:
                 self.failures.append(str(error))
-            turn += 1
-            self.over.wait(0.05)
+            self.over.wait(chance.random() / 10)
 
 
 def submit_batch(client):
@@ -142,6 +145,7 @@ def decisions(visit, browser):
     for wanted in ["Filter", "healthy", "Score", "Pick", "→", "Calls", "predicted"]:
         assert wanted in told, f"no {wanted} in {told}"
     assert browser.js("document.querySelectorAll('.panel .stack .part').length") >= 4, "scores are bars"
+    browser.js("scrollTo(0, 0)")
     visit.picture("decision")
     browser.click(".panel .chip")
     browser.until("it closes", lambda: not browser.js("document.querySelector('.panel') !== null"))
@@ -194,7 +198,6 @@ def setup(visit, browser):
     browser.click("#verdict .link")
     chosen = browser.js("(() => { const a = document.activeElement; return a.value?.slice(a.selectionStart, a.selectionEnd); })()")
     assert chosen == "least_lode", f"the cursor goes to the problem, not to {chosen}"
-    visit.picture("setup")
     browser.write("#pasted", BAD_PROFILE.replace("lode", "load"))
     browser.click('form button[type="submit"]')
     browser.until("the corrected one is good", lambda: "Good" in browser.text("#verdict"))

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
+mod cost;
 #[path = "../serve/gateway.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod gateway;
@@ -46,8 +47,13 @@ fn have_browser() -> bool {
 
 /// Engines that publish what they cache.
 fn engines() -> Served {
+    engines_at("2")
+}
+
+/// The same, so many times faster than real ones.
+fn engines_at(speed: &str) -> Served {
     Served::start_at(
-        "2",
+        speed,
         &["--engines", "4", "--model", "m", "--answer-tokens", "24", "--kv-tokens", "60000"],
     )
 }

@@ -69,7 +69,7 @@ function stepOf(step) {
   return h("section", { class: "step" },
     h("h3", {}, `Step ${step.step}`, step.role === step.step ? null : h("small", {}, ` role ${step.role}`)),
     h("div", { class: "stages" }, stage("Filter", filters), stage("Score", scorers), stage("Pick", pick ? [pick] : [])),
-    table([["Pod"], [isCost ? "Scores (less is better: these are costs)" : "Scores"], ["Total", "number"]], order.map((pod) => candidate(step, pod, most)), "candidates"));
+    table([["Pod"], [isCost ? "Scores (costs: shorter is better)" : "Scores"], ["Total", "number"]], order.map((pod) => candidate(step, pod, most)), "candidates"));
 }
 
 function explanation({ explanation: told, calls = [], ...record }) {

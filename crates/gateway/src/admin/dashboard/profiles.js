@@ -31,8 +31,9 @@ const bottom = (boxes, y) => (boxes.length ? y + boxes.length * (HEIGHT + GAP) :
 // Places for everything: preparers, slots, then for each step its filters, scorers and picker, and last what holds.
 function layout(graph) {
   const top = 46;
-  const slots = [...new Set([...graph.prepare, ...graph.steps.flatMap((step) => step.plugins), ...graph.hold]
-    .flatMap((card) => [...card.writes, ...card.reads]))];
+  // What a picker writes and nobody reads is its decision, which the graph shows anyway.
+  const cards = [...graph.prepare, ...graph.steps.flatMap((step) => step.plugins), ...graph.hold];
+  const slots = [...new Set([...graph.prepare.flatMap((card) => card.writes), ...cards.flatMap((card) => card.reads)])];
   const boxes = [...column(graph.prepare, 0, top, "plugin"), ...column(slots.map((plugin) => ({ plugin, reads: [], writes: [] })), COLUMN, top, "slot")];
   const heads = [["prepare", 0, 14], ...(slots.length ? [["slots", COLUMN, 14]] : [])];
   let y = 14;
@@ -79,16 +80,16 @@ function wires({ boxes, slots, floor }, lit) {
     const add = (name, kind, points) => all.push(h("path", { class: `wire ${kind}${lit === box.plugin || lit === name ? " on" : ""}`, d: rounded(points) }));
     for (const name of [...box.writes, ...box.reads]) {
       const lane = slots.indexOf(name);
+      if (lane < 0) continue;
       const slot = boxes.find((one) => one.kind === "slot" && one.plugin === name);
       const middle = slot.y + HEIGHT / 2;
       const turn = 12 + (lane % 5) * 5;
-      if (box.writes.includes(name)) add(name, "writes", [[box.x + WIDTH, at], [slot.x - turn, at], [slot.x - turn, middle], [slot.x, middle]]);
+      const low = floor + 12 + lane * 6;
+      if (box.writes.includes(name) && box.x > slot.x) add(name, "writes", [[box.x + WIDTH, at], [box.x + WIDTH + turn, at], [box.x + WIDTH + turn, low], [slot.x + WIDTH + turn, low], [slot.x + WIDTH + turn, middle], [slot.x + WIDTH, middle]]);
+      else if (box.writes.includes(name)) add(name, "writes", [[box.x + WIDTH, at], [slot.x - turn, at], [slot.x - turn, middle], [slot.x, middle]]);
       else if (box.x < slot.x) add(name, "reads", [[slot.x, middle + 6], [slot.x - turn, middle + 6], [slot.x - turn, at + 6], [box.x + WIDTH, at + 6]]);
       else if (box.x === slot.x + COLUMN) add(name, "reads", [[slot.x + WIDTH, middle], [slot.x + WIDTH + turn, middle], [slot.x + WIDTH + turn, at], [box.x, at]]);
-      else {
-        const low = floor + 12 + lane * 6;
-        add(name, "reads", [[slot.x + WIDTH, middle], [slot.x + WIDTH + turn, middle], [slot.x + WIDTH + turn, low], [box.x - turn, low], [box.x - turn, at], [box.x, at]]);
-      }
+      else add(name, "reads", [[slot.x + WIDTH, middle], [slot.x + WIDTH + turn, middle], [slot.x + WIDTH + turn, low], [box.x - turn, low], [box.x - turn, at], [box.x, at]]);
     }
   }
   return all;
