@@ -143,3 +143,33 @@ fn every_alert_asks_for_metrics_that_there_are_and_says_what_to_do() {
         }
     }
 }
+
+/// Prometheus' own opinion, where its tool is installed.
+#[test]
+fn prometheus_takes_the_alerts_and_every_expression_of_the_dashboard() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("ops");
+    fs::create_dir_all(&folder).unwrap();
+    let dashboard: Value = serde_json::from_str(&read("grafana.json")).unwrap();
+    let mut rules = "groups:\n- name: panels\n  rules:\n".to_owned();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    for (number, target) in targets.enumerate() {
+        let expression = target["expr"].as_str().unwrap().replace("$__rate_interval", "5m");
+        rules.push_str(&format!(
+            "  - record: panel{number}\n    expr: {}\n",
+            Value::from(expression)
+        ));
+    }
+    fs::write(folder.join("panels.yaml"), rules).unwrap();
+    fs::write(folder.join("alerts.yaml"), read("alerts.yaml")).unwrap();
+    let checked = std::process::Command::new("promtool")
+        .args(["check", "rules", "panels.yaml", "alerts.yaml"])
+        .current_dir(&folder)
+        .output();
+    match checked {
+        Err(_) => eprintln!("NOT SHOWN: Prometheus' own opinion, because there is no promtool"),
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}
