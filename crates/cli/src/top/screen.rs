@@ -47,8 +47,12 @@ impl Screen {
         }
         lines.push(String::new());
         let room = self.rows.map_or(DECISIONS, |rows| rows.saturating_sub(lines.len() + 1));
-        let decisions = items(&snapshot["decisions"]).take(room).map(decision_row).collect();
-        lines.extend(self.table(&DECISION_COLUMNS, decisions));
+        let decisions: Vec<_> =
+            items(&snapshot["decisions"]).take(room).map(decision_row).collect();
+        match decisions.is_empty() {
+            true => lines.push(self.line(Tone::Head, "No request has ended yet.".to_owned())),
+            false => lines.extend(self.table(&DECISION_COLUMNS, decisions)),
+        }
         lines.truncate(self.rows.unwrap_or(usize::MAX));
         lines
     }
@@ -311,5 +315,6 @@ mod tests {
         let screen = Screen { width: 80, rows: None, paint: Paint::Plain };
         let lines = screen.draw(&json!({}));
         assert!(lines[0].contains("0 of 0 pods up"), "{lines:?}");
+        assert_eq!(lines.last().unwrap(), "No request has ended yet.");
     }
 }

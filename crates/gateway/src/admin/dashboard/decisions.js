@@ -113,7 +113,7 @@ export const decisions = {
       h("div", { "data-key": "list" },
         h("div", { class: "title" }, h("h1", {}, "Decisions"), pause),
         h("p", { class: "quiet" }, explained > 0
-          ? `Up to ${explained} a second are taken down in full: open one to see why. Shown first with those that did not go well.`
+          ? `Up to ${explained} a second are taken down in full: open one to see why. Those, and those that went wrong, are listed before others.`
           : "None are taken down in full: set `explained` in the configuration to see why requests go where they go."),
         list.length ? table(heads, list.map((record) => row(state, record)), "cards") : empty("No request has ended yet. Send one to the client address, or try ",
           h("code", {}, "wornpath demo"), ".")),
