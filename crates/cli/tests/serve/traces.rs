@@ -49,7 +49,12 @@ fn a_collector_gets_a_span_for_the_request_and_below_it_for_everything_that_was_
     let root = &spans[0];
     assert_eq!((&root["parentSpanId"], &root["kind"]), (&json!(PARENT), &json!(2)));
     let names: Vec<_> = spans[1..].iter().map(|span| span["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["prepare", "lookup", "filter", "score", "pick", "call"]);
+    assert_eq!(names, ["prepare", "lookup", "filter", "score", "pick", "hold", "call"]);
+    for (span, wanted) in [(3, "healthy -0, model -0"), (4, "predicted_ttft x1"), (6, "backlog")] {
+        let told = spans[span]["attributes"].to_string();
+        assert!(told.contains(wanted), "no {wanted} in {told}");
+    }
+    assert!(spans[5]["attributes"].to_string().contains("wornpath.pod"), "who was picked");
     let time = |span: &Value, key: &str| span[key].as_str().unwrap().parse::<u128>().unwrap();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     for span in &spans[1..] {
