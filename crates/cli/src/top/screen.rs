@@ -142,7 +142,8 @@ fn word(value: &Value) -> &str {
 
 fn title(snapshot: &Value) -> String {
     let pods = items(&snapshot["pods"]).count();
-    let up = items(&snapshot["pods"]).filter(|pod| pod["health"] == "up").count();
+    let is_up = |pod: &&Value| pod["health"] == "up" && pod["breaker"] != "open";
+    let up = items(&snapshot["pods"]).filter(is_up).count();
     format!(
         "wornpath {} · {} · up {} · {up} of {pods} pods up · {} requests waiting",
         word(&snapshot["version"]),

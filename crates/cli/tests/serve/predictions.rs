@@ -6,9 +6,14 @@ use serde_json::{Value, json};
 
 /// A gateway that follows the engine's events, after enough answers for a verdict.
 fn after_answers(engines: &Served) -> Gateway {
+    after_answers_by("cache-aware", engines)
+}
+
+fn after_answers_by(policy: &str, engines: &Served) -> Gateway {
     let at = &engines.engines[0];
     let pod = format!("http://{},events=zmq://{}?replay={}", at.http, at.events, at.replay);
-    let model = ["--tokenizer", "bytes", "--model", "m", "--admin", "127.0.0.1:0"];
+    let model =
+        ["--tokenizer", "bytes", "--model", "m", "--admin", "127.0.0.1:0", "--policy", policy];
     let gateway = Gateway::start(&[&["--pod", pod.as_str()][..], &model].concat(), 1);
     for number in 0..40 {
         let text = format!("{}{number}", "the same words again and again ".repeat(40));
@@ -61,4 +66,15 @@ fn a_pod_that_tells_the_truth_is_not_reported() {
     assert_eq!(doubtful(&gateway), json!([]));
     let cache = gateway.ask("GET", "/profiles", "").json()["profiles"][0]["cache"].clone();
     assert_eq!(cache["mode"], "events", "{cache}");
+}
+
+#[test]
+fn a_profile_that_does_not_look_predicts_nothing_rather_than_zero() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = after_answers_by("round-robin", &engines);
+    let labels = format!("{{profile=\"round-robin\",pod=\"{}\"}}", engines.engines[0].http);
+    let metric = |name: &str| gateway.metric(&format!("{name}{labels}")) as u64;
+    eventually("answers are counted", || metric("wornpath_cached_tokens_total") > 0);
+    assert_eq!(metric("wornpath_predictions_checked_total"), 0);
+    assert!(metric("wornpath_prompt_tokens_told_total") > metric("wornpath_cached_tokens_total"));
 }

@@ -120,6 +120,8 @@ async fn route(
     let (name, profile) =
         routing.profile(call.path.path(), &read.request.model.base, read.request.tenant.as_ref());
     record.profile.clone_from(name);
+    // How much is said once the answer has begun.
+    record.predicted_tokens = profile.looks_up().then_some(0);
     record.model.clone_from(&read.request.model.base);
     record.tenant.clone_from(&read.request.tenant);
     let context = prepare(worker, profile, (read, length), &mut seen).await?;
@@ -299,7 +301,8 @@ fn answer(
     }
     record.retries = carried.retries;
     record.is_degraded = carried.is_degraded;
-    record.predicted_tokens = Some(carried.step.cache.tokens);
+    // Who did not look predicts nothing, not zero.
+    record.predicted_tokens = record.predicted_tokens.map(|_| carried.step.cache.tokens);
     let seat = carried.step.pod.and_then(|pod| roster.seat(pod));
     record.pod = seat.map(|seat| (seat.pod.id(), seat.pod.facts().name.clone()));
     if settings.reveal == Reveal::Pod

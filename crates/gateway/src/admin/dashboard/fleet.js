@@ -32,7 +32,10 @@ function tiles({ history, snapshot: { totals } }) {
       `${count(totals.saved_tokens)} of ${count(totals.prompt_tokens)} prompt tokens were not computed`));
 }
 
-const STATE = { up: "good", draining: "warn", down: "bad", closed: "", half_open: "warn", open: "bad" };
+// How a pod is, as one: down or cut off is bad, on its way out or on trial wants a look.
+const kindOf = ({ health, breaker }) =>
+  health === "down" || breaker === "open" ? "bad" : health === "up" && breaker === "closed" ? "good" : "warn";
+const isUp = (pod) => pod.health === "up" && pod.breaker !== "open";
 
 // What somebody should look at, each in one sentence.
 export function concerns({ pods, is_config_refused: refused }) {
@@ -40,7 +43,7 @@ export function concerns({ pods, is_config_refused: refused }) {
   if (refused) said.push(["bad", "The configuration file was refused and the old one stays: see Setup."]);
   for (const pod of pods) {
     if (pod.health === "down") said.push(["bad", `${pod.name} is down: it does not answer at ${pod.url}.`]);
-    else if (pod.breaker === "open") said.push(["bad", `${pod.name}: its breaker is open after failures; it gets nothing until a trial succeeds.`]);
+    else if (pod.breaker === "open") said.push(["bad", `${pod.name} is cut off: it failed at ${pod.url}, and gets nothing until a probe succeeds.`]);
     if (["optimistic", "pessimistic"].includes(pod.predictions.verdict)) said.push(["warn", `${pod.name}: ${pod.predictions.meaning}`]);
     if (pod.events.silent) said.push(["warn", `${pod.name} should send cache events and never did.`]);
     const feed = pod.events.feed?.state;
@@ -68,14 +71,14 @@ function hits({ predictions: p }) {
 }
 
 function row(pod, most) {
-  const kind = STATE[pod.health];
+  const kind = kindOf(pod);
   const load = pod.load.requests;
   const state = [pod.health === "up" ? null : pod.health, pod.breaker === "closed" ? null : `breaker ${pod.breaker.replace("_", " ")}`];
-  return h("tr", { "data-key": pod.name, class: pod.health === "down" ? "down" : null },
+  return h("tr", { "data-key": pod.name, class: kind === "bad" ? "down" : null },
     h("th", { scope: "row" },
       h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), pod.name),
       h("small", {}, [...pod.models, ...pod.roles].join(" · ") || pod.url)),
-    cell("State", null, h("span", { class: kind === "good" ? STATE[pod.breaker] : kind }, state.filter(Boolean).join(", ") || "up"),
+    cell("State", null, h("span", { class: kind === "good" ? null : kind }, state.filter(Boolean).join(", ") || "up"),
       h("small", {}, pod.breaker === "closed" ? "breaker closed" : null)),
     cell("Load", "with-bar", h("span", {}, count(load)), bar(load / most.load), h("small", {}, `${count(pod.load.prefill_tokens)} to prefill`)),
     cell("Requests/s", "number", h("span", {}, rate(pod.requests_per_second)), h("small", {}, `${count(pod.engine.waiting)} queued`)),
@@ -110,7 +113,7 @@ export const fleet = {
         h("li", { class: kind, "data-key": words }, h("i", { class: `dot ${kind}` }), words))) : null,
       tiles(state),
       h("div", { class: "title" }, h("h2", {}, "Pods"),
-        h("span", { class: "quiet" }, `${state.snapshot.pods.filter((pod) => pod.health === "up").length} of ${state.snapshot.pods.length} up`)),
+        h("span", { class: "quiet" }, `${state.snapshot.pods.filter(isUp).length} of ${state.snapshot.pods.length} up`)),
       pods(state.snapshot));
   },
 };
