@@ -64,7 +64,7 @@ function icicle(state, found) {
     if (run.row >= ROWS || run.width < 0.0015) return null;
     const text = `${tokens(found, run.blocks)}, ${holders(found, run)}`;
     return h("button", {
-      id: `run-${at}`, "data-key": run.prefix, class: `run${run.width < 0.05 ? " slim" : ""}${pod !== undefined && !run.holders.includes(pod) ? " off" : ""}`,
+      id: `run-${at}`, "data-key": run.prefix, class: `run${pod !== undefined && !run.holders.includes(pod) ? " off" : ""}`,
       tabindex: at === prefix ? 0 : -1, "aria-pressed": String(at === prefix), "aria-label": `${text}, after ${tokens(found, run.depth)}`, title: text,
       onclick: () => choose(state, at), onkeydown: (event) => walk(state, event),
       vars: { "--left": run.left, "--width": run.width, "--row": run.row, "--held": run.holders.length / Math.max(1, found.pods.length) },
