@@ -6,6 +6,8 @@ import { get } from "./stream.js";
 
 const EVERY = 3000;
 const ROWS = 12;
+// Pixels that a cell needs for its words.
+const LABEL = 88;
 let asked = 0;
 
 function enter(state) {
@@ -60,11 +62,12 @@ const holders = (found, run) => (run.holders.length === 1 ? found.pods[run.holde
 
 function icicle(state, found) {
   const { pod, prefix = 0 } = state.ui;
+  const room = document.querySelector(".icicle")?.clientWidth ?? innerWidth;
   const cells = found.cells.map((run, at) => {
     if (run.row >= ROWS || run.width < 0.0015) return null;
     const text = `${tokens(found, run.blocks)}, ${holders(found, run)}`;
     return h("button", {
-      id: `run-${at}`, "data-key": run.prefix, class: `run${pod !== undefined && !run.holders.includes(pod) ? " off" : ""}`,
+      id: `run-${at}`, "data-key": run.prefix, class: `run${run.width * room < LABEL ? " slim" : ""}${pod !== undefined && !run.holders.includes(pod) ? " off" : ""}`,
       tabindex: at === prefix ? 0 : -1, "aria-pressed": String(at === prefix), "aria-label": `${text}, after ${tokens(found, run.depth)}`, title: text,
       onclick: () => choose(state, at), onkeydown: (event) => walk(state, event),
       vars: { "--left": run.left, "--width": run.width, "--row": run.row, "--held": run.holders.length / Math.max(1, found.pods.length) },
