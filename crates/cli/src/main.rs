@@ -3,11 +3,13 @@
 
 mod batch;
 mod check;
+mod completions;
 mod demo;
 mod engine;
 mod events;
 mod explain;
 mod fleet;
+mod man;
 mod plan;
 mod relay;
 mod replay;
@@ -15,7 +17,7 @@ mod run;
 mod serve;
 mod top;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -38,10 +40,12 @@ struct Arguments {
 enum Command {
     Batch(batch::BatchArguments),
     Check(check::CheckArguments),
+    Completions(completions::CompletionsArguments),
     Demo(demo::DemoArguments),
     Engine(Box<engine::EngineArguments>),
     Explain(explain::ExplainArguments),
     Events(events::EventsArguments),
+    Man(man::ManArguments),
     Relay(relay::RelayArguments),
     Plan(plan::PlanArguments),
     Replay(replay::ReplayArguments),
@@ -72,10 +76,14 @@ fn run() -> anyhow::Result<ExitCode> {
     let result = match command {
         Command::Batch(arguments) => batch::run(&arguments, &mut out).map(done),
         Command::Check(arguments) => check::run(&arguments, &mut out),
+        Command::Completions(arguments) => {
+            completions::run(&arguments, Arguments::command(), &mut out).map(done)
+        }
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Engine(arguments) => engine::run(&arguments, &mut out).map(done),
         Command::Explain(arguments) => explain::run(&arguments, &mut out),
         Command::Events(arguments) => events::run(&arguments, &mut out).map(done),
+        Command::Man(arguments) => man::run(&arguments, Arguments::command(), &mut out).map(done),
         Command::Relay(arguments) => relay::run(&arguments, &mut out).map(done),
         Command::Plan(arguments) => plan::run(&arguments, &mut out).map(done),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
