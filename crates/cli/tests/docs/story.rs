@@ -14,15 +14,17 @@ use std::time::{Duration, Instant};
 
 const WITHIN: Duration = Duration::from_secs(90);
 
-/// A process that was just started may not listen yet: `curl` tries again, and what is refused fails.
+/// A process that was just started may not listen yet: `curl` tries again. What is refused fails, except where
+/// the page shows what is said.
 const PRELUDE: &str = r#"set -Eeuo pipefail
 at=start
 trap 'echo "$at: status $?: $BASH_COMMAND" >&2' ERR
 curl() {
-  local try status=0
+  local try status=0 fail=--fail-with-body
+  [ -z "${shown-}" ] || fail=
   for try in $(seq 80); do
     status=0
-    command curl -sS --max-time 20 --retry 4 --retry-max-time 8 --fail-with-body "$@" || status=$?
+    command curl -sS --max-time 20 --retry 4 --retry-max-time 8 $fail "$@" || status=$?
     [ "$status" = 7 ] || return "$status"
     sleep 0.1
   done
@@ -79,12 +81,8 @@ impl Story {
     fn show(&mut self, block: &Block) -> String {
         let mut script = String::new();
         for told in told(&block.text) {
-            let _ = writeln!(
-                script,
-                "{{ {}\n}} > said.{} 2>&1 || true",
-                told.command,
-                self.expected.len()
-            );
+            let (command, file) = (&told.command, format!("said.{}", self.expected.len()));
+            let _ = writeln!(script, "shown=yes\n{{ {command}\n}} > {file} 2>&1 || true\nshown=");
             self.expected.push((block.line, told));
         }
         script

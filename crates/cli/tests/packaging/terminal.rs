@@ -58,7 +58,7 @@ fn every_command_has_a_manual_page_without_a_fault() {
         }
         if has("groff") {
             let read = Command::new("groff")
-                .args(["-man", "-Tutf8", "-ww", "-z"])
+                .args(["-man", "-Tutf8", "-ww", "-Wbreak", "-z"])
                 .arg(&path)
                 .output()
                 .unwrap();
