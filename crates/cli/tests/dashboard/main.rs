@@ -1,6 +1,7 @@
 //! The dashboard in a real browser, and `wornpath top`: both in front of the real binary under traffic.
 //!
 //! With `WORNPATH_SCREENSHOTS=1` the pictures under `docs/images/` are made anew.
+#![allow(clippy::print_stdout, reason = "what the browser saw is worth knowing")]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 

@@ -143,7 +143,7 @@ mod tests {
     /// How often a key that is nearly right took longer than one that is all wrong; a half if time tells nothing.
     fn told_apart(compare: Compare) -> f64 {
         let right = KeyDigest([7; 32]);
-        let mut nearly = right.clone();
+        let mut nearly = right;
         nearly.0[31] ^= 1;
         let wrong = KeyDigest([9; 32]);
         let time = |given: &KeyDigest| {
