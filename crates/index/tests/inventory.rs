@@ -1,4 +1,5 @@
 //! An inventory entered again is the same pod: to queries, to digests, and to everything that is said afterwards.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![cfg(not(any(loom, shuttle)))]
 
 use proptest::prelude::*;

@@ -34,7 +34,10 @@ fn shared() -> (Index, [PodId; 2]) {
     (index, pods)
 }
 
-fn summary(prefixes: &Prefixes) -> Vec<(Option<usize>, usize, usize, Vec<usize>, usize)> {
+/// Of one prefix: its fields, in their order.
+type Summary = (Option<usize>, usize, usize, Vec<usize>, usize);
+
+fn summary(prefixes: &Prefixes) -> Vec<Summary> {
     let told = |run: &Run| (run.follows, run.depth, run.blocks, run.holders.clone(), run.weight);
     prefixes.runs.iter().map(told).collect()
 }

@@ -36,21 +36,21 @@ enum Tone {
 impl Screen {
     /// The lines, none wider than the screen and no more than it has.
     pub(super) fn draw(&self, snapshot: &Value) -> Vec<String> {
-        let mut lines = vec![self.line(Tone::Usual, title(snapshot))];
-        lines.push(self.line(Tone::Usual, figures(snapshot)));
+        let mut lines = vec![self.line(Tone::Usual, &title(snapshot))];
+        lines.push(self.line(Tone::Usual, &figures(snapshot)));
         lines.push(String::new());
         lines.extend(self.table(&POD_COLUMNS, items(&snapshot["pods"]).map(pod_row).collect()));
         let batches: Vec<_> = items(&snapshot["batches"]).map(batch_line).collect();
         if !batches.is_empty() {
             lines.push(String::new());
-            lines.extend(batches.into_iter().map(|text| self.line(Tone::Usual, text)));
+            lines.extend(batches.into_iter().map(|text| self.line(Tone::Usual, &text)));
         }
         lines.push(String::new());
         let room = self.rows.map_or(DECISIONS, |rows| rows.saturating_sub(lines.len() + 1));
         let decisions: Vec<_> =
             items(&snapshot["decisions"]).take(room).map(decision_row).collect();
         match decisions.is_empty() {
-            true => lines.push(self.line(Tone::Head, "No request has ended yet.".to_owned())),
+            true => lines.push(self.line(Tone::Head, "No request has ended yet.")),
             false => lines.extend(self.table(&DECISION_COLUMNS, decisions)),
         }
         lines.truncate(self.rows.unwrap_or(usize::MAX));
@@ -63,12 +63,12 @@ impl Screen {
             cells.collect::<Vec<_>>().join("  ")
         };
         let head: Vec<_> = columns.iter().map(|column| column.name.to_owned()).collect();
-        let mut lines = vec![self.line(Tone::Head, shown(&head))];
-        lines.extend(rows.into_iter().map(|(tone, cells)| self.line(tone, shown(&cells))));
+        let mut lines = vec![self.line(Tone::Head, &shown(&head))];
+        lines.extend(rows.into_iter().map(|(tone, cells)| self.line(tone, &shown(&cells))));
         lines
     }
 
-    fn line(&self, tone: Tone, text: String) -> String {
+    fn line(&self, tone: Tone, text: &str) -> String {
         let text: String = text.trim_end().chars().take(self.width).collect();
         let code = match (self.paint, tone) {
             (Paint::Plain, _) | (_, Tone::Usual) => return text,

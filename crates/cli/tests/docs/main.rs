@@ -4,6 +4,7 @@
 //! says why, in a comment before it: `<!-- not run: needs a GPU -->`. `<!-- file: name -->` writes a block to a
 //! file first, `<!-- input: name -->` only writes it.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::disallowed_methods, reason = "commands run in real time")]
 
 mod help;
 mod page;
@@ -55,16 +56,16 @@ fn the_commands_and_configurations_of_every_page_work() {
             scope.spawn(work);
         }
     });
-    report(wrong.into_inner().unwrap());
+    report(&wrong.into_inner().unwrap());
 }
 
 #[test]
 fn a_block_that_is_not_run_says_why() {
     report(
-        pages()
+        &pages()
             .iter()
             .flat_map(|page| page.blocks().into_iter().filter_map(|block| silent(page, &block)))
-            .collect(),
+            .collect::<Vec<_>>(),
     );
 }
 
@@ -108,7 +109,7 @@ fn every_option_and_command_that_a_page_names_exists() {
             }
         }
     }
-    report(wrong);
+    report(&wrong);
 }
 
 /// In tables from other routers' options to ours, the column after the other's is ours.
@@ -131,7 +132,7 @@ fn every_option_of_ours_in_the_tables_for_movers_exists() {
         }
     }
     assert!(seen > 20, "only {seen} options were found in the tables");
-    report(wrong);
+    report(&wrong);
 }
 
 #[test]
@@ -156,7 +157,7 @@ fn every_link_inside_the_repository_leads_somewhere() {
             }
         }
     }
-    report(wrong);
+    report(&wrong);
 }
 
 #[test]
@@ -176,7 +177,7 @@ fn every_page_says_what_it_is_for_and_is_found_from_the_index() {
             wrong.push(format!("{}: it does not open with a title and a sentence", page.path));
         }
     }
-    report(wrong);
+    report(&wrong);
 }
 
 /// Tests, metrics and keys that pages name are those that there are.
@@ -203,7 +204,7 @@ fn every_test_metric_and_key_that_a_page_names_exists() {
             );
         }
     }
-    report(wrong);
+    report(&wrong);
 }
 
 /// Whether `section.key` exists, if there is such a section.
@@ -253,6 +254,6 @@ fn beside(page: &str, link: &str) -> String {
     plain.to_str().unwrap().replace('\\', "/")
 }
 
-fn report(wrong: Vec<String>) {
+fn report(wrong: &[String]) {
     assert!(wrong.is_empty(), "{} found:\n{}", wrong.len(), wrong.join("\n"));
 }

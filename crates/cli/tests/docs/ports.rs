@@ -45,7 +45,7 @@ fn ports(text: &str) -> Vec<(usize, u16)> {
         let is_named = [":", "port ", "port: ", "replay="].iter().any(|end| before.ends_with(end));
         match text[start..at].parse() {
             Ok(port) if digits == 4 && is_named && NAMED.contains(&port) => {
-                found.push((start, port))
+                found.push((start, port));
             }
             _ => {}
         }

@@ -1,6 +1,7 @@
 //! Faults in virtual time: whatever the link and the engine do, the index comes to hold exactly what the
 //! engine holds, within its bound, and asks no more than once a second. Every world runs from a seed;
 //! `WORNPATH_SEED=7` runs that one alone, `WORNPATH_SEEDS=1000` runs as many.
+#![allow(clippy::print_stdout, reason = "seeds are worth knowing")]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 mod checkpoint;
