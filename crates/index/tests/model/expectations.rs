@@ -57,6 +57,9 @@ pub(crate) fn run(seed: u64, operations: usize) {
             60..80 => {
                 let expires = now + Duration::from_millis(rng.below(400) as u64);
                 assert!(writer.expect(*id, &chain, expires).expect("it lives"));
+                // Time is counted in steps of 50 ms, and nothing expires early.
+                let steps = expires.as_millis().div_ceil(50) as u64;
+                let expires = Duration::from_millis(steps * 50);
                 for node in &path {
                     if !pod.really_holds(*node) {
                         let until = pod.expected.entry(*node).or_insert(expires);
