@@ -1,3 +1,5 @@
+//! Expectations one by one, and against a naive model of them.
+
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;

@@ -206,7 +206,7 @@ fn escaped(written: &[u8]) -> Option<(char, usize)> {
     }
 }
 
-/// The number of `\uXXXX` at the beginning.
+/// The number of `\u` and four digits at the beginning.
 fn unit(written: &[u8]) -> Option<u16> {
     let digits = written.strip_prefix(b"\\u")?.get(..4)?;
     let is_number = digits.iter().all(u8::is_ascii_hexdigit);
