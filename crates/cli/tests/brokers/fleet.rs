@@ -39,6 +39,7 @@ impl Drop for Router {
 pub(crate) struct Fleet {
     /// The last one listens to the engines themselves.
     routers: Vec<Router>,
+    kind: String,
     resting: Arc<AtomicBool>,
     asking: Arc<AtomicUsize>,
     _relay: Process,
@@ -88,7 +89,8 @@ impl Fleet {
             router("direct", "", &zmq),
         ];
         let (resting, asking) = (Arc::default(), Arc::default());
-        Self { routers, resting, asking, _relay: relay, _engines: engines }
+        let kind = kind.to_owned();
+        Self { routers, kind, resting, asking, _relay: relay, _engines: engines }
     }
 
     pub(crate) fn begin_traffic(&self) -> Traffic {
@@ -121,10 +123,8 @@ impl Fleet {
             let is_live = direct.iter().all(|pod| pod.0 == "live" && !pod.1.starts_with("0:"));
             let at_rest = self.asking.load(Relaxed) == 0;
             if at_rest && is_live && others.iter().all(|other| other == direct) {
-                println!(
-                    "{what}: all routers agree {:?} after its return: {direct:?}",
-                    returned.elapsed()
-                );
+                let (kind, took) = (&self.kind, returned.elapsed());
+                println!("{kind}, {what}: all agree {took:?} after its return: {direct:?}");
                 break;
             }
             assert!(returned.elapsed() < WITHIN, "{what}: after {WITHIN:?}: {known:?}");
