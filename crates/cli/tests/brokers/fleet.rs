@@ -124,7 +124,7 @@ impl Fleet {
             let at_rest = self.asking.load(Relaxed) == 0;
             if at_rest && is_live && others.iter().all(|other| other == direct) {
                 let (kind, took) = (&self.kind, returned.elapsed());
-                println!("{kind}, {what}: all agree {took:?} after its return: {direct:?}");
+                eprintln!("{kind}, {what}: all agree {took:?} after its return: {direct:?}");
                 break;
             }
             assert!(returned.elapsed() < WITHIN, "{what}: after {WITHIN:?}: {known:?}");

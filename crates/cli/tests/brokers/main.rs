@@ -41,7 +41,7 @@ fn requests_and_routers_survive(kind: &'static str, mut broker: Server) {
     fleet.agree("wiped");
 
     let (answered, longest) = traffic.end();
-    println!("{kind}: {answered} requests answered, the longest took {longest:?}");
+    eprintln!("{kind}: {answered} requests answered, the longest took {longest:?}");
     assert!(answered > 100, "only {answered} requests");
     assert!(longest < Duration::from_secs(5), "a request took {longest:?}");
 }

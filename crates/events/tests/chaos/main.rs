@@ -48,7 +48,7 @@ fn seeds() -> Range<u64> {
         (Some(seed), _) => seed..seed + 1,
         (None, count) => 0..count.unwrap_or(24),
     };
-    println!("seeds {seeds:?}");
+    eprintln!("seeds {seeds:?}");
     seeds
 }
 
