@@ -84,7 +84,7 @@ fn run(arguments: &[&str]) {
     let (told, wrong) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{told}{wrong}");
-    println!("{told}");
+    eprint!("{told}");
 }
 
 #[test]
