@@ -34,10 +34,10 @@ fn shared() -> (Index, [PodId; 2]) {
     (index, pods)
 }
 
-/// Of one prefix: its fields, in their order.
-type Summary = (Option<usize>, usize, usize, Vec<usize>, usize);
+/// What a run follows, its depth, its blocks, who holds it, and its weight.
+type Told = (Option<usize>, usize, usize, Vec<usize>, usize);
 
-fn summary(prefixes: &Prefixes) -> Vec<Summary> {
+fn summary(prefixes: &Prefixes) -> Vec<Told> {
     let told = |run: &Run| (run.follows, run.depth, run.blocks, run.holders.clone(), run.weight);
     prefixes.runs.iter().map(told).collect()
 }
