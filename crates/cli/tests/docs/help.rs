@@ -13,11 +13,12 @@ impl Help {
     pub(crate) fn objects(&self, line: &str) -> Option<String> {
         let mut words = line.split_whitespace().skip(1).peekable();
         let mut command = Vec::new();
-        while let Some(word) = words.next_if(|word| is_name(word)) {
-            if !self.of(&command).contains(&format!("\n  {word} ")) {
-                break;
-            }
+        while let Some(word) = words.peek().copied()
+            && is_name(word)
+            && self.of(&command).contains(&format!("\n  {word} "))
+        {
             command.push(word.to_owned());
+            words.next();
         }
         let help = self.of(&command);
         if help.contains("\nCommands:\n")
