@@ -79,7 +79,8 @@ impl Story {
 
     /// What a command says is kept, and compared when the page has ended.
     fn show(&mut self, block: &Block) -> String {
-        let mut script = String::new();
+        // A request is noted when its client already has the answer; a page may ask for it at once.
+        let mut script = "sleep 0.2\n".to_owned();
         for told in told(&block.text) {
             let (command, file) = (&told.command, format!("said.{}", self.expected.len()));
             let _ = writeln!(script, "shown=yes\n{{ {command}\n}} > {file} 2>&1 || true\nshown=");
