@@ -8,7 +8,7 @@ use std::time::Duration;
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
 use wornpath_routing::described::{BuiltFleet, FleetDescription};
-use wornpath_routing::{Problems, Prompt, Request, TextTokenizer, Tokenize, TokenizeError};
+use wornpath_routing::{ByteTokenizer, Problems, TextTokenizer, Tokenize};
 
 /// Reads a described fleet, or says everything that is wrong with it.
 pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<Result<FleetDescription, Problems>> {
@@ -37,7 +37,7 @@ pub(crate) fn build(
 /// A tokenizer by its folder, looked for in `beside`; or `bytes`.
 pub(crate) fn tokenizer(beside: &Path, name: &str) -> anyhow::Result<Arc<dyn Tokenize>> {
     Ok(match name {
-        "bytes" => Arc::new(Bytes),
+        "bytes" => Arc::new(ByteTokenizer),
         folder => Arc::new(load(&beside.join(folder))?),
     })
 }
@@ -55,27 +55,4 @@ fn load(folder: &Path) -> anyhow::Result<TextTokenizer> {
         None
     };
     Ok(TextTokenizer::new(tokenizer, template))
-}
-
-/// Every byte of the text is a token: to try a profile without a tokenizer.
-struct Bytes;
-
-impl Tokenize for Bytes {
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-        let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
-        match &request.prompt {
-            Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
-            Prompt::Text(text) => push(text),
-            Prompt::Chat { messages, .. } => {
-                for message in messages.iter() {
-                    push(message["role"].as_str().unwrap_or_default());
-                    match &message["content"] {
-                        serde_json::Value::String(text) => push(text),
-                        other => push(&other.to_string()),
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
 }

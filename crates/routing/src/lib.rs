@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod assembly;
+mod bytes;
 mod context;
 mod decide;
 pub mod described;
@@ -71,6 +72,7 @@ mod written;
 mod yaml;
 
 pub use assembly::{Assembly, Refused};
+pub use bytes::ByteTokenizer;
 pub use context::{Desk, Remember, RoutingContext, Settled, Unsettled, World};
 pub use decide::Retry;
 pub use explain::{

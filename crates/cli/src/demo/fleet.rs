@@ -11,7 +11,7 @@ use wornpath_gateway::config::shipped;
 use wornpath_gateway::{
     Drain, EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, Settings,
 };
-use wornpath_routing::{Prompt, Request, Role, Tokenize, TokenizeError};
+use wornpath_routing::{ByteTokenizer, Role};
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
 use wornpath_sim::{Profile, Settings as EngineSettings};
 
@@ -67,7 +67,7 @@ impl Fleet {
         let model = ModelSettings {
             name: ENGINE.to_owned(),
             block_size: EngineSettings::default().block_size,
-            tokenizer: Some(Arc::new(AsEngines)),
+            tokenizer: Some(Arc::new(ByteTokenizer)),
             aliases: Vec::new(),
         };
         let pods = self.engines.iter().enumerate();
@@ -110,25 +110,4 @@ fn profile(policy: &str) -> anyhow::Result<NamedProfile> {
     let text = shipped(policy).with_context(|| format!("no profile `{policy}` is shipped"))?;
     let file = format!("shipped profile `{policy}`");
     Ok(NamedProfile { name: policy.to_owned(), file, text: text.to_owned() })
-}
-
-/// The tokens of simulated engines without a tokenizer: bytes, a chat as `<|role|>` lines.
-struct AsEngines;
-
-impl Tokenize for AsEngines {
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-        let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
-        match &request.prompt {
-            Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
-            Prompt::Text(text) => push(text),
-            Prompt::Chat { messages, .. } => {
-                for message in messages.iter() {
-                    let text = |field: &str| message[field].as_str().unwrap_or_default();
-                    push(&format!("<|{}|>\n{}\n", text("role"), text("content")));
-                }
-                push("<|assistant|>\n");
-            }
-        }
-        Ok(())
-    }
 }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use std::{fs, io};
 
-use serde_json::Value;
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
-use wornpath_routing::{Prompt, Request, TextTokenizer, Tokenize, TokenizeError};
+use wornpath_routing::{ByteTokenizer, TextTokenizer, Tokenize};
 
 use super::TokenizerChoice;
 use super::outside::Beside;
@@ -57,7 +56,7 @@ impl Tokenizers {
     ) -> Result<Option<Arc<dyn Tokenize>>, TokenizerError> {
         let folder = match choice {
             TokenizerChoice::None => return Ok(None),
-            TokenizerChoice::Bytes => return Ok(Some(Arc::new(Bytes))),
+            TokenizerChoice::Bytes => return Ok(Some(Arc::new(ByteTokenizer))),
             TokenizerChoice::Folder(folder) => self.beside.path(folder),
         };
         let changed =
@@ -93,35 +92,4 @@ fn load(folder: &Path) -> Result<TextTokenizer, TokenizerError> {
         .map_err(|error| unusable(&path, &error))?;
     // A model without a template has no chat; its completions can be routed all the same.
     Ok(TextTokenizer::new(tokenizer, ChatTemplate::from_config(&config).ok()))
-}
-
-/// Every byte of the text is a token, and a chat is lines after `<|role|>`: what simulated engines do that
-/// have no tokenizer.
-struct Bytes;
-
-impl Tokenize for Bytes {
-    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-        let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
-        match &request.prompt {
-            Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
-            Prompt::Text(text) => push(text),
-            Prompt::Chat { messages, .. } => {
-                for message in messages.iter() {
-                    push(&format!("<|{}|>\n", message["role"].as_str().unwrap_or_default()));
-                    match &message["content"] {
-                        Value::Array(parts) => {
-                            parts
-                                .iter()
-                                .filter_map(|part| part["text"].as_str())
-                                .for_each(&mut push);
-                        }
-                        content => push(content.as_str().unwrap_or_default()),
-                    }
-                    push("\n");
-                }
-                push("<|assistant|>\n");
-            }
-        }
-        Ok(())
-    }
 }
