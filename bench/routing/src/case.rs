@@ -80,11 +80,14 @@ impl Case {
     }
 
     pub(crate) fn name(&self) -> String {
+        format!("{}, {} seeds", self.name_of_one(), self.seeds)
+    }
+
+    /// What every seed of it is called.
+    pub(crate) fn name_of_one(&self) -> String {
         let file = self.file.trim_end_matches(".jsonl");
-        format!(
-            "{file}, {} pods {}, speed {}, {} seeds",
-            self.pods, self.engine, self.speed, self.seeds
-        )
+        let copies = if self.copies > 1 { format!(" x{}", self.copies) } else { String::new() };
+        format!("{file}{copies}, {} pods {}, speed {}", self.pods, self.engine, self.speed)
     }
 
     pub(crate) fn read(&self, folder: &Path) -> anyhow::Result<Trace> {

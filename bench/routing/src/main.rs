@@ -5,6 +5,7 @@
 
 mod case;
 mod disturbance;
+mod kept;
 mod made;
 mod policy;
 mod score;
@@ -12,6 +13,7 @@ mod score;
 use anyhow::{Context, bail, ensure};
 use case::Case;
 use disturbance::Disturbance;
+use kept::Place;
 use policy::Policy;
 use score::{Figures, Row};
 use std::path::PathBuf;
@@ -21,9 +23,10 @@ use wornpath_sim::replay::{Summary, Trace, replay};
 
 const USAGE: &str = "\
 bench/run routing --traces DIR [--quick] [--save] [--pods 8|16] [--case FILE,ENGINE,PODS,SPEED[,COPIES]]...
-  [--policy NAME]... [--ours FILE] [--seeds N] [--threads N]
+  [--policy NAME]... [--ours FILE] [--seeds N] [--threads N] [--keep FOLDER]
   [--part none|late-events|slow-pods|known-slow-pods|pod-leaves|wrong-profile|two-routers|queue]...
 DIR may come from WORNPATH_TRACES. Without any folder generated traffic is replayed, which no profile was tuned on.
+With --keep every replay's figures are kept in the folder, and those that are there are not computed again.
 Without --part all of them are run; those after the first at 8 pods, with one seed unless --seeds says otherwise.
 ";
 
@@ -36,6 +39,7 @@ struct Options {
     ours: Option<PathBuf>,
     seeds: Option<u64>,
     threads: usize,
+    keep: Option<PathBuf>,
     parts: Vec<Part>,
 }
 
@@ -90,6 +94,7 @@ fn options() -> anyhow::Result<Options> {
         ours: None,
         seeds: None,
         threads: 2,
+        keep: None,
         parts: Vec::new(),
     };
     let mut arguments = std::env::args().skip(1);
@@ -106,6 +111,7 @@ fn options() -> anyhow::Result<Options> {
             "--ours" => options.ours = Some(value()?.into()),
             "--seeds" => options.seeds = Some(value()?.parse()?),
             "--threads" => options.threads = value()?.parse()?,
+            "--keep" => options.keep = Some(value()?.into()),
             "--part" => options.parts.push(Part::parse(&value()?)?),
             _ => bail!("`{argument}` is no option\n{USAGE}"),
         }
@@ -120,6 +126,10 @@ fn options() -> anyhow::Result<Options> {
 fn main() -> anyhow::Result<()> {
     let options = options()?;
     let policies = policies(&options)?;
+    if let Some(folder) = &options.keep {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+    }
     let (mut verdicts, mut last) = (String::new(), String::new());
     for part in &options.parts {
         let mut policies = policies.clone();
@@ -134,7 +144,7 @@ fn main() -> anyhow::Result<()> {
         for (case, trace) in cases(&options, *part)? {
             println!("{}", case.name());
             println!("{}", score::HEADER);
-            let figures = run(&case, &trace, &policies, (*part, options.threads))?;
+            let figures = run(&case, &trace, &policies, (*part, &options))?;
             for (policy, figures) in policies.iter().zip(&figures) {
                 println!("{}", score::line(&policy.name, figures));
             }
@@ -207,7 +217,7 @@ fn run(
     case: &Case,
     trace: &Trace,
     policies: &[Policy],
-    (part, threads): (Part, usize),
+    (part, options): (Part, &Options),
 ) -> anyhow::Result<Vec<Figures>> {
     let seeds = case.seeds as usize;
     let next = AtomicUsize::new(0);
@@ -218,16 +228,23 @@ fn run(
             let Some(policy) = policies.get(job / seeds) else { return Ok(()) };
             let seed = (job % seeds) as u64 + 1;
             let mut fleet = case.fleet(seed)?;
+            let yaml = policy.written_for(fleet.engine.step_cost().per_prefill_token);
+            let known_by = (part.name(), case.name_of_one(), seed, &yaml);
+            let place = Place::of(options.keep.as_deref(), &policy.name, known_by);
+            if let Some(kept) = place.read() {
+                done.lock().expect("no replay panics")[job] = Some(kept);
+                continue;
+            }
             let traffic = case.traffic(trace, seed);
             part.disturbance().apply(&mut fleet, &traffic);
-            let yaml = policy.written_for(fleet.engine.step_cost().per_prefill_token);
             let records = replay(&traffic, (&policy.name, &yaml), &fleet)?;
             let summary = Summary::of(&traffic, &records);
+            place.write(&summary)?;
             done.lock().expect("no replay panics")[job] = Some(summary);
         }
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..options.threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no replay panics"))
     })?;
     let summaries: Vec<Summary> =

@@ -2,11 +2,11 @@
 
 use super::run::Record;
 use super::trace::Trace;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Percentiles of a time, in milliseconds.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Percentiles {
     /// Half take at most this.
     pub p50: f64,
@@ -19,7 +19,7 @@ pub struct Percentiles {
 }
 
 /// What is worth knowing of a replay.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Summary {
     /// Requests in all.
     pub requests: usize,
