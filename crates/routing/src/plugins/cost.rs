@@ -170,7 +170,9 @@ pub(crate) struct Burden {
     pub(crate) queued: f64,
     /// How much slower it is than its kind.
     pub(crate) paces: Paces,
-    /// Requests that decode.
+    /// Requests that it has.
+    pub(crate) requests: f64,
+    /// Of those, who decodes already.
     pub(crate) decoding: f64,
     /// Tokens in their contexts.
     pub(crate) contexts: f64,
@@ -189,7 +191,7 @@ pub(crate) struct Prices {
     pub(crate) eviction: f64,
     /// For a full KV cache, in milliseconds.
     pub(crate) pressure: f64,
-    /// For every decoding request, of what the new one adds to its steps.
+    /// For every request there, of what the new one adds to its steps.
     pub(crate) interference: f64,
 }
 
@@ -208,7 +210,7 @@ pub(crate) struct Terms {
     pub(crate) eviction: f64,
     /// Coming nearer to a KV cache in which nothing fits.
     pub(crate) pressure: f64,
-    /// Slowing those who decode.
+    /// Slowing those who are there.
     pub(crate) interference: f64,
 }
 
@@ -259,7 +261,8 @@ pub(crate) fn terms(
         eviction: prices.eviction * speed.token * evicted,
         // The twelfth power is nothing at half and everything when full (found on replayed traces).
         pressure: prices.pressure * (after.powi(12) - used.powi(12)),
-        interference: prices.interference * burden.decoding * delay,
+        // Whoever is there decodes beside this prompt: those before it in the queue have been computed by then.
+        interference: prices.interference * burden.requests * delay,
     }
 }
 
@@ -272,6 +275,7 @@ mod tests {
         pending: 0.0,
         queued: 0.0,
         paces: Paces { prefill: 1.0, steps: 1.0 },
+        requests: 0.0,
         decoding: 0.0,
         contexts: 0.0,
         reported: 0.0,
@@ -313,8 +317,8 @@ mod tests {
     #[test]
     fn prices_count_only_if_they_are_set_and_grow_with_what_they_are_for() {
         let prices = Prices { miss: 1.0, eviction: 0.5, pressure: 10_000.0, interference: 0.006 };
-        let half = Burden { reported: 470_000.0, decoding: 20.0, ..IDLE };
-        let full = Burden { reported: 930_000.0, decoding: 20.0, ..IDLE };
+        let half = Burden { reported: 470_000.0, requests: 20.0, ..IDLE };
+        let full = Burden { reported: 930_000.0, requests: 20.0, ..IDLE };
         let (at_half, at_full) = (of(&prices, 8000.0, half), of(&prices, 8000.0, full));
         assert!((at_half.miss - at_half.own).abs() < 1e-9);
         assert!(at_half.pressure < 25.0 && at_full.pressure > 800.0, "{at_half:?} {at_full:?}");
@@ -327,7 +331,7 @@ mod tests {
     #[test]
     fn a_slow_pod_takes_longer_and_costs_others_as_much_as_a_fast_one() {
         let prices = Prices { miss: 1.5, interference: 0.005, ..FREE };
-        let busy = Burden { decoding: 20.0, ..IDLE };
+        let busy = Burden { requests: 20.0, decoding: 20.0, ..IDLE };
         let slow = Burden { paces: Paces { prefill: 2.0, steps: 4.0 }, ..busy };
         let (fast, slow) = (of(&prices, 5000.0, busy), of(&prices, 5000.0, slow));
         assert_eq!((slow.own, slow.steps), (2.0 * fast.own, 4.0 * fast.steps));
