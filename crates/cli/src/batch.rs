@@ -3,7 +3,7 @@
 mod call;
 
 use anyhow::{Context, ensure};
-use call::Service;
+pub(crate) use call::Service;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -69,7 +69,7 @@ enum BatchCommand {
 /// Does what is asked.
 pub(crate) fn run(arguments: &BatchArguments, out: &mut impl Write) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let service = Service::at(&arguments.gateway, arguments.api_key.as_deref())?;
+    let service = Service::at("--gateway", &arguments.gateway, arguments.api_key.as_deref())?;
     runtime.block_on(answer(&arguments.command, &service, out))
 }
 

@@ -16,6 +16,7 @@ mod replay;
 mod run;
 mod serve;
 mod top;
+mod trace;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
@@ -52,6 +53,7 @@ enum Command {
     Run(Box<run::RunArguments>),
     Serve(Box<serve::ServeArguments>),
     Top(top::TopArguments),
+    Trace(trace::TraceArguments),
 }
 
 fn main() -> ExitCode {
@@ -90,6 +92,7 @@ fn run() -> anyhow::Result<ExitCode> {
         Command::Run(arguments) => run::run(&arguments, &mut out),
         Command::Serve(arguments) => serve::run(&arguments, &mut out),
         Command::Top(arguments) => top::run(&arguments, &mut out).map(done),
+        Command::Trace(arguments) => trace::run(&arguments, &mut out).map(done),
     };
     ignore_closed_pipe(result.and_then(|code| Ok(out.flush().map(|()| code)?)))
 }

@@ -182,7 +182,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 }
 
 /// `100ms` or `1.5s`.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),
         None => (text.strip_suffix('s').unwrap_or(text), 1.0),

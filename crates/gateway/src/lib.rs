@@ -29,6 +29,7 @@ mod seen;
 mod serve;
 mod settings;
 mod state;
+mod tape;
 mod telemetry;
 pub mod tls;
 mod usage;
@@ -45,3 +46,4 @@ pub use settings::{
     TelemetrySettings, TenantSettings,
 };
 pub use state::{ApplyError, Gateway, Readiness};
+pub use tape::Trail;

@@ -1,6 +1,7 @@
 //! What is known of a request when it has ended, for whoever counts or remembers.
 
 use crate::seen::Seen;
+use crate::tape::Trail;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::PodId;
@@ -115,8 +116,39 @@ pub struct Record {
     pub predicted_tokens: Option<u64>,
     /// What the engine says.
     pub usage: Usage,
+    /// Pieces that the answer came in; of a stream, about one for a token.
+    pub pieces: u64,
+    /// The prompt without its words, if somebody takes traffic down.
+    pub trail: Option<Box<Trail>>,
     /// How it was decided and called, if that was taken down.
     pub seen: Option<Arc<Seen>>,
+}
+
+impl Record {
+    /// A request that has just come, of which nothing else is known.
+    #[must_use]
+    pub fn new(id: &str, api: Api) -> Self {
+        Self {
+            id: id.to_owned(),
+            api,
+            profile: Name::from(""),
+            model: Name::from(""),
+            tenant: None,
+            pod: None,
+            status: 0,
+            ended: Ended::Refused,
+            decided: Duration::ZERO,
+            first_byte: None,
+            total: Duration::ZERO,
+            retries: 0,
+            is_degraded: false,
+            predicted_tokens: None,
+            usage: Usage::default(),
+            pieces: 0,
+            trail: None,
+            seen: None,
+        }
+    }
 }
 
 /// What an answer says of its tokens.

@@ -12,6 +12,7 @@ use crate::roster::Roster;
 use crate::routing::{Routing, RoutingError};
 use crate::seen::Sampler;
 use crate::settings::Settings;
+use crate::tape::Tape;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tokio::runtime::Handle;
@@ -94,6 +95,7 @@ pub struct Gateway {
     pub(crate) lobby: Lobby,
     pub(crate) quotas: Quotas,
     pub(crate) sampler: Sampler,
+    pub(crate) tape: Tape,
     pub(crate) budget: RetryBudget,
     /// Where long prompts are tokenized: so many at once.
     pub(crate) preparers: Semaphore,
@@ -131,6 +133,7 @@ impl Gateway {
             lobby: Lobby::default(),
             quotas: Quotas::default(),
             sampler: Sampler::new(&settings),
+            tape: Tape::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
             preparers: Semaphore::new(settings.workers.get()),
             settings: RwLock::new(Arc::new(settings)),
@@ -256,6 +259,7 @@ impl Gateway {
     }
 
     pub(crate) fn ended(&self, record: &Record) {
+        self.tape.ended(record);
         for observer in self.observers.get().into_iter().flatten() {
             observer.ended(record);
         }

@@ -36,22 +36,16 @@ fn every_declared_metric_is_on_the_page_once_and_no_other() {
     let roster = world.gateway.roster();
     let pod = &roster.fleet().pods()[0];
     world.around.metrics.ended(&Record {
-        id: "r".into(),
-        api: Api::Chat,
         profile: "p".into(),
         model: "m".into(),
-        tenant: None,
         pod: Some((pod.id(), pod.facts().name.clone())),
         status: 200,
         ended: Ended::Whole,
-        decided: Duration::ZERO,
         first_byte: Some(Duration::from_millis(2)),
         total: Duration::from_millis(3),
-        retries: 0,
-        is_degraded: false,
         predicted_tokens: Some(16),
         usage: Usage { prompt_tokens: Some(32), cached_tokens: Some(16), output_tokens: Some(1) },
-        seen: None,
+        ..Record::new("r", Api::Chat)
     });
     let page = page(&world.gateway, &world.around.metrics);
     let mut told: Vec<_> =

@@ -20,7 +20,7 @@ const BOUNDARY: &str = "wornpath-6f1d0c52b7";
 const PIECE: usize = 256 << 10;
 
 /// A gateway.
-pub(super) struct Service {
+pub(crate) struct Service {
     authority: String,
     authorization: Option<String>,
 }
@@ -28,17 +28,18 @@ pub(super) struct Service {
 type Sent = BoxBody<Bytes, io::Error>;
 
 impl Service {
-    pub(super) fn at(url: &str, key: Option<&str>) -> anyhow::Result<Self> {
+    /// The gateway that `option` names.
+    pub(crate) fn at(option: &str, url: &str, key: Option<&str>) -> anyhow::Result<Self> {
         let uri: Uri =
-            url.parse().with_context(|| format!("--gateway is `{url}`, which is no URL"))?;
+            url.parse().with_context(|| format!("{option} is `{url}`, which is no URL"))?;
         let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
         let authority = authority
-            .with_context(|| format!("--gateway is `{url}`; write it like http://host:8080"))?;
+            .with_context(|| format!("{option} is `{url}`; write it like http://host:8080"))?;
         let authorization = key.map(|key| format!("Bearer {key}"));
         Ok(Self { authority: authority.to_string(), authorization })
     }
 
-    pub(super) async fn get(&self, path: &str) -> anyhow::Result<Value> {
+    pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Value> {
         self.json(Method::GET, path, "application/json", empty()).await
     }
 

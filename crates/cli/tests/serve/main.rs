@@ -13,6 +13,7 @@ mod promises;
 mod queue;
 mod reach;
 mod recorder;
+mod recording;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;

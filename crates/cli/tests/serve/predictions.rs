@@ -78,3 +78,18 @@ fn a_profile_that_does_not_look_predicts_nothing_rather_than_zero() {
     assert_eq!(metric("wornpath_predictions_checked_total"), 0);
     assert!(metric("wornpath_prompt_tokens_told_total") > metric("wornpath_cached_tokens_total"));
 }
+
+#[test]
+fn a_profile_that_does_not_look_at_prompts_predicts_nothing_and_is_never_wrong() {
+    let engines = Served::start(&["--model", "m"]);
+    let arguments = ["--policy", "round-robin", "--admin", "127.0.0.1:0"];
+    let gateway = Gateway::before(&engines, &arguments);
+    let body = json!({"prompt": "the same words again and again ".repeat(40), "max_tokens": 1});
+    for _ in 0..40 {
+        assert_eq!(gateway.post("/v1/completions", &body).status, 200);
+    }
+    let last = || gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone();
+    eventually("all were taken down", || last()["cached_tokens"]["actual"].as_u64() > Some(0));
+    assert_eq!(last()["cached_tokens"]["predicted"], Value::Null);
+    assert_eq!(pod(&gateway)["predictions"]["verdict"], "unknown");
+}

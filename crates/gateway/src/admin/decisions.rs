@@ -1,6 +1,7 @@
 //! Why requests went where they went.
 
 use serde_json::{Value, json};
+use std::str::FromStr;
 
 use wornpath_routing::{Desk, Name, Outcome, Recorder, Request, Rng, World};
 
@@ -10,12 +11,7 @@ use crate::settings::Sharing;
 use crate::state::Gateway;
 
 pub(super) fn list(call: &Call<'_>) -> Answer {
-    let last = match call.query.split('&').find_map(|pair| pair.strip_prefix("last=")) {
-        None => 20,
-        Some(text) => text
-            .parse()
-            .map_err(|_| Refusal::new(400, format!("`last` is `{text}`; give a whole number")))?,
-    };
+    let last = number(call, "last")?.unwrap_or(20);
     let decisions: Vec<_> =
         call.admin.recent.last(last).iter().map(|record| recent::json(record)).collect();
     Ok(Reply::Json(json!({ "decisions": decisions })))
@@ -30,6 +26,19 @@ pub(super) fn get(call: &Call<'_>) -> Answer {
         Refusal::new(404, message)
     })?;
     Ok(Reply::Json(recent::json(&record)))
+}
+
+pub(super) fn traffic(call: &Call<'_>) -> Answer {
+    let gateway = call.admin.running.gateway();
+    Ok(Reply::Json(gateway.tape.since(number(call, "after")?, gateway.now())))
+}
+
+/// A number in the query.
+fn number<T: FromStr>(call: &Call<'_>, name: &str) -> Result<Option<T>, Refusal> {
+    let mut pairs = call.query.split('&').filter_map(|pair| pair.split_once('='));
+    let Some((_, text)) = pairs.find(|(known, _)| *known == name) else { return Ok(None) };
+    let wrong = |_| Refusal::new(400, format!("`{name}` is `{text}`; give a whole number"));
+    text.parse().map(Some).map_err(wrong)
 }
 
 pub(super) fn explain(call: &Call<'_>) -> Answer {

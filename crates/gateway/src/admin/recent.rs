@@ -127,28 +127,10 @@ fn micros(time: std::time::Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Api, Ended, Usage};
-    use std::time::Duration;
+    use crate::record::Api;
 
     fn record(id: usize) -> Record {
-        Record {
-            id: id.to_string(),
-            api: Api::Chat,
-            profile: "p".into(),
-            model: "m".into(),
-            tenant: None,
-            pod: None,
-            status: 200,
-            ended: Ended::Whole,
-            decided: Duration::ZERO,
-            first_byte: None,
-            total: Duration::ZERO,
-            retries: 0,
-            is_degraded: false,
-            predicted_tokens: None,
-            usage: Usage::default(),
-            seen: None,
-        }
+        Record::new(&id.to_string(), Api::Chat)
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod relay;
 use crate::desk::{Dispatcher, Worker};
 use crate::lobby::Waiter;
 use crate::quota::Turn;
-use crate::record::{Api, Ended, Record, Usage};
+use crate::record::{Api, Record};
 use crate::seen::{Seen, kept};
 use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
 use crate::state::Readiness;
@@ -59,24 +59,7 @@ pub(crate) async fn respond(
     let arrived = worker.gateway.now();
     let api = head::api(request.uri().path());
     let id = head::request_id(request.headers(), || worker.random());
-    let mut record = Record {
-        id: id.to_str().unwrap_or_default().to_owned(),
-        api,
-        profile: Name::from(""),
-        model: Name::from(""),
-        tenant: None,
-        pod: None,
-        status: 0,
-        ended: Ended::Refused,
-        decided: std::time::Duration::ZERO,
-        first_byte: None,
-        total: std::time::Duration::ZERO,
-        retries: 0,
-        is_degraded: false,
-        predicted_tokens: None,
-        usage: Usage::default(),
-        seen: None,
-    };
+    let mut record = Record::new(id.to_str().unwrap_or_default(), api);
     let mut response = match route(&worker, request, (id.clone(), arrived), &mut record).await {
         Ok((carried, turn)) => answer(&worker, (carried, turn), record, arrived),
         Err(refusal) => {
@@ -125,6 +108,7 @@ async fn route(
     record.model.clone_from(&read.request.model.base);
     record.tenant.clone_from(&read.request.tenant);
     let context = prepare(worker, profile, (read, length), &mut seen).await?;
+    record.trail = gateway.tape.trail(profile, &context, arrived);
     let decided = decide(worker, profile, (context, length), &mut seen).await;
     if decided.is_err() {
         record.seen = kept(seen.take());

@@ -3,10 +3,9 @@
 use super::refusal::Refusal;
 use super::{Reply, answer, decide, head, prepare, read_body, salted};
 use crate::desk::{Dispatcher, Worker};
-use crate::record::{Ended, Record, Usage};
+use crate::record::Record;
 use hyper::{Response, StatusCode};
 use std::sync::Arc;
-use std::time::Duration;
 use wornpath_execution::{Call, Carried, Kit, execute};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Priority;
@@ -26,22 +25,9 @@ pub(crate) async fn send_planned(
     let id = head::request_id(&call.headers, || worker.random());
     call.headers.insert(head::REQUEST_ID, id.clone());
     let mut record = Record {
-        id: id.to_str().unwrap_or_default().to_owned(),
-        api,
         profile: Name::from("offline"),
-        model: Name::from(""),
         tenant: planned.2.cloned(),
-        pod: None,
-        status: 0,
-        ended: Ended::Refused,
-        decided: Duration::ZERO,
-        first_byte: None,
-        total: Duration::ZERO,
-        retries: 0,
-        is_degraded: false,
-        predicted_tokens: None,
-        usage: Usage::default(),
-        seen: None,
+        ..Record::new(id.to_str().unwrap_or_default(), api)
     };
     let mut response = match carry(worker, call, (planned, arrived), &mut record).await {
         Ok(carried) => answer(worker, (carried, None), record, arrived),

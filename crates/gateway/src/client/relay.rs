@@ -56,7 +56,6 @@ struct Open {
     worker: Arc<Worker>,
     record: Record,
     arrived: Moment,
-    has_begun: bool,
 }
 
 impl Told {
@@ -79,7 +78,7 @@ impl Relay {
         told: Told,
         (worker, record, arrived): (Arc<Worker>, Record, Moment),
     ) -> Self {
-        let open = Open { step, endpoint, turn, worker, record, arrived, has_begun: false };
+        let open = Open { step, endpoint, turn, worker, record, arrived };
         let mut relay = Self {
             body,
             told,
@@ -96,11 +95,12 @@ impl Relay {
     fn passes(&mut self, data: &Bytes) {
         self.is_between_events = data.ends_with(b"\n\n");
         self.scan.feed(data);
-        if let Some(open) = &mut self.open
-            && let Some(load) = &mut open.step.reservation
-        {
+        let Some(open) = &mut self.open else { return };
+        let has_begun = open.record.pieces > 0;
+        open.record.pieces += 1;
+        if let Some(load) = &mut open.step.reservation {
             // A chunk of a stream is a token, near enough.
-            if open.has_begun {
+            if has_begun {
                 load.decoded(1);
             } else {
                 match self.told {
@@ -113,7 +113,6 @@ impl Relay {
                     open.worker.gateway.lobby.poll(&open.worker);
                 }
             }
-            open.has_begun = true;
         }
     }
 

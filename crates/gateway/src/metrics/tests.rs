@@ -8,22 +8,17 @@ use wornpath_index::{Index, Limits};
 fn record(predicted: Option<u64>, cached: Option<u64>) -> Record {
     let pod = Index::new(Limits::default(), 1).add_pod().unwrap();
     Record {
-        id: "r".into(),
-        api: Api::Chat,
         profile: "cache-aware".into(),
         model: "m".into(),
-        tenant: None,
         pod: Some((pod, "a".into())),
         status: 200,
         ended: Ended::Whole,
-        decided: Duration::ZERO,
         first_byte: Some(Duration::from_millis(3)),
         total: Duration::from_millis(40),
         retries: 1,
-        is_degraded: false,
         predicted_tokens: predicted,
         usage: Usage { prompt_tokens: Some(100), cached_tokens: cached, output_tokens: Some(7) },
-        seen: None,
+        ..Record::new("r", Api::Chat)
     }
 }
 
