@@ -99,6 +99,9 @@ pub struct Batch {
     pub usage: TokenUsage,
     /// What its owner wants to remember.
     pub metadata: Option<Map<String, Value>>,
+    /// Seconds that the files of its results are kept, if its owner said.
+    #[serde(default)]
+    pub output_expires_after: Option<u64>,
     /// When its time is over.
     pub expires_at: UnixTime,
     /// How often somebody took it over: who has an older number may not write.
@@ -142,6 +145,7 @@ impl Batch {
             counts: Counts::default(),
             usage: TokenUsage::default(),
             metadata: new.metadata,
+            output_expires_after: None,
             expires_at: now.saturating_add(new.window.1),
             epoch: 0,
             status: Status::Validating,
@@ -161,6 +165,12 @@ impl Batch {
     #[must_use]
     pub const fn created_at(&self) -> UnixTime {
         self.created_at
+    }
+
+    /// When it came to its end, if it has.
+    #[must_use]
+    pub fn ended_at(&self) -> Option<UnixTime> {
+        self.reached.last().filter(|(status, _)| status.is_final()).map(|(_, time)| *time)
     }
 
     /// Changes its state.

@@ -1,4 +1,5 @@
-//! A file of frames that only grows: what was appended survives, in order, or was never there.
+//! A file of frames that only grows: what was appended survives, in order, or was never there. It can be replaced by
+//! a shorter one, as a whole.
 
 use crate::disk::{Disk, Stored};
 use crate::frame::{Tail, frame, scan};
@@ -13,6 +14,10 @@ pub(crate) struct Journal {
     end: u64,
     /// Whether something may stand behind it that does not count.
     is_dirty: bool,
+    /// How many frames it has.
+    frames: usize,
+    /// What had its name before it was replaced: whoever opened that may not believe that nobody has it.
+    former: Option<Box<dyn Stored>>,
 }
 
 impl Journal {
@@ -45,7 +50,37 @@ impl Journal {
         }
         // A process that was killed may have written a frame without syncing it. From here on it counts.
         file.sync().map_err(StoreError::io("sync", path))?;
-        Ok(Self { path: path.to_owned(), file, end, is_dirty: false })
+        let frames = found.payloads.len();
+        Ok(Self { path: path.to_owned(), file, end, is_dirty: false, frames, former: None })
+    }
+
+    /// How many frames it has.
+    pub(crate) const fn frames(&self) -> usize {
+        self.frames
+    }
+
+    /// Puts another in its place, which has these payloads; a crash leaves the one or the other. After an error it
+    /// is what it was.
+    pub(crate) fn replace(
+        &mut self,
+        disk: &dyn Disk,
+        payloads: &[Vec<u8>],
+    ) -> Result<(), StoreError> {
+        let (path, folder) =
+            (self.path.with_extension("new"), self.path.parent().unwrap_or(Path::new(".")));
+        // What a crash left there was never one.
+        disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+        let mut file = disk.open(&path).map_err(StoreError::io("open", &path))?;
+        if !file.lock().map_err(StoreError::io("lock", &path))? {
+            return Err(StoreError::Busy { path });
+        }
+        let bytes: Vec<u8> = payloads.iter().flat_map(|payload| frame(payload)).collect();
+        file.append(&bytes).map_err(StoreError::io("write", &path))?;
+        file.sync().map_err(StoreError::io("sync", &path))?;
+        disk.rename(&path, &self.path).map_err(StoreError::io("rename", &path))?;
+        self.former = Some(std::mem::replace(&mut self.file, file));
+        (self.end, self.is_dirty, self.frames) = (bytes.len() as u64, false, payloads.len());
+        disk.sync_folder(folder).map_err(StoreError::io("sync", folder))
     }
 
     /// Appends a frame; when this returns, it survives. After an error nothing counts, and it can be
@@ -65,6 +100,7 @@ impl Journal {
             return synced;
         }
         (self.end, self.is_dirty) = (self.end + bytes.len() as u64, false);
+        self.frames += 1;
         Ok(())
     }
 }

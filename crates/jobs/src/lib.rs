@@ -15,6 +15,8 @@ mod intake;
 mod journal;
 mod line;
 mod pods;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod problem;
 mod record;
 mod reply;
@@ -32,6 +34,8 @@ pub use engines::{Engines, Health, Outgoing, Prefilled, Source};
 pub use intake::{Intake, IntakeError, IntakeRules, Span};
 pub use line::{Form, Interface, Line, LineProblem};
 pub use pods::{InputFile, Pods, ReadVitals, read_whole};
+#[cfg(feature = "postgres")]
+pub use postgres::{Postgres, Sharing};
 pub use problem::StoreError;
 pub use record::{Counts, Kind, Publish, Record, TokenUsage};
 pub use reply::{Meaning, Owner, Reply, Trouble};

@@ -58,6 +58,9 @@ pub enum StoreError {
     /// It is not allowed in the state that it is in.
     #[error("{0}")]
     Conflict(String),
+    /// The database does not do what it is asked, however often.
+    #[error("the database refuses: {0}")]
+    Refused(String),
     /// The store cannot be reached for now.
     #[error("the store does not answer: {0}")]
     Unreachable(String),

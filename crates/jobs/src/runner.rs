@@ -201,7 +201,11 @@ impl<E: Engines> Runner<E> {
             let (source, news) = (Arc::clone(&self.work.source), self.news.clone());
             let engines = Arc::clone(&self.engines);
             self.calls.spawn(async move {
-                let (owner, request) = match request(&*source, line, order.is_awaited) {
+                // A source may have to wait for a disk or a database.
+                let reading = move || request(&*source, line, order.is_awaited);
+                let read = tokio::task::spawn_blocking(reading).await;
+                let read = read.unwrap_or_else(|error| Err(error.to_string()));
+                let (owner, request) = match read {
                     Ok((custom_id, request)) => {
                         let own = || format!("\"line-{number}\"").into_bytes();
                         let custom_id = custom_id.unwrap_or_else(own);

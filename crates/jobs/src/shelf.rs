@@ -3,9 +3,14 @@
 //! Files lie in `files`, results in `results`, and a journal says what of it counts: every change of a file's or
 //! a batch's entry is a frame with the whole new entry. A file is synced before the journal names it and
 //! removed after the journal has forgotten it, so a crash leaves at most files that nobody knows, and
-//! those are swept when the shelf is opened. How far a running batch is stands in its results alone.
+//! those are swept when the shelf is opened. How far a running batch is stands in its results alone. When most of
+//! the journal is about what has changed since, it is written anew ([`Journal::replace`]).
+//!
+//! The folder belongs to one process, so a lease is always on a whole batch, and lasts until the next.
 
-use crate::batch::Batch;
+mod removal;
+
+use crate::batch::{Batch, Status, UnixTime};
 use crate::disk::{Disk, Stored};
 use crate::journal::Journal;
 use crate::problem::StoreError;
@@ -17,6 +22,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A change, as the journal has it.
 #[derive(Serialize, Deserialize)]
@@ -25,8 +31,16 @@ enum Change {
     File(FileEntry),
     Batch(Box<Batch>),
     Begun(String, InputMark),
+    /// Of a file.
     Gone(String),
+    /// The results of a batch, not the batch.
+    Dropped(String),
+    /// A batch, with its results and their files.
+    Forgotten(String),
 }
+
+/// Entries that a journal may have beyond those that count, before it is written anew.
+const SLACK: usize = 1_000;
 
 /// A store in a folder.
 pub struct Shelf {
@@ -63,7 +77,25 @@ impl Known {
             Change::Batch(batch) => drop(self.batches.insert(batch.id.clone(), *batch)),
             Change::Begun(batch, mark) => drop(self.begun.insert(batch, mark)),
             Change::Gone(file) => drop(self.files.remove(&file)),
+            Change::Dropped(batch) => drop(self.begun.remove(&batch)),
+            Change::Forgotten(batch) => {
+                self.batches.remove(&batch);
+                self.begun.remove(&batch);
+                self.files.retain(|_, file| file.of.as_ref().is_none_or(|(of, _)| *of != batch));
+            }
         }
+    }
+
+    /// What would have to be noted to know the same.
+    fn changes(&self) -> Vec<Change> {
+        let files = self.files.values().cloned().map(Change::File);
+        let batches = self.batches.values().cloned().map(|batch| Change::Batch(Box::new(batch)));
+        let begun = self.begun.iter().map(|(batch, mark)| Change::Begun(batch.clone(), *mark));
+        files.chain(batches).chain(begun).collect()
+    }
+
+    fn entries(&self) -> usize {
+        self.files.len() + self.batches.len() + self.begun.len()
     }
 
     fn file(&self, id: &str) -> Result<&FileEntry, StoreError> {
@@ -86,11 +118,23 @@ impl Known {
 impl Inner {
     /// Writes a change, and only then believes it.
     fn note(&mut self, change: Change) -> Result<(), StoreError> {
-        let entry = serde_json::to_vec(&change).expect("entries are always JSON");
-        self.journal.append(&entry)?;
+        self.journal.append(&json(&change))?;
         self.known.apply(change);
         Ok(())
     }
+
+    /// Writes the journal anew if most of it is about what has changed since.
+    fn tidy(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
+        if self.journal.frames() <= 2 * self.known.entries() + SLACK {
+            return Ok(());
+        }
+        let entries: Vec<_> = self.known.changes().iter().map(json).collect();
+        self.journal.replace(disk, &entries)
+    }
+}
+
+fn json(change: &Change) -> Vec<u8> {
+    serde_json::to_vec(change).expect("entries are always JSON")
 }
 
 impl Shelf {
@@ -107,26 +151,11 @@ impl Shelf {
             known.apply(serde_json::from_slice(payload).map_err(|_| "no entry of a store")?);
             Ok(())
         })?;
-        let shelf = Self {
-            disk,
-            folder: folder.to_owned(),
-            inner: Mutex::new(Inner { journal, known, results: BTreeMap::new() }),
-        };
-        shelf.sweep()?;
+        let mut inner = Inner { journal, known, results: BTreeMap::new() };
+        inner.tidy(&*disk)?;
+        let shelf = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
+        shelf.remove_unknown()?;
         Ok(shelf)
-    }
-
-    /// Removes files that nobody knows.
-    fn sweep(&self) -> Result<(), StoreError> {
-        let folder = self.folder.join("files");
-        let inner = self.lock();
-        for path in self.disk.list(&folder).map_err(StoreError::io("list", &folder))? {
-            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-            if name.is_some_and(|name| !inner.known.files.contains_key(&name)) {
-                self.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
-            }
-        }
-        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -135,6 +164,15 @@ impl Shelf {
 
     fn path_of(&self, file: &str) -> PathBuf {
         self.folder.join("files").join(file)
+    }
+
+    fn paths_of(&self, batch: &str) -> ResultPaths {
+        let path = |suffix: &str| self.folder.join("results").join(format!("{batch}{suffix}"));
+        ResultPaths {
+            output: path(".output.jsonl"),
+            errors: path(".errors.jsonl"),
+            log: path(".log"),
+        }
     }
 
     fn open_file(&self, path: &Path) -> Result<Box<dyn Stored>, StoreError> {
@@ -151,13 +189,8 @@ impl Shelf {
         if !results.contains_key(batch) {
             let mark = known.begun.get(batch).copied();
             let mark = mark.ok_or_else(|| StoreError::Missing(format!("result of `{batch}`")))?;
-            let path = |suffix: &str| self.folder.join("results").join(format!("{batch}{suffix}"));
-            let paths = ResultPaths {
-                output: path(".output.jsonl"),
-                errors: path(".errors.jsonl"),
-                log: path(".log"),
-            };
-            results.insert(batch.to_owned(), Results::open(&*self.disk, &paths, mark)?);
+            let opened = Results::open(&*self.disk, &self.paths_of(batch), mark)?;
+            results.insert(batch.to_owned(), opened);
         }
         Ok(results.get_mut(batch).expect("it was inserted if it was not there"))
     }
@@ -236,23 +269,7 @@ impl Store for Shelf {
     }
 
     fn remove_file(&self, id: &str) -> Result<(), StoreError> {
-        let mut inner = self.lock();
-        inner.known.file(id)?;
-        let needed = inner
-            .known
-            .batches
-            .values()
-            .find(|batch| batch.input_file_id == id && !batch.status().is_final());
-        if let Some(batch) = needed {
-            let (batch, status) = (&batch.id, batch.status().word());
-            let message = format!(
-                "file `{id}` is the input of batch `{batch}`, which is {status}; cancel it first"
-            );
-            return Err(StoreError::Conflict(message));
-        }
-        inner.note(Change::Gone(id.to_owned()))?;
-        let path = self.path_of(id);
-        self.disk.remove(&path).map_err(StoreError::io("remove", &path))
+        self.remove_one(&mut self.lock(), id)
     }
 
     fn add_batch(&self, batch: Batch) -> Result<(), StoreError> {
@@ -306,7 +323,7 @@ impl Store for Shelf {
         Ok(batch)
     }
 
-    fn lease(&self, batch: &str) -> Result<Lease, StoreError> {
+    fn lease(&self, batch: &str) -> Result<Option<Lease>, StoreError> {
         let changed = self.change(batch, &mut |batch| match batch.status().is_final() {
             true => Err(StoreError::Conflict(format!("batch `{}` has ended", batch.id))),
             false => {
@@ -314,7 +331,25 @@ impl Store for Shelf {
                 Ok(())
             }
         })?;
-        Ok(Lease { batch: batch.to_owned(), epoch: changed.epoch })
+        let (batch, epoch) = (batch.to_owned(), changed.epoch);
+        Ok(Some(Lease { batch, epoch, segments: vec![0], of: 1 }))
+    }
+
+    fn term(&self) -> Duration {
+        Duration::MAX
+    }
+
+    fn renew(&self, lease: &Lease) -> Result<Status, StoreError> {
+        Ok(self.lock().known.leased(lease)?.status())
+    }
+
+    fn settle(&self, lease: &Lease) -> Result<(), StoreError> {
+        self.renew(lease).map(drop)
+    }
+
+    fn release(&self, _lease: &Lease) -> Result<(), StoreError> {
+        // Whoever comes next takes it anyway.
+        Ok(())
     }
 
     fn change_leased(
@@ -365,5 +400,9 @@ impl Store for Shelf {
             return Ok(0);
         }
         self.results(&mut inner, batch)?.read(kind, offset, buffer)
+    }
+
+    fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError> {
+        self.remove_old(&mut self.lock(), now, keep)
     }
 }

@@ -1,10 +1,11 @@
 //! Where files and batches are kept: one interface, whatever is behind it.
 //!
-//! Accepted means durable: when a call returns, what it did survives. Whoever runs a batch holds a [`Lease`] on it,
-//! and each lease has a higher number than those before. Writing needs the latest: a runner that was thought
-//! dead and comes back writes nothing, so every line is published by exactly one of them.
+//! Accepted means durable: when a call returns, what it did survives. A batch consists of segments, pieces of its
+//! planned order, and whoever runs some of them holds a [`Lease`] on those. Each lease has a higher number than
+//! those before, and writing needs the latest: a runner that was thought dead and comes back writes nothing, so
+//! every line is published by exactly one of them.
 
-use crate::batch::{Batch, UnixTime};
+use crate::batch::{Batch, Status, UnixTime};
 use crate::problem::StoreError;
 use crate::record::{Counts, Kind, Publish, Record, TokenUsage};
 use crate::results::InputMark;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::Read;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is known of a file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -52,13 +54,32 @@ impl FileEntry {
     }
 }
 
-/// The right to run a batch, until another takes it over.
+/// The right to run segments of a batch, until another takes one of them over.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lease {
-    /// Which.
+    /// Of which.
     pub batch: String,
     /// Higher than that of every earlier lease.
     pub epoch: u64,
+    /// Which segments, in ascending order.
+    pub segments: Vec<u32>,
+    /// Of how many.
+    pub of: u32,
+}
+
+impl Lease {
+    /// Whether nobody else runs anything of the batch.
+    #[must_use]
+    pub const fn is_whole(&self) -> bool {
+        self.segments.len() == self.of as usize
+    }
+
+    /// Whether the `place`th of `all` requests, in the planned order, is in one of its segments.
+    #[must_use]
+    pub fn covers(&self, place: usize, all: usize) -> bool {
+        let segment = place * self.of as usize / all.max(1);
+        self.segments.binary_search(&(segment as u32)).is_ok()
+    }
 }
 
 /// How far a batch's results are.
@@ -122,7 +143,8 @@ pub trait Store: Send + Sync {
     /// If the store does not answer.
     fn batches(&self, owner: &str) -> Result<Vec<Batch>, StoreError>;
 
-    /// All batches that have not ended, whoever owns them.
+    /// All batches that have not ended, whoever owns them. Who asks this counts among those who run them, for a
+    /// while: others then leave it a share.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -144,11 +166,33 @@ pub trait Store: Send + Sync {
         change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
     ) -> Result<Batch, StoreError>;
 
-    /// Takes a batch over to run it: whoever had it before writes no more.
+    /// Takes over what of a batch nobody else runs: whoever had it before writes no more. None if others run all
+    /// that is left. What is past its time or cancelled is taken whole, as soon as nobody runs any of it.
     ///
     /// # Errors
     /// If there is none, or it has ended.
-    fn lease(&self, batch: &str) -> Result<Lease, StoreError>;
+    fn lease(&self, batch: &str) -> Result<Option<Lease>, StoreError>;
+
+    /// How long a lease lasts if nothing is heard of its holder.
+    fn term(&self) -> Duration;
+
+    /// Says that its holder is alive, and hears in what state the batch is.
+    ///
+    /// # Errors
+    /// If the lease is not the latest.
+    fn renew(&self, lease: &Lease) -> Result<Status, StoreError>;
+
+    /// Its holder does no more: what it leased is done, or will not be computed any more.
+    ///
+    /// # Errors
+    /// If the lease is not the latest.
+    fn settle(&self, lease: &Lease) -> Result<(), StoreError>;
+
+    /// Its holder gives it back: another may take it at once.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    fn release(&self, lease: &Lease) -> Result<(), StoreError>;
 
     /// Changes a batch on behalf of its runner.
     ///
@@ -183,6 +227,21 @@ pub trait Store: Send + Sync {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, StoreError>;
+
+    /// Removes what nobody may want any more: files past their time, unless a batch still reads them, and
+    /// batches that ended `keep` seconds ago or earlier, with their results. Returns how many.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError>;
+}
+
+/// A file that a batch reads is not removed.
+pub(crate) fn still_needed(file: &str, batch: &Batch) -> StoreError {
+    let (batch, status) = (&batch.id, batch.status().word());
+    StoreError::Conflict(format!(
+        "file `{file}` is the input of batch `{batch}`, which is {status}; cancel it first"
+    ))
 }
 
 /// Publishes under a lease.

@@ -4,5 +4,10 @@
 
 mod disk;
 mod matrix;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod runs;
+#[cfg(feature = "postgres")]
+mod server;
 mod shelf;
+mod suite;

@@ -1,0 +1,150 @@
+//! Files: an entry each, and their bytes in pieces.
+//!
+//! Pieces come first and the entry last: an upload that broke off leaves pieces that no entry names, and those
+//! are swept later.
+
+use super::pool::Pool;
+use super::{results, signed};
+use crate::problem::StoreError;
+use crate::store::FileEntry;
+use std::io::{ErrorKind, Read};
+use tokio_postgres::{Client, GenericClient, Row};
+
+/// Bytes of a piece.
+const PIECE: usize = 256 << 10;
+
+pub(super) fn add(
+    pool: &Pool,
+    mut entry: FileEntry,
+    content: &mut dyn Read,
+) -> Result<FileEntry, StoreError> {
+    if entry.of.is_none() {
+        let kept = keep(pool, &entry.id, content);
+        if kept.is_err() {
+            // What cannot be removed now is swept later.
+            let _ = pool.with(async |client| remove_pieces(client, &entry.id).await);
+        }
+        entry.bytes = kept?;
+    }
+    pool.with(async |client| {
+        let text = "INSERT INTO wornpath_files (id, owner, created_at, expires_at, batch, entry) \
+                    VALUES ($1, $2, $3, $4, $5, $6)";
+        let (created, expires) = (signed(entry.created_at), entry.expires_at.map(signed));
+        let batch = entry.of.as_ref().map(|(batch, _)| batch);
+        let json = serde_json::to_string(&entry).expect("entries are always JSON");
+        client.execute(text, &[&entry.id, &entry.owner, &created, &expires, &batch, &json]).await?;
+        Ok(())
+    })?;
+    Ok(entry)
+}
+
+/// Writes a content piece by piece; says how many bytes it has.
+fn keep(pool: &Pool, id: &str, content: &mut dyn Read) -> Result<u64, StoreError> {
+    let (mut bytes, mut piece) = (0, vec![0; PIECE]);
+    for number in 0_i32.. {
+        let filled = fill(content, &mut piece)
+            .map_err(|error| StoreError::Unreachable(format!("cannot receive it: {error}")))?;
+        if filled > 0 {
+            // A name is one upload's: what stands under it was left by a call that broke off.
+            let text = "INSERT INTO wornpath_pieces (file, number, content) VALUES ($1, $2, $3) \
+                        ON CONFLICT (file, number) DO UPDATE SET content = EXCLUDED.content";
+            let part = &piece[..filled];
+            pool.with(async |client| Ok(client.execute(text, &[&id, &number, &part]).await?))?;
+        }
+        bytes += filled as u64;
+        if filled < PIECE {
+            break;
+        }
+    }
+    Ok(bytes)
+}
+
+fn fill(content: &mut dyn Read, buffer: &mut [u8]) -> std::io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match content.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+pub(super) async fn find(client: &impl GenericClient, id: &str) -> Result<FileEntry, StoreError> {
+    let row = client.query_opt("SELECT entry FROM wornpath_files WHERE id = $1", &[&id]).await?;
+    row.as_ref().map_or_else(|| Err(StoreError::Missing(format!("file `{id}`"))), entry)
+}
+
+pub(super) async fn of_owner(client: &Client, owner: &str) -> Result<Vec<FileEntry>, StoreError> {
+    let text =
+        "SELECT entry FROM wornpath_files WHERE owner = $1 ORDER BY created_at DESC, id DESC";
+    client.query(text, &[&owner]).await?.iter().map(entry).collect()
+}
+
+pub(super) async fn read(
+    client: &Client,
+    id: &str,
+    offset: u64,
+    buffer: &mut [u8],
+) -> Result<usize, StoreError> {
+    let entry = find(client, id).await?;
+    if let Some((batch, kind)) = entry.of {
+        return results::read(client, (&batch, kind), offset, buffer).await;
+    }
+    let text = "SELECT substring(content FROM $3 FOR $4) FROM wornpath_pieces \
+                WHERE file = $1 AND number = $2";
+    let mut read = 0;
+    while read < buffer.len() && offset + (read as u64) < entry.bytes {
+        let at = offset + read as u64;
+        let number = i32::try_from(at / PIECE as u64).unwrap_or(i32::MAX);
+        let within = (at % PIECE as u64) as i32 + 1;
+        let wanted = i32::try_from(buffer.len() - read).unwrap_or(i32::MAX);
+        let row = client.query_opt(text, &[&id, &number, &within, &wanted]).await?;
+        let row = row.ok_or_else(|| {
+            StoreError::Refused(format!("piece {number} of file `{id}` is gone from the database"))
+        })?;
+        let bytes: &[u8] = row.get(0);
+        if bytes.is_empty() {
+            break;
+        }
+        buffer[read..read + bytes.len()].copy_from_slice(bytes);
+        read += bytes.len();
+    }
+    Ok(read)
+}
+
+pub(super) async fn remove(client: &mut Client, id: &str) -> Result<(), StoreError> {
+    let transaction = client.transaction().await?;
+    // Locked against a batch that is being made of it.
+    let found = "SELECT entry FROM wornpath_files WHERE id = $1 FOR UPDATE";
+    let found = transaction.query_opt(found, &[&id]).await?;
+    let found = found.as_ref().map(entry).transpose()?;
+    let Some(found) = found else { return Err(StoreError::Missing(format!("file `{id}`"))) };
+    let needed = "SELECT entry FROM wornpath_batches WHERE input = $1 AND ended_at IS NULL LIMIT 1";
+    if let Some(row) = transaction.query_opt(needed, &[&id]).await? {
+        let batch = super::batches::entry(&row)?;
+        return Err(crate::store::still_needed(id, &batch));
+    }
+    transaction.execute("DELETE FROM wornpath_files WHERE id = $1", &[&id]).await?;
+    if let Some((batch, _)) = &found.of {
+        // With the last of its files, what they were of goes too.
+        let text = "DELETE FROM wornpath_records r WHERE batch = $1 \
+                    AND NOT EXISTS (SELECT 1 FROM wornpath_files f WHERE f.batch = $1) \
+                    AND EXISTS (SELECT 1 FROM wornpath_batches b WHERE b.id = $1 AND b.ended_at IS NOT NULL)";
+        transaction.execute(text, &[batch]).await?;
+    }
+    transaction.commit().await?;
+    remove_pieces(client, id).await
+}
+
+async fn remove_pieces(client: &Client, id: &str) -> Result<(), StoreError> {
+    client.execute("DELETE FROM wornpath_pieces WHERE file = $1", &[&id]).await?;
+    Ok(())
+}
+
+fn entry(row: &Row) -> Result<FileEntry, StoreError> {
+    serde_json::from_str(row.get(0))
+        .map_err(|error| StoreError::Refused(format!("a file's entry is unreadable: {error}")))
+}

@@ -1,0 +1,91 @@
+//! What leaves the folder: the journal forgets it first, then its bytes go.
+
+use super::{Change, Inner, Shelf};
+use crate::batch::UnixTime;
+use crate::problem::StoreError;
+use crate::store::still_needed;
+
+impl Shelf {
+    /// Removes files and results that the journal does not know: a crash came between.
+    pub(super) fn remove_unknown(&self) -> Result<(), StoreError> {
+        let inner = self.lock();
+        for (folder, is_result) in [("files", false), ("results", true)] {
+            let folder = self.folder.join(folder);
+            for path in self.disk.list(&folder).map_err(StoreError::io("list", &folder))? {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let is_known = match is_result {
+                    false => inner.known.files.contains_key(&name),
+                    true => inner.known.begun.contains_key(name.split('.').next().unwrap_or("")),
+                };
+                if !is_known {
+                    self.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a file that no batch reads; with the last file of a batch's results, those too.
+    pub(super) fn remove_one(&self, inner: &mut Inner, id: &str) -> Result<(), StoreError> {
+        let of = inner.known.file(id)?.of.clone();
+        let mut batches = inner.known.batches.values();
+        if let Some(batch) =
+            batches.find(|batch| batch.input_file_id == id && !batch.status().is_final())
+        {
+            return Err(still_needed(id, batch));
+        }
+        inner.note(Change::Gone(id.to_owned()))?;
+        let Some((batch, _)) = of else {
+            let path = self.path_of(id);
+            return self.disk.remove(&path).map_err(StoreError::io("remove", &path));
+        };
+        let is_of = |of: &Option<(String, _)>| of.as_ref().is_some_and(|(of, _)| *of == batch);
+        let has_more = inner.known.files.values().any(|file| is_of(&file.of));
+        let has_ended = inner.known.batches.get(&batch).is_some_and(|it| it.status().is_final());
+        if has_more || !has_ended {
+            return Ok(());
+        }
+        inner.note(Change::Dropped(batch.clone()))?;
+        self.remove_results(inner, &batch)
+    }
+
+    /// Removes what is past its time, and says how much that was.
+    pub(super) fn remove_old(
+        &self,
+        inner: &mut Inner,
+        now: UnixTime,
+        keep: u64,
+    ) -> Result<usize, StoreError> {
+        let batches = inner.known.batches.values();
+        let is_old = |ended: UnixTime| ended.saturating_add(keep) <= now;
+        let old = batches.filter(|batch| batch.ended_at().is_some_and(is_old));
+        let old: Vec<_> = old.map(|batch| batch.id.clone()).collect();
+        for batch in &old {
+            inner.note(Change::Forgotten(batch.clone()))?;
+            self.remove_results(inner, batch)?;
+        }
+        let files = inner.known.files.values();
+        let over = files.filter(|file| file.expires_at.is_some_and(|time| time <= now));
+        let over: Vec<_> = over.map(|file| file.id.clone()).collect();
+        let mut removed = old.len();
+        for file in &over {
+            match self.remove_one(inner, file) {
+                Ok(()) => removed += 1,
+                // A batch still reads it: next time.
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        inner.tidy(&*self.disk)?;
+        Ok(removed)
+    }
+
+    fn remove_results(&self, inner: &mut Inner, batch: &str) -> Result<(), StoreError> {
+        inner.results.remove(batch);
+        let paths = self.paths_of(batch);
+        for path in [&paths.output, &paths.errors, &paths.log] {
+            self.disk.remove(path).map_err(StoreError::io("remove", path))?;
+        }
+        Ok(())
+    }
+}

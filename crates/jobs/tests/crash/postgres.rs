@@ -1,0 +1,323 @@
+//! The store in a database: processes that die at any message to a real server, a server that crashes, and
+//! several gateways at once.
+
+use crate::disk::{Cut, Death, Dice};
+use crate::server::{Database, address};
+use crate::suite::{
+    Ground, INPUT, LINES, batch, die_often, entry, grow_old, live, output, race, record,
+};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+use wornpath_jobs::{Lease, Postgres, Sharing, Status, Store, StoreError};
+
+fn sharing(runner: &str, term: Duration) -> Sharing {
+    Sharing { runner: runner.to_owned(), term }
+}
+
+fn open(address: &str, runner: &str, term: Duration) -> Result<Postgres, StoreError> {
+    Postgres::open(address, sharing(runner, term))
+}
+
+/// Waits for a server that starts.
+fn connected(database: &Database, runner: &str, term: Duration) -> Postgres {
+    loop {
+        match open(&database.address(), runner, term) {
+            Ok(store) => return store,
+            Err(StoreError::Unreachable(_)) => thread::sleep(Duration::from_millis(20)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    operations: usize,
+    dies_at: Option<(usize, Cut)>,
+    is_dead: bool,
+    connections: Vec<TcpStream>,
+}
+
+impl State {
+    /// The process is no more: the server sees its connections close.
+    fn die(&mut self) {
+        self.is_dead = true;
+        for connection in self.connections.drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Stands between a process and the server, and lets the process die in any exchange.
+#[derive(Clone)]
+struct Wire {
+    state: Arc<Mutex<State>>,
+    port: u16,
+}
+
+impl Wire {
+    fn to(server: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let wire = Self { state: Arc::default(), port };
+        let accepting = wire.clone();
+        // For as long as the test's process lives.
+        let _accepts = thread::Builder::new().spawn(move || {
+            for client in listener.incoming() {
+                let (client, wire) = (client.unwrap(), accepting.clone());
+                let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+                let _ = (client.set_nodelay(true), server.set_nodelay(true));
+                let mut state = wire.state.lock().unwrap();
+                if state.is_dead {
+                    continue;
+                }
+                state
+                    .connections
+                    .extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
+                drop(state);
+                let _carries = thread::Builder::new().spawn(move || wire.carry(client, server));
+            }
+        });
+        wire
+    }
+
+    /// One exchange after another: what the client says up to where it waits, and the whole answer.
+    fn carry(&self, mut client: TcpStream, mut server: TcpStream) -> Option<()> {
+        let mut said = first_message(&mut client)?;
+        loop {
+            let cut = {
+                let mut state = self.state.lock().unwrap();
+                state.operations += 1;
+                state.dies_at.filter(|(at, _)| *at == state.operations).map(|(_, cut)| cut)
+            };
+            match cut {
+                Some(Cut::Before) => {}
+                Some(Cut::Torn) => server.write_all(&said[..said.len() / 2]).ok()?,
+                None | Some(Cut::After) => {
+                    server.write_all(&said).ok()?;
+                    let answer = messages(&mut server, b"Z")?;
+                    if cut.is_none() {
+                        client.write_all(&answer).ok()?;
+                    }
+                }
+            }
+            if cut.is_some() {
+                self.state.lock().unwrap().die();
+                return None;
+            }
+            said = messages(&mut client, b"SQ")?;
+        }
+    }
+}
+
+/// The one message without a kind, with which a client begins.
+fn first_message(from: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut length = [0; 4];
+    from.read_exact(&mut length).ok()?;
+    let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
+    bytes[..4].copy_from_slice(&length);
+    from.read_exact(&mut bytes[4..]).ok()?;
+    Some(bytes)
+}
+
+/// Messages up to one of these kinds.
+fn messages(from: &mut TcpStream, last: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    loop {
+        let mut head = [0; 5];
+        from.read_exact(&mut head).ok()?;
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        let begin = bytes.len() + 5;
+        bytes.extend(head);
+        bytes.resize(begin + length - 4, 0);
+        from.read_exact(&mut bytes[begin..]).ok()?;
+        if last.contains(&head[0]) {
+            return Some(bytes);
+        }
+    }
+}
+
+impl Ground for Wire {
+    fn open(&self) -> Result<Box<dyn Store>, StoreError> {
+        // Under the same name in each life: it need not wait until its own leases are over.
+        Ok(Box::new(open(&address(self.port), "one", Duration::from_secs(600))?))
+    }
+
+    fn die_at(&self, operation: usize, cut: Cut) {
+        self.state.lock().unwrap().dies_at = Some((operation, cut));
+    }
+
+    fn is_dead(&self) -> bool {
+        self.state.lock().unwrap().is_dead
+    }
+
+    fn reboot(&self, _: Death, _: &mut Dice) {
+        *self.state.lock().unwrap() = State::default();
+    }
+
+    fn live_on(&self) {
+        *self.state.lock().unwrap() = State::default();
+    }
+
+    fn operations(&self) -> usize {
+        self.state.lock().unwrap().operations
+    }
+}
+
+#[test]
+fn a_process_that_dies_at_any_message_to_the_database_keeps_what_it_accepted() {
+    let Some(database) = Database::start() else { return };
+    drop(connected(&database, "first", Duration::from_millis(1)));
+    let wire = Wire::to(database.port);
+    wire.live_on();
+    let all = live(&wire, 0, &[], (Death::Process, &mut Dice(0)));
+    let mut runs = 1;
+    for operation in 1..=all {
+        for cut in [Cut::Before, Cut::After] {
+            live(&wire, runs, &[(operation, cut)], (Death::Process, &mut Dice(0)));
+            runs += 1;
+        }
+    }
+    for seed in 0..40 {
+        die_often(&wire, seed, all);
+        runs += 1;
+    }
+    assert!(runs >= 150, "only {runs} runs over {all} messages");
+    println!("{runs} runs over {all} exchanges");
+}
+
+#[test]
+fn the_database_keeps_what_the_folder_keeps() {
+    let Some(database) = Database::start() else { return };
+    let store = connected(&database, "one", Duration::from_secs(600));
+    race(&store);
+    grow_old(&store);
+    shares_segments(&store, &database);
+    takes_over(&database);
+}
+
+/// Two gateways share one batch, and each line is published once.
+fn shares_segments(first: &Postgres, database: &Database) {
+    let second = connected(database, "two", Duration::from_secs(600));
+    // It is there, and others count it.
+    second.unfinished().unwrap();
+    let big = vec![b'x'; 2 << 20];
+    first.add_file(entry("file-big"), &mut &big[..]).unwrap();
+    let mut read = vec![0; big.len() + 10];
+    assert_eq!(second.read_file("file-big", 0, &mut read).unwrap(), big.len());
+    first.add_batch(batch("batch-big", "file-big")).unwrap();
+    let leases = [first, &second].map(|store| store.lease("batch-big").unwrap().unwrap());
+    let [one, two] = &leases;
+    assert_eq!((one.of, &one.segments[..]), (8, &[0, 1][..]), "a quarter, as there are two");
+    assert_eq!(two.segments, [2, 3], "a quarter of the rest, rounded up");
+    publish_both(&[first, &second], &leases);
+    // Whoever is done takes more, ever less at once, until nothing is left.
+    let mut sizes = Vec::new();
+    let last = loop {
+        let store = [first, &second][sizes.len() % 2];
+        let lease = store.lease("batch-big").unwrap().unwrap();
+        if lease.is_whole() {
+            break lease;
+        }
+        store.settle(&lease).unwrap();
+        sizes.push(lease.segments.len());
+    };
+    assert_eq!(sizes, [1, 1, 1, 1]);
+    // All was settled and nobody had ended it: whoever asks gets all of it, once.
+    assert_eq!(second.lease("batch-big").unwrap(), None, "somebody has it");
+    for status in [Status::Cancelling, Status::Cancelled] {
+        first.change_leased(&last, &mut |batch| batch.reach(status, 9)).unwrap();
+    }
+    let late = first.publish(&last, &[record(0, "late")]);
+    assert!(matches!(late, Err(StoreError::Fenced(_))), "{late:?}");
+}
+
+/// Both publish all lines at the same time.
+fn publish_both(stores: &[&Postgres; 2], leases: &[Lease; 2]) {
+    for (store, lease) in stores.iter().zip(leases) {
+        store.standing(lease, INPUT).unwrap();
+    }
+    thread::scope(|scope| {
+        for (store, lease) in stores.iter().zip(leases) {
+            scope.spawn(move || {
+                for line in 0..LINES {
+                    store.publish(lease, &[record(line, &lease.epoch.to_string())]).unwrap();
+                }
+                store.settle(lease).unwrap();
+            });
+        }
+    });
+    let text = output(stores[0], "batch-big");
+    assert_eq!(text.lines().count(), LINES as usize, "{text}");
+    assert_eq!(stores[1].batch("batch-big").unwrap().counts.pending(), 0);
+}
+
+/// Who is not heard of loses its lease; who gives it back, at once.
+fn takes_over(database: &Database) {
+    let term = Duration::from_millis(300);
+    let first = connected(database, "third", term);
+    let second = connected(database, "fourth", term);
+    first.add_file(entry("file-left"), &mut &b"x"[..]).unwrap();
+    first.add_batch(batch("batch-left", "file-left")).unwrap();
+    let given = second.lease("batch-left").unwrap().unwrap();
+    assert_eq!(first.lease("batch-left").unwrap(), None, "another has it");
+    second.release(&given).unwrap();
+    let lost = first.lease("batch-left").unwrap().unwrap();
+    assert!(matches!(second.renew(&given), Err(StoreError::Fenced(_))));
+    first.standing(&lost, INPUT).unwrap();
+    first.publish(&lost, &[record(0, "third")]).unwrap();
+    // Nothing is heard of the first until its time is over.
+    let taken = loop {
+        match second.lease("batch-left").unwrap() {
+            Some(lease) => break lease,
+            None => thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert!(taken.epoch > lost.epoch);
+    assert_eq!(second.standing(&taken, INPUT).unwrap().missing, [1, 2, 3, 4, 5]);
+    let late = first.publish(&lost, &[record(1, "third")]);
+    assert!(matches!(late, Err(StoreError::Fenced(_))), "{late:?}");
+    let records: Vec<_> = (0..LINES).map(|line| record(line, "fourth")).collect();
+    assert_eq!(second.publish(&taken, &records).unwrap(), 5);
+    assert_eq!(output(&second, "batch-left").matches("third").count(), 1);
+}
+
+#[test]
+fn a_server_that_crashes_loses_and_doubles_nothing() {
+    let Some(mut database) = Database::start() else { return };
+    let store = connected(&database, "one", Duration::from_secs(600));
+    store.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
+    store.add_batch(batch("batch-a", "file-a")).unwrap();
+    let lease = store.lease("batch-a").unwrap().unwrap();
+    let lines = 4_000;
+    let input = wornpath_jobs::InputMark { lines, ..INPUT };
+    store.standing(&lease, input).unwrap();
+    let told = thread::scope(|scope| {
+        let publishing = scope.spawn(|| {
+            let mut told = 0;
+            while told < lines {
+                let group: Vec<_> = (told..told + 10).map(|line| record(line, "one")).collect();
+                match store.publish(&lease, &group) {
+                    Ok(_) => told += 10,
+                    Err(StoreError::Unreachable(_)) => thread::sleep(Duration::from_millis(5)),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            told
+        });
+        for seed in 0..4 {
+            thread::sleep(Duration::from_millis(20 + Dice(seed).below(80) as u64));
+            database.crash();
+            database.run();
+        }
+        publishing.join().unwrap()
+    });
+    let batch = store.batch("batch-a").unwrap();
+    assert_eq!((told, batch.counts.completed, batch.counts.pending()), (lines, lines, 0));
+    assert!(store.standing(&lease, input).unwrap().missing.is_empty());
+    let mut buffer = vec![0; 1 << 20];
+    let read = store.read_results("batch-a", wornpath_jobs::Kind::Output, 0, &mut buffer).unwrap();
+    assert_eq!(buffer[..read].split(|byte| *byte == b'\n').count(), lines as usize + 1);
+}

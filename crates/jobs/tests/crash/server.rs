@@ -1,0 +1,140 @@
+//! A PostgreSQL server of our own: its cluster in a temporary folder, on a free port of 127.0.0.1.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+pub(crate) struct Database {
+    programs: PathBuf,
+    folder: PathBuf,
+    pub(crate) port: u16,
+    child: Option<Child>,
+}
+
+impl Database {
+    /// Nothing, said aloud, where no server is installed; a failure with `WORNPATH_PEERS=required`.
+    pub(crate) fn start() -> Option<Self> {
+        let required = std::env::var("WORNPATH_PEERS").is_ok_and(|value| value == "required");
+        let programs = programs();
+        assert!(programs.is_some() || !required, "postgres is missing");
+        let Some(programs) = programs else {
+            eprintln!("SKIPPED: postgres is missing");
+            return None;
+        };
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let folder = std::env::temp_dir().join(format!("wornpath-postgres-{port}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut database = Self { programs, folder, port, child: None };
+        if let Some((user, group)) = unprivileged() {
+            chown(&database.folder, Some(user), Some(group)).unwrap();
+        }
+        let made = database
+            .program("initdb")
+            .args([
+                "--no-sync",
+                "--auth=trust",
+                "--username=wornpath",
+                "--encoding=UTF8",
+                "--locale=C",
+            ])
+            .arg(database.cluster())
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        database.run();
+        Some(database)
+    }
+
+    /// Starts the server, again if need be.
+    pub(crate) fn run(&mut self) {
+        // A server that was killed may leave its port and its memory in use for a moment.
+        for _ in 0..200 {
+            let mut command = self.program("postgres");
+            command.arg("-D").arg(self.cluster());
+            command.args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-k", ""]);
+            // A process dies here, never the machine.
+            command.args(["-c", "fsync=off", "-c", "max_connections=60"]);
+            let mut child = command.spawn().unwrap();
+            while child.try_wait().unwrap().is_none() {
+                if TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
+                    self.child = Some(child);
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        panic!("postgres does not start in {}", self.folder.display());
+    }
+
+    /// Ends the server as a crash would: nothing is written any more.
+    pub(crate) fn crash(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let id = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(id, rustix::process::Signal::QUIT).unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    pub(crate) fn address(&self) -> String {
+        address(self.port)
+    }
+
+    fn cluster(&self) -> PathBuf {
+        self.folder.join("cluster")
+    }
+
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.programs.join(name));
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).current_dir(&self.folder);
+        if name == "postgres" {
+            command.stderr(Stdio::null());
+        }
+        // The server refuses to run as root.
+        if let Some((user, group)) = unprivileged() {
+            command.uid(user).gid(group);
+        }
+        command
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        self.crash();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+pub(crate) fn address(port: u16) -> String {
+    format!("host=127.0.0.1 port={port} user=wornpath dbname=postgres sslmode=disable")
+}
+
+/// The newest installed server.
+fn programs() -> Option<PathBuf> {
+    let mut versions: Vec<_> = std::fs::read_dir("/usr/lib/postgresql")
+        .ok()?
+        .filter_map(|version| Some(version.ok()?.path().join("bin")))
+        .filter(|folder| folder.join("postgres").exists() && folder.join("initdb").exists())
+        .collect();
+    versions.sort_by_key(|folder| version(folder));
+    versions.pop()
+}
+
+fn version(folder: &Path) -> u32 {
+    let name = folder.parent().and_then(Path::file_name).unwrap_or_default();
+    name.to_string_lossy().parse().unwrap_or(0)
+}
+
+/// User and group for the server if we are root: those that the package made.
+fn unprivileged() -> Option<(u32, u32)> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let number = |option: &str| {
+        let said = Command::new("id").args([option, "postgres"]).output().unwrap().stdout;
+        String::from_utf8(said).unwrap().trim().parse().unwrap()
+    };
+    Some((number("-u"), number("-g")))
+}

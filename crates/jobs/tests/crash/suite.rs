@@ -1,0 +1,275 @@
+//! What every store promises, told as lives that end anywhere: what was accepted is there, and of two runners one
+//! writes. The folder and the database run the very same.
+
+use crate::disk::{Cut, Death, Dice};
+use std::collections::{BTreeMap, BTreeSet};
+use wornpath_jobs::{
+    Batch, FileEntry, InputMark, Interface, Kind, Lease, NewBatch, Record, Status, Store,
+    StoreError, TokenUsage,
+};
+
+pub(crate) const LINES: u32 = 6;
+pub(crate) const INPUT: InputMark = InputMark { bytes: 50, hash: 3, lines: LINES };
+
+/// Where a store stands, and how its process dies there.
+pub(crate) trait Ground {
+    /// Opens the store, as its process does after each start.
+    fn open(&self) -> Result<Box<dyn Store>, StoreError>;
+    /// Lets the process die in an operation, counted from its start.
+    fn die_at(&self, operation: usize, cut: Cut);
+    /// Whether it did.
+    fn is_dead(&self) -> bool;
+    /// Starts it again.
+    fn reboot(&self, death: Death, dice: &mut Dice);
+    /// It dies no more.
+    fn live_on(&self);
+    /// Operations since the start.
+    fn operations(&self) -> usize;
+}
+
+pub(crate) fn entry(id: &str) -> FileEntry {
+    FileEntry {
+        id: id.into(),
+        owner: String::new(),
+        filename: "in.jsonl".into(),
+        purpose: "batch".into(),
+        bytes: 0,
+        created_at: 1,
+        expires_at: None,
+        of: None,
+    }
+}
+
+pub(crate) fn batch(id: &str, input: &str) -> Batch {
+    let new = NewBatch {
+        id: id.into(),
+        owner: String::new(),
+        interface: Interface::Chat,
+        input_file_id: input.into(),
+        window: ("24h".into(), 1 << 40),
+        metadata: None,
+    };
+    Batch::new(new, 1)
+}
+
+pub(crate) fn record(line: u32, runner: &str) -> Record {
+    let bytes = format!("{{\"line\":{line},\"runner\":\"{runner}\"}}").into_bytes();
+    Record { line, kind: Kind::Output, bytes, usage: TokenUsage::default() }
+}
+
+pub(crate) fn output(store: &dyn Store, batch: &str) -> String {
+    let mut buffer = vec![0; 4_096];
+    let read = store.read_results(batch, Kind::Output, 0, &mut buffer).unwrap();
+    // From any byte on, the same bytes.
+    for offset in (0..read).step_by(7) {
+        let mut rest = vec![0; 4_096];
+        let left = store.read_results(batch, Kind::Output, offset as u64, &mut rest).unwrap();
+        assert_eq!(rest[..left], buffer[offset..read]);
+    }
+    String::from_utf8(buffer[..read].to_vec()).unwrap()
+}
+
+fn leased(store: &dyn Store, batch: &str) -> Result<Lease, StoreError> {
+    Ok(store.lease(batch)?.expect("nobody else has any of it"))
+}
+
+/// What clients were told.
+#[derive(Default)]
+struct Told {
+    file: bool,
+    batch: bool,
+    completed: bool,
+    lines: BTreeMap<u32, String>,
+}
+
+/// Uploads, creates, runs and completes, as far as it is not done; dies somewhere.
+fn work(
+    ground: &dyn Ground,
+    (file, id): (&str, &str),
+    told: &mut Told,
+    life: usize,
+) -> Result<(), StoreError> {
+    let store = ground.open()?;
+    match store.file(file) {
+        Err(StoreError::Missing(_)) => {
+            assert!(!told.file, "an accepted file is lost");
+            store.add_file(entry(file), &mut &b"content of the file"[..])?;
+        }
+        found => drop(found?),
+    }
+    told.file = true;
+    let mut buffer = [0; 64];
+    assert_eq!(store.read_file(file, 0, &mut buffer)?, 19, "all of it or nothing");
+    match store.batch(id) {
+        Err(StoreError::Missing(_)) => {
+            assert!(!told.batch, "an accepted batch is lost");
+            store.add_batch(batch(id, file))?;
+        }
+        found => drop(found?),
+    }
+    told.batch = true;
+    let status = store.batch(id)?.status();
+    assert!(!told.completed || status == Status::Completed, "what has ended stays so");
+    if status == Status::Completed {
+        return Ok(());
+    }
+    // The runner of an earlier life thinks it still has it.
+    let old = leased(&*store, id)?;
+    let lease = leased(&*store, id)?;
+    assert!(lease.epoch > old.epoch);
+    let standing = store.standing(&lease, INPUT)?;
+    for line in told.lines.keys() {
+        assert!(!standing.missing.contains(line), "line {line} was acknowledged and is lost");
+    }
+    if status == Status::Validating {
+        store.change_leased(&lease, &mut |batch| batch.reach(Status::InProgress, 2))?;
+    }
+    let runner = format!("runner-{life}");
+    for group in standing.missing.chunks(2) {
+        match store.publish(&old, &[record(group[0], "late")]) {
+            Err(StoreError::Fenced(_)) => {}
+            other => return other.map(|_| panic!("an old lease wrote")),
+        }
+        let records: Vec<_> = group.iter().map(|line| record(*line, &runner)).collect();
+        // The engine's answer comes twice.
+        let twice: Vec<_> = records.iter().chain([&record(group[0], "twice")]).cloned().collect();
+        store.publish(&lease, &twice)?;
+        for line in group {
+            told.lines.insert(*line, runner.clone());
+        }
+        let counts = store.batch(id)?.counts;
+        assert_eq!(counts.completed + counts.pending(), LINES);
+    }
+    store.settle(&lease)?;
+    if store.batch(id)?.status() == Status::InProgress {
+        store.change_leased(&lease, &mut |batch| batch.reach(Status::Finalizing, 3))?;
+    }
+    store.change_leased(&lease, &mut |batch| batch.reach(Status::Completed, 4))?;
+    told.completed = true;
+    Ok(())
+}
+
+/// Lives until all is done; `run` tells apart what is kept side by side. Says how many operations the last life had.
+pub(crate) fn live(
+    ground: &dyn Ground,
+    run: usize,
+    deaths: &[(usize, Cut)],
+    (death, dice): (Death, &mut Dice),
+) -> usize {
+    let (file, id) = (format!("file-{run}"), format!("batch-{run}"));
+    let mut told = Told::default();
+    for life in 0.. {
+        if let Some((operation, cut)) = deaths.get(life) {
+            ground.die_at(*operation, *cut);
+        }
+        match work(ground, (&file, &id), &mut told, life) {
+            Ok(()) if !ground.is_dead() => break,
+            Ok(()) | Err(StoreError::Io { .. } | StoreError::Unreachable(_)) => {
+                assert!(ground.is_dead());
+            }
+            Err(error) => panic!("run {run}, deaths {deaths:?}, life {life}: {error}"),
+        }
+        ground.reboot(death, dice);
+    }
+    let operations = ground.operations();
+    ground.live_on();
+    let store = ground.open().unwrap();
+    let text = output(&*store, &id);
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let numbers: BTreeSet<_> = lines.iter().map(|line| line["line"].as_u64().unwrap()).collect();
+    assert_eq!((lines.len(), numbers.len()), (LINES as usize, LINES as usize), "{text}");
+    for line in &lines {
+        let number = line["line"].as_u64().unwrap() as u32;
+        if let Some(runner) = told.lines.get(&number) {
+            assert_eq!(line["runner"], runner.as_str());
+        }
+    }
+    let batch = store.batch(&id).unwrap();
+    assert_eq!((batch.counts.completed, batch.counts.pending()), (LINES, 0));
+    operations
+}
+
+/// Several deaths in a row, from a seed.
+pub(crate) fn die_often(ground: &dyn Ground, seed: u64, all: usize) {
+    let mut dice = Dice(seed);
+    let one = |dice: &mut Dice| {
+        (1 + dice.below(all), [Cut::Before, Cut::Torn, Cut::After][dice.below(3)])
+    };
+    let deaths: Vec<_> = (0..1 + dice.below(5)).map(|_| one(&mut dice)).collect();
+    let death = [Death::Process, Death::Machine][dice.below(2)];
+    live(ground, 1_000_000 + seed as usize, &deaths, (death, &mut dice));
+}
+
+/// Of two runners that race only the later is published.
+pub(crate) fn race(store: &dyn Store) {
+    store.add_file(entry("file-race"), &mut &b"x"[..]).unwrap();
+    store.add_batch(batch("batch-race", "file-race")).unwrap();
+    let first = leased(store, "batch-race").unwrap();
+    store.standing(&first, INPUT).unwrap();
+    store.publish(&first, &[record(0, "first"), record(1, "first")]).unwrap();
+    let second = leased(store, "batch-race").unwrap();
+    let missing = store.standing(&second, INPUT).unwrap().missing;
+    assert_eq!(missing, [2, 3, 4, 5], "only the rest");
+    let other = InputMark { hash: 4, ..INPUT };
+    assert!(matches!(store.standing(&second, other), Err(StoreError::OtherInput { .. })));
+    for refused in [
+        store.publish(&first, &[record(2, "first")]).map(drop),
+        store.change_leased(&first, &mut |batch| batch.reach(Status::InProgress, 2)).map(drop),
+        store.renew(&first).map(drop),
+        store.settle(&first),
+    ] {
+        assert!(matches!(refused, Err(StoreError::Fenced(_))), "{refused:?}");
+    }
+    assert_eq!(store.renew(&second).unwrap(), Status::Validating);
+    assert_eq!(store.publish(&second, &[record(1, "second"), record(2, "second")]).unwrap(), 1);
+    let text = output(store, "batch-race");
+    let runners: Vec<_> = text.lines().map(|line| line.contains("\"first\"")).collect();
+    assert_eq!(runners, [true, true, false]);
+}
+
+/// What is past its time goes, what is needed stays, and nothing is left of what went.
+pub(crate) fn grow_old(store: &dyn Store) {
+    let passing = FileEntry { expires_at: Some(100), ..entry("file-old") };
+    store.add_file(passing, &mut &b"some lines"[..]).unwrap();
+    store.add_batch(batch("batch-old", "file-old")).unwrap();
+    let error = store.remove_file("file-old").unwrap_err().to_string();
+    assert!(error.contains("is the input of batch `batch-old`, which is validating"), "{error}");
+    let mut orphan = batch("batch-orphan", "file-none");
+    orphan.owner = "somebody".into();
+    assert!(matches!(store.add_batch(orphan), Err(StoreError::Missing(_))));
+    assert_eq!(store.sweep(100, 1_000).unwrap(), 0, "a batch still reads it");
+    let lease = leased(store, "batch-old").unwrap();
+    store.standing(&lease, INPUT).unwrap();
+    let records: Vec<_> = (0..LINES).map(|line| record(line, "one")).collect();
+    store.publish(&lease, &records).unwrap();
+    let result = FileEntry {
+        bytes: store.result_bytes("batch-old", Kind::Output).unwrap(),
+        of: Some(("batch-old".into(), Kind::Output)),
+        ..entry("file-result")
+    };
+    store.add_file(result, &mut std::io::empty()).unwrap();
+    for (status, time) in
+        [(Status::InProgress, 3), (Status::Finalizing, 4), (Status::Completed, 200)]
+    {
+        store.change_leased(&lease, &mut |batch| batch.reach(status, time)).unwrap();
+    }
+    let ended = store.change("batch-old", &mut |batch| batch.reach(Status::Cancelling, 201));
+    assert!(matches!(ended, Err(StoreError::Conflict(_))), "what has ended stays so");
+    assert!(matches!(store.lease("batch-old"), Err(StoreError::Conflict(_))));
+    assert_eq!(store.sweep(99, 1_000).unwrap(), 0);
+    assert_eq!(store.sweep(100, 1_000).unwrap(), 1, "the input");
+    assert!(matches!(store.file("file-old"), Err(StoreError::Missing(_))));
+    let mut buffer = [0; 64];
+    assert!(store.read_file("file-result", 0, &mut buffer).unwrap() > 0);
+    assert_eq!(store.sweep(1_199, 1_000).unwrap(), 0);
+    assert_eq!(store.sweep(1_200, 1_000).unwrap(), 1, "the batch");
+    for missing in [
+        store.batch("batch-old").map(drop),
+        store.file("file-result").map(drop),
+        store.read_results("batch-old", Kind::Output, 0, &mut buffer).map(drop),
+    ] {
+        assert!(matches!(missing, Err(StoreError::Missing(_))), "{missing:?}");
+    }
+    assert!(store.unfinished().unwrap().iter().all(|batch| batch.id != "batch-old"));
+}
