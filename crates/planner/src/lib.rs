@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod cohorts;
+mod courtesy;
 mod cut;
 mod deadline;
 mod forest;
@@ -49,6 +50,7 @@ mod twins;
 mod window;
 
 pub use cohorts::Cohorts;
+pub use courtesy::Courtesy;
 pub use deadline::MOST_DEADLINES;
 pub use forest::Forest;
 pub use groups::{Group, GroupId, Groups};

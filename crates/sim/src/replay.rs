@@ -8,14 +8,16 @@
 //! as traces do not say what they were. The router sees engines' metrics without delay, and the growth
 //! of contexts while they decode not at all.
 
+mod background;
 mod report;
 mod router;
 mod run;
 mod summary;
 mod trace;
 
+pub use background::{Beside, Done};
 pub use report::{Run, html_report};
-pub use run::{Fleet, Record, replay, replay_watched};
+pub use run::{Fleet, Record, replay, replay_beside, replay_watched};
 pub use summary::{Percentiles, Summary};
 pub use trace::{BadLine, Start, Trace, TraceError, Turn};
 

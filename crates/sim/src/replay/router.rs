@@ -7,8 +7,10 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash, HashKey};
-use wornpath_index::{Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier, Writer};
-use wornpath_routing::queue::{Again, Held, Settled, WaitingRoom};
+use wornpath_index::{
+    Content, EngineHash, Event, Index, Limits, Parent, PodId, Stored, Tier, Writer,
+};
+use wornpath_routing::queue::{Again, Held, Priority, Settled, WaitingRoom};
 use wornpath_routing::{
     Desk, Fleet, Health, ModelChoice, Models, Outcome, Pod, PodFacts, Problems, Profile, Prompt,
     Request, Rng, RoutingPlan, Surroundings, World,
@@ -116,15 +118,43 @@ impl Router {
 
     /// Decides a request that has just come.
     pub(super) fn arrive(&mut self, now: Duration, number: usize, turn: &Turn) -> Verdict {
+        self.decide(now, (number, turn), (Arc::clone(&self.profile), None))
+    }
+
+    /// Decides a request that a plan has put on a pod, behind everybody else's.
+    pub(super) fn arrive_planned(
+        &mut self,
+        now: Duration,
+        turn: (usize, &Turn),
+        (profile, pod): (&Arc<Profile>, usize),
+    ) -> Verdict {
+        let planned = self.fleet.pods()[pod].id();
+        self.decide(now, turn, (Arc::clone(profile), Some(planned)))
+    }
+
+    /// A profile for planned requests.
+    pub(super) fn second_profile(&self, name: &str, yaml: &str) -> Result<Arc<Profile>, Problems> {
+        let models = Arc::clone(&self.models);
+        let surroundings = Surroundings { models, ..Surroundings::default() };
+        Ok(Arc::new(Profile::check(name, yaml, &surroundings)?))
+    }
+
+    fn decide(
+        &mut self,
+        now: Duration,
+        (number, turn): (usize, &Turn),
+        (profile, planned): (Arc<Profile>, Option<PodId>),
+    ) -> Verdict {
         let session = turn.session.map(|session| ("x-session-id".to_owned(), session.to_string()));
         let request = Request {
             model: ModelChoice { base: MODEL.into(), lora: None },
             prompt: Prompt::Tokens(tokens_of(turn, self.block_size)),
             headers: session.into_iter().collect(),
             arrival: now,
+            priority: planned.map_or_else(Priority::default, |_| Priority::LOWEST),
+            planned,
             ..Request::default()
         };
-        let profile = Arc::clone(&self.profile);
         let mut context = profile.context(request);
         if profile.prepare(&mut context).is_err() {
             return Verdict::Refused { turn: number };

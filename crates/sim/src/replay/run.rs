@@ -1,7 +1,8 @@
 //! The event loop: arrivals, engines, cache events and the holding queue in one order of time.
 
+use super::background::{Background, Beside, Done, LOOK};
 use super::router::{Router, RouterSettings, Verdict, is_cache_event};
-use super::trace::{Start, Trace};
+use super::trace::{Start, Trace, Turn};
 use crate::engine::{Admission, Engine, Settings};
 use crate::profile::Profile;
 use crate::request::{Outcome, Output, PromptSource, Request, RequestId};
@@ -77,6 +78,7 @@ enum Due {
     Arrival(usize),
     Engine(usize),
     Leave(usize),
+    Look,
     Routers,
     Tick,
 }
@@ -97,6 +99,8 @@ struct Replay<'a> {
     plans: Vec<Option<RoutingPlan>>,
     records: Vec<Record>,
     unfinished: usize,
+    /// What is computed besides; its requests have the numbers after the trace's own.
+    background: Option<Background<'a>>,
     /// Whether cache events come soon enough to tell how far a prompt is computed.
     tells_progress: bool,
     outputs: Vec<Output>,
@@ -129,10 +133,35 @@ pub fn replay(
 /// If there are no pods, or more than the index has room for.
 pub fn replay_watched(
     trace: &Trace,
-    (name, yaml): (&str, &str),
+    profile: (&str, &str),
     fleet: &Fleet,
     watch: &mut dyn FnMut(usize),
 ) -> Result<Vec<Record>, Problems> {
+    Ok(carried_out(trace, profile, fleet, (None, watch))?.0)
+}
+
+/// Like [`replay`], while a planned queue is computed on the same engines, until the trace is over.
+///
+/// # Errors
+/// If a profile is not valid.
+///
+/// # Panics
+/// If there are no pods, or more than the index has room for.
+pub fn replay_beside(
+    trace: &Trace,
+    profile: (&str, &str),
+    fleet: &Fleet,
+    beside: Beside<'_>,
+) -> Result<(Vec<Record>, Done), Problems> {
+    carried_out(trace, profile, fleet, (Some(beside), &mut |_| {}))
+}
+
+fn carried_out<'a>(
+    trace: &'a Trace,
+    (name, yaml): (&str, &str),
+    fleet: &Fleet,
+    (beside, watch): (Option<Beside<'a>>, &'a mut dyn FnMut(usize)),
+) -> Result<(Vec<Record>, Done), Problems> {
     assert!((1..=256).contains(&fleet.pods), "a fleet has 1 to 256 pods, not {}", fleet.pods);
     let settings = Settings {
         block_size: trace.block_size,
@@ -156,8 +185,14 @@ pub fn replay_watched(
     let router = |number| {
         Router::new(name, yaml, RouterSettings { seed: fleet.seed + number as u64, ..settings })
     };
-    let routers = (0..fleet.routers.max(1)).map(router).collect::<Result<_, _>>()?;
-    let turns = trace.turns.len();
+    let routers = (0..fleet.routers.max(1)).map(router).collect::<Result<Vec<_>, _>>()?;
+    let mut turns = trace.turns.len();
+    let mut background = None;
+    if let Some(beside) = beside {
+        let profile = routers[0].second_profile(beside.profile.0, beside.profile.1)?;
+        turns += beside.trace.turns.len();
+        background = Some(Background::new(beside, profile, fleet.engine.max_step_tokens()));
+    }
     let mut replay = Replay {
         trace,
         routers,
@@ -166,10 +201,11 @@ pub fn replay_watched(
         engines,
         wakeup: None,
         agenda: BinaryHeap::new(),
-        following: vec![None; turns],
+        following: vec![None; trace.turns.len()],
         plans: std::iter::repeat_with(|| None).take(turns).collect(),
         records: vec![Record::default(); turns],
-        unfinished: turns,
+        unfinished: trace.turns.len(),
+        background,
         tells_progress: fleet.events_delay.is_zero(),
         outputs: Vec::new(),
         verdicts: Vec::new(),
@@ -177,10 +213,12 @@ pub fn replay_watched(
     };
     replay.agenda.extend(fleet.leaves.map(|(pod, time)| Reverse((time, Due::Leave(pod)))));
     replay.run();
-    Ok(replay.records)
+    let done = replay.background.map_or_else(Done::default, |background| background.done);
+    replay.records.truncate(trace.turns.len());
+    Ok((replay.records, done))
 }
 
-impl Replay<'_> {
+impl<'a> Replay<'a> {
     fn run(&mut self) {
         for (number, turn) in self.trace.turns.iter().enumerate() {
             match turn.start {
@@ -189,6 +227,9 @@ impl Replay<'_> {
             }
         }
         self.agenda.push(Reverse((Duration::ZERO, Due::Tick)));
+        if self.background.is_some() {
+            self.agenda.push(Reverse((Duration::ZERO, Due::Look)));
+        }
         while self.unfinished > 0 {
             let Some(Reverse((now, due))) = self.agenda.pop() else { break };
             for router in &mut self.routers {
@@ -202,6 +243,10 @@ impl Replay<'_> {
                 Due::Engine(pod) if self.planned[pod] == Some(now) => self.advance(now, pod),
                 Due::Engine(_) => continue,
                 Due::Leave(pod) => self.leave(now, pod),
+                Due::Look => {
+                    self.look(now);
+                    self.agenda.push(Reverse((now + LOOK, Due::Look)));
+                }
                 Due::Routers if self.wakeup == Some(now) => {
                     self.wakeup = None;
                     self.poll(now);
@@ -225,6 +270,49 @@ impl Replay<'_> {
         if next.is_some() && next != self.wakeup {
             self.wakeup = next;
             self.agenda.extend(next.map(|time| Reverse((time, Due::Routers))));
+        }
+    }
+
+    /// The turn of a number, the trace's own or one of the background.
+    fn turn(&self, number: usize) -> &'a Turn {
+        match number.checked_sub(self.trace.turns.len()) {
+            None => &self.trace.turns[number],
+            Some(job) => {
+                let background = self.background.as_ref();
+                background.expect("only a background has numbers beyond the trace").turn(job)
+            }
+        }
+    }
+
+    /// The background and a request's number in it, if it is one of its own.
+    fn behind(&mut self, number: usize) -> Option<(&mut Background<'a>, usize)> {
+        let job = number.checked_sub(self.trace.turns.len())?;
+        Some((self.background.as_mut()?, job))
+    }
+
+    fn look(&mut self, now: Duration) {
+        for pod in 0..self.engines.len() {
+            if let Some(background) = &mut self.background {
+                background.look(pod, &self.engines[pod]);
+            }
+            self.fill(now, pod);
+        }
+    }
+
+    /// Decides what the background may send to a pod.
+    fn fill(&mut self, now: Duration, pod: usize) {
+        while let Some(background) = &mut self.background
+            && let Some(job) = background.claim(pod)
+        {
+            let number = self.trace.turns.len() + job;
+            let (turn, profile) = (background.turn(job), Arc::clone(&background.profile));
+            // All of it comes from the gateway that runs it.
+            let verdict = self.routers[0].arrive_planned(now, (number, turn), (&profile, pod));
+            let is_refused = matches!(verdict, Verdict::Refused { .. });
+            self.carry_out(now, verdict);
+            if is_refused {
+                break;
+            }
         }
     }
 
@@ -271,7 +359,10 @@ impl Replay<'_> {
             Verdict::Refused { turn } => self.end(now, turn),
             Verdict::Sent { turn, pod, plan } => {
                 self.records[turn].sent = Some((now, pod));
-                let asked = &self.trace.turns[turn];
+                if let Some((background, job)) = self.behind(turn) {
+                    background.sent(job, pod);
+                }
+                let asked = self.turn(turn);
                 let names = asked.full_blocks(self.trace.block_size);
                 let request = Request {
                     id: RequestId(turn as u64),
@@ -314,7 +405,9 @@ impl Replay<'_> {
         }
         self.planned[pod] = None;
         self.plan_engine(pod);
+        // Whoever waits goes before the background.
         self.poll(now);
+        self.fill(now, pod);
     }
 
     fn take_in(&mut self, now: Duration, pod: usize, outcome: &Outcome) {
@@ -325,6 +418,9 @@ impl Replay<'_> {
             Outcome::Token { request, .. } => {
                 let turn = request.0 as usize;
                 self.records[turn].first_token = Some(now);
+                if let Some((background, job)) = self.behind(turn) {
+                    background.prefilled(job);
+                }
                 if let Some(reservation) = self.reservation(turn) {
                     reservation.first_token_at(now);
                 }
@@ -332,7 +428,7 @@ impl Replay<'_> {
             Outcome::Finished { request } => {
                 let turn = request.0 as usize;
                 self.records[turn].end = Some(now);
-                let generated = self.trace.turns[turn].output_tokens.saturating_sub(1) as u64;
+                let generated = self.turn(turn).output_tokens.saturating_sub(1) as u64;
                 if let Some(reservation) = self.reservation(turn) {
                     reservation.decoded(generated);
                     reservation.ended_at(now);
@@ -364,8 +460,12 @@ impl Replay<'_> {
     /// A request has ended, well or not: its load is given back and its session goes on.
     fn end(&mut self, now: Duration, turn: usize) {
         self.plans[turn] = None;
+        if let Some((background, job)) = self.behind(turn) {
+            background.ended(job);
+            return;
+        }
         self.unfinished -= 1;
-        (self.watch)(self.records.len() - self.unfinished);
+        (self.watch)(self.trace.turns.len() - self.unfinished);
         if let Some((next, delay)) = self.following[turn] {
             self.agenda.push(Reverse((now + delay, Due::Arrival(next))));
         }
