@@ -14,7 +14,7 @@ use std::time::Duration;
 use wornpath_gateway::admin::{Setup, start_with};
 use wornpath_gateway::config::{Config, DEFAULT_PROFILE, TEXT_PROFILE, Tokenizers, shipped};
 use wornpath_gateway::{
-    BatchRules, EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, ServeError,
+    BatchRules, EventSource, Kept, ModelSettings, NamedProfile, PodSettings, Reveal, ServeError,
     Settings, Sharing, serve, serve_batches,
 };
 use wornpath_routing::Role;
@@ -99,9 +99,10 @@ pub(crate) struct ServeArguments {
     /// Tell clients which pod answered, and why, in x-wornpath-pod and x-wornpath-reason
     #[arg(long)]
     reveal_pods: bool,
-    /// Serve OpenAI's Files and Batches interface, and keep files and batches in this folder
-    #[arg(long, value_name = "FOLDER")]
-    batches: Option<PathBuf>,
+    /// Serve OpenAI's Files and Batches interface, and keep files and batches in this folder, or in a database that
+    /// several gateways share, at postgres://user:password@host:5432/name
+    #[arg(long, value_name = "FOLDER", env = "WORNPATH_BATCHES", hide_env_values = true)]
+    batches: Option<String>,
     /// What is logged: error, warn, info or debug
     #[arg(long, default_value = "info")]
     log_level: tracing::Level,
@@ -131,7 +132,7 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     };
     let scheme = |tls: bool| if tls { "https" } else { "http" };
     let tls = (scheme(settings.tls.client.is_some()), scheme(settings.tls.admin.is_some()));
-    let admin = Cell::new(None);
+    let (admin, batch) = (Cell::new(None), settings.batch.clone());
     let around = |gateway: &_| {
         let again = arguments.clone();
         let on_top = move |from_file| {
@@ -139,8 +140,8 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         };
         let setup = Setup { path, config, tokenizers, logging };
         admin.set(start_with(gateway, setup, Box::new(on_top))?.admin);
-        if let Some(folder) = &arguments.batches {
-            serve_batches(gateway, BatchRules::in_folder(folder.clone()))?;
+        if let Some(rules) = batch {
+            serve_batches(gateway, rules)?;
         }
         Ok(())
     };
@@ -221,8 +222,26 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
         let policy = arguments.policy.as_deref().unwrap_or(DEFAULT_PROFILE);
         settings.profiles.insert(0, profile(policy, &settings)?);
     }
+    settings.batch = batch(arguments, settings.batch);
     limits(arguments, &mut settings)?;
     Ok(settings)
+}
+
+/// The rules of the file, and where the command line wants batches to be kept.
+fn batch(arguments: &ServeArguments, from_file: Option<BatchRules>) -> Option<BatchRules> {
+    let Some(written) = &arguments.batches else {
+        let mut rules = from_file?;
+        if let (Kept::Folder(folder), Some(config)) = (&mut rules.kept, &arguments.config) {
+            // Paths in a configuration start beside it.
+            *folder = config.parent().unwrap_or(Path::new("")).join(&*folder);
+        }
+        return Some(rules);
+    };
+    let kept = Kept::at(written);
+    Some(match from_file {
+        Some(rules) => BatchRules { kept, ..rules },
+        None => BatchRules::kept(kept),
+    })
 }
 
 fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result<()> {

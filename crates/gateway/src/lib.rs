@@ -34,7 +34,7 @@ mod telemetry;
 pub mod tls;
 mod usage;
 
-pub use batches::{BatchRules, BatchesError, serve_batches};
+pub use batches::{BatchRules, BatchesError, Kept, PLANNED, Quota, serve_batches};
 pub use record::{Api, Ended, Observe, Record, Usage};
 pub use roster::{Roster, Seat};
 pub use routing::{Routing, RoutingError};

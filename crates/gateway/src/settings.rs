@@ -1,5 +1,6 @@
 //! What a gateway is started with: values that `wornpath.yaml` or the command line have been checked into.
 
+use crate::batches::BatchRules;
 use crate::tls::ListenerTls;
 use std::fmt;
 use std::net::SocketAddr;
@@ -62,6 +63,8 @@ pub struct Settings {
     pub explained: f64,
     /// Where traces go, if anywhere.
     pub telemetry: Option<TelemetrySettings>,
+    /// Whether batches are served, and how.
+    pub batch: Option<BatchRules>,
     /// Threads that answer clients.
     pub workers: NonZeroUsize,
 }
@@ -112,6 +115,7 @@ impl Default for Settings {
             upstream_credentials: Credentials::None,
             explained: 1.0,
             telemetry: None,
+            batch: None,
             workers: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         }
     }

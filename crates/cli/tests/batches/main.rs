@@ -8,6 +8,10 @@ mod gateway;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;
+#[cfg(feature = "postgres")]
+#[path = "../../../jobs/tests/crash/server.rs"]
+#[allow(dead_code, reason = "shared with the tests of the store, which use the rest")]
+mod server;
 
 use gateway::{Gateway, eventually};
 use serde_json::{Value, json};
@@ -131,4 +135,100 @@ fn what_failed_can_be_tried_again_and_nothing_else_is() {
     let cancelled = batch(&gateway, &["cancel", &again]);
     let error = text(&cancelled.stderr);
     assert!(error.contains("is completed and cannot become cancelling"), "{cancelled:?}");
+}
+
+#[test]
+fn what_a_tenant_may_have_is_limited_and_the_plan_is_explained() {
+    let engines = Served::start(&["--engines", "2"]);
+    let kept = folder("limited");
+    let pods: Vec<_> = engines
+        .engines
+        .iter()
+        .map(|engine| json!({"url": format!("http://{}", engine.http)}))
+        .collect();
+    let config = json!({
+        "pods": pods,
+        "batch": {"folder": "kept", "lines": 12, "quota_bytes": 65536, "quota_batches": 1},
+        "listen": {"client": "127.0.0.1:0"},
+    });
+    let path = kept.join("wornpath.yaml");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let gateway = Gateway::start(&["-c", path.to_str().unwrap()], 2);
+    let input = kept.join("in.jsonl");
+    let write = |lines: usize| {
+        let lines: Vec<_> = (0..lines).map(|number| line(number).to_string()).collect();
+        std::fs::write(&input, lines.join("\n")).unwrap();
+    };
+    let submit = |arguments: &[&str]| {
+        batch(&gateway, &[&["submit", input.to_str().unwrap()], arguments].concat())
+    };
+    write(12);
+    let first = submit(&["--watch"]);
+    assert!(text(&first.stdout).contains("completed: 12 of 12 answered"), "{first:?}");
+    assert!(kept.join("kept/journal").exists(), "paths start beside the configuration");
+    let id = text(&first.stdout).split_whitespace().next().unwrap().to_owned();
+    let plan = gateway.get(&format!("/v1/batches/{id}/plan")).json();
+    assert_eq!((&plan["object"], &plan["requests"]), (&json!("batch.plan"), &json!(12)));
+    let requests = plan["segments"].as_array().unwrap().iter();
+    assert_eq!(requests.map(|part| part["requests"].as_u64().unwrap()).sum::<u64>(), 12);
+    let (least, planned, all) =
+        (&plan["least_tokens"], &plan["planned_tokens"], &plan["prompt_tokens"]);
+    let [least, planned, all] = [least, planned, all].map(|tokens| tokens.as_u64().unwrap());
+    assert!(least <= planned && planned < all / 2, "{plan}");
+    assert_eq!(plan["groups"][0]["requests"], 3, "{plan}");
+    write(13);
+    let long = submit(&["--watch"]);
+    assert!(text(&long.stdout).contains("failed"), "{long:?}");
+    write(12);
+    let mut refused = submit(&[]);
+    for _ in 0..8 {
+        refused = submit(&["--watch"]);
+    }
+    let error = text(&refused.stderr);
+    assert!(error.contains("your files may have 65536 bytes in all"), "{refused:?}");
+}
+
+/// Two gateways, one database: both run one batch, one of them is killed, and every line is published once.
+#[cfg(feature = "postgres")]
+#[test]
+fn gateways_that_share_a_database_share_a_batch_and_survive_each_other() {
+    let Some(database) = server::Database::start() else { return };
+    let address =
+        format!("postgres://wornpath@127.0.0.1:{}/postgres?sslmode=disable", database.port);
+    let engines = Served::start_at("20", &["--engines", "2"]);
+    let first = Gateway::before(&engines, &["--batches", &address]);
+    let mut second = Gateway::before(&engines, &["--batches", &address]);
+    let input = folder("shared").join("in.jsonl");
+    // Long lines, so that there are several segments.
+    let long = |number: usize| {
+        let mut line = line(number);
+        let pad = format!("{} {number}", "word ".repeat(600));
+        line["body"]["messages"][0]["content"] = json!(pad);
+        line.to_string()
+    };
+    let lines: Vec<_> = (0..600).map(long).collect();
+    std::fs::write(&input, lines.join("\n")).unwrap();
+    let submitted = batch(&first, &["submit", input.to_str().unwrap()]);
+    assert!(submitted.status.success(), "{}", text(&submitted.stderr));
+    let id = text(&submitted.stdout).split_whitespace().next().unwrap().to_owned();
+    let done = |gateway: &Gateway| {
+        let json = gateway.get(&format!("/v1/batches/{id}")).json();
+        json["request_counts"]["completed"].as_u64().unwrap()
+    };
+    eventually("some lines are there, whomever one asks", || done(&second) >= 100);
+    second.child.kill().unwrap();
+    second.child.wait().unwrap();
+    let before = done(&first);
+    let watched = batch(&first, &["watch", &id]);
+    assert!(
+        text(&watched.stdout).contains("completed: 600 of 600 answered, 0 failed"),
+        "{before} before, {watched:?}"
+    );
+    let results = batch(&first, &["results", &id]);
+    let ids: Vec<String> = text(&results.stdout)
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["custom_id"].to_string())
+        .collect();
+    let distinct: BTreeSet<_> = ids.iter().collect();
+    assert_eq!((ids.len(), distinct.len()), (600, 600));
 }

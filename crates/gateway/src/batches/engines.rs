@@ -1,28 +1,56 @@
 //! The gateway's pods as a batch sees them: through the pipeline that serves clients.
 
 use super::Batches;
-use crate::client::{Reply as Answered, send_planned};
+use crate::client::{Planned, Reply as Answered, send_planned};
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Response};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use wornpath_execution::{Call, splice};
+use wornpath_execution::{Call, Edit, splice};
 use wornpath_index::PodId;
 use wornpath_jobs::{
     Engines, Health as Standing, Outgoing, Prefilled, Reply, Trouble, read_whole, streaming, whole,
 };
-use wornpath_planner::Vitals;
+use wornpath_planner::{Courtesy, Vitals};
 use wornpath_routing::{Health, Name};
 
 /// Pods that a batch was planned for, by number.
 pub(super) struct PlannedPods {
     pub(super) batches: Arc<Batches>,
     pub(super) owner: Option<Name>,
-    /// Each with how many requests of this batch are on it.
-    pub(super) pods: Vec<(PodId, AtomicU32)>,
+    pub(super) pods: Vec<PlannedPod>,
+}
+
+/// One of them.
+pub(super) struct PlannedPod {
+    id: PodId,
+    /// Offline requests on it, of all batches.
+    offline: Arc<AtomicU32>,
+    courtesy: Mutex<Courtesy>,
+}
+
+impl PlannedPod {
+    pub(super) fn new(batches: &Batches, id: PodId) -> Self {
+        let courtesy = Mutex::new(Courtesy::new(batches.rules.window.get()));
+        Self { id, offline: batches.offline_on(id), courtesy }
+    }
+}
+
+/// An offline request, which counts on its pod once it has been decided, and no more when it goes.
+struct OnPod<'a> {
+    offline: &'a AtomicU32,
+    counts: AtomicBool,
+}
+
+impl OnPod<'_> {
+    fn count(&self) {
+        if !self.counts.swap(true, Relaxed) {
+            self.offline.fetch_add(1, Relaxed);
+        }
+    }
 }
 
 impl PlannedPods {
@@ -32,16 +60,15 @@ impl PlannedPods {
         let name = |id: &PodId| {
             roster.seat(*id).map_or_else(String::new, |seat| seat.pod.facts().name.to_string())
         };
-        self.pods.iter().map(|(id, _)| name(id)).collect()
+        self.pods.iter().map(|pod| name(&pod.id)).collect()
     }
 }
 
-/// One request less on a pod when it goes.
-struct OnPod<'a>(&'a AtomicU32);
-
 impl Drop for OnPod<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        if *self.counts.get_mut() {
+            self.offline.fetch_sub(1, Relaxed);
+        }
     }
 }
 
@@ -53,37 +80,40 @@ impl Engines for PlannedPods {
         prefilled: Prefilled,
     ) -> Result<Reply, Trouble> {
         let streamed = streaming(request.interface, &request.body).filter(|_| request.is_awaited);
-        let body = match &streamed {
-            Some(edits) => splice(&request.body, edits),
-            None => splice(&request.body, &whole()),
-        };
+        let mut edits = Vec::from(streamed.unwrap_or_else(whole));
+        edits.extend(self.batches.rules.priority.map(|it| Edit::set("priority", &it.into())));
+        let body = splice(&request.body, &edits);
         let body = body.map_err(|error| Trouble::Broken(error.to_string()))?;
-        let (id, count) = &self.pods[pod];
-        count.fetch_add(1, Relaxed);
-        let _on_pod = OnPod(count);
+        let pod = &self.pods[pod];
+        let on_pod = OnPod { offline: &pod.offline, counts: AtomicBool::new(false) };
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let path = PathAndQuery::from_static(request.interface.path());
         let call = Call { method: Method::POST, path, headers, body };
         let worker = &self.batches.worker;
-        let response =
-            send_planned(worker, call, (*id, &self.batches.profile, self.owner.as_ref())).await;
+        let planned = Planned {
+            pod: pod.id,
+            profile: &self.batches.profile,
+            tenant: self.owner.as_ref(),
+            decided: &|| on_pod.count(),
+        };
+        let response = send_planned(worker, call, planned).await;
         prefilled();
         reply(response).await
     }
 
     async fn health(&self, pod: usize) -> Option<Standing> {
-        let (id, own) = &self.pods[pod];
+        let pod = &self.pods[pod];
         let roster = self.batches.worker.gateway.roster();
-        let vitals = roster.seat(*id)?.pod.vitals();
+        let vitals = roster.seat(pod.id)?.pod.vitals();
         if vitals.health() != Health::Up {
             return None;
         }
-        let own = own.load(Relaxed);
-        let online = vitals.requests().saturating_sub(own) as usize;
-        // For every request of a client, two fewer of ours; one stays, so that a batch never stands still.
-        let window = self.batches.rules.window.get();
-        let ceiling = window.saturating_sub(2 * online).max(1);
+        let online = vitals.requests().saturating_sub(pod.offline.load(Relaxed)) as usize;
+        let mut courtesy = pod.courtesy.lock().unwrap_or_else(PoisonError::into_inner);
+        courtesy.observe(online);
+        // What there is room for is shared by the batches that run.
+        let ceiling = (courtesy.ceiling() / self.batches.running().len().max(1)).max(1);
         let seen = Vitals {
             running: vitals.requests() as usize,
             waiting: vitals.waiting() as usize,

@@ -1,22 +1,22 @@
 //! The life of a batch: read, planned, run, ended; and taken up again where it was after a restart.
 
 use super::Batches;
-use super::engines::PlannedPods;
+use super::ending::{Ended, end};
+use super::engines::{PlannedPod, PlannedPods};
 use super::overview::{Underway, planned};
+use super::stored::{StoredBytes, StoredLines};
 use super::unix_time;
-use bytes::Bytes;
-use std::io::{self, BufReader, Read};
+use std::collections::btree_map::Entry;
+use std::io::BufReader;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_jobs::{
-    Batch, Conductor, FileEntry, Form, Intake, IntakeError, IntakeRules, Interface, Kind, Lease,
-    Leased, Line, Owner, Patience, Progress, Sketcher, Source, Span, Standing, Status, Store,
-    StoreError, Wish, Work, run,
+    Batch, Conductor, Form, Intake, IntakeError, IntakeRules, Interface, Lease, Leased, Patience,
+    Progress, Sketcher, Standing, Status, StoreError, Wish, Work, run,
 };
-use wornpath_planner::{Job, JobId, Plan, Queue, Rates, Speeds, Window};
+use wornpath_planner::{Forest, Job, JobId, Plan, Queue, Rates, Speeds, Window};
 use wornpath_routing::{Health, Name};
 
 /// Wrong lines that a batch shows.
@@ -25,15 +25,24 @@ const SHOWN: usize = 100;
 const OUTPUT_TOKENS: usize = 256;
 /// How often somebody looks whether a pod has come.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How often somebody looks whether a part that others run has come free.
+const ELSEWHERE: Duration = Duration::from_secs(1);
+/// A lease is renewed at least so often, also where nobody would take it over.
+const RENEWAL: Duration = Duration::from_secs(60);
 /// What engines compute in one step, about.
 const STEP_TOKENS: usize = 8_192;
 /// Milliseconds of a prompt token and of an output token, where nobody has measured: their ratio is what counts.
-const RATES: Rates = Rates::flat(0.016, 0.06);
+pub(super) const RATES: Rates = Rates::flat(0.016, 0.06);
 
-/// Runs a batch until it has ended.
+/// Runs a batch until it has ended, unless that is being done.
 pub(super) fn start(batches: &Arc<Batches>, id: String) {
     let (wish, wishes) = watch::channel(Wish::GoOn);
-    batches.running().insert(id.clone(), wish);
+    match batches.running().entry(id.clone()) {
+        Entry::Occupied(_) => return,
+        Entry::Vacant(place) => {
+            place.insert(wish);
+        }
+    }
     let (batches, handle) = (Arc::clone(batches), batches.worker.gateway.background().clone());
     handle.spawn(async move {
         let _turn = batches.turns.acquire().await;
@@ -50,17 +59,70 @@ pub(super) fn start(batches: &Arc<Batches>, id: String) {
     });
 }
 
+/// Takes one lease after another until the batch has ended, here or elsewhere.
 async fn live(
     batches: &Arc<Batches>,
     id: &str,
     wishes: watch::Receiver<Wish>,
 ) -> Result<(), StoreError> {
-    let name = id.to_owned();
-    let (lease, batch) =
-        batches.ask(move |store| Ok((store.lease(&name)?, store.batch(&name)?))).await?;
-    let Some(intake) = read(batches, &lease, &batch).await? else { return Ok(()) };
+    loop {
+        let name = id.to_owned();
+        let leased = batches.ask(move |store| Ok((store.lease(&name)?, store.batch(&name)?))).await;
+        let (lease, batch) = match leased {
+            Ok((Some(lease), batch)) => (lease, batch),
+            Ok((None, _)) => {
+                // Others run all that is left. Should one of them die, its part comes free.
+                sleep(ELSEWHERE).await;
+                continue;
+            }
+            Err(StoreError::Conflict(_) | StoreError::Missing(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let ended = tokio::select! {
+            ended = round(batches, &lease, &batch, wishes.clone()) => ended,
+            lost = renew(batches, &lease) => Err(lost),
+        };
+        match ended {
+            Ok(Ended::Yes) => return Ok(()),
+            // Taken over, or ended by another: what is left is found out anew.
+            Ok(Ended::NotYet) | Err(StoreError::Fenced(_)) => sleep(PAUSE).await,
+            Err(error) => {
+                // Another gateway may have what this one lacks.
+                let _ = batches.ask(move |store| store.release(&lease)).await;
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Keeps a lease, until it is lost; and hears what its owner has told another gateway.
+async fn renew(batches: &Arc<Batches>, lease: &Lease) -> StoreError {
+    loop {
+        sleep((batches.store.term() / 3).min(RENEWAL)).await;
+        let of = lease.clone();
+        match batches.ask(move |store| store.renew(&of)).await {
+            Ok(Status::Cancelling) => {
+                if let Some(running) = batches.running().get(&lease.batch) {
+                    running.send_replace(Wish::Finish);
+                }
+            }
+            Ok(_) => {}
+            Err(error) if error.is_passing() => {}
+            Err(error) => return error,
+        }
+    }
+}
+
+/// Computes what one lease is on.
+async fn round(
+    batches: &Arc<Batches>,
+    lease: &Lease,
+    batch: &Batch,
+    wishes: watch::Receiver<Wish>,
+) -> Result<Ended, StoreError> {
+    let Some(intake) = read(batches, lease, batch).await? else { return Ok(Ended::Yes) };
     let (mark, of) = (intake.mark, lease.clone());
-    let standing = batches.ask(move |store| store.standing(&of, mark)).await?;
+    let mut standing = batches.ask(move |store| store.standing(&of, mark)).await?;
     let of = lease.clone();
     batches
         .ask(move |store| {
@@ -75,6 +137,7 @@ async fn live(
         file: batch.input_file_id.clone(),
         spans: intake.spans,
     });
+    keep_own(&mut standing.missing, &intake.queue, lease);
     if !standing.missing.is_empty() && batch.status() != Status::Cancelling {
         let work = Work {
             source: source.clone(),
@@ -82,9 +145,25 @@ async fn live(
             lines: standing.missing.clone(),
             numbers: Arc::new(|line| line + 1),
         };
-        compute(batches, &batch, (intake.queue, work), (lease.clone(), &standing), wishes).await?;
+        compute(batches, batch, (intake.queue, work), (lease.clone(), &standing), wishes).await?;
     }
-    end(batches, lease, source).await
+    let of = lease.clone();
+    batches.ask(move |store| store.settle(&of)).await?;
+    end(batches, lease.clone(), source).await
+}
+
+/// Leaves of some lines those that are in the segments of a lease. All gateways cut alike: the order follows from the
+/// input alone.
+fn keep_own(lines: &mut Vec<u32>, queue: &Queue, lease: &Lease) {
+    if lease.is_whole() {
+        return;
+    }
+    let all = queue.len();
+    let mut is_own = vec![false; all];
+    for (place, job) in Forest::of(queue).order().iter().enumerate() {
+        is_own[job.index()] = lease.covers(place, all);
+    }
+    lines.retain(|line| is_own[*line as usize]);
 }
 
 /// Reads the input; none if it is wrong, which the batch then says.
@@ -93,18 +172,7 @@ async fn read(
     lease: &Lease,
     batch: &Batch,
 ) -> Result<Option<Intake>, StoreError> {
-    let interface = Interface::at(&batch.endpoint).unwrap_or(Interface::Chat);
-    let rules = IntakeRules {
-        form: Form::Batch(interface),
-        most_lines: batches.rules.most_lines,
-        output_tokens: OUTPUT_TOKENS,
-        most_problems: SHOWN,
-    };
-    let settings = batches.worker.gateway.settings();
-    let model = settings.models.first();
-    let block_size = model.map_or(batches.rules.block_size, |model| model.block_size);
-    let tokenizer = model.and_then(|model| model.tokenizer.clone());
-    let sketcher = Sketcher::new(&settings.key, block_size, tokenizer);
+    let (rules, sketcher) = reading(batches, batch);
     let (of, file) = (lease.clone(), batch.input_file_id.clone());
     batches
         .ask(move |store| {
@@ -124,6 +192,22 @@ async fn read(
             }
         })
         .await
+}
+
+/// How the input of a batch is read.
+pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketcher) {
+    let interface = Interface::at(&batch.endpoint).unwrap_or(Interface::Chat);
+    let rules = IntakeRules {
+        form: Form::Batch(interface),
+        most_lines: batches.rules.most_lines,
+        output_tokens: OUTPUT_TOKENS,
+        most_problems: SHOWN,
+    };
+    let settings = batches.worker.gateway.settings();
+    let model = settings.models.first();
+    let block_size = model.map_or(batches.rules.block_size, |model| model.block_size);
+    let tokenizer = model.and_then(|model| model.tokenizer.clone());
+    (rules, Sketcher::new(&settings.key, block_size, tokenizer))
 }
 
 /// Sends what has no record yet, until all have one, the time is over, or its owner cancels.
@@ -177,113 +261,13 @@ async fn pods(batches: &Arc<Batches>, batch: &Batch) -> PlannedPods {
     loop {
         let roster = batches.worker.gateway.roster();
         let up = roster.fleet().pods().iter().filter(|pod| pod.vitals().health() == Health::Up);
-        let pods: Vec<_> = up.map(|pod| (pod.id(), AtomicU32::new(0))).collect();
+        let pods: Vec<_> = up.map(|pod| PlannedPod::new(batches, pod.id())).collect();
         if !pods.is_empty() {
             let owner = (!batch.owner.is_empty()).then(|| Name::from(batch.owner.as_str()));
             return PlannedPods { batches: Arc::clone(batches), owner, pods };
         }
         sleep(PAUSE).await;
     }
-}
-
-/// Gives every line that is left its record, and the batch its end.
-async fn end(
-    batches: &Arc<Batches>,
-    lease: Lease,
-    source: Arc<StoredLines>,
-) -> Result<(), StoreError> {
-    let (output, errors) = (batches.new_id("file-"), batches.new_id("file-"));
-    batches
-        .ask(move |store| {
-            let batch = store.batch(&lease.batch)?;
-            let is_cancelled = batch.status() == Status::Cancelling;
-            if batch.counts.pending() > 0 {
-                let (code, message) = match is_cancelled {
-                    true => (
-                        "batch_cancelled",
-                        "This request was not executed before the batch was cancelled.",
-                    ),
-                    false if unix_time() < batch.expires_at => return Ok(()),
-                    false => (
-                        "batch_expired",
-                        "This request could not be executed before the completion window expired.",
-                    ),
-                };
-                leave(store, &lease, &source, (code, message))?;
-            }
-            let is_expired = batch.counts.pending() > 0 && !is_cancelled;
-            let batch = store.batch(&lease.batch)?;
-            let mut files = [None, None];
-            for (at, (id, kind)) in
-                [(output, Kind::Output), (errors, Kind::Error)].into_iter().enumerate()
-            {
-                let count = [batch.counts.completed, batch.counts.failed][at];
-                if count > 0 {
-                    files[at] = Some(add_results(store, &batch, id, kind)?.id);
-                }
-            }
-            store.change_leased(&lease, &mut |batch| {
-                [batch.output_file_id, batch.error_file_id] = files.clone();
-                let now = unix_time();
-                match batch.status() {
-                    Status::Cancelling => batch.reach(Status::Cancelled, now),
-                    Status::InProgress if is_expired => batch.reach(Status::Expired, now),
-                    Status::InProgress => {
-                        batch.reach(Status::Finalizing, now)?;
-                        batch.reach(Status::Completed, now)
-                    }
-                    _ => batch.reach(Status::Completed, now),
-                }
-            })?;
-            Ok(())
-        })
-        .await
-}
-
-/// Records for lines that nobody will compute any more.
-fn leave(
-    store: &dyn Store,
-    lease: &Lease,
-    source: &StoredLines,
-    (code, message): (&str, &str),
-) -> Result<(), StoreError> {
-    let batch = store.batch(&lease.batch)?;
-    let lines = source.spans.len() as u32;
-    let mut group = Vec::new();
-    for line in 0..lines {
-        let bytes =
-            source.line(line).map_err(|error| StoreError::Unreachable(error.to_string()))?;
-        let parsed = Line::parse(&bytes, Form::Free).ok().and_then(|line| line.custom_id);
-        let custom_id = serde_json::Value::from(parsed).to_string().into_bytes();
-        let name = batch.id.trim_start_matches("batch_").to_owned();
-        group.push(Owner { line, custom_id, name }.error(code, message));
-        if group.len() == 1_024 || line + 1 == lines {
-            // Lines that have a record keep it.
-            store.publish(lease, &group)?;
-            group.clear();
-        }
-    }
-    Ok(())
-}
-
-fn add_results(
-    store: &dyn Store,
-    batch: &Batch,
-    id: String,
-    kind: Kind,
-) -> Result<FileEntry, StoreError> {
-    let word = if kind == Kind::Output { "output" } else { "error" };
-    let entry = FileEntry {
-        id,
-        owner: batch.owner.clone(),
-        filename: format!("{}_{word}.jsonl", batch.id),
-        purpose: "batch_output".to_owned(),
-        bytes: store.result_bytes(&batch.id, kind)?,
-        created_at: unix_time(),
-        expires_at: None,
-        of: Some((batch.id.clone(), kind)),
-    };
-    store.add_file(entry, &mut io::empty())
 }
 
 /// The requests of some lines, in a queue of their own.
@@ -303,40 +287,4 @@ fn rest_of(all: Queue, lines: &[u32]) -> Queue {
         rest.push(&again).expect("it was in a queue of as many already");
     }
     rest
-}
-
-/// A stored file as bytes in a row.
-pub(super) struct StoredBytes<'a> {
-    pub(super) store: &'a dyn Store,
-    pub(super) file: &'a str,
-    pub(super) offset: u64,
-}
-
-impl Read for StoredBytes<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read =
-            self.store.read_file(self.file, self.offset, buffer).map_err(io::Error::other)?;
-        self.offset += read as u64;
-        Ok(read)
-    }
-}
-
-/// A stored file as lines.
-struct StoredLines {
-    store: Arc<dyn Store>,
-    file: String,
-    spans: Vec<Span>,
-}
-
-impl Source for StoredLines {
-    fn line(&self, line: u32) -> io::Result<Bytes> {
-        let span = self.spans[line as usize];
-        let mut bytes = vec![0; span.bytes as usize];
-        let read =
-            self.store.read_file(&self.file, span.offset, &mut bytes).map_err(io::Error::other)?;
-        if read < bytes.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(bytes.into())
-    }
 }

@@ -5,70 +5,72 @@
 //! decisions and the same queue as everybody's requests, at the lowest priority and with its planned pod
 //! as a hint. How many are under way at once shrinks as clients want more.
 
+mod ending;
 mod engines;
+mod explained;
 mod life;
 mod lists;
 mod multipart;
 mod overview;
 mod retry;
 mod routes;
+mod rules;
+mod stored;
 mod trouble;
 mod upload;
 
 pub(crate) use routes::respond;
+pub use rules::{BatchRules, Kept, Quota};
 
 use crate::desk::Worker;
 use crate::state::Gateway;
 use overview::Overview;
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
+use wornpath_index::PodId;
 use wornpath_jobs::{RealDisk, Shelf, Store, StoreError, UnixTime, Wish};
 use wornpath_routing::{Problems, Profile, Surroundings};
 
 /// Batches that are run at once.
 const AT_ONCE: usize = 4;
+/// How long other gateways wait for one of which nothing is heard.
+#[cfg(feature = "postgres")]
+const TERM: Duration = Duration::from_secs(15);
+/// How often what is past its time is removed.
+const SWEEP: Duration = Duration::from_secs(60);
 
-/// How planned requests are routed: where the plan says, if that pod may take them.
-const OFFLINE: &str = "\
-prepare: [plan_hint]
+/// How planned requests are routed: where the plan says, if that pod may take them. They wait in the queue, behind
+/// everybody else's, until that pod is about to have computed what it was sent, and none waits inside its engine.
+pub const PLANNED: &str = "\
+prepare: [plan_hint, tokenize, block_hash]
 filter: [healthy, model]
 score:
   - least_load
 pick:
   planned: {otherwise: max_score}
+hold:
+  unless:
+    - backlog: {at_most_ms: 100, waiting: 0, rates: fixed}
+  deadline: 10m
 ";
 
-/// What batches may be like.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BatchRules {
-    /// Where they are kept.
-    pub folder: PathBuf,
-    /// Lines of an input.
-    pub most_lines: usize,
-    /// Bytes of an upload.
-    pub most_bytes: u64,
-    /// Offline requests on one pod at once.
-    pub window: NonZeroUsize,
-    /// Tokens in a block, where the model's are not known.
-    pub block_size: NonZeroUsize,
-}
-
-impl BatchRules {
-    /// As OpenAI has it, but for higher limits.
-    #[must_use]
-    pub fn in_folder(folder: PathBuf) -> Self {
-        Self {
-            folder,
-            most_lines: 1_000_000,
-            most_bytes: 4 << 30,
-            window: NonZeroUsize::new(128).expect("128 is not zero"),
-            block_size: NonZeroUsize::new(16).expect("16 is not zero"),
-        }
-    }
-}
+/// The same by the prompts' text, where some model has no tokenizer.
+const PLANNED_BY_TEXT: &str = "\
+prepare: [plan_hint, text_blocks]
+filter: [healthy, model]
+score:
+  - least_load
+pick:
+  planned: {otherwise: max_score}
+hold:
+  unless:
+    - backlog: {at_most_ms: 100, waiting: 0}
+  deadline: 10m
+speculate: 600s
+";
 
 /// Batches that cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +78,9 @@ pub enum BatchesError {
     /// What was kept cannot be opened.
     #[error("batches: {0}")]
     Store(#[from] StoreError),
+    /// The database's client is not part of this binary.
+    #[error("batches: this binary cannot speak to PostgreSQL; build it with `--features postgres`")]
+    NotBuilt,
     /// The profile for planned requests does not fit.
     #[error("batches: {0}")]
     Profile(Problems),
@@ -91,6 +96,8 @@ pub(crate) struct Batches {
     running: Mutex<BTreeMap<String, watch::Sender<Wish>>>,
     turns: Semaphore,
     overview: Overview,
+    /// Requests of all batches on each pod.
+    offline: Mutex<Vec<(PodId, Arc<AtomicU32>)>>,
 }
 
 /// Opens what was kept, goes on with what had not ended, and serves from now on.
@@ -100,25 +107,85 @@ pub(crate) struct Batches {
 pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), BatchesError> {
     let surroundings =
         Surroundings { models: Arc::clone(gateway.routing().models()), ..Surroundings::default() };
-    let profile = Profile::check("planned requests", OFFLINE, &surroundings)
+    let settings = gateway.settings();
+    let models = &settings.models;
+    let is_exact = !models.is_empty() && models.iter().all(|model| model.tokenizer.is_some());
+    let planned = if is_exact { PLANNED } else { PLANNED_BY_TEXT };
+    let profile = Profile::check("planned requests", planned, &surroundings)
         .map_err(BatchesError::Profile)?;
-    let store = Shelf::open(Arc::new(RealDisk), &rules.folder)?;
+    let store = open(gateway, &rules)?;
     // No worker that answers clients has this number.
     let number = gateway.settings().workers.get() + 1;
     let batches = Arc::new(Batches {
-        store: Arc::new(store),
+        store,
         rules,
         profile: Arc::new(profile),
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
         running: Mutex::default(),
         turns: Semaphore::new(AT_ONCE),
         overview: Overview::default(),
+        offline: Mutex::default(),
     });
-    for batch in batches.store.unfinished()? {
-        life::start(&batches, batch.id);
-    }
+    gateway.background().spawn(keep_house(Arc::clone(&batches)));
     gateway.keep_batches(batches);
     Ok(())
+}
+
+/// Opens the store. On a thread of its own, because a database's client waits in a way that tasks must not.
+fn open(gateway: &Arc<Gateway>, rules: &BatchRules) -> Result<Arc<dyn Store>, BatchesError> {
+    let opening = || -> Result<Arc<dyn Store>, BatchesError> {
+        match &rules.kept {
+            Kept::Folder(folder) => Ok(Arc::new(Shelf::open(Arc::new(RealDisk), folder)?)),
+            #[cfg(feature = "postgres")]
+            Kept::Postgres(address) => {
+                let runner = gateway_name(gateway);
+                let sharing = wornpath_jobs::Sharing { runner, term: TERM };
+                Ok(Arc::new(wornpath_jobs::Postgres::open(address, sharing)?))
+            }
+            #[cfg(not(feature = "postgres"))]
+            Kept::Postgres(_) => {
+                let _ = gateway;
+                Err(BatchesError::NotBuilt)
+            }
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(opening).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// A name that no other gateway has.
+#[cfg(feature = "postgres")]
+fn gateway_name(gateway: &Arc<Gateway>) -> String {
+    let worker = Worker::new(Arc::clone(gateway), gateway.settings().workers.get() + 1);
+    format!("{:016x}{:016x}", worker.random(), worker.random())
+}
+
+/// Goes on with what had not ended, takes up what other gateways were told or have left behind, and removes what is
+/// past its time.
+async fn keep_house(batches: Arc<Batches>) {
+    let (term, keep) = (batches.store.term(), batches.rules.keep.as_secs());
+    let (mut is_first, mut swept) = (true, 0);
+    loop {
+        // A folder is nobody else's: it is looked through once.
+        if is_first || term < Duration::MAX {
+            match batches.ask(|store| store.unfinished()).await {
+                Ok(open) => {
+                    open.into_iter().for_each(|batch| life::start(&batches, batch.id));
+                    is_first = false;
+                }
+                Err(error) => tracing::warn!(%error, "batches cannot be looked through"),
+            }
+        }
+        if unix_time().saturating_sub(swept) >= SWEEP.as_secs() {
+            swept = unix_time();
+            match batches.ask(move |store| store.sweep(unix_time(), keep)).await {
+                Ok(0) => {}
+                Ok(removed) => tracing::info!(removed, "files and batches past their time"),
+                Err(error) => tracing::warn!(%error, "nothing can be removed"),
+            }
+        }
+        tokio::time::sleep((term / 3).min(SWEEP)).await;
+    }
 }
 
 impl Batches {
@@ -128,6 +195,19 @@ impl Batches {
 
     fn running(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<Wish>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The count of offline requests on a pod.
+    fn offline_on(&self, pod: PodId) -> Arc<AtomicU32> {
+        let mut counts = self.offline.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of pods that have gone, nobody holds the count any more.
+        counts.retain(|(_, count)| Arc::strong_count(count) > 1);
+        if let Some((_, count)) = counts.iter().find(|(known, _)| *known == pod) {
+            return Arc::clone(count);
+        }
+        let count = Arc::<AtomicU32>::default();
+        counts.push((pod, Arc::clone(&count)));
+        count
     }
 
     /// Asks the store where that keeps no request waiting.

@@ -1,7 +1,7 @@
 //! The failed lines of a batch, as a batch of their own.
 
 use super::Batches;
-use super::life::StoredBytes;
+use super::stored::StoredBytes;
 use super::trouble::Trouble;
 use super::unix_time;
 use std::collections::BTreeSet;

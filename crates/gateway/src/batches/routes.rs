@@ -2,14 +2,14 @@
 
 use super::lists::{Asked, content};
 use super::trouble::Trouble;
-use super::{Batches, life, retry, unix_time, upload};
+use super::{Batches, explained, life, retry, unix_time, upload};
 use crate::client::Reply;
 use crate::desk::Worker;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use wornpath_jobs::{Batch, FileEntry, Interface, Kind, NewBatch, Status, Wish};
@@ -82,7 +82,12 @@ async fn answer(
         (&Method::POST, ["batches", id, "cancel"]) => cancel(batches, owner, id).await,
         (&Method::POST, ["batches", id, "retry"]) => {
             let old = batch(batches, owner, id).await?;
+            has_room(batches, owner).await?;
             Ok(json_response(&retry::retry(batches, old).await?.to_json()))
+        }
+        (&Method::GET, ["batches", id, "plan"]) => {
+            let batch = batch(batches, owner, id).await?;
+            Ok(json_response(&explained::explained(batches, batch).await?))
         }
         (&Method::GET, ["batches", id, "results"]) => results(batches, owner, id, &asked).await,
         (_, _) => Err(Trouble::missing(&format!("{} {path}", request.method()))),
@@ -132,6 +137,7 @@ async fn create(
     if input.purpose != "batch" {
         return Err(Trouble::bad("the input is no file for batches", Some("input_file_id")));
     }
+    has_room(batches, owner).await?;
     let new = NewBatch {
         id: batches.new_id("batch_"),
         owner: owner.to_owned(),
@@ -140,11 +146,24 @@ async fn create(
         window,
         metadata: metadata(&value["metadata"])?,
     };
-    let batch = Batch::new(new, unix_time());
+    let mut batch = Batch::new(new, unix_time());
+    batch.output_expires_after = expires_after(&value["output_expires_after"])?;
     let kept = batch.clone();
     batches.ask(move |store| store.add_batch(kept)).await?;
     life::start(batches, batch.id.clone());
     Ok(json_response(&batch.to_json()))
+}
+
+/// Whether an owner may have one batch more.
+pub(super) async fn has_room(batches: &Arc<Batches>, owner: &str) -> Result<(), Trouble> {
+    let (own, most) = (owner.to_owned(), batches.rules.quota.batches);
+    let open = batches.ask(|store| store.unfinished()).await?;
+    if open.iter().filter(|batch| batch.owner == own).count() < most {
+        return Ok(());
+    }
+    let message =
+        format!("{most} batches have not ended, the most at a time; wait for one, or cancel one");
+    Err(Trouble::new(StatusCode::TOO_MANY_REQUESTS, message))
 }
 
 /// `24h`, or any number of minutes, hours or days; with its seconds.
@@ -163,6 +182,17 @@ fn window(text: &str) -> Result<(String, u64), Trouble> {
     };
     let number: u64 = number.parse().ok().filter(|number| *number > 0).ok_or_else(wrong)?;
     Ok((text.to_owned(), number.checked_mul(unit).ok_or_else(wrong)?))
+}
+
+/// `{"anchor": "created_at", "seconds": 86400}`
+fn expires_after(value: &Value) -> Result<Option<u64>, Trouble> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let seconds = value["seconds"].as_u64().filter(|_| value["anchor"] == "created_at");
+    let wrong =
+        "`output_expires_after` is not like {\"anchor\": \"created_at\", \"seconds\": 86400}";
+    seconds.map(Some).ok_or_else(|| Trouble::bad(wrong, Some("output_expires_after")))
 }
 
 fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, Trouble> {

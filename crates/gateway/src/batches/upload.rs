@@ -68,6 +68,7 @@ pub(super) async fn upload(
     let mut parser = kind.and_then(Multipart::of).ok_or_else(|| {
         Trouble::bad("files are uploaded as multipart/form-data with `purpose` and `file`", None)
     })?;
+    let left = room(batches, owner).await?;
     let (mut form, mut writing, mut bytes, mut events) = (Form::default(), None, 0, Vec::new());
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Trouble::bad("the upload broke off", None))?;
@@ -79,6 +80,9 @@ pub(super) async fn upload(
                 batches.rules.most_bytes
             );
             return Err(Trouble::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+        }
+        if bytes > left {
+            return Err(over_quota(batches));
         }
         parser.feed(&data, &mut events).map_err(|what| Trouble::bad(what, None))?;
         for event in events.drain(..) {
@@ -102,6 +106,24 @@ pub(super) async fn upload(
     // Only now does the file count: everything else drops it unfinished.
     let _ = pieces.send(None).await;
     Ok(kept.await.map_err(|_| Trouble::ending())??)
+}
+
+/// Bytes that an owner may still have.
+async fn room(batches: &Arc<Batches>, owner: &str) -> Result<u64, Trouble> {
+    let own = owner.to_owned();
+    let files = batches.ask(move |store| store.files(&own)).await?;
+    let used: u64 = files.iter().map(|file| file.bytes).sum();
+    match batches.rules.quota.bytes.saturating_sub(used) {
+        0 => Err(over_quota(batches)),
+        left => Ok(left),
+    }
+}
+
+fn over_quota(batches: &Batches) -> Trouble {
+    let most = batches.rules.quota.bytes;
+    let message =
+        format!("your files may have {most} bytes in all; delete some with DELETE /v1/files/ID");
+    Trouble::new(StatusCode::FORBIDDEN, message)
 }
 
 fn begin(batches: &Arc<Batches>, owner: &str, form: &Form, filename: String) -> Writing {
@@ -166,6 +188,11 @@ impl Form {
         let value = String::from_utf8_lossy(&self.value).into_owned();
         match self.field.as_str() {
             "purpose" => self.purpose = Some(value),
+            "expires_after[anchor]" if value != "created_at" => {
+                let message =
+                    format!("`expires_after[anchor]` is `{value}`; it must be `created_at`");
+                return Err(Trouble::bad(&message, Some("expires_after")));
+            }
             "expires_after[seconds]" => {
                 let wrong = || {
                     Trouble::bad(

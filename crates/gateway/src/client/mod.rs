@@ -20,7 +20,7 @@ use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response};
-pub(crate) use planned::send_planned;
+pub(crate) use planned::{Planned, send_planned};
 use read::Read;
 use refusal::Refusal;
 pub(crate) use relay::Reply;

@@ -11,8 +11,18 @@ use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, Profile};
 
-/// Which pod the plan names, what decides, and whose request it is.
-type Planned<'a> = (PodId, &'a Arc<Profile>, Option<&'a Name>);
+/// A request that a plan has put somewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Planned<'a> {
+    /// The pod that the plan names.
+    pub(crate) pod: PodId,
+    /// What decides.
+    pub(crate) profile: &'a Arc<Profile>,
+    /// Whose it is.
+    pub(crate) tenant: Option<&'a Name>,
+    /// Called when it has been decided, and counts among a pod's requests.
+    pub(crate) decided: &'a (dyn Fn() + Sync),
+}
 
 /// Sends a request where its plan says, as long as that pod may take it.
 pub(crate) async fn send_planned(
@@ -26,7 +36,7 @@ pub(crate) async fn send_planned(
     call.headers.insert(head::REQUEST_ID, id.clone());
     let mut record = Record {
         profile: Name::from("offline"),
-        tenant: planned.2.cloned(),
+        tenant: planned.tenant.cloned(),
         ..Record::new(id.to_str().unwrap_or_default(), api)
     };
     let mut response = match carry(worker, call, (planned, arrived), &mut record).await {
@@ -51,9 +61,10 @@ pub(crate) async fn send_planned(
 async fn carry(
     worker: &Arc<Worker>,
     mut call: Call,
-    ((pod, profile, tenant), arrived): (Planned<'_>, Moment),
+    (planned, arrived): (Planned<'_>, Moment),
     record: &mut Record,
 ) -> Result<Carried, Refusal> {
+    let Planned { pod, profile, tenant, decided } = planned;
     let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
     let roster = gateway.roster();
     let length = settings.limits.length(call.body.len());
@@ -68,6 +79,7 @@ async fn carry(
     let mut seen = None;
     let context = prepare(worker, profile, (read, length), &mut seen).await?;
     let (context, plan) = decide(worker, profile, (context, length), &mut seen).await?;
+    decided();
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
     let roster = gateway.roster();

@@ -5,6 +5,7 @@
 //! taken down with its place and its cure, and only a file without any problem becomes a [`Config`]. Nothing
 //! secret is in it: keys and tokens stand there as digests, the cell's secret in a file of its own.
 
+mod batch;
 mod checkpoint;
 mod discovery;
 mod limits;
@@ -260,11 +261,6 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
             notes.problems.push(problem.cure("begin with `pods:` and list an engine"));
         }
     }
-    if let Some(batch) = root.get("batch") {
-        let problem =
-            Problem::new(Kind::UnknownKey, batch.span, "`batch` is not served by this version");
-        notes.problems.push(problem.cure("remove it"));
-    }
     let mut settings = Settings::default();
     let listen = listen::listen(root, notes);
     (settings.client, settings.tls.client) = (listen.client, listen.client_tls.clone());
@@ -300,6 +296,7 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
     routes::must_be_heard(root, &pods, &settings, notes);
     limits::bounds(root, &mut settings, notes);
     settings.telemetry = telemetry::telemetry(root, notes);
+    settings.batch = batch::batch(root, notes);
     top(root, &mut settings, notes);
     Config {
         settings,

@@ -6,7 +6,7 @@ use wornpath_routing::Parameter;
 use wornpath_routing::document::parameter_table;
 
 use super::{
-    TOP, checkpoint, discovery, limits, listen, models, pods, routes, sources, telemetry, tenants,
+    TOP, batch, checkpoint, discovery, limits, listen, models, pods, routes, sources, telemetry, tenants,
     tls,
 };
 
@@ -107,6 +107,11 @@ const PARTS: &[Part] = &[
          `pick` and every `call`. Pods get a `traceparent` below the request's span. Without it, whatever trace \
          context a client sends goes to the pod as it is.",
         telemetry::TELEMETRY,
+    ),
+    (
+        "batch",
+        "With it, files and batches are served: [batches.md](batches.md). Read when wornpath starts.",
+        batch::BATCH,
     ),
     ("At the top", "Keys that are no sections.", TOP),
 ];

@@ -1,0 +1,122 @@
+//! Clients come first: what a batch costs them, in virtual time, with the router, the queue and the plan of the gateway.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+use wornpath_gateway::PLANNED;
+use wornpath_planner::{Plan, Speeds};
+use wornpath_sim::Profile;
+use wornpath_sim::offline::{Engines, queue_of, rates};
+use wornpath_sim::replay::{Beside, Fleet, Record, Start, Trace, Turn, replay, replay_beside};
+
+const PODS: usize = 4;
+const BLOCK: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+const CACHE_AWARE: (&str, &str) =
+    ("cache-aware", include_str!("../../../profiles/cache-aware.yaml"));
+
+/// A stream of numbers that is the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn unit(&mut self) -> f64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+    }
+
+    fn between(&mut self, least: usize, most: usize) -> usize {
+        least + (self.unit() * (most - least) as f64) as usize
+    }
+}
+
+/// A prompt whose first `shared` tokens are those of a group, and the rest its own.
+fn turn(
+    start: Duration,
+    (group, shared): (u64, usize),
+    own: usize,
+    (number, output): (u64, usize),
+) -> Turn {
+    let prompt_tokens = shared + own;
+    let blocks = (0..prompt_tokens.div_ceil(BLOCK.get()) as u64).map(|block| {
+        let is_shared = (block as usize + 1) * BLOCK.get() <= shared;
+        let owner = if is_shared { group } else { (1 << 40) + number };
+        owner.wrapping_mul(1_000_003).wrapping_add(block)
+    });
+    Turn {
+        start: Start::At(start),
+        prompt_tokens,
+        output_tokens: output,
+        blocks: blocks.collect(),
+        session: None,
+    }
+}
+
+/// Clients' requests that come one after another at random, `per_second` of them: two thousand, or ten minutes' worth.
+fn clients(per_second: f64) -> Trace {
+    let seconds = (2_000.0 / per_second).min(600.0);
+    let (mut dice, mut now, mut turns) = (Dice(42), 0.0, Vec::new());
+    for number in 0.. {
+        now -= dice.unit().ln() / per_second;
+        if now > seconds {
+            break;
+        }
+        let group = (1 << 50) + dice.between(0, 20) as u64;
+        let own = dice.between(200, 3_000);
+        let answer = (1_000_000 + number, dice.between(50, 250));
+        turns.push(turn(Duration::from_secs_f64(now), (group, 1_024), own, answer));
+    }
+    Trace { turns, block_size: BLOCK }
+}
+
+/// Far more questions about documents than can be computed meanwhile.
+fn documents() -> Trace {
+    let mut dice = Dice(7);
+    let one = |number: u64| {
+        let (document, length) = (number / 30, 4_096 + (number / 30 % 7) as usize * 2_048);
+        turn(
+            Duration::ZERO,
+            (document, length),
+            dice.between(50, 200),
+            (number, dice.between(64, 256)),
+        )
+    };
+    Trace { turns: (0..12_000).map(one).collect(), block_size: BLOCK }
+}
+
+fn p95_ttft(records: &[Record]) -> Duration {
+    let mut times: Vec<_> =
+        records.iter().map(|record| record.first_token.unwrap() - record.arrival).collect();
+    times.sort_unstable();
+    times[times.len() * 95 / 100]
+}
+
+#[test]
+fn a_batch_costs_clients_at_most_a_tenth_of_their_time_to_first_token() {
+    let engine = Profile::built_in("8b-h200").unwrap();
+    let engines = Engines { engine: engine.clone(), kv_tokens: None };
+    let fleet = Fleet::new(engine, PODS, 42);
+    let batch = documents();
+    let queue = queue_of(&batch, |turn| turn.output_tokens).unwrap();
+    let plan = Plan::new(&queue, &Speeds::equal(PODS).unwrap(), &rates(&engines));
+    let mut worst: f64 = 0.0;
+    for per_second in [1.0, 4.0, 16.0, 40.0] {
+        let trace = clients(per_second);
+        let alone = p95_ttft(&replay(&trace, CACHE_AWARE, &fleet).unwrap());
+        let beside = Beside {
+            trace: &batch,
+            plan: plan.clone(),
+            profile: ("planned requests", PLANNED),
+            window: 128,
+        };
+        let (records, done) = replay_beside(&trace, CACHE_AWARE, &fleet, beside).unwrap();
+        let together = p95_ttft(&records);
+        let ratio = together.as_secs_f64() / alone.as_secs_f64();
+        println!(
+            "{per_second:>4} requests/s: p95 TTFT {alone:.1?} alone, {together:.1?} with a batch ({ratio:.3}x); {} offline requests meanwhile",
+            done.requests
+        );
+        assert!(done.requests > 0, "the batch stands still");
+        worst = worst.max(ratio);
+    }
+    assert!(worst <= 1.1, "p95 TTFT with a batch is {worst:.3}x of that without; at most 1.1x");
+}

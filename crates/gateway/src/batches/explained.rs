@@ -1,0 +1,87 @@
+//! The plan of a batch, explained: what its requests share, what that saves, and which pod gets what.
+//!
+//! It is made anew from the input whenever somebody asks, for the pods that are up: a plan follows from both alone.
+
+use super::Batches;
+use super::life::{RATES, reading};
+use super::stored::StoredBytes;
+use super::trouble::Trouble;
+use serde_json::{Value, json};
+use std::io::BufReader;
+use std::sync::Arc;
+use wornpath_jobs::{Batch, Intake, IntakeError, StoreError};
+use wornpath_planner::{Forest, Groups, Plan, Speeds};
+use wornpath_routing::Health;
+
+/// Groups that are listed.
+const LISTED: usize = 8;
+
+pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, Trouble> {
+    let (rules, sketcher) = reading(batches, &batch);
+    let roster = batches.worker.gateway.roster();
+    let up = roster.fleet().pods().iter().filter(|pod| pod.vitals().health() == Health::Up);
+    let pods: Vec<_> = up.map(|pod| pod.facts().name.to_string()).collect();
+    let speeds = Speeds::equal(pods.len()).map_err(|_| {
+        Trouble::from(StoreError::Unreachable("no pod is up that it could be planned for".into()))
+    })?;
+    let explained = batches
+        .ask(move |store| {
+            let reader = StoredBytes { store, file: &batch.input_file_id, offset: 0 };
+            let read = Intake::read(BufReader::with_capacity(1 << 20, reader), &rules, &sketcher);
+            let intake = read.map_err(|error| match error {
+                IntakeError::Read(error) => StoreError::Unreachable(error.to_string()),
+                wrong @ IntakeError::Lines { .. } => {
+                    StoreError::Conflict(format!("batch `{}` has no plan: {wrong}", batch.id))
+                }
+            })?;
+            let plan = Plan::new(&intake.queue, &speeds, &RATES);
+            Ok(page(&batch, &intake, &plan, &pods))
+        })
+        .await?;
+    Ok(explained)
+}
+
+fn page(batch: &Batch, intake: &Intake, plan: &Plan, pods: &[String]) -> Value {
+    let queue = &intake.queue;
+    let (all, least, planned) = (intake.prompt_tokens, plan.least_tokens(), plan.planned_tokens());
+    let share = |computed: u64| 1.0 - computed as f64 / all.max(1) as f64;
+    let stops = plan.route().stops();
+    let parts = plan.segments().iter().map(|segment| {
+        let stops = &stops[segment.stops.clone()];
+        let tokens = |tokens: fn(&wornpath_planner::Stop) -> u32| {
+            stops.iter().map(|stop| u64::from(tokens(stop))).sum::<u64>()
+        };
+        json!({
+            "pod": pods[segment.pod],
+            "requests": stops.len(),
+            "computed_tokens": tokens(|stop| stop.fresh),
+            "first_line": stops.first().map(|stop| intake.spans[stop.job.index()].number),
+        })
+    });
+    let parts: Vec<_> = parts.collect();
+    let forest = Forest::of(queue);
+    let groups = Groups::of(forest.shared().iter().copied());
+    let block = queue.block_size().get();
+    let listed = groups.biggest(LISTED).into_iter().map(|id| {
+        let group = &groups.all()[id.index()];
+        let first = forest.order()[group.places.start];
+        json!({
+            "shared_tokens": group.blocks * block,
+            "requests": group.places.len(),
+            "saved_tokens": group.saved_blocks(groups.blocks_above(group)) * block as u64,
+            "line": intake.spans[first.index()].number,
+        })
+    });
+    json!({
+        "object": "batch.plan",
+        "batch_id": batch.id,
+        "requests": queue.len(),
+        "prompt_tokens": all,
+        "least_tokens": least,
+        "planned_tokens": planned,
+        "sharable": share(least),
+        "expected_hit_rate": share(planned),
+        "segments": parts,
+        "groups": listed.collect::<Vec<_>>(),
+    })
+}
