@@ -100,3 +100,56 @@ fn a_prompt_that_fits_no_cache_is_refused_with_the_cure() {
     let said = text(&output.stderr);
     assert!(!output.status.success() && said.contains("holds 2000; take a larger"), "{said}");
 }
+
+/// The most memory that a process has had, in KiB, for as long as it can be asked.
+fn peak(child: &std::process::Child) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// A million lines of up to 16 blocks each, a gigabyte in all.
+fn a_million_lines() -> PathBuf {
+    use std::io::Write;
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("million.jsonl");
+    let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
+    for number in 0..1_000_000_usize {
+        let shared = format!("Record {:05}. ", number % 20_000).repeat(40 + number % 20);
+        let line = json!({"prompt": format!("{shared}Item {number}?"), "max_tokens": 8});
+        writeln!(file, "{line}").unwrap();
+    }
+    file.flush().unwrap();
+    path
+}
+
+#[test]
+#[ignore = "writes a gigabyte and takes minutes; ./test long runs it"]
+fn a_million_lines_are_planned_and_run_within_512_mib() {
+    let path = a_million_lines();
+    let binary = env!("CARGO_BIN_EXE_wornpath");
+    let output = path.with_extension("out");
+    let _ = std::fs::remove_file(&output);
+    let _ = std::fs::remove_file(output.with_extension("out.progress"));
+    let plan = vec!["plan", path.to_str().unwrap(), "--json"];
+    // Nobody answers there: it reads, plans, and gives up.
+    let pods = ["--pod", "http://127.0.0.1:9", "--give-up-after", "1s"];
+    let run =
+        [&["run", path.to_str().unwrap(), "-o", output.to_str().unwrap()][..], &pods].concat();
+    for arguments in [plan, run] {
+        let mut child = Command::new(binary)
+            .args(&arguments)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut most = 0;
+        while child.try_wait().unwrap().is_none() {
+            most = peak(&child).unwrap_or(0).max(most);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        println!("wornpath {}: {} MiB at most", arguments[0], most >> 10);
+        assert!(most > 50 << 10, "it was looked at");
+        assert!(most <= 512 << 10, "{} MiB", most >> 10);
+    }
+    std::fs::remove_file(path).unwrap();
+}

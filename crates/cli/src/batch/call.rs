@@ -65,7 +65,7 @@ impl Service {
     }
 
     /// Copies an answer's body as it comes.
-    pub(super) async fn copy(&self, path: &str, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(crate) async fn copy(&self, path: &str, out: &mut impl Write) -> anyhow::Result<()> {
         let mut connection = JoinSet::new();
         let response = self.send(Method::GET, path, ("", empty()), &mut connection).await?;
         let (head, mut body) = response.into_parts();

@@ -17,7 +17,8 @@ pub(super) fn page(report: &Report) -> String {
     let mut text = Vec::new();
     let mut page = format!("{HEAD}<h1>{}</h1>", escaped(&report.file));
     let _ = write!(page, "<p><b>{}</b></p><h2>Prefix forest</h2>", escaped(&report.verdict()));
-    page.push_str(&forest(&report.drawn, report.requests));
+    let requests = report.whole.map_or(report.requests, |whole| whole.0);
+    page.push_str(&forest(&report.drawn, requests));
     page.push_str("<p>Requests from left to right, shared blocks from top to bottom; groups too small to see are left out.</p>");
     if report.write(&mut text).is_ok() {
         let _ = write!(page, "<pre>{}</pre>", escaped(&String::from_utf8_lossy(&text)));

@@ -2,27 +2,39 @@
 
 use super::PlanArguments;
 use crate::fleet::tokenizer;
-use anyhow::{Context, bail};
+use anyhow::{Context, ensure};
 use serde_json::Value;
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, HashKey};
 use wornpath_jobs::{Sketcher, rendered};
+use wornpath_planner::{Job, Queue};
 use wornpath_sim::replay::{Start, Trace, Turn};
 
 /// How many bad lines are named.
 const NAMED_LINES: usize = 10;
+/// Prompts that are linted at most, spread evenly over the file.
+const LINTED: usize = 4_096;
+/// Bytes of a prompt that are linted: what diverges early, diverges here.
+const LINTED_BYTES: usize = 16 << 10;
+/// Requests that are simulated at most: the first ones of a file.
+const SIMULATED: usize = 100_000;
 
-/// What a file of prompts holds.
+/// What a file of prompts holds. It may be larger than memory: of each line its chain of hashes is kept.
 pub(super) struct Prompts {
-    /// Its requests, all there from the start.
+    /// All of its requests, as far as planning needs them.
+    pub(super) queue: Queue,
+    /// The first of its requests, to be simulated, all there from the start.
     pub(super) trace: Trace,
-    /// The text of each, for the linter; empty for traces.
-    pub(super) texts: Vec<String>,
-    /// The line of each, counted from 1.
-    pub(super) lines: Vec<usize>,
+    /// Texts for the linter, each with its line; none for traces.
+    pub(super) sample: Vec<(usize, String)>,
+    /// Where each request stands: its line, counted from 1, and its first byte.
+    places: Vec<(u32, u64)>,
     /// Whether tokens are the model's own.
     pub(super) exact: bool,
+    path: PathBuf,
 }
 
 struct Reader<'a> {
@@ -33,39 +45,106 @@ struct Reader<'a> {
 impl Prompts {
     pub(super) fn read(arguments: &PlanArguments) -> anyhow::Result<Self> {
         let path = &arguments.prompts;
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
+        let cannot = || format!("cannot read {}", path.display());
         let tokenizer = match &arguments.tokenizer {
             Some(folder) => Some(tokenizer(Path::new(""), &folder.to_string_lossy())?),
             None => None,
         };
         let sketcher = Sketcher::new(&HashKey::DEFAULT, arguments.block_size, tokenizer);
         let reader = Reader { arguments, sketcher };
-        let exact = reader.sketcher.is_exact();
-        let trace = Trace { block_size: arguments.block_size, turns: Vec::new() };
-        let mut prompts = Self { trace, texts: Vec::new(), lines: Vec::new(), exact };
-        let mut bad = Vec::new();
-        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-            match reader.request(line) {
-                Ok((turn, text)) => {
-                    prompts.trace.turns.push(turn);
-                    prompts.texts.push(text);
-                    prompts.lines.push(number);
-                }
-                Err(problem) => bad.push(format!("  line {number}: {problem}")),
+        let mut prompts = Self {
+            queue: Queue::new(arguments.block_size),
+            trace: Trace { block_size: arguments.block_size, turns: Vec::new() },
+            sample: Vec::new(),
+            places: Vec::new(),
+            exact: reader.sketcher.is_exact(),
+            path: path.clone(),
+        };
+        let mut file = BufReader::with_capacity(1 << 20, File::open(path).with_context(cannot)?);
+        let (mut line, mut offset, mut step) = (String::new(), 0, 1);
+        let (mut bad, mut named) = (0, Vec::new());
+        for number in 1_u32.. {
+            line.clear();
+            let bytes = file.read_line(&mut line).with_context(cannot)? as u64;
+            if bytes == 0 {
+                break;
             }
+            if !line.trim().is_empty()
+                && let Err(problem) = prompts.take(&reader, &line, (number, offset), &mut step)
+            {
+                bad += 1;
+                if named.len() < NAMED_LINES {
+                    named.push(format!("  line {number}: {problem}"));
+                }
+            }
+            offset += bytes;
         }
-        if !bad.is_empty() {
-            let (count, file) = (bad.len(), path.display());
-            bad.truncate(NAMED_LINES);
-            bail!("{file}: {count} of its lines cannot be planned\n{}", bad.join("\n"));
-        }
-        if prompts.lines.is_empty() {
-            bail!("{}: no requests; it must have one JSON object a line", path.display());
-        }
+        let name = path.display();
+        ensure!(bad == 0, "{name}: {bad} of its lines cannot be planned\n{}", named.join("\n"));
+        ensure!(
+            !prompts.places.is_empty(),
+            "{name}: no requests; it must have one JSON object a line"
+        );
         // A trace says how many tokens there are.
-        prompts.exact |= prompts.texts.iter().all(String::is_empty);
+        prompts.exact |= prompts.sample.is_empty();
         Ok(prompts)
+    }
+
+    /// Takes a line in.
+    fn take(
+        &mut self,
+        reader: &Reader<'_>,
+        line: &str,
+        place: (u32, u64),
+        step: &mut usize,
+    ) -> Result<(), String> {
+        let (turn, mut text) = reader.request(line)?;
+        let chain: Vec<_> =
+            turn.full_blocks(self.trace.block_size).iter().copied().map(BlockHash).collect();
+        let job = Job {
+            chain: &chain,
+            prompt_tokens: turn.prompt_tokens,
+            output_tokens: turn.output_tokens,
+            deadline: None,
+            identity: None,
+        };
+        self.queue.push(&job).map_err(|error| error.to_string())?;
+        if self.places.len().is_multiple_of(*step) && !text.is_empty() {
+            text.truncate(text.floor_char_boundary(LINTED_BYTES));
+            self.sample.push((place.0 as usize, text));
+        }
+        if self.sample.len() > 2 * LINTED {
+            // Every other one goes, and from here on so many fewer come.
+            let mut keep = false;
+            self.sample.retain(|_| {
+                keep = !keep;
+                keep
+            });
+            *step *= 2;
+        }
+        self.places.push(place);
+        if self.trace.turns.len() < SIMULATED {
+            self.trace.turns.push(turn);
+        }
+        Ok(())
+    }
+
+    /// The line of a request, counted from 1.
+    pub(super) fn line(&self, request: usize) -> usize {
+        self.places[request].0 as usize
+    }
+
+    /// The prompt of a request, read again; empty for a trace.
+    pub(super) fn text(&self, request: usize) -> String {
+        let read = || {
+            let mut file = File::open(&self.path).ok()?;
+            file.seek(SeekFrom::Start(self.places[request].1)).ok()?;
+            let mut line = String::new();
+            BufReader::new(file).read_line(&mut line).ok()?;
+            let line: Value = serde_json::from_str(&line).ok()?;
+            rendered(if line["body"].is_object() { &line["body"] } else { &line }).ok()
+        };
+        read().unwrap_or_default()
     }
 }
 

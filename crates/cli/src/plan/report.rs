@@ -55,6 +55,10 @@ pub(super) struct Report {
     pub(super) drawn: Vec<Drawn>,
     pub(super) cohorts: Cohorts,
     pub(super) findings: Vec<Finding>,
+    /// Of the whole file, if only its first requests were simulated: requests, prompt tokens, least tokens.
+    pub(super) whole: Option<(usize, u64, u64)>,
+    /// What engines said of themselves, if they were asked.
+    pub(super) asked: Vec<String>,
     pub(super) price_per_hour: Option<f64>,
 }
 
@@ -69,12 +73,12 @@ pub(super) fn biggest(
     ids.map(|id| {
         let group = &groups.all()[id.index()];
         let first = forest.order()[group.places.start].index();
-        let text = prompts.texts.get(first).map_or("", String::as_str);
+        let text = prompts.text(first);
         SharedPrefix {
             tokens: group.blocks * block,
             requests: group.places.len(),
             saved_tokens: group.saved_blocks(groups.blocks_above(group)) * block as u64,
-            line: prompts.lines[first],
+            line: prompts.line(first),
             begins: text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(48).collect(),
         }
     })
@@ -134,6 +138,17 @@ impl Report {
 
     pub(super) fn write(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let unit = if self.exact { "tokens" } else { "tokens (4 bytes each)" };
+        if let Some((requests, tokens, least)) = self.whole {
+            let sharable = 100.0 * (1.0 - least as f64 / tokens as f64);
+            writeln!(
+                out,
+                "{}: {requests} requests, {tokens} prompt {unit}; {sharable:.1}% of them can be shared\nthe rest of this is about its first {} requests, which were simulated\n",
+                self.file, self.requests
+            )?;
+        }
+        for line in &self.asked {
+            writeln!(out, "{line}")?;
+        }
         writeln!(
             out,
             "{}: {} requests, {} prompt {unit}",
@@ -238,6 +253,12 @@ impl Report {
         json!({
             "file": self.file,
             "requests": self.requests,
+            "whole_file": self.whole.map(|(requests, tokens, least)| json!({
+                "requests": requests,
+                "prompt_tokens": tokens,
+                "least_prefill_tokens": least,
+            })),
+            "asked": self.asked,
             "pods": self.pods,
             "engine": self.engine,
             "exact_tokens": self.exact,

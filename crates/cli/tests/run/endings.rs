@@ -37,6 +37,37 @@ fn killed_again_and_again_it_ends_with_every_line_once() {
     assert_eq!(job.lines()[..kept.len()], kept[..]);
 }
 
+/// Killed a moment after some line has been published; which one, and how long after, come from a seed.
+#[test]
+fn killed_at_random_moments_it_ends_with_every_line_once() {
+    let engines = Served::start_at("10", &["--engines", "2"]);
+    for seed in 1..=4_u64 {
+        let job = Job::new(&format!("random-{seed}"), questions(10, 30));
+        let (mut dice, mut deaths) = (seed, Vec::new());
+        let mut below = |most: u64| {
+            dice = dice
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (dice >> 33) % most
+        };
+        for round in 0..4 {
+            let resume: &[&str] = if round == 0 { &[] } else { &["--resume"] };
+            let mut child = job.start(&engines, &[&["--window", "3"], resume].concat());
+            wait_for_lines(&job, job.lines().len() + 1 + below(40) as usize);
+            std::thread::sleep(Duration::from_micros(below(30_000)));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            deaths.push(job.lines().len());
+        }
+        println!("seed {seed}: killed with {deaths:?} of 300 lines published");
+        assert!(deaths.iter().all(|lines| (1..300).contains(lines)), "in the middle: {deaths:?}");
+        let output = job.run(&engines, &["--resume"]);
+        assert!(output.is(0), "seed {seed}, {deaths:?}: {output:?}");
+        let all = (0..300).map(|id| format!("\"id-{id}\"")).collect::<Vec<_>>();
+        assert_eq!(job.ids(), all, "seed {seed}, {deaths:?}");
+    }
+}
+
 #[test]
 fn interrupted_it_keeps_what_it_has_and_says_how_to_go_on() {
     let engines = Served::start_at("20", &[]);

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 /// An input and where its results go.
 pub(crate) struct Job {
-    input: PathBuf,
+    pub(crate) input: PathBuf,
     output: PathBuf,
 }
 

@@ -80,6 +80,33 @@ fn results_come_in_the_order_of_the_prompts_if_asked() {
 }
 
 #[test]
+fn a_plan_asks_the_engines_how_large_their_caches_are() {
+    let engines = Served::start(&["--engines", "2", "--kv-tokens", "48000"]);
+    let job = Job::new("asked", questions(6, 10));
+    let plan = |extra: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_wornpath"));
+        command.arg("plan").arg(&job.input).args(extra);
+        for engine in &engines.engines {
+            command.args(["--pod", &format!("http://{}", engine.http)]);
+        }
+        command.output().unwrap()
+    };
+    let output = plan(&["--json"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["pods"], 2);
+    let told = report["asked"][1].as_str().unwrap();
+    assert!(told.ends_with("its cache holds 48000 tokens"), "{told}");
+    let other = plan(&["--block-size", "32"]);
+    let error = String::from_utf8_lossy(&other.stderr);
+    assert!(
+        error.contains("has blocks of 16 tokens") && error.contains("give --block-size 16"),
+        "{error}"
+    );
+}
+
+#[test]
 fn what_cannot_be_run_is_said_before_anything_is_sent() {
     let engines = Served::start(&[]);
     let job = Job::new("wrong", [json!({"prompt": "a"}), json!({"x": 1}), json!({"prompt": ""})]);
