@@ -30,7 +30,7 @@ pub(super) fn ask(urls: &[String], block_size: NonZeroUsize) -> anyhow::Result<V
     let one = |url: &String| {
         let mut page = Vec::new();
         runtime
-            .block_on(async { Service::at(url, None)?.copy("/metrics", &mut page).await })
+            .block_on(async { Service::at("--pod", url, None)?.copy("/metrics", &mut page).await })
             .with_context(|| format!("--pod {url} cannot be asked"))?;
         let Some((blocks, size)) = cache(&String::from_utf8_lossy(&page)) else {
             return Ok(Asked { url: url.clone(), kv_tokens: None });
