@@ -327,7 +327,7 @@ fn time_of_day() -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Api, Ended, Usage};
+    use crate::record::{Api, Ended};
     use wornpath_routing::{Explanation, JudgeExplanation};
 
     #[test]
@@ -349,22 +349,13 @@ mod tests {
             trace: Some(TraceContext { trace: 1, parent: None, span: 2 }),
         };
         let record = Record {
-            id: "r".into(),
-            api: Api::Chat,
             profile: "p".into(),
             model: "m".into(),
-            tenant: None,
-            pod: None,
             status: 200,
             ended: Ended::Whole,
             decided: ms(61),
-            first_byte: None,
             total: ms(90),
-            retries: 0,
-            is_degraded: false,
-            predicted_tokens: None,
-            usage: Usage::default(),
-            seen: None,
+            ..Record::new("r", Api::Chat)
         };
         let spans = spans(&record, &seen, 0);
         let named = |name: &str| spans.iter().find(|span| span["name"] == name).unwrap();

@@ -16,7 +16,7 @@ impl Tokenize for ByteTokenizer {
             Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
             Prompt::Text(text) => push(text),
             Prompt::Chat { messages, .. } => {
-                for message in messages {
+                for message in messages.iter() {
                     push(&format!("<|{}|>\n", message["role"].as_str().unwrap_or_default()));
                     match &message["content"] {
                         Value::Array(parts) => {
@@ -45,7 +45,7 @@ mod tests {
     fn a_chat_is_lines_after_roles_whatever_form_its_content_has() {
         let text = |content: Value| {
             let messages = vec![json!({"role": "user", "content": content})];
-            let prompt = Prompt::Chat { messages, tools: None, kwargs: None };
+            let prompt = Prompt::Chat { messages: messages.into(), tools: None, kwargs: None };
             let mut tokens = Vec::new();
             ByteTokenizer.tokenize(&Request { prompt, ..Request::default() }, &mut tokens).unwrap();
             tokens.into_iter().map(|byte| char::from(byte as u8)).collect::<String>()

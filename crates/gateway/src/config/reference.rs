@@ -6,8 +6,8 @@ use wornpath_routing::Parameter;
 use wornpath_routing::document::parameter_table;
 
 use super::{
-    TOP, batch, checkpoint, discovery, limits, listen, models, pods, routes, sources, telemetry, tenants,
-    tls,
+    TOP, batch, checkpoint, discovery, limits, listen, models, pods, routes, sources, telemetry,
+    tenants, tls,
 };
 
 const HEAD: &str = "\
