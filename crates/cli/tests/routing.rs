@@ -177,7 +177,7 @@ fn a_held_conversation_is_found_by_the_request_that_continues_it() {
     let output = wornpath(&[&profile[..], &fleet].concat(), body);
     let all: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(all["outcome"]["plan"]["steps"][0]["pod"], "b", "{all:#}");
-    assert_eq!(all["explanation"]["steps"][0]["candidates"][1]["blocks"], 8, "{all:#}");
+    assert_eq!(all["explanation"]["steps"][0]["candidates"][1]["blocks"], 10, "{all:#}");
 }
 
 #[test]

@@ -180,7 +180,8 @@ proptest! {
         chooses_the_least(include_str!("../../../profiles/dynamo.yaml"), &loads, |load| {
             let (block, prompt) = (BLOCK as f64, PROMPT as f64);
             let prefill = (load.pend() + prompt) / block - load.held_blocks as f64;
-            prefill.max(0.0) + (load.decoding.iter().sum::<u64>() as f64 + prompt) / block
+            let decoding = load.decoding.iter().sum::<u64>() as f64;
+            prefill.max(0.0) + (decoding + load.pend() + prompt) / block
         });
     }
 
