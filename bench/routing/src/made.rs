@@ -1,5 +1,5 @@
 //! Traffic of our own making, so that the benchmark runs without any files, and so that a policy can be judged on
-//! traffic that it was not tuned on: conversations, questions about documents, agents, single prompts of
+//! other traffic than the recorded: conversations, questions about documents, agents, single prompts of
 //! very different lengths, and more contexts than a small cache holds.
 
 use crate::case::{BLOCK, Case};

@@ -192,7 +192,7 @@ async fn a_full_disk_stops_the_run_until_there_is_room() {
     let mut dice = Dice(4);
     disk.set_room(Some(700));
     let making_room = async {
-        while disk.used() < 650 {
+        while disk.used() < 400 {
             sleep(Duration::from_millis(50)).await;
         }
         sleep(Duration::from_secs(60)).await;
