@@ -220,7 +220,11 @@ impl Run<'_> {
         let chain: Vec<_> = nodes.iter().map(|node| block(*node)).collect();
         let until = self.now + Duration::from_secs(self.bytes.below(6) as u64);
         if self.writer.expect(*id, &chain, until).expect("it lives") {
-            pod.expect(&nodes, until);
+            // Time is counted in steps of 50 ms, and nothing expires early.
+            let steps = until.as_millis().div_ceil(50) as u64;
+            pod.expect(&nodes, Duration::from_millis(steps * 50));
+            // At the cap, those that would expire next are no longer expected.
+            pod.doubtful |= pod.expected.len() > self.limits.expected_per_pod;
         } else {
             let of_pod = chain.len() + pod.expected.len() > self.limits.expected_per_pod;
             let of_all = chain.len() + self.index.stats().entries > self.limits.blocks;
