@@ -183,16 +183,13 @@ impl Vitals {
     #[inline]
     #[must_use]
     pub fn computing(&self, now: Moment) -> Duration {
-        Duration::from_millis(self.computing_ms(now).into())
-    }
-
-    /// The same in milliseconds.
-    #[inline]
-    pub(crate) fn computing_ms(&self, now: Moment) -> u32 {
-        let heard = self.progress.load(Relaxed);
-        let passed = (now.as_millis() as u32).wrapping_sub(heard);
-        // With the upper half, it was heard of after `now`.
-        if heard == 0 || passed > u32::MAX / 2 { 0 } else { passed }
+        let passed = (now.as_millis() as u32).wrapping_sub(self.progress.load(Relaxed));
+        match self.progress.load(Relaxed) {
+            0 => Duration::ZERO,
+            // It was heard of after `now`.
+            _ if passed > u32::MAX / 2 => Duration::ZERO,
+            _ => Duration::from_millis(passed.into()),
+        }
     }
 
     pub(super) fn progressed(&self, now: Moment) {

@@ -92,7 +92,7 @@ impl EngineSpeed {
         let vitals = pod.vitals();
         let work = self.prefill(vitals.prefill_tokens() as f64, vitals.prefill_pairs() as f64);
         let sent = paces.prefill * work;
-        let passed = f64::from(vitals.computing_ms(now));
+        let passed = vitals.computing(now).as_secs_f64() * 1e3;
         (sent - PREFILL_SHARE * passed).max(LEAST_LEFT * sent)
     }
 
@@ -241,12 +241,12 @@ pub(crate) fn terms(
     let steps = ((burden.pending + new) / speed.step_tokens).ceil().max(1.0);
     let step = speed.base + speed.sequence * burden.decoding + speed.context * burden.contexts;
 
-    let share = 1.0 / burden.kv_tokens.max(1.0);
+    let kv = burden.kv_tokens.max(1.0);
     // Contexts often share a prefix, whose blocks are there once: the engine's own figure knows that, and
     // the sum of the contexts does not. So too what is cached of this prompt takes no more room.
     let running = if burden.reported > 0.0 { burden.reported } else { burden.contexts };
-    let used = (running + burden.pending) * share;
-    let after = used + (new + output) * share;
+    let used = (running + burden.pending) / kv;
+    let after = used + (new + output) / kv;
     // An engine keeps what it computed until it needs the room, so a warm cache gives up as much as it
     // takes in; the more of it is in use, the fresher is what must go.
     let evicted = (new + output) * used.min(1.0);
