@@ -22,9 +22,9 @@ use wornpath_execution::{AddressError, RetryBudget};
 use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot};
 use wornpath_routing::{Health, Pod, Rng};
 
-/// Blocks that a pod is expected to hold where prompts are matched by their text: a million tokens in blocks of 256
+/// Blocks that a pod is expected to hold where prompts are matched by their text: a million tokens in blocks of 512
 /// bytes, as much as the largest caches hold. Whoever remembers more believes in what has long been evicted.
-const EXPECTED_TEXT_BLOCKS: usize = 16 << 10;
+const EXPECTED_TEXT_BLOCKS: usize = 8 << 10;
 
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -26,12 +26,12 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     parameters: &[Parameter::with_default(
         "chunk_bytes",
         Takes::Whole(8, 65_536),
-        "256",
+        "512",
         "How many bytes a chunk has; four are counted as a token.",
     )],
     needs: &[],
     conflicts: &[],
-    example: "text_blocks: {chunk_bytes: 512}",
+    example: "text_blocks: {chunk_bytes: 256}",
     make: Make::Prepare(make),
 };
 
