@@ -53,9 +53,11 @@ pub(crate) fn peers() -> Vec<Policy> {
 /// Gives every policy the holding queue of the first, which is ours.
 pub(crate) fn share_queue(policies: &mut [Policy]) {
     let Some((ours, peers)) = policies.split_first_mut() else { return };
-    let queue = ours.yaml.find("\nhold:").map_or("", |at| &ours.yaml[at..]);
+    let mut lines = ours.yaml.lines().skip_while(|line| !line.starts_with("hold:"));
+    let mut queue: Vec<_> = lines.next().into_iter().collect();
+    queue.extend(lines.take_while(|line| line.starts_with(' ')));
     for peer in peers {
-        peer.yaml = format!("{}{queue}", peer.yaml.trim_end());
+        peer.yaml = format!("{}\n{}\n", peer.yaml.trim_end(), queue.join("\n"));
     }
 }
 
