@@ -238,7 +238,7 @@ pub(crate) fn terms(
     let cached = prompt - new;
     let work = speed.prefill(new, new * (new + 2.0 * cached));
     let (own, queued) = (burden.paces.prefill * work, burden.queued);
-    let steps = ((burden.pending + new) / speed.step_tokens).ceil().max(1.0);
+    let steps = rounded_up((burden.pending + new) / speed.step_tokens).max(1.0);
     let step = speed.base + speed.sequence * burden.decoding + speed.context * burden.contexts;
 
     let kv = burden.kv_tokens.max(1.0);
@@ -266,9 +266,25 @@ pub(crate) fn terms(
     }
 }
 
+/// `ceil` of a number of steps. On machines without an instruction for it, that is a call, before which everything
+/// that the loop over the pods keeps in registers must be saved.
+#[inline]
+fn rounded_up(steps: f64) -> f64 {
+    let whole = steps as i64 as f64;
+    if whole < steps { whole + 1.0 } else { whole }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_are_rounded_up_as_ceil_does() {
+        for tokens in (0..100_000_u64).chain([1 << 40, (1 << 53) - 1]) {
+            let steps = tokens as f64 / 8192.0;
+            assert_eq!(rounded_up(steps), steps.ceil(), "{tokens}");
+        }
+    }
 
     const FREE: Prices = Prices { miss: 0.0, eviction: 0.0, pressure: 0.0, interference: 0.0 };
     const IDLE: Burden = Burden {
