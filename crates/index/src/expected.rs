@@ -146,13 +146,14 @@ impl Expected {
     }
 
     /// Puts the expiry of a chain's blocks off, as far as they are expected. Nothing before one that
-    /// expires as late expires earlier.
+    /// expires as late expires earlier, unless a block between them has gone and is expected anew.
     fn renew(&mut self, chain: &[BlockHash], expires: Step) {
         for block in chain.iter().rev() {
-            match self.blocks.get_mut(block) {
-                Some(expectation) if expectation.expires >= expires => return,
-                Some(expectation) => expectation.expires = expires,
-                None => {}
+            let Some(expectation) = self.blocks.get_mut(block) else { continue };
+            if expectation.expires < expires {
+                expectation.expires = expires;
+            } else if !self.broken {
+                return;
             }
         }
     }

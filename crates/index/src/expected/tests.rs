@@ -53,6 +53,17 @@ fn a_block_that_came_true_breaks_its_followers_when_it_goes() {
 }
 
 #[test]
+fn a_block_that_went_and_is_expected_anew_is_renewed_although_its_follower_expires_later() {
+    let mut expected = Expected::default();
+    expected.expect(None, &blocks([1, 2, 3]), &blocks([1, 2]), at(100));
+    expected.note_gone(BlockHash(2));
+    expected.expect(None, &blocks([1, 2]), &blocks([1]), at(60));
+    expected.expect(None, &blocks([1, 2, 3]), &blocks([1, 2, 3]), at(90));
+    assert!(expected.take_expired(at(60)).is_empty());
+    assert_eq!(expected.take_expired(at(90)), blocks([2]));
+}
+
+#[test]
 fn a_chain_may_be_there_in_parts() {
     let mut expected = Expected::default();
     expected.expect(None, &blocks(1..=6), &blocks([2, 3, 5]), at(10));
