@@ -82,6 +82,8 @@ pub(crate) struct Expected {
     followed: ByBlock<u32>,
     /// A block that an expected one follows has gone.
     broken: bool,
+    /// Some block has gone: if it is expected anew, it may expire before what follows it.
+    uneven: bool,
 }
 
 impl Expected {
@@ -152,7 +154,7 @@ impl Expected {
             let Some(expectation) = self.blocks.get_mut(block) else { continue };
             if expectation.expires < expires {
                 expectation.expires = expires;
-            } else if !self.broken {
+            } else if !self.uneven {
                 return;
             }
         }
@@ -170,6 +172,7 @@ impl Expected {
 
     /// A real block has gone.
     pub(crate) fn note_gone(&mut self, block: BlockHash) {
+        self.uneven = true;
         self.broken |= self.followed.contains_key(&block);
     }
 
@@ -188,6 +191,7 @@ impl Expected {
         // None has a follower left, by how they are renewed; if one had, there would be a hole now.
         if !self.followed.is_empty() {
             self.broken |= expired.iter().any(|block| self.followed.contains_key(block));
+            self.uneven |= self.broken;
         }
         expired
     }
@@ -237,7 +241,7 @@ impl Expected {
             }
             let Expectation { parent, followers, .. } = known.remove();
             if is_followed {
-                self.broken = true;
+                (self.broken, self.uneven) = (true, true);
                 self.followed.insert(*block, followers);
             }
             self.unfollow(parent);
@@ -269,9 +273,9 @@ impl Expected {
 
     /// Notes those of a run that expire after `now` again, and gives back the others.
     fn note_renewed(&mut self, run: Vec<BlockHash>, now: Step) -> Vec<BlockHash> {
-        // Nothing in a run expires later than its first block.
+        // Nothing in a run expires later than its first block, unless that went and is expected anew.
         let first = run.first().and_then(|first| self.blocks.get(first));
-        if first.is_some_and(|first| first.expires <= now) {
+        if !self.uneven && first.is_some_and(|first| first.expires <= now) {
             return run;
         }
         let (mut kept, mut renewed, mut until) = (Vec::new(), Vec::new(), now);
@@ -320,7 +324,7 @@ impl Expected {
             }
         }
         if self.blocks.is_empty() {
-            self.broken = false;
+            (self.broken, self.uneven) = (false, false);
         }
     }
 

@@ -61,6 +61,27 @@ fn a_block_that_went_and_is_expected_anew_is_renewed_although_its_follower_expir
     expected.expect(None, &blocks([1, 2, 3]), &blocks([1, 2, 3]), at(90));
     assert!(expected.take_expired(at(60)).is_empty());
     assert_eq!(expected.take_expired(at(90)), blocks([2]));
+
+    // The same with a block between them that stays: nothing expected follows the one that goes.
+    let mut expected = Expected::default();
+    expected.expect(None, &blocks(1..=4), &blocks(1..=3), at(100));
+    expected.note_gone(BlockHash(2));
+    assert!(!expected.is_broken());
+    expected.expect(None, &blocks([1, 2]), &blocks([1]), at(60));
+    expected.expect(None, &blocks(1..=4), &blocks(1..=4), at(90));
+    assert!(expected.take_expired(at(60)).is_empty());
+    assert_eq!(expected.take_expired(at(90)), blocks([2]));
+}
+
+#[test]
+fn what_follows_a_block_that_came_and_went_and_is_expected_anew_keeps_its_time() {
+    let mut expected = expected(&blocks([1, 2]), at(10));
+    assert!(expected.take(BlockHash(1)), "its event came");
+    expected.expect(None, &blocks([1, 2]), &blocks([1, 2]), at(100));
+    expected.note_gone(BlockHash(1));
+    expected.expect(None, &blocks([1]), &[], at(10));
+    assert_eq!(expected.take_expired(at(10)), blocks([1]));
+    assert_eq!(expected.take_expired(at(100)), blocks([2]));
 }
 
 #[test]
