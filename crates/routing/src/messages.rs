@@ -28,7 +28,9 @@ impl Messages {
     /// list of messages, or an unusual one: parsing it as a whole tells.
     #[must_use]
     pub fn take_from(body: &Bytes) -> Option<(Self, Map<String, Value>)> {
-        let list = Walk::new(body).list_of("messages")?;
+        let mut walk = Walk::new(body);
+        let list = walk.list_of("messages")?;
+        walk.ends_without("messages")?;
         std::str::from_utf8(&body[list.clone()]).ok()?;
         // The rest with nothing in the place of the list: if that is an object, so is the whole.
         let mut rest = Vec::with_capacity(body.len() - list.len() + 4);
@@ -36,10 +38,9 @@ impl Messages {
         rest.extend_from_slice(b"null");
         rest.extend_from_slice(&body[list.end..]);
         let mut fields: Map<String, Value> = serde_json::from_slice(&rest).ok()?;
-        // Anything else was written in another place, under the same name.
-        let is_alone = fields.shift_remove("messages")? == Value::Null;
+        fields.shift_remove("messages")?;
         let written = Some(body.slice(list));
-        is_alone.then_some((Self { written, parsed: OnceLock::new() }, fields))
+        Some((Self { written, parsed: OnceLock::new() }, fields))
     }
 
     /// The list as it was written, if it was taken from a body.
@@ -123,6 +124,8 @@ mod tests {
             r#"{"messages":[]"#,
             r#"{"messages":[1],"messages":[2]}"#,
             r#"{"messages":[1],"mess\u0061ges":[2]}"#,
+            r#"{"messages":[1],"messages":null}"#,
+            r#"{"messages":[1],"n":{},"mess\u0061ges":null}"#,
             r#"{"a":{"messages":[1]}}"#,
         ] {
             assert!(take(body).is_none(), "{body}");

@@ -72,6 +72,19 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Walks from behind one of an object's values to the object's end, if nothing there has that name,
+    /// however it is spelled: of several, a parser takes the last.
+    pub(super) fn ends_without(&mut self, name: &str) -> Option<()> {
+        while self.next()? == b',' {
+            self.at += 1;
+            if is_spelling_of(name, self.name()?) {
+                return None;
+            }
+            self.value(1)?;
+        }
+        self.expect(b'}')
+    }
+
     fn value(&mut self, depth: usize) -> Option<()> {
         match self.next()? {
             b'"' => self.string().filter(|text| is_text(text)).map(|_| ()),
@@ -165,6 +178,13 @@ pub(crate) fn unescaped(mut written: &[u8], mut push: impl FnMut(&[u8])) {
         written = &written[at + length..];
     }
     push(written);
+}
+
+/// Whether a string without its escapes is `text`. For one that was checked.
+fn is_spelling_of(text: &str, written: &[u8]) -> bool {
+    let mut rest = Some(text.as_bytes());
+    unescaped(written, |piece| rest = rest.and_then(|rest| rest.strip_prefix(piece)));
+    rest.is_some_and(<[u8]>::is_empty)
 }
 
 /// Whether what stands between quotes is as it must be there.
