@@ -162,6 +162,17 @@ pub struct Usage {
     pub output_tokens: Option<u64>,
 }
 
+impl Usage {
+    /// What is known here, and from an earlier count what is not.
+    pub(crate) fn or(self, earlier: Self) -> Self {
+        Self {
+            prompt_tokens: self.prompt_tokens.or(earlier.prompt_tokens),
+            cached_tokens: self.cached_tokens.or(earlier.cached_tokens),
+            output_tokens: self.output_tokens.or(earlier.output_tokens),
+        }
+    }
+}
+
 /// Whoever wants to know of every request that ended. Called by the threads that answer clients: quick,
 /// and without waiting.
 pub trait Observe: Send + Sync {

@@ -2,7 +2,7 @@
 //!
 //! Answers are not parsed: the bytes go through untouched. All that is looked for is `"usage":{`, and the
 //! numbers in the object that follows; in text it would be written with escaped quotes. Chunks may cut
-//! it anywhere.
+//! it anywhere. Streams may count as they go, so of several objects the last that has a number tells it.
 
 use crate::record::Usage;
 use memchr::memmem::Finder;
@@ -15,95 +15,122 @@ const MOST: usize = 2048;
 /// Looks at an answer's bytes.
 #[derive(Debug, Default)]
 pub(crate) struct UsageScan {
-    /// The end of the last chunk, if the mark may have begun in it; or what came after the mark.
-    kept: Vec<u8>,
-    is_found: bool,
+    state: State,
     usage: Usage,
+}
+
+#[derive(Debug)]
+enum State {
+    /// So much of the mark stands at the end of what has passed.
+    Searching(usize),
+    /// The mark has passed, and nothing but blanks since.
+    Marked,
+    /// In the object, which is so deep here.
+    Inside { object: Vec<u8>, depth: usize },
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::Searching(0)
+    }
 }
 
 impl UsageScan {
     /// The next piece of the answer.
     pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
-        loop {
-            if self.is_found {
-                self.collect(bytes);
-                return;
-            }
-            if !self.kept.is_empty() {
-                // Enough of the new piece to complete a mark that the old one began.
-                let joint = bytes.len().min(MARK.len() - 1);
-                let old = self.kept.len();
-                self.kept.extend_from_slice(&bytes[..joint]);
-                let Some(end) = find(&self.kept) else {
-                    self.kept.truncate(old);
-                    if bytes.len() < MARK.len() {
-                        self.kept.extend_from_slice(bytes);
-                        let surplus = self.kept.len().saturating_sub(MARK.len() - 1);
-                        self.kept.drain(..surplus);
-                        return;
+        while !bytes.is_empty() {
+            let passed = match &mut self.state {
+                State::Searching(matched) => match find(matched, bytes) {
+                    Some(end) => {
+                        self.state = State::Marked;
+                        end
                     }
-                    self.kept.clear();
-                    continue;
-                };
-                self.kept.clear();
-                self.is_found = true;
-                bytes = &bytes[end.saturating_sub(old).min(bytes.len())..];
-                continue;
-            }
-            let Some(end) = find(bytes) else {
-                let tail = bytes.len().min(MARK.len() - 1);
-                let tail = &bytes[bytes.len() - tail..];
-                if tail.contains(&b'"') {
-                    self.kept.extend_from_slice(tail);
-                }
-                return;
+                    None => return,
+                },
+                State::Marked => self.begin(bytes),
+                State::Inside { .. } => self.collect(bytes),
             };
-            self.is_found = true;
-            bytes = &bytes[end..];
+            bytes = &bytes[passed..];
         }
     }
 
     /// What was found.
-    pub(crate) fn usage(mut self) -> Usage {
-        self.read();
+    pub(crate) fn usage(self) -> Usage {
         self.usage
     }
 
-    fn collect(&mut self, bytes: &[u8]) {
-        let room = MOST - self.kept.len().min(MOST);
-        self.kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        match self.kept.trim_ascii_start().first() {
-            None | Some(b'{') => {}
-            // Streams say `"usage":null` until their last chunk.
-            Some(_) => {
-                let rest = std::mem::take(&mut self.kept);
-                self.is_found = false;
-                if rest.len() == bytes.len().min(room) {
-                    self.feed(&bytes[bytes.len().min(1)..]);
-                }
-            }
+    /// Passes over blanks; what follows them is an object, or `null` as in most pieces of a stream.
+    fn begin(&mut self, bytes: &[u8]) -> usize {
+        let blanks = bytes.len() - bytes.trim_ascii_start().len();
+        match bytes.get(blanks) {
+            None => {}
+            Some(b'{') => self.state = State::Inside { object: Vec::new(), depth: 0 },
+            Some(_) => self.state = State::default(),
         }
+        blanks
     }
 
-    fn read(&mut self) {
-        if !self.is_found {
-            return;
+    /// Takes bytes up to the end of the object; one that is too long tells nothing.
+    fn collect(&mut self, bytes: &[u8]) -> usize {
+        let State::Inside { object, depth } = &mut self.state else { return 0 };
+        for (at, byte) in bytes.iter().enumerate() {
+            object.push(*byte);
+            match byte {
+                b'{' => *depth += 1,
+                b'}' => *depth -= 1,
+                _ => {}
+            }
+            if *depth == 0 {
+                self.usage = read(object).or(self.usage);
+            }
+            if *depth == 0 || object.len() == MOST {
+                self.state = State::default();
+                return at + 1;
+            }
         }
-        let number = |name: &[u8]| number_of(&self.kept, name);
-        let first = |names: &[&[u8]]| names.iter().find_map(|name| number(name));
-        let usage = Usage {
-            prompt_tokens: first(&[b"\"prompt_tokens\"", b"\"input_tokens\""]),
-            cached_tokens: first(&[b"\"cached_tokens\"", b"\"cache_read_input_tokens\""]),
-            output_tokens: first(&[b"\"completion_tokens\"", b"\"output_tokens\""]),
-        };
-        self.usage = usage;
+        bytes.len()
     }
 }
 
-/// Where the mark ends.
-fn find(bytes: &[u8]) -> Option<usize> {
+/// Where the mark ends, of which `matched` bytes had passed before.
+fn find(matched: &mut usize, bytes: &[u8]) -> Option<usize> {
     static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(MARK));
-    FINDER.find(bytes).map(|at| at + MARK.len())
+    let mut at = 0;
+    while *matched > 0 && at < bytes.len() {
+        *matched = follow(*matched, bytes[at]);
+        at += 1;
+        if *matched == MARK.len() {
+            return Some(at);
+        }
+    }
+    let rest = &bytes[at..];
+    if let Some(start) = FINDER.find(rest) {
+        return Some(at + start + MARK.len());
+    }
+    let end = rest.len().saturating_sub(MARK.len() - 1);
+    *matched = rest[end..].iter().fold(*matched, |matched, byte| follow(matched, *byte));
+    None
+}
+
+/// How much of the mark stands at the end when a byte follows so much of it.
+fn follow(matched: usize, byte: u8) -> usize {
+    let quotes = MARK.len() - 1;
+    match byte {
+        _ if MARK[matched] == byte => matched + 1,
+        // The second quote may be another mark's first.
+        b'u' if matched == quotes => 2,
+        b'"' => 1,
+        _ => 0,
+    }
+}
+
+fn read(object: &[u8]) -> Usage {
+    let first = |names: [&[u8]; 2]| names.iter().find_map(|name| number_of(object, name));
+    Usage {
+        prompt_tokens: first([b"\"prompt_tokens\"", b"\"input_tokens\""]),
+        cached_tokens: first([b"\"cached_tokens\"", b"\"cache_read_input_tokens\""]),
+        output_tokens: first([b"\"completion_tokens\"", b"\"output_tokens\""]),
+    }
 }
 
 fn number_of(bytes: &[u8], name: &[u8]) -> Option<u64> {
@@ -146,6 +173,19 @@ mod tests {
         scan.feed(b"data: {\"usage\":{\"input_tokens\":9,\"cache_read_input_tokens\":4}}\n\n");
         let usage = scan.usage();
         assert_eq!((usage.prompt_tokens, usage.cached_tokens), (Some(9), Some(4)));
+    }
+
+    #[test]
+    fn of_several_counts_the_last_is_true_wherever_chunks_are_cut() {
+        let stream = br#"{"usage":{"input_tokens":25,"output_tokens":1}} ""usage":  null "usage": {"output_tokens":15} "usage":{"output_tok"#;
+        let expected =
+            Usage { prompt_tokens: Some(25), cached_tokens: None, output_tokens: Some(15) };
+        for cut in 0..stream.len() {
+            let mut scan = UsageScan::default();
+            scan.feed(&stream[..cut]);
+            scan.feed(&stream[cut..]);
+            assert_eq!(scan.usage(), expected, "cut at {cut}");
+        }
     }
 
     #[test]
