@@ -117,6 +117,9 @@ def lists_and_errors():
             raise AssertionError("something that is not there was found")
         except NotFoundError as error:
             assert error.body["type"] == "invalid_request_error", error.body
+    forever = {"anchor": "created_at", "seconds": 2**64 - 1}
+    kept = client.files.create(file=("kept.jsonl", b"{}"), purpose="batch", expires_after=forever)
+    assert client.files.retrieve(kept.id).expires_at > kept.created_at, kept
     file = upload("odd.jsonl", [line(0)])
     try:
         create(file, "soon")

@@ -2,10 +2,11 @@
 
 /// The most bytes of a part's head.
 const MOST_HEAD: usize = 8 << 10;
+const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
 /// What is found, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// A part begins.
     Part {
         /// The field.
@@ -32,7 +33,7 @@ enum State {
 
 /// Reads parts.
 #[derive(Debug)]
-pub(super) struct Multipart {
+pub(crate) struct Multipart {
     delimiter: Vec<u8>,
     pending: Vec<u8>,
     state: State,
@@ -40,7 +41,7 @@ pub(super) struct Multipart {
 
 impl Multipart {
     /// For a `content-type`; none if it is another kind or has no boundary.
-    pub(super) fn of(content_type: &str) -> Option<Self> {
+    pub(crate) fn of(content_type: &str) -> Option<Self> {
         let (kind, rest) = content_type.split_once(';')?;
         if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
             return None;
@@ -52,7 +53,7 @@ impl Multipart {
     }
 
     /// Whether the last part has ended.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.state == State::End
     }
 
@@ -60,7 +61,7 @@ impl Multipart {
     ///
     /// # Errors
     /// What is wrong with them.
-    pub(super) fn feed(
+    pub(crate) fn feed(
         &mut self,
         bytes: &[u8],
         events: &mut Vec<Event>,
@@ -92,13 +93,15 @@ impl Multipart {
                 Some(_) => Err("a boundary is followed by something else than a line's end"),
             },
             State::Head => {
-                let Some(length) = find(rest, b"\r\n\r\n") else {
-                    let is_long = rest.len() > MOST_HEAD;
-                    return if is_long { Err("a part has too long a head") } else { Ok(None) };
-                };
+                let found = find(rest, END_OF_HEAD);
+                // The same wherever the body was cut: as long as its end may still come in time, it is waited for.
+                if found.unwrap_or((rest.len() + 1).saturating_sub(END_OF_HEAD.len())) > MOST_HEAD {
+                    return Err("a part has too long a head");
+                }
+                let Some(length) = found else { return Ok(None) };
                 events.push(part(&rest[..length])?);
                 self.state = State::Content;
-                Ok(Some(length + 4))
+                Ok(Some(length + END_OF_HEAD.len()))
             }
             State::Preamble | State::Content => {
                 let found = find(rest, &self.delimiter);
@@ -188,6 +191,20 @@ mod tests {
         ];
         for cut in 0..BODY.len() {
             assert_eq!(read(cut), whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn too_long_a_head_is_refused_however_it_comes() {
+        let head = format!("x: {}", "y".repeat(MOST_HEAD - 2));
+        let long = format!("--b\r\n{head}\r\n\r\n");
+        for pieces in [vec![long.as_str()], long.split_inclusive('\n').collect()] {
+            let mut parser = Multipart::of("multipart/form-data; boundary=b").unwrap();
+            let mut result = Ok(());
+            for piece in pieces {
+                result = result.and_then(|()| parser.feed(piece.as_bytes(), &mut Vec::new()));
+            }
+            assert_eq!(result, Err("a part has too long a head"));
         }
     }
 

@@ -136,7 +136,7 @@ fn begin(batches: &Arc<Batches>, owner: &str, form: &Form, filename: String) -> 
         purpose: "batch".to_owned(),
         bytes: 0,
         created_at: now,
-        expires_at: form.expires_after.map(|seconds| now + seconds),
+        expires_at: form.expires_after.map(|seconds| now.saturating_add(seconds)),
         of: None,
     };
     let store = Arc::clone(&batches.store);
