@@ -245,7 +245,7 @@ impl Batch {
                 "input_tokens_details": {"cached_tokens": cached},
                 "output_tokens": output,
                 "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": input + output,
+                "total_tokens": input.saturating_add(output),
             },
             "metadata": self.metadata,
         })

@@ -40,9 +40,10 @@ pub struct TokenUsage {
 
 impl AddAssign for TokenUsage {
     fn add_assign(&mut self, other: Self) {
-        self.input += other.input;
-        self.cached += other.cached;
-        self.output += other.output;
+        // Engines say what they like; a sum that stands still is better than one that begins anew.
+        self.input = self.input.saturating_add(other.input);
+        self.cached = self.cached.saturating_add(other.cached);
+        self.output = self.output.saturating_add(other.output);
     }
 }
 
@@ -86,4 +87,16 @@ pub trait Publish: Send {
 
     /// Tokens of all that is published.
     fn usage(&self) -> TokenUsage;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_counts_beyond_all_bounds_ends_no_batch() {
+        let mut sum = TokenUsage { input: 1, cached: 2, output: 3 };
+        sum += TokenUsage { input: u64::MAX, cached: 1, output: 0 };
+        assert_eq!(sum, TokenUsage { input: u64::MAX, cached: 3, output: 3 });
+    }
 }

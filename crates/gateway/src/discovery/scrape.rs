@@ -88,7 +88,8 @@ impl Dialect {
         Some(Reported {
             waiting: sum(&waiting) as u32,
             running: sum(&all(self.running)) as u32,
-            kv_usage: kv_usage.clamp(0.0, 1.0),
+            // Sums beyond what a number can hold have no quotient: nothing is known then.
+            kv_usage: if kv_usage.is_nan() { 0.0 } else { kv_usage.clamp(0.0, 1.0) },
         })
     }
 }
@@ -156,6 +157,8 @@ vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"m\"} 0.75
         ] {
             assert_eq!(read(page, None), None, "{page}");
         }
+        let endless = "maxserve_num_requests_queued 1\nmaxserve_cache_num_used_blocks 1e308\nmaxserve_cache_num_used_blocks 1e308\nmaxserve_cache_num_total_blocks 1e308\nmaxserve_cache_num_total_blocks 1e308\n";
+        assert_eq!(read(endless, None), reported(1, 0, 0.0));
         let no_total = "maxserve_num_requests_queued 1\nmaxserve_cache_num_used_blocks 3\n";
         assert_eq!(read(no_total, None), reported(1, 0, 0.0));
     }
