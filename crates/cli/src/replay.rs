@@ -68,7 +68,10 @@ pub(crate) struct ReplayArguments {
 /// Replays and prints a table.
 pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let speed = arguments.speed;
-    ensure!(speed.is_finite() && speed > 0.0, "--speed is {speed}; it must be above zero");
+    ensure!(
+        (0.001..=1e6).contains(&speed),
+        "--speed is {speed}; it must be from a thousandth to a million"
+    );
     ensure!(arguments.copies > 0, "--copies is 0; once is the least");
     // Before anything runs for minutes, and all of them. Simulated engines answer whole requests.
     let roles = Some(vec![Role::named(Role::SERVE)]);

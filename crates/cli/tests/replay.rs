@@ -99,7 +99,7 @@ fn bad_lines_profiles_and_options_are_named() {
     let error = refusal(&good, &[&profile[..], &["--events-delay", "5"]].concat());
     assert!(error.contains("write 100ms or 1.5s"), "{error}");
     let error = refusal(&good, &[&profile[..], &["--speed", "0"]].concat());
-    assert!(error.contains("above zero"), "{error}");
+    assert!(error.contains("from a thousandth"), "{error}");
     let wrong = file("wrong.yaml", "score: [no_such_plugin]\npick: max_score\n");
     let error = refusal(&good, &["--profile", wrong.to_str().unwrap()]);
     assert!(error.contains("no_such_plugin"), "{error}");

@@ -171,7 +171,7 @@ impl Engine {
         if request.prompt_tokens == 0 {
             return Err(Refused::EmptyPrompt);
         }
-        let tokens = request.prompt_tokens + request.output_tokens;
+        let tokens = request.prompt_tokens.saturating_add(request.output_tokens);
         let capacity = self.device.capacity().saturating_mul(self.block_size);
         if tokens > capacity {
             return Err(Refused::TooLong { tokens, capacity });

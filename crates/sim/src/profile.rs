@@ -43,6 +43,13 @@ pub struct Profile {
     step_ms: StepCost,
 }
 
+/// The most milliseconds that anything takes, the fewest gigabytes a second, the most tokens, and the most bytes of
+/// one. Nothing real is near them, and all that is made of them is a time that can be told.
+const LONGEST: f64 = 1e6;
+const SLOWEST: f64 = 1e-6;
+const MOST_TOKENS: usize = 1 << 34;
+const MOST_BYTES: u64 = 1 << 30;
+
 const fn usual_step_tokens() -> usize {
     8_192
 }
@@ -126,14 +133,22 @@ impl Profile {
             if value == 0 {
                 problems.push(format!("`{field}` is 0; it must be at least 1"));
             }
+            if value > MOST_TOKENS {
+                problems.push(format!("`{field}` is {value}; it must be at most {MOST_TOKENS}"));
+            }
+        }
+        let bytes = self.kv_bytes_per_token;
+        if bytes > MOST_BYTES {
+            problems
+                .push(format!("`kv_bytes_per_token` is {bytes}; it must be at most {MOST_BYTES}"));
         }
         let rates = [
             ("host_gigabytes_per_second", self.host_gigabytes_per_second),
             ("network_gigabytes_per_second", self.network_gigabytes_per_second),
         ];
         for (field, value) in rates {
-            if value <= 0.0 {
-                problems.push(format!("`{field}` is {value}; it must be above zero"));
+            if value < SLOWEST {
+                problems.push(format!("`{field}` is {value}; it must be at least {SLOWEST}"));
             }
         }
         let cascade = self.step_ms.cascade;
@@ -151,14 +166,17 @@ impl Profile {
             ("step_ms.cascade.per_shared_token", cascade.map_or(0.0, |c| c.per_shared_token)),
         ];
         for (field, value) in times {
-            if value < 0.0 {
-                problems.push(format!("`{field}` is {value}; it must be zero or more"));
+            if !(0.0..=LONGEST).contains(&value) {
+                problems.push(format!("`{field}` is {value}; it must be from zero to {LONGEST}"));
             }
         }
         // A step of no time would never let virtual time go on.
-        if self.step_ms.base < 0.001 {
-            let base = self.step_ms.base;
+        let base = self.step_ms.base;
+        if base < 0.001 {
             problems.push(format!("`step_ms.base` is {base}; a step takes at least 0.001 ms"));
+        }
+        if base > LONGEST {
+            problems.push(format!("`step_ms.base` is {base}; a step takes at most {LONGEST} ms"));
         }
         problems
     }
@@ -251,6 +269,9 @@ mod tests {
             "mine.json: `kv_tokens` is 0; it must be at least 1; \
              `step_ms.base` is -1; a step takes at least 0.001 ms"
         );
+        let json = BUILT_IN[0].1.replace("4.4", "1e300");
+        let error = Profile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("a step takes at most 1000000 ms"), "{error}");
         let json = BUILT_IN[0].1.replace("kv_tokens", "kv_token");
         let error = Profile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("unknown field `kv_token`"), "{error}");

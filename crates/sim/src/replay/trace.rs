@@ -22,6 +22,10 @@ const BYTES_PER_TOKEN: usize = 4;
 
 /// How many bad lines are named.
 const NAMED_LINES: usize = 10;
+/// The latest time in a trace: some thirty thousand years, beyond any clock and far from what a duration can hold.
+const LATEST: f64 = 1e15;
+/// The longest answer: far beyond any engine's, and far from what can be counted.
+const LONGEST_ANSWER: usize = 1 << 30;
 
 /// When a turn starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -188,8 +192,9 @@ impl Trace {
             for (at, turn) in originals.iter().enumerate() {
                 let Some(session) = turn.session else { continue };
                 place.insert(at, self.turns.len());
-                let own = |id: &u64| {
-                    if shared.contains(id) { *id } else { id + (highest + 1) * copy as u64 }
+                let own = |id: &u64| match shared.contains(id) {
+                    true => *id,
+                    false => renamed(*id, copy as u64, highest),
                 };
                 let start = match turn.start {
                     Start::At(_) => Start::At(span.mul_f64(rng.unit())),
@@ -239,6 +244,17 @@ impl Trace {
     }
 }
 
+/// A copy's own name for a block: beyond all that the trace has. Where hashes leave no room there, another hash.
+fn renamed(id: u64, copy: u64, highest: u64) -> u64 {
+    let beyond = highest.checked_add(1).and_then(|all| all.checked_mul(copy)?.checked_add(id));
+    beyond.unwrap_or_else(|| {
+        let mut mixed = id ^ copy.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    })
+}
+
 struct Reader {
     block_size: NonZeroUsize,
     turns: Vec<Turn>,
@@ -268,6 +284,11 @@ impl Reader {
             number
         });
         let output_tokens = line.output_length;
+        if output_tokens > LONGEST_ANSWER {
+            return Err(format!(
+                "`output_length` is {output_tokens}; the most is {LONGEST_ANSWER} tokens"
+            ));
+        }
         self.turns.push(Turn { start, prompt_tokens, output_tokens, blocks, session });
         Ok(())
     }
@@ -308,8 +329,10 @@ impl Reader {
 }
 
 fn milliseconds(field: &str, value: f64) -> Result<Duration, String> {
-    Duration::try_from_secs_f64(value / 1e3)
-        .map_err(|_| format!("`{field}` is {value}; it must be milliseconds, zero or more"))
+    if (0.0..=LATEST).contains(&value) {
+        return Ok(Duration::from_secs_f64(value / 1e3));
+    }
+    Err(format!("`{field}` is {value}; it must be milliseconds, from zero to {LATEST}"))
 }
 
 #[cfg(test)]
@@ -349,6 +372,14 @@ mod tests {
     }
 
     #[test]
+    fn copies_of_sessions_with_hashes_for_names_have_names_of_their_own() {
+        let text = SESSIONS.replace("[1, 4, 5]", "[1, 4, 18446744073709551615]");
+        let trace = Trace::read("t", &text, FOUR).unwrap().cloned(3, 7);
+        let own: HashSet<_> = [2, 5, 8].map(|turn| trace.turns[turn].blocks[2]).into();
+        assert_eq!(own.len(), 3, "{own:?}");
+    }
+
+    #[test]
     fn texts_share_the_blocks_that_they_share() {
         let line = |prompt: &str| {
             format!(r#"{{"timestamp": 1, "prompt": "{prompt}", "output_length": 3}}"#)
@@ -365,15 +396,22 @@ mod tests {
             nonsense\n\
             {\"timestamp\": 1, \"input_length\": 9, \"output_length\": 1, \"hash_ids\": [1]}\n\
             {\"timestamp\": -1, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n\
-            {\"delay\": 1, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n";
+            {\"delay\": 1, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n\
+            {\"timestamp\": 1e18, \"input_length\": 4, \"output_length\": 1, \"hash_ids\": [1]}\n\
+            {\"timestamp\": 1, \"input_length\": 4, \"output_length\": 2000000000, \"hash_ids\": [1]}\n";
         let error = Trace::read("t.jsonl", text, FOUR).unwrap_err().to_string();
-        assert!(error.starts_with("t.jsonl: 4 of its lines cannot be read\n  line 2: "), "{error}");
+        assert!(error.starts_with("t.jsonl: 6 of its lines cannot be read\n  line 2: "), "{error}");
         assert!(
             error.contains("line 3: `input_length` is 9 and there are 1 `hash_ids`; 3 are"),
             "{error}"
         );
         assert!(error.contains("line 4: `timestamp` is -1"), "{error}");
         assert!(error.contains("line 5: no `timestamp`"), "{error}");
+        assert!(
+            error.contains("line 6: `timestamp` is 1000000000000000000; it must be"),
+            "{error}"
+        );
+        assert!(error.contains("line 7: `output_length` is 2000000000; the most is"), "{error}");
         assert!(Trace::read("t", "\n", FOUR).unwrap_err().to_string().contains("no requests"));
     }
 }
