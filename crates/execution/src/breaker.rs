@@ -86,7 +86,8 @@ impl Breaker {
     pub const fn seen(&self) -> Seen {
         match self.state {
             State::Closed => Seen::Closed,
-            State::Resting(_) | State::Open(_) => Seen::Open,
+            State::Resting(_) => Seen::Resting,
+            State::Open(_) => Seen::Open,
             State::HalfOpen(_) => Seen::HalfOpen,
         }
     }
@@ -205,8 +206,8 @@ mod tests {
         let mut breaker = after(&[Verdict::Busy(None); 100]);
         assert_eq!(breaker.seen(), Seen::Closed);
         breaker.judge(Verdict::Busy(Some(at(1000))), at(0));
-        assert_eq!(breaker.seen(), Seen::Open);
-        assert!(!breaker.tick(at(999)) && breaker.seen() == Seen::Open);
+        assert_eq!(breaker.seen(), Seen::Resting);
+        assert!(!breaker.tick(at(999)) && breaker.seen() == Seen::Resting);
         assert!(!breaker.tick(at(1000)) && breaker.seen() == Seen::Closed);
         breaker.judge(Verdict::Busy(Some(Duration::from_secs(3600))), at(1000));
         breaker.tick(at(11_000));

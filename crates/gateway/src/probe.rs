@@ -114,6 +114,10 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
             if before.as_ref() != Some(&why) {
                 tracing::warn!(%pod, url = endpoint.url(), "does not say what it serves: {why}");
             }
+            // One that was up and gets no requests would seem to be up for ever.
+            if seat.pod.vitals().health() != Health::Down && error.verdict() == Verdict::Gone {
+                endpoint.judge(Verdict::Gone, gateway.now());
+            }
             return;
         }
     };

@@ -91,12 +91,12 @@ pub(crate) const POD: &[Parameter] = &[
     Parameter::optional("zone", Takes::Text, "Its zone."),
     Parameter::optional("region", Takes::Text, "Its region."),
     Parameter::optional("requests", Takes::Whole(0, 1 << 20), "Requests in flight; by default as few as can have its tokens."),
-    Parameter::with_default("prefill_tokens", Takes::Whole(0, u64::MAX), "0", "Prompt tokens still to compute, by one of the requests if others decode, else by all of them."),
-    Parameter::with_default("decode_tokens", Takes::Whole(0, u64::MAX), "0", "Tokens in decoding contexts, evenly in all the other requests."),
+    Parameter::with_default("prefill_tokens", Takes::Whole(0, 1 << 31), "0", "Prompt tokens still to compute, by one of the requests if others decode, else by all of them."),
+    Parameter::with_default("decode_tokens", Takes::Whole(0, 1 << 31), "0", "Tokens in decoding contexts, evenly in all the other requests."),
     Parameter::with_default("waiting", Takes::Whole(0, 1 << 20), "0", "Requests that wait in the engine."),
     Parameter::with_default("kv_usage", Takes::Number(0.0, 1.0), "0", "Share of the KV cache in use."),
     Parameter::with_default("health", Takes::OneOf(&["up", "draining", "down"]), "up", "Whether it answers."),
-    Parameter::with_default("breaker", Takes::OneOf(&["closed", "half_open", "open"]), "closed", "Its breaker."),
+    Parameter::with_default("breaker", Takes::OneOf(&["closed", "half_open", "open", "resting"]), "closed", "Its breaker."),
     Parameter::with_default("events", Takes::OneOf(&["exact", "unsure", "partial", "guessed"]), "exact", "How far its events can be trusted."),
     Parameter::optional("silence", Takes::Time, "How long its events have been silent; `0s` by default."),
 ];
@@ -253,6 +253,7 @@ fn pod(
         breaker: match settings.or("breaker", "closed") {
             "half_open" => Breaker::HalfOpen,
             "open" => Breaker::Open,
+            "resting" => Breaker::Resting,
             _ => Breaker::Closed,
         },
         trust: match settings.or("events", "exact") {

@@ -142,7 +142,7 @@ fn word(value: &Value) -> &str {
 
 fn title(snapshot: &Value) -> String {
     let pods = items(&snapshot["pods"]).count();
-    let is_up = |pod: &&Value| pod["health"] == "up" && pod["breaker"] != "open";
+    let is_up = |pod: &&Value| pod["health"] == "up";
     let up = items(&snapshot["pods"]).filter(is_up).count();
     format!(
         "wornpath {} · {} · up {} · {up} of {pods} pods up · {} requests waiting",
@@ -175,7 +175,7 @@ fn bar(share: f64) -> String {
 fn pod_row(pod: &Value) -> (Tone, Vec<String>) {
     let (health, breaker) = (word(&pod["health"]), word(&pod["breaker"]));
     let tone = match (health, breaker) {
-        ("down", _) | (_, "open") => Tone::Bad,
+        ("down", _) => Tone::Bad,
         ("up", "closed") => Tone::Usual,
         _ => Tone::Warn,
     };

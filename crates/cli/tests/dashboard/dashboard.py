@@ -261,7 +261,7 @@ def dark(visit, browser):
 def killed(visit, browser, control):
     visit.go("fleet")
     post(f"{control}/engines/2/crash", b"")
-    browser.until("a pod that is killed turns down", lambda: "pod-2 is cut off" in browser.text(".concerns"), 30)
+    browser.until("a pod that is killed turns down", lambda: "pod-2 is down" in browser.text(".concerns"), 30)
     assert browser.js("document.querySelector('tr.down th').innerText").startswith("pod-2")
     browser.until("the fleet counts three", lambda: "3 of 4 up" in browser.text())
     visit.picture("pod-down")

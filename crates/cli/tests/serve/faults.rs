@@ -23,6 +23,40 @@ fn a_pod_that_refuses_connections_costs_no_request() {
 }
 
 #[test]
+fn a_pod_that_was_killed_is_down_for_operators_and_one_that_rests_is_not() {
+    let engines = Served::start(&["--engines", "2"]);
+    let gateway = Gateway::before(&engines, &["--policy", "round-robin", "--admin", "127.0.0.1:0"]);
+    let pod = &engines.engines[0].http;
+    let is = |health: &str, breaker: &str| {
+        let shown = gateway.ask("GET", &format!("/pods/{pod}"), "").json();
+        let metric = |name: &str, state: &str| {
+            let line = format!("wornpath_pod_{name}{{pod=\"{pod}\",{name}=\"{state}\"}}");
+            gateway.metric(&line) as u64 == 1
+        };
+        shown["health"] == health
+            && shown["breaker"] == breaker
+            && metric("health", health)
+            && metric("breaker", breaker)
+    };
+    assert!(is("up", "closed"));
+    engines.control("POST", "/engines/0/crash", "");
+    for _ in 0..4 {
+        assert_eq!(gateway.post(ASK, &json!({"prompt": "a"})).status, 200);
+    }
+    eventually("it is known to be down", || is("down", "open"));
+    engines.control("POST", "/engines/0/restart", "");
+    eventually("it is up again", || {
+        gateway.post(ASK, &json!({"prompt": "a"}));
+        is("up", "closed")
+    });
+    engines.set_faults(0, r#"{"refuse": 503}"#);
+    eventually("it answers, and says that it is busy", || {
+        assert_eq!(gateway.post(ASK, &json!({"prompt": "a"})).status, 200);
+        is("up", "resting")
+    });
+}
+
+#[test]
 fn a_crash_before_the_first_byte_is_tried_elsewhere() {
     let engines = Served::start_at("1", &["--engines", "2", "--answer-tokens", "200"]);
     let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);

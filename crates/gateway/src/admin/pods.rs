@@ -120,7 +120,7 @@ pub(super) fn shown(running: &Running, seat: &Seat, events: &[PodStatus]) -> Val
         "loras": names(&facts.loras),
         "roles": facts.roles.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "labels": labels,
-        "health": health(vitals.health()),
+        "health": health(vitals),
         "breaker": breaker(vitals.breaker()),
         "load": {
             "requests": vitals.requests(), "decoding": vitals.decoding(),

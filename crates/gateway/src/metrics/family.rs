@@ -92,9 +92,9 @@ families! {
     POD_KV_USAGE = Gauge "wornpath_pod_kv_usage_ratio" ["pod"]
         "Share of the engine's KV cache in use, as it last reported.";
     POD_HEALTH = Gauge "wornpath_pod_health" ["pod", "health"]
-        "1 for the pod's present health: `up`, `draining` or `down`.";
+        "1 for the pod's present health: `up`, `draining`, or `down`: it has not said yet what it serves, or its breaker is open.";
     POD_BREAKER = Gauge "wornpath_pod_breaker" ["pod", "breaker"]
-        "1 for the present state of the pod's breaker: `closed`, `half_open` or `open`.";
+        "1 for the present state of the pod's breaker: `closed`, `half_open`, `open`, or `resting` (the pod said that it is busy).";
     POD_TRUST = Gauge "wornpath_pod_event_trust" ["pod", "trust"]
         "1 for how far the pod's cache events can be trusted: `exact`, `unsure`, `partial` or `guessed` (no events).";
     SCRAPES = Counter "wornpath_scrapes_total" ["pod", "result"]

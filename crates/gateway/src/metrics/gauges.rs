@@ -1,7 +1,7 @@
 //! What is read from where it lives when the page is asked for: pods, index, events, queue.
 
 use wornpath_events::{FeedCounters, PodStatus, Recalled, State as FeedState, Status};
-use wornpath_routing::{Breaker, EventTrust, Health, Pod, Profile};
+use wornpath_routing::{Breaker, EventTrust, Health, Pod, Profile, Vitals};
 
 use super::text::Page;
 use super::{Family, Metrics, family};
@@ -64,8 +64,8 @@ fn loads(page: &mut Page, pods: &[Pod]) {
 
 fn states(page: &mut Page, pods: &[Pod]) {
     let states: [(Family, &[&str], State); 3] = [
-        (family::POD_HEALTH, &["up", "draining", "down"], |pod| health(pod.vitals().health())),
-        (family::POD_BREAKER, &["closed", "half_open", "open"], |pod| {
+        (family::POD_HEALTH, &["up", "draining", "down"], |pod| health(pod.vitals())),
+        (family::POD_BREAKER, &["closed", "half_open", "open", "resting"], |pod| {
             breaker(pod.vitals().breaker())
         }),
         (family::POD_TRUST, &["exact", "unsure", "partial", "guessed"], |pod| {
@@ -235,12 +235,13 @@ pub(crate) const fn feed_state(state: FeedState) -> &'static str {
     }
 }
 
-/// The word for it in metrics and JSON.
-pub(crate) const fn health(health: Health) -> &'static str {
-    match health {
-        Health::Up => "up",
-        Health::Draining => "draining",
-        Health::Down => "down",
+/// The word for it in metrics and JSON. A pod that said what it serves is not up for ever: behind an open breaker
+/// nobody answers.
+pub(crate) fn health(vitals: &Vitals) -> &'static str {
+    match (vitals.health(), vitals.breaker()) {
+        (Health::Down, _) | (_, Breaker::Open) => "down",
+        (Health::Draining, _) => "draining",
+        (Health::Up, _) => "up",
     }
 }
 
@@ -250,6 +251,7 @@ pub(crate) const fn breaker(breaker: Breaker) -> &'static str {
         Breaker::Closed => "closed",
         Breaker::HalfOpen => "half_open",
         Breaker::Open => "open",
+        Breaker::Resting => "resting",
     }
 }
 

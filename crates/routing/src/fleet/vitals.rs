@@ -22,16 +22,18 @@ pub enum Health {
     Down,
 }
 
-/// Whether a pod's recent failures keep requests away.
+/// Whether what a pod did lately keeps requests away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Breaker {
-    /// They do not.
+    /// It does not.
     #[default]
     Closed,
     /// One request at a time may try.
     HalfOpen,
-    /// They do.
+    /// It failed: nobody answers there, or only with errors.
     Open,
+    /// It answered that it is busy, and is left alone for as long as it asked.
+    Resting,
 }
 
 /// How far the index's knowledge of a pod can be trusted.
@@ -214,14 +216,15 @@ impl Vitals {
         }
     }
 
-    /// Whether failures keep requests away.
+    /// Whether what it did lately keeps requests away.
     #[inline]
     #[must_use]
     pub fn breaker(&self) -> Breaker {
         match self.breaker.load(Relaxed) {
             0 => Breaker::Closed,
             1 => Breaker::HalfOpen,
-            _ => Breaker::Open,
+            2 => Breaker::Open,
+            _ => Breaker::Resting,
         }
     }
 

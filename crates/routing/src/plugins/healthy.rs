@@ -7,8 +7,8 @@ use crate::stage::{Decision, Filter, Rejection};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "healthy",
-    summary: "Keeps pods that are up, not draining, and not cut off by their breaker. \
-              A half-open breaker lets one request at a time through.",
+    summary: "Keeps pods that are up, not draining, not cut off by their breaker, and not resting because they \
+              said that they are busy. A half-open breaker lets one request at a time through.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -44,6 +44,7 @@ fn ailment(vitals: &Vitals) -> Option<&'static str> {
         (Health::Down, _) => Some("down"),
         (Health::Draining, _) => Some("draining"),
         (Health::Up, Breaker::Open) => Some("breaker open"),
+        (Health::Up, Breaker::Resting) => Some("resting, as it asked"),
         (Health::Up, Breaker::HalfOpen) if vitals.requests() > 0 => {
             Some("breaker half open, and a request is trying")
         }

@@ -118,17 +118,16 @@ fn least_load_compares_with_the_busiest_candidate() {
 
 #[test]
 fn healthy_drops_what_cannot_answer_and_says_why() {
-    let mut bench = Bench::with_pods(5);
+    let mut bench = Bench::with_pods(6);
     bench.pod(0).vitals().set_health(Health::Down);
     bench.pod(1).vitals().set_health(Health::Draining);
     bench.pod(2).vitals().set_breaker(Breaker::Open);
     bench.pod(3).vitals().set_breaker(Breaker::HalfOpen);
+    bench.pod(4).vitals().set_breaker(Breaker::Resting);
     let kept = bench.kept("healthy", Bench::request(&[]));
     let dropped = |why: &str| Err(why.to_owned());
-    assert_eq!(
-        kept,
-        [dropped("down"), dropped("draining"), dropped("breaker open"), Ok(()), Ok(())]
-    );
+    assert_eq!(kept[..3], [dropped("down"), dropped("draining"), dropped("breaker open")]);
+    assert_eq!(kept[3..], [Ok(()), dropped("resting, as it asked"), Ok(())]);
     let _probe = Reservation::new(bench.pod(3).vitals(), 1, 1);
     assert!(bench.kept("healthy", Bench::request(&[]))[3].is_err(), "one probe at a time");
 }

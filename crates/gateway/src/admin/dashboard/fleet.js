@@ -32,18 +32,19 @@ function tiles({ history, snapshot: { totals } }) {
       `${count(totals.saved_tokens)} of ${count(totals.prompt_tokens)} prompt tokens were not computed`));
 }
 
-// How a pod is, as one: down or cut off is bad, on its way out or on trial wants a look.
+// How a pod is, as one: down is bad; on its way out, on trial or resting wants a look.
 const kindOf = ({ health, breaker }) =>
-  health === "down" || breaker === "open" ? "bad" : health === "up" && breaker === "closed" ? "good" : "warn";
-const isUp = (pod) => pod.health === "up" && pod.breaker !== "open";
+  health === "down" ? "bad" : health === "up" && breaker === "closed" ? "good" : "warn";
+const isUp = (pod) => pod.health === "up";
 
 // What somebody should look at, each in one sentence.
 export function concerns({ pods, is_config_refused: refused }) {
   const said = [];
   if (refused) said.push(["bad", "The configuration file was refused and the old one stays: see Setup."]);
   for (const pod of pods) {
-    if (pod.health === "down") said.push(["bad", `${pod.name} is down: it does not answer at ${pod.url}.`]);
-    else if (pod.breaker === "open") said.push(["bad", `${pod.name} is cut off: it failed at ${pod.url}, and gets nothing until a probe succeeds.`]);
+    if (pod.health === "down") said.push(["bad", pod.breaker === "open"
+      ? `${pod.name} is down: it failed at ${pod.url}, and gets nothing until a probe succeeds.`
+      : `${pod.name} is down: it has not said yet what it serves at ${pod.url}.`]);
     if (["optimistic", "pessimistic"].includes(pod.predictions.verdict)) said.push(["warn", `${pod.name}: ${pod.predictions.meaning}`]);
     if (pod.events.silent) said.push(["warn", `${pod.name} should send cache events and never did.`]);
     const feed = pod.events.feed?.state;
@@ -73,7 +74,7 @@ function hits({ predictions: p }) {
 function row(pod, most) {
   const kind = kindOf(pod);
   const load = pod.load.requests;
-  const state = [pod.health === "up" ? null : pod.health, pod.breaker === "closed" ? null : `breaker ${pod.breaker.replace("_", " ")}`];
+  const state = [pod.health === "up" ? null : pod.health, { closed: null, half_open: "breaker half open", open: "breaker open", resting: "resting" }[pod.breaker]];
   return h("tr", { "data-key": pod.name, class: kind === "bad" ? "down" : null },
     h("th", { scope: "row" },
       h("span", { class: "name" }, h("i", { class: `dot ${kind}` }), pod.name),
