@@ -5,16 +5,28 @@
 //! function here, its line in [`TARGETS`], a file in `fuzz_targets/` and a corpus.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod carried;
 mod chat;
 mod checkpoint;
+mod client;
 mod index_ops;
+mod memory_disk;
+mod offline;
+mod pieces;
+mod settings;
+mod simulated;
 mod wire;
 
+pub use answers::{answer_stream, engine_metrics};
 pub use carried::{event_sources, grpc_report, zmtp_stream};
 pub use chat::{chat_template, tokenizer_config};
 pub use checkpoint::checkpoint;
+pub use client::{client_body, form_data};
 pub use index_ops::index_ops;
+pub use offline::{batch_lines, prompts, result_log, store_journal};
+pub use settings::{configuration, described_fleet, profile};
+pub use simulated::{engine_profile, trace};
 pub use wire::{DIALECTS, envelope, push_request, wire_batch, wire_frames};
 
 /// A name, which is also the corpus's folder, and what to do with the bytes.
@@ -22,14 +34,27 @@ pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
 pub const TARGETS: &[Target] = &[
+    ("answer_stream", answer_stream),
+    ("batch_lines", batch_lines),
     ("chat_template", chat_template),
     ("checkpoint", checkpoint),
+    ("client_body", client_body),
+    ("configuration", configuration),
+    ("described_fleet", described_fleet),
+    ("engine_metrics", engine_metrics),
+    ("engine_profile", engine_profile),
     ("envelope", envelope),
     ("event_sources", event_sources),
+    ("form_data", form_data),
     ("grpc_report", grpc_report),
     ("index_ops", index_ops),
+    ("profile", profile),
+    ("prompts", prompts),
     ("push_request", push_request),
+    ("result_log", result_log),
+    ("store_journal", store_journal),
     ("tokenizer_config", tokenizer_config),
+    ("trace", trace),
     ("wire_batch", wire_batch),
     ("wire_frames", wire_frames),
     ("zmtp_stream", zmtp_stream),

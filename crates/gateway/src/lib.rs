@@ -32,6 +32,7 @@ mod state;
 mod tape;
 mod telemetry;
 pub mod tls;
+pub mod untrusted;
 mod usage;
 
 pub use batches::{BatchRules, BatchesError, Kept, PLANNED, Quota, serve_batches};

@@ -30,8 +30,8 @@ pub(crate) struct Scan<'a> {
     pub(crate) tail: Tail,
 }
 
-/// A payload in its frame.
-pub(crate) fn frame(payload: &[u8]) -> Vec<u8> {
+/// A payload in its frame: what logs and journals of this crate consist of.
+pub fn frame(payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("groups are bounded far below 4 GiB");
     let mut bytes = Vec::with_capacity(HEAD + payload.len());
     bytes.extend_from_slice(&MARK);

@@ -31,6 +31,7 @@ pub use batch::{Batch, NewBatch, ShownProblem, Status, UnixTime};
 pub use conductor::{Conductor, Fate, Order, Patience};
 pub use disk::{Disk, RealDisk, Stored};
 pub use engines::{Engines, Health, Outgoing, Prefilled, Source};
+pub use frame::frame;
 pub use intake::{Intake, IntakeError, IntakeRules, Span};
 pub use line::{Form, Interface, Line, LineProblem};
 pub use pods::{InputFile, Pods, ReadVitals, read_whole};

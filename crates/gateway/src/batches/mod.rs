@@ -10,7 +10,7 @@ mod engines;
 mod explained;
 mod life;
 mod lists;
-mod multipart;
+pub(crate) mod multipart;
 mod overview;
 mod retry;
 mod routes;

@@ -3,7 +3,7 @@
 mod arrival;
 mod head;
 mod planned;
-mod read;
+pub(crate) mod read;
 mod refusal;
 mod relay;
 

@@ -11,16 +11,16 @@ use wornpath_routing::{Messages, Prompt, Request};
 
 /// What was read.
 #[derive(Debug, Default)]
-pub(super) struct Read {
+pub(crate) struct Read {
     /// What the client calls the model.
-    pub(super) model: String,
-    pub(super) request: Request,
+    pub(crate) model: String,
+    pub(crate) request: Request,
     /// Whether fields can be set in the body.
-    pub(super) is_object: bool,
+    pub(crate) is_object: bool,
 }
 
 /// Reads a body of that interface.
-pub(super) fn read(api: Api, body: &Bytes) -> Result<Read, Refusal> {
+pub(crate) fn read(api: Api, body: &Bytes) -> Result<Read, Refusal> {
     if api == Api::Other {
         // Not ours to judge; but if it names a model, it goes where that is.
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();

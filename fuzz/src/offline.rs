@@ -1,0 +1,129 @@
+//! Offline work: lines of inputs, prompts that are looked at for what they could share, and the logs that say what
+//! was published.
+
+use crate::memory_disk::MemoryDisk;
+use std::io::BufReader;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use wornpath_blocks::HashKey;
+use wornpath_jobs::{
+    Form, InputMark, Intake, IntakeError, IntakeRules, Interface, Kind, Line, Publish, Record,
+    ResultPaths, Results, Shelf, Sketcher, Store, TokenUsage, frame, places,
+};
+use wornpath_planner::{Plan, Rates, Speeds, lint};
+
+/// The first byte says for what the lines are, and how they are read. Whatever is read in pieces is the same; where
+/// it says a line is, there is one; and a plan has every request once.
+pub fn batch_lines(bytes: &[u8]) {
+    let Some((choice, input)) = bytes.split_first() else { return };
+    let form = match choice % 5 {
+        0 => Form::Free,
+        other => Form::Batch(Interface::ALL[usize::from(other) - 1]),
+    };
+    let rules = IntakeRules { form, most_lines: 16, output_tokens: 8, most_problems: 4 };
+    let size = NonZeroUsize::new(4).expect("four is not zero");
+    let sketcher = Sketcher::new(&HashKey::DEFAULT, size, None);
+    let slowly = BufReader::with_capacity(1 + usize::from(choice / 5), input);
+    let again = Intake::read(slowly, &rules, &sketcher);
+    match (Intake::read(input, &rules, &sketcher), again) {
+        (Ok(intake), Ok(again)) => {
+            assert_eq!((&intake.spans, intake.mark), (&again.spans, again.mark));
+            check_intake(&intake, input, form);
+        }
+        (
+            Err(IntakeError::Lines { count, first }),
+            Err(IntakeError::Lines { count: other_count, first: other_first }),
+        ) => {
+            assert_eq!((count, first.len()), (other_count, count.min(rules.most_problems)));
+            assert_eq!(first, other_first);
+        }
+        (one, other) => panic!("in one piece {one:?}, in pieces {other:?}"),
+    }
+}
+
+fn check_intake(intake: &Intake, input: &[u8], form: Form) {
+    assert_eq!(intake.mark.bytes, input.len() as u64);
+    assert_eq!(intake.mark.lines as usize, intake.spans.len());
+    let lines: Vec<_> = input.split(|byte| *byte == b'\n').collect();
+    for span in &intake.spans {
+        let text = &input[span.offset as usize..][..span.bytes as usize];
+        assert_eq!(text, lines[span.number as usize - 1]);
+        Line::parse(text, form).expect("it was taken once");
+    }
+    let speeds = Speeds::equal(2).expect("two pods");
+    let plan = Plan::new(&intake.queue, &speeds, &Rates::flat(0.016, 0.06));
+    let mut planned: Vec<_> = (0..2).flat_map(|pod| plan.jobs_of(pod)).collect();
+    planned.sort_unstable_by_key(|job| job.0);
+    assert!(planned.into_iter().eq(intake.queue.jobs()), "each once");
+    assert!(plan.planned_tokens() >= plan.least_tokens());
+}
+
+/// A line each is a prompt: what is found in them is there.
+pub fn prompts(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let prompts: Vec<_> = text.split('\n').collect();
+    for found in lint::lint(&prompts, 4) {
+        let (one, other) = found.example;
+        assert!(one < other && other < prompts.len(), "{found:?}");
+        assert!(found.byte <= prompts[one].len().min(prompts[other].len()), "{found:?}");
+        assert!(found.shared_then > found.shared_now, "{found:?}");
+    }
+}
+
+/// The log of a result whose files consist of `{}`. The first byte says how many lines the input has, and whether
+/// frames follow as they are, or what is in them, a line each. What is opened can be opened again, and goes on.
+pub fn result_log(bytes: &[u8]) {
+    let Some((choice, log)) = bytes.split_first() else { return };
+    let input = InputMark { bytes: 7, hash: 7, lines: u32::from(choice / 2) };
+    let paths = ResultPaths { output: "o".into(), errors: "e".into(), log: "l".into() };
+    let lines = b"{}\n".repeat(64);
+    let disk = MemoryDisk::default()
+        .with("o", lines.clone())
+        .with("e", lines)
+        .with("l", framed(log, *choice));
+    let Ok(mut results) = Results::open(&disk, &paths, input) else { return };
+    let counts = results.counts();
+    let done = (0..input.lines).filter(|line| results.is_done(*line)).count();
+    assert_eq!(done, (counts.completed + counts.failed) as usize);
+    let standing = places(&disk, &paths, input).expect("it was opened");
+    assert_eq!(standing.len(), done);
+    let ends: u64 = standing.iter().map(|place| u64::from(place.bytes)).sum();
+    assert_eq!(ends, results.ends().iter().sum::<u64>());
+    let pending = (0..input.lines).find(|line| !results.is_done(*line));
+    if let Some(line) = pending {
+        let (usage, bytes) = (TokenUsage { input: 1, ..TokenUsage::default() }, b"{}".to_vec());
+        let record = Record { line, kind: Kind::Error, bytes, usage };
+        assert_eq!(results.publish(&[record.clone(), record]).ok(), Some(1));
+    }
+    let (counts, usage, ends) = (results.counts(), results.usage(), results.ends());
+    let again = Results::open(&disk, &paths, input).expect("what was written can be read");
+    assert_eq!((again.counts(), again.usage(), again.ends()), (counts, usage, ends));
+}
+
+/// The journal of a store in a folder, given as [`result_log`] is. What is opened can be opened again, and knows the
+/// same.
+pub fn store_journal(bytes: &[u8]) {
+    let Some((choice, journal)) = bytes.split_first() else { return };
+    let disk: Arc<MemoryDisk> =
+        Arc::new(MemoryDisk::default().with("s/journal", framed(journal, *choice)));
+    let known = |store: &Shelf| {
+        let batches = ["", "alice"].map(|owner| store.batches(owner).ok());
+        let files = ["", "alice"].map(|owner| store.files(owner).ok());
+        let shown = batches.iter().flatten().flatten().map(|batch| batch.to_json().to_string());
+        (shown.collect::<Vec<_>>(), files, store.unfinished().ok())
+    };
+    let Ok(store) = Shelf::open(disk.clone(), Path::new("s")) else { return };
+    let before = known(&store);
+    let again = Shelf::open(disk, Path::new("s")).expect("what was opened can be opened");
+    assert_eq!(known(&again), before);
+    let _ = again.sweep(1_000_000, 1_000);
+}
+
+/// Odd choices frame each line; what no checksum guards gets further.
+fn framed(bytes: &[u8], choice: u8) -> Vec<u8> {
+    match choice % 2 {
+        0 => bytes.to_vec(),
+        _ => bytes.split(|byte| *byte == b'\n').flat_map(frame).collect(),
+    }
+}

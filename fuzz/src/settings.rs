@@ -1,0 +1,129 @@
+//! What operators write: configurations, profiles, and fleets to try them on.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_blocks::HashKey;
+use wornpath_gateway::config::{Config, Outside, TEXT_PROFILE, shipped};
+use wornpath_index::{Index, Limits};
+use wornpath_routing::described::FleetDescription;
+use wornpath_routing::{
+    ByteTokenizer, Desk, Fleet, Models, Outcome, Pod, PodFacts, Profile, Recorder, Request, Rng,
+    Surroundings, Vitals, World,
+};
+
+const NOW: Duration = Duration::from_secs(3600);
+
+/// Every file is a profile, and every folder has a tokenizer.
+struct Anything;
+
+impl Outside for Anything {
+    fn text(&self, _: &Path) -> io::Result<String> {
+        Ok(shipped(TEXT_PROFILE).unwrap_or_default().to_owned())
+    }
+
+    fn place(&self, path: &Path) -> Option<PathBuf> {
+        Some(path.to_owned())
+    }
+
+    fn has_tokenizer(&self, _: &Path) -> bool {
+        true
+    }
+}
+
+/// `wornpath.yaml`: taken, or refused with what is wrong. The same text as a file of pods.
+pub fn configuration(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match Config::check("fuzzed.yaml", &text, &Anything) {
+        Ok(config) => config.pods().iter().for_each(|pod| drop(pod.settings())),
+        Err(refused) => {
+            assert!(refused.to_json().as_array().is_some_and(|all| !all.is_empty()));
+            assert!(!refused.to_string().is_empty());
+        }
+    }
+    if let Ok(pods) = Config::bare().check_pods("fuzzed.yaml", &text) {
+        pods.iter().for_each(|pod| drop(pod.settings()));
+    }
+}
+
+/// A profile: refused with what is wrong, or it can be printed and checked again, and decides.
+pub fn profile(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let size = NonZeroUsize::new(4).expect("four is not zero");
+    let models = Models::new(HashKey::DEFAULT).with("m", size, Some(Arc::new(ByteTokenizer)));
+    let surroundings = Surroundings { models: Arc::new(models), ..Surroundings::default() };
+    let profile = match Profile::check("fuzzed.yaml", &text, &surroundings) {
+        Ok(profile) => profile,
+        Err(problems) => {
+            assert!(!problems.all().is_empty() && !problems.to_string().is_empty());
+            return;
+        }
+    };
+    let printed = profile.printed();
+    let again = Profile::check("printed.yaml", &printed, &surroundings);
+    assert_eq!(again.expect("what is printed can be read").printed(), printed);
+    let index = Index::new(Limits::default(), 1);
+    let pod = |name| {
+        let id = index.add_pod().expect("there are slots");
+        Pod::new(id, PodFacts::serving(name, "m"))
+    };
+    decide(&profile, &index, &Fleet::new(["a", "b", "c"].map(pod).into()));
+}
+
+/// A fleet as people describe it to try profiles on: it can be built, and decided for.
+pub fn described_fleet(bytes: &[u8]) {
+    /// More would be the fuzzer's time rather than a description.
+    const MOST_REQUESTS: u32 = 1000;
+    let text = String::from_utf8_lossy(bytes);
+    let described = match FleetDescription::read("fuzzed.yaml", &text) {
+        Ok(described) => described,
+        Err(problems) => return assert!(!problems.to_string().is_empty()),
+    };
+    if described.pods.iter().any(|pod| pod.requests > MOST_REQUESTS) {
+        return;
+    }
+    let Ok(built) = described.build(NOW, |_| Some(Arc::new(ByteTokenizer))) else { return };
+    assert_eq!(built.fleet.pods().len(), described.pods.len());
+    let models = Arc::clone(&built.models);
+    let surroundings = Surroundings { models, ..Surroundings::default() };
+    for name in ["cache-aware", "dynamo", "min-ttft"] {
+        let text = shipped(name).expect("it is shipped");
+        if let Ok(profile) = Profile::check(name, text, &surroundings) {
+            decide(&profile, &built.index, &built.fleet);
+        }
+    }
+}
+
+/// Two requests, one after the other. What was reserved is given back.
+fn decide(profile: &Profile, index: &Index, fleet: &Fleet) {
+    let loads = || -> Vec<_> {
+        let load = |vitals: &Vitals| (vitals.requests(), vitals.prefill_tokens());
+        fleet.pods().iter().map(|pod| load(pod.vitals())).collect()
+    };
+    let before = loads();
+    let (mut desk, mut rng) = (Desk::new(index), Rng::new(1));
+    for body in [
+        &br#"{"model":"m","prompt":"one two three four","user":"u","max_tokens":9}"#[..],
+        br#"{"model":"m","messages":[{"role":"user","content":"one two three"}],"stream":true}"#,
+    ] {
+        let request = Request::from_json(body).expect("it is a request");
+        let headers = vec![("x-session-id".to_owned(), "s".to_owned())];
+        let mut context = profile.context(Request { headers, arrival: NOW, ..request });
+        if profile.prepare(&mut context).is_err() {
+            continue;
+        }
+        let clock = || NOW;
+        let mut recorder = Recorder::new(&clock);
+        let mut world = World { fleet, desk: &mut desk, now: NOW, rng: &mut rng };
+        let outcome = profile.decide_explained(&mut context, &mut world, &mut recorder);
+        if let Outcome::Plan(plan) = outcome {
+            let known = |id| fleet.pods().iter().any(|pod| pod.id() == id);
+            assert!(plan.steps.iter().filter_map(|step| step.pod).all(known), "{plan:?}");
+            desk.settle();
+        }
+        let _ = recorder.finish();
+    }
+    assert_eq!(loads(), before);
+}

@@ -1,0 +1,43 @@
+//! What simulations are made of: traces of traffic, and profiles of engines.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+use wornpath_sim::replay::{Start, Trace};
+use wornpath_sim::{Engine, Outcome, Profile, Request, RequestId, Settings};
+
+/// The first byte says how long blocks are. Turns follow turns that came before them, also in copies.
+pub fn trace(bytes: &[u8]) {
+    let Some((choice, text)) = bytes.split_first() else { return };
+    let size = NonZeroUsize::MIN.saturating_add(usize::from(choice % 32));
+    let Ok(trace) = Trace::read("fuzzed", &String::from_utf8_lossy(text), size) else { return };
+    assert!(trace.ideal_hit_tokens() <= trace.prompt_tokens());
+    let originals = trace.turns.len();
+    let trace = trace.cloned(3, 7).jittered(Duration::from_secs(1), 7).faster(0.001);
+    assert!(trace.turns.len() >= originals);
+    assert!(trace.ideal_hit_tokens() <= trace.prompt_tokens());
+    for (at, turn) in trace.turns.iter().enumerate() {
+        let Start::After { turn: before, .. } = turn.start else { continue };
+        assert!(before < at && trace.turns[before].session == turn.session, "turn {at}");
+    }
+}
+
+/// An engine of any profile that is taken answers, in a time that can be told.
+pub fn engine_profile(bytes: &[u8]) {
+    /// More would be the fuzzer's memory rather than the engine's.
+    const MOST_TOKENS: usize = 1 << 20;
+    let Ok(profile) = Profile::from_json("fuzzed", bytes) else { return };
+    let kv_tokens = Some(profile.kv_tokens().min(MOST_TOKENS));
+    let mut engine = Engine::new(&profile, &Settings { kv_tokens, ..Settings::default() });
+    let request = Request::anonymous(RequestId(1), 100, 3);
+    if engine.submit(Duration::ZERO, request).is_err() {
+        return;
+    }
+    let mut outputs = Vec::new();
+    for _ in 0..1000 {
+        let Some(time) = engine.next_event_time() else { break };
+        engine.advance(time, &mut outputs);
+    }
+    let last = outputs.last().map(|output| &output.outcome);
+    assert_eq!(last, Some(&Outcome::Finished { request: RequestId(1) }));
+    let _ = (profile.host_time(100), profile.network_time(100));
+}
