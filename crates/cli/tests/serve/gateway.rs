@@ -98,6 +98,14 @@ impl Gateway {
         found.unwrap_or_else(|| panic!("no {line} in {page}")).trim().parse().unwrap()
     }
 
+    /// A figure of its memory, as the system names it, in MiB.
+    pub(crate) fn memory(&self, figure: &str) -> f64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let find = |line: &str| line.strip_prefix(figure)?.strip_prefix(':').map(str::to_owned);
+        let line = status.lines().find_map(find).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+    }
+
     pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());

@@ -6,6 +6,7 @@ mod answers;
 mod churn;
 mod clients;
 mod faults;
+mod flood;
 mod gateway;
 mod plans;
 mod predictions;

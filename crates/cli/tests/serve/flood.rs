@@ -1,0 +1,109 @@
+//! An engine that says ten times more than a router keeps of a pod, as fast as the router listens: its memory stays
+//! below 512 MiB at every moment, and clients are answered meanwhile.
+
+use crate::gateway::{Gateway, eventually};
+use crate::served::Served;
+use serde_json::json;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use wornpath_events::wire::{
+    Attention, Batch, Dialect, Event, ExtraKeys, HashForm, Layout, Stored, encode,
+};
+use wornpath_events::zmtp::{Listener, Socket};
+use wornpath_index::{EngineHash, Limits, Tier};
+
+/// Blocks in a batch, of one token each.
+const RUN: usize = 8192;
+const MOST_MEMORY: f64 = 512.0;
+
+/// A batch of blocks that no other batch has.
+fn batch(number: u64) -> Vec<u8> {
+    let name = |at: u64| EngineHash((number << 16 | at).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let blocks: Vec<_> = (0..RUN as u64).map(name).collect();
+    // The first token is this batch's own, and so is every hash behind it.
+    let tokens: Vec<u32> = (0..RUN as u32).map(|at| number as u32 * 31 + at).collect();
+    let mut batch = Batch::default();
+    batch.push(Event::Stored(Stored {
+        blocks: &blocks,
+        parent: None,
+        tokens: &tokens,
+        block_size: 1,
+        lora_id: None,
+        lora_name: None,
+        tier: Tier::Gpu,
+        extra_keys: ExtraKeys::default(),
+        group: None,
+        attention: Attention::Unsaid,
+    }));
+    let mut payload = Vec::new();
+    encode(&batch, Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned }, &mut payload);
+    payload
+}
+
+/// Says so many batches to whoever subscribes first, and stays.
+async fn publish(mut listener: Listener, batches: u64) -> Listener {
+    let mut subscriber = listener.accept().await.unwrap();
+    subscriber.receive().await.expect("it subscribes");
+    for number in 0..batches {
+        let sequence = number.to_be_bytes();
+        subscriber.send(&[&b"kv@flood"[..], &sequence, &batch(number)]).await.unwrap();
+    }
+    // Heard to the last, before the connection closes.
+    let _ = tokio::time::timeout(Duration::from_secs(60), subscriber.receive()).await;
+    listener
+}
+
+#[test]
+fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting() {
+    let cap = Limits::default().blocks_per_pod;
+    let batches = (10 * cap / RUN) as u64;
+    let runtime = Runtime::new().unwrap();
+    let listener = runtime.block_on(Listener::bind("127.0.0.1:0", Socket::Pub)).unwrap();
+    let engines = Served::start(&["--model", "m"]);
+    let text = format!(
+        "models: [{{name: m, tokenizer: bytes, block_size: 1}}]\npods: [{{name: a, url: \"http://{}\", events: [\"zmq://{}\"]}}]\n",
+        engines.engines[0].http,
+        listener.address()
+    );
+    let gateway = Gateway::configured("flood", &text, 1);
+    let is_over = AtomicBool::new(false);
+    let (started, mut last) = (Instant::now(), 0.0);
+    let flood = runtime.spawn(publish(listener, batches));
+    let (asked, slowest) = std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let (mut asked, mut slowest) = (0, Duration::ZERO);
+            while !is_over.load(Ordering::Relaxed) {
+                let sent = Instant::now();
+                let answer =
+                    gateway.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
+                assert_eq!(answer.status, 200, "{}", answer.text);
+                (asked, slowest) = (asked + 1, slowest.max(sent.elapsed()));
+            }
+            (asked, slowest)
+        });
+        while last + 1.0 < batches as f64 && !flood.is_finished() {
+            std::thread::sleep(Duration::from_millis(100));
+            let page = gateway.get("/metrics").text;
+            let line = "wornpath_pod_event_last_sequence{pod=\"a\"} ";
+            let told = page.lines().find_map(|known| known.strip_prefix(line));
+            last = told.map_or(0.0, |told| told.parse().unwrap());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        client.join().unwrap()
+    });
+    let (took, most) = (started.elapsed(), gateway.memory("VmHWM"));
+    println!(
+        "flood: {} blocks of a cap of {cap} in {:.1} s, {most:.0} MiB at most; {asked} requests meanwhile, the slowest took {} ms",
+        batches * RUN as u64,
+        took.as_secs_f64(),
+        slowest.as_millis(),
+    );
+    assert_eq!(last as u64 + 1, batches, "all of it was heard");
+    eventually("what fits is kept, and no more", || {
+        gateway.metric("wornpath_pod_blocks{pod=\"a\"}") as usize == cap
+    });
+    assert!(most < MOST_MEMORY, "{most} MiB");
+    assert!(asked > 20 && slowest < Duration::from_secs(3), "{asked} requests, {slowest:?}");
+    flood.abort();
+}
