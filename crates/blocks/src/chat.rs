@@ -13,6 +13,7 @@ mod messages;
 mod python;
 
 use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::{
     Environment, Error, ErrorKind, UndefinedBehavior, Value as Jinja, syntax::SyntaxConfig,
@@ -259,7 +260,13 @@ impl ChatTemplate {
         {
             context.push((name.clone(), json::to_template(value)));
         }
-        self.environment.get_template(name)?.render(Jinja::from_pairs(context))
+        let (template, context) =
+            (self.environment.get_template(name)?, Jinja::from_pairs(context));
+        // The engine of templates panics where a slice steps backwards through nothing, as `messages[::-1]` of no
+        // messages does; a client must not be able to end more than its own request by that.
+        catch_unwind(AssertUnwindSafe(|| template.render(context))).unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::InvalidOperation, "the template engine broke on it"))
+        })
     }
 
     /// A template that prints a part's text and not the part walks over parts; any other gets text.

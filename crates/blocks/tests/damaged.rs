@@ -111,3 +111,13 @@ fn a_damaged_tokenizer_is_refused_or_used() {
     }
     assert!(used > 10 && used < 75, "{used}");
 }
+
+#[test]
+fn a_template_that_the_engine_of_templates_breaks_on_is_refused() {
+    let config = TokenizerConfig::empty();
+    for source in ["{% for one in messages[::-1] %}{{ one.role }}{% endfor %}", "{{ ''[::-1] }}"] {
+        let template = ChatTemplate::from_jinja("odd", source, &config).unwrap();
+        let refused = template.render(&Conversation::new(&[])).unwrap_err().to_string();
+        assert!(refused.contains("broke on it"), "{source}: {refused}");
+    }
+}
