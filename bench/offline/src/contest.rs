@@ -6,8 +6,9 @@ use wornpath_sim::Profile;
 use wornpath_sim::offline::{Bound, Engines, least_time, queue_of, rates, run};
 use wornpath_sim::replay::{Fleet, Start, Trace, replay};
 
-/// Requests that clients of an online router keep in flight, per pod. The better of the two counts.
-const CLIENTS: [usize; 2] = [32, 256];
+/// Requests that clients of an online router keep in flight, per pod. The best of the three counts: where prompts are
+/// long and the cache is tight, many clients make the longest prompts wait until the router gives them up.
+const CLIENTS: [usize; 3] = [8, 32, 256];
 
 const ROUND_ROBIN: (&str, &str) =
     ("round-robin", include_str!("../../../profiles/round-robin.yaml"));

@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<ExitCode> {
         return scale::plan_a_million().map(|()| ExitCode::SUCCESS);
     }
     let engine = Profile::built_in("8b-h200")?;
-    let mut workloads = vec![workload::documents(), workload::examples()];
+    let mut workloads = vec![workload::documents(), workload::examples(), workload::labels()];
     for path in arguments.iter().filter(|argument| !argument.starts_with("--")) {
         workloads.push(workload::recorded(&PathBuf::from(path))?);
     }

@@ -42,6 +42,13 @@ pub(crate) fn examples() -> Workload {
     Workload { name: "few-shot".to_owned(), trace, tight: 48_000 }
 }
 
+/// 4,000 records of 100-200 tokens with 5 short questions each, answered in a few tokens.
+pub(crate) fn labels() -> Workload {
+    let shape = Shape { prefixes: 4_000, questions: 5, prefix: 100..201, question: 10..41 };
+    let trace = shape.generate(1..9);
+    Workload { name: "labels".to_owned(), trace, tight: 48_000 }
+}
+
 /// A recorded trace, all of whose requests are there from the start.
 pub(crate) fn recorded(path: &Path) -> anyhow::Result<Workload> {
     let file = path.display().to_string();

@@ -21,8 +21,9 @@ use crate::route::Route;
 use ahead::Ahead;
 use std::ops::Range;
 
-/// So many groups may wait for their prefixes while a pod goes on behind them.
-const GROUPS_LOOKED_AT: usize = 4;
+/// So many groups may wait for their prefixes while a pod goes on behind them. Where groups are small and answers are
+/// short, fewer leave an engine half empty; how far ahead prefixes are computed is bounded by their tokens anyway.
+const GROUPS_LOOKED_AT: usize = 16;
 
 /// A group that waits is passed by only if it is at most this large. Behind a larger one, the next prefix would
 /// be computed long before its turn and might be evicted by then.
