@@ -1,5 +1,6 @@
 //! `wornpath plan`, run as a user runs it.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+#![allow(clippy::disallowed_methods, reason = "how long a process takes is real time")]
 
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -101,6 +102,25 @@ fn a_prompt_that_fits_no_cache_is_refused_with_the_cure() {
     assert!(!output.status.success() && said.contains("holds 2000; take a larger"), "{said}");
 }
 
+#[test]
+#[ignore = "is about the release build; ./test long runs it"]
+fn a_hundred_thousand_text_prompts_are_planned_within_ten_seconds() {
+    let line = |number: usize| {
+        let document = format!("The story of {:05} goes on and on. ", number % 2_000).repeat(30);
+        let content = format!("{document}\nQuestion {number}: who, what, where, when, and why?");
+        json!({"messages": [{"role": "user", "content": content}]})
+    };
+    let path = file("hundred-thousand.jsonl", (0..100_000).map(line));
+    let began = std::time::Instant::now();
+    let output = plan(&path, &[]);
+    let seconds = began.elapsed().as_secs_f64();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    println!("plan: 100000 text prompts in {seconds:.1} s");
+    assert!(text(&output.stdout).contains("100000 requests"), "{}", text(&output.stdout));
+    assert!(seconds <= 10.0, "{seconds} s");
+    std::fs::remove_file(path).unwrap();
+}
+
 /// The most memory that a process has had, in KiB, for as long as it can be asked.
 fn peak(child: &std::process::Child) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
@@ -142,12 +162,13 @@ fn a_million_lines_are_planned_and_run_within_512_mib() {
             .stderr(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        let mut most = 0;
+        let (mut most, began) = (0, std::time::Instant::now());
         while child.try_wait().unwrap().is_none() {
             most = peak(&child).unwrap_or(0).max(most);
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        println!("wornpath {}: {} MiB at most", arguments[0], most >> 10);
+        let seconds = began.elapsed().as_secs_f64();
+        println!("{}: a million lines in {seconds:.1} s, {} MiB at most", arguments[0], most >> 10);
         assert!(most > 50 << 10, "it was looked at");
         assert!(most <= 512 << 10, "{} MiB", most >> 10);
     }
