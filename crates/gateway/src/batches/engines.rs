@@ -6,15 +6,15 @@ use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Response};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use wornpath_execution::{Call, Edit, splice};
 use wornpath_index::PodId;
 use wornpath_jobs::{
     Engines, Health as Standing, Outgoing, Prefilled, Reply, Trouble, read_whole, streaming, whole,
 };
-use wornpath_planner::{Courtesy, Vitals};
+use wornpath_planner::Vitals;
 use wornpath_routing::{Health, Name};
 
 /// Pods that a batch was planned for, by number.
@@ -29,13 +29,11 @@ pub(super) struct PlannedPod {
     id: PodId,
     /// Offline requests on it, of all batches.
     offline: Arc<AtomicU32>,
-    courtesy: Mutex<Courtesy>,
 }
 
 impl PlannedPod {
     pub(super) fn new(batches: &Batches, id: PodId) -> Self {
-        let courtesy = Mutex::new(Courtesy::new(batches.rules.window.get()));
-        Self { id, offline: batches.offline_on(id), courtesy }
+        Self { id, offline: batches.offline_on(id) }
     }
 }
 
@@ -104,16 +102,18 @@ impl Engines for PlannedPods {
 
     async fn health(&self, pod: usize) -> Option<Standing> {
         let pod = &self.pods[pod];
-        let roster = self.batches.worker.gateway.roster();
-        let vitals = roster.seat(pod.id)?.pod.vitals();
+        let gateway = &self.batches.worker.gateway;
+        let roster = gateway.roster();
+        let seat = roster.seat(pod.id)?;
+        let vitals = seat.pod.vitals();
         if vitals.health() != Health::Up {
             return None;
         }
         let online = vitals.requests().saturating_sub(pod.offline.load(Relaxed)) as usize;
-        let mut courtesy = pod.courtesy.lock().unwrap_or_else(PoisonError::into_inner);
-        courtesy.observe(online);
+        let model = seat.pod.facts().models.first().cloned();
+        let ceiling = self.batches.ceiling(model, (gateway.now(), pod.id, online));
         // What there is room for is shared by the batches that run.
-        let ceiling = (courtesy.ceiling() / self.batches.running().len().max(1)).max(1);
+        let ceiling = (ceiling / self.batches.running().len().max(1)).max(1);
         let seen = Vitals {
             running: vitals.requests() as usize,
             waiting: vitals.waiting() as usize,

@@ -30,9 +30,10 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
-use wornpath_index::PodId;
+use wornpath_index::{Moment, PodId};
 use wornpath_jobs::{RealDisk, Shelf, Store, StoreError, UnixTime, Wish};
-use wornpath_routing::{Problems, Profile, Surroundings};
+use wornpath_planner::Courtesy;
+use wornpath_routing::{Name, Problems, Profile, Surroundings};
 
 /// Batches that are run at once.
 const AT_ONCE: usize = 4;
@@ -98,6 +99,8 @@ pub(crate) struct Batches {
     overview: Overview,
     /// Requests of all batches on each pod.
     offline: Mutex<Vec<(PodId, Arc<AtomicU32>)>>,
+    /// How many those may be, for the pods of each model: its clients need others than those of the next.
+    courtesies: Mutex<Vec<(Option<Name>, Courtesy<PodId>)>>,
 }
 
 /// Opens what was kept, goes on with what had not ended, and serves from now on.
@@ -125,6 +128,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         turns: Semaphore::new(AT_ONCE),
         overview: Overview::default(),
         offline: Mutex::default(),
+        courtesies: Mutex::default(),
     });
     gateway.background().spawn(keep_house(Arc::clone(&batches)));
     gateway.keep_batches(batches);
@@ -208,6 +212,18 @@ impl Batches {
         let count = Arc::<AtomicU32>::default();
         counts.push((pod, Arc::clone(&count)));
         count
+    }
+
+    /// How many offline requests a pod of a model may have that has so many of clients now.
+    fn ceiling(&self, model: Option<Name>, (now, pod, clients): (Moment, PodId, usize)) -> usize {
+        let mut all = self.courtesies.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.iter().position(|(known, _)| *known == model).unwrap_or_else(|| {
+            all.push((model, Courtesy::new(self.rules.window.get())));
+            all.len() - 1
+        });
+        let courtesy = &mut all[known].1;
+        courtesy.observe(now, pod, clients);
+        courtesy.ceiling(pod)
     }
 
     /// Asks the store where that keeps no request waiting.

@@ -1,7 +1,7 @@
 //! A planned queue beside a trace's own traffic: it is routed by the same router, behind everybody else.
 //!
-//! It is carried out as the gateway does it: the planner's [`Run`] says what comes next, a [`Window`] and a [`Courtesy`]
-//! per pod how much at once, and a profile of its own decides and may hold it back.
+//! It is carried out as the gateway does it: the planner's [`Run`] says what comes next, a [`Window`]
+//! per pod and a [`Courtesy`] how much at once, and a profile of its own decides and may hold it back.
 
 use super::trace::{Trace, Turn};
 use crate::engine::Engine;
@@ -40,7 +40,7 @@ pub(super) struct Background<'a> {
     run: Run,
     pub(super) profile: Arc<Profile>,
     windows: Vec<Window>,
-    courtesies: Vec<Courtesy>,
+    courtesy: Courtesy<usize>,
     /// Requests on each pod that have been sent there.
     sent: Vec<usize>,
     /// For each job the pod it was claimed for, and the one it was sent to.
@@ -56,7 +56,7 @@ impl<'a> Background<'a> {
             run: Run::new(beside.plan),
             profile,
             windows: vec![Window::new(beside.window, step_tokens); pods],
-            courtesies: vec![Courtesy::new(beside.window); pods],
+            courtesy: Courtesy::new(beside.window),
             sent: vec![0; pods],
             places: vec![(0, None); jobs],
             done: Done::default(),
@@ -70,14 +70,14 @@ impl<'a> Background<'a> {
     /// The next request for a pod, if it may have one.
     pub(super) fn claim(&mut self, pod: usize) -> Option<usize> {
         let mut room = self.windows[pod].room();
-        room.requests = room.requests.min(self.courtesies[pod].ceiling());
+        room.requests = room.requests.min(self.courtesy.ceiling(pod));
         let job = self.run.claim(pod, room)?.index();
         self.places[job] = (pod, None);
         Some(job)
     }
 
     /// How an engine is, and with how many requests.
-    pub(super) fn look(&mut self, pod: usize, engine: &Engine) {
+    pub(super) fn look(&mut self, now: Duration, pod: usize, engine: &Engine) {
         let load = engine.load();
         self.windows[pod].observe(Vitals {
             running: load.running,
@@ -85,7 +85,7 @@ impl<'a> Background<'a> {
             kv_usage: load.used_blocks as f64 / load.total_blocks as f64,
         });
         let online = (load.running + load.waiting).saturating_sub(self.sent[pod]);
-        self.courtesies[pod].observe(online);
+        self.courtesy.observe(now, pod, online);
     }
 
     pub(super) fn sent(&mut self, job: usize, pod: usize) {

@@ -293,7 +293,7 @@ impl<'a> Replay<'a> {
     fn look(&mut self, now: Duration) {
         for pod in 0..self.engines.len() {
             if let Some(background) = &mut self.background {
-                background.look(pod, &self.engines[pod]);
+                background.look(now, pod, &self.engines[pod]);
             }
             self.fill(now, pod);
         }
