@@ -69,7 +69,7 @@ def submit_batch(client):
     """A batch that takes a while, by the interface for clients."""
     shared = "A long beginning that every line of this batch has. " * 20
     lines = [json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": {
-        "model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": f"{shared} Topic {number % 12}. " + f"Item {number}."}]}})
+        "model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": f"{shared} Topic {number % 12} has a chapter of its own here. Item {number}."}]}})
         for number in range(8000)]
     edge = "edge-of-a-form"
     form = (f'--{edge}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -177,8 +177,18 @@ def batches(visit, browser, client):
     browser.until("more by themselves", lambda: done() > first)
     browser.until("time left and plan are told", lambda: "left" in browser.text() and "of prefill saved" in browser.text())
     assert browser.js("document.querySelectorAll('.shares li').length") == 4, "the plan has four pods"
+    forest = browser.until("the forest is drawn", lambda: browser.js("[...document.querySelectorAll('.forest .run')].map(run => run.getAttribute('aria-label'))"))
+    assert [f"pod-{pod} computes" in " ".join(forest) for pod in range(4)] == [True] * 4, f"every pod has its part: {forest}"
+    # Eight thousand lines that begin alike, on twelve topics: every pod has the beginning, and topics below it.
+    assert sum("share their first" in label for label in forest) >= 12, forest
+    nested = browser.js("Math.max(...[...document.querySelectorAll('.forest .run')].map(run => Number(run.style.getPropertyValue('--row'))))")
+    assert nested >= 2, f"topics stand below what all share, in row {nested}"
+    browser.js("document.querySelector('.forest .run[tabindex=\"0\"]').focus()")
+    browser.key("ArrowDown")
+    browser.until("an arrow key walks down the forest", lambda: "share their first" in browser.text(".forest [aria-live]"))
+    assert "the first is line" in browser.text(".forest [aria-live]")
     visit.picture("batches")
-    visit.shown("a batch, its progress and its plan")
+    visit.shown("a batch, its progress, its plan and its prefix forest")
 
 
 def events(visit, browser):

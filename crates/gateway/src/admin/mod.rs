@@ -5,6 +5,7 @@
 //! that neither can forget the other.
 
 mod access;
+mod batches;
 mod decisions;
 mod live;
 mod openapi;

@@ -38,6 +38,7 @@ assets! {
     "draw.js" SCRIPT;
     "stream.js" SCRIPT;
     "fleet.js" SCRIPT;
+    "icicle.js" SCRIPT;
     "prefixes.js" SCRIPT;
     "decisions.js" SCRIPT;
     "profiles.js" SCRIPT;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::live::{self, Stream};
 use super::page::{self, Asset};
 use super::table::Pattern;
-use super::{Admin, decisions, pods, prefixes, setup};
+use super::{Admin, batches, decisions, pods, prefixes, setup};
 
 /// What a body is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -141,6 +141,7 @@ pub(super) const ROUTES: &[Route] = &[
     route(Post, "/pods/{name}/drain", "drainPod", "Send a pod nothing new.", pods::drain),
     route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index),
     route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list),
+    Route { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) },
     route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list),
     Route { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) },
     route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic),

@@ -3,6 +3,7 @@
 //! It is made anew from the input whenever somebody asks, for the pods that are up: a plan follows from both alone.
 
 use super::Batches;
+use super::forest::forest;
 use super::life::{RATES, reading};
 use super::stored::StoredBytes;
 use super::trouble::Trouble;
@@ -59,12 +60,13 @@ fn page(batch: &Batch, intake: &Intake, plan: &Plan, pods: &[String]) -> Value {
         })
     });
     let parts: Vec<_> = parts.collect();
-    let forest = Forest::of(queue);
-    let groups = Groups::of(forest.shared().iter().copied());
+    let drawn = forest(plan, queue, pods, |job| intake.spans[job.index()].number);
+    let whole = Forest::of(queue);
+    let groups = Groups::of(whole.shared().iter().copied());
     let block = queue.block_size().get();
     let listed = groups.biggest(LISTED).into_iter().map(|id| {
         let group = &groups.all()[id.index()];
-        let first = forest.order()[group.places.start];
+        let first = whole.order()[group.places.start];
         json!({
             "shared_tokens": group.blocks * block,
             "requests": group.places.len(),
@@ -83,5 +85,6 @@ fn page(batch: &Batch, intake: &Intake, plan: &Plan, pods: &[String]) -> Value {
         "expected_hit_rate": share(planned),
         "segments": parts,
         "groups": listed.collect::<Vec<_>>(),
+        "forest": drawn,
     })
 }

@@ -3,7 +3,8 @@
 use super::Batches;
 use super::ending::{Ended, end};
 use super::engines::{PlannedPod, PlannedPods};
-use super::overview::{Underway, planned};
+use super::forest::forest;
+use super::overview::{Planned, Underway, figures};
 use super::stored::{StoredBytes, StoredLines};
 use super::unix_time;
 use std::collections::btree_map::Entry;
@@ -139,11 +140,12 @@ async fn round(
     });
     keep_own(&mut standing.missing, &intake.queue, lease);
     if !standing.missing.is_empty() && batch.status() != Status::Cancelling {
+        let numbered = Arc::clone(&source);
         let work = Work {
             source: source.clone(),
             name: batch.id.trim_start_matches("batch_").to_owned(),
             lines: standing.missing.clone(),
-            numbers: Arc::new(|line| line + 1),
+            numbers: Arc::new(move |line: u32| numbered.spans[line as usize].number),
         };
         compute(batches, batch, (intake.queue, work), (lease.clone(), &standing), wishes).await?;
     }
@@ -230,7 +232,9 @@ async fn compute(
     let speeds = Speeds::equal(pods.pods.len())
         .map_err(|error| StoreError::Unreachable(error.to_string()))?;
     let plan = Plan::new(&rest, &speeds, &RATES);
-    let planned = planned(&plan, &rest, &pods.names());
+    let (names, lines) = (pods.names(), &work.lines);
+    let drawn = forest(&plan, &rest, &names, |job| (work.numbers)(lines[job.index()]));
+    let planned = Planned { figures: figures(&plan, &rest, &names), forest: Arc::new(drawn) };
     // A run needs no hashes, and there may be many.
     drop(rest);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);

@@ -8,6 +8,7 @@
 mod ending;
 mod engines;
 mod explained;
+mod forest;
 mod life;
 mod lists;
 pub(crate) mod multipart;

@@ -5,7 +5,7 @@
 use super::{Batches, unix_time};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use wornpath_index::Moment;
 use wornpath_jobs::{Batch, Progress};
@@ -21,13 +21,22 @@ pub(super) struct Overview(Mutex<Known>);
 #[derive(Default)]
 struct Known {
     underway: BTreeMap<String, Underway>,
-    /// The latest first, each with its plan if it came to one.
-    ended: VecDeque<(String, Option<Value>)>,
+    /// The latest first, each with its plan and its forest if it came to them.
+    ended: VecDeque<(String, Option<Planned>)>,
+}
+
+/// What was planned for a batch.
+#[derive(Clone)]
+pub(super) struct Planned {
+    /// In figures, which every snapshot has.
+    pub(super) figures: Value,
+    /// Its prefix forest, for those who ask.
+    pub(super) forest: Arc<Value>,
 }
 
 /// A batch whose requests are being sent.
 pub(super) struct Underway {
-    pub(super) plan: Value,
+    pub(super) plan: Planned,
     pub(super) progress: watch::Receiver<Progress>,
     /// When it began to be sent.
     pub(super) began: Moment,
@@ -55,7 +64,7 @@ impl Overview {
 }
 
 /// A plan in figures: what each pod gets, and what sharing prefixes saves.
-pub(super) fn planned(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
+pub(super) fn figures(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
     let prompt_tokens: u64 = queue.jobs().map(|job| queue.prompt_tokens(job) as u64).sum();
     let share =
         |(at, pod): (usize, &String)| json!({"pod": pod, "requests": plan.jobs_of(at).count()});
@@ -82,10 +91,18 @@ impl Batches {
         let running = batches.iter().map(|batch| self.shown(batch, now));
         let ended = ended.into_iter().filter_map(|(id, plan)| {
             let mut shown = self.shown(&stored(&id)?, now);
-            shown["plan"] = plan.into();
+            shown["plan"] = plan.map(|plan| plan.figures).into();
             Some(shown)
         });
         running.chain(ended).collect()
+    }
+
+    /// The prefix forest of a batch's plan, if it runs or was among the last to end.
+    pub(crate) fn forest(&self, id: &str) -> Option<Arc<Value>> {
+        let known = self.overview.known();
+        let ended = || known.ended.iter().find(|(ended, _)| ended == id)?.1.as_ref();
+        let plan = known.underway.get(id).map(|underway| &underway.plan).or_else(ended);
+        plan.map(|plan| Arc::clone(&plan.forest))
     }
 
     fn shown(&self, batch: &Batch, now: Moment) -> Value {
@@ -102,7 +119,7 @@ impl Batches {
         });
         if let Some(underway) = self.overview.known().underway.get(&batch.id) {
             let progress = underway.progress.borrow();
-            shown["plan"] = underway.plan.clone();
+            shown["plan"] = underway.plan.figures.clone();
             shown["in_flight"] = progress.in_flight.into();
             shown["pods_gone"] = progress.gone.into();
             shown["blocked"] = progress.blocked.clone().into();

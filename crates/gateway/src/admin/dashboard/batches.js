@@ -1,6 +1,54 @@
-// Offline work: how far each batch is, how long it will take, and what its plan saves.
+// Offline work: how far each batch is, how long it will take, what its plan saves, and the prefix forest behind it.
 
 import { bar, count, duration, empty, h, percent } from "./draw.js";
+import { icicle } from "./icicle.js";
+import { get } from "./stream.js";
+
+// Asks once for every plan that has come.
+function enter(state) {
+  state.ui.forests ??= {};
+  for (const { id, plan } of state.snapshot?.batches ?? []) {
+    if (!plan || id in state.ui.forests) continue;
+    state.ui.forests[id] = null;
+    get(`/batches/${encodeURIComponent(id)}/forest`).then((found) => {
+      state.ui.forests[id] = { ...found, cells: layout(found), chosen: 0 };
+      state.redraw();
+    }, () => { delete state.ui.forests[id]; });
+  }
+}
+
+// Pods in the first row, each with its part of the planned order; below them what their requests share.
+function layout({ requests, segments, groups }) {
+  const all = Math.max(1, requests);
+  const place = ({ from, requests: own }) => ({ left: from / all, width: own / all, requests: own });
+  const most = Math.max(1, ...groups.map((group) => group.saved_tokens));
+  const cells = segments.map((part, at) => ({
+    ...place(part), key: `segment-${at}`, row: 0, follows: null, pod: part.pod, strength: 0, text: part.pod,
+    small: `${count(part.requests)} requests`, label: `${part.pod} computes ${count(part.requests)} requests`,
+  }));
+  for (const [at, group] of groups.entries()) {
+    const follows = group.follows === null ? group.segment : segments.length + group.follows;
+    cells.push({
+      ...place(group), ...group, key: `group-${at}`, follows, row: cells[follows].row + 1, pod: segments[group.segment].pod,
+      strength: group.saved_tokens / most, text: `${count(group.shared_tokens)} tokens`, small: `${count(group.requests)} requests`,
+      label: `${count(group.requests)} requests share their first ${count(group.shared_tokens)} tokens, which saves ${count(group.saved_tokens)}`,
+    });
+  }
+  return cells;
+}
+
+function forest(state, id) {
+  const found = state.ui.forests?.[id];
+  if (!found) return null;
+  const choose = (at) => { found.chosen = at; state.redraw(); };
+  const cell = found.cells[found.chosen];
+  return h("div", { class: "forest" },
+    h("h3", {}, "Prefix forest"),
+    icicle(`forest-${id}`, found.cells, { chosen: found.chosen, choose }),
+    h("p", { "aria-live": "polite" }, cell ? `On ${cell.pod}: ${cell.label}` : "",
+      cell?.line ? `; the first is line ${count(cell.line)}.` : "."),
+    h("p", { class: "quiet" }, `Requests from left to right in planned order, shared prefixes from top to bottom; the ${count(found.groups.length)} of ${count(found.groups_in_all)} groups that save the most.`));
+}
 
 function plan(batch) {
   const { plan } = batch;
@@ -17,7 +65,7 @@ function plan(batch) {
       h("li", {}, h("span", {}, pod.pod), bar(pod.requests / most), h("span", { class: "number" }, count(pod.requests))))));
 }
 
-function card(batch) {
+function card(state, batch) {
   const { total, completed, failed } = batch.lines;
   const done = completed + failed;
   const left = batch.seconds_left === undefined ? null : done < total ? `about ${duration(batch.seconds_left)} left` : "all answered";
@@ -35,17 +83,20 @@ function card(batch) {
       h("span", {}, h("b", {}, percent(batch.prompt_tokens ? batch.cached_tokens / batch.prompt_tokens : NaN)), h("small", {}, `of ${count(batch.prompt_tokens)} prompt tokens cached`))),
     batch.blocked ? h("p", { class: "bad" }, `Nothing is written at the moment: ${batch.blocked}`) : null,
     batch.pods_gone ? h("p", { class: "warn" }, `${batch.pods_gone} of its pods do not answer.`) : null,
-    plan(batch));
+    plan(batch),
+    forest(state, batch.id));
 }
 
 export const batches = {
   title: "Batches",
-  draw({ snapshot: { batches: all } }) {
+  enter,
+  draw(state) {
+    const all = state.snapshot.batches;
     const body = all === null
       ? empty("Batches are not served. Start with ", h("code", {}, "wornpath serve --batches FOLDER"), " to have OpenAI's Files and Batches interface.")
       : all.length === 0
         ? empty("No batch has come. Try ", h("code", {}, "wornpath batch submit requests.jsonl"), ".")
-        : all.map(card);
+        : all.map((batch) => card(state, batch));
     return h("div", {}, h("h1", {}, "Batches"), body);
   },
 };

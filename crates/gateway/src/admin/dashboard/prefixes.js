@@ -1,13 +1,11 @@
 // The index: the largest prefixes in the caches as an icicle. A cell is as wide as what is cached below it, and as
-// strong as many pods hold it; below it stands what follows. Arrow keys walk along it.
+// strong as many pods hold it.
 
 import { bytes, count, empty, h, rate } from "./draw.js";
+import { icicle } from "./icicle.js";
 import { get } from "./stream.js";
 
 const EVERY = 3000;
-const ROWS = 12;
-// Pixels that a cell needs for its words.
-const LABEL = 88;
 let asked = 0;
 
 function enter(state) {
@@ -36,20 +34,7 @@ function layout(found) {
     }
   };
   place(roots, 0, 0, 1, whole);
-  return { ...found, roots, cells, rows: Math.min(ROWS, Math.max(0, ...cells.map((cell) => cell.row)) + 1) };
-}
-
-function walk(state, event) {
-  const { cells, roots } = state.ui.prefixes;
-  const at = state.ui.prefix ?? 0;
-  const beside = cells[at].follows === null ? roots : cells[cells[at].follows].children;
-  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  const next = event.key === "ArrowUp" ? cells[at].follows : event.key === "ArrowDown" ? cells[at].children[0]
-    : step ? beside[beside.indexOf(at) + step] : undefined;
-  if (next === undefined || next === null) return;
-  event.preventDefault();
-  choose(state, next);
-  requestAnimationFrame(() => requestAnimationFrame(() => document.getElementById(`run-${next}`)?.focus()));
+  return { ...found, cells };
 }
 
 function choose(state, at) {
@@ -60,20 +45,15 @@ function choose(state, at) {
 const tokens = (found, blocks) => (found.block_size ? `${count(blocks * found.block_size)} tokens` : `${count(blocks)} blocks`);
 const holders = (found, run) => (run.holders.length === 1 ? found.pods[run.holders[0]] : `${run.holders.length} pods`);
 
-function icicle(state, found) {
+function drawing(state, found) {
   const { pod, prefix = 0 } = state.ui;
-  const room = document.querySelector(".icicle")?.clientWidth ?? innerWidth;
-  const cells = found.cells.map((run, at) => {
-    if (run.row >= ROWS || run.width < 0.0015) return null;
-    const text = `${tokens(found, run.blocks)}, ${holders(found, run)}`;
-    return h("button", {
-      id: `run-${at}`, "data-key": run.prefix, class: `run${run.width * room < LABEL ? " slim" : ""}${pod !== undefined && !run.holders.includes(pod) ? " off" : ""}`,
-      tabindex: at === prefix ? 0 : -1, "aria-pressed": String(at === prefix), "aria-label": `${text}, after ${tokens(found, run.depth)}`, title: text,
-      onclick: () => choose(state, at), onkeydown: (event) => walk(state, event),
-      vars: { "--left": run.left, "--width": run.width, "--row": run.row, "--held": run.holders.length / Math.max(1, found.pods.length) },
-    }, h("span", {}, tokens(found, run.blocks)), h("small", {}, holders(found, run)));
-  });
-  return h("div", { class: "icicle", role: "group", "aria-label": "Prefixes; arrow keys walk", vars: { "--rows": found.rows } }, cells);
+  const cells = found.cells.map((run) => ({
+    ...run, key: run.prefix, text: tokens(found, run.blocks), small: holders(found, run),
+    label: `${tokens(found, run.blocks)}, ${holders(found, run)}, after ${tokens(found, run.depth)}`,
+    strength: run.holders.length / Math.max(1, found.pods.length),
+  }));
+  const isOff = (run) => pod !== undefined && !run.holders.includes(pod);
+  return icicle("run", cells, { chosen: prefix, choose: (at) => choose(state, at), isOff });
 }
 
 function chosen(state, found) {
@@ -111,7 +91,7 @@ export const prefixes = {
     const found = state.ui.prefixes;
     const drawn = !found ? [empty("Looking at the caches…")] : found.cells.length === 0
       ? [empty("Nothing is cached yet, as far as the router knows. It learns from the pods' cache events, or from what it sends them: send a request.")]
-      : [filter(state, found), icicle(state, found), chosen(state, found),
+      : [filter(state, found), drawing(state, found), chosen(state, found),
         h("p", { class: "quiet" }, `The ${count(found.cells.length)} largest runs among ${count(found.looked_at)} cached blocks: wide is much, strong is held by many, below stands what follows. `,
           found.cut_short ? `${found.cut_short} pods have more than is looked at. ` : "",
           found.detached ? `${count(found.detached)} blocks hang on no known beginning and are left out.` : "")];
