@@ -2,9 +2,15 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
+mod disk;
+mod endings;
 #[path = "../serve/gateway.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod gateway;
+mod priority;
+#[path = "../serve/recorder.rs"]
+#[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
+mod recorder;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;
@@ -17,7 +23,7 @@ use gateway::{Gateway, eventually};
 use serde_json::{Value, json};
 use served::Served;
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn folder(name: &str) -> PathBuf {
@@ -35,6 +41,14 @@ fn line(number: usize) -> Value {
         "url": "/v1/chat/completions",
         "body": {"max_tokens": 24, "messages": [{"role": "user", "content": content}]},
     })
+}
+
+/// Writes lines to be submitted.
+fn input(folder: &Path, lines: impl Iterator<Item = Value>) -> String {
+    let path = folder.join("in.jsonl");
+    let lines: Vec<_> = lines.map(|line| line.to_string()).collect();
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    path.to_str().unwrap().to_owned()
 }
 
 fn batch(gateway: &Gateway, arguments: &[&str]) -> Output {

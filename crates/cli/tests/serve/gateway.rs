@@ -41,7 +41,33 @@ impl Gateway {
     }
 
     pub(crate) fn start(arguments: &[&str], pods: usize) -> Self {
-        let mut child = command(arguments).spawn().unwrap();
+        Self::spawn(command(arguments), arguments, pods)
+    }
+
+    /// On a file system of its own at `folder`, of so many KiB; none where nobody may make one.
+    #[allow(dead_code, reason = "only the tests of batches have small disks")]
+    pub(crate) fn on_small_disk(
+        (folder, kib): (&Path, usize),
+        arguments: &[&str],
+        pods: usize,
+    ) -> Option<Self> {
+        let small = || {
+            let mut command = Command::new("unshare");
+            let mount = format!("mount -t tmpfs -o size={kib}k none \"$0\" && exec \"$@\"");
+            command.args(["--map-root-user", "--mount", "sh", "-c", &mount]).arg(folder);
+            command
+        };
+        if !small().arg("true").status().is_ok_and(|status| status.success()) {
+            return None;
+        }
+        let (plain, mut command) = (command(arguments), small());
+        command.arg(plain.get_program()).args(plain.get_args());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Some(Self::spawn(command, arguments, pods))
+    }
+
+    fn spawn(mut command: Command, arguments: &[&str], pods: usize) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut address = || {
             let line = lines.next().expect("the gateway says where it listens").unwrap();

@@ -7,9 +7,11 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::CONTENT_TYPE;
+use hyper::http::request::Parts;
 use hyper::{Request, StatusCode};
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use wornpath_jobs::{FileEntry, StoreError};
 
@@ -17,6 +19,8 @@ use wornpath_jobs::{FileEntry, StoreError};
 const MOST_FIELD: usize = 4 << 10;
 /// Pieces of a file that wait to be written.
 const WAITING: usize = 8;
+/// For so long, what a client goes on sending is thrown away before it is told why: it may not listen until then.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// Content that comes from another task. Without an end it is an error, so that no half file is kept.
 struct Incomings {
@@ -64,6 +68,20 @@ pub(super) async fn upload(
     request: Request<Incoming>,
 ) -> Result<FileEntry, Trouble> {
     let (parts, mut body) = request.into_parts();
+    let taken = take(batches, owner, &parts, &mut body).await;
+    if taken.is_err() {
+        let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+        let _ = tokio::time::timeout(LINGER, rest).await;
+    }
+    taken
+}
+
+async fn take(
+    batches: &Arc<Batches>,
+    owner: &str,
+    parts: &Parts,
+    body: &mut Incoming,
+) -> Result<FileEntry, Trouble> {
     let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let mut parser = kind.and_then(Multipart::of).ok_or_else(|| {
         Trouble::bad("files are uploaded as multipart/form-data with `purpose` and `file`", None)
