@@ -7,6 +7,7 @@ mod endings;
 #[path = "../serve/gateway.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod gateway;
+mod matched;
 mod priority;
 #[path = "../serve/recorder.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]

@@ -52,6 +52,10 @@ impl OnPod<'_> {
 }
 
 impl PlannedPods {
+    pub(super) fn ids(&self) -> Vec<PodId> {
+        self.pods.iter().map(|pod| pod.id).collect()
+    }
+
     /// What people call them.
     pub(super) fn names(&self) -> Vec<String> {
         let roster = self.batches.worker.gateway.roster();

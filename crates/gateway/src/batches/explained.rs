@@ -5,6 +5,7 @@
 use super::Batches;
 use super::forest::forest;
 use super::life::{RATES, reading};
+use super::matched::match_to_caches;
 use super::stored::StoredBytes;
 use super::trouble::Trouble;
 use serde_json::{Value, json};
@@ -21,7 +22,9 @@ pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
     let (rules, sketcher) = reading(batches, &batch);
     let roster = batches.worker.gateway.roster();
     let up = roster.fleet().pods().iter().filter(|pod| pod.vitals().health() == Health::Up);
-    let pods: Vec<_> = up.map(|pod| pod.facts().name.to_string()).collect();
+    let up: Vec<_> = up.map(|pod| (pod.id(), pod.facts().name.to_string())).collect();
+    let (ids, pods): (Vec<_>, Vec<_>) = up.into_iter().unzip();
+    let gateway = Arc::clone(&batches.worker.gateway);
     let speeds = Speeds::equal(pods.len()).map_err(|_| {
         Trouble::from(StoreError::Unreachable("no pod is up that it could be planned for".into()))
     })?;
@@ -35,7 +38,8 @@ pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
                     StoreError::Conflict(format!("batch `{}` has no plan: {wrong}", batch.id))
                 }
             })?;
-            let plan = Plan::new(&intake.queue, &speeds, &RATES);
+            let mut plan = Plan::new(&intake.queue, &speeds, &RATES);
+            match_to_caches(&mut plan, &intake.queue, (gateway.index(), &ids));
             Ok(page(&batch, &intake, &plan, &pods))
         })
         .await?;

@@ -4,6 +4,7 @@ use super::Batches;
 use super::ending::{Ended, end};
 use super::engines::{PlannedPod, PlannedPods};
 use super::forest::forest;
+use super::matched::match_to_caches;
 use super::overview::{Planned, Underway, figures};
 use super::stored::{StoredBytes, StoredLines};
 use super::unix_time;
@@ -231,7 +232,8 @@ async fn compute(
     let rest = rest_of(queue, &work.lines);
     let speeds = Speeds::equal(pods.pods.len())
         .map_err(|error| StoreError::Unreachable(error.to_string()))?;
-    let plan = Plan::new(&rest, &speeds, &RATES);
+    let mut plan = Plan::new(&rest, &speeds, &RATES);
+    match_to_caches(&mut plan, &rest, (batches.worker.gateway.index(), &pods.ids()));
     let (names, lines) = (pods.names(), &work.lines);
     let drawn = forest(&plan, &rest, &names, |job| (work.numbers)(lines[job.index()]));
     let planned = Planned { figures: figures(&plan, &rest, &names), forest: Arc::new(drawn) };

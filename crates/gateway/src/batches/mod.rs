@@ -11,6 +11,7 @@ mod explained;
 mod forest;
 mod life;
 mod lists;
+mod matched;
 pub(crate) mod multipart;
 mod overview;
 mod retry;
