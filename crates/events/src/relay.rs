@@ -28,15 +28,20 @@ pub trait Sink: Send {
         pod: &str,
     ) -> impl Future<Output = Result<Option<Vec<u8>>, SinkError>> + Send;
 
-    /// Appends an entry, and returns when the broker has it.
+    /// Appends entries of one pod in their order, and returns when the broker has all of them. After an error
+    /// it may have some.
     fn publish(
         &mut self,
-        envelope: &Envelope<'_>,
+        envelopes: &[Envelope<'_>],
     ) -> impl Future<Output = Result<(), SinkError>> + Send;
 }
 
 /// Batches of one pod that a relay and a broker keep, as many as an engine itself keeps for replay.
 pub(crate) const KEPT_PER_POD: usize = 10_000;
+
+/// Batches that are on their way to the broker at a time. To wait for each one alone takes seconds for all that
+/// are kept.
+const ON_THEIR_WAY: usize = 256;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -91,12 +96,23 @@ async fn publish<S: Sink>(
         let last = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
         ordered.resume_after(last.and_then(|last| Some((Epoch(last.epoch?), last.sequence))));
     }
-    while let Some((epoch, sequence, payload)) = ordered.due() {
-        let envelope = Envelope { pod, epoch: Some(epoch.0), sequence, payload };
-        sink.publish(&envelope).await?;
-        ordered.published();
+    loop {
+        let due = ordered.due().take(ON_THEIR_WAY);
+        let envelopes: Vec<_> = due
+            .map(|(epoch, sequence, payload)| Envelope {
+                pod,
+                epoch: Some(epoch.0),
+                sequence: *sequence,
+                payload,
+            })
+            .collect();
+        if envelopes.is_empty() {
+            return Ok(());
+        }
+        sink.publish(&envelopes).await?;
+        let count = envelopes.len();
+        ordered.published(count);
     }
-    Ok(())
 }
 
 /// Whether something heard can be relayed at all.

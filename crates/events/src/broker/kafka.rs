@@ -26,6 +26,8 @@ use xxhash_rust::xxh3::xxh3_64;
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long a broker holds a fetch that finds nothing.
 const HOLD: Duration = Duration::from_millis(250);
+/// Bytes that are appended at a time; brokers refuse more than a million unless told otherwise.
+const PRODUCED_BYTES: usize = 512 << 10;
 const AT_ONCE: std::ops::Range<i32> = 1..4 << 20;
 /// Partitions of a topic that a relay makes.
 const PARTITIONS: i32 = 8;
@@ -292,17 +294,27 @@ impl KafkaSink {
         }
     }
 
-    async fn append(&mut self, envelope: &Envelope<'_>) -> Result<(), Failure> {
-        let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
-        envelope.write(&mut entry);
-        let record = Record {
-            key: Some(envelope.pod.as_bytes().to_vec()),
-            value: Some(entry),
-            headers: BTreeMap::new(),
-            timestamp: now(),
-        };
-        let client = self.partition(envelope.pod).await?;
-        in_time(client.produce(vec![record], Compression::NoCompression)).await?;
+    /// Appends records of one pod, as many at once as brokers take by default.
+    async fn append(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), Failure> {
+        let (mut records, mut bytes) = (Vec::new(), 0);
+        for (at, envelope) in envelopes.iter().enumerate() {
+            let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
+            envelope.write(&mut entry);
+            bytes += entry.len();
+            records.push(Record {
+                key: Some(envelope.pod.as_bytes().to_vec()),
+                value: Some(entry),
+                headers: BTreeMap::new(),
+                timestamp: now(),
+            });
+            let next = envelopes.get(at + 1).map_or(PRODUCED_BYTES, |next| next.payload.len());
+            if bytes + next >= PRODUCED_BYTES {
+                let client = self.partition(envelope.pod).await?;
+                let some = std::mem::take(&mut records);
+                in_time(client.produce(some, Compression::NoCompression)).await?;
+                bytes = 0;
+            }
+        }
         Ok(())
     }
 }
@@ -312,8 +324,8 @@ impl Sink for KafkaSink {
         self.find_last(pod).await.map_err(|error| SinkError(error.to_string()))
     }
 
-    async fn publish(&mut self, envelope: &Envelope<'_>) -> Result<(), SinkError> {
-        self.append(envelope).await.map_err(|error| SinkError(error.to_string()))
+    async fn publish(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), SinkError> {
+        self.append(envelopes).await.map_err(|error| SinkError(error.to_string()))
     }
 }
 

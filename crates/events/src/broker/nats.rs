@@ -32,6 +32,8 @@ pub struct Subjects {
     marks: HashMap<PodName, Marks<u64>>,
     /// The last message read; unknown before the first connection.
     cursor: Option<u64>,
+    /// When the stream was made in which that was.
+    born: Option<i128>,
     link: Option<Link>,
     heard: VecDeque<Heard>,
     asked: VecDeque<(PodName, u64)>,
@@ -62,6 +64,7 @@ impl Nats {
             place,
             marks: HashMap::new(),
             cursor: None,
+            born: None,
             link: None,
             heard: VecDeque::new(),
             asked: VecDeque::new(),
@@ -82,13 +85,18 @@ impl Broker for Subjects {
     async fn connect(&mut self) -> Result<(), Failure> {
         let (context, broken) = self.place.connect().await?;
         let stream = self.place.stream(&context).await?;
-        let last = stream.cached_info().state.last_sequence;
-        // A stream that ends before our place is another one: the broker was wiped.
-        let cursor = self.cursor.filter(|cursor| *cursor <= last);
-        if self.cursor.is_some() && cursor.is_none() {
-            self.marks.clear();
-        }
-        let cursor = cursor.unwrap_or(if self.cursor.is_some() { 0 } else { last });
+        let info = stream.cached_info();
+        let (last, born) = (info.state.last_sequence, info.created.unix_timestamp_nanos());
+        // A broker that was wiped has another stream, even if relays have filled it beyond our place by now.
+        let is_same = self.born.replace(born).is_none_or(|known| known == born);
+        let cursor = match self.cursor {
+            None => last,
+            Some(cursor) if is_same && cursor <= last => cursor,
+            Some(_) => {
+                self.marks.clear();
+                0
+            }
+        };
         let live = ordered(&stream, cursor + 1, String::new()).await?;
         self.cursor = Some(cursor);
         self.link = Some(Link { stream, live, replay: None, broken });
@@ -172,7 +180,7 @@ impl Subjects {
 /// Publishes into a stream, which it makes if it is not there.
 pub struct NatsSink {
     place: Place,
-    link: Option<(Context, Stream)>,
+    link: Option<(Context, mpsc::Receiver<()>)>,
 }
 
 impl NatsSink {
@@ -185,9 +193,9 @@ impl NatsSink {
 
 impl Sink for NatsSink {
     async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
-        let (context, _) = self.place.connect().await?;
+        let (context, broken) = self.place.connect().await?;
         let stream = self.place.stream(&context).await?;
-        let (_, stream) = self.link.insert((context, stream));
+        self.link = Some((context, broken));
         match stream.get_last_raw_message_by_subject(&self.place.subject(pod)).await {
             Ok(message) => Ok(Some(message.payload.to_vec())),
             Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
@@ -195,15 +203,18 @@ impl Sink for NatsSink {
         }
     }
 
-    async fn publish(&mut self, envelope: &Envelope<'_>) -> Result<(), SinkError> {
-        let Some((context, _)) = &self.link else {
+    async fn publish(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), SinkError> {
+        let Self { place, link } = self;
+        let Some((context, broken)) = link else {
             return Err(SinkError("not connected yet".to_owned()));
         };
-        let mut body = Vec::with_capacity(envelope.payload.len() + 64);
-        envelope.write(&mut body);
-        let sent = context.publish(self.place.subject(envelope.pod), body.into()).await;
-        let acknowledged = sent.map_err(|error| SinkError(error.to_string()))?.await;
-        acknowledged.map(|_| ()).map_err(|error| SinkError(error.to_string()))
+        // A broker that is back at once is not the one that was asked: it will not answer.
+        tokio::select! {
+            _ = broken.recv() => Err(SinkError("the connection was lost".to_owned())),
+            published = place.publish(context, envelopes) => {
+                published.map_err(|error| SinkError(error.to_string()))
+            }
+        }
     }
 }
 
@@ -248,6 +259,20 @@ impl Place {
         let mut context = jetstream::new(client);
         context.set_timeout(ANSWER_WITHIN);
         Ok((context, broken))
+    }
+
+    /// Sends all and then waits for all answers.
+    async fn publish(&self, context: &Context, envelopes: &[Envelope<'_>]) -> Result<(), Failure> {
+        let mut sent = Vec::with_capacity(envelopes.len());
+        for envelope in envelopes {
+            let mut body = Vec::with_capacity(envelope.payload.len() + 64);
+            envelope.write(&mut body);
+            sent.push(context.publish(self.subject(envelope.pod), body.into()).await?);
+        }
+        for answer in sent {
+            answer.await?;
+        }
+        Ok(())
     }
 
     async fn stream(&self, context: &Context) -> Result<Stream, Failure> {

@@ -10,7 +10,7 @@ use crate::transport::{Heard, PodName};
 use crate::wire::Envelope;
 use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamId, StreamRangeReply, StreamReadReply};
-use redis::{AsyncConnectionConfig, Client, RedisError, Value, cmd};
+use redis::{AsyncConnectionConfig, Client, RedisError, Value, cmd, pipe};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,14 +198,16 @@ impl Sink for RedisSink {
         Ok(last.map(|entry| envelope(&entry).to_vec()))
     }
 
-    async fn publish(&mut self, envelope: &Envelope<'_>) -> Result<(), SinkError> {
-        let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
-        envelope.write(&mut entry);
-        let mut add = cmd("XADD");
-        add.arg(format!("{}:{}", self.prefix, envelope.pod));
-        add.arg("MAXLEN").arg("~").arg(KEPT_PER_POD).arg("*").arg("e").arg(entry);
+    async fn publish(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), SinkError> {
+        let mut all = pipe();
+        for envelope in envelopes {
+            let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
+            envelope.write(&mut entry);
+            let add = all.cmd("XADD").arg(format!("{}:{}", self.prefix, envelope.pod));
+            add.arg("MAXLEN").arg("~").arg(KEPT_PER_POD).arg("*").arg("e").arg(entry).ignore();
+        }
         let connection = self.connection().await?;
-        add.query_async::<String>(connection).await?;
+        all.query_async::<()>(connection).await?;
         Ok(())
     }
 }

@@ -96,21 +96,23 @@ impl Ordered {
         self.kept.is_empty()
     }
 
-    /// The next batch to be published.
-    pub(super) fn due(&self) -> Option<(Epoch, u64, &[u8])> {
-        let (epoch, sequence, payload) = self.kept.get(self.published)?;
-        Some((*epoch, *sequence, payload))
+    /// The batches to be published next.
+    pub(super) fn due(&self) -> impl Iterator<Item = &Entry> {
+        self.kept.range(self.published..)
     }
 
-    pub(super) fn published(&mut self) {
-        self.published += 1;
+    /// The broker has so many of those that were due.
+    pub(super) fn published(&mut self, count: usize) {
+        self.published += count;
     }
 
-    /// Goes on after the last batch that the broker has; with all that is kept, if it has none of them.
+    /// Goes on after the last batch that the broker has; with all that is kept, if it has none of them. But never
+    /// after one that it did not say it has: of several on their way when a connection broke, a later one may
+    /// have come through. Routers pass over what comes twice.
     pub(super) fn resume_after(&mut self, last: Option<(Epoch, u64)>) {
         let had =
             |(epoch, sequence, _): &Entry| last.is_some_and(|last| (*epoch, *sequence) <= last);
-        self.published = self.kept.partition_point(had);
+        self.published = self.published.min(self.kept.partition_point(had));
     }
 
     fn take(&mut self, heading: Heading, batch: &Batch, now: Moment) {
@@ -200,6 +202,25 @@ mod tests {
         let heading = Heading { sequence: Some(0), ..Heading::default() };
         ordered.hear(Said::Connected, Moment::ZERO);
         ordered.hear(Said::Batch { heading, via: Via::Live, batch }, Moment::ZERO);
-        assert_eq!(ordered.due(), Some((Epoch(1), 0, &message[..])));
+        let due: Vec<_> = ordered.due().collect();
+        assert_eq!(due, [&(Epoch(1), 0, message)]);
+    }
+
+    #[test]
+    fn it_goes_on_after_what_the_broker_has_and_said_it_has() {
+        let mut ordered = Ordered::new(Abilities::default(), Epoch(1));
+        (0..6).for_each(|sequence| ordered.keep(sequence, vec![sequence as u8]));
+        let next = |ordered: &Ordered| ordered.due().next().map(|(_, sequence, _)| *sequence);
+        ordered.published(4);
+        ordered.resume_after(Some((Epoch(1), 5)));
+        assert_eq!(
+            next(&ordered),
+            Some(4),
+            "the sixth came through before the fifth was acknowledged"
+        );
+        ordered.resume_after(Some((Epoch(1), 1)));
+        assert_eq!(next(&ordered), Some(2), "it has lost two of them");
+        ordered.resume_after(None);
+        assert_eq!(next(&ordered), Some(0), "it was wiped");
     }
 }
