@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use wornpath_blocks::{BlockHash, BlockHasher, HashKey, Scope};
 use wornpath_events::wire::{
-    Attention, Batch, Dialect, Event, ExtraKeys, HashForm, Layout, Limits as WireLimits, Message,
-    Removed, Stored, decode, encode,
+    Batch, Dialect, Event, HashForm, Layout, Limits as WireLimits, Message, Removed, Stored,
+    decode, encode,
 };
 use wornpath_events::{Abilities, Heading, Names, Pod, Rules, Said, Serving, Via};
 use wornpath_index::{Answer, EngineHash, Index, Limits, Tier, Writer};
@@ -146,18 +146,7 @@ fn batch(number: u64) -> Batch {
         let names: Vec<_> = names(oldest).into_iter().rev().collect();
         batch.push(Event::Removed(Removed { blocks: &names, tier: Tier::Gpu, group: None }));
     }
-    batch.push(Event::Stored(Stored {
-        blocks: &names(number),
-        parent: None,
-        tokens: &tokens(number),
-        block_size: BLOCK as u32,
-        lora_id: None,
-        lora_name: None,
-        tier: Tier::Gpu,
-        extra_keys: ExtraKeys::default(),
-        group: None,
-        attention: Attention::Unsaid,
-    }));
+    batch.push(Event::Stored(Stored::plain(&names(number), None, &tokens(number))));
     batch
 }
 

@@ -7,11 +7,9 @@ use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use wornpath_events::wire::{
-    Attention, Batch, Dialect, Event, ExtraKeys, HashForm, Layout, Stored, encode,
-};
+use wornpath_events::wire::{Batch, Dialect, Event, HashForm, Layout, Stored, encode};
 use wornpath_events::zmtp::{Listener, Socket};
-use wornpath_index::{EngineHash, Limits, Tier};
+use wornpath_index::{EngineHash, Limits};
 
 /// Blocks in a batch, of one token each.
 const RUN: usize = 8192;
@@ -24,18 +22,7 @@ fn batch(number: u64) -> Vec<u8> {
     // The first token is this batch's own, and so is every hash behind it.
     let tokens: Vec<u32> = (0..RUN as u32).map(|at| number as u32 * 31 + at).collect();
     let mut batch = Batch::default();
-    batch.push(Event::Stored(Stored {
-        blocks: &blocks,
-        parent: None,
-        tokens: &tokens,
-        block_size: 1,
-        lora_id: None,
-        lora_name: None,
-        tier: Tier::Gpu,
-        extra_keys: ExtraKeys::default(),
-        group: None,
-        attention: Attention::Unsaid,
-    }));
+    batch.push(Event::Stored(Stored::plain(&blocks, None, &tokens)));
     let mut payload = Vec::new();
     encode(&batch, Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned }, &mut payload);
     payload

@@ -16,18 +16,7 @@ fn hashes(names: &[u64]) -> Vec<EngineHash> {
 
 /// A store of two blocks of four tokens at the start of a prompt; tests change what they are about.
 fn stored<'a>(blocks: &'a [EngineHash], tokens: &'a [u32]) -> WireStored<'a> {
-    WireStored {
-        blocks,
-        parent: None,
-        tokens,
-        block_size: 4,
-        lora_id: None,
-        lora_name: None,
-        tier: Tier::Gpu,
-        extra_keys: crate::wire::ExtraKeys::default(),
-        group: None,
-        attention: Attention::Unsaid,
-    }
+    WireStored { block_size: 4, ..WireStored::plain(blocks, None, tokens) }
 }
 
 fn batch_of(event: Wire<'_>) -> Batch {

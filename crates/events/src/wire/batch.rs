@@ -47,6 +47,25 @@ pub struct Stored<'a> {
     pub attention: Attention,
 }
 
+impl<'a> Stored<'a> {
+    /// Blocks on the GPU with nothing particular about them, each with its share of the tokens.
+    #[must_use]
+    pub fn plain(blocks: &'a [EngineHash], parent: Option<EngineHash>, tokens: &'a [u32]) -> Self {
+        Self {
+            blocks,
+            parent,
+            tokens,
+            block_size: (tokens.len() / blocks.len().max(1)) as u32,
+            lora_id: None,
+            lora_name: None,
+            tier: Tier::Gpu,
+            extra_keys: ExtraKeys::default(),
+            group: None,
+            attention: Attention::Unsaid,
+        }
+    }
+}
+
 /// Blocks went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Removed<'a> {

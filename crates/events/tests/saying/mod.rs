@@ -2,9 +2,9 @@
 
 use std::num::NonZeroUsize;
 use wornpath_blocks::HashKey;
-use wornpath_events::wire::{Attention, Event, ExtraKeys, Stored};
+use wornpath_events::wire::{Event, Stored};
 use wornpath_events::{Names, Serving};
-use wornpath_index::{EngineHash, Tier};
+use wornpath_index::EngineHash;
 
 /// Tokens in a block.
 pub(crate) const BLOCK: usize = 16;
@@ -25,16 +25,5 @@ pub(crate) fn stored<'a>(
     parent: Option<EngineHash>,
     tokens: &'a [u32],
 ) -> Event<'a> {
-    Event::Stored(Stored {
-        blocks,
-        parent,
-        tokens,
-        block_size: BLOCK as u32,
-        lora_id: None,
-        lora_name: None,
-        tier: Tier::Gpu,
-        extra_keys: ExtraKeys::default(),
-        group: None,
-        attention: Attention::Unsaid,
-    })
+    Event::Stored(Stored::plain(blocks, parent, tokens))
 }

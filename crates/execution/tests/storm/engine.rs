@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-use wornpath_events::wire::{Attention, Batch, Event, ExtraKeys, Removed, Stored};
+use wornpath_events::wire::{Batch, Event, Removed, Stored};
 use wornpath_events::{EngineDigest, Epoch, Heading};
 use wornpath_index::{Digest, EngineHash, Moment, Tier};
 use wornpath_routing::Rng;
@@ -190,16 +190,5 @@ fn stored<'a>(
     parent: Option<EngineHash>,
     tokens: &'a [u32],
 ) -> Event<'a> {
-    Event::Stored(Stored {
-        blocks,
-        parent,
-        tokens,
-        block_size: BLOCK as u32,
-        lora_id: None,
-        lora_name: None,
-        tier: Tier::Gpu,
-        extra_keys: ExtraKeys::default(),
-        group: None,
-        attention: Attention::Unsaid,
-    })
+    Event::Stored(Stored::plain(blocks, parent, tokens))
 }
