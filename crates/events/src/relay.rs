@@ -1,7 +1,7 @@
 //! Publishes engines' events to a broker, so that many routers share one stream.
 //!
-//! A relay listens as a router does, with the same [`Feed`](crate::Feed), and publishes each batch once and
-//! in order under the engine's own number. What an engine does not say, its epoch, the relay assigns: a new
+//! A relay listens as a router does, with the same [`Feed`](crate::Feed), and publishes each batch in
+//! order under the engine's own number, and again only where the broker never said that it has it. What an engine does not say, its epoch, the relay assigns: a new
 //! one whenever it finds that the engine restarted. It keeps the last batches, and when the broker was away
 //! it looks what the broker still has and publishes what comes after that, all of it if the broker was wiped.
 
