@@ -130,6 +130,7 @@ impl Expected {
         if self.noted + run.len() > MOST_GONE + 2 * (self.blocks.len() + run.len()) {
             self.forget_gone();
         }
+        self.bring(run);
         let mut before = parent;
         for block in run {
             // Mostly empty: few chains begin at a block that is there.
@@ -227,6 +228,7 @@ impl Expected {
         enough: usize,
         taken: &mut Vec<BlockHash>,
     ) {
+        self.bring(&run[run.len().saturating_sub(enough - taken.len())..]);
         while taken.len() < enough
             && let Some(block) = run.last()
         {
@@ -254,6 +256,11 @@ impl Expected {
         let all = self.blocks.keys().copied().collect();
         *self = Self::default();
         all
+    }
+
+    /// Asks for what is known of blocks all at once: one after the other, each would wait for memory by itself.
+    fn bring(&self, blocks: &[BlockHash]) {
+        std::hint::black_box(blocks.iter().filter(|it| self.blocks.contains_key(it)).count());
     }
 
     fn note(&mut self, run: Vec<BlockHash>, expires: Step) {
