@@ -35,6 +35,8 @@ pub struct Request {
     pub planned: Option<PodId>,
     /// When it came.
     pub arrival: Moment,
+    /// What the engines' clocks said then, in seconds since 1970: some chat templates print the date.
+    pub wall: u64,
 }
 
 /// A base model, and the adapter on it.

@@ -128,7 +128,7 @@ impl Selector {
                 }
                 WhenEmpty::Skip => skipped.push(*name),
                 WhenEmpty::Hold => return Err(Nobody::Hold),
-                WhenEmpty::Reject => return Err(Nobody::Reject(filter.rejection())),
+                WhenEmpty::Reject => return Err(Nobody::Reject(filter.rejection(scene))),
             }
         }
         Ok(skipped)

@@ -41,7 +41,7 @@ pub trait Filter: Send + Sync {
     }
 
     /// How a request is turned away when nobody is left.
-    fn rejection(&self) -> Rejection {
+    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
         Rejection::unavailable("no pod is left")
     }
 }

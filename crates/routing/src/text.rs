@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent};
+use serde_json::{Map, Value};
+use wornpath_blocks::chat::{ChatTemplate, Conversation, Ending, Extent, WallTime};
 use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer};
 
 use crate::models::{Tokenize, TokenizeError};
@@ -28,6 +29,16 @@ impl TextTokenizer {
     }
 }
 
+/// How the client wants the prompt to end, by the fields that vLLM and SGLang know.
+fn ending(fields: &Map<String, Value>) -> Ending {
+    let says = |field: &str| fields.get(field).and_then(Value::as_bool);
+    match (says("continue_final_message"), says("add_generation_prompt")) {
+        (Some(true), _) => Ending::InsideLastMessage,
+        (_, Some(false)) => Ending::LastMessage,
+        _ => Ending::GenerationPrompt,
+    }
+}
+
 impl Tokenize for TextTokenizer {
     fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let encoded = match &request.prompt {
@@ -40,7 +51,9 @@ impl Tokenize for TextTokenizer {
                 let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
                 let conversation = Conversation {
                     tools: tools.as_deref(),
+                    ending: ending(&request.fields),
                     kwargs: kwargs.as_ref(),
+                    now: WallTime(i64::try_from(request.wall).unwrap_or_default()),
                     ..Conversation::new(messages)
                 };
                 let rendered = template

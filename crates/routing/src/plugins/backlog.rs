@@ -109,7 +109,7 @@ impl Filter for Backlog {
         WhenEmpty::Hold
     }
 
-    fn rejection(&self) -> Rejection {
+    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
         Rejection::busy("every pod has as many prompts to compute as it may")
     }
 }

@@ -82,7 +82,7 @@ impl Filter for Caps {
         WhenEmpty::Hold
     }
 
-    fn rejection(&self) -> Rejection {
+    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
         Rejection::busy("every pod has as much to do as it may")
     }
 }

@@ -78,7 +78,7 @@ impl Filter for Fresh {
         WhenEmpty::Skip
     }
 
-    fn rejection(&self) -> Rejection {
+    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
         Rejection::unavailable("what pods hold is not known well enough")
     }
 }

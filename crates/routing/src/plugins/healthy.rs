@@ -33,7 +33,7 @@ impl Filter for Healthy {
         ailment(scene.pod(candidate).vitals()).unwrap_or("healthy").to_owned()
     }
 
-    fn rejection(&self) -> Rejection {
+    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
         Rejection::unavailable("no pod is healthy")
     }
 }

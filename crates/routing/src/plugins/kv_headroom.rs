@@ -86,7 +86,7 @@ impl Filter for KvHeadroom {
         WhenEmpty::Hold
     }
 
-    fn rejection(&self) -> Rejection {
+    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
         Rejection::busy("no pod has room in its KV cache")
     }
 }

@@ -106,7 +106,7 @@ impl Filter for Labels {
         }
     }
 
-    fn rejection(&self) -> Rejection {
+    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
         Rejection::unavailable("no pod has the labels that the request needs")
     }
 }

@@ -73,8 +73,31 @@ impl Filter for Model {
         }
     }
 
-    fn rejection(&self) -> Rejection {
-        Rejection::refused(404, "no pod serves this model, adapter and context length")
+    /// Pods that another filter has turned away count here: what they serve is not served now, but known.
+    fn rejection(&self, scene: &Decision<'_>) -> Rejection {
+        let (model, tokens, pods) =
+            (&scene.request().model, self.tokens(scene), scene.fleet().pods());
+        let name = model.lora.as_ref().unwrap_or(&model.base);
+        if pods.iter().any(|pod| unfit(scene, pod, tokens).is_none()) {
+            let reason = format!("no pod that serves `{name}` can take a request now");
+            return Rejection::unavailable(&reason);
+        }
+        let longest = pods.iter().filter(|pod| unfit(scene, pod, 0).is_none());
+        if let Some(most) = longest.filter_map(|pod| pod.facts().context_tokens).max() {
+            let reason = format!(
+                "the prompt and its answer may have {tokens} tokens, and no pod that serves `{name}` has a context of \
+                 more than {most}; shorten the prompt, or ask for fewer tokens"
+            );
+            return Rejection::refused(400, reason);
+        }
+        if pods.iter().any(|pod| pod.facts().models.is_empty()) {
+            let reason =
+                format!("no pod says that it serves `{name}`, and some have said nothing yet");
+            return Rejection::unavailable(&reason);
+        }
+        let reason =
+            format!("no pod serves the model `{name}`; GET /v1/models lists what is served");
+        Rejection::refused(404, reason)
     }
 }
 
@@ -105,5 +128,25 @@ mod tests {
         let adapted = rehearsal.play(&["tokenize"], Stage::Filter, "model");
         assert_eq!(adapted.kept(), [2]);
         assert_eq!(adapted.why(0), "does not serve the adapter");
+    }
+
+    #[test]
+    fn who_is_turned_away_learns_whether_it_will_be_served_later() {
+        let short = PodFacts { context_tokens: Some(6), ..PodFacts::serving("short", "m") };
+        let mut rehearsal =
+            Rehearsal::with(vec![short.clone(), PodFacts::serving("down", "other")])
+                .prompt(&[1; 9]);
+        let mut says = |model: &str| {
+            rehearsal.request.model.base = model.into();
+            rehearsal.play(&["tokenize"], Stage::Filter, "model").rejection()
+        };
+        let (long, later, never) = (says("m"), says("other"), says("mm"));
+        assert_eq!((long.status, later.status, never.status), (400, 503, 404));
+        assert!(long.reason.contains("10 tokens") && long.reason.contains("more than 6"));
+        assert!(later.retry_after.is_some() && never.reason.contains("`mm`"));
+        let silent = PodFacts { models: Vec::new(), ..short };
+        let rehearsal = Rehearsal::with(vec![silent]).prompt(&[1]);
+        let rejection = rehearsal.play(&[], Stage::Filter, "model").rejection();
+        assert_eq!(rejection.status, 503, "it may serve it");
     }
 }

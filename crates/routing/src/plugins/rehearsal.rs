@@ -186,6 +186,12 @@ impl Played<'_> {
         filter.why(&self.scene(), self.rehearsal.candidate(pod))
     }
 
+    /// How a filter that keeps nobody turns the request away.
+    pub(crate) fn rejection(&self) -> Rejection {
+        let Made::Filter(filter) = &self.made else { panic!("not a filter") };
+        filter.rejection(&self.scene())
+    }
+
     /// What a scorer says of every pod.
     pub(crate) fn scores(&self) -> Vec<f64> {
         let Made::Score(score) = &self.made else { panic!("not a scorer") };

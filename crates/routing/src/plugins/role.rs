@@ -53,7 +53,7 @@ impl Filter for HasRole {
         format!("plays {has}, not {}", names(&self.any_of))
     }
 
-    fn rejection(&self) -> Rejection {
+    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
         Rejection::unavailable("no pod can play the role")
     }
 }

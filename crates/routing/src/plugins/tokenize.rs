@@ -40,7 +40,11 @@ impl Prepare for Tokenizing {
         }
         let base = &request.model.base;
         let Some(model) = self.models.find(base) else {
-            return Err(Rejection::refused(404, format!("model `{base}` is not served")));
+            let reason = format!(
+                "model `{base}` is not listed under `models`, so its prompts cannot be tokenized; list it with its \
+                 tokenizer, or route it to a profile with `text_blocks`"
+            );
+            return Err(Rejection::refused(404, reason));
         };
         let Some(tokenizer) = model.tokenizer() else {
             let reason = format!(
