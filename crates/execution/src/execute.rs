@@ -23,7 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_index::{Moment, PodId};
-use wornpath_routing::{Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, Start};
+use wornpath_routing::{
+    Mark, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, SkippedBecause, Start,
+};
 
 /// The most bytes of an answer that is not the client's.
 const MOST_STEP_BYTES: usize = 8 << 20;
@@ -168,6 +170,9 @@ impl<D: Dispatch> Run<'_, D> {
     async fn carry_out(&mut self, plan: RoutingPlan) -> Result<Carried, Stop> {
         self.known = Known::default();
         self.left = None;
+        let is_left_out =
+            |mark: &Mark| matches!(mark, Mark::StepSkipped { why: SkippedBecause::NoPod, .. });
+        self.is_degraded |= plan.marks.iter().any(is_left_out);
         let mut steps = plan.steps.into_iter().peekable();
         while let Some(first) = steps.next() {
             let mut companions = JoinSet::new();

@@ -21,6 +21,9 @@ pub enum CallError {
     /// Nothing came.
     #[error("no answer within {0:?}")]
     NoFirstByte(Duration),
+    /// The connection was closed in good order before the stream had said that it is over.
+    #[error("the stream ended before its last event")]
+    Unfinished,
     /// Something came, and then nothing more.
     #[error("no more of the answer within {0:?}")]
     Stalled(Duration),
@@ -49,7 +52,9 @@ impl CallError {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         match self {
-            Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) => Verdict::Gone,
+            Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) | Self::Unfinished => {
+                Verdict::Gone
+            }
             Self::NoFirstByte(_)
             | Self::Stalled(_)
             | Self::TooLarge(_)
