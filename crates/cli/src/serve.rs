@@ -76,7 +76,7 @@ pub(crate) struct ServeArguments {
     #[arg(long, value_name = "NAME", requires = "tokenizer")]
     model: Option<String>,
     /// Tokens in a block of the engines' caches
-    #[arg(long, default_value = "16")]
+    #[arg(long, default_value = "16", requires = "tokenizer")]
     block_size: NonZeroUsize,
     /// Threads that answer clients; as many as there are cores if not given
     #[arg(long)]
@@ -188,6 +188,10 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
     }
     if arguments.isolate_tenants {
         settings.sharing = Sharing::Isolated;
+        tracing::warn!(
+            "--isolate-tenants: tenants are kept apart by `cache_salt`, which vLLM and SGLang know; an engine that does not \
+             know it shares its cache between them"
+        );
     }
     if arguments.reveal_pods {
         settings.reveal = Reveal::Pod;
@@ -251,6 +255,19 @@ fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result
         }
         Ok(())
     };
+    for (given, option) in [
+        (arguments.first_byte_timeout, "--first-byte-timeout"),
+        (arguments.between_bytes_timeout, "--between-bytes-timeout"),
+    ] {
+        ensure!(
+            given != Some(0.0),
+            "{option} is 0, which lets no request through; give more seconds"
+        );
+    }
+    ensure!(
+        arguments.max_body != Some(0),
+        "--max-body is 0, which lets no request through; give more bytes"
+    );
     set(arguments.first_byte_timeout, "--first-byte-timeout", &mut settings.timeouts.first_byte)?;
     let between = &mut settings.timeouts.between_bytes;
     set(arguments.between_bytes_timeout, "--between-bytes-timeout", between)?;

@@ -9,6 +9,7 @@
 pub mod admin;
 mod asked;
 mod batches;
+mod breakers;
 mod checkpoint;
 mod claims;
 mod client;

@@ -1,6 +1,7 @@
 //! What is done for pods now and then: probing those that are cut off, asking what they serve, telling
 //! decisions how far their events can be trusted.
 
+use crate::breakers::Breakers;
 use crate::desk::Worker;
 use crate::roster::Seat;
 use crate::state::{Gateway, lock};
@@ -46,7 +47,7 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
     let (mut probes, mut introductions) = (Due::default(), Due::default());
     let mut known = gateway.roster();
     let mut errands = JoinSet::new();
-    let told = Arc::<Told>::default();
+    let (told, mut breakers) = (Arc::<Told>::default(), Breakers::default());
     loop {
         tokio::time::sleep(TICK).await;
         while errands.try_join_next().is_some() {}
@@ -62,13 +63,15 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
             if endpoint.tick(now) && is_due(&mut probes, endpoint, now, PROBE_AGAIN) {
                 errands.spawn(probe(Arc::clone(&gateway), Arc::clone(endpoint)));
             }
-            let again = if seat.cards.is_empty() { ASK_SOON } else { ASK_AGAIN };
+            let is_waited_for = seat.cards.is_empty() || seat.pod.vitals().health() == Health::Down;
+            let again = if is_waited_for { ASK_SOON } else { ASK_AGAIN };
             if is_due(&mut introductions, endpoint, now, again) {
                 let introduction = introduce(Arc::clone(&gateway), seat.clone(), Arc::clone(&told));
                 errands.spawn(introduction);
             }
         }
         trust(&gateway, now);
+        breakers.look(&roster);
         writer.expire(now);
         writer.sweep(SWEPT_BLOCKS);
         gateway.lobby.poll(&worker);
@@ -78,15 +81,15 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
 /// What was last said of pods that do not answer, by address: the same is not said again.
 type Told = Mutex<HashMap<String, String>>;
 
-/// When something is to be done next, by address.
+/// When something was last done, by address.
 type Due = HashMap<String, Moment>;
 
-/// Whether it is to be done now; then it is due again after `pause`.
-fn is_due(due: &mut Due, endpoint: &Endpoint, now: Moment, pause: Duration) -> bool {
-    if due.get(endpoint.url()).is_some_and(|due| *due > now) {
+/// Whether it is to be done now, so long after the last time.
+fn is_due(done: &mut Due, endpoint: &Endpoint, now: Moment, pause: Duration) -> bool {
+    if done.get(endpoint.url()).is_some_and(|last| *last + pause > now) {
         return false;
     }
-    due.insert(endpoint.url().to_owned(), now + pause);
+    done.insert(endpoint.url().to_owned(), now);
     true
 }
 

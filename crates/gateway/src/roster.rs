@@ -5,7 +5,7 @@
 
 use crate::settings::PodSettings;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokio::task::AbortHandle;
 use wornpath_execution::{Endpoint, Target};
@@ -33,6 +33,8 @@ pub struct Roster {
     fleet: Fleet,
     seats: Vec<Seat>,
     names: HashMap<String, ModelChoice>,
+    /// Names that only the configuration gives.
+    aliases: BTreeMap<String, Name>,
     default: Option<ModelChoice>,
 }
 
@@ -53,11 +55,13 @@ impl Roster {
                 names.entry(lora.as_str().to_owned()).or_insert(choice);
             }
         }
-        for (alias, model) in aliases {
+        let is_new = |(alias, _): &&(String, Name)| !names.contains_key(alias);
+        let aliases: BTreeMap<_, _> = aliases.iter().filter(is_new).cloned().collect();
+        for (alias, model) in &aliases {
             let choice = ModelChoice { base: model.clone(), lora: None };
-            names.entry(alias.clone()).or_insert(choice);
+            names.insert(alias.clone(), choice);
         }
-        Self { fleet, seats, names, default }
+        Self { fleet, seats, names, aliases, default }
     }
 
     /// The pods as decisions see them.
@@ -112,17 +116,24 @@ impl Roster {
         }
     }
 
-    /// Whether some pod serves a model, up or not.
-    pub(crate) fn serves(&self, model: &Name) -> bool {
-        self.names.contains_key(model.as_str())
+    /// What engines call a model that the configuration gives this other name.
+    pub(crate) fn alias_of(&self, name: &str) -> Option<&Name> {
+        self.aliases.get(name)
     }
 
-    /// The models of all pods, each once.
+    /// The models of all pods, each once, and their other names.
     #[must_use]
-    pub fn cards(&self) -> Vec<&Value> {
-        let mut cards: Vec<&Value> = Vec::new();
+    pub fn cards(&self) -> Vec<Value> {
+        let mut cards: Vec<Value> = Vec::new();
         for card in self.seats.iter().flat_map(|seat| seat.cards.iter()) {
             if !cards.iter().any(|other| other["id"] == card["id"]) {
+                cards.push(card.clone());
+            }
+        }
+        for (alias, model) in &self.aliases {
+            if let Some(card) = cards.iter().find(|card| card["id"] == *model.as_str()) {
+                let mut card = card.clone();
+                card["id"] = alias.as_str().into();
                 cards.push(card);
             }
         }

@@ -124,7 +124,8 @@ impl Routing {
     }
 }
 
-fn is_path(pattern: &str, path: &str) -> bool {
+/// Whether a route's pattern means a path.
+pub(crate) fn is_path(pattern: &str, path: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => path.starts_with(beginning),
         None => pattern == path,

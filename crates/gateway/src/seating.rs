@@ -59,6 +59,16 @@ impl Gateway {
         true
     }
 
+    /// Sends a drained pod requests again, once it has answered a probe. Whether it was there.
+    pub fn resume_pod(&self, name: &str) -> bool {
+        let roster = self.roster();
+        let Some(seat) = roster.named(name) else { return false };
+        if seat.pod.vitals().health() == Health::Draining {
+            seat.pod.vitals().set_health(Health::Down);
+        }
+        true
+    }
+
     /// Checks new settings and goes by them; if they cannot be used, everything stays as it is. Where it
     /// listens, and with how many threads, stays in any case.
     ///

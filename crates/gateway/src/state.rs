@@ -220,10 +220,16 @@ impl Gateway {
         self.connections.load(Relaxed)
     }
 
+    /// Whether it is about to end.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.readiness.load(Relaxed) == 1
+    }
+
     /// Whether clients should come.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        if self.readiness.load(Relaxed) == 1 {
+        if self.is_draining() {
             return Readiness::Draining;
         }
         let is_up = |pod: &Pod| pod.vitals().health() == Health::Up;
@@ -259,6 +265,17 @@ impl Gateway {
     }
 
     pub(crate) fn ended(&self, record: &Record) {
+        // Neither the client's name for it nor what it asked for: both are its own words.
+        tracing::debug!(
+            api = record.api.word(),
+            profile = %record.profile,
+            pod = record.pod.as_ref().map(|(_, name)| name.as_str()),
+            status = record.status,
+            end = record.ended.word(),
+            retries = record.retries,
+            took = ?record.total,
+            "a request ended"
+        );
         self.tape.ended(record);
         for observer in self.observers.get().into_iter().flatten() {
             observer.ended(record);

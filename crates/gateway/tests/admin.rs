@@ -167,7 +167,7 @@ fn pods_are_listed_added_drained_and_removed() {
     let other = wornpath_gateway::PodSettings::at("http://127.0.0.1:8");
     world.gateway.add_pod(other).unwrap();
     let same = r#"{"url": "http://127.0.0.1:9", "name": "127.0.0.1:8"}"#;
-    assert_eq!(world.ask("POST", "/pods", same).0, 422, "somebody has the name");
+    assert_eq!(world.ask("POST", "/pods", same).0, 409, "somebody has the name");
     assert!(world.pods().contains(&"127.0.0.1:8".to_owned()), "and keeps it");
     assert_eq!(world.ask("DELETE", "/pods/127.0.0.1:8", "").0, 200);
 

@@ -160,4 +160,22 @@ fn a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_that_is_said() {
     assert_eq!((answer.status, answer.pod()), (200, &*engines.engines[2].http), "{}", answer.text);
     let reason = answer.header("x-wornpath-reason").unwrap();
     assert!(reason.contains("an earlier step failed"), "{reason}");
+    assert_eq!(answer.header("x-wornpath-degraded"), Some("true"));
+    for engine in 0..2 {
+        engines.control("POST", &format!("/engines/{engine}/crash"), "");
+    }
+    // When nobody is left to fail, it is said as well.
+    let mut number = 0;
+    eventually("prefill is planned for nobody", || {
+        number += 1;
+        let body = json!({"prompt": format!("{number} ").repeat(1000), "max_tokens": 3});
+        let answer = gateway.post(ASK, &body);
+        assert_eq!((answer.status, answer.header("x-wornpath-degraded")), (200, Some("true")));
+        answer.header("x-wornpath-reason").is_some_and(|reason| !reason.contains("elsewhere"))
+            && number > 4
+    });
+    let decode = &engines.engines[2].http;
+    let line = format!("wornpath_degraded_total{{profile=\"prefill-decode\",pod=\"{decode}\"}}");
+    let counted = gateway.metric(&line);
+    assert!(counted >= 5.0, "{counted}");
 }

@@ -5,6 +5,7 @@
 mod answers;
 mod churn;
 mod clients;
+mod edges;
 mod faults;
 mod flood;
 mod gateway;

@@ -72,6 +72,7 @@ fn explained(gateway: &Gateway, path: &str, mut request: Request) -> Value {
     let (roster, routing, settings) = (gateway.roster(), gateway.routing(), gateway.settings());
     request.model = roster.model(request.model.base.as_str());
     request.arrival = gateway.now();
+    request.wall = crate::batches::unix_time();
     if settings.sharing == Sharing::Isolated {
         // As for clients: who has no name has a salt all the same.
         let tenant = request.tenant.as_ref().map_or("", Name::as_str);

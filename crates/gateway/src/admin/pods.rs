@@ -39,10 +39,12 @@ pub(super) fn add(call: &Call<'_>) -> Answer {
     })?;
     let [pod] = <[_; 1]>::try_from(pods).map_err(|_| Refusal::new(422, "give one pod"))?;
     let names: Vec<_> = pod.settings().iter().map(|pod| pod.facts.name.to_string()).collect();
-    if running.roll().get(&pod.name).is_some() {
+    if names.iter().any(|name| running.gateway().roster().named(name).is_some()) {
         let message = format!("there is a pod `{}` already; remove it first", pod.name);
         return Err(Refusal::new(409, message));
     }
+    // Who was listed or discovered and removed by an operator gives its name and address up.
+    running.forget(&pod);
     running.bring(Bringer::Operator, &pod).map_err(|error| {
         Refusal::new(
             if matches!(error, BringError::Taken(_)) { 409 } else { 422 },
@@ -58,7 +60,7 @@ pub(super) fn remove(call: &Call<'_>) -> Answer {
     let name = call.name;
     let removed = match running.roll().get(name) {
         Some((Bringer::Operator, _)) => running.release(Bringer::Operator, name),
-        // A listed or discovered pod stays away until its entry changes or the router starts anew.
+        // A listed or discovered pod stays away until it is added, its entry changes, or the router starts anew.
         _ => running.gateway().remove_pod(name),
     };
     if !removed {
@@ -74,6 +76,14 @@ pub(super) fn drain(call: &Call<'_>) -> Answer {
     }
     tracing::info!(pod = call.name, "drained by an operator");
     Ok(Reply::Json(json!({ "draining": call.name })))
+}
+
+pub(super) fn resume(call: &Call<'_>) -> Answer {
+    if !call.admin.running.gateway().resume_pod(call.name) {
+        return Err(unknown(call.name));
+    }
+    tracing::info!(pod = call.name, "resumed by an operator");
+    Ok(Reply::Json(json!({ "resumed": call.name })))
 }
 
 pub(super) fn index(call: &Call<'_>) -> Answer {

@@ -139,6 +139,7 @@ pub(super) const ROUTES: &[Route] = &[
     route(Get, "/pods/{name}", "getPod", "One pod.", pods::get),
     route(Delete, "/pods/{name}", "removePod", "Remove a pod; requests that it works on may finish.", pods::remove),
     route(Post, "/pods/{name}/drain", "drainPod", "Send a pod nothing new.", pods::drain),
+    route(Post, "/pods/{name}/resume", "resumePod", "Send a drained pod requests again, once it has answered.", pods::resume),
     route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index),
     route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list),
     Route { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) },

@@ -241,7 +241,7 @@ impl Batches {
 
 /// For timestamps that clients see, and for when a batch's time is over.
 #[allow(clippy::disallowed_methods, reason = "the interface tells times of day")]
-fn unix_time() -> UnixTime {
+pub(crate) fn unix_time() -> UnixTime {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

@@ -2,13 +2,14 @@
 
 use super::head;
 use super::refusal::Refusal;
+use crate::routing::is_path;
 use crate::settings::{Credentials, KeyDigest, Settings, TenantSettings};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use hyper::http::uri::PathAndQuery;
-use hyper::{Request, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use sha2::{Digest, Sha256};
 use wornpath_execution::Call;
 
@@ -26,16 +27,25 @@ pub(super) async fn take_in(
 ) -> Result<Arrival<'_>, Refusal> {
     let (mut parts, body) = request.into_parts();
     let tenant = tenant(&parts.headers, settings)?;
-    if let Some(encoding) = parts.headers.get(CONTENT_ENCODING)
-        && encoding != "identity"
-    {
+    if parts.headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != "identity") {
         let message = "bodies must not be encoded; send it without `content-encoding`".to_owned();
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    if [Method::CONNECT, Method::TRACE].contains(&parts.method) {
+        let message = format!("{} is nothing that an engine answers", parts.method);
+        return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message));
     }
     let path = parts.uri.path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
     if !path.as_str().starts_with('/') {
         return Err(Refusal::bad(format!("the path `{path}` does not begin with a slash")));
+    }
+    if !head::is_for_clients(path.path()) && !is_named(path.path(), settings) {
+        let path = path.path();
+        let message = format!(
+            "`{path}` is not passed on to engines; give it a route if clients may ask for it"
+        );
+        return Err(Refusal::new(StatusCode::NOT_FOUND, message));
     }
     let body = match tokio::time::timeout(settings.limits.body_time, whole(body, settings)).await {
         Ok(body) => body?,
@@ -45,15 +55,12 @@ pub(super) async fn take_in(
         }
     };
     head::strip(&mut parts.headers);
-    head::strip_ours(&mut parts.headers);
+    head::strip_request(&mut parts.headers);
     match &settings.upstream_credentials {
         Credentials::Forwarded => {}
-        Credentials::None => {
-            parts.headers.remove(AUTHORIZATION);
-            parts.headers.remove(head::API_KEY);
-        }
+        Credentials::None => head::strip_credentials(&mut parts.headers),
         Credentials::Own(own) => {
-            parts.headers.remove(head::API_KEY);
+            head::strip_credentials(&mut parts.headers);
             if let Ok(mut own) = HeaderValue::from_str(own) {
                 own.set_sensitive(true);
                 parts.headers.insert(AUTHORIZATION, own);
@@ -62,6 +69,12 @@ pub(super) async fn take_in(
     }
     parts.headers.insert(head::REQUEST_ID, id);
     Ok(Arrival { tenant, call: Call { method: parts.method, path, headers: parts.headers, body } })
+}
+
+/// Whether the configuration names the path.
+fn is_named(path: &str, settings: &Settings) -> bool {
+    let patterns = settings.routes.iter().filter_map(|route| route.path.as_deref());
+    patterns.into_iter().any(|pattern| is_path(pattern, path))
 }
 
 /// Whose request it is. All keys are compared, each in constant time, so that the time tells nothing.
@@ -75,7 +88,8 @@ pub(crate) fn tenant<'a>(
     let given = headers
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")))
+        .and_then(|value| value.split_once(' '))
+        .and_then(|(scheme, key)| scheme.eq_ignore_ascii_case("bearer").then_some(key))
         .or_else(|| headers.get(head::API_KEY).and_then(|value| value.to_str().ok()));
     let Some(given) = given else {
         let message = "an API key is needed; send it as `authorization: Bearer …`".to_owned();

@@ -2,8 +2,8 @@
 
 use crate::record::Api;
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
+    HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use wornpath_routing::{Name, PlanStep};
 
@@ -11,6 +11,9 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 pub(super) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const POD: HeaderName = HeaderName::from_static("x-wornpath-pod");
 const REASON: HeaderName = HeaderName::from_static("x-wornpath-reason");
+const AZURE_KEY: HeaderName = HeaderName::from_static("api-key");
+/// Which answers came without a step that failed or that nobody could take.
+pub(super) const DEGRADED: HeaderName = HeaderName::from_static("x-wornpath-degraded");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -49,8 +52,23 @@ pub(super) fn strip(headers: &mut HeaderMap) {
 }
 
 /// Takes out of a request what only this gateway says to a pod.
+pub(super) fn strip_request(headers: &mut HeaderMap) {
+    strip_ours(headers);
+    for name in [RANK, HOST, CONTENT_LENGTH] {
+        headers.remove(name);
+    }
+}
+
+/// Takes out what only this gateway says to a client.
 pub(super) fn strip_ours(headers: &mut HeaderMap) {
-    for name in [POD, REASON, RANK, HOST, CONTENT_LENGTH] {
+    for name in [POD, REASON, DEGRADED] {
+        headers.remove(name);
+    }
+}
+
+/// Takes out what tells who the client is.
+pub(super) fn strip_credentials(headers: &mut HeaderMap) {
+    for name in [AUTHORIZATION, API_KEY, AZURE_KEY, COOKIE] {
         headers.remove(name);
     }
 }
@@ -117,6 +135,31 @@ pub(super) fn api(path: &str) -> Api {
     }
 }
 
+/// In whose words errors at a path are told.
+pub(super) fn shape(path: &str) -> Api {
+    if path.starts_with("/v1/messages/") { Api::Messages } else { api(path) }
+}
+
+/// Whether clients may ask engines for a path: for answers to prompts, not for what operates an engine.
+pub(super) fn is_for_clients(path: &str) -> bool {
+    const OPERATING: [&str; 2] = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"];
+    const ANSWERING: [&str; 11] = [
+        "/tokenize",
+        "/detokenize",
+        "/rerank",
+        "/score",
+        "/pooling",
+        "/classify",
+        "/generate",
+        "/encode",
+        "/invocations",
+        "/version",
+        "/get_model_info",
+    ];
+    let is_versioned = path.starts_with("/v1/") || path.starts_with("/v2/");
+    (is_versioned && !OPERATING.contains(&path)) || ANSWERING.contains(&path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,7 +179,7 @@ mod tests {
             headers.insert(name, HeaderValue::from_static(value));
         }
         strip(&mut headers);
-        strip_ours(&mut headers);
+        strip_request(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-other"]);
     }
 

@@ -7,10 +7,12 @@ pub(crate) mod read;
 mod refusal;
 mod relay;
 
+use crate::batches::unix_time;
 use crate::desk::{Dispatcher, Worker};
 use crate::lobby::Waiter;
 use crate::quota::Turn;
 use crate::record::{Api, Record};
+use crate::roster::Roster;
 use crate::seen::{Seen, kept};
 use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
 use crate::state::Readiness;
@@ -18,14 +20,14 @@ use arrival::Arrival;
 pub(crate) use arrival::tenant;
 use bytes::Bytes;
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Request, Response};
+use hyper::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, TRANSFER_ENCODING};
+use hyper::{Method, Request, Response, StatusCode, Version};
 pub(crate) use planned::{Planned, send_planned};
 use read::Read;
 use refusal::Refusal;
 pub(crate) use relay::Reply;
-use relay::{Relay, Told};
-use serde_json::json;
+use relay::{End, Relay, Told};
+use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
 use wornpath_execution::{Call, Carried, Edit, Kit, execute, splice};
@@ -33,6 +35,9 @@ use wornpath_routing::queue::Again;
 use wornpath_routing::{
     Explanation, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan, World,
 };
+
+/// Where one model is asked for.
+const MODEL_PATH: &str = "/v1/models/";
 
 /// Answers one request.
 ///
@@ -42,35 +47,63 @@ pub(crate) async fn respond(
     worker: Arc<Worker>,
     request: Request<Incoming>,
 ) -> Result<Response<Reply>, Infallible> {
-    let own = match (request.method(), request.uri().path()) {
-        (&Method::GET, "/health" | "/ping") => Some(Response::new(Reply::whole(Bytes::new()))),
-        (&Method::GET, "/ready") => Some(ready(&worker)),
-        (&Method::GET, "/v1/models") => Some(models(&worker)),
-        (&Method::GET, "/metrics") => Box::pin(metrics(&worker)).await,
-        _ => None,
+    let id = head::request_id(request.headers(), || worker.random());
+    let mut response = match own(&worker, request).await {
+        Ok(own) => own,
+        Err(request) => relayed(&worker, request, &id).await,
     };
-    if let Some(own) = own {
-        return Ok(own);
+    let headers = response.headers_mut();
+    headers.insert(head::REQUEST_ID, id);
+    if worker.gateway.is_draining() {
+        // Its connection would be closed before long, perhaps under its next request.
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    let request = match crate::batches::respond(&worker, request).await {
-        Ok(answered) => return Ok(answered),
-        Err(request) => request,
-    };
+    Ok(response)
+}
+
+/// What the gateway answers without any engine, or the request back.
+async fn own(
+    worker: &Arc<Worker>,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, Request<Incoming>> {
+    match (request.method(), request.uri().path()) {
+        (&(Method::GET | Method::HEAD), "/health" | "/ping") => {
+            return Ok(Response::new(Reply::whole(Bytes::new())));
+        }
+        (&Method::GET, "/ready") => return Ok(ready(worker)),
+        (&Method::GET, "/v1/models") => return Ok(models(worker)),
+        (&Method::GET, path) if path.starts_with(MODEL_PATH) => {
+            return Ok(model(worker, &path[MODEL_PATH.len()..]));
+        }
+        (&Method::GET, "/metrics") => {
+            if let Some(page) = Box::pin(metrics(worker)).await {
+                return Ok(page);
+            }
+        }
+        _ => {}
+    }
+    crate::batches::respond(worker, request).await
+}
+
+/// What an engine answers, or why none does.
+async fn relayed(
+    worker: &Arc<Worker>,
+    request: Request<Incoming>,
+    id: &HeaderValue,
+) -> Response<Reply> {
     let arrived = worker.gateway.now();
     let api = head::api(request.uri().path());
-    let id = head::request_id(request.headers(), || worker.random());
+    let shape = head::shape(request.uri().path());
     let mut record = Record::new(id.to_str().unwrap_or_default(), api);
-    let mut response = match route(&worker, request, (id.clone(), arrived), &mut record).await {
-        Ok((carried, turn)) => answer(&worker, (carried, turn), record, arrived),
+    match route(worker, request, (id.clone(), arrived), &mut record).await {
+        Ok((carried, turn)) => answer(worker, (carried, turn), record, arrived),
         Err(refusal) => {
             record.status = refusal.status.as_u16();
             record.total = worker.gateway.now().saturating_sub(arrived);
             worker.gateway.ended(&record);
-            refusal.response(api)
+            refusal.response(shape)
         }
-    };
-    response.headers_mut().insert(head::REQUEST_ID, id);
-    Ok(response)
+    }
 }
 
 /// Reads the request, decides, and carries the plan out to the first byte.
@@ -93,12 +126,14 @@ async fn route(
     let mut read = read_body(worker, record.api, &call, length).await?;
     read.request.model = roster.model(&read.model);
     read.request.arrival = arrived;
+    read.request.wall = unix_time();
     read.request.headers = head::for_routing(&call.headers);
     if let Some(tenant) = tenant {
         read.request.priority = tenant.priority;
         read.request.weight = tenant.weight;
         read.request.tenant = Some(tenant.name.clone());
     }
+    renamed(&read, &mut call, &roster)?;
     salted(&mut read, &mut call, &settings)?;
     let (name, profile) =
         routing.profile(call.path.path(), &read.request.model.base, read.request.tenant.as_ref());
@@ -143,6 +178,15 @@ async fn route(
         }
         Err(_) => Err(Refusal::from(Rejection::unavailable("the plan was given up"))),
     }
+}
+
+/// Calls the model what its engines call it, if the client used another name of the configuration's.
+fn renamed(read: &Read, call: &mut Call, roster: &Roster) -> Result<(), Refusal> {
+    if let Some(name) = roster.alias_of(&read.model).filter(|_| read.is_object) {
+        let edit = Edit::set("model", &name.as_str().into());
+        call.body = splice(&call.body, &[edit]).map_err(|error| Refusal::bad(error.to_string()))?;
+    }
+    Ok(())
 }
 
 /// Puts the tenant's salt into the request, if tenants share nothing.
@@ -276,7 +320,12 @@ fn answer(
     let gateway = &worker.gateway;
     let (roster, settings) = (gateway.roster(), gateway.settings());
     let mut response_head = carried.answer.head;
+    response_head.version = Version::HTTP_11;
+    let headers = &response_head.headers;
+    let ends_by_closing =
+        !headers.contains_key(TRANSFER_ENCODING) && !headers.contains_key(CONTENT_LENGTH);
     head::strip(&mut response_head.headers);
+    head::strip_ours(&mut response_head.headers);
     record.status = response_head.status.as_u16();
     let now = gateway.now();
     record.first_byte = Some(now.saturating_sub(arrived));
@@ -294,9 +343,14 @@ fn answer(
     {
         head::reveal(&mut response_head.headers, name, &carried.step, carried.is_degraded);
     }
+    if carried.is_degraded {
+        response_head.headers.insert(head::DEGRADED, HeaderValue::from_static("true"));
+    }
     let told = Told::by(record.api, &response_head.headers);
+    let end = if ends_by_closing { End::Closing } else { End::Told };
     let load = (carried.step, carried.endpoint, turn);
-    let relay = Relay::new(carried.answer.body, load, told, (Arc::clone(worker), record, arrived));
+    let relay =
+        Relay::new((carried.answer.body, end), load, told, (Arc::clone(worker), record, arrived));
     Response::from_parts(response_head, Reply::Relay(Box::new(relay)))
 }
 
@@ -323,9 +377,25 @@ async fn metrics(worker: &Worker) -> Option<Response<Reply>> {
 }
 
 fn models(worker: &Worker) -> Response<Reply> {
+    shown(&json!({"object": "list", "data": worker.gateway.roster().cards()}))
+}
+
+/// One model, by a name that may be written with escapes, as `org%2Fmodel`.
+fn model(worker: &Worker, name: &str) -> Response<Reply> {
+    let name = name.replace("%2F", "/").replace("%2f", "/");
     let roster = worker.gateway.roster();
-    let list = json!({"object": "list", "data": roster.cards()});
-    let mut response = Response::new(Reply::whole(list.to_string().into()));
+    match roster.cards().iter().find(|card| card["id"] == *name) {
+        Some(card) => shown(card),
+        None => {
+            let message =
+                format!("there is no model `{name}`; GET /v1/models lists what is served");
+            Refusal::new(StatusCode::NOT_FOUND, message).response(Api::Other)
+        }
+    }
+}
+
+fn shown(json: &Value) -> Response<Reply> {
+    let mut response = Response::new(Reply::whole(json.to_string().into()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

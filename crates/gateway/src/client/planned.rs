@@ -1,10 +1,11 @@
 //! Requests of the gateway's own: planned offline, sent through the same pipeline, behind everybody else.
 
 use super::refusal::Refusal;
-use super::{Reply, answer, decide, head, prepare, read_body, salted};
+use super::{Reply, answer, decide, head, prepare, read_body, renamed, salted};
+use crate::batches::unix_time;
 use crate::desk::{Dispatcher, Worker};
 use crate::record::Record;
-use hyper::{Response, StatusCode};
+use hyper::Response;
 use std::sync::Arc;
 use wornpath_execution::{Call, Carried, Kit, execute};
 use wornpath_index::{Moment, PodId};
@@ -41,13 +42,7 @@ pub(crate) async fn send_planned(
     };
     let mut response = match carry(worker, call, (planned, arrived), &mut record).await {
         Ok(carried) => answer(worker, (carried, None), record, arrived),
-        Err(mut refusal) => {
-            // Its pods are down, which passes: not a reason to give the request up.
-            if refusal.status == StatusCode::NOT_FOUND
-                && worker.gateway.roster().serves(&record.model)
-            {
-                refusal.status = StatusCode::SERVICE_UNAVAILABLE;
-            }
+        Err(refusal) => {
             record.status = refusal.status.as_u16();
             record.total = worker.gateway.now().saturating_sub(arrived);
             worker.gateway.ended(&record);
@@ -71,9 +66,11 @@ async fn carry(
     let mut read = read_body(worker, record.api, &call, length).await?;
     read.request.model = roster.model(&read.model);
     read.request.arrival = arrived;
+    read.request.wall = unix_time();
     read.request.priority = Priority::LOWEST;
     read.request.planned = Some(pod);
     read.request.tenant = tenant.cloned();
+    renamed(&read, &mut call, &roster)?;
     salted(&mut read, &mut call, &settings)?;
     record.model.clone_from(&read.request.model.base);
     let mut seen = None;

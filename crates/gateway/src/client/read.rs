@@ -62,8 +62,7 @@ fn parse(body: &[u8]) -> Result<Map<String, Value>, Refusal> {
 fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
     match api {
         Api::Completions => of_completion(fields.remove("prompt")),
-        Api::Tokenize if fields.contains_key("prompt") => of_completion(fields.remove("prompt")),
-        Api::Chat | Api::Tokenize => conversation(Vec::new(), fields),
+        Api::Chat => conversation(Vec::new(), fields),
         Api::Messages => {
             let system = fields.remove("system");
             let system = system.map(|content| json!({"role": "system", "content": content}));
@@ -83,7 +82,7 @@ fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
             conversation(before, fields)
         }
         // Nothing of it stays in a prefix cache.
-        Api::Embeddings | Api::Rerank | Api::Other => Prompt::default(),
+        Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Other => Prompt::default(),
     }
 }
 

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderMap};
+use memchr::memmem;
 use serde_json::json;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +18,9 @@ use std::task::{Context, Poll};
 use wornpath_execution::{AnswerBody, CallError, Endpoint};
 use wornpath_index::Moment;
 use wornpath_routing::PlanStep;
+
+/// Bytes of the longest word that a stream ends with, less one.
+const LONGEST_MARK: usize = 18;
 
 /// What a client gets.
 pub(crate) enum Reply {
@@ -37,10 +41,24 @@ pub(super) enum Told {
     ByBreaking,
 }
 
+/// How an engine's answer ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// By its length or a last chunk: less of it is seen to be less.
+    Told,
+    /// When the connection is closed, as a crash would.
+    Closing,
+}
+
 /// An engine's answer under way.
 pub(crate) struct Relay {
     body: AnswerBody,
+    ends_by: End,
     told: Told,
+    /// Whether the stream has said that it is over.
+    has_finished: bool,
+    /// What may be the beginning of saying so.
+    tail: Vec<u8>,
     /// Whether the last bytes sent end an event.
     is_between_events: bool,
     scan: UsageScan,
@@ -60,8 +78,13 @@ struct Open {
 
 impl Told {
     pub(super) fn by(api: Api, headers: &HeaderMap) -> Self {
+        const STREAM: &[u8] = b"text/event-stream";
         let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
-        if kind.starts_with(b"text/event-stream") { Self::ByEvent(api) } else { Self::ByBreaking }
+        if kind.get(..STREAM.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(STREAM)) {
+            Self::ByEvent(api)
+        } else {
+            Self::ByBreaking
+        }
     }
 }
 
@@ -73,7 +96,7 @@ impl Reply {
 
 impl Relay {
     pub(super) fn new(
-        body: AnswerBody,
+        (body, ends_by): (AnswerBody, End),
         (step, endpoint, turn): (PlanStep, Arc<Endpoint>, Option<Turn>),
         told: Told,
         (worker, record, arrived): (Arc<Worker>, Record, Moment),
@@ -81,7 +104,10 @@ impl Relay {
         let open = Open { step, endpoint, turn, worker, record, arrived };
         let mut relay = Self {
             body,
+            ends_by,
             told,
+            has_finished: false,
+            tail: Vec::new(),
             is_between_events: true,
             scan: UsageScan::default(),
             open: Some(open),
@@ -95,6 +121,10 @@ impl Relay {
     fn passes(&mut self, data: &Bytes) {
         self.is_between_events = data.ends_with(b"\n\n");
         self.scan.feed(data);
+        match self.ends_by {
+            End::Told => self.has_finished |= data.ends_with(b"data: [DONE]\n\n"),
+            End::Closing => self.look_for_the_end(data),
+        }
         let Some(open) = &mut self.open else { return };
         let has_begun = open.record.pieces > 0;
         open.record.pieces += 1;
@@ -116,7 +146,36 @@ impl Relay {
         }
     }
 
+    /// Only where nothing else tells: the words may be cut anywhere.
+    fn look_for_the_end(&mut self, data: &[u8]) {
+        let Told::ByEvent(api) = self.told else { return };
+        let marks: &[&[u8]] = match api {
+            Api::Messages => &[b"message_stop", b"[DONE]"],
+            Api::Responses => &[b"response.completed", b"response.failed", b"response.incomplete"],
+            _ => &[b"[DONE]"],
+        };
+        self.tail.extend_from_slice(data);
+        self.has_finished |= marks.iter().any(|mark| memmem::find(&self.tail, mark).is_some());
+        self.tail.drain(..self.tail.len().saturating_sub(LONGEST_MARK));
+    }
+
+    /// The engine said no more: all there is, or all that came before it crashed.
+    fn ends(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        let is_known = matches!(self.told, Told::ByEvent(api) if api != Api::Other);
+        if self.open.is_some() && self.ends_by == End::Closing && is_known && !self.has_finished {
+            return self.breaks(CallError::Unfinished);
+        }
+        self.end(Ended::Whole);
+        Poll::Ready(None)
+    }
+
     fn breaks(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        if self.has_finished {
+            // What follows the last word is nobody's loss.
+            self.end(Ended::Whole);
+            self.body = AnswerBody::empty();
+            return Poll::Ready(None);
+        }
         if let Some(open) = &self.open {
             open.endpoint.judge(error.verdict(), open.worker.gateway.now());
         }
@@ -188,16 +247,13 @@ impl Body for Reply {
                 if let Some(data) = frame.data_ref() {
                     relay.passes(data);
                 }
-                if relay.body.is_end_stream() {
+                if relay.body.is_end_stream() && relay.ends_by == End::Told {
                     relay.end(Ended::Whole);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(error))) => relay.breaks(error),
-            Poll::Ready(None) => {
-                relay.end(Ended::Whole);
-                Poll::Ready(None)
-            }
+            Poll::Ready(None) => relay.ends(),
             Poll::Pending => Poll::Pending,
         }
     }
@@ -206,7 +262,7 @@ impl Body for Reply {
         match self {
             Self::Whole(bytes) => bytes.is_none(),
             Self::Pieces(_) => false,
-            Self::Relay(relay) => relay.body.is_end_stream(),
+            Self::Relay(relay) => relay.open.is_none() && relay.body.is_end_stream(),
         }
     }
 

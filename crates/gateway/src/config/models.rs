@@ -38,7 +38,7 @@ pub(super) const MODEL: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "Its name, as engines list it."),
     Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can serve it."),
     Parameter::with_default("block_size", Takes::Whole(1, 1 << 16), "16", "Tokens in a block, as its engines cut prompts."),
-    Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use."),
+    Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines get the model's own."),
 ];
 
 pub(super) fn models(root: &Node, notes: &mut Notes) -> Vec<Model> {

@@ -19,7 +19,7 @@ pub(super) const ROUTE: &[Parameter] = &[
 
 #[rustfmt::skip]
 pub(super) const MATCH: &[Parameter] = &[
-    Parameter::optional("path", Takes::Text, "The path, such as `/v1/embeddings`; with `*` at the end, all that begin so."),
+    Parameter::optional("path", Takes::Text, "The path, such as `/v1/embeddings`; with `*` at the end, all that begin so. What operates an engine, as `/sleep` or `/flush_cache`, is passed on only if a route names it."),
     Parameter::optional("model", Takes::Text, "The base model, by its name."),
     Parameter::optional("tenant", Takes::Text, "The tenant, by name."),
 ];

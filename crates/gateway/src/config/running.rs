@@ -226,6 +226,19 @@ impl Running {
         released.is_some()
     }
 
+    /// Strikes those who have the pod's name or address off the roll, if they are not there any more.
+    pub(crate) fn forget(&self, pod: &PodConfig) {
+        let roster = self.gateway.roster();
+        let is_there = |known: &PodConfig| {
+            known.settings().iter().any(|rank| roster.named(rank.facts.name.as_str()).is_some())
+        };
+        for known in self.roll.all() {
+            if (known.name == pod.name || known.url == pod.url) && !is_there(&known) {
+                self.roll.strike(&known.name);
+            }
+        }
+    }
+
     fn take_out(&self, pod: &PodConfig) {
         for settings in pod.settings() {
             self.gateway.remove_pod(settings.facts.name.as_str());
@@ -234,9 +247,14 @@ impl Running {
 
     /// Reads the configuration again on SIGHUP and when its files change, for as long as it is polled.
     pub async fn follow(self: Arc<Self>) {
-        let Some(path) = self.path.clone() else { return std::future::pending().await };
-        let mut watch = Watch::new(self.config().look.clone());
         let mut hangups = Hangups::new();
+        let Some(path) = self.path.clone() else {
+            loop {
+                hangups.next().await;
+                tracing::warn!("SIGHUP: {}", ReloadError::NoFile);
+            }
+        };
+        let mut watch = Watch::new(self.config().look.clone());
         loop {
             let asked = tokio::select! {
                 () = hangups.next() => true,

@@ -57,6 +57,11 @@ impl Roll {
         pods.remove(name).map(|(_, pod)| pod)
     }
 
+    /// Forgets a pod, whoever brought it.
+    pub(crate) fn strike(&self, name: &str) {
+        self.pods().remove(name);
+    }
+
     /// Who brought a pod, and what it is.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<(Bringer, PodConfig)> {

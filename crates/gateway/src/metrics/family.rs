@@ -75,6 +75,8 @@ families! {
         "1 if a pod's predictions are nearly always wrong: another tokenizer, block size or hash, or no events.";
     EVENTS_SILENT = Gauge "wornpath_pod_events_silent" ["pod"]
         "1 if a pod is configured to send cache events, has answered requests, and has never sent any.";
+    DEGRADED = Counter "wornpath_degraded_total" ["profile", "pod"]
+        "Answers without a step of the plan that failed or that no pod could take, as prefill on a pod of its own.";
     RETRIES = Counter "wornpath_retries_total" ["profile", "pod"]
         "Attempts after the first, counted for the pod that answered in the end.";
     RETRY_BUDGET = Counter "wornpath_retry_budget_total" ["fate"]

@@ -80,6 +80,7 @@ struct Line {
     checked: AtomicU64,
     wrong: AtomicU64,
     retries: AtomicU64,
+    degraded: AtomicU64,
 }
 
 /// What became of a reading of an engine's own metrics.
@@ -229,7 +230,7 @@ impl Metrics {
         each(page, family::FIRST_BYTE_SECONDS, &|family, labels, line| {
             family.histogram(labels, &line.first_byte);
         });
-        let counters: [(Family, Counter); 10] = [
+        let counters: [(Family, Counter); 11] = [
             (family::PROMPT_TOKENS, |line| &line.prompt_tokens),
             (family::OUTPUT_TOKENS, |line| &line.output_tokens),
             (family::TOLD_TOKENS, |line| &line.told),
@@ -239,6 +240,7 @@ impl Metrics {
             (family::MISJUDGED_TOKENS, |line| &line.misjudged),
             (family::CHECKED_PREDICTIONS, |line| &line.checked),
             (family::WRONG_PREDICTIONS, |line| &line.wrong),
+            (family::DEGRADED, |line| &line.degraded),
             (family::RETRIES, |line| &line.retries),
         ];
         for (family, counter) in counters {
@@ -280,6 +282,7 @@ impl Line {
         add(&self.prompt_tokens, usage.prompt_tokens.unwrap_or(0));
         add(&self.output_tokens, usage.output_tokens.unwrap_or(0));
         add(&self.retries, u64::from(record.retries));
+        add(&self.degraded, u64::from(record.is_degraded));
         if let (Some(prompt), Some(cached)) = (usage.prompt_tokens, usage.cached_tokens) {
             add(&self.told, prompt);
             add(&self.cached, cached);

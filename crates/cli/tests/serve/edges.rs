@@ -1,0 +1,204 @@
+//! What clients and operators meet at the edges: signals, names, paths and methods that are not for everybody,
+//! streams that only seem to end.
+
+use crate::gateway::{Gateway, eventually};
+use crate::recorder::Recorder;
+use crate::served::{Exchange, Served};
+use crate::sockets::exchange;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+const ASK: &str = "/v1/completions";
+
+#[test]
+fn a_hangup_without_a_file_is_told_and_ends_nothing() {
+    let engines = Served::start(&["--model", "m"]);
+    let mut gateway = Gateway::before(&engines, &[]);
+    gateway.signal("-HUP");
+    eventually("it says that there is no file", || {
+        gateway.log().contains("there is no configuration file")
+    });
+    assert_eq!(gateway.child.try_wait().unwrap(), None);
+    assert_eq!(gateway.post(ASK, &json!({"prompt": "a"})).status, 200);
+}
+
+#[test]
+fn a_model_whose_pods_are_down_comes_later_and_one_that_nobody_serves_does_not() {
+    let (one, other) = (Served::start(&["--model", "m"]), Served::start(&["--model", "other"]));
+    let urls = [&one, &other].map(|served| format!("http://{}", served.engines[0].http));
+    let gateway = Gateway::start(&["--pod", &urls[0], "--pod", &urls[1]], 2);
+    let ask = |model: &str| gateway.post(ASK, &json!({"model": model, "prompt": "a"}));
+    assert_eq!([ask("m").status, ask("other").status, ask("mm").status], [200, 200, 404]);
+    other.control("POST", "/engines/0/crash", "");
+    eventually("its breaker is open", || ask("other").status == 503);
+    let answer = ask("other");
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{}", answer.text);
+    assert!(answer.text.contains("`other`"), "{}", answer.text);
+    assert!(ask("mm").text.contains("`mm`"));
+    eventually("the log tells of it", || gateway.log().contains("cut off"));
+}
+
+#[test]
+fn a_client_that_keeps_its_connection_is_asked_to_leave_before_it_is_closed() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &["--lame-duck", "5"]);
+    let mut kept = TcpStream::connect(&gateway.address).unwrap();
+    let mut ask = || {
+        kept.write_all(b"GET /v1/models HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
+        let (mut answer, mut buffer) = (String::new(), [0; 4096]);
+        while !answer.contains("\"data\"") {
+            let count = kept.read(&mut buffer).unwrap();
+            assert!(count > 0, "closed after {answer}");
+            answer.push_str(&String::from_utf8_lossy(&buffer[..count]));
+        }
+        answer
+    };
+    assert!(!ask().contains("connection: close"));
+    gateway.signal("-TERM");
+    eventually("it is not ready", || gateway.get("/ready").status == 503);
+    assert!(ask().contains("connection: close"));
+    assert!(gateway.get("/health").header("x-request-id").is_some());
+}
+
+/// An engine that answers every post with these pieces and closes the connection, which is how its answer ends.
+fn closing(pieces: &'static [&'static str]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let _listening = std::thread::Builder::new().spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut buffer = [0; 65_536];
+            let count = stream.read(&mut buffer).unwrap_or(0);
+            let asked = String::from_utf8_lossy(&buffer[..count]).into_owned();
+            if asked.starts_with("GET /v1/models") {
+                let body = json!({"data": [{"id": "m"}]}).to_string();
+                let length = body.len();
+                let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+                continue;
+            }
+            let _ = write!(stream, "HTTP/1.0 200 OK\r\ncontent-type: Text/Event-Stream\r\nx-wornpath-pod: forged\r\n\r\n");
+            for piece in pieces {
+                let _ = stream.write_all(piece.as_bytes());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_stream_that_ends_by_closing_is_whole_only_after_its_last_word() {
+    let cases: [(&'static [&'static str], bool); 3] = [
+        (&["data: {\"a\":1}\n\n", "data: {\"a\":2}\n\n"], false),
+        (&["data: {\"a\":1}\n\n", "data: [DO", "NE]\n\n"], true),
+        (&["data: {\"a\":1}\n\ndata: {\"a\":"], false),
+    ];
+    for (pieces, is_whole) in cases {
+        let url = format!("http://{}", closing(pieces));
+        let gateway = Gateway::start(&["--pod", &url], 1);
+        let body = json!({"prompt": "a", "stream": true}).to_string();
+        let bytes = format!(
+            "POST {ASK} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = exchange(&gateway.address, bytes.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert_eq!(answer.contains("upstream_lost"), !is_whole, "{pieces:?} gave {answer}");
+        assert!(answer.ends_with("0\r\n\r\n"), "the answer itself is in good order: {answer}");
+        assert!(!answer.contains("forged"), "{answer}");
+        let end = if is_whole { "whole" } else { "broken" };
+        let page = gateway.get("/metrics").text;
+        assert!(page.contains(&format!("status=\"200\",end=\"{end}\"}} 1")), "{page}");
+    }
+}
+
+#[test]
+fn operators_take_pods_out_and_in_again() {
+    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let [a, b] = [0, 1].map(|at| format!("http://{}", engines.engines[at].http));
+    let text =
+        format!("pods: [{{name: a, url: \"{a}\"}}, {{name: b, url: \"{b}\"}}]\nreveal: pod\n");
+    let gateway = Gateway::configured("edges_operators", &text, 2);
+    let health =
+        |pod: &str| gateway.ask("GET", &format!("/pods/{pod}"), "").json()["health"].clone();
+    assert_eq!(gateway.ask("POST", "/pods/a/drain", "").status, 200);
+    assert_eq!(health("a"), "draining");
+    assert_eq!(gateway.ask("POST", "/pods/a/resume", "").status, 200);
+    eventually("it is up again", || health("a") == "up");
+    assert_eq!(gateway.ask("POST", "/pods/nobody/resume", "").status, 404);
+
+    assert_eq!(gateway.ask("DELETE", "/pods/a", "").status, 200);
+    assert_eq!(gateway.ask("GET", "/pods/a", "").status, 404);
+    let pod = json!({"name": "again", "url": a}).to_string();
+    let added = gateway.ask("POST", "/pods", &pod);
+    assert_eq!(added.status, 200, "{}", added.text);
+    assert_eq!(gateway.ask("POST", "/pods", &pod).status, 409);
+    eventually("it is up", || health("again") == "up");
+}
+
+#[test]
+fn another_name_of_a_model_reaches_engines_as_their_own() {
+    let pod = Recorder::start();
+    let text = format!(
+        "pods: [{{url: \"http://{}\"}}]\nmodels: [{{name: m, tokenizer: bytes, aliases: [default]}}]\n",
+        pod.address
+    );
+    let gateway = Gateway::configured("edges_alias", &text, 1);
+    let cards = gateway.get("/v1/models").json();
+    let names: Vec<_> = cards["data"].as_array().unwrap().iter().map(|card| &card["id"]).collect();
+    assert_eq!(names, ["m", "default"]);
+    assert_eq!(gateway.get("/v1/models/default").json()["id"], "default");
+    assert_eq!(gateway.get("/v1/models/none").status, 404);
+    let answer = gateway.post(ASK, &json!({"model": "default", "prompt": "a", "x": 1}));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let sent: Value = pod.posted().remove(0).body;
+    assert_eq!(sent, json!({"model": "m", "prompt": "a", "x": 1}));
+}
+
+#[test]
+fn what_operates_an_engine_is_not_for_clients_unless_a_route_says_so() {
+    let pod = Recorder::start();
+    let text = |more: &str| format!("pods: [{{url: \"http://{}\"}}]\n{more}", pod.address);
+    let gateway = Gateway::configured("edges_paths", &text(""), 1);
+    for path in ["/reset_prefix_cache", "/sleep", "/v1/load_lora_adapter", "/collective_rpc"] {
+        let answer = gateway.post(path, &json!({"model": "m"}));
+        assert_eq!(answer.status, 404, "{path}");
+        assert!(answer.text.contains("route"), "{}", answer.text);
+    }
+    assert_eq!(gateway.post("/v1/score", &json!({"model": "m"})).status, 200);
+    assert_eq!(pod.posted().len(), 1);
+    let routes =
+        "routes: [{match: {path: /sleep}, profile: round-robin}, {profile: round-robin}]\n";
+    let gateway = Gateway::configured("edges_paths_routed", &text(routes), 1);
+    assert_eq!(gateway.post("/sleep", &json!({"model": "m"})).status, 200);
+}
+
+#[test]
+fn neither_an_encoded_body_nor_a_method_of_proxies_reaches_an_engine() {
+    let pod = Recorder::start();
+    let url = format!("http://{}", pod.address);
+    let gateway = Gateway::start(&["--pod", &url], 1);
+    let headers = [("content-encoding", "identity"), ("content-encoding", "gzip")];
+    let answer = Exchange::open_with(&gateway.address, ASK, &headers, &json!({"prompt": "a"}));
+    assert_eq!(answer.finish().unwrap().status, 415);
+    for method in ["TRACE", "CONNECT"] {
+        let target = if method == "CONNECT" { "h:80" } else { ASK };
+        let bytes = format!("{method} {target} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n");
+        let answer = exchange(&gateway.address, bytes.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 4"), "{method} gave {answer}");
+    }
+    assert!(pod.posted().is_empty());
+}
+
+#[test]
+fn what_was_only_tokenized_is_not_believed_to_be_cached() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &[]);
+    let prompt = "counted but never computed ".repeat(200);
+    assert_eq!(gateway.post("/tokenize", &json!({"prompt": prompt})).status, 200);
+    let answer = gateway.post(ASK, &json!({"prompt": prompt, "max_tokens": 1}));
+    let reason = answer.header("x-wornpath-reason").unwrap().to_owned();
+    assert_eq!(answer.cached_tokens(), 0);
+    assert!(!reason.contains("tokens cached") || reason.contains(" 0 "), "{reason}");
+}

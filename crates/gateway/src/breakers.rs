@@ -1,0 +1,40 @@
+//! Says in the log when a pod is cut off, and when it is back.
+
+use crate::roster::Roster;
+use std::collections::HashMap;
+use wornpath_routing::Breaker;
+
+/// Who was cut off when somebody last looked, by address.
+#[derive(Debug, Default)]
+pub(crate) struct Breakers(HashMap<String, Breaker>);
+
+impl Breakers {
+    /// Looks at everybody. Pods at one address have one breaker.
+    pub(crate) fn look(&mut self, roster: &Roster) {
+        for seat in roster.seats() {
+            let (now, url) = (seat.pod.vitals().breaker(), seat.endpoint.url());
+            let before = self.0.get(url).copied().unwrap_or(Breaker::Closed);
+            if now == before {
+                continue;
+            }
+            self.0.insert(url.to_owned(), now);
+            let pod = &seat.pod.facts().name;
+            match (before, now) {
+                (Breaker::HalfOpen, Breaker::Open) => {
+                    tracing::info!(%pod, url, "cut off again: it failed when it was tried");
+                }
+                (_, Breaker::Open) => {
+                    tracing::warn!(%pod, url, "cut off: it cannot be reached, broke off, or failed several times in a row");
+                }
+                (_, Breaker::HalfOpen) => {
+                    tracing::info!(%pod, url, "answers again; one request at a time may try it");
+                }
+                (_, Breaker::Resting) => {
+                    tracing::info!(%pod, url, "is busy, and left alone for as long as it asked");
+                }
+                (_, Breaker::Closed) => tracing::info!(%pod, url, "takes requests again"),
+            }
+        }
+        self.0.retain(|url, _| roster.seats().iter().any(|seat| seat.endpoint.url() == url));
+    }
+}
