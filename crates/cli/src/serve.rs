@@ -222,6 +222,14 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
             aliases: Vec::new(),
         });
     }
+    let is_paired = !arguments.prefill.is_empty() && !arguments.decode.is_empty();
+    ensure!(
+        !is_paired
+            || arguments.policy.is_some()
+            || arguments.config.is_some()
+            || !arguments.pods.is_empty(),
+        "--prefill and --decode need a policy that uses both; give --policy prefill-decode"
+    );
     if arguments.policy.is_some() || arguments.config.is_none() {
         let policy = arguments.policy.as_deref().unwrap_or(DEFAULT_PROFILE);
         settings.profiles.insert(0, profile(policy, &settings)?);

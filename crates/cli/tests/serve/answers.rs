@@ -90,6 +90,9 @@ fn models_health_and_other_paths_of_engines_are_served() {
     assert_eq!(gateway.post("/tokenize", &json!({"prompt": "abc"})).json()["count"], 3);
     let embedding = gateway.post("/v1/embeddings", &json!({"input": "abc"})).json();
     assert_eq!(embedding["data"][0]["embedding"].as_array().unwrap().len(), 64);
+    let documents = json!({"query": "abc", "documents": ["x", "abc"]});
+    let ranked = gateway.post("/v1/rerank", &documents).json();
+    assert_eq!(ranked["results"][0]["index"], 1, "{ranked}");
     let adapted = gateway.post("/v1/completions", &json!({"model": "sql", "prompt": "a"}));
     assert_eq!((adapted.status, &adapted.json()["model"]), (200, &json!("sql")));
 }

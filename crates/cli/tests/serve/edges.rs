@@ -1,13 +1,14 @@
 //! What clients and operators meet at the edges: signals, names, paths and methods that are not for everybody,
 //! streams that only seem to end.
 
-use crate::gateway::{Gateway, eventually};
+use crate::gateway::{Gateway, eventually, folder, refused};
 use crate::recorder::Recorder;
 use crate::served::{Exchange, Served};
 use crate::sockets::exchange;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::time::Duration;
 
 const ASK: &str = "/v1/completions";
@@ -111,6 +112,32 @@ fn a_stream_that_ends_by_closing_is_whole_only_after_its_last_word() {
         let page = gateway.get("/metrics").text;
         assert!(page.contains(&format!("status=\"200\",end=\"{end}\"}} 1")), "{page}");
     }
+}
+
+#[test]
+fn what_check_calls_good_starts() {
+    let folder = folder("edges_check");
+    let alone = "pods: [{url: \"http://127.0.0.1:9\", role: prefill}]\n";
+    let cases = [
+        (alone, "no-pod-for-role"),
+        ("discovery: [{dns: \"\", port: 1}]\n", "`dns` is empty"),
+        ("pods: [\n", "the configuration is not usable"),
+    ];
+    for (text, says) in cases {
+        let path = folder.join("wornpath.yaml");
+        std::fs::write(&path, text).unwrap();
+        let checked = Command::new(env!("CARGO_BIN_EXE_wornpath")).arg("check").arg(&path).output();
+        let checked = checked.unwrap();
+        let shown = String::from_utf8(checked.stdout).unwrap();
+        assert_eq!(checked.status.code(), Some(78), "{text}: {shown}");
+        assert!(shown.contains(says), "{shown}");
+        assert_eq!(refused(&["-c", path.to_str().unwrap()]).0, Some(78), "{text}");
+    }
+    let (code, says) =
+        refused(&["--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:8"]);
+    assert!(code == Some(78) && says.contains("--policy prefill-decode"), "{says}");
+    let (code, says) = refused(&["--pod", "http://127.0.0.1:9", "--max-body", "0"]);
+    assert!(code == Some(78) && says.contains("--max-body"), "{says}");
 }
 
 #[test]

@@ -66,6 +66,11 @@ fn operation(route: &Route) -> Value {
             "description": route.named,
         }]);
     }
+    if let Some((name, what)) = route.query {
+        operation["parameters"] = json!([{
+            "name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}, "description": what,
+        }]);
+    }
     if let Some((kind, what)) = route.takes {
         let kind = match kind {
             Body::Json => "application/json",

@@ -92,6 +92,8 @@ pub(super) struct Route {
     pub(super) summary: &'static str,
     /// What the name in the path is.
     pub(super) named: &'static str,
+    /// What may be asked for after the path's `?`, and what it means.
+    pub(super) query: Option<(&'static str, &'static str)>,
     /// What must be posted.
     pub(super) takes: Option<(Body, &'static str)>,
     pub(super) answers: Body,
@@ -106,7 +108,8 @@ const fn route(
     answer: fn(&Call<'_>) -> Answer,
 ) -> Route {
     let (named, answers) = ("The pod's name, percent-encoded.", Body::Json);
-    Route { method, path: Pattern(path), id, summary, named, takes: None, answers, answer }
+    let path = Pattern(path);
+    Route { method, path, id, summary, named, query: None, takes: None, answers, answer }
 }
 
 const fn taking(route: Route, kind: Body, what: &'static str) -> Route {
@@ -143,9 +146,9 @@ pub(super) const ROUTES: &[Route] = &[
     route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index),
     route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list),
     Route { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) },
-    route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list),
+    Route { query: Some(("last", "How many; 100 if not given.")), ..route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list) },
     Route { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) },
-    route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic),
+    Route { query: Some(("after", "The number of the last one that is known; all if not given.")), ..route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic) },
     taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), Body::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`"),
     route(Get, "/profiles", "listProfiles", "The profiles that decide, with every default, and the routes to them.", setup::profiles),
     taking(route(Post, "/profiles/check", "checkProfile", "What is wrong with a profile; changes nothing.", setup::check_profile), Body::Text, "A profile."),

@@ -84,5 +84,10 @@ fn dns(entry: Entry<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<Finde
     let port = u16::try_from(section.maybe::<u32>("port")?).ok()?;
     let every = section.or("every", Duration::ZERO);
     let scheme = section.or("scheme", "http");
+    if section.maybe::<String>("dns").is_some_and(|host| host.trim().is_empty()) {
+        let message = "`dns` is empty, and no name has no address";
+        let problem = Problem::new(Kind::Syntax, section.span(), message);
+        notes.problems.push(problem.cure("write a name, such as `dns: engines.default.svc`"));
+    }
     Some(Finder::Dns { host: section.maybe("dns")?, port, scheme, every, pod })
 }

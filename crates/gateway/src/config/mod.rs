@@ -249,7 +249,15 @@ const FIRST: wornpath_routing::Span = wornpath_routing::Span { line: 1, column: 
 #[must_use]
 pub fn is_configuration(text: &str) -> bool {
     const TELLING: [&str; 5] = ["pods", "listen", "discovery", "routes", "profiles"];
-    parse(text).is_ok_and(|root| TELLING.iter().any(|key| root.get(key).is_some()))
+    match parse(text) {
+        Ok(root) => TELLING.iter().any(|key| root.get(key).is_some()),
+        // Broken, but broken in a configuration's words.
+        Err(_) => text.lines().any(|line| {
+            TELLING
+                .iter()
+                .any(|key| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':')))
+        }),
+    }
 }
 
 fn whole(root: &Node, notes: &mut Notes) -> Config {
@@ -289,10 +297,11 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
     let finders = discovery::discovery(root, scope, notes);
     has_pods(root, &pods, &finders, &listen, notes);
     let roles = known_roles(&pods, &finders, &listen);
-    settings.profiles = profiles::profiles(root, roles, notes);
+    settings.profiles = profiles::profiles(root, roles.clone(), notes);
     settings.routes =
         routes::routes(root, (&models, &settings.tenants), &mut settings.profiles, notes);
     routes::default_first(&settings.routes, &mut settings.profiles);
+    routes::must_be_played(root, roles, &settings, notes);
     routes::must_be_heard(root, &pods, &settings, notes);
     limits::bounds(root, &mut settings, notes);
     settings.telemetry = telemetry::telemetry(root, notes);

@@ -2,13 +2,14 @@
 
 use wornpath_routing::document::{Node, Yaml};
 use wornpath_routing::{
-    Card, Kind, Parameter, Problem, Profile, Slot, Span, Surroundings, Takes, Tokens, WithoutEvents,
+    Card, Kind, Parameter, Problem, Profile, Role, Slot, Span, Surroundings, Takes, Tokens,
+    WithoutEvents,
 };
 
 use super::notes::Notes;
 use super::profiles::resolve;
 use super::section::{Section, maps};
-use super::shipped::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE};
+use super::shipped::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
 use super::{Model, PodConfig, TokenizerChoice};
 use crate::settings::{NamedProfile, RouteSettings, Settings, TenantSettings};
 
@@ -190,6 +191,32 @@ fn everything(
     let span = root.get("profiles").map_or(root.span, |node| node.span);
     must_have_tokens(&route, span, models, profiles, notes);
     route
+}
+
+/// Every role in a shipped profile that is used needs a pod; the configuration's own profiles were checked for that
+/// where they stand.
+pub(super) fn must_be_played(
+    root: &Node,
+    roles: Option<Vec<Role>>,
+    settings: &Settings,
+    notes: &mut Notes,
+) {
+    let surroundings = Surroundings { roles, ..Surroundings::default() };
+    for profile in &settings.profiles {
+        let is_shipped = shipped(&profile.name).is_some_and(|text| text == profile.text);
+        let Err(problems) = Profile::check(&profile.file, &profile.text, &surroundings) else {
+            continue;
+        };
+        for problem in problems.all().iter().filter(|_| is_shipped) {
+            let (name, what) = (&profile.name, problem.message());
+            let message = format!("the shipped profile `{name}` does not fit the pods: {what}");
+            let span = root.get("pods").map_or(root.span, |node| node.span);
+            notes.problems.push(Problem::new(Kind::NoPodForRole, span, message).cure(
+                "give a pod that role, or route to a profile that fits, as `prefill-decode` fits pods with `role: prefill` \
+                 and `role: decode`",
+            ));
+        }
+    }
 }
 
 /// Puts the profile first that decides about requests which match nothing else.
