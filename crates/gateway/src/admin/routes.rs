@@ -146,7 +146,7 @@ pub(super) const ROUTES: &[Route] = &[
     route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index),
     route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list),
     Route { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) },
-    Route { query: Some(("last", "How many; 100 if not given.")), ..route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list) },
+    Route { query: Some(("last", "How many; 20 if not given.")), ..route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list) },
     Route { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) },
     Route { query: Some(("after", "The number of the last one that is known; all if not given.")), ..route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic) },
     taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), Body::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`"),
