@@ -14,6 +14,9 @@ use wornpath_index::Moment;
 const TICK: Duration = Duration::from_millis(50);
 /// How soon a consumer that failed is started again.
 const RESTART: Duration = Duration::from_millis(50);
+/// How long a source that never falls silent goes on before others on its thread have their turn. Left to itself it would
+/// take in 128 messages, which may be a quarter of a second.
+const TURN: Duration = Duration::from_millis(1);
 
 /// Time since the start, which nobody can set back.
 #[derive(Clone, Copy, Debug)]
@@ -46,10 +49,15 @@ pub async fn keep_time(pods: &Pods, clock: Clock) -> Infallible {
 pub async fn consume<T: Transport>(mut transport: T, pods: &Pods, clock: Clock) -> Infallible {
     let mut attached = pods.attach(transport.name(), transport.abilities());
     let mut writer = pods.index().writer();
+    let mut turn = Instant::now();
     loop {
         tokio::select! {
             Some((pod, ask)) = attached.asks.recv() => transport.ask(&pod, ask),
             heard = transport.next() => pods.hear(&mut writer, &attached, heard, clock.now()),
+        }
+        if turn.elapsed() >= TURN {
+            tokio::task::yield_now().await;
+            turn = Instant::now();
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Threads, listeners and signals: how a gateway starts, serves and ends.
 //!
 //! Connections are accepted in one place and dealt out in turn to the threads that answer, so each has the
-//! same number of them. A thread has an event loop of its own; what a request waits for wakes only it.
+//! same number of them. A thread has an event loop of its own; what a request waits for wakes only it. So has the
+//! one that accepts and calls in those who wait: a flood of events in the background keeps nobody at the door.
 
 use crate::checkpoint;
 use crate::client::respond;
@@ -83,7 +84,8 @@ pub fn serve(
         .build()?;
     let gateway = Gateway::new(settings, background.handle().clone(), seed())?;
     with(&gateway).map_err(ServeError::Around)?;
-    let listener = background
+    let front = Builder::new_current_thread().enable_all().build()?;
+    let listener = front
         .block_on(TcpListener::bind(address))
         .map_err(|cause| ServeError::Listen { address, cause })?;
     let serving = Serving { client: listener.local_addr()? };
@@ -104,14 +106,14 @@ pub fn serve(
             )?;
         }
         started(&serving);
-        background.block_on(async {
+        front.block_on(async {
             let clock = gateway.clock();
             let events = Arc::clone(gateway.events());
-            tokio::spawn(async move { keep_time(&events, clock).await });
+            background.spawn(async move { keep_time(&events, clock).await });
             let overseer = Arc::new(Worker::new(Arc::clone(&gateway), workers));
-            tokio::spawn(look_after(Arc::clone(&gateway), Arc::clone(&overseer)));
+            background.spawn(look_after(Arc::clone(&gateway), Arc::clone(&overseer)));
+            background.spawn(checkpoint::keep(Arc::clone(&gateway)));
             tokio::spawn(async move { overseer.gateway.lobby.answer_bell(&overseer).await });
-            tokio::spawn(checkpoint::keep(Arc::clone(&gateway)));
             let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway), limits));
             told_to_end().await?;
             tracing::info!("told to end: not ready from now on");

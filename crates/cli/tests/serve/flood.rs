@@ -14,6 +14,9 @@ use wornpath_index::{EngineHash, Limits};
 /// Blocks in a batch, of one token each.
 const RUN: usize = 8192;
 const MOST_MEMORY: f64 = 512.0;
+/// What half of the requests meanwhile take at most: far more than they need, and less than they took when the thread that
+/// listens to engines also opened the door.
+const MOST_WAITED: Duration = Duration::from_millis(100);
 
 /// A batch of blocks that no other batch has.
 fn batch(number: u64) -> Vec<u8> {
@@ -57,17 +60,17 @@ fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting() {
     let is_over = AtomicBool::new(false);
     let (started, mut last) = (Instant::now(), 0.0);
     let flood = runtime.spawn(publish(listener, batches));
-    let (asked, slowest) = std::thread::scope(|scope| {
+    let mut waited = std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            let (mut asked, mut slowest) = (0, Duration::ZERO);
+            let mut waited = Vec::new();
             while !is_over.load(Ordering::Relaxed) {
                 let sent = Instant::now();
                 let answer =
                     gateway.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
                 assert_eq!(answer.status, 200, "{}", answer.text);
-                (asked, slowest) = (asked + 1, slowest.max(sent.elapsed()));
+                waited.push(sent.elapsed());
             }
-            (asked, slowest)
+            waited
         });
         while last + 1.0 < batches as f64 && !flood.is_finished() {
             std::thread::sleep(Duration::from_millis(100));
@@ -80,10 +83,14 @@ fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting() {
         client.join().unwrap()
     });
     let (took, most) = (started.elapsed(), gateway.memory("VmHWM"));
+    waited.sort_unstable();
+    let (middle, slowest) = (waited[waited.len() / 2], waited[waited.len() - 1]);
     println!(
-        "flood: {} blocks of a cap of {cap} in {:.1} s, {most:.0} MiB at most; {asked} requests meanwhile, the slowest took {} ms",
+        "flood: {} blocks of a cap of {cap} in {:.1} s, {most:.0} MiB at most; {} requests meanwhile, half within {:.1} ms, the slowest took {} ms",
         batches * RUN as u64,
         took.as_secs_f64(),
+        waited.len(),
+        middle.as_secs_f64() * 1e3,
         slowest.as_millis(),
     );
     assert_eq!(last as u64 + 1, batches, "all of it was heard");
@@ -91,6 +98,6 @@ fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting() {
         gateway.metric("wornpath_pod_blocks{pod=\"a\"}") as usize == cap
     });
     assert!(most < MOST_MEMORY, "{most} MiB");
-    assert!(asked > 5 && slowest < Duration::from_secs(3), "{asked} requests, {slowest:?}");
+    assert!(middle < MOST_WAITED && slowest < Duration::from_secs(3), "{middle:?}, {slowest:?}");
     flood.abort();
 }
