@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
+use wornpath_events::wire::{Batch, Dialect, Envelope, HashForm, Layout, encode};
 use wornpath_events::{
     Abilities, Ask, Clock, Epoch, Heading, Heard, PodName, Pods, Rules, Said, Sink, State,
     Transport, Via, consume, keep_time, relay,
@@ -23,6 +24,7 @@ use wornpath_events::{
 use wornpath_index::{Index, Limits, PodId};
 
 const POD: &str = "http://10.0.0.1:8000";
+const DIALECT: Dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
 
 /// An engine that can be listened to without a network: live batches, and replay.
 #[derive(Clone)]
@@ -179,6 +181,87 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
     for router in [&first, &second, &third] {
         router.until_exact(&engine, "the broker was paused").await;
     }
+}
+
+/// The numbers of the next batches that a router hears.
+async fn hear(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
+    let mut numbers = Vec::new();
+    while numbers.len() < batches {
+        let heard = tokio::time::timeout(Duration::from_secs(5), transport.next()).await;
+        if let Heard::Of(_, Said::Batch { heading, .. }) = heard.expect("more is to be heard") {
+            numbers.extend(heading.sequence);
+        }
+    }
+    numbers
+}
+
+/// Publishes so many batches of a life.
+async fn fill(sink: &mut impl Sink, epoch: u64, batches: u64) {
+    let mut payload = Vec::new();
+    encode(&Batch::default(), DIALECT, &mut payload);
+    while sink.last(POD).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for sequence in 0..batches {
+        let one = Envelope { pod: POD, epoch: Some(epoch), sequence, payload: &payload };
+        sink.publish(&[one]).await.unwrap();
+    }
+}
+
+/// A router that was away while its broker was wiped and filled again, beyond where the router was.
+async fn notice<T: Transport, S: Sink>(
+    mut server: Server,
+    transport: impl Fn(&str) -> T,
+    sink: impl Fn(&str) -> S,
+) {
+    let url = server.url();
+    let (mut transport, mut sink) = (transport(&url), sink(&url));
+    server.start();
+    fill(&mut sink, 1, 1).await;
+    while !matches!(transport.next().await, Heard::Of(_, Said::Connected)) {}
+    fill(&mut sink, 1, 5).await;
+    assert_eq!(hear(&mut transport, 5).await, [0, 1, 2, 3, 4]);
+    server.kill();
+    server.wipe();
+    server.start();
+    fill(&mut sink, 2, 20).await;
+    let heard = hear(&mut transport, 20).await;
+    assert!(heard.into_iter().eq(0..20), "it is read from its beginning");
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_redis_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
+    use wornpath_events::{RedisSink, RedisStreams};
+    let Some(server) = Server::redis() else { return };
+    notice(
+        server,
+        |url| RedisStreams::new(url, "kv", &[POD.into()]).unwrap(),
+        |url| RedisSink::new(url, "kv").unwrap(),
+    )
+    .await;
+}
+
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn a_nats_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
+    use wornpath_events::{Nats, NatsSink};
+    let Some(server) = Server::nats() else { return };
+    notice(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn a_kafka_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
+    use wornpath_events::{Kafka, KafkaSink};
+    let Some(server) = Server::kafka() else { return };
+    let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
+    notice(
+        server,
+        |url| Kafka::new(&brokers(url), "kv", &[POD.into()]),
+        |url| KafkaSink::new(&brokers(url), "kv"),
+    )
+    .await;
 }
 
 #[cfg(feature = "redis")]

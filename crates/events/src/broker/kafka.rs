@@ -11,7 +11,7 @@ use crate::transport::{Heard, PodName};
 use crate::wire::Envelope;
 use rskafka::BackoffConfig;
 use rskafka::chrono::{DateTime, Utc};
-use rskafka::client::error::{Error as KafkaError, ProtocolError};
+use rskafka::client::error::Error as KafkaError;
 use rskafka::client::partition::{Compression, OffsetAt, PartitionClient, UnknownTopicHandling};
 use rskafka::client::{Client, ClientBuilder};
 use rskafka::record::{Record, RecordAndOffset};
@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long a broker holds a fetch that finds nothing.
@@ -41,8 +41,8 @@ pub type Kafka = Following<Partitions>;
 pub struct Partitions {
     place: Place,
     pods: Vec<Source>,
-    /// The next record of each partition; unknown before the first connection.
-    cursors: BTreeMap<i32, i64>,
+    /// Where each partition is read on; unknown before the first connection.
+    cursors: BTreeMap<i32, Cursor>,
     link: Option<Link>,
     heard: VecDeque<Heard>,
     replays: VecDeque<Replaying>,
@@ -51,6 +51,14 @@ pub struct Partitions {
 struct Source {
     pod: PodName,
     marks: Marks<i64>,
+}
+
+/// A place in a partition, and the record before it, by which it is known again: a topic that was wiped and filled
+/// beyond the place has another one there. Kafka's own identity of a topic is in no answer that the client reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Cursor {
+    next: i64,
+    before: Option<u64>,
 }
 
 /// Where the brokers are, and what the topic is called.
@@ -125,8 +133,10 @@ impl Broker for Partitions {
         let Some(link) = &mut self.link else { return Ok(()) };
         let fetched = link.fetched.recv().await.ok_or("all readers have ended")?;
         let (partition, records) = fetched?;
+        if let Some(last) = records.last() {
+            self.cursors.insert(partition, Cursor::after(last));
+        }
         for record in records {
-            self.cursors.insert(partition, record.offset + 1);
             if let Some(source) = self.of(&record) {
                 let said = read(&source.pod, value(&record), Via::Live);
                 source.marks.note(&said, record.offset);
@@ -159,14 +169,31 @@ impl Partitions {
             let number = replays[partition].partition();
             let client = self.place.client().await?;
             let client = Arc::new(self.place.partition(&client, number).await?);
-            let cursor = match self.cursors.get(&number) {
-                Some(cursor) => *cursor,
-                None => in_time(client.get_offset(OffsetAt::Latest)).await?,
-            };
-            self.cursors.insert(number, cursor);
-            readers.spawn(follow(client, cursor, sender.clone()));
+            let cursor = self.find(&client).await?;
+            readers.spawn(follow(client, cursor.next, sender.clone()));
         }
         Ok(Link { replays, fetched, _readers: readers })
+    }
+
+    /// Where to read a partition on: at its end when it is new, and from its beginning if our place is no more what it
+    /// was. Then nothing else that we know of places holds either.
+    async fn find(&mut self, client: &PartitionClient) -> Result<Cursor, Failure> {
+        let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
+        let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
+        let known = self.cursors.get(&client.partition()).copied();
+        let mut cursor = Cursor { next: known.map_or(latest, |known| known.next), before: None };
+        if (earliest..latest).contains(&(cursor.next - 1)) {
+            let (records, _) = in_time(client.fetch_records(cursor.next - 1, AT_ONCE, 1)).await?;
+            let found = records.first().map(Cursor::after);
+            cursor = found.filter(|found| found.next == cursor.next).unwrap_or(cursor);
+        }
+        let is_there = (earliest..=latest).contains(&cursor.next);
+        if known.is_some_and(|known| !is_there || known != cursor) {
+            cursor = Cursor { next: earliest, before: None };
+            self.pods.iter_mut().for_each(|source| source.marks = Marks::default());
+        }
+        self.cursors.insert(client.partition(), cursor);
+        Ok(cursor)
     }
 
     /// Whose record it is, if it is one of ours.
@@ -211,7 +238,15 @@ impl Partitions {
     }
 }
 
-/// Reads a partition on and on; ends when nobody listens or a fetch fails.
+impl Cursor {
+    fn after(record: &RecordAndOffset) -> Self {
+        let written = record.record.timestamp.timestamp_millis();
+        let before = Some(xxh3_64_with_seed(value(record), written as u64));
+        Self { next: record.offset + 1, before }
+    }
+}
+
+/// Reads a partition on and on; ends when nobody listens or a fetch fails, also because the place is gone.
 async fn follow(
     client: Arc<PartitionClient>,
     mut cursor: i64,
@@ -223,15 +258,6 @@ async fn follow(
         let news = match fetched.await {
             Err(_) => Err("a fetch took too long".into()),
             Ok(Ok((records, _))) => Ok(records),
-            Ok(Err(error)) if is_out_of_range(&error) => {
-                match in_time(client.get_offset(OffsetAt::Earliest)).await {
-                    Ok(earliest) => {
-                        cursor = earliest;
-                        continue;
-                    }
-                    Err(error) => Err(error),
-                }
-            }
             Ok(Err(error)) => Err(error.into()),
         };
         let is_over = news.is_err();
@@ -389,11 +415,6 @@ fn partition_of(pod: &str, partitions: usize) -> usize {
 /// The envelope in a record; a record without one is malformed as any other bytes are.
 fn value(record: &RecordAndOffset) -> &[u8] {
     record.record.value.as_deref().unwrap_or_default()
-}
-
-fn is_out_of_range(error: &KafkaError) -> bool {
-    let KafkaError::ServerError { protocol_error, .. } = error else { return false };
-    *protocol_error == ProtocolError::OffsetOutOfRange
 }
 
 async fn in_time<T>(answer: impl Future<Output = Result<T, KafkaError>>) -> Result<T, Failure> {
