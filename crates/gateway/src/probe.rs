@@ -137,8 +137,8 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
     let roster = gateway.roster();
     for seat in roster.seats().iter().filter(|other| other.settings.url == seat.settings.url) {
         if seat.pod.vitals().health() == Health::Down {
-            tracing::info!(pod = %seat.pod.facts().name, models = ?seat.pod.facts().models, "is up");
             seat.pod.vitals().set_health(Health::Up);
+            tracing::info!(pod = %seat.pod.facts().name, models = ?seat.pod.facts().models, "is up");
         }
     }
 }
