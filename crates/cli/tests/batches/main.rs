@@ -8,6 +8,7 @@ mod endings;
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod gateway;
 mod matched;
+mod owners;
 mod priority;
 #[path = "../serve/recorder.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]

@@ -5,8 +5,10 @@ use crate::recorder::Recorder;
 use crate::served::{Exchange, Served};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 
-/// Ways to write addresses that no pod has, with what is said of them; the last two are resolved first.
+/// Ways to write addresses that no pod has, with what is said of them.
 const NEVER: [(&str, &str); 12] = [
     ("http://169.254.169.254/latest/meta-data", "a link-local address"),
     ("http://[::ffff:169.254.169.254]", "a link-local address"),
@@ -95,4 +97,34 @@ fn a_list_of_addresses_holds_for_files_names_operators_and_the_list_itself() {
     let answer = Exchange::open(&admin, "POST", "/config/reload", "").finish().unwrap();
     assert_eq!(answer.status, 422, "{}", answer.text);
     assert_eq!(gateway.post("/v1/completions", &json!({"prompt": "a"})).status, 200);
+}
+
+#[test]
+fn a_pod_that_points_elsewhere_sends_nobody_there() {
+    let elsewhere = Recorder::start();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pod = format!("http://{}", listener.local_addr().unwrap());
+    let place = format!("http://{}/v1/completions", elsewhere.address);
+    let told = place.clone();
+    let serve = move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { continue };
+            let mut request = [0; 4096];
+            let read = stream.read(&mut request).unwrap_or(0);
+            let (head, body) = match request[..read].starts_with(b"GET") {
+                true => ("200 OK".to_owned(), r#"{"data": [{"id": "m"}]}"#),
+                false => (format!("307 Temporary Redirect\r\nlocation: {told}"), ""),
+            };
+            let length = body.len();
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+            );
+        }
+    };
+    let _detached = std::thread::Builder::new().spawn(serve).unwrap();
+    let gateway = Gateway::start(&["--pod", &pod], 1);
+    let answer = gateway.post("/v1/completions", &json!({"prompt": "a"}));
+    assert_eq!((answer.status, answer.header("location")), (307, Some(&*place)), "{}", answer.text);
+    assert!(elsewhere.posted().is_empty(), "the client may go there, the router may not");
 }
