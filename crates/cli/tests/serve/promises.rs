@@ -1,7 +1,6 @@
 //! Which test shows which promise about faults, and promises that need a test of their own.
 //!
-//! The rows are those of the faults that a gateway meets; the others are about events and batches, and are
-//! shown where those are.
+//! The rows are those of all faults that a router may meet; what is about events and batches is shown where those are.
 
 use crate::gateway::{Gateway, eventually};
 use crate::served::{Exchange, Served};
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 const ASK: &str = "/v1/completions";
 
 /// Each promise, and the tests that would fail without it.
-const SHOWN: [(&str, &[&str]); 14] = [
+const SHOWN: [(&str, &[&str]); 27] = [
     (
         "1: a pod that crashes or refuses before the first byte costs no request",
         &[
@@ -43,8 +42,87 @@ const SHOWN: [(&str, &[&str]); 14] = [
         ],
     ),
     (
+        "5: what a gap lost is replayed or replaced, and until then the pod counts less",
+        &[
+            "an_engine_with_replay_snapshot_and_digest_is_exact_within_two_seconds",
+            "a_stock_engine_is_exact_within_two_seconds",
+            "an_engine_whose_ring_is_too_short_is_exact_within_two_seconds",
+            "libzmq_is_followed_through_loss_and_restart_with_and_without_topics",
+            "unanswered_questions_are_asked_less_and_less_and_then_not_waited_for",
+        ],
+    ),
+    (
+        "6: any order and repetition within a life is one state, and an older life has no effect",
+        &["any_order_and_repetition_gives_one_state_and_an_older_life_has_no_part_in_it"],
+    ),
+    (
+        "7: of an engine that restarts in place nothing old counts",
+        &[
+            "an_engine_that_restarted_unheard_is_not_taken_for_the_one_before",
+            "a_number_with_another_batch_than_before_is_a_restart",
+            "after_any_storm_the_index_is_exact",
+        ],
+    ),
+    (
+        "8: a lost tail is found by a digest, or by asking",
+        &[
+            "total_loss_for_half_a_minute_heals_within_a_digest_and_a_second",
+            "a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_cured_by_a_snapshot",
+        ],
+    ),
+    (
+        "9: a consumer that panics is replaced",
+        &["a_consumer_that_panics_is_replaced_and_its_pods_are_put_right"],
+    ),
+    (
+        "10: a router that starts serves at once and is exact soon",
+        &[
+            "a_router_that_starts_knows_all_pods_exactly_and_so_does_the_next",
+            "a_router_that_starts_again_remembers_what_engines_still_hold_and_nothing_else",
+        ],
+    ),
+    (
+        "11: two routers come to the same index",
+        &[
+            "requests_and_routers_survive_whatever_becomes_of_nats",
+            "after_any_storm_the_index_is_exact",
+        ],
+    ),
+    (
+        "12: a pod whose events stop fades out of cache scores and is still used",
+        &[
+            "a_pod_whose_events_stop_fades_out_of_cache_scoring_and_is_still_used",
+            "silence_is_told_from_certainty",
+        ],
+    ),
+    (
+        "13: no decision uses the wall clock",
+        &[
+            "pure_crates_do_no_io_read_no_clock_and_spawn_nothing",
+            "after_any_storm_nothing_is_left_of_requests_that_ended",
+        ],
+    ),
+    (
+        "14: a flood of events or prompts stays within its caps, and clients are answered meanwhile",
+        &[
+            "a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting",
+            "memory_stays_flat_while_every_request_is_another_one",
+        ],
+    ),
+    (
+        "15: malformed events are counted as a gap, and many of them are passed over for a while",
+        &[
+            "mutated_payloads_never_panic_and_what_decodes_encodes_again",
+            "many_malformed_batches_put_a_pod_in_quarantine_and_it_comes_back",
+        ],
+    ),
+    (
         "16: a malicious pod can only lie about itself, and is capped",
-        &["a_pod_that_answers_without_end_is_given_up_and_others_are_not"],
+        &[
+            "a_pod_that_answers_without_end_is_given_up_and_others_are_not",
+            "a_pod_with_a_token_of_its_own_is_spoken_for_by_nobody_else",
+            "every_limit_is_kept",
+        ],
     ),
     (
         "17: malformed and deep JSON is refused in the interface's words, and no breaker counts it",
@@ -93,6 +171,22 @@ const SHOWN: [(&str, &[&str]); 14] = [
         ],
     ),
     (
+        "24: a full disk or a death loses nothing that was acknowledged and publishes nothing twice",
+        &[
+            "an_upload_that_has_no_room_is_answered_with_507_and_succeeds_once_there_is",
+            "a_batch_whose_results_have_no_room_waits_and_goes_on_when_there_is",
+            "a_gateway_that_is_killed_goes_on_with_its_batches_and_publishes_each_line_once",
+            "a_death_at_any_operation_loses_and_doubles_nothing",
+        ],
+    ),
+    (
+        "25: a broker may be away, and what it missed comes after its return",
+        &[
+            "requests_and_routers_survive_whatever_becomes_of_redis",
+            "events_come_over_kafka_whatever_becomes_of_it",
+        ],
+    ),
+    (
         "26: without any pod the answer is 503 at once, until one is back",
         &["without_any_pod_the_answer_is_503_at_once_and_service_returns_with_the_pod"],
     ),
@@ -109,13 +203,14 @@ const SHOWN: [(&str, &[&str]); 14] = [
 #[test]
 fn every_promise_is_shown_by_tests_that_exist() {
     let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    let sources: Vec<String> = ["cli/tests", "gateway", "routing/src", "execution/src"]
-        .iter()
-        .flat_map(|folder| read(&format!("{crates}/{folder}")))
-        .collect();
+    let sources: Vec<String> =
+        ["cli/tests", "gateway", "events", "jobs/tests", "routing/src", "execution"]
+            .iter()
+            .flat_map(|folder| read(&format!("{crates}/{folder}")))
+            .collect();
     for (promise, tests) in SHOWN {
         for test in tests {
-            let is_there = sources.iter().any(|source| source.contains(&format!("fn {test}()")));
+            let is_there = sources.iter().any(|source| source.contains(&format!("fn {test}(")));
             assert!(is_there, "{promise}: there is no test `{test}`");
         }
     }
