@@ -6,6 +6,7 @@ mod prompts;
 mod report;
 
 use crate::engine::profile as engine_profile;
+use crate::run::PLANNING_MEMORY;
 use anyhow::Context;
 use clap::Args;
 use prompts::Prompts;
@@ -71,6 +72,9 @@ pub(crate) struct PlanArguments {
     /// Also write a page with the forest drawn
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Bytes of hashes that planning keeps in memory; what is more goes to disk
+    #[arg(long, hide = true, value_name = "BYTES", default_value_t = PLANNING_MEMORY)]
+    planning_memory: usize,
 }
 
 /// Reads, plans, simulates and reports.
@@ -104,7 +108,7 @@ fn report_of(
         asked => asked,
     };
     let trace = &prompts.trace;
-    let forest = Forest::of(&prompts.queue);
+    let forest = prompts.forest()?;
     let groups = Groups::of(forest.shared().iter().copied());
     let biggest = report::biggest(&prompts.queue, &forest, &groups, prompts);
     let drawn = report::drawn(&groups, forest.order().len());

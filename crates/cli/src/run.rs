@@ -26,6 +26,9 @@ const UNFINISHED: u8 = 3;
 /// Ended by a signal, as shells say it.
 const INTERRUPTED: u8 = 130;
 
+/// Bytes of chains of hashes in memory: those of a million lines of 16 blocks, about.
+pub(crate) const PLANNING_MEMORY: usize = 128 << 20;
+
 /// What `--help` says after the options.
 const MORE: &str = "\
 Lines are OpenAI's batch lines (custom_id, url, body) or bodies alone (messages, prompt or input). Results have
@@ -81,6 +84,9 @@ pub(crate) struct RunArguments {
     /// Give up when no engine can be reached for this time
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
     give_up_after: Duration,
+    /// Bytes of hashes that planning keeps in memory; what is more goes to disk
+    #[arg(long, hide = true, value_name = "BYTES", default_value_t = PLANNING_MEMORY)]
+    planning_memory: usize,
 }
 
 /// `90s`, `30m`, `2h`, `1d`.

@@ -1,14 +1,15 @@
 //! Reads an input once, line by line, into what planning and running need of it.
 //!
 //! An input may be far larger than memory. So of each line only its place is kept, its chain of hashes until
-//! the plan is made, and a hash of its owner's name for it, to find one that is given twice.
+//! the plan is made, on disk if there are too many, and a hash of its owner's name for it, to find one that is given twice.
 
 use crate::line::{Form, Line, LineProblem};
 use crate::results::InputMark;
 use crate::sketch::{Sketcher, rendered};
+use crate::spill::{Spill, SpillError};
 use std::collections::HashSet;
 use std::io::{self, BufRead};
-use wornpath_planner::{Job, Queue};
+use wornpath_planner::{Forest, Job, JobId, Queue};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// What is taken.
@@ -40,12 +41,14 @@ pub struct Span {
 pub struct Intake {
     /// Where each request is.
     pub spans: Vec<Span>,
-    /// What the planner takes.
+    /// What the planner takes: lengths, and chains unless they are on disk. A request has the number of its line.
     pub queue: Queue,
     /// What results refer to.
     pub mark: InputMark,
     /// Prompt tokens of all requests.
     pub prompt_tokens: u64,
+    /// Chains that are on disk.
+    pub(crate) spill: Spill,
 }
 
 /// Why an input cannot be taken.
@@ -54,6 +57,9 @@ pub enum IntakeError {
     /// It cannot be read.
     #[error("it cannot be read: {0}")]
     Read(#[from] io::Error),
+    /// It is too long for memory, and for the disk.
+    #[error("{0}")]
+    Spill(#[from] SpillError),
     /// Some of its lines are wrong.
     #[error("{count} of its lines cannot be taken")]
     Lines {
@@ -65,16 +71,29 @@ pub enum IntakeError {
 }
 
 impl Intake {
-    /// Reads an input.
+    /// Reads an input whose chains memory holds.
     ///
     /// # Errors
     /// If it cannot be read, has no request, too many, or lines that are none.
     pub fn read(
-        mut input: impl BufRead,
+        input: impl BufRead,
         rules: &IntakeRules,
         sketcher: &Sketcher,
     ) -> Result<Self, IntakeError> {
-        let mut reading = Reading::new(rules, sketcher);
+        Self::read_long(input, rules, sketcher, Spill::default())
+    }
+
+    /// Reads an input of any length.
+    ///
+    /// # Errors
+    /// If it cannot be read, has no request, too many, or lines that are none, or its chains have no room.
+    pub fn read_long(
+        mut input: impl BufRead,
+        rules: &IntakeRules,
+        sketcher: &Sketcher,
+        spill: Spill,
+    ) -> Result<Self, IntakeError> {
+        let mut reading = Reading::new(rules, sketcher, spill);
         let (mut buffer, mut hash) = (Vec::new(), Xxh3::new());
         let mut offset = 0;
         for number in 1.. {
@@ -100,6 +119,7 @@ impl Intake {
                 if let Err(problem) = reading.line(number, offset, line) {
                     reading.refuse(number, problem);
                 }
+                reading.intake.relieve()?;
             }
             offset += read as u64;
         }
@@ -110,10 +130,25 @@ impl Intake {
         if reading.count > 0 {
             return Err(IntakeError::Lines { count: reading.count, first: reading.problems });
         }
+        // They have been told apart.
+        drop(reading.names);
         let mut intake = reading.intake;
         let lines = intake.spans.len() as u32;
         intake.mark = InputMark { bytes: offset, hash: hash.digest(), lines };
+        intake.spill.finish(&mut intake.queue)?;
         Ok(intake)
+    }
+
+    /// The forest of those lines that are wanted.
+    ///
+    /// # Errors
+    /// If chains on disk cannot be read back.
+    pub fn forest(&self, wanted: impl Fn(u32) -> bool) -> Result<Forest, SpillError> {
+        self.spill.forest(&self.queue, |job: JobId| wanted(job.0))
+    }
+
+    fn relieve(&mut self) -> Result<(), SpillError> {
+        self.spill.relieve(&mut self.queue)
     }
 }
 
@@ -128,12 +163,13 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    fn new(rules: &'a IntakeRules, sketcher: &'a Sketcher) -> Self {
+    fn new(rules: &'a IntakeRules, sketcher: &'a Sketcher, spill: Spill) -> Self {
         let intake = Intake {
             spans: Vec::new(),
             queue: Queue::new(sketcher.block_size()),
             mark: InputMark { bytes: 0, hash: 0, lines: 0 },
             prompt_tokens: 0,
+            spill,
         };
         Self {
             rules,

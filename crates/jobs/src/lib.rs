@@ -24,6 +24,7 @@ mod results;
 mod runner;
 mod shelf;
 mod sketch;
+mod spill;
 mod store;
 
 pub use assemble::{Assembler, StreamError, streaming, whole};
@@ -44,4 +45,5 @@ pub use results::{InputMark, Place, ResultPaths, Results, places};
 pub use runner::{Finished, Progress, Wish, Work, run};
 pub use shelf::Shelf;
 pub use sketch::{BYTES_PER_TOKEN, Lengths, Sketcher, rendered};
+pub use spill::{Scratch, Spill, SpillError};
 pub use store::{FileEntry, Lease, Leased, Standing, Store};

@@ -30,21 +30,19 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Whoever waits for a prompt whose computation cannot be watched waits at most so long.
 const UNWATCHED: Duration = Duration::from_secs(1);
 
-/// What a run is of.
+/// What a run is of. Jobs of its plan have the numbers of their lines.
 pub struct Work {
     /// Where its lines come from.
     pub source: Arc<dyn Source>,
     /// Begins the names of its records.
     pub name: String,
-    /// For each job of the plan, which line it is.
-    pub lines: Vec<u32>,
     /// The numbers that a body alone is called by.
     pub numbers: Arc<dyn Fn(u32) -> u32 + Send + Sync>,
 }
 
 impl std::fmt::Debug for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Work({} lines of {})", self.lines.len(), self.name)
+        write!(f, "Work({})", self.name)
     }
 }
 
@@ -196,7 +194,7 @@ impl<E: Engines> Runner<E> {
         while self.unwritten.load(Relaxed) < MOST_WAITING
             && let Some(order) = self.conductor.next(self.now())
         {
-            let line = self.work.lines[order.job.index()];
+            let line = order.job.0;
             let (name, number) = (self.work.name.clone(), (self.work.numbers)(line));
             let (source, news) = (Arc::clone(&self.work.source), self.news.clone());
             let engines = Arc::clone(&self.engines);

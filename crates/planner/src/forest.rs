@@ -28,11 +28,23 @@ impl Forest {
 
     /// The forest of some requests of a queue, each given once.
     #[must_use]
-    pub fn of_jobs(queue: &Queue, mut order: Vec<JobId>) -> Self {
+    pub fn of_jobs(queue: &Queue, order: Vec<JobId>) -> Self {
+        let Self { order, shared, .. } = Self::with_copies(queue, order);
+        Self::sorted(queue, order, shared)
+    }
+
+    /// The same, but copies stay in the order: for a part of a queue, as what they are copies of may be in another.
+    #[must_use]
+    pub fn with_copies(queue: &Queue, mut order: Vec<JobId>) -> Self {
         sorting::depth_first(queue, &mut order);
-        let copies = twins::take_out(queue, &mut order);
         let pairs = order.windows(2).map(|pair| queue.shared_blocks(pair[0], pair[1]) as u32);
         let shared = order.first().map(|_| 0).into_iter().chain(pairs).collect();
+        Self { order, shared, copies: Vec::new() }
+    }
+
+    /// The forest of requests in depth-first order, each with the blocks that it shares with the one before it.
+    pub(crate) fn sorted(queue: &Queue, mut order: Vec<JobId>, mut shared: Vec<u32>) -> Self {
+        let copies = twins::take_out(queue, &mut order, &mut shared);
         Self { order, shared, copies }
     }
 

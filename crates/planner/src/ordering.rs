@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 #[derive(Clone, Copy)]
 enum Child {
     Group(GroupId),
-    Place(usize),
+    Place(u32),
 }
 
 /// The stops of a segment in their best order, each with the blocks that it shares with the one before.
@@ -26,7 +26,7 @@ pub(crate) fn longest_first(queue: &Queue, stops: &[Stop]) -> Vec<(JobId, u32)> 
     open.extend(children.take(None).into_iter().rev().map(|child| (child, 0)));
     while let Some((child, shared)) = open.pop() {
         match child {
-            Child::Place(place) => order.push((stops[place].job, shared)),
+            Child::Place(place) => order.push((stops[place as usize].job, shared)),
             Child::Group(id) => {
                 let own = groups.all()[id.index()].blocks as u32;
                 let members = children.take(Some(id));
@@ -50,7 +50,7 @@ struct Children {
 }
 
 /// Requests that end with the prefix itself come first, for they compute its last block anyway.
-type Key = (Reverse<bool>, Reverse<u32>, usize);
+type Key = (Reverse<bool>, Reverse<u32>, u32);
 
 impl Children {
     fn of(queue: &Queue, stops: &[Stop], groups: &Groups) -> Self {
@@ -71,7 +71,7 @@ impl Children {
             if let Some(above) = above {
                 longest[above.index()] = longest[above.index()].max(longest[index]);
             }
-            let key = (Reverse(false), Reverse(longest[index]), places.start);
+            let key = (Reverse(false), Reverse(longest[index]), places.start as u32);
             all.push((parent(*above), key, Child::Group(GroupId(index as u32))));
         }
         for (place, stop) in stops.iter().enumerate() {
@@ -80,8 +80,8 @@ impl Children {
             let ends = around.is_some_and(|id| {
                 groups.all()[id.index()].blocks == whole && queue.reusable_blocks(stop.job) < whole
             });
-            let key = (Reverse(ends), Reverse(output(place)), place);
-            all.push((parent(around), key, Child::Place(place)));
+            let key = (Reverse(ends), Reverse(output(place)), place as u32);
+            all.push((parent(around), key, Child::Place(place as u32)));
         }
         all.sort_unstable_by_key(|(parent, key, _)| (*parent, *key));
         let starts = (0..=groups.all().len() as u32 + 1)

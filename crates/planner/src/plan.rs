@@ -240,9 +240,11 @@ impl Draft<'_> {
         let offset = self.route.stops().len();
         let class = self.classes.len();
         let moved = |range: Range<usize>| range.start + offset..range.end + offset;
-        let stops = moved(0..route.stops().len());
+        // Its costs are not needed any more, and there may be millions.
+        let route = route.into_stops();
+        let stops = moved(0..route.len());
         for (pod, piece) in pieces.into_iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
-            for (job, shared) in longest_first(self.queue, &route.stops()[piece.clone()]) {
+            for (job, shared) in longest_first(self.queue, &route[piece.clone()]) {
                 self.route.push(self.queue, self.rates, job, shared);
             }
             self.segments.push(Segment { pod, class, stops: moved(piece) });

@@ -3,6 +3,9 @@
 //! A million requests of 64 blocks are half a gigabyte of hashes, so there is one array for all hashes and
 //! nothing is copied: everything else refers to a request by its number.
 //!
+//! Chains can be let go when somebody else keeps them, sorted ([`Forest::merge`](crate::Forest::merge)): all but
+//! ordering and matching needs only lengths.
+//!
 //! Whose request it is does not matter here. A chain starts from a root that holds model, adapter and
 //! salt, so the requests of two owners share a prefix exactly when their salts allow it.
 
@@ -75,8 +78,10 @@ pub enum QueueError {
 #[derive(Clone, Debug)]
 pub struct Queue {
     block_size: NonZeroUsize,
+    /// So many requests, the first ones, have no chains here any more.
+    gone: usize,
     hashes: Vec<BlockHash>,
-    /// Where each chain ends among the hashes.
+    /// Where each of the other chains ends among the hashes.
     ends: Vec<usize>,
     prompts: Vec<u32>,
     outputs: Vec<u32>,
@@ -91,6 +96,7 @@ impl Queue {
     pub const fn new(block_size: NonZeroUsize) -> Self {
         Self {
             block_size,
+            gone: 0,
             hashes: Vec::new(),
             ends: Vec::new(),
             prompts: Vec::new(),
@@ -160,15 +166,40 @@ impl Queue {
         (0..self.prompts.len() as u32).map(JobId)
     }
 
-    /// The hashes of a request's full blocks.
+    /// The hashes of a request's full blocks; none if its chain was let go.
     #[inline]
     #[must_use]
     pub fn chain(&self, job: JobId) -> &[BlockHash] {
-        let start = match job.index() {
+        let Some(index) = job.index().checked_sub(self.gone) else { return &[] };
+        let start = match index {
             0 => 0,
             index => self.ends[index - 1],
         };
-        &self.hashes[start..self.ends[job.index()]]
+        &self.hashes[start..self.ends[index]]
+    }
+
+    /// Requests whose chains are here, the last ones.
+    pub fn jobs_with_chains(&self) -> impl Iterator<Item = JobId> + use<> {
+        (self.gone as u32..self.prompts.len() as u32).map(JobId)
+    }
+
+    /// Bytes that the chains take which are here.
+    #[must_use]
+    pub const fn chain_bytes(&self) -> usize {
+        size_of::<BlockHash>() * self.hashes.len() + size_of::<usize>() * self.ends.len()
+    }
+
+    /// Lets all chains go; those of later requests take their room.
+    pub fn let_chains_go(&mut self) {
+        self.gone = self.prompts.len();
+        self.hashes.clear();
+        self.ends.clear();
+    }
+
+    /// Gives back the room that no request needs.
+    pub fn shrink(&mut self) {
+        self.hashes.shrink_to_fit();
+        self.ends.shrink_to_fit();
     }
 
     /// Tokens of a request's prompt.

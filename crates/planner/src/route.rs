@@ -58,6 +58,10 @@ impl Route {
         self.prefix_costs.push(0.0);
     }
 
+    pub(crate) fn into_stops(self) -> Vec<Stop> {
+        self.stops
+    }
+
     /// The stops in order.
     #[must_use]
     pub fn stops(&self) -> &[Stop] {

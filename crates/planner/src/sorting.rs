@@ -10,6 +10,7 @@
 
 use crate::queue::{JobId, Queue, shared};
 use std::cmp::{Ordering, Reverse};
+use wornpath_blocks::BlockHash;
 
 /// Ranges up to this long are sorted by comparing chains: splitting them costs more.
 const SHORT: usize = 16;
@@ -78,13 +79,19 @@ fn common_depth(queue: &Queue, range: &[JobId], known: usize) -> usize {
 }
 
 fn compare(queue: &Queue, one: JobId, other: JobId, known: usize) -> Ordering {
-    let (left, right) = (queue.chain(one), queue.chain(other));
-    let depth = shared(left, right, known);
-    let by_chain = left.get(depth).cmp(&right.get(depth));
+    let by_chain = compare_chains(queue.chain(one), queue.chain(other), known);
     by_chain.then_with(|| tie(queue, one).cmp(&tie(queue, other)))
 }
 
+/// The order of two chains of which the first `known` blocks are known to be equal.
+pub(crate) fn compare_chains(one: &[BlockHash], other: &[BlockHash], known: usize) -> Ordering {
+    let depth = shared(one, other, known);
+    one.get(depth).cmp(&other.get(depth))
+}
+
 /// The order of requests with equal chains: by what they are, and only then by their number.
-fn tie(queue: &Queue, job: JobId) -> (usize, Reverse<usize>, JobId) {
+pub(crate) type Tie = (usize, Reverse<usize>, JobId);
+
+pub(crate) fn tie(queue: &Queue, job: JobId) -> Tie {
     (queue.prompt_tokens(job), Reverse(queue.output_tokens(job)), job)
 }

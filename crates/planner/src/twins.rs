@@ -7,8 +7,13 @@
 use crate::queue::{JobId, Queue};
 use std::collections::BTreeMap;
 
-/// Takes requests out of `order` that can have another's answer: pairs of copy and original.
-pub(crate) fn take_out(queue: &Queue, order: &mut Vec<JobId>) -> Vec<(JobId, JobId)> {
+/// Takes requests out of `order` that can have another's answer: pairs of copy and original. What each shares with the one
+/// before it stays true.
+pub(crate) fn take_out(
+    queue: &Queue,
+    order: &mut Vec<JobId>,
+    shared: &mut Vec<u32>,
+) -> Vec<(JobId, JobId)> {
     if !queue.has_identities() {
         return Vec::new();
     }
@@ -22,13 +27,20 @@ pub(crate) fn take_out(queue: &Queue, order: &mut Vec<JobId>) -> Vec<(JobId, Job
             }
         }
     }
-    let mut copies = Vec::new();
-    order.retain(|job| {
-        let original = queue.identity(*job).map_or(*job, |identity| originals[&identity]);
-        if original != *job {
-            copies.push((*job, original));
+    let (mut copies, mut kept, mut least) = (Vec::new(), 0, u32::MAX);
+    for place in 0..order.len() {
+        let job = order[place];
+        // In a sorted order, two share what the least of the neighbours between them do.
+        least = least.min(shared[place]);
+        match queue.identity(job).map_or(job, |identity| originals[&identity]) {
+            original if original == job => {
+                (order[kept], shared[kept]) = (job, least);
+                (kept, least) = (kept + 1, u32::MAX);
+            }
+            original => copies.push((job, original)),
         }
-        original == *job
-    });
+    }
+    order.truncate(kept);
+    shared.truncate(kept);
     copies
 }

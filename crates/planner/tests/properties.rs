@@ -11,7 +11,7 @@ use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_planner::{
     Forest, Groups, Identity, Job, JobId, Plan, Queue, Rates, Residency, Room, Run, Settled,
-    Speeds, match_pods,
+    SortedPart, Speeds, match_pods,
 };
 
 const BLOCK: NonZeroUsize = NonZeroUsize::new(4).unwrap();
@@ -38,6 +38,20 @@ fn queue_of(shapes: &[Shape]) -> Queue {
     let mut queue = Queue::new(BLOCK);
     shapes.iter().for_each(|shape| push(&mut queue, shape, None));
     queue
+}
+
+/// A sorted part that is nowhere else.
+struct InMemory(std::vec::IntoIter<(JobId, Vec<BlockHash>)>);
+
+impl SortedPart for InMemory {
+    type Error = std::convert::Infallible;
+
+    fn next(&mut self, chain: &mut Vec<BlockHash>) -> Result<Option<JobId>, Self::Error> {
+        Ok(self.0.next().map(|(job, own)| {
+            *chain = own;
+            job
+        }))
+    }
 }
 
 /// Blocks that the largest request needs.
@@ -139,6 +153,41 @@ proptest! {
             (pods.collect::<Vec<_>>(), plan.least_tokens(), plan.finish())
         };
         prop_assert_eq!(described(&shapes), described(&turned));
+    }
+
+    /// Sorted in parts of any size, of which some requests are not wanted any more, some of them the same as others.
+    #[test]
+    fn a_forest_merged_from_parts_is_that_of_the_whole(
+        shapes in shapes(60),
+        size in 1_usize..20,
+        left_out in 2_u32..9,
+        identities in 1_u128..40,
+    ) {
+        let (mut whole, mut long, mut parts) = (Queue::new(BLOCK), Queue::new(BLOCK), Vec::new());
+        for (number, (contents, tail, output)) in shapes.iter().enumerate() {
+            let contents: Vec<_> = contents.iter().copied().map(ContentHash).collect();
+            let chain: Vec<_> = BlockHash(9).chain(&contents).collect();
+            let prompt_tokens = (chain.len() * BLOCK.get() + tail).max(1);
+            // Equal ones need not have equal chains here: whoever asks for copies gets them.
+            let identity = (number % 2 == 0).then_some(Identity(number as u128 % identities));
+            let job = Job { chain: &chain, prompt_tokens, output_tokens: *output, deadline: None, identity };
+            whole.push(&job).unwrap();
+            long.push(&job).unwrap();
+            if number % size == size - 1 || number + 1 == shapes.len() {
+                let jobs: Vec<_> = long.jobs_with_chains().collect();
+                let sorted = Forest::with_copies(&long, jobs);
+                let chains = sorted.order().iter().map(|job| (*job, long.chain(*job).to_vec()));
+                parts.push(InMemory(chains.collect::<Vec<_>>().into_iter()));
+                long.let_chains_go();
+            }
+        }
+        let wanted = |job: JobId| job.0 % left_out > 0;
+        let merged = Forest::merge(&long, parts, wanted).unwrap();
+        let expected = Forest::of_jobs(&whole, whole.jobs().filter(|job| wanted(*job)).collect());
+        prop_assert_eq!(&merged, &expected);
+        let speeds = Speeds::equal(3).unwrap();
+        let plan = |queue: &Queue, forest: Forest| Plan::of_forest(queue, forest, &speeds, &RATES);
+        prop_assert_eq!(plan(&long, merged), plan(&whole, expected));
     }
 
     #[test]

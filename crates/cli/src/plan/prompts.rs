@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, HashKey};
-use wornpath_jobs::{Sketcher, rendered};
-use wornpath_planner::{Job, Queue};
+use wornpath_jobs::{Scratch, Sketcher, Spill, rendered};
+use wornpath_planner::{Forest, Job, Queue};
 use wornpath_sim::replay::{Start, Trace, Turn};
 
 /// How many bad lines are named.
@@ -19,10 +19,14 @@ const NAMED_LINES: usize = 10;
 const LINTED: usize = 4_096;
 /// Bytes of a prompt that are linted: what diverges early, diverges here.
 const LINTED_BYTES: usize = 16 << 10;
-/// Requests that are simulated at most: the first ones of a file.
+/// Bytes of all prompts that are linted.
+const ALL_LINTED_BYTES: usize = 32 << 20;
+/// Requests that are simulated at most, the first ones of a file, and blocks of those.
 const SIMULATED: usize = 100_000;
+const SIMULATED_BLOCKS: usize = 12 << 20;
 
-/// What a file of prompts holds. It may be larger than memory: of each line its chain of hashes is kept.
+/// What a file of prompts holds. It may be larger than memory: of each line its chain of hashes is kept, on disk if there
+/// are too many.
 pub(super) struct Prompts {
     /// All of its requests, as far as planning needs them.
     pub(super) queue: Queue,
@@ -35,6 +39,10 @@ pub(super) struct Prompts {
     /// Whether tokens are the model's own.
     pub(super) exact: bool,
     path: PathBuf,
+    spill: Spill,
+    /// Blocks of all requests so far, and bytes of the sample.
+    blocks: usize,
+    linted_bytes: usize,
 }
 
 struct Reader<'a> {
@@ -59,6 +67,9 @@ impl Prompts {
             places: Vec::new(),
             exact: reader.sketcher.is_exact(),
             path: path.clone(),
+            spill: Spill::to(scratch(arguments.planning_memory)),
+            blocks: 0,
+            linted_bytes: 0,
         };
         let mut file = BufReader::with_capacity(1 << 20, File::open(path).with_context(cannot)?);
         let (mut line, mut offset, mut step) = (String::new(), 0, 1);
@@ -77,6 +88,7 @@ impl Prompts {
                     named.push(format!("  line {number}: {problem}"));
                 }
             }
+            prompts.spill.relieve(&mut prompts.queue)?;
             offset += bytes;
         }
         let name = path.display();
@@ -85,6 +97,7 @@ impl Prompts {
             !prompts.places.is_empty(),
             "{name}: no requests; it must have one JSON object a line"
         );
+        prompts.spill.finish(&mut prompts.queue)?;
         // A trace says how many tokens there are.
         prompts.exact |= prompts.sample.is_empty();
         Ok(prompts)
@@ -111,22 +124,34 @@ impl Prompts {
         self.queue.push(&job).map_err(|error| error.to_string())?;
         if self.places.len().is_multiple_of(*step) && !text.is_empty() {
             text.truncate(text.floor_char_boundary(LINTED_BYTES));
+            text.shrink_to_fit();
+            self.linted_bytes += text.len();
             self.sample.push((place.0 as usize, text));
         }
-        if self.sample.len() > 2 * LINTED {
+        if self.sample.len() > 2 * LINTED || self.linted_bytes > ALL_LINTED_BYTES {
             // Every other one goes, and from here on so many fewer come.
             let mut keep = false;
             self.sample.retain(|_| {
                 keep = !keep;
                 keep
             });
+            self.linted_bytes = self.sample.iter().map(|(_, text)| text.len()).sum();
             *step *= 2;
         }
-        self.places.push(place);
-        if self.trace.turns.len() < SIMULATED {
+        // Only the first ones are simulated: once one has no room, no other has.
+        self.blocks += turn.blocks.len();
+        if self.places.len() < SIMULATED
+            && (self.blocks <= SIMULATED_BLOCKS || self.places.is_empty())
+        {
             self.trace.turns.push(turn);
         }
+        self.places.push(place);
         Ok(())
+    }
+
+    /// The forest of all requests.
+    pub(super) fn forest(&self) -> anyhow::Result<Forest> {
+        Ok(self.spill.forest(&self.queue, |_| true)?)
     }
 
     /// The line of a request, counted from 1.
@@ -146,6 +171,15 @@ impl Prompts {
         };
         read().unwrap_or_default()
     }
+}
+
+/// Where hashes go that have no room in memory: the folder for that, or the one for temporary files that is on a disk.
+fn scratch(memory: usize) -> Scratch {
+    let on_disk = || Some(PathBuf::from("/var/tmp")).filter(|folder| folder.is_dir());
+    let folder = std::env::var_os("TMPDIR").map(PathBuf::from).or_else(on_disk);
+    let name = format!("wornpath-{}.spill", std::process::id());
+    let path = folder.unwrap_or_else(std::env::temp_dir).join(name);
+    Scratch { path, cure: "set TMPDIR to a folder with more", memory }
 }
 
 impl Reader<'_> {

@@ -14,9 +14,9 @@ use wornpath_execution::Timeouts;
 use wornpath_gateway::discovery::read as read_metrics;
 use wornpath_jobs::{
     Conductor, Form, InputFile, InputMark, Intake, IntakeError, IntakeRules, Patience, Pods,
-    RealDisk, ResultPaths, Results, Sketcher, Work, places,
+    RealDisk, ResultPaths, Results, Scratch, Sketcher, Spill, Work, places,
 };
-use wornpath_planner::{Job, JobId, Plan, Queue, QueueError, Speeds, Vitals, Window};
+use wornpath_planner::{Plan, Speeds, Vitals, Window};
 use wornpath_sim::offline::{Engines, rates};
 
 /// How many bad lines are named.
@@ -53,12 +53,11 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
         }
     }
     let results = Results::open(&RealDisk, &paths, input)?;
-    let lines: Vec<u32> = (0..input.lines).filter(|line| !results.is_done(*line)).collect();
-    let rest = rest_of(&intake.queue, &lines)?;
-    let queue = rest.as_ref().unwrap_or(&intake.queue);
-    let prompt_tokens: u64 = queue.jobs().map(|job| queue.prompt_tokens(job) as u64).sum();
+    let forest = intake.forest(|line| !results.is_done(line))?;
+    let prompt_tokens = forest.prompt_tokens(&intake.queue);
     let engines = Engines { engine: engine_profile(&arguments.engine)?, kv_tokens: None };
-    let plan = Plan::new(queue, &Speeds::equal(arguments.pods.len())?, &rates(&engines));
+    let speeds = Speeds::equal(arguments.pods.len())?;
+    let plan = Plan::of_forest(&intake.queue, forest, &speeds, &rates(&engines));
     if let Some(deadline) = arguments.deadline.filter(|deadline| plan.finish() > *deadline) {
         let (needs, has) = (plan.finish().as_secs(), deadline.as_secs());
         let engine = &arguments.engine;
@@ -76,7 +75,6 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
     let work = Work {
         source,
         name: format!("{:016x}", input.hash),
-        lines,
         numbers: Arc::new(move |line| numbers.number(line)),
     };
     Ok(Some(Trip { input, paths, results, conductor, work, pods, predicted }))
@@ -118,7 +116,12 @@ fn intake(arguments: &RunArguments) -> anyhow::Result<Intake> {
     };
     let file = BufReader::with_capacity(1 << 20, open(&arguments.prompts)?);
     let name = arguments.prompts.display();
-    match Intake::read(file, &rules, &sketcher) {
+    let scratch = Scratch {
+        path: beside(&arguments.output, ".spill"),
+        cure: "write the output elsewhere",
+        memory: arguments.planning_memory,
+    };
+    match Intake::read_long(file, &rules, &sketcher, Spill::to(scratch)) {
         Ok(intake) => Ok(intake),
         Err(IntakeError::Lines { count, first }) => {
             let mut text = format!("{name}: {count} of its lines cannot be run");
@@ -136,11 +139,7 @@ fn open(path: &Path) -> anyhow::Result<File> {
 }
 
 fn paths(arguments: &RunArguments) -> ResultPaths {
-    let beside = |suffix: &str| {
-        let mut name = arguments.output.clone().into_os_string();
-        name.push(suffix);
-        PathBuf::from(name)
-    };
+    let beside = |suffix: &str| beside(&arguments.output, suffix);
     let output = match arguments.preserve_order {
         true => beside(".unordered"),
         false => arguments.output.clone(),
@@ -148,20 +147,8 @@ fn paths(arguments: &RunArguments) -> ResultPaths {
     ResultPaths { output, errors: beside(".errors.jsonl"), log: beside(".progress") }
 }
 
-/// The requests of some lines; none if those are all.
-fn rest_of(all: &Queue, lines: &[u32]) -> Result<Option<Queue>, QueueError> {
-    if lines.len() == all.len() {
-        return Ok(None);
-    }
-    let mut rest = Queue::new(all.block_size());
-    for job in lines.iter().copied().map(JobId) {
-        rest.push(&Job {
-            chain: all.chain(job),
-            prompt_tokens: all.prompt_tokens(job),
-            output_tokens: all.output_tokens(job),
-            deadline: None,
-            identity: None,
-        })?;
-    }
-    Ok(Some(rest))
+fn beside(output: &Path, suffix: &str) -> PathBuf {
+    let mut name = output.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
 }

@@ -3,15 +3,7 @@
 use crate::files::{Job, questions};
 use crate::served::Served;
 use std::process::Command;
-use std::time::{Duration, Instant};
-
-fn wait_for_lines(job: &Job, lines: usize) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while job.lines().len() < lines {
-        assert!(Instant::now() < deadline, "there are only {} lines", job.lines().len());
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
+use std::time::Duration;
 
 #[test]
 fn killed_again_and_again_it_ends_with_every_line_once() {
@@ -22,7 +14,7 @@ fn killed_again_and_again_it_ends_with_every_line_once() {
         let resume: &[&str] =
             if round == 0 { &["--window", "6"] } else { &["--window", "6", "--resume"] };
         let mut child = job.start(&engines, resume);
-        wait_for_lines(&job, kept.len() + 7 + round);
+        job.wait_for_lines(kept.len() + 7 + round);
         child.kill().unwrap();
         child.wait().unwrap();
         // What stands in the log has been synced; what is behind it may go, nothing before it may.
@@ -53,7 +45,7 @@ fn killed_at_random_moments_it_ends_with_every_line_once() {
         for round in 0..4 {
             let resume: &[&str] = if round == 0 { &[] } else { &["--resume"] };
             let mut child = job.start(&engines, &[&["--window", "3"], resume].concat());
-            wait_for_lines(&job, job.lines().len() + 1 + below(40) as usize);
+            job.wait_for_lines(job.lines().len() + 1 + below(40) as usize);
             std::thread::sleep(Duration::from_micros(below(30_000)));
             child.kill().unwrap();
             child.wait().unwrap();
@@ -73,7 +65,7 @@ fn interrupted_it_keeps_what_it_has_and_says_how_to_go_on() {
     let engines = Served::start_at("20", &[]);
     let job = Job::new("interrupted", questions(5, 20));
     let child = job.start(&engines, &["--window", "4"]);
-    wait_for_lines(&job, 5);
+    job.wait_for_lines(5);
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let output = job.end(child);
@@ -103,7 +95,7 @@ fn of_two_runs_with_one_output_the_second_is_refused() {
     let engines = Served::start_at("1", &["--fault", "slow=3"]);
     let job = Job::new("raced", questions(4, 5));
     let mut first = job.start(&engines, &[]);
-    wait_for_lines(&job, 1);
+    job.wait_for_lines(1);
     let second = job.run(&engines, &["--resume"]);
     assert!(second.error.contains("is in use by another process"), "{second:?}");
     first.kill().unwrap();
@@ -115,7 +107,7 @@ fn what_a_lost_engine_had_is_answered_by_the_other() {
     let engines = Served::start_at("20", &["--engines", "2"]);
     let job = Job::new("lost", questions(8, 12));
     let child = job.start(&engines, &["--window", "4"]);
-    wait_for_lines(&job, 10);
+    job.wait_for_lines(10);
     engines.control("POST", "/engines/0/crash", "");
     let output = job.end(child);
     assert!(output.is(0), "{output:?}");

@@ -4,6 +4,7 @@ use crate::served::Served;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// An input and where its results go.
 pub(crate) struct Job {
@@ -106,6 +107,14 @@ impl Job {
         let text = std::fs::read(&self.output).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned).collect()
+    }
+
+    pub(crate) fn wait_for_lines(&self, lines: usize) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.lines().len() < lines {
+            assert!(Instant::now() < deadline, "there are only {} lines", self.lines().len());
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     pub(crate) fn results(&self) -> Vec<Value> {

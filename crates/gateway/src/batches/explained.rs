@@ -3,7 +3,7 @@
 //! It is made anew from the input whenever somebody asks, for the pods that are up: a plan follows from both alone.
 
 use super::Batches;
-use super::forest::forest;
+use super::forest::drawn;
 use super::life::{RATES, reading};
 use super::matched::match_to_caches;
 use super::stored::StoredBytes;
@@ -19,7 +19,7 @@ use wornpath_routing::Health;
 const LISTED: usize = 8;
 
 pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, Trouble> {
-    let (rules, sketcher) = reading(batches, &batch);
+    let (rules, sketcher, spill) = reading(batches, &batch);
     let roster = batches.worker.gateway.roster();
     let up = roster.fleet().pods().iter().filter(|pod| pod.vitals().health() == Health::Up);
     let up: Vec<_> = up.map(|pod| (pod.id(), pod.facts().name.to_string())).collect();
@@ -31,22 +31,25 @@ pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
     let explained = batches
         .ask(move |store| {
             let reader = StoredBytes { store, file: &batch.input_file_id, offset: 0 };
-            let read = Intake::read(BufReader::with_capacity(1 << 20, reader), &rules, &sketcher);
+            let reader = BufReader::with_capacity(1 << 20, reader);
+            let read = Intake::read_long(reader, &rules, &sketcher, spill);
             let intake = read.map_err(|error| match error {
                 IntakeError::Read(error) => StoreError::Unreachable(error.to_string()),
+                IntakeError::Spill(error) => error.into(),
                 wrong @ IntakeError::Lines { .. } => {
                     StoreError::Conflict(format!("batch `{}` has no plan: {wrong}", batch.id))
                 }
             })?;
-            let mut plan = Plan::new(&intake.queue, &speeds, &RATES);
+            let forest = intake.forest(|_| true)?;
+            let mut plan = Plan::of_forest(&intake.queue, forest.clone(), &speeds, &RATES);
             match_to_caches(&mut plan, &intake.queue, (gateway.index(), &ids));
-            Ok(page(&batch, &intake, &plan, &pods))
+            Ok(page(&batch, &intake, (&plan, &forest), &pods))
         })
         .await?;
     Ok(explained)
 }
 
-fn page(batch: &Batch, intake: &Intake, plan: &Plan, pods: &[String]) -> Value {
+fn page(batch: &Batch, intake: &Intake, (plan, whole): (&Plan, &Forest), pods: &[String]) -> Value {
     let queue = &intake.queue;
     let (all, least, planned) = (intake.prompt_tokens, plan.least_tokens(), plan.planned_tokens());
     let share = |computed: u64| 1.0 - computed as f64 / all.max(1) as f64;
@@ -64,8 +67,7 @@ fn page(batch: &Batch, intake: &Intake, plan: &Plan, pods: &[String]) -> Value {
         })
     });
     let parts: Vec<_> = parts.collect();
-    let drawn = forest(plan, queue, pods, |job| intake.spans[job.index()].number);
-    let whole = Forest::of(queue);
+    let drawn = drawn(plan, queue, pods, |job| intake.spans[job.index()].number);
     let groups = Groups::of(whole.shared().iter().copied());
     let block = queue.block_size().get();
     let listed = groups.biggest(LISTED).into_iter().map(|id| {

@@ -12,7 +12,7 @@ const MOST: usize = 96;
 
 /// Where in the planned order each pod's requests stand, and each group's, with what they share and save. `line` says
 /// which line of the input a request is.
-pub(super) fn forest(
+pub(super) fn drawn(
     plan: &Plan,
     queue: &Queue,
     pods: &[String],
@@ -75,7 +75,7 @@ mod tests {
             queue.push(&job).unwrap();
         }
         let plan = Plan::new(&queue, &Speeds::equal(1).unwrap(), &Rates::flat(1.0, 1.0));
-        forest(&plan, &queue, &["pod-0".to_owned()], |job| job.0 + 1)
+        drawn(&plan, &queue, &["pod-0".to_owned()], |job| job.0 + 1)
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Batches;
 use super::ending::{Ended, end};
 use super::engines::{PlannedPod, PlannedPods};
-use super::forest::forest;
+use super::forest::drawn;
 use super::matched::match_to_caches;
 use super::overview::{Planned, Underway, figures};
 use super::stored::{StoredBytes, StoredLines};
@@ -16,9 +16,9 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_jobs::{
     Batch, Conductor, Form, Intake, IntakeError, IntakeRules, Interface, Lease, Leased, Patience,
-    Progress, Sketcher, Standing, Status, StoreError, Wish, Work, run,
+    Progress, Sketcher, Spill, Standing, Status, StoreError, Wish, Work, run,
 };
-use wornpath_planner::{Forest, Job, JobId, Plan, Queue, Rates, Speeds, Window};
+use wornpath_planner::{Forest, Plan, Queue, Rates, Speeds, Window};
 use wornpath_routing::{Health, Name};
 
 /// Wrong lines that a batch shows.
@@ -122,9 +122,9 @@ async fn round(
     batch: &Batch,
     wishes: watch::Receiver<Wish>,
 ) -> Result<Ended, StoreError> {
-    let Some(intake) = read(batches, lease, batch).await? else { return Ok(Ended::Yes) };
+    let Some(mut intake) = read(batches, lease, batch).await? else { return Ok(Ended::Yes) };
     let (mark, of) = (intake.mark, lease.clone());
-    let mut standing = batches.ask(move |store| store.standing(&of, mark)).await?;
+    let standing = batches.ask(move |store| store.standing(&of, mark)).await?;
     let of = lease.clone();
     batches
         .ask(move |store| {
@@ -137,36 +137,49 @@ async fn round(
     let source = Arc::new(StoredLines {
         store: Arc::clone(&batches.store),
         file: batch.input_file_id.clone(),
-        spans: intake.spans,
+        spans: std::mem::take(&mut intake.spans),
     });
-    keep_own(&mut standing.missing, &intake.queue, lease);
-    if !standing.missing.is_empty() && batch.status() != Status::Cancelling {
+    let (intake, forest) = to_compute(batches, intake, (lease, &standing)).await?;
+    if !forest.order().is_empty() && batch.status() != Status::Cancelling {
         let numbered = Arc::clone(&source);
         let work = Work {
             source: source.clone(),
             name: batch.id.trim_start_matches("batch_").to_owned(),
-            lines: standing.missing.clone(),
             numbers: Arc::new(move |line: u32| numbered.spans[line as usize].number),
         };
-        compute(batches, batch, (intake.queue, work), (lease.clone(), &standing), wishes).await?;
+        let planning = (intake.queue, forest);
+        compute(batches, batch, (planning, work), (lease.clone(), &standing), wishes).await?;
     }
     let of = lease.clone();
     batches.ask(move |store| store.settle(&of)).await?;
     end(batches, lease.clone(), source).await
 }
 
-/// Leaves of some lines those that are in the segments of a lease. All gateways cut alike: the order follows from the
+/// The forest of the lines without a record in the segments of a lease. All gateways cut alike: the order follows from the
 /// input alone.
-fn keep_own(lines: &mut Vec<u32>, queue: &Queue, lease: &Lease) {
-    if lease.is_whole() {
-        return;
+async fn to_compute(
+    batches: &Arc<Batches>,
+    intake: Intake,
+    (lease, standing): (&Lease, &Standing),
+) -> Result<(Intake, Forest), StoreError> {
+    let mut is_wanted = vec![false; intake.queue.len()];
+    for line in &standing.missing {
+        is_wanted[*line as usize] = true;
     }
-    let all = queue.len();
-    let mut is_own = vec![false; all];
-    for (place, job) in Forest::of(queue).order().iter().enumerate() {
-        is_own[job.index()] = lease.covers(place, all);
-    }
-    lines.retain(|line| is_own[*line as usize]);
+    let lease = lease.clone();
+    batches
+        .ask(move |_| {
+            if !lease.is_whole() {
+                let whole = intake.forest(|_| true)?;
+                let all = whole.order().len();
+                for (place, job) in whole.order().iter().enumerate() {
+                    is_wanted[job.index()] &= lease.covers(place, all);
+                }
+            }
+            let forest = intake.forest(|line| is_wanted[line as usize])?;
+            Ok((intake, forest))
+        })
+        .await
 }
 
 /// Reads the input; none if it is wrong, which the batch then says.
@@ -175,14 +188,16 @@ async fn read(
     lease: &Lease,
     batch: &Batch,
 ) -> Result<Option<Intake>, StoreError> {
-    let (rules, sketcher) = reading(batches, batch);
+    let (rules, sketcher, spill) = reading(batches, batch);
     let (of, file) = (lease.clone(), batch.input_file_id.clone());
     batches
         .ask(move |store| {
             let reader = StoredBytes { store, file: &file, offset: 0 };
-            match Intake::read(BufReader::with_capacity(1 << 20, reader), &rules, &sketcher) {
+            let reader = BufReader::with_capacity(1 << 20, reader);
+            match Intake::read_long(reader, &rules, &sketcher, spill) {
                 Ok(intake) => Ok(Some(intake)),
                 Err(IntakeError::Read(error)) => Err(StoreError::Unreachable(error.to_string())),
+                Err(IntakeError::Spill(error)) => Err(error.into()),
                 Err(IntakeError::Lines { first, .. }) => {
                     let shown: Vec<_> =
                         first.into_iter().map(|(line, problem)| (Some(line), problem)).collect();
@@ -198,7 +213,7 @@ async fn read(
 }
 
 /// How the input of a batch is read.
-pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketcher) {
+pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketcher, Spill) {
     let interface = Interface::at(&batch.endpoint).unwrap_or(Interface::Chat);
     let rules = IntakeRules {
         form: Form::Batch(interface),
@@ -210,14 +225,15 @@ pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketche
     let model = settings.models.first();
     let block_size = model.map_or(batches.rules.block_size, |model| model.block_size);
     let tokenizer = model.and_then(|model| model.tokenizer.clone());
-    (rules, Sketcher::new(&settings.key, block_size, tokenizer))
+    let spill = Spill::to(batches.scratch.next());
+    (rules, Sketcher::new(&settings.key, block_size, tokenizer), spill)
 }
 
 /// Sends what has no record yet, until all have one, the time is over, or its owner cancels.
 async fn compute(
     batches: &Arc<Batches>,
     batch: &Batch,
-    (queue, work): (Queue, Work),
+    ((queue, forest), work): ((Queue, Forest), Work),
     (lease, standing): (Lease, &Standing),
     mut wishes: watch::Receiver<Wish>,
 ) -> Result<(), StoreError> {
@@ -229,16 +245,15 @@ async fn compute(
         () = &mut over => return Ok(()),
         _ = wishes.wait_for(|wish| *wish != Wish::GoOn) => return Ok(()),
     };
-    let rest = rest_of(queue, &work.lines);
     let speeds = Speeds::equal(pods.pods.len())
         .map_err(|error| StoreError::Unreachable(error.to_string()))?;
-    let mut plan = Plan::new(&rest, &speeds, &RATES);
-    match_to_caches(&mut plan, &rest, (batches.worker.gateway.index(), &pods.ids()));
-    let (names, lines) = (pods.names(), &work.lines);
-    let drawn = forest(&plan, &rest, &names, |job| (work.numbers)(lines[job.index()]));
-    let planned = Planned { figures: figures(&plan, &rest, &names), forest: Arc::new(drawn) };
+    let mut plan = Plan::of_forest(&queue, forest, &speeds, &RATES);
+    match_to_caches(&mut plan, &queue, (batches.worker.gateway.index(), &pods.ids()));
+    let names = pods.names();
+    let drawn = drawn(&plan, &queue, &names, |job| (work.numbers)(job.0));
+    let planned = Planned { figures: figures(&plan, &queue, &names), forest: Arc::new(drawn) };
     // A run needs no hashes, and there may be many.
-    drop(rest);
+    drop(queue);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
     let conductor = Conductor::new(plan, vec![window; pods.pods.len()], Patience::default());
     let publisher = Leased::new(Arc::clone(&batches.store), lease, standing);
@@ -274,23 +289,4 @@ async fn pods(batches: &Arc<Batches>, batch: &Batch) -> PlannedPods {
         }
         sleep(PAUSE).await;
     }
-}
-
-/// The requests of some lines, in a queue of their own.
-fn rest_of(all: Queue, lines: &[u32]) -> Queue {
-    if all.len() == lines.len() {
-        return all;
-    }
-    let mut rest = Queue::new(all.block_size());
-    for job in lines.iter().copied().map(JobId) {
-        let again = Job {
-            chain: all.chain(job),
-            prompt_tokens: all.prompt_tokens(job),
-            output_tokens: all.output_tokens(job),
-            deadline: None,
-            identity: None,
-        };
-        rest.push(&again).expect("it was in a queue of as many already");
-    }
-    rest
 }

@@ -17,6 +17,7 @@ mod overview;
 mod retry;
 mod routes;
 mod rules;
+mod scratch;
 mod stored;
 mod trouble;
 mod upload;
@@ -27,6 +28,7 @@ pub use rules::{BatchRules, Kept, Quota};
 use crate::desk::Worker;
 use crate::state::Gateway;
 use overview::Overview;
+use scratch::Scratches;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -93,6 +95,7 @@ pub enum BatchesError {
 pub(crate) struct Batches {
     store: Arc<dyn Store>,
     rules: BatchRules,
+    scratch: Scratches,
     profile: Arc<Profile>,
     worker: Arc<Worker>,
     /// Who runs, and how to tell it what is wished.
@@ -123,6 +126,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
     let number = gateway.settings().workers.get() + 1;
     let batches = Arc::new(Batches {
         store,
+        scratch: Scratches::of(&rules),
         rules,
         profile: Arc::new(profile),
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),

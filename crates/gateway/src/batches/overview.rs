@@ -65,11 +65,12 @@ impl Overview {
 
 /// A plan in figures: what each pod gets, and what sharing prefixes saves.
 pub(super) fn figures(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
-    let prompt_tokens: u64 = queue.jobs().map(|job| queue.prompt_tokens(job) as u64).sum();
+    let stops = plan.route().stops().iter();
+    let prompt_tokens: u64 = stops.map(|stop| queue.prompt_tokens(stop.job) as u64).sum();
     let share =
         |(at, pod): (usize, &String)| json!({"pod": pod, "requests": plan.jobs_of(at).count()});
     json!({
-        "requests": queue.len(),
+        "requests": plan.route().stops().len() + plan.copies().len(),
         "copies": plan.copies().len(),
         "prompt_tokens": prompt_tokens,
         // What is computed at least, whoever plans, and by this plan.

@@ -61,6 +61,8 @@ pub struct BatchRules {
     pub priority: Option<i32>,
     /// How much one owner may have.
     pub quota: Quota,
+    /// Bytes of hashes that planning a batch keeps in memory; what is more goes to disk.
+    pub planning_memory: usize,
     /// How long an ended batch and its results are kept.
     pub keep: Duration,
 }
@@ -77,6 +79,7 @@ impl BatchRules {
             block_size: NonZeroUsize::new(16).expect("16 is not zero"),
             priority: None,
             quota: Quota { bytes: 64 << 30, batches: 1_000 },
+            planning_memory: 64 << 20,
             keep: Duration::from_secs(30 * 86_400),
         }
     }

@@ -21,6 +21,7 @@ pub(super) const BATCH: &[Parameter] = &[
     Parameter::with_default("keep", Takes::Time, "720h", "How long an ended batch and its results are kept."),
     Parameter::with_default("quota_bytes", Takes::Size(1 << 10, 1 << 50), "64GiB", "Bytes of all files of one tenant; more are answered with 403."),
     Parameter::with_default("quota_batches", Takes::Whole(1, 1_000_000), "1000", "Batches of one tenant that have not ended; more are answered with 429."),
+    Parameter::with_default("planning_memory", Takes::Size(1 << 10, 1 << 40), "64MiB", "Bytes of hashes that planning a batch keeps in memory; what is more goes to a file in `folder`, or where the system has its temporary ones."),
 ];
 
 pub(super) fn batch(root: &Node, notes: &mut Notes) -> Option<BatchRules> {
@@ -38,6 +39,7 @@ pub(super) fn batch(root: &Node, notes: &mut Notes) -> Option<BatchRules> {
             bytes: section.or("quota_bytes", plain.quota.bytes as usize) as u64,
             batches: section.or("quota_batches", plain.quota.batches),
         },
+        planning_memory: section.or("planning_memory", plain.planning_memory),
         keep: section.or("keep", plain.keep),
         ..plain
     })

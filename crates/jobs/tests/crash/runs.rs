@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
     Conductor, Engines, Form, Health, Intake, IntakeRules, Outgoing, Patience, Prefilled, Progress,
-    Publish, Reply, ResultPaths, Results, Sketcher, Source, StoreError, Trouble, Wish, Work, run,
+    Publish, Reply, ResultPaths, Results, Scratch, Sketcher, Source, Spill, StoreError, Trouble,
+    Wish, Work, run,
 };
 use wornpath_planner::{Plan, Rates, Speeds, Window};
 
@@ -94,32 +95,23 @@ async fn live(disk: &FaultyDisk, dice: &mut Dice) -> Result<bool, StoreError> {
     let rules =
         IntakeRules { form: Form::Free, most_lines: 1_000, output_tokens: 8, most_problems: 1 };
     let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
-    let intake = Intake::read(text.as_bytes(), &rules, &sketcher).unwrap();
+    // Some lives plan from disk.
+    let scratch = Scratch {
+        path: std::env::temp_dir().join(format!("wornpath-{}.spill", std::process::id())),
+        cure: "",
+        memory: [usize::MAX, 300][dice.below(2)],
+    };
+    let spill = Spill::to(scratch);
+    let intake = Intake::read_long(text.as_bytes(), &rules, &sketcher, spill).unwrap();
     let results = Results::open(disk, &paths(), intake.mark)?;
-    let lines: Vec<_> = (0..LINES as u32).filter(|line| !results.is_done(*line)).collect();
-    let mut queue = wornpath_planner::Queue::new(sketcher.block_size());
-    for line in &lines {
-        let job = wornpath_planner::JobId(*line);
-        queue
-            .push(&wornpath_planner::Job {
-                chain: intake.queue.chain(job),
-                prompt_tokens: intake.queue.prompt_tokens(job),
-                output_tokens: 8,
-                deadline: None,
-                identity: None,
-            })
-            .unwrap();
-    }
-    let plan = Plan::new(&queue, &Speeds::equal(PODS).unwrap(), &Rates::flat(1.0, 1.0));
+    let forest = intake.forest(|line| !results.is_done(line)).unwrap();
+    let (speeds, rates) = (Speeds::equal(PODS).unwrap(), Rates::flat(1.0, 1.0));
+    let plan = Plan::of_forest(&intake.queue, forest, &speeds, &rates);
     let patience = Patience { attempts: 30, ..Patience::default() };
     let conductor = Conductor::new(plan, vec![Window::new(8, 4_096); PODS], patience);
     let source = Lines(text.lines().map(|line| Bytes::from(line.to_owned())).collect());
-    let work = Work {
-        source: Arc::new(source),
-        name: "test".into(),
-        lines,
-        numbers: Arc::new(|line| line + 1),
-    };
+    let work =
+        Work { source: Arc::new(source), name: "test".into(), numbers: Arc::new(|line| line + 1) };
     let (wish, wishes) = watch::channel(Wish::GoOn);
     let engines = Arc::new(Fickle(Mutex::new(Dice(dice.below(1 << 30) as u64))));
     let progress = watch::Sender::new(Progress::default());
