@@ -38,6 +38,9 @@ enum BatchCommand {
         /// How long it may take, like 24h, 30m or 7d
         #[arg(long, default_value = "24h")]
         window: String,
+        /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed, or embeddings
+        #[arg(long)]
+        identical_once: bool,
         /// Wait until it has ended
         #[arg(long)]
         watch: bool,
@@ -79,13 +82,16 @@ async fn answer(
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     match command {
-        BatchCommand::Submit { file, endpoint, window, watch: is_watched } => {
+        BatchCommand::Submit { file, endpoint, window, identical_once, watch: is_watched } => {
             let uploaded = service.upload(file).await?;
-            let new = json!({
+            let mut new = json!({
                 "input_file_id": uploaded["id"],
                 "endpoint": endpoint,
                 "completion_window": window,
             });
+            if *identical_once {
+                new["identical_once"] = true.into();
+            }
             let batch = service.post("/v1/batches", &new).await?;
             summary(&batch, out)?;
             if *is_watched {

@@ -63,6 +63,9 @@ pub(crate) struct RunArguments {
     /// Results in the order of the prompts; they appear when all are there
     #[arg(long)]
     preserve_order: bool,
+    /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed, or embeddings
+    #[arg(long)]
+    identical_once: bool,
     /// Requests that an engine gets at once, at most
     #[arg(long, default_value = "256", value_name = "REQUESTS")]
     window: NonZeroUsize,
@@ -118,8 +121,9 @@ pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Res
         writeln!(out, "{}: all lines are there, nothing to do", arguments.output.display())?;
         return Ok(ExitCode::SUCCESS);
     };
-    let Trip { input, paths, predicted, .. } = &trip;
+    let Trip { input, paths, predicted, work, .. } = &trip;
     let (input, paths, predicted) = (*input, paths.clone(), *predicted);
+    let copies = work.copies.count();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let before = trip.results.usage();
@@ -158,6 +162,9 @@ pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Res
             "{} prompt tokens, {share:.1}% of them from caches (predicted: {predicted:.1}%); {} output tokens",
             observed.input, observed.output
         )?;
+    }
+    if copies > 0 {
+        writeln!(out, "{copies} lines are equal to others and were not computed")?;
     }
     if counts.failed > 0 {
         writeln!(out, "failed lines: {}", paths.errors.display())?;

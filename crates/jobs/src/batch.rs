@@ -102,6 +102,9 @@ pub struct Batch {
     /// Seconds that the files of its results are kept, if its owner said.
     #[serde(default)]
     pub output_expires_after: Option<u64>,
+    /// Whether its owner wants equal lines computed once.
+    #[serde(default)]
+    pub identical_once: bool,
     /// When its time is over.
     pub expires_at: UnixTime,
     /// How often somebody took it over: who has an older number may not write.
@@ -146,6 +149,7 @@ impl Batch {
             usage: TokenUsage::default(),
             metadata: new.metadata,
             output_expires_after: None,
+            identical_once: false,
             expires_at: now.saturating_add(new.window.1),
             epoch: 0,
             status: Status::Validating,
@@ -220,7 +224,7 @@ impl Batch {
             false => json!({"object": "list", "data": self.problems}),
         };
         let TokenUsage { input, cached, output } = self.usage;
-        json!({
+        let mut shown = json!({
             "id": self.id,
             "object": "batch",
             "endpoint": self.endpoint,
@@ -248,7 +252,11 @@ impl Batch {
                 "total_tokens": input.saturating_add(output),
             },
             "metadata": self.metadata,
-        })
+        });
+        if self.identical_once {
+            shown["identical_once"] = true.into();
+        }
+        shown
     }
 }
 

@@ -3,6 +3,7 @@
 //! An input may be far larger than memory. So of each line only its place is kept, its chain of hashes until
 //! the plan is made, on disk if there are too many, and a hash of its owner's name for it, to find one that is given twice.
 
+use crate::identity::{Identical, identity};
 use crate::line::{Form, Line, LineProblem};
 use crate::results::InputMark;
 use crate::sketch::{Sketcher, rendered};
@@ -23,6 +24,8 @@ pub struct IntakeRules {
     pub output_tokens: usize,
     /// Problems that are kept at most; all are counted.
     pub most_problems: usize,
+    /// Whether equal lines are computed once.
+    pub identical: Identical,
 }
 
 /// Where a request's line is.
@@ -212,7 +215,10 @@ impl<'a> Reading<'a> {
             prompt_tokens: lengths.prompt,
             output_tokens: lengths.output.unwrap_or(self.rules.output_tokens),
             deadline: None,
-            identity: None,
+            identity: match self.rules.identical {
+                Identical::Each => None,
+                Identical::Once => identity(&line, text),
+            },
         };
         self.intake.queue.push(&job).map_err(|error| invalid(error.to_string()))?;
         self.intake.prompt_tokens += lengths.prompt as u64;
@@ -229,8 +235,13 @@ mod tests {
     use wornpath_blocks::HashKey;
 
     fn read(text: &str) -> Result<Intake, IntakeError> {
-        let rules =
-            IntakeRules { form: Form::Free, most_lines: 3, output_tokens: 9, most_problems: 2 };
+        let rules = IntakeRules {
+            form: Form::Free,
+            most_lines: 3,
+            output_tokens: 9,
+            most_problems: 2,
+            identical: Identical::Each,
+        };
         let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
         Intake::read(text.as_bytes(), &rules, &sketcher)
     }

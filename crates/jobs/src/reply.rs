@@ -87,6 +87,12 @@ impl Owner {
         }
     }
 
+    /// The record of what came for another line that is equal to this one.
+    #[must_use]
+    pub fn copy(&self, came: &Result<Reply, Trouble>) -> Record {
+        Record { usage: TokenUsage::default(), ..self.record(came) }
+    }
+
     /// A line that ended without an answer.
     #[must_use]
     pub fn error(&self, code: &str, message: &str) -> Record {

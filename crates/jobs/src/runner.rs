@@ -5,15 +5,17 @@
 //! request is sent while too many records wait to be written, and it goes on when there is room.
 
 use crate::conductor::{Conductor, Fate, Order};
+use crate::copies::{Copies, Copying};
 use crate::engines::{Engines, Health, Outgoing, Source};
-use crate::line::{Form, Line};
+use crate::line::{Form, Interface, Line};
 use crate::problem::StoreError;
 use crate::record::{Counts, Publish, Record, TokenUsage};
 use crate::reply::{Meaning, Owner, Reply, Trouble};
+use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 use wornpath_execution::field;
@@ -38,6 +40,8 @@ pub struct Work {
     pub name: String,
     /// The numbers that a body alone is called by.
     pub numbers: Arc<dyn Fn(u32) -> u32 + Send + Sync>,
+    /// Lines that get the answers of others.
+    pub copies: Copies,
 }
 
 impl std::fmt::Debug for Work {
@@ -87,6 +91,7 @@ pub struct Finished<P> {
 enum News {
     Prefilled(JobId),
     Ended(Order, Owner, Result<Reply, Trouble>),
+    Copied(Vec<Record>),
     Health(usize, Option<Health>),
 }
 
@@ -96,17 +101,18 @@ enum News {
 /// If records cannot be published, now or ever.
 pub async fn run<E: Engines, P: Publish + 'static>(
     conductor: Conductor,
-    work: Work,
+    mut work: Work,
     engines: Arc<E>,
     publisher: P,
     (wishes, progress): (watch::Receiver<Wish>, watch::Sender<Progress>),
 ) -> Result<Finished<P>, StoreError> {
     let (sender, records) = mpsc::unbounded_channel();
     let (news_sender, news) = mpsc::unbounded_channel();
-    let unwritten = Arc::<AtomicUsize>::default();
+    let (unwritten, written) = (Arc::<AtomicUsize>::default(), Arc::<Notify>::default());
     let writer = Writer {
         records,
         unwritten: Arc::clone(&unwritten),
+        written: Arc::clone(&written),
         progress: progress.clone(),
         wishes: wishes.clone(),
     };
@@ -115,10 +121,12 @@ pub async fn run<E: Engines, P: Publish + 'static>(
     let writer = writing.spawn(writer.write(publisher));
     let mut runner = Runner {
         conductor,
+        copying: Copying::of(std::mem::take(&mut work.copies)),
         work,
         engines,
         records: sender,
         unwritten,
+        written,
         news: news_sender,
         calls: JoinSet::new(),
         progress,
@@ -138,10 +146,13 @@ pub async fn run<E: Engines, P: Publish + 'static>(
 
 struct Runner<E> {
     conductor: Conductor,
+    copying: Copying,
     work: Work,
     engines: Arc<E>,
     records: mpsc::UnboundedSender<Record>,
     unwritten: Arc<AtomicUsize>,
+    /// Told when a group has been written.
+    written: Arc<Notify>,
     news: mpsc::UnboundedSender<News>,
     calls: JoinSet<()>,
     progress: watch::Sender<Progress>,
@@ -156,11 +167,15 @@ impl<E: Engines> Runner<E> {
         writing: &AbortHandle,
     ) {
         let mut look = tokio::time::interval(PERIOD);
-        while self.conductor.unsettled() > 0 && !writing.is_finished() {
+        let is_open = |runner: &Self| runner.conductor.unsettled() > 0 || !runner.copying.is_done();
+        while is_open(self) && !writing.is_finished() {
             let wish = *wishes.borrow_and_update();
-            if wish == Wish::Stop || wish == Wish::Finish && self.conductor.in_flight() == 0 {
+            let is_idle = self.conductor.in_flight() == 0 && self.copying.is_done();
+            if wish == Wish::Stop || wish == Wish::Finish && is_idle {
                 return;
             }
+            // What has been computed is given to all that wait for it, before anything else is.
+            self.copy();
             if wish == Wish::GoOn {
                 self.send();
             }
@@ -179,6 +194,7 @@ impl<E: Engines> Runner<E> {
                     }
                 }
                 () = resting => {}
+                () = self.written.notified() => {}
                 _ = look.tick() => self.look_around(),
                 Ok(()) = wishes.changed() => {}
             }
@@ -188,6 +204,19 @@ impl<E: Engines> Runner<E> {
 
     fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    fn copy(&mut self) {
+        while self.unwritten.load(Relaxed) < MOST_WAITING
+            && let Some(portion) = self.copying.next(GROUP)
+        {
+            self.unwritten.fetch_add(portion.len(), Relaxed);
+            let (source, name) = (Arc::clone(&self.work.source), self.work.name.clone());
+            let (numbers, news) = (Arc::clone(&self.work.numbers), self.news.clone());
+            self.calls.spawn_blocking(move || {
+                let _ = news.send(News::Copied(portion.records(&*source, &name, &*numbers)));
+            });
+        }
     }
 
     fn send(&mut self) {
@@ -200,13 +229,13 @@ impl<E: Engines> Runner<E> {
             let engines = Arc::clone(&self.engines);
             self.calls.spawn(async move {
                 // A source may have to wait for a disk or a database.
-                let reading = move || request(&*source, line, order.is_awaited);
+                let reading = move || named(&*source, line, number);
                 let read = tokio::task::spawn_blocking(reading).await;
                 let read = read.unwrap_or_else(|error| Err(error.to_string()));
+                let is_awaited = order.is_awaited;
                 let (owner, request) = match read {
-                    Ok((custom_id, request)) => {
-                        let own = || format!("\"line-{number}\"").into_bytes();
-                        let custom_id = custom_id.unwrap_or_else(own);
+                    Ok((custom_id, (interface, body))) => {
+                        let request = Outgoing { interface, body, is_awaited };
                         (Owner { line, custom_id, name }, request)
                     }
                     Err(why) => {
@@ -240,6 +269,13 @@ impl<E: Engines> Runner<E> {
                     self.unwritten.fetch_add(1, Relaxed);
                     // Only a writer that has failed does not listen, and then the run ends.
                     let _ = self.records.send(owner.record(&came));
+                    self.copying.add(owner.line, came);
+                }
+            }
+            News::Copied(records) => {
+                self.copying.made(records.len());
+                for record in records {
+                    let _ = self.records.send(record);
                 }
             }
             // An engine that is busy may be slow to say how it is: only its requests tell that it has gone.
@@ -289,28 +325,30 @@ async fn call<E: Engines>(
     answer.await
 }
 
-/// What is sent for a line, and what its owner calls it, as JSON.
-fn request(
+/// What the owner of a line calls it, as JSON, what it is for, and what is sent.
+pub(crate) fn named(
     source: &dyn Source,
     line: u32,
-    is_awaited: bool,
-) -> Result<(Option<Vec<u8>>, Outgoing), String> {
+    number: u32,
+) -> Result<(Vec<u8>, (Interface, Bytes)), String> {
     let bytes = source.line(line).map_err(|error| format!("its line cannot be read: {error}"))?;
     let parsed = Line::parse(&bytes, Form::Free).map_err(|problem| problem.to_string())?;
     // The owner's own bytes go out, not what a parser made of them.
     let own = |name| field(&bytes, name).ok().flatten().map(|value| bytes.slice_ref(value));
-    let body = match parsed.custom_id {
-        Some(_) => own("body").ok_or("its body is gone")?,
-        None => bytes.clone(),
+    let (custom_id, body) = match parsed.custom_id {
+        Some(id) => {
+            (serde_json::Value::from(id).to_string(), own("body").ok_or("its body is gone")?)
+        }
+        None => (format!("\"line-{number}\""), bytes.clone()),
     };
-    let custom_id = parsed.custom_id.map(|id| serde_json::Value::from(id).to_string().into_bytes());
-    Ok((custom_id, Outgoing { interface: parsed.interface, body, is_awaited }))
+    Ok((custom_id.into_bytes(), (parsed.interface, body)))
 }
 
 /// Writes records in groups.
 struct Writer {
     records: mpsc::UnboundedReceiver<Record>,
     unwritten: Arc<AtomicUsize>,
+    written: Arc<Notify>,
     progress: watch::Sender<Progress>,
     wishes: watch::Receiver<Wish>,
 }
@@ -334,6 +372,7 @@ impl Writer {
             }
             (publisher, group) = self.write_group(publisher, group).await?;
             self.unwritten.fetch_sub(group.len(), Relaxed);
+            self.written.notify_one();
             group.clear();
         }
     }

@@ -13,8 +13,8 @@ use wornpath_blocks::HashKey;
 use wornpath_execution::Timeouts;
 use wornpath_gateway::discovery::read as read_metrics;
 use wornpath_jobs::{
-    Conductor, Form, InputFile, InputMark, Intake, IntakeError, IntakeRules, Patience, Pods,
-    RealDisk, ResultPaths, Results, Scratch, Sketcher, Spill, Work, places,
+    Conductor, Copies, Form, Identical, InputFile, InputMark, Intake, IntakeError, IntakeRules,
+    Patience, Pods, RealDisk, ResultPaths, Results, Scratch, Sketcher, Spill, Work, places,
 };
 use wornpath_planner::{Plan, Speeds, Vitals, Window};
 use wornpath_sim::offline::{Engines, rates};
@@ -68,6 +68,7 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
     }
     let predicted = 1.0 - plan.planned_tokens() as f64 / prompt_tokens.max(1) as f64;
     let window = Window::new(arguments.window.get(), engines.engine.max_step_tokens());
+    let copies = Copies::of(&plan);
     let conductor = Conductor::new(plan, vec![window; arguments.pods.len()], Patience::default());
     let file = open(&arguments.prompts)?;
     let source = Arc::new(InputFile::new(file, intake.spans));
@@ -76,6 +77,7 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
         source,
         name: format!("{:016x}", input.hash),
         numbers: Arc::new(move |line| numbers.number(line)),
+        copies,
     };
     Ok(Some(Trip { input, paths, results, conductor, work, pods, predicted }))
 }
@@ -113,6 +115,10 @@ fn intake(arguments: &RunArguments) -> anyhow::Result<Intake> {
         most_lines: u32::MAX as usize - 1,
         output_tokens: arguments.output_tokens,
         most_problems: NAMED_LINES,
+        identical: match arguments.identical_once {
+            true => Identical::Once,
+            false => Identical::Each,
+        },
     };
     let file = BufReader::with_capacity(1 << 20, open(&arguments.prompts)?);
     let name = arguments.prompts.display();

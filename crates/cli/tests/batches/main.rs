@@ -7,6 +7,8 @@ mod endings;
 #[path = "../serve/gateway.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod gateway;
+mod identical;
+mod long;
 mod matched;
 mod owners;
 mod priority;

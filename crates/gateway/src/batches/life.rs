@@ -15,8 +15,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_jobs::{
-    Batch, Conductor, Form, Intake, IntakeError, IntakeRules, Interface, Lease, Leased, Patience,
-    Progress, Sketcher, Spill, Standing, Status, StoreError, Wish, Work, run,
+    Batch, Conductor, Copies, Form, Identical, Intake, IntakeError, IntakeRules, Interface, Lease,
+    Leased, Patience, Progress, Sketcher, Spill, Standing, Status, StoreError, Wish, Work, run,
 };
 use wornpath_planner::{Forest, Plan, Queue, Rates, Speeds, Window};
 use wornpath_routing::{Health, Name};
@@ -146,6 +146,7 @@ async fn round(
             source: source.clone(),
             name: batch.id.trim_start_matches("batch_").to_owned(),
             numbers: Arc::new(move |line: u32| numbered.spans[line as usize].number),
+            copies: Copies::default(),
         };
         let planning = (intake.queue, forest);
         compute(batches, batch, (planning, work), (lease.clone(), &standing), wishes).await?;
@@ -171,10 +172,14 @@ async fn to_compute(
         .ask(move |_| {
             if !lease.is_whole() {
                 let whole = intake.forest(|_| true)?;
-                let all = whole.order().len();
+                let (all, mut is_own) = (whole.order().len(), vec![false; is_wanted.len()]);
                 for (place, job) in whole.order().iter().enumerate() {
-                    is_wanted[job.index()] &= lease.covers(place, all);
+                    is_own[job.index()] = lease.covers(place, all);
                 }
+                for (copy, original) in whole.copies() {
+                    is_own[copy.index()] = is_own[original.index()];
+                }
+                is_wanted.iter_mut().zip(is_own).for_each(|(wanted, own)| *wanted &= own);
             }
             let forest = intake.forest(|line| is_wanted[line as usize])?;
             Ok((intake, forest))
@@ -220,6 +225,10 @@ pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketche
         most_lines: batches.rules.most_lines,
         output_tokens: OUTPUT_TOKENS,
         most_problems: SHOWN,
+        identical: match batch.identical_once {
+            true => Identical::Once,
+            false => Identical::Each,
+        },
     };
     let settings = batches.worker.gateway.settings();
     let model = settings.models.first();
@@ -233,7 +242,7 @@ pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketche
 async fn compute(
     batches: &Arc<Batches>,
     batch: &Batch,
-    ((queue, forest), work): ((Queue, Forest), Work),
+    ((queue, forest), mut work): ((Queue, Forest), Work),
     (lease, standing): (Lease, &Standing),
     mut wishes: watch::Receiver<Wish>,
 ) -> Result<(), StoreError> {
@@ -254,6 +263,7 @@ async fn compute(
     let planned = Planned { figures: figures(&plan, &queue, &names), forest: Arc::new(drawn) };
     // A run needs no hashes, and there may be many.
     drop(queue);
+    work.copies = Copies::of(&plan);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
     let conductor = Conductor::new(plan, vec![window; pods.pods.len()], Patience::default());
     let publisher = Leased::new(Arc::clone(&batches.store), lease, standing);

@@ -50,7 +50,8 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
                 window,
                 metadata: old.metadata.clone(),
             };
-            let batch = Batch::new(new, now);
+            let mut batch = Batch::new(new, now);
+            batch.identical_once = old.identical_once;
             store.add_batch(batch.clone())?;
             Ok(batch)
         })

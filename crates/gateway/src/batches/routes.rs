@@ -148,6 +148,7 @@ async fn create(
     };
     let mut batch = Batch::new(new, unix_time());
     batch.output_expires_after = expires_after(&value["output_expires_after"])?;
+    batch.identical_once = identical_once(&value["identical_once"])?;
     let kept = batch.clone();
     batches.ask(move |store| store.add_batch(kept)).await?;
     life::start(batches, batch.id.clone());
@@ -193,6 +194,14 @@ fn expires_after(value: &Value) -> Result<Option<u64>, Trouble> {
     let wrong =
         "`output_expires_after` is not like {\"anchor\": \"created_at\", \"seconds\": 86400}";
     seconds.map(Some).ok_or_else(|| Trouble::bad(wrong, Some("output_expires_after")))
+}
+
+fn identical_once(value: &Value) -> Result<bool, Trouble> {
+    let wrong = || {
+        let message = format!("`identical_once` is {value}; it must be true or false");
+        Trouble::bad(&message, Some("identical_once"))
+    };
+    if value.is_null() { Ok(false) } else { value.as_bool().ok_or_else(wrong) }
 }
 
 fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, Trouble> {

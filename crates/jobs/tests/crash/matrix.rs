@@ -105,13 +105,15 @@ fn a_death_at_any_operation_loses_and_doubles_nothing() {
             }
         }
     }
+    println!("crash: {runs} results, killed before, in and after each of {all} operations");
     assert!(runs >= 200, "only {runs} runs");
 }
 
 #[test]
 fn many_deaths_in_a_row_lose_and_double_nothing() {
-    let all = operations_of_a_whole_life();
+    let (all, mut runs) = (operations_of_a_whole_life(), 0);
     for seed in 0..300 {
+        runs += 1;
         let mut dice = Dice(seed);
         let deaths: Vec<_> = (0..1 + dice.below(6))
             .map(|_| {
@@ -122,6 +124,8 @@ fn many_deaths_in_a_row_lose_and_double_nothing() {
         let death = [Death::Process, Death::Machine][dice.below(2)];
         live(&FaultyDisk::default(), &deaths, death, &mut dice);
     }
+    println!("crash: {runs} results, killed several times");
+    assert!(runs >= 200, "only {runs} runs");
 }
 
 #[test]

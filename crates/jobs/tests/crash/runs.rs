@@ -11,18 +11,28 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    Conductor, Engines, Form, Health, Intake, IntakeRules, Outgoing, Patience, Prefilled, Progress,
-    Publish, Reply, ResultPaths, Results, Scratch, Sketcher, Source, Spill, StoreError, Trouble,
-    Wish, Work, run,
+    Conductor, Copies, Engines, Form, Health, Identical, Intake, IntakeRules, Outgoing, Patience,
+    Prefilled, Progress, Publish, Reply, ResultPaths, Results, Scratch, Sketcher, Source, Spill,
+    StoreError, Trouble, Wish, Work, run,
 };
 use wornpath_planner::{Plan, Rates, Speeds, Window};
 
 const LINES: usize = 40;
 const PODS: usize = 3;
 
-/// Documents that take turns, and one line in ten that no engine will ever answer.
+/// Every third line, but for those that no engine answers, asks the same.
+fn is_twin(number: usize) -> bool {
+    number.is_multiple_of(3) && number % 10 != 9
+}
+
+/// Documents that take turns, lines that ask the same, and one line in ten that no engine will ever answer.
 fn input() -> String {
     let line = |number: usize| {
+        if is_twin(number) {
+            return format!(
+                "{{\"custom_id\":\"id-{number}\",\"url\":\"/v1/completions\",\"body\":{{\"seed\":1,\"prompt\":\"the same question\"}}}}\n"
+            );
+        }
         let document = format!("document {} ", number % 4).repeat(12);
         let model = if number % 10 == 9 { "none" } else { "m" };
         format!(
@@ -40,7 +50,7 @@ impl Source for Lines {
     }
 }
 
-/// Engines whose every answer is decided by dice.
+/// Engines whose every answer is decided by dice, and tells which it is.
 struct Fickle(Mutex<Dice>);
 
 impl Fickle {
@@ -57,8 +67,8 @@ impl Engines for Fickle {
         prefilled: Prefilled,
     ) -> Result<Reply, Trouble> {
         sleep(Duration::from_millis(self.roll(50) as u64)).await;
-        let answer = |status, body: &'static str| {
-            let body = Bytes::from_static(body.as_bytes());
+        let answer = |status, body: &str| {
+            let body = Bytes::copy_from_slice(body.as_bytes());
             Ok(Reply { status, request_id: None, body, retry_after: None })
         };
         if self.roll(4) > 0 {
@@ -74,7 +84,8 @@ impl Engines for Fickle {
             3 => answer(500, "oh\nno"),
             _ => {
                 sleep(Duration::from_millis(self.roll(400) as u64)).await;
-                answer(200, r#"{"usage":{"prompt_tokens":5,"completion_tokens":1}}"#)
+                let usage = r#"{"prompt_tokens":5,"completion_tokens":1}"#;
+                answer(200, &format!("{{\"answer\":{},\"usage\":{usage}}}", self.roll(1 << 40)))
             }
         }
     }
@@ -90,10 +101,19 @@ fn paths() -> ResultPaths {
 }
 
 /// One life of a run; true if it came to its end.
-async fn live(disk: &FaultyDisk, dice: &mut Dice) -> Result<bool, StoreError> {
+async fn live(
+    disk: &FaultyDisk,
+    identical: Identical,
+    dice: &mut Dice,
+) -> Result<bool, StoreError> {
     let text = input();
-    let rules =
-        IntakeRules { form: Form::Free, most_lines: 1_000, output_tokens: 8, most_problems: 1 };
+    let rules = IntakeRules {
+        form: Form::Free,
+        most_lines: 1_000,
+        output_tokens: 8,
+        most_problems: 1,
+        identical,
+    };
     let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
     // Some lives plan from disk.
     let scratch = Scratch {
@@ -107,11 +127,16 @@ async fn live(disk: &FaultyDisk, dice: &mut Dice) -> Result<bool, StoreError> {
     let forest = intake.forest(|line| !results.is_done(line)).unwrap();
     let (speeds, rates) = (Speeds::equal(PODS).unwrap(), Rates::flat(1.0, 1.0));
     let plan = Plan::of_forest(&intake.queue, forest, &speeds, &rates);
+    let copies = Copies::of(&plan);
     let patience = Patience { attempts: 30, ..Patience::default() };
     let conductor = Conductor::new(plan, vec![Window::new(8, 4_096); PODS], patience);
     let source = Lines(text.lines().map(|line| Bytes::from(line.to_owned())).collect());
-    let work =
-        Work { source: Arc::new(source), name: "test".into(), numbers: Arc::new(|line| line + 1) };
+    let work = Work {
+        source: Arc::new(source),
+        name: "test".into(),
+        numbers: Arc::new(|line| line + 1),
+        copies,
+    };
     let (wish, wishes) = watch::channel(Wish::GoOn);
     let engines = Arc::new(Fickle(Mutex::new(Dice(dice.below(1 << 30) as u64))));
     let progress = watch::Sender::new(Progress::default());
@@ -129,9 +154,9 @@ async fn live(disk: &FaultyDisk, dice: &mut Dice) -> Result<bool, StoreError> {
     Ok(finished?.publisher.counts().pending() == 0)
 }
 
-/// All ids, each once, the unanswerable ones among the errors.
-fn check(disk: &FaultyDisk) {
-    let mut seen = BTreeSet::new();
+/// All ids, each once, the unanswerable ones among the errors. Says how many answers there are to what some lines ask alike.
+fn check(disk: &FaultyDisk) -> usize {
+    let (mut seen, mut alike) = (BTreeSet::new(), BTreeSet::new());
     for (path, is_error) in [(paths().output, false), (paths().errors, true)] {
         let content = String::from_utf8(disk.content(&path).unwrap()).unwrap();
         for line in content.lines() {
@@ -139,15 +164,21 @@ fn check(disk: &FaultyDisk) {
             let id = value["custom_id"].as_str().unwrap();
             assert_eq!(id.ends_with('9'), is_error, "{line}");
             assert!(seen.insert(id.to_owned()), "{id} is there twice");
+            if is_twin(id[3..].parse().unwrap()) {
+                alike.insert(value["response"]["body"]["answer"].to_string());
+            }
         }
     }
     assert_eq!(seen.len(), LINES);
+    alike.len()
 }
 
 #[tokio::test(start_paused = true)]
 async fn runs_that_die_again_and_again_end_with_one_record_for_each_line() {
-    for seed in 0..150 {
+    let (seeds, mut deaths) = (150, 0);
+    for seed in 0..seeds {
         let (disk, mut dice) = (FaultyDisk::default(), Dice(seed));
+        let identical = [Identical::Each, Identical::Once][seed as usize % 2];
         let mut lives = 0;
         loop {
             lives += 1;
@@ -166,7 +197,7 @@ async fn runs_that_die_again_and_again_end_with_one_record_for_each_line() {
                 sleep(Duration::from_secs(1)).await;
             };
             let is_done = tokio::select! {
-                ended = live(&disk, &mut dice) => ended.is_ok_and(|is_done| is_done),
+                ended = live(&disk, identical, &mut dice) => ended.is_ok_and(|is_done| is_done),
                 () = death => false,
             };
             if is_done && !disk.is_dead() {
@@ -174,8 +205,20 @@ async fn runs_that_die_again_and_again_end_with_one_record_for_each_line() {
             }
             disk.reboot([Death::Process, Death::Machine][dice.below(2)], &mut dice);
         }
-        check(&disk);
+        let answers = check(&disk);
+        match identical {
+            Identical::Each => {
+                assert_eq!(answers, (0..LINES).filter(|line| is_twin(*line)).count())
+            }
+            // Computed once, and once more in a life that found some of them without an answer.
+            Identical::Once => assert!(answers <= lives, "seed {seed}: {answers} in {lives} lives"),
+        }
+        deaths += lives - 1;
     }
+    println!(
+        "crash: {seeds} whole runs with {deaths} deaths, half of them with equal lines computed once"
+    );
+    assert!(deaths >= 200, "only {deaths} deaths");
 }
 
 #[tokio::test(start_paused = true)]
@@ -194,7 +237,7 @@ async fn a_full_disk_stops_the_run_until_there_is_room() {
         disk.set_room(None);
     };
     // The dice say that this life is not ended by a wish.
-    let (ended, ()) = tokio::join!(live(&disk, &mut dice), making_room);
+    let (ended, ()) = tokio::join!(live(&disk, Identical::Each, &mut dice), making_room);
     assert!(ended.unwrap());
     check(&disk);
 }
