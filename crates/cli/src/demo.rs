@@ -1,11 +1,13 @@
 //! `wornpath demo`: a fleet of simulated engines behind the gateway, in one process.
 //!
 //! The same traffic goes first by `round-robin`, then by `cache-aware` with caches emptied before. All of it is
-//! real but the engines: sockets, cache events over ZeroMQ, the gateway and its decisions.
+//! real but the engines: sockets, cache events over ZeroMQ, the gateway and its decisions, its dashboard and batches.
 
+mod batch;
 mod client;
 mod decision;
 mod fleet;
+mod folder;
 mod gateway;
 mod load;
 mod recorded;
@@ -15,14 +17,17 @@ mod workload;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use client::{Delivery, chat, chat_body};
-use decision::Show;
 use fleet::{ENGINE, Fleet, KV_TOKENS, SPEED};
 use gateway::Served;
-use load::{Load, Progress, Tally};
+use load::{Load, Progress, Tally, Users};
+use serde_json::{Value, json};
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Runtime;
-use workload::{Session, cold_prompt, sessions};
+use workload::{Session, cold_prompt, endless, sessions};
+use wornpath_gateway::Record;
 
 use crate::serve::logging::LogLevel;
 
@@ -30,13 +35,16 @@ const POLICIES: [&str; 2] = ["round-robin", "cache-aware"];
 const SEED: u64 = 1;
 /// A pod is killed in the middle of so many requests.
 const REQUESTS_AROUND_A_CRASH: usize = 60;
+/// How often it is looked for ctrl-C while nothing else happens.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Long enough to be worth two pods.
 const COLD_LETTERS: usize = 6_000;
 
 /// Compare round-robin and cache-aware routing on simulated engines, then keep serving
 ///
 /// Starts engines and the gateway on free ports of this machine, sends them the same chats and questions about
-/// documents under both policies, explains a decision, kills a pod, and then serves until ctrl-C.
+/// documents under both policies, explains a decision, kills a pod, runs a batch, and then serves a few requests a
+/// second until ctrl-C. The dashboard is open from the first moment.
 #[derive(Args)]
 pub(crate) struct DemoArguments {
     /// Number of simulated engines
@@ -78,6 +86,7 @@ pub(crate) fn run(arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Res
             return played.map(|()| ExitCode::SUCCESS);
         }
         invite(&served, out)?;
+        stage.go_on();
         served.wait()?;
         Ok(ExitCode::SUCCESS)
     })
@@ -93,9 +102,11 @@ struct Stage<'a> {
 impl Stage<'_> {
     fn play(&self, arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Result<()> {
         let requests = arguments.requests as usize;
+        let admin = self.served.admin;
         writeln!(
             out,
-            "{} simulated engines ({ENGINE}, {KV_TOKENS} tokens of KV cache each), {SPEED} times faster than real ones.\n\
+            "The dashboard is at http://{admin}/ and shows all that follows while it happens.\n\n\
+             {} simulated engines ({ENGINE}, {KV_TOKENS} tokens of KV cache each), {SPEED} times faster than real ones.\n\
              Times below are the engines': what was measured times {SPEED}, the gateway's own time included.\n\n\
              {requests} requests, chats and questions about documents, under each policy:",
             arguments.engines
@@ -112,6 +123,9 @@ impl Stage<'_> {
         self.explain(requests, out)?;
         self.split(out)?;
         let crashed = self.crash(out)?;
+        writeln!(out, "\nA batch, planned as a whole before its first request is sent:")?;
+        let folder = self.fleet.folder.path();
+        self.runtime.block_on(batch::play(self.served, folder, SEED + 2, out))?;
         for tally in [before, after, &crashed] {
             if let Some(failure) = tally.failures.first() {
                 bail!("{} requests failed, the first by: {failure}", tally.failures.len());
@@ -129,7 +143,11 @@ impl Stage<'_> {
         self.runtime.block_on(async {
             self.fleet.forget().await?;
             self.served.all_forgotten().await?;
-            let load = Load::start(self.served.client, sessions(requests, SEED), Delivery::Stream);
+            let load = Load::start(
+                self.served.client,
+                sessions(requests, SEED),
+                Users::many(Delivery::Stream),
+            );
             self.watch(load, Progress::new(policy, requests), out).await
         })
     }
@@ -155,30 +173,35 @@ impl Stage<'_> {
         let longest = |session: &&Session| session.opening[0].to_string().len();
         let session = sessions.iter().max_by_key(longest).context("there is a session")?;
         let mut messages = session.opening.clone();
-        messages
-            .push(serde_json::json!({"role": "user", "content": "Which price is named first?"}));
+        messages.push(json!({"role": "user", "content": "Which price is named first?"}));
+        let (record, told) = self.ask(POLICIES[1], &messages)?;
         writeln!(out, "\nA new question about a document, decided by {}:", POLICIES[1])?;
-        decision::show(&self.served.gateway, &chat_body(ENGINE, &messages), Show::Scores, out)
+        decision::show_scores(&record, out)?;
+        Ok(writeln!(out, "  {told}")?)
+    }
+
+    /// Sends a request by a policy; how it was decided, and what came of it.
+    fn ask(&self, policy: &str, messages: &[Value]) -> anyhow::Result<(Arc<Record>, String)> {
+        // The first decision under settings that take over is taken down.
+        self.served.apply(self.fleet.settings(policy)?)?;
+        let body = chat_body(ENGINE, messages);
+        self.runtime.block_on(async {
+            let answer = chat(self.served.client, body, Delivery::Stream).await.context("asked")?;
+            let computed = answer.prompt_tokens - answer.cached_tokens;
+            let told = format!(
+                "carried out: {} answered; of {} prompt tokens it computed {computed}",
+                answer.pod, answer.prompt_tokens
+            );
+            Ok((self.served.record(&answer.id).await?, told))
+        })
     }
 
     /// A prompt computed by one pod and answered by another.
     fn split(&self, out: &mut dyn Write) -> anyhow::Result<()> {
-        self.served.apply(self.fleet.settings("prefill-decode")?)?;
-        let body = chat_body(ENGINE, &cold_prompt(COLD_LETTERS, SEED));
+        let (record, told) = self.ask("prefill-decode", &cold_prompt(COLD_LETTERS, SEED))?;
         writeln!(out, "\nA long prompt that nobody has cached, decided by prefill-decode:")?;
-        decision::show(&self.served.gateway, &body, Show::Plan, out)?;
-        let answer = self
-            .runtime
-            .block_on(chat(self.served.client, body, Delivery::Stream))
-            .context("prefill-decode")?;
-        writeln!(
-            out,
-            "  carried out: {} answered; of {} prompt tokens it computed {}",
-            answer.pod,
-            answer.prompt_tokens,
-            answer.prompt_tokens - answer.cached_tokens
-        )?;
-        Ok(())
+        decision::show_plan(&record, out)?;
+        Ok(writeln!(out, "  {told}")?)
     }
 
     /// A pod goes without a word while it has work, and comes back empty.
@@ -191,7 +214,8 @@ impl Stage<'_> {
         let retries_before = self.served.gateway.retries().0;
         let tally = self.runtime.block_on(async {
             let all = REQUESTS_AROUND_A_CRASH;
-            let mut load = Load::start(self.served.client, sessions(all, SEED + 1), Delivery::Whole);
+            let users = Users::many(Delivery::Whole);
+            let mut load = Load::start(self.served.client, sessions(all, SEED + 1), users);
             let mut before = Tally::default();
             while before.count() < all / 3 {
                 let told = load.next().await.context("there are more requests")?;
@@ -216,16 +240,28 @@ impl Stage<'_> {
         })?;
         Ok(tally)
     }
+
+    /// A few requests a second until ctrl-C. What becomes of them, the dashboard tells.
+    fn go_on(&self) {
+        self.runtime.block_on(async {
+            let mut load = Load::start(self.served.client, endless(SEED + 3), Users::few());
+            while !self.served.is_told_to_end() {
+                // Whichever comes first; there is always a next request.
+                let _ = tokio::time::timeout(LOOK_AGAIN, load.next()).await;
+            }
+        });
+    }
 }
 
 fn invite(served: &Served<'_>, out: &mut dyn Write) -> anyhow::Result<()> {
     let Served { client, admin, .. } = served;
     writeln!(
         out,
-        "\nServing until ctrl-C. The dashboard is at http://{admin}/ and `wornpath top --admin http://{admin}` shows it here. Try:\n  \
+        "\nServing a few requests a second until ctrl-C: see http://{admin}/ or `wornpath top --admin http://{admin}`. Try:\n  \
          curl -i http://{client}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{ENGINE}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Once upon a time\"}}], \"max_tokens\": 40}}'\n  \
          curl http://{client}/metrics\n  \
+         curl http://{client}/v1/batches\n  \
          curl http://{admin}/pods\n  \
          curl 'http://{admin}/decisions?last=5'\n  \
          curl http://{admin}/openapi.json"

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 fn demo() -> Command {
@@ -28,21 +29,41 @@ fn the_demo_compares_policies_explains_and_loses_a_pod_but_no_request() {
         .collect();
     assert!(rates.len() == 2 && rates[1] > rates[0], "{shown}");
     assert_eq!(cells(&shown, "failed requests"), ["0", "0"], "{shown}");
-    assert!(shown.contains("plan: prefill on pod-0"), "{shown}");
     assert!(shown.contains("0 failed requests; "), "{shown}");
+    assert!(shown.contains("240 of 240 answered, 0 failed"), "{shown}");
+    // What was planned is what was done: the plan is that of the request, and not of another like it.
+    let after = |words: &str| {
+        shown.split(words).nth(1).unwrap_or_else(|| panic!("no `{words}` in {shown}"))
+    };
+    let split = after("plan: prefill on pod-0, then decode on ");
+    let pod = split.lines().next().unwrap();
+    assert!(split.contains(&format!("carried out: {pod} answered; ")), "{shown}");
+    let pod = after("→").split_whitespace().next().unwrap();
+    assert!(after("→").contains(&format!("carried out: {pod} answered; ")), "{shown}");
 }
 
 #[test]
 fn the_demo_serves_until_it_is_told_to_end_and_ends_cleanly() {
     let mut child = demo().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let is_dashboard = |line: &String| line.contains("The dashboard is at http://127.0.0.1:");
-    assert!(lines.by_ref().map(Result::unwrap).any(|line| is_dashboard(&line)), "no dashboard");
+    let first = lines.next().unwrap().unwrap();
+    let admin = first.split(['/', ' ']).find(|word| word.starts_with("127.0.0.1:"));
+    let admin = admin.unwrap_or_else(|| panic!("no dashboard in `{first}`")).to_owned();
     let is_last = |line: &String| line.contains("/openapi.json");
     assert!(lines.by_ref().map(Result::unwrap).any(|line| is_last(&line)), "it invites nobody");
+    let url = format!("http://{admin}");
+    let mut top = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+    let looked = top.args(["top", "--once", "--admin", &url]).output().unwrap();
+    let looked = String::from_utf8(looked.stdout).unwrap();
+    assert!(looked.contains("4 of 4 pods up") && looked.contains("240 of 240 lines"), "{looked}");
+    assert!(!looked.contains("\n0 requests/s"), "traffic goes on: {looked}");
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
+    let left = std::fs::read_dir(std::env::temp_dir()).unwrap().map(|entry| entry.unwrap().path());
+    let left =
+        left.filter(|path| path.to_string_lossy().contains(&format!("wornpath-demo-{pid}-")));
+    assert_eq!(left.collect::<Vec<_>>(), [] as [PathBuf; 0], "its folder goes with it");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 

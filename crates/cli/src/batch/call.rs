@@ -43,13 +43,13 @@ impl Service {
         self.json(Method::GET, path, "application/json", empty()).await
     }
 
-    pub(super) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         let body = Full::new(Bytes::from(body.to_string())).map_err(|never| match never {}).boxed();
         self.json(Method::POST, path, "application/json", body).await
     }
 
     /// Sends a file as it is read.
-    pub(super) async fn upload(&self, path: &Path) -> anyhow::Result<Value> {
+    pub(crate) async fn upload(&self, path: &Path) -> anyhow::Result<Value> {
         let cannot = || format!("cannot read {}", path.display());
         let file = File::open(path).with_context(cannot)?;
         let name = path.file_name().map_or_else(|| "file".into(), |name| name.to_string_lossy());

@@ -26,6 +26,8 @@ pub(super) enum Delivery {
 /// A whole answer.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
+    /// What the gateway calls the request.
+    pub(super) id: String,
     pub(super) text: String,
     /// From sending the request to the first token; to the whole answer if it is not streamed.
     pub(super) first_token: Duration,
@@ -56,8 +58,12 @@ pub(super) async fn chat(
     let mut connection = JoinSet::new();
     let response = post(gateway, "/v1/chat/completions", &body, &mut connection).await?;
     let status = response.status();
-    let pod = response.headers().get("x-wornpath-pod").and_then(|pod| pod.to_str().ok());
-    let mut answer = Answer { pod: pod.unwrap_or_default().to_owned(), ..Answer::default() };
+    let header = |name: &str| {
+        let value = response.headers().get(name).and_then(|value| value.to_str().ok());
+        value.unwrap_or_default().to_owned()
+    };
+    let mut answer =
+        Answer { id: header("x-request-id"), pod: header("x-wornpath-pod"), ..Answer::default() };
     if delivery == Delivery::Stream && status.is_success() {
         read_stream(response.into_body(), sent, &mut answer).await?;
         return Ok(answer);

@@ -9,13 +9,15 @@ use anyhow::Context;
 use wornpath_events::ZmqAddress;
 use wornpath_gateway::config::shipped;
 use wornpath_gateway::{
-    Drain, EventSource, ModelSettings, NamedProfile, PodSettings, Reveal, Settings,
+    BatchRules, Drain, EventSource, Kept, ModelSettings, NamedProfile, PodSettings, Reveal,
+    Settings,
 };
 use wornpath_routing::{ByteTokenizer, Role};
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
 use wornpath_sim::{Profile, Settings as EngineSettings};
 
 use super::client::forget;
+use super::folder::Folder;
 
 /// What the engines are taken for.
 pub(super) const ENGINE: &str = "32b-h100x2";
@@ -24,6 +26,9 @@ pub(super) const SPEED: f64 = 8.0;
 /// Less than a free engine has: the rest is taken by requests that run, and it shows eviction.
 pub(super) const KV_TOKENS: usize = 120_000;
 
+/// Decisions a second that can be looked at afterwards.
+const EXPLAINED: f64 = 5.0;
+
 const ANYWHERE: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
@@ -31,6 +36,8 @@ const ANYWHERE: SocketAddr =
 pub(super) struct Fleet {
     pub(super) engines: Vec<ServedEngine>,
     pub(super) profile: Profile,
+    /// Where the gateway keeps batches.
+    pub(super) folder: Folder,
 }
 
 impl Fleet {
@@ -45,7 +52,7 @@ impl Fleet {
             let addresses = Addresses { http: ANYWHERE, events: ANYWHERE, replay: ANYWHERE };
             engines.push(ServedEngine::start(options.clone(), addresses).await?);
         }
-        Ok(Self { engines, profile })
+        Ok(Self { engines, profile, folder: Folder::new()? })
     }
 
     /// Empties all caches.
@@ -78,6 +85,8 @@ impl Fleet {
             models: vec![model],
             profiles: vec![profile(policy)?],
             reveal: Reveal::Pod,
+            explained: EXPLAINED,
+            batch: Some(BatchRules::kept(Kept::Folder(self.folder.path().join("batches")))),
             drain: Drain { lame_duck: Duration::ZERO, grace: Duration::from_secs(2) },
             workers: NonZeroUsize::MIN,
             ..Settings::default()

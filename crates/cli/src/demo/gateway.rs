@@ -7,9 +7,9 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::Duration;
-use wornpath_gateway::admin::{Logging, Setup, start};
+use wornpath_gateway::admin::{Logging, Recent, Setup, start};
 use wornpath_gateway::config::{Config, Tokenizers};
-use wornpath_gateway::{Gateway, Readiness, ServeError, Settings, serve};
+use wornpath_gateway::{Gateway, Readiness, Record, ServeError, Settings, serve, serve_batches};
 use wornpath_routing::{Breaker, Health};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -20,6 +20,7 @@ pub(super) struct Served<'scope> {
     pub(super) client: SocketAddr,
     pub(super) admin: SocketAddr,
     pub(super) gateway: Arc<Gateway>,
+    recent: Arc<Recent>,
     thread: ScopedJoinHandle<'scope, Result<(), ServeError>>,
 }
 
@@ -32,13 +33,16 @@ impl<'scope> Served<'scope> {
     ) -> anyhow::Result<Self> {
         let (tell, told) = sync_channel(1);
         let thread = Builder::new().name("gateway".to_owned()).spawn_scoped(scope, move || {
-            let around = OnceLock::new();
+            let (around, batch) = (OnceLock::new(), settings.batch.clone());
             let set_up = |gateway: &Arc<Gateway>| {
                 let (config, tokenizers) = (Config::bare(), Tokenizers::new(Path::new("")));
                 let setup = Setup { path: None, config, tokenizers, logging };
-                let admin = start(gateway, setup)?.admin;
+                let set_up = start(gateway, setup)?;
+                if let Some(rules) = batch {
+                    serve_batches(gateway, rules)?;
+                }
                 // Set once: a gateway is set up once.
-                let _ = around.set((Arc::clone(gateway), admin));
+                let _ = around.set((Arc::clone(gateway), set_up.recent, set_up.admin));
                 Ok(())
             };
             serve(settings, set_up, |serving| {
@@ -47,8 +51,8 @@ impl<'scope> Served<'scope> {
             })
         })?;
         match told.recv() {
-            Ok((client, Some((gateway, Some(admin))))) => {
-                Ok(Self { client, admin, gateway, thread })
+            Ok((client, Some((gateway, recent, Some(admin))))) => {
+                Ok(Self { client, admin, gateway, recent, thread })
             }
             Ok(_) => Err(anyhow!("the gateway has no admin address")),
             Err(_) => match thread.join() {
@@ -83,6 +87,12 @@ impl<'scope> Served<'scope> {
             roster.seats().iter().all(|seat| blocks(seat.pod.id()) == 0)
         };
         until(is_empty).await.context("the index still holds blocks of caches that were emptied")
+    }
+
+    /// What became of a request, which is known a moment after its answer.
+    pub(super) async fn record(&self, id: &str) -> anyhow::Result<Arc<Record>> {
+        until(|| self.recent.find(id).is_some()).await?;
+        self.recent.find(id).with_context(|| format!("request `{id}` is not remembered"))
     }
 
     /// Whether somebody pressed ctrl-C.

@@ -12,10 +12,29 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use wornpath_sim::StepCost;
 
-const USERS: usize = 20;
-
 /// What became of one request.
 pub(super) type Told = anyhow::Result<Answer>;
+
+/// How users behave.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Users {
+    count: usize,
+    delivery: Delivery,
+    /// How much faster than people they are between two turns.
+    haste: f64,
+}
+
+impl Users {
+    /// Enough to keep the engines busy, as hasty as those are.
+    pub(super) const fn many(delivery: Delivery) -> Self {
+        Self { count: 20, delivery, haste: SPEED }
+    }
+
+    /// A few requests a second: something to look at, and room for whoever tries something.
+    pub(super) const fn few() -> Self {
+        Self { count: 6, delivery: Delivery::Stream, haste: 1.0 }
+    }
+}
 
 /// Users that are at work; dropping this sends them home.
 pub(super) struct Load {
@@ -25,20 +44,24 @@ pub(super) struct Load {
 
 impl Load {
     /// Each user takes the next session when the one before has ended.
-    pub(super) fn start(gateway: SocketAddr, sessions: Vec<Session>, delivery: Delivery) -> Self {
+    pub(super) fn start(
+        gateway: SocketAddr,
+        sessions: impl IntoIterator<Item = Session, IntoIter: Send + 'static>,
+        users: Users,
+    ) -> Self {
         let (tell, told) = unbounded_channel();
         let sessions = Arc::new(Mutex::new(sessions.into_iter()));
-        let mut users = JoinSet::new();
-        for _ in 0..USERS {
+        let mut tasks = JoinSet::new();
+        for _ in 0..users.count {
             let (sessions, tell) = (Arc::clone(&sessions), tell.clone());
-            users.spawn(async move {
+            tasks.spawn(async move {
                 let next = || sessions.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(session) = next() {
-                    converse(gateway, session, delivery, &tell).await;
+                    converse(gateway, session, users, &tell).await;
                 }
             });
         }
-        Self { told, _users: users }
+        Self { told, _users: tasks }
     }
 
     /// What the next request came to; none after the last one.
@@ -50,14 +73,14 @@ impl Load {
 async fn converse(
     gateway: SocketAddr,
     session: Session,
-    delivery: Delivery,
+    users: Users,
     tell: &UnboundedSender<Told>,
 ) {
     let mut messages = session.opening;
     for (turn, pause) in session.turns.iter().zip(&session.pauses) {
-        tokio::time::sleep(Duration::from_secs_f64(pause / SPEED)).await;
+        tokio::time::sleep(Duration::from_secs_f64(pause / users.haste)).await;
         messages.push(json!({"role": "user", "content": turn}));
-        let answered = chat(gateway, chat_body(ENGINE, &messages), delivery).await;
+        let answered = chat(gateway, chat_body(ENGINE, &messages), users.delivery).await;
         let said = answered.as_ref().map_or_else(|_| String::new(), |answer| answer.text.clone());
         messages.push(json!({"role": "assistant", "content": said}));
         if tell.send(answered).is_err() {

@@ -30,28 +30,37 @@ pub(super) struct Session {
     pub(super) pauses: Vec<f64>,
 }
 
-/// Sessions with `requests` turns together.
-pub(super) fn sessions(requests: usize, seed: u64) -> Vec<Session> {
+/// Sessions without end.
+pub(super) fn endless(seed: u64) -> impl Iterator<Item = Session> + Send {
     let mut rng = Rng::new(seed);
     let instructions: Vec<_> = (0..ASSISTANTS).map(|_| text(INSTRUCTIONS, &mut rng)).collect();
     let documents: Vec<_> = (0..DOCUMENTS).map(|_| text(DOCUMENT, &mut rng)).collect();
-    let (mut sessions, mut left) = (Vec::new(), requests);
-    while left > 0 {
+    std::iter::repeat_with(move || {
         let is_chat = rng.below(2) == 0;
-        let (opening, most) = if is_chat {
+        let (opening, turns) = if is_chat {
             let instructions = &instructions[rng.below(ASSISTANTS)];
             (instructions.clone(), 3 + rng.below(4))
         } else {
             let document = &documents[popular(&mut rng)];
             (format!("Answer from this document alone.\n\n{document}"), 1 + rng.below(2))
         };
-        let turns = most.min(left);
-        left -= turns;
-        sessions.push(Session {
+        Session {
             opening: vec![json!({"role": "system", "content": opening})],
             turns: (0..turns).map(|_| text(QUESTION, &mut rng)).collect(),
             pauses: (0..turns).map(|_| -(1.0 - rng.unit()).ln()).collect(),
-        });
+        }
+    })
+}
+
+/// Sessions with `requests` turns together.
+pub(super) fn sessions(requests: usize, seed: u64) -> Vec<Session> {
+    let (mut sessions, mut left) = (Vec::new(), requests);
+    let mut all = endless(seed);
+    while left > 0 {
+        let Some(mut session) = all.next() else { break };
+        session.turns.truncate(left);
+        left -= session.turns.len();
+        sessions.push(session);
     }
     sessions
 }

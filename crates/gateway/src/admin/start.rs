@@ -34,6 +34,8 @@ pub struct Around {
     pub metrics: Arc<Metrics>,
     /// The configuration that runs.
     pub running: Arc<Running>,
+    /// The last requests.
+    pub recent: Arc<Recent>,
     /// Where operators come, if anywhere.
     pub admin: Option<SocketAddr>,
 }
@@ -111,7 +113,7 @@ pub fn start_with(
             let failed = |cause| StartError::Listen { address, cause };
             let listener = listener.map_err(failed)?;
             let bound = listener.local_addr().map_err(failed)?;
-            let admin = Admin::new(Arc::clone(&running), recent, access, logging);
+            let admin = Admin::new(Arc::clone(&running), Arc::clone(&recent), access, logging);
             background.spawn(serve(Arc::new(admin), listener));
             Some(bound)
         }
@@ -131,5 +133,5 @@ pub fn start_with(
     background.spawn(find_pods(Arc::clone(&running)));
     background.spawn(read_engines(Arc::clone(&running)));
     background.spawn(metrics::watch(Arc::clone(gateway), Arc::clone(&metrics)));
-    Ok(Around { metrics, running, admin })
+    Ok(Around { metrics, running, recent, admin })
 }
