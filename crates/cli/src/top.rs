@@ -1,6 +1,7 @@
 //! `wornpath top`: the dashboard in a terminal, from the same stream.
 
 mod screen;
+mod table;
 mod words;
 
 use anyhow::{Context, bail, ensure};

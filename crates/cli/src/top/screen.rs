@@ -1,5 +1,6 @@
 //! A snapshot as lines of text: pure, so that what a terminal shows can be tested without one.
 
+use super::table::{self, Column, Tone};
 use super::words::{count, micros, percent, rate, seconds};
 use serde_json::Value;
 
@@ -24,26 +25,19 @@ pub(super) struct Screen {
     pub(super) paint: Paint,
 }
 
-/// What a line wants to say beside its text.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Tone {
-    Usual,
-    Head,
-    Warn,
-    Bad,
-}
-
 impl Screen {
     /// The lines, none wider than the screen and no more than it has.
     pub(super) fn draw(&self, snapshot: &Value) -> Vec<String> {
-        let mut lines = vec![self.line(Tone::Usual, &title(snapshot))];
-        lines.push(self.line(Tone::Usual, &figures(snapshot)));
+        let mut lines = vec![self.line(Tone::Usual, &table::joined(&title(snapshot), self.width))];
+        lines.push(self.line(Tone::Usual, &table::joined(&figures(snapshot), self.width)));
         lines.push(String::new());
-        lines.extend(self.table(&POD_COLUMNS, items(&snapshot["pods"]).map(pod_row).collect()));
+        let pods = items(&snapshot["pods"]).map(pod_row).collect();
+        lines.extend(table::fit(&POD_COLUMNS, pods, self.width).iter().map(|row| self.row(row)));
         let batches: Vec<_> = items(&snapshot["batches"]).map(batch_line).collect();
         if !batches.is_empty() {
             lines.push(String::new());
-            lines.extend(batches.into_iter().map(|text| self.line(Tone::Usual, &text)));
+            let joined = |parts: Vec<String>| table::joined(&parts, self.width);
+            lines.extend(batches.into_iter().map(|parts| self.line(Tone::Usual, &joined(parts))));
         }
         lines.push(String::new());
         let room = self.rows.map_or(DECISIONS, |rows| rows.saturating_sub(lines.len() + 1));
@@ -51,21 +45,17 @@ impl Screen {
             items(&snapshot["decisions"]).take(room).map(decision_row).collect();
         match decisions.is_empty() {
             true => lines.push(self.line(Tone::Head, "No request has ended yet.")),
-            false => lines.extend(self.table(&DECISION_COLUMNS, decisions)),
+            false => {
+                let rows = table::fit(&DECISION_COLUMNS, decisions, self.width);
+                lines.extend(rows.iter().map(|row| self.row(row)));
+            }
         }
         lines.truncate(self.rows.unwrap_or(usize::MAX));
         lines
     }
 
-    fn table(&self, columns: &[Column], rows: Vec<(Tone, Vec<String>)>) -> Vec<String> {
-        let shown = |cells: &[String]| -> String {
-            let cells = columns.iter().zip(cells).map(|(column, cell)| column.cell(cell));
-            cells.collect::<Vec<_>>().join("  ")
-        };
-        let head: Vec<_> = columns.iter().map(|column| column.name.to_owned()).collect();
-        let mut lines = vec![self.line(Tone::Head, &shown(&head))];
-        lines.extend(rows.into_iter().map(|(tone, cells)| self.line(tone, &shown(&cells))));
-        lines
+    fn row(&self, (tone, text): &(Tone, String)) -> String {
+        self.line(*tone, text)
     }
 
     fn line(&self, tone: Tone, text: &str) -> String {
@@ -80,56 +70,29 @@ impl Screen {
     }
 }
 
-/// A column: its name, how wide it is, and whether its cells are numbers.
-struct Column {
-    name: &'static str,
-    width: usize,
-    side: Side,
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Left,
-    Right,
-}
-
-impl Column {
-    fn cell(&self, text: &str) -> String {
-        let text: String = text.chars().take(self.width).collect();
-        match self.side {
-            Side::Left => format!("{text:<width$}", width = self.width),
-            Side::Right => format!("{text:>width$}", width = self.width),
-        }
-    }
-}
-
-const fn left(name: &'static str, width: usize) -> Column {
-    Column { name, width, side: Side::Left }
-}
-
-const fn right(name: &'static str, width: usize) -> Column {
-    Column { name, width, side: Side::Right }
-}
-
-const POD_COLUMNS: [Column; 9] = [
-    left("POD", 18),
-    left("STATE", 14),
-    left("LOAD", 13),
-    right("REQ/S", 6),
-    left("KV USED", 13),
-    right("BLOCKS", 7),
-    right("HITS", 5),
-    right("PREDICTED/ACTUAL", 16),
-    left("EVENTS", 20),
+/// Where there is no room for all, bars go first, whose number stands beside them, and then what an operator misses
+/// least.
+const POD_COLUMNS: [Column; 11] = [
+    Column::name("POD", 0),
+    Column::word("STATE", 0),
+    Column::bar(10),
+    Column::number("LOAD", 0),
+    Column::number("REQ/S", 2),
+    Column::bar(9),
+    Column::number("KV", 3),
+    Column::number("BLOCKS", 4),
+    Column::number("HITS", 5),
+    Column::number("PREDICTED/ACTUAL", 7),
+    Column::word("EVENTS", 6),
 ];
 
 const DECISION_COLUMNS: [Column; 6] = [
-    left("REQUEST", 18),
-    left("POD", 18),
-    right("STATUS", 6),
-    right("FIRST BYTE", 10),
-    right("TOTAL", 8),
-    right("CACHED/PROMPT", 15),
+    Column::name("REQUEST", 0),
+    Column::name("POD", 0),
+    Column::number("STATUS", 0),
+    Column::number("FIRST BYTE", 1),
+    Column::number("TOTAL", 3),
+    Column::number("CACHED/PROMPT", 2),
 ];
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
@@ -140,31 +103,34 @@ fn word(value: &Value) -> &str {
     value.as_str().unwrap_or("–")
 }
 
-fn title(snapshot: &Value) -> String {
+fn title(snapshot: &Value) -> Vec<String> {
     let pods = items(&snapshot["pods"]).count();
     let is_up = |pod: &&Value| pod["health"] == "up";
     let up = items(&snapshot["pods"]).filter(is_up).count();
-    format!(
-        "wornpath {} · {} · up {} · {up} of {pods} pods up · {} requests waiting",
-        word(&snapshot["version"]),
-        word(&snapshot["readiness"]),
-        seconds(&snapshot["uptime_seconds"]),
-        count(&snapshot["totals"]["waiting"]),
-    )
+    vec![
+        format!("wornpath {}", word(&snapshot["version"])),
+        word(&snapshot["readiness"]).to_owned(),
+        format!("{up} of {pods} pods up"),
+        format!("{} requests waiting", count(&snapshot["totals"]["waiting"])),
+        format!("up {}", seconds(&snapshot["uptime_seconds"])),
+    ]
 }
 
-fn figures(snapshot: &Value) -> String {
+/// What comes first counts most: where the screen ends, whole figures are left out.
+fn figures(snapshot: &Value) -> Vec<String> {
     let (rates, times) = (&snapshot["rates"], &snapshot["rates"]["first_byte_seconds"]);
-    format!(
-        "{} requests/s, {} failed · first byte {} p50, {} p90, {} p99 · {} of prompt tokens cached, {} saved/s",
-        rate(&rates["requests"]),
-        rate(&rates["failed"]),
-        seconds(&times["p50"]),
-        seconds(&times["p90"]),
-        seconds(&times["p99"]),
-        percent(&rates["hit_rate"]),
-        rate(&rates["saved_tokens"]),
-    )
+    vec![
+        format!("{} requests/s", rate(&rates["requests"])),
+        format!("{} failed", rate(&rates["failed"])),
+        format!("{} of prompt tokens cached", percent(&rates["hit_rate"])),
+        format!(
+            "first byte {} p50, {} p90, {} p99",
+            seconds(&times["p50"]),
+            seconds(&times["p90"]),
+            seconds(&times["p99"])
+        ),
+        format!("{} tokens saved/s", rate(&rates["saved_tokens"])),
+    ]
 }
 
 fn bar(share: f64) -> String {
@@ -192,16 +158,23 @@ fn pod_row(pod: &Value) -> (Tone, Vec<String>) {
         _ => word(&feed["state"]).to_owned(),
     };
     let hits = &pod["predictions"];
+    let is_checked = hits["checked"].as_u64().is_some_and(|checked| checked > 0);
+    let compared = match is_checked {
+        true => format!("{}/{}", count(&hits["predicted_tokens"]), count(&hits["actual_tokens"])),
+        false => count(&Value::Null),
+    };
     let row = vec![
         word(&pod["name"]).to_owned(),
         state,
-        // A pod with twenty requests is full on this scale, whoever else has more.
-        format!("{} {}", bar(load / 20.0), count(&pod["load"]["requests"])),
+        // A pod with sixteen requests is full on this scale, whoever else has more.
+        bar(load / 16.0),
+        count(&pod["load"]["requests"]),
         rate(&pod["requests_per_second"]),
-        format!("{} {}", bar(usage), percent(&pod["engine"]["kv_usage"])),
+        bar(usage),
+        percent(&pod["engine"]["kv_usage"]),
         count(&pod["blocks"]),
         percent(&pod["hit_rate"]),
-        format!("{}/{}", count(&hits["predicted_tokens"]), count(&hits["actual_tokens"])),
+        compared,
         events,
     ];
     (tone, row)
@@ -228,24 +201,21 @@ fn decision_row(record: &Value) -> (Tone, Vec<String>) {
     (tone, row)
 }
 
-fn batch_line(batch: &Value) -> String {
+fn batch_line(batch: &Value) -> Vec<String> {
     let lines = &batch["lines"];
     let number = |name: &str| lines[name].as_f64().unwrap_or(0.0);
     let done = number("completed") + number("failed");
     let share = if number("total") > 0.0 { done / number("total") } else { 0.0 };
-    let left = match batch["seconds_left"].as_f64() {
-        Some(_) if share < 1.0 => format!(", about {} left", seconds(&batch["seconds_left"])),
-        _ => String::new(),
-    };
-    format!(
-        "{}  {} {:>3.0}%  {done:.0} of {:.0} lines, {} failed{left}  {}",
-        word(&batch["id"]),
-        bar(share),
-        share * 100.0,
-        number("total"),
-        count(&lines["failed"]),
-        word(&batch["status"]),
-    )
+    let mut parts = vec![
+        format!("{} {:>3.0}%", bar(share), share * 100.0),
+        format!("{done:.0} of {:.0} lines", number("total")),
+        format!("{} failed", count(&lines["failed"])),
+    ];
+    if batch["seconds_left"].is_number() && share < 1.0 {
+        parts.push(format!("about {} left", seconds(&batch["seconds_left"])));
+    }
+    parts.extend([word(&batch["status"]).replace('_', " "), word(&batch["id"]).to_owned()]);
+    parts
 }
 
 #[cfg(test)]
@@ -258,7 +228,7 @@ mod tests {
             json!({
                 "name": name, "health": health, "breaker": "closed", "blocks": 12_300, "hit_rate": 0.5,
                 "load": {"requests": 10}, "engine": {"kv_usage": 0.25}, "requests_per_second": 3.0,
-                "predictions": {"predicted_tokens": 100, "actual_tokens": 90},
+                "predictions": {"checked": 5, "predicted_tokens": 100, "actual_tokens": 90},
                 "events": {"trust": "exact", "feed": {"state": "live", "lag": 2}},
             })
         };
@@ -283,14 +253,14 @@ mod tests {
         let text = screen.draw(&snapshot()).join("\n");
         for wanted in [
             "1 of 2 pods up",
-            "12 requests/s, 0 failed · first byte 20 ms p50",
-            "████░░░░ 10",
-            "██░░░░░░ 25%",
+            "12 requests/s · 0 failed · 50% of prompt tokens cached · first byte 20 ms p50",
+            "█████░░░    10",
+            "██░░░░░░  25%",
             "12.3k",
             "100/90",
             "live, 2 behind",
             "32/64",
-            "50%  5 of 10 lines, 1 failed, about 30.0 s left",
+            " 50% · 5 of 10 lines · 1 failed · about 30.0 s left · in progress · batch_1",
         ] {
             assert!(text.contains(wanted), "no `{wanted}` in\n{text}");
         }
@@ -309,6 +279,35 @@ mod tests {
         let lines = screen.draw(&snapshot());
         let down = lines.iter().find(|line| line.contains("down")).unwrap();
         assert!(down.starts_with("\x1b[31m") && down.ends_with("\x1b[0m"), "{down:?}");
+    }
+
+    #[test]
+    fn on_a_narrow_screen_columns_go_and_no_number_is_cut() {
+        let wide = Screen { width: 200, rows: None, paint: Paint::Plain }.draw(&snapshot());
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let whole = words(&wide.join(" "));
+        for width in [40, 60, 80, 100, 120] {
+            let screen = Screen { width, rows: None, paint: Paint::Plain };
+            let narrow = screen.draw(&snapshot());
+            for word in words(&narrow.join(" ")) {
+                assert!(whole.contains(&word), "`{word}` of width {width} is cut:\n{narrow:#?}");
+            }
+        }
+        let screen = Screen { width: 80, rows: Some(24), paint: Paint::Plain };
+        let text = screen.draw(&snapshot()).join("\n");
+        for wanted in ["BLOCKS", "12.3k", "HITS", "EVENTS", "live, 2 behind", "100/90", "32/64"] {
+            assert!(text.contains(wanted), "no `{wanted}` in eighty columns:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_pod_whose_predictions_nobody_checked_has_none() {
+        let mut snapshot = snapshot();
+        snapshot["pods"][0]["predictions"] =
+            json!({"checked": 0, "predicted_tokens": 0, "actual_tokens": 0});
+        let screen = Screen { width: 200, rows: None, paint: Paint::Plain };
+        let text = screen.draw(&snapshot).join("\n");
+        assert!(!text.contains("0/0"), "{text}");
     }
 
     #[test]
