@@ -43,7 +43,7 @@ const COLD_LETTERS: usize = 6_000;
 /// Compare round-robin and cache-aware routing on simulated engines, then keep serving
 ///
 /// Starts engines and the gateway on free ports of this machine, sends them the same chats and questions about
-/// documents under both policies, explains a decision, kills a pod, runs a batch, and then serves a few requests a
+/// documents under both policies, explains a decision, kills a pod, runs a batch, and then serves some requests a
 /// second until ctrl-C. The dashboard is open from the first moment.
 #[derive(Args)]
 pub(crate) struct DemoArguments {
@@ -241,7 +241,7 @@ impl Stage<'_> {
         Ok(tally)
     }
 
-    /// A few requests a second until ctrl-C. What becomes of them, the dashboard tells.
+    /// Some requests a second until ctrl-C. What becomes of them, the dashboard tells.
     fn go_on(&self) {
         self.runtime.block_on(async {
             let mut load = Load::start(self.served.client, endless(SEED + 3), Users::few());
@@ -257,7 +257,7 @@ fn invite(served: &Served<'_>, out: &mut dyn Write) -> anyhow::Result<()> {
     let Served { client, admin, .. } = served;
     writeln!(
         out,
-        "\nServing a few requests a second until ctrl-C: see http://{admin}/ or `wornpath top --admin http://{admin}`. Try:\n  \
+        "\nServing some requests a second until ctrl-C: see http://{admin}/ or `wornpath top --admin http://{admin}`. Try:\n  \
          curl -i http://{client}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{ENGINE}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Once upon a time\"}}], \"max_tokens\": 40}}'\n  \
          curl http://{client}/metrics\n  \

@@ -30,9 +30,9 @@ impl Users {
         Self { count: 20, delivery, haste: SPEED }
     }
 
-    /// A few requests a second: something to look at, and room for whoever tries something.
+    /// About ten requests a second: something to look at, and room for whoever tries something.
     pub(super) const fn few() -> Self {
-        Self { count: 6, delivery: Delivery::Stream, haste: 1.0 }
+        Self { count: 12, delivery: Delivery::Stream, haste: 1.0 }
     }
 }
 
