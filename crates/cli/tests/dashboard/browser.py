@@ -128,8 +128,13 @@ class Browser:
         for kind in ["mousePressed", "mouseReleased"]:
             self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 
+    def point(self, selector):
+        """Moves the mouse over an element."""
+        place = self.js(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])(document.querySelector({json.dumps(selector)}).getBoundingClientRect())")
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
+
     def key(self, name, modifiers=0):
-        codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39}
+        codes = {"Tab": 9, "Escape": 27, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39}
         text = {"Enter": "\r"}.get(name, "")
         for kind in ["keyDown", "keyUp"]:
             more = {"text": text} if text and kind == "keyDown" else {}

@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
 mod cost;
+mod demo;
 #[path = "../serve/gateway.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod gateway;
@@ -53,9 +54,13 @@ fn engines() -> Served {
 
 /// The same, so many times faster than real ones.
 fn engines_at(speed: &str) -> Served {
+    started(speed, "4")
+}
+
+fn started(speed: &str, count: &str) -> Served {
     Served::start_at(
         speed,
-        &["--engines", "4", "--model", "m", "--answer-tokens", "24", "--kv-tokens", "60000"],
+        &["--engines", count, "--model", "m", "--answer-tokens", "24", "--kv-tokens", "60000"],
     )
 }
 
@@ -76,7 +81,10 @@ fn configured(test: &str, engines: &Served, admin: &str) -> Gateway {
     fs::write(&path, text).unwrap();
     let batches = folder.join("batches");
     let (path, batches) = (path.to_str().unwrap(), batches.to_str().unwrap());
-    Gateway::start(&["-c", path, "--batches", batches, "--admin", "127.0.0.1:0"], 4)
+    Gateway::start(
+        &["-c", path, "--batches", batches, "--admin", "127.0.0.1:0"],
+        engines.engines.len(),
+    )
 }
 
 fn run(arguments: &[&str]) {
@@ -111,4 +119,29 @@ fn with_a_token_nothing_is_shown_before_it_is_given() {
         format!("listen: {{admin: {{address: \"127.0.0.1:0\", token_digest: \"{DIGEST}\"}}}}");
     let gateway = configured("dashboard_token", &engines, &listen);
     run(&["token", &format!("http://{}", gateway.admin.as_ref().unwrap())]);
+}
+
+#[test]
+fn a_router_that_does_not_answer_is_not_shown_as_if_it_did() {
+    if !have_browser() {
+        return;
+    }
+    let engines = engines();
+    let gateway = configured("dashboard_gone", &engines, "");
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let (client, process) = (format!("http://{}", gateway.address), gateway.child.id().to_string());
+    run(&["gone", &admin, &client, &process]);
+}
+
+#[test]
+fn of_many_pods_those_that_want_a_look_come_first() {
+    if !have_browser() {
+        return;
+    }
+    let engines = started("20", "24");
+    let gateway = configured("dashboard_many", &engines, "");
+    let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
+    let (client, control) =
+        (format!("http://{}", gateway.address), format!("http://{}", engines.control));
+    run(&["many", &admin, &client, &control]);
 }

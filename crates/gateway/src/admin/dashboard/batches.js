@@ -45,9 +45,10 @@ function forest(state, id) {
   return h("div", { class: "forest" },
     h("h3", {}, "Prefix forest"),
     icicle(`forest-${id}`, found.cells, { chosen: found.chosen, choose }),
-    h("p", { "aria-live": "polite" }, cell ? `On ${cell.pod}: ${cell.label}` : "",
+    h("p", { "aria-live": "polite" }, cell ? `${cell.row ? `On ${cell.pod}: ` : ""}${cell.label}` : "",
       cell?.line ? `; the first is line ${count(cell.line)}.` : "."),
-    h("p", { class: "quiet" }, `Requests from left to right in planned order, shared prefixes from top to bottom; the ${count(found.groups.length)} of ${count(found.groups_in_all)} groups that save the most.`));
+    h("p", { class: "quiet" }, `Requests from left to right in planned order, shared prefixes from top to bottom; ${found.groups.length < found.groups_in_all
+      ? `the ${count(found.groups.length)} of ${count(found.groups_in_all)} groups that save the most` : `all ${count(found.groups.length)} groups`}.`));
 }
 
 function plan(batch) {

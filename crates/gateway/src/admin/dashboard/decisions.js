@@ -1,32 +1,41 @@
 // Requests as they end, and why each went where it went.
 
-import { bar, cell, count, empty, h, micros, table } from "./draw.js";
+import { bar, cell, count, empty, focusSoon, h, micros, table } from "./draw.js";
 import { get } from "./stream.js";
 
-function open(state, id) {
-  state.ui.decision = { id };
-  state.redraw();
-  get(`/decisions/${encodeURIComponent(id)}`).then(
-    (found) => { if (state.ui.decision?.id === id) state.ui.decision = { id, found }; },
-    (error) => { if (state.ui.decision?.id === id) state.ui.decision = { id, error: error.message }; },
+// Which one is open stands in the address, so that it can be sent to somebody: `#decisions/…`, as it is escaped there.
+const asked = () => location.hash.split("/")[1];
+const addressOf = (id) => `#decisions/${encodeURIComponent(id)}`;
+
+function enter(state) {
+  const { ui } = state;
+  const id = asked();
+  if (ui.decision?.id === id) return;
+  const before = ui.decision?.id;
+  ui.decision = id ? { id } : undefined;
+  // Back to where it was opened, unless somebody came from elsewhere on the page.
+  if (id || document.querySelector(".panel")?.contains(document.activeElement)) {
+    focusSoon(id ? ".panel" : `.link[href="#decisions/${CSS.escape(before)}"]`);
+  }
+  if (!id) return;
+  get(`/decisions/${id}`).then(
+    (found) => { if (ui.decision?.id === id) ui.decision = { id, found }; },
+    (error) => { if (ui.decision?.id === id) ui.decision = { id, error: error.message }; },
   ).finally(state.redraw);
 }
 
-function close(state) {
-  state.ui.decision = undefined;
-  state.redraw();
-}
+const close = () => { location.hash = "#decisions"; };
 
 const statusKind = (record) => (record.status >= 500 || record.end === "broken" ? "bad" : record.status >= 400 ? "warn" : "");
 
 function row(state, record) {
   const { predicted, actual } = record.cached_tokens;
-  const isOpen = state.ui.decision?.id === record.id;
+  const isOpen = state.ui.decision?.id === encodeURIComponent(record.id);
   const name = h("span", { class: "name" }, record.id.slice(0, 13));
   return h("tr", { "data-key": record.id, class: isOpen ? "open" : null },
     h("th", { scope: "row" },
       record.explained
-        ? h("button", { class: "link", "aria-expanded": String(isOpen), onclick: () => (isOpen ? close(state) : open(state, record.id)) }, name)
+        ? h("a", { class: "link", href: addressOf(record.id), "aria-current": isOpen ? "true" : null }, name)
         : name,
       h("small", {}, `${record.api} · ${record.profile}${record.tenant ? ` · ${record.tenant}` : ""}`)),
     cell("Pod", null, h("span", {}, record.pod ?? "–"), h("small", {}, record.retries ? `${record.retries} tried again` : null)),
@@ -94,28 +103,42 @@ function panel(state) {
   const { id, found, error } = state.ui.decision;
   const body = error ? empty(error) : !found ? empty("Asking…") : found.explanation ? explanation(found)
     : empty("This one was not taken down. More are with a higher ", h("code", {}, "explained"), " in the configuration.");
-  return h("aside", { class: "panel", "aria-label": "Explanation", "data-key": "panel" },
+  return h("aside", { class: "panel", "aria-label": "Explanation", "data-key": "panel", tabindex: -1 },
     h("div", { class: "title" }, h("h2", {}, "Why ", h("code", {}, id.slice(0, 13)), found?.pod ? ` went to ${found.pod}` : ""),
-      h("button", { class: "chip", onclick: () => close(state) }, "close")),
+      h("button", { class: "chip", title: "Escape", onclick: close }, "close")),
     body);
+}
+
+// The list stands still while somebody is at it: new rows would take the one away that is aimed at. A finger that
+// was lifted is still "hovering", so only a mouse counts.
+function steady(ui, all) {
+  if (ui.paused) return [ui.paused, "paused"];
+  const list = document.querySelector("[data-key=rows]");
+  const isAt = list?.matches(":focus-within") || (ui.isMouse && list?.matches(":hover"));
+  if (!isAt && !ui.decision) ui.held = undefined;
+  else ui.held ??= all;
+  return ui.held ? [ui.held, ui.decision ? "held while one is open" : "held while you are at it"] : [all, ""];
 }
 
 export const decisions = {
   title: "Decisions",
+  enter,
   draw(state) {
     const { decisions: all, explained_per_second: explained } = state.snapshot;
     const { ui } = state;
-    const list = ui.paused ?? all;
-    const pause = h("button", { class: "chip", "aria-pressed": String(Boolean(ui.paused)), onclick: () => { ui.paused = ui.paused ? undefined : all; state.redraw(); } },
+    const [list, why] = steady(ui, all);
+    const pause = h("button", { class: "chip", "aria-pressed": String(Boolean(ui.paused)), onclick: () => { ui.paused = ui.paused ? undefined : list; state.redraw(); } },
       ui.paused ? "paused" : "pause");
+    const leave = (event) => { if (event.key === "Escape" && ui.decision) close(); };
     const heads = [["Request"], ["Pod"], ["Status", "number"], ["First byte", "number"], ["Total", "number"], ["Cached of prompt"], ["Predicted", "number"]];
-    return h("div", { class: ui.decision ? "beside" : null },
+    return h("div", { class: ui.decision ? "beside" : null, onkeydown: leave },
       h("div", { "data-key": "list" },
-        h("div", { class: "title" }, h("h1", {}, "Decisions"), pause),
+        h("div", { class: "title" }, h("h1", {}, "Decisions"), h("span", { class: "quiet" }, ui.paused ? "" : why, " ", pause)),
         h("p", { class: "quiet" }, explained > 0
           ? `Up to ${explained} a second are taken down in full: open one to see why. Those, and those that went wrong, are listed before others.`
           : "None are taken down in full: set `explained` in the configuration to see why requests go where they go."),
-        list.length ? table(heads, list.map((record) => row(state, record)), "cards") : empty("No request has ended yet. Send one to the client address, or try ",
+        list.length ? h("div", { "data-key": "rows", onpointermove: (event) => { ui.isMouse = event.pointerType === "mouse"; } },
+          table(heads, list.map((record) => row(state, record)), "cards")) : empty("No request has ended yet. Send one to the client address, or try ",
           h("code", {}, "wornpath demo"), ".")),
       ui.decision ? panel(state) : null);
   },

@@ -17,7 +17,7 @@ export function h(tag, props, ...children) {
   return el;
 }
 
-const HANDLERS = ["onclick", "onkeydown", "oninput", "onsubmit", "onchange", "onfocus"];
+const HANDLERS = ["onclick", "onkeydown", "oninput", "onsubmit", "onchange", "onpointermove"];
 const keyOf = (node) => node.nodeType === 1 ? node.getAttribute("data-key") : null;
 const isAlike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
@@ -64,13 +64,16 @@ export function patchChildren(parent, wanted) {
 const NONE = "–";
 const is = (value) => typeof value === "number" && Number.isFinite(value);
 
-export function count(value) {
+export function count(value, digits = 1) {
   if (!is(value)) return NONE;
   const [unit, word] = value >= 1e9 ? [1e9, "G"] : value >= 1e6 ? [1e6, "M"] : value >= 1e4 ? [1e3, "k"] : [1, ""];
   const scaled = value / unit;
   if (unit === 1) return Math.round(scaled).toLocaleString("en");
-  return scaled.toFixed(scaled < 100 ? 1 : 0) + word;
+  return scaled.toFixed(scaled < 100 ? digits : digits - 1) + word;
 }
+
+// Where two counts stand side by side that may be nearly the same.
+export const finely = (value) => count(value, 2);
 
 export const rate = (value) => !is(value) ? NONE : value >= 100 ? count(value) : value.toFixed(value >= 10 || value === 0 ? 0 : 1);
 export const percent = (value) => !is(value) ? NONE : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`;
@@ -98,6 +101,13 @@ export const bar = (share, kind = "") =>
 
 export const empty = (...words) => h("p", { class: "empty" }, words);
 
+// What stands where an answer will: what is being done, or why there is none.
+export const waiting = (state, words) => empty(state.ui.unanswered ? `Not known: ${state.ui.unanswered}.` : words);
+
+// Moves the focus once what was asked for is drawn.
+export const focusSoon = (selector) =>
+  requestAnimationFrame(() => requestAnimationFrame(() => document.querySelector(selector)?.focus()));
+
 export const table = (heads, rows, kind = "") =>
   h("div", { class: `sheet ${kind}` },
     h("table", {},
@@ -107,10 +117,12 @@ export const table = (heads, rows, kind = "") =>
 // A cell that says on a narrow screen, where there are no columns, what it is.
 export const cell = (label, cls, ...children) => h("td", { "data-label": label, class: cls }, children);
 
-// Lines over the last two minutes. Each line is a list of numbers or nothing; all share one scale.
-export function lines(series, { most, length = 120 } = {}) {
+// Lines over the last two minutes, and the highest value in words. Each line is a list of numbers or nothing; all
+// share one scale, from zero.
+export function lines(series, { as, most, length = 120 }) {
   const values = series.flatMap(({ values }) => values).filter(is);
-  const top = Math.max(most ?? 0, ...values, 1e-9);
+  const highest = Math.max(0, ...values);
+  const top = Math.max(most ?? 0, highest, 1e-9);
   const shape = (values) => {
     let path = "";
     let pen = "M";
@@ -122,7 +134,9 @@ export function lines(series, { most, length = 120 } = {}) {
     });
     return path;
   };
-  return h("svg", { class: "lines", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" },
-    h("line", { class: "floor", x1: 0, x2: 100, y1: 39.5, y2: 39.5 }),
-    series.map(({ values, cls }) => h("path", { class: cls ?? "", d: shape(values) })));
+  return h("figure", { class: "chart" },
+    h("figcaption", {}, h("span", {}, "last 2 min"), h("span", {}, values.length ? `highest ${as(highest)}` : "")),
+    h("svg", { class: "lines", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" },
+      h("line", { class: "floor", x1: 0, x2: 100, y1: 39.5, y2: 39.5 }),
+      series.map(({ values, cls }) => h("path", { class: cls ?? "", d: shape(values) }))));
 }

@@ -1,14 +1,23 @@
 // The fleet at a glance: how much comes, how fast it is answered, what caches save, and how every pod is.
 
-import { bar, cell, count, duration, empty, h, lines, percent, rate, table } from "./draw.js";
+import { bar, cell, count, duration, empty, finely, h, lines, percent, rate, table } from "./draw.js";
+
+// A load that fills its bar, unless a pod has more.
+const BUSY = 16;
+// With more pods than this, those that want a look come first and there is a field to find others.
+const MANY = 12;
+// And so many are shown at once.
+const ROWS = 40;
+// How long an order of many pods stands, in milliseconds: rows that jump cannot be read.
+const SETTLED = 5000;
 
 const last = (values) => values.at(-1);
 
 function tile(name, figures, chart, note) {
   return h("section", { class: "tile" },
     h("h2", {}, name),
-    h("p", { class: "figures" }, figures.map(([value, unit, cls]) =>
-      h("span", {}, h("b", { class: cls }, value), unit ? h("small", {}, unit) : null))),
+    h("p", { class: "figures" }, figures.map(([value, unit, cls, line]) =>
+      h("span", {}, h("b", { class: cls }, value), h("small", {}, line ? h("i", { class: `key ${line}` }) : null, unit)))),
     chart,
     h("p", { class: "quiet" }, note));
 }
@@ -22,14 +31,14 @@ function tiles({ history, snapshot: { totals } }) {
   const saved = of((r) => r.saved_tokens);
   return h("div", { class: "tiles" },
     tile("Requests", [[rate(last(requests)), "per second"], ...(last(failed) > 0 ? [[rate(last(failed)), "failed", "bad"]] : [])],
-      lines([{ values: requests }, { values: failed, cls: "bad" }]),
+      lines([{ values: requests }, { values: failed, cls: "bad" }], { as: (value) => `${rate(value)} per second` }),
       `${count(totals.requests)} since the start, ${count(totals.failed)} failed, ${count(totals.waiting)} waiting`),
-    tile("Time to first byte", [[duration(last(p50)), "p50"], [duration(last(p90)), "p90"], [duration(last(p99)), "p99"]],
-      lines([{ values: p99, cls: "faint" }, { values: p90, cls: "half" }, { values: p50 }]), "over the last five seconds"),
-    tile("Hit rate", [[percent(last(hits)), "of prompt tokens"]], lines([{ values: hits, cls: "saved" }], { most: 1 }),
+    tile("Time to first byte", [[duration(last(p50)), "p50", null, "p50"], [duration(last(p90)), "p90", null, "p90"], [duration(last(p99)), "p99", null, "p99"]],
+      lines([{ values: p99, cls: "p99" }, { values: p90, cls: "p90" }, { values: p50, cls: "p50" }], { as: duration }), "each over the last five seconds"),
+    tile("Hit rate", [[percent(last(hits)), "of prompt tokens"]], lines([{ values: hits, cls: "saved" }], { as: percent, most: 1 }),
       `${percent(totals.hit_rate)} since the start, by the engines' own count`),
-    tile("Prefill saved", [[rate(last(saved)), "tokens per second"]], lines([{ values: saved, cls: "saved" }]),
-      `${count(totals.saved_tokens)} of ${count(totals.prompt_tokens)} prompt tokens were not computed`));
+    tile("Prefill saved", [[rate(last(saved)), "tokens per second"]], lines([{ values: saved, cls: "saved" }], { as: (value) => `${rate(value)} per second` }),
+      `${finely(totals.saved_tokens)} of ${finely(totals.prompt_tokens)} prompt tokens were not computed`));
 }
 
 // How a pod is, as one: down is bad; on its way out, on trial or resting wants a look.
@@ -90,18 +99,54 @@ function row(pod, most) {
     cell("Events", null, eventState(pod)));
 }
 
-function pods({ pods }) {
+// The names of pods in the order of a large fleet: what wants a look first, then the busiest. It stands for some
+// seconds unless a pod fails or recovers, and for as long as somebody points at it.
+function order(ui, pods) {
+  const now = performance.now();
+  const kinds = pods.map(kindOf).join();
+  const { made, names = [], kinds: before } = ui.order ?? {};
+  const isHeld = document.querySelector(".pods")?.matches(":hover, :focus-within");
+  const isSettled = kinds === before && now - made < SETTLED;
+  if (names.length === pods.length && (isHeld || isSettled)) return names;
+  const rank = { bad: 0, warn: 1, good: 2 };
+  const sorted = pods.slice().sort((a, b) => rank[kindOf(a)] - rank[kindOf(b)]
+    || (b.requests_per_second ?? 0) - (a.requests_per_second ?? 0) || b.blocks - a.blocks);
+  ui.order = { names: sorted.map((pod) => pod.name), kinds, made: now };
+  return ui.order.names;
+}
+
+// Those of a large fleet that are asked for, and how to ask for others.
+function chosen(state) {
+  const { ui, snapshot: { pods } } = state;
+  const wanted = (ui.wanted ?? "").trim().toLowerCase();
+  const words = (pod) => [pod.name, pod.url, pod.health, ...pod.models, ...pod.roles].join(" ").toLowerCase();
+  const byName = new Map(pods.map((pod) => [pod.name, pod]));
+  const found = order(ui, pods).map((name) => byName.get(name)).filter((pod) => pod && words(pod).includes(wanted));
+  const shown = found.slice(0, ui.isWhole ? found.length : ROWS);
+  return [shown,
+    h("div", { class: "find" },
+      h("input", { type: "search", id: "find", value: ui.wanted, "aria-label": "Find pods", placeholder: "Name, model, role, up or down", oninput: (event) => { ui.wanted = event.target.value; state.redraw(); } }),
+      h("span", { class: "quiet", "aria-live": "polite" }, `${shown.length} of ${pods.length} shown: what wants a look first, then the busiest`)),
+    found.length > shown.length ? h("button", { class: "chip", onclick: () => { ui.isWhole = true; state.redraw(); } }, `show all ${found.length}`) : null];
+}
+
+function pods(state) {
+  const { snapshot: { pods } } = state;
   if (pods.length === 0) {
     return empty("There are no pods. Start with ", h("code", {}, "wornpath serve --pod URL"), ", list them under ",
       h("code", {}, "pods"), " in the configuration, or ", h("code", {}, "POST /pods"), ".");
   }
   const most = {
-    load: Math.max(1, ...pods.map((pod) => pod.load.requests)),
+    load: Math.max(BUSY, ...pods.map((pod) => pod.load.requests)),
     blocks: Math.max(1, ...pods.map((pod) => pod.blocks)),
   };
   const heads = [["Pod"], ["State"], ["Load"], ["Requests/s", "number"], ["KV used"], ["Cached blocks"], ["Hit rate", "number"],
     ["Predicted / actual"], ["Events"]];
-  return table(heads, pods.map((pod) => row(pod, most)), "cards");
+  const isMany = pods.length > MANY;
+  const [shown, find, more] = isMany ? chosen(state) : [pods];
+  return h("div", { class: "pods" }, find,
+    shown.length ? table(heads, shown.map((pod) => row(pod, most)), isMany ? "cards many" : "cards") : empty("No pod is like that."), more,
+    h("p", { class: "quiet legend" }, `A full bar is ${count(most.load)} requests, all of the engine's KV cache, or ${count(most.blocks)} blocks. Of hits, predicted stands above actual.`));
 }
 
 export const fleet = {
@@ -115,6 +160,6 @@ export const fleet = {
       tiles(state),
       h("div", { class: "title" }, h("h2", {}, "Pods"),
         h("span", { class: "quiet" }, `${state.snapshot.pods.filter(isUp).length} of ${state.snapshot.pods.length} up`)),
-      pods(state.snapshot));
+      pods(state));
   },
 };

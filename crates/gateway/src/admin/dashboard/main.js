@@ -14,11 +14,16 @@ import { setup } from "./setup.js";
 const VIEWS = { fleet, index: prefixes, decisions, profiles, batches, events, setup };
 const REMEMBERED = 120;
 
-const state = { snapshot: null, history: [], trouble: null, wantsToken: false, ui: {}, redraw };
+const state = { snapshot: null, heard: null, history: [], trouble: null, wantsToken: false, ui: {}, redraw };
 const main = document.getElementById("main");
 let drawing = false;
+let drawn = null;
 
-const shown = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "fleet");
+// `#decisions/…` is a view and something in it.
+const shown = () => {
+  const [name] = location.hash.slice(1).split("/");
+  return name in VIEWS ? name : "fleet";
+};
 
 // Draws at most once per frame, whatever happened in between.
 function redraw() {
@@ -36,9 +41,24 @@ function draw() {
   patchChildren(document.getElementById("nav"), Object.entries(VIEWS).map(([key, view]) =>
     h("a", { href: `#${key}`, "data-key": key, "aria-current": key === name ? "page" : null }, view.title)));
   patchChildren(document.getElementById("pulse"), pulse());
-  const content = state.wantsToken ? token() : state.snapshot ? VIEWS[name].draw(state) : empty("Waiting for the router…");
+  const content = state.wantsToken ? token() : state.snapshot ? VIEWS[name].draw(state)
+    : empty(state.trouble ? `${state.trouble.message}; trying again.` : "Waiting for the router…");
   content.setAttribute("data-key", state.wantsToken ? "token" : name);
-  patchChildren(main, [content]);
+  const told = lost();
+  main.classList.toggle("stale", told !== null);
+  patchChildren(main, told ? [told, content] : [content]);
+  if (name === drawn) return;
+  drawn = name;
+  // On a phone the views are wider than the screen.
+  document.querySelector("nav a[aria-current]").scrollIntoView({ inline: "center", block: "nearest" });
+}
+
+// What stands on the page is old, and looks it.
+function lost() {
+  if (!state.trouble || !state.snapshot || state.wantsToken) return null;
+  return h("p", { class: "lost", role: "alert", "data-key": "lost" }, h("i", { class: "dot bad" }),
+    h("span", {}, h("b", {}, `Not connected since ${state.heard.toLocaleTimeString("en-GB")}: `),
+      `${state.trouble.message}. Everything below is from then, and goes on when the router answers.`));
 }
 
 function pulse() {
@@ -74,9 +94,13 @@ function token() {
 function start() {
   follow(
     (snapshot) => {
-      Object.assign(state, { snapshot, trouble: null });
+      const now = new Date();
+      // Nothing is known of the seconds that were missed.
+      const missed = state.heard ? Math.min(REMEMBERED, Math.round((now - state.heard) / 1000) - 1) : 0;
+      for (let second = 0; second < missed; second += 1) state.history.push(null);
       state.history.push(snapshot.rates);
-      if (state.history.length > REMEMBERED) state.history.shift();
+      state.history.splice(0, state.history.length - REMEMBERED);
+      Object.assign(state, { snapshot, heard: now, trouble: null });
       VIEWS[shown()].enter?.(state);
       redraw();
     },
@@ -88,10 +112,13 @@ function start() {
 }
 
 addEventListener("hashchange", () => {
-  if (location.hash === "#main") return;
+  if (shown() !== drawn) scrollTo(0, 0);
   VIEWS[shown()].enter?.(state);
   redraw();
-  scrollTo(0, 0);
 });
+document.querySelector(".skip").onclick = (event) => {
+  event.preventDefault();
+  main.focus();
+};
 start();
 draw();

@@ -1,11 +1,13 @@
 // The index: the largest prefixes in the caches as an icicle. A cell is as wide as what is cached below it, and as
 // strong as many pods hold it.
 
-import { bytes, count, empty, h, rate } from "./draw.js";
+import { bytes, count, empty, h, rate, waiting } from "./draw.js";
 import { icicle } from "./icicle.js";
 import { get } from "./stream.js";
 
 const EVERY = 3000;
+// More pods than this are chosen from a list.
+const CHIPS = 12;
 let asked = 0;
 
 function enter(state) {
@@ -13,9 +15,8 @@ function enter(state) {
   if (now - asked < EVERY) return;
   asked = now;
   get("/index/prefixes").then((found) => {
-    state.ui.prefixes = layout(found);
-    state.redraw();
-  }, () => {});
+    Object.assign(state.ui, { prefixes: layout(found), unanswered: null });
+  }, (error) => { state.ui.unanswered = error.message; }).finally(state.redraw);
 }
 
 // Gives every run its row and its place, as shares of the whole width.
@@ -47,10 +48,12 @@ const holders = (found, run) => (run.holders.length === 1 ? found.pods[run.holde
 
 function drawing(state, found) {
   const { pod, prefix = 0 } = state.ui;
+  // Against what most pods hold together: in a large fleet, one pod and six of a hundred would look alike.
+  const most = Math.max(1, ...found.cells.map((run) => run.holders.length));
   const cells = found.cells.map((run) => ({
     ...run, key: run.prefix, text: tokens(found, run.blocks), small: holders(found, run),
     label: `${tokens(found, run.blocks)}, ${holders(found, run)}, after ${tokens(found, run.depth)}`,
-    strength: run.holders.length / Math.max(1, found.pods.length),
+    strength: run.holders.length / most,
   }));
   const isOff = (run) => pod !== undefined && !run.holders.includes(pod);
   return icicle("run", cells, { chosen: prefix, choose: (at) => choose(state, at), isOff });
@@ -67,9 +70,16 @@ function chosen(state, found) {
 }
 
 function filter(state, found) {
+  const choose = (value) => { state.ui.pod = value; state.redraw(); };
+  if (found.pods.length > CHIPS) {
+    const option = (name, value) => h("option", { value: value ?? "", selected: state.ui.pod === value }, name);
+    return h("p", { class: "choice" }, h("label", { for: "holder" }, "Highlight what is held by "),
+      h("select", { id: "holder", onchange: (event) => choose(event.target.value === "" ? undefined : Number(event.target.value)) },
+        option("all pods", undefined), found.pods.map((name, at) => option(name, at))));
+  }
   const choice = (name, value) => h("button", {
     class: "chip", "data-key": `pod-${value}`, "aria-pressed": String(state.ui.pod === value),
-    onclick: () => { state.ui.pod = value; state.redraw(); },
+    onclick: () => choose(value),
   }, name);
   return h("div", { class: "chips", role: "group", "aria-label": "Highlight what a pod holds" },
     choice("all pods", undefined), found.pods.map((name, at) => choice(name, at)));
@@ -89,7 +99,7 @@ export const prefixes = {
   enter,
   draw(state) {
     const found = state.ui.prefixes;
-    const drawn = !found ? [empty("Looking at the caches…")] : found.cells.length === 0
+    const drawn = !found ? [waiting(state, "Looking at the caches…")] : found.cells.length === 0
       ? [empty("Nothing is cached yet, as far as the router knows. It learns from the pods' cache events, or from what it sends them: send a request.")]
       : [filter(state, found), drawing(state, found), chosen(state, found),
         h("p", { class: "quiet" }, `The ${count(found.cells.length)} largest runs among ${count(found.looked_at)} cached blocks: wide is much, strong is held by many, below stands what follows. `,

@@ -1,7 +1,7 @@
 // The profiles that decide, each as a graph: what prepares a request, the slots it fills, and the filters, scorers and
 // picker that read them, step by step.
 
-import { empty, h, table, cell } from "./draw.js";
+import { cell, empty, h, table, waiting } from "./draw.js";
 import { get } from "./stream.js";
 
 let generation = null;
@@ -11,9 +11,11 @@ function enter(state) {
   if (state.ui.profiles && generation === now) return;
   generation = now;
   get("/profiles").then((found) => {
-    state.ui.profiles = found;
-    state.redraw();
-  }, () => { generation = null; });
+    Object.assign(state.ui, { profiles: found, unanswered: null });
+  }, (error) => {
+    generation = null;
+    state.ui.unanswered = error.message;
+  }).finally(state.redraw);
 }
 
 const WIDTH = 166;
@@ -120,7 +122,7 @@ export const profiles = {
   enter,
   draw(state) {
     const found = state.ui.profiles;
-    if (!found) return h("div", {}, h("h1", {}, "Profiles"), empty("Asking…"));
+    if (!found) return h("div", {}, h("h1", {}, "Profiles"), waiting(state, "Asking…"));
     const at = Math.min(state.ui.profile ?? 0, found.profiles.length - 1);
     const profile = found.profiles[at];
     const choice = (one, number) => h("button", {
@@ -134,6 +136,7 @@ export const profiles = {
       h("p", {}, profile.description ?? ""),
       h("p", { class: "quiet" }, `Caches: ${profile.cache.meaning}.`, profile.cache.doubtful?.length ? ` Doubtful for ${profile.cache.doubtful.join(", ")}.` : ""),
       drawing(state, profile.graph),
+      h("p", { class: "quiet on-phone" }, "The graph goes on to the right: scroll it sideways."),
       h("details", {}, h("summary", {}, "As it is written, with every default"), h("pre", {}, profile.text)),
       h("h2", {}, "Routes"),
       routes.length ? table([["Path"], ["Model"], ["Tenant"], ["Profile"]], routes, "cards") : empty(`Every request goes by ${found.profiles[0].name}.`));

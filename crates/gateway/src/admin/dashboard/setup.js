@@ -1,7 +1,7 @@
 // What is configured, and what would be wrong with something else: a profile or a configuration can be pasted and
 // checked by the router itself, which changes nothing.
 
-import { empty, h } from "./draw.js";
+import { empty, h, waiting } from "./draw.js";
 import { get, post } from "./stream.js";
 
 let asked = null;
@@ -10,9 +10,11 @@ function enter(state) {
   if (asked === state.snapshot?.generation && state.ui.config) return;
   asked = state.snapshot?.generation;
   Promise.all([get("/config"), get("/profiles"), get("/log-level")]).then(([config, profiles, { level }]) => {
-    Object.assign(state.ui, { config, profiles, level });
-    state.redraw();
-  }, () => { asked = null; });
+    Object.assign(state.ui, { config, profiles, level, unanswered: null });
+  }, (error) => {
+    asked = null;
+    state.ui.unanswered = error.message;
+  }).finally(state.redraw);
 }
 
 const field = () => document.getElementById("pasted");
@@ -56,12 +58,13 @@ function verdict({ ui: { checked } }) {
     h("ol", { class: "problems" }, checked.problems.map((one) => problem(checked.text, one))));
 }
 
-function present({ ui: { config, level }, snapshot }) {
-  if (!config) return empty("Asking…");
+function present(state) {
+  const { ui: { config, level }, snapshot } = state;
+  if (!config) return waiting(state, "Asking…");
   return [
     h("dl", { class: "facts" },
       h("dt", {}, "File"), h("dd", {}, config.file ? h("code", {}, config.file) : "none: everything was said on the command line"),
-      h("dt", {}, "Taken over"), h("dd", {}, `${config.reloads} times since the start`),
+      h("dt", {}, "Reloaded"), h("dd", {}, config.reloads ? `${config.reloads === 1 ? "once" : `${config.reloads} times`} since the start` : "not since the start"),
       h("dt", {}, "Logs"), h("dd", {}, level),
       h("dt", {}, "Version"), h("dd", {}, snapshot.version)),
     config.refused ? h("div", {}, h("p", { class: "verdict bad" }, h("i", { class: "dot bad" }), "The file was refused when it was last read; the old configuration stays."),

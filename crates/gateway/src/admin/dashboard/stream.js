@@ -2,6 +2,8 @@
 // the stream is read with `fetch`.
 
 const TOKEN = "wornpath-token";
+// A snapshot comes every second; without any for so long, the router is taken for gone.
+const PATIENCE = 5000;
 
 export class Refused extends Error {
   constructor(status, message, problems) {
@@ -19,25 +21,36 @@ function headers() {
 }
 
 async function ask(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: { ...headers(), ...options.headers } });
+  const sent = fetch(path, { ...options, headers: { ...headers(), ...options.headers } });
+  const answer = await sent.catch(() => { throw new Error("the router does not answer"); });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({}));
   throw new Refused(answer.status, said.error?.message ?? `answered ${answer.status}`, said.error?.problems);
 }
 
-export const get = async (path) => (await ask(path)).json();
+// What comes within the patience that we have.
+function soon(promise) {
+  let timer;
+  const late = new Promise((_, refuse) => {
+    timer = setTimeout(() => refuse(new Error("the router has fallen silent")), PATIENCE);
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+}
+
+export const get = async (path) => (await soon(ask(path))).json();
 export const post = async (path, body, type) =>
   (await ask(path, { method: "POST", body, headers: { "content-type": type } })).json();
 
 // Snapshots for as long as the page lives: `tell` gets each, `trouble` what is wrong meanwhile.
 export async function follow(tell, trouble) {
   for (let pause = 500; ; pause = Math.min(5000, pause * 2)) {
+    const stop = new AbortController();
     try {
-      const answer = await ask("/live");
+      const answer = await soon(ask("/live", { signal: stop.signal }));
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       for (;;) {
-        const { value, done } = await reader.read();
+        const { value, done } = await soon(reader.read());
         if (done) break;
         text += value;
         const parts = text.split("\n\n");
@@ -48,10 +61,12 @@ export async function follow(tell, trouble) {
         }
         pause = 250;
       }
-      trouble(new Error("the stream ended"));
+      trouble(new Error("the router ended the stream"));
     } catch (error) {
       if (error.status === 401) return trouble(error);
-      trouble(error);
+      trouble(error instanceof TypeError ? new Error("the connection broke") : error);
+    } finally {
+      stop.abort();
     }
     await new Promise((later) => setTimeout(later, pause));
   }
