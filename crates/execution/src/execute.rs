@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{
-    Mark, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, SkippedBecause, Start,
+    Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, SkippedBecause, Start,
 };
 
 /// The most bytes of an answer that is not the client's.
@@ -112,6 +112,20 @@ pub struct Carried {
     pub retries: u32,
     /// Whether a step was left out because it failed.
     pub is_degraded: bool,
+    /// Whose work the step took over, if it did.
+    pub taken: Option<Taken>,
+}
+
+/// The work of a pod that computed the prompt for another one. The taking engine counts what it took as cached, so
+/// only the giving one's answer tells what the prefix cache was good for.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    /// Who computed it.
+    pub pod: Option<PodId>,
+    /// Tokens of the prompt that it was believed to hold before.
+    pub expected_tokens: u64,
+    /// What it answered, where that was waited for.
+    pub answer: Bytes,
 }
 
 /// Why a plan stopped.
@@ -137,6 +151,7 @@ struct Run<'a, D> {
     course: Course,
     known: Known,
     left: Option<Left>,
+    taken: Option<Taken>,
     is_degraded: bool,
 }
 
@@ -152,7 +167,8 @@ pub async fn execute<D: Dispatch>(
 ) -> Result<Carried, Failure> {
     kit.budget.request();
     let (course, known) = (Course::default(), Known::default());
-    let mut run = Run { call, kit, dispatch, course, known, left: None, is_degraded: false };
+    let (left, taken, is_degraded) = (None, None, false);
+    let mut run = Run { call, kit, dispatch, course, known, left, taken, is_degraded };
     let mut plan = plan;
     loop {
         match run.carry_out(plan).await {
@@ -169,7 +185,7 @@ pub async fn execute<D: Dispatch>(
 impl<D: Dispatch> Run<'_, D> {
     async fn carry_out(&mut self, plan: RoutingPlan) -> Result<Carried, Stop> {
         self.known = Known::default();
-        self.left = None;
+        (self.left, self.taken) = (None, None);
         let is_left_out =
             |mark: &Mark| matches!(mark, Mark::StepSkipped { why: SkippedBecause::NoPod, .. });
         self.is_degraded |= plan.marks.iter().any(is_left_out);
@@ -279,6 +295,7 @@ impl<D: Dispatch> Run<'_, D> {
                     Ok((_, body)) => match connector::brought(&step.mutations, &body) {
                         Ok(brought) => {
                             self.known.brought = brought;
+                            self.taken = taken(&step, body).or(self.taken.take());
                             self.left = Some(Left { lease: step.lease, at: self.dispatch.now() });
                             return Ok(());
                         }
@@ -356,6 +373,7 @@ impl<D: Dispatch> Run<'_, D> {
         let target = target.ok_or_else(|| self.broken(&step, CallError::PodGone))?;
         let request = request(self.call, &step, &target, &self.known);
         let request = request.map_err(|cause| self.broken(&step, cause))?;
+        self.taken = taken(&step, Bytes::new()).or(self.taken.take());
         let (timeouts, worker, now) = (self.kit.timeouts, self.kit.worker, self.dispatch.now());
         companions.spawn(async move {
             let result = call(&target.endpoint, worker, request, within(timeouts, &step)).await;
@@ -404,7 +422,7 @@ impl<D: Dispatch> Run<'_, D> {
 
     fn carried(&self, answer: Answer, step: PlanStep, endpoint: Arc<Endpoint>) -> Carried {
         let (retries, is_degraded) = (self.course.retries(), self.is_degraded);
-        Carried { answer, step, endpoint, retries, is_degraded }
+        Carried { answer, step, endpoint, retries, is_degraded, taken: self.taken.clone() }
     }
 
     /// A group of steps that could not even start begins again, if that is allowed.
@@ -424,6 +442,12 @@ impl<D: Dispatch> Run<'_, D> {
 }
 
 type Companion = Result<(), CallError>;
+
+/// What the next step takes over of this one, if it gives anything.
+fn taken(step: &PlanStep, answer: Bytes) -> Option<Taken> {
+    let gives = step.mutations.iter().any(|it| matches!(it, Mutation::OfferKv(_)));
+    gives.then(|| Taken { pod: step.pod, expected_tokens: step.cache.tokens, answer })
+}
 
 /// Waits for an answer that comes as a whole, and meanwhile takes the prompt for computed when its time
 /// has come: else the pod would seem to be computing it until the last token is generated.

@@ -27,7 +27,7 @@ pub use budget::{BudgetRules, RetryBudget};
 pub use course::{Course, Next};
 pub use endpoint::{AddressError, Endpoint, WorkerNumber};
 pub use exchange::call;
-pub use execute::{Call, Called, Carried, Dispatch, Kit, Target, execute};
+pub use execute::{Call, Called, Carried, Dispatch, Kit, Taken, Target, execute};
 pub use failure::{CallError, Failure};
 pub use reach::{AddressRange, Forbidden, PodTls, RangeError, Reach};
 pub use splice::{Edit, NotAnObject, field, splice};

@@ -37,7 +37,7 @@ pub mod untrusted;
 mod usage;
 
 pub use batches::{BatchRules, BatchesError, Kept, PLANNED, Quota, serve_batches};
-pub use record::{Api, Ended, Observe, Record, Usage};
+pub use record::{Api, Computed, Ended, Observe, Record, Usage};
 pub use roster::{Roster, Seat};
 pub use routing::{Routing, RoutingError};
 pub use seen::{CallSeen, Seen, TraceContext};

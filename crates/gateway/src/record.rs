@@ -112,10 +112,12 @@ pub struct Record {
     pub retries: u32,
     /// Whether a step was left out because it failed.
     pub is_degraded: bool,
-    /// Tokens that the pod was believed to hold; none if the profile does not look.
+    /// Tokens that the pod was believed to hold that computed the prompt; none if the profile does not look.
     pub predicted_tokens: Option<u64>,
     /// What the engine says.
     pub usage: Usage,
+    /// Who computed the prompt, where the pod that answered took that over.
+    pub computed: Option<Box<Computed>>,
     /// Pieces that the answer came in; of a stream, about one for a token.
     pub pieces: u64,
     /// The prompt without its words, if somebody takes traffic down.
@@ -144,11 +146,33 @@ impl Record {
             is_degraded: false,
             predicted_tokens: None,
             usage: Usage::default(),
+            computed: None,
             pieces: 0,
             trail: None,
             seen: None,
         }
     }
+}
+
+impl Record {
+    /// Who computed the prompt, and its own count of it. What another pod took over counts as cached there, and
+    /// says nothing of any prefix cache.
+    #[must_use]
+    pub fn computed(&self) -> (Option<&Name>, Usage) {
+        match &self.computed {
+            Some(computed) => (computed.pod.as_ref(), computed.usage),
+            None => (self.pod.as_ref().map(|(_, name)| name), self.usage),
+        }
+    }
+}
+
+/// A prompt that one pod computed and another one took over.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Computed {
+    /// Who computed it.
+    pub pod: Option<Name>,
+    /// What it said; nothing where its answer was not waited for.
+    pub usage: Usage,
 }
 
 /// What an answer says of its tokens.

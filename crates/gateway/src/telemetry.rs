@@ -248,7 +248,7 @@ fn root(record: &Record, seen: &Seen, context: TraceContext, zero: u128) -> Valu
         ("wornpath.has_waited", Some(seen.has_waited.into())),
         ("wornpath.retries", Some(record.retries.into())),
         ("wornpath.cached_tokens.predicted", record.predicted_tokens.map(Into::into)),
-        ("wornpath.cached_tokens.actual", usage.cached_tokens.map(Into::into)),
+        ("wornpath.cached_tokens.actual", record.computed().1.cached_tokens.map(Into::into)),
         ("gen_ai.usage.input_tokens", usage.prompt_tokens.map(Into::into)),
         ("gen_ai.usage.output_tokens", usage.output_tokens.map(Into::into)),
     ];

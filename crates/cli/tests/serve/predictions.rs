@@ -69,6 +69,44 @@ fn a_pod_that_tells_the_truth_is_not_reported() {
 }
 
 #[test]
+fn what_a_decode_pod_takes_over_is_no_cache_hit_and_what_prefill_says_is_compared() {
+    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let pods = ["prefill", "decode"].iter().zip(&engines.engines).map(|(role, at)| {
+        let events = format!("zmq://{}?replay={}", at.events, at.replay);
+        format!("  - {{url: \"http://{}\", name: {role}, role: {role}, model: m, events: [\"{events}\"]}}\n", at.http)
+    });
+    let text = format!(
+        "models: [{{name: m, tokenizer: bytes}}]\npods:\n{}profiles:\n  pair:\n    prepare: [tokenize, block_hash]\n    \
+         selectors:\n      prefill: {{filter: [healthy, model], pick: max_score}}\n      decode: {{filter: [healthy, model], pick: max_score}}\n    \
+         workflow: {{prefill_decode: {{min_uncached_tokens: 1}}}}\n    without_events: approximate\n",
+        pods.collect::<String>()
+    );
+    let gateway = Gateway::configured("predictions_pair", &text, 2);
+    for number in 0..40 {
+        let text = format!("{}{number}", "the same words again and again ".repeat(40));
+        let answer = gateway.post("/v1/completions", &json!({"prompt": text, "max_tokens": 2}));
+        assert_eq!((answer.status, answer.pod()), (200, "decode"));
+        assert!(answer.cached_tokens() > 1000, "the decode engine counts what it took over");
+    }
+    let of = |name: &str, pod: &str| {
+        gateway.metric(&format!("wornpath_{name}{{profile=\"pair\",pod=\"{pod}\"}}")) as u64
+    };
+    eventually("all are counted", || of("predictions_checked_total", "prefill") == 40);
+    let own = engines.metric(0, "vllm:prefix_cache_hits_total") as u64;
+    assert_eq!(of("cached_tokens_total", "prefill"), own, "as the engine itself counts");
+    assert!(own > 30 * 1000, "{own}");
+    assert_eq!(of("cached_tokens_total", "decode") + of("predictions_checked_total", "decode"), 0);
+    let verdict = |at: usize| {
+        gateway.ask("GET", "/pods", "").json()["pods"][at]["predictions"]["verdict"].clone()
+    };
+    eventually("prefill is judged", || verdict(0) == "good");
+    assert_eq!(verdict(1), "unknown", "{}", gateway.log());
+    let last = gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone();
+    assert_eq!((&last["pod"], &last["computed_by"]), (&json!("decode"), &json!("prefill")));
+    assert_eq!(last["cached_tokens"]["predicted"], last["cached_tokens"]["actual"], "{last}");
+}
+
+#[test]
 fn a_profile_that_does_not_look_predicts_nothing_rather_than_zero() {
     let engines = Served::start(&["--model", "m"]);
     let gateway = after_answers_by("round-robin", &engines);

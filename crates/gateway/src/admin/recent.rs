@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
 use wornpath_index::Moment;
+use wornpath_routing::Name;
 
 use crate::record::{Observe, Record};
 use crate::seen::CallSeen;
@@ -75,7 +76,7 @@ impl Recent {
 
 /// A record as one line of a list, as JSON. Times are in microseconds.
 pub(super) fn line(record: &Record) -> Value {
-    let usage = record.usage;
+    let (usage, (computed_by, computed)) = (record.usage, record.computed());
     json!({
         "id": record.id,
         "api": record.api.word(),
@@ -92,7 +93,9 @@ pub(super) fn line(record: &Record) -> Value {
         "degraded": record.is_degraded,
         "prompt_tokens": usage.prompt_tokens,
         "output_tokens": usage.output_tokens,
-        "cached_tokens": {"predicted": record.predicted_tokens, "actual": usage.cached_tokens},
+        "cached_tokens": {"predicted": record.predicted_tokens, "actual": computed.cached_tokens},
+        // Another one than answered, where the prompt was computed apart.
+        "computed_by": computed_by.map(Name::as_str),
         "explained": record.seen.is_some(),
     })
 }

@@ -11,11 +11,12 @@ use crate::batches::unix_time;
 use crate::desk::{Dispatcher, Worker};
 use crate::lobby::Waiter;
 use crate::quota::Turn;
-use crate::record::{Api, Record};
+use crate::record::{Api, Computed, Record};
 use crate::roster::Roster;
 use crate::seen::{Seen, kept};
 use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
 use crate::state::Readiness;
+use crate::usage::UsageScan;
 use arrival::Arrival;
 pub(crate) use arrival::tenant;
 use bytes::Bytes;
@@ -30,7 +31,7 @@ use relay::{End, Relay, Told};
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
-use wornpath_execution::{Call, Carried, Edit, Kit, execute, splice};
+use wornpath_execution::{Call, Carried, Edit, Kit, Taken, execute, splice};
 use wornpath_routing::queue::Again;
 use wornpath_routing::{
     Explanation, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan, World,
@@ -334,8 +335,10 @@ fn answer(
     }
     record.retries = carried.retries;
     record.is_degraded = carried.is_degraded;
+    let expected = carried.taken.as_ref().map_or(carried.step.cache.tokens, |it| it.expected_tokens);
     // Who did not look predicts nothing, not zero.
-    record.predicted_tokens = record.predicted_tokens.map(|_| carried.step.cache.tokens);
+    record.predicted_tokens = record.predicted_tokens.map(|_| expected);
+    record.computed = carried.taken.map(|taken| Box::new(computed(&roster, &taken)));
     let seat = carried.step.pod.and_then(|pod| roster.seat(pod));
     record.pod = seat.map(|seat| (seat.pod.id(), seat.pod.facts().name.clone()));
     if settings.reveal == Reveal::Pod
@@ -352,6 +355,14 @@ fn answer(
     let relay =
         Relay::new((carried.answer.body, end), load, told, (Arc::clone(worker), record, arrived));
     Response::from_parts(response_head, Reply::Relay(Box::new(relay)))
+}
+
+/// Who computed the prompt for another pod, and what it said of it.
+fn computed(roster: &Roster, taken: &Taken) -> Computed {
+    let mut scan = UsageScan::default();
+    scan.feed(&taken.answer);
+    let seat = taken.pod.and_then(|pod| roster.seat(pod));
+    Computed { pod: seat.map(|seat| seat.pod.facts().name.clone()), usage: scan.usage() }
 }
 
 fn ready(worker: &Worker) -> Response<Reply> {

@@ -58,7 +58,7 @@ families! {
     OUTPUT_TOKENS = Counter "wornpath_output_tokens_total" ["profile", "pod"]
         "Generated tokens, by the engine's own count.";
     TOLD_TOKENS = Counter "wornpath_prompt_tokens_told_total" ["profile", "pod"]
-        "Prompt tokens of the answers that told how many of them were cached.";
+        "Prompt tokens of the answers that told how many of them were cached, by the pod that computed the prompt: what a decode pod took over from it is in no cache of its own.";
     CACHED_TOKENS = Counter "wornpath_cached_tokens_total" ["profile", "pod"]
         "Of those, the cached ones: prompt tokens that no engine had to compute.";
     PREDICTED_TOKENS = Counter "wornpath_cached_tokens_predicted_total" ["profile", "pod"]

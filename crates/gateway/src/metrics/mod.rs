@@ -28,7 +28,7 @@ pub(crate) use gauges::{breaker, cache_mode, feed_state, health, recalled, trust
 pub use histogram::{BOUNDS, Histogram};
 pub(crate) use totals::{Figures, Totals};
 
-use crate::record::{Api, Ended, Observe, Record};
+use crate::record::{Api, Ended, Observe, Record, Usage};
 use crate::telemetry::SpanCounts;
 use series::Table;
 use text::Page;
@@ -105,6 +105,7 @@ impl Observe for Metrics {
     fn ended(&self, record: &Record) {
         let pod = record.pod.as_ref().map(|(_, name)| name.clone());
         let line = LineKey { profile: record.profile.clone(), pod: pod.clone() };
+        let (computed_by, usage) = record.computed();
         let end = EndKey {
             api: record.api,
             profile: record.profile.clone(),
@@ -113,7 +114,18 @@ impl Observe for Metrics {
             ended: record.ended,
         };
         let counted = self.ends.with(&end, |count| add(count, 1));
-        let counted = self.lines.with(&line, |line| line.count(record)) && counted;
+        let is_alone = computed_by == line.pod.as_ref();
+        let counts = |line: &Line| {
+            line.count(record);
+            if is_alone {
+                line.compare(record.predicted_tokens, usage);
+            }
+        };
+        let counted = self.lines.with(&line, counts) && counted;
+        if !is_alone && usage.cached_tokens.is_some() {
+            let line = LineKey { profile: line.profile, pod: computed_by.cloned() };
+            self.lines.with(&line, |line| line.compare(record.predicted_tokens, usage));
+        }
         if !counted {
             add(&self.dropped, 1);
         }
@@ -283,12 +295,16 @@ impl Line {
         add(&self.output_tokens, usage.output_tokens.unwrap_or(0));
         add(&self.retries, u64::from(record.retries));
         add(&self.degraded, u64::from(record.is_degraded));
+    }
+
+    /// Compares what was expected to be cached with what was, by the count of whoever computed the prompt.
+    fn compare(&self, predicted: Option<u64>, usage: Usage) {
         if let (Some(prompt), Some(cached)) = (usage.prompt_tokens, usage.cached_tokens) {
             add(&self.told, prompt);
             add(&self.cached, cached);
         }
         if let (Some(prompt), Some(predicted), Some(actual)) =
-            (usage.prompt_tokens, record.predicted_tokens, usage.cached_tokens)
+            (usage.prompt_tokens, predicted, usage.cached_tokens)
         {
             add(&self.checked, 1);
             add(&self.predicted, predicted);

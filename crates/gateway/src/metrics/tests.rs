@@ -1,7 +1,7 @@
 //! What requests count.
 
 use super::*;
-use crate::record::Usage;
+use crate::record::{Computed, Usage};
 use std::time::Duration;
 use wornpath_index::{Index, Limits};
 
@@ -49,6 +49,29 @@ fn a_request_counts_under_its_profile_and_its_pod() {
         r#"wornpath_retries_total{profile="cache-aware",pod="a"} 2"#,
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
+#[test]
+fn what_a_pod_took_over_from_another_is_no_cache_hit_of_its_own() {
+    let told = Usage { prompt_tokens: Some(100), cached_tokens: Some(32), ..Usage::default() };
+    for (usage, expected) in [(told, (100, 32, 1)), (Usage::default(), (0, 0, 0))] {
+        let metrics = Metrics::default();
+        let computed = Some(Box::new(Computed { pod: Some("p".into()), usage }));
+        for _ in 0..30 {
+            // The decode engine counts everything that it took over as cached.
+            metrics.ended(&Record { computed: computed.clone(), ..record(Some(32), Some(99)) });
+        }
+        let totals = metrics.totals();
+        let of = |pod: &str| totals.get(pod).copied().unwrap_or_default();
+        assert_eq!((of("a").requests, of("a").prompt_tokens), (30, 3000));
+        assert_eq!((of("a").hit_rate(), of("a").checked), (None, 0));
+        let prefill = of("p");
+        let counted = (prefill.told_tokens, prefill.cached_tokens, prefill.checked);
+        assert_eq!(counted, (30 * expected.0, 30 * expected.1, 30 * expected.2));
+        metrics.judge();
+        assert_eq!(metrics.verdict(&"a".into()), Verdict::Unknown);
+        assert!(!metrics.verdict(&"p".into()).is_broken());
     }
 }
 
