@@ -4,7 +4,7 @@ use super::refusal::Refusal;
 use super::{Reply, answer, decide, head, prepare, read_body, renamed, salted};
 use crate::batches::unix_time;
 use crate::desk::{Dispatcher, Worker};
-use crate::record::Record;
+use crate::record::{OFFLINE, Record};
 use hyper::Response;
 use std::sync::Arc;
 use wornpath_execution::{Call, Carried, Kit, execute};
@@ -36,7 +36,7 @@ pub(crate) async fn send_planned(
     let id = head::request_id(&call.headers, || worker.random());
     call.headers.insert(head::REQUEST_ID, id.clone());
     let mut record = Record {
-        profile: Name::from("offline"),
+        profile: Name::from(OFFLINE),
         tenant: planned.tenant.cloned(),
         ..Record::new(id.to_str().unwrap_or_default(), api)
     };

@@ -7,6 +7,7 @@ use wornpath_routing::{Kind, Problem, Profile, Role, Surroundings};
 
 use super::notes::Notes;
 use super::shipped::{SHIPPED, shipped};
+use crate::record::OFFLINE;
 use crate::settings::NamedProfile;
 
 /// The profiles under `profiles`. `roles` are those that pods can play, if all pods are known.
@@ -30,6 +31,11 @@ pub(super) fn profiles(
     let mut profiles = Vec::new();
     for (key, node) in entries {
         let name = key.text().unwrap_or_default().to_owned();
+        if name == OFFLINE {
+            let message = format!("a profile cannot be called `{name}`");
+            let problem = Problem::new(Kind::Conflict, key.span, message);
+            notes.problems.push(problem.cure("batches are counted by that name; choose another"));
+        }
         let (file, checked) = match &node.value {
             Yaml::Scalar { text, .. } => {
                 (text.clone(), from_file(text, node, &surroundings, notes))

@@ -107,6 +107,8 @@ families! {
         "Distinct blocks in the index.";
     INDEX_ENTRIES = Gauge "wornpath_index_entries" []
         "Blocks over all pods: what the cap on the index counts.";
+    INDEX_ENTRIES_LIMIT = Gauge "wornpath_index_entries_limit" []
+        "The cap on the index: beyond it blocks are refused.";
     INDEX_SETS = Gauge "wornpath_index_sets" []
         "Distinct sets of more than one pod.";
     INDEX_BYTES = Gauge "wornpath_index_table_bytes" []
@@ -171,15 +173,20 @@ const HEAD: &str = "\
 # Metrics
 
 Written from the code by a test; do not edit. Served at `/metrics` of the client listener and of the admin
-listener, in Prometheus' text format. Times are in seconds. No label ever holds a key, a header or a prompt.
+listener, in Prometheus' text format. Times are in seconds. No label ever holds a key, a header or a prompt. Requests
+of batches have the profile `offline`; what clients wait for is everything else: `profile!=\"offline\"`.
 
 What a histogram counts by, in seconds: ";
+
+const TAIL: &str = "These bounds stay. A percentile
+that is taken from them lies somewhere in its bucket: of times around 60 ms, between 50 and 100. The admin plane, and with
+it the dashboard and `wornpath top`, count in steps of at most an eighth.";
 
 /// The reference page, as Markdown.
 #[must_use]
 pub fn reference() -> String {
     let bounds: Vec<_> = super::histogram::BOUNDS.iter().map(f64::to_string).collect();
-    let mut page = format!("{HEAD}{}.\n\n", bounds.join(", "));
+    let mut page = format!("{HEAD}{}. {TAIL}\n\n", bounds.join(", "));
     page.push_str("| metric | kind | labels | |\n|---|---|---|---|\n");
     for Family { name, kind, labels, help } in FAMILIES {
         let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();

@@ -1,6 +1,7 @@
 //! What is read from where it lives when the page is asked for: pods, index, events, queue.
 
 use wornpath_events::{FeedCounters, PodStatus, Recalled, State as FeedState, Status};
+use wornpath_index::Limits;
 use wornpath_routing::{Breaker, EventTrust, Health, Pod, Profile, Vitals};
 
 use super::text::Page;
@@ -86,6 +87,7 @@ fn index(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
         (family::INDEX_PODS, stats.pods),
         (family::INDEX_BLOCKS, stats.blocks),
         (family::INDEX_ENTRIES, stats.entries),
+        (family::INDEX_ENTRIES_LIMIT, Limits::MOST_BLOCKS),
         (family::INDEX_SETS, stats.sets),
         (family::INDEX_BYTES, stats.table_bytes),
         (family::INDEX_SUSPECTS, stats.suspects),

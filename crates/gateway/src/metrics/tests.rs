@@ -1,7 +1,7 @@
 //! What requests count.
 
 use super::*;
-use crate::record::{Computed, Usage};
+use crate::record::{Computed, OFFLINE, Usage};
 use std::time::Duration;
 use wornpath_index::{Index, Limits};
 
@@ -73,6 +73,20 @@ fn what_a_pod_took_over_from_another_is_no_cache_hit_of_its_own() {
         assert_eq!(metrics.verdict(&"a".into()), Verdict::Unknown);
         assert!(!metrics.verdict(&"p".into()).is_broken());
     }
+}
+
+#[test]
+fn what_a_batch_waits_for_is_no_clients_wait() {
+    let metrics = Metrics::default();
+    metrics.ended(&record(None, None));
+    let slow = Some(Duration::from_secs(9));
+    for _ in 0..99 {
+        let batch = record(None, None);
+        metrics.ended(&Record { profile: OFFLINE.into(), first_byte: slow, ..batch });
+    }
+    let figures = metrics.totals()["a"];
+    assert_eq!((figures.requests, figures.prompt_tokens), (100, 10_000), "the work counts");
+    assert!(figures.first_byte_within(0.99).unwrap() < 0.004, "{figures:?}");
 }
 
 #[test]

@@ -2,25 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use super::histogram::BOUNDS;
+use super::histogram::{Cumulative, FINE};
 use super::{Line, Metrics, word};
-use crate::record::Ended;
-
-/// How many times fell below each bound, and how many in all.
-type Times = [u64; BOUNDS.len() + 1];
+use crate::record::{Ended, OFFLINE};
 
 /// What was counted, by the pod that answered; under the empty name where none did.
 pub(crate) type Totals = BTreeMap<String, Figures>;
 
 /// What was counted for a pod since the router started, or between two looks at it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Figures {
     pub(crate) requests: u64,
     /// Of those: answered with an error of the gateway's or a pod's, or broken off.
     pub(crate) failed: u64,
     pub(crate) retries: u64,
-    pub(crate) first_byte: Times,
+    /// Of what clients wait for: nobody waits for the first byte of an answer in a batch.
+    pub(crate) first_byte: Cumulative,
     pub(crate) prompt_tokens: u64,
     pub(crate) output_tokens: u64,
     /// Prompt tokens of the answers that told how many were cached.
@@ -31,6 +30,24 @@ pub(crate) struct Figures {
     pub(crate) predicted: u64,
     pub(crate) actual: u64,
     pub(crate) checked: u64,
+}
+
+impl Default for Figures {
+    fn default() -> Self {
+        Self {
+            requests: 0,
+            failed: 0,
+            retries: 0,
+            first_byte: [0; FINE.len() + 1],
+            prompt_tokens: 0,
+            output_tokens: 0,
+            told_tokens: 0,
+            cached_tokens: 0,
+            predicted: 0,
+            actual: 0,
+            checked: 0,
+        }
+    }
 }
 
 impl Figures {
@@ -73,7 +90,7 @@ impl Figures {
     }
 
     /// The seconds to the first byte that `share` of all requests kept to: within a bucket as if all times in it
-    /// were equally far apart, which is what Prometheus does.
+    /// were equally far apart, which is what Prometheus does too, in wider ones.
     pub(crate) fn first_byte_within(&self, share: f64) -> Option<f64> {
         let all = *self.first_byte.last()?;
         if all == 0 {
@@ -81,9 +98,13 @@ impl Figures {
         }
         let wanted = share * all as f64;
         let bucket = self.first_byte.iter().position(|count| *count as f64 >= wanted)?;
-        let Some(upper) = BOUNDS.get(bucket) else { return BOUNDS.last().copied() };
+        let seconds = |nanos: u64| Duration::from_nanos(nanos).as_secs_f64();
+        let upper = seconds(FINE[bucket.min(FINE.len() - 1)]);
+        if bucket == FINE.len() {
+            return Some(upper);
+        }
         let (lower, below) = match bucket.checked_sub(1) {
-            Some(before) => (BOUNDS[before], self.first_byte[before]),
+            Some(before) => (seconds(FINE[before]), self.first_byte[before]),
             None => (0.0, 0),
         };
         let within = (self.first_byte[bucket] - below).max(1) as f64;
@@ -105,7 +126,11 @@ impl Metrics {
         }
         for (key, line) in self.lines.all() {
             let figures = totals.entry(word(key.pod.as_ref())).or_default();
-            *figures = figures.and(&line.figures());
+            let mut counted = line.figures();
+            if key.profile.as_str() == OFFLINE {
+                counted.first_byte = Figures::default().first_byte;
+            }
+            *figures = figures.and(&counted);
         }
         totals
     }
@@ -114,10 +139,8 @@ impl Metrics {
 impl Line {
     fn figures(&self) -> Figures {
         Figures {
-            requests: 0,
-            failed: 0,
             retries: self.retries.load(Relaxed),
-            first_byte: self.first_byte.cumulative(),
+            first_byte: self.first_byte.fine(),
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             output_tokens: self.output_tokens.load(Relaxed),
             told_tokens: self.told.load(Relaxed),
@@ -125,6 +148,7 @@ impl Line {
             predicted: self.predicted.load(Relaxed),
             actual: self.actual.load(Relaxed),
             checked: self.checked.load(Relaxed),
+            ..Figures::default()
         }
     }
 }
@@ -132,34 +156,47 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Histogram;
 
-    fn times(counts: &[(usize, u64)]) -> Figures {
-        let mut figures = Figures::default();
-        for (bucket, count) in counts {
-            figures.first_byte[*bucket..].iter_mut().for_each(|total| *total += count);
+    fn times(all: &[(u64, u64)]) -> Figures {
+        let histogram = Histogram::default();
+        for (millis, count) in all {
+            (0..*count).for_each(|_| histogram.record(Duration::from_millis(*millis)));
         }
-        figures
+        Figures { first_byte: histogram.fine(), ..Figures::default() }
     }
 
     #[test]
     fn a_quantile_lies_within_its_bucket_and_never_beyond_the_last_bound() {
-        // A hundred times between 25 and 50 ms.
-        let figures = times(&[(5, 100)]);
+        // A hundred times between 45 and 50 ms.
+        let figures = times(&[(47, 100)]);
         assert_eq!(figures.first_byte_within(1.0), Some(0.05));
         let half = figures.first_byte_within(0.5).unwrap();
-        assert!((half - 0.0375).abs() < 1e-9, "{half}");
-        let two = times(&[(0, 90), (9, 10)]);
-        assert!(two.first_byte_within(0.5).unwrap() < 0.001);
-        assert!((0.5..=1.0).contains(&two.first_byte_within(0.99).unwrap()));
-        assert_eq!(times(&[(16, 3)]).first_byte_within(0.5), Some(300.0));
+        assert!((half - 0.0475).abs() < 1e-9, "{half}");
+        assert!(times(&[(1, 90), (900, 10)]).first_byte_within(0.5).unwrap() < 0.001);
+        assert_eq!(times(&[(400_000, 3)]).first_byte_within(0.5), Some(300.0));
         assert_eq!(Figures::default().first_byte_within(0.5), None);
+    }
+
+    #[test]
+    fn percentiles_are_off_by_an_eighth_at_most() {
+        let close = [(62, 126), (63, 50), (64, 50), (65, 22), (66, 3)];
+        let wide = [(3, 500), (40, 400), (900, 90), (7_000, 10)];
+        for (all, truth) in [(&close[..], [62.0, 64.0, 65.0]), (&wide[..], [3.0, 40.0, 900.0])] {
+            let figures = times(all);
+            for (share, truth) in [0.5, 0.9, 0.99].into_iter().zip(truth) {
+                let told = figures.first_byte_within(share).unwrap() * 1e3;
+                let off: f64 = told / truth - 1.0;
+                assert!(off.abs() <= 0.125, "p{share} of {all:?}: {told}, not {truth}");
+            }
+        }
     }
 
     #[test]
     fn a_pod_that_begins_anew_gives_no_negative_figures() {
         let before =
-            Figures { requests: 10, cached_tokens: 5, told_tokens: 9, ..times(&[(3, 10)]) };
-        let after = Figures { requests: 4, ..times(&[(3, 4)]) };
+            Figures { requests: 10, cached_tokens: 5, told_tokens: 9, ..times(&[(8, 10)]) };
+        let after = Figures { requests: 4, ..times(&[(8, 4)]) };
         assert_eq!(after.since(&before), Figures::default());
         assert_eq!(before.and(&after).since(&after), before);
         assert_eq!((before.hit_rate(), after.hit_rate()), (Some(5.0 / 9.0), None));
