@@ -30,7 +30,8 @@ fn is_of_name(letter: char) -> bool {
 /// What is wrong with an expression: unknown metrics, labels they do not have, brackets that do not fit.
 fn problems(expression: &str) -> Vec<String> {
     let mut problems = Vec::new();
-    let mut labels = BTreeSet::from(["le"]);
+    // Prometheus itself says of every figure which router it is of.
+    let mut labels = BTreeSet::from(["le", "instance"]);
     let mut rest = expression;
     while let Some(at) = rest.find("wornpath_") {
         let name: String = rest[at..].chars().take_while(|letter| is_of_name(*letter)).collect();
@@ -140,6 +141,51 @@ fn every_alert_asks_for_metrics_that_there_are_and_says_what_to_do() {
         );
         for words in ["summary: \"", "description: \""] {
             assert!(line(words).is_some_and(|words| words.len() > 12), "{name} has no {words}");
+        }
+    }
+}
+
+/// The figures of several routers are never added up: one that is blind would be hidden by the others.
+#[test]
+fn every_alert_is_about_one_router() {
+    for line in read("alerts.yaml").lines().filter(|line| line.contains("expr: ")) {
+        for adding in ["sum", "count", "max", "min", "avg"] {
+            assert!(!line.contains(&format!("{adding}(")), "{line}");
+        }
+        for by in line.split("by (").skip(1) {
+            assert!(by.starts_with("instance"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn what_operators_are_told_to_worry_about_raises_an_alert() {
+    /// Told by `wornpath_pod_predictions_broken`, whose row is the next.
+    const COMPARED_BY_PEOPLE: &str = "is routing by cache on?";
+    let alerts = read("alerts.yaml");
+    let page = read("../docs/operations.md");
+    let (_, watch) = page.split_once("\n## What to watch\n").unwrap();
+    let rows: Vec<_> = watch.lines().filter(|line| line.contains("`wornpath_")).collect();
+    assert!(rows.len() > 9, "{rows:?}");
+    for row in rows.iter().filter(|row| !row.contains(COMPARED_BY_PEOPLE)) {
+        let words = row.split('`').filter_map(|word| word.split('{').next());
+        let mut names = words.filter(|word| word.starts_with("wornpath_"));
+        assert!(names.any(|name| alerts.contains(name)), "nothing is raised for: {row}");
+    }
+    for state in ["unsure", "partial", "stale", "quarantined"] {
+        assert!(watch.contains(state) && alerts.contains(state), "{state}");
+    }
+}
+
+#[test]
+fn what_clients_wait_for_is_asked_without_batches() {
+    for file in ["alerts.yaml", "grafana.json"] {
+        let text = read(file).replace('\\', "");
+        let asked: Vec<_> = text.split("wornpath_first_byte_seconds_bucket").skip(1).collect();
+        assert!(!asked.is_empty());
+        for rest in asked {
+            let selector = rest.split('}').next().unwrap();
+            assert!(selector.contains("profile!=\"offline\""), "{file}: {selector}");
         }
     }
 }
