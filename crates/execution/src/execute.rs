@@ -24,7 +24,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{
-    Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, SkippedBecause, Start,
+    Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, SkippedBecause,
+    Start,
 };
 
 /// The most bytes of an answer that is not the client's.

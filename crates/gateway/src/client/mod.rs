@@ -335,7 +335,8 @@ fn answer(
     }
     record.retries = carried.retries;
     record.is_degraded = carried.is_degraded;
-    let expected = carried.taken.as_ref().map_or(carried.step.cache.tokens, |it| it.expected_tokens);
+    let expected =
+        carried.taken.as_ref().map_or(carried.step.cache.tokens, |it| it.expected_tokens);
     // Who did not look predicts nothing, not zero.
     record.predicted_tokens = record.predicted_tokens.map(|_| expected);
     record.computed = carried.taken.map(|taken| Box::new(computed(&roster, &taken)));

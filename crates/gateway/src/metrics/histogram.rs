@@ -67,9 +67,8 @@ impl Histogram {
         let fine = self.fine();
         std::array::from_fn(|bucket| {
             let bound = BOUNDS.get(bucket).map(|bound| Duration::from_secs_f64(*bound).as_nanos());
-            let at = bound.map_or(FINE.len(), |bound| {
-                FINE.partition_point(|fine| u128::from(*fine) < bound)
-            });
+            let at = bound
+                .map_or(FINE.len(), |bound| FINE.partition_point(|fine| u128::from(*fine) < bound));
             fine[at]
         })
     }
