@@ -46,7 +46,13 @@ fn every_route_of_the_description_is_served_and_nothing_else_is() {
             let is_known = status != 405
                 && !answer["error"]["message"].as_str().unwrap_or("").contains("there is no /");
             assert!(is_known, "{method} {path}: {status} {answer}");
-            assert_eq!(path.contains("{name}"), operation.get("parameters").is_some(), "{path}");
+            let parameter = &operation["parameters"][0];
+            assert_eq!(path.contains("{name}"), parameter["in"] == "path", "{path}");
+            // What a summary writes as `?after=` is described.
+            let summary = operation["summary"].as_str().unwrap();
+            if let Some((_, query)) = summary.split_once("`?") {
+                assert_eq!(Some(parameter["name"].as_str().unwrap()), query.split('=').next());
+            }
         }
         let (status, _) = world.ask("PATCH", &real, "");
         assert_eq!(status, 405, "PATCH {path}");

@@ -69,13 +69,16 @@ impl Gateway {
     fn spawn(mut command: Command, arguments: &[&str], pods: usize) -> Self {
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut address = || {
-            let line = lines.next().expect("the gateway says where it listens").unwrap();
-            line.split_once("://").unwrap().1.to_owned()
+            let Some(line) = lines.next() else {
+                let why: Vec<_> = errors.by_ref().map_while(Result::ok).collect();
+                panic!("the gateway does not say where it listens: {}", why.join("\n"));
+            };
+            line.unwrap().split_once("://").unwrap().1.to_owned()
         };
         let client = address();
         let admin = arguments.contains(&"--admin").then(&mut address);
-        let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
         let log = Arc::<Mutex<String>>::default();
         let mut up = 0;
         while up < pods {
