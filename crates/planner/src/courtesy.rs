@@ -33,6 +33,7 @@ const GONE: Duration = Duration::from_secs(5);
 #[derive(Clone, PartialEq, Debug)]
 pub struct Courtesy<P> {
     most: usize,
+    leaves_pods: bool,
     pods: BTreeMap<P, Pod>,
     /// When a client was last seen.
     visited: Option<Duration>,
@@ -53,7 +54,13 @@ impl<P: Ord + Copy> Courtesy<P> {
     /// For pods that may have `most` when no client wants them.
     #[must_use]
     pub const fn new(most: usize) -> Self {
-        Self { most, pods: BTreeMap::new(), visited: None }
+        Self { most, leaves_pods: true, pods: BTreeMap::new(), visited: None }
+    }
+
+    /// The same, but all pods are shared: what leaving some to clients is measured against.
+    #[must_use]
+    pub const fn on_all_pods(most: usize) -> Self {
+        Self { most, leaves_pods: false, pods: BTreeMap::new(), visited: None }
     }
 
     /// Takes in how many requests of clients a pod has now; to be called about twice a second for each.
@@ -98,7 +105,7 @@ impl<P: Ord + Copy> Courtesy<P> {
         self.pods.retain(|_, pod| now.saturating_sub(pod.heard) < GONE);
         let is_visited = self.visited.is_some_and(|visited| now.saturating_sub(visited) < SILENCE);
         let clients: f64 = self.pods.values().map(|pod| pod.clients).sum();
-        let wanted = match is_visited && self.pods.len() > 1 {
+        let wanted = match self.leaves_pods && is_visited && self.pods.len() > 1 {
             true => ((clients / CLIENTS_PER_POD).ceil() as usize).max(1),
             false => 0,
         };

@@ -14,12 +14,15 @@ mod served;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_gateway::PLANNED;
-use wornpath_planner::{Plan, Speeds};
+use wornpath_planner::{Courtesy, Plan, Speeds};
 use wornpath_sim::Profile;
 use wornpath_sim::offline::{Engines, queue_of, rates};
 use wornpath_sim::replay::{Beside, Fleet, Record, Start, Trace, Turn, replay, replay_beside};
 
 const PODS: usize = 4;
+const WINDOW: usize = 128;
+/// Clients' requests a second that leave pods idle in between.
+const RARE: [f64; 3] = [0.5, 1.0, 4.0];
 const BLOCK: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 const CACHE_AWARE: (&str, &str) =
     ("cache-aware", include_str!("../../../../profiles/cache-aware.yaml"));
@@ -100,23 +103,31 @@ fn p95_ttft(records: &[Record]) -> Duration {
     times[times.len() * 95 / 100]
 }
 
-#[test]
-fn a_batch_costs_clients_at_most_a_tenth_of_their_time_to_first_token() {
+/// What a batch beside clients came to.
+struct Together {
+    /// Their p95 time to first token, to that without it.
+    ratio: f64,
+    /// Its requests that were answered meanwhile.
+    offline: usize,
+}
+
+/// Clients alone, and with a batch that gives way as `courtesy` says, at several rates.
+fn together(rates_of_clients: &[f64], courtesy: &Courtesy<usize>) -> Vec<Together> {
     let engine = Profile::built_in("8b-h200").unwrap();
     let engines = Engines { engine: engine.clone(), kv_tokens: None };
     let fleet = Fleet::new(engine, PODS, 42);
     let batch = documents();
     let queue = queue_of(&batch, |turn| turn.output_tokens).unwrap();
     let plan = Plan::new(&queue, &Speeds::equal(PODS).unwrap(), &rates(&engines));
-    let mut worst: f64 = 0.0;
-    for per_second in [0.5, 1.0, 4.0, 8.0, 16.0, 40.0] {
-        let trace = clients(per_second);
+    let one = |per_second: &f64| {
+        let trace = clients(*per_second);
         let alone = p95_ttft(&replay(&trace, CACHE_AWARE, &fleet).unwrap());
         let beside = Beside {
             trace: &batch,
             plan: plan.clone(),
             profile: ("planned requests", PLANNED),
-            window: 128,
+            window: WINDOW,
+            courtesy: courtesy.clone(),
         };
         let (records, done) = replay_beside(&trace, CACHE_AWARE, &fleet, beside).unwrap();
         let together = p95_ttft(&records);
@@ -127,7 +138,29 @@ fn a_batch_costs_clients_at_most_a_tenth_of_their_time_to_first_token() {
         );
         assert!(done.requests > 0, "the batch stands still");
         assert!(done.requests < batch.turns.len(), "there is always more of the batch");
-        worst = worst.max(ratio);
-    }
+        Together { ratio, offline: done.requests }
+    };
+    rates_of_clients.iter().map(one).collect()
+}
+
+#[test]
+fn a_batch_costs_clients_at_most_a_tenth_of_their_time_to_first_token() {
+    let all = together(&[0.5, 1.0, 4.0, 8.0, 16.0, 40.0], &Courtesy::new(WINDOW));
+    let worst = all.iter().map(|one| one.ratio).fold(0.0, f64::max);
     assert!(worst <= 1.1, "p95 TTFT with a batch is {worst:.3}x of that without; at most 1.1x");
+}
+
+/// Why pods are left to clients: shrinking windows alone does not do it for rare ones.
+#[test]
+fn on_pods_that_are_all_shared_a_batch_costs_rare_clients_more() {
+    let (shared, left) = (Courtesy::on_all_pods(WINDOW), Courtesy::new(WINDOW));
+    let [shared, left] = [shared, left].map(|courtesy| together(&RARE, &courtesy));
+    for ((shared, left), per_second) in shared.iter().zip(&left).zip(RARE) {
+        println!(
+            "courtesy: {per_second} requests/s: {:.2}x and {} offline requests where all pods are shared, {:.2}x and {} where some are left to clients",
+            shared.ratio, shared.offline, left.ratio, left.offline
+        );
+        assert!(left.ratio < shared.ratio, "at {per_second} requests a second");
+    }
+    assert!(shared.iter().any(|one| one.ratio > 1.1), "it would have done");
 }

@@ -24,6 +24,8 @@ pub struct Beside<'a> {
     pub profile: (&'a str, &'a str),
     /// Offline requests on one pod at most.
     pub window: usize,
+    /// How it gives way to clients.
+    pub courtesy: Courtesy<usize>,
 }
 
 /// What became of it by the time that the trace was over.
@@ -56,7 +58,7 @@ impl<'a> Background<'a> {
             run: Run::new(beside.plan),
             profile,
             windows: vec![Window::new(beside.window, step_tokens); pods],
-            courtesy: Courtesy::new(beside.window),
+            courtesy: beside.courtesy,
             sent: vec![0; pods],
             places: vec![(0, None); jobs],
             done: Done::default(),
