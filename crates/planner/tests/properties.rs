@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_planner::{
-    Forest, Groups, Identity, Job, JobId, Plan, Queue, Rates, Residency, Room, Run, Settled,
+    Cohorts, Forest, Groups, Identity, Job, JobId, Plan, Queue, Rates, Residency, Room, Run, Settled,
     SortedPart, Speeds, match_pods,
 };
 
@@ -282,6 +282,42 @@ proptest! {
         prop_assert_eq!(done.len(), shapes.len());
     }
 
+    /// Each batch of neighbours counted block by block.
+    #[test]
+    fn what_decoding_together_reads_is_what_counting_says(
+        shapes in shapes(40),
+        pods in 1_usize..3,
+        sequences in 1_usize..9,
+        kv_tokens in 1_usize..200,
+    ) {
+        let queue = queue_of(&shapes);
+        let plan = Plan::new(&queue, &Speeds::equal(pods).unwrap(), &RATES);
+        let prompts = |jobs: &[JobId]| jobs.iter().map(|job| queue.prompt_tokens(*job)).sum::<usize>();
+        let unique = |jobs: &[JobId]| {
+            let blocks: BTreeSet<_> = jobs.iter().flat_map(|job| queue.chain(*job)).collect();
+            let in_blocks: usize = jobs.iter().map(|job| queue.chain(*job).len()).sum();
+            prompts(jobs) + blocks.len() * BLOCK.get() - in_blocks * BLOCK.get()
+        };
+        let (mut read, mut read_shared) = (0, 0);
+        for pod in 0..pods {
+            let jobs: Vec<_> = plan.jobs_of(pod).collect();
+            for last in 0..jobs.len() {
+                let fits = |first: &usize| {
+                    let batch = &jobs[*first..=last];
+                    batch.len() == 1 || batch.len() <= sequences && unique(batch) <= kv_tokens
+                };
+                let first = (0..=last).find(fits).unwrap();
+                read += prompts(&jobs[first..=last]);
+                read_shared += unique(&jobs[first..=last]);
+            }
+        }
+        let cohorts = Cohorts::of(&queue, &plan, sequences, kv_tokens);
+        let per_batch = |tokens: usize| tokens as f64 / shapes.len() as f64;
+        prop_assert!((cohorts.tokens_read - per_batch(read)).abs() < 1e-6);
+        prop_assert!((cohorts.tokens_read_shared - per_batch(read_shared)).abs() < 1e-6);
+        prop_assert!(cohorts.cascade_share < 1e-9, "nobody shares 256 tokens");
+    }
+
     #[test]
     fn a_prefix_is_released_when_the_last_that_needs_it_is_done(shapes in shapes(40)) {
         let queue = queue_of(&shapes);
@@ -317,6 +353,19 @@ fn identical_requests_are_computed_once_if_they_say_so() {
     let plan = Plan::new(&queue, &Speeds::equal(1).unwrap(), &RATES);
     assert_eq!(plan.copies(), [(JobId(0), JobId(2))], "the urgent one is computed");
     assert_eq!(all_jobs(&plan), [0, 1, 2]);
+}
+
+#[test]
+fn cascade_attention_is_possible_where_eight_share_256_tokens() {
+    let share_of = |shared: u64| {
+        let shapes: Vec<Shape> =
+            (0..10).map(|n| ((0..shared).chain([1_000 + n]).collect(), 1, 4)).collect();
+        let queue = queue_of(&shapes);
+        let plan = Plan::new(&queue, &Speeds::equal(1).unwrap(), &RATES);
+        Cohorts::of(&queue, &plan, 16, 1 << 20).cascade_share
+    };
+    assert!((share_of(64) - 0.3).abs() < 1e-9, "from the eighth of ten on");
+    assert!(share_of(63) < 1e-9, "252 tokens are too few");
 }
 
 #[test]

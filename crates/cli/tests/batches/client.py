@@ -24,10 +24,8 @@ def line(number, **body):
     return {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
-def create(file, window="24h", **more):
-    return client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window=window, **more
-    )
+def create(file, window="24h", endpoint="/v1/chat/completions", **more):
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window, **more)
 
 
 def wait(batch, *statuses):
@@ -128,6 +126,24 @@ def lists_and_errors():
         assert error.body["param"] == "completion_window", error.body
 
 
-for part in (completes, wrong_lines, cancels, expires, lists_and_errors):
+def every_interface():
+    for path, body, answered in (
+        ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 4}, lambda body: body["choices"][0]["text"]),
+        ("/v1/embeddings", {"input": "Once upon a time"}, lambda body: body["data"][0]["embedding"]),
+        ("/v1/responses", {"input": "Once upon a time", "max_output_tokens": 16}, lambda body: body["output"]),
+    ):
+        lines = [{"custom_id": f"id-{n}", "method": "POST", "url": path, "body": body} for n in range(3)]
+        batch = create(upload("any.jsonl", lines), endpoint=path, extra_body={"identical_once": True})
+        assert batch.endpoint == path and batch.identical_once, batch
+        batch = wait(batch, "completed")
+        answers = results(batch.output_file_id)
+        assert sorted(answer["custom_id"] for answer in answers) == ["id-0", "id-1", "id-2"], answers
+        assert all(answered(answer["response"]["body"]) for answer in answers), answers[0]
+        # Only embeddings are deterministic here.
+        names = {answer["response"]["request_id"] for answer in answers}
+        assert len(names) == (1 if path == "/v1/embeddings" else 3), answers
+
+
+for part in (completes, wrong_lines, cancels, expires, lists_and_errors, every_interface):
     part()
     print(part.__name__, flush=True)

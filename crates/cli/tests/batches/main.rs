@@ -88,7 +88,7 @@ fn the_official_client_uploads_creates_polls_downloads_cancels_and_expires() {
     let output = Command::new("python3").arg(script).arg(url).output().unwrap();
     let (out, error) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{out}{error}");
-    assert!(out.ends_with("lists_and_errors\n"), "{out}");
+    assert!(out.ends_with("every_interface\n"), "{out}");
 }
 
 #[test]
