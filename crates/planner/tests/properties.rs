@@ -10,8 +10,8 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_planner::{
-    Cohorts, Forest, Groups, Identity, Job, JobId, Plan, Queue, Rates, Residency, Room, Run, Settled,
-    SortedPart, Speeds, match_pods,
+    Cohorts, Forest, Groups, Identity, Job, JobId, Plan, Queue, Rates, Residency, Room, Run,
+    Settled, SortedPart, Speeds, match_pods,
 };
 
 const BLOCK: NonZeroUsize = NonZeroUsize::new(4).unwrap();

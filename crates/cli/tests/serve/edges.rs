@@ -8,6 +8,7 @@ use crate::sockets::exchange;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -138,6 +139,27 @@ fn what_check_calls_good_starts() {
     assert!(code == Some(78) && says.contains("--policy prefill-decode"), "{says}");
     let (code, says) = refused(&["--pod", "http://127.0.0.1:9", "--max-body", "0"]);
     assert!(code == Some(78) && says.contains("--max-body"), "{says}");
+}
+
+#[test]
+fn every_address_of_a_name_is_a_pod_of_either_kind() {
+    let folder = folder("edges_dns");
+    let (hosts, path) = (folder.join("hosts"), folder.join("wornpath.yaml"));
+    std::fs::write(&hosts, "127.0.0.1 engines.test\n127.0.0.2 engines.test\n::1 engines.test\n")
+        .unwrap();
+    std::fs::write(&path, "discovery: [{dns: engines.test, port: 7, every: 100ms}]\n").unwrap();
+    let mount = format!("mount --bind {}", hosts.display());
+    let arguments = ["-c", path.to_str().unwrap(), "--admin", "127.0.0.1:0"];
+    let gateway = Gateway::mounting(&mount, Path::new("/etc/hosts"), &arguments, 0);
+    let Some(gateway) = gateway else { return };
+    eventually("all three are there", || {
+        let pods = gateway.ask("GET", "/pods", "").json();
+        let names =
+            pods["pods"].as_array().unwrap().iter().map(|pod| pod["name"].as_str().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort_unstable();
+        names == ["127.0.0.1:7", "127.0.0.2:7", "[::1]:7"]
+    });
 }
 
 #[test]

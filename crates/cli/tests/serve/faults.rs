@@ -110,10 +110,13 @@ fn a_pod_that_is_busy_is_passed_over_and_if_all_are_the_client_is_told_when() {
     for _ in 0..4 {
         assert_eq!(gateway.post(ASK, &json!({"prompt": "a"})).status, 200);
     }
-    engines.set_faults(1, "{\"refuse\": 429}");
-    let answer = gateway.post(ASK, &json!({"prompt": "a"}));
-    assert!(matches!(answer.status, 429 | 503), "{}", answer.head);
-    assert_eq!(answer.header("retry-after"), Some("1"));
+    for status in [429, 503] {
+        let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
+        [0, 1].map(|engine| engines.set_faults(engine, &format!("{{\"refuse\": {status}}}")));
+        let answer = gateway.post(ASK, &json!({"prompt": "a"}));
+        assert_eq!((answer.status, answer.header("retry-after")), (status, Some("1")));
+        [0, 1].map(|engine| engines.set_faults(engine, "{}"));
+    }
 }
 
 #[test]

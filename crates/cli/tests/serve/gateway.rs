@@ -51,16 +51,26 @@ impl Gateway {
         arguments: &[&str],
         pods: usize,
     ) -> Option<Self> {
-        let small = || {
+        Self::mounting(&format!("mount -t tmpfs -o size={kib}k none"), folder, arguments, pods)
+    }
+
+    /// Where `mount PLACE` was done before, for it alone; none where nobody may do that.
+    pub(crate) fn mounting(
+        mount: &str,
+        place: &Path,
+        arguments: &[&str],
+        pods: usize,
+    ) -> Option<Self> {
+        let apart = || {
             let mut command = Command::new("unshare");
-            let mount = format!("mount -t tmpfs -o size={kib}k none \"$0\" && exec \"$@\"");
-            command.args(["--map-root-user", "--mount", "sh", "-c", &mount]).arg(folder);
+            let script = format!("{mount} \"$0\" && exec \"$@\"");
+            command.args(["--map-root-user", "--mount", "sh", "-c", &script]).arg(place);
             command
         };
-        if !small().arg("true").status().is_ok_and(|status| status.success()) {
+        if !apart().arg("true").status().is_ok_and(|status| status.success()) {
             return None;
         }
-        let (plain, mut command) = (command(arguments), small());
+        let (plain, mut command) = (command(arguments), apart());
         command.arg(plain.get_program()).args(plain.get_args());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Some(Self::spawn(command, arguments, pods))
