@@ -35,7 +35,16 @@ async fn libzmq_publishes_and_replays_to_us() {
         };
         assert_eq!((&first[0][..], &first[2][..]), (&b"kv@pod"[..], &b"first"[..]));
         engine.say("send", &large);
-        assert_eq!(stream.receive().await.unwrap()[2], large);
+        // On a slow machine the first was said more than once.
+        let mut firsts = 1;
+        let second = loop {
+            let frames = stream.receive().await.unwrap();
+            if frames[2] != b"first"[..] {
+                break frames;
+            }
+            firsts += 1;
+        };
+        assert!(second[2] == large);
 
         assert!(!stream.ping().await.unwrap(), "nothing was asked before");
         let quiet = tokio::time::timeout(Duration::from_millis(300), stream.receive()).await;
@@ -44,7 +53,8 @@ async fn libzmq_publishes_and_replays_to_us() {
 
         let number = u64::from_be_bytes((&first[1][..]).try_into().unwrap());
         asked.send(&[&[][..], &number.to_be_bytes()]).await.unwrap();
-        for payload in [&b"first"[..], &large, b""] {
+        let firsts = std::iter::repeat_n(&b"first"[..], firsts);
+        for payload in firsts.chain([&large[..], b""]) {
             let answer = asked.receive().await.unwrap();
             assert_eq!((answer.len(), &answer[frames - 1][..]), (frames, payload));
         }
