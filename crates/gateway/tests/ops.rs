@@ -190,9 +190,9 @@ fn what_clients_wait_for_is_asked_without_batches() {
     }
 }
 
-/// Prometheus' own opinion, where its tool is installed.
+/// Prometheus' own opinion, where its tool is installed: of the rules, and of what raises them.
 #[test]
-fn prometheus_takes_the_alerts_and_every_expression_of_the_dashboard() {
+fn prometheus_takes_every_expression_and_raises_the_alerts_that_it_should() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("ops");
     fs::create_dir_all(&folder).unwrap();
     let dashboard: Value = serde_json::from_str(&read("grafana.json")).unwrap();
@@ -207,15 +207,24 @@ fn prometheus_takes_the_alerts_and_every_expression_of_the_dashboard() {
         ));
     }
     fs::write(folder.join("panels.yaml"), rules).unwrap();
-    fs::write(folder.join("alerts.yaml"), read("alerts.yaml")).unwrap();
-    let checked = std::process::Command::new("promtool")
-        .args(["check", "rules", "panels.yaml", "alerts.yaml"])
-        .current_dir(&folder)
-        .output();
-    match checked {
-        Err(_) => eprintln!("NOT SHOWN: Prometheus' own opinion, because there is no promtool"),
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for file in ["alerts.yaml", "alerts.test.yaml"] {
+        fs::write(folder.join(file), read(file)).unwrap();
+    }
+    for asked in [
+        &["check", "rules", "panels.yaml", "alerts.yaml"][..],
+        &["test", "rules", "alerts.test.yaml"],
+    ] {
+        let mut promtool = std::process::Command::new("promtool");
+        match promtool.args(asked).current_dir(&folder).output() {
+            Err(error) => {
+                let is_required = std::env::var("WORNPATH_PEERS").is_ok_and(|it| it == "required");
+                assert!(!is_required, "promtool: {error}");
+                eprintln!("NOT SHOWN: Prometheus' own opinion, because there is no promtool");
+            }
+            Ok(output) => {
+                let told = [output.stdout, output.stderr].concat();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&told));
+            }
         }
     }
 }
