@@ -66,6 +66,9 @@ pub(crate) struct ServeArguments {
     /// A key that clients must show; `NAME=KEY` also names its tenant; may be given again
     #[arg(long, value_name = "KEY", env = "WORNPATH_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
+    /// A file with the key that the pods of the command line want; sent to them in the place of a client's
+    #[arg(long, value_name = "FILE")]
+    pod_key_file: Option<PathBuf>,
     /// Keep tenants from using each other's cached prompts
     #[arg(long, requires = "api_key")]
     isolate_tenants: bool,
@@ -204,7 +207,8 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
         (&arguments.decode, Role::DECODE),
     ] {
         for url in urls {
-            settings.pods.push(pod(url, role)?);
+            let key_file = arguments.pod_key_file.clone();
+            settings.pods.push(PodSettings { key_file, ..pod(url, role)? });
         }
     }
     ensure!(

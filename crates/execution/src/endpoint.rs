@@ -7,8 +7,9 @@ use crate::breaker::{Breaker, BreakerRules, Verdict};
 use crate::line::Line;
 use crate::reach::{Forbidden, Reach};
 use crate::wire::Wire;
+use arc_swap::ArcSwapOption;
 use hyper::Uri;
-use hyper::header::HeaderValue;
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use rustls::pki_types::ServerName;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -60,6 +61,8 @@ pub struct Endpoint {
     /// What stands before every path, without the last slash.
     prefix: String,
     authority: HeaderValue,
+    /// What it wants to see as `authorization`, if it wants any; never shown, as it is marked as sensitive.
+    key: ArcSwapOption<HeaderValue>,
     /// What its certificate must name, if it is called over TLS.
     server_name: Option<ServerName<'static>>,
     reach: RwLock<Arc<Reach>>,
@@ -101,6 +104,7 @@ impl Endpoint {
             port,
             prefix: uri.path().trim_end_matches('/').to_owned(),
             authority: HeaderValue::from_str(authority).map_err(|_| not())?,
+            key: ArcSwapOption::empty(),
             breaker: Mutex::new(Breaker::new(rules)),
             is_troubled: AtomicBool::new(false),
             vitals: Mutex::default(),
@@ -145,6 +149,23 @@ impl Endpoint {
         *self.reach.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(reach);
         // What stands was opened by other rules.
         self.idle.iter().for_each(|idle| lock(idle).clear());
+    }
+
+    /// From now on it is shown this `authorization`, or none of ours.
+    pub fn set_key(&self, key: Option<HeaderValue>) {
+        let sensitive = key.map(|mut key| {
+            key.set_sensitive(true);
+            Arc::new(key)
+        });
+        self.key.store(sensitive);
+    }
+
+    /// Puts its key, if it has one, in the place of whatever a client showed.
+    pub fn authorize(&self, headers: &mut HeaderMap) {
+        if let Some(key) = &*self.key.load() {
+            headers.remove("x-api-key");
+            headers.insert(AUTHORIZATION, HeaderValue::clone(key));
+        }
     }
 
     /// Another port of the same host, called without TLS.
@@ -304,6 +325,22 @@ mod tests {
         assert!(told("http://[::ffff:169.254.169.254]").contains("link-local"));
         assert!(told("https://engine:8443").contains("pod_tls"));
         assert!(endpoint("http://10.0.0.5").unwrap().within(&reach).is_ok());
+    }
+
+    #[test]
+    fn a_key_takes_the_place_of_a_clients_and_is_never_shown() {
+        let endpoint = endpoint("http://10.0.0.5:8000").unwrap();
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer client"));
+        headers.insert("x-api-key", HeaderValue::from_static("client"));
+        let before = headers.clone();
+        endpoint.authorize(&mut headers);
+        assert_eq!(headers, before, "it has none");
+        endpoint.set_key(Some(HeaderValue::from_static("Bearer canary")));
+        endpoint.authorize(&mut headers);
+        assert_eq!(headers.len(), 1);
+        assert_eq!(headers[AUTHORIZATION], "Bearer canary");
+        assert!(!format!("{endpoint:?} {headers:?}").contains("canary"));
     }
 
     #[test]

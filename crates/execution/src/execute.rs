@@ -504,6 +504,7 @@ fn request(
     *request.uri_mut() = uri(&call.path, target.endpoint.prefix());
     *request.headers_mut() = call.headers.clone();
     request.headers_mut().insert(HOST, target.endpoint.authority().clone());
+    target.endpoint.authorize(request.headers_mut());
     if let Some(rank) = target.rank {
         request.headers_mut().insert("x-data-parallel-rank", HeaderValue::from(rank));
     }

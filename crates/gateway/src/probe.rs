@@ -8,7 +8,7 @@ use crate::state::{Gateway, lock};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::HOST;
-use hyper::{Request, Uri};
+use hyper::{Request, StatusCode, Uri};
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_events::{Recalled, State};
-use wornpath_execution::{Endpoint, Timeouts, Verdict, WorkerNumber, call};
+use wornpath_execution::{CallError, Endpoint, Timeouts, Verdict, WorkerNumber, call};
 use wornpath_index::Moment;
 use wornpath_routing::{EventTrust, Health};
 
@@ -106,33 +106,32 @@ async fn probe(gateway: Arc<Gateway>, endpoint: Arc<Endpoint>) {
 /// Asks a pod what it serves; from the first answer on it gets requests.
 async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
     let endpoint = &seat.endpoint;
-    let answer = match call(endpoint, NOBODY, get(endpoint, "/v1/models"), PATIENCE).await {
-        Ok(answer) => {
-            lock(&told).remove(endpoint.url());
-            answer
-        }
-        Err(error) => {
-            let (pod, why) = (&seat.pod.facts().name, error.to_string());
+    let listed = listed(endpoint).await;
+    match &listed {
+        Ok(_) => drop(lock(&told).remove(endpoint.url())),
+        Err(unlisted) => {
+            let (pod, why) = (&seat.pod.facts().name, unlisted.to_string());
             let before = lock(&told).insert(endpoint.url().to_owned(), why.clone());
-            if before.as_ref() != Some(&why) {
+            let is_configured = !seat.settings.facts.models.is_empty();
+            let may_be = matches!(unlisted, Unlisted::Status(_) | Unlisted::Nothing);
+            if before.as_ref() != Some(&why) && !(is_configured && may_be) {
                 tracing::warn!(%pod, url = endpoint.url(), "does not say what it serves: {why}");
             }
+        }
+    }
+    match listed {
+        Ok(cards) if cards != seat.cards => gateway.introduce(&seat.settings.url, &cards),
+        Ok(_) => {}
+        Err(Unlisted::Call(error)) => {
             // One that was up and gets no requests would seem to be up for ever.
             if seat.pod.vitals().health() != Health::Down && error.verdict() == Verdict::Gone {
                 endpoint.judge(Verdict::Gone, gateway.now());
             }
             return;
         }
-    };
-    let Ok((_, body)) = answer.whole(MOST_CARDS_BYTES).await else { return };
-    let list: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let cards: Arc<[Value]> = list["data"].as_array().cloned().unwrap_or_default().into();
-    if cards.is_empty() && seat.settings.facts.models.is_empty() {
-        tracing::warn!(pod = %seat.pod.facts().name, "lists no model at /v1/models and none is configured: it gets no requests");
-        return;
-    }
-    if cards != seat.cards {
-        gateway.introduce(&seat.settings.url, &cards);
+        // It answers, and what it serves is configured.
+        Err(_) if !seat.settings.facts.models.is_empty() => {}
+        Err(_) => return,
     }
     let roster = gateway.roster();
     for seat in roster.seats().iter().filter(|other| other.settings.url == seat.settings.url) {
@@ -140,6 +139,37 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
             seat.pod.vitals().set_health(Health::Up);
             tracing::info!(pod = %seat.pod.facts().name, models = ?seat.pod.facts().models, "is up");
         }
+    }
+}
+
+/// Why a pod's models are not known.
+#[derive(Debug, thiserror::Error)]
+enum Unlisted {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("/v1/models: found status {0}; if the engine wants a key, give it as `key_file`")]
+    Forbidden(StatusCode),
+    #[error("/v1/models: found status {0}")]
+    Status(StatusCode),
+    #[error("/v1/models: found no model, and none is configured")]
+    Nothing,
+}
+
+/// What a pod serves, by its own word.
+async fn listed(endpoint: &Arc<Endpoint>) -> Result<Arc<[Value]>, Unlisted> {
+    let answer = call(endpoint, NOBODY, get(endpoint, "/v1/models"), PATIENCE).await?;
+    let (head, body) = answer.whole(MOST_CARDS_BYTES).await?;
+    match head.status {
+        status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+            return Err(Unlisted::Forbidden(status));
+        }
+        status if !status.is_success() => return Err(Unlisted::Status(status)),
+        _ => {}
+    }
+    let list: Value = serde_json::from_slice(&body).unwrap_or_default();
+    match list["data"].as_array() {
+        Some(cards) if !cards.is_empty() => Ok(cards.clone().into()),
+        _ => Err(Unlisted::Nothing),
     }
 }
 
@@ -159,6 +189,7 @@ fn get(endpoint: &Endpoint, path: &str) -> Request<Full<Bytes>> {
     let path = format!("{}{path}", endpoint.prefix());
     *request.uri_mut() = path.parse().unwrap_or_else(|_| Uri::from_static("/"));
     request.headers_mut().insert(HOST, endpoint.authority().clone());
+    endpoint.authorize(request.headers_mut());
     request
 }
 

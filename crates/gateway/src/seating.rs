@@ -4,6 +4,7 @@
 //! found before anything changes.
 
 use crate::asked::Asked;
+use crate::config::authorization;
 use crate::memory::BLOCK_TOKENS;
 use crate::roster::{Roster, Seat};
 use crate::routing::Routing;
@@ -102,6 +103,12 @@ impl Gateway {
         self.sampler.set(&self.settings());
         let reach = &self.settings().reach;
         seats.iter().for_each(|seat| seat.endpoint.set_reach(reach));
+        for seat in &seats {
+            // Another key makes no other pod: what is known of its cache stays.
+            if let Err(error) = show_key(&seat.endpoint, &seat.settings) {
+                tracing::error!("{error}; the key that it was shown before stays");
+            }
+        }
         self.seat(seats.clone());
         leaving.iter().for_each(|seat| self.take_out(seat));
         if !coming.is_empty() {
@@ -296,9 +303,20 @@ fn may_be_heard(source: &EventSource, settings: &Settings) -> Result<(), Address
 }
 
 fn endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyError> {
-    Endpoint::new(&pod.url, settings.breaker, settings.workers.get())
+    let endpoint = Endpoint::new(&pod.url, settings.breaker, settings.workers.get())
         .and_then(|endpoint| endpoint.within(&settings.reach))
-        .map_err(|cause| ApplyError::Address { pod: pod.facts.name.to_string(), cause })
+        .map_err(|cause| ApplyError::Address { pod: pod.facts.name.to_string(), cause })?;
+    show_key(&endpoint, pod)?;
+    Ok(endpoint)
+}
+
+/// From now on the pod is shown the key that is in its file now.
+fn show_key(endpoint: &Endpoint, pod: &PodSettings) -> Result<(), ApplyError> {
+    let Some(file) = &pod.key_file else { return Ok(()) };
+    let key = authorization(file);
+    let key = key.map_err(|cause| ApplyError::Key { pod: pod.facts.name.to_string(), cause })?;
+    endpoint.set_key(Some(key));
+    Ok(())
 }
 
 /// How a pod's events are to be understood.

@@ -143,6 +143,8 @@ pub struct PodSettings {
     pub events: Option<EventSource>,
     /// Where engines of a pair meet.
     pub bootstrap_port: u16,
+    /// A file with the key that the pod wants to see, if it wants any.
+    pub key_file: Option<PathBuf>,
 }
 
 impl PodSettings {
@@ -153,7 +155,7 @@ impl PodSettings {
         let name = url.split("://").last().unwrap_or(url);
         let facts =
             PodFacts { models: Vec::new(), endpoint: url.into(), ..PodFacts::serving(name, "") };
-        Self { url: url.to_owned(), facts, events: None, bootstrap_port: 8998 }
+        Self { url: url.to_owned(), facts, events: None, bootstrap_port: 8998, key_file: None }
     }
 }
 
@@ -322,24 +324,12 @@ pub enum Reveal {
     Pod,
 }
 
-/// Which credentials pods see.
-#[derive(Clone, PartialEq, Eq, Default)]
+/// Which of a client's credentials pods see that have no key of their own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Credentials {
     /// None.
     #[default]
     None,
     /// The client's own.
     Forwarded,
-    /// This `authorization`.
-    Own(String),
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "None",
-            Self::Forwarded => "Forwarded",
-            Self::Own(_) => "Own(..)",
-        })
-    }
 }

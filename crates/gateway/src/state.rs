@@ -3,6 +3,7 @@
 use crate::batches::Batches;
 use crate::checkpoint::Checkpoint;
 use crate::claims::Claims;
+use crate::config::KeyError;
 use crate::lobby::Lobby;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -39,6 +40,14 @@ pub enum ApplyError {
         pod: String,
         /// What.
         cause: AddressError,
+    },
+    /// Something is wrong with a pod's key.
+    #[error("pod `{pod}`: {cause}")]
+    Key {
+        /// Whose.
+        pod: String,
+        /// What.
+        cause: KeyError,
     },
     /// Two pods have one name.
     #[error("there is a pod `{0}` already; give each a name of its own")]

@@ -9,6 +9,7 @@ mod edges;
 mod faults;
 mod flood;
 mod gateway;
+mod keys;
 mod plans;
 mod predictions;
 mod promises;

@@ -29,9 +29,38 @@ impl Sent {
 pub(crate) struct Recorder {
     pub(crate) address: SocketAddr,
     sent: Arc<Mutex<Vec<Sent>>>,
-    /// Milliseconds before each answer to a post.
-    pause: Arc<AtomicU64>,
+    manners: Arc<Manners>,
     is_over: Arc<AtomicBool>,
+}
+
+/// How it answers.
+#[derive(Default)]
+struct Manners {
+    /// Milliseconds before each answer to a post.
+    pause: AtomicU64,
+    /// What it wants to see as `authorization`, as engines do: below `/v1/` only.
+    key: Mutex<Option<String>>,
+    /// Where it sends whoever posts.
+    elsewhere: Mutex<Option<String>>,
+}
+
+impl Manners {
+    /// The first lines of an answer, the length aside.
+    fn head(&self, sent: &Sent) -> String {
+        let key = self.key.lock().unwrap();
+        if key.is_some()
+            && sent.path.starts_with("/v1/")
+            && sent.header("authorization") != key.as_deref()
+        {
+            return "401 Unauthorized".to_owned();
+        }
+        match &*self.elsewhere.lock().unwrap() {
+            Some(url) if sent.head.starts_with("POST") => {
+                format!("307 Temporary Redirect\r\nlocation: {url}")
+            }
+            _ => "200 OK".to_owned(),
+        }
+    }
 }
 
 /// Both directions of a connection, whatever carries it.
@@ -52,8 +81,8 @@ impl Recorder {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (sent, is_over) = (Arc::<Mutex<Vec<Sent>>>::default(), Arc::<AtomicBool>::default());
-        let pause = Arc::<AtomicU64>::default();
-        let (kept, ends, waits) = (Arc::clone(&sent), Arc::clone(&is_over), Arc::clone(&pause));
+        let manners = Arc::<Manners>::default();
+        let (kept, ends, shown) = (Arc::clone(&sent), Arc::clone(&is_over), Arc::clone(&manners));
         let spawn = |work: Box<dyn FnOnce() + Send>| {
             let _detached = std::thread::Builder::new().spawn(work).unwrap();
         };
@@ -65,20 +94,35 @@ impl Recorder {
                 let Ok(stream) = stream else { continue };
                 stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
                 let (kept, greet) = (Arc::clone(&kept), Arc::clone(&greet));
-                let waits = Arc::clone(&waits);
+                let shown = Arc::clone(&shown);
                 spawn(Box::new(move || {
                     if let Some(stream) = greet(stream) {
-                        serve(stream, &kept, &waits);
+                        serve(stream, &kept, &shown);
                     }
                 }));
             }
         }));
-        Self { address, sent, pause, is_over }
+        Self { address, sent, manners, is_over }
     }
 
     /// From now on it takes so long for every answer to a post.
     pub(crate) fn answer_after(&self, time: Duration) {
-        self.pause.store(time.as_millis() as u64, Relaxed);
+        self.manners.pause.store(time.as_millis() as u64, Relaxed);
+    }
+
+    /// From now on it answers nobody who does not show this.
+    pub(crate) fn want(&self, authorization: Option<&str>) {
+        *self.manners.key.lock().unwrap() = authorization.map(str::to_owned);
+    }
+
+    /// From now on it sends whoever posts elsewhere.
+    pub(crate) fn redirect(&self, url: &str) {
+        *self.manners.elsewhere.lock().unwrap() = Some(url.to_owned());
+    }
+
+    /// What came for a path so far.
+    pub(crate) fn asked(&self, path: &str) -> Vec<Sent> {
+        self.sent.lock().unwrap().iter().filter(|sent| sent.path == path).cloned().collect()
     }
 
     /// What was posted so far.
@@ -96,16 +140,17 @@ impl Drop for Recorder {
     }
 }
 
-fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, pause: &AtomicU64) {
+fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, manners: &Manners) {
     while let Some(sent) = read(&mut *stream) {
-        let (answer, is_post) = (answer(&sent), sent.head.starts_with("POST"));
+        let (status, answer) = (manners.head(&sent), answer(&sent));
+        let is_post = sent.head.starts_with("POST");
         kept.lock().unwrap().push(sent);
         if is_post {
-            std::thread::sleep(Duration::from_millis(pause.load(Relaxed)));
+            std::thread::sleep(Duration::from_millis(manners.pause.load(Relaxed)));
         }
         let length = answer.len();
         let head = format!(
-            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
         );
         if stream.write_all(format!("{head}{answer}").as_bytes()).is_err() {
             return;

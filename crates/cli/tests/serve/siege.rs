@@ -1,7 +1,7 @@
 //! Clients that mean no good, or far too much: ten thousand that never finish, fifty that send a hundred megabytes at
 //! once, requests for hours; and secrets that must not show anywhere. `WORNPATH_SOAK_SECONDS=3600` soaks for an hour.
 
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, folder};
 use crate::served::{Exchange, Served};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
@@ -148,12 +148,24 @@ fn no_secret_shows_in_logs_metrics_errors_or_what_operators_see() {
         "canary-header-5358",
         "canary-field-9793",
         "canary-query-2384",
+        "canary-pod-6264",
     ];
-    let [key, prompt, header, field, query] = secrets;
+    let [key, prompt, header, field, query, pod_key] = secrets;
+    let key_file = folder("siege_secrets").join("key");
+    std::fs::write(&key_file, pod_key).unwrap();
     let engines = Served::start(&["--engines", "2"]);
     let gateway = Gateway::before(
         &engines,
-        &["--log-level", "trace", "--admin", "127.0.0.1:0", "--api-key", &format!("alice={key}")],
+        &[
+            "--log-level",
+            "trace",
+            "--admin",
+            "127.0.0.1:0",
+            "--api-key",
+            &format!("alice={key}"),
+            "--pod-key-file",
+            key_file.to_str().unwrap(),
+        ],
     );
     let body = |stream: bool| {
         json!({"prompt": prompt, "max_tokens": 2, "stream": stream, "user": field}).to_string()

@@ -30,6 +30,12 @@ pub(super) fn get(call: &Call<'_>) -> Answer {
 pub(super) fn add(call: &Call<'_>) -> Answer {
     let pod: Value = serde_json::from_slice(call.body)
         .map_err(|error| Refusal::new(400, format!("the body is not JSON: {error}")))?;
+    if pod.get("key_file").is_some() {
+        // Else whoever may add pods could have any file of this machine sent somewhere.
+        let message =
+            "a pod that is added by request cannot have a `key_file`; list it in the configuration";
+        return Err(Refusal::new(422, message));
+    }
     let running = &call.admin.running;
     let checked = running.config().check_pods("request", &json!({ "pods": [pod] }).to_string());
     let pods = checked.map_err(|refused| Refusal {

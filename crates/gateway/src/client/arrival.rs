@@ -56,16 +56,8 @@ pub(super) async fn take_in(
     };
     head::strip(&mut parts.headers);
     head::strip_request(&mut parts.headers);
-    match &settings.upstream_credentials {
-        Credentials::Forwarded => {}
-        Credentials::None => head::strip_credentials(&mut parts.headers),
-        Credentials::Own(own) => {
-            head::strip_credentials(&mut parts.headers);
-            if let Ok(mut own) = HeaderValue::from_str(own) {
-                own.set_sensitive(true);
-                parts.headers.insert(AUTHORIZATION, own);
-            }
-        }
+    if settings.upstream_credentials == Credentials::None {
+        head::strip_credentials(&mut parts.headers);
     }
     parts.headers.insert(head::REQUEST_ID, id);
     Ok(Arrival { tenant, call: Call { method: parts.method, path, headers: parts.headers, body } })

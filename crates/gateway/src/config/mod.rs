@@ -44,7 +44,8 @@ pub use outside::{Beside, Outside};
 pub use pods::{Engine, Events, PodConfig};
 pub use reference::reference;
 pub use running::{BringError, OnTop, ReloadError, Reloaded, Running};
-pub use secret::DigestError;
+pub(crate) use secret::authorization;
+pub use secret::{DigestError, KeyError};
 pub use shipped::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
 pub use sources::{EventSource, Semantics, SourceKind};
 pub use tokenizers::{TokenizerError, Tokenizers};
@@ -109,7 +110,7 @@ const KEYS: [&str; 24] = [
 #[rustfmt::skip]
 const TOP: &[Parameter] = &[
     Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: answers carry `x-wornpath-pod` and a reason."),
-    Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods see the client's `authorization`."),
+    Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods see the client's `authorization`, unless they have a `key_file`."),
     Parameter::with_default("stale_after", Takes::Time, "30s", "How long a pod's cache events may be silent before what is known of its cache counts less; nothing after twice that."),
     Parameter::with_default("explained", Takes::Number(0.0, 1000.0), "1", "Decisions a second that are taken down in full, with every candidate and score, for `/decisions` of the admin plane; 0 for none."),
     Parameter::optional("workers", Takes::Whole(1, 1024), "Threads that answer clients; by default one for each core."),

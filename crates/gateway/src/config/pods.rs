@@ -1,5 +1,7 @@
 //! The pods: in the configuration itself, and in a watched file of the same form.
 
+use std::path::PathBuf;
+
 use wornpath_events::ZmqAddress;
 use wornpath_execution::{AddressError, AddressRange, BreakerRules, Endpoint, RangeError, Reach};
 use wornpath_routing::document::{Node, Yaml};
@@ -7,6 +9,7 @@ use wornpath_routing::{Kind, Parameter, Problem, Role, Span, Takes};
 
 use super::Model;
 use super::notes::Notes;
+use super::secret::authorization;
 use super::section::{Section, maps, refused};
 use super::sources::{EventSource, Semantics};
 use crate::settings::KeyDigest;
@@ -46,6 +49,8 @@ pub struct PodConfig {
     pub metrics: Option<String>,
     /// Where the engines of a pair meet, if not at the usual port.
     pub bootstrap_port: Option<u16>,
+    /// A file with the key that it wants to see.
+    pub key_file: Option<PathBuf>,
 }
 
 /// Where a pod's events come from.
@@ -146,6 +151,7 @@ pub(super) const FACTS: &[Parameter] = &[
     Parameter::optional("zone", Takes::Text, "Its zone."),
     Parameter::optional("region", Takes::Text, "Its region."),
     Parameter::optional("metrics", Takes::Text, "Where its own metrics are; by default `/metrics` at its address."),
+    Parameter::optional("key_file", Takes::Text, "A file with the key that the engine wants (its `--api-key`). It is sent as `authorization: Bearer …` with probes, scrapes and requests, in the place of a client's. Read again with the configuration, and as soon as it changes (the latter not where a file of `discovery` names it)."),
     Parameter::with_default("bootstrap_port", Takes::Whole(1, 65_535), "8998", "The port at which SGLang's and Mooncake's pairs meet."),
 ];
 
@@ -250,15 +256,6 @@ pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Note
     let label = |(key, value): (String, serde_json::Value)| {
         (key, value.as_str().map_or_else(|| value.to_string(), str::to_owned))
     };
-    let metrics: Option<String> = section.maybe("metrics");
-    if let Some(metrics) = &metrics
-        && let Err(problem) = authority(metrics)
-    {
-        notes.problems.push(
-            refused("pods", "metrics", metrics, section.at("metrics"), &problem)
-                .cure("write `http://host:port/metrics`"),
-        );
-    }
     let events = events(section, scope.sources, notes);
     if !events.is_empty() && scope.models.is_empty() {
         let message = "the pod's events cannot be understood without knowing its model";
@@ -282,10 +279,39 @@ pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Note
         context_tokens: section.maybe("context_tokens"),
         kv_tokens: section.maybe("kv_tokens"),
         place: ["host", "rack", "zone", "region"].map(|key| section.maybe(key)),
-        metrics,
+        metrics: metrics(section, notes),
+        key_file: key_file(section, notes),
         bootstrap_port: section
             .maybe::<u32>("bootstrap_port")
             .and_then(|port| u16::try_from(port).ok()),
+    }
+}
+
+/// Where a pod's own metrics are, if not at its address.
+fn metrics(section: &Section<'_>, notes: &mut Notes) -> Option<String> {
+    let metrics: String = section.maybe("metrics")?;
+    if let Err(problem) = authority(&metrics) {
+        notes.problems.push(
+            refused("pods", "metrics", &metrics, section.at("metrics"), &problem)
+                .cure("write `http://host:port/metrics`"),
+        );
+    }
+    Some(metrics)
+}
+
+/// Where a pod's key is, if it wants one and there is one.
+fn key_file(section: &Section<'_>, notes: &mut Notes) -> Option<PathBuf> {
+    let file = PathBuf::from(section.maybe::<String>("key_file")?);
+    let path = notes.outside.place(&file).unwrap_or_else(|| file.clone());
+    notes.files.push(file);
+    match authorization(&path) {
+        Ok(_) => Some(path),
+        Err(error) => {
+            let message = format!("`key_file`: {error}");
+            let problem = Problem::new(Kind::BadParameter, section.at("key_file"), message);
+            notes.problems.push(problem.cure("write the key there that the engine was given"));
+            None
+        }
     }
 }
 

@@ -1,8 +1,10 @@
-//! Secrets as a configuration may hold them: digests of what others must know.
+//! Secrets as a configuration may hold them: digests of what others must know, and files of what pods want to see.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
+use hyper::header::HeaderValue;
 use sha2::{Digest, Sha256};
 
 use crate::settings::KeyDigest;
@@ -19,6 +21,34 @@ pub enum DigestError {
     /// Not hexadecimal.
     #[error("it has a character that is no hexadecimal digit")]
     Digit,
+}
+
+/// Not a key that can be shown to a pod.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// There is no such file, or nobody may read it.
+    #[error("the file `{file}` cannot be read: {cause}")]
+    Unread {
+        /// Which.
+        file: String,
+        /// Why not.
+        cause: std::io::Error,
+    },
+    /// What is in it is no key. It is not repeated.
+    #[error("what is in `{0}` is no key: it must be one line of letters, digits and signs")]
+    NoKey(String),
+}
+
+/// The `authorization` that shows the key in a file.
+pub(crate) fn authorization(file: &Path) -> Result<HeaderValue, KeyError> {
+    let name = || file.display().to_string();
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(|cause| KeyError::Unread { file: name(), cause })?;
+    let key = text.trim();
+    if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(KeyError::NoKey(name()));
+    }
+    HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| KeyError::NoKey(name()))
 }
 
 impl KeyDigest {

@@ -59,7 +59,8 @@ impl PodConfig {
             topology: Topology { host, rack, zone, region },
         };
         let bootstrap_port = self.bootstrap_port.unwrap_or(plain.bootstrap_port);
-        PodSettings { facts, events: self.source(rank), bootstrap_port, ..plain }
+        let (events, key_file) = (self.source(rank), self.key_file.clone());
+        PodSettings { facts, events, bootstrap_port, key_file, ..plain }
     }
 
     fn source(&self, rank: Option<u32>) -> Option<EventSource> {

@@ -36,15 +36,15 @@ pub async fn read_engines(running: Arc<Running>) {
         sleep_until(tick).await;
         tick = Instant::now() + TICK;
         let urls = endpoints(&running);
-        due.retain(|url, _| urls.iter().any(|(known, _)| known == url));
+        due.retain(|url, _| urls.iter().any(|(known, _, _)| known == url));
         let mut reading = JoinSet::new();
-        for (url, page) in &urls {
+        for (url, page, pod) in &urls {
             let (at, _) = due.entry(url.clone()).or_insert((tick, Pace::default()));
             if *at <= tick && reading.len() < MOST {
-                let (url, page) = (url.clone(), page.clone());
+                let (url, page, pod) = (url.clone(), page.clone(), Arc::clone(pod));
                 let reach = Arc::clone(&running.gateway().settings().reach);
                 reading.spawn(async move {
-                    (url, timeout(WITHIN, fetch(&page, &reach)).await.ok().flatten())
+                    (url, timeout(WITHIN, fetch(&page, &reach, &pod)).await.ok().flatten())
                 });
             }
         }
@@ -60,14 +60,14 @@ pub async fn read_engines(running: Arc<Running>) {
     }
 }
 
-/// Every endpoint, and where its metrics are.
-fn endpoints(running: &Running) -> Vec<(String, String)> {
-    let mut urls: Vec<(String, String)> = Vec::new();
+/// Every address, where its metrics are, and who is there.
+fn endpoints(running: &Running) -> Vec<(String, String, Arc<Endpoint>)> {
+    let mut urls: Vec<(String, String, Arc<Endpoint>)> = Vec::new();
     for seat in running.gateway().roster().seats() {
         let url = &seat.settings.url;
-        if urls.iter().all(|(known, _)| known != url) {
+        if urls.iter().all(|(known, _, _)| known != url) {
             let page = running.roll().metrics_at(url).unwrap_or_else(|| format!("{url}/metrics"));
-            urls.push((url.clone(), page));
+            urls.push((url.clone(), page, Arc::clone(&seat.endpoint)));
         }
     }
     urls
@@ -105,13 +105,16 @@ fn forget(running: &Running, url: &str) {
     }
 }
 
-/// The page, if there is one.
-async fn fetch(url: &str, reach: &Arc<Reach>) -> Option<String> {
+/// The page, if there is one. The pod's key is shown at the pod's own address only.
+async fn fetch(url: &str, reach: &Arc<Reach>, pod: &Endpoint) -> Option<String> {
     let endpoint = Endpoint::new(url, BreakerRules::default(), 1).ok()?.within(reach).ok()?;
     let endpoint = Arc::new(endpoint);
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.uri_mut() = endpoint.prefix().parse().unwrap_or_else(|_| Uri::from_static("/"));
     request.headers_mut().insert(HOST, endpoint.authority().clone());
+    if endpoint.authority() == pod.authority() {
+        pod.authorize(request.headers_mut());
+    }
     request.headers_mut().insert(ACCEPT, HeaderValue::from_static("text/plain"));
     let answer = call(&endpoint, NOBODY, request, PATIENCE).await.ok()?;
     if answer.head.status != StatusCode::OK {
