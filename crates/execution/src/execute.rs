@@ -296,7 +296,11 @@ impl<D: Dispatch> Run<'_, D> {
                     Ok((_, body)) => match connector::brought(&step.mutations, &body) {
                         Ok(brought) => {
                             self.known.brought = brought;
-                            self.taken = taken(&step, body).or(self.taken.take());
+                            if let Some(taken) = taken(&step, body) {
+                                // Whatever was left out before, this can be taken over.
+                                self.known.alone = false;
+                                self.taken = Some(taken);
+                            }
                             self.left = Some(Left { lease: step.lease, at: self.dispatch.now() });
                             return Ok(());
                         }

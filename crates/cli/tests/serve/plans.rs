@@ -79,6 +79,23 @@ fn nixls_decode_gets_what_prefill_answered_word_for_word() {
 }
 
 #[test]
+fn a_step_that_was_left_out_before_prefill_keeps_nobody_from_taking_over_what_prefill_computed() {
+    let (bad, prefill, decode) =
+        (Served::start(&["--model", "m"]), Recorder::start(), Recorder::start());
+    let text = format!(
+        "{MODEL}pods:\n  - {{url: \"http://{}\", role: preprocess, model: m}}\n  - {{url: \"http://{}\", role: prefill, model: m}}\n  \
+         - {{url: \"http://{}\", role: decode, model: m}}\nroutes: [{{profile: preprocess-prefill-decode}}]\n",
+        bad.engines[0].http, prefill.address, decode.address
+    );
+    let gateway = Gateway::configured("plans_left_out", &text, 3);
+    bad.set_faults(0, r#"{"refuse": 500}"#);
+    assert_eq!(gateway.post(ASK, &json!({"model": "m", "prompt": "hello"})).status, 200);
+    assert_eq!(prefill.posted().len(), 1);
+    let taken = decode.posted().remove(0).body;
+    assert_eq!(taken["kv_transfer_params"]["remote_host"], "h", "{taken}");
+}
+
+#[test]
 fn a_decode_pod_that_fails_before_its_first_byte_is_replaced_while_the_lease_surely_holds() {
     for (lease, is_computed_again) in [("30s", false), ("1s", true)] {
         let (prefill, good) = (Recorder::start(), Recorder::start());
