@@ -22,6 +22,7 @@ mod served;
 #[path = "../../../jobs/tests/crash/server.rs"]
 #[allow(dead_code, reason = "shared with the tests of the store, which use the rest")]
 mod server;
+mod tenants;
 
 use gateway::{Gateway, eventually};
 use serde_json::{Value, json};

@@ -1,0 +1,79 @@
+//! Files and batches belong to whoever made them: to everybody else they are not there.
+
+use crate::gateway::{Gateway, eventually};
+use crate::served::{Exchange, Response, Served};
+use crate::{folder, line};
+use serde_json::Value;
+
+fn ask(gateway: &Gateway, key: &str, request: &str, body: &str) -> Response {
+    let head = format!("{request} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n");
+    Exchange::send(&gateway.address, &head, body).finish().unwrap()
+}
+
+/// A file of two lines, as a form.
+fn upload(gateway: &Gateway, key: &str) -> String {
+    let form = format!(
+        "--b\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b\r\ncontent-disposition: form-data; \
+         name=\"file\"; filename=\"in.jsonl\"\r\n\r\n{}\n{}\r\n--b--\r\n",
+        line(0),
+        line(1)
+    );
+    let head = format!(
+        "POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: multipart/form-data; boundary=b\r\n"
+    );
+    let answer = Exchange::send(&gateway.address, &head, &form).finish().unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    id(&answer.json())
+}
+
+fn id(object: &Value) -> String {
+    object["id"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn nobody_sees_uses_or_ends_another_tenants_files_and_batches() {
+    let engines = Served::start(&[]);
+    let kept = folder("tenants");
+    let arguments =
+        ["--batches", kept.to_str().unwrap(), "--api-key", "a=key-a", "--api-key", "b=key-b"];
+    let gateway = Gateway::before(&engines, &arguments);
+    let file = upload(&gateway, "key-a");
+    let new = |file: &str| {
+        format!(
+            r#"{{"input_file_id": "{file}", "endpoint": "/v1/chat/completions", "completion_window": "24h"}}"#
+        )
+    };
+    let made = ask(&gateway, "key-a", "POST /v1/batches", &new(&file));
+    assert_eq!(made.status, 200, "{}", made.text);
+    let batch = id(&made.json());
+    let state = || ask(&gateway, "key-a", &format!("GET /v1/batches/{batch}"), "").json();
+    eventually("it is done", || state()["status"] == "completed");
+    let output = state()["output_file_id"].as_str().unwrap().to_owned();
+
+    for request in [
+        format!("GET /v1/files/{file}"),
+        format!("GET /v1/files/{file}/content"),
+        format!("GET /v1/files/{output}/content"),
+        format!("GET /v1/batches/{batch}"),
+        format!("GET /v1/batches/{batch}/results"),
+        format!("GET /v1/batches/{batch}/plan"),
+        format!("POST /v1/batches/{batch}/cancel"),
+        format!("POST /v1/batches/{batch}/retry"),
+        format!("DELETE /v1/files/{output}"),
+        format!("DELETE /v1/files/{file}"),
+    ] {
+        let answer = ask(&gateway, "key-b", &request, "");
+        assert_eq!(answer.status, 404, "{request}: {}", answer.text);
+        assert_eq!(ask(&gateway, "key-c", &request, "").status, 401, "{request}");
+    }
+    let taken = ask(&gateway, "key-b", "POST /v1/batches", &new(&file));
+    assert!(taken.status == 404 || taken.status == 400, "{}", taken.text);
+    for list in ["GET /v1/files", "GET /v1/batches"] {
+        let count = |key: &str| {
+            ask(&gateway, key, list, "").json()["data"].as_array().map(Vec::len).unwrap()
+        };
+        assert!(count("key-a") > 0 && count("key-b") == 0, "{list}");
+    }
+    let content = ask(&gateway, "key-a", &format!("GET /v1/files/{output}/content"), "");
+    assert_eq!((content.status, content.text.lines().count()), (200, 2), "its own it still has");
+}
