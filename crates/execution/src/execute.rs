@@ -113,8 +113,8 @@ pub struct Carried {
     pub retries: u32,
     /// Whether a step was left out because it failed.
     pub is_degraded: bool,
-    /// Whose work the step took over, if it did.
-    pub taken: Option<Taken>,
+    /// Whose work the step took over, if it did; apart, because most do not.
+    pub taken: Option<Box<Taken>>,
 }
 
 /// The work of a pod that computed the prompt for another one. The taking engine counts what it took as cached, so
@@ -152,7 +152,7 @@ struct Run<'a, D> {
     course: Course,
     known: Known,
     left: Option<Left>,
-    taken: Option<Taken>,
+    taken: Option<Box<Taken>>,
     is_degraded: bool,
 }
 
@@ -449,9 +449,10 @@ impl<D: Dispatch> Run<'_, D> {
 type Companion = Result<(), CallError>;
 
 /// What the next step takes over of this one, if it gives anything.
-fn taken(step: &PlanStep, answer: Bytes) -> Option<Taken> {
+fn taken(step: &PlanStep, answer: Bytes) -> Option<Box<Taken>> {
     let gives = step.mutations.iter().any(|it| matches!(it, Mutation::OfferKv(_)));
-    gives.then(|| Taken { pod: step.pod, expected_tokens: step.cache.tokens, answer })
+    let (pod, expected_tokens) = (step.pod, step.cache.tokens);
+    gives.then(|| Box::new(Taken { pod, expected_tokens, answer }))
 }
 
 /// Waits for an answer that comes as a whole, and meanwhile takes the prompt for computed when its time
