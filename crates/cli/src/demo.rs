@@ -186,7 +186,8 @@ impl Stage<'_> {
         self.served.apply(self.fleet.settings(policy)?)?;
         let body = chat_body(ENGINE, messages);
         self.runtime.block_on(async {
-            let answer = chat(self.served.client, body, Delivery::Stream).await.context("asked")?;
+            let answered = chat(self.served.client, body, Delivery::Stream).await;
+            let answer = answered.with_context(|| format!("a request by {policy}"))?;
             let computed = answer.prompt_tokens - answer.cached_tokens;
             let told = format!(
                 "carried out: {} answered; of {} prompt tokens it computed {computed}",

@@ -50,7 +50,7 @@ export async function follow(tell, trouble) {
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       for (;;) {
-        const { value, done } = await soon(reader.read());
+        const { value, done } = await soon(reader.read().catch(() => { throw new Error("the connection broke"); }));
         if (done) break;
         text += value;
         const parts = text.split("\n\n");
@@ -64,7 +64,7 @@ export async function follow(tell, trouble) {
       trouble(new Error("the router ended the stream"));
     } catch (error) {
       if (error.status === 401) return trouble(error);
-      trouble(error instanceof TypeError ? new Error("the connection broke") : error);
+      trouble(error);
     } finally {
       stop.abort();
     }
