@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -27,15 +28,16 @@ class Browser:
     """One tab. Use it in a `with`: the process and its files go with it."""
 
     def __enter__(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="chromium-")
+        self.folder = tempfile.mkdtemp(prefix="chromium-")
         arguments = [
             find(), "--headless", "--remote-debugging-port=0", "--remote-allow-origins=*", "--no-first-run",
             "--no-default-browser-check", "--disable-extensions", "--disable-gpu", "--disable-dev-shm-usage",
-            "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={self.folder.name}", "about:blank",
+            "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={self.folder}", "about:blank",
         ]
         if os.geteuid() == 0:
             arguments.insert(1, "--no-sandbox")
-        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Some are started by a script, and all have children: they are one group, and go together.
+        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             self.connect()
         except BaseException:
@@ -44,21 +46,18 @@ class Browser:
         return self
 
     def __exit__(self, *_):
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.folder.cleanup()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        # What was killed may still be on its way out.
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def connect(self):
-        port_file = os.path.join(self.folder.name, "DevToolsActivePort")
+        port_file = os.path.join(self.folder, "DevToolsActivePort")
         self.until("Chromium listens", lambda: os.path.exists(port_file) and open(port_file).read().count("\n") > 0, 30)
         port = open(port_file).readline().strip()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
             page = next(target for target in json.load(answer) if target["type"] == "page")
-        self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=30, suppress_origin=True)
+        self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=60, suppress_origin=True)
         self.number, self.complaints, self.requested = 0, [], []
         for domain in ["Page", "Runtime", "Log", "Network"]:
             self.call(f"{domain}.enable")

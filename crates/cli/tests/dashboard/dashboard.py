@@ -334,7 +334,7 @@ if __name__ == "__main__":
             scenes.gone(admin, int(process))
 
     def many(admin, client, control):
-        with Traffic(client, threads=4) as traffic:
+        with Traffic(client, threads=2) as traffic:
             scenes.many(admin, control)
         assert not traffic.failures, f"clients were failed: {traffic.failures[:3]}"
 

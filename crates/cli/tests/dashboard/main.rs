@@ -138,7 +138,7 @@ fn of_many_pods_those_that_want_a_look_come_first() {
     if !have_browser() {
         return;
     }
-    let engines = started("20", "24");
+    let engines = started("5", "24");
     let gateway = configured("dashboard_many", &engines, "");
     let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
     let (client, control) =
