@@ -35,6 +35,8 @@ pub struct AnswerBody {
 #[derive(Debug)]
 struct Rest {
     incoming: Incoming,
+    /// Whether the body has been polled.
+    is_asked_for: bool,
     line: Line,
     watch: Watch,
     endpoint: Arc<Endpoint>,
@@ -50,7 +52,8 @@ impl Answer {
         (endpoint, worker): (&Arc<Endpoint>, WorkerNumber),
     ) -> Result<Self, CallError> {
         let size = incoming.size_hint();
-        let rest = Rest { incoming, line, watch, endpoint: Arc::clone(endpoint), worker };
+        let endpoint = Arc::clone(endpoint);
+        let rest = Rest { incoming, is_asked_for: false, line, watch, endpoint, worker };
         let mut body = AnswerBody { first: None, rest: Some(rest), size };
         let first = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
         body.first = first.transpose()?;
@@ -106,9 +109,12 @@ impl Body for AnswerBody {
         }
         let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
         // Only driving the connection brings more of the body: being woken by the body as well would
-        // poll everything twice for each chunk.
+        // poll everything twice for each chunk. But hyper reads a body only once it has been asked for.
         let mut asleep = Context::from_waker(Waker::noop());
-        let mut frame = Pin::new(&mut rest.incoming).poll_frame(&mut asleep);
+        let mut frame = Poll::Pending;
+        if !std::mem::replace(&mut rest.is_asked_for, true) {
+            frame = Pin::new(&mut rest.incoming).poll_frame(&mut asleep);
+        }
         if frame.is_pending() {
             rest.line.drive(context);
             frame = Pin::new(&mut rest.incoming).poll_frame(&mut asleep);

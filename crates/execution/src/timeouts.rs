@@ -6,7 +6,7 @@
 
 use crate::failure::CallError;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -45,6 +45,8 @@ pub(crate) struct Watch {
     /// Whether the timer is set for what comes after the first byte.
     is_under_way: bool,
     started: Instant,
+    /// Whom the timer will wake.
+    wakes: Option<Waker>,
 }
 
 impl Watch {
@@ -53,7 +55,7 @@ impl Watch {
         let end = started + timeouts.total;
         let first = (started + timeouts.first_byte).min(end);
         let timer = Box::pin(sleep_until(first));
-        Self { timer, timeouts, end, heard: None, is_under_way: false, started }
+        Self { timer, timeouts, end, heard: None, is_under_way: false, started, wakes: None }
     }
 
     /// Something was heard.
@@ -67,9 +69,17 @@ impl Watch {
             // Until now the timer was set for the first byte, which may take far longer than the others.
             self.is_under_way = true;
             self.timer.as_mut().reset((heard + self.timeouts.between_bytes).min(self.end));
+            self.wakes = None;
+        }
+        // To poll a timer costs more than to see that it has not rung, and whom it will wake.
+        if !self.timer.is_elapsed()
+            && self.wakes.as_ref().is_some_and(|it| it.will_wake(context.waker()))
+        {
+            return Poll::Pending;
         }
         loop {
             if self.timer.as_mut().poll(context).is_pending() {
+                self.wakes = Some(context.waker().clone());
                 return Poll::Pending;
             }
             let Timeouts { first_byte, between_bytes, total, .. } = self.timeouts;

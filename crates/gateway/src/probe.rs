@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use wornpath_events::{Recalled, State};
 use wornpath_execution::{CallError, Endpoint, Timeouts, Verdict, WorkerNumber, call};
 use wornpath_index::Moment;
-use wornpath_routing::{EventTrust, Health};
+use wornpath_routing::{EventTrust, Health, Name};
 
 const TICK: Duration = Duration::from_millis(50);
 /// How often a pod that answers is asked again what it serves.
@@ -138,7 +138,20 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
         if seat.pod.vitals().health() == Health::Down {
             seat.pod.vitals().set_health(Health::Up);
             tracing::info!(pod = %seat.pod.facts().name, models = ?seat.pod.facts().models, "is up");
+            tell_unlisted(&gateway, seat);
         }
+    }
+}
+
+/// Where some models are listed, so that their prompts can be tokenized, a pod may still serve another.
+fn tell_unlisted(gateway: &Gateway, seat: &Seat) {
+    let settings = gateway.settings();
+    let is_listed =
+        |name: &&Name| settings.models.iter().any(|model| *model.name == *name.as_str());
+    let unlisted: Vec<_> = seat.pod.facts().models.iter().filter(|name| !is_listed(name)).collect();
+    if !settings.models.is_empty() && !unlisted.is_empty() {
+        tracing::warn!(pod = %seat.pod.facts().name, models = ?unlisted, "serves what is not listed under `models`: a profile that \
+            tokenizes refuses it; list it with its tokenizer, or route it to a profile with `text_blocks`");
     }
 }
 

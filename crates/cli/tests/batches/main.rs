@@ -10,7 +10,6 @@ mod gateway;
 mod identical;
 mod long;
 mod matched;
-mod owners;
 mod priority;
 #[path = "../serve/recorder.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]

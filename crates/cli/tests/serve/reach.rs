@@ -5,8 +5,6 @@ use crate::recorder::Recorder;
 use crate::served::{Exchange, Served};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpListener;
 
 /// Ways to write addresses that no pod has, with what is said of them.
 const NEVER: [(&str, &str); 12] = [
