@@ -41,10 +41,13 @@ impl Copies {
     }
 }
 
+/// What came for a line, shared by those that are equal to it.
+type Came = Arc<Result<Reply, Trouble>>;
+
 /// Answers that are still to be copied.
 pub(crate) struct Copying {
     copies: Copies,
-    answers: VecDeque<(Arc<Result<Reply, Trouble>>, Range<usize>)>,
+    answers: VecDeque<(Came, Range<usize>)>,
     /// Lines that are being read.
     underway: usize,
 }
@@ -52,7 +55,7 @@ pub(crate) struct Copying {
 /// Some lines, and what came for them.
 pub(crate) struct Portion {
     lines: Vec<u32>,
-    came: Arc<Result<Reply, Trouble>>,
+    came: Came,
 }
 
 impl Copying {
