@@ -208,7 +208,7 @@ async fn runs_that_die_again_and_again_end_with_one_record_for_each_line() {
         let answers = check(&disk);
         match identical {
             Identical::Each => {
-                assert_eq!(answers, (0..LINES).filter(|line| is_twin(*line)).count())
+                assert_eq!(answers, (0..LINES).filter(|line| is_twin(*line)).count());
             }
             // Computed once, and once more in a life that found some of them without an answer.
             Identical::Once => assert!(answers <= lives, "seed {seed}: {answers} in {lives} lives"),
