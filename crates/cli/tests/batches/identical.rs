@@ -42,7 +42,8 @@ fn a_batch_computes_equal_lines_once_if_its_owner_asks() {
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["custom_id"].to_string())
         .collect();
     let mut expected: Vec<_> = (0..30).map(|number| format!("\"id-{number}\"")).collect();
-    (ids.sort(), expected.sort());
+    ids.sort();
+    expected.sort();
     assert_eq!(ids, expected);
     let wrong = json!({"input_file_id": once["input_file_id"], "endpoint": "/v1/chat/completions", "completion_window": "24h", "identical_once": "yes"});
     let refused = Exchange::open(&gateway.address, "POST", "/v1/batches", &wrong.to_string());
