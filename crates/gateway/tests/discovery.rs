@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use around::{World, folder};
 use wornpath_routing::Health;

@@ -112,10 +112,11 @@ fn a_pod_that_is_busy_is_passed_over_and_if_all_are_the_client_is_told_when() {
     }
     for status in [429, 503] {
         let gateway = Gateway::before(&engines, &["--policy", "round-robin"]);
-        [0, 1].map(|engine| engines.set_faults(engine, &format!("{{\"refuse\": {status}}}")));
+        let faults = format!("{{\"refuse\": {status}}}");
+        (0..2).for_each(|engine| engines.set_faults(engine, &faults));
         let answer = gateway.post(ASK, &json!({"prompt": "a"}));
         assert_eq!((answer.status, answer.header("retry-after")), (status, Some("1")));
-        [0, 1].map(|engine| engines.set_faults(engine, "{}"));
+        (0..2).for_each(|engine| engines.set_faults(engine, "{}"));
     }
 }
 
