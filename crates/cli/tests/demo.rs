@@ -49,8 +49,15 @@ fn the_demo_serves_until_it_is_told_to_end_and_ends_cleanly() {
     let first = lines.next().unwrap().unwrap();
     let admin = first.split(['/', ' ']).find(|word| word.starts_with("127.0.0.1:"));
     let admin = admin.unwrap_or_else(|| panic!("no dashboard in `{first}`")).to_owned();
-    let is_last = |line: &String| line.contains("/openapi.json");
-    assert!(lines.by_ref().map(Result::unwrap).any(|line| is_last(&line)), "it invites nobody");
+    let mut shown = String::new();
+    while !shown.contains("/openapi.json") {
+        let Some(line) = lines.next() else {
+            let ended = child.wait_with_output().unwrap();
+            panic!("it invites nobody: {shown}{}", String::from_utf8_lossy(&ended.stderr));
+        };
+        shown.push_str(&line.unwrap());
+        shown.push('\n');
+    }
     let url = format!("http://{admin}");
     let mut top = Command::new(env!("CARGO_BIN_EXE_wornpath"));
     let looked = top.args(["top", "--once", "--admin", &url]).output().unwrap();

@@ -22,7 +22,7 @@ fn the_demo_can_be_watched_from_the_first_line_that_it_prints() {
     }
     let images = std::env::var_os("WORNPATH_SCREENSHOTS").map_or("", |_| IMAGES);
     // Pictures want two minutes of traffic.
-    let requests = if images.is_empty() { "150" } else { "1500" };
+    let requests = if images.is_empty() { "150" } else { "4000" };
     let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
     let command = command.args(["demo", "--requests", requests]).stdout(Stdio::piped());
     let mut demo = Demo(command.spawn().unwrap());

@@ -80,7 +80,7 @@ def demo(admin, images=""):
         if images:
             policy = lambda: json.load(urllib.request.urlopen(f"{admin}/decisions?last=1"))["decisions"][0]["profile"]
             browser.until("the second policy has its turn", lambda: policy() == "cache-aware", 300)
-            time.sleep(45)
+            time.sleep(35)
         browser.until("all four pods are up", lambda: "4 of 4 up" in browser.text(), 60)
         visit.picture("fleet")
         browser.size(*PHONE, scale=2)

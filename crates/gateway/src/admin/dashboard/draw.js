@@ -69,7 +69,7 @@ export function count(value, digits = 1) {
   const [unit, word] = value >= 1e9 ? [1e9, "G"] : value >= 1e6 ? [1e6, "M"] : value >= 1e4 ? [1e3, "k"] : [1, ""];
   const scaled = value / unit;
   if (unit === 1) return Math.round(scaled).toLocaleString("en");
-  return scaled.toFixed(scaled < 100 ? digits : digits - 1) + word;
+  return scaled.toFixed(scaled < 10 ? digits : scaled < 100 ? 1 : 0) + word;
 }
 
 // Where two counts stand side by side that may be nearly the same.

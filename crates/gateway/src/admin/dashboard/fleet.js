@@ -38,7 +38,7 @@ function tiles({ history, snapshot: { totals } }) {
     tile("Hit rate", [[percent(last(hits)), "of prompt tokens"]], lines([{ values: hits, cls: "saved" }], { as: percent, most: 1 }),
       `${percent(totals.hit_rate)} since the start, by the engines' own count`),
     tile("Prefill saved", [[rate(last(saved)), "tokens per second"]], lines([{ values: saved, cls: "saved" }], { as: (value) => `${rate(value)} per second` }),
-      `${finely(totals.saved_tokens)} of ${finely(totals.prompt_tokens)} prompt tokens were not computed`));
+      `${finely(totals.saved_tokens)} of ${finely(totals.prompt_tokens)} prompt tokens not computed`));
 }
 
 // How a pod is, as one: down is bad; on its way out, on trial or resting wants a look.
