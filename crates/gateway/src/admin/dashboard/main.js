@@ -95,8 +95,9 @@ function start() {
   follow(
     (snapshot) => {
       const now = new Date();
-      // Nothing is known of the seconds that were missed.
-      const missed = state.heard ? Math.min(REMEMBERED, Math.round((now - state.heard) / 1000) - 1) : 0;
+      // Nothing is known of seconds that were missed; a snapshot that is a little late misses none.
+      const since = state.heard ? Math.round((now - state.heard) / 1000) : 0;
+      const missed = since > 3 ? Math.min(REMEMBERED, since - 1) : 0;
       for (let second = 0; second < missed; second += 1) state.history.push(null);
       state.history.push(snapshot.rates);
       state.history.splice(0, state.history.length - REMEMBERED);
