@@ -313,8 +313,10 @@ fn endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyErr
 /// From now on the pod is shown the key that is in its file now.
 fn show_key(endpoint: &Endpoint, pod: &PodSettings) -> Result<(), ApplyError> {
     let Some(file) = &pod.key_file else { return Ok(()) };
-    let key = authorization(file);
-    let key = key.map_err(|cause| ApplyError::Key { pod: pod.facts.name.to_string(), cause })?;
+    let key = authorization(file).map_err(|cause| {
+        let (pod, file) = (pod.facts.name.to_string(), file.clone());
+        ApplyError::Key { pod, file, cause }
+    })?;
     endpoint.set_key(Some(key));
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::routing::{Routing, RoutingError};
 use crate::seen::Sampler;
 use crate::settings::Settings;
 use crate::tape::Tape;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tokio::runtime::Handle;
@@ -42,10 +43,12 @@ pub enum ApplyError {
         cause: AddressError,
     },
     /// Something is wrong with a pod's key.
-    #[error("pod `{pod}`: {cause}")]
+    #[error("pod `{pod}`: the file `{}` {cause}", file.display())]
     Key {
         /// Whose.
         pod: String,
+        /// Where it should be.
+        file: PathBuf,
         /// What.
         cause: KeyError,
     },

@@ -18,7 +18,7 @@ fn bash_completes_commands_and_their_options() {
         String::from_utf8(answer.stdout).unwrap().trim().to_owned()
     };
     assert_eq!(complete("wornpath ser", "ser"), "serve");
-    assert_eq!(complete("wornpath serve --po", "--po"), "--pod --policy --port");
+    assert_eq!(complete("wornpath serve --po", "--po"), "--pod --policy --port --pod-key-file");
     assert_eq!(complete("wornpath serve --nothing", "--nothing"), "");
     fs::remove_dir_all(folder).unwrap();
 }

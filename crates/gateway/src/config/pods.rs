@@ -1,6 +1,6 @@
 //! The pods: in the configuration itself, and in a watched file of the same form.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use wornpath_events::ZmqAddress;
 use wornpath_execution::{AddressError, AddressRange, BreakerRules, Endpoint, RangeError, Reach};
@@ -301,13 +301,13 @@ fn metrics(section: &Section<'_>, notes: &mut Notes) -> Option<String> {
 
 /// Where a pod's key is, if it wants one and there is one.
 fn key_file(section: &Section<'_>, notes: &mut Notes) -> Option<PathBuf> {
-    let file = PathBuf::from(section.maybe::<String>("key_file")?);
-    let path = notes.outside.place(&file).unwrap_or_else(|| file.clone());
-    notes.files.push(file);
+    let file: String = section.maybe("key_file")?;
+    let path = notes.outside.place(Path::new(&file)).unwrap_or_else(|| PathBuf::from(&file));
+    notes.files.push(PathBuf::from(&file));
     match authorization(&path) {
         Ok(_) => Some(path),
         Err(error) => {
-            let message = format!("`key_file`: {error}");
+            let message = format!("`key_file`: the file `{file}` {error}");
             let problem = Problem::new(Kind::BadParameter, section.at("key_file"), message);
             notes.problems.push(problem.cure("write the key there that the engine was given"));
             None

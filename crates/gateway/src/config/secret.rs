@@ -27,28 +27,21 @@ pub enum DigestError {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// There is no such file, or nobody may read it.
-    #[error("the file `{file}` cannot be read: {cause}")]
-    Unread {
-        /// Which.
-        file: String,
-        /// Why not.
-        cause: std::io::Error,
-    },
+    #[error("cannot be read: {0}")]
+    Unread(#[from] std::io::Error),
     /// What is in it is no key. It is not repeated.
-    #[error("what is in `{0}` is no key: it must be one line of letters, digits and signs")]
-    NoKey(String),
+    #[error("holds no key: one line of letters, digits and signs")]
+    NoKey,
 }
 
 /// The `authorization` that shows the key in a file.
 pub(crate) fn authorization(file: &Path) -> Result<HeaderValue, KeyError> {
-    let name = || file.display().to_string();
-    let text = std::fs::read_to_string(file);
-    let text = text.map_err(|cause| KeyError::Unread { file: name(), cause })?;
+    let text = std::fs::read_to_string(file)?;
     let key = text.trim();
     if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(KeyError::NoKey(name()));
+        return Err(KeyError::NoKey);
     }
-    HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| KeyError::NoKey(name()))
+    HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| KeyError::NoKey)
 }
 
 impl KeyDigest {
