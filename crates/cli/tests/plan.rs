@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "how long a process takes is real time")]
 
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn file(name: &str, lines: impl IntoIterator<Item = Value>) -> PathBuf {
@@ -139,7 +139,7 @@ fn lines(name: &str, count: usize, line: impl Fn(usize) -> Value) -> PathBuf {
 }
 
 /// Plans a file, and reads and plans it for a run, each within 512 MiB; then takes it away.
-fn stays_small(path: &PathBuf, what: &str, extra: &[&str]) {
+fn stays_small(path: &Path, what: &str, extra: &[&str]) {
     let binary = env!("CARGO_BIN_EXE_wornpath");
     let output = path.with_extension("out");
     let _ = std::fs::remove_file(&output);
