@@ -50,8 +50,8 @@ fn equal_lines_are_computed_once_if_asked_and_every_one_has_its_record() {
         results.iter().map(|line| line["id"].to_string()).collect();
     assert_eq!(names.len(), 50, "records have names of their own");
     // Tokens are counted where they were computed.
-    let tokens: u64 = results.iter().take(5).map(prompt_tokens).sum::<u64>()
-        + 9 * prompt_tokens(&results[4]);
+    let tokens: u64 =
+        results.iter().take(5).map(prompt_tokens).sum::<u64>() + 9 * prompt_tokens(&results[4]);
     assert!(output.out.contains(&format!("{tokens} prompt tokens")), "{tokens}: {output:?}");
 }
 
