@@ -68,7 +68,10 @@ fn answer(mut stream: TcpStream, kept: &Mutex<Vec<String>>) {
         all.extend_from_slice(&buffer[..count]);
     }
     let text = String::from_utf8_lossy(&all).into_owned();
-    if !text.starts_with("GET /v1/models") && !text.is_empty() {
+    // The gateway itself asks for these.
+    let is_own =
+        ["GET /v1/models", "GET /metrics", "GET /health"].iter().any(|own| text.starts_with(own));
+    if !is_own && !text.is_empty() {
         kept.lock().unwrap().push(text);
     }
 }

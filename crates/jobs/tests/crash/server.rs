@@ -1,6 +1,6 @@
 //! A PostgreSQL server of our own: its cluster in a temporary folder, on a free port of 127.0.0.1.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,10 @@ impl Database {
             command.args(["-c", "fsync=off", "-c", "max_connections=60"]);
             let mut child = command.spawn().unwrap();
             while child.try_wait().unwrap().is_none() {
-                if TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
+                // It listens before it can answer.
+                let mut is_ready = self.program("pg_isready");
+                is_ready.args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()]);
+                if is_ready.status().unwrap().success() {
                     self.child = Some(child);
                     return;
                 }
