@@ -1,6 +1,7 @@
 //! `wornpath plan`, run as a user runs it.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "how long a process takes is real time")]
+#![allow(clippy::print_stdout, reason = "what was measured is the result of the long tests")]
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

@@ -2,6 +2,7 @@
 //! and once over real ports.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "ports live in real time")]
+#![allow(clippy::print_stdout, reason = "what clients wait is the result of these tests")]
 
 #[path = "../serve/gateway.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
