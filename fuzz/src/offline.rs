@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    Form, Identical, InputMark, Intake, IntakeError, IntakeRules, Interface, Kind, Line, Publish, Record,
-    ResultPaths, Results, Shelf, Sketcher, Store, TokenUsage, frame, places,
+    Form, Identical, InputMark, Intake, IntakeError, IntakeRules, Interface, Kind, Line, Publish,
+    Record, ResultPaths, Results, Shelf, Sketcher, Store, TokenUsage, frame, places,
 };
 use wornpath_planner::{Plan, Rates, Speeds, lint};
 
@@ -22,8 +22,7 @@ pub fn batch_lines(bytes: &[u8]) {
         other => Form::Batch(Interface::ALL[usize::from(other) - 1]),
     };
     let identical = if input.len() % 2 == 0 { Identical::Each } else { Identical::Once };
-    let rules =
-        IntakeRules { form, most_lines: 16, output_tokens: 8, most_problems: 4, identical };
+    let rules = IntakeRules { form, most_lines: 16, output_tokens: 8, most_problems: 4, identical };
     let size = NonZeroUsize::new(4).expect("four is not zero");
     let sketcher = Sketcher::new(&HashKey::DEFAULT, size, None);
     let slowly = BufReader::with_capacity(1 + usize::from(choice / 5), input);
