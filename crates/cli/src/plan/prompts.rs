@@ -23,7 +23,7 @@ const LINTED_BYTES: usize = 16 << 10;
 const ALL_LINTED_BYTES: usize = 32 << 20;
 /// Requests that are simulated at most, the first ones of a file, and blocks of those.
 const SIMULATED: usize = 100_000;
-const SIMULATED_BLOCKS: usize = 12 << 20;
+const SIMULATED_BLOCKS: usize = 2 << 20;
 
 /// What a file of prompts holds. It may be larger than memory: of each line its chain of hashes is kept, on disk if there
 /// are too many.
