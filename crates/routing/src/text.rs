@@ -29,6 +29,12 @@ impl TextTokenizer {
     }
 }
 
+/// A conversation at the request's time, with the ending that it asks for.
+fn asked<'a>(request: &Request, messages: &'a [Value]) -> Conversation<'a> {
+    let now = WallTime(i64::try_from(request.wall).unwrap_or_default());
+    Conversation { ending: ending(&request.fields), now, ..Conversation::new(messages) }
+}
+
 /// How the client wants the prompt to end, by the fields that vLLM and SGLang know.
 fn ending(fields: &Map<String, Value>) -> Ending {
     let says = |field: &str| fields.get(field).and_then(Value::as_bool);
@@ -51,10 +57,8 @@ impl Tokenize for TextTokenizer {
                 let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
                 let conversation = Conversation {
                     tools: tools.as_deref(),
-                    ending: ending(&request.fields),
                     kwargs: kwargs.as_ref(),
-                    now: WallTime(i64::try_from(request.wall).unwrap_or_default()),
-                    ..Conversation::new(messages)
+                    ..asked(request, messages)
                 };
                 let rendered = template
                     .render(&conversation)
@@ -69,5 +73,28 @@ impl Tokenize for TextTokenizer {
             }
         };
         encoded.map_err(|error| TokenizeError::NotTokenized(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use wornpath_blocks::chat::TokenizerConfig;
+
+    #[test]
+    fn a_template_gets_the_requests_time_and_the_ending_that_it_asks_for() {
+        let config = TokenizerConfig::from_json("c.json", b"{}").unwrap();
+        let source = "{{ strftime_now('%Y') }} {{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}";
+        let template = ChatTemplate::from_jinja("t", source, &config).unwrap();
+        let messages = [json!({"role": "assistant", "content": "so"})];
+        let rendered = |fields: Value| {
+            let fields = fields.as_object().unwrap().clone();
+            let request = Request { fields, wall: 1_800_000_000, ..Request::default() };
+            template.render(&asked(&request, &messages)).unwrap().text
+        };
+        assert_eq!(rendered(json!({})), "2027 so>");
+        assert_eq!(rendered(json!({"add_generation_prompt": false})), "2027 so");
+        assert_eq!(rendered(json!({"continue_final_message": true})), "2027 so");
     }
 }
