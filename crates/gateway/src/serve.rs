@@ -248,6 +248,9 @@ async fn converse(
         .header_read_timeout(limits.head_time)
         .max_headers(limits.headers)
         .max_buf_size(limits.head_bytes.max(8192))
+        // Chunks of a stream are short: copied together they cost less than a list of their parts, and what the
+        // engine's bytes were read into is free for its next ones.
+        .writev(false)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let finishing = async { phases.wait_for(|phase| *phase >= Phase::Finishing).await.is_ok() };

@@ -77,6 +77,14 @@ impl<'a> Bits<'a> {
         self.end_step();
     }
 
+    /// Whether the pod's bit is set on a block.
+    pub(crate) fn has(&mut self, block: BlockHash) -> bool {
+        let place = Place::of(block);
+        let _turn = self.tables.turn(self.rows.directory, place.shard);
+        let set = locate(&self.tables[place.shard], place).set;
+        set != SetId::EMPTY && self.rows.contains(set, self.slot)
+    }
+
     fn prefetch(&self, blocks: &[BlockHash]) {
         blocks.iter().for_each(|block| Probe::new(self.tables, *block).prefetch());
     }

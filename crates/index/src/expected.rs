@@ -124,6 +124,19 @@ impl Expected {
         }
     }
 
+    /// Puts the expiry of a chain off that is there from its root without a hole.
+    pub(crate) fn renew_whole(&mut self, chain: &[BlockHash], expires: Moment) {
+        let expires = Step::after(expires);
+        for block in chain.iter().rev() {
+            match self.blocks.get_mut(block) {
+                Some(expectation) if expectation.expires < expires => expectation.expires = expires,
+                Some(_) if self.uneven => {}
+                // Expected for as long, or real; and so is what it follows.
+                Some(_) | None => return,
+            }
+        }
+    }
+
     /// Adds blocks that follow each other, and the first one `parent`.
     fn insert(&mut self, parent: Option<BlockHash>, run: &[BlockHash], expires: Step) {
         let Some(last) = run.last() else { return };

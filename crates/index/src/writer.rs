@@ -116,9 +116,23 @@ impl Writer {
         chain: &[BlockHash],
         expires: Moment,
     ) -> Result<bool, PodGone> {
-        let mut parent = None;
+        self.expect_after(pod, chain, 0, expires)
+    }
+
+    /// The same for a chain whose first `known` blocks the pod had a moment ago, which spares looking for
+    /// each of them. If it is not so, nothing is lost but that.
+    pub fn expect_after(
+        &mut self,
+        pod: PodId,
+        chain: &[BlockHash],
+        known: usize,
+        expires: Moment,
+    ) -> Result<bool, PodGone> {
+        let (mut parent, mut known) = (None, known.min(chain.len()));
         for piece in chain.chunks(EXPECTED_AT_ONCE) {
-            if !self.change(pod, |change| change.expect(parent, piece, expires))? {
+            let here = known.min(piece.len());
+            known -= here;
+            if !self.change(pod, |change| change.expect(parent, piece, here, expires))? {
                 return Ok(false);
             }
             parent = piece.last().copied();
@@ -274,13 +288,30 @@ impl Change<'_> {
         restored
     }
 
-    fn expect(&mut self, parent: Option<BlockHash>, chain: &[BlockHash], expires: Moment) -> bool {
+    /// Expects a chain after `parent`, of which the pod is thought to have the first `known` blocks.
+    fn expect(
+        &mut self,
+        mut parent: Option<BlockHash>,
+        mut chain: &[BlockHash],
+        known: usize,
+        expires: Moment,
+    ) -> bool {
         let (before, most) = (self.ledger.weight(), self.shared.limits.expected_per_pod);
         if chain.len() > most || chain.len() > self.left() {
             return false;
         }
+        let has_holes = self.ledger.may_have_holes();
         let Desk { view, set, clear } = &mut *self.desk;
         let mut bits = Bits::new(&self.shared.directory, &self.shared.sets, view, self.slot);
+        let (known, rest) = chain.split_at(known);
+        // Who has no holes and has a block has all that it follows.
+        if let Some(last) = known.last()
+            && !has_holes
+            && bits.has(*last)
+        {
+            self.ledger.expected.renew_whole(known, expires);
+            (parent, chain) = (Some(*last), rest);
+        }
         bits.set(chain, |block| set.push(block));
         self.ledger.expected.expect(parent, chain, set, expires);
         set.clear();

@@ -60,8 +60,16 @@ pub trait Remember: fmt::Debug + Send + Sync {
 #[derive(Debug, Default)]
 struct Expected {
     chain: Vec<BlockHash>,
-    pods: Vec<(PodId, Moment)>,
+    pods: Vec<Expecting>,
     frontier: Option<Frontier>,
+}
+
+/// A pod that will hold a chain, and how much of it the pod had when the plan was made.
+#[derive(Clone, Copy, Debug)]
+struct Expecting {
+    pod: PodId,
+    known: usize,
+    expires: Moment,
 }
 
 /// How far a chain was known when a plan was made.
@@ -102,12 +110,12 @@ impl Expected {
 
     fn tell(&mut self, memory: Option<&dyn Remember>, writer: &mut Writer) {
         self.frontier = None;
-        for (pod, expires) in self.pods.drain(..) {
+        for Expecting { pod, known, expires } in self.pods.drain(..) {
             if memory.is_some_and(|memory| memory.sent(writer, pod, &self.chain)) {
                 continue;
             }
             // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
-            let _ = writer.expect(pod, &self.chain, expires);
+            let _ = writer.expect_after(pod, &self.chain, known, expires);
         }
     }
 }
@@ -210,14 +218,15 @@ impl Desk {
 
     /// Notes that a pod will hold `chain`, which is the same for all pods of a plan.
     pub(crate) fn expect(&mut self, pod: PodId, chain: &[BlockHash], expires: Moment) {
+        let known = self.scratch.answer.depth(pod.slot());
         if self.expected.pods.is_empty() {
             self.expected.chain.clear();
             self.expected.chain.extend_from_slice(chain);
-            let own = self.scratch.answer.depth(pod.slot());
             let nobody = self.scratch.answer.deepest().map_or(0, |level| level.depth);
-            self.expected.frontier = (own < chain.len()).then_some(Frontier { own, nobody });
+            self.expected.frontier =
+                (known < chain.len()).then_some(Frontier { own: known, nobody });
         }
-        self.expected.pods.push((pod, expires));
+        self.expected.pods.push(Expecting { pod, known, expires });
     }
 
     /// Ends what pods were expected to hold and did not confirm by `now`. To be called now and then,

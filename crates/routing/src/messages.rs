@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-pub(crate) use walk::{Token, Walk, unescaped};
+pub(crate) use walk::{Token, Walk};
 
 /// The messages of a chat.
 #[derive(Clone, Default)]

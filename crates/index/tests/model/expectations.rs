@@ -56,7 +56,13 @@ pub(crate) fn run(seed: u64, operations: usize) {
             }
             60..80 => {
                 let expires = now + Duration::from_millis(rng.below(400) as u64);
-                assert!(writer.expect(*id, &chain, expires).expect("it lives"));
+                // What is thought to be there may be right or wrong.
+                let known = match rng.below(3) {
+                    0 => 0,
+                    1 => pod.depth(&path),
+                    _ => rng.below(chain.len() + 2),
+                };
+                assert!(writer.expect_after(*id, &chain, known, expires).expect("it lives"));
                 // Time is counted in steps of 50 ms, and nothing expires early.
                 let steps = expires.as_millis().div_ceil(50) as u64;
                 let expires = Duration::from_millis(steps * 50);

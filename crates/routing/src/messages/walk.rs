@@ -23,10 +23,18 @@ pub(crate) enum Token<'a> {
     Open,
     /// It ends.
     Close,
-    /// A string, as it is written between its quotes.
-    Text(&'a [u8]),
+    /// A string.
+    Text(Written<'a>),
     /// A number, or a word.
     Scalar(&'a [u8]),
+}
+
+/// A string as it is written between its quotes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Written<'a> {
+    bytes: &'a [u8],
+    /// Whether there is any backslash: whoever looked for the end knows.
+    has_escapes: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -58,7 +66,7 @@ impl<'a> Walk<'a> {
     pub(super) fn list_of(&mut self, name: &str) -> Option<Range<usize>> {
         self.expect(b'{')?;
         loop {
-            let is_wanted = self.name()? == name.as_bytes();
+            let is_wanted = self.name()?.bytes == name.as_bytes();
             if self.next()? == b'[' && is_wanted {
                 let start = self.at;
                 self.value(1)?;
@@ -77,7 +85,7 @@ impl<'a> Walk<'a> {
     pub(super) fn ends_without(&mut self, name: &str) -> Option<()> {
         while self.next()? == b',' {
             self.at += 1;
-            if is_spelling_of(name, self.name()?) {
+            if self.name()?.is_spelling_of(name) {
                 return None;
             }
             self.value(1)?;
@@ -87,7 +95,7 @@ impl<'a> Walk<'a> {
 
     fn value(&mut self, depth: usize) -> Option<()> {
         match self.next()? {
-            b'"' => self.string().filter(|text| is_text(text)).map(|_| ()),
+            b'"' => self.string().filter(Written::is_text).map(|_| ()),
             open @ (b'[' | b'{') if depth < DEEPEST => self.members(open, depth),
             b'[' | b'{' => None,
             _ => {
@@ -123,11 +131,11 @@ impl<'a> Walk<'a> {
     }
 
     /// A name and the colon after it.
-    fn name(&mut self) -> Option<&'a [u8]> {
+    fn name(&mut self) -> Option<Written<'a>> {
         if self.next()? != b'"' {
             return None;
         }
-        let name = self.string().filter(|name| is_text(name))?;
+        let name = self.string().filter(Written::is_text)?;
         self.expect(b':')?;
         Some(name)
     }
@@ -145,15 +153,16 @@ impl<'a> Walk<'a> {
     }
 
     /// What stands between two quotes.
-    fn string(&mut self) -> Option<&'a [u8]> {
+    fn string(&mut self) -> Option<Written<'a>> {
         let start = self.at + 1;
-        let mut at = start;
+        let (mut at, mut has_escapes) = (start, false);
         loop {
             at += memchr2(b'"', b'\\', self.text.get(at..)?)?;
             if self.text[at] == b'"' {
                 self.at = at + 1;
-                return Some(&self.text[start..at]);
+                return Some(Written { bytes: &self.text[start..at], has_escapes });
             }
+            has_escapes = true;
             at += 2;
         }
     }
@@ -169,36 +178,43 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Gives a string's text to `push`, piece by piece, without its escapes. For one that was checked.
-pub(crate) fn unescaped(mut written: &[u8], mut push: impl FnMut(&[u8])) {
-    while let Some(at) = memchr(b'\\', written) {
-        push(&written[..at]);
-        let Some((character, length)) = escaped(&written[at..]) else { return };
-        push(character.encode_utf8(&mut [0; 4]).as_bytes());
-        written = &written[at + length..];
+impl Written<'_> {
+    /// Gives the string's text to `push`, piece by piece, without its escapes. For one that was checked.
+    pub(crate) fn unescaped(self, mut push: impl FnMut(&[u8])) {
+        let mut rest = self.bytes;
+        while self.has_escapes
+            && let Some(at) = memchr(b'\\', rest)
+        {
+            push(&rest[..at]);
+            let Some((character, length)) = escaped(&rest[at..]) else { return };
+            push(character.encode_utf8(&mut [0; 4]).as_bytes());
+            rest = &rest[at + length..];
+        }
+        push(rest);
     }
-    push(written);
-}
 
-/// Whether a string without its escapes is `text`. For one that was checked.
-fn is_spelling_of(text: &str, written: &[u8]) -> bool {
-    let mut rest = Some(text.as_bytes());
-    unescaped(written, |piece| rest = rest.and_then(|rest| rest.strip_prefix(piece)));
-    rest.is_some_and(<[u8]>::is_empty)
-}
+    /// Whether it is `text` without its escapes. For one that was checked.
+    fn is_spelling_of(self, text: &str) -> bool {
+        let mut rest = Some(text.as_bytes());
+        self.unescaped(|piece| rest = rest.and_then(|rest| rest.strip_prefix(piece)));
+        rest.is_some_and(<[u8]>::is_empty)
+    }
 
-/// Whether what stands between quotes is as it must be there.
-fn is_text(written: &[u8]) -> bool {
-    // Without a way out, so that it is done many bytes at a time.
-    if written.iter().fold(false, |found, byte| found | (*byte < 0x20)) {
-        return false;
+    /// Whether it is as it must be between quotes.
+    fn is_text(&self) -> bool {
+        // Without a way out, so that it is done many bytes at a time.
+        if self.bytes.iter().fold(false, |found, byte| found | (*byte < 0x20)) {
+            return false;
+        }
+        let mut rest = self.bytes;
+        while self.has_escapes
+            && let Some(at) = memchr(b'\\', rest)
+        {
+            let Some((_, length)) = escaped(&rest[at..]) else { return false };
+            rest = &rest[at + length..];
+        }
+        true
     }
-    let mut rest = written;
-    while let Some(at) = memchr(b'\\', rest) {
-        let Some((_, length)) = escaped(&rest[at..]) else { return false };
-        rest = &rest[at + length..];
-    }
-    true
 }
 
 /// The character that an escape at the beginning stands for, and how long that is.

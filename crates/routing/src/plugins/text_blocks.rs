@@ -10,7 +10,7 @@ use serde_json::Value;
 use wornpath_blocks::{BlockHash, TextChain, TextHasher};
 
 use crate::assembly::{Assembly, Refused};
-use crate::messages::{Token, Walk, unescaped};
+use crate::messages::{Token, Walk};
 use crate::models::Models;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -119,7 +119,7 @@ impl Spelled<'_> {
                 // The list itself is no value.
                 Token::Close if depth <= 1 => return,
                 Token::Close => depth -= 1,
-                Token::Text(written) => unescaped(written, |piece| self.push(piece)),
+                Token::Text(written) => written.unescaped(|piece| self.push(piece)),
                 Token::Scalar(written) => {
                     let value: Value = serde_json::from_slice(written).unwrap_or_default();
                     self.push(value.to_string().as_bytes());
