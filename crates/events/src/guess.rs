@@ -6,6 +6,7 @@
 //! pod's trust is "guessed", and its status says how full the guessed cache is.
 
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wornpath_blocks::BlockHash;
@@ -16,7 +17,7 @@ use wornpath_index::{Content, EngineHash, Event, PodId, Stored, Tier, Writer};
 pub struct History {
     capacity: usize,
     turn: u64,
-    places: HashMap<BlockHash, Place>,
+    places: HashMap<BlockHash, Known>,
     order: BTreeMap<Place, BlockHash>,
 }
 
@@ -25,6 +26,14 @@ pub struct History {
 struct Place {
     turn: u64,
     depth: Reverse<u32>,
+}
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    place: Place,
+    /// How many prompts with it were sent since it came.
+    prompts: u32,
 }
 
 /// How a guessed cache changed.
@@ -61,9 +70,16 @@ impl History {
         let mut change = Change::default();
         for (depth, block) in (0..).zip(&chain[..chain.len().min(self.capacity)]) {
             let place = Place { turn: self.turn, depth: Reverse(depth) };
-            match self.places.insert(*block, place) {
-                Some(before) => drop(self.order.remove(&before)),
-                None => change.stored.push(*block),
+            match self.places.entry(*block) {
+                Entry::Occupied(mut known) => {
+                    let known = known.get_mut();
+                    self.order.remove(&known.place);
+                    *known = Known { place, prompts: known.prompts.saturating_add(1) };
+                }
+                Entry::Vacant(new) => {
+                    new.insert(Known { place, prompts: 1 });
+                    change.stored.push(*block);
+                }
             }
             self.order.insert(place, *block);
         }
@@ -72,6 +88,19 @@ impl History {
         {
             self.places.remove(&block);
             change.evicted.push(block);
+        }
+        change
+    }
+
+    /// The pod has refused a prompt: of that it computed nothing, so what came with it alone goes.
+    pub fn refused(&mut self, chain: &[BlockHash]) -> Change {
+        let mut change = Change::default();
+        let there = chain.iter().rposition(|block| self.places.contains_key(block));
+        for block in chain[..there.map_or(0, |last| last + 1)].iter().rev() {
+            let Some(Known { place, prompts: 1 }) = self.places.get(block).copied() else { break };
+            self.places.remove(block);
+            self.order.remove(&place);
+            change.evicted.push(*block);
         }
         change
     }
@@ -111,9 +140,24 @@ impl Guesses {
 
     /// A prompt was sent to a pod; the index is told what that changes. Whether the pod is guessed at.
     pub fn sent(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool {
+        self.change(writer, pod, |history| history.sent(chain))
+    }
+
+    /// A pod has refused a prompt that was sent to it; the index is told what that changes. Whether the pod is guessed
+    /// at.
+    pub fn refused(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool {
+        self.change(writer, pod, |history| history.refused(chain))
+    }
+
+    fn change(
+        &self,
+        writer: &mut Writer,
+        pod: PodId,
+        make: impl FnOnce(&mut History) -> Change,
+    ) -> bool {
         let mut pods = self.pods();
         let Some(history) = pods.get_mut(&pod) else { return false };
-        let change = history.sent(chain);
+        let change = make(history);
         let names = |blocks: &[BlockHash]| blocks.iter().map(|one| EngineHash(one.0)).collect();
         let (stored, evicted): (Vec<_>, Vec<_>) = (names(&change.stored), names(&change.evicted));
         let tier = Tier::Gpu;
@@ -175,6 +219,20 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_prompt_takes_back_what_came_with_it_alone() {
+        let mut history = History::new(6);
+        history.sent(&chain(0, 3));
+        history.sent(&chain(0, 5));
+        let mut long = chain(0, 5);
+        assert_eq!(history.refused(&long).evicted, [long[4], long[3]]);
+        assert_eq!(history.refused(&long), Change::default(), "two prompts had the rest");
+        long = chain(1, 9);
+        history.sent(&long);
+        assert_eq!(history.refused(&long).evicted.len(), 6, "what had room of it");
+        assert!(history.is_empty() && history.order.is_empty());
+    }
+
+    #[test]
     fn the_index_is_told_of_pods_that_are_guessed_at_and_of_no_others() {
         let index = Index::new(Limits::default(), 1);
         let (silent, other) = (index.add_pod().unwrap(), index.add_pod().unwrap());
@@ -192,6 +250,9 @@ mod tests {
         };
         assert_eq!((depth(0), depth(1)), (1, 3));
         assert_eq!(guesses.status(silent), Some(Guessed { blocks: 4, capacity: 4 }));
+        assert!(guesses.refused(&mut writer, silent, &chain(1, 3)));
+        assert!(!guesses.refused(&mut writer, other, &chain(1, 3)));
+        assert_eq!((depth(0), depth(1)), (1, 0));
         guesses.remove(silent);
         assert_eq!(guesses.status(silent), None);
     }

@@ -72,6 +72,8 @@ pub trait Dispatch: Send {
     fn begins(&self) -> Option<Moment> {
         None
     }
+    /// A pod that is expected to hold the prompt will not: it refused the request, or never got it.
+    fn refused(&mut self, _pod: PodId) {}
     /// A call that [`Dispatch::begins`] told the time of has been answered, or failed.
     fn answered(&mut self, _called: Called<'_>) {}
 }
@@ -205,7 +207,10 @@ impl<D: Dispatch> Run<'_, D> {
             if steps.peek().is_none() {
                 return self.answer(main, companions).await;
             }
-            Box::pin(self.prepare(main)).await?;
+            if let Err(stop) = Box::pin(self.prepare(main)).await {
+                steps.for_each(|never_called| self.withdraw(&never_called));
+                return Err(stop);
+            }
         }
         Err(Stop::Failed(Failure::Rejected(Rejection::unavailable("the plan has no steps"))))
     }
@@ -365,6 +370,9 @@ impl<D: Dispatch> Run<'_, D> {
             let (step, failure) = (&step.name, result.as_ref().err());
             self.dispatch.answered(Called { step, endpoint: &endpoint, started, failure });
         }
+        if !may_have_computed(&result) {
+            self.withdraw(step);
+        }
         result.map(|answer| (answer, endpoint))
     }
 
@@ -438,6 +446,13 @@ impl<D: Dispatch> Run<'_, D> {
                 Stop::Failed(Failure::Step { step: step.name.clone(), tried, cause })
             }
             _ => Stop::Restart,
+        }
+    }
+
+    /// What the step's pod was expected to hold because of it, it will not hold.
+    fn withdraw(&mut self, step: &PlanStep) {
+        if let Some(pod) = step.pod.filter(|_| step.is_expected) {
+            self.dispatch.refused(pod);
         }
     }
 
@@ -544,6 +559,15 @@ async fn ask_engine(beside: &Endpoint, port: u16, timeouts: Timeouts) -> Result<
 /// Statuses that say something about the pod and not about the request.
 fn is_for_another_pod(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
+}
+
+/// Whether the prompt may be in the pod's cache now. Engines refuse before they compute; one that is late may be at it.
+fn may_have_computed(result: &Result<Answer, CallError>) -> bool {
+    match result {
+        Ok(answer) => answer.head.status.is_success(),
+        Err(CallError::NoFirstByte(_) | CallError::Stalled(_) | CallError::TooLong(_)) => true,
+        Err(_) => false,
+    }
 }
 
 fn verdict(result: &Result<Answer, CallError>) -> Verdict {

@@ -6,6 +6,7 @@ use crate::seen::{CallSeen, Seen};
 use crate::settings::Length;
 use crate::state::Gateway;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use wornpath_blocks::BlockHash;
 use wornpath_execution::{Called, Dispatch, Target, WorkerNumber};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Again;
@@ -99,6 +100,19 @@ impl Worker {
         self.with_world(&gateway.roster(), gateway.now(), decide)
     }
 
+    /// A pod has refused a prompt of so many bytes, of which it was expected to hold the chain.
+    fn withdraw(&self, pod: PodId, chain: &[BlockHash], bytes: usize) {
+        let gateway = &self.gateway;
+        let mut tools = self.tools();
+        // Apart for a long prompt: streams on this thread would feel it.
+        if !gateway.settings().limits.length(bytes).is_long {
+            tools.desk.withdraw(pod, chain);
+            return;
+        }
+        let (withdrawal, owner) = (tools.desk.withdrawal(pod, chain), Arc::clone(gateway));
+        gateway.background().spawn_blocking(move || withdrawal.tell(owner.index()));
+    }
+
     fn tools(&self) -> MutexGuard<'_, Tools> {
         self.tools.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,6 +180,13 @@ impl Dispatch for Dispatcher<'_> {
         let (step, url) = (step.clone(), endpoint.url().to_owned());
         let failure = failure.map(ToString::to_string);
         seen.calls.push(CallSeen { step, url, started, ended, failure });
+    }
+
+    fn refused(&mut self, pod: PodId) {
+        let blocks = self.context.as_ref().and_then(|it| self.profile.prompt_blocks(it));
+        if let Some(blocks) = blocks {
+            self.worker.withdraw(pod, &blocks.chain, self.bytes);
+        }
     }
 
     fn room(&mut self) -> u64 {

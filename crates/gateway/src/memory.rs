@@ -18,4 +18,8 @@ impl Remember for Memory {
     fn sent(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool {
         self.0.sent(writer, pod, chain)
     }
+
+    fn refused(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool {
+        self.0.refused(writer, pod, chain)
+    }
 }

@@ -9,6 +9,9 @@
 //! the engine removes a real block that an expected one follows; then the pod is not to be trusted to
 //! be contiguous until its expectations are gone.
 //!
+//! A request that its engine refuses takes back what it alone was good for. Nobody keeps a list for that: the last
+//! block that a request finds expected is marked, and taking back goes from the end of the chain to the first mark.
+//!
 //! All of this happens for every request, and a router that knows nothing but what it has sent expects
 //! half a million blocks for minutes. So blocks are noted in runs, as they came, by when they would have
 //! expired then; a run that was renewed is noted again when its first time comes. And times are counted in
@@ -60,8 +63,38 @@ struct Expectation {
     /// Of no block, if it is the first.
     parent: Option<NonZeroU64>,
     expires: Step,
-    /// How many expected blocks follow it.
-    followers: u32,
+    uses: Uses,
+}
+
+/// How many expected blocks follow a block, and in the lowest bit whether another request was sent with it since it is
+/// expected. In one number, because there are half a million of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Uses(u32);
+
+impl Uses {
+    const fn followed_by(count: u32) -> Self {
+        Self(count << 1)
+    }
+
+    const fn followers(self) -> u32 {
+        self.0 >> 1
+    }
+
+    const fn follow(&mut self) {
+        self.0 += 2;
+    }
+
+    const fn unfollow(&mut self) {
+        self.0 -= 2;
+    }
+
+    const fn is_again(self) -> bool {
+        self.0 & 1 == 1
+    }
+
+    const fn note_again(&mut self) {
+        self.0 |= 1;
+    }
 }
 
 /// In which order blocks may go.
@@ -110,6 +143,7 @@ impl Expected {
         expires: Moment,
     ) {
         let expires = Step::after(expires);
+        self.note_again(set);
         self.renew(set, expires);
         // Mostly the beginning of the chain is there and the rest is not.
         let (mut at, mut set) = (0, set);
@@ -150,13 +184,14 @@ impl Expected {
             let known = if self.followed.is_empty() { None } else { self.followed.remove(block) };
             let followers = known.unwrap_or_default() + u32::from(block != last);
             let parent = before.and_then(|before| NonZeroU64::new(before.0));
-            self.blocks.insert(*block, Expectation { parent, expires, followers });
+            let uses = Uses::followed_by(followers);
+            self.blocks.insert(*block, Expectation { parent, expires, uses });
             before = Some(*block);
         }
         self.note(run.to_vec(), expires);
         let Some(parent) = parent else { return };
         match self.blocks.get_mut(&parent) {
-            Some(expected) => expected.followers += 1,
+            Some(expected) => expected.uses.follow(),
             None => *self.followed.entry(parent).or_default() += 1,
         }
     }
@@ -174,13 +209,42 @@ impl Expected {
         }
     }
 
+    /// Notes that another request was sent with these blocks of a chain: the last that is expected stands for those
+    /// before it.
+    fn note_again(&mut self, set: &[BlockHash]) {
+        for block in set.iter().rev() {
+            if let Some(expectation) = self.blocks.get_mut(block) {
+                expectation.uses.note_again();
+                return;
+            }
+        }
+    }
+
     /// Ends the expectation of a block; `false` if there is none.
     pub(crate) fn take(&mut self, block: BlockHash) -> bool {
         let Some(expectation) = self.blocks.remove(&block) else { return false };
-        if expectation.followers > 0 {
-            self.followed.insert(block, expectation.followers);
+        let followers = expectation.uses.followers();
+        if followers > 0 {
+            self.followed.insert(block, followers);
         }
         self.unfollow(expectation.parent);
+        true
+    }
+
+    /// Takes out the end of a chain that was expected of one request only, which its engine has refused. Whether what
+    /// comes before may go too.
+    pub(crate) fn withdraw(&mut self, chain: &[BlockHash], taken: &mut Vec<BlockHash>) -> bool {
+        let ends = chain.iter().rposition(|block| self.blocks.contains_key(block));
+        let Some(ends) = ends else { return true };
+        for block in chain[..=ends].iter().rev() {
+            let Entry::Occupied(known) = self.blocks.entry(*block) else { return false };
+            if known.get().uses != Uses::followed_by(0) {
+                return false;
+            }
+            let Expectation { parent, .. } = known.remove();
+            self.unfollow(parent);
+            taken.push(*block);
+        }
         true
     }
 
@@ -250,14 +314,18 @@ impl Expected {
                 run.pop();
                 continue;
             };
-            let is_followed = known.get().followers > 0;
+            let is_followed = known.get().uses.followers() > 0;
             if is_followed && order == Order::EndsFirst {
                 return;
             }
-            let Expectation { parent, followers, .. } = known.remove();
+            let Expectation { parent, uses, .. } = known.remove();
             if is_followed {
                 (self.broken, self.uneven) = (true, true);
-                self.followed.insert(*block, followers);
+                self.followed.insert(*block, uses.followers());
+            }
+            if uses.is_again() {
+                // Both requests were sent with what comes before, too.
+                self.note_again(parent.map(|parent| BlockHash(parent.get())).as_slice());
             }
             self.unfollow(parent);
             taken.extend(run.pop());
@@ -339,7 +407,7 @@ impl Expected {
         if let Some(parent) = parent {
             let parent = BlockHash(parent.get());
             match self.blocks.get_mut(&parent) {
-                Some(expected) => expected.followers -= 1,
+                Some(expected) => expected.uses.unfollow(),
                 None => self.unfollow_held(parent),
             }
         }

@@ -140,6 +140,20 @@ impl Writer {
         Ok(true)
     }
 
+    /// No longer expects what a pod was expected to hold of a chain because of one request alone, which it has refused.
+    /// What it holds, and what others were sent there with, stays. Returns how many blocks that were.
+    pub fn withdraw(&mut self, pod: PodId, chain: &[BlockHash]) -> Result<usize, PodGone> {
+        let mut withdrawn = 0;
+        for piece in chain.rchunks(EXPECTED_AT_ONCE) {
+            let (count, may_go_on) = self.change(pod, |change| change.withdraw(piece))?;
+            withdrawn += count;
+            if !may_go_on {
+                break;
+            }
+        }
+        Ok(withdrawn)
+    }
+
     /// Ends all expectations that were not confirmed by `now`. Returns how many blocks they were.
     pub fn expire(&mut self, now: Moment) -> usize {
         let Self { shared, desk } = self;
@@ -324,6 +338,17 @@ impl Change<'_> {
         self.count(before);
         mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
         true
+    }
+
+    /// How many blocks went, and whether those before may go too.
+    fn withdraw(&mut self, chain: &[BlockHash]) -> (usize, bool) {
+        let before = self.ledger.weight();
+        let may_go_on = self.ledger.expected.withdraw(chain, &mut self.desk.clear);
+        let withdrawn = self.desk.clear.len();
+        self.commit();
+        self.count(before);
+        mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
+        (withdrawn, may_go_on)
     }
 
     fn expire(&mut self, now: Moment) -> usize {

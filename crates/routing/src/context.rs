@@ -54,6 +54,8 @@ pub struct Desk {
 pub trait Remember: fmt::Debug + Send + Sync {
     /// A plan sends a prompt to a pod. Whether it is remembered, and is in the index by that.
     fn sent(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool;
+    /// The pod has refused it. Whether it was remembered.
+    fn refused(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool;
 }
 
 /// What the pods of the last plan will hold, not yet told to the index.
@@ -145,6 +147,32 @@ impl Unsettled {
     }
 }
 
+/// A prompt that its pod has refused, so that it computed nothing of it.
+#[derive(Debug)]
+pub struct Withdrawal {
+    pod: PodId,
+    chain: Vec<BlockHash>,
+    memory: Option<Arc<dyn Remember>>,
+}
+
+impl Withdrawal {
+    /// Takes back what the pod was expected to hold for this prompt alone.
+    pub fn tell(self, index: &Index) {
+        withdraw(self.memory.as_deref(), &mut index.writer(), (self.pod, &self.chain));
+    }
+}
+
+fn withdraw(
+    memory: Option<&dyn Remember>,
+    writer: &mut Writer,
+    (pod, chain): (PodId, &[BlockHash]),
+) {
+    if !memory.is_some_and(|memory| memory.refused(writer, pod, chain)) {
+        // Of a pod that has gone nothing is expected.
+        let _ = writer.withdraw(pod, chain);
+    }
+}
+
 /// Buffers that a decision fills and the next one fills again.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
@@ -227,6 +255,17 @@ impl Desk {
                 (known < chain.len()).then_some(Frontier { own: known, nobody });
         }
         self.expected.pods.push(Expecting { pod, known, expires });
+    }
+
+    /// A pod has refused a prompt that it was expected to hold: takes back what was expected for that alone.
+    pub fn withdraw(&mut self, pod: PodId, chain: &[BlockHash]) {
+        withdraw(self.memory.as_deref(), &mut self.writer, (pod, chain));
+    }
+
+    /// The same, for whoever does it elsewhere because the chain is long.
+    #[must_use]
+    pub fn withdrawal(&self, pod: PodId, chain: &[BlockHash]) -> Withdrawal {
+        Withdrawal { pod, chain: chain.to_vec(), memory: self.memory.clone() }
     }
 
     /// Ends what pods were expected to hold and did not confirm by `now`. To be called now and then,

@@ -66,6 +66,8 @@ pub struct PlanStep {
     pub computed_after: Option<Duration>,
     /// The load that it puts on the pod.
     pub reservation: Option<Reservation>,
+    /// Whether the pod is expected to hold the prompt because of this step.
+    pub is_expected: bool,
 }
 
 /// When a step starts.

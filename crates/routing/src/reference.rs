@@ -54,7 +54,9 @@ impl Registry {
         parameters(HOLD, &mut page);
         page.push_str(
             "\n## speculate\n\n`off`, or how long a pod is expected to hold what it was just sent \
-             (`10s` by default, where the prompt is hashed).\n",
+             (`10s` by default, where the prompt is hashed). A request that the engine refuses, with any status but \
+             2xx, or that never reached it, takes back what was expected of it alone: engines refuse before they \
+             compute.\n",
         );
         page.push_str(
             "\n## without_events\n\nWhat becomes of pods that never tell what they hold: `approximate` (the default), and it \

@@ -101,7 +101,11 @@ fn what_a_decode_pod_takes_over_is_no_cache_hit_and_what_prefill_says_is_compare
     };
     eventually("prefill is judged", || verdict(0) == "good");
     assert_eq!(verdict(1), "unknown", "{}", gateway.log());
-    let last = gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone();
+    eventually("their events came", || expected(&gateway) == 0);
+    let refused = json!({"prompt": "other words ".repeat(100), "n": 2, "max_tokens": 2});
+    assert_eq!(gateway.post("/v1/completions", &refused).status, 400);
+    assert_eq!(expected(&gateway), 0, "neither of prefill, which refused it, nor of decode");
+    let last = gateway.ask("GET", "/decisions?last=2", "").json()["decisions"][1].clone();
     assert_eq!((&last["pod"], &last["computed_by"]), (&json!("decode"), &json!("prefill")));
     assert_eq!(last["cached_tokens"]["predicted"], last["cached_tokens"]["actual"], "{last}");
 }
@@ -130,4 +134,57 @@ fn a_profile_that_does_not_look_at_prompts_predicts_nothing_and_is_never_wrong()
     eventually("all were taken down", || last()["cached_tokens"]["actual"].as_u64() > Some(0));
     assert_eq!(last()["cached_tokens"]["predicted"], Value::Null);
     assert_eq!(pod(&gateway)["predictions"]["verdict"], "unknown");
+}
+
+/// Blocks that the index expects of its pods, over all of them.
+fn expected(gateway: &Gateway) -> u64 {
+    let index = gateway.ask("GET", "/index", "").json();
+    let by_pod = index["by_pod"].as_array().unwrap();
+    by_pod.iter().map(|pod| pod["expected"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn of_a_request_that_its_engine_refused_nothing_is_expected_and_of_others_everything_is() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+    let ask = |prompt: &str, max_tokens: u64| {
+        let body = json!({"prompt": prompt, "max_tokens": max_tokens});
+        gateway.post("/v1/completions", &body).status
+    };
+    let words = |count| "the same words again and again ".repeat(count);
+    assert_eq!((ask(&words(100), 0), expected(&gateway)), (400, 0));
+    assert_eq!(ask(&words(100), 1), 200);
+    let before = expected(&gateway);
+    assert!(before > 0);
+    assert_eq!((ask(&words(100), 0), expected(&gateway)), (400, before), "the same prompt");
+    assert_eq!((ask(&words(300), 0), expected(&gateway)), (400, before), "one that continues it");
+    assert_eq!(ask(&words(30_000), 0), 400);
+    eventually("nor of one that is told of apart", || expected(&gateway) == before);
+
+    engines.set_faults(0, "{\"refuse\": 500}");
+    assert_eq!((ask(&words(300), 1), expected(&gateway)), (500, before));
+    engines.control("POST", "/engines/0/crash", "");
+    assert_ne!(ask(&words(300), 1), 200);
+    assert_eq!(expected(&gateway), before, "nor of one that found nobody");
+}
+
+#[test]
+fn what_a_refused_request_would_have_put_into_a_guessed_cache_is_not_guessed_to_be_there() {
+    let engines = Served::start(&["--model", "m"]);
+    let at = &engines.engines[0].http;
+    let text = format!("pods: [{{url: \"http://{at}\", kv_tokens: 100000}}]\n");
+    let gateway = Gateway::configured("predictions_refused", &text, 1);
+    let ask = |prompt: &str, max_tokens: u64| {
+        let body = json!({"prompt": prompt, "max_tokens": max_tokens});
+        gateway.post("/v1/completions", &body).status
+    };
+    let guessed = || pod(&gateway)["events"]["guess"].clone();
+    let words = |count| "the same words again and again ".repeat(count);
+    assert_eq!(ask(&words(300), 0), 400);
+    assert_eq!(guessed()["blocks"], 0, "{}", guessed());
+    assert_eq!(ask(&words(100), 1), 200);
+    let before = guessed();
+    assert!(before["blocks"].as_u64() > Some(0), "{before}");
+    assert_eq!(ask(&words(300), 0), 400);
+    assert_eq!(guessed(), before);
 }

@@ -124,6 +124,34 @@ fn what_was_expected_longest_ago_goes_first_and_what_is_still_used_stays() {
     assert!(expected.is_empty() && expected.noted == 0 && !expected.is_broken());
 }
 
+#[test]
+fn a_refused_request_takes_back_what_was_expected_of_it_alone() {
+    let mut taken = Vec::new();
+    let mut it = expected(&blocks(1..=4), at(10));
+    it.expect(None, &blocks(1..=6), &blocks(1..=4), at(10));
+    assert!(!it.withdraw(&blocks(1..=6), &mut taken));
+    assert_eq!(taken, blocks([6, 5]), "the first four were expected before it came");
+    assert!(!it.withdraw(&blocks(1..=4), &mut taken), "of those, two requests are known");
+    assert_eq!((taken.len(), it.len()), (2, 4));
+
+    let mut it = expected(&blocks(1..=4), at(10));
+    it.expect(None, &blocks([1, 2, 13]), &blocks([1, 2]), at(10));
+    taken.clear();
+    assert!(!it.withdraw(&blocks(1..=4), &mut taken));
+    assert_eq!(taken, blocks([4, 3]), "another request goes on after the second");
+
+    let mut it = expected(&blocks(1..=4), at(10));
+    assert!(it.take(BlockHash(1)) && it.take(BlockHash(2)), "their events came");
+    taken.clear();
+    assert!(!it.withdraw(&blocks(1..=4), &mut taken));
+    assert_eq!(taken, blocks([4, 3]));
+    assert!(it.is_empty() && it.followed.is_empty() && !it.is_broken());
+
+    let mut it = expected(&blocks(1..=4), at(10));
+    assert!(it.withdraw(&blocks(1..=9), &mut taken), "its end was too much for the cap");
+    assert!(it.is_empty());
+}
+
 /// Block `depth` of a family's chain; families share their first three blocks in pairs.
 fn block(family: u64, depth: u64) -> BlockHash {
     let family = if depth < 3 { family / 2 } else { 100 + family };
@@ -135,6 +163,14 @@ enum Act {
     Expect { family: u64, length: u64, lasts: u64 },
     Pass(u64),
     TakeOldest(usize),
+    Withdraw { family: u64, length: u64 },
+}
+
+/// What the naive model knows of a block: until when it is expected, and how many requests were sent with it.
+#[derive(Clone, Copy, Default)]
+struct Naive {
+    until: u64,
+    requests: usize,
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -143,6 +179,7 @@ fn act() -> impl Strategy<Value = Act> {
             .prop_map(|(family, length, lasts)| Act::Expect { family, length, lasts }),
         1 => (0..3_u64).prop_map(Act::Pass),
         1 => (1..20_usize).prop_map(Act::TakeOldest),
+        2 => (0..8_u64, 1..12_u64).prop_map(|(family, length)| Act::Withdraw { family, length }),
     ]
 }
 
@@ -151,7 +188,8 @@ proptest! {
     fn they_expire_like_those_of_a_naive_model_and_never_leave_a_hole(
         acts in prop::collection::vec(act(), 1..80),
     ) {
-        let (mut expected, mut model, mut now) = (Expected::default(), BTreeMap::new(), 0);
+        let (mut expected, mut now) = (Expected::default(), 0);
+        let mut model = BTreeMap::<BlockHash, Naive>::new();
         for act in acts {
             match act {
                 Act::Expect { family, length, lasts } => {
@@ -160,8 +198,9 @@ proptest! {
                         chain.iter().copied().filter(|it| model.contains_key(it)).collect();
                     expected.expect(None, &chain, &set, at(now + lasts));
                     for block in chain {
-                        let until = model.entry(block).or_insert(0);
-                        *until = (now + lasts).max(*until);
+                        let known = model.entry(block).or_default();
+                        known.until = (now + lasts).max(known.until);
+                        known.requests += 1;
                     }
                 }
                 Act::Pass(seconds) => {
@@ -169,17 +208,30 @@ proptest! {
                     let mut gone = expected.take_expired(at(now));
                     gone.sort();
                     let due: Vec<_> =
-                        model.iter().filter(|(_, until)| **until <= now).map(|(it, _)| *it).collect();
+                        model.iter().filter(|(_, it)| it.until <= now).map(|(it, _)| *it).collect();
                     prop_assert_eq!(gone, due);
-                    model.retain(|_, until| *until > now);
+                    model.retain(|_, it| it.until > now);
                 }
                 Act::TakeOldest(count) => {
                     let mut taken = Vec::new();
                     expected.take_oldest(count, &mut taken);
                     prop_assert_eq!(taken.len(), count.min(model.len()));
-                    let latest = taken.iter().filter_map(|it| model.remove(it)).max();
-                    let next = model.values().copied().min();
+                    let latest = taken.iter().filter_map(|it| model.remove(it)).map(|it| it.until).max();
+                    let next = model.values().map(|it| it.until).min();
                     prop_assert!(latest <= next || next.is_none(), "older ones stayed");
+                }
+                Act::Withdraw { family, length } => {
+                    let chain: Vec<_> = (0..length).map(|depth| block(family, depth)).collect();
+                    let alone = |it: &&BlockHash| model.get(it).is_some_and(|it| it.requests == 1);
+                    let ends = chain.iter().filter(|it| model.contains_key(it)).count();
+                    let is_there = |family| model.contains_key(&block(family, ends as u64));
+                    let continues = is_there(family) || (ends <= 3 && is_there(family ^ 1));
+                    let due: Vec<_> =
+                        chain[..ends].iter().rev().take_while(alone).filter(|_| !continues).copied().collect();
+                    let mut taken = Vec::new();
+                    expected.withdraw(&chain, &mut taken);
+                    prop_assert_eq!(&taken, &due);
+                    model.retain(|it, _| !taken.contains(it));
                 }
             }
             prop_assert_eq!(expected.len(), model.len());

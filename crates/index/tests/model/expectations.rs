@@ -73,6 +73,15 @@ pub(crate) fn run(seed: u64, operations: usize) {
                     }
                 }
             }
+            80..88 => {
+                // Of which blocks another request is known, the tests of expectations say.
+                let withdrawn = writer.withdraw(*id, &chain).expect("it lives");
+                let last = path.iter().rposition(|node| pod.expected.contains_key(node));
+                let end = last.map_or(0, |last| last + 1);
+                for node in &path[end - withdrawn..end] {
+                    assert!(pod.expected.remove(node).is_some(), "seed {seed}: it was not expected");
+                }
+            }
             _ => {
                 writer.expire(now);
                 for (_, pod) in &mut pods {

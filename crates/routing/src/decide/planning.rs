@@ -35,6 +35,7 @@ impl<'a> Deciding<'a, '_> {
                 mutations,
                 computed_after: None,
                 reservation: None,
+                is_expected: false,
             };
             if let Some(bound) = bound {
                 let pod = &self.world.fleet[bound.candidate];
@@ -51,7 +52,7 @@ impl<'a> Deciding<'a, '_> {
                     let pending = u32::try_from(pod.vitals().prefill_tokens()).unwrap_or(u32::MAX);
                     planned.computed_after = Some(PER_TOKEN.saturating_mul(pending));
                 }
-                self.speculate(step, bound.candidate);
+                planned.is_expected = self.speculate(step, bound.candidate);
                 self.tell(step, bound.candidate);
             }
             steps.push(planned);
@@ -68,21 +69,22 @@ impl<'a> Deciding<'a, '_> {
     }
 
     /// On a miss, the chosen pod is expected to hold the prompt soon, so that the next request with
-    /// the same prefix follows this one.
-    fn speculate(&mut self, step: &Step, candidate: Candidate) {
+    /// the same prefix follows this one. Whether it is.
+    fn speculate(&mut self, step: &Step, candidate: Candidate) -> bool {
         let (Some(lasts), Some(blocks)) = (self.profile.speculate, &self.profile.blocks) else {
-            return;
+            return false;
         };
         let depth = self.depth(candidate) as usize;
-        let Some(blocks) = self.context.slots.read(blocks) else { return };
+        let Some(blocks) = self.context.slots.read(blocks) else { return false };
         let pod = &self.world.fleet[candidate];
         // What is guessed stays a guess for as long as it is used.
         let is_known = depth >= blocks.chain.len() && pod.vitals().trust() != EventTrust::Guessed;
         if !step.rules.speculates || is_known {
-            return;
+            return false;
         }
         let pod = pod.id();
         self.world.desk.expect(pod, &blocks.chain, self.world.now + lasts);
+        true
     }
 
     /// What the pod holds, with tiers: the same words its engine used.
