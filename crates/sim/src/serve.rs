@@ -16,6 +16,7 @@ mod faults;
 mod http;
 mod metrics;
 mod options;
+mod responses;
 mod site;
 mod text;
 mod transfer;

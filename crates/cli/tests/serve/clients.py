@@ -1,6 +1,7 @@
-"""The official clients of OpenAI and Anthropic against a gateway: `clients.py http://127.0.0.1:PORT MODEL CONTROL`.
+"""The official clients of OpenAI and Anthropic against a gateway: `clients.py http://127.0.0.1:PORT MODEL ENGINE [WHAT]`.
 
-Prints one line for each thing that was shown, and ends with status 1 at the first that was not.
+Prints one line for each thing that was shown, and ends with status 1 at the first that was not. What begins with
+`broken_` needs an engine that breaks its answers, and is shown only if WHAT names it.
 """
 
 import json
@@ -75,6 +76,20 @@ def openai_responses():
     answer = ours.responses.create(model=model, input="Hello", instructions="Be brief", max_output_tokens=4)
     assert len(answer.output_text) == 4, answer
     assert answer.usage.output_tokens == 4, answer
+
+
+def openai_responses_stream():
+    asked = dict(model=model, input="Hello", instructions="Be brief", max_output_tokens=5)
+    events = list(ours.responses.create(**asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events))), events
+    assert events[0].type == "response.created" and events[-1].type == "response.completed", events
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    whole = events[-1].response
+    assert len(text) == 5 and whole.output_text == text, whole
+    assert whole.usage.output_tokens == 5 and whole.usage.input_tokens_details.cached_tokens is not None, whole
+    # The client's own assembly of the events comes to the same.
+    with ours.responses.stream(**asked) as stream:
+        assert stream.get_final_response().output_text == text
 
 
 def openai_embeddings():
@@ -159,6 +174,25 @@ def anthropic_cancellation():
     eventually("the engine stopped", lambda: running() == 0)
 
 
-for shown in [value for name, value in list(globals().items()) if name.startswith(("openai_", "anthropic_"))]:
+def broken_responses():
+    asked = dict(model=model, input="Hello", max_output_tokens=9)
+    pieces = []
+    try:
+        for event in ours.responses.create(**asked, stream=True):
+            pieces.append(event)
+    except openai.APIError as error:
+        assert error.body["type"] == "upstream_lost", error.body
+    else:
+        raise AssertionError(f"a broken stream looks whole: {pieces}")
+    assert [event.type for event in pieces].count("response.output_text.delta") == 3, pieces
+    # What comes over the wire is the interface's own error event, numbered on.
+    raw = [json.loads(line[6:]) for line in ours.responses.with_raw_response.create(**asked, stream=True)
+           .http_response.iter_lines() if line.startswith("data: ")]
+    last = openai.types.responses.ResponseErrorEvent.model_validate(raw[-1])
+    assert (last.code, last.sequence_number) == ("upstream_lost", len(raw) - 1), raw[-1]
+
+
+names = sys.argv[4:] or [name for name in list(globals()) if name.startswith(("openai_", "anthropic_"))]
+for shown in [globals()[name] for name in names]:
     shown()
     print("shown:", shown.__name__)

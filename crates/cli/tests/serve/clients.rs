@@ -18,6 +18,20 @@ fn have_clients() -> bool {
     false
 }
 
+/// Runs the script against a gateway; how many things it has shown.
+fn show(engines: &Served, gateway: &Gateway, what: &[&str]) -> usize {
+    let engine = format!("http://{}", engines.engines[0].http);
+    let output = Command::new("python3")
+        .args([SCRIPT, &format!("http://{}", gateway.address), "m", &engine])
+        .args(what)
+        .output()
+        .unwrap();
+    let (told, wrong) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}{wrong}");
+    told.lines().filter(|line| line.starts_with("shown: ")).count()
+}
+
 #[test]
 fn the_official_clients_get_what_they_expect() {
     if !have_clients() {
@@ -25,13 +39,16 @@ fn the_official_clients_get_what_they_expect() {
     }
     let engines = Served::start_at("20", &["--model", "m", "--answer-tokens", "12"]);
     let gateway = Gateway::before(&engines, &[]);
-    let engine = format!("http://{}", engines.engines[0].http);
-    let output = Command::new("python3")
-        .args([SCRIPT, &format!("http://{}", gateway.address), "m", &engine])
-        .output()
-        .unwrap();
-    let (told, wrong) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{told}{wrong}");
-    assert_eq!(told.lines().filter(|line| line.starts_with("shown: ")).count(), 15, "{told}");
+    assert_eq!(show(&engines, &gateway, &[]), 16);
+}
+
+#[test]
+fn the_official_client_takes_a_broken_stream_of_responses_for_an_error() {
+    if !have_clients() {
+        return;
+    }
+    let engines =
+        Served::start(&["--engines", "2", "--model", "m", "--fault", "cut-after-tokens=3"]);
+    let gateway = Gateway::before(&engines, &[]);
+    assert_eq!(show(&engines, &gateway, &["broken_responses"]), 1);
 }

@@ -144,6 +144,26 @@ fn expected(gateway: &Gateway) -> u64 {
 }
 
 #[test]
+fn what_the_last_event_of_streamed_responses_says_is_compared_with_what_was_predicted() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+    let input = "the same words again and again ".repeat(100);
+    let body = json!({"input": input, "max_output_tokens": 3, "stream": true});
+    for _ in 0..4 {
+        let answer = gateway.post("/v1/responses", &body);
+        assert!(answer.text.contains("event: response.completed"), "{}", answer.text);
+    }
+    let labels = format!("{{profile=\"cache-aware\",pod=\"{}\"}}", engines.engines[0].http);
+    let metric = |name: &str| gateway.metric(&format!("wornpath_{name}{labels}")) as u64;
+    eventually("all are counted", || metric("predictions_checked_total") == 4);
+    let own = engines.metric(0, "vllm:prefix_cache_hits_total") as u64;
+    assert!(own > 3000, "{own}");
+    assert_eq!(metric("cached_tokens_total"), own, "as the engine itself counts");
+    let last = gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone();
+    assert!(last["cached_tokens"]["predicted"].as_u64() > Some(0), "{last}");
+}
+
+#[test]
 fn of_a_request_that_its_engine_refused_nothing_is_expected_and_of_others_everything_is() {
     let engines = Served::start(&["--model", "m"]);
     let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);

@@ -2,6 +2,7 @@
 
 mod arrival;
 mod head;
+mod lost;
 mod planned;
 pub(crate) mod read;
 mod refusal;

@@ -1,17 +1,15 @@
 //! The answer's body on its way to the client: bytes untouched, load and tokens counted, a broken stream
 //! ended by an error that no client can take for success.
 
-use super::refusal::error_body;
+use super::lost::{lost_event, next_number};
 use crate::desk::Worker;
 use crate::quota::Turn;
 use crate::record::{Api, Ended, Record};
 use crate::usage::UsageScan;
 use bytes::Bytes;
-use hyper::StatusCode;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 use memchr::memmem;
-use serde_json::json;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -61,6 +59,8 @@ pub(crate) struct Relay {
     tail: Vec<u8>,
     /// Whether the last bytes sent end an event.
     is_between_events: bool,
+    /// Of the next event, where events are numbered.
+    next_number: u64,
     scan: UsageScan,
     /// Taken when the answer has ended: then the load is given back and the record is told.
     open: Option<Open>,
@@ -109,6 +109,7 @@ impl Relay {
             has_finished: false,
             tail: Vec::new(),
             is_between_events: true,
+            next_number: 0,
             scan: UsageScan::default(),
             open: Some(open),
         };
@@ -121,6 +122,9 @@ impl Relay {
     fn passes(&mut self, data: &Bytes) {
         self.is_between_events = data.ends_with(b"\n\n");
         self.scan.feed(data);
+        if self.told == Told::ByEvent(Api::Responses) {
+            self.next_number = next_number(data).unwrap_or(self.next_number);
+        }
         match self.ends_by {
             End::Told => self.has_finished |= data.ends_with(b"data: [DONE]\n\n"),
             End::Closing => self.look_for_the_end(data),
@@ -182,12 +186,9 @@ impl Relay {
         self.end(Ended::Broken);
         self.body = AnswerBody::empty();
         let Told::ByEvent(api) = self.told else { return Poll::Ready(Some(Err(error))) };
-        let message = format!("the pod was lost in the middle of its answer: {error}");
-        let mut body = error_body(api, StatusCode::BAD_GATEWAY, &message);
-        body["error"]["type"] = json!("upstream_lost");
         let start = if self.is_between_events { "" } else { "\n\n" };
-        let event = format!("{start}event: error\ndata: {body}\n\n");
-        Poll::Ready(Some(Ok(Frame::data(event.into()))))
+        let event = lost_event(api, &error, self.next_number);
+        Poll::Ready(Some(Ok(Frame::data(format!("{start}{event}").into()))))
     }
 
     fn end(&mut self, how: Ended) {

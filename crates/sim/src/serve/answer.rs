@@ -43,13 +43,18 @@ pub(super) struct Story {
 }
 
 impl Story {
-    fn usage(&self, cached_tokens: usize) -> Value {
-        let (prompt, completion) = (self.call.prompt.len(), self.pieces.len());
-        let cached_tokens = match self.faults.cached_tokens {
+    /// What is said of cached tokens, by the faults of the moment.
+    pub(super) fn told_cached(&self, cached_tokens: usize) -> usize {
+        match self.faults.cached_tokens {
             CachedTokens::True => cached_tokens,
             CachedTokens::Zero => 0,
-            CachedTokens::All => prompt,
-        };
+            CachedTokens::All => self.call.prompt.len(),
+        }
+    }
+
+    fn usage(&self, cached_tokens: usize) -> Value {
+        let (prompt, completion) = (self.call.prompt.len(), self.pieces.len());
+        let cached_tokens = self.told_cached(cached_tokens);
         json!({
             "prompt_tokens": prompt,
             "total_tokens": prompt + completion,
@@ -110,14 +115,17 @@ impl Story {
             Kind::Completion => {
                 event(&self.frame("text_completion", &choice("text", json!(piece), reason)), out);
             }
-            Kind::Messages | Kind::Responses => self.message_chunk(index, out),
+            Kind::Messages => self.message_chunk(index, out),
+            Kind::Responses => self.response_chunk(index, out),
         }
     }
 
     /// The events after the last token.
     fn ending(&self, cached_tokens: usize, out: &mut Vec<u8>) {
-        if self.call.kind == Kind::Messages {
-            return self.message_ending(out);
+        match self.call.kind {
+            Kind::Messages => return self.message_ending(out),
+            Kind::Responses => return self.response_ending(cached_tokens, out),
+            Kind::Chat | Kind::Completion => {}
         }
         if self.call.delivery == Delivery::StreamWithUsage {
             let object = match self.call.kind {

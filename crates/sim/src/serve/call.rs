@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Completion,
     /// Anthropic's.
     Messages,
-    /// OpenAI's newer one; never streamed here.
+    /// OpenAI's newer one.
     Responses,
 }
 
@@ -147,9 +147,6 @@ impl Reader<'_> {
             Some(Value::String(salt)) if !salt.is_empty() => Some(salt.clone()),
             Some(_) => return Err(Refusal::bad("`cache_salt` must be a string that is not empty")),
         };
-        if kind == Kind::Responses && delivery != Delivery::Whole {
-            return Err(Refusal::bad("this engine does not stream responses; leave `stream` out"));
-        }
         let (part, tool) = (part(body)?, dialect::tool(kind, body));
         Ok(Call { kind, model, prompt, output_tokens, reason, delivery, salt, part, tool })
     }

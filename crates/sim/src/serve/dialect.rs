@@ -1,4 +1,4 @@
-//! The same answer in other words: Anthropic's messages, OpenAI's responses, and calls of tools.
+//! The same answer in other words: Anthropic's messages, and calls of tools.
 //!
 //! A tool is called when the request leaves no choice: the answer's words become its only argument.
 
@@ -129,26 +129,6 @@ impl Story {
         named(&json!({"type": "message_stop"}), out);
     }
 
-    /// A whole answer in the words of OpenAI's responses.
-    pub(super) fn response(&self, cached_tokens: usize) -> Value {
-        let (prompt, output) = (self.call.prompt.len(), self.pieces.len());
-        let text = json!({"type": "output_text", "text": self.text(), "annotations": []});
-        let message = json!({
-            "type": "message", "id": format!("msg_{}", self.id), "status": "completed",
-            "role": "assistant", "content": [text],
-        });
-        json!({
-            "id": format!("resp_{}", self.id), "object": "response", "created_at": self.created,
-            "status": "completed", "model": self.call.model, "output": [message],
-            "parallel_tool_calls": false, "tool_choice": "auto", "tools": [],
-            "usage": {
-                "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached_tokens},
-                "output_tokens": output, "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": prompt + output,
-            },
-        })
-    }
-
     fn empty_message(&self) -> Value {
         json!({
             "id": format!("msg_{}", self.id), "type": "message", "role": "assistant",
@@ -165,7 +145,7 @@ impl Story {
         }
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         self.pieces.concat()
     }
 
@@ -185,8 +165,8 @@ impl Story {
     }
 }
 
-/// An event with its name, as Anthropic's streams have them.
-fn named(value: &Value, out: &mut Vec<u8>) {
+/// An event with its name, as Anthropic's streams and those of OpenAI's responses have them.
+pub(super) fn named(value: &Value, out: &mut Vec<u8>) {
     let name = value["type"].as_str().unwrap_or_default();
     out.extend_from_slice(format!("event: {name}\ndata: {value}\n\n").as_bytes());
 }
