@@ -22,5 +22,6 @@ mod recording;
 mod served;
 mod siege;
 mod sockets;
+mod timeouts;
 mod tls;
 mod traces;

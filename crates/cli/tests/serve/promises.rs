@@ -29,7 +29,9 @@ const SHOWN: [(&str, &[&str]); 27] = [
     (
         "3: a pod that hangs is left after its timeout, before and after the first byte",
         &[
+            "a_pod_that_takes_no_connections_is_left_after_the_connect_timeout",
             "a_pod_that_hangs_is_left_after_the_first_byte_timeout",
+            "an_answer_without_end_is_ended_after_the_total_timeout_and_frees_the_engine",
             "a_crash_in_the_middle_of_a_stream_is_an_error_and_never_an_end",
         ],
     ),
