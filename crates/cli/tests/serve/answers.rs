@@ -106,11 +106,14 @@ fn what_is_wrong_is_said_in_the_words_of_the_interface() {
         (unknown.status, &unknown.json()["error"]["type"]),
         (404, &json!("not_found_error"))
     );
-    let anthropic = gateway.post("/v1/messages", &json!({"model": "n", "messages": []})).json();
-    assert_eq!(
-        (&anthropic["type"], &anthropic["error"]["type"]),
-        (&json!("error"), &json!("not_found_error"))
-    );
+    for path in ["/v1/messages", "/v1/messages/count_tokens"] {
+        let anthropic = gateway.post(path, &json!({"model": "n", "messages": []})).json();
+        assert_eq!(
+            (&anthropic["type"], &anthropic["error"]["type"]),
+            (&json!("error"), &json!("not_found_error")),
+            "{path}"
+        );
+    }
     let large = gateway.post("/v1/completions", &prompt(&"x".repeat(2000)));
     assert_eq!((large.status, large.header("x-request-id").is_some()), (413, true));
     let wrong = Exchange::open(&gateway.address, "POST", "/v1/completions", "{\"prompt\": ")
@@ -142,16 +145,30 @@ fn a_client_that_leaves_takes_its_request_with_it() {
 #[test]
 fn tenants_need_their_key_and_never_share_a_prediction() {
     let engines = Served::start(&["--engines", "2"]);
-    let keys = ["--api-key", "a=secret-a", "--api-key", "b=secret-b", "--isolate-tenants"];
+    let keys = [
+        "--api-key",
+        "a=secret-a",
+        "--api-key",
+        "b=secret-b",
+        "--api-key",
+        "c=secret-c",
+        "--isolate-tenants",
+    ];
     let gateway = Gateway::before(&engines, &keys);
-    let ask = |key: &str| {
+    let ask_by = |scheme: &str, key: &str| {
         let body = prompt(&"the same words ".repeat(200)).to_string();
         let (address, length) = (&gateway.address, body.len());
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\nauthorization: Bearer {key}\r\n\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\nauthorization: {scheme} {key}\r\n\r\n"
         );
         crate::sockets::exchange(address, &[head.as_bytes(), body.as_bytes()].concat())
     };
+    let ask = |key: &str| ask_by("Bearer", key);
+    for scheme in ["BEARER", "bearer", "bEaReR"] {
+        assert!(ask_by(scheme, "nobody").starts_with("HTTP/1.1 401"), "{scheme}");
+        assert!(ask_by(scheme, "secret-c").starts_with("HTTP/1.1 200"), "{scheme}");
+    }
+    assert!(ask_by("Basic", "secret-c").starts_with("HTTP/1.1 401"));
     assert!(ask("nobody").starts_with("HTTP/1.1 401"));
     let says = |answer: &str, cached: bool| {
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

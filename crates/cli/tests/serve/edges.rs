@@ -43,6 +43,24 @@ fn a_model_whose_pods_are_down_comes_later_and_one_that_nobody_serves_does_not()
 }
 
 #[test]
+fn a_pod_that_serves_what_is_not_listed_is_named_with_the_cure() {
+    let (listed, other) = (Served::start(&["--model", "m"]), Served::start(&["--model", "other"]));
+    let pods = [&listed, &other].map(|it| format!("{{url: \"http://{}\"}}", it.engines[0].http));
+    let models = "models: [{name: m, tokenizer: bytes}]";
+    let text = format!("{models}\npods: [{}]\n", pods.join(", "));
+    let gateway = Gateway::configured("edges_unlisted", &text, 2);
+    const WARNING: &str = "serves what is not listed under `models`";
+    let said = || gateway.log().lines().filter(|it| it.contains(WARNING)).collect::<String>();
+    eventually("it is said", || !said().is_empty());
+    let said = said();
+    assert_eq!(said.matches(WARNING).count(), 1, "{said}");
+    assert!(said.contains(&other.engines[0].http) && said.contains("\"other\""), "{said}");
+    assert!(said.contains("list it with its tokenizer"), "{said}");
+    let ask = |model: &str| gateway.post(ASK, &json!({"model": model, "prompt": "a"})).status;
+    assert_eq!((ask("m"), ask("other")), (200, 404), "as it says");
+}
+
+#[test]
 fn a_client_that_keeps_its_connection_is_asked_to_leave_before_it_is_closed() {
     let engines = Served::start(&["--model", "m"]);
     let gateway = Gateway::before(&engines, &["--lame-duck", "5"]);
