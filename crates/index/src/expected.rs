@@ -158,9 +158,12 @@ impl Expected {
         }
     }
 
-    /// Puts the expiry of a chain off that is there from its root without a hole.
+    /// Expects a chain for longer that is there from its root without a hole.
     pub(crate) fn renew_whole(&mut self, chain: &[BlockHash], expires: Moment) {
         let expires = Step::after(expires);
+        if let Some(last) = chain.last().and_then(|last| self.blocks.get_mut(last)) {
+            last.uses.note_again();
+        }
         for block in chain.iter().rev() {
             match self.blocks.get_mut(block) {
                 Some(expectation) if expectation.expires < expires => expectation.expires = expires,

@@ -160,7 +160,7 @@ fn block(family: u64, depth: u64) -> BlockHash {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Expect { family: u64, length: u64, lasts: u64 },
+    Expect { family: u64, length: u64, lasts: u64, knows: bool },
     Pass(u64),
     TakeOldest(usize),
     Withdraw { family: u64, length: u64 },
@@ -175,8 +175,8 @@ struct Naive {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        4 => (0..8_u64, 1..12_u64, 1..4_u64)
-            .prop_map(|(family, length, lasts)| Act::Expect { family, length, lasts }),
+        4 => (0..8_u64, 1..12_u64, 1..4_u64, any::<bool>())
+            .prop_map(|(family, length, lasts, knows)| Act::Expect { family, length, lasts, knows }),
         1 => (0..3_u64).prop_map(Act::Pass),
         1 => (1..20_usize).prop_map(Act::TakeOldest),
         2 => (0..8_u64, 1..12_u64).prop_map(|(family, length)| Act::Withdraw { family, length }),
@@ -192,11 +192,15 @@ proptest! {
         let mut model = BTreeMap::<BlockHash, Naive>::new();
         for act in acts {
             match act {
-                Act::Expect { family, length, lasts } => {
+                Act::Expect { family, length, lasts, knows } => {
                     let chain: Vec<_> = (0..length).map(|depth| block(family, depth)).collect();
                     let set: Vec<_> =
                         chain.iter().copied().filter(|it| model.contains_key(it)).collect();
-                    expected.expect(None, &chain, &set, at(now + lasts));
+                    // Without holes, what is there is the chain's beginning.
+                    let known = if knows { set.len() } else { 0 };
+                    let (before, rest) = chain.split_at(known);
+                    expected.renew_whole(before, at(now + lasts));
+                    expected.expect(before.last().copied(), rest, &set[known..], at(now + lasts));
                     for block in chain {
                         let known = model.entry(block).or_default();
                         known.until = (now + lasts).max(known.until);

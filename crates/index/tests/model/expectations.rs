@@ -79,7 +79,10 @@ pub(crate) fn run(seed: u64, operations: usize) {
                 let last = path.iter().rposition(|node| pod.expected.contains_key(node));
                 let end = last.map_or(0, |last| last + 1);
                 for node in &path[end - withdrawn..end] {
-                    assert!(pod.expected.remove(node).is_some(), "seed {seed}: it was not expected");
+                    assert!(
+                        pod.expected.remove(node).is_some(),
+                        "seed {seed}: it was not expected"
+                    );
                 }
             }
             _ => {
