@@ -40,14 +40,14 @@ fn every_problem_is_shown_where_it_stands_with_its_cure() {
         let problems = refused.files().iter().flat_map(|problems| problems.all());
         kinds.extend(problems.map(wornpath_routing::Problem::kind));
         let shown = refused.to_string();
-        let expected = path.with_extension("txt");
-        if updating() {
-            fs::write(&expected, &shown).unwrap();
-        }
         // What a build cannot read from depends on how it was built.
         let has_brokers = cfg!(any(feature = "nats", feature = "redis", feature = "kafka"));
         if file == "sources.yaml" && has_brokers {
             continue;
+        }
+        let expected = path.with_extension("txt");
+        if updating() {
+            fs::write(&expected, &shown).unwrap();
         }
         if fs::read_to_string(&expected).unwrap_or_default() != shown {
             wrong.push(shown);
