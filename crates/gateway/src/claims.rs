@@ -5,25 +5,28 @@
 //! first block that has to be computed. Who finds, once it has the claim, that another pod was told to compute
 //! that block since, decides again and follows. Threads whose prompts differ before that block never meet.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use wornpath_blocks::BlockHash;
 
 /// So many that threads with different prompts hardly ever wait for each other.
 const CLAIMS: usize = 256;
 
 #[derive(Debug)]
-pub(crate) struct Claims([Mutex<()>; CLAIMS]);
+pub(crate) struct Claims([Semaphore; CLAIMS]);
+
+/// The right to be the first with a prefix, for as long as it is kept.
+pub(crate) type Claim<'a> = SemaphorePermit<'a>;
 
 impl Default for Claims {
     fn default() -> Self {
-        Self([const { Mutex::new(()) }; CLAIMS])
+        Self([const { Semaphore::const_new(1) }; CLAIMS])
     }
 }
 
 impl Claims {
-    /// Holds the claim on a block. Nothing to claim is claimed by everybody.
-    pub(crate) fn hold(&self, frontier: Option<BlockHash>) -> Option<MutexGuard<'_, ()>> {
+    /// The claim on a block, once nobody else has it. Nothing to claim is claimed by everybody.
+    pub(crate) async fn hold(&self, frontier: Option<BlockHash>) -> Option<Claim<'_>> {
         let claim = &self.0[(frontier?.0 % CLAIMS as u64) as usize];
-        Some(claim.lock().unwrap_or_else(PoisonError::into_inner))
+        claim.acquire().await.ok()
     }
 }

@@ -1,17 +1,20 @@
 //! One of the threads that answer clients: its number, and what it decides with.
 
+use crate::claims::Claim;
 use crate::lobby::Waiter;
 use crate::roster::Roster;
 use crate::seen::{CallSeen, Seen};
 use crate::settings::Length;
 use crate::state::Gateway;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wornpath_blocks::BlockHash;
 use wornpath_execution::{Called, Dispatch, Target, WorkerNumber};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Again;
 use wornpath_routing::{
-    Desk, Outcome, Profile, Rejection, Retry, Rng, RoutingContext, RoutingPlan, Settled, World,
+    Desk, Outcome, Profile, Rejection, Retry, Rng, RoutingContext, RoutingPlan, Unsettled, World,
 };
 
 /// How often a request is decided again because another one with its prefix was faster. Each time it finds
@@ -70,34 +73,30 @@ impl Worker {
         &self,
         length: Length,
         mut decide: impl FnMut(&mut World<'_>) -> Outcome,
-    ) -> Outcome {
+    ) -> (Outcome, Untold<'_>) {
         let gateway = &self.gateway;
         for _ in 0..MOST_RACES {
             let (outcome, unsettled) = {
                 let mut tools = self.tools();
                 let outcome = tools.look(&gateway.roster(), gateway.now(), &mut decide);
-                if !length.is_long {
-                    let _claim = gateway.claims.hold(tools.desk.frontier());
-                    match tools.desk.settle_unless_beaten() {
-                        Settled::Told => return outcome,
-                        Settled::Beaten => continue,
-                    }
-                }
                 (outcome, tools.desk.unsettled())
             };
-            // Apart for a long prompt: streams on this thread would feel it.
-            let Some(unsettled) = unsettled else { return outcome };
-            let owner = Arc::clone(gateway);
-            let told = gateway.background().spawn_blocking(move || {
-                let _claim = owner.claims.hold(unsettled.frontier());
-                unsettled.tell_unless_beaten(owner.index())
-            });
-            // It fails only if the gateway is ending.
-            if !matches!(told.await, Ok(Settled::Beaten)) {
-                return outcome;
+            let Some(unsettled) = unsettled else { return (outcome, Untold::default()) };
+            let claim = gateway.claims.hold(unsettled.frontier()).await;
+            if self.tools().desk.is_beaten(&unsettled) {
+                continue;
             }
+            if !length.is_long {
+                return (outcome, Untold(Some((unsettled, claim))));
+            }
+            // Apart for a long prompt: streams on this thread would feel it.
+            let owner = Arc::clone(gateway);
+            let told = gateway.background().spawn_blocking(move || unsettled.tell(owner.index()));
+            // It fails only if the gateway is ending.
+            let _ = told.await;
+            return (outcome, Untold::default());
         }
-        self.with_world(&gateway.roster(), gateway.now(), decide)
+        (self.with_world(&gateway.roster(), gateway.now(), decide), Untold::default())
     }
 
     /// A pod has refused a prompt of so many bytes, of which it was expected to hold the chain.
@@ -120,6 +119,34 @@ impl Worker {
     /// A random number.
     pub(crate) fn random(&self) -> u64 {
         self.tools().rng.bits()
+    }
+}
+
+/// What the index is to be told of a plan, and the claim under which that is done.
+#[derive(Default)]
+pub(crate) struct Untold<'a>(Option<(Unsettled, Option<Claim<'a>>)>);
+
+impl Untold<'_> {
+    /// Tells it.
+    pub(crate) fn tell(&mut self, worker: &Worker) {
+        if let Some((unsettled, _claim)) = self.0.take() {
+            worker.tools().desk.tell(unsettled);
+        }
+    }
+
+    /// Tells it as soon as `sent` has to wait, which it does for its engine: that is at work meanwhile.
+    pub(crate) async fn tell_after<T>(
+        mut self,
+        worker: &Worker,
+        sent: impl Future<Output = T>,
+    ) -> T {
+        let mut sent = pin!(sent);
+        poll_fn(|context| {
+            let polled = sent.as_mut().poll(context);
+            self.tell(worker);
+            polled
+        })
+        .await
     }
 }
 

@@ -85,16 +85,6 @@ struct Frontier {
     nobody: usize,
 }
 
-/// Whether what a plan expects was told to the index.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Settled {
-    /// It was.
-    Told,
-    /// It was not: since the plan was made, another request with the same prefix was sent somewhere. Deciding
-    /// again will find it there.
-    Beaten,
-}
-
 impl Expected {
     /// The block that the plan's first pod begins with.
     fn frontier(&self) -> Option<BlockHash> {
@@ -130,20 +120,16 @@ pub struct Unsettled {
 }
 
 impl Unsettled {
-    /// As [`Desk::frontier`].
+    /// The first block that the plan's first pod has to compute. Threads that tell of plans with the same frontier
+    /// one after the other, and make a plan that was beaten anew, send requests with one new prefix to one pod.
     #[must_use]
     pub fn frontier(&self) -> Option<BlockHash> {
         self.expected.frontier()
     }
 
-    /// As [`Desk::settle_unless_beaten`].
-    #[must_use]
-    pub fn tell_unless_beaten(mut self, index: &Index) -> Settled {
-        if self.expected.is_beaten(&mut index.reader(), &mut Answer::default()) {
-            return Settled::Beaten;
-        }
+    /// As [`Desk::tell`], without a desk.
+    pub fn tell(mut self, index: &Index) {
         self.expected.tell(self.memory.as_deref(), &mut index.writer());
-        Settled::Told
     }
 }
 
@@ -213,28 +199,23 @@ impl Desk {
         self.expected.tell(self.memory.as_deref(), &mut self.writer);
     }
 
-    /// The first block that the last plan's first pod has to compute. Threads that settle plans with the
-    /// same frontier one after the other send requests with one new prefix to one pod, see
-    /// [`Desk::settle_unless_beaten`].
+    /// Whether another request with the same prefix was sent somewhere since the plan was made. Deciding again
+    /// will find it there.
     #[must_use]
-    pub fn frontier(&self) -> Option<BlockHash> {
-        self.expected.frontier()
+    pub fn is_beaten(&mut self, unsettled: &Unsettled) -> bool {
+        unsettled.expected.is_beaten(&mut self.reader, &mut self.scratch.answer)
     }
 
-    /// Like [`Desk::settle`], unless another thread was faster with the same prefix: then nothing is told,
-    /// and the plan should be dropped and made again.
-    #[must_use]
-    pub fn settle_unless_beaten(&mut self) -> Settled {
-        if self.expected.is_beaten(&mut self.reader, &mut self.scratch.answer) {
-            self.expected.pods.clear();
-            self.expected.frontier = None;
-            return Settled::Beaten;
+    /// Tells the index what was to be told.
+    pub fn tell(&mut self, mut unsettled: Unsettled) {
+        unsettled.expected.tell(unsettled.memory.as_deref(), &mut self.writer);
+        // Its buffers are good for the next plan.
+        if self.expected.pods.is_empty() {
+            self.expected = unsettled.expected;
         }
-        self.settle();
-        Settled::Told
     }
 
-    /// What [`Desk::settle`] would tell, for whoever tells it elsewhere because it is long.
+    /// What [`Desk::settle`] would tell, for whoever asks first whether it is beaten.
     #[must_use]
     pub fn unsettled(&mut self) -> Option<Unsettled> {
         if self.expected.pods.is_empty() {

@@ -73,7 +73,7 @@ mod yaml;
 
 pub use assembly::{Assembly, Refused};
 pub use bytes::ByteTokenizer;
-pub use context::{Desk, Remember, RoutingContext, Settled, Unsettled, Withdrawal, World};
+pub use context::{Desk, Remember, RoutingContext, Unsettled, Withdrawal, World};
 pub use decide::Retry;
 pub use explain::{
     CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,

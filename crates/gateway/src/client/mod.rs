@@ -9,7 +9,7 @@ mod refusal;
 mod relay;
 
 use crate::batches::unix_time;
-use crate::desk::{Dispatcher, Worker};
+use crate::desk::{Dispatcher, Untold, Worker};
 use crate::lobby::Waiter;
 use crate::quota::Turn;
 use crate::record::{Api, Computed, Record};
@@ -150,16 +150,17 @@ async fn route(
     if decided.is_err() {
         record.seen = kept(seen.take());
     }
-    let (context, plan) = decided?;
+    let (context, plan, mut untold) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
     if plan.steps.len() == 1 {
         let (bytes, roster) = (call.body.len(), gateway.roster());
         let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
-        let carried = execute(plan, &call, &kit, &mut dispatcher).await;
+        let carried = untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await;
         record.seen = kept(dispatcher.seen);
         return Ok((carried?, turn));
     }
+    untold.tell(worker);
     // Several engines are at work: if the client goes now, what one of them has begun to hand over is
     // still taken, so that its memory is freed. So this runs on even if nobody waits for it.
     let (worker, profile) = (Arc::clone(worker), Arc::clone(profile));
@@ -277,12 +278,13 @@ async fn apart<T: Send + 'static>(
     gateway.background().spawn_blocking(work).await.map_err(|_| gone())
 }
 
-async fn decide(
-    worker: &Worker,
+/// A plan, and what the index is to be told of it.
+async fn decide<'a>(
+    worker: &'a Worker,
     profile: &Arc<Profile>,
     (mut context, length): (RoutingContext, Length),
     seen: &mut Option<Box<Seen>>,
-) -> Result<(Option<RoutingContext>, RoutingPlan), Refusal> {
+) -> Result<(Option<RoutingContext>, RoutingPlan, Untold<'a>), Refusal> {
     let gateway = &worker.gateway;
     let decide = |world: &mut World<'_>| match seen {
         None => profile.decide(&mut context, world),
@@ -296,9 +298,9 @@ async fn decide(
             outcome
         }
     };
-    let outcome = worker.decide(length, decide).await;
+    let (outcome, untold) = worker.decide(length, decide).await;
     match outcome {
-        Outcome::Plan(plan) => Ok((Some(context), plan)),
+        Outcome::Plan(plan) => Ok((Some(context), plan, untold)),
         Outcome::Reject(rejection) => Err(rejection.into()),
         Outcome::Hold(hold) => {
             let bytes = length.bytes;
@@ -307,7 +309,7 @@ async fn decide(
                 seen.has_waited = true;
             }
             let (context, waited) = Box::pin(gateway.lobby.wait(worker, hold, waiter)).await;
-            Ok((context, waited?))
+            Ok((context, waited?, untold))
         }
     }
 }

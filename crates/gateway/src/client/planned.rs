@@ -75,11 +75,11 @@ async fn carry(
     record.model.clone_from(&read.request.model.base);
     let mut seen = None;
     let context = prepare(worker, profile, (read, length), &mut seen).await?;
-    let (context, plan) = decide(worker, profile, (context, length), &mut seen).await?;
+    let (context, plan, untold) = decide(worker, profile, (context, length), &mut seen).await?;
     decided();
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
     let roster = gateway.roster();
     let mut dispatcher = Dispatcher { worker, profile, context, bytes: length.bytes, seen, roster };
-    Ok(execute(plan, &call, &kit, &mut dispatcher).await?)
+    Ok(untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await?)
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 use wornpath_index::{Location, PodId, Tier};
 
 use super::*;
-use crate::context::Settled;
 use crate::fleet::PodFacts;
 use crate::fleet::Reservation;
 use crate::name::{Name, Role};
@@ -199,15 +198,20 @@ fn whoever_decided_at_the_same_time_and_settles_later_is_beaten_and_follows() {
         let (mut longer, mut elsewhere) = (prompt(1, 8), prompt(2, 8));
         longer.extend(prompt(3, 2));
         other.chosen(&profile, Bench::request(&longer));
-        assert_eq!(bench.desk.frontier(), other.desk.frontier());
-        assert_eq!(bench.desk.settle_unless_beaten(), Settled::Told);
-        assert_eq!(other.desk.settle_unless_beaten(), Settled::Beaten, "wherever it would go");
+        let (one, another) = (bench.desk.unsettled().unwrap(), other.desk.unsettled().unwrap());
+        assert_eq!(one.frontier(), another.frontier());
+        assert!(!bench.desk.is_beaten(&one));
+        bench.desk.tell(one);
+        assert!(other.desk.is_beaten(&another), "wherever it would go");
         assert_eq!(other.chosen(&profile, Bench::request(&longer)), first);
-        assert_eq!(other.desk.settle_unless_beaten(), Settled::Told);
+        let following = other.desk.unsettled().unwrap();
+        assert!(!other.desk.is_beaten(&following));
+        following.tell(&bench.index);
         elsewhere.truncate(longer.len());
         other.chosen(&profile, Bench::request(&elsewhere));
         bench.chosen(&profile, Bench::request(&longer));
-        assert_eq!(other.desk.settle_unless_beaten(), Settled::Told, "another prefix is no race");
+        let elsewhere = other.desk.unsettled().unwrap();
+        assert!(!other.desk.is_beaten(&elsewhere), "another prefix is no race");
     }
 }
 
