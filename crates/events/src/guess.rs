@@ -1,7 +1,8 @@
 //! What pods hold that say nothing of their caches: a guess from what they were sent.
 //!
 //! The router remembers for each such pod the blocks of the prompts it sent there, as many as the pod's cache has room
-//! for, and forgets as engines evict: what was used least lately goes first, and of one prompt its end. The guess is
+//! for in tokens (a block has few of them where prompts are tokenized, and many where text is matched), and forgets as
+//! engines evict: what was used least lately goes first, and of one prompt its end. The guess is
 //! wrong where the engine evicts otherwise, is used by others too, or restarts; so it is never taken for knowledge: the
 //! pod's trust is "guessed", and its status says how full the guessed cache is.
 
@@ -15,7 +16,9 @@ use wornpath_index::{Content, EngineHash, Event, PodId, Stored, Tier, Writer};
 /// The guessed cache of one pod. Pure.
 #[derive(Debug)]
 pub struct History {
-    capacity: usize,
+    /// Tokens that there is room for, and that are there.
+    capacity: u64,
+    tokens: u64,
     turn: u64,
     places: HashMap<BlockHash, Known>,
     order: BTreeMap<Place, BlockHash>,
@@ -32,8 +35,18 @@ struct Place {
 #[derive(Clone, Copy, Debug)]
 struct Known {
     place: Place,
+    tokens: u32,
     /// How many prompts with it were sent since it came.
     prompts: u32,
+}
+
+/// A prompt as it is remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sent<'a> {
+    /// Its blocks.
+    pub chain: &'a [BlockHash],
+    /// How many tokens each of them has.
+    pub block_tokens: usize,
 }
 
 /// How a guessed cache changed.
@@ -46,10 +59,10 @@ pub struct Change {
 }
 
 impl History {
-    /// Of a cache with room for so many blocks.
+    /// Of a cache with room for so many tokens.
     #[must_use]
-    pub fn new(capacity: usize) -> Self {
-        Self { capacity, turn: 0, places: HashMap::new(), order: BTreeMap::new() }
+    pub fn new(capacity: u64) -> Self {
+        Self { capacity, tokens: 0, turn: 0, places: HashMap::new(), order: BTreeMap::new() }
     }
 
     /// How many blocks the cache is guessed to hold.
@@ -65,29 +78,33 @@ impl History {
     }
 
     /// A prompt was sent to the pod. Of one that is longer than the cache, only the beginning stays.
-    pub fn sent(&mut self, chain: &[BlockHash]) -> Change {
+    pub fn sent(&mut self, Sent { chain, block_tokens }: Sent<'_>) -> Change {
         self.turn += 1;
         let mut change = Change::default();
-        for (depth, block) in (0..).zip(&chain[..chain.len().min(self.capacity)]) {
+        let tokens = u32::try_from(block_tokens.max(1)).unwrap_or(u32::MAX);
+        let most = usize::try_from(self.capacity / u64::from(tokens)).unwrap_or(usize::MAX);
+        for (depth, block) in (0..).zip(&chain[..chain.len().min(most)]) {
             let place = Place { turn: self.turn, depth: Reverse(depth) };
             match self.places.entry(*block) {
                 Entry::Occupied(mut known) => {
                     let known = known.get_mut();
                     self.order.remove(&known.place);
-                    *known = Known { place, prompts: known.prompts.saturating_add(1) };
+                    known.place = place;
+                    known.prompts = known.prompts.saturating_add(1);
                 }
                 Entry::Vacant(new) => {
-                    new.insert(Known { place, prompts: 1 });
+                    new.insert(Known { place, tokens, prompts: 1 });
+                    self.tokens += u64::from(tokens);
                     change.stored.push(*block);
                 }
             }
             self.order.insert(place, *block);
         }
-        while self.places.len() > self.capacity
-            && let Some((_, block)) = self.order.pop_first()
+        while self.tokens > self.capacity
+            && let Some((_, block)) = self.order.first_key_value()
         {
-            self.places.remove(&block);
-            change.evicted.push(block);
+            change.evicted.push(*block);
+            self.forget(*block);
         }
         change
     }
@@ -97,12 +114,20 @@ impl History {
         let mut change = Change::default();
         let there = chain.iter().rposition(|block| self.places.contains_key(block));
         for block in chain[..there.map_or(0, |last| last + 1)].iter().rev() {
-            let Some(Known { place, prompts: 1 }) = self.places.get(block).copied() else { break };
-            self.places.remove(block);
-            self.order.remove(&place);
+            if self.places.get(block).is_none_or(|known| known.prompts > 1) {
+                break;
+            }
+            self.forget(*block);
             change.evicted.push(*block);
         }
         change
+    }
+
+    fn forget(&mut self, block: BlockHash) {
+        if let Some(known) = self.places.remove(&block) {
+            self.order.remove(&known.place);
+            self.tokens -= u64::from(known.tokens);
+        }
     }
 }
 
@@ -111,8 +136,10 @@ impl History {
 pub struct Guessed {
     /// Blocks that the pod is guessed to hold.
     pub blocks: usize,
-    /// Blocks that it has room for.
-    pub capacity: usize,
+    /// Tokens of theirs.
+    pub tokens: u64,
+    /// Tokens that it has room for.
+    pub capacity: u64,
 }
 
 /// The guesses about all pods that say nothing.
@@ -120,8 +147,8 @@ pub struct Guessed {
 pub struct Guesses(Mutex<HashMap<PodId, History>>);
 
 impl Guesses {
-    /// From now on a pod is guessed at, whose cache has room for so many blocks.
-    pub fn add(&self, pod: PodId, capacity: usize) {
+    /// From now on a pod is guessed at, whose cache has room for so many tokens.
+    pub fn add(&self, pod: PodId, capacity: u64) {
         self.pods().insert(pod, History::new(capacity));
     }
 
@@ -135,12 +162,13 @@ impl Guesses {
     pub fn status(&self, pod: PodId) -> Option<Guessed> {
         let pods = self.pods();
         let history = pods.get(&pod)?;
-        Some(Guessed { blocks: history.len(), capacity: history.capacity })
+        let History { capacity, tokens, .. } = *history;
+        Some(Guessed { blocks: history.len(), tokens, capacity })
     }
 
     /// A prompt was sent to a pod; the index is told what that changes. Whether the pod is guessed at.
-    pub fn sent(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool {
-        self.change(writer, pod, |history| history.sent(chain))
+    pub fn sent(&self, writer: &mut Writer, pod: PodId, sent: Sent<'_>) -> bool {
+        self.change(writer, pod, |history| history.sent(sent))
     }
 
     /// A pod has refused a prompt that was sent to it; the index is told what that changes. Whether the pod is guessed
@@ -180,6 +208,11 @@ mod tests {
     use proptest::prelude::*;
     use wornpath_index::{Answer, Index, Limits};
 
+    /// A prompt of blocks of three tokens.
+    fn sent(chain: &[BlockHash]) -> Sent<'_> {
+        Sent { chain, block_tokens: 3 }
+    }
+
     fn chain(family: u64, length: u64) -> Vec<BlockHash> {
         (0..length).map(|at| BlockHash((family + 1) << 32 | at)).collect()
     }
@@ -188,19 +221,20 @@ mod tests {
         #[test]
         fn a_guess_stays_within_its_room_and_has_no_holes(
             capacity in 1..30_usize,
-            sent in prop::collection::vec((0..6_u64, 0..12_u64), 1..60),
+            prompts in prop::collection::vec((0..6_u64, 0..12_u64), 1..60),
         ) {
-            let mut history = History::new(capacity);
+            let mut history = History::new(3 * capacity as u64 + 2);
             let mut held = std::collections::HashSet::new();
-            for (family, length) in sent {
+            for (family, length) in prompts {
                 let chain = chain(family, length);
-                let change = history.sent(&chain);
+                let change = history.sent(sent(&chain));
                 held.extend(change.stored.iter().copied());
                 for gone in &change.evicted {
                     prop_assert!(held.remove(gone), "what goes was there");
                     prop_assert!(!chain[..chain.len().min(capacity)].contains(gone), "what is used stays");
                 }
                 prop_assert!(held.len() <= capacity && held.len() == history.len());
+                prop_assert_eq!(history.tokens, 3 * held.len() as u64);
                 for block in &held {
                     let before = BlockHash(block.0 - 1);
                     prop_assert!(block.0 as u32 == 0 || held.contains(&before), "a hole before {block:?}");
@@ -211,25 +245,37 @@ mod tests {
 
     #[test]
     fn what_was_used_least_lately_goes_first() {
-        let mut history = History::new(6);
-        history.sent(&chain(0, 3));
-        history.sent(&chain(1, 3));
-        assert_eq!(history.sent(&chain(0, 3)), Change::default(), "it is there, and used again");
-        assert_eq!(history.sent(&chain(2, 2)).evicted, [chain(1, 3)[2], chain(1, 3)[1]]);
+        let mut history = History::new(18);
+        history.sent(sent(&chain(0, 3)));
+        history.sent(sent(&chain(1, 3)));
+        let again = history.sent(sent(&chain(0, 3)));
+        assert_eq!(again, Change::default(), "it is there, and used again");
+        assert_eq!(history.sent(sent(&chain(2, 2))).evicted, [chain(1, 3)[2], chain(1, 3)[1]]);
+    }
+
+    #[test]
+    fn room_is_counted_in_tokens_however_long_blocks_are() {
+        let mut history = History::new(1000);
+        history.sent(Sent { chain: &chain(0, 90), block_tokens: 16 });
+        assert_eq!((history.len(), history.tokens), (62, 992));
+        history.sent(Sent { chain: &chain(1, 90), block_tokens: 128 });
+        assert_eq!((history.len(), history.tokens), (7 + 6, 7 * 128 + 6 * 16));
+        let too_long = history.sent(Sent { chain: &chain(2, 1), block_tokens: 1001 });
+        assert_eq!(too_long, Change::default());
     }
 
     #[test]
     fn a_refused_prompt_takes_back_what_came_with_it_alone() {
-        let mut history = History::new(6);
-        history.sent(&chain(0, 3));
-        history.sent(&chain(0, 5));
+        let mut history = History::new(18);
+        history.sent(sent(&chain(0, 3)));
+        history.sent(sent(&chain(0, 5)));
         let mut long = chain(0, 5);
         assert_eq!(history.refused(&long).evicted, [long[4], long[3]]);
         assert_eq!(history.refused(&long), Change::default(), "two prompts had the rest");
         long = chain(1, 9);
-        history.sent(&long);
+        history.sent(sent(&long));
         assert_eq!(history.refused(&long).evicted.len(), 6, "what had room of it");
-        assert!(history.is_empty() && history.order.is_empty());
+        assert!(history.is_empty() && history.order.is_empty() && history.tokens == 0);
     }
 
     #[test]
@@ -237,11 +283,11 @@ mod tests {
         let index = Index::new(Limits::default(), 1);
         let (silent, other) = (index.add_pod().unwrap(), index.add_pod().unwrap());
         let guesses = Guesses::default();
-        guesses.add(silent, 4);
+        guesses.add(silent, 12);
         let mut writer = index.writer();
-        assert!(!guesses.sent(&mut writer, other, &chain(0, 3)));
-        assert!(guesses.sent(&mut writer, silent, &chain(0, 3)));
-        assert!(guesses.sent(&mut writer, silent, &chain(1, 3)));
+        assert!(!guesses.sent(&mut writer, other, sent(&chain(0, 3))));
+        assert!(guesses.sent(&mut writer, silent, sent(&chain(0, 3))));
+        assert!(guesses.sent(&mut writer, silent, sent(&chain(1, 3))));
         let depth = |family| {
             let (mut answer, mut depths) = (Answer::default(), [0; 2]);
             index.reader().lookup(&chain(family, 3), &mut answer);
@@ -249,7 +295,7 @@ mod tests {
             depths[silent.slot().position()]
         };
         assert_eq!((depth(0), depth(1)), (1, 3));
-        assert_eq!(guesses.status(silent), Some(Guessed { blocks: 4, capacity: 4 }));
+        assert_eq!(guesses.status(silent), Some(Guessed { blocks: 4, tokens: 12, capacity: 12 }));
         assert!(guesses.refused(&mut writer, silent, &chain(1, 3)));
         assert!(!guesses.refused(&mut writer, other, &chain(1, 3)));
         assert_eq!((depth(0), depth(1)), (1, 0));

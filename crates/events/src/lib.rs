@@ -36,7 +36,7 @@ pub use consume::{Clock, consume, keep_time, supervise};
 pub use feed::{
     Admission, Feed, FeedCounters, Memo, Rebuild, Recalled, Rules, SourceId, State, Status, Step,
 };
-pub use guess::{Change, Guessed, Guesses, History};
+pub use guess::{Change, Guessed, Guesses, History, Sent};
 pub use pod::{Pod, Serving};
 pub use pods::{Attached, PodStatus, Pods};
 #[cfg(feature = "grpc")]

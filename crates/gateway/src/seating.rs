@@ -5,7 +5,6 @@
 
 use crate::asked::Asked;
 use crate::config::authorization;
-use crate::memory::BLOCK_TOKENS;
 use crate::roster::{Roster, Seat};
 use crate::routing::Routing;
 use crate::settings::{EventSource, PodSettings, Settings};
@@ -202,16 +201,8 @@ impl Gateway {
             tracing::warn!(pod = %name, "sends no cache events: for a while after a prompt was sent there it is guessed to be cached; give `events`, or `kv_tokens` for a better guess");
             return Ok(id);
         };
-        let settings = self.settings();
-        let model = pod.facts.models.first();
-        let known = settings
-            .models
-            .iter()
-            .find(|known| model.is_none_or(|name| *name == *known.name.as_str()));
-        let block_tokens = known.map_or(BLOCK_TOKENS, |model| model.block_size.get());
-        let capacity = usize::try_from(tokens).unwrap_or(usize::MAX) / block_tokens;
-        tracing::warn!(pod = %name, blocks = capacity, "sends no cache events: what it holds is guessed from what it is sent");
-        self.memory.0.add(id, capacity);
+        tracing::warn!(pod = %name, tokens, "sends no cache events: what it holds is guessed from what it is sent");
+        self.memory.0.add(id, tokens);
         Ok(id)
     }
 

@@ -10,6 +10,7 @@ use crate::fleet::{Candidate, Fleet};
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::slot::Slots;
+use crate::values::BlockHashes;
 
 /// One request's values, from its arrival to the end of its response. Made by
 /// [`Profile::context`](crate::Profile::context) and usable with that profile only.
@@ -52,8 +53,15 @@ pub struct Desk {
 
 /// Whoever remembers what was sent to pods that say nothing of their caches.
 pub trait Remember: fmt::Debug + Send + Sync {
-    /// A plan sends a prompt to a pod. Whether it is remembered, and is in the index by that.
-    fn sent(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool;
+    /// A plan sends a prompt to a pod, in blocks of so many tokens. Whether it is remembered, and is in the index by
+    /// that.
+    fn sent(
+        &self,
+        writer: &mut Writer,
+        pod: PodId,
+        chain: &[BlockHash],
+        block_tokens: usize,
+    ) -> bool;
     /// The pod has refused it. Whether it was remembered.
     fn refused(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool;
 }
@@ -62,6 +70,7 @@ pub trait Remember: fmt::Debug + Send + Sync {
 #[derive(Debug, Default)]
 struct Expected {
     chain: Vec<BlockHash>,
+    block_tokens: usize,
     pods: Vec<Expecting>,
     frontier: Option<Frontier>,
 }
@@ -103,7 +112,7 @@ impl Expected {
     fn tell(&mut self, memory: Option<&dyn Remember>, writer: &mut Writer) {
         self.frontier = None;
         for Expecting { pod, known, expires } in self.pods.drain(..) {
-            if memory.is_some_and(|memory| memory.sent(writer, pod, &self.chain)) {
+            if memory.is_some_and(|it| it.sent(writer, pod, &self.chain, self.block_tokens)) {
                 continue;
             }
             // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
@@ -225,10 +234,12 @@ impl Desk {
         Some(Unsettled { expected, memory: self.memory.clone() })
     }
 
-    /// Notes that a pod will hold `chain`, which is the same for all pods of a plan.
-    pub(crate) fn expect(&mut self, pod: PodId, chain: &[BlockHash], expires: Moment) {
+    /// Notes that a pod will hold a chain of blocks, which is the same for all pods of a plan.
+    pub(crate) fn expect(&mut self, pod: PodId, blocks: &BlockHashes, expires: Moment) {
         let known = self.scratch.answer.depth(pod.slot());
         if self.expected.pods.is_empty() {
+            let chain = &blocks.chain;
+            self.expected.block_tokens = blocks.block_tokens;
             self.expected.chain.clear();
             self.expected.chain.extend_from_slice(chain);
             let nobody = self.scratch.answer.deepest().map_or(0, |level| level.depth);

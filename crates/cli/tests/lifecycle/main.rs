@@ -98,7 +98,7 @@ fn a_pod_that_says_nothing_is_guessed_at_within_its_room_and_that_is_said() {
     for (prompt, home) in prompts.iter().zip(&homes) {
         assert_eq!(fleet.would_go(&prompt.then(1)), *home, "it is remembered where it went");
         assert_eq!(fleet.events(home)["trust"], "guessed");
-        assert_eq!(fleet.events(home)["guess"]["capacity"], 500);
+        assert_eq!(fleet.events(home)["guess"]["capacity_tokens"], 8000);
     }
     // Room for two and a half prompts each: with three more on every pod, the first has been forgotten.
     let home = homes[0].clone();

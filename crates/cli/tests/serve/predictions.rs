@@ -208,3 +208,16 @@ fn what_a_refused_request_would_have_put_into_a_guessed_cache_is_not_guessed_to_
     assert_eq!(ask(&words(300), 0), 400);
     assert_eq!(guessed(), before);
 }
+
+#[test]
+fn a_guessed_cache_has_room_for_the_tokens_it_is_said_to_have_also_where_text_is_matched() {
+    let engines = Served::start(&["--model", "m"]);
+    let at = &engines.engines[0].http;
+    let text = format!("pods: [{{url: \"http://{at}\", kv_tokens: 1000}}]\n");
+    let gateway = Gateway::configured("predictions_room", &text, 1);
+    let body = json!({"prompt": "the same words again and again ".repeat(1000), "max_tokens": 1});
+    assert_eq!(gateway.post("/v1/completions", &body).status, 200);
+    let guess = &pod(&gateway)["events"]["guess"];
+    // Seven chunks of 512 bytes, each of which counts as 128 tokens.
+    assert_eq!(*guess, json!({"blocks": 7, "tokens": 896, "capacity_tokens": 1000}));
+}

@@ -153,7 +153,7 @@ pub(super) fn shown(running: &Running, seat: &Seat, events: &[PodStatus]) -> Val
 
 /// Of a pod that says nothing: how full its cache is guessed to be.
 fn guess_shown(guess: Guessed) -> Value {
-    json!({"blocks": guess.blocks, "capacity": guess.capacity})
+    json!({"blocks": guess.blocks, "tokens": guess.tokens, "capacity_tokens": guess.capacity})
 }
 
 fn feed_shown(feed: &PodStatus) -> Value {

@@ -145,7 +145,7 @@ pub(super) const FACTS: &[Parameter] = &[
     Parameter::with_default("engine", Takes::OneOf(Engine::WORDS), "openai", "Which software it is; `openai` is anything with that interface."),
     Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Which fitted speed it has, for profiles that predict times."),
     Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "The longest prompt plus answer, in tokens."),
-    Parameter::optional("kv_tokens", Takes::Whole(1, 1 << 40), "How many tokens its KV cache holds."),
+    Parameter::optional("kv_tokens", Takes::Whole(1, 1 << 40), "How many tokens its KV cache holds; where text is matched, four bytes count as one."),
     Parameter::optional("host", Takes::Text, "The machine it runs on."),
     Parameter::optional("rack", Takes::Text, "Its rack, or whatever shares a switch."),
     Parameter::optional("zone", Takes::Text, "Its zone."),

@@ -83,7 +83,7 @@ impl<'a> Deciding<'a, '_> {
             return false;
         }
         let pod = pod.id();
-        self.world.desk.expect(pod, &blocks.chain, self.world.now + lasts);
+        self.world.desk.expect(pod, blocks, self.world.now + lasts);
         true
     }
 

@@ -8,7 +8,7 @@ function row(pod) {
   const { feed, guess } = pod.events;
   const name = h("th", { scope: "row" }, h("span", { class: "name" }, pod.name), h("small", {}, feed?.sources.join(", ") || "no source"));
   if (!feed) {
-    const words = guess ? `${count(guess.blocks)} of about ${count(guess.capacity)} blocks are guessed from what it was sent` : "nothing is known of its cache";
+    const words = guess ? `${count(guess.tokens)} of about ${count(guess.capacity_tokens)} tokens are guessed from what it was sent` : "nothing is known of its cache";
     return h("tr", { "data-key": pod.name }, name, h("td", { colspan: 7, "data-label": "Events" }, h("span", { class: "quiet" }, `sends no events; ${words}`)));
   }
   const trouble = [
