@@ -5,6 +5,7 @@
 mod answers;
 mod churn;
 mod clients;
+mod described;
 mod edges;
 mod faults;
 mod flood;

@@ -1,4 +1,8 @@
 //! The description of the admin plane, written from the routes that are served.
+//!
+//! What they answer stands in `schemas.json`, in short: `"string"` is a type, `"Pod"` another entry, `"up|down"` one of
+//! these words, `["string"]` a list, `{"*": "string"}` a map; a value whose type ends with `?` may be null, and a field
+//! whose name does may be absent.
 
 use serde_json::{Map, Value, json};
 
@@ -23,20 +27,55 @@ pub fn description() -> Value {
         "paths": paths,
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": {"Error": {
-                "type": "object",
-                "required": ["error"],
-                "properties": {"error": {
-                    "type": "object",
-                    "required": ["message"],
-                    "properties": {
-                        "message": {"type": "string"},
-                        "problems": {"type": "array", "items": {"type": "object"}},
-                    },
-                }},
-            }},
+            "schemas": schemas(),
         },
     })
+}
+
+/// What is answered, by name.
+fn schemas() -> Value {
+    let short: Map<String, Value> = serde_json::from_str(include_str!("schemas.json"))
+        .expect("it is part of the program, and a test reads it");
+    short.iter().map(|(name, short)| (name.clone(), schema(short))).collect::<Map<_, _>>().into()
+}
+
+/// JSON Schema from the short form.
+fn schema(short: &Value) -> Value {
+    match short {
+        Value::String(word) => named(word),
+        Value::Array(items) => json!({"type": "array", "items": items.first().map(schema)}),
+        Value::Object(fields) => match fields.get("*") {
+            Some(values) => json!({"type": "object", "additionalProperties": schema(values)}),
+            None => object(fields),
+        },
+        other => other.clone(),
+    }
+}
+
+fn object(fields: &Map<String, Value>) -> Value {
+    let name = |name: &str| name.trim_end_matches('?').to_owned();
+    let required: Vec<_> = fields.keys().filter(|key| !key.ends_with('?')).collect();
+    let properties: Map<_, _> = fields.iter().map(|(key, it)| (name(key), schema(it))).collect();
+    json!({"type": "object", "required": required, "properties": properties})
+}
+
+/// A type, words to choose from, or another schema by its name.
+fn named(word: &str) -> Value {
+    let (kind, may_be_null) = word.strip_suffix('?').map_or((word, false), |kind| (kind, true));
+    if kind == "any" {
+        return json!({});
+    }
+    if kind.contains('|') {
+        return json!({"type": "string", "enum": kind.split('|').collect::<Vec<_>>()});
+    }
+    let is_entry = kind.starts_with(|first: char| first.is_ascii_uppercase());
+    let entry = json!({"$ref": format!("#/components/schemas/{kind}")});
+    match (is_entry, may_be_null) {
+        (true, false) => entry,
+        (true, true) => json!({"anyOf": [entry, {"type": "null"}]}),
+        (false, false) => json!({"type": kind}),
+        (false, true) => json!({"type": [kind, "null"]}),
+    }
 }
 
 fn operation(route: &Route) -> Value {
@@ -46,14 +85,15 @@ fn operation(route: &Route) -> Value {
         Body::Stream => "text/event-stream",
         Body::Asset => "*/*",
     };
-    let error = json!({"description": "Why not.", "content": {"application/json": {
-        "schema": {"$ref": "#/components/schemas/Error"},
-    }}});
+    let content = |kind: &str, it: &str| json!({kind: {"schema": named(it)}});
+    let answer =
+        if route.tells.is_empty() { json!({kind: {}}) } else { content(kind, route.tells) };
+    let error = json!({"description": "Why not.", "content": content("application/json", "Error")});
     let mut operation = json!({
         "operationId": route.id,
         "summary": route.summary,
         "responses": {
-            "200": {"description": "As asked.", "content": {kind: {}}},
+            "200": {"description": "As asked.", "content": answer},
             "default": error,
         },
     });

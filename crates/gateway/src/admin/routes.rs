@@ -97,6 +97,8 @@ pub(super) struct Route {
     /// What must be posted.
     pub(super) takes: Option<(Body, &'static str)>,
     pub(super) answers: Body,
+    /// What is answered in JSON: a name in `schemas.json`, or a type.
+    pub(super) tells: &'static str,
     pub(super) answer: fn(&Call<'_>) -> Answer,
 }
 
@@ -109,7 +111,12 @@ const fn route(
 ) -> Route {
     let (named, answers) = ("The pod's name, percent-encoded.", Body::Json);
     let path = Pattern(path);
-    Route { method, path, id, summary, named, query: None, takes: None, answers, answer }
+    let (query, takes, tells) = (None, None, "");
+    Route { method, path, id, summary, named, query, takes, answers, tells, answer }
+}
+
+const fn telling(tells: &'static str, route: Route) -> Route {
+    Route { tells, ..route }
 }
 
 const fn taking(route: Route, kind: Body, what: &'static str) -> Route {
@@ -137,26 +144,26 @@ pub(super) const ROUTES: &[Route] = &[
     Route { answers: Body::Asset, ..route(Get, "/", "getDashboard", "The dashboard, for browsers.", page::page) },
     Route { answers: Body::Asset, named: "The file's name.", ..route(Get, "/dashboard/{name}", "getDashboardFile", "A file of the dashboard.", page::file) },
     Route { answers: Body::Stream, ..route(Get, "/live", "watch", "Everything that changes, once a second, as events `snapshot` with JSON.", live) },
-    route(Get, "/pods", "listPods", "Every pod: who it is, its load, health, breaker and events.", pods::list),
-    taking(route(Post, "/pods", "addPod", "Add a pod until it is removed or the router ends.", pods::add), Body::Json, "A pod as in `pods` of the configuration."),
-    route(Get, "/pods/{name}", "getPod", "One pod.", pods::get),
-    route(Delete, "/pods/{name}", "removePod", "Remove a pod; requests that it works on may finish.", pods::remove),
-    route(Post, "/pods/{name}/drain", "drainPod", "Send a pod nothing new.", pods::drain),
-    route(Post, "/pods/{name}/resume", "resumePod", "Send a drained pod requests again, once it has answered.", pods::resume),
-    route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index),
-    route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list),
-    Route { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) },
-    Route { query: Some(("last", "How many; 20 if not given.")), ..route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list) },
-    Route { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) },
-    Route { query: Some(("after", "The number of the last one that is known; all if not given.")), ..route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic) },
-    taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), Body::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`"),
-    route(Get, "/profiles", "listProfiles", "The profiles that decide, with every default, and the routes to them.", setup::profiles),
-    taking(route(Post, "/profiles/check", "checkProfile", "What is wrong with a profile; changes nothing.", setup::check_profile), Body::Text, "A profile."),
-    route(Get, "/config", "getConfig", "Which file is configured, and what was wrong with it the last time it was read.", setup::config),
-    taking(route(Post, "/config/check", "checkConfig", "What is wrong with a configuration; changes nothing.", setup::check_config), Body::Text, "A configuration."),
-    route(Post, "/config/reload", "reloadConfig", "Read the configuration again; a bad one changes nothing.", setup::reload),
-    route(Get, "/log-level", "getLogLevel", "What is logged.", setup::log_level),
-    taking(route(Put, "/log-level", "setLogLevel", "Log more or less.", setup::set_log_level), Body::Json, "`{\"level\": \"debug\"}`"),
+    telling("Pods", route(Get, "/pods", "listPods", "Every pod: who it is, its load, health, breaker and events.", pods::list)),
+    telling("Added", taking(route(Post, "/pods", "addPod", "Add a pod until it is removed or the router ends.", pods::add), Body::Json, "A pod as in `pods` of the configuration.")),
+    telling("Pod", route(Get, "/pods/{name}", "getPod", "One pod.", pods::get)),
+    telling("Removed", route(Delete, "/pods/{name}", "removePod", "Remove a pod; requests that it works on may finish.", pods::remove)),
+    telling("Draining", route(Post, "/pods/{name}/drain", "drainPod", "Send a pod nothing new.", pods::drain)),
+    telling("Resumed", route(Post, "/pods/{name}/resume", "resumePod", "Send a drained pod requests again, once it has answered.", pods::resume)),
+    telling("Index", route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index)),
+    telling("Prefixes", route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list)),
+    telling("Forest", Route { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) }),
+    telling("Decisions", Route { query: Some(("last", "How many; 20 if not given.")), ..route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list) }),
+    telling("Decision", Route { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) }),
+    telling("Traffic", Route { query: Some(("after", "The number of the last one that is known; all if not given.")), ..route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic) }),
+    telling("Explained", taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), Body::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`")),
+    telling("Profiles", route(Get, "/profiles", "listProfiles", "The profiles that decide, with every default, and the routes to them.", setup::profiles)),
+    telling("Checked", taking(route(Post, "/profiles/check", "checkProfile", "What is wrong with a profile; changes nothing.", setup::check_profile), Body::Text, "A profile.")),
+    telling("Config", route(Get, "/config", "getConfig", "Which file is configured, and what was wrong with it the last time it was read.", setup::config)),
+    telling("Checked", taking(route(Post, "/config/check", "checkConfig", "What is wrong with a configuration; changes nothing.", setup::check_config), Body::Text, "A configuration.")),
+    telling("Reloaded", route(Post, "/config/reload", "reloadConfig", "Read the configuration again; a bad one changes nothing.", setup::reload)),
+    telling("LogLevel", route(Get, "/log-level", "getLogLevel", "What is logged.", setup::log_level)),
+    telling("LogLevel", taking(route(Put, "/log-level", "setLogLevel", "Log more or less.", setup::set_log_level), Body::Json, "`{\"level\": \"debug\"}`")),
     Route { answers: Body::Text, ..route(Get, "/metrics", "getMetrics", "The metrics, for Prometheus.", setup::metrics) },
-    route(Get, "/openapi.json", "getDescription", "This description.", setup::description),
+    telling("object", route(Get, "/openapi.json", "getDescription", "This description.", setup::description)),
 ];
