@@ -5,20 +5,16 @@
 //! case and goes through the same code. What comes after a failure, [`course`](crate::course) says.
 
 use crate::answer::Answer;
-use crate::breaker::Verdict;
-use crate::budget::RetryBudget;
+use crate::asking::{
+    MOST_STEP_BYTES, ask_engine, is_for_another_pod, may_have_computed, request, verdict, within,
+};
 use crate::connector::{self, Known, Rendezvous};
 use crate::course::{Course, Next, is_held};
-use crate::endpoint::{Endpoint, WorkerNumber};
+use crate::dispatch::{Call, Called, Carried, Dispatch, Kit, Taken};
+use crate::endpoint::Endpoint;
 use crate::exchange::call;
 use crate::failure::{CallError, Failure};
-use crate::splice::{Edit, splice};
-use crate::timeouts::Timeouts;
 use bytes::Bytes;
-use http_body_util::Full;
-use hyper::header::{HOST, HeaderMap, HeaderValue, RETRY_AFTER};
-use hyper::http::uri::PathAndQuery;
-use hyper::{Method, Request, StatusCode, Uri};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -27,109 +23,6 @@ use wornpath_routing::{
     Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, SkippedBecause,
     Start,
 };
-
-/// The most bytes of an answer that is not the client's.
-const MOST_STEP_BYTES: usize = 8 << 20;
-
-/// The client's request, with the headers that engines are to see.
-#[derive(Clone, Debug)]
-pub struct Call {
-    /// Its method.
-    pub method: Method,
-    /// Its path and query.
-    pub path: PathAndQuery,
-    /// Headers, without those that concern one connection only.
-    pub headers: HeaderMap,
-    /// The body as it came.
-    pub body: Bytes,
-}
-
-/// Where a pod is.
-#[derive(Clone, Debug)]
-pub struct Target {
-    /// Its address.
-    pub endpoint: Arc<Endpoint>,
-    /// Its rank behind that address, if there are several.
-    pub rank: Option<u32>,
-    /// Where engines of a pair meet.
-    pub bootstrap_port: u16,
-}
-
-/// Who decides.
-pub trait Dispatch: Send {
-    /// Where a pod is, if it is still there.
-    fn target(&self, pod: PodId) -> Option<Target>;
-    /// Decides again; waits while no pod has room, as any request does.
-    fn replan(
-        &mut self,
-        retry: Retry<'_>,
-    ) -> impl Future<Output = Result<RoutingPlan, Rejection>> + Send;
-    /// The time.
-    fn now(&self) -> Moment;
-    /// A number that no other request has, of 63 bits.
-    fn room(&mut self) -> u64;
-    /// A call begins; the time, if somebody takes calls down.
-    fn begins(&self) -> Option<Moment> {
-        None
-    }
-    /// A pod that is expected to hold the prompt will not: it refused the request, or never got it.
-    fn refused(&mut self, _pod: PodId) {}
-    /// A call that [`Dispatch::begins`] told the time of has been answered, or failed.
-    fn answered(&mut self, _called: Called<'_>) {}
-}
-
-/// A call that was answered, or failed.
-#[derive(Clone, Copy, Debug)]
-pub struct Called<'a> {
-    /// The step.
-    pub step: &'a Name,
-    /// Who was called.
-    pub endpoint: &'a Endpoint,
-    /// When it began.
-    pub started: Moment,
-    /// What went wrong.
-    pub failure: Option<&'a CallError>,
-}
-
-/// What calls are made with.
-#[derive(Clone, Copy, Debug)]
-pub struct Kit<'a> {
-    /// The retries that are left.
-    pub budget: &'a RetryBudget,
-    /// How long a call may take.
-    pub timeouts: Timeouts,
-    /// The thread that makes it.
-    pub worker: WorkerNumber,
-}
-
-/// A plan that came to an answer. Its load is on the pod until `step` is dropped.
-#[derive(Debug)]
-pub struct Carried {
-    /// The answer, whose body has begun.
-    pub answer: Answer,
-    /// The step that gives it.
-    pub step: PlanStep,
-    /// Who gives it.
-    pub endpoint: Arc<Endpoint>,
-    /// How often something was tried again.
-    pub retries: u32,
-    /// Whether a step was left out because it failed.
-    pub is_degraded: bool,
-    /// Whose work the step took over, if it did; apart, because most do not.
-    pub taken: Option<Box<Taken>>,
-}
-
-/// The work of a pod that computed the prompt for another one. The taking engine counts what it took as cached, so
-/// only the giving one's answer tells what the prefix cache was good for.
-#[derive(Clone, Debug)]
-pub struct Taken {
-    /// Who computed it.
-    pub pod: Option<PodId>,
-    /// Tokens of the prompt that it was believed to hold before.
-    pub expected_tokens: u64,
-    /// What it answered, where that was waited for.
-    pub answer: Bytes,
-}
 
 /// Why a plan stopped.
 enum Stop {
@@ -505,83 +398,4 @@ async fn beside<T>(
         main.as_mut().poll(context)
     })
     .await
-}
-
-fn request(
-    call: &Call,
-    step: &PlanStep,
-    target: &Target,
-    known: &Known,
-) -> Result<Request<Full<Bytes>>, CallError> {
-    let body = if step.mutations.is_empty() {
-        call.body.clone()
-    } else {
-        let edits: Vec<Edit> = connector::edits(&step.mutations, call.path.path(), known);
-        splice(&call.body, &edits)?
-    };
-    let mut request = Request::new(Full::new(body));
-    *request.method_mut() = call.method.clone();
-    *request.uri_mut() = uri(&call.path, target.endpoint.prefix());
-    *request.headers_mut() = call.headers.clone();
-    request.headers_mut().insert(HOST, target.endpoint.authority().clone());
-    target.endpoint.authorize(request.headers_mut());
-    if let Some(rank) = target.rank {
-        request.headers_mut().insert("x-data-parallel-rank", HeaderValue::from(rank));
-    }
-    Ok(request)
-}
-
-fn uri(path: &PathAndQuery, prefix: &str) -> Uri {
-    if prefix.is_empty() {
-        return Uri::from(path.clone());
-    }
-    format!("{prefix}{path}").parse().unwrap_or_else(|_| Uri::from(path.clone()))
-}
-
-fn within(timeouts: Timeouts, step: &PlanStep) -> Timeouts {
-    let Some(deadline) = step.deadline else { return timeouts };
-    Timeouts { total: timeouts.total.min(deadline), ..timeouts }
-}
-
-/// Asks an engine for what it is called among its peers: `{"0": {"engine_id": …}}`.
-async fn ask_engine(beside: &Endpoint, port: u16, timeouts: Timeouts) -> Result<String, CallError> {
-    let lacks = || CallError::Lacks("engine_id");
-    let endpoint = Arc::new(beside.beside(port).map_err(|_| lacks())?);
-    let mut request = Request::new(Full::new(Bytes::new()));
-    *request.uri_mut() = Uri::from_static("/query");
-    request.headers_mut().insert(HOST, endpoint.authority().clone());
-    let answer = call(&endpoint, WorkerNumber(0), request, timeouts).await?;
-    let (_, body) = answer.whole(MOST_STEP_BYTES).await?;
-    let engines: serde_json::Value = serde_json::from_slice(&body).map_err(|_| lacks())?;
-    engines["0"]["engine_id"].as_str().map(str::to_owned).ok_or_else(lacks)
-}
-
-/// Statuses that say something about the pod and not about the request.
-fn is_for_another_pod(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
-}
-
-/// Whether the prompt may be in the pod's cache now. Engines refuse before they compute; one that is late may be at it.
-fn may_have_computed(result: &Result<Answer, CallError>) -> bool {
-    match result {
-        Ok(answer) => answer.head.status.is_success(),
-        Err(CallError::NoFirstByte(_) | CallError::Stalled(_) | CallError::TooLong(_)) => true,
-        Err(_) => false,
-    }
-}
-
-fn verdict(result: &Result<Answer, CallError>) -> Verdict {
-    match result {
-        Err(error) => error.verdict(),
-        Ok(answer) => match answer.head.status.as_u16() {
-            429 | 503 => Verdict::Busy(retry_after(&answer.head.headers)),
-            500.. => Verdict::Failed,
-            _ => Verdict::Good,
-        },
-    }
-}
-
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
 }

@@ -7,10 +7,12 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod asking;
 mod breaker;
 mod budget;
 mod connector;
 mod course;
+mod dispatch;
 mod endpoint;
 mod exchange;
 mod execute;
@@ -25,9 +27,10 @@ pub use answer::{Answer, AnswerBody};
 pub use breaker::{Breaker, BreakerRules, Verdict};
 pub use budget::{BudgetRules, RetryBudget};
 pub use course::{Course, Next};
+pub use dispatch::{Call, Called, Carried, Dispatch, Kit, Taken, Target};
 pub use endpoint::{AddressError, Endpoint, WorkerNumber};
 pub use exchange::call;
-pub use execute::{Call, Called, Carried, Dispatch, Kit, Taken, Target, execute};
+pub use execute::execute;
 pub use failure::{CallError, Failure};
 pub use reach::{AddressRange, Forbidden, PodTls, RangeError, Reach};
 pub use splice::{Edit, NotAnObject, field, splice};

@@ -5,28 +5,30 @@
 //! first block that has to be computed. Who finds, once it has the claim, that another pod was told to compute
 //! that block since, decides again and follows. Threads whose prompts differ before that block never meet.
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use std::array;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wornpath_blocks::BlockHash;
 
 /// So many that threads with different prompts hardly ever wait for each other.
 const CLAIMS: usize = 256;
 
 #[derive(Debug)]
-pub(crate) struct Claims([Semaphore; CLAIMS]);
+pub(crate) struct Claims([Arc<Semaphore>; CLAIMS]);
 
 /// The right to be the first with a prefix, for as long as it is kept.
-pub(crate) type Claim<'a> = SemaphorePermit<'a>;
+pub(crate) type Claim = OwnedSemaphorePermit;
 
 impl Default for Claims {
     fn default() -> Self {
-        Self([const { Semaphore::const_new(1) }; CLAIMS])
+        Self(array::from_fn(|_| Arc::new(Semaphore::new(1))))
     }
 }
 
 impl Claims {
     /// The claim on a block, once nobody else has it. Nothing to claim is claimed by everybody.
-    pub(crate) async fn hold(&self, frontier: Option<BlockHash>) -> Option<Claim<'_>> {
+    pub(crate) async fn hold(&self, frontier: Option<BlockHash>) -> Option<Claim> {
         let claim = &self.0[(frontier?.0 % CLAIMS as u64) as usize];
-        claim.acquire().await.ok()
+        Arc::clone(claim).acquire_owned().await.ok()
     }
 }

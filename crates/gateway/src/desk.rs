@@ -73,7 +73,7 @@ impl Worker {
         &self,
         length: Length,
         mut decide: impl FnMut(&mut World<'_>) -> Outcome,
-    ) -> (Outcome, Untold<'_>) {
+    ) -> (Outcome, Untold) {
         let gateway = &self.gateway;
         for _ in 0..MOST_RACES {
             let (outcome, unsettled) = {
@@ -87,7 +87,7 @@ impl Worker {
                 continue;
             }
             if !length.is_long {
-                return (outcome, Untold(Some((unsettled, claim))));
+                return (outcome, Untold::new(unsettled, claim));
             }
             // Apart for a long prompt: streams on this thread would feel it.
             let owner = Arc::clone(gateway);
@@ -122,28 +122,32 @@ impl Worker {
     }
 }
 
-/// What the index is to be told of a plan, and the claim under which that is done.
+/// What the index is to be told of a plan, and the claim under which that is done. Locked only ever by one request.
 #[derive(Default)]
-pub(crate) struct Untold<'a>(Option<(Unsettled, Option<Claim<'a>>)>);
+pub(crate) struct Untold(Mutex<Option<(Unsettled, Option<Claim>)>>);
 
-impl Untold<'_> {
-    /// Tells it.
-    pub(crate) fn tell(&mut self, worker: &Worker) {
-        if let Some((unsettled, _claim)) = self.0.take() {
+impl Untold {
+    fn new(unsettled: Unsettled, claim: Option<Claim>) -> Self {
+        Self(Mutex::new(Some((unsettled, claim))))
+    }
+
+    /// Tells it, if that was not done yet.
+    pub(crate) fn tell(&self, worker: &Worker) {
+        let untold = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((unsettled, _claim)) = untold {
             worker.tools().desk.tell(unsettled);
         }
     }
 
     /// Tells it as soon as `sent` has to wait, which it does for its engine: that is at work meanwhile.
-    pub(crate) async fn tell_after<T>(
-        mut self,
-        worker: &Worker,
-        sent: impl Future<Output = T>,
-    ) -> T {
-        let mut sent = pin!(sent);
+    pub(crate) async fn tell_after<T>(&self, worker: &Worker, sent: impl Future<Output = T>) -> T {
+        let (mut sent, mut is_told) = (pin!(sent), false);
         poll_fn(|context| {
             let polled = sent.as_mut().poll(context);
-            self.tell(worker);
+            if !is_told {
+                self.tell(worker);
+                is_told = true;
+            }
             polled
         })
         .await
@@ -162,6 +166,8 @@ pub(crate) struct Dispatcher<'a> {
     pub(crate) seen: Option<Box<Seen>>,
     /// The fleet of the first decision, which is good for its plan.
     pub(crate) roster: Arc<Roster>,
+    /// Of the first decision, if nothing has come of it yet: whatever is told later follows that.
+    pub(crate) untold: &'a Untold,
 }
 
 impl Dispatch for Dispatcher<'_> {
@@ -171,6 +177,7 @@ impl Dispatch for Dispatcher<'_> {
 
     async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {
         let (worker, gateway) = (self.worker, &self.worker.gateway);
+        self.untold.tell(worker);
         let ending = || Rejection::unavailable("the gateway is ending");
         let mut context = self.context.take().ok_or_else(ending)?;
         self.roster = gateway.roster();
@@ -212,6 +219,7 @@ impl Dispatch for Dispatcher<'_> {
     fn refused(&mut self, pod: PodId) {
         let blocks = self.context.as_ref().and_then(|it| self.profile.prompt_blocks(it));
         if let Some(blocks) = blocks {
+            self.untold.tell(self.worker);
             self.worker.withdraw(pod, &blocks.chain, self.bytes);
         }
     }

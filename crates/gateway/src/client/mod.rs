@@ -150,12 +150,12 @@ async fn route(
     if decided.is_err() {
         record.seen = kept(seen.take());
     }
-    let (context, plan, mut untold) = decided?;
+    let (context, plan, untold) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
     if plan.steps.len() == 1 {
-        let (bytes, roster) = (call.body.len(), gateway.roster());
-        let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
+        let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &untold);
+        let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster, untold };
         let carried = untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await;
         record.seen = kept(dispatcher.seen);
         return Ok((carried?, turn));
@@ -169,8 +169,8 @@ async fn route(
         let kit =
             Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
         let (worker, profile) = (&*worker, &profile);
-        let (bytes, roster) = (call.body.len(), gateway.roster());
-        let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster };
+        let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &Untold::default());
+        let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster, untold };
         let carried = execute(plan, &call, &kit, &mut dispatcher).await;
         (carried, dispatcher.seen)
     });
@@ -279,12 +279,12 @@ async fn apart<T: Send + 'static>(
 }
 
 /// A plan, and what the index is to be told of it.
-async fn decide<'a>(
-    worker: &'a Worker,
+async fn decide(
+    worker: &Worker,
     profile: &Arc<Profile>,
     (mut context, length): (RoutingContext, Length),
     seen: &mut Option<Box<Seen>>,
-) -> Result<(Option<RoutingContext>, RoutingPlan, Untold<'a>), Refusal> {
+) -> Result<(Option<RoutingContext>, RoutingPlan, Untold), Refusal> {
     let gateway = &worker.gateway;
     let decide = |world: &mut World<'_>| match seen {
         None => profile.decide(&mut context, world),

@@ -79,7 +79,7 @@ async fn carry(
     decided();
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
-    let roster = gateway.roster();
-    let mut dispatcher = Dispatcher { worker, profile, context, bytes: length.bytes, seen, roster };
+    let (bytes, roster, untold) = (length.bytes, gateway.roster(), &untold);
+    let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster, untold };
     Ok(untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await?)
 }

@@ -1,0 +1,105 @@
+//! One call of a step: what is sent, and what its answer says of the pod.
+
+use crate::answer::Answer;
+use crate::breaker::Verdict;
+use crate::connector::{self, Known};
+use crate::dispatch::{Call, Target};
+use crate::endpoint::{Endpoint, WorkerNumber};
+use crate::exchange::call;
+use crate::failure::CallError;
+use crate::splice::{Edit, splice};
+use crate::timeouts::Timeouts;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{HOST, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::http::uri::PathAndQuery;
+use hyper::{Request, StatusCode, Uri};
+use std::sync::Arc;
+use std::time::Duration;
+use wornpath_routing::PlanStep;
+
+/// The most bytes of an answer that is not the client's.
+pub(crate) const MOST_STEP_BYTES: usize = 8 << 20;
+
+pub(crate) fn request(
+    call: &Call,
+    step: &PlanStep,
+    target: &Target,
+    known: &Known,
+) -> Result<Request<Full<Bytes>>, CallError> {
+    let body = if step.mutations.is_empty() {
+        call.body.clone()
+    } else {
+        let edits: Vec<Edit> = connector::edits(&step.mutations, call.path.path(), known);
+        splice(&call.body, &edits)?
+    };
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = call.method.clone();
+    *request.uri_mut() = uri(&call.path, target.endpoint.prefix());
+    *request.headers_mut() = call.headers.clone();
+    request.headers_mut().insert(HOST, target.endpoint.authority().clone());
+    target.endpoint.authorize(request.headers_mut());
+    if let Some(rank) = target.rank {
+        request.headers_mut().insert("x-data-parallel-rank", HeaderValue::from(rank));
+    }
+    Ok(request)
+}
+
+fn uri(path: &PathAndQuery, prefix: &str) -> Uri {
+    if prefix.is_empty() {
+        return Uri::from(path.clone());
+    }
+    format!("{prefix}{path}").parse().unwrap_or_else(|_| Uri::from(path.clone()))
+}
+
+pub(crate) fn within(timeouts: Timeouts, step: &PlanStep) -> Timeouts {
+    let Some(deadline) = step.deadline else { return timeouts };
+    Timeouts { total: timeouts.total.min(deadline), ..timeouts }
+}
+
+/// Asks an engine for what it is called among its peers: `{"0": {"engine_id": …}}`.
+pub(crate) async fn ask_engine(
+    beside: &Endpoint,
+    port: u16,
+    timeouts: Timeouts,
+) -> Result<String, CallError> {
+    let lacks = || CallError::Lacks("engine_id");
+    let endpoint = Arc::new(beside.beside(port).map_err(|_| lacks())?);
+    let mut request = Request::new(Full::new(Bytes::new()));
+    *request.uri_mut() = Uri::from_static("/query");
+    request.headers_mut().insert(HOST, endpoint.authority().clone());
+    let answer = call(&endpoint, WorkerNumber(0), request, timeouts).await?;
+    let (_, body) = answer.whole(MOST_STEP_BYTES).await?;
+    let engines: serde_json::Value = serde_json::from_slice(&body).map_err(|_| lacks())?;
+    engines["0"]["engine_id"].as_str().map(str::to_owned).ok_or_else(lacks)
+}
+
+/// Statuses that say something about the pod and not about the request.
+pub(crate) fn is_for_another_pod(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
+}
+
+/// Whether the prompt may be in the pod's cache now. Engines refuse before they compute; one that is late may be at it.
+pub(crate) fn may_have_computed(result: &Result<Answer, CallError>) -> bool {
+    match result {
+        Ok(answer) => answer.head.status.is_success(),
+        Err(CallError::NoFirstByte(_) | CallError::Stalled(_) | CallError::TooLong(_)) => true,
+        Err(_) => false,
+    }
+}
+
+pub(crate) fn verdict(result: &Result<Answer, CallError>) -> Verdict {
+    match result {
+        Err(error) => error.verdict(),
+        Ok(answer) => match answer.head.status.as_u16() {
+            429 | 503 => Verdict::Busy(retry_after(&answer.head.headers)),
+            500.. => Verdict::Failed,
+            _ => Verdict::Good,
+        },
+    }
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
