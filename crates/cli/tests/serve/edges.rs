@@ -82,8 +82,9 @@ fn a_client_that_keeps_its_connection_is_asked_to_leave_before_it_is_closed() {
     assert!(gateway.get("/health").header("x-request-id").is_some());
 }
 
-/// An engine that answers every post with these pieces and closes the connection, which is how its answer ends.
-fn closing(pieces: &'static [&'static str]) -> String {
+/// An engine that answers every post with these pieces and closes the connection: that is how its answer ends, unless
+/// it comes in chunks.
+fn closing(is_chunked: bool, pieces: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let _listening = std::thread::Builder::new().spawn(move || {
@@ -94,11 +95,27 @@ fn closing(pieces: &'static [&'static str]) -> String {
             if asked.starts_with("GET /v1/models") {
                 let body = json!({"data": [{"id": "m"}]}).to_string();
                 let length = body.len();
-                let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+                let _ = write!(
+                    stream,
+                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+                );
                 continue;
             }
-            let _ = write!(stream, "HTTP/1.0 200 OK\r\ncontent-type: Text/Event-Stream\r\nx-wornpath-pod: forged\r\n\r\n");
+            let framing = if is_chunked {
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked"
+            } else {
+                "HTTP/1.0 200 OK"
+            };
+            let _ = write!(
+                stream,
+                "{framing}\r\ncontent-type: Text/Event-Stream\r\nx-wornpath-pod: forged\r\n\r\n"
+            );
             for piece in pieces {
+                let piece = if is_chunked {
+                    format!("{:x}\r\n{piece}\r\n", piece.len())
+                } else {
+                    (*piece).to_owned()
+                };
                 let _ = stream.write_all(piece.as_bytes());
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -109,17 +126,25 @@ fn closing(pieces: &'static [&'static str]) -> String {
 
 #[test]
 fn a_stream_that_ends_by_closing_is_whole_only_after_its_last_word() {
-    let cases: [(&'static [&'static str], bool); 3] = [
-        (&["data: {\"a\":1}\n\n", "data: {\"a\":2}\n\n"], false),
-        (&["data: {\"a\":1}\n\n", "data: [DO", "NE]\n\n"], true),
-        (&["data: {\"a\":1}\n\ndata: {\"a\":"], false),
+    const STOP: &str = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    const COMPLETED: &str = "event: response.completed\ndata: {}\n\n";
+    type Case = (&'static str, bool, &'static [&'static str], bool);
+    let cases: [Case; 8] = [
+        (ASK, false, &["data: {\"a\":1}\n\n", "data: {\"a\":2}\n\n"], false),
+        (ASK, false, &["data: {\"a\":1}\n\n", "data: [DO", "NE]\n\n"], true),
+        (ASK, false, &["data: {\"a\":1}\n\ndata: {\"a\":"], false),
+        (ASK, false, &["data: {\"a\":\"data: [DONE]\"}\n\n"], false),
+        (ASK, true, &["data: {\"a\":1}\n\n", "data: [DONE]\n\n"], true),
+        ("/v1/messages", true, &["data: {\"a\":1}\n\n", STOP], true),
+        ("/v1/responses", true, &["data: {\"a\":1}\n\n", COMPLETED], true),
+        ("/v1/responses", true, &["data: {\"a\":\"event: response.completed\"}\n\n"], false),
     ];
-    for (pieces, is_whole) in cases {
-        let url = format!("http://{}", closing(pieces));
+    for (path, is_chunked, pieces, is_whole) in cases {
+        let url = format!("http://{}", closing(is_chunked, pieces));
         let gateway = Gateway::start(&["--pod", &url], 1);
         let body = json!({"prompt": "a", "stream": true}).to_string();
         let bytes = format!(
-            "POST {ASK} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         let answer = exchange(&gateway.address, bytes.as_bytes());

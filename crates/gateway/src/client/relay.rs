@@ -1,6 +1,7 @@
 //! The answer's body on its way to the client: bytes untouched, load and tokens counted, a broken stream
 //! ended by an error that no client can take for success.
 
+use super::ending::Ending;
 use super::lost::{lost_event, next_number};
 use crate::desk::Worker;
 use crate::quota::Turn;
@@ -9,16 +10,12 @@ use crate::usage::UsageScan;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderMap};
-use memchr::memmem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use wornpath_execution::{AnswerBody, CallError, Endpoint};
 use wornpath_index::Moment;
 use wornpath_routing::PlanStep;
-
-/// Bytes of the longest word that a stream ends with, less one.
-const LONGEST_MARK: usize = 18;
 
 /// What a client gets.
 pub(crate) enum Reply {
@@ -54,9 +51,7 @@ pub(crate) struct Relay {
     ends_by: End,
     told: Told,
     /// Whether the stream has said that it is over.
-    has_finished: bool,
-    /// What may be the beginning of saying so.
-    tail: Vec<u8>,
+    ending: Ending,
     /// Whether the last bytes sent end an event.
     is_between_events: bool,
     /// Of the next event, where events are numbered.
@@ -106,8 +101,7 @@ impl Relay {
             body,
             ends_by,
             told,
-            has_finished: false,
-            tail: Vec::new(),
+            ending: Ending::default(),
             is_between_events: true,
             next_number: 0,
             scan: UsageScan::default(),
@@ -125,9 +119,12 @@ impl Relay {
         if self.told == Told::ByEvent(Api::Responses) {
             self.next_number = next_number(data).unwrap_or(self.next_number);
         }
-        match self.ends_by {
-            End::Told => self.has_finished |= data.ends_with(b"data: [DONE]\n\n"),
-            End::Closing => self.look_for_the_end(data),
+        match (self.ends_by, self.told) {
+            (End::Closing, Told::ByEvent(api))
+            | (_, Told::ByEvent(api @ (Api::Messages | Api::Responses))) => {
+                self.ending.look_at(api, data);
+            }
+            _ => self.ending.look_at_chunk(data),
         }
         let Some(open) = &mut self.open else { return };
         let has_begun = open.record.pieces > 0;
@@ -150,23 +147,14 @@ impl Relay {
         }
     }
 
-    /// Only where nothing else tells: the words may be cut anywhere.
-    fn look_for_the_end(&mut self, data: &[u8]) {
-        let Told::ByEvent(api) = self.told else { return };
-        let marks: &[&[u8]] = match api {
-            Api::Messages => &[b"message_stop", b"[DONE]"],
-            Api::Responses => &[b"response.completed", b"response.failed", b"response.incomplete"],
-            _ => &[b"[DONE]"],
-        };
-        self.tail.extend_from_slice(data);
-        self.has_finished |= marks.iter().any(|mark| memmem::find(&self.tail, mark).is_some());
-        self.tail.drain(..self.tail.len().saturating_sub(LONGEST_MARK));
-    }
-
     /// The engine said no more: all there is, or all that came before it crashed.
     fn ends(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         let is_known = matches!(self.told, Told::ByEvent(api) if api != Api::Other);
-        if self.open.is_some() && self.ends_by == End::Closing && is_known && !self.has_finished {
+        if self.open.is_some()
+            && self.ends_by == End::Closing
+            && is_known
+            && !self.ending.has_come()
+        {
             return self.breaks(CallError::Unfinished);
         }
         self.end(Ended::Whole);
@@ -174,7 +162,7 @@ impl Relay {
     }
 
     fn breaks(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        if self.has_finished {
+        if self.ending.has_come() {
             // What follows the last word is nobody's loss.
             self.end(Ended::Whole);
             self.body = AnswerBody::empty();
