@@ -32,6 +32,10 @@ impl Ending {
             Api::Responses => &[b"response.completed", b"response.failed", b"response.incomplete"],
             _ => &[b"[DONE]"],
         };
+        if self.tail.is_empty() {
+            // A stream begins as a line does.
+            self.tail.push(b'\n');
+        }
         self.tail.extend_from_slice(data);
         self.has_come |= words.iter().any(|word| is_said(&self.tail, word));
         self.tail.drain(..self.tail.len().saturating_sub(LONGEST));
@@ -44,7 +48,7 @@ fn is_said(stream: &[u8], word: &[u8]) -> bool {
     memmem::find_iter(stream, word).any(|at| {
         let before = stream[..at].strip_suffix(b" ").unwrap_or(&stream[..at]);
         let line = before.strip_suffix(b"data:").or_else(|| before.strip_suffix(b"event:"));
-        line.is_some_and(|before| before.last().is_none_or(|byte| matches!(byte, b'\n' | b'\r')))
+        line.is_some_and(|before| matches!(before.last(), Some(b'\n' | b'\r')))
     })
 }
 
