@@ -83,7 +83,8 @@ fn killed_among_its_copies_a_run_ends_with_every_line_once() {
     let output = job.run(&engines, &["--resume", "--identical-once"]);
     assert!(output.is(0), "{output:?}");
     assert_eq!(job.ids(), (0..6_000).map(|id| format!("\"id-{id}\"")).collect::<Vec<_>>());
-    let most = 1_200 + 4 * lives + 4 * 4;
+    // What was in the air when it was killed, or answered and not yet on disk, is computed again.
+    let most = 1_200 + 16 * lives;
     assert!(computed(&engines) <= most, "{} of at most {most}", computed(&engines));
 }
 
