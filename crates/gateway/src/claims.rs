@@ -25,10 +25,25 @@ impl Default for Claims {
     }
 }
 
+/// Somebody else is about to send that prefix somewhere.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken;
+
 impl Claims {
-    /// The claim on a block, once nobody else has it. Nothing to claim is claimed by everybody.
-    pub(crate) async fn hold(&self, frontier: Option<BlockHash>) -> Option<Claim> {
-        let claim = &self.0[(frontier?.0 % CLAIMS as u64) as usize];
-        Arc::clone(claim).acquire_owned().await.ok()
+    /// The claim on a block, unless somebody else has it. Nothing to claim is claimed by everybody.
+    pub(crate) fn try_hold(&self, frontier: Option<BlockHash>) -> Result<Option<Claim>, Taken> {
+        let Some(block) = frontier else { return Ok(None) };
+        Arc::clone(self.of(block)).try_acquire_owned().map(Some).map_err(|_| Taken)
+    }
+
+    /// Waits until nobody has the claim on a block.
+    pub(crate) async fn wait(&self, frontier: Option<BlockHash>) {
+        if let Some(block) = frontier {
+            let _had = self.of(block).acquire().await;
+        }
+    }
+
+    fn of(&self, block: BlockHash) -> &Arc<Semaphore> {
+        &self.0[(block.0 % CLAIMS as u64) as usize]
     }
 }

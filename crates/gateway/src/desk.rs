@@ -82,7 +82,13 @@ impl Worker {
                 (outcome, tools.desk.unsettled())
             };
             let Some(unsettled) = unsettled else { return (outcome, Untold::default()) };
-            let claim = gateway.claims.hold(unsettled.frontier()).await;
+            let frontier = unsettled.frontier();
+            let Ok(claim) = gateway.claims.try_hold(frontier) else {
+                // Not with a plan: its load would be seen by all who decide meanwhile.
+                drop((outcome, unsettled));
+                gateway.claims.wait(frontier).await;
+                continue;
+            };
             if self.tools().desk.is_beaten(&unsettled) {
                 continue;
             }
