@@ -3,7 +3,8 @@
 //! Two threads that decide at the same moment both find a new prefix nowhere, and would send it to two pods;
 //! whoever comes later would see it on both. So what a plan expects is told to the index under a claim on the
 //! first block that has to be computed. Who finds, once it has the claim, that another pod was told to compute
-//! that block since, decides again and follows. Threads whose prompts differ before that block never meet.
+//! that block since, decides again and follows; who finds the claim taken lets its plan go, waits, and decides
+//! again. Threads whose prompts differ before that block never meet.
 
 use std::array;
 use std::sync::Arc;
