@@ -120,7 +120,6 @@ pub enum Extent {
 pub struct ChatTemplate {
     file: String,
     environment: Environment<'static>,
-    special_tokens: Map<String, Value>,
     default: Variant,
     tool_use: Option<Variant>,
 }
@@ -167,10 +166,12 @@ impl ChatTemplate {
         let mut template = Self {
             file: file.to_owned(),
             environment: environment(),
-            special_tokens: config.special_tokens.clone(),
             default: Variant::of("default", default),
             tool_use: tool_use.map(|source| Variant::of("tool_use", source)),
         };
+        for (name, token) in &config.special_tokens {
+            template.environment.add_global(name.clone(), json::to_template(token));
+        }
         for (name, source) in [("default", Some(default)), ("tool_use", tool_use)] {
             if let Some(source) = source {
                 let source = without_generation_tags(source);
@@ -239,29 +240,18 @@ impl ChatTemplate {
         let now = conversation.now;
         let tools = conversation.tools.map(messages::prepare_tools);
         let tools = tools.map_or_else(|| Jinja::from(()), |tools| json::items_to_template(&tools));
-        let mut context: Vec<(String, Jinja)> = vec![
-            (
-                "messages".to_owned(),
-                messages.iter().map(|message| json::to_template(message)).collect(),
-            ),
-            ("tools".to_owned(), tools),
-            ("documents".to_owned(), Jinja::from(())),
-            (
-                "add_generation_prompt".to_owned(),
-                Jinja::from(conversation.ending == Ending::GenerationPrompt),
-            ),
-            (
-                "strftime_now".to_owned(),
-                Jinja::from_function(move |format: &str| now.format(format)),
-            ),
+        let messages = messages.iter().map(|message| json::to_template(message));
+        let own: [(&str, Jinja); 5] = [
+            ("messages", messages.collect()),
+            ("tools", tools),
+            ("documents", Jinja::from(())),
+            ("add_generation_prompt", Jinja::from(conversation.ending == Ending::GenerationPrompt)),
+            ("strftime_now", Jinja::from_function(move |format: &str| now.format(format))),
         ];
-        for (name, value) in
-            self.special_tokens.iter().chain(conversation.kwargs.into_iter().flatten())
-        {
-            context.push((name.clone(), json::to_template(value)));
-        }
-        let (template, context) =
-            (self.environment.get_template(name)?, Jinja::from_pairs(context));
+        let kwargs = conversation.kwargs.into_iter().flatten();
+        let kwargs = kwargs.map(|(name, value)| (name.as_str(), json::to_template(value)));
+        let context = Jinja::from_pairs(own.into_iter().chain(kwargs));
+        let template = self.environment.get_template(name)?;
         // The engine of templates panics where a slice steps backwards through nothing, as `messages[::-1]` of no
         // messages does; a client must not be able to end more than its own request by that.
         catch_unwind(AssertUnwindSafe(|| template.render(context))).unwrap_or_else(|_| {

@@ -61,9 +61,12 @@ impl Deref for Messages {
     type Target = [Value];
 
     fn deref(&self) -> &[Value] {
-        // What was walked over can be parsed.
-        let parse = || serde_json::from_slice(self.written()?).ok();
-        self.parsed.get_or_init(|| parse().unwrap_or_default())
+        // What was walked over once can be made a tree of.
+        let tree = || match Walk::new(self.written()?).tree()? {
+            Value::Array(list) => Some(list),
+            _ => None,
+        };
+        self.parsed.get_or_init(|| tree().unwrap_or_default())
     }
 }
 

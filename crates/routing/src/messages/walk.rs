@@ -1,4 +1,4 @@
-//! Walks over JSON without making anything of it.
+//! Walks over JSON, and makes something of it only where it is asked to.
 //!
 //! Strings are jumped over from quote to quote, which is many times faster than parsing them. Whatever is
 //! no JSON ends the walk, and so does nesting deeper than any real prompt's.
@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use memchr::{memchr, memchr2};
+use serde_json::{Map, Value};
 
 const DEEPEST: usize = 32;
 
@@ -91,6 +92,43 @@ impl<'a> Walk<'a> {
             self.value(1)?;
         }
         self.expect(b'}')
+    }
+
+    /// The next value. For a text that was checked.
+    pub(super) fn tree(&mut self) -> Option<Value> {
+        Some(match self.next()? {
+            b'"' => Value::String(self.string()?.text()?),
+            b'[' => {
+                let mut list = Vec::new();
+                while self.has_member(b']')? {
+                    list.push(self.tree()?);
+                }
+                Value::Array(list)
+            }
+            b'{' => {
+                let mut fields = Map::new();
+                while self.has_member(b'}')? {
+                    let name = self.string()?.text()?;
+                    self.expect(b':')?;
+                    fields.insert(name, self.tree()?);
+                }
+                Value::Object(fields)
+            }
+            _ => serde_json::from_slice(self.scalar()?).ok()?,
+        })
+    }
+
+    /// Steps to the next member of a list or an object, from its beginning or from behind the member before, or
+    /// out of it. For a text that was checked.
+    fn has_member(&mut self, close: u8) -> Option<bool> {
+        let is_over = self.next()? == close;
+        self.at += 1;
+        // An empty one is over behind its first byte.
+        if !is_over && self.next()? == close {
+            self.at += 1;
+            return Some(false);
+        }
+        Some(!is_over)
     }
 
     fn value(&mut self, depth: usize) -> Option<()> {
@@ -191,6 +229,13 @@ impl Written<'_> {
             rest = &rest[at + length..];
         }
         push(rest);
+    }
+
+    /// The string's text. For one that was checked.
+    fn text(self) -> Option<String> {
+        let mut text = Vec::with_capacity(self.bytes.len());
+        self.unescaped(|piece| text.extend_from_slice(piece));
+        String::from_utf8(text).ok()
     }
 
     /// Whether it is `text` without its escapes. For one that was checked.
