@@ -14,6 +14,7 @@ use crate::dispatch::{Call, Called, Carried, Dispatch, Kit, Taken};
 use crate::endpoint::Endpoint;
 use crate::exchange::call;
 use crate::failure::{CallError, Failure};
+use crate::pulse;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -371,7 +372,7 @@ async fn computing<T>(
     load: &mut Reservation,
 ) -> T {
     let mut called = std::pin::pin!(called);
-    match tokio::time::timeout(time, called.as_mut()).await {
+    match tokio::time::timeout_at(pulse::after(time), called.as_mut()).await {
         Ok(answered) => answered,
         Err(_) => {
             load.first_token();

@@ -23,6 +23,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, watch};
 use wornpath_events::keep_time;
+use wornpath_execution::beat;
 
 /// Why a gateway cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -186,7 +187,7 @@ async fn answer_connections(
     mut phases: watch::Receiver<Phase>,
     limits: Limits,
 ) {
-    tokio::spawn(tick());
+    tokio::spawn(beat());
     let until_over = phases.clone();
     let over = async move { phases.wait_for(|phase| *phase == Phase::Over).await.is_ok() };
     let mut over = pin!(over);
@@ -203,14 +204,6 @@ async fn answer_connections(
         if let Ok(stream) = TcpStream::from_std(stream) {
             tokio::spawn(connection(stream, count, until_over.clone(), limits));
         }
-    }
-}
-
-/// Keeps a thread's next timer near. A timer that is due before all others makes the event loop turn once more, by a
-/// system call, although it is set by the loop's own thread; of a lone connection that would be each request's.
-async fn tick() {
-    loop {
-        tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 
