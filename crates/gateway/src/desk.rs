@@ -1,5 +1,6 @@
 //! One of the threads that answer clients: its number, and what it decides with.
 
+use crate::aside::aside;
 use crate::claims::Claim;
 use crate::lobby::Waiter;
 use crate::roster::Roster;
@@ -97,7 +98,7 @@ impl Worker {
             }
             // Apart for a long prompt: streams on this thread would feel it.
             let owner = Arc::clone(gateway);
-            let told = gateway.background().spawn_blocking(move || unsettled.tell(owner.index()));
+            let told = aside(gateway.background(), move || unsettled.tell(owner.index()));
             // It fails only if the gateway is ending.
             let _ = told.await;
             return (outcome, Untold::default());
@@ -115,7 +116,7 @@ impl Worker {
             return;
         }
         let (withdrawal, owner) = (tools.desk.withdrawal(pod, chain), Arc::clone(gateway));
-        gateway.background().spawn_blocking(move || withdrawal.tell(owner.index()));
+        aside(gateway.background(), move || withdrawal.tell(owner.index()));
     }
 
     fn tools(&self) -> MutexGuard<'_, Tools> {

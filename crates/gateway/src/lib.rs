@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+mod aside;
 mod asked;
 mod batches;
 mod breakers;

@@ -9,6 +9,7 @@ pub(crate) mod read;
 mod refusal;
 mod relay;
 
+use crate::aside::aside;
 use crate::batches::unix_time;
 use crate::desk::{Dispatcher, Untold, Worker};
 use crate::lobby::Waiter;
@@ -276,7 +277,7 @@ async fn apart<T: Send + 'static>(
     let gateway = &worker.gateway;
     let gone = || Refusal::from(Rejection::unavailable("the gateway is ending"));
     let _permit = gateway.preparers.acquire().await.map_err(|_| gone())?;
-    gateway.background().spawn_blocking(work).await.map_err(|_| gone())
+    aside(gateway.background(), work).await.map_err(|_| gone())
 }
 
 /// A plan, and what the index is to be told of it.
@@ -385,7 +386,7 @@ fn ready(worker: &Worker) -> Response<Reply> {
 async fn metrics(worker: &Worker) -> Option<Response<Reply>> {
     let (gateway, counted) = (Arc::clone(&worker.gateway), Arc::clone(worker.gateway.metrics()?));
     let write = move || crate::metrics::page(&gateway, &counted);
-    let page = worker.gateway.background().spawn_blocking(write).await.ok()?;
+    let page = aside(worker.gateway.background(), write).await.ok()?;
     let mut response = Response::new(Reply::whole(Bytes::from(page)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);
