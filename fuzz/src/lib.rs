@@ -26,7 +26,7 @@ pub use client::{client_body, form_data};
 pub use index_ops::index_ops;
 pub use offline::{batch_lines, prompts, result_log, store_journal};
 pub use settings::{configuration, described_fleet, profile};
-pub use simulated::{engine_profile, trace};
+pub use simulated::{engine_profile, simulated_call, trace};
 pub use wire::{DIALECTS, envelope, push_request, wire_batch, wire_frames};
 
 /// A name, which is also the corpus's folder, and what to do with the bytes.
@@ -52,6 +52,7 @@ pub const TARGETS: &[Target] = &[
     ("prompts", prompts),
     ("push_request", push_request),
     ("result_log", result_log),
+    ("simulated_call", simulated_call),
     ("store_journal", store_journal),
     ("tokenizer_config", tokenizer_config),
     ("trace", trace),

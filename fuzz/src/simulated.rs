@@ -1,15 +1,28 @@
-//! What simulations are made of: traces of traffic, and profiles of engines.
+//! What simulations are made of: traces of traffic, profiles of engines, and what engines are sent.
 
+use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::time::Duration;
-use wornpath_sim::replay::{Start, Trace};
+use wornpath_sim::replay::{Start, Trace, Turn};
+use wornpath_sim::serve::{Faults, untrusted};
 use wornpath_sim::{Engine, Outcome, Profile, Request, RequestId, Settings};
 
-/// The first byte says how long blocks are. Turns follow turns that came before them, also in copies.
+/// The first byte says how long blocks are. Turns follow turns that came before them, also in copies. A line of blocks
+/// that a trace may have can also wait in a queue, as the same request.
 pub fn trace(bytes: &[u8]) {
     let Some((choice, text)) = bytes.split_first() else { return };
     let size = NonZeroUsize::MIN.saturating_add(usize::from(choice % 32));
-    let Ok(trace) = Trace::read("fuzzed", &String::from_utf8_lossy(text), size) else { return };
+    let text = String::from_utf8_lossy(text);
+    for line in text.lines() {
+        let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
+        let queued = Turn::queued(&value, size);
+        if let (Ok(queued), Ok(read)) = (&queued, Trace::read("fuzzed", line, size)) {
+            let [turn] = &read.turns[..] else { panic!("{} turns", read.turns.len()) };
+            let facts = |turn: &Turn| (turn.prompt_tokens, turn.output_tokens, turn.blocks.clone());
+            assert_eq!(facts(queued), facts(turn));
+        }
+    }
+    let Ok(trace) = Trace::read("fuzzed", &text, size) else { return };
     assert!(trace.ideal_hit_tokens() <= trace.prompt_tokens());
     let originals = trace.turns.len();
     let trace = trace.cloned(3, 7).jittered(Duration::from_secs(1), 7).faster(0.001);
@@ -40,4 +53,21 @@ pub fn engine_profile(bytes: &[u8]) {
     let last = outputs.last().map(|output| &output.outcome);
     assert_eq!(last, Some(&Outcome::Finished { request: RequestId(1) }));
     let _ = (profile.host_time(100), profile.network_time(100));
+}
+
+/// The first byte says which interface a simulated engine is asked by, or that its faults are set. What it takes is an
+/// object, and has a prompt and an answer.
+pub fn simulated_call(bytes: &[u8]) {
+    let Some((choice, body)) = bytes.split_first() else { return };
+    if choice % 5 == 4 {
+        if let Ok(faults) = Faults::from_json(body) {
+            let told = serde_json::to_vec(&faults).expect("faults are JSON");
+            assert!(Faults::from_json(&told).is_ok(), "{faults:?}");
+        }
+        return;
+    }
+    if let Some((prompt, answer)) = untrusted::lengths(choice % 5, body) {
+        assert!(prompt > 0 && answer > 0);
+        assert!(serde_json::from_slice::<Map<String, Value>>(body).is_ok());
+    }
 }

@@ -20,6 +20,7 @@ mod responses;
 mod site;
 mod text;
 mod transfer;
+pub mod untrusted;
 
 pub use control::Control;
 pub use faults::{CachedTokens, FaultError, Faults};

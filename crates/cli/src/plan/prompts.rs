@@ -186,7 +186,7 @@ impl Reader<'_> {
     fn request(&self, line: &str) -> Result<(Turn, String), String> {
         let line: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
         if !line["hash_ids"].is_null() {
-            return Ok((self.traced(&line)?, String::new()));
+            return Ok((Turn::queued(&line, self.arguments.block_size)?, String::new()));
         }
         let body = if line["body"].is_object() { &line["body"] } else { &line };
         let text = rendered(body)?;
@@ -198,25 +198,5 @@ impl Reader<'_> {
         let blocks = chain.iter().map(|hash: &BlockHash| hash.0).collect();
         let start = Start::At(Duration::ZERO);
         Ok((Turn { start, prompt_tokens, output_tokens, blocks, session: None }, text))
-    }
-
-    fn traced(&self, line: &Value) -> Result<Turn, String> {
-        let number = |field: &str| {
-            let value = line[field].as_u64().ok_or(format!("no `{field}`, or not a number"))?;
-            Ok::<_, String>(value as usize)
-        };
-        let (prompt_tokens, output_tokens) = (number("input_length")?, number("output_length")?);
-        let ids = line["hash_ids"].as_array().ok_or("`hash_ids` is not a list")?;
-        let (full, size) = (prompt_tokens / self.arguments.block_size, self.arguments.block_size);
-        if prompt_tokens == 0 || ids.len() < full || ids.len() > full + 1 {
-            return Err(format!(
-                "`input_length` is {prompt_tokens} and there are {} `hash_ids`; there is one per {size} tokens, see --block-size",
-                ids.len()
-            ));
-        }
-        let id = |id: &Value| id.as_u64().ok_or_else(|| format!("`{id}` in `hash_ids` is no id"));
-        let blocks = ids.iter().map(id).collect::<Result<Vec<_>, _>>()?.into();
-        let start = Start::At(Duration::ZERO);
-        Ok(Turn { start, prompt_tokens, output_tokens, blocks, session: None })
     }
 }

@@ -57,6 +57,22 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// The request of a line of blocks that waits in a queue: it starts at once, whatever the line says.
+    ///
+    /// # Errors
+    /// Says what is wrong with the line.
+    pub fn queued(line: &Value, block_size: NonZeroUsize) -> Result<Self, String> {
+        let line = Line::deserialize(line).map_err(|error| error.to_string())?;
+        let ids = line.hash_ids.as_deref().ok_or("no `hash_ids`")?;
+        Ok(Self {
+            start: Start::At(Duration::ZERO),
+            prompt_tokens: line.length_of(ids, block_size)?,
+            output_tokens: line.answer()?,
+            blocks: ids.into(),
+            session: None,
+        })
+    }
+
     /// The names of its full blocks.
     #[must_use]
     pub fn full_blocks(&self, block_size: NonZeroUsize) -> &[u64] {
@@ -118,6 +134,33 @@ struct Line {
     hash_ids: Option<Vec<u64>>,
     prompt: Option<String>,
     messages: Option<Value>,
+}
+
+impl Line {
+    /// Tokens of a prompt of these blocks.
+    fn length_of(&self, ids: &[u64], block_size: NonZeroUsize) -> Result<usize, String> {
+        let tokens = self.input_length.ok_or("`hash_ids` without `input_length`")?;
+        let (full, all) = (tokens / block_size, tokens.div_ceil(block_size.get()));
+        if tokens == 0 || ids.len() < full || ids.len() > all {
+            return Err(format!(
+                "`input_length` is {tokens} and there are {} `hash_ids`; {all} are expected, one per {block_size} tokens; \
+                 has the trace blocks of another size?",
+                ids.len()
+            ));
+        }
+        Ok(tokens)
+    }
+
+    /// Tokens of the answer.
+    fn answer(&self) -> Result<usize, String> {
+        let tokens = self.output_length;
+        if tokens > LONGEST_ANSWER {
+            return Err(format!(
+                "`output_length` is {tokens}; the most is {LONGEST_ANSWER} tokens"
+            ));
+        }
+        Ok(tokens)
+    }
 }
 
 impl Trace {
@@ -278,17 +321,12 @@ impl Reader {
             }
         };
         let (prompt_tokens, blocks) = self.prompt(&line)?;
+        let output_tokens = line.answer()?;
         let session = name.map(|name| {
             let number = before.map_or(self.last.len(), |(number, _)| number);
             self.last.insert(name, (number, self.turns.len()));
             number
         });
-        let output_tokens = line.output_length;
-        if output_tokens > LONGEST_ANSWER {
-            return Err(format!(
-                "`output_length` is {output_tokens}; the most is {LONGEST_ANSWER} tokens"
-            ));
-        }
         self.turns.push(Turn { start, prompt_tokens, output_tokens, blocks, session });
         Ok(())
     }
@@ -296,16 +334,7 @@ impl Reader {
     fn prompt(&self, line: &Line) -> Result<(usize, Arc<[u64]>), String> {
         let text = match (&line.hash_ids, &line.prompt, &line.messages) {
             (Some(ids), ..) => {
-                let tokens = line.input_length.ok_or("`hash_ids` without `input_length`")?;
-                let (full, all) =
-                    (tokens / self.block_size, tokens.div_ceil(self.block_size.get()));
-                if tokens == 0 || ids.len() < full || ids.len() > all {
-                    return Err(format!(
-                        "`input_length` is {tokens} and there are {} `hash_ids`; {all} are expected, one per {} tokens",
-                        ids.len(),
-                        self.block_size
-                    ));
-                }
+                let tokens = line.length_of(ids, self.block_size)?;
                 return Ok((tokens, ids.clone().into()));
             }
             (None, Some(prompt), _) => prompt.clone(),
