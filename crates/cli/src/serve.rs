@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_gateway::admin::{Setup, start_with};
-use wornpath_gateway::config::{Config, DEFAULT_PROFILE, TEXT_PROFILE, Tokenizers, shipped};
+use wornpath_gateway::config::{
+    Config, DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, Tokenizers, needs_tokens, shipped,
+};
 use wornpath_gateway::{
     BatchRules, EventSource, Kept, ModelSettings, NamedProfile, PodSettings, Reveal, ServeError,
     Settings, Sharing, serve, serve_batches,
@@ -295,23 +297,32 @@ fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result
 }
 
 fn profile(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfile> {
-    if policy.ends_with(".yaml") {
-        let text = fs::read_to_string(policy).with_context(|| format!("cannot read {policy}"))?;
-        return Ok(NamedProfile { name: policy.to_owned(), file: policy.to_owned(), text });
-    }
     let has_tokenizer = settings.models.iter().any(|model| model.tokenizer.is_some());
-    let mut name = policy;
-    if policy == DEFAULT_PROFILE && !has_tokenizer {
-        name = TEXT_PROFILE;
-        tracing::warn!(
-            "no --tokenizer: `{policy}` compares prompts by their text, and knows only what this router has sent"
-        );
-    }
-    let text = shipped(name).with_context(|| {
-        format!("--policy is `{policy}`, which is neither a shipped profile nor a .yaml file")
-    })?;
-    let file = format!("shipped profile `{name}`");
-    Ok(NamedProfile { name: policy.to_owned(), file, text: text.to_owned() })
+    let name = policy.to_owned();
+    let profile = if policy.ends_with(".yaml") {
+        let text = fs::read_to_string(policy).with_context(|| format!("cannot read {policy}"))?;
+        NamedProfile { name, file: policy.to_owned(), text }
+    } else {
+        let mut of = policy;
+        if policy == DEFAULT_PROFILE && !has_tokenizer {
+            of = TEXT_PROFILE;
+            tracing::warn!(
+                "no --tokenizer: `{policy}` compares prompts by their text, and knows only what this router has sent"
+            );
+        }
+        let text = shipped(of).with_context(|| {
+            let names: Vec<_> = SHIPPED.iter().map(|(name, _)| *name).collect();
+            let names = names.join(", ");
+            format!("--policy is `{policy}`, which is neither a .yaml file nor one of {names}")
+        })?;
+        NamedProfile { name, file: format!("shipped profile `{of}`"), text: text.to_owned() }
+    };
+    ensure!(
+        has_tokenizer || !needs_tokens(&profile),
+        "--policy {policy} works with tokens, and no model has a tokenizer; give --tokenizer FOLDER and --model NAME, or \
+         leave --policy out, which compares prompts by their text"
+    );
+    Ok(profile)
 }
 
 /// `http://host:port`, or `http://host:port,events=zmq://host:port?replay=port`.

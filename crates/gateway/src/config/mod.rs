@@ -43,6 +43,7 @@ pub use models::{Model, TokenizerChoice};
 pub use outside::{Beside, Outside};
 pub use pods::{Engine, Events, PodConfig};
 pub use reference::reference;
+pub use routes::needs_tokens;
 pub use running::{BringError, OnTop, ReloadError, Reloaded, Running};
 pub(crate) use secret::authorization;
 pub use secret::{DigestError, KeyError};

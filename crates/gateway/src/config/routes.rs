@@ -100,6 +100,14 @@ fn route(
     RouteSettings { path, model: model.map(Into::into), tenant: tenant.map(Into::into), profile }
 }
 
+/// Whether a profile works with tokens. One that cannot be used needs none.
+#[must_use]
+pub fn needs_tokens(profile: &NamedProfile) -> bool {
+    let checked = Profile::check(&profile.file, &profile.text, &Surroundings::default());
+    let writes_tokens = |card: &Card| card.writes.iter().any(|slot| slot == Tokens::NAME);
+    checked.is_ok_and(|profile| profile.graph().prepare.iter().any(writes_tokens))
+}
+
 /// A profile that works with tokens serves no model that cannot be tokenized.
 fn must_have_tokens(
     route: &RouteSettings,
@@ -111,9 +119,7 @@ fn must_have_tokens(
     let Some(profile) = profiles.iter().find(|profile| profile.name == route.profile) else {
         return;
     };
-    let checked = Profile::check(&profile.file, &profile.text, &Surroundings::default());
-    let writes_tokens = |card: &Card| card.writes.iter().any(|slot| slot == Tokens::NAME);
-    if !checked.is_ok_and(|profile| profile.graph().prepare.iter().any(writes_tokens)) {
+    if !needs_tokens(profile) {
         return;
     }
     let is_meant =
