@@ -206,6 +206,52 @@ fn every_address_of_a_name_is_a_pod_of_either_kind() {
 }
 
 #[test]
+fn what_the_gateway_answers_itself_it_answers_to_head_too_without_a_body() {
+    let engines = Served::start(&["--model", "org/m"]);
+    let gateway = Gateway::before(&engines, &["--api-key", "k"]);
+    for path in ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/org%2f%6d"] {
+        let request = format!("HEAD {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        let answer = exchange(&gateway.address, request.as_bytes());
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\n"),
+            "{path}: {answer}"
+        );
+    }
+}
+
+#[test]
+fn a_cookie_that_pods_do_not_get_names_a_session() {
+    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let folder = folder("edges_cookie");
+    let profile = folder.join("sticky.yaml");
+    let text = "prepare: [{session_key: {cookie: sid}}]\nfilter: [healthy]\nscore: [session_affinity]\npick: max_score\n";
+    std::fs::write(&profile, text).unwrap();
+    let gateway = Gateway::before(&engines, &["--policy", profile.to_str().unwrap()]);
+    let pod = |session: usize| {
+        let cookie = format!("other=1; sid=s{session}");
+        let body = json!({"prompt": "a"});
+        let exchange =
+            Exchange::open_with(&gateway.address, ASK, &[("cookie", cookie.as_str())], &body);
+        exchange.finish().unwrap().pod().to_owned()
+    };
+    for session in 0..4 {
+        let first = pod(session);
+        assert!((0..6).all(|_| pod(session) == first), "session {session}");
+    }
+}
+
+#[test]
+fn a_policy_that_works_with_tokens_does_not_start_without_a_tokenizer() {
+    for policy in ["cache-affinity", "llm-d"] {
+        let (status, told) = refused(&["--pod", "http://127.0.0.1:1", "--policy", policy]);
+        assert_ne!(status, Some(0));
+        assert!(told.contains("give --tokenizer FOLDER and --model NAME"), "{told}");
+    }
+    let (_, told) = refused(&["--pod", "http://127.0.0.1:1", "--policy", "nosuch"]);
+    assert!(told.contains("one of") && told.contains("round-robin"), "{told}");
+}
+
+#[test]
 fn operators_take_pods_out_and_in_again() {
     let engines = Served::start(&["--engines", "2", "--model", "m"]);
     let [a, b] = [0, 1].map(|at| format!("http://{}", engines.engines[at].http));

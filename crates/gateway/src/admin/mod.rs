@@ -27,6 +27,7 @@ pub use openapi::description;
 pub use recent::Recent;
 pub use serve::serve;
 pub use start::{Around, Setup, StartError, start, start_with};
+pub(crate) use table::decoded;
 
 use crate::config::Running;
 

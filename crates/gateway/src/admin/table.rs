@@ -51,7 +51,7 @@ pub(super) fn find<T: Copy>(
 }
 
 /// Undoes percent-encoding: pods' names have colons and slashes.
-fn decoded(text: &str) -> Option<String> {
+pub(crate) fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

@@ -17,6 +17,8 @@ use wornpath_execution::Call;
 pub(super) struct Arrival<'a> {
     pub(super) tenant: Option<&'a TenantSettings>,
     pub(super) call: Call,
+    /// The headers that profiles may look at, also those that pods do not get.
+    pub(super) shown: Vec<(String, String)>,
 }
 
 /// Checks the head, and only then reads the body.
@@ -27,7 +29,12 @@ pub(super) async fn take_in(
 ) -> Result<Arrival<'_>, Refusal> {
     let (mut parts, body) = request.into_parts();
     let tenant = tenant(&parts.headers, settings)?;
-    if parts.headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != "identity") {
+    if parts
+        .headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+    {
         let message = "bodies must not be encoded; send it without `content-encoding`".to_owned();
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
@@ -56,11 +63,13 @@ pub(super) async fn take_in(
     };
     head::strip(&mut parts.headers);
     head::strip_request(&mut parts.headers);
+    parts.headers.insert(head::REQUEST_ID, id);
+    let shown = head::for_routing(&parts.headers);
     if settings.upstream_credentials == Credentials::None {
         head::strip_credentials(&mut parts.headers);
     }
-    parts.headers.insert(head::REQUEST_ID, id);
-    Ok(Arrival { tenant, call: Call { method: parts.method, path, headers: parts.headers, body } })
+    let call = Call { method: parts.method, path, headers: parts.headers, body };
+    Ok(Arrival { tenant, call, shown })
 }
 
 /// Whether the configuration names the path.

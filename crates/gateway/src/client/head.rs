@@ -73,21 +73,12 @@ pub(super) fn strip_credentials(headers: &mut HeaderMap) {
     }
 }
 
-/// What profiles may look at: what is neither a secret nor of the transport.
+/// What profiles may look at: everything but keys. A session may be named by a cookie.
 pub(super) fn for_routing(headers: &HeaderMap) -> Vec<(String, String)> {
-    const PLAIN: [&str; 8] = [
-        "accept",
-        "accept-encoding",
-        "accept-language",
-        "authorization",
-        "content-type",
-        "cookie",
-        "user-agent",
-        "x-api-key",
-    ];
+    const KEYS: [HeaderName; 3] = [AUTHORIZATION, API_KEY, AZURE_KEY];
     let mut shown = Vec::new();
     for (name, value) in headers {
-        if !PLAIN.contains(&name.as_str())
+        if !KEYS.contains(name)
             && let Ok(value) = value.to_str()
         {
             shown.push((name.as_str().to_owned(), value.to_owned()));
@@ -181,6 +172,17 @@ mod tests {
         strip(&mut headers);
         strip_request(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-other"]);
+    }
+
+    #[test]
+    fn profiles_see_everything_but_keys() {
+        let mut headers = HeaderMap::new();
+        for name in ["authorization", "x-api-key", "api-key", "cookie", "user-agent", "x-mine"] {
+            headers.insert(name, HeaderValue::from_static("1"));
+        }
+        let shown = for_routing(&headers);
+        let names: Vec<_> = shown.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["cookie", "user-agent", "x-mine"]);
     }
 
     #[test]

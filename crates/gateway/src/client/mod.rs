@@ -9,6 +9,7 @@ pub(crate) mod read;
 mod refusal;
 mod relay;
 
+use crate::admin::decoded;
 use crate::aside::aside;
 use crate::batches::unix_time;
 use crate::desk::{Dispatcher, Untold, Worker};
@@ -71,15 +72,16 @@ async fn own(
     request: Request<Incoming>,
 ) -> Result<Response<Reply>, Request<Incoming>> {
     match (request.method(), request.uri().path()) {
+        // Of what is answered to HEAD, the server leaves out the body.
         (&(Method::GET | Method::HEAD), "/health" | "/ping") => {
             return Ok(Response::new(Reply::whole(Bytes::new())));
         }
-        (&Method::GET, "/ready") => return Ok(ready(worker)),
-        (&Method::GET, "/v1/models") => return Ok(models(worker)),
-        (&Method::GET, path) if path.starts_with(MODEL_PATH) => {
+        (&(Method::GET | Method::HEAD), "/ready") => return Ok(ready(worker)),
+        (&(Method::GET | Method::HEAD), "/v1/models") => return Ok(models(worker)),
+        (&(Method::GET | Method::HEAD), path) if path.starts_with(MODEL_PATH) => {
             return Ok(model(worker, &path[MODEL_PATH.len()..]));
         }
-        (&Method::GET, "/metrics") => {
+        (&(Method::GET | Method::HEAD), "/metrics") => {
             if let Some(page) = Box::pin(metrics(worker)).await {
                 return Ok(page);
             }
@@ -118,7 +120,7 @@ async fn route(
     record: &mut Record,
 ) -> Result<(Carried, Option<Turn>), Refusal> {
     let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
-    let Arrival { tenant, mut call } = arrival::take_in(request, id, &settings).await?;
+    let Arrival { tenant, mut call, shown } = arrival::take_in(request, id, &settings).await?;
     let turn = turn(worker, tenant)?;
     let random = || worker.random();
     let mut seen = gateway.sampler.look(&settings, &call.headers, arrived, random);
@@ -131,7 +133,7 @@ async fn route(
     read.request.model = roster.model(&read.model);
     read.request.arrival = arrived;
     read.request.wall = unix_time();
-    read.request.headers = head::for_routing(&call.headers);
+    read.request.headers = shown;
     if let Some(tenant) = tenant {
         read.request.priority = tenant.priority;
         read.request.weight = tenant.weight;
@@ -399,7 +401,7 @@ fn models(worker: &Worker) -> Response<Reply> {
 
 /// One model, by a name that may be written with escapes, as `org%2Fmodel`.
 fn model(worker: &Worker, name: &str) -> Response<Reply> {
-    let name = name.replace("%2F", "/").replace("%2f", "/");
+    let name = decoded(name).unwrap_or_else(|| name.to_owned());
     let roster = worker.gateway.roster();
     match roster.cards().iter().find(|card| card["id"] == *name) {
         Some(card) => shown(card),
