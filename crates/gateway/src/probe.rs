@@ -4,6 +4,7 @@
 use crate::breakers::Breakers;
 use crate::desk::Worker;
 use crate::roster::Seat;
+use crate::settings::Credentials;
 use crate::state::{Gateway, lock};
 use bytes::Bytes;
 use http_body_util::Full;
@@ -127,6 +128,12 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
             if seat.pod.vitals().health() != Health::Down && error.verdict() == Verdict::Gone {
                 endpoint.judge(Verdict::Gone, gateway.now());
             }
+            return;
+        }
+        // Clients would be turned away too, unless they bring what it wants.
+        Err(Unlisted::Forbidden(_))
+            if gateway.settings().upstream_credentials != Credentials::Forwarded =>
+        {
             return;
         }
         // It answers, and what it serves is configured.

@@ -75,6 +75,23 @@ fn an_engine_that_wants_a_key_is_named_once_with_its_status_and_comes_up_when_it
 }
 
 #[test]
+fn an_engine_that_turns_everybody_away_is_down_even_if_its_model_is_configured() {
+    let pod = Recorder::start();
+    pod.want(Some("Bearer private"));
+    let text = |more| format!("pods: [{{url: \"http://{}\", model: m}}]\n{more}", pod.address);
+    let gateway = Gateway::configured("keys_down", &text(""), 0);
+    eventually("it is asked again", || pod.asked("/v1/models").len() > 3);
+    assert_eq!(gateway.get("/ready").status, 503);
+    assert_eq!(gateway.log().matches(REFUSED).count(), 1);
+    pod.want(None);
+    eventually("it is up", || gateway.get("/ready").status == 200);
+
+    pod.want(Some("Bearer client-private"));
+    let forwarding = Gateway::configured("keys_forwarded", &text("credentials: forwarded\n"), 1);
+    assert_eq!(ask(&forwarding), 200, "clients bring what it wants");
+}
+
+#[test]
 fn whoever_may_add_pods_cannot_have_files_sent_to_them() {
     let pod = Recorder::start();
     let url = format!("http://{}", pod.address);
