@@ -109,6 +109,8 @@ families! {
         "Blocks over all pods: what the cap on the index counts.";
     INDEX_ENTRIES_LIMIT = Gauge "wornpath_index_entries_limit" []
         "The cap on the index: beyond it blocks are refused.";
+    INDEX_REFUSED = Counter "wornpath_index_refused_total" ["pod"]
+        "Blocks of the pod's events that the index had no room for: one pod's cap, or that of all, was reached.";
     INDEX_SETS = Gauge "wornpath_index_sets" []
         "Distinct sets of more than one pod.";
     INDEX_BYTES = Gauge "wornpath_index_table_bytes" []

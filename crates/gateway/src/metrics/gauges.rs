@@ -94,12 +94,19 @@ fn index(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
     ] {
         page.family(family).value(&[], figure);
     }
+    // A pod that is just leaving has none to tell.
+    let told = |pod: &Pod| {
+        let stats = gateway.index().pod_stats(pod.id()).ok()?;
+        Some((pod.facts().name.clone(), stats.blocks, stats.counters.refused))
+    };
+    let told: Vec<_> = pods.iter().filter_map(told).collect();
     let mut lines = page.family(family::POD_BLOCKS);
-    for pod in pods {
-        // A pod that is just leaving has none to tell.
-        if let Ok(stats) = gateway.index().pod_stats(pod.id()) {
-            lines.value(&[pod.facts().name.as_str()], stats.blocks);
-        }
+    for (name, blocks, _) in &told {
+        lines.value(&[name.as_str()], *blocks);
+    }
+    let mut lines = page.family(family::INDEX_REFUSED);
+    for (name, _, refused) in &told {
+        lines.value(&[name.as_str()], *refused);
     }
 }
 
