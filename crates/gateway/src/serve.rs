@@ -47,6 +47,9 @@ pub enum ServeError {
     System(#[from] std::io::Error),
 }
 
+/// Threads for what takes long besides tokenizing, for which there are as many as workers: batches that are read, pages of metrics.
+const MORE_THREADS: usize = 16;
+
 /// A gateway that listens.
 #[derive(Debug)]
 pub struct Serving {
@@ -74,11 +77,11 @@ pub fn serve(
     with: impl FnOnce(&Arc<Gateway>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
     started: impl FnOnce(&Serving),
 ) -> Result<(), ServeError> {
-    let (limits, drain, workers) = (settings.limits, settings.drain, settings.workers.get());
+    let workers = settings.workers.get();
     let address = settings.client;
     let background = Builder::new_multi_thread()
         .worker_threads(1)
-        .max_blocking_threads(workers + 2)
+        .max_blocking_threads(workers + MORE_THREADS)
         // A tokenizer builds tables on every new thread, which takes a tenth of a second.
         .thread_keep_alive(Duration::from_secs(3600))
         .enable_all()
@@ -102,7 +105,7 @@ pub fn serve(
                 scope,
                 move || {
                     let worker = Arc::new(Worker::new(gateway, number));
-                    runtime.block_on(answer_connections(worker, connections, phases, limits));
+                    runtime.block_on(answer_connections(worker, connections, phases));
                 },
             )?;
         }
@@ -115,9 +118,10 @@ pub fn serve(
             background.spawn(look_after(Arc::clone(&gateway), Arc::clone(&overseer)));
             background.spawn(checkpoint::keep(Arc::clone(&gateway)));
             tokio::spawn(async move { overseer.gateway.lobby.answer_bell(&overseer).await });
-            let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway), limits));
+            let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway)));
             told_to_end().await?;
             tracing::info!("told to end: not ready from now on");
+            let drain = gateway.settings().drain;
             gateway.start_draining();
             tokio::time::sleep(drain.lame_duck).await;
             accepting.abort();
@@ -152,10 +156,9 @@ async fn accept(
     listener: TcpListener,
     doors: Vec<mpsc::Sender<std::net::TcpStream>>,
     gateway: Arc<Gateway>,
-    limits: Limits,
 ) {
     for door in doors.iter().cycle() {
-        while gateway.connections() >= limits.connections {
+        while gateway.connections() >= gateway.settings().limits.connections {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let stream = match listener.accept().await {
@@ -185,7 +188,6 @@ async fn answer_connections(
     worker: Arc<Worker>,
     mut connections: mpsc::Receiver<std::net::TcpStream>,
     mut phases: watch::Receiver<Phase>,
-    limits: Limits,
 ) {
     tokio::spawn(beat());
     let until_over = phases.clone();
@@ -202,7 +204,7 @@ async fn answer_connections(
         };
         let count = Counted(Arc::clone(&worker));
         if let Ok(stream) = TcpStream::from_std(stream) {
-            tokio::spawn(connection(stream, count, until_over.clone(), limits));
+            tokio::spawn(connection(stream, count, until_over.clone()));
         }
     }
 }
@@ -216,13 +218,10 @@ impl Drop for Counted {
     }
 }
 
-async fn connection(
-    stream: TcpStream,
-    counted: Counted,
-    phases: watch::Receiver<Phase>,
-    limits: Limits,
-) {
-    let tls = counted.0.gateway.settings().tls.client.clone();
+async fn connection(stream: TcpStream, counted: Counted, phases: watch::Receiver<Phase>) {
+    let settings = counted.0.gateway.settings();
+    let (tls, limits) = (settings.tls.client.clone(), settings.limits);
+    drop(settings);
     match tls {
         None => converse(stream, counted, phases, limits).await,
         Some(tls) => {

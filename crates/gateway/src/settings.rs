@@ -268,6 +268,8 @@ pub struct Limits {
     pub inline_bytes: usize,
     /// Bytes of the bodies of all requests that wait for a pod.
     pub waiting_bytes: usize,
+    /// Pods that there is room for at the start, at least.
+    pub pods: usize,
 }
 
 impl Default for Limits {
@@ -281,6 +283,7 @@ impl Default for Limits {
             body_time: Duration::from_secs(60),
             inline_bytes: 64 << 10,
             waiting_bytes: 256 << 20,
+            pods: 256,
         }
     }
 }

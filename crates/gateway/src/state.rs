@@ -56,7 +56,7 @@ pub enum ApplyError {
     #[error("there is a pod `{0}` already; give each a name of its own")]
     Twice(String),
     /// The index is full.
-    #[error(transparent)]
+    #[error("{0}; set `limits.pods`, at most 4096, and start again")]
     NoSlot(#[from] NoSlot),
     /// A profile does without guesses.
     #[error(
@@ -71,7 +71,7 @@ pub enum ApplyError {
     },
     /// Events cannot be understood without knowing what model they are about.
     #[error(
-        "pod `{0}` sends events, but its model is not known; give `model`, and the model's `block_size`"
+        "pod `{0}` sends events, but its model is not known; give `model`, and the model's `block_size`, or --model and --tokenizer"
     )]
     EventsWithoutModel(String),
 }
@@ -127,7 +127,9 @@ impl Gateway {
     /// If the settings cannot be used.
     pub fn new(settings: Settings, background: Handle, seed: u64) -> Result<Arc<Self>, ApplyError> {
         let routing = Routing::check(&settings)?;
-        let capacity = Capacity::for_pods(settings.pods.len().max(256)).unwrap_or_default();
+        // Fewer would spare next to nothing.
+        let room = settings.pods.len().max(settings.limits.pods).max(256);
+        let capacity = Capacity::for_pods(room).unwrap_or_default();
         let mut limits = Limits { capacity, ..Limits::default() };
         if !settings.models.iter().any(|model| model.tokenizer.is_some()) {
             limits.expected_per_pod = EXPECTED_TEXT_BLOCKS;

@@ -71,10 +71,7 @@ pub struct PodGone {
 
 /// There is no slot for another pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "all {capacity} pod slots are taken ({leaving} of them by pods that are leaving); \
-     drive the sweep, or start with a larger capacity"
-)]
+#[error("there is room for {capacity} pods and no more; {leaving} of them are just leaving")]
 pub struct NoSlot {
     /// The number of slots.
     pub capacity: usize,

@@ -18,6 +18,7 @@ mod queue;
 mod reach;
 mod recorder;
 mod recording;
+mod reloads;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;

@@ -20,6 +20,7 @@ pub(super) const LIMITS: &[Parameter] = &[
     Parameter::with_default("body_time", Takes::Time, "60s", "How long a client may take to send its body."),
     Parameter::with_default("inline", Takes::Size(0, 1 << 32), "64KiB", "Bodies from this size on are tokenized apart, so that they keep nobody waiting."),
     Parameter::with_default("waiting", Takes::Size(1 << 10, 1 << 40), "256MiB", "Bytes of the bodies of all requests that wait for a pod; how many may wait, each profile says."),
+    Parameter::with_default("pods", Takes::Whole(1, 4096), "256", "Pods that there is room for, counting those that are found or added later; there is always room for the pods that are listed. Memory is set aside for 256, 1024 or 4096."),
 ];
 
 #[rustfmt::skip]
@@ -80,6 +81,7 @@ pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Notes) {
         body_time: time(&limits, "body_time"),
         inline_bytes: limits.or("inline", 0),
         waiting_bytes: limits.or("waiting", 0),
+        pods: limits.or("pods", 0),
     };
     settings.timeouts = Timeouts {
         connect: time(&timeouts, "connect"),

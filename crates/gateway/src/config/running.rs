@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::watch::{Look, Watch};
-use super::{Beside, Config, Guarded, Listen, PodConfig, Refused, TokenizerError, Tokenizers};
+use super::{
+    Beside, Config, Guarded, Listen, Model, PodConfig, Refused, TokenizerError, Tokenizers,
+};
 use crate::discovery::{Bringer, Roll, Taken};
 use crate::metrics::{Metrics, Reload};
 use crate::settings::Settings;
@@ -35,6 +37,8 @@ pub type OnTop = Box<dyn Fn(Settings) -> Result<Settings, String> + Send + Sync>
 
 struct State {
     config: Arc<Config>,
+    /// What the process began with.
+    started: Arc<Config>,
     tokenizers: Tokenizers,
     /// Configurations that took over.
     reloads: u64,
@@ -93,7 +97,9 @@ impl Running {
     ) -> Self {
         let roll = Roll::default();
         roll.relist(config.pods());
-        let state = State { config: Arc::new(config), tokenizers, reloads: 0, refused: None };
+        let config = Arc::new(config);
+        let started = Arc::clone(&config);
+        let state = State { config, started, tokenizers, reloads: 0, refused: None };
         let generation = watch::Sender::new(0);
         Self { gateway, metrics, roll, path, on_top, state: Mutex::new(state), generation }
     }
@@ -168,12 +174,11 @@ impl Running {
         let config = Config::read(path)?;
         let mut state = self.state();
         let settings = config.settings(&mut state.tokenizers)?;
-        let settings = (self.on_top)(settings).map_err(ReloadError::OnTop)?;
+        let mut settings = (self.on_top)(settings).map_err(ReloadError::OnTop)?;
+        keep_hashes(&self.gateway.settings(), &mut settings);
         // A pod that somebody else brought and that is listed now would be there twice.
         let listed = config.pods();
-        let is_listed = |pod: &PodConfig| {
-            listed.iter().any(|known| known.name == pod.name || known.url == pod.url)
-        };
+        let is_listed = |pod: &PodConfig| listed.iter().any(|known| is_same(known, pod));
         let adopted: Vec<_> = self.roll.unlisted().into_iter().filter(is_listed).collect();
         adopted.iter().for_each(|pod| self.take_out(pod));
         if let Err(error) = self.gateway.apply(settings) {
@@ -183,8 +188,19 @@ impl Running {
             }
             return Err(error.into());
         }
+        // One that was listed before, taken out by an operator and added again is no new one to the gateway.
+        for pod in listed.iter().filter(|pod| adopted.iter().any(|other| is_same(pod, other))) {
+            for settings in pod.settings() {
+                let name = settings.facts.name.clone();
+                if self.gateway.roster().named(name.as_str()).is_none()
+                    && let Err(error) = self.gateway.add_pod(settings)
+                {
+                    tracing::error!(pod = %name, "a listed pod cannot come: {error}");
+                }
+            }
+        }
         self.roll.relist(listed);
-        let wants_restart = wants_restart(&state.config, &config);
+        let wants_restart = wants_restart(&state.started, &config);
         state.config = Arc::new(config);
         state.reloads += 1;
         self.generation.send_modify(|generation| *generation += 1);
@@ -293,6 +309,22 @@ pub enum BringError {
     Refused(String),
 }
 
+/// What pods hold was hashed with the key and the block sizes of the start: with others nothing would be found.
+fn keep_hashes(now: &Settings, new: &mut Settings) {
+    (new.sharing, new.key) = (now.sharing, now.key.clone());
+    for model in &mut new.models {
+        if let Some(known) = now.models.iter().find(|known| known.name == model.name) {
+            model.block_size = known.block_size;
+        }
+    }
+}
+
+/// Whether two pods cannot both be there.
+fn is_same(one: &PodConfig, other: &PodConfig) -> bool {
+    one.name == other.name || one.url == other.url
+}
+
+/// Sections that are not as they were when the process started, and only then are heeded.
 fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let mut sections = Vec::new();
     let guarded = |guarded: &Option<Guarded>| {
@@ -314,6 +346,28 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     }
     if old.settings.checkpoint != new.settings.checkpoint {
         sections.push("checkpoint");
+    }
+    if old.settings.batch != new.settings.batch {
+        sections.push("batch");
+    }
+    if old.settings.limits.pods != new.settings.limits.pods {
+        sections.push("limits.pods");
+    }
+    if old.settings.retries != new.settings.retries {
+        sections.push("retries");
+    }
+    if old.settings.breaker != new.settings.breaker {
+        sections.push("breaker");
+    }
+    let (sharing, key) = (new.settings.sharing, &new.settings.key);
+    if (old.settings.sharing, &old.settings.key) != (sharing, key) {
+        sections.push("isolation");
+    }
+    let is_cut_anew = |new: &Model| {
+        old.models.iter().any(|old| old.name == new.name && old.block_size != new.block_size)
+    };
+    if new.models.iter().any(is_cut_anew) {
+        sections.push("models[].block_size");
     }
     sections
 }

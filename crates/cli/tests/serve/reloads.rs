@@ -1,0 +1,77 @@
+//! What a reload changes, what it does not, and that it says so.
+
+use crate::gateway::{Gateway, folder};
+use crate::served::Served;
+use crate::sockets::exchange;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+
+const ASK: &str = "/v1/completions";
+
+/// A gateway whose file can be written anew.
+struct Reloading {
+    gateway: Gateway,
+    file: PathBuf,
+    pods: String,
+}
+
+impl Reloading {
+    fn start(test: &str, engines: &Served) -> Self {
+        let url = &engines.engines[0].http;
+        let pods = format!("pods: [{{name: a, url: \"http://{url}\", model: m}}]\n");
+        let file = folder(test).join("wornpath.yaml");
+        fs::write(&file, &pods).unwrap();
+        let arguments = ["-c", file.to_str().unwrap(), "--admin", "127.0.0.1:0"];
+        Self { gateway: Gateway::start(&arguments, 1), file, pods }
+    }
+
+    /// Reloads a file that says this besides; what it says wants a restart.
+    fn reload(&self, more: &str) -> Value {
+        fs::write(&self.file, format!("{}{more}", self.pods)).unwrap();
+        let answer = self.gateway.ask("POST", "/config/reload", "");
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.json()["wants_restart"].clone()
+    }
+}
+
+#[test]
+fn a_listed_pod_that_was_taken_out_and_added_again_stays() {
+    let engines = Served::start(&["--model", "m"]);
+    let it = Reloading::start("reloads_again", &engines);
+    assert_eq!(it.gateway.ask("DELETE", "/pods/a", "").status, 200);
+    let url = format!("http://{}", engines.engines[0].http);
+    let pod = json!({"name": "a", "url": url, "model": "m"}).to_string();
+    assert_eq!(it.gateway.ask("POST", "/pods", &pod).status, 200);
+    for _ in 0..2 {
+        it.reload("");
+        assert_eq!(it.gateway.ask("GET", "/pods/a", "").status, 200);
+    }
+}
+
+#[test]
+fn what_needs_a_restart_is_named_until_there_is_one_or_it_is_taken_back() {
+    let engines = Served::start(&["--model", "m"]);
+    let it = Reloading::start("reloads_restart", &engines);
+    assert_eq!(it.reload("workers: 1\n"), json!(["workers"]));
+    assert_eq!(it.reload("workers: 1\nreveal: pod\n"), json!(["workers"]), "it is still so");
+    assert_eq!(it.reload("reveal: pod\n"), json!([]), "it is as it was");
+    let more = "batch: {folder: batches}\nretries: {share: 0.5}\nbreaker: {failures: 9}\nlimits: {pods: 500}\n";
+    assert_eq!(it.reload(more), json!(["batch", "limits.pods", "retries", "breaker"]));
+}
+
+#[test]
+fn limits_of_connections_and_heads_change_at_once() {
+    let engines = Served::start(&["--model", "m"]);
+    let it = Reloading::start("reloads_limits", &engines);
+    let ask = || {
+        let more: String = (0..60).map(|number| format!("x-{number}: 1\r\n")).collect();
+        let request = format!("GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{more}\r\n");
+        exchange(&it.gateway.address, request.as_bytes())
+    };
+    assert!(ask().starts_with("HTTP/1.1 200"));
+    assert_eq!(it.reload("limits: {headers: 30}\n"), json!([]));
+    assert!(ask().starts_with("HTTP/1.1 431"), "{}", ask());
+    let body = json!({"model": "m", "prompt": "a"});
+    assert_eq!(it.gateway.post(ASK, &body).status, 200);
+}
