@@ -7,13 +7,13 @@ mod report;
 
 use crate::engine::profile as engine_profile;
 use crate::run::PLANNING_MEMORY;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use prompts::Prompts;
 use report::{Report, Way};
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wornpath_planner::lint::lint;
 use wornpath_planner::{Cohorts, Forest, Groups, Plan, Speeds};
@@ -84,6 +84,11 @@ pub(crate) fn run(arguments: &PlanArguments, out: &mut impl Write) -> anyhow::Re
     let asked = asked::ask(&arguments.pod, arguments.block_size)?;
     // Plans are for equal engines: the smallest cache counts.
     engines.kv_tokens = asked.iter().filter_map(|pod| pod.kv_tokens).min().or(engines.kv_tokens);
+    if let Some(page) = &arguments.html {
+        let same = |one: &Path, other: &Path| one.canonicalize().ok() == other.canonicalize().ok();
+        let is_input = page.exists() && same(page, &arguments.prompts);
+        ensure!(!is_input, "--html {} is the input, which would be overwritten", page.display());
+    }
     let prompts = Prompts::read(arguments)?;
     let mut report = report_of(arguments, &engines, &prompts)?;
     report.asked = asked.iter().map(|pod| pod.told(engines.engine.name())).collect();

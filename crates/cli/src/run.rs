@@ -6,7 +6,7 @@ mod setting_out;
 
 use crate::run::order::put_in_order;
 use crate::run::progress::Display;
-use crate::run::setting_out::{Trip, set_out};
+use crate::run::setting_out::{Trip, paths, set_out};
 use anyhow::Context;
 use clap::Args;
 use std::io::Write;
@@ -119,7 +119,13 @@ enum Early {
 pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let Some(trip) = set_out(arguments)? else {
         writeln!(out, "{}: all lines are there, nothing to do", arguments.output.display())?;
-        return Ok(ExitCode::SUCCESS);
+        // It is removed if no line has failed.
+        let errors = paths(arguments).errors;
+        if !errors.exists() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        writeln!(out, "failed lines: {}", errors.display())?;
+        return Ok(ExitCode::from(SOME_FAILED));
     };
     let Trip { input, paths, predicted, work, .. } = &trip;
     let (input, paths, predicted) = (*input, paths.clone(), *predicted);

@@ -16,7 +16,7 @@ impl Progress {
     /// The bar of one run of one profile, if there is a terminal to show it.
     pub(super) fn new(profile: &str, (run, runs): (u64, u64), all: usize) -> Option<Self> {
         let title = format!("{profile}, run {run} of {runs}");
-        stderr().is_terminal().then_some(Self { title, all })
+        stderr().is_terminal().then(|| Self { title, all })
     }
 
     /// So many requests have ended. Draws when the percentage changes.

@@ -141,10 +141,14 @@ fn intake(arguments: &RunArguments) -> anyhow::Result<Intake> {
 }
 
 fn open(path: &Path) -> anyhow::Result<File> {
-    File::open(path).with_context(|| format!("cannot read {}", path.display()))
+    let (name, cannot) = (path.display(), || format!("cannot read {}", path.display()));
+    // Before it is opened: a pipe that nobody writes to would be waited for.
+    let is_file = std::fs::metadata(path).with_context(cannot)?.is_file();
+    ensure!(is_file, "{name} is no file; its lines are read again when they are run, so give one");
+    File::open(path).with_context(cannot)
 }
 
-fn paths(arguments: &RunArguments) -> ResultPaths {
+pub(super) fn paths(arguments: &RunArguments) -> ResultPaths {
     let beside = |suffix: &str| beside(&arguments.output, suffix);
     let output = match arguments.preserve_order {
         true => beside(".unordered"),

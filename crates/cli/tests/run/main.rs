@@ -66,6 +66,8 @@ fn what_an_engine_refuses_is_an_error_and_the_rest_is_answered() {
         (&error["custom_id"], &error["response"]["status_code"]),
         (&json!("id-3"), &json!(404))
     );
+    let again = job.run(&engines, &["--resume"]);
+    assert!(again.is(1) && again.out.contains("nothing to do"), "{again:?}");
 }
 
 #[test]
@@ -111,6 +113,10 @@ fn a_plan_asks_the_engines_how_large_their_caches_are() {
 #[test]
 fn what_cannot_be_run_is_said_before_anything_is_sent() {
     let engines = Served::start(&[]);
+    let mut no_file = Job::new("no_file", []);
+    no_file.input = "/dev/null".into();
+    let no_file = no_file.run(&engines, &[]);
+    assert!(no_file.error.contains("/dev/null is no file"), "{no_file:?}");
     let job = Job::new("wrong", [json!({"prompt": "a"}), json!({"x": 1}), json!({"prompt": ""})]);
     let output = job.run(&engines, &[]);
     assert!(output.error.contains("2 of its lines cannot be run"), "{output:?}");
