@@ -1,7 +1,9 @@
 # An image with nothing in it but the binary, its profiles and a user who is not root.
 #
 #   docker build -t wornpath .
-#   docker run --rm -p 8080:8080 -v ./wornpath.yaml:/etc/wornpath/wornpath.yaml:ro wornpath
+#   docker run --rm -p 8080:8080 -v ./router:/etc/wornpath:ro wornpath
+#
+# `router` is a folder with wornpath.yaml and the tokenizers that it names.
 #
 # Building needs the network for crates; running needs none but the engines'.
 
@@ -11,7 +13,7 @@ WORKDIR /source
 COPY Cargo.toml Cargo.lock ./
 COPY crates ./crates
 COPY profiles ./profiles
-RUN cargo install --locked --path crates/cli --features nats,redis,kafka,grpc --root /installed
+RUN cargo install --locked --path crates/cli --features nats,redis,kafka,grpc,postgres --root /installed
 
 FROM debian:bookworm-slim
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin wornpath
