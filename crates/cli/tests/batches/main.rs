@@ -21,6 +21,7 @@ mod served;
 #[path = "../../../jobs/tests/crash/server.rs"]
 #[allow(dead_code, reason = "shared with the tests of the store, which use the rest")]
 mod server;
+mod stalled;
 mod tenants;
 
 use gateway::{Gateway, eventually};

@@ -1,17 +1,19 @@
 //! Lists in pages, and files as they are read.
 
-use super::Batches;
 use super::trouble::Trouble;
+use super::{Batches, DOWNLOADS};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::sync::mpsc;
-use wornpath_jobs::StoreError;
+use wornpath_jobs::{Store, StoreError};
 
 const PAGE: usize = 20;
 const MOST: usize = 100;
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
+/// Bytes that a client takes at once: few, so that a slow one is seen to take something.
+const PART: usize = 32 << 10;
 
 /// What a list is asked for.
 #[derive(Debug, Default)]
@@ -67,34 +69,52 @@ impl Asked {
     }
 }
 
-/// A file's bytes as they are read, a few pieces ahead of whoever wants them.
+/// A file's bytes as they are read, a little ahead of whoever wants them. No thread waits for a client, and a client that
+/// takes nothing for as long as an engine may say nothing has no more read for it.
 pub(super) fn content(
     batches: &Arc<Batches>,
-    mut read: impl FnMut(&Batches, u64, &mut [u8]) -> Result<usize, StoreError> + Send + 'static,
-) -> mpsc::Receiver<Option<Bytes>> {
-    let (sender, pieces) = mpsc::channel(2);
-    let batches = Arc::clone(batches);
-    // Not on the threads where prompts are tokenized: a client may take its time.
-    tokio::task::spawn_blocking(move || {
-        let mut offset = 0;
-        loop {
-            let mut piece = vec![0; PIECE];
-            let piece = match read(&batches, offset, &mut piece) {
-                Ok(count) => {
-                    piece.truncate(count);
-                    Some(Bytes::from(piece)).filter(|piece| !piece.is_empty())
-                }
-                // Without an end: the client sees that something is missing.
-                Err(_) => return,
-            };
-            offset += piece.as_ref().map_or(0, Bytes::len) as u64;
-            let is_over = piece.is_none();
-            if sender.blocking_send(piece).is_err() || is_over {
-                return;
-            }
-        }
+    read: impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
+) -> Result<mpsc::Receiver<Option<Bytes>>, Trouble> {
+    let place = Arc::clone(&batches.downloads).try_acquire_owned();
+    let place = place.map_err(|_| Trouble::busy("downloads", DOWNLOADS))?;
+    let (sender, pieces) = mpsc::channel(1);
+    let (batches, handle) = (Arc::clone(batches), batches.worker.gateway.background().clone());
+    handle.spawn(async move {
+        // Whatever goes wrong, there is no end then: the client sees that something is missing.
+        let _ = pass_on(&batches, Arc::new(read), sender).await;
+        drop(place);
     });
-    pieces
+    Ok(pieces)
+}
+
+/// Reads and sends piece by piece; none if that cannot be done to the end.
+async fn pass_on(
+    batches: &Batches,
+    read: Arc<
+        impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
+    >,
+    sender: mpsc::Sender<Option<Bytes>>,
+) -> Option<()> {
+    let time = batches.worker.gateway.settings().timeouts.between_bytes;
+    let mut offset = 0;
+    loop {
+        let read = Arc::clone(&read);
+        let reading = move |store: &dyn Store| {
+            let mut piece = vec![0; PIECE];
+            let count = read(store, offset, &mut piece)?;
+            piece.truncate(count);
+            Ok(Bytes::from(piece))
+        };
+        let mut piece = batches.ask(reading).await.ok()?;
+        if piece.is_empty() {
+            return sender.send_timeout(None, time).await.ok();
+        }
+        offset += piece.len() as u64;
+        while !piece.is_empty() {
+            let part = piece.split_to(PART.min(piece.len()));
+            sender.send_timeout(Some(part), time).await.ok()?;
+        }
+    }
 }
 
 #[cfg(test)]

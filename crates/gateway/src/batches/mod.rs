@@ -41,6 +41,10 @@ use wornpath_routing::{Name, Problems, Profile, Surroundings};
 
 /// Batches that are run at once.
 const AT_ONCE: usize = 4;
+/// Uploads that are taken in at once: each has a thread that writes it.
+const UPLOADS: usize = 64;
+/// Downloads at once: of each, a piece is in memory.
+const DOWNLOADS: usize = 256;
 /// How long other gateways wait for one of which nothing is heard.
 #[cfg(feature = "postgres")]
 const TERM: Duration = Duration::from_secs(15);
@@ -101,6 +105,8 @@ pub(crate) struct Batches {
     /// Who runs, and how to tell it what is wished.
     running: Mutex<BTreeMap<String, watch::Sender<Wish>>>,
     turns: Semaphore,
+    uploads: Semaphore,
+    downloads: Arc<Semaphore>,
     overview: Overview,
     /// Requests of all batches on each pod.
     offline: Mutex<Vec<(PodId, Arc<AtomicU32>)>>,
@@ -132,6 +138,8 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
         running: Mutex::default(),
         turns: Semaphore::new(AT_ONCE),
+        uploads: Semaphore::new(UPLOADS),
+        downloads: Arc::new(Semaphore::new(DOWNLOADS)),
         overview: Overview::default(),
         offline: Mutex::default(),
         courtesies: Mutex::default(),

@@ -12,7 +12,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use wornpath_jobs::{Batch, FileEntry, Interface, Kind, NewBatch, Status, Wish};
+use wornpath_jobs::{Batch, FileEntry, Interface, Kind, NewBatch, Status, Store, Wish};
 
 /// The most bytes of a call that is no upload.
 const MOST_BYTES: usize = 1 << 20;
@@ -65,10 +65,10 @@ async fn answer(
         }
         (&Method::GET, ["files", id, "content"]) => {
             let id = file(batches, owner, id).await?.id;
-            let read = move |batches: &Batches, offset, buffer: &mut [u8]| {
-                batches.store.read_file(&id, offset, buffer)
+            let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
+                store.read_file(&id, offset, buffer)
             };
-            Ok(lines_response(Reply::Pieces(content(batches, read))))
+            Ok(lines_response(Reply::Pieces(content(batches, read)?)))
         }
         (&Method::POST, ["batches"]) => create(batches, owner, request).await,
         (&Method::GET, ["batches"]) => {
@@ -116,9 +116,7 @@ async fn create(
     owner: &str,
     request: Request<Incoming>,
 ) -> Result<Response<Reply>, Trouble> {
-    let body = Limited::new(request.into_body(), MOST_BYTES).collect().await;
-    let body =
-        body.map_err(|_| Trouble::bad("the body is too large or broke off", None))?.to_bytes();
+    let body = whole(batches, request).await?;
     let value: Value = serde_json::from_slice(&body)
         .map_err(|error| Trouble::bad(&format!("the body is not JSON: {error}"), None))?;
     let text = |field: &'static str| {
@@ -153,6 +151,16 @@ async fn create(
     batches.ask(move |store| store.add_batch(kept)).await?;
     life::start(batches, batch.id.clone());
     Ok(json_response(&batch.to_json()))
+}
+
+/// The body of a call, within the time that a client may take to send it.
+async fn whole(batches: &Batches, request: Request<Incoming>) -> Result<Bytes, Trouble> {
+    let time = batches.worker.gateway.settings().limits.body_time;
+    let body = Limited::new(request.into_body(), MOST_BYTES).collect();
+    let body = tokio::time::timeout(time, body).await;
+    let body = body.map_err(|_| Trouble::late("the body did not come", time))?;
+    let body = body.map_err(|_| Trouble::bad("the body is too large or broke off", None))?;
+    Ok(body.to_bytes())
 }
 
 /// Whether an owner may have one batch more.
@@ -250,10 +258,10 @@ async fn results(
         None => 0,
         Some(after) => after.parse().map_err(|_| wrong())?,
     };
-    let read = move |batches: &Batches, offset: u64, buffer: &mut [u8]| {
-        batches.store.read_results(&id, Kind::Output, after + offset, buffer)
+    let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
+        store.read_results(&id, Kind::Output, after.saturating_add(offset), buffer)
     };
-    Ok(lines_response(Reply::Pieces(content(batches, read))))
+    Ok(lines_response(Reply::Pieces(content(batches, read)?)))
 }
 
 fn json_response(value: &Value) -> Response<Reply> {

@@ -2,9 +2,10 @@
 
 use crate::client::Reply;
 use bytes::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use serde_json::json;
+use std::time::Duration;
 use wornpath_jobs::StoreError;
 
 /// A call that is turned away.
@@ -32,6 +33,21 @@ impl Trouble {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "the gateway is ending".to_owned())
     }
 
+    /// The client takes too long.
+    pub(super) fn late(what: &str, time: Duration) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, format!("{what} within {time:?}"))
+    }
+
+    pub(super) fn is_late(&self) -> bool {
+        self.status == StatusCode::REQUEST_TIMEOUT
+    }
+
+    /// As many are under way as may be.
+    pub(super) fn busy(what: &str, most: usize) -> Self {
+        let message = format!("{most} {what} are under way, the most at a time; try again later");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
     pub(super) fn response(&self) -> Response<Reply> {
         let kind = match self.status.as_u16() {
             400..500 => "invalid_request_error",
@@ -43,6 +59,9 @@ impl Trouble {
             Response::new(Reply::whole(Bytes::from(json!({"error": error}).to_string())));
         *response.status_mut() = self.status;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         response
     }
 }

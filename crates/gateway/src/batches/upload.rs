@@ -1,8 +1,8 @@
 //! A file on its way into the store: read as it comes, written as it comes, bounded.
 
-use super::Batches;
 use super::multipart::{Event, Multipart};
 use super::trouble::Trouble;
+use super::{Batches, UPLOADS};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -13,6 +13,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use wornpath_jobs::{FileEntry, StoreError};
 
 /// The most bytes of a field that is no file.
@@ -69,9 +70,10 @@ pub(super) async fn upload(
 ) -> Result<FileEntry, Trouble> {
     let (parts, mut body) = request.into_parts();
     let taken = take(batches, owner, &parts, &mut body).await;
-    if taken.is_err() {
+    // Who sends nothing listens, if it is there at all.
+    if taken.as_ref().is_err_and(|trouble| !trouble.is_late()) {
         let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-        let _ = tokio::time::timeout(LINGER, rest).await;
+        let _ = timeout(LINGER, rest).await;
     }
     taken
 }
@@ -86,11 +88,11 @@ async fn take(
     let mut parser = kind.and_then(Multipart::of).ok_or_else(|| {
         Trouble::bad("files are uploaded as multipart/form-data with `purpose` and `file`", None)
     })?;
+    let _place = batches.uploads.try_acquire().map_err(|_| Trouble::busy("uploads", UPLOADS))?;
+    let time = batches.worker.gateway.settings().limits.body_time;
     let left = room(batches, owner).await?;
     let (mut form, mut writing, mut bytes, mut events) = (Form::default(), None, 0, Vec::new());
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Trouble::bad("the upload broke off", None))?;
-        let Ok(data) = frame.into_data() else { continue };
+    while let Some(data) = next(body, time).await? {
         bytes += data.len() as u64;
         if bytes > batches.rules.most_bytes {
             let message = format!(
@@ -124,6 +126,19 @@ async fn take(
     // Only now does the file count: everything else drops it unfinished.
     let _ = pieces.send(None).await;
     Ok(kept.await.map_err(|_| Trouble::ending())??)
+}
+
+/// The next piece. A file may be long, so the time is for each piece and not for all of them.
+async fn next(body: &mut Incoming, time: Duration) -> Result<Option<Bytes>, Trouble> {
+    loop {
+        let frame = timeout(time, body.frame()).await;
+        let frame = frame.map_err(|_| Trouble::late("nothing more of the upload came", time))?;
+        let Some(frame) = frame else { return Ok(None) };
+        let frame = frame.map_err(|_| Trouble::bad("the upload broke off", None))?;
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
 }
 
 /// Bytes that an owner may still have.

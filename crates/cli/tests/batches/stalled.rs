@@ -1,0 +1,106 @@
+//! Clients that stop in the middle of an upload, a call or a download.
+
+use crate::folder;
+use crate::gateway::{Gateway, eventually};
+use crate::served::{Exchange, Served};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// A gateway that waits for clients for so long at most.
+fn impatient(engines: &Served, name: &str, time: &str) -> Gateway {
+    let config = json!({
+        "pods": [{"url": format!("http://{}", engines.engines[0].http)}],
+        "batch": {"folder": "kept"},
+        "limits": {"body_time": time},
+        "timeouts": {"between_bytes": time},
+        "listen": {"client": "127.0.0.1:0"},
+    });
+    let path = folder(name).join("wornpath.yaml");
+    std::fs::write(&path, config.to_string()).unwrap();
+    Gateway::start(&["-c", path.to_str().unwrap()], 1)
+}
+
+const FORM: &str = "--b\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n\
+    --b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
+const END: &str = "\r\n--b--\r\n";
+
+/// Begins a call of `length` bytes, of which `sent` come.
+fn begin(gateway: &Gateway, path: &str, (length, sent): (usize, &str)) -> TcpStream {
+    let mut stream = TcpStream::connect(&gateway.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-type: multipart/form-data; boundary=b\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all(format!("{head}{sent}").as_bytes()).unwrap();
+    stream
+}
+
+fn heard(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Uploads so many bytes at once.
+fn upload(gateway: &Gateway, bytes: usize) -> String {
+    let body = format!("{FORM}{}{END}", "x".repeat(bytes));
+    heard(begin(gateway, "/v1/files", (body.len(), &body)))
+}
+
+#[test]
+fn an_upload_or_a_call_that_stops_coming_is_given_up_and_a_slow_one_is_not() {
+    let engines = Served::start(&[]);
+    let gateway = impatient(&engines, "stopped", "1s");
+    let stopped = begin(&gateway, "/v1/files", (10_000, FORM));
+    let half = begin(&gateway, "/v1/batches", (100, "{\"endpoint\": "));
+    let rest = format!("xxxxxxxx{END}");
+    let mut slow = begin(&gateway, "/v1/files", (FORM.len() + rest.len(), FORM));
+    for byte in rest.bytes() {
+        std::thread::sleep(Duration::from_millis(90));
+        slow.write_all(&[byte]).unwrap();
+    }
+    assert!(heard(slow).starts_with("HTTP/1.1 200 "), "it took longer than a piece may take");
+    for late in [stopped, half] {
+        let answer = heard(late);
+        assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+        assert!(answer.contains("within 1s"), "{answer}");
+    }
+    assert_eq!(gateway.get("/v1/files").json()["data"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn uploads_that_stand_still_keep_nobody_but_uploads_out_and_those_not_for_long() {
+    let engines = Served::start(&[]);
+    let gateway = impatient(&engines, "crowd", "3s");
+    let begun = |_| begin(&gateway, "/v1/files", (10_000, FORM));
+    let _standing: Vec<_> = (0..600).map(begun).collect();
+    let mut refused = String::new();
+    eventually("there is no place left", || {
+        refused = upload(&gateway, 10);
+        refused.starts_with("HTTP/1.1 503 ")
+    });
+    assert!(refused.contains("\r\nretry-after: 1\r\n"), "{refused}");
+    assert_eq!(gateway.get("/v1/files").status, 200, "who only asks is answered");
+    eventually("they are given up", || upload(&gateway, 10).starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn a_download_that_nobody_takes_ends_without_looking_whole() {
+    const BYTES: usize = 48 << 20;
+    let engines = Served::start(&[]);
+    let gateway = impatient(&engines, "untaken", "1s");
+    let uploaded = upload(&gateway, BYTES);
+    let id = uploaded.split("\"id\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let path = format!("/v1/files/{id}/content");
+    let untaken: Vec<_> =
+        (0..3).map(|_| Exchange::open(&gateway.address, "GET", &path, "")).collect();
+    std::thread::sleep(Duration::from_millis(2_500));
+    for untaken in untaken {
+        let broken = untaken.finish().unwrap_err();
+        assert!(broken.text.len() < BYTES, "{}", broken.text.len());
+    }
+    assert_eq!(gateway.get(&path).text.len(), BYTES, "who takes it gets it");
+}
