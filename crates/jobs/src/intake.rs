@@ -9,9 +9,13 @@ use crate::results::InputMark;
 use crate::sketch::{Sketcher, rendered};
 use crate::spill::{Spill, SpillError};
 use std::collections::HashSet;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
+use wornpath_execution::field;
 use wornpath_planner::{Forest, Job, JobId, Queue};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// What a line may have beside its body: names, and what else its owner wants to remember.
+const BESIDE: usize = 64 << 10;
 
 /// What is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,19 +95,44 @@ impl Intake {
     /// # Errors
     /// If it cannot be read, has no request, too many, or lines that are none, or its chains have no room.
     pub fn read_long(
-        mut input: impl BufRead,
+        input: impl BufRead,
         rules: &IntakeRules,
         sketcher: &Sketcher,
         spill: Spill,
     ) -> Result<Self, IntakeError> {
-        let mut reading = Reading::new(rules, sketcher, spill);
+        Self::read_bounded(input, rules, sketcher, spill, usize::MAX)
+    }
+
+    /// Reads an input of any length, in which a body has `most_bytes` at most. Of a line that is longer, no more than
+    /// that is in memory.
+    ///
+    /// # Errors
+    /// As above, and if a body is longer.
+    pub fn read_bounded(
+        mut input: impl BufRead,
+        rules: &IntakeRules,
+        sketcher: &Sketcher,
+        spill: Spill,
+        most_bytes: usize,
+    ) -> Result<Self, IntakeError> {
+        let mut reading = Reading::new(rules, sketcher, spill, most_bytes);
         let (mut buffer, mut hash) = (Vec::new(), Xxh3::new());
         let mut offset = 0;
+        let most_line = most_bytes.saturating_add(BESIDE);
         for number in 1.. {
             buffer.clear();
-            let read = input.read_until(b'\n', &mut buffer)?;
+            let mut read = input
+                .by_ref()
+                .take((most_line as u64).saturating_add(1))
+                .read_until(b'\n', &mut buffer)?;
             if read == 0 {
                 break;
+            }
+            if read > most_line && !buffer.ends_with(b"\n") {
+                read += input.skip_until(b'\n')?;
+                reading.refuse(number, too_long(most_bytes));
+                offset += read as u64;
+                continue;
             }
             hash.update(&buffer);
             let line = buffer.strip_suffix(b"\n").unwrap_or(&buffer);
@@ -155,8 +184,16 @@ impl Intake {
     }
 }
 
+fn too_long(most_bytes: usize) -> LineProblem {
+    let message = format!(
+        "this line's body has more than {most_bytes} bytes, the most that a request may have (413)"
+    );
+    LineProblem { code: "request_too_large", message, param: Some("body") }
+}
+
 struct Reading<'a> {
     rules: &'a IntakeRules,
+    most_bytes: usize,
     sketcher: &'a Sketcher,
     intake: Intake,
     names: HashSet<u64>,
@@ -166,7 +203,12 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    fn new(rules: &'a IntakeRules, sketcher: &'a Sketcher, spill: Spill) -> Self {
+    fn new(
+        rules: &'a IntakeRules,
+        sketcher: &'a Sketcher,
+        spill: Spill,
+        most_bytes: usize,
+    ) -> Self {
         let intake = Intake {
             spans: Vec::new(),
             queue: Queue::new(sketcher.block_size()),
@@ -176,6 +218,7 @@ impl<'a> Reading<'a> {
         };
         Self {
             rules,
+            most_bytes,
             sketcher,
             intake,
             names: HashSet::new(),
@@ -192,7 +235,16 @@ impl<'a> Reading<'a> {
         }
     }
 
+    /// Whether what would be sent of a line is longer than it may be.
+    fn is_too_long(&self, text: &[u8]) -> bool {
+        let body = || field(text, "body").ok().flatten().unwrap_or(text);
+        text.len() > self.most_bytes && body().len() > self.most_bytes
+    }
+
     fn line(&mut self, number: usize, offset: u64, text: &[u8]) -> Result<(), LineProblem> {
+        if self.is_too_long(text) {
+            return Err(too_long(self.most_bytes));
+        }
         let line = Line::parse(text, self.rules.form)?;
         if let Some(id) = &line.custom_id
             && !self.names.insert(xxh3_64(id.as_bytes()))
@@ -257,6 +309,38 @@ mod tests {
         let outputs: Vec<_> =
             intake.queue.jobs().map(|job| intake.queue.output_tokens(job)).collect();
         assert_eq!(outputs, [9, 2]);
+    }
+
+    #[test]
+    fn a_line_whose_body_is_too_long_is_named_and_those_after_it_are_read() {
+        const MOST: usize = 1_000;
+        let rules = IntakeRules {
+            form: Form::Free,
+            most_lines: 9,
+            output_tokens: 9,
+            most_problems: 9,
+            identical: Identical::Each,
+        };
+        let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+        let line = |custom_id: &str, body: usize| {
+            let prompt = "p".repeat(body - r#"{"prompt":""}"#.len());
+            format!(
+                r#"{{"custom_id":"{custom_id}","url":"/v1/completions","body":{{"prompt":"{prompt}"}}}}"#
+            )
+        };
+        let read = |text: &str| {
+            Intake::read_bounded(text.as_bytes(), &rules, &sketcher, Spill::default(), MOST)
+        };
+        let fits = read(&format!("{}\n{}", line("a", MOST), line("b", MOST))).unwrap();
+        assert_eq!(fits.mark.lines, 2, "what stands beside the body does not count");
+        let long = [line("a", MOST + 1), line("b", MOST), line("c", MOST + 2 * BESIDE), "{".into()];
+        let IntakeError::Lines { first, .. } = read(&long.join("\n")).unwrap_err() else {
+            panic!("it was read");
+        };
+        let named: Vec<_> = first.iter().map(|(number, problem)| (*number, problem.code)).collect();
+        let too_large = "request_too_large";
+        assert_eq!(named, [(1, too_large), (3, too_large), (4, "invalid_json_line")]);
+        assert!(first[1].1.message.contains("more than 1000 bytes"), "{}", first[1].1);
     }
 
     #[test]

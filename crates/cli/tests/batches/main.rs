@@ -8,6 +8,7 @@ mod endings;
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod gateway;
 mod identical;
+mod large;
 mod long;
 mod matched;
 mod priority;

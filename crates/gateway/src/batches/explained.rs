@@ -20,6 +20,7 @@ const LISTED: usize = 8;
 
 pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, Trouble> {
     let (rules, sketcher, spill) = reading(batches, &batch);
+    let most = batches.worker.gateway.settings().limits.body_bytes;
     let roster = batches.worker.gateway.roster();
     let up = roster.fleet().pods().iter().filter(|pod| pod.vitals().health() == Health::Up);
     let up: Vec<_> = up.map(|pod| (pod.id(), pod.facts().name.to_string())).collect();
@@ -32,7 +33,7 @@ pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
         .ask(move |store| {
             let reader = StoredBytes { store, file: &batch.input_file_id, offset: 0 };
             let reader = BufReader::with_capacity(1 << 20, reader);
-            let read = Intake::read_long(reader, &rules, &sketcher, spill);
+            let read = Intake::read_bounded(reader, &rules, &sketcher, spill, most);
             let intake = read.map_err(|error| match error {
                 IntakeError::Read(error) => StoreError::Unreachable(error.to_string()),
                 IntakeError::Spill(error) => error.into(),

@@ -194,12 +194,13 @@ async fn read(
     batch: &Batch,
 ) -> Result<Option<Intake>, StoreError> {
     let (rules, sketcher, spill) = reading(batches, batch);
+    let most = batches.worker.gateway.settings().limits.body_bytes;
     let (of, file) = (lease.clone(), batch.input_file_id.clone());
     batches
         .ask(move |store| {
             let reader = StoredBytes { store, file: &file, offset: 0 };
             let reader = BufReader::with_capacity(1 << 20, reader);
-            match Intake::read_long(reader, &rules, &sketcher, spill) {
+            match Intake::read_bounded(reader, &rules, &sketcher, spill, most) {
                 Ok(intake) => Ok(Some(intake)),
                 Err(IntakeError::Read(error)) => Err(StoreError::Unreachable(error.to_string())),
                 Err(IntakeError::Spill(error)) => Err(error.into()),
