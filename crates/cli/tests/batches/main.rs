@@ -15,6 +15,7 @@ mod priority;
 #[path = "../serve/recorder.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod recorder;
+mod reloaded;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;

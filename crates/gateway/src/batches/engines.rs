@@ -93,9 +93,10 @@ impl Engines for PlannedPods {
         let path = PathAndQuery::from_static(request.interface.path());
         let call = Call { method: Method::POST, path, headers, body };
         let worker = &self.batches.worker;
+        let profile = self.batches.profile.now(&worker.gateway);
         let planned = Planned {
             pod: pod.id,
-            profile: &self.batches.profile,
+            profile: &profile,
             tenant: self.owner.as_ref(),
             decided: &|| on_pod.count(),
         };

@@ -14,6 +14,7 @@ mod lists;
 mod matched;
 pub(crate) mod multipart;
 mod overview;
+mod profile;
 mod retry;
 mod routes;
 mod rules;
@@ -28,6 +29,7 @@ pub use rules::{BatchRules, Kept, Quota};
 use crate::desk::Worker;
 use crate::state::Gateway;
 use overview::Overview;
+use profile::PlannedProfile;
 use scratch::Scratches;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
@@ -37,7 +39,7 @@ use tokio::sync::{Semaphore, watch};
 use wornpath_index::{Moment, PodId};
 use wornpath_jobs::{RealDisk, Shelf, Store, StoreError, UnixTime, Wish};
 use wornpath_planner::Courtesy;
-use wornpath_routing::{Name, Problems, Profile, Surroundings};
+use wornpath_routing::{Name, Problems};
 
 /// Batches that are run at once.
 const AT_ONCE: usize = 4;
@@ -100,7 +102,7 @@ pub(crate) struct Batches {
     store: Arc<dyn Store>,
     rules: BatchRules,
     scratch: Scratches,
-    profile: Arc<Profile>,
+    profile: PlannedProfile,
     worker: Arc<Worker>,
     /// Who runs, and how to tell it what is wished.
     running: Mutex<BTreeMap<String, watch::Sender<Wish>>>,
@@ -119,14 +121,7 @@ pub(crate) struct Batches {
 /// # Errors
 /// If the store cannot be opened.
 pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), BatchesError> {
-    let surroundings =
-        Surroundings { models: Arc::clone(gateway.routing().models()), ..Surroundings::default() };
-    let settings = gateway.settings();
-    let models = &settings.models;
-    let is_exact = !models.is_empty() && models.iter().all(|model| model.tokenizer.is_some());
-    let planned = if is_exact { PLANNED } else { PLANNED_BY_TEXT };
-    let profile = Profile::check("planned requests", planned, &surroundings)
-        .map_err(BatchesError::Profile)?;
+    let profile = PlannedProfile::new(gateway)?;
     let store = open(gateway, &rules)?;
     // No worker that answers clients has this number.
     let number = gateway.settings().workers.get() + 1;
@@ -134,7 +129,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         store,
         scratch: Scratches::of(&rules),
         rules,
-        profile: Arc::new(profile),
+        profile,
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
         running: Mutex::default(),
         turns: Semaphore::new(AT_ONCE),
