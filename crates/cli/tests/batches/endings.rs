@@ -75,3 +75,30 @@ fn a_batch_that_is_not_done_in_time_expires_and_its_rest_can_be_computed_after_a
         again["request_counts"]["total"].as_u64() == Some(errors.len() as u64)
     });
 }
+
+#[test]
+fn a_batch_that_waits_for_its_turn_expires_in_time_and_is_cancelled_at_once() {
+    let engines = Served::start_at("1", &[]);
+    let kept = folder("waiting");
+    let gateway = Gateway::before(&engines, &["--batches", kept.to_str().unwrap()]);
+    let input = input(&kept, (0..300).map(long));
+    let running: Vec<_> =
+        (0..4).map(|_| id_of(text(&batch(&gateway, &["submit", &input]).stdout))).collect();
+    let status = |id: &str| gateway.get(&format!("/v1/batches/{id}")).json()["status"].clone();
+    for id in &running {
+        eventually("it has its turn", || status(id) == "in_progress");
+    }
+    let late = batch(&gateway, &["submit", &input, "--window", "1s"]);
+    let (late, unwanted) = (id_of(text(&late.stdout)), batch(&gateway, &["submit", &input]));
+    let unwanted = id_of(text(&unwanted.stdout));
+    assert_eq!(status(&unwanted), "validating");
+    let _ = batch(&gateway, &["cancel", &unwanted]);
+    eventually("it is cancelled", || status(&unwanted) == "cancelled");
+    eventually("it expires", || status(&late) == "expired");
+    for (id, why) in [(unwanted, "batch_cancelled"), (late, "batch_expired")] {
+        let (done, errors) = ends(&gateway, &id);
+        assert_eq!((done.len(), errors.len()), (0, 300));
+        assert!(errors.iter().all(|(_, code)| code == why));
+    }
+    assert!(running.iter().all(|id| status(id) == "in_progress"), "nobody has made room");
+}

@@ -47,7 +47,10 @@ pub(super) fn start(batches: &Arc<Batches>, id: String) {
     }
     let (batches, handle) = (Arc::clone(batches), batches.worker.gateway.background().clone());
     handle.spawn(async move {
-        let _turn = batches.turns.acquire().await;
+        let _turn = tokio::select! {
+            turn = batches.turns.acquire() => turn,
+            () = unwanted(&batches, &id, wishes.clone()) => batches.leaving.acquire().await,
+        };
         while let Err(error) = live(&batches, &id, wishes.clone()).await {
             if !error.is_passing() {
                 tracing::error!(%error, batch = id, "a batch cannot go on");
@@ -59,6 +62,22 @@ pub(super) fn start(batches: &Arc<Batches>, id: String) {
         batches.running().remove(&id);
         batches.overview.ends(&id);
     });
+}
+
+/// Waits until a batch need not be computed any more, because its time is over or its owner cancels.
+async fn unwanted(batches: &Arc<Batches>, id: &str, mut wishes: watch::Receiver<Wish>) {
+    let name = id.to_owned();
+    // What cannot be looked at now is looked at when its turn comes.
+    let Ok(batch) = batches.ask(move |store| store.batch(&name)).await else {
+        return std::future::pending().await;
+    };
+    if batch.status() == Status::Cancelling {
+        return;
+    }
+    tokio::select! {
+        () = sleep(Duration::from_secs(batch.expires_at.saturating_sub(unix_time()))) => {}
+        _ = wishes.wait_for(|wish| *wish != Wish::GoOn) => {}
+    }
 }
 
 /// Takes one lease after another until the batch has ended, here or elsewhere.
@@ -140,7 +159,8 @@ async fn round(
         spans: std::mem::take(&mut intake.spans),
     });
     let (intake, forest) = to_compute(batches, intake, (lease, &standing)).await?;
-    if !forest.order().is_empty() && batch.status() != Status::Cancelling {
+    let is_wanted = batch.status() != Status::Cancelling && unix_time() < batch.expires_at;
+    if !forest.order().is_empty() && is_wanted {
         let numbered = Arc::clone(&source);
         let work = Work {
             source: source.clone(),

@@ -107,6 +107,8 @@ pub(crate) struct Batches {
     /// Who runs, and how to tell it what is wished.
     running: Mutex<BTreeMap<String, watch::Sender<Wish>>>,
     turns: Semaphore,
+    /// For those that end before their turn: they only need records, but their inputs are read for that.
+    leaving: Semaphore,
     uploads: Semaphore,
     downloads: Arc<Semaphore>,
     overview: Overview,
@@ -133,6 +135,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
         running: Mutex::default(),
         turns: Semaphore::new(AT_ONCE),
+        leaving: Semaphore::new(1),
         uploads: Semaphore::new(UPLOADS),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
         overview: Overview::default(),
