@@ -16,6 +16,7 @@ mod priority;
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]
 mod recorder;
 mod reloaded;
+mod roles;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;

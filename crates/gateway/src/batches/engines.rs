@@ -15,7 +15,7 @@ use wornpath_jobs::{
     Engines, Health as Standing, Outgoing, Prefilled, Reply, Trouble, read_whole, streaming, whole,
 };
 use wornpath_planner::Vitals;
-use wornpath_routing::{Health, Name};
+use wornpath_routing::{Health, Name, Pod, Role};
 
 /// Pods that a batch was planned for, by number.
 pub(super) struct PlannedPods {
@@ -35,6 +35,16 @@ impl PlannedPod {
     pub(super) fn new(batches: &Batches, id: PodId) -> Self {
         Self { id, offline: batches.offline_on(id) }
     }
+}
+
+/// Whether it can play the part that planned requests need.
+pub(super) fn is_serving(pod: &Pod) -> bool {
+    pod.facts().roles.contains(&Role::named(Role::SERVE))
+}
+
+/// Whether requests can be planned for it now.
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    pod.vitals().health() == Health::Up && is_serving(pod)
 }
 
 /// An offline request, which counts on its pod once it has been decided, and no more when it goes.

@@ -3,6 +3,7 @@
 //! It is made anew from the input whenever somebody asks, for the pods that are up: a plan follows from both alone.
 
 use super::Batches;
+use super::engines::is_ready;
 use super::forest::drawn;
 use super::life::{RATES, reading};
 use super::matched::match_to_caches;
@@ -13,7 +14,6 @@ use std::io::BufReader;
 use std::sync::Arc;
 use wornpath_jobs::{Batch, Intake, IntakeError, StoreError};
 use wornpath_planner::{Forest, Groups, Plan, Speeds};
-use wornpath_routing::Health;
 
 /// Groups that are listed.
 const LISTED: usize = 8;
@@ -22,7 +22,7 @@ pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
     let (rules, sketcher, spill) = reading(batches, &batch);
     let most = batches.worker.gateway.settings().limits.body_bytes;
     let roster = batches.worker.gateway.roster();
-    let up = roster.fleet().pods().iter().filter(|pod| pod.vitals().health() == Health::Up);
+    let up = roster.fleet().pods().iter().filter(|pod| is_ready(pod));
     let up: Vec<_> = up.map(|pod| (pod.id(), pod.facts().name.to_string())).collect();
     let (ids, pods): (Vec<_>, Vec<_>) = up.into_iter().unzip();
     let gateway = Arc::clone(&batches.worker.gateway);

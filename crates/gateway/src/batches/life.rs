@@ -2,7 +2,7 @@
 
 use super::Batches;
 use super::ending::{Ended, end};
-use super::engines::{PlannedPod, PlannedPods};
+use super::engines::{PlannedPod, PlannedPods, is_ready, is_serving};
 use super::forest::drawn;
 use super::matched::match_to_caches;
 use super::overview::{Planned, Underway, figures};
@@ -16,10 +16,11 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_jobs::{
     Batch, Conductor, Copies, Form, Identical, Intake, IntakeError, IntakeRules, Interface, Lease,
-    Leased, Patience, Progress, Sketcher, Spill, Standing, Status, StoreError, Wish, Work, run,
+    Leased, LineProblem, Patience, Progress, Sketcher, Spill, Standing, Status, StoreError, Wish,
+    Work, run,
 };
 use wornpath_planner::{Forest, Plan, Queue, Rates, Speeds, Window};
-use wornpath_routing::{Health, Name};
+use wornpath_routing::{Name, Role};
 
 /// Wrong lines that a batch shows.
 const SHOWN: usize = 100;
@@ -29,6 +30,8 @@ const OUTPUT_TOKENS: usize = 256;
 const PAUSE: Duration = Duration::from_millis(200);
 /// How often somebody looks whether a part that others run has come free.
 const ELSEWHERE: Duration = Duration::from_secs(1);
+/// A fleet that has only pods of other roles may be one whose serving pods are still on their way, for so long.
+const ARRIVAL: Duration = Duration::from_secs(5);
 /// A lease is renewed at least so often, also where nobody would take it over.
 const RENEWAL: Duration = Duration::from_secs(60);
 /// What engines compute in one step, about.
@@ -142,6 +145,9 @@ async fn round(
     wishes: watch::Receiver<Wish>,
 ) -> Result<Ended, StoreError> {
     let Some(mut intake) = read(batches, lease, batch).await? else { return Ok(Ended::Yes) };
+    if batch.status() == Status::Validating && !somebody_may_serve(batches).await {
+        return fail_unserved(batches, lease).await;
+    }
     let (mark, of) = (intake.mark, lease.clone());
     let standing = batches.ask(move |store| store.standing(&of, mark)).await?;
     let of = lease.clone();
@@ -174,6 +180,42 @@ async fn round(
     let of = lease.clone();
     batches.ask(move |store| store.settle(&of)).await?;
     end(batches, lease.clone(), source).await
+}
+
+/// Whether the fleet has a pod that could compute a batch, or none at all yet, which is nobody's mistake.
+async fn somebody_may_serve(batches: &Arc<Batches>) -> bool {
+    let is_hopeless = || {
+        let roster = batches.worker.gateway.roster();
+        let pods = roster.fleet().pods();
+        !pods.is_empty() && !pods.iter().any(|pod| is_serving(pod))
+    };
+    let waiting = async {
+        while is_hopeless() {
+            sleep(PAUSE).await;
+        }
+    };
+    tokio::time::timeout(ARRIVAL, waiting).await.is_ok()
+}
+
+/// Ends a batch that nobody in the fleet can compute.
+async fn fail_unserved(batches: &Arc<Batches>, lease: &Lease) -> Result<Ended, StoreError> {
+    let message = format!(
+        "no pod of the fleet has the role `{role}`, which batches need; give it to some, or add one",
+        role = Role::SERVE
+    );
+    tracing::error!(batch = lease.batch, "{message}");
+    let of = lease.clone();
+    batches
+        .ask(move |store| {
+            let message = message.clone();
+            let problem = LineProblem { code: "no_serving_pod", message, param: None };
+            store.change_leased(&of, &mut |batch| match batch.status() {
+                Status::Cancelling => batch.reach(Status::Cancelled, unix_time()),
+                _ => batch.fail(&[(None, problem.clone())], unix_time()),
+            })
+        })
+        .await?;
+    Ok(Ended::Yes)
 }
 
 /// The forest of the lines without a record in the segments of a lease. All gateways cut alike: the order follows from the
@@ -308,11 +350,11 @@ async fn compute(
     }
 }
 
-/// The pods that are up; waits until there is one.
+/// The pods that are up and can serve; waits until there is one.
 async fn pods(batches: &Arc<Batches>, batch: &Batch) -> PlannedPods {
     loop {
         let roster = batches.worker.gateway.roster();
-        let up = roster.fleet().pods().iter().filter(|pod| pod.vitals().health() == Health::Up);
+        let up = roster.fleet().pods().iter().filter(|pod| is_ready(pod));
         let pods: Vec<_> = up.map(|pod| PlannedPod::new(batches, pod.id())).collect();
         if !pods.is_empty() {
             let owner = (!batch.owner.is_empty()).then(|| Name::from(batch.owner.as_str()));
