@@ -1,4 +1,4 @@
-//! Clients that stop in the middle of an upload, a call or a download.
+//! Clients that stop in the middle of an upload, a call or a download, and several at once.
 
 use crate::folder;
 use crate::gateway::{Gateway, eventually};
@@ -8,11 +8,13 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+const QUOTA: usize = 64 << 20;
+
 /// A gateway that waits for clients for so long at most.
 fn impatient(engines: &Served, name: &str, time: &str) -> Gateway {
     let config = json!({
         "pods": [{"url": format!("http://{}", engines.engines[0].http)}],
-        "batch": {"folder": "kept"},
+        "batch": {"folder": "kept", "quota_bytes": QUOTA},
         "limits": {"body_time": time},
         "timeouts": {"between_bytes": time},
         "listen": {"client": "127.0.0.1:0"},
@@ -103,4 +105,26 @@ fn a_download_that_nobody_takes_ends_without_looking_whole() {
         assert!(broken.text.len() < BYTES, "{}", broken.text.len());
     }
     assert_eq!(gateway.get(&path).text.len(), BYTES, "who takes it gets it");
+}
+
+#[test]
+fn uploads_at_once_have_no_more_room_than_one_after_another() {
+    const BYTES: usize = 20 << 20;
+    let engines = Served::start(&[]);
+    let gateway = impatient(&engines, "parallel", "10s");
+    // All have begun before the first has ended.
+    let body = format!("{FORM}{}", "x".repeat(BYTES));
+    let length = body.len() + END.len();
+    let mut begun: Vec<_> = (0..5).map(|_| begin(&gateway, "/v1/files", (length, FORM))).collect();
+    for upload in &mut begun {
+        upload.write_all(body[FORM.len()..].as_bytes()).unwrap();
+    }
+    for upload in &mut begun {
+        upload.write_all(END.as_bytes()).unwrap();
+    }
+    let answers: Vec<_> = begun.into_iter().map(heard).collect();
+    let with = |status: &str| answers.iter().filter(|answer| answer.starts_with(status)).count();
+    assert_eq!((with("HTTP/1.1 200 "), with("HTTP/1.1 403 ")), (3, 2), "{answers:?}");
+    assert!(upload(&gateway, 5 << 20).starts_with("HTTP/1.1 403 "), "{QUOTA} bytes are all");
+    assert!(upload(&gateway, 3 << 20).starts_with("HTTP/1.1 200 "));
 }

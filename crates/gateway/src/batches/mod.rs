@@ -16,6 +16,7 @@ pub(crate) mod multipart;
 mod overview;
 mod profile;
 mod retry;
+mod room;
 mod routes;
 mod rules;
 mod scratch;
@@ -30,6 +31,7 @@ use crate::desk::Worker;
 use crate::state::Gateway;
 use overview::Overview;
 use profile::PlannedProfile;
+use room::Rooms;
 use scratch::Scratches;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
@@ -111,6 +113,7 @@ pub(crate) struct Batches {
     leaving: Semaphore,
     uploads: Semaphore,
     downloads: Arc<Semaphore>,
+    rooms: Rooms,
     overview: Overview,
     /// Requests of all batches on each pod.
     offline: Mutex<Vec<(PodId, Arc<AtomicU32>)>>,
@@ -138,6 +141,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         leaving: Semaphore::new(1),
         uploads: Semaphore::new(UPLOADS),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
+        rooms: Rooms::default(),
         overview: Overview::default(),
         offline: Mutex::default(),
         courtesies: Mutex::default(),

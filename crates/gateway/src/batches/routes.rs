@@ -58,9 +58,10 @@ async fn answer(
             Ok(json_response(&file(batches, owner, id).await?.to_json()))
         }
         (&Method::DELETE, ["files", id]) => {
-            let id = file(batches, owner, id).await?.id;
+            let FileEntry { id, bytes, .. } = file(batches, owner, id).await?;
             let gone = id.clone();
             batches.ask(move |store| store.remove_file(&gone)).await?;
+            batches.rooms.freed(owner, bytes);
             Ok(json_response(&json!({"id": id, "object": "file", "deleted": true})))
         }
         (&Method::GET, ["files", id, "content"]) => {

@@ -90,7 +90,8 @@ async fn take(
     })?;
     let _place = batches.uploads.try_acquire().map_err(|_| Trouble::busy("uploads", UPLOADS))?;
     let time = batches.worker.gateway.settings().limits.body_time;
-    let left = room(batches, owner).await?;
+    let mut taken = batches.rooms.enter(owner);
+    taken.measure(room(batches, owner).await?);
     let (mut form, mut writing, mut bytes, mut events) = (Form::default(), None, 0, Vec::new());
     while let Some(data) = next(body, time).await? {
         bytes += data.len() as u64;
@@ -101,7 +102,7 @@ async fn take(
             );
             return Err(Trouble::new(StatusCode::PAYLOAD_TOO_LARGE, message));
         }
-        if bytes > left {
+        if !taken.take(data.len() as u64) {
             return Err(over_quota(batches));
         }
         parser.feed(&data, &mut events).map_err(|what| Trouble::bad(what, None))?;
@@ -125,7 +126,9 @@ async fn take(
     }
     // Only now does the file count: everything else drops it unfinished.
     let _ = pieces.send(None).await;
-    Ok(kept.await.map_err(|_| Trouble::ending())??)
+    let kept = kept.await.map_err(|_| Trouble::ending())??;
+    taken.keep(kept.bytes);
+    Ok(kept)
 }
 
 /// The next piece. A file may be long, so the time is for each piece and not for all of them.
