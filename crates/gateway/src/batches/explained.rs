@@ -7,7 +7,7 @@ use super::engines::is_ready;
 use super::forest::drawn;
 use super::life::{RATES, reading};
 use super::matched::match_to_caches;
-use super::stored::StoredBytes;
+use super::stored::{StoredBytes, needed};
 use super::trouble::Trouble;
 use serde_json::{Value, json};
 use std::io::BufReader;
@@ -31,6 +31,8 @@ pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
     })?;
     let explained = batches
         .ask(move |store| {
+            let cannot = format!("batch `{}` has no plan", batch.id);
+            needed(store, &batch.input_file_id, &cannot)?;
             let reader = StoredBytes { store, file: &batch.input_file_id, offset: 0 };
             let reader = BufReader::with_capacity(1 << 20, reader);
             let read = Intake::read_bounded(reader, &rules, &sketcher, spill, most);

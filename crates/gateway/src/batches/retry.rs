@@ -1,7 +1,7 @@
 //! The failed lines of a batch, as a batch of their own.
 
 use super::Batches;
-use super::stored::StoredBytes;
+use super::stored::{StoredBytes, needed};
 use super::trouble::Trouble;
 use super::unix_time;
 use std::collections::BTreeSet;
@@ -22,6 +22,10 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
     let (file_id, id) = (batches.new_id("file-"), batches.new_id("batch_"));
     let batch = batches
         .ask(move |store| {
+            let cannot = format!("batch `{}` cannot be retried", old.id);
+            for file in std::iter::once(&old.input_file_id).chain(&old.error_file_id) {
+                needed(store, file, &cannot)?;
+            }
             let failed = failed_ids(store, &old.id)?;
             let now = unix_time();
             let entry = FileEntry {
@@ -52,6 +56,7 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
             };
             let mut batch = Batch::new(new, now);
             batch.identical_once = old.identical_once;
+            batch.output_expires_after = old.output_expires_after;
             store.add_batch(batch.clone())?;
             Ok(batch)
         })

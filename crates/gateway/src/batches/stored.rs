@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use std::io::{self, Read};
 use std::sync::Arc;
-use wornpath_jobs::{Source, Span, Store};
+use wornpath_jobs::{Source, Span, Store, StoreError};
 
 /// A stored file as bytes in a row.
 pub(super) struct StoredBytes<'a> {
@@ -18,6 +18,17 @@ impl Read for StoredBytes<'_> {
             self.store.read_file(self.file, self.offset, buffer).map_err(io::Error::other)?;
         self.offset += read as u64;
         Ok(read)
+    }
+}
+
+/// Whether a file is there that something is to be made of; if not, who asked is told what cannot be done for lack of it.
+pub(super) fn needed(store: &dyn Store, file: &str, what: &str) -> Result<(), StoreError> {
+    match store.file(file) {
+        Ok(_) => Ok(()),
+        Err(StoreError::Missing(_)) => {
+            Err(StoreError::Conflict(format!("{what}, because file `{file}` is gone")))
+        }
+        Err(error) => Err(error),
     }
 }
 
