@@ -6,10 +6,18 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::sync::mpsc;
-use wornpath_jobs::{Store, StoreError};
+use wornpath_jobs::{FileEntry, Store, StoreError};
 
-const PAGE: usize = 20;
-const MOST: usize = 100;
+/// How long pages are if nobody says, and at most.
+#[derive(Clone, Copy)]
+pub(super) struct Pages {
+    usual: usize,
+    most: usize,
+}
+
+/// As OpenAI has them.
+pub(super) const OF_BATCHES: Pages = Pages { usual: 20, most: 100 };
+pub(super) const OF_FILES: Pages = Pages { usual: 10_000, most: 10_000 };
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
 /// Bytes that a client takes at once: few, so that a slow one is seen to take something.
@@ -20,6 +28,8 @@ const PART: usize = 32 << 10;
 pub(super) struct Asked {
     pub(super) after: Option<String>,
     pub(super) limit: Option<String>,
+    pub(super) order: Option<String>,
+    pub(super) purpose: Option<String>,
 }
 
 impl Asked {
@@ -30,20 +40,39 @@ impl Asked {
             match pair.split_once('=') {
                 Some(("after", value)) => asked.after = Some(value.to_owned()),
                 Some(("limit", value)) => asked.limit = Some(value.to_owned()),
+                Some(("order", value)) => asked.order = Some(value.to_owned()),
+                Some(("purpose", value)) => asked.purpose = Some(value.to_owned()),
                 _ => {}
             }
         }
         asked
     }
 
+    /// Those of a list of files, newest first, that are wanted, in the order in which they are.
+    pub(super) fn chosen(&self, mut files: Vec<FileEntry>) -> Result<Vec<FileEntry>, Trouble> {
+        if let Some(purpose) = &self.purpose {
+            files.retain(|file| file.purpose == *purpose);
+        }
+        match self.order.as_deref() {
+            None | Some("desc") => {}
+            Some("asc") => files.reverse(),
+            Some(other) => {
+                let message = format!("`order` is `{other}`; it must be `asc` or `desc`");
+                return Err(Trouble::bad(&message, Some("order")));
+            }
+        }
+        Ok(files)
+    }
+
     /// One page of `all`, which has an `id` each.
-    pub(super) fn page(&self, all: Vec<Value>) -> Result<Value, Trouble> {
+    pub(super) fn page(&self, all: Vec<Value>, pages: Pages) -> Result<Value, Trouble> {
+        let Pages { usual, most } = pages;
         let limit = match &self.limit {
-            None => PAGE,
+            None => usual,
             Some(limit) => {
-                let limit = limit.parse().ok().filter(|limit| (1..=MOST).contains(limit));
+                let limit = limit.parse().ok().filter(|limit| (1..=most).contains(limit));
                 let wrong =
-                    || Trouble::bad(&format!("`limit` must be from 1 to {MOST}"), Some("limit"));
+                    || Trouble::bad(&format!("`limit` must be from 1 to {most}"), Some("limit"));
                 limit.ok_or_else(wrong)?
             }
         };
@@ -123,7 +152,7 @@ mod tests {
 
     fn page(query: &str) -> Result<Value, Trouble> {
         let all = (0..5).map(|id| json!({"id": format!("b{id}")})).collect();
-        Asked::of(Some(query)).page(all)
+        Asked::of(Some(query)).page(all, OF_BATCHES)
     }
 
     #[test]
@@ -136,5 +165,31 @@ mod tests {
         for wrong in ["limit=0", "limit=101", "limit=x", "after=none"] {
             assert!(page(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn files_are_chosen_by_purpose_and_come_in_the_order_asked_for() {
+        let files = |query: &str| {
+            let file = |(id, purpose): (&str, &str)| FileEntry {
+                id: id.to_owned(),
+                owner: String::new(),
+                filename: String::new(),
+                purpose: purpose.to_owned(),
+                bytes: 0,
+                created_at: 0,
+                expires_at: None,
+                of: None,
+            };
+            let all = [("c", "batch"), ("b", "batch_output"), ("a", "batch")].map(file).to_vec();
+            let chosen = Asked::of(Some(query)).chosen(all)?;
+            Ok::<_, Trouble>(chosen.into_iter().map(|file| file.id).collect::<String>())
+        };
+        assert_eq!(files(""), Ok("cba".to_owned()));
+        assert_eq!(files("order=asc"), Ok("abc".to_owned()));
+        assert_eq!(files("purpose=batch&order=desc"), Ok("ca".to_owned()));
+        assert_eq!(files("purpose=vision"), Ok(String::new()));
+        assert!(files("order=up").is_err());
+        let many = |query: &str| Asked::of(Some(query)).page(Vec::new(), OF_FILES);
+        assert!(many("limit=10000").is_ok() && many("limit=10001").is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Which call does what.
 
-use super::lists::{Asked, content};
+use super::lists::{Asked, OF_BATCHES, OF_FILES, content};
 use super::trouble::Trouble;
 use super::{Batches, explained, life, retry, unix_time, upload};
 use crate::client::Reply;
@@ -52,7 +52,8 @@ async fn answer(
         (&Method::GET, ["files"]) => {
             let own = owner.to_owned();
             let all = batches.ask(move |store| store.files(&own)).await?;
-            Ok(json_response(&asked.page(all.iter().map(FileEntry::to_json).collect())?))
+            let all = asked.chosen(all)?.iter().map(FileEntry::to_json).collect();
+            Ok(json_response(&asked.page(all, OF_FILES)?))
         }
         (&Method::GET, ["files", id]) => {
             Ok(json_response(&file(batches, owner, id).await?.to_json()))
@@ -75,7 +76,8 @@ async fn answer(
         (&Method::GET, ["batches"]) => {
             let own = owner.to_owned();
             let all = batches.ask(move |store| store.batches(&own)).await?;
-            Ok(json_response(&asked.page(all.iter().map(Batch::to_json).collect())?))
+            let all = all.iter().map(Batch::to_json).collect();
+            Ok(json_response(&asked.page(all, OF_BATCHES)?))
         }
         (&Method::GET, ["batches", id]) => {
             Ok(json_response(&batch(batches, owner, id).await?.to_json()))
