@@ -140,11 +140,47 @@ fn part(head: &[u8]) -> Result<Event, &'static str> {
 
 /// The value of a parameter, with or without quotes.
 fn parameter(text: &str, name: &str) -> Option<String> {
-    text.split(';').find_map(|parameter| {
-        let (known, value) = parameter.split_once('=')?;
-        let is_it = known.trim().eq_ignore_ascii_case(name);
-        is_it.then(|| value.trim().trim_matches('"').to_owned())
-    })
+    let mut rest = text;
+    loop {
+        let (parameter, more) = rest.split_at(end_of_parameter(rest));
+        if let Some((known, value)) = parameter.split_once('=')
+            && known.trim().eq_ignore_ascii_case(name)
+        {
+            return Some(unquoted(value.trim()));
+        }
+        rest = more.strip_prefix(';')?;
+    }
+}
+
+/// Where the first semicolon is that stands in no quotes, or the end.
+fn end_of_parameter(text: &str) -> usize {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    let is_end = |byte: u8| {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_quoted => is_escaped = true,
+            b'"' => is_quoted = !is_quoted,
+            b';' => return !is_quoted,
+            _ => {}
+        }
+        false
+    };
+    text.bytes().position(is_end).unwrap_or(text.len())
+}
+
+/// Without its quotes, if it has any. A backslash stands before a quote or another backslash; before anything else it is
+/// itself, because some clients send whole paths.
+fn unquoted(value: &str) -> String {
+    let Some(inside) = value.strip_prefix('"') else { return value.to_owned() };
+    let (mut plain, mut rest) = (String::new(), inside.chars().peekable());
+    while let Some(next) = rest.next() {
+        match next {
+            '"' => break,
+            '\\' => plain.push(rest.next_if(|after| matches!(after, '"' | '\\')).unwrap_or(next)),
+            _ => plain.push(next),
+        }
+    }
+    plain
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
@@ -191,6 +227,29 @@ mod tests {
         ];
         for cut in 0..BODY.len() {
             assert_eq!(read(cut), whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_quoted_name_may_have_anything_in_it() {
+        let named = |written: &str| {
+            let value = format!("form-data; filename={written}; name=\"file\"");
+            assert_eq!(parameter(&value, "name").as_deref(), Some("file"), "{written}");
+            parameter(&value, "filename").unwrap()
+        };
+        for (written, name) in [
+            (r#""a;b=c.jsonl""#, "a;b=c.jsonl"),
+            (r#""; name=other""#, "; name=other"),
+            (r#""say \"hi\"; \\""#, r#"say "hi"; \"#),
+            (r#""C:\dir\in.jsonl""#, r"C:\dir\in.jsonl"),
+            ("\"ü;ö\"", "ü;ö"),
+            ("plain.jsonl", "plain.jsonl"),
+            ("\"\"", ""),
+        ] {
+            assert_eq!(named(written), name);
+        }
+        for unended in ["name=\"a;b", "name=\"a\\", "name=\"", "name=\"a\\\""] {
+            assert!(parameter(unended, "name").is_some(), "{unended}");
         }
     }
 
