@@ -1,6 +1,6 @@
 //! Calls to a gateway's Files and Batches interface.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
@@ -35,6 +35,10 @@ impl Service {
         let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
         let authority = authority
             .with_context(|| format!("{option} is `{url}`; write it like http://host:8080"))?;
+        ensure!(
+            matches!(uri.path(), "" | "/") && uri.query().is_none(),
+            "{option} is `{url}`; a gateway is reached at its host alone, without a path: http://{authority}"
+        );
         let authorization = key.map(|key| format!("Bearer {key}"));
         Ok(Self { authority: authority.to_string(), authorization })
     }
@@ -51,6 +55,12 @@ impl Service {
     /// Sends a file as it is read.
     pub(crate) async fn upload(&self, path: &Path) -> anyhow::Result<Value> {
         let cannot = || format!("cannot read {}", path.display());
+        // Nobody knows how long anything else is, and what is no file may wait for ever to be opened.
+        ensure!(
+            std::fs::metadata(path).with_context(cannot)?.is_file(),
+            "{} is no regular file; write the lines to one first",
+            path.display()
+        );
         let file = File::open(path).with_context(cannot)?;
         let name = path.file_name().map_or_else(|| "file".into(), |name| name.to_string_lossy());
         let name = name.replace(['"', '\r', '\n'], "_");
