@@ -187,7 +187,7 @@ async fn somebody_may_serve(batches: &Arc<Batches>) -> bool {
     let is_hopeless = || {
         let roster = batches.worker.gateway.roster();
         let pods = roster.fleet().pods();
-        !pods.is_empty() && !pods.iter().any(|pod| is_serving(pod))
+        !pods.is_empty() && !pods.iter().any(is_serving)
     };
     let waiting = async {
         while is_hopeless() {
