@@ -46,6 +46,114 @@ fn pods_come_and_go_with_a_file_and_a_bad_file_changes_nothing() {
     world.until("nobody looks for pods any more", |world| world.pods() == ["listed"]);
 }
 
+/// Names and ports of the pods that are there, in order.
+fn ports(world: &World) -> Vec<String> {
+    let roster = world.gateway.roster();
+    let port = |url: &str| url.rsplit(':').next().unwrap().to_owned();
+    let mut pods: Vec<_> = roster
+        .seats()
+        .iter()
+        .map(|seat| format!("{}@{}", seat.pod.facts().name, port(&seat.settings.url)))
+        .collect();
+    pods.sort();
+    pods
+}
+
+/// A file of pods on this machine.
+fn list(pods: &[(&str, u16)]) -> String {
+    let line = |(name, port): &(&str, u16)| {
+        format!("  - {{url: \"http://127.0.0.1:{port}\", name: {name}}}\n")
+    };
+    format!("pods:\n{}", pods.iter().map(line).collect::<String>())
+}
+
+#[test]
+fn pods_take_over_each_others_addresses() {
+    let folder = folder("each_others");
+    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    fs::write(&path, "discovery: [{file: pods.yaml, every: 50ms}]\n").unwrap();
+    fs::write(&pods, list(&[("b", 2), ("c", 3)])).unwrap();
+    let world = World::start(&path);
+    world.until("both have come", |world| ports(world) == ["b@2", "c@3"]);
+    fs::write(&pods, list(&[("b", 3), ("c", 40)])).unwrap();
+    world.until("b is where c was", |world| ports(world) == ["b@3", "c@40"]);
+    fs::write(&pods, list(&[("b", 40), ("c", 3)])).unwrap();
+    world.until("they have swapped", |world| ports(world) == ["b@40", "c@3"]);
+}
+
+#[test]
+fn a_pod_that_could_not_come_comes_as_soon_as_it_can() {
+    let folder = folder("as_soon_as_it_can");
+    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let text = "listen: {admin: \"127.0.0.1:0\"}\ndiscovery: [{file: pods.yaml, every: 50ms}]\n";
+    fs::write(&path, text).unwrap();
+    fs::write(&pods, list(&[("a", 1)])).unwrap();
+    let world = World::start(&path);
+    world.until("a has come", |world| ports(world) == ["a@1"]);
+    let operators = r#"{"url": "http://127.0.0.1:2", "name": "mine"}"#;
+    assert_eq!(world.ask("POST", "/pods", operators).0, 200);
+    fs::write(&pods, list(&[("b", 2), ("c", 3)])).unwrap();
+    world.until("c has come, b has not", |world| ports(world) == ["c@3", "mine@2"]);
+    assert_eq!(world.ask("DELETE", "/pods/mine", "").0, 200);
+    world.until("b has come", |world| ports(world) == ["b@2", "c@3"]);
+    assert_eq!(world.ask("DELETE", "/pods/b", "").0, 200);
+    // Six looks at it.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(ports(&world), ["c@3"], "what an operator removed stays away");
+}
+
+#[test]
+fn a_file_is_read_again_by_a_new_configuration_and_at_once() {
+    let folder = folder("read_again");
+    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    // Nobody waits for the next look.
+    let text = "discovery: [{file: pods.yaml, every: 1h}]\nmodels: [{name: m}]\n";
+    fs::write(&path, text).unwrap();
+    fs::write(&pods, "pods: [{url: \"http://127.0.0.1:1\", name: a, model: new}]\n").unwrap();
+    let world = World::start(&path);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(ports(&world), Vec::<String>::new(), "nobody knows its model");
+    fs::write(&path, text.replace("[{name: m}]", "[{name: m}, {name: new}]")).unwrap();
+    world.around.running.reload().unwrap();
+    world.until("its model is known", |world| ports(world) == ["a@1"]);
+}
+
+#[test]
+fn pods_stay_as_long_as_any_finder_finds_them() {
+    let folder = folder("any_finder");
+    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    let text =
+        |finders: &str| format!("listen: {{admin: \"127.0.0.1:0\"}}\ndiscovery: [{finders}]\n");
+    fs::write(&path, text("{file: pods.yaml, every: 50ms}")).unwrap();
+    fs::write(&pods, list(&[("a", 1), ("b", 2)])).unwrap();
+    fs::write(folder.join("others.yaml"), list(&[("c", 3)])).unwrap();
+    fs::write(folder.join("moved.yaml"), list(&[("a", 1), ("b", 20)])).unwrap();
+    let world = World::start(&path);
+    world.until("a and b have come", |world| ports(world) == ["a@1", "b@2"]);
+    // A pod that came anew would have another place in the index.
+    let id = |name: &str| world.gateway.roster().named(name).map(|seat| seat.pod.id());
+    let (a, b) = (id("a"), id("b"));
+    for finders in [
+        "{file: pods.yaml, every: 60ms}",
+        "{file: others.yaml, every: 50ms}, {file: pods.yaml, every: 60ms}",
+    ] {
+        fs::write(&path, text(finders)).unwrap();
+        world.around.running.reload().unwrap();
+        for _ in 0..30 {
+            assert_eq!((id("a"), id("b")), (a, b), "{finders}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    world.until("c was found too", |world| ports(world) == ["a@1", "b@2", "c@3"]);
+    fs::write(&path, text("{file: moved.yaml, every: 50ms}")).unwrap();
+    world.around.running.reload().unwrap();
+    world.until("b has moved and c is not found", |world| ports(world) == ["a@1", "b@20"]);
+    assert_eq!(id("a"), a, "another finder finds it as it was");
+    fs::write(&path, text("{file: nowhere.yaml, every: 50ms}")).unwrap();
+    world.around.running.reload().unwrap();
+    world.until("nobody finds any", |world| ports(world).is_empty());
+}
+
 #[test]
 fn every_address_of_a_name_is_a_pod() {
     let path = folder("with_a_name").join("wornpath.yaml");

@@ -1,8 +1,9 @@
-//! What one finder has found so far, and what changes when it looks again.
+//! What one finder has found so far, and what must change for it to be there.
 //!
 //! A finder owns the pods it brought, and only those: a pod of the configuration or of the admin plane is
 //! never touched by it. A look that fails changes nothing. A pod that is missing once may be missing by
-//! chance, since resolvers leave records out now and then; one that is missing twice has gone.
+//! chance, since resolvers leave records out now and then; one that is missing twice has gone. What was found
+//! is compared with what came, not with what was found before: so a pod that could not come comes later.
 
 use crate::config::PodConfig;
 
@@ -15,15 +16,13 @@ pub struct Found {
     pods: Vec<(PodConfig, u32)>,
 }
 
-/// What is to be done with a pod.
+/// What is to be done. All that goes must go before anything comes: pods may have swapped their addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// It came.
-    Add(PodConfig),
-    /// It is known otherwise than before.
-    Replace(PodConfig),
-    /// It has gone.
-    Remove(PodConfig),
+pub struct Changes {
+    /// Pods that have gone, or are known otherwise than they came.
+    pub going: Vec<PodConfig>,
+    /// Pods that are there and have not come yet, or not like this.
+    pub coming: Vec<PodConfig>,
 }
 
 /// How sure a finder is that what it does not see is not there.
@@ -36,34 +35,34 @@ pub enum Sight {
 }
 
 impl Found {
-    /// What changes now that exactly `seen` are there.
-    pub fn look(&mut self, seen: &[PodConfig], sight: Sight) -> Vec<Change> {
-        let mut changes = Vec::new();
+    /// Exactly `seen` are there now, as far as can be seen.
+    pub fn look(&mut self, seen: &[PodConfig], sight: Sight) {
         let patience = if sight == Sight::Sharp { 1 } else { GONE_AFTER };
         self.pods.retain_mut(|(known, missing)| {
             match seen.iter().find(|pod| pod.name == known.name) {
                 Some(pod) => {
                     *missing = 0;
-                    if pod != known {
-                        known.clone_from(pod);
-                        changes.push(Change::Replace(pod.clone()));
-                    }
+                    known.clone_from(pod);
                 }
                 None => *missing += 1,
             }
-            let stays = *missing < patience;
-            if !stays {
-                changes.push(Change::Remove(known.clone()));
-            }
-            stays
+            *missing < patience
         });
         for pod in seen {
-            if self.pods.iter().all(|(known, _)| known.name != pod.name) {
+            if self.pods().all(|known| known.name != pod.name) {
                 self.pods.push((pod.clone(), 0));
-                changes.push(Change::Add(pod.clone()));
             }
         }
-        changes
+    }
+
+    /// What must change where exactly `came` have come.
+    #[must_use]
+    pub fn changes(&self, came: &[PodConfig]) -> Changes {
+        let is_found = |pod: &&PodConfig| self.pods().any(|found| found == *pod);
+        Changes {
+            going: came.iter().filter(|pod| !is_found(pod)).cloned().collect(),
+            coming: self.pods().filter(|pod| !came.contains(pod)).cloned().collect(),
+        }
     }
 
     /// The pods that are there.
@@ -76,39 +75,59 @@ impl Found {
 mod tests {
     use super::*;
 
-    fn pods(names: &[&str]) -> Vec<PodConfig> {
-        let pod = |name: &&str| PodConfig::default().at((*name).into(), format!("http://{name}:1"));
-        names.iter().map(pod).collect()
+    fn pod(name: &str, port: u16) -> PodConfig {
+        PodConfig::default().at(name.into(), format!("http://host:{port}"))
     }
 
-    fn said(changes: &[Change]) -> Vec<String> {
-        let say = |change: &Change| match change {
-            Change::Add(pod) => format!("+{}", pod.name),
-            Change::Replace(pod) => format!("~{}", pod.name),
-            Change::Remove(pod) => format!("-{}", pod.name),
-        };
-        changes.iter().map(say).collect()
+    fn names(found: &Found) -> Vec<&str> {
+        found.pods().map(|pod| pod.name.as_str()).collect()
     }
 
     #[test]
     fn pods_come_and_go_with_a_file_at_once() {
         let mut found = Found::default();
-        assert_eq!(said(&found.look(&pods(&["a", "b"]), Sight::Sharp)), ["+a", "+b"]);
-        assert_eq!(said(&found.look(&pods(&["b", "c"]), Sight::Sharp)), ["-a", "+c"]);
-        assert_eq!(said(&found.look(&pods(&["b", "c"]), Sight::Sharp)), Vec::<String>::new());
-        let mut labelled = pods(&["b", "c"]);
-        labelled[0].labels.push(("x".into(), "y".into()));
-        assert_eq!(said(&found.look(&labelled, Sight::Sharp)), ["~b"]);
+        let [a, b, c] = [pod("a", 1), pod("b", 2), pod("c", 3)];
+        found.look(&[a.clone(), b.clone()], Sight::Sharp);
+        found.look(&[b.clone(), c.clone()], Sight::Sharp);
+        let changes = found.changes(&[a.clone(), b.clone()]);
+        assert_eq!(changes, Changes { going: vec![a], coming: vec![c.clone()] });
+        let mut labelled = b.clone();
+        labelled.labels.push(("x".into(), "y".into()));
+        found.look(&[labelled.clone(), c.clone()], Sight::Sharp);
+        let changes = found.changes(&[b.clone(), c]);
+        assert_eq!(changes, Changes { going: vec![b], coming: vec![labelled] });
+    }
+
+    #[test]
+    fn pods_that_swap_their_addresses_both_go_before_either_comes() {
+        let mut found = Found::default();
+        found.look(&[pod("a", 2), pod("b", 1)], Sight::Sharp);
+        let changes = found.changes(&[pod("a", 1), pod("b", 2)]);
+        assert_eq!(changes.going, [pod("a", 1), pod("b", 2)]);
+        assert_eq!(changes.coming, [pod("a", 2), pod("b", 1)]);
+    }
+
+    #[test]
+    fn what_could_not_come_is_to_come_until_it_has() {
+        let mut found = Found::default();
+        found.look(&[pod("a", 1)], Sight::Sharp);
+        for _ in 0..2 {
+            assert_eq!(found.changes(&[]).coming, [pod("a", 1)]);
+        }
+        assert_eq!(found.changes(&[pod("a", 1)]), Changes { going: vec![], coming: vec![] });
     }
 
     #[test]
     fn a_record_that_is_left_out_once_removes_nobody() {
         let mut found = Found::default();
-        found.look(&pods(&["a", "b"]), Sight::Blurred);
-        assert_eq!(said(&found.look(&pods(&["a"]), Sight::Blurred)), Vec::<String>::new());
-        assert_eq!(said(&found.look(&pods(&["a", "b"]), Sight::Blurred)), Vec::<String>::new());
-        found.look(&pods(&["a"]), Sight::Blurred);
-        assert_eq!(said(&found.look(&pods(&["a"]), Sight::Blurred)), ["-b"]);
-        assert_eq!(found.pods().count(), 1);
+        let [a, b] = [pod("a", 1), pod("b", 2)];
+        found.look(&[a.clone(), b.clone()], Sight::Blurred);
+        found.look(std::slice::from_ref(&a), Sight::Blurred);
+        assert_eq!(names(&found), ["a", "b"]);
+        found.look(&[a.clone(), b], Sight::Blurred);
+        found.look(std::slice::from_ref(&a), Sight::Blurred);
+        assert_eq!(names(&found), ["a", "b"], "it was there in between");
+        found.look(&[a], Sight::Blurred);
+        assert_eq!(names(&found), ["a"]);
     }
 }

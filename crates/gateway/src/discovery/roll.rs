@@ -12,6 +12,8 @@ pub enum Bringer {
     Listed,
     /// The finder of that number found it.
     Finder(usize),
+    /// A finder that is not configured any more found it: whoever finds it next may have it.
+    FormerFinder,
     /// Somebody added it over the admin plane.
     Operator,
 }
@@ -55,6 +57,24 @@ impl Roll {
         let mut pods = self.pods();
         pods.get(name).filter(|(by, _)| *by == bringer)?;
         pods.remove(name).map(|(_, pod)| pod)
+    }
+
+    /// The finder `bringer` looks no more. What it brought stays until somebody finds it, or nobody does.
+    pub fn abandon(&self, bringer: Bringer) {
+        for (by, _) in self.pods().values_mut().filter(|(by, _)| *by == bringer) {
+            *by = Bringer::FormerFinder;
+        }
+    }
+
+    /// Takes over a pod that was abandoned, if it is just as it was. Whether it was.
+    pub fn adopt(&self, bringer: Bringer, pod: &PodConfig) -> bool {
+        let mut pods = self.pods();
+        let Some((by, known)) = pods.get_mut(&pod.name) else { return false };
+        let is_same = *by == Bringer::FormerFinder && known == pod;
+        if is_same {
+            *by = bringer;
+        }
+        is_same
     }
 
     /// Forgets a pod, whoever brought it.
@@ -133,6 +153,20 @@ mod tests {
         assert_eq!((taken.what, taken.other.as_str()), ("its address", "a"));
         assert_eq!(roll.release(Bringer::Operator, "b"), None);
         assert_eq!(roll.release(Bringer::Finder(0), "b"), Some(pod("b", "b:2")));
+    }
+
+    #[test]
+    fn only_what_is_just_as_it_was_passes_to_the_next_finder() {
+        let roll = Roll::default();
+        let [former, next] = [0, 1].map(Bringer::Finder);
+        roll.bring(former, pod("a", "a:1")).unwrap();
+        roll.bring(former, pod("b", "b:1")).unwrap();
+        assert!(!roll.adopt(next, &pod("a", "a:1")), "it is still looked for");
+        roll.abandon(former);
+        assert!(roll.adopt(next, &pod("a", "a:1")));
+        assert!(!roll.adopt(next, &pod("b", "b:2")));
+        assert_eq!(roll.brought_by(next), [pod("a", "a:1")]);
+        assert_eq!(roll.brought_by(Bringer::FormerFinder), [pod("b", "b:1")]);
     }
 
     #[test]
