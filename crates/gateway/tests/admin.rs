@@ -170,6 +170,16 @@ fn pods_are_listed_added_drained_and_removed() {
         (422, &json!("did you mean `model`?"))
     );
 
+    for (nameless, cure) in [
+        (r#"{"url": "http://127.0.0.1:4", "name": ""}"#, "give it a name"),
+        (r#"{"url": "http://127.0.0.1:0", "name": "zero"}"#, "write `http://host:port`"),
+    ] {
+        let (status, refused) = world.ask("POST", "/pods", nameless);
+        assert_eq!(status, 422, "{refused}");
+        let told = refused["error"]["problems"][0]["cure"].as_str().unwrap();
+        assert!(told.starts_with(cure), "{refused}");
+    }
+
     let other = wornpath_gateway::PodSettings::at("http://127.0.0.1:8");
     world.gateway.add_pod(other).unwrap();
     let same = r#"{"url": "http://127.0.0.1:9", "name": "127.0.0.1:8"}"#;

@@ -1,5 +1,6 @@
 //! The pods: in the configuration itself, and in a watched file of the same form.
 
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
 use wornpath_events::ZmqAddress;
@@ -198,14 +199,60 @@ pub(super) fn pods(root: &Node, scope: PodScope<'_>, notes: &mut Notes) -> Vec<P
     for entry in maps(root, "pods", &mut notes.problems) {
         let section = Section::read(entry, &[ADDRESS, FACTS].concat(), &[], &mut notes.problems);
         let Some(pod) = pod(&section, scope, notes) else { continue };
+        let is_known = urls.iter().any(|(url, _)| *url == pod.url);
         notes.only_once(&mut urls, "address", &pod.url, section.at("url"));
-        // A name that is made of the address is there twice whenever the address is.
-        if section.node("name").is_some() {
-            notes.only_once(&mut names, "pod", &pod.name, section.at("name"));
+        let named_by = if section.node("name").is_some() { "name" } else { "url" };
+        // A name that is made of the address is there twice whenever the address is, which was just told.
+        if named_by == "name" || !is_known {
+            notes.only_once(&mut names, "pod", &pod.name, section.at(named_by));
         }
-        pods.push(pod);
+        pods.push((pod, section.at(named_by)));
     }
-    pods
+    only_one_rank(&pods, notes);
+    pods.into_iter().map(|(pod, _)| pod).collect()
+}
+
+/// Takes down names that another pod's ranks have: `r/0`, where `r` has ranks.
+fn only_one_rank(pods: &[(PodConfig, Span)], notes: &mut Notes) {
+    for (pod, span) in pods {
+        let Some((base, number)) = pod.name.rsplit_once('/') else { continue };
+        let is_of = |other: &PodConfig| {
+            let is_number = |rank: u32| rank < other.ranks && rank.to_string() == number;
+            other.name == base && other.ranks > 1 && number.parse().is_ok_and(is_number)
+        };
+        let Some((other, first)) = pods.iter().find(|(other, _)| is_of(other)) else { continue };
+        let (name, ranks) = (&pod.name, other.ranks);
+        notes.problems.push(
+            Problem::new(Kind::Twice, *span, format!("pod `{name}` is there twice"))
+                .also(*first, format!("has {ranks} ranks, and this is one of them"))
+                .cure(format!("call it otherwise; `{base}/` and a number are ranks of `{base}`")),
+        );
+    }
+}
+
+/// Takes down a `name` without anything in it.
+pub(super) fn must_be_called_something(
+    section: &Section<'_>,
+    owner: &str,
+    cure: &str,
+    notes: &mut Notes,
+) {
+    if let Some(name) = section.maybe::<String>("name") {
+        must_be_a_name((owner, "name"), (&name, section.at("name")), cure, notes);
+    }
+}
+
+/// Takes down a name without anything in it: nobody could ask for who has it.
+pub(super) fn must_be_a_name(
+    (owner, key): (&str, &str),
+    (name, span): (&str, Span),
+    cure: &str,
+    notes: &mut Notes,
+) {
+    if name.trim().is_empty() {
+        let rule = "a name needs at least one letter, digit or sign";
+        notes.problems.push(refused(owner, key, name, span, &rule).cure(cure));
+    }
 }
 
 fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<PodConfig> {
@@ -229,7 +276,9 @@ fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<
         let problem = refused("pods", "url", &text, section.at("url"), &error);
         notes.problems.push(problem.cure("give another address, or change what is allowed"));
     }
-    let name = section.maybe("name").unwrap_or_else(|| host.clone());
+    let cure = "give it a name, or leave `name` out to call it by host and port";
+    must_be_called_something(section, "pods", cure, notes);
+    let name = section.maybe("name").unwrap_or(host);
     Some(facts(section, scope, notes).at(name, url))
 }
 
@@ -397,9 +446,9 @@ pub(crate) fn authority(url: &str) -> Result<&str, &'static str> {
     }
     if authority
         .rsplit_once(':')
-        .is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<u16>().is_err())
+        .is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<NonZeroU16>().is_err())
     {
-        return Err("its port is none");
+        return Err("its port is none from 1 to 65535");
     }
     Ok(authority)
 }
@@ -431,6 +480,7 @@ mod tests {
             "http://u:p@a",
             "http://a?x=1",
             "http://a:99999",
+            "http://a:0",
             "http://a b",
         ] {
             assert!(authority(wrong).is_err(), "{wrong}");

@@ -8,6 +8,7 @@ use wornpath_routing::queue::Priority;
 use wornpath_routing::{Kind, Parameter, Problem, Span, Takes};
 
 use super::notes::Notes;
+use super::pods::must_be_called_something;
 use super::secret::bytes;
 use super::section::{Section, maps};
 use crate::settings::TenantSettings;
@@ -32,6 +33,8 @@ pub(super) fn tenants(root: &Node, notes: &mut Notes) -> Vec<TenantSettings> {
         let section = Section::read(entry, TENANT, &[], &mut notes.problems);
         let name: String = section.or("name", String::new());
         notes.only_once(&mut names, "tenant", &name, section.at("name"));
+        let cure = "give a name for routes, logs and metrics to call them by";
+        must_be_called_something(&section, "tenants", cure, notes);
         let Some(key) = notes.digest(&section, "key_digest") else { continue };
         notes.only_once(&mut keys, "key", &key.to_string(), section.at("key_digest"));
         let priority: u32 = section.or("priority", 4);
