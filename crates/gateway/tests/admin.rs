@@ -195,6 +195,30 @@ fn pods_are_listed_added_drained_and_removed() {
 }
 
 #[test]
+fn the_name_of_a_pod_with_ranks_means_all_of_them() {
+    let world = world("ranks");
+    let pod = json!({"url": "http://127.0.0.1:3", "name": "mine", "ranks": 2}).to_string();
+    assert_eq!(world.ask("POST", "/pods", &pod).0, 200);
+    let healths = |name: &str| {
+        [0, 1].map(|rank| {
+            let (_, shown) = world.ask("GET", &format!("/pods/{name}%2F{rank}"), "");
+            shown["health"].clone()
+        })
+    };
+    for name in ["b", "mine"] {
+        assert_eq!(world.ask("POST", &format!("/pods/{name}/drain"), "").0, 200, "{name}");
+        assert_eq!(healths(name), ["draining", "draining"], "{name}");
+        assert_eq!(world.ask("POST", &format!("/pods/{name}/resume"), "").0, 200, "{name}");
+        assert_eq!(healths(name), ["down", "down"], "{name}");
+        assert_eq!(world.ask("DELETE", &format!("/pods/{name}%2F0"), "").0, 200, "one alone");
+        assert_eq!(world.ask("DELETE", &format!("/pods/{name}"), "").0, 200, "{name}");
+        assert_eq!(world.ask("DELETE", &format!("/pods/{name}"), "").0, 404, "{name}");
+        assert_eq!(world.ask("POST", &format!("/pods/{name}/drain"), "").0, 404, "{name}");
+    }
+    assert_eq!(world.pods(), ["a"]);
+}
+
+#[test]
 fn a_request_is_explained_without_being_sent() {
     let world = world("explained");
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]});

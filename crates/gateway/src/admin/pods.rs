@@ -64,32 +64,39 @@ pub(super) fn add(call: &Call<'_>) -> Answer {
 pub(super) fn remove(call: &Call<'_>) -> Answer {
     let running = &call.admin.running;
     let name = call.name;
-    let removed = match running.roll().get(name) {
-        Some((Bringer::Operator, _)) => running.release(Bringer::Operator, name),
+    let is_operators = matches!(running.roll().get(name), Some((Bringer::Operator, _)));
+    if is_operators {
+        running.release(Bringer::Operator, name);
+    } else {
         // A listed or discovered pod stays away until it is added, its entry changes, or the router starts anew.
-        _ => running.gateway().remove_pod(name),
-    };
-    if !removed {
-        return Err(unknown(name));
+        for_each_rank(call, |name| running.gateway().remove_pod(name))?;
     }
     tracing::info!(pod = name, "removed by an operator");
     Ok(Reply::Json(json!({ "removed": name })))
 }
 
 pub(super) fn drain(call: &Call<'_>) -> Answer {
-    if !call.admin.running.gateway().drain_pod(call.name) {
-        return Err(unknown(call.name));
-    }
+    for_each_rank(call, |name| call.admin.running.gateway().drain_pod(name))?;
     tracing::info!(pod = call.name, "drained by an operator");
     Ok(Reply::Json(json!({ "draining": call.name })))
 }
 
 pub(super) fn resume(call: &Call<'_>) -> Answer {
-    if !call.admin.running.gateway().resume_pod(call.name) {
-        return Err(unknown(call.name));
-    }
+    for_each_rank(call, |name| call.admin.running.gateway().resume_pod(name))?;
     tracing::info!(pod = call.name, "resumed by an operator");
     Ok(Reply::Json(json!({ "resumed": call.name })))
+}
+
+/// Does something with the pod that the call names: with all ranks, if that is what it has. `action` says
+/// whether there was one.
+fn for_each_rank(call: &Call<'_>, action: impl Fn(&str) -> bool) -> Result<(), Refusal> {
+    let mut was_there = action(call.name);
+    if let Some((_, pod)) = call.admin.running.roll().get(call.name).filter(|_| !was_there) {
+        for rank in pod.settings() {
+            was_there |= action(rank.facts.name.as_str());
+        }
+    }
+    if was_there { Ok(()) } else { Err(unknown(call.name)) }
 }
 
 pub(super) fn index(call: &Call<'_>) -> Answer {
