@@ -134,9 +134,13 @@ async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Res
         if ["completed", "failed", "expired", "cancelled"].contains(&status) {
             summary(&batch, out)?;
             for error in batch["errors"]["data"].as_array().into_iter().flatten() {
-                writeln!(out, "  line {}: {}", error["line"], error["message"])?;
+                let message = error["message"].as_str().unwrap_or_default();
+                match error["line"].as_u64() {
+                    Some(line) => writeln!(out, "  line {line}: {message}")?,
+                    None => writeln!(out, "  {message}")?,
+                }
             }
-            ensure!(status != "failed", "nothing was computed: the lines are wrong");
+            ensure!(status != "failed", "nothing was computed");
             return Ok(());
         }
         tokio::time::sleep(LOOK).await;

@@ -22,11 +22,11 @@ fn wornpath(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let written = child.stdin.take().unwrap().write_all(input.as_bytes());
     // Whoever refuses its arguments may be gone before it has read anything.
-    match child.stdin.take().unwrap().write_all(input.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => panic!("{error}"),
-        _ => child.wait_with_output().unwrap(),
-    }
+    let is_gone = |error: &std::io::Error| error.kind() == ErrorKind::BrokenPipe;
+    assert!(written.as_ref().err().is_none_or(is_gone), "{written:?}");
+    child.wait_with_output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> &str {

@@ -6,13 +6,15 @@ use crate::served::Served;
 use serde_json::json;
 
 /// A gateway before engines of these roles, one each.
-fn before(engines: &Served, name: &str, roles: &[&str]) -> Gateway {
+fn before(engines: &Served, (name, profile): (&str, &str), roles: &[&str]) -> Gateway {
     let pods = engines.engines.iter().zip(roles);
     let pods: Vec<_> = pods
-        .map(|(engine, role)| json!({"url": format!("http://{}", engine.http), "role": [role]}))
+        .map(|(engine, role)| json!({"url": format!("http://{}", engine.http), "role": [role], "model": "m"}))
         .collect();
     let config = json!({
         "pods": pods,
+        "models": [{"name": "m", "tokenizer": "bytes"}],
+        "routes": [{"profile": profile}],
         "batch": {"folder": "kept"},
         "listen": {"client": "127.0.0.1:0"},
     });
@@ -23,8 +25,8 @@ fn before(engines: &Served, name: &str, roles: &[&str]) -> Gateway {
 
 #[test]
 fn a_batch_that_no_pod_may_serve_fails_and_says_which_role_is_missing() {
-    let engines = Served::start(&["--engines", "2"]);
-    let gateway = before(&engines, "unserved", &["prefill", "decode"]);
+    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let gateway = before(&engines, ("unserved", "prefill-decode"), &["prefill", "decode"]);
     let input = input(&folder("unserved-input"), (0..3).map(line));
     let ended = batch(&gateway, &["submit", &input, "--watch"]);
     let said = text(&ended.stdout);
@@ -34,8 +36,8 @@ fn a_batch_that_no_pod_may_serve_fails_and_says_which_role_is_missing() {
 
 #[test]
 fn a_batch_is_planned_only_for_pods_that_serve() {
-    let engines = Served::start(&["--engines", "2"]);
-    let gateway = before(&engines, "served", &["prefill", "serve"]);
+    let engines = Served::start(&["--engines", "2", "--model", "m"]);
+    let gateway = before(&engines, ("served", "cache-aware"), &["prefill", "serve"]);
     let input = input(&folder("served-input"), (0..40).map(line));
     let ended = batch(&gateway, &["submit", &input, "--watch"]);
     assert!(text(&ended.stdout).contains("completed: 40 of 40 answered"), "{ended:?}");

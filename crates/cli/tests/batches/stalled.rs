@@ -3,7 +3,6 @@
 use crate::folder;
 use crate::gateway::{Gateway, eventually};
 use crate::served::{Exchange, Served};
-use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -12,15 +11,13 @@ const QUOTA: usize = 64 << 20;
 
 /// A gateway that waits for clients for so long at most.
 fn impatient(engines: &Served, name: &str, time: &str) -> Gateway {
-    let config = json!({
-        "pods": [{"url": format!("http://{}", engines.engines[0].http)}],
-        "batch": {"folder": "kept", "quota_bytes": QUOTA},
-        "limits": {"body_time": time},
-        "timeouts": {"between_bytes": time},
-        "listen": {"client": "127.0.0.1:0"},
-    });
+    let config = format!(
+        "pods: [{{url: \"http://{}\"}}]\nbatch: {{folder: kept, quota_bytes: {QUOTA}}}\nlimits: {{body_time: {time}}}\n\
+         timeouts: {{between_bytes: {time}}}\nlisten: {{client: \"127.0.0.1:0\"}}\n",
+        engines.engines[0].http
+    );
     let path = folder(name).join("wornpath.yaml");
-    std::fs::write(&path, config.to_string()).unwrap();
+    std::fs::write(&path, config).unwrap();
     Gateway::start(&["-c", path.to_str().unwrap()], 1)
 }
 
@@ -117,7 +114,7 @@ fn uploads_at_once_have_no_more_room_than_one_after_another() {
     let length = body.len() + END.len();
     let mut begun: Vec<_> = (0..5).map(|_| begin(&gateway, "/v1/files", (length, FORM))).collect();
     for upload in &mut begun {
-        upload.write_all(body[FORM.len()..].as_bytes()).unwrap();
+        upload.write_all(&body.as_bytes()[FORM.len()..]).unwrap();
     }
     for upload in &mut begun {
         upload.write_all(END.as_bytes()).unwrap();
