@@ -256,7 +256,11 @@ async fn read(
     batch: &Batch,
 ) -> Result<Option<Intake>, StoreError> {
     let (rules, sketcher, spill) = reading(batches, batch);
-    let most = batches.worker.gateway.settings().limits.body_bytes;
+    let most = match batch.status() {
+        // What was taken once stays taken, whatever the limit is by now.
+        Status::InProgress => usize::MAX,
+        _ => batches.worker.gateway.settings().limits.body_bytes,
+    };
     let (of, file) = (lease.clone(), batch.input_file_id.clone());
     batches
         .ask(move |store| {
