@@ -7,7 +7,6 @@ use wornpath_routing::document::Node;
 use wornpath_routing::{Kind, Parameter, Problem, Takes};
 
 use super::notes::Notes;
-use super::pods::{must_be_a_name, must_be_called_something};
 use super::section::{Section, maps};
 
 /// A base model.
@@ -50,10 +49,10 @@ pub(super) fn models(root: &Node, notes: &mut Notes) -> Vec<Model> {
         let name: String = section.or("name", String::new());
         notes.only_once(&mut names, "model", &name, section.at("name"));
         let cure = "give the name that its engines list it by";
-        must_be_called_something(&section, "models", cure, notes);
+        notes.must_be_called_something(&section, "models", cure);
         for (alias, span) in section.texts("aliases") {
             let cure = "give a name that clients use, or remove it";
-            must_be_a_name(("models", "aliases"), (&alias, span), cure, notes);
+            notes.must_be_a_name(("models", "aliases"), (&alias, span), cure);
             notes.only_once(&mut names, "model", &alias, span);
         }
         models.push(Model {

@@ -7,7 +7,7 @@ use wornpath_routing::document::nearest;
 use wornpath_routing::{Kind, Problem, Problems, Span};
 
 use super::outside::Outside;
-use super::section::Section;
+use super::section::{Section, refused};
 use crate::settings::KeyDigest;
 
 /// How to get a digest.
@@ -92,6 +92,31 @@ impl<'a> Notes<'a> {
         let message = format!("there is no {what} `{name}`");
         self.problems.push(Problem::new(Kind::NotFound, span, message).cure(cure));
         false
+    }
+
+    /// Takes down a `name` without anything in it.
+    pub(super) fn must_be_called_something(
+        &mut self,
+        section: &Section<'_>,
+        owner: &str,
+        cure: &str,
+    ) {
+        if let Some(name) = section.maybe::<String>("name") {
+            self.must_be_a_name((owner, "name"), (&name, section.at("name")), cure);
+        }
+    }
+
+    /// Takes down a name without anything in it: nobody could ask for who has it.
+    pub(super) fn must_be_a_name(
+        &mut self,
+        (owner, key): (&str, &str),
+        (name, span): (&str, Span),
+        cure: &str,
+    ) {
+        if name.trim().is_empty() {
+            let rule = "a name needs at least one letter, digit or sign";
+            self.problems.push(refused(owner, key, name, span, &rule).cure(cure));
+        }
     }
 
     /// Takes down a time of nothing where something would then never stop.

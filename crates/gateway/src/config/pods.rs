@@ -230,31 +230,6 @@ fn only_one_rank(pods: &[(PodConfig, Span)], notes: &mut Notes) {
     }
 }
 
-/// Takes down a `name` without anything in it.
-pub(super) fn must_be_called_something(
-    section: &Section<'_>,
-    owner: &str,
-    cure: &str,
-    notes: &mut Notes,
-) {
-    if let Some(name) = section.maybe::<String>("name") {
-        must_be_a_name((owner, "name"), (&name, section.at("name")), cure, notes);
-    }
-}
-
-/// Takes down a name without anything in it: nobody could ask for who has it.
-pub(super) fn must_be_a_name(
-    (owner, key): (&str, &str),
-    (name, span): (&str, Span),
-    cure: &str,
-    notes: &mut Notes,
-) {
-    if name.trim().is_empty() {
-        let rule = "a name needs at least one letter, digit or sign";
-        notes.problems.push(refused(owner, key, name, span, &rule).cure(cure));
-    }
-}
-
 fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<PodConfig> {
     let text: String = section.maybe("url")?;
     let url = text.trim_end_matches('/').to_owned();
@@ -277,7 +252,7 @@ fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<
         notes.problems.push(problem.cure("give another address, or change what is allowed"));
     }
     let cure = "give it a name, or leave `name` out to call it by host and port";
-    must_be_called_something(section, "pods", cure, notes);
+    notes.must_be_called_something(section, "pods", cure);
     let name = section.maybe("name").unwrap_or(host);
     Some(facts(section, scope, notes).at(name, url))
 }

@@ -8,14 +8,13 @@ use wornpath_routing::queue::Priority;
 use wornpath_routing::{Kind, Parameter, Problem, Span, Takes};
 
 use super::notes::Notes;
-use super::pods::must_be_called_something;
 use super::secret::bytes;
 use super::section::{Section, maps};
 use crate::settings::TenantSettings;
 
 #[rustfmt::skip]
 pub(super) const TENANT: &[Parameter] = &[
-    Parameter::required("name", Takes::Text, "What they are called in routes, logs and metrics."),
+    Parameter::required("name", Takes::Text, "What they are called in routes and logs."),
     Parameter::required("key_digest", Takes::Text, "`sha256:` and the digest of their API key; the key itself is never written down."),
     Parameter::with_default("priority", Takes::Whole(0, 7), "4", "How urgent their requests are; 7 goes first."),
     Parameter::with_default("weight", Takes::Whole(1, 1000), "1", "Their share while requests wait: twice the weight, twice the work."),
@@ -33,8 +32,8 @@ pub(super) fn tenants(root: &Node, notes: &mut Notes) -> Vec<TenantSettings> {
         let section = Section::read(entry, TENANT, &[], &mut notes.problems);
         let name: String = section.or("name", String::new());
         notes.only_once(&mut names, "tenant", &name, section.at("name"));
-        let cure = "give a name for routes, logs and metrics to call them by";
-        must_be_called_something(&section, "tenants", cure, notes);
+        let cure = "give a name for routes and logs to call them by";
+        notes.must_be_called_something(&section, "tenants", cure);
         let Some(key) = notes.digest(&section, "key_digest") else { continue };
         notes.only_once(&mut keys, "key", &key.to_string(), section.at("key_digest"));
         let priority: u32 = section.or("priority", 4);
