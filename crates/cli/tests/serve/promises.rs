@@ -260,7 +260,8 @@ fn a_slow_pod_gets_fewer_requests() {
 #[test]
 fn a_pod_that_stays_slow_gets_nothing_where_the_profile_asks() {
     let engines = Served::start_at("20", &["--engines", "4", "--model", "m"]);
-    engines.set_faults(2, "{\"slow\": 300}");
+    // So slow that no hiccup of the machine makes another pod look like it.
+    engines.set_faults(2, "{\"slow\": 3000}");
     let pods: Vec<_> =
         engines.engines.iter().map(|at| format!("{{url: \"http://{}\"}}", at.http)).collect();
     let text = format!(
