@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use wornpath_gateway::config::{Config, is_configuration};
+use wornpath_gateway::config::{Config, SHIPPED, is_configuration, shipped};
 use wornpath_routing::{Problems, Profile, Surroundings};
 
 /// What a configuration that cannot be used ends with: `EX_CONFIG` of `sysexits.h`.
@@ -19,7 +19,7 @@ pub(crate) const BAD_CONFIGURATION: u8 = 78;
 /// Exits with 78 if one of them cannot be used, else with 1 if one cannot be read.
 #[derive(Args)]
 pub(crate) struct CheckArguments {
-    /// Profiles and configurations (`wornpath.yaml`) to check
+    /// Profiles and configurations (`wornpath.yaml`) to check; the name of a shipped profile stands for it
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Also check that some pod of this described fleet can play every role
@@ -144,7 +144,7 @@ fn configuration(path: &Path) -> Report {
     }
 }
 
-/// Reads and checks one profile.
+/// Reads and checks one profile: a file, or a shipped one by its name.
 pub(crate) fn check(
     path: &Path,
     surroundings: &Surroundings,
@@ -152,6 +152,17 @@ pub(crate) fn check(
     Ok(Profile::check(&path.display().to_string(), &read(path)?, surroundings))
 }
 
-fn read(path: &Path) -> anyhow::Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+/// The text of a file, or of a shipped profile if there is no file of that name.
+pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
+    let refused = match fs::read_to_string(path) {
+        Ok(text) => return Ok(text),
+        Err(refused) => refused,
+    };
+    let Some(name) = path.to_str().filter(|name| !name.contains(['/', '.'])) else {
+        return Err(refused).with_context(|| format!("cannot read {}", path.display()));
+    };
+    shipped(name).map(str::to_owned).ok_or(refused).with_context(|| {
+        let names: Vec<_> = SHIPPED.iter().map(|(name, _)| *name).collect();
+        format!("`{name}` is neither a file nor one of {}", names.join(", "))
+    })
 }

@@ -5,6 +5,8 @@ mod verify;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use std::io::Write;
+use std::time::Duration;
+use tokio::time::timeout;
 use wornpath_events::wire::{Batch, Event, Stored};
 use wornpath_events::{Ask, Heard, PodName, Said, Transport, Via, ZeroMq, ZmqAddress};
 use wornpath_index::EngineHash;
@@ -59,6 +61,10 @@ pub(crate) fn run(arguments: &EventsArguments, out: &mut impl Write) -> anyhow::
     }
 }
 
+/// When whoever waits for a connection is told why there is none, at first and after that.
+const SOON: Duration = Duration::from_secs(1);
+const LONGER_THAN_A_TRY: Duration = Duration::from_secs(6);
+
 async fn tail(
     arguments: &TailArguments,
     address: ZmqAddress,
@@ -68,11 +74,25 @@ async fn tail(
     let mut transport = ZeroMq::new(pod.clone(), address);
     let mut expected = None;
     let mut left = arguments.limit.unwrap_or(u64::MAX);
-    let mut waits = true;
+    let (mut waits, mut is_connected, mut told) = (true, false, String::new());
     while left > 0 {
-        let (Heard::Of(_, said) | Heard::OfAll(said)) = transport.next().await;
+        let patience = match (is_connected, told.is_empty()) {
+            (true, _) => Duration::MAX,
+            (false, true) => SOON,
+            (false, false) => LONGER_THAN_A_TRY,
+        };
+        let Ok(heard) = timeout(patience, transport.next()).await else {
+            let reason = transport.last_error().unwrap_or("nobody has answered yet");
+            if told != reason {
+                reason.clone_into(&mut told);
+                writeln!(out, "not connected to {pod}: {reason}; trying again")?;
+            }
+            continue;
+        };
+        let (Heard::Of(_, said) | Heard::OfAll(said)) = heard;
         match said {
             Said::Connected => {
+                (is_connected, told) = (true, String::new());
                 writeln!(out, "connected to {pod}")?;
                 // What came between is for a replay to say.
                 expected = None;
@@ -81,6 +101,7 @@ async fn tail(
                 }
             }
             Said::Disconnected => {
+                is_connected = false;
                 let reason = transport.last_error().unwrap_or("the connection was lost");
                 writeln!(out, "disconnected: {reason}; connecting again")?;
             }

@@ -25,8 +25,8 @@ pub(crate) struct ExplainArguments {
     /// The request's JSON body; `-` for standard input
     #[arg(default_value = "-")]
     body: PathBuf,
-    /// The profile that decides
-    #[arg(long, value_name = "FILE")]
+    /// The profile that decides: a file, or the name of a shipped one
+    #[arg(long, value_name = "PROFILE")]
     profile: PathBuf,
     /// The fleet: models, pods, loads and cached prompts
     #[arg(long, value_name = "FILE")]

@@ -2,7 +2,7 @@
 
 mod progress;
 
-use crate::check::{BAD_CONFIGURATION, check};
+use crate::check::{BAD_CONFIGURATION, check, read};
 use crate::engine::profile as engine_profile;
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -10,7 +10,7 @@ use progress::Progress;
 use serde_json::json;
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_routing::{Role, Surroundings};
@@ -27,8 +27,8 @@ use wornpath_sim::replay::{Fleet, Percentiles, Run, Summary, Trace, html_report,
 pub(crate) struct ReplayArguments {
     /// The trace
     trace: PathBuf,
-    /// Routing profile to try; may be repeated
-    #[arg(long = "profile", required = true, value_name = "FILE")]
+    /// Routing profile to try, a file or the name of a shipped one; may be repeated
+    #[arg(long = "profile", required = true, value_name = "PROFILE")]
     profiles: Vec<PathBuf>,
     /// Number of engines
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -87,11 +87,10 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         return Ok(code);
     }
     let engine = engine_profile(&arguments.engine)?;
-    let trace = Trace::read(
-        &arguments.trace.display().to_string(),
-        &read(&arguments.trace)?,
-        arguments.block_size,
-    )?;
+    let file = arguments.trace.display().to_string();
+    let text =
+        std::fs::read_to_string(&arguments.trace).with_context(|| format!("cannot read {file}"))?;
+    let trace = Trace::read(&file, &text, arguments.block_size)?;
     let title = format!(
         "{}: {} requests, of whose prompts {:.3} could be cached; on {} engines {}, speed {speed}, {} run(s)",
         arguments.trace.display(),
@@ -178,10 +177,6 @@ fn mean(runs: &[Summary]) -> Summary {
         hit_rate: of(|run| run.hit_rate),
         imbalance: of(|run| run.imbalance),
     }
-}
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// `100ms` or `1.5s`.

@@ -106,6 +106,20 @@ fn what_is_printed_checks_and_is_printed_alike() {
     assert_eq!(body(&again), body(&printed));
 }
 
+#[test]
+fn a_shipped_profile_is_known_by_its_name_and_a_wrong_name_gets_all_of_them() {
+    let by_path = wornpath(&["check", "--print", "../../profiles/lmetric.yaml"], "");
+    let by_name = wornpath(&["check", "--print", "lmetric"], "");
+    let body = |output: &Output| text(&output.stdout).split_once('\n').unwrap().1.to_owned();
+    assert_eq!(body(&by_name), body(&by_path));
+    let unknown = wornpath(&["check", "lmetrik"], "");
+    assert_eq!(unknown.status.code(), Some(1));
+    let said = text(&unknown.stdout);
+    assert!(said.contains("`lmetrik` is neither a file nor one of cache-affinity, "), "{said}");
+    let elsewhere = text(&wornpath(&["check", "./lmetric"], "").stdout).to_owned();
+    assert!(elsewhere.contains("cannot read ./lmetric"), "{elsewhere}");
+}
+
 /// A fleet with two problems.
 fn bad_fleet() -> String {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bad-fleet.yaml");
