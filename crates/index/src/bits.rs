@@ -86,7 +86,10 @@ impl<'a> Bits<'a> {
     }
 
     fn prefetch(&self, blocks: &[BlockHash]) {
-        blocks.iter().for_each(|block| Probe::new(self.tables, *block).prefetch());
+        for block in blocks {
+            self.rows.directory.prefetch_turn(Place::of(*block).shard);
+            Probe::new(self.tables, *block).prefetch_to_write();
+        }
     }
 
     #[inline]

@@ -12,6 +12,7 @@
 
 use std::sync::Arc;
 
+use crate::prefetch::prefetch_to_write;
 use crate::sets::{Numbering, Page};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, stand_aside};
 use crate::table::{SHARDS, SMALLEST, Table, table};
@@ -200,6 +201,12 @@ impl Directory {
     /// While the guard lives nothing is recycled.
     pub(crate) fn forbid_recycling(&self) -> MutexGuard<'_, ()> {
         lock(&self.recycling)
+    }
+
+    /// Asks for what a turn at a shard needs: mostly another thread has had the last one.
+    #[inline]
+    pub(crate) fn prefetch_turn(&self, shard: usize) {
+        prefetch_to_write(&self.shards[shard]);
     }
 
     /// The number of entries in all tables, and the bytes of these.

@@ -97,6 +97,21 @@ impl Uses {
     }
 }
 
+/// What the block that a block followed is to know of it after it has gone.
+struct Gone {
+    followed: Option<BlockHash>,
+    is_again: bool,
+}
+
+impl Gone {
+    const fn leave(self, uses: &mut Uses) {
+        uses.unfollow();
+        if self.is_again {
+            uses.note_again();
+        }
+    }
+}
+
 /// In which order blocks may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Order {
@@ -308,31 +323,44 @@ impl Expected {
         enough: usize,
         taken: &mut Vec<BlockHash>,
     ) {
-        self.bring(&run[run.len().saturating_sub(enough - taken.len())..]);
+        // Mostly what went last followed what goes next, which need not be looked for twice then.
+        let mut gone: Option<Gone> = None;
         while taken.len() < enough
             && let Some(block) = run.last()
         {
-            let Entry::Occupied(known) = self.blocks.entry(*block) else {
+            let Entry::Occupied(mut known) = self.blocks.entry(*block) else {
                 // Its event came.
                 run.pop();
                 continue;
             };
+            if let Some(gone) = gone.take_if(|gone| gone.followed == Some(*block)) {
+                gone.leave(&mut known.get_mut().uses);
+            }
             let is_followed = known.get().uses.followers() > 0;
             if is_followed && order == Order::EndsFirst {
-                return;
+                break;
             }
             let Expectation { parent, uses, .. } = known.remove();
             if is_followed {
                 (self.broken, self.uneven) = (true, true);
                 self.followed.insert(*block, uses.followers());
             }
-            if uses.is_again() {
-                // Both requests were sent with what comes before, too.
-                self.note_again(parent.map(|parent| BlockHash(parent.get())).as_slice());
-            }
-            self.unfollow(parent);
+            let followed = parent.map(|parent| BlockHash(parent.get()));
+            let before = gone.replace(Gone { followed, is_again: uses.is_again() });
+            self.settle(before);
             taken.extend(run.pop());
         }
+        self.settle(gone);
+    }
+
+    /// Tells the block that one which has gone followed, wherever it is.
+    fn settle(&mut self, gone: Option<Gone>) {
+        let Some(Gone { followed, is_again }) = gone else { return };
+        if is_again {
+            // Both requests were sent with what comes before, too.
+            self.note_again(followed.as_slice());
+        }
+        self.unfollow(followed.and_then(|block| NonZeroU64::new(block.0)));
     }
 
     /// Takes out everything.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
 
-use crate::prefetch::prefetch;
+use crate::prefetch::{prefetch, prefetch_to_write};
 use crate::sync::{AtomicU64, Ordering, pause};
 
 /// The number of shards: a power of two, so that the top bits of a product choose one.
@@ -201,6 +201,12 @@ impl<'a> Probe<'a> {
     #[inline]
     pub(crate) fn prefetch(self) {
         prefetch(self.home);
+    }
+
+    /// The same for a line that is going to be changed.
+    #[inline]
+    pub(crate) fn prefetch_to_write(self) {
+        prefetch_to_write(self.home);
     }
 
     /// The set of the key, unless its home line does not settle that at the first read; then
