@@ -27,8 +27,8 @@ pub struct Answer {
 pub struct AnswerBody {
     /// What has been read already.
     first: Option<Frame<Bytes>>,
-    /// None once it has ended.
-    rest: Option<Rest>,
+    /// None once it has ended. Apart, because answers are handed on a dozen times.
+    rest: Option<Box<Rest>>,
     size: SizeHint,
 }
 
@@ -54,7 +54,7 @@ impl Answer {
         let size = incoming.size_hint();
         let endpoint = Arc::clone(endpoint);
         let rest = Rest { incoming, is_asked_for: false, line, watch, endpoint, worker };
-        let mut body = AnswerBody { first: None, rest: Some(rest), size };
+        let mut body = AnswerBody { first: None, rest: Some(Box::new(rest)), size };
         let first = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
         body.first = first.transpose()?;
         Ok(Self { head, body })
@@ -88,9 +88,10 @@ impl AnswerBody {
     }
 
     fn end(&mut self) {
-        if let Some(Rest { mut line, endpoint, worker, .. }) = self.rest.take()
-            && line.is_free()
+        if let Some(mut rest) = self.rest.take()
+            && rest.line.is_free()
         {
+            let Rest { line, endpoint, worker, .. } = *rest;
             endpoint.keep(worker, line);
         }
     }

@@ -16,6 +16,7 @@ use crate::exchange::call;
 use crate::failure::{CallError, Failure};
 use crate::pulse;
 use bytes::Bytes;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -127,7 +128,11 @@ impl<D: Dispatch> Run<'_, D> {
             if held == Some(false) {
                 return Err(Stop::Restart);
             }
-            let attempt = beside(self.attempt(&mut step), &mut with).await;
+            let attempt = {
+                // Where it stays: it is thousands of bytes.
+                let attempt = pin!(self.attempt(&mut step));
+                beside(attempt, &mut with).await
+            };
             let failed = match attempt {
                 Ok((answer, endpoint)) => {
                     let status = answer.head.status;
@@ -254,10 +259,13 @@ impl<D: Dispatch> Run<'_, D> {
         let request = request(self.call, step, &target, &self.known)?;
         let endpoint = target.endpoint;
         let began = self.dispatch.begins();
-        let called = call(&endpoint, self.kit.worker, request, within(self.kit.timeouts, step));
-        let result = match step.computed_after.zip(step.reservation.as_mut()) {
-            None => called.await,
-            Some((time, load)) => computing(called, time, load).await,
+        let timeouts = within(self.kit.timeouts, step);
+        let result = {
+            let called = pin!(call(&endpoint, self.kit.worker, request, timeouts));
+            match step.computed_after.zip(step.reservation.as_mut()) {
+                None => called.await,
+                Some((time, load)) => computing(called, time, load).await,
+            }
         };
         endpoint.judge(verdict(&result), self.dispatch.now());
         if let Some(started) = began {
@@ -367,11 +375,10 @@ fn taken(step: &PlanStep, answer: Bytes) -> Option<Box<Taken>> {
 /// Waits for an answer that comes as a whole, and meanwhile takes the prompt for computed when its time
 /// has come: else the pod would seem to be computing it until the last token is generated.
 async fn computing<T>(
-    called: impl Future<Output = T>,
+    mut called: Pin<&mut impl Future<Output = T>>,
     time: Duration,
     load: &mut Reservation,
 ) -> T {
-    let mut called = std::pin::pin!(called);
     match tokio::time::timeout_at(pulse::after(time), called.as_mut()).await {
         Ok(answered) => answered,
         Err(_) => {
@@ -383,13 +390,12 @@ async fn computing<T>(
 
 /// Waits for an answer; a companion that fails is a failure of both.
 async fn beside<T>(
-    main: impl Future<Output = Result<T, CallError>>,
+    mut main: Pin<&mut impl Future<Output = Result<T, CallError>>>,
     companions: &mut JoinSet<Companion>,
 ) -> Result<T, CallError> {
     if companions.is_empty() {
         return main.await;
     }
-    let mut main = std::pin::pin!(main);
     std::future::poll_fn(|context| {
         while let std::task::Poll::Ready(Some(ended)) = companions.poll_join_next(context) {
             if let Ok(Err(cause)) = ended {
