@@ -60,6 +60,13 @@ impl Answer {
         Ok(Self { head, body })
     }
 
+    /// One that has been read already.
+    pub(crate) fn of(head: Parts, body: Bytes) -> Self {
+        let size = SizeHint::with_exact(body.len() as u64);
+        let first = Some(body).filter(|body| !body.is_empty()).map(Frame::data);
+        Self { head, body: AnswerBody { first, rest: None, size } }
+    }
+
     /// The whole body, if it has at most so many bytes.
     ///
     /// # Errors

@@ -83,8 +83,7 @@ pub(crate) fn is_for_another_pod(status: StatusCode) -> bool {
 pub(crate) fn may_have_computed(result: &Result<Answer, CallError>) -> bool {
     match result {
         Ok(answer) => answer.head.status.is_success(),
-        Err(CallError::NoFirstByte(_) | CallError::Stalled(_) | CallError::TooLong(_)) => true,
-        Err(_) => false,
+        Err(cause) => cause.is_late(),
     }
 }
 

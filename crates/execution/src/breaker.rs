@@ -57,6 +57,8 @@ pub struct Breaker {
     /// Times it opened without a success between.
     openings: u32,
     opened: u64,
+    /// Requests that try whether it is back.
+    trials: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -90,6 +92,18 @@ impl Breaker {
             State::Open(_) => Seen::Open,
             State::HalfOpen(_) => Seen::HalfOpen,
         }
+    }
+
+    /// A request's call begins; whether it is a trial, whose end is to be told too.
+    pub fn begins(&mut self) -> bool {
+        let is_trial = matches!(self.state, State::HalfOpen(_));
+        self.trials += u32::from(is_trial);
+        is_trial
+    }
+
+    /// A trial is over, whatever came of it.
+    pub const fn trial_ended(&mut self) {
+        self.trials = self.trials.saturating_sub(1);
     }
 
     /// A request's call ended.
@@ -137,7 +151,11 @@ impl Breaker {
     pub fn probed(&mut self, verdict: Verdict, now: Moment) {
         match (self.state, verdict) {
             (State::Open(_), Verdict::Good | Verdict::Busy(_)) => self.state = State::HalfOpen(now),
-            (State::HalfOpen(since), Verdict::Good) if now >= since + TRUSTED_AFTER => self.close(),
+            (State::HalfOpen(since), Verdict::Good)
+                if now >= since + TRUSTED_AFTER && self.trials == 0 =>
+            {
+                self.close();
+            }
             (State::Open(_) | State::HalfOpen(_), Verdict::Failed | Verdict::Gone) => {
                 self.open(now);
             }
@@ -252,6 +270,19 @@ mod tests {
         breaker.probed(Verdict::Good, at(2000));
         assert_eq!(breaker.seen(), Seen::HalfOpen);
         breaker.probed(Verdict::Good, at(2100));
+        assert_eq!(breaker.seen(), Seen::Closed);
+    }
+
+    #[test]
+    fn as_long_as_a_request_tries_probes_do_not_let_others_in() {
+        let mut breaker = after(&[Verdict::Gone]);
+        assert!(!breaker.begins(), "nobody may try yet");
+        breaker.probed(Verdict::Good, at(100));
+        assert!(breaker.begins());
+        breaker.probed(Verdict::Good, at(9000));
+        assert_eq!(breaker.seen(), Seen::HalfOpen, "it may hang");
+        breaker.trial_ended();
+        breaker.probed(Verdict::Good, at(9100));
         assert_eq!(breaker.seen(), Seen::Closed);
     }
 }

@@ -20,6 +20,8 @@ pub struct Course {
     excluded: Vec<PodId>,
     /// Tries of the step that is under way.
     tried: u32,
+    /// Failures of steps that had started together with the one that answers.
+    fallen: u32,
     restarts: u32,
     retries: u32,
 }
@@ -59,15 +61,40 @@ impl Course {
         self.after_all(policy.then, may_retry)
     }
 
+    /// A step failed on a pod that had started together with the one that answers: both begin again, or the other one
+    /// does its work.
+    pub fn failed_beside(
+        &mut self,
+        pod: Option<PodId>,
+        policy: FailurePolicy,
+        mut may_retry: impl FnMut() -> bool,
+    ) -> Next {
+        self.excluded.extend(pod);
+        self.fallen += 1;
+        let then = if self.fallen < policy.attempts { Then::Restart } else { policy.then };
+        match self.after_all(then, &mut may_retry) {
+            Next::GiveUp if policy.then == Then::Skip => Next::Skip,
+            next => next,
+        }
+    }
+
+    /// The whole plan once more, unless that was done often enough.
+    pub const fn begin_again(&mut self) -> Next {
+        if self.restarts >= MOST_RESTARTS {
+            return Next::GiveUp;
+        }
+        self.restarts += 1;
+        self.tried = 0;
+        Next::Restart
+    }
+
     /// Nobody is left for the step.
     pub fn after_all(&mut self, then: Then, mut may_retry: impl FnMut() -> bool) -> Next {
         match then {
             Then::Skip => Next::Skip,
             Then::Restart if self.restarts < MOST_RESTARTS && may_retry() => {
-                self.restarts += 1;
                 self.retries += 1;
-                self.tried = 0;
-                Next::Restart
+                self.begin_again()
             }
             Then::Restart | Then::Fail => Next::GiveUp,
         }
@@ -131,6 +158,21 @@ mod tests {
     fn a_plan_is_not_begun_again_for_ever() {
         let mut course = Course::default();
         let mut next = || course.failed(None, policy(1, Then::Restart), || true);
+        assert_eq!([next(), next(), next()], [Next::Restart, Next::Restart, Next::GiveUp]);
+    }
+
+    #[test]
+    fn what_failed_beside_another_step_is_begun_again_and_then_left_out_however_often_steps_begin()
+    {
+        let mut course = Course::default();
+        let skip = policy(2, Then::Skip);
+        assert_eq!(course.failed_beside(None, skip, || true), Next::Restart);
+        course.begin_step();
+        assert_eq!(course.failed_beside(None, skip, || true), Next::Skip);
+        assert_eq!(course.retries(), 1);
+        let mut course = Course::default();
+        assert_eq!(course.failed_beside(None, skip, || false), Next::Skip, "without budget");
+        let mut next = || course.failed_beside(None, policy(9, Then::Fail), || true);
         assert_eq!([next(), next(), next()], [Next::Restart, Next::Restart, Next::GiveUp]);
     }
 

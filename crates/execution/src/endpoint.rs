@@ -6,13 +6,14 @@
 use crate::breaker::{Breaker, BreakerRules, Verdict};
 use crate::line::Line;
 use crate::reach::{Forbidden, Reach};
+use crate::waiting::{EndsBy, Waiting};
 use crate::wire::Wire;
 use arc_swap::ArcSwapOption;
 use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use rustls::pki_types::ServerName;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -27,6 +28,9 @@ pub struct WorkerNumber(pub usize);
 /// Idle connections that a worker keeps for one endpoint, and for how long.
 const MOST_IDLE: usize = 256;
 const LONGEST_IDLE: Duration = Duration::from_secs(60);
+
+/// How exactly it is known when an endpoint last answered.
+const ANSWERED_STEP_MS: u64 = 50;
 
 /// With the time since when, longest first.
 type IdleLines = Vec<(Instant, Line)>;
@@ -69,6 +73,8 @@ pub struct Endpoint {
     breaker: Mutex<Breaker>,
     /// Whether the breaker has anything to forget: if not, a good answer costs one load.
     is_troubled: AtomicBool,
+    /// When it last answered, in milliseconds.
+    answered_ms: AtomicU64,
     vitals: Mutex<Vec<Arc<Vitals>>>,
     /// For each worker.
     idle: Box<[Mutex<IdleLines>]>,
@@ -107,6 +113,7 @@ impl Endpoint {
             key: ArcSwapOption::empty(),
             breaker: Mutex::new(Breaker::new(rules)),
             is_troubled: AtomicBool::new(false),
+            answered_ms: AtomicU64::new(0),
             vitals: Mutex::default(),
             idle: (0..workers.max(1)).map(|_| Mutex::default()).collect(),
         })
@@ -211,8 +218,30 @@ impl Endpoint {
         lock(&self.vitals).push(Arc::clone(vitals));
     }
 
+    /// A call begins.
+    pub(crate) fn begins(&self, now: Moment, ends_by: EndsBy) -> Waiting<'_> {
+        let is_trial = self.is_troubled.load(Relaxed) && self.change(Breaker::begins);
+        Waiting::new(self, now, is_trial, ends_by)
+    }
+
+    pub(crate) fn trial_ended(&self) {
+        self.change(Breaker::trial_ended);
+    }
+
+    /// Whether anybody has been answered since then, within a twentieth of a second.
+    pub(crate) fn has_answered_since(&self, moment: Moment) -> bool {
+        u128::from(self.answered_ms.load(Relaxed)) >= moment.as_millis()
+    }
+
     /// A call said something about the endpoint.
     pub fn judge(&self, verdict: Verdict, now: Moment) {
+        if matches!(verdict, Verdict::Good | Verdict::Busy(_)) {
+            // Rarely written: all threads read this line for every request.
+            let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+            if now > self.answered_ms.load(Relaxed).saturating_add(ANSWERED_STEP_MS) {
+                self.answered_ms.store(now, Relaxed);
+            }
+        }
         if verdict == Verdict::Good && !self.is_troubled.load(Relaxed) {
             return;
         }

@@ -8,6 +8,7 @@ use crate::answer::Answer;
 use crate::asking::{
     MOST_STEP_BYTES, ask_engine, is_for_another_pod, may_have_computed, request, verdict, within,
 };
+use crate::beside::{Companions, Fallen, Halted, Why, accompany, beside};
 use crate::connector::{self, Known, Rendezvous};
 use crate::course::{Course, Next, is_held};
 use crate::dispatch::{Call, Called, Carried, Dispatch, Kit, Taken};
@@ -15,21 +16,23 @@ use crate::endpoint::Endpoint;
 use crate::exchange::call;
 use crate::failure::{CallError, Failure};
 use crate::pulse;
+use crate::waiting::EndsBy;
 use bytes::Bytes;
+use http_body_util::Full;
+use hyper::Request;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{
     Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, SkippedBecause,
-    Start,
+    Start, Then,
 };
 
 /// Why a plan stopped.
 enum Stop {
-    /// It must begin again.
-    Restart,
+    /// It must begin again; and what came of it so far, if nobody is left for that.
+    Restart(Box<Result<Carried, Failure>>),
     /// It failed.
     Failed(Failure),
     /// A step before the last was refused by its pod for what the client sent.
@@ -73,9 +76,10 @@ pub async fn execute<D: Dispatch>(
             Ok(carried) => return Ok(carried),
             Err(Stop::Answered(carried)) => return Ok(*carried),
             Err(Stop::Failed(failure)) => return Err(failure),
-            Err(Stop::Restart) => {
-                plan = Box::pin(run.decide(None)).await.map_err(Failure::Rejected)?;
-            }
+            Err(Stop::Restart(otherwise)) => match Box::pin(run.decide(None)).await {
+                Ok(again) => plan = again,
+                Err(_nobody) => return *otherwise,
+            },
         }
     }
 }
@@ -89,14 +93,13 @@ impl<D: Dispatch> Run<'_, D> {
         self.is_degraded |= plan.marks.iter().any(is_left_out);
         let mut steps = plan.steps.into_iter().peekable();
         while let Some(first) = steps.next() {
-            let mut companions = JoinSet::new();
-            let mut main = first;
+            let (mut companions, mut main) = (Companions::new(), first);
             while let Some(next) = steps.next_if(|next| next.start == Start::Together) {
-                if companions.is_empty() {
-                    let met = Box::pin(self.meet(&main, &next)).await;
-                    met.map_err(|cause| self.broken(&main, cause))?;
+                let begun = Box::pin(self.accompany(main, &next, &mut companions)).await;
+                if let Err(stop) = begun.or_else(|fallen| self.without(*fallen)) {
+                    [next].into_iter().chain(steps).for_each(|it| self.withdraw(&it));
+                    return Err(stop);
                 }
-                self.accompany(main, &mut companions)?;
                 main = next;
             }
             if steps.peek().is_none() {
@@ -111,11 +114,7 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     /// The step that answers the client.
-    async fn answer(
-        &mut self,
-        mut step: PlanStep,
-        mut with: JoinSet<Companion>,
-    ) -> Result<Carried, Stop> {
+    async fn answer(&mut self, mut step: PlanStep, mut with: Companions) -> Result<Carried, Stop> {
         self.course.begin_step();
         let mut spare: Option<Carried> = None;
         loop {
@@ -126,11 +125,13 @@ impl<D: Dispatch> Run<'_, D> {
             }
             let held = self.left.as_ref().map(|left| is_held(left.lease, self.since(left.at)));
             if held == Some(false) {
-                return Err(Stop::Restart);
+                return Err(self.lapsed(&step));
             }
+            let is_alone = with.is_empty();
             let attempt = {
                 // Where it stays: it is thousands of bytes.
-                let attempt = pin!(self.attempt(&mut step));
+                let ends_by = if is_alone { EndsBy::Client } else { EndsBy::Companion };
+                let attempt = pin!(self.attempt(&mut step, ends_by));
                 beside(attempt, &mut with).await
             };
             let failed = match attempt {
@@ -147,15 +148,20 @@ impl<D: Dispatch> Run<'_, D> {
                     spare = Some(carried);
                     (pod, name, policy, CallError::Status(status))
                 }
-                Err(cause) => (step.pod, step.name.clone(), step.failure, cause),
+                Err(Halted::Failed(cause)) => (step.pod, step.name.clone(), step.failure, cause),
+                Err(Halted::Fallen(fallen)) => {
+                    with = Companions::new();
+                    self.without(*fallen).inspect_err(|_| self.withdraw(&step))?;
+                    continue;
+                }
             };
             let (pod, name, policy, cause) = failed;
-            // Gives the load back before anybody decides again. What two pods were to share is void.
-            let is_alone = with.is_empty();
+            // Gives the load back before anybody decides again.
             with.abort_all();
             let mut next = self.failed(pod, policy);
             if next == Next::OtherPod && !is_alone {
-                return Err(Stop::Restart);
+                // What two pods were to share is void.
+                next = self.course.begin_again();
             }
             if next == Next::OtherPod {
                 match Box::pin(self.bind(&name)).await {
@@ -166,11 +172,11 @@ impl<D: Dispatch> Run<'_, D> {
                     Err(_nobody) => next = self.course.after_all(policy.then, || false),
                 }
             }
-            if next == Next::Restart {
-                return Err(Stop::Restart);
-            }
-            let tried = self.course.tried() as usize;
-            return spare.ok_or(Stop::Failed(Failure::Step { step: name, tried, cause }));
+            let otherwise = spare.ok_or_else(|| self.step_failed(name, cause));
+            return match next {
+                Next::Restart => Err(Stop::Restart(Box::new(otherwise))),
+                _ => otherwise.map_err(Stop::Failed),
+            };
         }
     }
 
@@ -183,7 +189,7 @@ impl<D: Dispatch> Run<'_, D> {
                     .await
                     .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
             }
-            let (answer, endpoint) = match self.attempt(&mut step).await {
+            let (answer, endpoint) = match self.attempt(&mut step, EndsBy::Client).await {
                 Ok(answered) => answered,
                 Err(cause) => {
                     let Some(other) = self.instead(step, cause).await? else { return Ok(()) };
@@ -244,21 +250,66 @@ impl<D: Dispatch> Run<'_, D> {
                 self.is_degraded = true;
                 Ok(None)
             }
-            Next::Restart => Err(Stop::Restart),
-            _ => {
-                let tried = self.course.tried() as usize;
-                Err(Stop::Failed(Failure::Step { step: name, tried, cause }))
-            }
+            _ => Err(self.stop(next, name, cause)),
         }
     }
 
+    /// A step beside the one that answers has failed. Another pod does its work, with everything begun again, or the
+    /// one that answers.
+    fn without(&mut self, fallen: Fallen) -> Result<(), Stop> {
+        let Fallen { step, why } = fallen;
+        let cause = match why {
+            Why::Failed(cause) => cause,
+            Why::Refused(answer, endpoint) => {
+                self.withdraw(&step);
+                return Err(Stop::Answered(Box::new(self.carried(answer, step, endpoint))));
+            }
+        };
+        if !cause.is_late() {
+            self.withdraw(&step);
+        }
+        let (budget, now) = (self.kit.budget, self.dispatch.now());
+        match self.course.failed_beside(step.pod, step.failure, || budget.spend(now)) {
+            Next::Skip => {
+                (self.known.alone, self.is_degraded, self.taken) = (true, true, None);
+                Ok(())
+            }
+            next => Err(self.stop(next, step.name.clone(), cause)),
+        }
+    }
+
+    /// What the step before left may be gone: nobody may rely on it.
+    fn lapsed(&mut self, step: &PlanStep) -> Stop {
+        self.withdraw(step);
+        let (budget, now) = (self.kit.budget, self.dispatch.now());
+        let next = self.course.after_all(Then::Restart, || budget.spend(now));
+        self.stop(next, step.name.clone(), CallError::Lapsed)
+    }
+
+    fn stop(&self, next: Next, step: Name, cause: CallError) -> Stop {
+        let failure = self.step_failed(step, cause);
+        match next {
+            Next::Restart => Stop::Restart(Box::new(Err(failure))),
+            _ => Stop::Failed(failure),
+        }
+    }
+
+    fn step_failed(&self, step: Name, cause: CallError) -> Failure {
+        Failure::Step { step, tried: self.course.tried().max(1) as usize, cause }
+    }
+
     /// One call to the step's pod.
-    async fn attempt(&mut self, step: &mut PlanStep) -> Result<(Answer, Arc<Endpoint>), CallError> {
+    async fn attempt(
+        &mut self,
+        step: &mut PlanStep,
+        ends_by: EndsBy,
+    ) -> Result<(Answer, Arc<Endpoint>), CallError> {
         let pod = step.pod.ok_or(CallError::PodGone)?;
         let target = self.dispatch.target(pod).ok_or(CallError::PodGone)?;
         let request = request(self.call, step, &target, &self.known)?;
         let endpoint = target.endpoint;
         let began = self.dispatch.begins();
+        let waiting = endpoint.begins(self.dispatch.now(), ends_by);
         let timeouts = within(self.kit.timeouts, step);
         let result = {
             let called = pin!(call(&endpoint, self.kit.worker, request, timeouts));
@@ -267,7 +318,7 @@ impl<D: Dispatch> Run<'_, D> {
                 Some((time, load)) => computing(called, time, load).await,
             }
         };
-        endpoint.judge(verdict(&result), self.dispatch.now());
+        waiting.judged(verdict(&result), self.dispatch.now());
         if let Some(started) = began {
             let (step, failure) = (&step.name, result.as_ref().err());
             self.dispatch.answered(Called { step, endpoint: &endpoint, started, failure });
@@ -279,28 +330,38 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     /// Starts a step whose answer nobody needs, beside the one that comes next.
-    fn accompany(
+    async fn accompany(
         &mut self,
         step: PlanStep,
-        companions: &mut JoinSet<Companion>,
-    ) -> Result<(), Stop> {
-        let target = step.pod.and_then(|pod| self.dispatch.target(pod));
-        let target = target.ok_or_else(|| self.broken(&step, CallError::PodGone))?;
-        let request = request(self.call, &step, &target, &self.known);
-        let request = request.map_err(|cause| self.broken(&step, cause))?;
+        next: &PlanStep,
+        companions: &mut Companions,
+    ) -> Result<(), Box<Fallen>> {
+        let begun = self.introduce(&step, next, companions.is_empty()).await;
+        let (endpoint, request) = match begun {
+            Ok(begun) => begun,
+            Err(cause) => return Err(Box::new(Fallen { step, why: Why::Failed(cause) })),
+        };
         self.taken = taken(&step, Bytes::new()).or(self.taken.take());
-        let (timeouts, worker, now) = (self.kit.timeouts, self.kit.worker, self.dispatch.now());
-        companions.spawn(async move {
-            let result = call(&target.endpoint, worker, request, within(timeouts, &step)).await;
-            target.endpoint.judge(verdict(&result), now);
-            let answer = result?;
-            let status = answer.head.status;
-            // To its end, and with its load, even if the other one is done: the engine is not.
-            let ended = answer.whole(MOST_STEP_BYTES).await;
-            drop(step);
-            if status.is_success() { ended.map(|_| ()) } else { Err(CallError::Status(status)) }
-        });
+        let timeouts = within(self.kit.timeouts, &step);
+        let (worker, now) = (self.kit.worker, self.dispatch.now());
+        companions.spawn(accompany(step, endpoint, (request, timeouts), (worker, now)));
         Ok(())
+    }
+
+    /// Whom a step beside `next` goes to, and what it says there.
+    async fn introduce(
+        &mut self,
+        step: &PlanStep,
+        next: &PlanStep,
+        is_first: bool,
+    ) -> Result<(Arc<Endpoint>, Request<Full<Bytes>>), CallError> {
+        if is_first {
+            self.meet(step, next).await?;
+        }
+        let pod = step.pod.ok_or(CallError::PodGone)?;
+        let target = self.dispatch.target(pod).ok_or(CallError::PodGone)?;
+        let request = request(self.call, step, &target, &self.known)?;
+        Ok((target.endpoint, request))
     }
 
     /// Agrees on where two engines meet.
@@ -340,17 +401,6 @@ impl<D: Dispatch> Run<'_, D> {
         Carried { answer, step, endpoint, retries, is_degraded, taken: self.taken.clone() }
     }
 
-    /// A group of steps that could not even start begins again, if that is allowed.
-    fn broken(&mut self, step: &PlanStep, cause: CallError) -> Stop {
-        match self.failed(step.pod, step.failure) {
-            Next::GiveUp => {
-                let tried = self.course.tried() as usize;
-                Stop::Failed(Failure::Step { step: step.name.clone(), tried, cause })
-            }
-            _ => Stop::Restart,
-        }
-    }
-
     /// What the step's pod was expected to hold because of it, it will not hold.
     fn withdraw(&mut self, step: &PlanStep) {
         if let Some(pod) = step.pod.filter(|_| step.is_expected) {
@@ -362,8 +412,6 @@ impl<D: Dispatch> Run<'_, D> {
         self.dispatch.now().saturating_sub(moment)
     }
 }
-
-type Companion = Result<(), CallError>;
 
 /// What the next step takes over of this one, if it gives anything.
 fn taken(step: &PlanStep, answer: Bytes) -> Option<Box<Taken>> {
@@ -386,23 +434,4 @@ async fn computing<T>(
             called.await
         }
     }
-}
-
-/// Waits for an answer; a companion that fails is a failure of both.
-async fn beside<T>(
-    mut main: Pin<&mut impl Future<Output = Result<T, CallError>>>,
-    companions: &mut JoinSet<Companion>,
-) -> Result<T, CallError> {
-    if companions.is_empty() {
-        return main.await;
-    }
-    std::future::poll_fn(|context| {
-        while let std::task::Poll::Ready(Some(ended)) = companions.poll_join_next(context) {
-            if let Ok(Err(cause)) = ended {
-                return std::task::Poll::Ready(Err(cause));
-            }
-        }
-        main.as_mut().poll(context)
-    })
-    .await
 }

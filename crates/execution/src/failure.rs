@@ -36,6 +36,9 @@ pub enum CallError {
     /// The answer of a step lacks what the next step needs.
     #[error("the answer has no `{0}`, which the next step needs")]
     Lacks(&'static str),
+    /// What the step before left behind may be gone by now.
+    #[error("what the step before it left was not surely there any more")]
+    Lapsed,
     /// The pod is none that is known.
     #[error("the pod has gone")]
     PodGone,
@@ -61,9 +64,15 @@ impl CallError {
             | Self::Lacks(_)
             | Self::TooLong(_)
             | Self::Status(_) => Verdict::Failed,
-            // A pod that was taken out and a strange body are nobody's fault.
-            Self::PodGone | Self::Body(_) => Verdict::Busy(None),
+            // A pod that was taken out, a strange body and time that has passed are not its fault.
+            Self::PodGone | Self::Body(_) | Self::Lapsed => Verdict::Busy(None),
         }
+    }
+
+    /// Whether the pod may still be at it.
+    #[must_use]
+    pub const fn is_late(&self) -> bool {
+        matches!(self, Self::NoFirstByte(_) | Self::Stalled(_) | Self::TooLong(_))
     }
 
     /// The status that tells a client best.

@@ -8,6 +8,7 @@
 
 mod answer;
 mod asking;
+mod beside;
 mod breaker;
 mod budget;
 mod connector;
@@ -22,6 +23,7 @@ mod pulse;
 mod reach;
 mod splice;
 mod timeouts;
+mod waiting;
 mod wire;
 
 pub use answer::{Answer, AnswerBody};

@@ -11,6 +11,7 @@ mod faults;
 mod flood;
 mod gateway;
 mod keys;
+mod pairs;
 mod plans;
 mod predictions;
 mod promises;

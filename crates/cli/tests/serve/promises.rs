@@ -151,7 +151,11 @@ const SHOWN: [(&str, &[&str]); 27] = [
     ),
     (
         "20: a failed prefill goes to another pod, then to the decode pod, and that is said",
-        &["a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_that_is_said"],
+        &[
+            "a_prefill_that_fails_twice_is_done_by_the_decode_pod_and_that_is_said",
+            "a_prefill_that_fails_beside_its_decode_is_done_by_another_pod_in_another_room",
+            "if_two_prefills_fail_the_decode_pod_computes_the_prompt_and_that_is_said",
+        ],
     ),
     (
         "21: a failed decode goes to another pod within the lease, and never past it",

@@ -1,6 +1,7 @@
 //! An engine that answers little and writes down everything: what a pod is really sent.
 
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -42,6 +43,40 @@ struct Manners {
     key: Mutex<Option<String>>,
     /// Where it sends whoever posts.
     elsewhere: Mutex<Option<String>>,
+    /// What it answers posts with, if not with 200.
+    refusal: Mutex<Option<&'static str>>,
+    /// Where it meets others.
+    side: Mutex<Option<Side>>,
+}
+
+/// Rooms in which a prompt waits that was computed for another engine.
+pub(crate) type Rooms = Arc<Mutex<HashSet<u64>>>;
+
+/// One of two engines that meet in the room that a request names.
+#[derive(Clone)]
+pub(crate) enum Side {
+    /// Computes prompts.
+    Gives(Rooms),
+    /// Answers when the prompt is there, or at once if it is to compute it by itself.
+    Takes(Rooms),
+}
+
+impl Side {
+    fn meet(&self, body: &Value, is_refused: bool) {
+        let Some(room) = body["bootstrap_room"].as_u64() else { return };
+        match self {
+            Self::Gives(_) if is_refused => {}
+            Self::Gives(rooms) => drop(rooms.lock().unwrap().insert(room)),
+            Self::Takes(rooms) => {
+                for _ in 0..1_000 {
+                    if rooms.lock().unwrap().contains(&room) {
+                        return;
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+    }
 }
 
 impl Manners {
@@ -58,8 +93,12 @@ impl Manners {
             Some(url) if sent.head.starts_with("POST") => {
                 format!("307 Temporary Redirect\r\nlocation: {url}")
             }
-            _ => "200 OK".to_owned(),
+            _ => self.refusal_of(sent).unwrap_or("200 OK").to_owned(),
         }
+    }
+
+    fn refusal_of(&self, sent: &Sent) -> Option<&'static str> {
+        self.refusal.lock().unwrap().filter(|_| sent.head.starts_with("POST"))
     }
 }
 
@@ -115,6 +154,16 @@ impl Recorder {
         *self.manners.key.lock().unwrap() = authorization.map(str::to_owned);
     }
 
+    /// From now on it refuses posts with that status.
+    pub(crate) fn refuse(&self, status: &'static str) {
+        *self.manners.refusal.lock().unwrap() = Some(status);
+    }
+
+    /// From now on it meets others.
+    pub(crate) fn meet(&self, side: Side) {
+        *self.manners.side.lock().unwrap() = Some(side);
+    }
+
     /// From now on it sends whoever posts elsewhere.
     pub(crate) fn redirect(&self, url: &str) {
         *self.manners.elsewhere.lock().unwrap() = Some(url.to_owned());
@@ -144,7 +193,12 @@ fn serve(mut stream: Box<dyn Stream>, kept: &Mutex<Vec<Sent>>, manners: &Manners
     while let Some(sent) = read(&mut *stream) {
         let (status, answer) = (manners.head(&sent), answer(&sent));
         let is_post = sent.head.starts_with("POST");
+        let (body, is_refused) = (sent.body.clone(), manners.refusal_of(&sent).is_some());
         kept.lock().unwrap().push(sent);
+        let side = manners.side.lock().unwrap().clone();
+        if let Some(side) = side {
+            side.meet(&body, is_refused);
+        }
         if is_post {
             std::thread::sleep(Duration::from_millis(manners.pause.load(Relaxed)));
         }

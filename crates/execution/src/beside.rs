@@ -1,0 +1,90 @@
+//! Steps that start together with the one that answers the client, and are waited for only if they fail.
+
+use crate::answer::Answer;
+use crate::asking::{MOST_STEP_BYTES, is_for_another_pod, verdict};
+use crate::endpoint::{Endpoint, WorkerNumber};
+use crate::exchange::call;
+use crate::failure::CallError;
+use crate::timeouts::Timeouts;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::Request;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use wornpath_index::Moment;
+use wornpath_routing::PlanStep;
+
+/// Steps under way beside another one. Dropped, they are given up.
+pub(crate) type Companions = JoinSet<Result<(), Box<Fallen>>>;
+
+/// A step that failed beside the one that answers.
+pub(crate) struct Fallen {
+    pub(crate) step: PlanStep,
+    pub(crate) why: Why,
+}
+
+/// What a step failed for.
+pub(crate) enum Why {
+    /// Its pod failed.
+    Failed(CallError),
+    /// Its pod refused what the client sent.
+    Refused(Answer, Arc<Endpoint>),
+}
+
+/// Why the step that answers did not.
+pub(crate) enum Halted {
+    /// By itself.
+    Failed(CallError),
+    /// It waits for what will not come.
+    Fallen(Box<Fallen>),
+}
+
+/// One call beside another: to its end, and with its load, even if the other one is done, since its engine is not.
+pub(crate) async fn accompany(
+    step: PlanStep,
+    endpoint: Arc<Endpoint>,
+    (request, timeouts): (Request<Full<Bytes>>, Timeouts),
+    (worker, now): (WorkerNumber, Moment),
+) -> Result<(), Box<Fallen>> {
+    let started = Instant::now();
+    let result = call(&endpoint, worker, request, timeouts).await;
+    endpoint.judge(verdict(&result), now + started.elapsed());
+    let why = match result {
+        Err(cause) => Why::Failed(cause),
+        Ok(answer) => {
+            let status = answer.head.status;
+            match answer.whole(MOST_STEP_BYTES).await {
+                Ok(_) if status.is_success() => return Ok(()),
+                Ok((head, body)) if status.is_client_error() && !is_for_another_pod(status) => {
+                    Why::Refused(Answer::of(head, body), endpoint)
+                }
+                Ok(_) => Why::Failed(CallError::Status(status)),
+                Err(cause) => Why::Failed(cause),
+            }
+        }
+    };
+    Err(Box::new(Fallen { step, why }))
+}
+
+/// Waits for an answer, as long as no companion fails.
+pub(crate) async fn beside<T>(
+    mut main: Pin<&mut impl Future<Output = Result<T, CallError>>>,
+    companions: &mut Companions,
+) -> Result<T, Halted> {
+    if companions.is_empty() {
+        return main.await.map_err(Halted::Failed);
+    }
+    poll_fn(|context| {
+        while let Poll::Ready(Some(ended)) = companions.poll_join_next(context) {
+            if let Ok(Err(fallen)) = ended {
+                return Poll::Ready(Err(Halted::Fallen(fallen)));
+            }
+        }
+        main.as_mut().poll(context).map_err(Halted::Failed)
+    })
+    .await
+}

@@ -1,0 +1,104 @@
+//! A call that has not been answered yet, and what it says of its endpoint if nobody waits for it any more.
+//!
+//! Clients mostly give up long before the time for a first byte has passed. An endpoint that hangs would never be
+//! judged by them, and since what left is no load, it would look idle and get ever more.
+
+use crate::breaker::Verdict;
+use crate::endpoint::Endpoint;
+use std::time::Duration;
+use tokio::time::Instant;
+use wornpath_index::Moment;
+
+/// A client that leaves sooner says nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Who ends a call that is not waited for any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EndsBy {
+    /// Nobody but its client.
+    Client,
+    /// Perhaps a companion, without which it cannot go on.
+    Companion,
+}
+
+/// A call under way.
+pub(crate) struct Waiting<'a> {
+    endpoint: &'a Endpoint,
+    began: Moment,
+    started: Instant,
+    is_trial: bool,
+    /// Whether it is judged, or not to be.
+    is_over: bool,
+}
+
+impl<'a> Waiting<'a> {
+    pub(crate) fn new(
+        endpoint: &'a Endpoint,
+        began: Moment,
+        is_trial: bool,
+        ends_by: EndsBy,
+    ) -> Self {
+        let is_over = ends_by == EndsBy::Companion;
+        Self { endpoint, began, started: Instant::now(), is_trial, is_over }
+    }
+
+    /// It has been answered, or has failed.
+    pub(crate) fn judged(mut self, verdict: Verdict, now: Moment) {
+        self.is_over = true;
+        self.endpoint.judge(verdict, now);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let waited = self.started.elapsed();
+        if !self.is_over && waited >= PATIENCE && !self.endpoint.has_answered_since(self.began) {
+            self.endpoint.judge(Verdict::Failed, self.began + waited);
+        }
+        if self.is_trial {
+            self.endpoint.trial_ended();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::breaker::BreakerRules;
+    use wornpath_routing::Breaker as Seen;
+
+    async fn leave_after(endpoint: &Endpoint, waited: Duration, ends_by: EndsBy) {
+        let waiting = endpoint.begins(Duration::from_secs(9), ends_by);
+        tokio::time::sleep(waited).await;
+        drop(waiting);
+    }
+
+    fn endpoint() -> Endpoint {
+        Endpoint::new("http://127.0.0.1:1", BreakerRules::default(), 1).expect("an address")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_answers_nobody_is_cut_off_by_clients_that_leave() {
+        let hung = endpoint();
+        for _ in 0..4 {
+            leave_after(&hung, PATIENCE, EndsBy::Client).await;
+        }
+        assert_eq!(hung.breaker().0, Seen::Closed);
+        leave_after(&hung, PATIENCE, EndsBy::Client).await;
+        assert_eq!(hung.breaker().0, Seen::Open);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn haste_a_companion_and_others_answers_are_no_blame() {
+        let slow = endpoint();
+        for _ in 0..9 {
+            leave_after(&slow, PATIENCE / 2, EndsBy::Client).await;
+            leave_after(&slow, PATIENCE * 2, EndsBy::Companion).await;
+        }
+        slow.judge(Verdict::Good, Duration::from_secs(10));
+        for _ in 0..9 {
+            leave_after(&slow, PATIENCE * 2, EndsBy::Client).await;
+        }
+        assert_eq!(slow.breaker().0, Seen::Closed);
+    }
+}
