@@ -170,7 +170,8 @@ async fn accept(
                 continue;
             }
         };
-        if stream.set_nodelay(true).is_err() {
+        let patience = gateway.settings().timeouts.between_bytes;
+        if stream.set_nodelay(true).is_err() || leave_after(&stream, patience).is_err() {
             continue;
         }
         gateway.connection_count().fetch_add(1, Relaxed);
@@ -211,6 +212,18 @@ async fn answer_connections(
 
 /// One connection less when it goes.
 struct Counted(Arc<Worker>);
+
+/// Breaks a connection whose client takes nothing of its answer for so long: else it would keep its pod's load.
+fn leave_after(stream: &TcpStream, patience: Duration) -> std::io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        let patience = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
+        rustix::net::sockopt::set_tcp_user_timeout(stream, patience)?;
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (stream, patience);
+    Ok(())
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {

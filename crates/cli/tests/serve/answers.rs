@@ -143,6 +143,36 @@ fn a_client_that_leaves_takes_its_request_with_it() {
 }
 
 #[test]
+fn a_client_that_leaves_before_its_answer_begins_is_counted_and_frees_its_pod() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &[]);
+    engines.set_faults(0, "{\"hang\": true}");
+    let client = gateway.open("/v1/completions", &prompt("is anybody there?"));
+    let load = format!("wornpath_pod_requests{{pod=\"{}\"}}", engines.engines[0].http);
+    eventually("it is under way", || gateway.metric(&load) > 0.0);
+    drop(client);
+    eventually("it is counted", || gateway.get("/metrics").text.contains("end=\"client_left\""));
+    assert_eq!(gateway.metric(&load) as u64, 0);
+}
+
+#[test]
+fn who_takes_nothing_of_its_answer_is_left_and_its_pod_is_free() {
+    let engines = Served::start_at("300", &["--model", "m", "--answer-tokens", "100000"]);
+    let text = format!(
+        "pods: [{{url: \"http://{}\"}}]\ntimeouts: {{between_bytes: 1s}}\n",
+        engines.engines[0].http
+    );
+    let gateway = Gateway::configured("answers_untaken", &text, 1);
+    let endless = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+    let mut client = gateway.open("/v1/chat/completions", &endless);
+    client.read_past("data: ");
+    let load = format!("wornpath_pod_requests{{pod=\"{}\"}}", engines.engines[0].http);
+    assert_eq!(gateway.metric(&load) as u64, 1);
+    eventually("it is given up", || gateway.metric(&load) < 1.0);
+    drop(client);
+}
+
+#[test]
 fn tenants_need_their_key_and_never_share_a_prediction() {
     let engines = Served::start(&["--engines", "2"]);
     let keys = [
@@ -179,6 +209,23 @@ fn tenants_need_their_key_and_never_share_a_prediction() {
     says(&ask("secret-a"), true);
     says(&ask("secret-b"), false);
     says(&ask("secret-b"), true);
+}
+
+#[test]
+fn fields_between_router_and_engine_are_refused_where_tenants_are_isolated() {
+    let engines = Served::start(&[]);
+    let body = json!({"prompt": "hi", "kv_transfer_params": {"remote_host": "elsewhere"}});
+    let (body, key) = (body.to_string(), ["--api-key", "a=secret-a"]);
+    for (isolated, status) in [(&["--isolate-tenants"][..], 400), (&[], 200)] {
+        let gateway = Gateway::before(&engines, &[&key, isolated].concat());
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\nauthorization: Bearer secret-a\r\n\r\n",
+            body.len()
+        );
+        let answer = crate::sockets::exchange(&gateway.address, format!("{head}{body}").as_bytes());
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert_eq!(answer.contains("`kv_transfer_params` is between"), status == 400);
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::batches::unix_time;
 use crate::desk::{Dispatcher, Untold, Worker};
 use crate::lobby::Waiter;
 use crate::quota::Turn;
-use crate::record::{Api, Computed, Record};
+use crate::record::{Api, Computed, Ended, Record};
 use crate::roster::Roster;
 use crate::seen::{Seen, kept};
 use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
@@ -36,6 +36,7 @@ use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
 use wornpath_execution::{Call, Carried, Edit, Kit, Taken, execute, splice};
+use wornpath_index::Moment;
 use wornpath_routing::queue::Again;
 use wornpath_routing::{
     Explanation, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan, World,
@@ -100,15 +101,50 @@ async fn relayed(
     let arrived = worker.gateway.now();
     let api = head::api(request.uri().path());
     let shape = head::shape(request.uri().path());
-    let mut record = Record::new(id.to_str().unwrap_or_default(), api);
-    match route(worker, request, (id.clone(), arrived), &mut record).await {
-        Ok((carried, turn)) => answer(worker, (carried, turn), record, arrived),
+    let record = Some(Record::new(id.to_str().unwrap_or_default(), api));
+    let mut unanswered = Unanswered { worker, record, arrived };
+    let routed = route(worker, request, (id.clone(), arrived), unanswered.record()).await;
+    match routed {
+        Ok((carried, turn)) => answer(worker, (carried, turn), unanswered.answered(), arrived),
         Err(refusal) => {
-            record.status = refusal.status.as_u16();
-            record.total = worker.gateway.now().saturating_sub(arrived);
-            worker.gateway.ended(&record);
+            unanswered.end(Ended::Refused, refusal.status.as_u16());
             refusal.response(shape)
         }
+    }
+}
+
+/// A request without an answer. If it is dropped as such, its client has left.
+struct Unanswered<'a> {
+    worker: &'a Worker,
+    /// None once its end is told, or another's to tell.
+    record: Option<Record>,
+    arrived: Moment,
+}
+
+/// What nginx says of a client that has closed its connection, and monitors know.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+impl Unanswered<'_> {
+    fn record(&mut self) -> &mut Record {
+        self.record.get_or_insert_with(|| Record::new("", Api::Other))
+    }
+
+    /// Its answer has begun, and tells of its end.
+    fn answered(mut self) -> Record {
+        self.record.take().unwrap_or_else(|| Record::new("", Api::Other))
+    }
+
+    fn end(&mut self, how: Ended, status: u16) {
+        let Some(mut record) = self.record.take() else { return };
+        (record.ended, record.status) = (how, status);
+        record.total = self.worker.gateway.now().saturating_sub(self.arrived);
+        self.worker.gateway.ended(&record);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.end(Ended::ClientLeft, CLIENT_CLOSED_REQUEST);
     }
 }
 
@@ -116,7 +152,7 @@ async fn relayed(
 async fn route(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
-    (id, arrived): (HeaderValue, wornpath_index::Moment),
+    (id, arrived): (HeaderValue, Moment),
     record: &mut Record,
 ) -> Result<(Carried, Option<Turn>), Refusal> {
     let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
@@ -176,10 +212,11 @@ async fn route(
         let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &Untold::default());
         let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster, untold };
         let carried = execute(plan, &call, &kit, &mut dispatcher).await;
-        (carried, dispatcher.seen)
+        // The turn stays with the work, whoever waits for it.
+        (carried, dispatcher.seen, turn)
     });
     match carried.await {
-        Ok((carried, seen)) => {
+        Ok((carried, seen, turn)) => {
             record.seen = kept(seen);
             Ok((carried?, turn))
         }
@@ -196,9 +233,24 @@ fn renamed(read: &Read, call: &mut Call, roster: &Roster) -> Result<(), Refusal>
     Ok(())
 }
 
+/// By which routers tell engines whose blocks to take, and where from.
+const BETWEEN_ROUTER_AND_ENGINE: [&str; 5] = [
+    "kv_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disaggregated_params",
+];
+
 /// Puts the tenant's salt into the request, if tenants share nothing.
 fn salted(read: &mut Read, call: &mut Call, settings: &Settings) -> Result<(), Refusal> {
     if settings.sharing == Sharing::Isolated && read.is_object {
+        let fields = &read.request.fields;
+        if let Some(field) = BETWEEN_ROUTER_AND_ENGINE.iter().find(|it| fields.contains_key(**it)) {
+            return Err(Refusal::bad(format!(
+                "`{field}` is between the router and its engines, where it could name another tenant's blocks; leave it out"
+            )));
+        }
         let name = read.request.tenant.as_ref().map_or("", Name::as_str);
         let salt = settings.key.cache_salt(name);
         // Whatever the client said: it must not reach into another tenant's cache.

@@ -27,7 +27,7 @@ pub(super) const LIMITS: &[Parameter] = &[
 pub(super) const TIMEOUTS: &[Parameter] = &[
     Parameter::with_default("connect", Takes::Time, "2s", "Until a connection to a pod stands."),
     Parameter::with_default("first_byte", Takes::Time, "120s", "From sending a request to the first byte of its answer."),
-    Parameter::with_default("between_bytes", Takes::Time, "60s", "Between two pieces of an answer."),
+    Parameter::with_default("between_bytes", Takes::Time, "60s", "Between two pieces of an answer, from the engine or taken by the client."),
     Parameter::with_default("total", Takes::Time, "3600s", "A whole call."),
 ];
 
