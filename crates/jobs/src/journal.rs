@@ -45,13 +45,15 @@ impl Journal {
             each(payload).map_err(|what| damaged(offset, what))?;
             offset += frame(payload).len() as u64;
         }
-        if found.tail == Tail::Torn {
+        // What has no whole frame may be anything: it stays until its owner has decided to write here.
+        let is_foreign = found.tail == Tail::Torn && found.payloads.is_empty();
+        if found.tail == Tail::Torn && !is_foreign {
             file.truncate(end).map_err(StoreError::io("cut back", path))?;
         }
         // A process that was killed may have written a frame without syncing it. From here on it counts.
         file.sync().map_err(StoreError::io("sync", path))?;
         let frames = found.payloads.len();
-        Ok(Self { path: path.to_owned(), file, end, is_dirty: false, frames, former: None })
+        Ok(Self { path: path.to_owned(), file, end, is_dirty: is_foreign, frames, former: None })
     }
 
     /// How many frames it has.

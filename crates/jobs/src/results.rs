@@ -102,6 +102,9 @@ impl Results {
         let mut found = Found::of(input);
         let mut log = Journal::open(disk, &paths.log, |payload| found.entry(payload, &mut |_| {}))?;
         found.check(paths)?;
+        if found.mark.is_none() {
+            check_nothing_published(disk, paths)?;
+        }
         let mut files = Vec::with_capacity(2);
         for (path, end) in [&paths.output, &paths.errors].into_iter().zip(found.ends) {
             files.push(settled(disk, path, end)?);
@@ -318,6 +321,21 @@ impl Found {
         }
         Ok(())
     }
+}
+
+/// The log names its input before anything is published: one that does not is no log of what is there.
+fn check_nothing_published(disk: &dyn Disk, paths: &ResultPaths) -> Result<(), StoreError> {
+    for path in [&paths.output, &paths.errors] {
+        if !disk.exists(path) {
+            continue;
+        }
+        let file = disk.open(path).map_err(StoreError::io("open", path))?;
+        if file.length().map_err(StoreError::io("read", path))? > 0 {
+            let what = "it does not say what it is of, and there are results";
+            return Err(StoreError::Damaged { path: paths.log.clone(), offset: 0, what });
+        }
+    }
+    Ok(())
 }
 
 /// A file, cut back to what counts of it.

@@ -4,7 +4,7 @@ use crate::disk::{Cut, Death, Dice, FaultyDisk};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use wornpath_jobs::{
-    InputMark, Kind, Publish, Record, ResultPaths, Results, StoreError, TokenUsage, places,
+    Disk, InputMark, Kind, Publish, Record, ResultPaths, Results, StoreError, TokenUsage, places,
 };
 
 const LINES: u32 = 13;
@@ -202,4 +202,26 @@ fn damage_is_refused_and_never_taken_for_a_crash() {
     let other = InputMark { lines: 5, ..INPUT };
     let error = Results::open(&disk, &paths(), other).unwrap_err().to_string();
     assert!(error.contains("an input of 13 lines, and this one has 5"), "{error}");
+}
+
+#[test]
+fn a_log_that_does_not_say_what_it_is_of_takes_no_results_with_it() {
+    for foreign in [&b""[..], b"what somebody else has written here"] {
+        let (disk, paths) = (FaultyDisk::default(), paths());
+        work(&disk, &mut Acknowledged::new(), 0).unwrap();
+        let [output, errors] = [&paths.output, &paths.errors].map(|path| disk.content(path));
+        disk.remove(&paths.log).unwrap();
+        disk.open(&paths.log).unwrap().append(foreign).unwrap();
+        let refused = Results::open(&disk, &paths, INPUT).unwrap_err();
+        assert!(
+            matches!(&refused, StoreError::Damaged { path, offset: 0, .. } if *path == paths.log),
+            "{refused}"
+        );
+        assert_eq!([disk.content(&paths.output), disk.content(&paths.errors)], [output, errors]);
+        assert_eq!(disk.content(&paths.log).unwrap(), foreign);
+        for path in [&paths.output, &paths.errors] {
+            disk.remove(path).unwrap();
+        }
+        work(&disk, &mut Acknowledged::new(), 1).unwrap();
+    }
 }
