@@ -215,6 +215,9 @@ async fn drive(
     wish.send_replace(Wish::Stop);
     let finished = running.await??;
     display.abort();
+    if let Some(why) = finished.progress.blocked {
+        writeln!(std::io::stderr(), "the last answers were not kept: {why}")?;
+    }
     Ok((finished.publisher, Some(early), started.elapsed()))
 }
 

@@ -73,7 +73,7 @@ pub struct Progress {
     pub in_flight: usize,
     /// Pods that do not answer.
     pub gone: usize,
-    /// Why nothing is written at the moment.
+    /// Why nothing is written at the moment; at the end, why the last answers were not.
     pub blocked: Option<String>,
 }
 
@@ -370,19 +370,23 @@ impl Writer {
                     group.push(more);
                 }
             }
-            (publisher, group) = self.write_group(publisher, group).await?;
+            let written;
+            (publisher, written) = self.write_group(publisher, group).await?;
+            // What was not written is not done: whoever goes on with the run has it computed again.
+            let Some(written) = written else { return Ok(publisher) };
+            group = written;
             self.unwritten.fetch_sub(group.len(), Relaxed);
             self.written.notify_one();
             group.clear();
         }
     }
 
-    /// Writes one group, however long it takes.
+    /// Writes one group, however long it takes; none if the run is told to stop while that is not possible.
     async fn write_group<P: Publish + 'static>(
         &self,
         mut publisher: P,
         mut group: Vec<Record>,
-    ) -> Result<(P, Vec<Record>), StoreError> {
+    ) -> Result<(P, Option<Vec<Record>>), StoreError> {
         loop {
             let publishing = tokio::task::spawn_blocking(move || {
                 let result = publisher.publish(&group);
@@ -392,9 +396,12 @@ impl Writer {
             (publisher, group, result) =
                 publishing.await.map_err(|error| StoreError::Unreachable(error.to_string()))?;
             match result {
-                Ok(_) => return Ok((publisher, group)),
-                Err(error) if error.is_passing() && *self.wishes.borrow() != Wish::Stop => {
+                Ok(_) => return Ok((publisher, Some(group))),
+                Err(error) if error.is_passing() => {
                     self.progress.send_modify(|now| now.blocked = Some(error.to_string()));
+                    if *self.wishes.borrow() == Wish::Stop {
+                        return Ok((publisher, None));
+                    }
                     sleep(PERIOD).await;
                 }
                 Err(error) => return Err(error),

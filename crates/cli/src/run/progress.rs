@@ -1,4 +1,4 @@
-//! How far a run is, on one line that is written over and over. Only for people: nothing if nobody looks.
+//! How far a run is, on one line that is written over and over. Where nobody looks, only what it waits for is said, once.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl Display {
     /// Shows until it is dropped.
     pub(super) async fn show(mut self) {
         if !stderr().is_terminal() {
-            return;
+            return self.tell().await;
         }
         let mut ticks = interval(PERIOD);
         loop {
@@ -40,6 +40,30 @@ impl Display {
             // A terminal that has gone is no reason to stop.
             let _ = write!(stderr(), "\r\x1b[2K{line}");
             let _ = stderr().flush();
+        }
+    }
+
+    /// Says the first time that something does not go on; a log has no use for more.
+    async fn tell(mut self) {
+        let (mut is_lost_told, mut is_blocked_told) = (false, false);
+        loop {
+            let Progress { gone, blocked, .. } = self.seen.borrow_and_update().clone();
+            if gone > 0 && !is_lost_told {
+                is_lost_told = true;
+                let _ = writeln!(
+                    stderr(),
+                    "engines lost: {gone}; they are asked again until they answer"
+                );
+            }
+            if let Some(why) = blocked
+                && !is_blocked_told
+            {
+                is_blocked_told = true;
+                let _ = writeln!(stderr(), "waiting: {why}");
+            }
+            if self.seen.changed().await.is_err() {
+                return;
+            }
         }
     }
 }

@@ -128,4 +128,23 @@ fn without_any_engine_it_gives_up_in_time() {
     let output = job.run_at(&["http://127.0.0.1:9"], &["--give-up-after", "1s"]);
     assert!(output.is(3) && output.out.contains("no engine can be reached"), "{output:?}");
     assert!(output.out.contains("0 of 2 lines answered, 0 failed, 2 left"), "{output:?}");
+    assert_eq!(output.error.matches("engines lost: 1").count(), 1, "{output:?}");
+}
+
+#[test]
+fn an_input_that_cannot_be_read_any_more_ends_the_run_and_fails_no_line() {
+    let engines = Served::start_at("1", &["--fault", "slow=3"]);
+    let job = Job::new("unreadable", questions(4, 10));
+    let whole = std::fs::read(&job.input).unwrap();
+    let child = job.start(&engines, &["--window", "2"]);
+    job.wait_for_lines(1);
+    std::fs::OpenOptions::new().write(true).open(&job.input).unwrap().set_len(0).unwrap();
+    let output = job.end(child);
+    assert!(output.is(1) && output.error.contains("cannot read"), "{output:?}");
+    assert!(output.error.contains("in.jsonl") && output.error.contains("--resume"), "{output:?}");
+    std::fs::write(&job.input, whole).unwrap();
+    engines.set_faults(0, "{}");
+    let output = job.run(&engines, &["--resume"]);
+    assert!(output.is(0), "{output:?}");
+    assert_eq!(job.ids().len(), 40);
 }

@@ -241,3 +241,19 @@ async fn a_full_disk_stops_the_run_until_there_is_room() {
     assert!(ended.unwrap());
     check(&disk);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_stopped_while_the_disk_is_full_ends_with_what_it_has() {
+    let mut stopped = 0;
+    for seed in 0..60 {
+        let (disk, mut dice) = (FaultyDisk::default(), Dice(seed));
+        disk.set_room(Some(700));
+        let life = live(&disk, Identical::Each, &mut dice);
+        // A life that nobody stops waits for room.
+        if let Ok(ended) = tokio::time::timeout(Duration::from_secs(60), life).await {
+            assert!(!ended.unwrap(), "seed {seed}: there is no room for all");
+            stopped += usize::from(disk.used() > 400);
+        }
+    }
+    assert!(stopped > 0, "none was stopped while the disk was full");
+}
