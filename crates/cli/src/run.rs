@@ -26,6 +26,10 @@ const UNFINISHED: u8 = 3;
 /// Ended by a signal, as shells say it.
 const INTERRUPTED: u8 = 130;
 
+/// Said of a run that ends by an error. What has been published stays.
+const CANNOT_GO_ON: &str =
+    "the run cannot go on; once what stands below is cured, run the rest with --resume";
+
 /// Bytes of chains of hashes in memory: those of a million lines of 16 blocks, about.
 pub(crate) const PLANNING_MEMORY: usize = 128 << 20;
 
@@ -206,14 +210,15 @@ async fn drive(
     let early = tokio::select! {
         finished = &mut running => {
             display.abort();
-            return Ok((finished??.publisher, None, started.elapsed()));
+            let finished = finished?.context(CANNOT_GO_ON)?;
+            return Ok((finished.publisher, None, started.elapsed()));
         }
         ended = tokio::signal::ctrl_c() => { ended?; Early::Interrupted }
         () = until(arguments.deadline) => Early::Deadline,
         () = nobody_there(seen, arguments) => Early::NoPods,
     };
     wish.send_replace(Wish::Stop);
-    let finished = running.await??;
+    let finished = running.await?.context(CANNOT_GO_ON)?;
     display.abort();
     if let Some(why) = finished.progress.blocked {
         writeln!(std::io::stderr(), "the last answers were not kept: {why}")?;

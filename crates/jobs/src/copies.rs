@@ -4,9 +4,10 @@
 //! the process die in between, the answered line is done and the rest is not: one of them is computed, and goes on for the others.
 
 use crate::engines::Source;
+use crate::problem::StoreError;
 use crate::record::Record;
 use crate::reply::{Owner, Reply, Trouble};
-use crate::runner::named;
+use crate::runner::{named, unreadable};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -102,17 +103,23 @@ impl Portion {
     }
 
     /// The records of its lines. Tokens count where they were computed.
+    ///
+    /// # Errors
+    /// If the file that they are in cannot be read.
     pub(crate) fn records(
         &self,
         source: &dyn Source,
         name: &str,
         numbers: &dyn Fn(u32) -> u32,
-    ) -> Vec<Record> {
+    ) -> Result<Vec<Record>, StoreError> {
         let record = |line: &u32| {
             let owner = |custom_id| Owner { line: *line, custom_id, name: name.to_owned() };
             match named(source, *line, numbers(*line)) {
-                Ok((custom_id, _)) => owner(custom_id).copy(&self.came),
-                Err(why) => owner(b"null".to_vec()).error("unreadable", &why),
+                Ok((custom_id, _)) => Ok(owner(custom_id).copy(&self.came)),
+                Err(why) => match unreadable(source, &why) {
+                    Some(error) => Err(error),
+                    None => Ok(owner(b"null".to_vec()).error("unreadable", &why)),
+                },
             }
         };
         self.lines.iter().map(record).collect()

@@ -4,6 +4,7 @@ use crate::line::Interface;
 use crate::reply::{Reply, Trouble};
 use bytes::Bytes;
 use std::future::Future;
+use std::path::Path;
 use wornpath_planner::Vitals;
 
 /// A request on its way.
@@ -50,4 +51,10 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// If they cannot be read.
     fn line(&self, line: u32) -> std::io::Result<Bytes>;
+
+    /// The file that they are in, if it is its owner's: a run whose lines cannot be read any more ends then, so that they
+    /// can be run when it is there again. Without one they fail.
+    fn file(&self) -> Option<&Path> {
+        None
+    }
 }

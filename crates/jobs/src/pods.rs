@@ -11,6 +11,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, R
 use hyper::{Method, Request};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_execution::{
@@ -170,15 +171,16 @@ where
 /// An input in a file, of which the places of its lines are known.
 #[derive(Debug)]
 pub struct InputFile {
+    path: PathBuf,
     file: File,
     spans: Vec<Span>,
 }
 
 impl InputFile {
-    /// The lines at these places.
+    /// The lines at these places of a file, which was opened at that path.
     #[must_use]
-    pub const fn new(file: File, spans: Vec<Span>) -> Self {
-        Self { file, spans }
+    pub const fn new(path: PathBuf, file: File, spans: Vec<Span>) -> Self {
+        Self { path, file, spans }
     }
 
     /// The number of a line in its file, from 1.
@@ -194,5 +196,9 @@ impl Source for InputFile {
         let mut bytes = vec![0; span.bytes as usize];
         self.file.read_exact_at(&mut bytes, span.offset)?;
         Ok(bytes.into())
+    }
+
+    fn file(&self) -> Option<&Path> {
+        Some(&self.path)
     }
 }

@@ -92,13 +92,15 @@ enum News {
     Prefilled(JobId),
     Ended(Order, Owner, Result<Reply, Trouble>),
     Copied(Vec<Record>),
+    /// A line of the input cannot be read, and the run cannot go on.
+    Unreadable(StoreError),
     Health(usize, Option<Health>),
 }
 
 /// Runs until everything has its record, or it is told to stop.
 ///
 /// # Errors
-/// If records cannot be published, now or ever.
+/// If records cannot be published, now or ever, or the input's file cannot be read any more.
 pub async fn run<E: Engines, P: Publish + 'static>(
     conductor: Conductor,
     mut work: Work,
@@ -130,9 +132,11 @@ pub async fn run<E: Engines, P: Publish + 'static>(
         news: news_sender,
         calls: JoinSet::new(),
         progress,
+        unreadable: None,
         started: Instant::now(),
     };
     runner.until_settled(news, wishes, &writer).await;
+    let unreadable = runner.unreadable.take();
     let thefts = runner.conductor.thefts();
     let progress = runner.progress.clone();
     // The writer ends when nobody can send it anything; requests under way are given up.
@@ -140,6 +144,9 @@ pub async fn run<E: Engines, P: Publish + 'static>(
     let written =
         writing.join_next().await.expect("the writer was spawned and nobody has waited for it");
     let publisher = written.map_err(|error| StoreError::Unreachable(error.to_string()))??;
+    if let Some(error) = unreadable {
+        return Err(error);
+    }
     let progress = progress.borrow().clone();
     Ok(Finished { publisher, progress, thefts })
 }
@@ -156,6 +163,8 @@ struct Runner<E> {
     news: mpsc::UnboundedSender<News>,
     calls: JoinSet<()>,
     progress: watch::Sender<Progress>,
+    /// Why no more lines can be read.
+    unreadable: Option<StoreError>,
     started: Instant,
 }
 
@@ -168,7 +177,7 @@ impl<E: Engines> Runner<E> {
     ) {
         let mut look = tokio::time::interval(PERIOD);
         let is_open = |runner: &Self| runner.conductor.unsettled() > 0 || !runner.copying.is_done();
-        while is_open(self) && !writing.is_finished() {
+        while is_open(self) && self.unreadable.is_none() && !writing.is_finished() {
             let wish = *wishes.borrow_and_update();
             let is_idle = self.conductor.in_flight() == 0 && self.copying.is_done();
             if wish == Wish::Stop || wish == Wish::Finish && is_idle {
@@ -214,7 +223,8 @@ impl<E: Engines> Runner<E> {
             let (source, name) = (Arc::clone(&self.work.source), self.work.name.clone());
             let (numbers, news) = (Arc::clone(&self.work.numbers), self.news.clone());
             self.calls.spawn_blocking(move || {
-                let _ = news.send(News::Copied(portion.records(&*source, &name, &*numbers)));
+                let records = portion.records(&*source, &name, &*numbers);
+                let _ = news.send(records.map_or_else(News::Unreadable, News::Copied));
             });
         }
     }
@@ -229,7 +239,8 @@ impl<E: Engines> Runner<E> {
             let engines = Arc::clone(&self.engines);
             self.calls.spawn(async move {
                 // A source may have to wait for a disk or a database.
-                let reading = move || named(&*source, line, number);
+                let lines = Arc::clone(&source);
+                let reading = move || named(&*lines, line, number);
                 let read = tokio::task::spawn_blocking(reading).await;
                 let read = read.unwrap_or_else(|error| Err(error.to_string()));
                 let is_awaited = order.is_awaited;
@@ -240,7 +251,10 @@ impl<E: Engines> Runner<E> {
                     }
                     Err(why) => {
                         let owner = Owner { line, custom_id: b"null".to_vec(), name };
-                        let _ = news.send(News::Ended(order, owner, Err(Trouble::Broken(why))));
+                        let _ = news.send(match unreadable(&*source, &why) {
+                            Some(error) => News::Unreadable(error),
+                            None => News::Ended(order, owner, Err(Trouble::Broken(why))),
+                        });
                         return;
                     }
                 };
@@ -278,6 +292,7 @@ impl<E: Engines> Runner<E> {
                     let _ = self.records.send(record);
                 }
             }
+            News::Unreadable(error) => drop(self.unreadable.get_or_insert(error)),
             // An engine that is busy may be slow to say how it is: only its requests tell that it has gone.
             News::Health(_, None) => {}
             News::Health(pod, Some(Health { vitals, ceiling })) => {
@@ -342,6 +357,12 @@ pub(crate) fn named(
         None => (format!("\"line-{number}\""), bytes.clone()),
     };
     Ok((custom_id.into_bytes(), (parsed.interface, body)))
+}
+
+/// Why a run ends over a line, if it does.
+pub(crate) fn unreadable(source: &dyn Source, why: &str) -> Option<StoreError> {
+    let path = source.file()?.to_owned();
+    Some(StoreError::Io { doing: "read", path, cause: std::io::Error::other(why) })
 }
 
 /// Writes records in groups.

@@ -71,7 +71,7 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
     let copies = Copies::of(&plan);
     let conductor = Conductor::new(plan, vec![window; arguments.pods.len()], Patience::default());
     let file = open(&arguments.prompts)?;
-    let source = Arc::new(InputFile::new(file, intake.spans));
+    let source = Arc::new(InputFile::new(arguments.prompts.clone(), file, intake.spans));
     let numbers = Arc::clone(&source);
     let work = Work {
         source,
