@@ -131,7 +131,9 @@ impl Owner {
 
 /// The body as it came, on one line; what is no JSON becomes a string.
 fn append_body(body: &[u8], out: &mut Vec<u8>) {
-    if serde_json::from_slice::<IgnoredAny>(body).is_err() {
+    // What is not looked at may be no UTF-8 in the eyes of the parser, but not of those who read the results.
+    let is_text = std::str::from_utf8(body).is_ok();
+    if !is_text || serde_json::from_slice::<IgnoredAny>(body).is_err() {
         let text = Value::from(String::from_utf8_lossy(body).as_ref()).to_string();
         out.extend_from_slice(text.as_bytes());
         return;
@@ -191,6 +193,14 @@ mod tests {
             (&line["response"], &line["error"]["code"]),
             (&Value::Null, &json!("batch_expired"))
         );
+    }
+
+    #[test]
+    fn an_answer_that_is_no_utf_8_becomes_a_string_that_can_be_read() {
+        let mut out = Vec::new();
+        append_body(b"{\"text\":\"a\xffb\"}", &mut out);
+        let body: Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(body, json!("{\"text\":\"a\u{fffd}b\"}"));
     }
 
     #[test]
