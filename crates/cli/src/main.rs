@@ -1,6 +1,7 @@
 //! The `wornpath` binary: reads its arguments and hands over to one module per subcommand.
 #![forbid(unsafe_code)]
 
+mod address;
 mod batch;
 mod check;
 mod completions;

@@ -21,6 +21,7 @@ use wornpath_gateway::{
 };
 use wornpath_routing::Role;
 
+use crate::address;
 use crate::check::BAD_CONFIGURATION;
 
 pub(crate) mod logging;
@@ -65,7 +66,8 @@ pub(crate) struct ServeArguments {
     /// Address and port for operators
     #[arg(long, value_name = "ADDRESS:PORT")]
     admin: Option<SocketAddr>,
-    /// A key that clients must show; `NAME=KEY` also names its tenant; may be given again
+    /// A key that clients must show; `NAME=KEY` also names its tenant; may be given again. A key that ends in `=` can be
+    /// given without a name if it is long, as base64 is
     #[arg(long, value_name = "KEY", env = "WORNPATH_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
     /// A file with the key that the pods of the command line want; sent to them in the place of a client's
@@ -202,15 +204,15 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
         settings.reveal = Reveal::Pod;
     }
     settings.admin = arguments.admin.or(settings.admin);
-    settings.tenants.extend(tenants::read(&arguments.api_key)?);
-    for (urls, role) in [
-        (&arguments.pods, Role::SERVE),
-        (&arguments.prefill, Role::PREFILL),
-        (&arguments.decode, Role::DECODE),
+    tenants::add(&arguments.api_key, &mut settings.tenants)?;
+    for (urls, option, role) in [
+        (&arguments.pods, "--pod", Role::SERVE),
+        (&arguments.prefill, "--prefill", Role::PREFILL),
+        (&arguments.decode, "--decode", Role::DECODE),
     ] {
         for url in urls {
             let key_file = arguments.pod_key_file.clone();
-            settings.pods.push(PodSettings { key_file, ..pod(url, role)? });
+            settings.pods.push(PodSettings { key_file, ..pod(option, url, role)? });
         }
     }
     ensure!(
@@ -326,7 +328,12 @@ fn profile(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfile> {
 }
 
 /// `http://host:port`, or `http://host:port,events=zmq://host:port?replay=port`.
-fn pod(written: &str, role: &str) -> anyhow::Result<PodSettings> {
+fn pod(option: &str, written: &str, role: &str) -> anyhow::Result<PodSettings> {
+    let whole = written.split(",events=").next().unwrap_or(written);
+    // Before anything of it is shown: a password may hold a comma.
+    if whole.contains('@') {
+        address::check(option, whole)?;
+    }
     let (url, events) = match written.split_once(',') {
         None => (written, None),
         Some((url, rest)) => {
@@ -340,6 +347,7 @@ fn pod(written: &str, role: &str) -> anyhow::Result<PodSettings> {
             (url, Some(source))
         }
     };
+    address::check(option, url)?;
     let mut pod = PodSettings { events, ..PodSettings::at(url) };
     pod.facts.roles = vec![Role::named(role)];
     Ok(pod)

@@ -102,3 +102,28 @@ fn whoever_may_add_pods_cannot_have_files_sent_to_them() {
     assert_eq!(answer.status, 422, "{}", answer.text);
     assert!(answer.text.contains("key_file") && other.asked("/v1/models").is_empty());
 }
+
+#[test]
+fn a_key_in_base64_and_a_password_of_a_pod_are_shown_to_nobody() {
+    let pod = Recorder::start();
+    let (url, key) = (format!("http://{}", pod.address), "cHJpdmF0ZQ==");
+    let gateway = Gateway::start(&["--pod", &url, "--api-key", key, "--admin", "127.0.0.1:0"], 1);
+    let body = json!({"prompt": "hello", "max_tokens": 1});
+    let asked = |shown: &str| {
+        let shown = format!("Bearer {shown}");
+        let headers = [("authorization", shown.as_str())];
+        Exchange::open_with(&gateway.address, ASK, &headers, &body).finish().unwrap().status
+    };
+    assert_eq!((asked(key), asked("=")), (200, 401));
+    let told = [gateway.get("/metrics").text, gateway.ask("GET", "/decisions", "").text].concat();
+    assert!(!told.contains("cHJpdmF0ZQ"), "{told}");
+
+    for option in ["--pod", "--prefill", "--decode"] {
+        let url = "http://user:priv,ate@127.0.0.1:1,events=auto";
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_wornpath"));
+        let output = command.args(["serve", "--port", "0", option, url]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{said}");
+        assert!(said.contains("a user or a password") && !said.contains("priv"), "{said}");
+    }
+}

@@ -41,7 +41,7 @@ pub use discovery::Finder;
 pub use listen::{Guarded, Listen};
 pub use models::{Model, TokenizerChoice};
 pub use outside::{Beside, Outside};
-pub use pods::{Engine, Events, PodConfig};
+pub use pods::{Engine, Events, PodConfig, authority};
 pub use reference::reference;
 pub use routes::needs_tokens;
 pub use running::{BringError, OnTop, ReloadError, Reloaded, Running};

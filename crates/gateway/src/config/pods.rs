@@ -404,7 +404,10 @@ fn may_be_called(url: &str, reach: &Reach) -> Result<(), AddressError> {
 }
 
 /// Host and port of an `http` or `https` address.
-pub(crate) fn authority(url: &str) -> Result<&str, &'static str> {
+///
+/// # Errors
+/// Says what is wrong with it: a user or a password, a query, no host, an impossible port.
+pub fn authority(url: &str) -> Result<&str, &'static str> {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let rest = rest.ok_or("it does not begin with `http://` or `https://`")?;
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
