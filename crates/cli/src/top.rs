@@ -4,6 +4,7 @@ mod screen;
 mod table;
 mod words;
 
+use crate::address;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use http_body_util::{BodyExt, Empty};
@@ -106,6 +107,7 @@ struct Stream {
 
 impl Stream {
     async fn open(url: &str, token: Option<&str>) -> anyhow::Result<Self> {
+        address::refuse_tls("--admin", url)?;
         let uri: Uri =
             url.parse().with_context(|| format!("--admin is `{url}`, which is no URL"))?;
         let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));

@@ -1,6 +1,7 @@
 //! Everything that a run needs before its first request: input, plan, results so far, engines.
 
 use super::RunArguments;
+use crate::address;
 use crate::engine::profile as engine_profile;
 use crate::fleet::tokenizer;
 use anyhow::{Context, bail, ensure};
@@ -83,6 +84,11 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
 }
 
 fn pods(arguments: &RunArguments) -> anyhow::Result<Pods> {
+    for url in &arguments.pods {
+        address::check("--pod", url)?;
+        address::refuse_tls("--pod", url)?;
+        address::refuse_version("--pod", url)?;
+    }
     let key = arguments.api_key.as_ref().map(|key| {
         let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
             .context("--api-key has characters that no header can have")?;

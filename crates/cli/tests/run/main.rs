@@ -133,5 +133,12 @@ fn what_cannot_be_run_is_said_before_anything_is_sent() {
         "{output:?}"
     );
     let output = other.run_at(&["ftp://engine"], &["--resume"]);
-    assert!(output.error.contains("neither an http:// nor an https:// address"), "{output:?}");
+    assert!(output.error.contains("does not begin with `http://`"), "{output:?}");
+    let output = other.run_at(&["http://user:private@engine"], &["--resume"]);
+    assert!(output.error.contains("a user or a password"), "{output:?}");
+    assert!(!output.error.contains("private"), "{output:?}");
+    let output = other.run_at(&["https://engine"], &["--resume"]);
+    assert!(output.error.contains("speaks without TLS"), "{output:?}");
+    let output = other.run_at(&["http://engine:8000/v1"], &["--resume"]);
+    assert!(output.error.contains("give it without: http://engine:8000\n"), "{output:?}");
 }
