@@ -22,6 +22,8 @@ use wornpath_sim::offline::{Engines, rates};
 
 /// How many bad lines are named.
 const NAMED_LINES: usize = 10;
+/// Where results go first that are to be in order.
+const UNORDERED: &str = ".unordered";
 
 /// A run that can begin.
 pub(super) struct Trip {
@@ -37,21 +39,20 @@ pub(super) struct Trip {
 
 /// Reads, plans and opens; nothing if all lines have their records.
 pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> {
-    let pods = pods(arguments)?;
+    let (pods, paths) = (pods(arguments)?, paths(arguments));
+    check_paths(arguments, &paths)?;
     let intake = intake(arguments)?;
     let input = intake.mark;
-    let paths = paths(arguments);
-    if !arguments.resume {
-        for path in [&arguments.output, &paths.output, &paths.log] {
-            let name = path.display();
-            ensure!(!path.exists(), "{name} exists; go on with --resume, or name another output");
-        }
-    } else if arguments.output.exists() {
+    if arguments.resume && arguments.output.exists() {
         let log = paths.log.display();
         ensure!(paths.log.exists(), "there is no {log}; a run without it cannot be resumed");
         if places(&RealDisk, &paths, input)?.len() == input.lines as usize {
             return Ok(None);
         }
+        ensure!(
+            !arguments.preserve_order || is_empty(&arguments.output),
+            "{log}: this run was begun without --preserve-order; leave that option out"
+        );
     }
     let results = Results::open(&RealDisk, &paths, input)?;
     let forest = intake.forest(|line| !results.is_done(line))?;
@@ -81,6 +82,32 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
         copies,
     };
     Ok(Some(Trip { input, paths, results, conductor, work, pods, predicted }))
+}
+
+/// Nothing that is there is overwritten, and a run goes on in the files that it was begun with.
+fn check_paths(arguments: &RunArguments, paths: &ResultPaths) -> anyhow::Result<()> {
+    let input = arguments.prompts.canonicalize().ok();
+    for path in [&arguments.output, &paths.output, &paths.errors, &paths.log] {
+        let name = path.display();
+        ensure!(
+            !path.exists() || path.canonicalize().ok() != input,
+            "{name} is the input, which would be overwritten; name another output"
+        );
+        ensure!(
+            arguments.resume || !path.exists(),
+            "{name} exists; go on with --resume, or name another output"
+        );
+    }
+    let log = paths.log.display();
+    ensure!(
+        arguments.preserve_order || is_empty(&beside(&arguments.output, UNORDERED)),
+        "{log}: this run was begun with --preserve-order; give that option again"
+    );
+    Ok(())
+}
+
+fn is_empty(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |found| found.len() == 0)
 }
 
 fn pods(arguments: &RunArguments) -> anyhow::Result<Pods> {
@@ -157,7 +184,7 @@ fn open(path: &Path) -> anyhow::Result<File> {
 pub(super) fn paths(arguments: &RunArguments) -> ResultPaths {
     let beside = |suffix: &str| beside(&arguments.output, suffix);
     let output = match arguments.preserve_order {
-        true => beside(".unordered"),
+        true => beside(UNORDERED),
         false => arguments.output.clone(),
     };
     ResultPaths { output, errors: beside(".errors.jsonl"), log: beside(".progress") }

@@ -5,6 +5,7 @@
 mod endings;
 mod files;
 mod identical;
+mod kept;
 mod long;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
