@@ -1,5 +1,6 @@
 //! `wornpath engine`: simulated engines behind real ports.
 
+use crate::numbers;
 use anyhow::{Context, ensure};
 use clap::Args;
 use std::io::Write;
@@ -87,7 +88,7 @@ pub(crate) struct EngineArguments {
     #[arg(long, value_name = "DIRECTORY")]
     tokenizer: Option<PathBuf>,
     /// Tokens per cache block
-    #[arg(long, default_value = "16")]
+    #[arg(long, default_value = "16", value_parser = numbers::block_size)]
     block_size: NonZeroUsize,
     /// Tokens that the cache holds, if not as the profile says
     #[arg(long)]

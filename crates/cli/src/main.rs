@@ -11,6 +11,7 @@ mod events;
 mod explain;
 mod fleet;
 mod man;
+mod numbers;
 mod plan;
 mod relay;
 mod replay;

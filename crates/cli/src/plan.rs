@@ -6,6 +6,7 @@ mod prompts;
 mod report;
 
 use crate::engine::profile as engine_profile;
+use crate::numbers;
 use crate::run::PLANNING_MEMORY;
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -52,19 +53,19 @@ pub(crate) struct PlanArguments {
     #[arg(long, default_value = "8b-h200")]
     engine: String,
     /// Tokens that each engine's cache holds, if not as its profile says
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::tokens)]
     kv_tokens: Option<usize>,
     /// Folder with the model's tokenizer.json; without one, four bytes count as a token
     #[arg(long, value_name = "FOLDER")]
     tokenizer: Option<PathBuf>,
     /// Tokens per block; traces have 512
-    #[arg(long, default_value = "16")]
+    #[arg(long, default_value = "16", value_parser = numbers::block_size)]
     block_size: NonZeroUsize,
     /// Tokens that an answer is expected to have, where a line does not say
     #[arg(long, default_value_t = 256)]
     output_tokens: usize,
     /// What an engine costs per hour, to show costs in that currency
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = numbers::price)]
     price_per_hour: Option<f64>,
     /// Print JSON
     #[arg(long)]

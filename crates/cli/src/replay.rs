@@ -4,6 +4,7 @@ mod progress;
 
 use crate::check::{BAD_CONFIGURATION, check, read};
 use crate::engine::profile as engine_profile;
+use crate::numbers;
 use anyhow::{Context, ensure};
 use clap::Args;
 use progress::Progress;
@@ -52,10 +53,10 @@ pub(crate) struct ReplayArguments {
     #[arg(long, default_value_t = 1)]
     copies: usize,
     /// Tokens per block of the trace
-    #[arg(long, default_value = "512")]
+    #[arg(long, default_value = "512", value_parser = numbers::block_size)]
     block_size: NonZeroUsize,
     /// Tokens that each engine's cache holds, if not as its profile says
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::tokens)]
     kv_tokens: Option<usize>,
     /// Also write all figures here, as JSON
     #[arg(long, value_name = "FILE")]

@@ -4,6 +4,7 @@ mod order;
 mod progress;
 mod setting_out;
 
+use crate::numbers;
 use crate::run::order::put_in_order;
 use crate::run::progress::Display;
 use crate::run::setting_out::{Trip, paths, set_out};
@@ -80,7 +81,7 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "FOLDER")]
     tokenizer: Option<PathBuf>,
     /// Tokens per block of the engines' caches
-    #[arg(long, default_value = "16")]
+    #[arg(long, default_value = "16", value_parser = numbers::block_size)]
     block_size: NonZeroUsize,
     /// Tokens that an answer is expected to have, where a line does not say
     #[arg(long, default_value_t = 256)]

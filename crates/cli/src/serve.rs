@@ -23,6 +23,7 @@ use wornpath_routing::Role;
 
 use crate::address;
 use crate::check::BAD_CONFIGURATION;
+use crate::numbers;
 
 pub(crate) mod logging;
 mod tenants;
@@ -83,7 +84,7 @@ pub(crate) struct ServeArguments {
     #[arg(long, value_name = "NAME", requires = "tokenizer")]
     model: Option<String>,
     /// Tokens in a block of the engines' caches
-    #[arg(long, default_value = "16", requires = "tokenizer")]
+    #[arg(long, default_value = "16", value_parser = numbers::block_size, requires = "tokenizer")]
     block_size: NonZeroUsize,
     /// Threads that answer clients; as many as there are cores if not given
     #[arg(long)]
