@@ -254,13 +254,21 @@ impl<'a> Replay<'a> {
                 Due::Routers => continue,
                 Due::Tick => {
                     self.routers.iter_mut().for_each(|router| router.tick(now));
-                    self.agenda.push(Reverse((now + TICK, Due::Tick)));
+                    self.agenda.push(Reverse((now + self.until_tick(now), Due::Tick)));
                 }
             }
             if due != Due::Tick {
                 self.plan_routers(now);
             }
         }
+    }
+
+    /// How long until the next tick that matters: the last one before something else happens.
+    fn until_tick(&self, now: Duration) -> Duration {
+        let Some(Reverse((next, _))) = self.agenda.peek() else { return TICK };
+        let before = next.saturating_sub(now).saturating_sub(Duration::from_nanos(1));
+        let ticks = before.as_secs() / TICK.as_secs();
+        Duration::from_secs(ticks * TICK.as_secs()).max(TICK)
     }
 
     /// Plans the next wake-up of the routers, unless it is planned already.

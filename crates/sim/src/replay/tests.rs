@@ -160,3 +160,16 @@ fn slow_pods_get_less_once_their_pace_is_seen_or_told() {
     let (seen, told) = (share(Vec::new()), share(slow.clone()));
     assert!(seen < 0.22 && told < 0.22, "a quarter would be an equal share: {seen} {told}");
 }
+
+#[test]
+fn times_of_any_clock_and_pauses_of_years_are_replayed_at_once() {
+    let line = |time: u64| {
+        format!("{{\"timestamp\": {time}, \"output_length\": 3, \"prompt\": \"hello\"}}\n")
+    };
+    let (now, year) = (1_700_000_000_000, 31_536_000_000);
+    let text = format!("\u{feff}{}{}{}", line(now), line(now + 5), line(now + 1_000 * year));
+    let trace = Trace::read("clock", &text, BLOCK).unwrap();
+    assert_eq!(trace.turns[1].start, Start::At(Duration::from_millis(5)));
+    let records = replay(&trace, ("cache-aware", CACHE_AWARE), &fleet(2)).unwrap();
+    assert!(records.iter().all(|record| record.end.is_some()), "{records:?}");
+}

@@ -171,6 +171,7 @@ impl Trace {
     pub fn read(file: &str, text: &str, block_size: NonZeroUsize) -> Result<Self, TraceError> {
         let mut reader = Reader { block_size, turns: Vec::new(), last: HashMap::new() };
         let mut bad = Vec::new();
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (number, line) in (1..).zip(text.lines()) {
             if line.trim().is_empty() {
                 continue;
@@ -188,7 +189,21 @@ impl Trace {
         if reader.turns.is_empty() {
             return Err(TraceError::Empty { file });
         }
-        Ok(Self { block_size, turns: reader.turns })
+        Ok(Self { block_size, turns: reader.turns }.beginning_at_zero())
+    }
+
+    /// The same traffic from its first request on, whatever clock its times are of.
+    fn beginning_at_zero(mut self) -> Self {
+        let starts = self.turns.iter_mut().filter_map(|turn| match &mut turn.start {
+            Start::At(time) => Some(time),
+            Start::After { .. } => None,
+        });
+        let starts: Vec<&mut Duration> = starts.collect();
+        let first = starts.iter().map(|time| **time).min().unwrap_or_default();
+        for time in starts {
+            *time -= first;
+        }
+        self
     }
 
     /// The same traffic `speed` times as fast. Of sessions only the starts move: how long people think does
