@@ -10,6 +10,7 @@ mod engine;
 mod events;
 mod explain;
 mod fleet;
+mod input;
 mod man;
 mod numbers;
 mod plan;

@@ -4,6 +4,7 @@ mod progress;
 
 use crate::check::{BAD_CONFIGURATION, check, read};
 use crate::engine::profile as engine_profile;
+use crate::input;
 use crate::numbers;
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -89,6 +90,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     }
     let engine = engine_profile(&arguments.engine)?;
     let file = arguments.trace.display().to_string();
+    input::refuse_packed(&arguments.trace)?;
     let text =
         std::fs::read_to_string(&arguments.trace).with_context(|| format!("cannot read {file}"))?;
     let trace = Trace::read(&file, &text, arguments.block_size)?;

@@ -16,6 +16,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// What a line may have beside its body: names, and what else its owner wants to remember.
 const BESIDE: usize = 64 << 10;
+/// The byte order mark, which some programs write before the first line.
+const MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// What is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,6 +138,8 @@ impl Intake {
             }
             hash.update(&buffer);
             let line = buffer.strip_suffix(b"\n").unwrap_or(&buffer);
+            let mark = if number == 1 && line.starts_with(MARK) { MARK.len() } else { 0 };
+            let line = &line[mark..];
             if !line.trim_ascii().is_empty() {
                 if reading.intake.spans.len() == rules.most_lines {
                     let message = format!(
@@ -148,7 +152,7 @@ impl Intake {
                     );
                     break;
                 }
-                if let Err(problem) = reading.line(number, offset, line) {
+                if let Err(problem) = reading.line(number, offset + mark as u64, line) {
                     reading.refuse(number, problem);
                 }
                 reading.intake.relieve()?;
@@ -309,6 +313,15 @@ mod tests {
         let outputs: Vec<_> =
             intake.queue.jobs().map(|job| intake.queue.output_tokens(job)).collect();
         assert_eq!(outputs, [9, 2]);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+        let text = "\u{feff}{\"prompt\":\"abcd\"}\n{\"prompt\":\"efgh\"}";
+        let intake = read(text).unwrap();
+        let offsets: Vec<_> = intake.spans.iter().map(|span| (span.offset, span.bytes)).collect();
+        assert_eq!(offsets, [(3, 17), (21, 17)]);
+        assert_eq!(intake.mark.bytes, text.len() as u64);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::PlanArguments;
 use crate::fleet::tokenizer;
+use crate::input;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use std::fs::File;
@@ -13,6 +14,8 @@ use wornpath_jobs::{Scratch, Sketcher, Spill, rendered};
 use wornpath_planner::{Forest, Job, Queue};
 use wornpath_sim::replay::{Start, Trace, Turn};
 
+/// What some programs write before the first line.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 /// How many bad lines are named.
 const NAMED_LINES: usize = 10;
 /// Prompts that are linted at most, spread evenly over the file.
@@ -71,14 +74,20 @@ impl Prompts {
             blocks: 0,
             linted_bytes: 0,
         };
+        input::refuse_packed(path)?;
         let mut file = BufReader::with_capacity(1 << 20, File::open(path).with_context(cannot)?);
         let (mut line, mut offset, mut step) = (String::new(), 0, 1);
         let (mut bad, mut named) = (0, Vec::new());
         for number in 1_u32.. {
             line.clear();
-            let bytes = file.read_line(&mut line).with_context(cannot)? as u64;
+            let mut bytes = file.read_line(&mut line).with_context(cannot)? as u64;
             if bytes == 0 {
                 break;
+            }
+            if number == 1 && line.starts_with(BYTE_ORDER_MARK) {
+                line.remove(0);
+                offset = BYTE_ORDER_MARK.len_utf8() as u64;
+                bytes -= offset;
             }
             if !line.trim().is_empty()
                 && let Err(problem) = prompts.take(&reader, &line, (number, offset), &mut step)

@@ -4,6 +4,7 @@ use super::RunArguments;
 use crate::address;
 use crate::engine::profile as engine_profile;
 use crate::fleet::tokenizer;
+use crate::input;
 use anyhow::{Context, bail, ensure};
 use hyper::header::HeaderValue;
 use std::fs::File;
@@ -178,6 +179,7 @@ fn open(path: &Path) -> anyhow::Result<File> {
     // Before it is opened: a pipe that nobody writes to would be waited for.
     let is_file = std::fs::metadata(path).with_context(cannot)?.is_file();
     ensure!(is_file, "{name} is no file; its lines are read again when they are run, so give one");
+    input::refuse_packed(path)?;
     File::open(path).with_context(cannot)
 }
 
