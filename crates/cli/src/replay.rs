@@ -75,6 +75,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         "--speed is {speed}; it must be from a thousandth to a million"
     );
     ensure!(arguments.copies > 0, "--copies is 0; once is the least");
+    check_outputs(arguments)?;
     // Before anything runs for minutes, and all of them. Simulated engines answer whole requests.
     let roles = Some(vec![Role::named(Role::SERVE)]);
     let surroundings = Surroundings { roles, ..Surroundings::default() };
@@ -147,6 +148,28 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(code)
+}
+
+/// Nothing that is read is written over, and nothing that has been written.
+fn check_outputs(arguments: &ReplayArguments) -> anyhow::Result<()> {
+    let place = |path: &PathBuf| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    let inputs = [&arguments.trace].into_iter().chain(&arguments.profiles);
+    let inputs: Vec<_> = inputs.map(place).collect();
+    let outputs = [("--json", &arguments.json), ("--html", &arguments.html)];
+    for (option, path) in
+        outputs.into_iter().filter_map(|(option, path)| Some((option, path.as_ref()?)))
+    {
+        let is_input = path.exists() && inputs.contains(&place(path));
+        ensure!(!is_input, "{option} {} is an input, which would be overwritten", path.display());
+    }
+    if let (Some(json), Some(html)) = (&arguments.json, &arguments.html) {
+        let name = html.display();
+        ensure!(
+            place(json) != place(html),
+            "--json and --html are both {name}; give each a file of its own"
+        );
+    }
+    Ok(())
 }
 
 fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<()> {

@@ -100,6 +100,21 @@ fn bad_lines_profiles_and_options_are_named() {
     assert!(error.contains("write 100ms or 1.5s"), "{error}");
     let error = refusal(&good, &[&profile[..], &["--speed", "0"]].concat());
     assert!(error.contains("from a thousandth"), "{error}");
+    let (kept, path) = (std::fs::read(&good).unwrap(), good.to_str().unwrap());
+    for option in ["--json", "--html"] {
+        let error = refusal(&good, &[&profile[..], &[option, path]].concat());
+        assert!(error.contains("is an input, which would be overwritten"), "{error}");
+        assert_eq!(std::fs::read(&good).unwrap(), kept);
+    }
+    let error = refusal(&good, &[&profile[..], &["--json", "x.out", "--html", "./x.out"]].concat());
+    assert!(error.contains("both ./x.out"), "{error}");
+    let error = refusal(&good, &[&profile[..], &["--kv-tokens", "0"]].concat());
+    assert!(error.contains("give 1 or more"), "{error}");
+    let error = refusal(&good, &[&profile[..], &["--block-size", "18446744073709551615"]].concat());
+    assert!(error.contains("from 1 to 65536"), "{error}");
+    let packed = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("packed.jsonl");
+    std::fs::write(&packed, [0x1f, 0x8b, 8, 0]).unwrap();
+    assert!(refusal(&packed, &profile).contains("is a gzip file; unpack it"));
     let wrong = file("wrong.yaml", "score: [no_such_plugin]\npick: max_score\n");
     let error = refusal(&good, &["--profile", wrong.to_str().unwrap()]);
     assert!(error.contains("no_such_plugin"), "{error}");
