@@ -3,15 +3,20 @@
 mod call;
 
 use anyhow::{Context, ensure};
+use call::Refused;
 pub(crate) use call::Service;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// How often a batch is looked at while it is watched.
 const LOOK: Duration = Duration::from_millis(250);
+/// A gateway that a batch was watched on may be away for so long.
+const AWAY: Duration = Duration::from_secs(60);
 
 /// Submit and follow batches on a gateway that serves them (`wornpath serve --batches`)
 #[derive(Args)]
@@ -41,13 +46,16 @@ enum BatchCommand {
         /// Compute lines with equal bodies once, if they are deterministic: temperature 0, a seed, or embeddings
         #[arg(long)]
         identical_once: bool,
-        /// Wait until it has ended
+        /// Wait until it has ended; exits with 1 unless all lines were answered
         #[arg(long)]
         watch: bool,
     },
     /// List batches, newest first
     List,
-    /// Wait until a batch has ended
+    /// Wait until a batch has ended; exits with 1 unless all its lines were answered
+    ///
+    /// Lines that failed count, and batches that expired or were cancelled. While the gateway cannot be reached it is asked
+    /// again, for a minute.
     Watch {
         /// Its id
         id: String,
@@ -70,7 +78,7 @@ enum BatchCommand {
 }
 
 /// Does what is asked.
-pub(crate) fn run(arguments: &BatchArguments, out: &mut impl Write) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &BatchArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let service = Service::at("--gateway", &arguments.gateway, arguments.api_key.as_deref())?;
     runtime.block_on(answer(&arguments.command, &service, out))
@@ -80,7 +88,7 @@ async fn answer(
     command: &BatchCommand,
     service: &Service,
     out: &mut impl Write,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<ExitCode> {
     match command {
         BatchCommand::Submit { file, endpoint, window, identical_once, watch: is_watched } => {
             let uploaded = service.upload(file).await?;
@@ -92,10 +100,19 @@ async fn answer(
             if *identical_once {
                 new["identical_once"] = true.into();
             }
-            let batch = service.post("/v1/batches", &new).await?;
+            let batch = match service.post("/v1/batches", &new).await {
+                Ok(batch) => batch,
+                Err(error) => {
+                    if is_final(&error) {
+                        take_back(service, &uploaded).await;
+                    }
+                    return Err(error);
+                }
+            };
             summary(&batch, out)?;
             if *is_watched {
-                watch(service, batch["id"].as_str().unwrap_or_default(), out).await?;
+                let id = batch["id"].as_str().unwrap_or_default();
+                return watch(service, id, Some(Instant::now()), out).await;
             }
         }
         BatchCommand::List => {
@@ -112,7 +129,7 @@ async fn answer(
                 after = format!("&after={last}");
             }
         }
-        BatchCommand::Watch { id } => watch(service, id, out).await?,
+        BatchCommand::Watch { id } => return watch(service, id, None, out).await,
         BatchCommand::Results { id } => {
             service.copy(&format!("/v1/batches/{id}/results"), out).await?;
         }
@@ -123,13 +140,53 @@ async fn answer(
             summary(&service.post(&format!("/v1/batches/{id}/retry"), &Value::Null).await?, out)?;
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Follows a batch to its end.
-async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Result<()> {
+fn is_final(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(Refused::is_final)
+}
+
+/// Deletes a file that no batch has come of.
+async fn take_back(service: &Service, uploaded: &Value) {
+    let id = uploaded["id"].as_str().unwrap_or_default();
+    if let Err(error) = service.delete(&format!("/v1/files/{id}")).await {
+        // Why there is no batch matters more, and is told after this.
+        let _ = writeln!(std::io::stderr(), "the uploaded file {id} stays there: {error}");
+    }
+}
+
+/// Asks how a batch is. A gateway that has answered before may be away for a while, as when it is started anew.
+async fn look(service: &Service, id: &str, reached: &mut Option<Instant>) -> anyhow::Result<Value> {
+    let mut is_told = false;
     loop {
-        let batch = service.get(&format!("/v1/batches/{id}")).await?;
+        match service.get(&format!("/v1/batches/{id}")).await {
+            Ok(batch) => {
+                *reached = Some(Instant::now());
+                return Ok(batch);
+            }
+            Err(error) if is_final(&error) => return Err(error),
+            Err(error) if reached.is_none_or(|last| last.elapsed() > AWAY) => return Err(error),
+            Err(error) => {
+                if !is_told {
+                    writeln!(std::io::stderr(), "{error}; it is tried for a minute")?;
+                }
+                is_told = true;
+                tokio::time::sleep(LOOK).await;
+            }
+        }
+    }
+}
+
+/// Follows a batch to its end. The gateway has answered at `reached`, if it has.
+async fn watch(
+    service: &Service,
+    id: &str,
+    mut reached: Option<Instant>,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    loop {
+        let batch = look(service, id, &mut reached).await?;
         let status = batch["status"].as_str().context("the gateway tells no status")?;
         if ["completed", "failed", "expired", "cancelled"].contains(&status) {
             summary(&batch, out)?;
@@ -141,7 +198,8 @@ async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Res
                 }
             }
             ensure!(status != "failed", "nothing was computed");
-            return Ok(());
+            let is_answered = status == "completed" && batch["request_counts"]["failed"] == 0;
+            return Ok(if is_answered { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         tokio::time::sleep(LOOK).await;
     }

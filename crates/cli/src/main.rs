@@ -79,7 +79,7 @@ fn run() -> anyhow::Result<ExitCode> {
     let mut out = io::stdout().lock();
     let done = |()| ExitCode::SUCCESS;
     let result = match command {
-        Command::Batch(arguments) => batch::run(&arguments, &mut out).map(done),
+        Command::Batch(arguments) => batch::run(&arguments, &mut out),
         Command::Check(arguments) => check::run(&arguments, &mut out),
         Command::Completions(arguments) => {
             completions::run(&arguments, Arguments::command(), &mut out).map(done)

@@ -1,10 +1,12 @@
 //! Calls to a gateway's Files and Batches interface.
 
-use anyhow::{Context, bail, ensure};
+use crate::address;
+use crate::input;
+use anyhow::{Context, ensure};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::{Method, Request, Response, Uri};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use std::fs::File;
@@ -27,9 +29,32 @@ pub(crate) struct Service {
 
 type Sent = BoxBody<Bytes, io::Error>;
 
+/// The gateway has answered, and that it does not do it.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    status: StatusCode,
+    message: String,
+}
+
+impl Refused {
+    /// Whether it would be refused again, and nothing has come of it.
+    pub(crate) fn is_final(&self) -> bool {
+        self.status.is_client_error()
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Refused {}
+
 impl Service {
     /// The gateway that `option` names.
     pub(crate) fn at(option: &str, url: &str, key: Option<&str>) -> anyhow::Result<Self> {
+        address::refuse_tls(option, url)?;
         let uri: Uri =
             url.parse().with_context(|| format!("{option} is `{url}`, which is no URL"))?;
         let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
@@ -52,6 +77,10 @@ impl Service {
         self.json(Method::POST, path, "application/json", body).await
     }
 
+    pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<Value> {
+        self.json(Method::DELETE, path, "application/json", empty()).await
+    }
+
     /// Sends a file as it is read.
     pub(crate) async fn upload(&self, path: &Path) -> anyhow::Result<Value> {
         let cannot = || format!("cannot read {}", path.display());
@@ -61,6 +90,7 @@ impl Service {
             "{} is no regular file; write the lines to one first",
             path.display()
         );
+        input::refuse_packed(path)?;
         let file = File::open(path).with_context(cannot)?;
         let name = path.file_name().map_or_else(|| "file".into(), |name| name.to_string_lossy());
         let name = name.replace(['"', '\r', '\n'], "_");
@@ -81,7 +111,7 @@ impl Service {
         let (head, mut body) = response.into_parts();
         if !head.status.is_success() {
             let bytes = body.collect().await.context("the answer broke off")?.to_bytes();
-            bail!("{}", said(&bytes));
+            return Err(Refused { status: head.status, message: said(&bytes) }.into());
         }
         while let Some(frame) = body.frame().await {
             if let Ok(data) = frame.context("the answer broke off")?.into_data() {
@@ -104,7 +134,7 @@ impl Service {
         let bytes =
             response.into_body().collect().await.context("the answer broke off")?.to_bytes();
         if !status.is_success() {
-            bail!("{}", said(&bytes));
+            return Err(Refused { status, message: said(&bytes) }.into());
         }
         serde_json::from_slice(&bytes).context("the answer is not JSON")
     }

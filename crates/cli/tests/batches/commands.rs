@@ -1,7 +1,10 @@
 //! What the command line refuses before it asks a gateway.
 
-use super::text;
-use std::process::{Command, Stdio};
+use super::{folder, input, line, text};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
+use std::thread::JoinHandle;
 
 /// What a refused command says.
 fn refused(arguments: &[&str]) -> String {
@@ -26,6 +29,85 @@ fn a_gateway_with_a_path_is_refused_and_not_called_without_it() {
         let said = refused(&["list", "--gateway", url]);
         assert!(said.contains("without a path: http://127.0.0.1:1"), "{said}");
     }
+    let said = refused(&["list", "--gateway", "https://127.0.0.1:1"]);
+    assert!(said.contains("speaks without TLS"), "{said}");
     let said = refused(&["list", "--gateway", "http://127.0.0.1:1/"]);
     assert!(said.contains("cannot reach the gateway"), "{said}");
+}
+
+/// A gateway that gives these answers, each on a connection of its own, and says what it was asked. An empty one is none.
+fn gateway(answers: &'static [(u16, &'static str)]) -> (String, JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serve = move || {
+        let answer = |(status, body): &(u16, &str)| {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            let (mut head, mut length) = (String::new(), 0);
+            while !head.ends_with("\r\n\r\n") {
+                let start = head.len();
+                stream.read_line(&mut head).unwrap();
+                if let Some(bytes) = head[start..].strip_prefix("content-length: ") {
+                    length = bytes.trim().parse().unwrap();
+                }
+            }
+            stream.read_exact(&mut vec![0; length]).unwrap();
+            if !body.is_empty() {
+                let bytes = body.len();
+                let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {bytes}\r\n\r\n{body}");
+                stream.get_mut().write_all(head.as_bytes()).unwrap();
+            }
+            head.split(" HTTP").next().unwrap().to_owned()
+        };
+        answers.iter().map(answer).collect()
+    };
+    (url, std::thread::Builder::new().spawn(serve).unwrap())
+}
+
+fn batch(url: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+    command.arg("batch").args(arguments).args(["--gateway", url]).output().unwrap()
+}
+
+#[test]
+fn a_watched_batch_ends_with_1_unless_all_its_lines_were_answered() {
+    let cases: [(&[_], i32); 4] = [
+        (&[(200, r#"{"status":"completed","request_counts":{"failed":0}}"#)], 0),
+        (&[(200, r#"{"status":"completed","request_counts":{"failed":1}}"#)], 1),
+        (&[(200, r#"{"status":"expired","request_counts":{"failed":0}}"#)], 1),
+        (&[(200, r#"{"status":"cancelled","request_counts":{"failed":0}}"#)], 1),
+    ];
+    for (answers, code) in cases {
+        let (url, asked) = gateway(answers);
+        let output = batch(&url, &["watch", "batch-1"]);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert_eq!(asked.join().unwrap(), ["GET /v1/batches/batch-1"]);
+    }
+}
+
+#[test]
+fn a_gateway_that_was_there_is_asked_again() {
+    let (url, asked) = gateway(&[
+        (200, r#"{"status":"in_progress"}"#),
+        (0, ""),
+        (200, r#"{"status":"completed","request_counts":{"failed":0}}"#),
+    ]);
+    let output = batch(&url, &["watch", "batch-1"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stderr).contains("it is tried for a minute"), "{output:?}");
+    assert_eq!(asked.join().unwrap().len(), 3);
+}
+
+#[test]
+fn what_was_uploaded_for_a_refused_batch_is_deleted() {
+    let (url, asked) = gateway(&[
+        (200, r#"{"id":"file-1"}"#),
+        (400, r#"{"error":{"message":"no such window"}}"#),
+        (200, "{}"),
+    ]);
+    let input = input(&folder("refused_batch"), [line(0)].into_iter());
+    let output = batch(&url, &["submit", &input, "--window", "never"]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(text(&output.stderr).contains("no such window"), "{output:?}");
+    let expected = ["POST /v1/files", "POST /v1/batches", "DELETE /v1/files/file-1"];
+    assert_eq!(asked.join().unwrap(), expected);
 }
