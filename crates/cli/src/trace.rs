@@ -211,6 +211,11 @@ impl Tape {
                 "{other_blocks} more have blocks of another size; record one model with --model"
             )?;
         }
+        if written == 0 {
+            // Nobody can use it, and it would stand in the way of the next try.
+            std::fs::remove_file(path)
+                .with_context(|| format!("cannot remove {}", path.display()))?;
+        }
         ensure!(
             written > 0,
             "nothing was recorded; do requests come, with a profile that hashes their prompts?"

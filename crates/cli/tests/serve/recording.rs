@@ -113,6 +113,8 @@ fn a_recording_that_cannot_begin_or_that_nobody_spoke_during_says_so() {
     let file = folder("recording_nothing").join("trace.jsonl");
     let (is_well, said) = ended(recording(&gateway, &file, &["--for", "10ms"]));
     assert!(!is_well && said.contains("nothing was recorded"), "{said}");
+    assert!(!file.exists(), "nothing stands in the way of the next try");
+    std::fs::write(&file, "{}").unwrap();
     let path = file.to_str().unwrap();
     let admin = format!("http://{}", gateway.admin.as_ref().unwrap());
     let output = wornpath(&["trace", "record", path, "--admin", &admin]).output().unwrap();
