@@ -200,7 +200,7 @@ const SHOWN: [(&str, &[&str]); 27] = [
         "27: overload is 429, nobody is 503, and what waits is bounded in count and bytes",
         &[
             "a_request_waits_until_the_pod_has_room_and_is_told_429_when_too_many_do",
-            "who_waits_too_long_is_told_503_and_so_is_who_waits_for_nobody",
+            "who_waits_too_long_is_told_429_and_who_waits_for_nobody_503",
             "the_bytes_that_wait_are_bounded_too",
         ],
     ),

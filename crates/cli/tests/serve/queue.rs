@@ -53,11 +53,11 @@ fn a_request_waits_until_the_pod_has_room_and_is_told_429_when_too_many_do() {
 }
 
 #[test]
-fn who_waits_too_long_is_told_503_and_so_is_who_waits_for_nobody() {
+fn who_waits_too_long_is_told_429_and_who_waits_for_nobody_503() {
     let (engines, gateway) = busy("queue_503", "{capacity: 9, deadline: 300ms}", "");
     let first = long(&gateway);
     let late = gateway.post(ASK, &short());
-    assert_eq!((late.status, late.header("retry-after").is_some()), (503, true), "{}", late.text);
+    assert_eq!((late.status, late.header("retry-after").is_some()), (429, true), "{}", late.text);
     let waiting = gateway.open(ASK, &short());
     eventually("one waits", || gateway.metric("wornpath_queue_waiting") as u64 == 1);
     engines.control("POST", "/engines/0/crash", "");

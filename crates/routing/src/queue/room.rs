@@ -12,9 +12,11 @@ use super::holding::{Full, HoldingQueue, Pushed, Ticket};
 use super::rules::{QueueRules, QueueRulesError, Waiting};
 use crate::context::{RoutingContext, World};
 use crate::decide::Retry;
+use crate::fleet::{Breaker, Fleet, Health, Pod};
 use crate::name::Name;
 use crate::plan::{Outcome, RoutingPlan};
 use crate::profile::Profile;
+use crate::request::Request;
 use crate::stage::Rejection;
 
 /// A request that waits, with whatever the caller needs to go on with it.
@@ -86,7 +88,7 @@ impl<T> WaitingRoom<T> {
     /// A plan reserves its load at once, so the next request in line already sees the pod's room taken.
     pub fn poll(&mut self, world: &mut World<'_>, settled: &mut Vec<(Held<T>, Settled)>) {
         while let Some(late) = self.queue.pop_expired(world.now) {
-            let rejection = Rejection::unavailable("no pod had room before the deadline");
+            let rejection = too_late(late.context.request(), world.fleet);
             settled.push((late, Settled::Reject(rejection)));
         }
         self.queue.poll(world.now, settled, |held| {
@@ -119,12 +121,27 @@ impl<T> WaitingRoom<T> {
     }
 }
 
+/// How a request is turned away that has waited too long: pods are busy, or none serves it any more.
+fn too_late(request: &Request, fleet: &Fleet) -> Rejection {
+    let serves = |pod: &Pod| {
+        let (vitals, models) = (pod.vitals(), &pod.facts().models);
+        let is_up = vitals.health() == Health::Up && vitals.breaker() != Breaker::Open;
+        is_up && (models.is_empty() || models.contains(&request.model.base))
+    };
+    let why = "no pod had room before the deadline";
+    if fleet.pods().iter().any(|pod| serves(pod)) {
+        Rejection::busy(why)
+    } else {
+        Rejection::unavailable(why)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::fleet::{Health, Reservation};
+    use crate::fleet::Reservation;
     use crate::testing::Bench;
 
     /// A bench, a room, and a way to send requests through both.
@@ -256,8 +273,21 @@ mod tests {
         door.bench.now = Duration::from_secs(2);
         let settled = door.poll();
         let [("late", Settled::Reject(rejection))] = &settled[..] else { panic!("{settled:?}") };
-        assert_eq!(rejection.status, 503);
+        assert_eq!((rejection.status, rejection.retry_after.is_some()), (429, true));
         assert_eq!(door.room.next_wakeup(), None);
+    }
+
+    #[test]
+    fn who_has_waited_for_pods_that_are_down_is_told_that_none_serves() {
+        let yaml =
+            "filter:\n  - healthy: {on_empty: hold}\npick: max_score\nhold: {deadline: 2s}\n";
+        let mut door = Door::new(1, yaml);
+        door.bench.pod(0).vitals().set_health(Health::Down);
+        assert!(door.arrive("late", 4).is_none());
+        door.bench.now = Duration::from_secs(2);
+        let settled = door.poll();
+        let [("late", Settled::Reject(rejection))] = &settled[..] else { panic!("{settled:?}") };
+        assert_eq!(rejection.status, 503);
     }
 
     #[test]
