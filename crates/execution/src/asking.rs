@@ -69,6 +69,10 @@ pub(crate) async fn ask_engine(
     *request.uri_mut() = Uri::from_static("/query");
     request.headers_mut().insert(HOST, endpoint.authority().clone());
     let answer = call(&endpoint, WorkerNumber(0), request, timeouts).await?;
+    let status = answer.head.status;
+    if !status.is_success() {
+        return Err(CallError::Status(status));
+    }
     let (_, body) = answer.whole(MOST_STEP_BYTES).await?;
     let engines: serde_json::Value = serde_json::from_slice(&body).map_err(|_| lacks())?;
     engines["0"]["engine_id"].as_str().map(str::to_owned).ok_or_else(lacks)
@@ -101,4 +105,35 @@ pub(crate) fn verdict(result: &Result<Answer, CallError>) -> Verdict {
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::breaker::BreakerRules;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn an_engines_name_counts_only_in_an_answer_that_is_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = async {
+            let endpoint = Endpoint::new("http://127.0.0.1:1", BreakerRules::default(), 1).unwrap();
+            ask_engine(&endpoint, port, Timeouts::default()).await
+        };
+        let answered = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _read = stream.read(&mut [0; 1024]).await.unwrap();
+            let body = r#"{"0": {"engine_id": "e"}}"#;
+            let head = format!("HTTP/1.1 500 no\r\ncontent-length: {}\r\n\r\n", body.len());
+            stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+            stream
+        };
+        let (told, _stream) = tokio::join!(asked, answered);
+        assert!(
+            matches!(told, Err(CallError::Status(StatusCode::INTERNAL_SERVER_ERROR))),
+            "{told:?}"
+        );
+    }
 }

@@ -50,7 +50,7 @@ const MOONCAKE: Connector = Connector {
     brings: None,
     takes: &[(
         "kv_transfer_params",
-        r#"{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":"xfer-<room>","remote_bootstrap_addr":"http://<host>:<port>","remote_engine_id":"<engine>"}"#,
+        r#"{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":"xfer-<room>","remote_bootstrap_addr":"http://<url_host>:<port>","remote_engine_id":"<engine>"}"#,
     )],
     amends: &[],
 };
@@ -147,6 +147,12 @@ fn prefill_only(path: &str, edits: &mut Vec<Edit>) {
     edits.push(Edit::remove("stream_options"));
     // More than the one token that is allowed would be refused.
     edits.push(Edit::remove("min_tokens"));
+    // The prompt is the same for all answers that are wanted.
+    edits.extend(["n", "best_of"].map(Edit::remove));
+    if path.ends_with("/responses") {
+        edits.push(Edit::set("max_output_tokens", &Value::from(1)));
+        return;
+    }
     edits.push(Edit::set("max_tokens", &Value::from(1)));
     if path.ends_with("/chat/completions") {
         edits.push(Edit::set("max_completion_tokens", &Value::from(1)));
@@ -160,11 +166,17 @@ fn filled<'a>(
     fields.iter().map(|(field, template)| {
         let value = template
             .replace("<host>", &escaped(&at.host))
+            .replace("<url_host>", &escaped(&in_url(&at.host)))
             .replace("<engine>", &escaped(&at.engine))
             .replace("<port>", &at.port.to_string())
             .replace("<room>", &at.room.to_string());
         Edit { field: (*field).to_owned(), value: Some(value) }
     })
+}
+
+/// As it stands before a port.
+fn in_url(host: &str) -> String {
+    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
 /// As it stands between the quotes of a JSON string.
@@ -191,7 +203,7 @@ mod tests {
     use serde_json::json;
 
     fn body(mutations: &[Mutation], known: &Known) -> Value {
-        let client = json!({"prompt": "p", "stream": true, "stream_options": {"include_usage": true}, "max_tokens": 50, "min_tokens": 9});
+        let client = json!({"prompt": "p", "stream": true, "stream_options": {"include_usage": true}, "max_tokens": 50, "min_tokens": 9, "n": 3, "best_of": 4});
         let edits = edits(mutations, "/v1/completions", known);
         serde_json::from_slice(&splice(&client.to_string().into(), &edits).unwrap()).unwrap()
     }
@@ -211,6 +223,9 @@ mod tests {
         assert_eq!(body(&prefill, &Known::default()), expected);
         let chat = edits(&prefill, "/v1/chat/completions", &Known::default());
         assert!(chat.contains(&Edit::set("max_completion_tokens", &json!(1))));
+        let responses = edits(&prefill, "/v1/responses", &Known::default());
+        assert!(responses.contains(&Edit::set("max_output_tokens", &json!(1))));
+        assert!(responses.iter().all(|edit| edit.field != "max_tokens"), "it is unknown there");
 
         let answer =
             br#"{"id":"x","kv_transfer_params": {"remote_block_ids":[[1,2]], "tp_size":2} }"#;
@@ -252,6 +267,10 @@ mod tests {
         let taken = &body(&takes, &meeting())["kv_transfer_params"];
         assert_eq!(taken["remote_bootstrap_addr"], "http://10.0.0.5:8998");
         assert_eq!(taken["remote_engine_id"], "e\"1");
+        let mut six = meeting();
+        six.rendezvous.host = "::1".to_owned();
+        let six = &body(&takes, &six)["kv_transfer_params"];
+        assert_eq!(six["remote_bootstrap_addr"], "http://[::1]:8998");
         let offered =
             &body(&[Mutation::OfferKv(Transfer::Mooncake)], &meeting())["kv_transfer_params"];
         assert_eq!(offered["transfer_id"], taken["transfer_id"]);

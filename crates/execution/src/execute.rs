@@ -370,7 +370,7 @@ impl<D: Dispatch> Run<'_, D> {
             gives.pod.and_then(|pod| self.dispatch.target(pod)).ok_or(CallError::PodGone)?;
         let (host, port) = (target.endpoint.host().to_owned(), target.bootstrap_port);
         let engine = if connector::asks_engine(&takes.mutations) {
-            ask_engine(&target.endpoint, port, self.kit.timeouts).await?
+            ask_engine(&target.endpoint, port, within(self.kit.timeouts, gives)).await?
         } else {
             String::new()
         };

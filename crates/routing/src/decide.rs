@@ -156,6 +156,10 @@ impl<'a> Deciding<'a, '_> {
                 continue;
             }
             let is_last = at + 1 == profile.steps.len();
+            if self.context.request.is_several && step.rules.hands_over() && !is_last {
+                self.leave_out(step, SkippedBecause::SeveralPrompts);
+                continue;
+            }
             if step.rules.bind == Bind::Late && retry.step.is_none() {
                 taken.push(Taken { step, bound: None, nobody: None });
                 continue;

@@ -164,6 +164,12 @@ impl Transfer {
         }
     }
 
+    /// Whether the giving step is told to stop after one token. SGLang's knows by itself.
+    #[must_use]
+    pub const fn cuts_prefill_short(self) -> bool {
+        !matches!(self, Self::Bootstrap)
+    }
+
     /// Its word in YAML.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -210,6 +216,8 @@ pub enum SkippedBecause {
     FewUncachedTokens(u64),
     /// Nobody could take it, and the profile allows to go on without.
     NoPod,
+    /// What it hands over is one prompt's, and the request has several.
+    SeveralPrompts,
 }
 
 impl Hold {
@@ -314,6 +322,9 @@ impl fmt::Display for Mark {
             }
             Self::StepSkipped { step, why: SkippedBecause::NoPod } => {
                 write!(f, "{step}: left out, no pod can take it")
+            }
+            Self::StepSkipped { step, why: SkippedBecause::SeveralPrompts } => {
+                write!(f, "{step}: left out, it cannot hand several prompts over")
             }
         }
     }

@@ -17,6 +17,8 @@ pub struct Request {
     pub model: ModelChoice,
     /// What the engine is to complete.
     pub prompt: Prompt,
+    /// Whether it has more prompts than this one, all to be completed by one engine.
+    pub is_several: bool,
     /// The most tokens that may be generated, if it says so.
     pub output_tokens: Option<u32>,
     /// Header names in lower case, with their values.

@@ -284,7 +284,7 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
         let least = settings.maybe("min_uncached_tokens");
         prefill.rules.min_uncached_tokens = prefill.rules.min_uncached_tokens.or(least);
         prefill.rules.mutations.insert(0, Mutation::OfferKv(transfer));
-        if transfer.start() == Start::After {
+        if transfer.cuts_prefill_short() {
             prefill.rules.mutations.insert(0, Mutation::PrefillOnly);
         }
         decode.rules.mutations.insert(0, Mutation::TakeKv(transfer));
@@ -344,6 +344,11 @@ impl StepRules {
     /// Whether the step is left out when the next one has little to compute.
     pub(crate) const fn may_be_needless(&self) -> bool {
         self.min_uncached_tokens.is_some()
+    }
+
+    /// Whether it keeps one computed prompt for a later step.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.mutations.iter().any(|mutation| matches!(mutation, Mutation::OfferKv(_)))
     }
 
     /// As it would be written in `steps`, without the name.

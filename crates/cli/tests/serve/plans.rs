@@ -54,12 +54,46 @@ fn mooncakes_pair_is_told_the_engine_and_the_transfer() {
     let (prefill, decode, gateway) = pair("plans_mooncake", "mooncake");
     assert_eq!(gateway.post(ASK, &json!({"model": "m", "prompt": "hello"})).status, 200);
     eventually("both were called", || prefill.posted().len() == 1 && decode.posted().len() == 1);
-    let [given, taken] =
-        [&prefill, &decode].map(|pod| pod.posted().remove(0).body["kv_transfer_params"].clone());
+    let [given, taken] = [&prefill, &decode].map(|pod| pod.posted().remove(0).body);
+    assert_eq!((&given["max_tokens"], &given["stream"]), (&json!(1), &json!(false)));
+    assert_eq!(taken.get("max_tokens"), None);
+    let [given, taken] = [given, taken].map(|body| body["kv_transfer_params"].clone());
     assert_eq!(given["transfer_id"], taken["transfer_id"]);
     assert_eq!(taken["remote_engine_id"], "engine-1");
     let meeting = format!("http://127.0.0.1:{}", prefill.address.port());
     assert_eq!(taken["remote_bootstrap_addr"], meeting);
+}
+
+#[test]
+fn an_engine_that_does_not_say_its_name_is_waited_for_no_longer_than_its_step_may_take() {
+    let (prefill, decode) = (Recorder::start(), Recorder::start());
+    // It takes connections and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let text = format!(
+        "{MODEL}pods:\n  - {{url: \"http://{}\", role: prefill, model: m, bootstrap_port: {}}}\n  \
+         - {{url: \"http://{}\", role: decode, model: m}}\nprofiles:\n  pair:\n    prepare: [tokenize, block_hash]\n    \
+         selectors:\n      prefill: {{filter: [healthy, model], pick: max_score}}\n      decode: {{filter: [healthy, model], pick: max_score}}\n    \
+         workflow: {{prefill_decode: {{min_uncached_tokens: 1, transfer: mooncake, prefill: {{deadline: 300ms}}}}}}\n",
+        prefill.address,
+        silent.local_addr().unwrap().port(),
+        decode.address
+    );
+    let gateway = Gateway::configured("plans_silent", &text, 2);
+    let answer = gateway.post(ASK, &json!({"model": "m", "prompt": "hello"}));
+    assert_eq!(answer.status, 504, "{}", answer.text);
+    assert!(answer.text.contains("within 300ms"), "{}", answer.text);
+}
+
+#[test]
+fn several_prompts_are_not_handed_over_as_one() {
+    for (transfer, prompt) in [("nixl", json!(["a b", "c d"])), ("bootstrap", json!([[1, 2], [3]]))]
+    {
+        let (prefill, decode, gateway) = pair(&format!("plans_several_{transfer}"), transfer);
+        let body = json!({"model": "m", "prompt": prompt});
+        assert_eq!(gateway.post(ASK, &body).status, 200);
+        assert!(prefill.posted().is_empty(), "{transfer}");
+        assert_eq!(decode.posted().remove(0).body, body, "{transfer}");
+    }
 }
 
 #[test]

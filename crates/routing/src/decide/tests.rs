@@ -312,13 +312,31 @@ fn without_a_prefill_pod_the_profile_may_go_on_with_decode_alone() {
 }
 
 #[test]
-fn concurrent_protocols_start_both_steps_together_and_do_not_cut_the_prefill_short() {
+fn concurrent_protocols_start_both_steps_together_and_only_sglangs_prefill_is_not_cut_short() {
+    for (transfer, only) in
+        [(Transfer::Bootstrap, None), (Transfer::Mooncake, Some(Mutation::PrefillOnly))]
+    {
+        let mut bench = two_by_two();
+        let transfers = format!("transfer: {}", transfer.word());
+        let yaml = PREFILL_DECODE.replace("min_uncached_tokens: 8", &transfers);
+        let yaml = yaml.replace("prefill: {", "prefill: {min_uncached_tokens: 1, ");
+        let profile = bench.profile(&yaml);
+        let plan = bench.plan(&profile, Bench::request(&prompt(1, 4)));
+        assert_eq!(plan.steps[1].start, Start::Together);
+        let told: Vec<_> = only.into_iter().chain([Mutation::OfferKv(transfer)]).collect();
+        assert_eq!(plan.steps[0].mutations, told);
+    }
+}
+
+#[test]
+fn several_prompts_stay_with_one_step_because_one_hand_over_cannot_be_for_all() {
     let mut bench = two_by_two();
-    let yaml = PREFILL_DECODE.replace("min_uncached_tokens: 8", "transfer: bootstrap");
-    let profile = bench.profile(&yaml.replace("prefill: {", "prefill: {min_uncached_tokens: 1, "));
-    let plan = bench.plan(&profile, Bench::request(&prompt(1, 4)));
-    assert_eq!(plan.steps[1].start, Start::Together);
-    assert_eq!(plan.steps[0].mutations, [Mutation::OfferKv(Transfer::Bootstrap)]);
+    let profile = bench.profile(PREFILL_DECODE);
+    let request = Request { is_several: true, ..Bench::request(&prompt(1, 4)) };
+    let plan = bench.plan(&profile, request);
+    let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
+    assert_eq!((decode.name.as_str(), &decode.mutations[..]), ("decode", &[][..]));
+    assert_eq!(plan.marks[0].to_string(), "prefill: left out, it cannot hand several prompts over");
 }
 
 #[test]
