@@ -169,6 +169,12 @@ impl Breaker {
         self.state != State::Closed || self.failures > 0
     }
 
+    /// Until when it rests, if it does.
+    #[must_use]
+    pub const fn rests_until(&self) -> Option<Moment> {
+        if let State::Resting(until) = self.state { Some(until) } else { None }
+    }
+
     /// How often it opened.
     #[must_use]
     pub const fn opened(&self) -> u64 {

@@ -213,7 +213,11 @@ impl Endpoint {
 
     /// From now on these vitals show the breaker too.
     pub fn show(&self, vitals: &Arc<Vitals>) {
-        let seen = lock(&self.breaker).seen();
+        let (seen, rests_until) = {
+            let breaker = lock(&self.breaker);
+            (breaker.seen(), breaker.rests_until())
+        };
+        rests_until.iter().for_each(|until| vitals.set_rest(*until));
         vitals.set_breaker(seen);
         lock(&self.vitals).push(Arc::clone(vitals));
     }
@@ -275,6 +279,7 @@ impl Endpoint {
         self.is_troubled.store(breaker.remembers(), Relaxed);
         if seen != before {
             for vitals in lock(&self.vitals).iter() {
+                breaker.rests_until().iter().for_each(|until| vitals.set_rest(*until));
                 vitals.set_breaker(seen);
             }
             if seen == Seen::Open {

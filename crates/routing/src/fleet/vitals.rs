@@ -74,6 +74,8 @@ pub struct Vitals {
     /// When something was last heard of the prompts it computes: milliseconds, of which the upper half of the time
     /// of the caller is cut off; zero for never.
     progress: AtomicU32,
+    /// Until when it rests: milliseconds, counted round and round.
+    rests_until: AtomicU32,
     health: AtomicU8,
     breaker: AtomicU8,
     trust: AtomicU8,
@@ -228,6 +230,18 @@ impl Vitals {
         }
     }
 
+    /// How long it still rests, if it does. Right for weeks.
+    #[must_use]
+    pub fn rest(&self, now: Moment) -> Option<Duration> {
+        if self.breaker() != Breaker::Resting {
+            return None;
+        }
+        let left = self.rests_until.load(Relaxed).wrapping_sub(now.as_millis() as u32);
+        // Its time may be over, and nobody has looked yet.
+        let left = if left > u32::MAX / 2 { 0 } else { left };
+        Some(Duration::from_millis(left.into()))
+    }
+
     /// How far its cache events can be trusted.
     #[inline]
     #[must_use]
@@ -293,6 +307,11 @@ impl Vitals {
     /// The breaker opened or closed.
     pub fn set_breaker(&self, breaker: Breaker) {
         self.breaker.store(breaker as u8, Relaxed);
+    }
+
+    /// It rests until then.
+    pub fn set_rest(&self, until: Moment) {
+        self.rests_until.store(until.as_millis() as u32, Relaxed);
     }
 
     /// Its events became more or less trustworthy.

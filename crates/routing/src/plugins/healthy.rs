@@ -1,7 +1,9 @@
 //! `healthy`: keeps pods that answer, are not draining, and whose breaker lets a request through.
 
+use std::time::Duration;
+
 use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Breaker, Candidate, Health, Vitals};
+use crate::fleet::{Breaker, Candidate, Health, Pod, Vitals};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection};
 
@@ -33,9 +35,24 @@ impl Filter for Healthy {
         ailment(scene.pod(candidate).vitals()).unwrap_or("healthy").to_owned()
     }
 
-    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
-        Rejection::unavailable("no pod is healthy")
+    fn rejection(&self, scene: &Decision<'_>) -> Rejection {
+        let wanted = &scene.request().model.base;
+        let serves =
+            |pod: &Pod| pod.facts().models.is_empty() || pod.facts().models.contains(wanted);
+        resting(scene, serves).unwrap_or_else(|| Rejection::unavailable("no pod is healthy"))
     }
+}
+
+/// How a request is turned away if pods that could take it only rest: after the shortest rest one may.
+pub(super) fn resting(
+    scene: &Decision<'_>,
+    could_take: impl Fn(&Pod) -> bool,
+) -> Option<Rejection> {
+    let of_role = scene.fleet().with_role(scene.role()).iter().map(|at| scene.pod(*at));
+    let up = of_role.filter(|pod| pod.vitals().health() == Health::Up && could_take(pod));
+    let rest = up.filter_map(|pod| pod.vitals().rest(scene.now())).min()?;
+    let retry_after = Some(Duration::from_secs(rest.as_millis().div_ceil(1000) as u64));
+    Some(Rejection { retry_after, ..Rejection::busy("all pods are busy and rest, as they asked") })
 }
 
 #[inline]

@@ -1,5 +1,6 @@
 //! `model`: keeps pods that serve the model, the adapter and a context of the request's length.
 
+use super::healthy;
 use crate::assembly::{Assembly, Refused};
 use crate::fleet::{Candidate, Pod};
 use crate::plugin::{Make, Plugin};
@@ -79,6 +80,10 @@ impl Filter for Model {
             (&scene.request().model, self.tokens(scene), scene.fleet().pods());
         let name = model.lora.as_ref().unwrap_or(&model.base);
         if pods.iter().any(|pod| unfit(scene, pod, tokens).is_none()) {
+            let fits = |pod: &Pod| unfit(scene, pod, tokens).is_none();
+            if let Some(busy) = healthy::resting(scene, fits) {
+                return busy;
+            }
             let reason = format!("no pod that serves `{name}` can take a request now");
             return Rejection::unavailable(&reason);
         }

@@ -144,6 +144,25 @@ fn a_fleet_that_is_down_is_answered_with_503() {
 }
 
 #[test]
+fn a_fleet_that_rests_is_answered_with_429_and_the_shortest_rest_that_is_left() {
+    let mut bench = Bench::with_pods(3);
+    bench.now = Duration::from_secs(5);
+    bench.pod(0).vitals().set_health(Health::Down);
+    for (at, until) in [(1, 15), (2, 12)] {
+        bench.pod(at).vitals().set_rest(Duration::from_secs(until));
+        bench.pod(at).vitals().set_breaker(Breaker::Resting);
+    }
+    let profile = bench.profile("filter: [healthy]\npick: max_score\n");
+    match bench.decide(&profile, Bench::request(&[])) {
+        Outcome::Reject(rejection) => {
+            let told = (rejection.status, rejection.retry_after);
+            assert_eq!(told, (429, Some(Duration::from_secs(7))));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn equals_are_picked_evenly_whatever_their_order() {
     let mut bench = Bench::with_pods(4);
     let profile = bench.profile("pick: max_score\n");
