@@ -20,9 +20,24 @@ impl Ending {
         self.has_come
     }
 
-    /// Looks at the next bytes of a stream whose chunks are events, as engines send completions: one look at its end.
+    /// Looks at the next bytes of a stream whose chunks are events, as engines send completions: one look at its end,
+    /// unless somebody in between has cut it or breaks lines otherwise.
     pub(super) fn look_at_chunk(&mut self, data: &[u8]) {
-        self.has_come |= data.ends_with(b"data: [DONE]\n\n");
+        let is_whole = data.ends_with(b"\n\n");
+        if is_whole && self.tail.is_empty() {
+            self.has_come |= data.ends_with(b"data: [DONE]\n\n");
+            return;
+        }
+        let before = data.len().saturating_sub(2 * LONGEST);
+        if before > 0 {
+            // What is passed over did not end a line, as far as is known.
+            self.tail.clear();
+            self.tail.push(b' ');
+        }
+        self.look_at(Api::Chat, &data[before..]);
+        if is_whole {
+            self.tail.clear();
+        }
     }
 
     /// Looks at the next bytes of a stream of that interface, which may be cut anywhere.
@@ -60,6 +75,24 @@ mod tests {
         let mut ending = Ending::default();
         stream.as_bytes().chunks(size).for_each(|piece| ending.look_at(api, piece));
         ending.has_come()
+    }
+
+    #[test]
+    fn a_completion_ends_with_its_last_word_however_it_is_cut_and_its_lines_are_broken() {
+        let comes = |stream: &str, size: usize| {
+            let mut ending = Ending::default();
+            stream.as_bytes().chunks(size).for_each(|piece| ending.look_at_chunk(piece));
+            ending.has_come()
+        };
+        let event = format!("data: {{\"text\":\"{}\"}}", "x".repeat(100));
+        for line in ["\n", "\r\n"] {
+            let stream = format!("{event}{line}{line}data: [DONE]{line}{line}");
+            let text = format!("{event}{line}{line}data: {{\"t\":\"data: [DONE]\"}}{line}{line}");
+            for size in 1..=stream.len() {
+                assert!(comes(&stream, size), "{line:?} in pieces of {size}");
+                assert!(!comes(&text, size), "{line:?} in pieces of {size}");
+            }
+        }
     }
 
     #[test]
