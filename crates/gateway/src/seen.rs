@@ -12,6 +12,7 @@ use wornpath_index::Moment;
 use wornpath_routing::{Explanation, Name};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// What is known of a request beside its record.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -61,6 +62,12 @@ pub struct TraceContext {
 impl TraceContext {
     /// Reads `traceparent`. None if there is none, it is malformed, or the caller does not want it traced.
     fn read(headers: &HeaderMap, span: u64) -> Option<Self> {
+        let (trace, parent, is_sampled) = Self::said(headers)?;
+        is_sampled.then_some(Self { trace, parent: Some(parent), span })
+    }
+
+    /// The trace, who called, and whether they want it traced.
+    fn said(headers: &HeaderMap) -> Option<(u128, u64, bool)> {
         let text = headers.get(TRACEPARENT)?.to_str().ok()?;
         let mut parts = text.split('-');
         let (version, trace, parent, flags) =
@@ -78,7 +85,15 @@ impl TraceContext {
         let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0)?;
         let parent = u64::from_str_radix(parent, 16).ok().filter(|parent| *parent != 0)?;
         let is_sampled = u8::from_str_radix(flags, 16).ok()? & 1 == 1;
-        (is_good && is_sampled).then_some(Self { trace, parent: Some(parent), span })
+        is_good.then_some((trace, parent, is_sampled))
+    }
+
+    /// Takes out a `traceparent` that says nothing, and the `tracestate` that belongs to it: as if there were none.
+    pub(crate) fn drop_malformed(headers: &mut HeaderMap) {
+        if headers.contains_key(TRACEPARENT) && Self::said(headers).is_none() {
+            headers.remove(TRACEPARENT);
+            headers.remove(TRACESTATE);
+        }
     }
 
     /// Tells a pod where its own part belongs.
@@ -204,15 +219,24 @@ mod tests {
         assert_eq!(sent[TRACEPARENT], expected);
         assert!(look(&HeaderMap::new(), 1).is_some(), "a low draw");
         assert_eq!(look(&HeaderMap::new(), u64::MAX), None, "a high one");
+        let unwanted = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
+        assert_eq!(look(&headers(unwanted), 1), None);
         for not in [
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00",
             "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
             "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
             "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
             "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
             "nonsense",
         ] {
-            assert_eq!(look(&headers(not), 1), None, "{not}");
+            let mut headers = headers(not);
+            headers.insert(TRACESTATE, HeaderValue::from_static("theirs=1"));
+            TraceContext::drop_malformed(&mut headers);
+            assert!(headers.is_empty(), "{not}");
+        }
+        for good in [given, unwanted] {
+            let mut headers = headers(good);
+            TraceContext::drop_malformed(&mut headers);
+            assert_eq!(headers.len(), 1, "{good}");
         }
     }
 }

@@ -235,6 +235,31 @@ fn a_request_is_explained_without_being_sent() {
 }
 
 #[test]
+fn every_interface_is_explained_as_its_clients_are_decided_and_only_tenants_that_there_are() {
+    let world = world("explained_interfaces");
+    let ask = |asked: Value| world.ask("POST", "/explain", &asked.to_string());
+    for (path, body) in [
+        ("/v1/messages", json!({"model": "m", "system": "s", "messages": []})),
+        ("/v1/responses", json!({"model": "m", "input": "hello"})),
+        ("/v1/embeddings", json!({"model": "m", "input": "hello"})),
+        ("/v1/completions", json!({"model": "m", "prompt": ["a", "b"]})),
+        ("/v1/audio/speech", json!({"model": "m"})),
+    ] {
+        let (status, answer) = ask(json!({"path": path, "body": body}));
+        assert_eq!(status, 200, "{path}: {answer}");
+        assert!(answer["outcome"]["plan"].is_object(), "{path}: {answer}");
+    }
+    let body = json!({"model": "m", "prompt": "a"});
+    for (name, value) in [("tenant", json!("nobody")), ("tenant", json!(5)), ("path", json!(5))] {
+        let mut asked = json!({"path": "/v1/completions", "body": body});
+        asked[name] = value;
+        let (status, answer) = ask(asked);
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(status == 400 && message.contains(name), "{status} {message}");
+    }
+}
+
+#[test]
 fn profiles_and_configurations_are_checked_without_being_used() {
     let world = world("checked");
     let (_, active) = world.ask("GET", "/profiles", "");

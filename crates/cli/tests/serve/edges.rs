@@ -310,12 +310,51 @@ fn what_operates_an_engine_is_not_for_clients_unless_a_route_says_so() {
         assert_eq!(answer.status, 404, "{path}");
         assert!(answer.text.contains("route"), "{}", answer.text);
     }
+    for path in ["/v1/%6coad_lora_adapter", "/v1/x/../load_lora_adapter", "/v1//load_lora_adapter"]
+    {
+        let answer = gateway.post(path, &json!({"model": "m"}));
+        assert_eq!(answer.status, 400, "{path}");
+        assert!(answer.text.contains("; write "), "{}", answer.text);
+    }
     assert_eq!(gateway.post("/v1/score", &json!({"model": "m"})).status, 200);
     assert_eq!(pod.posted().len(), 1);
     let routes =
         "routes: [{match: {path: /sleep}, profile: round-robin}, {profile: round-robin}]\n";
     let gateway = Gateway::configured("edges_paths_routed", &text(routes), 1);
     assert_eq!(gateway.post("/sleep", &json!({"model": "m"})).status, 200);
+}
+
+#[test]
+fn no_tenants_own_salt_reaches_an_engine_in_what_only_engines_can_read() {
+    let pod = Recorder::start();
+    let url = format!("http://{}", pod.address);
+    let gateway = Gateway::start(&["--pod", &url, "--isolate-tenants", "--api-key", "a=key"], 1);
+    for (body, status) in [
+        (r#"{"model": "m", "cache_salt": "theirs", "x": NaN}"#, "400"),
+        (r#"{"model": "m", "cache_salt": "theirs"}"#, "200"),
+    ] {
+        let head =
+            "POST /pooling HTTP/1.1\r\nhost: h\r\nauthorization: Bearer key\r\nconnection: close";
+        let asked = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let answer = crate::sockets::exchange(&gateway.address, asked.as_bytes());
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+    let [sent] = &pod.posted()[..] else { panic!("one went on") };
+    assert_ne!(sent.body["cache_salt"], "theirs");
+}
+
+#[test]
+fn a_head_beyond_the_limit_is_refused_though_it_came_whole() {
+    let pod = Recorder::start();
+    let url = format!("http://{}", pod.address);
+    let gateway = Gateway::start(&["--pod", &url], 1);
+    let ask = |bytes: usize| {
+        let body = json!({"prompt": "a"});
+        let padding = "x".repeat(bytes);
+        let headers = [("x-padding", padding.as_str())];
+        Exchange::open_with(&gateway.address, ASK, &headers, &body).finish().unwrap().status
+    };
+    assert_eq!((ask(65_000), ask(66_000), ask(80_000)), (200, 431, 431));
 }
 
 #[test]

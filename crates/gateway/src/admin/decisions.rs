@@ -3,10 +3,12 @@
 use serde_json::{Value, json};
 use std::str::FromStr;
 
-use wornpath_routing::{Desk, Name, Outcome, Recorder, Request, Rng, World};
+use wornpath_routing::{Desk, Name, Outcome, Recorder, Rng, World};
 
 use super::recent;
 use super::routes::{Answer, Call, Refusal, Reply};
+use crate::client::head::api;
+use crate::client::read::{Read, read};
 use crate::settings::Sharing;
 use crate::state::Gateway;
 
@@ -47,12 +49,32 @@ pub(super) fn explain(call: &Call<'_>) -> Answer {
     let Some(body) = asked.get("body").filter(|body| body.is_object()) else {
         return Err(Refusal::new(400, "give `body`: the request as a client would send it"));
     };
-    let path = asked["path"].as_str().unwrap_or("/v1/chat/completions");
-    let mut request = Request::from_json(body.to_string().as_bytes())
-        .map_err(|error| Refusal::new(400, format!("`body` is no request: {error}")))?;
-    request.headers = headers(&asked["headers"])?;
-    request.tenant = asked["tenant"].as_str().map(Name::from);
-    Ok(Reply::Json(explained(call.admin.running.gateway(), path, request)))
+    let path = text(&asked, "path")?.unwrap_or("/v1/chat/completions");
+    let mut read = read(api(path), &body.to_string().into()).map_err(|refusal| {
+        Refusal::new(400, format!("`body` is no request: {}", refusal.message()))
+    })?;
+    let gateway = call.admin.running.gateway();
+    read.request.headers = headers(&asked["headers"])?;
+    if let Some(name) = text(&asked, "tenant")? {
+        let settings = gateway.settings();
+        let tenant =
+            settings.tenants.iter().find(|tenant| tenant.name == *name).ok_or_else(|| {
+                Refusal::new(400, format!("there is no tenant `{name}`; name one of `tenants`"))
+            })?;
+        read.request.priority = tenant.priority;
+        read.request.weight = tenant.weight;
+        read.request.tenant = Some(tenant.name.clone());
+    }
+    Ok(Reply::Json(explained(gateway, path, read)))
+}
+
+/// What is asked under that name, if anything is.
+fn text<'a>(asked: &'a Value, name: &str) -> Result<Option<&'a str>, Refusal> {
+    match &asked[name] {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text)),
+        other => Err(Refusal::new(400, format!("`{name}` is {other}; it must be a string"))),
+    }
 }
 
 fn headers(given: &Value) -> Result<Vec<(String, String)>, Refusal> {
@@ -68,9 +90,10 @@ fn headers(given: &Value) -> Result<Vec<(String, String)>, Refusal> {
 }
 
 /// Decides as for a client, and sends nothing. Pickers that take turns count it as a turn.
-fn explained(gateway: &Gateway, path: &str, mut request: Request) -> Value {
+fn explained(gateway: &Gateway, path: &str, read: Read) -> Value {
     let (roster, routing, settings) = (gateway.roster(), gateway.routing(), gateway.settings());
-    request.model = roster.model(request.model.base.as_str());
+    let mut request = read.request;
+    request.model = roster.model(&read.model);
     request.arrival = gateway.now();
     request.wall = crate::batches::unix_time();
     if settings.sharing == Sharing::Isolated {

@@ -3,6 +3,7 @@
 use super::head;
 use super::refusal::Refusal;
 use crate::routing::is_path;
+use crate::seen::TraceContext;
 use crate::settings::{Credentials, KeyDigest, Settings, TenantSettings};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -28,6 +29,14 @@ pub(super) async fn take_in(
     settings: &Settings,
 ) -> Result<Arrival<'_>, Refusal> {
     let (mut parts, body) = request.into_parts();
+    let (most, found) = (settings.limits.head_bytes, head::length(&parts));
+    if found > most {
+        // What is read at once may be more than the limit, and whole.
+        let message = format!(
+            "the request's line and headers have {found} bytes; {most} are the most, `limits.head`"
+        );
+        return Err(Refusal::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
+    }
     let tenant = tenant(&parts.headers, settings)?;
     if parts
         .headers
@@ -47,6 +56,7 @@ pub(super) async fn take_in(
     if !path.as_str().starts_with('/') {
         return Err(Refusal::bad(format!("the path `{path}` does not begin with a slash")));
     }
+    head::plain(path.path()).map_err(Refusal::bad)?;
     if !head::is_for_clients(path.path()) && !is_named(path.path(), settings) {
         let path = path.path();
         let message = format!(
@@ -64,6 +74,7 @@ pub(super) async fn take_in(
     head::strip(&mut parts.headers);
     head::strip_request(&mut parts.headers);
     parts.headers.insert(head::REQUEST_ID, id);
+    TraceContext::drop_malformed(&mut parts.headers);
     let shown = head::for_routing(&parts.headers);
     if settings.upstream_credentials == Credentials::None {
         head::strip_credentials(&mut parts.headers);

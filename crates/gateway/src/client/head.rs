@@ -5,6 +5,7 @@ use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
     HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
+use hyper::http::request::Parts;
 use wornpath_routing::{Name, PlanStep};
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -113,7 +114,7 @@ pub(super) fn reveal(headers: &mut HeaderMap, pod: &Name, step: &PlanStep, is_de
 }
 
 /// Which interface a path belongs to.
-pub(super) fn api(path: &str) -> Api {
+pub(crate) fn api(path: &str) -> Api {
     match path {
         "/v1/chat/completions" => Api::Chat,
         "/v1/completions" => Api::Completions,
@@ -129,6 +130,37 @@ pub(super) fn api(path: &str) -> Api {
 /// In whose words errors at a path are told.
 pub(super) fn shape(path: &str) -> Api {
     if path.starts_with("/v1/messages/") { Api::Messages } else { api(path) }
+}
+
+/// Refuses a path that is not written in the one way in which rules for paths are. Engines decode and tidy paths, so
+/// that another spelling would be served by what the rules were never asked about.
+pub(super) fn plain(path: &str) -> Result<(), String> {
+    let disguise = path.match_indices('%').find_map(|(at, _)| {
+        let code = path.get(at..at + 3)?;
+        let meant = char::from(u8::from_str_radix(&code[1..], 16).ok()?);
+        let is_needless = meant.is_ascii_alphanumeric() || "-._~/".contains(meant);
+        is_needless.then_some((code, meant))
+    });
+    if let Some((code, meant)) = disguise {
+        return Err(format!("the path `{path}` has `{code}`; write it as `{meant}`"));
+    }
+    if path.contains("//") {
+        return Err(format!("the path `{path}` has `//`; write one slash"));
+    }
+    match path.split('/').find(|segment| matches!(*segment, "." | "..")) {
+        Some(dots) => {
+            Err(format!("the path `{path}` has the segment `{dots}`; write the path that is meant"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// How long a request's line and headers were, but for spaces that mean nothing.
+pub(super) fn length(parts: &Parts) -> usize {
+    let path = parts.uri.path_and_query().map_or(1, |path| path.as_str().len());
+    let line = parts.method.as_str().len() + path + "  HTTP/1.1\r\n".len();
+    let lengths = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len());
+    lengths.fold(line + "\r\n".len(), |all, length| all + length + ": \r\n".len())
 }
 
 /// Whether clients may ask engines for a path: for answers to prompts, not for what operates an engine.
@@ -172,6 +204,36 @@ mod tests {
         strip(&mut headers);
         strip_request(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-other"]);
+    }
+
+    #[test]
+    fn a_head_is_as_long_as_it_was_on_the_wire() {
+        let wire = "POST /v1/completions?a=1 HTTP/1.1\r\nhost: h\r\nx-a: 1\r\nx-a: 22\r\n\r\n";
+        let request = hyper::Request::post("/v1/completions?a=1");
+        let request = request.header("host", "h").header("x-a", "1").header("x-a", "22");
+        assert_eq!(length(&request.body(()).unwrap().into_parts().0), wire.len());
+    }
+
+    #[test]
+    fn a_path_has_one_spelling() {
+        for path in
+            ["/v1/models/a%20b", "/v1/files/", "/v1/a%25", "/v1/%", "/v1/%z", "/v1/...", "/"]
+        {
+            assert_eq!(plain(path), Ok(()), "{path}");
+        }
+        for (path, named) in [
+            ("/v1/%6coad_lora_adapter", "`%6c`; write it as `l`"),
+            ("/v1/chat/%63ompletions", "`%63`"),
+            ("/v1/x/%2E%2e/load_lora_adapter", "`%2E`; write it as `.`"),
+            ("/v1%2Fcompletions", "`%2F`; write it as `/`"),
+            ("/v1//completions", "`//`"),
+            ("//v1/completions", "`//`"),
+            ("/v1/./completions", "segment `.`"),
+            ("/v1/x/..", "segment `..`"),
+        ] {
+            let refused = plain(path).unwrap_err();
+            assert!(refused.contains(named), "{refused}");
+        }
     }
 
     #[test]

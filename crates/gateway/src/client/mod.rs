@@ -2,7 +2,7 @@
 
 mod arrival;
 mod ending;
-mod head;
+pub(crate) mod head;
 mod lost;
 mod planned;
 pub(crate) mod read;
@@ -244,6 +244,9 @@ const BETWEEN_ROUTER_AND_ENGINE: [&str; 5] = [
 
 /// Puts the tenant's salt into the request, if tenants share nothing.
 fn salted(read: &mut Read, call: &mut Call, settings: &Settings) -> Result<(), Refusal> {
+    if settings.sharing == Sharing::Isolated && !read.is_object {
+        read::saltable(call)?;
+    }
     if settings.sharing == Sharing::Isolated && read.is_object {
         let fields = &read.request.fields;
         if let Some(field) = BETWEEN_ROUTER_AND_ENGINE.iter().find(|it| fields.contains_key(**it)) {

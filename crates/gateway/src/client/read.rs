@@ -6,7 +6,9 @@
 use super::refusal::Refusal;
 use crate::record::Api;
 use bytes::Bytes;
+use hyper::header::CONTENT_TYPE;
 use serde_json::{Map, Value, json};
+use wornpath_execution::Call;
 use wornpath_routing::{Messages, Prompt, Request};
 
 /// What was read.
@@ -43,12 +45,28 @@ pub(crate) fn read(api: Api, body: &Bytes) -> Result<Read, Refusal> {
         .find_map(|field| fields.get(field).and_then(Value::as_u64))
         .map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
     let salt = fields.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
+    let is_several = fields.get("prompt").is_some_and(is_several);
     let prompt = match messages {
         Some(messages) => chat(messages, &mut fields),
         None => prompt(api, &mut fields),
     };
-    let request = Request { prompt, output_tokens: output, salt, fields, ..Request::default() };
+    let output_tokens = output;
+    let request = Request { prompt, is_several, output_tokens, salt, fields, ..Request::default() };
     Ok(Read { model, request, is_object: true })
+}
+
+/// Refuses a body into which no salt can be put although an engine may find fields in it: engines take what is not quite
+/// JSON too, in other encodings and at any depth. Without a type it is JSON for them.
+pub(super) fn saltable(call: &Call) -> Result<(), Refusal> {
+    let kind = call.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
+    let is_json = kind.is_none_or(|kind| memchr::memmem::find(&kind, b"json").is_some());
+    if call.body.is_empty() || !(is_json || call.body.trim_ascii_start().starts_with(b"{")) {
+        return Ok(());
+    }
+    serde_json::from_slice::<Value>(&call.body).map(|_| ()).map_err(|error| {
+        let cure = "tenants are isolated, so send JSON as RFC 8259 has it";
+        Refusal::bad(format!("the body is not JSON: {error}; {cure}"))
+    })
 }
 
 fn parse(body: &[u8]) -> Result<Map<String, Value>, Refusal> {
@@ -84,6 +102,12 @@ fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
         // Nothing of it stays in a prefix cache.
         Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Other => Prompt::default(),
     }
+}
+
+/// Whether a completion's `prompt` is a list of prompts, and not one of tokens.
+fn is_several(prompt: &Value) -> bool {
+    let items = prompt.as_array().map_or(&[][..], Vec::as_slice);
+    items.len() > 1 && items.iter().any(|item| !item.is_number())
 }
 
 fn of_completion(prompt: Option<Value>) -> Prompt {
@@ -145,6 +169,17 @@ mod tests {
             prompt(Api::Completions, json!({"prompt": [[1, 2]]})),
             Prompt::Tokens(vec![1, 2])
         );
+        for (given, is_several) in [
+            (json!("a"), false),
+            (json!([1, 2]), false),
+            (json!(["a"]), false),
+            (json!([[1], [2]]), true),
+            (json!(["a", "b"]), true),
+        ] {
+            let body = json!({"prompt": given}).to_string();
+            let read = read(Api::Completions, &body.into()).unwrap();
+            assert_eq!(read.request.is_several, is_several, "{given}");
+        }
         let Prompt::Chat { messages, .. } =
             prompt(Api::Messages, json!({"system": "s", "messages": [{"role": "user"}]}))
         else {
@@ -159,6 +194,32 @@ mod tests {
         };
         assert_eq!(messages[..], [json!({"role": "user", "content": "i"})]);
         assert_eq!(prompt(Api::Embeddings, json!({"input": "i"})), Prompt::default());
+    }
+
+    #[test]
+    fn what_engines_may_read_as_json_and_nobody_can_salt_is_refused() {
+        let call = |kind: Option<&'static str>, body: &str| {
+            let mut headers = hyper::HeaderMap::new();
+            if let Some(kind) = kind {
+                headers.insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+            }
+            let path = hyper::http::uri::PathAndQuery::from_static("/pooling");
+            let body = Bytes::from(body.to_owned());
+            saltable(&Call { method: hyper::Method::POST, path, headers, body })
+        };
+        let nan = r#"{"cache_salt": "theirs", "x": NaN}"#;
+        let deep = format!(
+            "{{\"cache_salt\": \"theirs\", \"x\": {}{}}}",
+            "[".repeat(200),
+            "]".repeat(200)
+        );
+        for kind in [None, Some("application/json"), Some("Application/x+JSON"), Some("text/plain")]
+        {
+            assert!(call(kind, nan).is_err() && call(kind, &deep).is_err(), "{kind:?}");
+        }
+        assert!(call(Some("application/json"), "\u{feff}{}").is_err());
+        assert!(call(Some("multipart/form-data; boundary=x"), "--x").is_ok());
+        assert!(call(Some("application/json"), "[{}]").is_ok() && call(None, "").is_ok());
     }
 
     #[test]

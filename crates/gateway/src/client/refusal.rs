@@ -26,6 +26,11 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
+    /// Why.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     pub(crate) fn response(&self, api: Api) -> Response<Reply> {
         let body = error_body(api, self.status, &self.message).to_string();
         let mut response = Response::new(Reply::whole(body.into()));
