@@ -2,6 +2,7 @@
 
 use crate::seen::Seen;
 use crate::tape::Trail;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::PodId;
@@ -205,4 +206,9 @@ impl Usage {
 pub trait Observe: Send + Sync {
     /// A request has ended.
     fn ended(&self, record: &Record);
+
+    /// No more requests end, and the process is about to: passes on what it keeps, within a short time.
+    fn finish(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {})
+    }
 }

@@ -94,7 +94,7 @@ pub fn serve(
         .map_err(|cause| ServeError::Listen { address, cause })?;
     let serving = Serving { client: listener.local_addr()? };
     let (phase, phases) = watch::channel(Phase::Serving);
-    std::thread::scope(|scope| -> Result<(), ServeError> {
+    let served = std::thread::scope(|scope| -> Result<(), ServeError> {
         let mut doors = Vec::new();
         for number in 0..workers {
             let (door, connections) = mpsc::channel(1024);
@@ -139,7 +139,10 @@ pub fn serve(
             checkpoint::finish(&gateway);
             Ok(())
         })
-    })
+    });
+    // Of what was under way to the very end, too.
+    background.block_on(gateway.finish());
+    served
 }
 
 async fn told_to_end() -> std::io::Result<()> {

@@ -266,6 +266,13 @@ impl Gateway {
         let _ = self.observers.set(observers);
     }
 
+    /// Lets whoever observes pass on what they keep, before the process ends.
+    pub(crate) async fn finish(&self) {
+        for observer in self.observers.get().into_iter().flatten() {
+            observer.finish().await;
+        }
+    }
+
     /// What is counted, for the page about it; before the first request comes.
     pub fn count(&self, metrics: Arc<Metrics>) {
         // Set once, when the server is put together.

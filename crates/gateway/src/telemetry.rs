@@ -12,10 +12,11 @@ use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Uri};
 use serde_json::{Value, json};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use wornpath_execution::{AddressError, BreakerRules, Endpoint, Reach, Timeouts, call};
 use wornpath_index::Moment;
 use wornpath_routing::StepExplanation;
@@ -25,6 +26,8 @@ const MOST_WAITING: usize = 4096;
 /// Requests that are sent at a time.
 const MOST_AT_ONCE: usize = 256;
 const SEND_EVERY: Duration = Duration::from_secs(1);
+/// How long the end of the process waits for what is not sent yet.
+const FINISH_WITHIN: Duration = Duration::from_secs(2);
 const MOST_ANSWER_BYTES: usize = 1 << 20;
 const PATIENCE: Timeouts = Timeouts {
     connect: Duration::from_secs(2),
@@ -44,24 +47,53 @@ pub(crate) struct SpanCounts {
     pub(crate) dropped: AtomicU64,
 }
 
+/// What waits for a collector.
+enum Waiting {
+    Ended(Box<Record>),
+    /// Somebody wants to know when everything before it was sent.
+    Finish(oneshot::Sender<()>),
+}
+
 /// Hands traced requests over to be sent.
 pub(crate) struct Exporter {
-    queue: mpsc::Sender<Record>,
+    queue: mpsc::Sender<Waiting>,
+    /// How many it has handed over.
+    handed: AtomicU64,
     counts: Arc<SpanCounts>,
 }
 
 impl Observe for Exporter {
     fn ended(&self, record: &Record) {
         let is_traced = record.seen.as_ref().is_some_and(|seen| seen.trace.is_some());
-        if is_traced && self.queue.try_send(record.clone()).is_err() {
-            self.counts.dropped.fetch_add(1, Relaxed);
+        if !is_traced {
+            return;
         }
+        let is_taken = self.queue.try_send(Waiting::Ended(Box::new(record.clone()))).is_ok();
+        let count = if is_taken { &self.handed } else { &self.counts.dropped };
+        count.fetch_add(1, Relaxed);
+    }
+
+    fn finish(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {
+            let sent = async {
+                let (told, done) = oneshot::channel();
+                let is_asked = self.queue.send(Waiting::Finish(told)).await.is_ok();
+                is_asked && done.await.is_ok()
+            };
+            if tokio::time::timeout(FINISH_WITHIN, sent).await != Ok(true) {
+                let counts = &self.counts;
+                let done = counts.exported.load(Relaxed) + counts.failed.load(Relaxed);
+                let lost = self.handed.load(Relaxed).saturating_sub(done);
+                counts.dropped.fetch_add(lost, Relaxed);
+                tracing::warn!(lost, "ended before all traces were sent");
+            }
+        })
     }
 }
 
 /// Sends what an [`Exporter`] is handed.
 pub(crate) struct Sender {
-    queue: mpsc::Receiver<Record>,
+    queue: mpsc::Receiver<Waiting>,
     counts: Arc<SpanCounts>,
     endpoint: Arc<Endpoint>,
     service: String,
@@ -83,7 +115,8 @@ pub(crate) fn exporter(
     let endpoint = Endpoint::new(&settings.otlp, BreakerRules::default(), 1)?.within(&reach)?;
     let (sender, queue) = mpsc::channel(MOST_WAITING);
     let counts = Arc::<SpanCounts>::default();
-    let exporter = Exporter { queue: sender, counts: Arc::clone(&counts) };
+    let handed = AtomicU64::new(0);
+    let exporter = Exporter { queue: sender, handed, counts: Arc::clone(&counts) };
     let (endpoint, service) = (Arc::new(endpoint), settings.service.clone());
     let zero = time_of_day().saturating_sub(now.as_nanos());
     Ok((exporter, Sender { queue, counts, endpoint, service, zero }))
@@ -100,28 +133,51 @@ impl Sender {
     /// Sends for as long as it is polled.
     pub(crate) async fn run(mut self) {
         let mut batch = Vec::new();
-        loop {
-            if self.queue.recv_many(&mut batch, MOST_AT_ONCE).await == 0 {
-                return;
+        while let Some(first) = self.queue.recv().await {
+            let finish = self.gather(first, &mut batch).await;
+            if !batch.is_empty() {
+                self.pass_on(&batch).await;
+                batch.clear();
             }
-            if batch.len() < MOST_AT_ONCE {
-                tokio::time::sleep(SEND_EVERY).await;
-                while batch.len() < MOST_AT_ONCE
-                    && let Ok(more) = self.queue.try_recv()
-                {
-                    batch.push(more);
-                }
+            if let Some(finish) = finish {
+                // Who asked may have stopped waiting.
+                let _ = finish.send(());
             }
-            let count = batch.len() as u64;
-            match self.send(&batch).await {
-                Ok(()) => self.counts.exported.fetch_add(count, Relaxed),
-                Err(why) => {
-                    tracing::warn!(collector = self.endpoint.url(), "traces were not taken: {why}");
-                    self.counts.failed.fetch_add(count, Relaxed)
-                }
-            };
-            batch.clear();
         }
+    }
+
+    /// Takes in what comes within a second, and tells who wants to know when it was sent.
+    async fn gather(
+        &mut self,
+        first: Waiting,
+        batch: &mut Vec<Record>,
+    ) -> Option<oneshot::Sender<()>> {
+        let mut enough = pin!(tokio::time::sleep(SEND_EVERY));
+        let mut next = first;
+        loop {
+            match next {
+                Waiting::Ended(record) => batch.push(*record),
+                Waiting::Finish(finish) => return Some(finish),
+            }
+            if batch.len() == MOST_AT_ONCE {
+                return None;
+            }
+            next = tokio::select! {
+                more = self.queue.recv() => more?,
+                () = &mut enough => return None,
+            };
+        }
+    }
+
+    async fn pass_on(&self, batch: &[Record]) {
+        let count = batch.len() as u64;
+        match self.send(batch).await {
+            Ok(()) => self.counts.exported.fetch_add(count, Relaxed),
+            Err(why) => {
+                tracing::warn!(collector = self.endpoint.url(), "traces were not taken: {why}");
+                self.counts.failed.fetch_add(count, Relaxed)
+            }
+        };
     }
 
     async fn send(&self, batch: &[Record]) -> Result<(), String> {

@@ -75,6 +75,39 @@ fn a_collector_gets_a_span_for_the_request_and_below_it_for_everything_that_was_
 }
 
 #[test]
+fn what_waits_for_the_collector_is_sent_before_the_process_ends() {
+    let (pod, collector) = (Recorder::start(), Recorder::start());
+    let text = format!(
+        "pods: [{{url: \"http://{}\"}}]\ntelemetry: {{otlp: \"http://{}\", share: 1}}\ndrain: {{lame_duck: 0s}}\n",
+        pod.address, collector.address
+    );
+    let mut gateway = Gateway::configured("traces_end", &text, 1);
+    assert_eq!(ask(&gateway).finish().unwrap().status, 200);
+    gateway.signal("-TERM");
+    eventually("it ended", || gateway.child.try_wait().unwrap().is_some());
+    assert!(!collector.posted().is_empty());
+}
+
+#[test]
+fn a_malformed_trace_context_does_not_go_on_and_a_trace_of_our_own_begins() {
+    let (pod, collector) = (Recorder::start(), Recorder::start());
+    let text = format!(
+        "pods: [{{url: \"http://{}\"}}]\ntelemetry: {{otlp: \"http://{}\", share: 1}}\n",
+        pod.address, collector.address
+    );
+    let gateway = Gateway::configured("traces_malformed", &text, 1);
+    let malformed = format!("ff-{TRACE}-{PARENT}-01");
+    let headers = [("traceparent", malformed.as_str()), ("tracestate", "vendor=1")];
+    let body = json!({"prompt": "a", "max_tokens": 1});
+    let answer = Exchange::open_with(&gateway.address, "/v1/completions", &headers, &body);
+    assert_eq!(answer.finish().unwrap().status, 200);
+    let sent = pod.posted().remove(0);
+    let own = sent.header("traceparent").unwrap();
+    assert!(own.starts_with("00-") && !own.contains(TRACE), "{own}");
+    assert_eq!(sent.header("tracestate"), None);
+}
+
+#[test]
 fn a_collector_that_is_down_costs_no_request_and_is_counted() {
     let pod = Recorder::start();
     let text = format!(
