@@ -350,6 +350,10 @@ impl Feed {
         reason: String,
         now: Moment,
     ) -> Option<Rebuild> {
+        if self.is_gone_past(sequence, now) {
+            self.hear(now);
+            return None;
+        }
         self.counters.malformed += 1;
         self.last_malformed = Some(reason);
         if self.is_quarantined(now) {

@@ -54,13 +54,25 @@ impl Feed {
         Admission::RebuildAndApply(Rebuild::From(first))
     }
 
+    /// Takes note of a batch that could not be understood while a replay is answered, and tells whether it was gone
+    /// past before. It may be a live one: then it is gone past without asking again, which loses something and makes
+    /// nothing false.
+    pub(super) fn is_gone_past(&mut self, sequence: Option<u64>, now: Moment) -> bool {
+        let answer = self.asked.as_mut().and_then(|asked| asked.answer_mut(now));
+        let Some((answer, sequence)) = answer.zip(sequence) else { return false };
+        answer.unreadable = answer.unreadable.max(Some(sequence));
+        sequence < self.next
+    }
+
     /// A replay has come to its end.
     pub fn replay_ended(&mut self, from: SourceId, now: Moment) -> Option<Rebuild> {
         let asked = self.asked.take_if(|asked| asked.source == from && !asked.is_snapshot())?;
         let answer = asked.answer?;
         self.hear(now);
         self.pace.succeeded();
-        let Some(highest) = answer.highest else {
+        // What cannot be understood does not tell whose it is.
+        let is_known = answer.highest.is_some() || !self.verifying;
+        let Some(highest) = answer.highest.max(answer.unreadable).filter(|_| is_known) else {
             // There is nothing from the last batch on: the engine that sent it is gone.
             if self.next > 0 {
                 return Some(self.begin(None));

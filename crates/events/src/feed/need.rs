@@ -23,6 +23,8 @@ pub(super) struct Answer {
     pub(super) next: u64,
     /// The highest number that came.
     pub(super) highest: Option<u64>,
+    /// The highest number of what came and could not be understood.
+    pub(super) unreadable: Option<u64>,
 }
 
 impl Asked {
@@ -133,7 +135,8 @@ impl Feed {
                 self.counters.replays += u64::from(!is_probe);
                 // With the last batch that is known, to see that it is the same.
                 let from = self.next.saturating_sub(1);
-                let answer = Some(Answer { from, next: self.next, highest: None });
+                let next = self.next;
+                let answer = Some(Answer { from, next, highest: None, unreadable: None });
                 self.asked = Some(Asked { source, at: now, is_probe, answer });
                 Step::Ask(source, Ask::Replay { from })
             }

@@ -255,3 +255,39 @@ fn a_batch_that_no_replay_makes_readable_is_gone_past() {
     let status = feed.status(last);
     assert_eq!((status.state, status.last_sequence), (State::Partial, Some(11)));
 }
+
+#[test]
+fn the_newest_batch_is_gone_past_too_if_no_replay_makes_it_readable_and_stays_so() {
+    let (mut feed, source) = running();
+    assert_eq!(feed.malformed(Some(10), "bad".to_owned(), NOW), None);
+    let mut now = NOW + Duration::from_secs(1);
+    assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 9 }));
+    take(&mut feed, source, heading(9, 9), Via::Replay);
+    assert_eq!(feed.malformed(Some(10), "still bad".to_owned(), now), None);
+    assert_eq!(feed.replay_ended(source, now), None);
+    assert_eq!(feed.status(now).state, State::Unsure);
+    now += Duration::from_secs(1);
+    assert_eq!(feed.tick(now), Some(Step::Rebuild(Rebuild::From(11))));
+    for _ in 0..60 {
+        now += Rules::default().probe_after;
+        assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 10 }));
+        assert_eq!(feed.malformed(Some(10), "still bad".to_owned(), now), None);
+        assert_eq!(feed.replay_ended(source, now), None);
+        let status = feed.status(now);
+        assert_eq!((status.state, status.last_sequence), (State::Partial, Some(10)));
+        assert_eq!((status.counters.gaps, status.counters.malformed), (1, 2));
+    }
+    assert_eq!(take(&mut feed, source, heading(11, 11), Via::Live), Admission::Apply);
+    assert_eq!(feed.status(NOW).state, State::Partial);
+}
+
+#[test]
+fn an_unreadable_batch_does_not_tell_that_the_engine_is_the_one_that_was_known() {
+    let (mut feed, source) = running();
+    feed.disconnected(source);
+    feed.connected(source, NOW);
+    let later = NOW + Duration::from_secs(1);
+    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
+    assert_eq!(feed.malformed(Some(9), "bad".to_owned(), later), None);
+    assert_eq!(feed.replay_ended(source, later), Some(Rebuild::ANEW));
+}
