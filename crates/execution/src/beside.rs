@@ -32,7 +32,7 @@ pub(crate) enum Why {
     /// Its pod failed.
     Failed(CallError),
     /// Its pod refused what the client sent.
-    Refused(Answer, Arc<Endpoint>),
+    Refused(Box<Answer>, Arc<Endpoint>),
 }
 
 /// Why the step that answers did not.
@@ -60,7 +60,7 @@ pub(crate) async fn accompany(
             match answer.whole(MOST_STEP_BYTES).await {
                 Ok(_) if status.is_success() => return Ok(()),
                 Ok((head, body)) if status.is_client_error() && !is_for_another_pod(status) => {
-                    Why::Refused(Answer::of(head, body), endpoint)
+                    Why::Refused(Box::new(Answer::of(head, body)), endpoint)
                 }
                 Ok(_) => Why::Failed(CallError::Status(status)),
                 Err(cause) => Why::Failed(cause),

@@ -262,7 +262,7 @@ impl<D: Dispatch> Run<'_, D> {
             Why::Failed(cause) => cause,
             Why::Refused(answer, endpoint) => {
                 self.withdraw(&step);
-                return Err(Stop::Answered(Box::new(self.carried(answer, step, endpoint))));
+                return Err(Stop::Answered(Box::new(self.carried(*answer, step, endpoint))));
             }
         };
         if !cause.is_late() {

@@ -98,6 +98,7 @@ impl Uses {
 }
 
 /// What the block that a block followed is to know of it after it has gone.
+#[derive(Clone, Copy)]
 struct Gone {
     followed: Option<BlockHash>,
     is_again: bool,

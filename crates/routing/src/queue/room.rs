@@ -129,11 +129,7 @@ fn too_late(request: &Request, fleet: &Fleet) -> Rejection {
         is_up && (models.is_empty() || models.contains(&request.model.base))
     };
     let why = "no pod had room before the deadline";
-    if fleet.pods().iter().any(serves) {
-        Rejection::busy(why)
-    } else {
-        Rejection::unavailable(why)
-    }
+    if fleet.pods().iter().any(serves) { Rejection::busy(why) } else { Rejection::unavailable(why) }
 }
 
 #[cfg(test)]
