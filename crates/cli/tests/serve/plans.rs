@@ -80,7 +80,8 @@ fn an_engine_that_does_not_say_its_name_is_waited_for_no_longer_than_its_step_ma
     );
     let gateway = Gateway::configured("plans_silent", &text, 2);
     let answer = gateway.post(ASK, &json!({"model": "m", "prompt": "hello"}));
-    assert_eq!(answer.status, 503, "there is no other: {}", answer.text);
+    assert_eq!(answer.status, 504, "there is no other: {}", answer.text);
+    assert!(answer.text.contains("within 300ms"), "{}", answer.text);
     assert!(prefill.posted().is_empty() && decode.posted().is_empty());
 }
 

@@ -192,16 +192,17 @@ impl Trace {
         Ok(Self { block_size, turns: reader.turns }.beginning_at_zero())
     }
 
-    /// The same traffic from its first request on, whatever clock its times are of.
+    /// The same traffic from its first request on if its times are of some clock, as those are that begin after a day.
     fn beginning_at_zero(mut self) -> Self {
+        const DAY: Duration = Duration::from_secs(24 * 3600);
         let starts = self.turns.iter_mut().filter_map(|turn| match &mut turn.start {
             Start::At(time) => Some(time),
             Start::After { .. } => None,
         });
         let starts: Vec<&mut Duration> = starts.collect();
         let first = starts.iter().map(|time| **time).min().unwrap_or_default();
-        for time in starts {
-            *time -= first;
+        if first > DAY {
+            starts.into_iter().for_each(|time| *time -= first);
         }
         self
     }
