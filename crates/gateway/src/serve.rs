@@ -174,8 +174,11 @@ async fn accept(
             }
         };
         let patience = gateway.settings().timeouts.between_bytes;
-        if stream.set_nodelay(true).is_err() || leave_after(&stream, patience).is_err() {
+        if stream.set_nodelay(true).is_err() {
             continue;
+        }
+        if let Err(error) = leave_after(&stream, patience) {
+            tracing::debug!(%error, "a client that takes nothing of its answer will not be left");
         }
         gateway.connection_count().fetch_add(1, Relaxed);
         let handed = match stream.into_std() {
