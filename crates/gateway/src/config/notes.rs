@@ -106,17 +106,22 @@ impl<'a> Notes<'a> {
         }
     }
 
-    /// Takes down a name without anything in it: nobody could ask for who has it.
+    /// Takes down a name without anything in it, which nobody could ask for, and one that terminals would obey.
     pub(super) fn must_be_a_name(
         &mut self,
         (owner, key): (&str, &str),
         (name, span): (&str, Span),
         cure: &str,
     ) {
-        if name.trim().is_empty() {
-            let rule = "a name needs at least one letter, digit or sign";
-            self.problems.push(refused(owner, key, name, span, &rule).cure(cure));
-        }
+        let rule = if name.trim().is_empty() {
+            "a name needs at least one letter, digit or sign"
+        } else if name.chars().any(char::is_control) {
+            "a name has no control characters"
+        } else {
+            return;
+        };
+        let shown = name.escape_debug().to_string();
+        self.problems.push(refused(owner, key, &shown, span, &rule).cure(cure));
     }
 
     /// Takes down a time of nothing where something would then never stop.
