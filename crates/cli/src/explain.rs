@@ -4,6 +4,7 @@ use crate::check::{BAD_CONFIGURATION, check};
 use crate::fleet::{build, read_fleet};
 use anyhow::{Context, bail};
 use clap::Args;
+use hyper::header::HeaderName;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -136,7 +137,10 @@ fn request(arguments: &ExplainArguments, built: &BuiltFleet) -> anyhow::Result<R
         let Some((name, value)) = header.split_once(':') else {
             bail!("header `{header}` has no colon; write `name: value`");
         };
-        request.headers.push((name.trim().to_ascii_lowercase(), value.trim().to_owned()));
+        let Ok(name) = HeaderName::try_from(name.trim()) else {
+            bail!("header `{header}`: `{name}` is no name of a header; write `name: value`");
+        };
+        request.headers.push((name.as_str().to_owned(), value.trim().to_owned()));
     }
     request.tenant = arguments.tenant.as_deref().map(Name::from);
     resolve(&mut request, built);

@@ -204,6 +204,13 @@ fn explain_refuses_what_is_no_request_and_a_profile_that_does_not_check() {
     let output = wornpath(&[&profile[..], &fleet].concat(), "{}");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("neither `messages` nor `prompt`"));
+    for (header, problem) in
+        [("x-session", "has no colon"), ("x session: 1", "is no name of a header")]
+    {
+        let output = wornpath(&[&profile[..], &fleet, &["--header", header]].concat(), REQUEST);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains(problem), "{output:?}");
+    }
     let profile = ["explain", "--profile", "../routing/tests/problems/cycle.yaml"];
     let output = wornpath(&[&profile[..], &fleet].concat(), REQUEST);
     assert_eq!(output.status.code(), Some(78));

@@ -87,6 +87,10 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
 
 /// Nothing that is there is overwritten, and a run goes on in the files that it was begun with.
 fn check_paths(arguments: &RunArguments, paths: &ResultPaths) -> anyhow::Result<()> {
+    ensure!(
+        arguments.output != Path::new("-"),
+        "results cannot go to standard output: what is there is read again with --resume; name a file"
+    );
     let input = arguments.prompts.canonicalize().ok();
     for path in [&arguments.output, &paths.output, &paths.errors, &paths.log] {
         let name = path.display();

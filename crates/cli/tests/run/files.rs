@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// An input and where its results go.
 pub(crate) struct Job {
     pub(crate) input: PathBuf,
-    output: PathBuf,
+    pub(crate) output: PathBuf,
 }
 
 /// How a run ended.

@@ -39,6 +39,14 @@ fn errors_of_another_run_and_the_input_itself_are_not_written_over() {
 }
 
 #[test]
+fn results_cannot_go_where_nothing_can_be_read_again() {
+    let mut job = Job::new("to_output", questions(1, 1));
+    job.output = "-".into();
+    let output = job.run_at(&["http://127.0.0.1:9"], &[]);
+    assert!(output.is(1) && output.error.contains("name a file"), "{output:?}");
+}
+
+#[test]
 fn a_run_goes_on_in_the_order_that_it_was_begun_with() {
     let engines = Served::start_at("1", &["--fault", "hang"]);
     let begun = ["with", "without"].map(|how| {
