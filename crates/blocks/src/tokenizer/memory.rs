@@ -79,6 +79,8 @@ impl TokenMemory {
         framing: Framing,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
+        // Mostly a token has more bytes than three: this is where all ids go, in one allocation.
+        out.reserve(text.len() / 3);
         self.tokenizer.framed(framing, out, |out| {
             let Some(cuts) = &self.tokenizer.cuts else {
                 return self.tokenizer.encode_bare(text, out);
