@@ -21,6 +21,7 @@ mod door;
 mod lobby;
 mod memory;
 pub mod metrics;
+mod multipart;
 mod probe;
 mod quota;
 mod record;

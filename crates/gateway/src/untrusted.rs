@@ -1,8 +1,8 @@
 //! What reads the bytes of clients and engines, so that any bytes can be tried on it: the face of the fuzz targets.
 //! Whoever serves takes them as they come, piece by piece, by the same code.
 
-use crate::batches::multipart::{Event, Multipart};
 use crate::client::read::read;
+use crate::multipart::{Event, Multipart};
 use crate::record::{Api, Usage};
 use crate::usage::UsageScan;
 use bytes::Bytes;

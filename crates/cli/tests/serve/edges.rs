@@ -301,6 +301,37 @@ fn another_name_of_a_model_reaches_engines_as_their_own() {
 }
 
 #[test]
+fn a_form_goes_to_the_pods_of_the_model_that_it_names() {
+    let (talks, hears) = (Recorder::start(), Recorder::start());
+    let text = format!(
+        "models: [{{name: m, tokenizer: bytes}}, {{name: w, tokenizer: bytes, aliases: [ears]}}]\n\
+         pods:\n- {{url: \"http://{}\", model: [m]}}\n- {{url: \"http://{}\", model: [w]}}\n",
+        talks.address, hears.address
+    );
+    let gateway = Gateway::configured("edges_form", &text, 2);
+    let post = |model: &str, audio: usize| {
+        let head = "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\n\
+                    content-type: multipart/form-data; boundary=edge\r\n";
+        let part = "--edge\r\ncontent-disposition: form-data; name";
+        let audio = "la".repeat(audio / 2);
+        let body = format!(
+            "{part}=\"file\"; filename=\"model\"\r\n\r\n{audio}\r\n{part}=\"model\"\r\n\r\n{model}\r\n--edge--\r\n"
+        );
+        Exchange::send(&gateway.address, head, &body).finish().unwrap()
+    };
+    // Short, and so long that it is read apart.
+    for (times, audio) in [10, 200_000].into_iter().enumerate() {
+        assert_eq!(post("w", audio).status, 200);
+        assert_eq!((talks.posted().len(), hears.posted().len()), (times, times + 1));
+        assert_eq!(post("m", audio).status, 200);
+        assert_eq!((talks.posted().len(), hears.posted().len()), (times + 1, times + 1));
+    }
+    let refused = post("ears", 10);
+    assert_eq!(refused.status, 400);
+    assert!(refused.text.contains("write `w`"), "{}", refused.text);
+}
+
+#[test]
 fn what_operates_an_engine_is_not_for_clients_unless_a_route_says_so() {
     let pod = Recorder::start();
     let text = |more: &str| format!("pods: [{{url: \"http://{}\"}}]\n{more}", pod.address);

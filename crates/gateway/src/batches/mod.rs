@@ -12,7 +12,6 @@ mod forest;
 mod life;
 mod lists;
 mod matched;
-pub(crate) mod multipart;
 mod overview;
 mod profile;
 mod retry;

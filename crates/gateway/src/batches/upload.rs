@@ -1,8 +1,8 @@
 //! A file on its way into the store: read as it comes, written as it comes, bounded.
 
-use super::multipart::{Event, Multipart};
 use super::trouble::Trouble;
 use super::{Batches, UPLOADS};
+use crate::multipart::{Event, Multipart};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;

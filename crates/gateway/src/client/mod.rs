@@ -226,7 +226,13 @@ async fn route(
 
 /// Calls the model what its engines call it, if the client used another name of the configuration's.
 fn renamed(read: &Read, call: &mut Call, roster: &Roster) -> Result<(), Refusal> {
-    if let Some(name) = roster.alias_of(&read.model).filter(|_| read.is_object) {
+    if let Some(name) = roster.alias_of(&read.model) {
+        if !read.is_object {
+            return Err(Refusal::bad(format!(
+                "`{}` is another name of `{name}`, which cannot be put into a form; write `{name}`",
+                read.model
+            )));
+        }
         let edit = Edit::set("model", &name.as_str().into());
         call.body = splice(&call.body, &[edit]).map_err(|error| Refusal::bad(error.to_string()))?;
     }
@@ -286,11 +292,16 @@ async fn read_body(
     if call.body.is_empty() && call.method != Method::POST {
         return Ok(Read::default());
     }
+    let form = read::form(api, call);
+    let read = move |body: &Bytes| match form {
+        Some(form) => Ok(read::read_form(form, body)),
+        None => read::read(api, body),
+    };
     if !length.is_long {
-        return read::read(api, &call.body);
+        return read(&call.body);
     }
     let body = call.body.clone();
-    Box::pin(apart(worker, move || read::read(api, &body))).await?
+    Box::pin(apart(worker, move || read(&body))).await?
 }
 
 async fn prepare(

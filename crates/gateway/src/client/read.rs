@@ -4,6 +4,7 @@
 //! no sense is the engine's to refuse, in its own words: it is routed as well as it can be.
 
 use super::refusal::Refusal;
+use crate::multipart::Multipart;
 use crate::record::Api;
 use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
@@ -19,6 +20,17 @@ pub(crate) struct Read {
     pub(crate) request: Request,
     /// Whether fields can be set in the body.
     pub(crate) is_object: bool,
+}
+
+/// The form that a body of another interface is said to be: audio to be written down comes in one.
+pub(super) fn form(api: Api, call: &Call) -> Option<Multipart> {
+    let kind = call.headers.get(CONTENT_TYPE).filter(|_| api == Api::Other)?;
+    Multipart::of(kind.to_str().ok()?)
+}
+
+/// Reads a form. Not ours to judge; but if it names a model, it goes where that is.
+pub(super) fn read_form(form: Multipart, body: &[u8]) -> Read {
+    Read { model: form.field(body, "model").unwrap_or_default(), ..Read::default() }
 }
 
 /// Reads a body of that interface.

@@ -2,6 +2,8 @@
 
 /// The most bytes of a part's head.
 const MOST_HEAD: usize = 8 << 10;
+/// How much of a form is looked at at once for a field: a file in it need not be held twice.
+const FIELD_PIECE: usize = 64 << 10;
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
 /// What is found, in order.
@@ -73,6 +75,25 @@ impl Multipart {
         }
         self.pending.drain(..at);
         Ok(())
+    }
+
+    /// What a form that is there as a whole has in a field that is no file; nothing if it is broken before that.
+    pub(crate) fn field(mut self, body: &[u8], field: &str) -> Option<String> {
+        let (mut found, mut events) = (None::<Vec<u8>>, Vec::new());
+        for piece in body.chunks(FIELD_PIECE) {
+            self.feed(piece, &mut events).ok()?;
+            for event in events.drain(..) {
+                match (event, &mut found) {
+                    (Event::Part { name, filename: None }, _) if name == field => {
+                        found = Some(Vec::new());
+                    }
+                    (Event::Data(data), Some(content)) => content.extend(data),
+                    (Event::PartEnd, Some(_)) => return String::from_utf8(found?).ok(),
+                    _ => {}
+                }
+            }
+        }
+        None
     }
 
     /// Takes one thing from `at` on and says how long it was; none if more bytes are needed.
@@ -217,6 +238,16 @@ mod tests {
             }
         }
         parts
+    }
+
+    #[test]
+    fn a_field_is_found_that_is_no_file() {
+        let field = |name| {
+            Multipart::of("multipart/form-data; boundary=b0").unwrap().field(BODY.as_bytes(), name)
+        };
+        assert_eq!(field("purpose").as_deref(), Some("batch"));
+        assert_eq!(field("file"), None);
+        assert_eq!(field("model"), None);
     }
 
     #[test]
