@@ -1,4 +1,4 @@
-//! One connection of a listener that few come to: operators and sidecars.
+//! One connection of a listener that few come to.
 
 use crate::tls::ListenerTls;
 use hyper::body::{Body, Incoming};
@@ -9,6 +9,7 @@ use std::error::Error;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
 
 /// For the greeting over TLS, and for the head of each request.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -23,12 +24,22 @@ where
 {
     match tls {
         None => talk(stream, answer).await,
-        Some(tls) => match tokio::time::timeout(WITHIN, tls.accept(stream)).await {
-            Ok(Ok(stream)) => talk(stream, answer).await,
-            Ok(Err(error)) => tracing::debug!(%error, "a caller was not let in"),
-            Err(_) => tracing::debug!("a caller did not finish its greeting in time"),
-        },
+        Some(tls) => {
+            if let Some(stream) = greeted(stream, &tls).await {
+                talk(stream, answer).await;
+            }
+        }
     }
+}
+
+/// The connection of a caller that is let in.
+pub(crate) async fn greeted(stream: TcpStream, tls: &ListenerTls) -> Option<TlsStream<TcpStream>> {
+    match tokio::time::timeout(WITHIN, tls.accept(stream)).await {
+        Ok(Ok(stream)) => return Some(stream),
+        Ok(Err(error)) => tracing::debug!(%error, "a caller was not let in"),
+        Err(_) => tracing::debug!("a caller did not finish its greeting in time"),
+    }
+    None
 }
 
 async fn talk<S>(stream: impl AsyncRead + AsyncWrite + Unpin, answer: S)

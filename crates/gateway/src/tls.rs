@@ -128,6 +128,14 @@ impl ListenerTls {
         Ok(Self { config: Arc::new(config), is_mutual })
     }
 
+    /// Offers HTTP/2 too, over which gRPC goes.
+    #[must_use]
+    pub(crate) fn with_http2(mut self) -> Self {
+        let config = Arc::make_mut(&mut self.config);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        self
+    }
+
     /// Whether callers must show a certificate.
     #[must_use]
     pub const fn is_mutual(&self) -> bool {

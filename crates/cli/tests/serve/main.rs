@@ -12,6 +12,10 @@ mod flood;
 mod gateway;
 mod keys;
 mod pairs;
+#[cfg(feature = "grpc")]
+#[path = "../../../events/tests/peer/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests of transports, which use the rest")]
+mod peer;
 mod plans;
 mod predictions;
 mod promises;
@@ -20,6 +24,8 @@ mod reach;
 mod recorder;
 mod recording;
 mod reloads;
+#[cfg(feature = "grpc")]
+mod reports;
 #[path = "../engine/served.rs"]
 #[allow(dead_code, reason = "shared with the tests of engines, which use the rest")]
 mod served;

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-type Authority = CertifiedIssuer<'static, KeyPair>;
+pub(crate) type Authority = CertifiedIssuer<'static, KeyPair>;
 
-fn authority(name: &str) -> Authority {
+pub(crate) fn authority(name: &str) -> Authority {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, name);
@@ -110,7 +110,7 @@ impl<'a> Caller<'a> {
 }
 
 /// A folder with a server's certificate, the callers' authority, and what else a test needs.
-fn workshop(test: &str, ours: &Authority) -> PathBuf {
+pub(crate) fn workshop(test: &str, ours: &Authority) -> PathBuf {
     let folder = folder(test);
     signed(ours, "localhost", 2100).write(&folder, "server");
     fs::write(folder.join("ca.pem"), ours.pem()).unwrap();

@@ -14,7 +14,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
@@ -43,6 +44,11 @@ pub struct PushService {
     /// Room for bodies that are being read, in KiB.
     bodies: Arc<Semaphore>,
 }
+
+/// What sidecars and engines come over.
+pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection for T {}
 
 #[cfg(not(feature = "grpc"))]
 type Answer = Full<Bytes>;
@@ -79,7 +85,7 @@ impl PushService {
 
     /// One connection, to its end. A peer that breaks off is its own affair.
     #[cfg(not(feature = "grpc"))]
-    async fn speak(self, stream: TcpStream, access: Access) {
+    pub async fn speak(self, stream: impl Connection, access: Access) {
         let answer = service_fn(move |request| self.clone().respond(request, access.clone()));
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
@@ -91,7 +97,7 @@ impl PushService {
     /// One connection, to its end: posts over HTTP/1, streams over HTTP/2. A peer that breaks off is its own
     /// affair.
     #[cfg(feature = "grpc")]
-    async fn speak(self, stream: TcpStream, access: Access) {
+    pub async fn speak(self, stream: impl Connection, access: Access) {
         let answer = service_fn(move |request| self.clone().respond(request, access.clone()));
         let mut server =
             hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());

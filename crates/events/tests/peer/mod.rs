@@ -33,7 +33,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn start(script: &str, arguments: &[&str]) -> Self {
-        let path = format!("{}/tests/peer/{script}", env!("CARGO_MANIFEST_DIR"));
+        let path = format!("{}/../events/tests/peer/{script}", env!("CARGO_MANIFEST_DIR"));
         let mut child = Command::new("python3")
             .arg(path)
             .args(arguments)

@@ -1,6 +1,6 @@
 """An engine that reports its cache by gRPC, from the proto file itself: stubs are made by protoc as users make them.
 
-Arguments: address, proto file, a folder for the stubs, token. Commands, one a line, are reports as JSON in protobuf's own form;
+Arguments: address, proto file, a folder for the stubs, token, and for TLS the file of whom to believe. Commands, one a line, are reports as JSON in protobuf's own form;
 prints `wish` for every wish, and `end STATUS` when the stream has ended. Ends with its standard input.
 """
 
@@ -14,7 +14,7 @@ import grpc
 from google.protobuf import json_format
 from grpc_tools import protoc
 
-address, proto, folder, token = sys.argv[1:]
+address, proto, folder, token, *authority = sys.argv[1:]
 proto = pathlib.Path(proto)
 arguments = ["", f"-I{proto.parent}", f"--python_out={folder}", f"--grpc_python_out={folder}", str(proto)]
 assert protoc.main(arguments) == 0
@@ -23,7 +23,11 @@ messages = importlib.import_module("events_pb2")
 services = importlib.import_module("events_pb2_grpc")
 
 reports = queue.Queue()
-channel = grpc.insecure_channel(address)
+if authority:
+    credentials = grpc.ssl_channel_credentials(pathlib.Path(authority[0]).read_bytes())
+    channel = grpc.secure_channel(address, credentials, [("grpc.ssl_target_name_override", "localhost")])
+else:
+    channel = grpc.insecure_channel(address)
 call = services.CacheEventsStub(channel).Follow(iter(reports.get, None), metadata=[("authorization", f"Bearer {token}")])
 
 

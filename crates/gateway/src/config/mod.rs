@@ -53,6 +53,7 @@ pub use tokenizers::{TokenizerError, Tokenizers};
 pub use watch::{Look, Watch};
 
 use crate::settings::{Credentials, Reveal, Settings, Sharing};
+use crate::tls::ListenerTls;
 use notes::Notes;
 use pods::PodScope;
 use section::Section;
@@ -277,7 +278,9 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
     if let Some(Guarded { address, token, tls }) = listen.admin.clone() {
         (settings.admin, settings.admin_token, settings.tls.admin) = (Some(address), token, tls);
     }
-    settings.tls.events = listen.events.as_ref().and_then(|events| events.tls.clone());
+    let events = listen.events.as_ref().and_then(|events| events.tls.clone());
+    settings.tls.events =
+        if cfg!(feature = "grpc") { events.map(ListenerTls::with_http2) } else { events };
     let reach = Reach { allowed: pods::allowed(root, notes), tls: tls::pods(root, notes) };
     settings.reach = Arc::new(reach);
     let models = models::models(root, notes);

@@ -4,15 +4,13 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Request;
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use wornpath_events::{Access, Guests, PodName, Push, PushService, TokenDigest, consume};
 
 use crate::config::{EventSource, Events, Running, SourceKind};
 use crate::door;
+use crate::tls::ListenerTls;
 
 const MOST_CONNECTIONS: usize = 4096;
 /// How long to wait when the system gives no more connections.
@@ -60,14 +58,26 @@ async fn listen(
                     continue;
                 };
                 let tls = running.gateway().settings().tls.events.clone();
-                let (service, access) = (service.clone(), access.clone());
-                let answer = service_fn(move |request: Request<Incoming>| {
-                    let (service, access) = (service.clone(), access.clone());
-                    async move { Ok::<_, Infallible>(service.answer(request, &access).await) }
-                });
-                connections.spawn(door::converse(stream, tls, answer));
+                connections.spawn(hear_out(service.clone(), access.clone(), stream, tls));
             }
             Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// One connection, to its end.
+async fn hear_out(
+    service: PushService,
+    access: Access,
+    stream: TcpStream,
+    tls: Option<ListenerTls>,
+) {
+    match tls {
+        None => service.speak(stream, access).await,
+        Some(tls) => {
+            if let Some(stream) = door::greeted(stream, &tls).await {
+                service.speak(stream, access).await;
+            }
         }
     }
 }
