@@ -117,12 +117,15 @@ impl Reader {
                 return;
             }
         }
-        self.view.refresh(&self.shared.directory);
         let shared = Arc::clone(&self.shared);
         let _still = shared.directory.forbid_recycling();
-        // Nothing is recycled now, so only pages that came meanwhile can be missing.
-        while self.attempt::<WORDS>(chain, answer).is_err() {
-            self.view.pages.refresh(&shared.directory);
+        // Nothing is recycled from here on: what tables of now name stays what it is, and only what came since
+        // they were looked for can be missing.
+        loop {
+            self.view.refresh(&shared.directory);
+            if self.attempt::<WORDS>(chain, answer).is_ok() {
+                return;
+            }
         }
     }
 

@@ -108,8 +108,8 @@ impl Writer {
     }
 
     /// Expects a pod to hold a whole chain soon, until `expires`. At the pod's cap, what would expire next is no
-    /// longer expected. `false` if the chain is longer than the cap, or all pods together are at theirs: then
-    /// it is expected in part. Others may change the pod between pieces of a long chain.
+    /// longer expected. `false` if the chain is longer than the cap, all pods together are at theirs, or a part of it
+    /// went while it was told: then it is expected in part. Others may change the pod between pieces of a long chain.
     pub fn expect(
         &mut self,
         pod: PodId,
@@ -317,6 +317,10 @@ impl Change<'_> {
         let has_holes = self.ledger.may_have_holes();
         let Desk { view, set, clear } = &mut *self.desk;
         let mut bits = Bits::new(&self.shared.directory, &self.shared.sets, view, self.slot);
+        // What comes before was expected a moment ago. If it has gone since, this would follow nothing.
+        if parent.is_some_and(|parent| !bits.has(parent)) {
+            return false;
+        }
         let (known, rest) = chain.split_at(known);
         // Who has no holes and has a block has all that it follows.
         if let Some(last) = known.last()
