@@ -219,6 +219,49 @@ fn renewed_certificates_are_shown_when_the_configuration_is_read_again() {
 }
 
 #[test]
+fn a_door_that_wants_certificates_wants_them_whatever_is_read_later() {
+    let ours = authority("ours");
+    let folder = workshop("doors", &ours);
+    let engines = Served::start(&["--model", "m"]);
+    let events = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let path = folder.join("wornpath.yaml");
+    let write = |listen: &str| {
+        let pods = format!("pods: [{{url: \"http://{}\"}}]\n", engines.engines[0].http);
+        fs::write(&path, format!("{listen}{pods}")).unwrap();
+    };
+    let both = |tls: &str| {
+        format!(
+            "listen:\n  admin: {{address: \"127.0.0.1:0\", {tls}}}\n  events: {{address: \"{events}\", {tls}}}\n"
+        )
+    };
+    let certificate = "certificate: server.pem, key: server.key";
+    write(&both(&format!("tls: {{{certificate}, client_ca: ca.pem}}")));
+    let gateway = Gateway::start(&["-c", path.to_str().unwrap(), "--admin", "127.0.0.1:0"], 1);
+    let admin = gateway.admin.clone().unwrap();
+    let good = signed(&ours, "operator", 2100);
+    let token = format!("token_digest: \"sha256:{}\"", "0".repeat(64));
+    for (times, listen) in
+        [both(&format!("{token}, tls: {{{certificate}}}")), both(&token), String::new()]
+            .into_iter()
+            .enumerate()
+    {
+        write(&listen);
+        gateway.signal("-HUP");
+        eventually("it was read again", || {
+            gateway.log().matches("wants_restart=[\"listen\"]").count() > times
+        });
+        for (address, asked) in [(&admin, "/pods"), (&events.to_string(), "/events/register")] {
+            assert!(Caller::trusting(&ours).get(address, asked).is_err(), "{listen}: {asked}");
+            let head = format!("GET {asked} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+            let plain = crate::sockets::exchange(address, head.as_bytes());
+            assert!(!plain.contains("HTTP/1.1 "), "{listen}: {plain}");
+            let known = Caller { shows: Some(&good), ..Caller::trusting(&ours) };
+            assert!(known.get(address, asked).is_ok(), "{listen}: {asked}");
+        }
+    }
+}
+
+#[test]
 fn certificates_that_cannot_be_used_are_refused_at_the_start_with_the_file_and_the_cure() {
     let ours = authority("ours");
     let folder = workshop("unusable", &ours);

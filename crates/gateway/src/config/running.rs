@@ -13,8 +13,9 @@ use super::{
 };
 use crate::discovery::{Bringer, Roll, Taken};
 use crate::metrics::{Metrics, Reload};
-use crate::settings::Settings;
+use crate::settings::{Listeners, Settings};
 use crate::state::{ApplyError, Gateway};
+use crate::tls::ListenerTls;
 
 /// How often files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -176,6 +177,7 @@ impl Running {
         let settings = config.settings(&mut state.tokenizers)?;
         let mut settings = (self.on_top)(settings).map_err(ReloadError::OnTop)?;
         keep_hashes(&self.gateway.settings(), &mut settings);
+        keep_doors(&self.gateway.settings().tls, &mut settings.tls);
         // A pod that somebody else brought and that is listed now would be there twice.
         let listed = config.pods();
         let is_listed = |pod: &PodConfig| listed.iter().any(|known| is_same(known, pod));
@@ -319,6 +321,26 @@ fn keep_hashes(now: &Settings, new: &mut Settings) {
     }
 }
 
+/// Who may come through a listener was settled when it was opened, also by whether callers show certificates. Those
+/// of a new configuration count, but whether there are any, and of both sides, stays as it was.
+fn keep_doors(now: &Listeners, new: &mut Listeners) {
+    let doors = [
+        (&now.client, &mut new.client),
+        (&now.admin, &mut new.admin),
+        (&now.events, &mut new.events),
+    ];
+    for (now, new) in doors {
+        if is_mutual(now) != is_mutual(new) {
+            new.clone_from(now);
+        }
+    }
+}
+
+/// Whether callers show certificates too; nothing where nobody shows any.
+fn is_mutual(tls: &Option<ListenerTls>) -> Option<bool> {
+    tls.as_ref().map(ListenerTls::is_mutual)
+}
+
 /// Whether two pods cannot both be there.
 fn is_same(one: &PodConfig, other: &PodConfig) -> bool {
     one.name == other.name || one.url == other.url
@@ -328,11 +350,13 @@ fn is_same(one: &PodConfig, other: &PodConfig) -> bool {
 fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let mut sections = Vec::new();
     let guarded = |guarded: &Option<Guarded>| {
-        guarded.as_ref().map(|Guarded { address, token, tls }| (*address, *token, tls.is_some()))
+        guarded.as_ref().map(|Guarded { address, token, tls }| (*address, *token, is_mutual(tls)))
     };
-    let addresses =
-        |listen: &Listen| (listen.client, guarded(&listen.admin), guarded(&listen.events));
-    if addresses(old.listen()) != addresses(new.listen()) {
+    let doors = |listen: &Listen| {
+        let client = (listen.client, is_mutual(&listen.client_tls));
+        (client, guarded(&listen.admin), guarded(&listen.events))
+    };
+    if doors(old.listen()) != doors(new.listen()) {
         sections.push("listen");
     }
     if old.settings.workers != new.settings.workers {
