@@ -5,7 +5,7 @@ use clap::Args;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
-use wornpath_events::{Epoch, PodName, Sink, SinkError, ZeroMq, ZmqAddress, relay};
+use wornpath_events::{Epoch, PodName, Sink, SinkError, ZeroMq, ZmqAddress, relay, without_login};
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
 ///
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::R
             let transport = ZeroMq::new(pod.clone(), address.clone()).with_originals();
             let carried = Carried { transport, pod: pod.clone(), epoch };
             spawn(&mut pods, &arguments.to, carried)?;
-            writeln!(out, "relaying {pod} from {address} to {}", arguments.to.url)?;
+            writeln!(out, "relaying {pod} from {address} to {}", without_login(&arguments.to.url))?;
         }
         out.flush()?;
         match pods.join_next().await {
@@ -138,7 +138,7 @@ fn spawn(pods: &mut JoinSet<()>, broker: &Broker, carried: Carried) -> anyhow::R
         }
         #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]
         kind => {
-            let (url, stream) = (&broker.url, &broker.stream);
+            let (url, stream) = (without_login(&broker.url), &broker.stream);
             let feature = format!("{kind:?}").to_lowercase();
             bail!(
                 "broker {url}/{stream}: this build has no {kind:?}; build it with --features {feature}"

@@ -15,6 +15,7 @@ pub mod checkpoint;
 mod consume;
 mod feed;
 mod guess;
+mod login;
 mod pod;
 mod pods;
 mod push;
@@ -37,6 +38,7 @@ pub use feed::{
     Admission, Feed, FeedCounters, Memo, Rebuild, Recalled, Rules, SourceId, State, Status, Step,
 };
 pub use guess::{Change, Guessed, Guesses, History, Sent};
+pub use login::without_login;
 pub use pod::{Pod, Serving};
 pub use pods::{Attached, PodStatus, Pods};
 #[cfg(feature = "grpc")]

@@ -250,6 +250,22 @@ async fn a_nats_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
     notice(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
 }
 
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn a_nats_that_wants_a_password_is_shown_it_and_nobody_else_is() {
+    use wornpath_events::{Nats, NatsSink};
+    let Some(mut server) = Server::guarded_nats() else { return };
+    server.start();
+    let url = server.url().replace("nats://", "nats://me:p%40ss@");
+    let (mut sink, mut transport) =
+        (NatsSink::new(&url, "kv"), Nats::new(&url, "kv", &[POD.into()]));
+    assert_eq!(transport.name(), format!("{}/kv", server.url()));
+    fill(&mut sink, 1, 1).await;
+    while !matches!(transport.next().await, Heard::Of(_, Said::Connected)) {}
+    fill(&mut sink, 1, 3).await;
+    assert_eq!(hear(&mut transport, 3).await, [0, 1, 2]);
+}
+
 #[cfg(feature = "kafka")]
 #[tokio::test]
 async fn a_kafka_that_was_wiped_and_filled_beyond_our_place_is_noticed() {

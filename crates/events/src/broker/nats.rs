@@ -5,6 +5,7 @@
 //! router that starts has lost its index, not its place.
 
 use super::{Broker, Failure, Following, Marks, read, take_replayed};
+use crate::login::{Login, split};
 use crate::relay::{KEPT_PER_POD, Sink, SinkError};
 use crate::said::{Said, Via};
 use crate::transport::{Heard, PodName};
@@ -43,6 +44,7 @@ pub struct Subjects {
 #[derive(Clone)]
 struct Place {
     url: String,
+    login: Option<Login>,
     stream: String,
 }
 
@@ -57,8 +59,8 @@ impl Nats {
     /// For pods whose events are in `stream` at a `nats://` address.
     #[must_use]
     pub fn new(url: &str, stream: &str, pods: &[PodName]) -> Self {
-        let place = Place { url: url.to_owned(), stream: stream.to_owned() };
-        let name = format!("{url}/{stream}");
+        let place = Place::new(url, stream);
+        let name = format!("{}/{stream}", place.url);
         let subjects = Subjects {
             pods: pods.iter().map(|pod| (place.subject(pod), Arc::clone(pod))).collect(),
             place,
@@ -187,7 +189,7 @@ impl NatsSink {
     /// For `stream` at a `nats://` address.
     #[must_use]
     pub fn new(url: &str, stream: &str) -> Self {
-        Self { place: Place { url: url.to_owned(), stream: stream.to_owned() }, link: None }
+        Self { place: Place::new(url, stream), link: None }
     }
 }
 
@@ -225,6 +227,11 @@ impl From<Failure> for SinkError {
 }
 
 impl Place {
+    fn new(url: &str, stream: &str) -> Self {
+        let (url, login) = split(url);
+        Self { url, login, stream: stream.to_owned() }
+    }
+
     /// A pod's name as one token of a subject: what has a meaning there is written as its code.
     fn subject(&self, pod: &str) -> String {
         let mut subject = format!("{}.", self.stream);
@@ -243,7 +250,13 @@ impl Place {
     /// the stream may be wrong by then.
     async fn connect(&self) -> Result<(Context, mpsc::Receiver<()>), Failure> {
         let (tell, broken) = mpsc::channel(1);
-        let client = ConnectOptions::new()
+        let options = ConnectOptions::new();
+        let client = match self.login.clone() {
+            None => options,
+            Some(Login::User(user, password)) => options.user_and_password(user, password),
+            Some(Login::Token(token)) => options.token(token),
+        };
+        let client = client
             .connection_timeout(ANSWER_WITHIN)
             .request_timeout(Some(ANSWER_WITHIN))
             .ping_interval(ANSWER_WITHIN)

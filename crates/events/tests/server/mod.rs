@@ -39,6 +39,18 @@ impl Server {
         Self::new("nats-server", "nats", arguments)
     }
 
+    /// Wants a user and a password.
+    #[cfg(feature = "nats")]
+    #[allow(dead_code, reason = "each test binary uses its part of this module")]
+    pub(crate) fn guarded_nats() -> Option<Self> {
+        let arguments = |port: &str, folder: &str| {
+            let words =
+                ["--port", port, "--addr", "127.0.0.1", "--jetstream", "--store_dir", folder];
+            words.into_iter().chain(["--user", "me", "--pass", "p@ss"]).map(str::to_owned).collect()
+        };
+        Self::new("nats-server", "nats", arguments)
+    }
+
     /// Chooses another port at each start, so clients are led to it from the one they know.
     #[cfg(feature = "kafka")]
     pub(crate) fn kafka() -> Option<Self> {
