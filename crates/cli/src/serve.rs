@@ -11,13 +11,13 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use wornpath_gateway::admin::{Setup, start_with};
+use wornpath_gateway::admin::{Setup, StartError, start_with};
 use wornpath_gateway::config::{
     Config, DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, Tokenizers, needs_tokens, shipped,
 };
 use wornpath_gateway::{
-    BatchRules, EventSource, Kept, ModelSettings, NamedProfile, PodSettings, Reveal, ServeError,
-    Settings, Sharing, serve, serve_batches,
+    BatchRules, BatchesError, EventSource, Kept, ModelSettings, NamedProfile, PodSettings, Reveal,
+    ServeError, Settings, Sharing, serve, serve_batches,
 };
 use wornpath_routing::Role;
 
@@ -160,8 +160,21 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
     written?;
     match served {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error @ (ServeError::Settings(_) | ServeError::Around(_))) => refused(&error),
+        Err(error) if is_of_configuration(&error) => refused(&error),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether starting again would end alike. What is only not there yet, or still in use, may be otherwise by then.
+fn is_of_configuration(error: &ServeError) -> bool {
+    match error {
+        ServeError::Settings(_) => true,
+        ServeError::Listen { .. } | ServeError::System(_) => false,
+        ServeError::Around(error) => match (error.downcast_ref(), error.downcast_ref()) {
+            (Some(error), _) => StartError::is_of_configuration(error),
+            (None, Some(error)) => !matches!(error, BatchesError::Store(_)),
+            (None, None) => true,
+        },
     }
 }
 

@@ -129,6 +129,22 @@ fn a_bad_configuration_does_not_start() {
 }
 
 #[test]
+fn what_may_be_otherwise_at_the_next_start_is_no_bad_configuration() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let shelf = folder("not_there_yet").join("file");
+    fs::write(&shelf, "").unwrap();
+    for more in [["--admin", &taken], ["--batches", shelf.to_str().unwrap()]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+            .args(["serve", "--pod", "http://127.0.0.1:1", "--port", "0"])
+            .args(more)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{more:?}: {output:?}");
+    }
+}
+
+#[test]
 fn a_bad_profile_does_not_start() {
     let profile =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../routing/tests/problems/two_pickers.yaml");

@@ -155,20 +155,43 @@ async fn told_to_end() -> std::io::Result<()> {
     Ok(())
 }
 
+/// How often it is told that no connection can be accepted.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
+
+/// How many files the process may have open.
+fn most_files() -> usize {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX))
+}
+
 async fn accept(
     listener: TcpListener,
     doors: Vec<mpsc::Sender<std::net::TcpStream>>,
     gateway: Arc<Gateway>,
 ) {
+    let (files, limit) = (most_files(), gateway.settings().limits.connections);
+    // Pods' connections are open files too, and so is all else.
+    let room = files - files / 4;
+    if files < limit {
+        tracing::warn!(
+            "with {files} open files at most, {room} clients are let in at once, and not the {limit} of `limits.connections`; raise the \
+             limit (`ulimit -n`, `LimitNOFILE`)"
+        );
+    }
+    let mut is_told_at = None;
     for door in doors.iter().cycle() {
-        while gateway.connections() >= gateway.settings().limits.connections {
+        while gateway.connections() >= gateway.settings().limits.connections.min(room) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of descriptors, or a client that went before it was greeted.
-                tracing::warn!(%error, "cannot accept");
+                let now = gateway.now();
+                if is_told_at.is_none_or(|then| now >= then + TOLD_EVERY) {
+                    is_told_at = Some(now);
+                    tracing::warn!(%error, "cannot accept");
+                }
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             }

@@ -70,6 +70,17 @@ pub enum StartError {
     },
 }
 
+impl StartError {
+    /// Whether the configuration is at fault: starting again would end alike.
+    #[must_use]
+    pub const fn is_of_configuration(&self) -> bool {
+        match self {
+            Self::Access(_) | Self::Telemetry(_) | Self::EventAccess(_) => true,
+            Self::Events { .. } | Self::Listen { .. } => false,
+        }
+    }
+}
+
 /// Sets it up on the gateway's background event loop; before the first request comes, and not from within an
 /// event loop.
 ///
