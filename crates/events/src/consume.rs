@@ -1,8 +1,7 @@
 //! Brings transports and pods together: the only part of the crate that runs by itself.
 
-use crate::pods::Pods;
-use crate::said::Said;
-use crate::transport::{Heard, Transport};
+use crate::pods::{Attached, Pods, Voice};
+use crate::transport::Transport;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,9 +44,39 @@ pub async fn keep_time(pods: &Pods, clock: Clock) -> Infallible {
     }
 }
 
-/// Feeds the pods from a transport, for as long as it is polled.
-pub async fn consume<T: Transport>(mut transport: T, pods: &Pods, clock: Clock) -> Infallible {
-    let mut attached = pods.attach(transport.name(), transport.abilities());
+/// Feeds the pods, whenever they come, from a transport, for as long as it is polled.
+pub async fn consume<T: Transport>(transport: T, pods: &Pods, clock: Clock) -> Infallible {
+    let attached = pods.attach(transport.name(), transport.abilities());
+    let _place = Place { pods, voice: Arc::clone(&attached.voice), clock };
+    carry(transport, attached, pods, clock).await
+}
+
+/// Feeds the pods that are there from transports that `make` makes: if one panics, its pods are unsure, and the
+/// next one takes over.
+pub async fn supervise<T, M>(mut make: M, pods: &Arc<Pods>, clock: Clock) -> Infallible
+where
+    T: Transport + 'static,
+    M: FnMut() -> T,
+{
+    loop {
+        let transport = make();
+        let attached = pods.attach_to_present(transport.name(), transport.abilities());
+        let place = Place { pods, voice: Arc::clone(&attached.voice), clock };
+        let mut task = JoinSet::new();
+        let fed = Arc::clone(pods);
+        task.spawn(async move { carry(transport, attached, &fed, clock).await });
+        task.join_next().await;
+        drop(place);
+        tokio::time::sleep(RESTART).await;
+    }
+}
+
+async fn carry<T: Transport>(
+    mut transport: T,
+    mut attached: Attached,
+    pods: &Pods,
+    clock: Clock,
+) -> Infallible {
     let mut writer = pods.index().writer();
     let mut turn = Instant::now();
     loop {
@@ -62,22 +91,18 @@ pub async fn consume<T: Transport>(mut transport: T, pods: &Pods, clock: Clock) 
     }
 }
 
-/// Feeds the pods from transports that `make` makes: if one panics, its pods are unsure, and the next one
-/// takes over.
-pub async fn supervise<T, M>(mut make: M, pods: &Arc<Pods>, clock: Clock) -> Infallible
-where
-    T: Transport + 'static,
-    M: FnMut() -> T,
-{
-    loop {
-        let transport = make();
-        let attached = pods.attach(transport.name(), transport.abilities());
-        let mut task = JoinSet::new();
-        let fed = Arc::clone(pods);
-        task.spawn(async move { consume(transport, &fed, clock).await });
-        task.join_next().await;
-        let lost = Heard::OfAll(Said::Disconnected);
-        pods.hear(&mut pods.index().writer(), &attached, lost, clock.now());
-        tokio::time::sleep(RESTART).await;
+/// A transport's place, which it leaves however it ends.
+struct Place<'a> {
+    pods: &'a Pods,
+    voice: Arc<Voice>,
+    clock: Clock,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        // What panicked could do so again, which would end the process.
+        if !std::thread::panicking() {
+            self.pods.detach(&mut self.pods.index().writer(), &self.voice, self.clock.now());
+        }
     }
 }

@@ -80,6 +80,7 @@ pub enum Admission {
 struct Source {
     abilities: Abilities,
     connected: bool,
+    is_gone: bool,
 }
 
 /// The state of knowledge about one pod.
@@ -163,8 +164,21 @@ impl Feed {
 
     /// Another source of this pod.
     pub fn add_source(&mut self, abilities: Abilities) -> SourceId {
-        self.sources.push(Source { abilities, connected: false });
+        let source = Source { abilities, connected: false, is_gone: false };
+        if let Some(at) = self.sources.iter().position(|source| source.is_gone) {
+            self.sources[at] = source;
+            return SourceId(at);
+        }
+        self.sources.push(source);
         SourceId(self.sources.len() - 1)
+    }
+
+    /// A source that is disconnected does not come back: nothing can be asked of it.
+    pub fn remove_source(&mut self, from: SourceId) {
+        if let Some(source) = self.sources.get_mut(from.0) {
+            let abilities = Abilities::default();
+            *source = Source { abilities, connected: false, is_gone: true };
+        }
     }
 
     /// A source can be reached. What was published meanwhile may be lost, and the engine may be another.

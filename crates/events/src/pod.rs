@@ -111,6 +111,24 @@ impl Pod {
         self.feed.add_source(abilities)
     }
 
+    /// A source ends. What is held of it goes: it can be had from another, or not at all.
+    ///
+    /// # Errors
+    /// The pod is no more in the index.
+    pub fn remove_source(
+        &mut self,
+        writer: &mut Writer,
+        from: SourceId,
+        now: Moment,
+    ) -> Result<(), PodGone> {
+        self.held.retain(|(source, ..)| *source != from);
+        self.held_items = self.held.iter().map(|(.., batch)| batch.items()).sum();
+        // While it counts as one that can be asked: its place may be taken in a moment.
+        self.hear(writer, from, Said::Disconnected, now)?;
+        self.feed.remove_source(from);
+        Ok(())
+    }
+
     /// Takes in what a source says.
     ///
     /// # Errors

@@ -2,7 +2,8 @@
 //!
 //! Pods come and go by the fleet's configuration or discovery, never by an event: what is said of a pod
 //! that is not known here is counted and has no effect. Each pod has a lock of its own, so that sources of
-//! different pods do not wait for each other.
+//! different pods do not wait for each other. A source that ends leaves every pod, and whoever fed a pod that
+//! went is a stranger to the next one of its name.
 
 use crate::checkpoint::Record;
 use crate::feed::{Recalled, Rules, SourceId, Status};
@@ -10,7 +11,7 @@ use crate::pod::{Pod, Serving};
 use crate::said::{Abilities, Ask, Said};
 use crate::transport::{Heard, PodName};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 use wornpath_index::{Index, Moment, NoSlot, PodId, Writer};
@@ -21,6 +22,8 @@ pub struct Pods {
     rules: Rules,
     pods: Mutex<BTreeMap<PodName, Arc<Mutex<Known>>>>,
     strangers: AtomicU64,
+    /// Counts pods and transports as they come.
+    comings: AtomicU64,
     /// What was written down of pods that have not come yet.
     recalled: Mutex<BTreeMap<String, Record>>,
 }
@@ -28,22 +31,37 @@ pub struct Pods {
 struct Known {
     pod: Pod,
     sources: Vec<Line>,
+    /// Its number among all who came.
+    came: u64,
 }
 
 /// A source as one pod sees it.
 struct Line {
     id: SourceId,
-    name: Arc<str>,
-    asks: mpsc::Sender<(PodName, Ask)>,
+    voice: Arc<Voice>,
 }
 
 /// A transport's place among the sources.
 pub struct Attached {
-    name: Arc<str>,
-    abilities: Abilities,
-    sender: mpsc::Sender<(PodName, Ask)>,
+    pub(crate) voice: Arc<Voice>,
     /// What the transport is to ask.
     pub asks: mpsc::Receiver<(PodName, Ask)>,
+}
+
+/// Somebody who speaks of pods.
+pub(crate) struct Voice {
+    name: Arc<str>,
+    abilities: Abilities,
+    asks: mpsc::Sender<(PodName, Ask)>,
+    /// If it speaks only of pods that came before it, its number among all who came.
+    came: Option<u64>,
+    is_over: AtomicBool,
+}
+
+impl Voice {
+    fn may_speak_of(&self, known: &Known) -> bool {
+        !self.is_over.load(Ordering::Relaxed) && self.came.is_none_or(|came| known.came < came)
+    }
 }
 
 /// The status of one pod.
@@ -65,7 +83,8 @@ impl Pods {
     #[must_use]
     pub fn new(index: Index, rules: Rules) -> Self {
         let (pods, recalled) = (Mutex::default(), Mutex::default());
-        Self { index, rules, pods, strangers: AtomicU64::new(0), recalled }
+        let (strangers, comings) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { index, rules, pods, strangers, comings, recalled }
     }
 
     /// Keeps what was written down, for the pods that come from now on, in the place of what was kept before.
@@ -117,7 +136,7 @@ impl Pods {
             if let Some(record) = lock(&self.recalled).remove(&**name) {
                 let _ = pod.recall(&mut self.index.writer(), &record);
             }
-            let known = Known { pod, sources: Vec::new() };
+            let known = Known { pod, sources: Vec::new(), came: self.comes() };
             pods.insert(Arc::clone(name), Arc::new(Mutex::new(known)));
         }
         Ok(id)
@@ -129,27 +148,53 @@ impl Pods {
         removed.is_some_and(|known| self.index.remove_pod(lock(&known).pod.id()))
     }
 
-    /// A place for a transport.
+    /// A place for a transport that speaks of all pods, whenever they come.
     #[must_use]
     pub fn attach(&self, name: &str, abilities: Abilities) -> Attached {
+        Self::place(name, abilities, None)
+    }
+
+    /// A place for a transport that was made for pods that are there: those that come later are another's.
+    #[must_use]
+    pub fn attach_to_present(&self, name: &str, abilities: Abilities) -> Attached {
+        Self::place(name, abilities, Some(self.comes()))
+    }
+
+    fn place(name: &str, abilities: Abilities, came: Option<u64>) -> Attached {
         let (sender, asks) = mpsc::channel(MOST_ASKS);
-        Attached { name: name.into(), abilities, sender, asks }
+        let is_over = AtomicBool::new(false);
+        let voice = Voice { name: name.into(), abilities, asks: sender, came, is_over };
+        Attached { voice: Arc::new(voice), asks }
+    }
+
+    fn comes(&self) -> u64 {
+        self.comings.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A transport ends: no pod asks it any more, and what it may still say is a stranger's.
+    pub(crate) fn detach(&self, writer: &mut Writer, voice: &Arc<Voice>, now: Moment) {
+        voice.is_over.store(true, Ordering::Relaxed);
+        // Whoever did not see that yet holds the lock of its pod, so it is over before that pod's turn.
+        for (_, known) in self.all() {
+            lock(&known).leave(writer, voice, now);
+        }
     }
 
     /// Takes in what a transport heard.
     pub fn hear(&self, writer: &mut Writer, source: &Attached, heard: Heard, now: Moment) {
+        let voice = &source.voice;
         match heard {
-            Heard::Of(name, said) => match self.get(&name) {
-                Some(known) => lock(&known).hear(writer, source, said, now),
-                None => {
+            Heard::Of(name, said) => {
+                let known = self.get(&name);
+                if !known.is_some_and(|known| lock(&known).hear(writer, voice, said, now)) {
                     self.strangers.fetch_add(1, Ordering::Relaxed);
                 }
-            },
+            }
             Heard::OfAll(said) => {
                 for (_, known) in self.all() {
                     let mut known = lock(&known);
-                    if known.sources.iter().any(|line| line.name == source.name) {
-                        known.hear(writer, source, said.clone(), now);
+                    if known.sources.iter().any(|line| line.voice.name == voice.name) {
+                        known.hear(writer, voice, said.clone(), now);
                     }
                 }
             }
@@ -163,7 +208,7 @@ impl Pods {
             // A pod that has left the index is asked nothing more; a full queue is as good as a loss.
             while let Ok(Some((source, ask))) = known.pod.tick(writer, now) {
                 if let Some(line) = known.sources.iter().find(|line| line.id == source) {
-                    let _ = line.asks.try_send((Arc::clone(&name), ask));
+                    let _ = line.voice.asks.try_send((Arc::clone(&name), ask));
                 }
             }
         }
@@ -174,7 +219,7 @@ impl Pods {
     pub fn status(&self, now: Moment) -> Vec<PodStatus> {
         let status = |(pod, known): (PodName, Arc<Mutex<Known>>)| {
             let known = lock(&known);
-            let sources = known.sources.iter().map(|line| Arc::clone(&line.name)).collect();
+            let sources = known.sources.iter().map(|line| Arc::clone(&line.voice.name)).collect();
             PodStatus { pod, sources, status: known.pod.status(now) }
         };
         self.all().into_iter().map(status).collect()
@@ -197,24 +242,37 @@ impl Pods {
 }
 
 impl Known {
-    fn hear(&mut self, writer: &mut Writer, source: &Attached, said: Said, now: Moment) {
-        let id = self.meet(source);
+    /// Whether whoever says it may speak of this pod.
+    fn hear(&mut self, writer: &mut Writer, voice: &Arc<Voice>, said: Said, now: Moment) -> bool {
+        if !voice.may_speak_of(self) {
+            return false;
+        }
+        let id = self.meet(voice);
         // An error says that the pod has left the index: then nothing said of it matters.
         let _ = self.pod.hear(writer, id, said, now);
+        true
     }
 
     /// The source as this pod knows it: new, known, or started again under the same name.
-    fn meet(&mut self, source: &Attached) -> SourceId {
-        if let Some(line) = self.sources.iter_mut().find(|line| line.name == source.name) {
-            if !line.asks.same_channel(&source.sender) {
-                line.asks = source.sender.clone();
+    fn meet(&mut self, voice: &Arc<Voice>) -> SourceId {
+        if let Some(line) = self.sources.iter_mut().find(|line| line.voice.name == voice.name) {
+            if !Arc::ptr_eq(&line.voice, voice) {
+                line.voice = Arc::clone(voice);
             }
             return line.id;
         }
-        let id = self.pod.add_source(source.abilities);
-        let asks = source.sender.clone();
-        self.sources.push(Line { id, name: Arc::clone(&source.name), asks });
+        let id = self.pod.add_source(voice.abilities);
+        self.sources.push(Line { id, voice: Arc::clone(voice) });
         id
+    }
+
+    /// The source ends, unless another has its name and place already.
+    fn leave(&mut self, writer: &mut Writer, voice: &Arc<Voice>, now: Moment) {
+        let is_it = |line: &Line| Arc::ptr_eq(&line.voice, voice);
+        if let Some(at) = self.sources.iter().position(is_it) {
+            let line = self.sources.remove(at);
+            let _ = self.pod.remove_source(writer, line.id, now);
+        }
     }
 }
 

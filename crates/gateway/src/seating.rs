@@ -327,3 +327,6 @@ fn serving(pod: &PodSettings, settings: &Settings) -> Result<Serving, ApplyError
         names: wornpath_events::Names::default(),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -141,6 +141,8 @@ pub struct PodSettings {
     pub facts: PodFacts,
     /// Where its cache events come from.
     pub events: Option<EventSource>,
+    /// The sources in `event_sources` among them, by name.
+    pub event_sources: Vec<String>,
     /// Where engines of a pair meet.
     pub bootstrap_port: u16,
     /// A file with the key that the pod wants to see, if it wants any.
@@ -155,7 +157,14 @@ impl PodSettings {
         let name = url.split("://").last().unwrap_or(url);
         let facts =
             PodFacts { models: Vec::new(), endpoint: url.into(), ..PodFacts::serving(name, "") };
-        Self { url: url.to_owned(), facts, events: None, bootstrap_port: 8998, key_file: None }
+        Self {
+            url: url.to_owned(),
+            facts,
+            events: None,
+            event_sources: Vec::new(),
+            bootstrap_port: 8998,
+            key_file: None,
+        }
     }
 }
 

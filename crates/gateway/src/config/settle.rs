@@ -60,7 +60,12 @@ impl PodConfig {
         };
         let bootstrap_port = self.bootstrap_port.unwrap_or(plain.bootstrap_port);
         let (events, key_file) = (self.source(rank), self.key_file.clone());
-        PodSettings { facts, events, bootstrap_port, key_file, ..plain }
+        let named = |events: &Events| match events {
+            Events::Source(name) => Some(name.clone()),
+            Events::Zmq(_) | Events::Asked => None,
+        };
+        let event_sources = self.events.iter().filter_map(named).collect();
+        PodSettings { facts, events, event_sources, bootstrap_port, key_file, ..plain }
     }
 
     fn source(&self, rank: Option<u32>) -> Option<EventSource> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use wornpath_events::{Access, Guests, PodName, Push, PushService, TokenDigest, consume};
+use wornpath_index::PodId;
 
 use crate::config::{EventSource, Events, Running, SourceKind};
 use crate::door;
@@ -89,7 +90,7 @@ pub async fn read_brokers(running: Arc<Running>) {
         changes.mark_unchanged();
         let wanted = brokers(&running);
         let mut reading = JoinSet::new();
-        for (kind, pods) in &wanted {
+        for (kind, pods, _) in &wanted {
             read(&mut reading, &running, kind, pods);
         }
         while brokers(&running) == wanted {
@@ -101,13 +102,19 @@ pub async fn read_brokers(running: Arc<Running>) {
     }
 }
 
-/// Every broker with the pods that it speaks of.
-fn brokers(running: &Running) -> Vec<(SourceKind, Vec<PodName>)> {
+/// Every broker with the pods that it speaks of, and which incarnations of them are there.
+fn brokers(running: &Running) -> Vec<(SourceKind, Vec<PodName>, Vec<PodId>)> {
     let config = running.config();
     let is_broker = |source: &&EventSource| !matches!(source.kind, SourceKind::Push { .. });
     let brokers = config.sources().iter().filter(is_broker);
-    let pods = |source| fed_by(running, source).into_iter().map(|(pod, _)| pod).collect();
-    brokers.map(|source| (source.kind.clone(), pods(source))).collect()
+    let roster = running.gateway().roster();
+    let with_pods = |source: &EventSource| {
+        let pods: Vec<_> = fed_by(running, source).into_iter().map(|(pod, _)| pod).collect();
+        let there = pods.iter().filter_map(|pod| roster.named(pod));
+        let there = there.map(|seat| seat.pod.id()).collect();
+        (source.kind.clone(), pods, there)
+    };
+    brokers.map(with_pods).collect()
 }
 
 /// The pods that name a source, and the tokens of those that have their own.

@@ -1,0 +1,71 @@
+use super::*;
+use crate::settings::ModelSettings;
+use std::num::NonZeroUsize;
+use tokio::runtime::Runtime;
+use wornpath_events::wire::{Batch, Event, Stored};
+use wornpath_events::{Abilities, Attached, Heading, Heard, Said, Via};
+use wornpath_index::{Digest, EngineHash};
+
+const URL: &str = "http://127.0.0.1:1";
+
+fn model(name: &str) -> ModelSettings {
+    let block_size = NonZeroUsize::new(16).unwrap();
+    ModelSettings { name: name.into(), block_size, tokenizer: None, aliases: Vec::new() }
+}
+
+/// A pod whose events are pushed; if no model is given, it is asked.
+fn pushed(models: &[&str]) -> PodSettings {
+    let mut pod = PodSettings::at(URL);
+    pod.facts.models = models.iter().map(|name| (*name).into()).collect();
+    pod.events = Some(EventSource::Elsewhere);
+    pod.event_sources = vec!["push".into()];
+    pod
+}
+
+fn settings(pod: PodSettings) -> Settings {
+    Settings { pods: vec![pod], models: vec![model("m"), model("m2")], ..Settings::default() }
+}
+
+fn start(settings: Settings) -> (Arc<Gateway>, Runtime) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    (Gateway::new(settings, runtime.handle().clone(), 7).unwrap(), runtime)
+}
+
+fn seat(gateway: &Gateway) -> Seat {
+    gateway.roster().seats()[0].clone()
+}
+
+fn attach(gateway: &Gateway) -> Attached {
+    gateway.events().attach("push", Abilities { replay: false, snapshot: true })
+}
+
+/// The pod says that it holds two blocks.
+fn say(gateway: &Gateway, source: &Attached) {
+    let mut batch = Box::<Batch>::default();
+    let (hashes, tokens) = ([1, 2].map(EngineHash), [7; 32]);
+    batch.push(Event::Stored(Stored::plain(&hashes, None, &tokens)));
+    let (heading, mut writer) = (Heading::default(), gateway.index().writer());
+    let pod: Arc<str> = seat(gateway).pod.facts().name.as_str().into();
+    for said in [Said::Connected, Said::Batch { heading, via: Via::Live, batch }] {
+        let heard = Heard::Of(Arc::clone(&pod), said);
+        gateway.events().hear(&mut writer, source, heard, gateway.now());
+    }
+}
+
+fn blocks(gateway: &Gateway) -> Digest {
+    gateway.index().digest(seat(gateway).pod.id()).unwrap().blocks
+}
+
+#[test]
+fn a_pod_that_another_source_speaks_of_comes_anew() {
+    let (gateway, _runtime) = start(settings(pushed(&["m"])));
+    say(&gateway, &attach(&gateway));
+    assert_eq!(blocks(&gateway).count, 2);
+    let before = seat(&gateway).pod.id();
+    gateway.apply(settings(pushed(&["m"]))).unwrap();
+    assert_eq!(seat(&gateway).pod.id(), before, "nothing has changed");
+    let elsewhere = PodSettings { event_sources: vec!["broker".into()], ..pushed(&["m"]) };
+    gateway.apply(settings(elsewhere)).unwrap();
+    assert_ne!(seat(&gateway).pod.id(), before);
+    assert_eq!(blocks(&gateway).count, 0);
+}
