@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 use wornpath_events::{Judge, Serving, ZeroMq, supervise};
 use wornpath_execution::{AddressError, Endpoint};
 use wornpath_index::{NoSlot, PodId};
-use wornpath_routing::{EventTrust, Health, Pod};
+use wornpath_routing::{EventTrust, Health, Pod, PodFacts};
 
 /// Blocks that are swept at a time when slots are needed at once.
 const SWEPT_BLOCKS: usize = 1 << 16;
@@ -32,7 +32,7 @@ impl Gateway {
         let mut seats = self.roster().seats().to_vec();
         let new = (std::slice::from_ref(&settings), &*self.settings());
         check_pods(&seats, new, &self.routing())?;
-        self.take_in(&mut seats, settings)?;
+        self.take_in(&mut seats, settings, None)?;
         self.seat(seats);
         Ok(())
     }
@@ -101,14 +101,16 @@ impl Gateway {
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
         self.sampler.set(&self.settings());
         let reach = &self.settings().reach;
-        seats.iter().for_each(|seat| seat.endpoint.set_reach(reach));
         for seat in &seats {
+            seat.endpoint.set_reach(reach);
             // Another key makes no other pod: what is known of its cache stays.
-            if let Err(error) = show_key(&seat.endpoint, &seat.settings) {
-                tracing::error!("{error}; the key that it was shown before stays");
-            }
+            keep_or_show_key(&seat.endpoint, &seat.settings);
         }
-        self.seat(seats.clone());
+        // Whoever only comes anew is called meanwhile too.
+        let former = |new: &PodSettings| {
+            leaving.iter().find(|seat| is_same_engine(&seat.settings, new)).cloned()
+        };
+        self.seat(seats.iter().cloned().chain(coming.iter().filter_map(former)).collect());
         leaving.iter().for_each(|seat| self.take_out(seat));
         if !coming.is_empty() {
             // Those who left must have given back their slots, which the check above counts on.
@@ -118,7 +120,8 @@ impl Gateway {
             }
         }
         for new in coming {
-            self.take_in(&mut seats, new)?;
+            let former = former(&new);
+            self.take_in(&mut seats, new, former.as_ref())?;
         }
         self.seat(seats);
         Ok(())
@@ -129,13 +132,7 @@ impl Gateway {
         let _changing = lock(&self.changing);
         let mut seats = self.roster().seats().to_vec();
         for seat in seats.iter_mut().filter(|seat| seat.settings.url == url) {
-            let mut facts = seat.pod.facts().clone();
-            if seat.settings.facts.models.is_empty() {
-                let name = |card: &Value| card["id"].as_str().map(Into::into);
-                let is_base = |card: &&Value| !card["parent"].is_string();
-                facts.models = cards.iter().filter(is_base).filter_map(name).collect();
-                facts.loras = cards.iter().filter(|card| !is_base(card)).filter_map(name).collect();
-            }
+            let facts = introduced(&seat.settings, cards);
             seat.cards = Arc::clone(cards);
             if facts != *seat.pod.facts() {
                 seat.pod = seat.pod.with_facts(facts);
@@ -144,14 +141,20 @@ impl Gateway {
         self.seat(seats);
     }
 
-    /// A pod that was checked gets a seat.
-    fn take_in(&self, seats: &mut Vec<Seat>, settings: PodSettings) -> Result<(), ApplyError> {
+    /// A pod that was checked gets a seat. If it had one before and is still the same engine, it goes on.
+    fn take_in(
+        &self,
+        seats: &mut Vec<Seat>,
+        settings: PodSettings,
+        former: Option<&Seat>,
+    ) -> Result<(), ApplyError> {
         let name = settings.facts.name.clone();
         let same = seats.iter().find(|seat| seat.settings.url == settings.url);
-        let (endpoint, cards) = match same {
+        let (endpoint, cards) = match former.or(same) {
             Some(seat) => (Arc::clone(&seat.endpoint), Arc::clone(&seat.cards)),
             None => (Arc::new(endpoint(&settings, &self.settings())?), Arc::default()),
         };
+        let facts = introduced(&settings, &cards);
         let (id, feeder) = match &settings.events {
             None => (self.guess(&settings)?, None),
             Some(source) => {
@@ -160,19 +163,31 @@ impl Gateway {
                 (id, self.feed(&pod, source, (&endpoint, settings.facts.rank)))
             }
         };
-        let pod = Pod::new(id, settings.facts.clone());
+        let pod = match former {
+            Some(seat) => {
+                endpoint.set_reach(&self.settings().reach);
+                keep_or_show_key(&endpoint, &settings);
+                seat.pod.anew(id, facts)
+            }
+            None => {
+                let pod = Pod::new(id, facts);
+                // Until it has answered a probe, nobody knows what it serves.
+                pod.vitals().set_health(Health::Down);
+                endpoint.show(pod.vitals());
+                pod
+            }
+        };
         let vitals = pod.vitals();
-        // Until it has answered a probe, nobody knows what it serves.
-        vitals.set_health(Health::Down);
+        if pod.facts().models.is_empty() && vitals.health() == Health::Up {
+            vitals.set_health(Health::Down);
+        }
         vitals.set_trust(if settings.events.is_some() {
             EventTrust::Unsure
         } else {
             EventTrust::Guessed
         });
-        if self.events().is_only_recalled(name.as_str()) {
-            vitals.set_freshness(0.0);
-        }
-        endpoint.show(vitals);
+        let is_recalled = self.events().is_only_recalled(name.as_str());
+        vitals.set_freshness(if is_recalled { 0.0 } else { 1.0 });
         seats.push(Seat { settings, pod, endpoint, cards, feeder });
         Ok(())
     }
@@ -299,6 +314,33 @@ fn endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyErr
         .map_err(|cause| ApplyError::Address { pod: pod.facts.name.to_string(), cause })?;
     show_key(&endpoint, pod)?;
     Ok(endpoint)
+}
+
+/// Whether the engine that a pod was is the one it is now, whatever else is said of it.
+fn is_same_engine(former: &PodSettings, new: &PodSettings) -> bool {
+    let engine = |pod: &PodSettings| {
+        (pod.facts.name.clone(), pod.facts.rank, pod.url.clone(), pod.key_file.clone())
+    };
+    engine(former) == engine(new)
+}
+
+/// What is configured of a pod; the models, if they are not, by its own word.
+fn introduced(pod: &PodSettings, cards: &[Value]) -> PodFacts {
+    let mut facts = pod.facts.clone();
+    if facts.models.is_empty() && !cards.is_empty() {
+        let name = |card: &Value| card["id"].as_str().map(Into::into);
+        let is_base = |card: &&Value| !card["parent"].is_string();
+        facts.models = cards.iter().filter(is_base).filter_map(name).collect();
+        facts.loras = cards.iter().filter(|card| !is_base(card)).filter_map(name).collect();
+    }
+    facts
+}
+
+/// The pod is shown the key that is in its file now, or if there is none any more the one before.
+fn keep_or_show_key(endpoint: &Endpoint, pod: &PodSettings) {
+    if let Err(error) = show_key(endpoint, pod) {
+        tracing::error!("{error}; the key that it was shown before stays");
+    }
 }
 
 /// From now on the pod is shown the key that is in its file now.

@@ -1,5 +1,6 @@
 use super::*;
 use crate::settings::ModelSettings;
+use serde_json::json;
 use std::num::NonZeroUsize;
 use tokio::runtime::Runtime;
 use wornpath_events::wire::{Batch, Event, Stored};
@@ -68,4 +69,26 @@ fn a_pod_that_another_source_speaks_of_comes_anew() {
     gateway.apply(settings(elsewhere)).unwrap();
     assert_ne!(seat(&gateway).pod.id(), before);
     assert_eq!(blocks(&gateway).count, 0);
+}
+
+#[test]
+fn a_pod_that_comes_anew_at_the_same_address_is_up_and_loaded_as_it_was() {
+    let (gateway, _runtime) = start(settings(pushed(&[])));
+    gateway.introduce(URL, &Arc::from([json!({"id": "m"})]));
+    let before = seat(&gateway);
+    before.pod.vitals().set_health(Health::Up);
+    let zmq = EventSource::ZeroMq("zmq://127.0.0.1:1".parse().unwrap());
+    gateway.apply(settings(PodSettings { events: Some(zmq), ..pushed(&[]) })).unwrap();
+    let after = seat(&gateway);
+    assert_ne!(after.pod.id(), before.pod.id());
+    assert!(Arc::ptr_eq(after.pod.vitals(), before.pod.vitals()));
+    assert!(Arc::ptr_eq(&after.endpoint, &before.endpoint));
+    assert_eq!(after.pod.vitals().health(), Health::Up);
+    assert_eq!(after.pod.facts().models[0], *"m", "it has said so before");
+    assert_eq!(after.pod.vitals().trust(), EventTrust::Unsure);
+
+    let mut moved = PodSettings { url: "http://127.0.0.1:2".into(), ..pushed(&[]) };
+    moved.facts.name = after.pod.facts().name.clone();
+    gateway.apply(settings(moved)).unwrap();
+    assert_eq!(seat(&gateway).pod.vitals().health(), Health::Down, "another has its name");
 }

@@ -103,6 +103,12 @@ impl Pod {
         Self { id: self.id, facts: Arc::new(facts), vitals: Arc::clone(&self.vitals) }
     }
 
+    /// The same engine in another incarnation, of whose cache nothing is known; its load goes on.
+    #[must_use]
+    pub fn anew(&self, id: PodId, facts: PodFacts) -> Self {
+        Self { id, ..self.with_facts(facts) }
+    }
+
     /// Which incarnation of which pod this is.
     #[must_use]
     pub const fn id(&self) -> PodId {
