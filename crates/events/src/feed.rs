@@ -230,6 +230,13 @@ impl Feed {
         (self.life(Some(epoch), Via::Live) == Life::New).then(|| self.begin(Some(epoch)))
     }
 
+    /// What was said so far is not to be kept, and wanted again.
+    pub fn begin_anew(&mut self) -> Rebuild {
+        self.forget();
+        self.based = false;
+        Rebuild::ANEW
+    }
+
     /// The engine says that it ends.
     pub fn bye(&mut self, now: Moment) -> Option<Rebuild> {
         self.hear(now);

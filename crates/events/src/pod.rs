@@ -71,6 +71,25 @@ impl Pod {
         self.id
     }
 
+    /// The pod serves something else than was thought: what was said of it meant other blocks.
+    ///
+    /// # Errors
+    /// The pod is no more in the index.
+    pub fn serve(
+        &mut self,
+        writer: &mut Writer,
+        serving: Serving,
+        now: Moment,
+    ) -> Result<(), PodGone> {
+        let (known, new) = (&self.serving, &serving);
+        if (&known.model, known.block_size) == (&new.model, new.block_size) {
+            return Ok(());
+        }
+        self.serving = serving;
+        let rebuild = self.feed.begin_anew();
+        self.rebuild(writer, rebuild, now)
+    }
+
     /// What is worth writing down of it, under its name; nothing if that is not sure enough.
     ///
     /// # Errors

@@ -142,6 +142,14 @@ impl Pods {
         Ok(id)
     }
 
+    /// Understands what is said of a pod otherwise from now on. If that is a change, all that was said is wanted again.
+    pub fn serve(&self, name: &str, serving: Serving, now: Moment) {
+        if let Some(known) = self.get(name) {
+            // An error says that the pod has left the index.
+            let _ = lock(&known).pod.serve(&mut self.index.writer(), serving, now);
+        }
+    }
+
     /// Takes a pod out, of the index too. Whether it was there.
     pub fn remove(&self, name: &str) -> bool {
         let removed = lock(&self.pods).remove(name);

@@ -10,6 +10,7 @@ pub mod admin;
 mod aside;
 mod asked;
 mod batches;
+mod bound;
 mod breakers;
 mod checkpoint;
 mod claims;

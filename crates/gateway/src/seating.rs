@@ -4,6 +4,7 @@
 //! found before anything changes.
 
 use crate::asked::Asked;
+use crate::bound::serving;
 use crate::config::authorization;
 use crate::roster::{Roster, Seat};
 use crate::routing::Routing;
@@ -14,7 +15,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use tokio::task::AbortHandle;
-use wornpath_events::{Judge, Serving, ZeroMq, supervise};
+use wornpath_events::{Judge, ZeroMq, supervise};
 use wornpath_execution::{AddressError, Endpoint};
 use wornpath_index::{NoSlot, PodId};
 use wornpath_routing::{EventTrust, Health, Pod, PodFacts};
@@ -105,6 +106,7 @@ impl Gateway {
             seat.endpoint.set_reach(reach);
             // Another key makes no other pod: what is known of its cache stays.
             keep_or_show_key(&seat.endpoint, &seat.settings);
+            self.bind(seat);
         }
         // Whoever only comes anew is called meanwhile too.
         let former = |new: &PodSettings| {
@@ -137,6 +139,7 @@ impl Gateway {
             if facts != *seat.pod.facts() {
                 seat.pod = seat.pod.with_facts(facts);
             }
+            self.bind(seat);
         }
         self.seat(seats);
     }
@@ -159,7 +162,9 @@ impl Gateway {
             None => (self.guess(&settings)?, None),
             Some(source) => {
                 let pod: Arc<str> = name.as_str().into();
-                let id = self.events().add(&pod, serving(&settings, &self.settings())?)?;
+                let id = self
+                    .events()
+                    .add(&pod, serving(&settings, &facts.models, &self.settings())?)?;
                 (id, self.feed(&pod, source, (&endpoint, settings.facts.rank)))
             }
         };
@@ -266,7 +271,7 @@ fn check_pods(
         endpoint(pod, settings)?;
         may_say_nothing(pod, routing)?;
         if let Some(source) = &pod.events {
-            serving(pod, settings)?;
+            serving(pod, &[], settings)?;
             may_be_heard(source, settings)
                 .map_err(|cause| ApplyError::Address { pod: name.to_string(), cause })?;
         }
@@ -352,22 +357,6 @@ fn show_key(endpoint: &Endpoint, pod: &PodSettings) -> Result<(), ApplyError> {
     })?;
     endpoint.set_key(Some(key));
     Ok(())
-}
-
-/// How a pod's events are to be understood.
-fn serving(pod: &PodSettings, settings: &Settings) -> Result<Serving, ApplyError> {
-    let named = pod.facts.models.first();
-    let model = settings
-        .models
-        .iter()
-        .find(|model| named.is_none_or(|name| *name == *model.name.as_str()))
-        .ok_or_else(|| ApplyError::EventsWithoutModel(pod.facts.name.to_string()))?;
-    Ok(Serving {
-        key: settings.key.clone(),
-        model: model.name.clone(),
-        block_size: model.block_size,
-        names: wornpath_events::Names::default(),
-    })
 }
 
 #[cfg(test)]

@@ -136,7 +136,7 @@ pub(super) const ADDRESS: &[Parameter] = &[
 
 #[rustfmt::skip]
 pub(super) const FACTS: &[Parameter] = &[
-    Parameter::with_default("model", Takes::Texts, "[]", "The models it serves, by name; by default the engine is asked."),
+    Parameter::with_default("model", Takes::Texts, "[]", "The models it serves, by name; by default the engine is asked. Give it to a pod with `events` where several models are listed and there is a `checkpoint`: what that knows of a pod counts only if its model is known from the start."),
     Parameter::with_default("role", Takes::Texts, "[serve]", "The parts it can play in a plan: `serve`, `prefill`, `decode`, or others that profiles name."),
     Parameter::with_default("loras", Takes::Texts, "[]", "LoRA adapters that it can serve."),
     Parameter::with_default("labels", Takes::Fields, "{}", "Free labels for profiles to select by."),

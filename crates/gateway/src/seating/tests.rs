@@ -92,3 +92,21 @@ fn a_pod_that_comes_anew_at_the_same_address_is_up_and_loaded_as_it_was() {
     gateway.apply(settings(moved)).unwrap();
     assert_eq!(seat(&gateway).pod.vitals().health(), Health::Down, "another has its name");
 }
+
+#[test]
+fn events_are_understood_by_the_model_that_a_pod_says_it_serves() {
+    let (told, _runtime) = start(settings(pushed(&["m2"])));
+    say(&told, &attach(&told));
+    let (asked, _other) = start(settings(pushed(&[])));
+    let source = attach(&asked);
+    say(&asked, &source);
+    assert_eq!((blocks(&told).count, blocks(&asked).count), (2, 2));
+    assert_ne!(blocks(&told), blocks(&asked));
+    asked.introduce(URL, &Arc::from([json!({"id": "m2"})]));
+    assert_eq!(blocks(&asked).count, 0, "what was said before meant something else");
+    say(&asked, &source);
+    assert_eq!(blocks(&told), blocks(&asked));
+    asked.introduce(URL, &Arc::from([json!({"id": "m2"}), json!({"id": "m", "parent": "m2"})]));
+    asked.apply(settings(pushed(&[]))).unwrap();
+    assert_eq!(blocks(&told), blocks(&asked), "the same again changes nothing");
+}
