@@ -162,6 +162,11 @@ impl Feed {
         }
     }
 
+    /// Goes by other rules from now on.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
     /// Another source of this pod.
     pub fn add_source(&mut self, abilities: Abilities) -> SourceId {
         let source = Source { abilities, connected: false, is_gone: false };

@@ -71,6 +71,11 @@ impl Pod {
         self.id
     }
 
+    /// Goes by other rules from now on.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.feed.set_rules(rules);
+    }
+
     /// The pod serves something else than was thought: what was said of it meant other blocks.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use wornpath_index::{Index, Moment, NoSlot, PodId, Writer};
 /// The pods of one index.
 pub struct Pods {
     index: Index,
-    rules: Rules,
+    rules: Mutex<Rules>,
     pods: Mutex<BTreeMap<PodName, Arc<Mutex<Known>>>>,
     strangers: AtomicU64,
     /// Counts pods and transports as they come.
@@ -84,7 +84,7 @@ impl Pods {
     pub fn new(index: Index, rules: Rules) -> Self {
         let (pods, recalled) = (Mutex::default(), Mutex::default());
         let (strangers, comings) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { index, rules, pods, strangers, comings, recalled }
+        Self { index, rules: Mutex::new(rules), pods, strangers, comings, recalled }
     }
 
     /// Keeps what was written down, for the pods that come from now on, in the place of what was kept before.
@@ -130,9 +130,9 @@ impl Pods {
         if let Some(known) = pods.get(name) {
             return Ok(lock(known).pod.id());
         }
-        let id = self.index.add_pod()?;
+        let (id, rules) = (self.index.add_pod()?, *lock(&self.rules));
         // Only a pod that was removed by its id can be gone, and nobody has the id yet.
-        if let Ok(mut pod) = Pod::new(&self.index, id, serving, self.rules) {
+        if let Ok(mut pod) = Pod::new(&self.index, id, serving, rules) {
             if let Some(record) = lock(&self.recalled).remove(&**name) {
                 let _ = pod.recall(&mut self.index.writer(), &record);
             }
@@ -140,6 +140,15 @@ impl Pods {
             pods.insert(Arc::clone(name), Arc::new(Mutex::new(known)));
         }
         Ok(id)
+    }
+
+    /// Goes by other rules from now on, also for the pods that are there.
+    pub fn set_rules(&self, rules: Rules) {
+        // First for those who come: whoever does so meanwhile is among those who are there.
+        *lock(&self.rules) = rules;
+        for (_, known) in self.all() {
+            lock(&known).pod.set_rules(rules);
+        }
     }
 
     /// Understands what is said of a pod otherwise from now on. If that is a change, all that was said is wanted again.

@@ -101,6 +101,7 @@ impl Gateway {
         *self.routing.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(routing);
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
         self.sampler.set(&self.settings());
+        self.events().set_rules(self.settings().event_rules);
         let reach = &self.settings().reach;
         for seat in &seats {
             seat.endpoint.set_reach(reach);

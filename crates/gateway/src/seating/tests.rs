@@ -2,9 +2,10 @@ use super::*;
 use crate::settings::ModelSettings;
 use serde_json::json;
 use std::num::NonZeroUsize;
+use std::time::Duration;
 use tokio::runtime::Runtime;
 use wornpath_events::wire::{Batch, Event, Stored};
-use wornpath_events::{Abilities, Attached, Heading, Heard, Said, Via};
+use wornpath_events::{Abilities, Attached, Heading, Heard, Said, State, Via};
 use wornpath_index::{Digest, EngineHash};
 
 const URL: &str = "http://127.0.0.1:1";
@@ -109,4 +110,24 @@ fn events_are_understood_by_the_model_that_a_pod_says_it_serves() {
     asked.introduce(URL, &Arc::from([json!({"id": "m2"}), json!({"id": "m", "parent": "m2"})]));
     asked.apply(settings(pushed(&[]))).unwrap();
     assert_eq!(blocks(&told), blocks(&asked), "the same again changes nothing");
+}
+
+#[test]
+fn how_long_events_may_be_silent_can_be_changed() {
+    let (gateway, _runtime) = start(settings(pushed(&["m"])));
+    say(&gateway, &attach(&gateway));
+    let state = || {
+        let later = gateway.now() + Duration::from_secs(10);
+        gateway.events().status(later)[0].status.state
+    };
+    assert_eq!(state(), State::Live);
+    let mut soon = settings(pushed(&["m"]));
+    soon.event_rules.stale_after = Duration::from_secs(1);
+    gateway.apply(soon.clone()).unwrap();
+    assert_eq!(state(), State::Stale);
+    soon.pods.clear();
+    gateway.apply(soon.clone()).unwrap();
+    gateway.apply(Settings { pods: vec![pushed(&["m"])], ..soon }).unwrap();
+    say(&gateway, &attach(&gateway));
+    assert_eq!(state(), State::Stale, "also for those who come later");
 }
