@@ -174,6 +174,8 @@ impl Pod {
                 None
             }
             Said::Disconnected => self.feed.disconnected(from),
+            // That it is not there is known already.
+            Said::Unreachable(_) => None,
             Said::Batch { heading, via, batch } => {
                 self.batch(writer, (from, heading, batch), via, now)?;
                 None

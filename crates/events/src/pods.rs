@@ -10,6 +10,7 @@ use crate::feed::{Recalled, Rules, SourceId, Status};
 use crate::pod::{Pod, Serving};
 use crate::said::{Abilities, Ask, Said};
 use crate::transport::{Heard, PodName};
+use crate::trouble::{Trouble, Troubles};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +32,7 @@ pub struct Pods {
 struct Known {
     pod: Pod,
     sources: Vec<Line>,
+    troubles: Troubles,
     /// Its number among all who came.
     came: u64,
 }
@@ -71,6 +73,8 @@ pub struct PodStatus {
     pub pod: PodName,
     /// Where its events come from.
     pub sources: Vec<Arc<str>>,
+    /// From where they cannot be had, and why.
+    pub troubles: Vec<Trouble>,
     /// How its events are.
     pub status: Status,
 }
@@ -136,7 +140,12 @@ impl Pods {
             if let Some(record) = lock(&self.recalled).remove(&**name) {
                 let _ = pod.recall(&mut self.index.writer(), &record);
             }
-            let known = Known { pod, sources: Vec::new(), came: self.comes() };
+            let known = Known {
+                pod,
+                sources: Vec::new(),
+                troubles: Troubles::default(),
+                came: self.comes(),
+            };
             pods.insert(Arc::clone(name), Arc::new(Mutex::new(known)));
         }
         Ok(id)
@@ -237,7 +246,8 @@ impl Pods {
         let status = |(pod, known): (PodName, Arc<Mutex<Known>>)| {
             let known = lock(&known);
             let sources = known.sources.iter().map(|line| Arc::clone(&line.voice.name)).collect();
-            PodStatus { pod, sources, status: known.pod.status(now) }
+            let troubles = known.troubles.all().to_vec();
+            PodStatus { pod, sources, troubles, status: known.pod.status(now) }
         };
         self.all().into_iter().map(status).collect()
     }
@@ -264,6 +274,15 @@ impl Known {
         if !voice.may_speak_of(self) {
             return false;
         }
+        match said {
+            Said::Unreachable(reason) => {
+                // Whether it can be asked matters only once it was there.
+                self.troubles.note(&voice.name, reason);
+                return true;
+            }
+            Said::Connected => self.troubles.clear(&voice.name),
+            _ => {}
+        }
         let id = self.meet(voice);
         // An error says that the pod has left the index: then nothing said of it matters.
         let _ = self.pod.hear(writer, id, said, now);
@@ -285,6 +304,7 @@ impl Known {
 
     /// The source ends, unless another has its name and place already.
     fn leave(&mut self, writer: &mut Writer, voice: &Arc<Voice>, now: Moment) {
+        self.troubles.clear(&voice.name);
         let is_it = |line: &Line| Arc::ptr_eq(&line.voice, voice);
         if let Some(at) = self.sources.iter().position(is_it) {
             let line = self.sources.remove(at);

@@ -49,6 +49,8 @@ pub enum Said {
     Connected,
     /// It cannot any more.
     Disconnected,
+    /// It could not be reached, and why.
+    Unreachable(String),
     /// Nothing happened, and the source is there.
     Alive,
     /// Things happened.

@@ -46,6 +46,8 @@ pub struct ZeroMq {
     ping_at: Instant,
     /// Why the last connection could not be made or was lost.
     last_error: Option<String>,
+    /// Why it cannot be reached, as it was said.
+    told: Option<String>,
     originals: Originals,
 }
 
@@ -71,6 +73,7 @@ impl ZeroMq {
             pause: FIRST_PAUSE,
             ping_at: Instant::now(),
             last_error: None,
+            told: None,
             originals: Originals::Dropped,
         }
     }
@@ -97,7 +100,7 @@ impl ZeroMq {
         self.last_error.as_deref()
     }
 
-    /// Connects, after the pause that is due. `None` if that failed.
+    /// Connects, after the pause that is due. `None` if that failed, for a reason that was said.
     async fn connect(&mut self) -> Option<Said> {
         sleep_until(self.connect_at).await;
         let attempt = async {
@@ -110,12 +113,16 @@ impl ZeroMq {
             Ok(live) => {
                 self.live = Some(live);
                 self.pause = FIRST_PAUSE;
+                self.told = None;
                 self.ping_at = Instant::now() + PING_AFTER;
                 Some(Said::Connected)
             }
             Err(error) => {
                 self.wait_after(&error);
-                None
+                let reason = error.to_string();
+                let is_new = self.told.as_ref() != Some(&reason);
+                self.told = Some(reason.clone());
+                is_new.then_some(Said::Unreachable(reason))
             }
         }
     }

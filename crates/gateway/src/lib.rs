@@ -36,6 +36,7 @@ mod state;
 mod tape;
 mod telemetry;
 pub mod tls;
+mod unheard;
 pub mod untrusted;
 mod usage;
 

@@ -6,6 +6,7 @@ use crate::desk::Worker;
 use crate::roster::Seat;
 use crate::settings::Credentials;
 use crate::state::{Gateway, lock};
+use crate::unheard::{News, Unheard};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::HOST;
@@ -16,7 +17,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use wornpath_events::{Recalled, State};
+use wornpath_events::{PodStatus, Recalled, State};
 use wornpath_execution::{CallError, Endpoint, Timeouts, Verdict, WorkerNumber, call};
 use wornpath_index::Moment;
 use wornpath_routing::{EventTrust, Health, Name};
@@ -49,6 +50,7 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
     let mut known = gateway.roster();
     let mut errands = JoinSet::new();
     let (told, mut breakers) = (Arc::<Told>::default(), Breakers::default());
+    let mut unheard = Unheard::default();
     loop {
         tokio::time::sleep(TICK).await;
         while errands.try_join_next().is_some() {}
@@ -71,7 +73,9 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
                 errands.spawn(introduction);
             }
         }
-        trust(&gateway, now);
+        let events = gateway.events().status(now);
+        trust(&gateway, &events, now);
+        unheard.look(&events, now).into_iter().for_each(News::tell);
         breakers.look(&roster);
         writer.expire(now);
         writer.sweep(SWEPT_BLOCKS);
@@ -214,9 +218,9 @@ fn get(endpoint: &Endpoint, path: &str) -> Request<Full<Bytes>> {
 }
 
 /// Tells decisions how far each pod's events can be trusted.
-fn trust(gateway: &Gateway, now: Moment) {
+fn trust(gateway: &Gateway, events: &[PodStatus], now: Moment) {
     let roster = gateway.roster();
-    for status in gateway.events().status(now) {
+    for status in events {
         let Some(seat) = roster.named(&status.pod) else { continue };
         let vitals = seat.pod.vitals();
         vitals.set_trust(match status.status.state {

@@ -34,3 +34,4 @@ mod sockets;
 mod timeouts;
 mod tls;
 mod traces;
+mod unheard;

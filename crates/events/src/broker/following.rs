@@ -4,6 +4,7 @@ use crate::said::{Abilities, Ask, Said};
 use crate::transport::{Heard, PodName, Transport};
 use std::collections::VecDeque;
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -34,13 +35,16 @@ pub trait Broker: Send {
 #[derive(Debug)]
 pub struct Following<B> {
     name: String,
+    pods: Vec<PodName>,
     broker: B,
     backoff: Backoff,
+    /// Why it cannot be reached, as it was said.
+    told: Option<String>,
 }
 
 impl<B: Broker> Following<B> {
-    pub(super) fn named(name: String, broker: B) -> Self {
-        Self { name, broker, backoff: Backoff::new() }
+    pub(super) fn named(name: String, pods: &[PodName], broker: B) -> Self {
+        Self { name, pods: pods.to_vec(), broker, backoff: Backoff::new(), told: None }
     }
 
     async fn step(&mut self) -> Result<(), Failure> {
@@ -50,7 +54,20 @@ impl<B: Broker> Following<B> {
         self.backoff.wait().await;
         self.broker.connect().await?;
         self.backoff.succeeded();
+        self.told = None;
         Ok(())
+    }
+
+    /// Says of all pods why it cannot be reached, if that is new.
+    fn tell(&mut self, reason: String) {
+        if self.told.as_ref() == Some(&reason) {
+            return;
+        }
+        for pod in &self.pods {
+            let said = Said::Unreachable(reason.clone());
+            self.broker.heard().push_back(Heard::Of(Arc::clone(pod), said));
+        }
+        self.told = Some(reason);
     }
 }
 
@@ -68,9 +85,11 @@ impl<B: Broker> Transport for Following<B> {
             if let Some(heard) = self.broker.heard().pop_front() {
                 return heard;
             }
-            if self.step().await.is_err() {
+            if let Err(failure) = self.step().await {
                 self.backoff.failed();
-                if self.broker.disconnect() {
+                let was_connected = self.broker.disconnect();
+                self.tell(failure.to_string());
+                if was_connected {
                     return Heard::OfAll(Said::Disconnected);
                 }
             }

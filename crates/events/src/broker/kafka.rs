@@ -100,7 +100,7 @@ impl Kafka {
             heard: VecDeque::new(),
             replays: VecDeque::new(),
         };
-        Self::named(format!("kafka://{brokers}/{topic}"), partitions)
+        Self::named(format!("kafka://{brokers}/{topic}"), pods, partitions)
     }
 }
 

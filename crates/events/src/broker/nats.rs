@@ -71,7 +71,7 @@ impl Nats {
             heard: VecDeque::new(),
             asked: VecDeque::new(),
         };
-        Self::named(name, subjects)
+        Self::named(name, pods, subjects)
     }
 }
 

@@ -71,7 +71,7 @@ impl RedisStreams {
             heard: VecDeque::new(),
             replays: VecDeque::new(),
         };
-        Ok(Self::named(format!("redis://{address}/{prefix}"), streams))
+        Ok(Self::named(format!("redis://{address}/{prefix}"), pods, streams))
     }
 }
 

@@ -51,6 +51,7 @@ impl Ordered {
                 None
             }
             Said::Disconnected => self.feed.disconnected(self.source),
+            Said::Unreachable(_) => None,
             Said::Alive => {
                 self.feed.alive(now);
                 None

@@ -1,7 +1,7 @@
 //! Pods: who they are, how they are, and changes to who is there.
 
 use serde_json::{Value, json};
-use wornpath_events::{Guessed, PodStatus};
+use wornpath_events::{Guessed, PodStatus, Trouble};
 
 use super::routes::{Answer, Call, Refusal, Reply};
 use crate::config::{BringError, Running};
@@ -163,10 +163,16 @@ fn guess_shown(guess: Guessed) -> Value {
     json!({"blocks": guess.blocks, "tokens": guess.tokens, "capacity_tokens": guess.capacity})
 }
 
+fn trouble_shown(trouble: &Trouble) -> Value {
+    json!({"source": *trouble.source, "reason": trouble.reason})
+}
+
 fn feed_shown(feed: &PodStatus) -> Value {
     let (status, counters) = (&feed.status, &feed.status.counters);
     json!({
         "sources": feed.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        // From where events cannot be had, and why.
+        "troubles": feed.troubles.iter().map(trouble_shown).collect::<Vec<_>>(),
         "state": feed_state(status.state),
         "confidence": status.confidence,
         "epoch": status.epoch.map(|epoch| epoch.0),

@@ -23,7 +23,8 @@ function row(pod) {
     cell("Heard", "number", feed.age_seconds === null ? "never" : duration(feed.age_seconds)),
     cell("Blocks/s", "number", rate(feed.blocks_per_second)),
     cell("Applied", "number", h("span", {}, count(feed.batches.applied)), h("small", {}, feed.last_sequence === null ? "not numbered" : `last ${feed.last_sequence}`)),
-    cell("What happened", null, trouble.join(", ") || h("span", { class: "quiet" }, "nothing unusual"), h("small", { class: "bad" }, feed.last_malformed)));
+    cell("What happened", null, trouble.join(", ") || h("span", { class: "quiet" }, "nothing unusual"), h("small", { class: "bad" }, feed.last_malformed),
+      feed.troubles.map(({ source, reason }) => h("small", { class: "bad" }, `${source}: ${reason}`))));
 }
 
 export const events = {

@@ -1,0 +1,69 @@
+//! Events that do not come, or cannot be understood: the log says why, once, and so does the admin plane.
+
+use crate::gateway::{Gateway, eventually, folder};
+use crate::served::Served;
+use serde_json::{Value, json};
+use std::fs;
+
+/// A gateway in front of one engine, which says of the pod's events and models what is given.
+fn start(test: &str, engines: &Served, more: &str, pod: &str) -> Gateway {
+    let file = folder(test).join("wornpath.yaml");
+    let url = &engines.engines[0].http;
+    let text = format!("{more}pods: [{{name: a, url: \"http://{url}\", model: m, {pod}}}]\n");
+    fs::write(&file, text).unwrap();
+    Gateway::start(&["-c", file.to_str().unwrap(), "--admin", "127.0.0.1:0"], 1)
+}
+
+fn feed(gateway: &Gateway) -> Value {
+    gateway.ask("GET", "/pods/a", "").json()["events"]["feed"].clone()
+}
+
+/// How many lines of the log have all of these words.
+fn lines(gateway: &Gateway, words: &[&str]) -> usize {
+    let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
+    gateway.log().lines().filter(has_all).count()
+}
+
+const MODEL: &str = "models: [{name: m, tokenizer: bytes}]\n";
+
+#[test]
+fn why_a_publisher_cannot_be_reached_is_said_once_and_shown() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = start("unheard_zmq", &engines, MODEL, "events: \"zmq://127.0.0.1:1?replay=2\"");
+    let words = ["zmq://127.0.0.1:1", "cache events cannot be had", "refused"];
+    eventually("it is logged", || lines(&gateway, &words) > 0);
+    let trouble = &feed(&gateway)["troubles"][0];
+    assert!(trouble["source"].as_str().unwrap().starts_with("zmq://127.0.0.1:1"), "{trouble}");
+    assert!(trouble["reason"].as_str().unwrap().contains("refused"), "{trouble}");
+    // Several attempts later.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!(lines(&gateway, &words), 1, "{}", gateway.log());
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn why_a_broker_cannot_be_reached_is_said_without_what_is_secret() {
+    let engines = Served::start(&["--model", "m"]);
+    let source = "event_sources: [{name: b, kind: redis, url: \"redis://:canary@127.0.0.1:1\", stream: s}]\n";
+    let gateway = start("unheard_redis", &engines, &format!("{MODEL}{source}"), "events: b");
+    eventually("it is logged", || lines(&gateway, &["cache events cannot be had", "redis://"]) > 0);
+    assert_eq!(feed(&gateway)["troubles"][0]["source"], "redis://127.0.0.1:1/s");
+    assert_eq!(feed(&gateway)["sources"], json!([]));
+    assert!(!gateway.log().contains("canary") && !feed(&gateway).to_string().contains("canary"));
+}
+
+#[test]
+fn that_events_cannot_be_understood_is_said_with_the_reason() {
+    let engines = Served::start(&["--model", "m"]);
+    let at = &engines.engines[0];
+    let events = format!("events: \"zmq://{}?replay={}\"", at.events, at.replay);
+    let model = "models: [{name: m, tokenizer: bytes, block_size: 32}]\n";
+    let gateway = start("unheard_size", &engines, model, &events);
+    for number in 0..40 {
+        let prompt = format!("{number} {}", "words ".repeat(20));
+        gateway.post("/v1/completions", &json!({"model": "m", "prompt": prompt, "max_tokens": 1}));
+    }
+    eventually("it is quarantined", || feed(&gateway)["state"] == "quarantined");
+    let words = ["cannot be understood", "pod=\"a\"", "block"];
+    eventually("it is logged", || lines(&gateway, &words) == 1);
+}
