@@ -124,7 +124,7 @@ fn pod(index: &Index) -> (Pod, Writer, wornpath_events::SourceId) {
     };
     let id = index.add_pod().unwrap();
     let mut pod = Pod::new(index, id, serving, Rules::default()).unwrap();
-    let source = pod.add_source(Abilities { replay: true, snapshot: false });
+    let source = pod.add_source(Abilities { replay: true, snapshot: false, relayed: false });
     (pod, index.writer(), source)
 }
 

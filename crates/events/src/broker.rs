@@ -2,7 +2,8 @@
 //!
 //! A broker's position is only a cursor: what counts is the engine's epoch and number in the envelope. Each
 //! router reads everything with a cursor of its own, so any number of them share a stream. What a broker
-//! still has is its ability to replay; what it trimmed is a gap like any other.
+//! still has is its ability to replay; what it trimmed is a gap like any other. Beats of relays travel beside the
+//! entries, under the stream's name and `-alive`, and are not kept.
 
 #[cfg(feature = "kafka")]
 mod kafka;
@@ -22,7 +23,7 @@ mod following;
 
 pub(crate) use following::Following;
 
-use crate::said::{Epoch, Heading, Said, Via};
+use crate::said::{Beat, Epoch, Heading, Said, Via};
 use crate::transport::{Heard, PodName};
 use crate::wire::{self, Batch, Envelope, Limits};
 use following::{Broker, Failure};
@@ -46,6 +47,12 @@ fn read(pod: &str, entry: &[u8], via: Via) -> Said {
     }
     let heading = Heading { epoch: envelope.epoch.map(Epoch), sequence, fingerprint: None };
     Said::Batch { heading, via, batch }
+}
+
+/// What a relay says beside its entries; nothing if it is no beat of this pod's relay.
+fn read_beat(pod: &str, entry: &[u8]) -> Option<Said> {
+    let envelope = Envelope::parse(entry).ok().filter(|envelope| envelope.pod == pod)?;
+    Some(Said::Beat(Beat { epoch: envelope.epoch.map(Epoch), next: envelope.sequence }))
 }
 
 /// Takes in what was read for a replay from a number on: who reads from a known place on reads more than that.

@@ -21,6 +21,7 @@
 //! or by a low number, and what it lost stays unknown.
 
 mod answers;
+mod hearing;
 mod need;
 mod pace;
 mod recall;
@@ -186,23 +187,6 @@ impl Feed {
         }
     }
 
-    /// A source can be reached. What was published meanwhile may be lost, and the engine may be another.
-    pub fn connected(&mut self, from: SourceId, now: Moment) {
-        self.hear(now);
-        self.replay_useless = false;
-        if let Some(source) = self.sources.get_mut(from.0) {
-            source.connected = true;
-        }
-    }
-
-    /// A source is there, and has nothing to say. That counts only where it cannot be asked: a socket may
-    /// answer for an engine that publishes no more.
-    pub fn alive(&mut self, now: Moment) {
-        if !self.can(|abilities| abilities.replay) {
-            self.hear(now);
-        }
-    }
-
     /// A source cannot be reached any more.
     pub fn disconnected(&mut self, from: SourceId) -> Option<Rebuild> {
         if let Some(source) = self.sources.get_mut(from.0) {
@@ -254,7 +238,7 @@ impl Feed {
         if self.is_quarantined(now) {
             return Admission::PassOver;
         }
-        self.hear(now);
+        self.hear_batch(from, via, now);
         if self.numbered && heading.sequence.is_none() {
             self.counters.unnumbered += 1;
             return Admission::PassOver;
@@ -377,7 +361,7 @@ impl Feed {
         now: Moment,
     ) -> Option<Rebuild> {
         if self.is_gone_past(sequence, now) {
-            self.hear(now);
+            self.hear_unreadable(now);
             return None;
         }
         self.counters.malformed += 1;
@@ -385,7 +369,7 @@ impl Feed {
         if self.is_quarantined(now) {
             return None;
         }
-        self.hear(now);
+        self.hear_unreadable(now);
         if let Some(sequence) = sequence.filter(|sequence| *sequence >= self.next) {
             self.highest = self.highest.max(Some(sequence));
             self.note_gap(now);
@@ -432,49 +416,6 @@ impl Feed {
             counters: self.counters,
             last_malformed: self.last_malformed.clone(),
         }
-    }
-
-    fn state(&self, now: Moment) -> State {
-        match self.heard {
-            _ if self.is_quarantined(now) => State::Quarantined,
-            None => State::Waiting,
-            Some(heard) if now.saturating_sub(heard) > self.rules.stale_after => State::Stale,
-            Some(_) if self.is_unsure() => State::Unsure,
-            Some(_) if self.partial => State::Partial,
-            Some(_) => State::Live,
-        }
-    }
-
-    /// Half while something may be wrong, less the longer nothing was heard, down to nothing. What is
-    /// partly known is right as far as it goes.
-    fn confidence(&self, now: Moment) -> f32 {
-        let doubt = if self.is_unsure() { 0.5 } else { 1.0 };
-        doubt * self.freshness(now)
-    }
-
-    fn freshness(&self, now: Moment) -> f32 {
-        if self.is_quarantined(now) || self.awaits_confirmation() {
-            return 0.0;
-        }
-        let Some(heard) = self.heard else { return 0.0 };
-        let silence = now.saturating_sub(heard).as_secs_f32();
-        (2.0 - silence / self.rules.stale_after.as_secs_f32()).clamp(0.0, 1.0)
-    }
-
-    /// Takes note that something was heard. Questions that were asked into a silence are lost, and no
-    /// reason to wait with the next.
-    fn hear(&mut self, now: Moment) {
-        let silence = self.heard.map_or(Moment::ZERO, |heard| now.saturating_sub(heard));
-        if silence > self.rules.probe_after * 2 {
-            self.pace.succeeded();
-            self.asked.take_if(|asked| now >= asked.at + self.rules.pause / 2);
-        }
-        self.heard = Some(now);
-    }
-
-    fn is_unsure(&self) -> bool {
-        let unanswered = self.pace.failures() > 0;
-        !self.based || self.differs || self.verifying || self.gap.is_some() || unanswered
     }
 
     fn is_quarantined(&self, now: Moment) -> bool {

@@ -46,7 +46,7 @@ pub use pods::{Attached, PodStatus, Pods};
 pub use push::message as grpc;
 pub use push::{Access, AccessError, Guests, Push, PushError, PushService, Pushed, TokenDigest};
 pub use relay::{Sink, SinkError, relay};
-pub use said::{Abilities, Ask, EngineDigest, Epoch, Heading, Said, Via};
+pub use said::{Abilities, Ask, Beat, EngineDigest, Epoch, Heading, Said, Via};
 pub use translate::{Names, TranslateError, Translated, Translator};
 pub use transport::{Heard, PodName, Transport};
 pub use trouble::Trouble;

@@ -184,6 +184,7 @@ impl Pod {
             Said::ReplayEnd => self.feed.replay_ended(from, now),
             Said::Snapshot { heading, batch } => self.snapshot(writer, heading, &batch, now)?,
             Said::Digest(digest) => self.digest(&digest, now)?,
+            Said::Beat(beat) => self.feed.beat(beat, now),
             Said::Started(epoch) => self.feed.started(epoch),
             Said::Refused => {
                 self.feed.refused(from);

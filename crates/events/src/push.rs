@@ -115,7 +115,7 @@ impl Transport for Push {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { replay: false, snapshot: true }
+        Abilities { replay: false, snapshot: true, relayed: false }
     }
 
     async fn next(&mut self) -> Heard {

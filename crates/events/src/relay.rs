@@ -4,6 +4,9 @@
 //! order under the engine's own number, and again only where the broker never said that it has it. What an engine does not say, its epoch, the relay assigns: a new
 //! one whenever it finds that the engine restarted. It keeps the last batches, and when the broker was away
 //! it looks what the broker still has and publishes what comes after that, all of it if the broker was wiped.
+//!
+//! A broker answers for a relay that is gone as it does for one that has nothing new. So a relay that hears its engine
+//! and has nothing to publish says that once a second, beside the stream, which does not grow by it.
 
 mod order;
 
@@ -14,6 +17,7 @@ use crate::wire::Envelope;
 use order::Ordered;
 use std::convert::Infallible;
 use std::time::Duration;
+use wornpath_index::Moment;
 
 /// A broker could not be reached, or refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -34,6 +38,13 @@ pub trait Sink: Send {
         &mut self,
         envelopes: &[Envelope<'_>],
     ) -> impl Future<Output = Result<(), SinkError>> + Send;
+
+    /// Tells all who listen now that this relay is there, by an envelope without a payload whose number is that of the
+    /// batch to come. Nothing of it is kept for long.
+    fn beat(
+        &mut self,
+        envelope: Envelope<'_>,
+    ) -> impl Future<Output = Result<(), SinkError>> + Send;
 }
 
 /// Batches of one pod that a relay and a broker keep, as many as an engine itself keeps for replay.
@@ -46,36 +57,38 @@ const ON_THEIR_WAY: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(50);
+/// A relay that has nothing to publish says so this often.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
 
 /// Relays what `transport` says of one pod, for as long as it is polled. `epoch` is greater than that of any
 /// relay of this pod before, such as the time; `report` is told why the broker cannot be reached.
 pub async fn relay<T: Transport, S: Sink>(
     mut transport: T,
-    mut sink: S,
+    sink: S,
     pod: PodName,
     epoch: Epoch,
     mut report: impl FnMut(&SinkError) + Send,
 ) -> Infallible {
     let clock = Clock::start();
-    let mut ordered = Ordered::new(transport.abilities(), epoch);
-    let mut broken = true;
+    let ordered = Ordered::new(transport.abilities(), epoch);
+    let mut line = Line { ordered, sink, pod, broken: true, said_at: None };
     let mut pause = FIRST_PAUSE;
     loop {
         tokio::select! {
             heard = transport.next() => {
                 let (Heard::Of(_, said) | Heard::OfAll(said)) = heard;
-                ordered.hear(said, clock.now());
+                line.ordered.hear(said, clock.now());
             }
             () = tokio::time::sleep(TICK) => {}
         }
-        if let Some(ask) = ordered.tick(clock.now()) {
-            transport.ask(&pod, ask);
+        if let Some(ask) = line.ordered.tick(clock.now()) {
+            transport.ask(&line.pod, ask);
         }
-        match publish(&mut ordered, &mut sink, &pod, broken).await {
-            Ok(()) => (broken, pause) = (false, FIRST_PAUSE),
+        match line.turn(clock.now()).await {
+            Ok(()) => pause = FIRST_PAUSE,
             Err(error) => {
                 report(&error);
-                broken = true;
+                line.broken = true;
                 // The engine is not listened to meanwhile; what it says then is replayed.
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -84,34 +97,62 @@ pub async fn relay<T: Transport, S: Sink>(
     }
 }
 
-/// Publishes what is due. After a failure it first looks what the broker has.
-async fn publish<S: Sink>(
-    ordered: &mut Ordered,
-    sink: &mut S,
-    pod: &str,
+/// One pod on its way to the broker.
+struct Line<S> {
+    ordered: Ordered,
+    sink: S,
+    pod: PodName,
+    /// Whether it is to be seen first what the broker has.
     broken: bool,
-) -> Result<(), SinkError> {
-    if broken && !ordered.is_empty() {
-        let last = sink.last(pod).await?;
-        let last = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
-        ordered.resume_after(last.and_then(|last| Some((Epoch(last.epoch?), last.sequence))));
-    }
-    loop {
-        let due = ordered.due().take(ON_THEIR_WAY);
-        let envelopes: Vec<_> = due
-            .map(|(epoch, sequence, payload)| Envelope {
-                pod,
-                epoch: Some(epoch.0),
-                sequence: *sequence,
-                payload,
-            })
-            .collect();
-        if envelopes.is_empty() {
-            return Ok(());
+    /// When the broker last took something.
+    said_at: Option<Moment>,
+}
+
+impl<S: Sink> Line<S> {
+    /// Publishes what is due, or says that nothing is.
+    async fn turn(&mut self, now: Moment) -> Result<(), SinkError> {
+        if self.broken && !self.ordered.is_empty() {
+            let last = self.sink.last(&self.pod).await?;
+            let last = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
+            let last = last.and_then(|last| Some((Epoch(last.epoch?), last.sequence)));
+            self.ordered.resume_after(last);
+            self.broken = false;
         }
-        sink.publish(&envelopes).await?;
-        let count = envelopes.len();
-        ordered.published(count);
+        self.publish(now).await?;
+        let is_silent = self.said_at.is_none_or(|said| now >= said + BEAT_EVERY);
+        // Who speaks for an engine has heard of it.
+        if let Some(beat) = self.ordered.beat(now).filter(|_| is_silent) {
+            let envelope = Envelope {
+                pod: &self.pod,
+                epoch: beat.epoch.map(|epoch| epoch.0),
+                sequence: beat.next,
+                payload: &[],
+            };
+            self.sink.beat(envelope).await?;
+            self.said_at = Some(now);
+        }
+        Ok(())
+    }
+
+    async fn publish(&mut self, now: Moment) -> Result<(), SinkError> {
+        loop {
+            let due = self.ordered.due().take(ON_THEIR_WAY);
+            let envelopes: Vec<_> = due
+                .map(|(epoch, sequence, payload)| Envelope {
+                    pod: &self.pod,
+                    epoch: Some(epoch.0),
+                    sequence: *sequence,
+                    payload,
+                })
+                .collect();
+            if envelopes.is_empty() {
+                return Ok(());
+            }
+            self.sink.publish(&envelopes).await?;
+            let count = envelopes.len();
+            self.ordered.published(count);
+            self.said_at = Some(now);
+        }
     }
 }
 

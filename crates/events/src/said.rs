@@ -42,6 +42,15 @@ pub struct EngineDigest {
     pub tiers: [Digest; 4],
 }
 
+/// What a relay says while there is nothing new.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Beat {
+    /// The engine's life.
+    pub epoch: Option<Epoch>,
+    /// The number that its next batch will have: all before it were published.
+    pub next: u64,
+}
+
 /// One thing said about one pod.
 #[derive(Clone, Debug)]
 pub enum Said {
@@ -80,6 +89,8 @@ pub enum Said {
     },
     /// A sum, to compare.
     Digest(EngineDigest),
+    /// Who relays the engine's events is there, and so was the engine a moment ago.
+    Beat(Beat),
     /// The engine's process started then, as learnt from elsewhere.
     Started(Epoch),
     /// The source cannot answer what it was asked.
@@ -107,4 +118,7 @@ pub struct Abilities {
     pub replay: bool,
     /// The whole state.
     pub snapshot: bool,
+    /// Answers come from a store that others fill, such as a broker: they say what was, and nothing of whether the
+    /// engine, or who relays its events, is still there.
+    pub relayed: bool,
 }

@@ -179,7 +179,7 @@ impl Transport for ZeroMq {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { replay: self.replay.is_some(), snapshot: false }
+        Abilities { replay: self.replay.is_some(), snapshot: false, relayed: false }
     }
 
     async fn next(&mut self) -> Heard {

@@ -35,13 +35,20 @@ struct Listening {
     answers: VecDeque<Said>,
 }
 
+impl Listening {
+    fn to(engine: &Arc<Mutex<Engine>>) -> Self {
+        let connected = VecDeque::from([Said::Connected]);
+        Self { engine: Arc::clone(engine), life: 0, heard: 0, answers: connected }
+    }
+}
+
 impl Transport for Listening {
     fn name(&self) -> &str {
         "engine"
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { replay: true, snapshot: false }
+        Abilities { replay: true, snapshot: false, relayed: false }
     }
 
     async fn next(&mut self) -> Heard {
@@ -135,8 +142,7 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
         (0..batches).for_each(|_| engine.step(&mut random));
     };
     let url = server.url();
-    let listening =
-        Listening { engine: Arc::clone(&engine), life: 0, heard: 0, answers: VecDeque::new() };
+    let listening = Listening::to(&engine);
     let mut tasks = JoinSet::new();
     let sink = sink(&url);
     tasks.spawn(async move {
@@ -181,6 +187,34 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
     for router in [&first, &second, &third] {
         router.until_exact(&engine, "the broker was paused").await;
     }
+}
+
+/// A relay that is silent because its engine is, and one that is gone.
+async fn beat<T: Transport + 'static, S: Sink + 'static>(
+    mut server: Server,
+    transport: impl Fn(&str) -> T,
+    sink: impl Fn(&str) -> S,
+) {
+    let engine = Arc::new(Mutex::new(Engine::new()));
+    (0..10).for_each(|_| engine.lock().unwrap().step(&mut Random(11)));
+    let url = server.url();
+    server.start();
+    let mut tasks = JoinSet::new();
+    let (listening, sink) = (Listening::to(&engine), sink(&url));
+    tasks.spawn(async move {
+        relay(listening, sink, POD.into(), Epoch(1), |_| {}).await;
+    });
+    let router = Router::new(transport(&url));
+    router.until_exact(&engine, "the relay has started").await;
+    let age = || router.pods.status(router.clock.now()).remove(0).status.age.unwrap();
+    let end = router.clock.now() + Duration::from_secs(8);
+    while router.clock.now() < end {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(age() < Duration::from_secs(4), "an idle engine is spoken for: {:?}", age());
+    }
+    tasks.abort_all();
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert!(age() > Duration::from_secs(4), "nobody speaks for it any more: {:?}", age());
 }
 
 /// The numbers of the next batches that a router hears.
@@ -273,6 +307,41 @@ async fn a_kafka_that_was_wiped_and_filled_beyond_our_place_is_noticed() {
     let Some(server) = Server::kafka() else { return };
     let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
     notice(
+        server,
+        |url| Kafka::new(&brokers(url), "kv", &[POD.into()]),
+        |url| KafkaSink::new(&brokers(url), "kv"),
+    )
+    .await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_redis_does_not_vouch_for_a_relay_that_is_gone() {
+    use wornpath_events::{RedisSink, RedisStreams};
+    let Some(server) = Server::redis() else { return };
+    beat(
+        server,
+        |url| RedisStreams::new(url, "kv", &[POD.into()]).unwrap(),
+        |url| RedisSink::new(url, "kv").unwrap(),
+    )
+    .await;
+}
+
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn a_nats_does_not_vouch_for_a_relay_that_is_gone() {
+    use wornpath_events::{Nats, NatsSink};
+    let Some(server) = Server::nats() else { return };
+    beat(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn a_kafka_does_not_vouch_for_a_relay_that_is_gone() {
+    use wornpath_events::{Kafka, KafkaSink};
+    let Some(server) = Server::kafka() else { return };
+    let brokers = |url: &str| url.trim_start_matches("kafka://").to_owned();
+    beat(
         server,
         |url| Kafka::new(&brokers(url), "kv", &[POD.into()]),
         |url| KafkaSink::new(&brokers(url), "kv"),

@@ -37,7 +37,7 @@ impl Flooded {
     fn new(index: &Index) -> Self {
         let id = index.add_pod().unwrap();
         let mut pod = Pod::new(index, id, serving(), Rules::default()).unwrap();
-        let source = pod.add_source(Abilities { replay: true, snapshot: false });
+        let source = pod.add_source(Abilities { replay: true, snapshot: false, relayed: false });
         Self { pod, writer: index.writer(), source, sequence: 0, number: 0 }
     }
 

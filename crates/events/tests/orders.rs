@@ -20,7 +20,7 @@ fn apply(engine: &Engine, before: &Engine, order: &[(u64, bool)]) -> [Digest; 4]
     let index = Index::new(Limits::default(), 1);
     let id = index.add_pod().unwrap();
     let mut pod = Pod::new(&index, id, serving(), Rules::default()).unwrap();
-    let source = pod.add_source(Abilities { replay: true, snapshot: true });
+    let source = pod.add_source(Abilities { replay: true, snapshot: true, relayed: false });
     let mut writer = index.writer();
     let first = Heading { epoch: Some(Epoch(engine.life)), ..Heading::default() };
     pod.hear(&mut writer, source, Said::Started(first.epoch.unwrap()), Duration::ZERO).unwrap();

@@ -175,7 +175,7 @@ impl Transport for Fragile {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { replay: false, snapshot: true }
+        Abilities { replay: false, snapshot: true, relayed: false }
     }
 
     async fn next(&mut self) -> Heard {

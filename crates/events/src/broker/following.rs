@@ -77,7 +77,7 @@ impl<B: Broker> Transport for Following<B> {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { replay: true, snapshot: false }
+        Abilities { replay: true, snapshot: false, relayed: true }
     }
 
     async fn next(&mut self) -> Heard {

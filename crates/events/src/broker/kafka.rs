@@ -3,8 +3,11 @@
 //! A pod's partition follows from its name, so its batches stay in order. Each router reads every partition that
 //! has a pod of its own, from a cursor of its own, without consumer groups: all routers need all events. How long
 //! a broker keeps records is the topic's own setting; what it dropped is a gap like any other.
+//!
+//! Beats are records of a topic of their own, `<topic>-alive`, which relays empty as they go and routers read from its
+//! end only.
 
-use super::{Broker, Failure, Following, Marks, read, take_replayed};
+use super::{Broker, Failure, Following, Marks, read, read_beat, take_replayed};
 use crate::relay::{Sink, SinkError};
 use crate::said::{Said, Via};
 use crate::transport::{Heard, PodName};
@@ -33,6 +36,12 @@ const AT_ONCE: std::ops::Range<i32> = 1..4 << 20;
 const PARTITIONS: i32 = 8;
 /// Fetches that wait to be taken in.
 const MOST_FETCHED: usize = 16;
+/// Stands for the partition of beats among what was fetched.
+const BEATS: i32 = -1;
+/// How soon a topic of beats that cannot be read is looked for again.
+const BEATS_AGAIN: Duration = Duration::from_secs(5);
+/// After so many beats those before are deleted.
+const BEATS_KEPT: u32 = 64;
 
 /// Reads the partitions of some pods.
 pub type Kafka = Following<Partitions>;
@@ -133,6 +142,15 @@ impl Broker for Partitions {
         let Some(link) = &mut self.link else { return Ok(()) };
         let fetched = link.fetched.recv().await.ok_or("all readers have ended")?;
         let (partition, records) = fetched?;
+        if partition == BEATS {
+            for record in records {
+                let Some(source) = self.of(&record) else { continue };
+                let said = read_beat(&source.pod, value(&record));
+                let heard = said.map(|said| Heard::Of(Arc::clone(&source.pod), said));
+                self.heard.extend(heard);
+            }
+            return Ok(());
+        }
         if let Some(last) = records.last() {
             self.cursors.insert(partition, Cursor::after(last));
         }
@@ -172,6 +190,7 @@ impl Partitions {
             let cursor = self.find(&client).await?;
             readers.spawn(follow(client, cursor.next, sender.clone()));
         }
+        readers.spawn(follow_beats(self.place.beats(), sender));
         Ok(Link { replays, fetched, _readers: readers })
     }
 
@@ -274,23 +293,53 @@ async fn follow(
     }
 }
 
+/// Reads beats from now on. A topic of them that is not there yet may come.
+async fn follow_beats(
+    place: Place,
+    to: mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), Failure>>,
+) {
+    while !to.is_closed() {
+        // Why it ended does not matter: silence says the same.
+        let _ = read_beats(&place, &to).await;
+        tokio::time::sleep(BEATS_AGAIN).await;
+    }
+}
+
+async fn read_beats(
+    place: &Place,
+    to: &mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), Failure>>,
+) -> Result<(), Failure> {
+    let client = place.client().await?;
+    let client = place.partitions(&client).await?.swap_remove(0);
+    let mut next = in_time(client.get_offset(OffsetAt::Latest)).await?;
+    loop {
+        let hold = HOLD.as_millis() as i32;
+        let (records, _) = in_time(client.fetch_records(next, AT_ONCE, hold)).await?;
+        let Some(last) = records.last() else { continue };
+        next = last.offset + 1;
+        to.send(Ok((BEATS, records))).await?;
+    }
+}
+
 /// Publishes into a topic.
 pub struct KafkaSink {
     place: Place,
     partitions: Option<Vec<Arc<PartitionClient>>>,
+    /// Where beats go, and how many went there.
+    beats: Option<(Arc<PartitionClient>, u32)>,
 }
 
 impl KafkaSink {
     /// For `topic` at `host:port` addresses, with commas between them. A topic that is not there is made.
     #[must_use]
     pub fn new(brokers: &str, topic: &str) -> Self {
-        Self { place: Place::new(brokers, topic), partitions: None }
+        Self { place: Place::new(brokers, topic), partitions: None, beats: None }
     }
 
     async fn partition(&mut self, pod: &str) -> Result<&PartitionClient, Failure> {
         let partitions = match &mut self.partitions {
             Some(partitions) => partitions,
-            none => none.insert(self.place.made().await?),
+            none => none.insert(self.place.made(PARTITIONS).await?),
         };
         Ok(&partitions[partition_of(pod, partitions.len())])
     }
@@ -327,12 +376,7 @@ impl KafkaSink {
             let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
             envelope.write(&mut entry);
             bytes += entry.len();
-            records.push(Record {
-                key: Some(envelope.pod.as_bytes().to_vec()),
-                value: Some(entry),
-                headers: BTreeMap::new(),
-                timestamp: now(),
-            });
+            records.push(record(envelope.pod, entry));
             let next = envelopes.get(at + 1).map_or(PRODUCED_BYTES, |next| next.payload.len());
             if bytes + next >= PRODUCED_BYTES {
                 let client = self.partition(envelope.pod).await?;
@@ -345,6 +389,25 @@ impl KafkaSink {
     }
 }
 
+impl KafkaSink {
+    async fn produce_beat(&mut self, envelope: Envelope<'_>) -> Result<(), Failure> {
+        let (client, count) = match self.beats.take() {
+            Some(beats) => beats,
+            None => (self.place.beats().made(1).await?.swap_remove(0), 0),
+        };
+        let mut entry = Vec::with_capacity(64);
+        envelope.write(&mut entry);
+        let beat = vec![record(envelope.pod, entry)];
+        let offsets = in_time(client.produce(beat, Compression::NoCompression)).await?;
+        if let Some(offset) = offsets.first().filter(|_| count % BEATS_KEPT == BEATS_KEPT - 1) {
+            // A broker that does not let us delete them drops them by their age.
+            let _ = in_time(client.delete_records(*offset, ANSWER_WITHIN.as_millis() as i32)).await;
+        }
+        self.beats = Some((client, count.wrapping_add(1)));
+        Ok(())
+    }
+}
+
 impl Sink for KafkaSink {
     async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
         self.find_last(pod).await.map_err(|error| SinkError(error.to_string()))
@@ -353,12 +416,21 @@ impl Sink for KafkaSink {
     async fn publish(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), SinkError> {
         self.append(envelopes).await.map_err(|error| SinkError(error.to_string()))
     }
+
+    async fn beat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
+        self.produce_beat(envelope).await.map_err(|error| SinkError(error.to_string()))
+    }
 }
 
 impl Place {
     fn new(brokers: &str, topic: &str) -> Self {
         let brokers = brokers.split(',').map(str::to_owned).collect();
         Self { brokers, topic: topic.to_owned() }
+    }
+
+    /// Where relays say that they are there.
+    fn beats(&self) -> Self {
+        Self { topic: format!("{}-alive", self.topic), ..self.clone() }
     }
 
     async fn client(&self) -> Result<Client, Failure> {
@@ -394,7 +466,7 @@ impl Place {
     }
 
     /// The same, after making the topic if it is not there.
-    async fn made(&self) -> Result<Vec<Arc<PartitionClient>>, Failure> {
+    async fn made(&self, partitions: i32) -> Result<Vec<Arc<PartitionClient>>, Failure> {
         let client = self.client().await?;
         if let Ok(partitions) = self.partitions(&client).await {
             return Ok(partitions);
@@ -402,7 +474,7 @@ impl Place {
         let controller = client.controller_client()?;
         let answer_within = ANSWER_WITHIN.as_millis() as i32;
         // Another relay may be quicker; then it is there.
-        let _ = in_time(controller.create_topic(&self.topic, PARTITIONS, 1, answer_within)).await;
+        let _ = in_time(controller.create_topic(&self.topic, partitions, 1, answer_within)).await;
         self.partitions(&client).await
     }
 }
@@ -410,6 +482,11 @@ impl Place {
 /// Relays and routers must agree on it.
 fn partition_of(pod: &str, partitions: usize) -> usize {
     (xxh3_64(pod.as_bytes()) % partitions.max(1) as u64) as usize
+}
+
+fn record(pod: &str, entry: Vec<u8>) -> Record {
+    let key = Some(pod.as_bytes().to_vec());
+    Record { key, value: Some(entry), headers: BTreeMap::new(), timestamp: now() }
 }
 
 /// The envelope in a record; a record without one is malformed as any other bytes are.

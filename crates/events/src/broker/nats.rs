@@ -3,8 +3,10 @@
 //! Each router reads with an ordered consumer from its own cursor; at its start that is the stream's end,
 //! and what came before is fetched pod by pod as replays. A cursor kept by the server would not help: a
 //! router that starts has lost its index, not its place.
+//!
+//! Beats are plain messages to `<stream>-alive.<pod>`, outside the stream.
 
-use super::{Broker, Failure, Following, Marks, read, take_replayed};
+use super::{Broker, Failure, Following, Marks, read, read_beat, take_replayed};
 use crate::login::{Login, split};
 use crate::relay::{KEPT_PER_POD, Sink, SinkError};
 use crate::said::{Said, Via};
@@ -14,7 +16,7 @@ use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::pull::{Ordered, OrderedConfig};
 use async_nats::jetstream::stream::{Config, LastRawMessageErrorKind, Stream};
 use async_nats::jetstream::{self, Context};
-use async_nats::{ConnectOptions, Event};
+use async_nats::{ConnectOptions, Event, Subscriber};
 use futures_util::StreamExt;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -51,6 +53,7 @@ struct Place {
 struct Link {
     stream: Stream,
     live: Ordered,
+    beats: Subscriber,
     replay: Option<(PodName, u64, Ordered)>,
     broken: mpsc::Receiver<()>,
 }
@@ -99,9 +102,10 @@ impl Broker for Subjects {
                 0
             }
         };
-        let live = ordered(&stream, cursor + 1, String::new()).await?;
+        let live = ordered(&stream, cursor.saturating_add(1), String::new()).await?;
+        let beats = context.client().subscribe(self.place.beat("*")).await?;
         self.cursor = Some(cursor);
-        self.link = Some(Link { stream, live, replay: None, broken });
+        self.link = Some(Link { stream, live, beats, replay: None, broken });
         let connected = |pod: &PodName| Heard::Of(Arc::clone(pod), Said::Connected);
         self.heard.extend(self.pods.values().map(connected));
         Ok(())
@@ -146,6 +150,11 @@ impl Broker for Subjects {
                 let message = message.ok_or("the replay ended")??;
                 self.replayed(&message)
             }
+            message = link.beats.next() => {
+                let message = message.ok_or("the beats ended")?;
+                self.beaten(&message);
+                Ok(())
+            }
         }
     }
 
@@ -166,6 +175,14 @@ impl Subjects {
         Ok(())
     }
 
+    fn beaten(&mut self, message: &async_nats::Message) {
+        let token = message.subject.strip_prefix(&self.place.beat(""));
+        let subject = token.map(|token| format!("{}.{token}", self.place.stream));
+        let Some(pod) = subject.and_then(|subject| self.pods.get(&subject)) else { return };
+        let said = read_beat(pod, &message.payload);
+        self.heard.extend(said.map(|said| Heard::Of(Arc::clone(pod), said)));
+    }
+
     fn replayed(&mut self, message: &jetstream::Message) -> Result<(), Failure> {
         let pending = message.info()?.pending;
         let Some(link) = &mut self.link else { return Ok(()) };
@@ -182,7 +199,14 @@ impl Subjects {
 /// Publishes into a stream, which it makes if it is not there.
 pub struct NatsSink {
     place: Place,
-    link: Option<(Context, mpsc::Receiver<()>)>,
+    link: Option<Outlet>,
+}
+
+/// A connection to publish over.
+struct Outlet {
+    context: Context,
+    stream: Stream,
+    broken: mpsc::Receiver<()>,
 }
 
 impl NatsSink {
@@ -191,32 +215,65 @@ impl NatsSink {
     pub fn new(url: &str, stream: &str) -> Self {
         Self { place: Place::new(url, stream), link: None }
     }
+
+    /// The connection, which is made if there is none.
+    async fn outlet(&mut self) -> Result<Outlet, Failure> {
+        match self.link.take() {
+            Some(outlet) => Ok(outlet),
+            None => self.place.outlet().await,
+        }
+    }
+
+    /// Keeps the connection if what was done over it went well.
+    fn keep<T>(&mut self, outlet: Outlet, done: Result<T, Failure>) -> Result<T, SinkError> {
+        self.link = done.is_ok().then_some(outlet);
+        Ok(done?)
+    }
 }
 
 impl Sink for NatsSink {
     async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
-        let (context, broken) = self.place.connect().await?;
-        let stream = self.place.stream(&context).await?;
-        self.link = Some((context, broken));
-        match stream.get_last_raw_message_by_subject(&self.place.subject(pod)).await {
-            Ok(message) => Ok(Some(message.payload.to_vec())),
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
-            Err(error) => Err(SinkError(error.to_string())),
-        }
+        let mut outlet = self.outlet().await?;
+        let subject = self.place.subject(pod);
+        let last = async {
+            match outlet.stream.get_last_raw_message_by_subject(&subject).await {
+                Ok(message) => Ok(Some(message.payload.to_vec())),
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+                Err(error) => Err(error.into()),
+            }
+        };
+        let last = unbroken(&mut outlet.broken, last).await;
+        self.keep(outlet, last)
     }
 
     async fn publish(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), SinkError> {
-        let Self { place, link } = self;
-        let Some((context, broken)) = link else {
-            return Err(SinkError("not connected yet".to_owned()));
-        };
-        // A broker that is back at once is not the one that was asked: it will not answer.
-        tokio::select! {
-            _ = broken.recv() => Err(SinkError("the connection was lost".to_owned())),
-            published = place.publish(context, envelopes) => {
-                published.map_err(|error| SinkError(error.to_string()))
-            }
-        }
+        let mut outlet = self.outlet().await?;
+        let publish = self.place.publish(&outlet.context, envelopes);
+        let published = unbroken(&mut outlet.broken, publish).await;
+        self.keep(outlet, published)
+    }
+
+    async fn beat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
+        let mut outlet = self.outlet().await?;
+        let mut body = Vec::with_capacity(64);
+        envelope.write(&mut body);
+        let subject = self.place.beat(&token(envelope.pod));
+        let client = outlet.context.client();
+        let beat = async { Ok(client.publish(subject, body.into()).await?) };
+        let beaten = unbroken(&mut outlet.broken, beat).await;
+        self.keep(outlet, beaten)
+    }
+}
+
+/// A broker that is back at once is not the one that was asked: it will not answer.
+async fn unbroken<T>(
+    broken: &mut mpsc::Receiver<()>,
+    what: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        biased;
+        _ = broken.recv() => Err("the connection was lost".into()),
+        done = what => done,
     }
 }
 
@@ -232,18 +289,13 @@ impl Place {
         Self { url, login, stream: stream.to_owned() }
     }
 
-    /// A pod's name as one token of a subject: what has a meaning there is written as its code.
     fn subject(&self, pod: &str) -> String {
-        let mut subject = format!("{}.", self.stream);
-        for byte in pod.bytes() {
-            match byte {
-                b'.' | b'*' | b'>' | b'%' | 0..=b' ' | 0x7F.. => {
-                    subject.push_str(&format!("%{byte:02X}"));
-                }
-                plain => subject.push(char::from(plain)),
-            }
-        }
-        subject
+        format!("{}.{}", self.stream, token(pod))
+    }
+
+    /// Where a pod's relay says that it is there.
+    fn beat(&self, token: &str) -> String {
+        format!("{}-alive.{token}", self.stream)
     }
 
     /// Connects once. A connection that breaks is told, and not mended behind our back: what we know of
@@ -274,6 +326,12 @@ impl Place {
         Ok((context, broken))
     }
 
+    async fn outlet(&self) -> Result<Outlet, Failure> {
+        let (context, broken) = self.connect().await?;
+        let stream = self.stream(&context).await?;
+        Ok(Outlet { context, stream, broken })
+    }
+
     /// Sends all and then waits for all answers.
     async fn publish(&self, context: &Context, envelopes: &[Envelope<'_>]) -> Result<(), Failure> {
         let mut sent = Vec::with_capacity(envelopes.len());
@@ -297,6 +355,20 @@ impl Place {
         };
         Ok(context.get_or_create_stream(config).await?)
     }
+}
+
+/// A pod's name as one token of a subject: what has a meaning there is written as its code.
+fn token(pod: &str) -> String {
+    let mut token = String::with_capacity(pod.len());
+    for byte in pod.bytes() {
+        match byte {
+            b'.' | b'*' | b'>' | b'%' | 0..=b' ' | 0x7F.. => {
+                token.push_str(&format!("%{byte:02X}"));
+            }
+            plain => token.push(char::from(plain)),
+        }
+    }
+    token
 }
 
 async fn ordered(stream: &Stream, first: u64, subject: String) -> Result<Ordered, Failure> {

@@ -2,8 +2,10 @@
 //!
 //! Streams are read without consumer groups: every router reads everything from its own cursor. Trimming
 //! is approximate (`MAXLEN ~`), which costs nothing and loses only what an engine would have lost too.
+//!
+//! A beat is the value of `<prefix>-alive:<pod>` and expires soon after.
 
-use super::{Broker, Failure, Following, Marks, read, take_replayed};
+use super::{Broker, Failure, Following, Marks, read, read_beat, take_replayed};
 use crate::relay::{KEPT_PER_POD, Sink, SinkError};
 use crate::said::{Said, Via};
 use crate::transport::{Heard, PodName};
@@ -14,12 +16,16 @@ use redis::{AsyncConnectionConfig, Client, RedisError, Value, cmd, pipe};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// How long the server holds a read that finds nothing. A question waits no longer than this.
 const BLOCK: Duration = Duration::from_millis(200);
 /// How long anything may take before the connection is given up.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const AT_ONCE: usize = 512;
+/// How often beats are looked for, and how long one is there to be found.
+const BEATS_EVERY: Duration = Duration::from_secs(1);
+const BEAT_LASTS: Duration = Duration::from_secs(3);
 
 /// Reads the streams of some pods.
 pub type RedisStreams = Following<Streams>;
@@ -29,6 +35,8 @@ pub struct Streams {
     client: Client,
     streams: Vec<Stream>,
     connection: Option<MultiplexedConnection>,
+    /// When beats are to be looked for.
+    beats_at: Instant,
     heard: VecDeque<Heard>,
     replays: VecDeque<Replaying>,
 }
@@ -36,6 +44,8 @@ pub struct Streams {
 struct Stream {
     pod: PodName,
     key: String,
+    /// Where its relay says that it is there.
+    beat: String,
     /// The last entry read; unknown before the first connection.
     cursor: Option<String>,
     marks: Marks<String>,
@@ -60,6 +70,7 @@ impl RedisStreams {
         let stream = |pod: &PodName| Stream {
             pod: Arc::clone(pod),
             key: format!("{prefix}:{pod}"),
+            beat: beat_key(prefix, pod),
             cursor: None,
             marks: Marks::default(),
         };
@@ -68,6 +79,7 @@ impl RedisStreams {
             client,
             streams: pods.iter().map(stream).collect(),
             connection: None,
+            beats_at: Instant::now(),
             heard: VecDeque::new(),
             replays: VecDeque::new(),
         };
@@ -106,6 +118,17 @@ impl Broker for Streams {
     /// Reads a piece of a replay, or what has come.
     async fn advance(&mut self) -> Result<(), Failure> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
+        if Instant::now() >= self.beats_at {
+            let mut get = cmd("MGET");
+            get.arg(self.streams.iter().map(|stream| &stream.beat).collect::<Vec<_>>());
+            let beats: Vec<Option<Vec<u8>>> = get.query_async(connection).await?;
+            self.beats_at = Instant::now() + BEATS_EVERY;
+            for (stream, beat) in self.streams.iter().zip(beats) {
+                let said = beat.and_then(|beat| read_beat(&stream.pod, &beat));
+                self.heard.extend(said.map(|said| Heard::Of(Arc::clone(&stream.pod), said)));
+            }
+            return Ok(());
+        }
         if let Some(replaying) = self.replays.front() {
             let stream = &self.streams[replaying.stream];
             let mut range = cmd("XRANGE");
@@ -169,6 +192,7 @@ impl Streams {
 pub struct RedisSink {
     client: Client,
     prefix: String,
+    /// Kept only while all goes well.
     connection: Option<MultiplexedConnection>,
 }
 
@@ -181,20 +205,21 @@ impl RedisSink {
         Ok(Self { client: Client::open(url)?, prefix: prefix.to_owned(), connection: None })
     }
 
-    async fn connection(&mut self) -> Result<&mut MultiplexedConnection, RedisError> {
-        match &mut self.connection {
+    /// The connection, which is made if there is none.
+    async fn connection(&mut self) -> Result<MultiplexedConnection, RedisError> {
+        match self.connection.take() {
             Some(connection) => Ok(connection),
-            none => Ok(none.insert(connect(&self.client).await?)),
+            None => connect(&self.client).await,
         }
     }
 }
 
 impl Sink for RedisSink {
     async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
-        self.connection = None;
         let key = format!("{}:{pod}", self.prefix);
-        let connection = self.connection().await?;
-        let last = last_entry(connection, &key).await?;
+        let mut connection = self.connection().await?;
+        let last = last_entry(&mut connection, &key).await?;
+        self.connection = Some(connection);
         Ok(last.map(|entry| envelope(&entry).to_vec()))
     }
 
@@ -206,8 +231,21 @@ impl Sink for RedisSink {
             let add = all.cmd("XADD").arg(format!("{}:{}", self.prefix, envelope.pod));
             add.arg("MAXLEN").arg("~").arg(KEPT_PER_POD).arg("*").arg("e").arg(entry).ignore();
         }
-        let connection = self.connection().await?;
-        all.query_async::<()>(connection).await?;
+        let mut connection = self.connection().await?;
+        all.query_async::<()>(&mut connection).await?;
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    async fn beat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
+        let mut body = Vec::with_capacity(64);
+        envelope.write(&mut body);
+        let mut set = cmd("SET");
+        set.arg(beat_key(&self.prefix, envelope.pod)).arg(body);
+        set.arg("PX").arg(BEAT_LASTS.as_millis() as usize);
+        let mut connection = self.connection().await?;
+        set.query_async::<()>(&mut connection).await?;
+        self.connection = Some(connection);
         Ok(())
     }
 }
@@ -216,6 +254,10 @@ impl From<RedisError> for SinkError {
     fn from(error: RedisError) -> Self {
         Self(error.to_string())
     }
+}
+
+fn beat_key(prefix: &str, pod: &str) -> String {
+    format!("{prefix}-alive:{pod}")
 }
 
 async fn connect(client: &Client) -> Result<MultiplexedConnection, RedisError> {

@@ -68,7 +68,9 @@ impl Feed {
     pub fn replay_ended(&mut self, from: SourceId, now: Moment) -> Option<Rebuild> {
         let asked = self.asked.take_if(|asked| asked.source == from && !asked.is_snapshot())?;
         let answer = asked.answer?;
-        self.hear(now);
+        if !self.is_relayed(from) {
+            self.hear(now);
+        }
         self.pace.succeeded();
         // What cannot be understood does not tell whose it is.
         let is_known = answer.highest.is_some() || !self.verifying;
@@ -201,7 +203,7 @@ impl Feed {
         None
     }
 
-    fn expect_up_to(&mut self, last: Option<u64>, now: Moment) {
+    pub(super) fn expect_up_to(&mut self, last: Option<u64>, now: Moment) {
         self.numbered |= last.is_some();
         self.highest = self.highest.max(last);
         self.note_gap(now);

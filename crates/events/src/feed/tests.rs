@@ -1,13 +1,14 @@
 //! Claims about single decisions; `tests/chaos` has them all at once.
 
 use super::*;
-use crate::said::{Ask, EngineDigest};
+use crate::said::{Ask, Beat, EngineDigest};
 use std::time::Duration;
 use wornpath_index::{Digest, PodDigest};
 
 const NOW: Moment = Duration::from_secs(100);
-const REPLAY: Abilities = Abilities { replay: true, snapshot: false };
-const SNAPSHOT: Abilities = Abilities { replay: false, snapshot: true };
+const REPLAY: Abilities = Abilities { replay: true, snapshot: false, relayed: false };
+const SNAPSHOT: Abilities = Abilities { replay: false, snapshot: true, relayed: false };
+const RELAYED: Abilities = Abilities { replay: true, snapshot: false, relayed: true };
 
 fn feed(abilities: Abilities) -> (Feed, SourceId) {
     let mut feed = Feed::new(Rules::default());
@@ -290,4 +291,60 @@ fn an_unreadable_batch_does_not_tell_that_the_engine_is_the_one_that_was_known()
     assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
     assert_eq!(feed.malformed(Some(9), "bad".to_owned(), later), None);
     assert_eq!(feed.replay_ended(source, later), Some(Rebuild::ANEW));
+}
+
+/// A feed that has applied batches 0 to 9 of life 5 from a broker.
+fn relayed() -> (Feed, SourceId) {
+    let (mut feed, source) = feed(RELAYED);
+    assert_eq!(ask(&mut feed, NOW), Some(Ask::Replay { from: 0 }));
+    assert_eq!(feed.replay_ended(source, NOW), None);
+    for sequence in 0..10 {
+        take(&mut feed, source, of_life(5, sequence), Via::Live);
+    }
+    assert_eq!(feed.status(NOW).state, State::Live);
+    (feed, source)
+}
+
+fn beat(epoch: u64, next: u64) -> Beat {
+    Beat { epoch: Some(Epoch(epoch)), next }
+}
+
+/// Answers every question until `end` with the last batch that a broker has.
+fn repeat_the_last(feed: &mut Feed, source: SourceId, end: Moment) {
+    let mut now = NOW;
+    while now < end {
+        now += Duration::from_millis(500);
+        if let Some(Ask::Replay { from }) = ask(feed, now) {
+            assert_eq!(from, 9);
+            assert_eq!(feed.admit(source, of_life(5, 9), Via::Replay, now), Admission::PassOver);
+            assert_eq!(feed.replay_ended(source, now), None);
+        }
+    }
+}
+
+#[test]
+fn a_broker_does_not_vouch_for_who_fills_it() {
+    let (mut feed, source) = relayed();
+    let later = NOW + Rules::default().stale_after * 2;
+    repeat_the_last(&mut feed, source, later);
+    feed.disconnected(source);
+    feed.connected(source, later);
+    let status = feed.status(later);
+    assert_eq!((status.state, status.freshness), (State::Stale, 0.0));
+    assert_eq!(status.age, Some(later - NOW));
+}
+
+#[test]
+fn a_relay_that_beats_keeps_a_silent_pod_fresh_and_tells_of_a_lost_tail() {
+    let (mut feed, _) = relayed();
+    let later = NOW + Rules::default().stale_after * 2;
+    assert_eq!(feed.beat(beat(5, 10), later), None);
+    assert_eq!((feed.status(later).state, feed.status(later).lag), (State::Live, 0));
+    assert_eq!(feed.beat(beat(5, 12), later), None);
+    assert_eq!((feed.status(later).state, feed.status(later).lag), (State::Unsure, 2));
+    // An engine that restarted and has said nothing yet holds nothing.
+    assert_eq!(feed.beat(beat(6, 0), later), Some(Rebuild::ANEW));
+    assert_eq!(feed.status(later).last_sequence, None);
+    assert_eq!(feed.beat(beat(5, 10), later), None);
+    assert_eq!(feed.status(later).counters.outdated, 1);
 }

@@ -1,14 +1,18 @@
 //! One pod's batches in a relay: each once, in order, and the last ones kept.
 
 use super::{KEPT_PER_POD, is_numbered};
-use crate::feed::{Admission, Feed, Rebuild, Rules, SourceId, Step};
-use crate::said::{Abilities, Ask, Epoch, Heading, Said};
+use crate::feed::{Admission, Feed, Rebuild, Rules, SourceId, State, Step};
+use crate::said::{Abilities, Ask, Beat, Epoch, Heading, Said};
 use crate::wire::{Batch, Dialect, HashForm, Layout, encode};
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 use wornpath_index::{Applied, Moment};
 
 /// Bytes of payloads that are kept.
 const KEPT_BYTES: usize = 256 << 20;
+/// An engine that was not heard for so long is not spoken for. Engines that can be asked answer every second, others
+/// are pinged every five.
+const HEARD_WITHIN: Duration = Duration::from_secs(10);
 const DIALECT: Dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
 
 /// A batch to be published: its life, its number, its payload.
@@ -29,7 +33,7 @@ pub(super) struct Ordered {
 
 impl Ordered {
     pub(super) fn new(abilities: Abilities, epoch: Epoch) -> Self {
-        let mut feed = Feed::new(Rules::default());
+        let mut feed = Feed::new(Rules { stale_after: HEARD_WITHIN, ..Rules::default() });
         let source = feed.add_source(abilities);
         Self {
             feed,
@@ -76,7 +80,11 @@ impl Ordered {
                 None
             }
             // Brokers carry numbered batches; all else routers get from the engine itself.
-            Said::Batch { .. } | Said::Snapshot { .. } | Said::Digest(_) | Said::Bye => None,
+            Said::Batch { .. }
+            | Said::Snapshot { .. }
+            | Said::Digest(_)
+            | Said::Beat(_)
+            | Said::Bye => None,
         };
         if let Some(rebuild) = rebuild {
             self.rebuild(rebuild, now);
@@ -95,6 +103,12 @@ impl Ordered {
 
     pub(super) fn is_empty(&self) -> bool {
         self.kept.is_empty()
+    }
+
+    /// What can be said while there is nothing new, if all that the engine said is known.
+    pub(super) fn beat(&self, now: Moment) -> Option<Beat> {
+        let is_sure = matches!(self.feed.status(now).state, State::Live | State::Partial);
+        is_sure.then_some(Beat { epoch: Some(self.epoch), next: self.next })
     }
 
     /// The batches to be published next.

@@ -46,7 +46,7 @@ fn a_checkpoint_of_an_engine_with_epochs_is_warm_at_once_and_exact() {
 #[test]
 fn a_digest_confirms_a_checkpoint_without_a_question() {
     for seed in seeds() {
-        let abilities = Abilities { replay: false, snapshot: true };
+        let abilities = Abilities { replay: false, snapshot: true, relayed: false };
         let mut world = World::new(seed, Faults { lost: 0, abilities, ..BAD_LINK });
         world.work(SECOND * 2);
         world.idle(SECOND * 2);

@@ -23,7 +23,7 @@ const BAD_LINK: Faults = Faults {
     doubled: 5,
     reordered: 32,
     epochs: true,
-    abilities: Abilities { replay: true, snapshot: true },
+    abilities: Abilities { replay: true, snapshot: true, relayed: false },
     refuses_replay: false,
     ring: 10_000,
     digest_every: Some(SECOND),
@@ -36,7 +36,7 @@ const STOCK: Faults = Faults {
     doubled: 0,
     reordered: 0,
     epochs: false,
-    abilities: Abilities { replay: true, snapshot: false },
+    abilities: Abilities { replay: true, snapshot: false, relayed: false },
     refuses_replay: false,
     ring: 10_000,
     digest_every: None,
@@ -82,7 +82,10 @@ fn an_engine_with_replay_snapshot_and_digest_is_exact_within_two_seconds() {
 
 #[test]
 fn an_engine_that_cannot_replay_is_exact_within_two_seconds() {
-    survive(Faults { abilities: Abilities { replay: false, snapshot: true }, ..BAD_LINK });
+    survive(Faults {
+        abilities: Abilities { replay: false, snapshot: true, relayed: false },
+        ..BAD_LINK
+    });
 }
 
 #[test]
@@ -129,10 +132,13 @@ fn a_wrong_state_is_put_right_by_one_snapshot_while_the_engine_goes_on() {
 
 #[test]
 fn total_loss_for_half_a_minute_heals_within_a_digest_and_a_second() {
-    let all = Abilities { replay: true, snapshot: true };
-    for (abilities, interval) in
-        [(all, 1), (Abilities { replay: false, snapshot: true }, 1), (all, 3), (all, 5)]
-    {
+    let all = Abilities { replay: true, snapshot: true, relayed: false };
+    for (abilities, interval) in [
+        (all, 1),
+        (Abilities { replay: false, snapshot: true, relayed: false }, 1),
+        (all, 3),
+        (all, 5),
+    ] {
         let digest_every = Some(SECOND * interval);
         for seed in seeds() {
             let mut world = World::new(seed, Faults { abilities, digest_every, ..BAD_LINK });

@@ -63,8 +63,9 @@ impl Server {
             return None;
         }
         const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/server/kafka.py");
-        let mut server =
-            Self::new("python3", "kafka", |_, _| vec![SCRIPT.to_owned(), "kv".to_owned()])?;
+        let mut server = Self::new("python3", "kafka", |_, _| {
+            [SCRIPT, "kv", "kv-alive"].map(str::to_owned).to_vec()
+        })?;
         let chosen = Arc::<AtomicU16>::default();
         let known = TcpListener::bind(("127.0.0.1", server.port)).unwrap();
         let target = Arc::clone(&chosen);

@@ -21,7 +21,7 @@ impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Ours, Self::Stock, Self::Broker];
 
     pub(crate) const fn abilities(self) -> Abilities {
-        Abilities { replay: true, snapshot: matches!(self, Self::Ours) }
+        Abilities { replay: true, snapshot: matches!(self, Self::Ours), relayed: false }
     }
 
     pub(crate) const fn tells_epochs(self) -> bool {
