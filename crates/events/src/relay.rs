@@ -3,7 +3,8 @@
 //! A relay listens as a router does, with the same [`Feed`](crate::Feed), and publishes each batch in
 //! order under the engine's own number, and again only where the broker never said that it has it. What an engine does not say, its epoch, the relay assigns: a new
 //! one whenever it finds that the engine restarted. It keeps the last batches, and when the broker was away
-//! it looks what the broker still has and publishes what comes after that, all of it if the broker was wiped.
+//! it looks what the broker still has and publishes what comes after that, all of it if the broker was wiped. It looks
+//! every other second too: a broker can be wiped without a connection that breaks.
 //!
 //! A broker answers for a relay that is gone as it does for one that has nothing new. So a relay that hears its engine
 //! and has nothing to publish says that once a second, beside the stream, which does not grow by it.
@@ -26,7 +27,7 @@ pub struct SinkError(pub(crate) String);
 
 /// Takes envelopes.
 pub trait Sink: Send {
-    /// The last entry of a pod that the broker has. Connects anew if needed.
+    /// The last entry of a pod that the broker has. Connects if needed, and anew after an error.
     fn last(
         &mut self,
         pod: &str,
@@ -59,6 +60,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(50);
 /// A relay that has nothing to publish says so this often.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
+/// How often it is seen whether the broker still has what it was given.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Relays what `transport` says of one pod, for as long as it is polled. `epoch` is greater than that of any
 /// relay of this pod before, such as the time; `report` is told why the broker cannot be reached.
@@ -71,7 +74,8 @@ pub async fn relay<T: Transport, S: Sink>(
 ) -> Infallible {
     let clock = Clock::start();
     let ordered = Ordered::new(transport.abilities(), epoch);
-    let mut line = Line { ordered, sink, pod, broken: true, said_at: None };
+    let mut line =
+        Line { ordered, sink, pod, broken: true, looked_at: Moment::ZERO, said_at: None };
     let mut pause = FIRST_PAUSE;
     loop {
         tokio::select! {
@@ -104,6 +108,8 @@ struct Line<S> {
     pod: PodName,
     /// Whether it is to be seen first what the broker has.
     broken: bool,
+    /// When that was last seen.
+    looked_at: Moment,
     /// When the broker last took something.
     said_at: Option<Moment>,
 }
@@ -111,12 +117,8 @@ struct Line<S> {
 impl<S: Sink> Line<S> {
     /// Publishes what is due, or says that nothing is.
     async fn turn(&mut self, now: Moment) -> Result<(), SinkError> {
-        if self.broken && !self.ordered.is_empty() {
-            let last = self.sink.last(&self.pod).await?;
-            let last = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
-            let last = last.and_then(|last| Some((Epoch(last.epoch?), last.sequence)));
-            self.ordered.resume_after(last);
-            self.broken = false;
+        if !self.ordered.is_empty() && (self.broken || now >= self.looked_at + LOOK_EVERY) {
+            self.look(now).await?;
         }
         self.publish(now).await?;
         let is_silent = self.said_at.is_none_or(|said| now >= said + BEAT_EVERY);
@@ -131,6 +133,18 @@ impl<S: Sink> Line<S> {
             self.sink.beat(envelope).await?;
             self.said_at = Some(now);
         }
+        Ok(())
+    }
+
+    /// Looks what the broker has, and goes on from there if a connection broke or it lost something.
+    async fn look(&mut self, now: Moment) -> Result<(), SinkError> {
+        let last = self.sink.last(&self.pod).await?;
+        let last = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
+        let last = last.and_then(|last| Some((Epoch(last.epoch?), last.sequence)));
+        if self.broken || self.ordered.is_lost(last) {
+            self.ordered.resume_after(last);
+        }
+        (self.broken, self.looked_at) = (false, now);
         Ok(())
     }
 

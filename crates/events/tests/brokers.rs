@@ -180,6 +180,17 @@ async fn follow<T: Transport + 'static, S: Sink + 'static>(
         router.until_exact(&engine, "the broker was wiped").await;
     }
 
+    server.kill();
+    server.wipe();
+    server.start();
+    let fourth = Router::new(transport(&url));
+    fourth.until_exact(&engine, "the broker was wiped while the engine was idle").await;
+    for router in [&first, &second, &third] {
+        router.until_exact(&engine, "nothing of it is forgotten").await;
+        let counters = router.pods.status(router.clock.now()).remove(0).status.counters;
+        assert_eq!(counters.rebuilds, 0);
+    }
+
     server.pause();
     work(10);
     tokio::time::sleep(Duration::from_secs(4)).await;

@@ -325,6 +325,9 @@ async fn read_beats(
 pub struct KafkaSink {
     place: Place,
     partitions: Option<Vec<Arc<PartitionClient>>>,
+    /// The last record of a pod as it was found, and the partition's end then. While that end is not before it, and
+    /// nothing was appended, it is still there.
+    found: Option<(i64, Option<Vec<u8>>)>,
     /// Where beats go, and how many went there.
     beats: Option<(Arc<PartitionClient>, u32)>,
 }
@@ -333,7 +336,7 @@ impl KafkaSink {
     /// For `topic` at `host:port` addresses, with commas between them. A topic that is not there is made.
     #[must_use]
     pub fn new(brokers: &str, topic: &str) -> Self {
-        Self { place: Place::new(brokers, topic), partitions: None, beats: None }
+        Self { place: Place::new(brokers, topic), partitions: None, found: None, beats: None }
     }
 
     async fn partition(&mut self, pod: &str) -> Result<&PartitionClient, Failure> {
@@ -346,10 +349,14 @@ impl KafkaSink {
 
     /// The last record of a pod: read backwards in growing pieces, since pods share partitions.
     async fn find_last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, Failure> {
-        self.partitions = None;
+        let found = self.found.take();
         let client = self.partition(pod).await?;
         let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
         let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
+        if let Some((end, last)) = found.filter(|(end, _)| *end <= latest) {
+            self.found = Some((end, last.clone()));
+            return Ok(last);
+        }
         let mut back = 64;
         loop {
             let start = (latest - back).max(earliest);
@@ -363,6 +370,7 @@ impl KafkaSink {
                 next = end;
             }
             if last.is_some() || start <= earliest {
+                self.found = Some((latest, last.clone()));
                 return Ok(last);
             }
             back *= 8;
@@ -371,6 +379,7 @@ impl KafkaSink {
 
     /// Appends records of one pod, as many at once as brokers take by default.
     async fn append(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), Failure> {
+        self.found = None;
         let (mut records, mut bytes) = (Vec::new(), 0);
         for (at, envelope) in envelopes.iter().enumerate() {
             let mut entry = Vec::with_capacity(envelope.payload.len() + 64);
@@ -390,6 +399,14 @@ impl KafkaSink {
 }
 
 impl KafkaSink {
+    /// After an error, everything is connected anew.
+    fn checked<T>(&mut self, done: Result<T, Failure>) -> Result<T, SinkError> {
+        done.map_err(|error| {
+            (self.partitions, self.found, self.beats) = (None, None, None);
+            SinkError(error.to_string())
+        })
+    }
+
     async fn produce_beat(&mut self, envelope: Envelope<'_>) -> Result<(), Failure> {
         let (client, count) = match self.beats.take() {
             Some(beats) => beats,
@@ -410,15 +427,18 @@ impl KafkaSink {
 
 impl Sink for KafkaSink {
     async fn last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, SinkError> {
-        self.find_last(pod).await.map_err(|error| SinkError(error.to_string()))
+        let last = self.find_last(pod).await;
+        self.checked(last)
     }
 
     async fn publish(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), SinkError> {
-        self.append(envelopes).await.map_err(|error| SinkError(error.to_string()))
+        let appended = self.append(envelopes).await;
+        self.checked(appended)
     }
 
     async fn beat(&mut self, envelope: Envelope<'_>) -> Result<(), SinkError> {
-        self.produce_beat(envelope).await.map_err(|error| SinkError(error.to_string()))
+        let produced = self.produce_beat(envelope).await;
+        self.checked(produced)
     }
 }
 

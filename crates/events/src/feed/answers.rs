@@ -75,6 +75,10 @@ impl Feed {
         // What cannot be understood does not tell whose it is.
         let is_known = answer.highest.is_some() || !self.verifying;
         let Some(highest) = answer.highest.max(answer.unreadable).filter(|_| is_known) else {
+            if self.next > 0 && self.epoch.is_some() && self.is_relayed(from) {
+                self.store_is_empty(now);
+                return None;
+            }
             // There is nothing from the last batch on: the engine that sent it is gone.
             if self.next > 0 {
                 return Some(self.begin(None));
@@ -95,6 +99,15 @@ impl Feed {
             self.pace.failed();
         }
         None
+    }
+
+    /// A store has lost what it had. The engine holds what it held, and who fills the store does so again; a later
+    /// life would show itself by its epoch.
+    fn store_is_empty(&mut self, now: Moment) {
+        self.note_gap(now);
+        if self.gap.is_some() || self.verifying {
+            self.pace.failed();
+        }
     }
 
     /// A source cannot answer.

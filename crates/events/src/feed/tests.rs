@@ -348,3 +348,31 @@ fn a_relay_that_beats_keeps_a_silent_pod_fresh_and_tells_of_a_lost_tail() {
     assert_eq!(feed.beat(beat(5, 10), later), None);
     assert_eq!(feed.status(later).counters.outdated, 1);
 }
+
+#[test]
+fn a_broker_that_was_wiped_takes_nothing_from_what_is_known() {
+    let (mut feed, source) = relayed();
+    let mut now = NOW;
+    for _ in 0..5 {
+        now += Duration::from_secs(2);
+        assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 9 }));
+        assert_eq!(feed.replay_ended(source, now), None);
+        assert_eq!(feed.status(now).last_sequence, Some(9));
+    }
+    assert_eq!((feed.status(now).state, feed.status(now).counters.restarts), (State::Live, 0));
+    assert_eq!(take(&mut feed, source, of_life(5, 10), Via::Live), Admission::Apply);
+    // What was missed is still missing, and asked for until it is there again.
+    feed.beat(beat(5, 12), now);
+    for _ in 0..5 {
+        now += Duration::from_secs(2);
+        assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 10 }));
+        assert_eq!(feed.replay_ended(source, now), None);
+        assert_eq!(feed.status(now).state, State::Unsure);
+    }
+    now += Duration::from_secs(2);
+    assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 10 }));
+    take(&mut feed, source, of_life(5, 10), Via::Replay);
+    take(&mut feed, source, of_life(5, 11), Via::Replay);
+    assert_eq!(feed.replay_ended(source, now), None);
+    assert_eq!(feed.status(NOW).state, State::Live);
+}

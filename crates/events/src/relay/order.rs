@@ -130,6 +130,15 @@ impl Ordered {
         self.published = self.published.min(self.kept.partition_point(had));
     }
 
+    /// Whether the broker does not have what it said it has, by the last batch that it has. That of another life is
+    /// another relay's, and tells nothing.
+    pub(super) fn is_lost(&self, last: Option<(Epoch, u64)>) -> bool {
+        let given = self.published.checked_sub(1).and_then(|place| self.kept.get(place));
+        given.is_some_and(|(epoch, sequence, _)| {
+            last.is_none_or(|(life, number)| life == *epoch && number < *sequence)
+        })
+    }
+
     fn take(&mut self, heading: Heading, batch: &Batch, now: Moment) {
         let Some(sequence) = heading.sequence else { return };
         let payload = match &batch.original {
@@ -237,5 +246,16 @@ mod tests {
         assert_eq!(next(&ordered), Some(2), "it has lost two of them");
         ordered.resume_after(None);
         assert_eq!(next(&ordered), Some(0), "it was wiped");
+    }
+
+    #[test]
+    fn what_the_broker_has_lost_is_told_from_what_another_relay_gave_it() {
+        let mut ordered = Ordered::new(Abilities::default(), Epoch(2));
+        (0..6).for_each(|sequence| ordered.keep(sequence, vec![sequence as u8]));
+        assert!(!ordered.is_lost(None), "it was given nothing");
+        ordered.published(6);
+        assert!(!ordered.is_lost(Some((Epoch(2), 5))));
+        assert!(ordered.is_lost(Some((Epoch(2), 4))) && ordered.is_lost(None));
+        assert!(!ordered.is_lost(Some((Epoch(1), 4))) && !ordered.is_lost(Some((Epoch(3), 4))));
     }
 }
