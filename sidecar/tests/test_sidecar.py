@@ -19,7 +19,7 @@ class Router:
     """Takes posts, and answers as it is told to."""
 
     def __init__(self):
-        self.posts, self.wishes, self.status = [], [], 200
+        self.posts, self.wishes, self.status, self.newest = [], [], 200, 0
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -29,7 +29,10 @@ class Router:
                 if outer.status == 200:
                     outer.posts.append((path, body))
                 wish = bool(outer.wishes and outer.wishes.pop())
-                answer = json.dumps({"sync": wish}).encode()
+                answer = {"sync": wish}
+                if body.get("epoch", 0) < outer.newest:
+                    answer["outdated"] = outer.newest
+                answer = json.dumps(answer).encode()
                 self.send_response(outer.status)
                 self.send_header("content-length", str(len(answer)))
                 self.end_headers()
@@ -121,6 +124,17 @@ class Reporting(unittest.TestCase):
         time.sleep(0.1)
         self.router.status = 200
         eventually(self, lambda: self.router.held() == {1: 1, 2: 1}, "what happened meanwhile")
+
+    def test_a_clock_that_was_set_back_is_made_up_for_by_a_greater_epoch(self):
+        self.router.newest = time.time_ns()
+        reporter = self.reporter()
+        reporter.stored([1, 2])
+
+        def is_heard():
+            later = [body for body in self.router.of("sync") if body["epoch"] == self.router.newest + 1]
+            return later and len(later[-1]["stored"]) == 2
+
+        eventually(self, is_heard, "everything under a greater epoch")
 
     def test_a_full_queue_makes_nobody_wait_and_is_made_up_for(self):
         reporter = self.reporter(most=10, flush=0.05, snapshot=lambda: [Run((77,))])

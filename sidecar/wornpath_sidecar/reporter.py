@@ -155,8 +155,13 @@ class Reporter:
         request = urllib.request.Request(f"{self._router}/events/{path}", body, headers)
         try:
             with urllib.request.urlopen(request, timeout=2) as answer:
-                self._wants_sync |= json.loads(answer.read() or b"{}").get("sync", False)
+                wish = json.loads(answer.read() or b"{}")
+                self._wants_sync |= wish.get("sync", False)
                 self._failures = 0
+                if wish.get("outdated", -1) >= self._epoch:
+                    # The clock was set back since another process spoke for this pod: this one begins after it.
+                    self._epoch, self._sequence, self._wants_sync = wish["outdated"] + 1, 0, True
+                    return False
                 return True
         except urllib.error.HTTPError as error:
             problem = f"status {error.code}: {error.read()[:500].decode(errors='replace')}"

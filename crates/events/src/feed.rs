@@ -22,6 +22,7 @@
 
 mod answers;
 mod hearing;
+mod lives;
 mod need;
 mod pace;
 mod recall;
@@ -35,9 +36,9 @@ pub use rules::Rules;
 pub use status::{FeedCounters, Recalled, State, Status};
 
 use crate::said::{Abilities, Epoch, Heading, Via};
+use lives::{Life, Rival};
 use need::Asked;
 use pace::Pace;
-use recall::Life;
 use recent::{Recent, Repetition};
 use status::Rate;
 use std::collections::{BTreeMap, VecDeque};
@@ -90,6 +91,10 @@ pub struct Feed {
     rules: Rules,
     sources: Vec<Source>,
     epoch: Option<Epoch>,
+    /// An earlier life that speaks while this one does not.
+    rival: Option<Rival>,
+    /// A later life that fell silent and was given up for this one.
+    silenced: Option<Epoch>,
     /// The number to be applied next, in this life.
     next: u64,
     /// The highest number known to exist.
@@ -136,6 +141,8 @@ impl Feed {
             rules,
             sources: Vec::new(),
             epoch: None,
+            rival: None,
+            silenced: None,
             next: 0,
             highest: None,
             recent: Recent::default(),
@@ -211,12 +218,15 @@ impl Feed {
     }
 
     /// The engine's process started then, as learnt from elsewhere.
-    pub fn started(&mut self, epoch: Epoch) -> Option<Rebuild> {
-        if self.epoch.is_none_or(|known| known == epoch) {
-            self.epoch = Some(epoch);
+    pub fn started(&mut self, epoch: Epoch, now: Moment) -> Option<Rebuild> {
+        let life = self.life(Some(epoch), Via::Live, now);
+        if life == Life::Over {
+            self.counters.outdated += 1;
             return None;
         }
-        (self.life(Some(epoch), Via::Live) == Life::New).then(|| self.begin(Some(epoch)))
+        self.hear(now);
+        self.epoch = self.epoch.or(Some(epoch));
+        (life == Life::New).then(|| self.begin(Some(epoch)))
     }
 
     /// What was said so far is not to be kept, and wanted again.
@@ -238,14 +248,20 @@ impl Feed {
         if self.is_quarantined(now) {
             return Admission::PassOver;
         }
-        self.hear_batch(from, via, now);
+        let life = self.life(heading.epoch, via, now);
+        if life != Life::Over {
+            self.hear_batch(from, via, now);
+        }
         if self.numbered && heading.sequence.is_none() {
             self.counters.unnumbered += 1;
             return Admission::PassOver;
         }
-        match self.life(heading.epoch, via) {
+        match life {
             Life::Over => {
                 self.counters.outdated += 1;
+                if via == Via::Replay {
+                    self.answer_goes_on(from, now);
+                }
                 Admission::PassOver
             }
             Life::New => {

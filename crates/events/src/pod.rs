@@ -185,7 +185,7 @@ impl Pod {
             Said::Snapshot { heading, batch } => self.snapshot(writer, heading, &batch, now)?,
             Said::Digest(digest) => self.digest(&digest, now)?,
             Said::Beat(beat) => self.feed.beat(beat, now),
-            Said::Started(epoch) => self.feed.started(epoch),
+            Said::Started(epoch) => self.feed.started(epoch, now),
             Said::Refused => {
                 self.feed.refused(from);
                 None

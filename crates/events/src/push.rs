@@ -2,7 +2,8 @@
 //!
 //! A sidecar posts what happened, batched, and now and then everything or a sum of it. It cannot be asked:
 //! the router's wish for a full state travels back in the answer to whatever it posts next
-//! (`{"sync": true}`). The paths, each with a JSON object that names the `pod` and may give its `epoch`
+//! (`{"sync": true}`). One whose clock was set back since another process spoke for the pod is told that process's epoch
+//! (`{"outdated": 17}`), and chooses a greater one. The paths, each with a JSON object that names the `pod` and may give its `epoch`
 //! (when the process started, in any unit that grows) and the request's `sequence`:
 //!
 //! | `POST` | fields | meaning |
@@ -23,6 +24,7 @@
 //! and evictions are counted; without it, a block is there or not.
 
 mod access;
+mod lives;
 #[cfg(feature = "grpc")]
 pub mod message;
 mod request;

@@ -63,8 +63,8 @@ const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// How often it is seen whether the broker still has what it was given.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// Relays what `transport` says of one pod, for as long as it is polled. `epoch` is greater than that of any
-/// relay of this pod before, such as the time; `report` is told why the broker cannot be reached.
+/// Relays what `transport` says of one pod, for as long as it is polled. `epoch` should be greater than that of any
+/// relay of this pod before, such as the time, and is made so if the broker knows of a later one; `report` is told why the broker cannot be reached.
 pub async fn relay<T: Transport, S: Sink>(
     mut transport: T,
     sink: S,
@@ -74,8 +74,15 @@ pub async fn relay<T: Transport, S: Sink>(
 ) -> Infallible {
     let clock = Clock::start();
     let ordered = Ordered::new(transport.abilities(), epoch);
-    let mut line =
-        Line { ordered, sink, pod, broken: true, looked_at: Moment::ZERO, said_at: None };
+    let mut line = Line {
+        ordered,
+        sink,
+        pod,
+        broken: true,
+        met: false,
+        looked_at: Moment::ZERO,
+        said_at: None,
+    };
     let mut pause = FIRST_PAUSE;
     loop {
         tokio::select! {
@@ -108,6 +115,8 @@ struct Line<S> {
     pod: PodName,
     /// Whether it is to be seen first what the broker has.
     broken: bool,
+    /// Whether it is known which lives the broker knows of.
+    met: bool,
     /// When that was last seen.
     looked_at: Moment,
     /// When the broker last took something.
@@ -117,7 +126,10 @@ struct Line<S> {
 impl<S: Sink> Line<S> {
     /// Publishes what is due, or says that nothing is.
     async fn turn(&mut self, now: Moment) -> Result<(), SinkError> {
-        if !self.ordered.is_empty() && (self.broken || now >= self.looked_at + LOOK_EVERY) {
+        if !self.met && !self.ordered.is_sure(now) {
+            return Ok(());
+        }
+        if self.broken || now >= self.looked_at + LOOK_EVERY {
             self.look(now).await?;
         }
         self.publish(now).await?;
@@ -141,6 +153,12 @@ impl<S: Sink> Line<S> {
         let last = self.sink.last(&self.pod).await?;
         let last = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
         let last = last.and_then(|last| Some((Epoch(last.epoch?), last.sequence)));
+        if !self.met
+            && let Some((epoch, _)) = last
+        {
+            self.ordered.start_after(epoch);
+        }
+        self.met = true;
         if self.broken || self.ordered.is_lost(last) {
             self.ordered.resume_after(last);
         }

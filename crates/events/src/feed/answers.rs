@@ -1,7 +1,7 @@
 //! What answers to a feed's questions, and digests, make known.
 
+use super::lives::Life;
 use super::need::Asked;
-use super::recall::Life;
 use super::recent::Repetition;
 use super::{Admission, Feed, Rebuild, SourceId};
 use crate::said::{EngineDigest, Heading, Via};
@@ -36,6 +36,13 @@ impl Feed {
                 self.begin_with(sequence)
             }
             Repetition::Same | Repetition::Unknown => self.repeated(),
+        }
+    }
+
+    /// Something of an answer has come, though it has no effect.
+    pub(super) fn answer_goes_on(&mut self, from: SourceId, now: Moment) {
+        if let Some(asked) = self.asked.as_mut().filter(|asked| asked.source == from) {
+            asked.at = now;
         }
     }
 
@@ -140,13 +147,13 @@ impl Feed {
         if self.is_quarantined(now) {
             return Admission::PassOver;
         }
-        self.hear(now);
         self.asked.take_if(|asked| asked.is_snapshot());
-        let life = self.life(heading.epoch, Via::Live);
+        let life = self.life(heading.epoch, Via::Live, now);
         if life == Life::Over {
             self.counters.outdated += 1;
             return Admission::PassOver;
         }
+        self.hear(now);
         let is_old = heading.sequence.is_some_and(|last| last.saturating_add(1) < self.next);
         if life == Life::New || (is_old && self.verifying) {
             return Admission::RebuildAndApply(self.begin(heading.epoch));
@@ -191,18 +198,18 @@ impl Feed {
         if self.is_quarantined(now) {
             return None;
         }
-        self.hear(now);
-        match self.life(engine.epoch, Via::Live) {
+        match self.life(engine.epoch, Via::Live, now) {
             Life::Over => {
                 self.counters.outdated += 1;
                 return None;
             }
             Life::New => {
+                self.hear(now);
                 let rebuild = self.begin(engine.epoch);
                 self.expect_up_to(engine.sequence, now);
                 return Some(rebuild);
             }
-            Life::Same => {}
+            Life::Same => self.hear(now),
         }
         self.epoch = self.epoch.or(engine.epoch);
         match engine.sequence {

@@ -3,7 +3,7 @@
 //! A source that answers for itself is heard by its answers. A store that others fill, such as a broker, answers for
 //! ever after they are gone, so of what it holds only what is new counts, and the beats of who fills it.
 
-use super::recall::Life;
+use super::lives::Life;
 use super::{Feed, Rebuild, SourceId, State};
 use crate::said::{Beat, Via};
 use wornpath_index::Moment;
@@ -11,7 +11,10 @@ use wornpath_index::Moment;
 impl Feed {
     /// A source can be reached. What was published meanwhile may be lost, and the engine may be another.
     pub fn connected(&mut self, from: SourceId, now: Moment) {
-        if self.heard.is_none() || !self.is_relayed(from) {
+        let was_connected = self.sources.get(from.0).is_some_and(|source| source.connected);
+        // Who posts is connected with every post; whether that counts, what it says tells.
+        let is_news = !was_connected && !self.is_relayed(from);
+        if self.heard.is_none() || is_news {
             self.hear(now);
         }
         self.replay_useless = false;
@@ -33,7 +36,7 @@ impl Feed {
         if self.is_quarantined(now) {
             return None;
         }
-        let life = self.life(beat.epoch, Via::Live);
+        let life = self.life(beat.epoch, Via::Live, now);
         if life == Life::Over {
             self.counters.outdated += 1;
             return None;
@@ -71,6 +74,7 @@ impl Feed {
             self.asked.take_if(|asked| now >= asked.at + self.rules.pause / 2);
         }
         self.heard = Some(now);
+        self.rival = None;
     }
 
     /// Whether a source's answers are a store's.

@@ -7,7 +7,7 @@
 //! [`Status`]: super::Status
 
 use super::{Feed, Rebuild, Recalled};
-use crate::said::{Epoch, Via};
+use crate::said::Epoch;
 use wornpath_index::Moment;
 
 /// Where a feed stood.
@@ -19,17 +19,6 @@ pub struct Memo {
     pub last: Option<u64>,
     /// The fingerprint of that batch.
     pub fingerprint: Option<u64>,
-}
-
-/// How a life that somebody speaks of stands to the one that is known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Life {
-    /// It is the same, as far as can be told.
-    Same,
-    /// It is over.
-    Over,
-    /// It has just begun.
-    New,
 }
 
 impl Feed {
@@ -97,20 +86,6 @@ impl Feed {
     pub(super) fn drop_recalled(&mut self) {
         if self.awaits_confirmation() {
             self.recalled = Some(Recalled::Dropped);
-        }
-    }
-
-    /// A life that was only remembered yields to any other that shows itself, and not only to a later one: clocks
-    /// are set back, and a restart of the router must put that right. A replay may go further back, and does not
-    /// show itself.
-    pub(super) fn life(&self, said: Option<Epoch>, via: Via) -> Life {
-        match (said, self.epoch) {
-            (Some(said), Some(known)) if said > known => Life::New,
-            (Some(said), Some(known)) if said < known => match via {
-                Via::Live if self.awaits_confirmation() => Life::New,
-                _ => Life::Over,
-            },
-            _ => Life::Same,
         }
     }
 }

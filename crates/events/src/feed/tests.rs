@@ -350,6 +350,42 @@ fn a_relay_that_beats_keeps_a_silent_pod_fresh_and_tells_of_a_lost_tail() {
 }
 
 #[test]
+fn a_life_that_is_over_does_not_keep_a_pod_fresh() {
+    for abilities in [RELAYED, SNAPSHOT] {
+        let (mut feed, source) = feed(abilities);
+        take(&mut feed, source, of_life(5, 0), Via::Live);
+        let later = NOW + Duration::from_secs(20);
+        // Who posts is connected anew with every post.
+        feed.connected(source, later);
+        assert_eq!(feed.admit(source, of_life(4, 1), Via::Live, later), Admission::PassOver);
+        assert_eq!(feed.admit_snapshot(of_life(4, 1), later), Admission::PassOver);
+        let digest = EngineDigest { epoch: Some(Epoch(4)), ..Default::default() };
+        assert_eq!(feed.digest(&digest, &PodDigest::default(), later), None);
+        assert_eq!((feed.started(Epoch(4), later), feed.beat(beat(4, 9), later)), (None, None));
+        assert_eq!(feed.status(later).age, Some(later - NOW));
+    }
+}
+
+#[test]
+fn an_earlier_life_that_speaks_on_while_the_known_one_is_silent_is_the_one_that_lives() {
+    let (mut feed, source) = relayed();
+    let stale_after = Rules::default().stale_after;
+    let second = Duration::from_secs(1);
+    assert_eq!(feed.beat(beat(4, 3), NOW + second), None);
+    assert_eq!(feed.beat(beat(5, 10), NOW + second * 2), None, "the known one speaks again");
+    assert_eq!(feed.beat(beat(4, 3), NOW + stale_after), None);
+    assert_eq!(feed.beat(beat(3, 3), NOW + stale_after * 2), None, "an even earlier one");
+    let now = NOW + stale_after * 2 + second;
+    assert_eq!(feed.beat(beat(4, 3), now), Some(Rebuild::ANEW));
+    assert_eq!((feed.status(now).epoch, feed.status(now).lag), (Some(Epoch(4)), 3));
+    // What the broker still has of the one that fell silent changes nothing; a word of its own does.
+    assert_eq!(ask(&mut feed, now + second), Some(Ask::Replay { from: 0 }));
+    assert_eq!(take(&mut feed, source, of_life(5, 0), Via::Replay), Admission::PassOver);
+    assert_eq!(take(&mut feed, source, of_life(4, 0), Via::Replay), Admission::Apply);
+    assert_eq!(feed.beat(beat(5, 10), now + second), Some(Rebuild::ANEW));
+}
+
+#[test]
 fn a_broker_that_was_wiped_takes_nothing_from_what_is_known() {
     let (mut feed, source) = relayed();
     let mut now = NOW;

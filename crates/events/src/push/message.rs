@@ -145,6 +145,9 @@ pub struct Wish {
     /// Everything.
     #[prost(bool, tag = "1")]
     pub sync: bool,
+    /// An epoch greater than this, which a process that is silent now had.
+    #[prost(uint64, optional, tag = "2")]
+    pub outdated: Option<u64>,
 }
 
 impl Report {
@@ -248,7 +251,9 @@ mod tests {
         expected.extend(stored);
         assert_eq!(report.encode_to_vec(), expected);
         assert_eq!(Report::decode(&expected[..]).unwrap(), report);
-        assert_eq!(Wish { sync: true }.encode_to_vec(), [8, 1]);
+        assert_eq!(Wish { sync: true, outdated: None }.encode_to_vec(), [8, 1]);
+        let outdated = Wish { sync: false, outdated: Some(7) };
+        assert_eq!(outdated.encode_to_vec(), [16, 7]);
     }
 
     #[test]

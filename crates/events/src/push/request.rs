@@ -172,7 +172,7 @@ fn missing(path: &str, field: &'static str, expected: &'static str) -> PushError
 }
 
 fn register(body: &Body) -> Vec<Said> {
-    body.epoch.map(|epoch| Said::Started(Epoch(epoch))).into_iter().collect()
+    vec![body.epoch.map_or(Said::Alive, |epoch| Said::Started(Epoch(epoch)))]
 }
 
 fn stored(body: &Body, path: &str) -> Result<Vec<Said>, PushError> {

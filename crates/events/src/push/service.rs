@@ -1,6 +1,7 @@
 //! The HTTP side of pushed events.
 
 use super::access::{Access, Guests};
+use super::lives::Lives;
 use super::request::{PushError, Pushed};
 use super::{MOST_WAITING_ITEMS, Waiting, Wanted, items};
 use crate::said::Said;
@@ -18,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// A full state of 200,000 blocks with their tokens stays below this.
 const MOST_BYTES: usize = 32 << 20;
@@ -39,6 +41,7 @@ pub struct PushService {
     pub(super) requests: mpsc::Sender<Waiting>,
     pub(super) wanted: Arc<Wanted>,
     pub(super) guests: Arc<Guests>,
+    pub(super) lives: Arc<Lives>,
     /// Room for items that wait.
     pub(super) room: Arc<Semaphore>,
     /// Room for bodies that are being read, in KiB.
@@ -63,7 +66,7 @@ impl PushService {
     ) -> Self {
         let room = Arc::new(Semaphore::new(MOST_WAITING_ITEMS));
         let bodies = Arc::new(Semaphore::new(MOST_BODIES_KIB));
-        Self { requests, wanted, guests, room, bodies }
+        Self { requests, wanted, guests, lives: Arc::default(), room, bodies }
     }
 
     /// Serves until it is dropped.
@@ -193,6 +196,7 @@ impl PushService {
     }
 
     fn take(&self, Pushed { pod, mut said }: Pushed) -> Response<Full<Bytes>> {
+        let outdated = self.lives.note(&pod, &said, Instant::now());
         // Whoever posts can be told what is wanted.
         said.insert(0, Said::Connected);
         let room = Arc::clone(&self.room).try_acquire_many_owned(items(&said));
@@ -205,7 +209,11 @@ impl PushService {
             );
         }
         let sync = self.wanted.take(&pod);
-        respond(StatusCode::OK, &serde_json::json!({ "sync": sync }))
+        let mut answer = serde_json::json!({ "sync": sync });
+        if let Some(epoch) = outdated {
+            answer["outdated"] = epoch.0.into();
+        }
+        respond(StatusCode::OK, &answer)
     }
 }
 

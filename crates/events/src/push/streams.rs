@@ -7,7 +7,7 @@ use super::access::Access;
 use super::message::{Report, Wish};
 use super::service::PushService;
 use super::{Waiting, items};
-use crate::said::Said;
+use crate::said::{Epoch, Said};
 use crate::transport::PodName;
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -15,6 +15,7 @@ use hyper::Request;
 use hyper::body::Incoming;
 use std::pin::Pin;
 use std::sync::Arc;
+use tokio::time::Instant;
 use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Response, Status, Streaming};
@@ -88,16 +89,20 @@ impl Line {
     async fn next(&mut self) -> Option<Result<Wish, Status>> {
         while !self.is_over {
             if self.pod.as_ref().is_some_and(|pod| self.service.wanted.take(pod)) {
-                return Some(Ok(Wish { sync: true }));
+                return Some(Ok(Wish { sync: true, outdated: None }));
             }
             tokio::select! {
                 report = self.reports.message() => match report {
-                    Ok(Some(report)) => {
-                        if let Err(refusal) = self.take(&report).await {
+                    Ok(Some(report)) => match self.take(&report).await {
+                        Ok(None) => {}
+                        Ok(Some(epoch)) => {
+                            return Some(Ok(Wish { sync: false, outdated: Some(epoch.0) }));
+                        }
+                        Err(refusal) => {
                             self.is_over = true;
                             return Some(Err(refusal));
                         }
-                    }
+                    },
                     Ok(None) | Err(_) => return None,
                 },
                 Ok(()) = self.changed.changed() => {}
@@ -106,7 +111,8 @@ impl Line {
         None
     }
 
-    async fn take(&mut self, report: &Report) -> Result<(), Status> {
+    /// Takes a report in. The epoch by which it is outdated, if it is.
+    async fn take(&mut self, report: &Report) -> Result<Option<Epoch>, Status> {
         let pod = match &self.pod {
             None => self.introduce(&report.pod)?,
             Some(pod) if **pod == *report.pod => Arc::clone(pod),
@@ -117,10 +123,12 @@ impl Line {
             }
         };
         let said: Vec<_> = std::iter::once(Said::Connected).chain(report.said()).collect();
+        let outdated = self.service.lives.note(&pod, &said, Instant::now());
         let ends = || Status::unavailable("the router ends");
         let room = Arc::clone(&self.service.room).acquire_many_owned(items(&said)).await;
         let _room = Some(room.map_err(|_| ends())?);
-        self.service.requests.send(Waiting { pod, said, _room }).await.map_err(|_| ends())
+        let sent = self.service.requests.send(Waiting { pod, said, _room }).await;
+        sent.map(|()| outdated).map_err(|_| ends())
     }
 
     fn introduce(&mut self, name: &str) -> Result<PodName, Status> {

@@ -66,7 +66,7 @@ impl Ordered {
                 self.feed.refused(self.source);
                 None
             }
-            Said::Started(epoch) => self.feed.started(epoch),
+            Said::Started(epoch) => self.feed.started(epoch, now),
             Said::Batch { heading, via, batch } if numbered => {
                 match self.feed.admit(self.source, heading, via, now) {
                     // What is held elsewhere is missed here, and replayed.
@@ -101,14 +101,23 @@ impl Ordered {
         None
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.kept.is_empty()
+    /// Makes all that was heard so far later than a life that the broker knows of. Nothing was published yet.
+    pub(super) fn start_after(&mut self, last: Epoch) {
+        let first = self.kept.front().map_or(self.epoch, |(epoch, ..)| *epoch);
+        let Some(short) = last.0.checked_sub(first.0) else { return };
+        let later = |epoch: &mut Epoch| epoch.0 = epoch.0.saturating_add(short).saturating_add(1);
+        self.kept.iter_mut().for_each(|(epoch, ..)| later(epoch));
+        later(&mut self.epoch);
+    }
+
+    /// Whether all that the engine said is known.
+    pub(super) fn is_sure(&self, now: Moment) -> bool {
+        matches!(self.feed.status(now).state, State::Live | State::Partial)
     }
 
     /// What can be said while there is nothing new, if all that the engine said is known.
     pub(super) fn beat(&self, now: Moment) -> Option<Beat> {
-        let is_sure = matches!(self.feed.status(now).state, State::Live | State::Partial);
-        is_sure.then_some(Beat { epoch: Some(self.epoch), next: self.next })
+        self.is_sure(now).then_some(Beat { epoch: Some(self.epoch), next: self.next })
     }
 
     /// The batches to be published next.
@@ -191,7 +200,7 @@ impl Ordered {
             Rebuild::NewLife { first } => {
                 // Batches of the life that is over stay kept: routers tell them apart by the epoch.
                 if self.next > 0 {
-                    self.epoch.0 += 1;
+                    self.epoch.0 = self.epoch.0.saturating_add(1);
                 }
                 self.early.clear();
                 self.next = first;
@@ -246,6 +255,23 @@ mod tests {
         assert_eq!(next(&ordered), Some(2), "it has lost two of them");
         ordered.resume_after(None);
         assert_eq!(next(&ordered), Some(0), "it was wiped");
+    }
+
+    #[test]
+    fn a_relay_whose_clock_is_behind_starts_after_what_the_broker_has() {
+        let mut ordered = Ordered::new(Abilities::default(), Epoch(3));
+        ordered.keep(0, vec![0]);
+        ordered.rebuild(Rebuild::ANEW, Moment::ZERO);
+        ordered.keep(0, vec![1]);
+        let lives =
+            |ordered: &Ordered| ordered.due().map(|(epoch, ..)| epoch.0).collect::<Vec<_>>();
+        ordered.start_after(Epoch(2));
+        assert_eq!(lives(&ordered), [3, 4]);
+        ordered.start_after(Epoch(7));
+        assert_eq!(lives(&ordered), [8, 9]);
+        assert_eq!(ordered.epoch, Epoch(9));
+        ordered.start_after(Epoch(u64::MAX));
+        assert_eq!(ordered.epoch, Epoch(u64::MAX));
     }
 
     #[test]
