@@ -103,7 +103,13 @@ impl Carried {
     #[cfg_attr(not(any(feature = "nats", feature = "redis", feature = "kafka")), allow(dead_code))]
     async fn over<S: Sink>(self, sink: S) {
         let name = self.pod.clone();
-        let report = move |error: &SinkError| eprintln!("{name}: {error}; trying again");
+        let mut has_left_out = false;
+        let report = move |error: &SinkError| match error {
+            SinkError::Unreachable(_) => eprintln!("{name}: {error}; trying again"),
+            // Where one is too large others will be, and routers count them.
+            SinkError::TooLarge { .. } if std::mem::replace(&mut has_left_out, true) => {}
+            SinkError::TooLarge { .. } => eprintln!("{name}: {error}"),
+        };
         relay(self.transport, sink, self.pod, self.epoch, report).await;
     }
 }

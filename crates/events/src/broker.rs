@@ -23,12 +23,22 @@ mod following;
 
 pub(crate) use following::Following;
 
+use crate::relay::SinkError;
 use crate::said::{Beat, Epoch, Heading, Said, Via};
 use crate::transport::{Heard, PodName};
 use crate::wire::{self, Batch, Envelope, Limits};
 use following::{Broker, Failure};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+
+const LEFT_OUT: &str = "the relay left this batch out, which is larger than the broker takes";
+
+impl From<Failure> for SinkError {
+    fn from(failure: Failure) -> Self {
+        let other = |failure: Failure| Self::Unreachable(failure.to_string());
+        failure.downcast().map_or_else(other, |error| *error)
+    }
+}
 
 /// What an entry says of its pod. An entry that names another pod than its place is a lie about that pod.
 fn read(pod: &str, entry: &[u8], via: Via) -> Said {
@@ -41,6 +51,9 @@ fn read(pod: &str, entry: &[u8], via: Via) -> Said {
         return malformed(None, format!("pod: found `{}`, expected `{pod}`", envelope.pod));
     }
     let sequence = Some(envelope.sequence);
+    if envelope.payload.is_empty() {
+        return malformed(sequence, LEFT_OUT.to_owned());
+    }
     let mut batch = Box::<Batch>::default();
     if let Err(error) = wire::decode(envelope.payload, &Limits::default(), &mut batch) {
         return malformed(sequence, error.to_string());

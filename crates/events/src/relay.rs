@@ -20,10 +20,27 @@ use std::convert::Infallible;
 use std::time::Duration;
 use wornpath_index::Moment;
 
-/// A broker could not be reached, or refused.
+/// Why a broker does not have what it was to be given.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct SinkError(pub(crate) String);
+pub enum SinkError {
+    /// It could not be reached, or refused for now.
+    #[error("{0}")]
+    Unreachable(String),
+    /// It will never take one of the entries. It has those before it.
+    #[error(
+        "batch {sequence} has {bytes} bytes, more than the broker takes, and is left out; raise {cure}"
+    )]
+    TooLarge {
+        /// Which of those that were to be published.
+        at: usize,
+        /// Its number.
+        sequence: u64,
+        /// The size of the entry.
+        bytes: usize,
+        /// The setting that keeps it out.
+        cure: &'static str,
+    },
+}
 
 /// Takes envelopes.
 pub trait Sink: Send {
@@ -64,7 +81,8 @@ const BEAT_EVERY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Relays what `transport` says of one pod, for as long as it is polled. `epoch` should be greater than that of any
-/// relay of this pod before, such as the time, and is made so if the broker knows of a later one; `report` is told why the broker cannot be reached.
+/// relay of this pod before, such as the time, and is made so if the broker knows of a later one; `report` is told why the broker cannot be reached
+/// and what it does not take.
 pub async fn relay<T: Transport, S: Sink>(
     mut transport: T,
     sink: S,
@@ -95,7 +113,7 @@ pub async fn relay<T: Transport, S: Sink>(
         if let Some(ask) = line.ordered.tick(clock.now()) {
             transport.ask(&line.pod, ask);
         }
-        match line.turn(clock.now()).await {
+        match line.turn(clock.now(), &mut report).await {
             Ok(()) => pause = FIRST_PAUSE,
             Err(error) => {
                 report(&error);
@@ -125,14 +143,18 @@ struct Line<S> {
 
 impl<S: Sink> Line<S> {
     /// Publishes what is due, or says that nothing is.
-    async fn turn(&mut self, now: Moment) -> Result<(), SinkError> {
+    async fn turn(
+        &mut self,
+        now: Moment,
+        report: &mut (impl FnMut(&SinkError) + Send),
+    ) -> Result<(), SinkError> {
         if !self.met && !self.ordered.is_sure(now) {
             return Ok(());
         }
         if self.broken || now >= self.looked_at + LOOK_EVERY {
             self.look(now).await?;
         }
-        self.publish(now).await?;
+        self.publish(now, report).await?;
         let is_silent = self.said_at.is_none_or(|said| now >= said + BEAT_EVERY);
         // Who speaks for an engine has heard of it.
         if let Some(beat) = self.ordered.beat(now).filter(|_| is_silent) {
@@ -166,7 +188,11 @@ impl<S: Sink> Line<S> {
         Ok(())
     }
 
-    async fn publish(&mut self, now: Moment) -> Result<(), SinkError> {
+    async fn publish(
+        &mut self,
+        now: Moment,
+        report: &mut (impl FnMut(&SinkError) + Send),
+    ) -> Result<(), SinkError> {
         loop {
             let due = self.ordered.due().take(ON_THEIR_WAY);
             let envelopes: Vec<_> = due
@@ -180,9 +206,16 @@ impl<S: Sink> Line<S> {
             if envelopes.is_empty() {
                 return Ok(());
             }
-            self.sink.publish(&envelopes).await?;
             let count = envelopes.len();
-            self.ordered.published(count);
+            match self.sink.publish(&envelopes).await {
+                Ok(()) => self.ordered.published(count),
+                Err(error @ SinkError::TooLarge { at, .. }) => {
+                    self.ordered.published(at);
+                    self.ordered.leave_out();
+                    report(&error);
+                }
+                Err(error) => return Err(error),
+            }
             self.said_at = Some(now);
         }
     }

@@ -346,6 +346,26 @@ async fn a_nats_does_not_vouch_for_a_relay_that_is_gone() {
     beat(server, |url| Nats::new(url, "kv", &[POD.into()]), |url| NatsSink::new(url, "kv")).await;
 }
 
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn a_batch_that_nats_does_not_take_is_told_and_those_before_it_are_there() {
+    use wornpath_events::{NatsSink, SinkError};
+    let Some(mut server) = Server::nats() else { return };
+    server.start();
+    let mut sink = NatsSink::new(&server.url(), "kv");
+    fill(&mut sink, 1, 1).await;
+    let entry = |sequence, payload| Envelope { pod: POD, epoch: Some(1), sequence, payload };
+    let large = vec![0; 1 << 20];
+    let refused = sink.publish(&[entry(1, b"1"), entry(2, &large), entry(3, b"3")]).await;
+    let Err(SinkError::TooLarge { at: 1, sequence: 2, bytes, .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(bytes > 1 << 20);
+    let last = sink.last(POD).await.unwrap().unwrap();
+    assert_eq!(Envelope::parse(&last).unwrap().sequence, 1);
+    sink.publish(&[entry(2, b""), entry(3, b"3")]).await.unwrap();
+}
+
 #[cfg(feature = "kafka")]
 #[tokio::test]
 async fn a_kafka_does_not_vouch_for_a_relay_that_is_gone() {

@@ -14,7 +14,7 @@ use crate::transport::{Heard, PodName};
 use crate::wire::Envelope;
 use rskafka::BackoffConfig;
 use rskafka::chrono::{DateTime, Utc};
-use rskafka::client::error::Error as KafkaError;
+use rskafka::client::error::{Error as KafkaError, ProtocolError};
 use rskafka::client::partition::{Compression, OffsetAt, PartitionClient, UnknownTopicHandling};
 use rskafka::client::{Client, ClientBuilder};
 use rskafka::record::{Record, RecordAndOffset};
@@ -32,6 +32,7 @@ const HOLD: Duration = Duration::from_millis(250);
 /// Bytes that are appended at a time; brokers refuse more than a million unless told otherwise.
 const PRODUCED_BYTES: usize = 512 << 10;
 const AT_ONCE: std::ops::Range<i32> = 1..4 << 20;
+const CURE: &str = "the topic's `max.message.bytes`";
 /// Partitions of a topic that a relay makes.
 const PARTITIONS: i32 = 8;
 /// Fetches that wait to be taken in.
@@ -390,7 +391,13 @@ impl KafkaSink {
             if bytes + next >= PRODUCED_BYTES {
                 let client = self.partition(envelope.pod).await?;
                 let some = std::mem::take(&mut records);
-                in_time(client.produce(some, Compression::NoCompression)).await?;
+                let is_alone = some.len() == 1;
+                let produced = in_time(client.produce(some, Compression::NoCompression)).await;
+                if is_alone && produced.as_ref().is_err_and(is_too_large) {
+                    let (sequence, cure) = (envelope.sequence, CURE);
+                    return Err(SinkError::TooLarge { at, sequence, bytes, cure }.into());
+                }
+                produced?;
                 bytes = 0;
             }
         }
@@ -403,7 +410,7 @@ impl KafkaSink {
     fn checked<T>(&mut self, done: Result<T, Failure>) -> Result<T, SinkError> {
         done.map_err(|error| {
             (self.partitions, self.found, self.beats) = (None, None, None);
-            SinkError(error.to_string())
+            error.into()
         })
     }
 
@@ -497,6 +504,14 @@ impl Place {
         let _ = in_time(controller.create_topic(&self.topic, partitions, 1, answer_within)).await;
         self.partitions(&client).await
     }
+}
+
+fn is_too_large(failure: &Failure) -> bool {
+    let too_large = [ProtocolError::MessageTooLarge, ProtocolError::RecordListTooLarge];
+    matches!(
+        failure.downcast_ref(),
+        Some(KafkaError::ServerError { protocol_error, .. }) if too_large.contains(protocol_error)
+    )
 }
 
 /// Relays and routers must agree on it.

@@ -24,6 +24,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+const CURE: &str = "the server's `max_payload`, or the stream's `max_msg_size`";
 
 /// Reads the subjects of some pods.
 pub type Nats = Following<Subjects>;
@@ -209,6 +210,15 @@ struct Outlet {
     broken: mpsc::Receiver<()>,
 }
 
+impl Outlet {
+    /// The largest message that the server takes.
+    fn most_bytes(&self) -> usize {
+        let stream = self.stream.cached_info().config.max_message_size;
+        let stream = usize::try_from(stream).ok().filter(|most| *most > 0);
+        stream.unwrap_or(usize::MAX).min(self.context.client().server_info().max_payload)
+    }
+}
+
 impl NatsSink {
     /// For `stream` at a `nats://` address.
     #[must_use]
@@ -248,7 +258,7 @@ impl Sink for NatsSink {
 
     async fn publish(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), SinkError> {
         let mut outlet = self.outlet().await?;
-        let publish = self.place.publish(&outlet.context, envelopes);
+        let publish = self.place.publish(&outlet.context, outlet.most_bytes(), envelopes);
         let published = unbroken(&mut outlet.broken, publish).await;
         self.keep(outlet, published)
     }
@@ -274,12 +284,6 @@ async fn unbroken<T>(
         biased;
         _ = broken.recv() => Err("the connection was lost".into()),
         done = what => done,
-    }
-}
-
-impl From<Failure> for SinkError {
-    fn from(failure: Failure) -> Self {
-        Self(failure.to_string())
     }
 }
 
@@ -332,18 +336,29 @@ impl Place {
         Ok(Outlet { context, stream, broken })
     }
 
-    /// Sends all and then waits for all answers.
-    async fn publish(&self, context: &Context, envelopes: &[Envelope<'_>]) -> Result<(), Failure> {
+    /// Sends all and then waits for all answers; ends before one that the server would not take.
+    async fn publish(
+        &self,
+        context: &Context,
+        most: usize,
+        envelopes: &[Envelope<'_>],
+    ) -> Result<(), Failure> {
         let mut sent = Vec::with_capacity(envelopes.len());
-        for envelope in envelopes {
+        let mut refused = None;
+        for (at, envelope) in envelopes.iter().enumerate() {
             let mut body = Vec::with_capacity(envelope.payload.len() + 64);
             envelope.write(&mut body);
+            if body.len() > most {
+                let (sequence, bytes, cure) = (envelope.sequence, body.len(), CURE);
+                refused = Some(SinkError::TooLarge { at, sequence, bytes, cure });
+                break;
+            }
             sent.push(context.publish(self.subject(envelope.pod), body.into()).await?);
         }
         for answer in sent {
             answer.await?;
         }
-        Ok(())
+        refused.map_or(Ok(()), |error| Err(error.into()))
     }
 
     async fn stream(&self, context: &Context) -> Result<Stream, Failure> {

@@ -252,7 +252,7 @@ impl Sink for RedisSink {
 
 impl From<RedisError> for SinkError {
     fn from(error: RedisError) -> Self {
-        Self(error.to_string())
+        Self::Unreachable(error.to_string())
     }
 }
 

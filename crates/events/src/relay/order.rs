@@ -130,6 +130,18 @@ impl Ordered {
         self.published += count;
     }
 
+    /// The broker does not take the first of those that are due. Its number goes without its payload, so that routers
+    /// know that something is missing; one that even so is refused is passed over.
+    pub(super) fn leave_out(&mut self) {
+        let Some((.., payload)) = self.kept.get_mut(self.published) else { return };
+        if payload.is_empty() {
+            self.published += 1;
+        }
+        self.kept_bytes -= payload.len();
+        payload.clear();
+        payload.shrink_to_fit();
+    }
+
     /// Goes on after the last batch that the broker has; with all that is kept, if it has none of them. But never
     /// after one that it did not say it has: of several on their way when a connection broke, a later one may
     /// have come through. Routers pass over what comes twice.
@@ -255,6 +267,19 @@ mod tests {
         assert_eq!(next(&ordered), Some(2), "it has lost two of them");
         ordered.resume_after(None);
         assert_eq!(next(&ordered), Some(0), "it was wiped");
+    }
+
+    #[test]
+    fn of_a_batch_that_the_broker_does_not_take_only_the_number_goes() {
+        let mut ordered = Ordered::new(Abilities::default(), Epoch(1));
+        (0..3).for_each(|sequence| ordered.keep(sequence, vec![1; 9]));
+        ordered.published(1);
+        ordered.leave_out();
+        let due: Vec<_> = ordered.due().cloned().collect();
+        assert_eq!(due, [(Epoch(1), 1, vec![]), (Epoch(1), 2, vec![1; 9])]);
+        assert_eq!(ordered.kept_bytes, 18);
+        ordered.leave_out();
+        assert_eq!(ordered.due().count(), 1, "not even that");
     }
 
     #[test]
