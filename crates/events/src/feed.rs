@@ -414,6 +414,11 @@ impl Feed {
         self.verifying || self.asked.as_ref().is_some_and(Asked::is_snapshot)
     }
 
+    /// How many batches are known to exist that are not applied. There may be one with the greatest number of all.
+    fn lag(&self) -> u64 {
+        self.highest.map_or(0, |highest| highest.saturating_add(1).saturating_sub(self.next))
+    }
+
     /// Everything about the pod's events.
     #[must_use]
     pub fn status(&self, now: Moment) -> Status {
@@ -423,7 +428,7 @@ impl Feed {
             freshness: self.freshness(now),
             epoch: self.epoch,
             last_sequence: self.next.checked_sub(1).filter(|_| self.numbered),
-            lag: self.highest.map_or(0, |highest| (highest + 1).saturating_sub(self.next)),
+            lag: self.lag(),
             rate: self.rate.at(now),
             age: self.heard.map(|heard| now.saturating_sub(heard)),
             phantom: self.phantom,

@@ -30,7 +30,7 @@ pub(super) enum Repetition {
 impl Recent {
     /// Takes in a batch that was applied; numbers come in order.
     pub(super) fn note(&mut self, sequence: u64, fingerprint: Option<u64>) {
-        if self.first + self.fingerprints.len() as u64 != sequence {
+        if self.first.saturating_add(self.fingerprints.len() as u64) != sequence {
             self.fingerprints.clear();
         }
         if self.fingerprints.is_empty() {
@@ -39,7 +39,7 @@ impl Recent {
         self.fingerprints.push_back(fingerprint);
         if self.fingerprints.len() > KEPT {
             self.fingerprints.pop_front();
-            self.first += 1;
+            self.first = self.first.saturating_add(1);
         }
     }
 

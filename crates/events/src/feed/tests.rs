@@ -412,3 +412,29 @@ fn a_broker_that_was_wiped_takes_nothing_from_what_is_known() {
     assert_eq!(feed.replay_ended(source, now), None);
     assert_eq!(feed.status(NOW).state, State::Live);
 }
+
+#[test]
+fn the_greatest_numbers_of_all_are_numbers_like_others() {
+    for abilities in [REPLAY, SNAPSHOT, RELAYED, Abilities::default()] {
+        let (mut feed, source) = feed(abilities);
+        for sequence in [u64::MAX - 1, u64::MAX, u64::MAX, 0, u64::MAX] {
+            take(&mut feed, source, of_life(u64::MAX, sequence), Via::Live);
+            feed.beat(beat(u64::MAX, u64::MAX), NOW);
+            feed.malformed(Some(u64::MAX), "bad".to_owned(), NOW);
+            let digest = EngineDigest { sequence: Some(u64::MAX), ..Default::default() };
+            feed.digest(&digest, &PodDigest::default(), NOW);
+            let _ = feed.status(NOW);
+        }
+        for second in 0..60 {
+            let now = NOW + Duration::from_secs(second);
+            let _ = feed.status(now);
+            if let Some(Step::Ask(..)) = feed.tick(now) {
+                take(&mut feed, source, of_life(u64::MAX, u64::MAX), Via::Replay);
+                feed.replay_ended(source, now);
+                feed.admit_snapshot(of_life(u64::MAX, u64::MAX), now);
+                feed.snapshot_applied(of_life(u64::MAX, u64::MAX), 1, now);
+            }
+            let _ = feed.status(now);
+        }
+    }
+}
