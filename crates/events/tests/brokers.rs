@@ -338,6 +338,17 @@ async fn a_redis_does_not_vouch_for_a_relay_that_is_gone() {
     .await;
 }
 
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_redis_that_no_pod_is_read_from_is_left_alone() {
+    use wornpath_events::RedisStreams;
+    let Some(mut server) = Server::redis() else { return };
+    server.start();
+    let mut transport = RedisStreams::new(&server.url(), "kv", &[]).unwrap();
+    let heard = tokio::time::timeout(Duration::from_secs(1), transport.next()).await;
+    assert!(heard.is_err(), "{heard:?}");
+}
+
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn a_nats_does_not_vouch_for_a_relay_that_is_gone() {

@@ -49,11 +49,13 @@ impl<B: Broker> Following<B> {
 
     async fn step(&mut self) -> Result<(), Failure> {
         if self.broker.is_connected() {
-            return self.broker.advance().await;
+            // A broker that lets itself be connected to and then cannot be read is not back.
+            self.broker.advance().await?;
+            self.backoff.succeeded();
+            return Ok(());
         }
         self.backoff.wait().await;
         self.broker.connect().await?;
-        self.backoff.succeeded();
         self.told = None;
         Ok(())
     }
@@ -131,5 +133,57 @@ impl Backoff {
         let jitter = (std::ptr::from_ref(self).addr() >> 4) as u32 % 256;
         self.at = Instant::now() + self.pause + self.pause * jitter / 1024;
         self.pause = (self.pause * 2).min(Self::LONGEST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Can be connected to and not be read.
+    #[derive(Default)]
+    struct Unreadable {
+        connections: usize,
+        is_connected: bool,
+        heard: VecDeque<Heard>,
+    }
+
+    impl Broker for Unreadable {
+        fn heard(&mut self) -> &mut VecDeque<Heard> {
+            &mut self.heard
+        }
+
+        fn is_connected(&self) -> bool {
+            self.is_connected
+        }
+
+        async fn connect(&mut self) -> Result<(), Failure> {
+            self.connections += 1;
+            self.is_connected = true;
+            Ok(())
+        }
+
+        fn disconnect(&mut self) -> bool {
+            std::mem::take(&mut self.is_connected)
+        }
+
+        async fn advance(&mut self) -> Result<(), Failure> {
+            Err("no".into())
+        }
+
+        fn replay(&mut self, _: &PodName, _: u64) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broker_that_cannot_be_read_is_connected_to_less_and_less() {
+        let mut following = Following::named("unreadable".to_owned(), Unreadable::default());
+        let endless = async {
+            loop {
+                following.next().await;
+            }
+        };
+        let _: Result<(), _> = tokio::time::timeout(Duration::from_secs(60), endless).await;
+        let connections = following.broker.connections;
+        assert!((20..=36).contains(&connections), "{connections} in a minute");
     }
 }

@@ -118,6 +118,10 @@ impl Broker for Streams {
     /// Reads a piece of a replay, or what has come.
     async fn advance(&mut self) -> Result<(), Failure> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
+        if self.streams.is_empty() {
+            // A read without keys is an error, and nobody waits for anything.
+            return std::future::pending().await;
+        }
         if Instant::now() >= self.beats_at {
             let mut get = cmd("MGET");
             get.arg(self.streams.iter().map(|stream| &stream.beat).collect::<Vec<_>>());
