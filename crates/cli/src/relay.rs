@@ -39,6 +39,9 @@ enum Kind {
 
 fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
     let (pod, address) = text.split_once("=zmq://").ok_or("expected NAME=zmq://host:port")?;
+    if pod.is_empty() {
+        return Err("the pod's name is missing; expected NAME=zmq://host:port".to_owned());
+    }
     let address = format!("zmq://{address}").parse();
     Ok((pod.into(), address.map_err(|error: wornpath_events::AddressError| error.to_string())?))
 }
@@ -60,7 +63,20 @@ fn broker(text: &str) -> Result<Broker, String> {
     Ok(Broker { kind, url: format!("{scheme}://{server}"), stream: stream.to_owned() })
 }
 
+/// Two relays of one pod in one process would take each other for a restart of the engine.
+fn check(sources: &[(PodName, ZmqAddress)]) -> anyhow::Result<()> {
+    for (at, (pod, address)) in sources.iter().enumerate() {
+        if let Some((_, first)) = sources[..at].iter().find(|(other, _)| other == pod) {
+            bail!(
+                "pod `{pod}`: found from {first} and from {address}; a pod has one source, give each its own name"
+            );
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::Result<()> {
+    check(&arguments.from)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -150,5 +166,22 @@ fn spawn(pods: &mut JoinSet<()>, broker: &Broker, carried: Carried) -> anyhow::R
                 "broker {url}/{stream}: this build has no {kind:?}; build it with --features {feature}"
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_has_a_name_and_one_source() {
+        let refusal = source("=zmq://127.0.0.1:1").unwrap_err();
+        assert!(refusal.contains("the pod's name is missing"), "{refusal}");
+        let sources = |names: [&str; 2]| {
+            names.map(|name| source(&format!("{name}=zmq://127.0.0.1:1")).unwrap())
+        };
+        check(&sources(["a", "b"])).unwrap();
+        let refusal = check(&sources(["a", "a"])).unwrap_err().to_string();
+        assert!(refusal.starts_with("pod `a`: found from zmq://127.0.0.1:1"), "{refusal}");
     }
 }
