@@ -4,7 +4,8 @@
 //! order under the engine's own number, and again only where the broker never said that it has it. What an engine does not say, its epoch, the relay assigns: a new
 //! one whenever it finds that the engine restarted. It keeps the last batches, and when the broker was away
 //! it looks what the broker still has and publishes what comes after that, all of it if the broker was wiped. It looks
-//! every other second too: a broker can be wiped without a connection that breaks.
+//! every other second too: a broker can be wiped without a connection that breaks. At its start it waits until the
+//! engine has replayed what it has; if the broker's last batch is among that, it goes on under the same epoch.
 //!
 //! A broker answers for a relay that is gone as it does for one that has nothing new. So a relay that hears its engine
 //! and has nothing to publish says that once a second, beside the stream, which does not grow by it.
@@ -173,12 +174,13 @@ impl<S: Sink> Line<S> {
     /// Looks what the broker has, and goes on from there if a connection broke or it lost something.
     async fn look(&mut self, now: Moment) -> Result<(), SinkError> {
         let last = self.sink.last(&self.pod).await?;
-        let last = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
-        let last = last.and_then(|last| Some((Epoch(last.epoch?), last.sequence)));
+        let entry = last.as_deref().and_then(|entry| Envelope::parse(entry).ok());
+        let last = entry.and_then(|entry| Some((Epoch(entry.epoch?), entry.sequence)));
         if !self.met
-            && let Some((epoch, _)) = last
+            && let (Some(entry), Some((life, sequence))) = (entry, last)
+            && !self.ordered.take_up(life, sequence, entry.payload)
         {
-            self.ordered.start_after(epoch);
+            self.ordered.start_after(life);
         }
         self.met = true;
         if self.broken || self.ordered.is_lost(last) {

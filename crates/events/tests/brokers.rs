@@ -211,7 +211,7 @@ async fn beat<T: Transport + 'static, S: Sink + 'static>(
     let url = server.url();
     server.start();
     let mut tasks = JoinSet::new();
-    let (listening, sink) = (Listening::to(&engine), sink(&url));
+    let (listening, sink, again) = (Listening::to(&engine), sink(&url), sink(&url));
     tasks.spawn(async move {
         relay(listening, sink, POD.into(), Epoch(1), |_| {}).await;
     });
@@ -226,6 +226,15 @@ async fn beat<T: Transport + 'static, S: Sink + 'static>(
     tasks.abort_all();
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert!(age() > Duration::from_secs(4), "nobody speaks for it any more: {:?}", age());
+
+    let (listening, sink) = (Listening::to(&engine), again);
+    tasks.spawn(async move {
+        relay(listening, sink, POD.into(), Epoch(2), |_| {}).await;
+    });
+    engine.lock().unwrap().step(&mut Random(12));
+    router.until_exact(&engine, "the relay was started again").await;
+    let status = router.pods.status(router.clock.now()).remove(0).status;
+    assert_eq!((status.epoch, status.counters.restarts), (Some(Epoch(1)), 0));
 }
 
 /// The numbers of the next batches that a router hears.

@@ -101,6 +101,19 @@ impl Ordered {
         None
     }
 
+    /// Goes on with the life that the broker has, if its last batch is one that the engine replayed: then only the relay
+    /// was started again. Nothing was published yet.
+    pub(super) fn take_up(&mut self, life: Epoch, sequence: u64, payload: &[u8]) -> bool {
+        let is_it = |entry: &Entry| entry.1 == sequence && entry.2 == payload;
+        let is_one_life = self.kept.iter().all(|(epoch, ..)| *epoch == self.epoch);
+        let Some(place) = self.kept.iter().position(is_it).filter(|_| is_one_life) else {
+            return false;
+        };
+        self.kept.iter_mut().for_each(|(epoch, ..)| *epoch = life);
+        (self.epoch, self.published) = (life, place + 1);
+        true
+    }
+
     /// Makes all that was heard so far later than a life that the broker knows of. Nothing was published yet.
     pub(super) fn start_after(&mut self, last: Epoch) {
         let first = self.kept.front().map_or(self.epoch, |(epoch, ..)| *epoch);
@@ -297,6 +310,23 @@ mod tests {
         assert_eq!(ordered.epoch, Epoch(9));
         ordered.start_after(Epoch(u64::MAX));
         assert_eq!(ordered.epoch, Epoch(u64::MAX));
+    }
+
+    #[test]
+    fn a_relay_that_was_started_again_goes_on_where_the_last_one_was() {
+        let kept = || {
+            let mut ordered = Ordered::new(Abilities::default(), Epoch(9));
+            (4..8).for_each(|sequence| ordered.keep(sequence, vec![sequence as u8]));
+            ordered
+        };
+        let mut ordered = kept();
+        assert!(ordered.take_up(Epoch(3), 6, &[6]));
+        let due: Vec<_> = ordered.due().cloned().collect();
+        assert_eq!((due, ordered.epoch), (vec![(Epoch(3), 7, vec![7])], Epoch(3)));
+        let mut ordered = kept();
+        assert!(!ordered.take_up(Epoch(3), 6, &[7]), "another life's batch");
+        assert!(!ordered.take_up(Epoch(3), 3, &[3]), "the engine no longer has it");
+        assert_eq!((ordered.due().count(), ordered.epoch), (4, Epoch(9)));
     }
 
     #[test]
