@@ -52,12 +52,11 @@ impl<B: Broker> Following<B> {
             // A broker that lets itself be connected to and then cannot be read is not back.
             self.broker.advance().await?;
             self.backoff.succeeded();
+            self.told = None;
             return Ok(());
         }
         self.backoff.wait().await;
-        self.broker.connect().await?;
-        self.told = None;
-        Ok(())
+        self.broker.connect().await
     }
 
     /// Says of all pods why it cannot be reached, if that is new.
