@@ -12,6 +12,11 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A connection that ends later after a request was sent did not end because nobody used it.
+const IN_PASSING: Duration = Duration::from_millis(100);
 
 /// Sends a request and waits until the first byte of the answer's body is there.
 ///
@@ -31,14 +36,17 @@ pub async fn call(
         }
         let Some(sent) = request.take() else { break };
         // The engine may close an idle connection in the very moment we use it. That says nothing about
-        // the engine, so the request goes out once more, over a connection of its own.
-        let again = sent.clone();
+        // the engine, so the request goes out once more, over a connection of its own. If it was taken, it may
+        // have been begun: then whoever called decides.
+        let (again, sent_at) = (sent.clone(), Instant::now());
         match send(&mut line, sent, &mut watch).await {
             Ok(response) => {
                 let (head, incoming) = response.into_parts();
                 return Answer::begun(head, incoming, (line, watch), (endpoint, worker)).await;
             }
-            Err(CallError::Broken(_)) => request = Some(again),
+            Err(CallError::Broken(error)) if was_closed_in_passing(&error, sent_at) => {
+                request = Some(again);
+            }
             Err(error) => return Err(error),
         }
         break;
@@ -49,6 +57,11 @@ pub async fn call(
     let response = send(&mut line, request, &mut watch).await?;
     let (head, incoming) = response.into_parts();
     Answer::begun(head, incoming, (line, watch), (endpoint, worker)).await
+}
+
+fn was_closed_in_passing(error: &hyper::Error, sent_at: Instant) -> bool {
+    let has_answered = error.is_parse();
+    error.is_canceled() || !has_answered && sent_at.elapsed() < IN_PASSING
 }
 
 async fn connect(endpoint: &Endpoint, timeouts: Timeouts) -> Result<Line, CallError> {

@@ -1,0 +1,44 @@
+//! Plans carried out against engines that fail in every way: who is asked how often, what is judged, whose load counts.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod engine;
+mod world;
+
+use engine::{ANSWERS, Act};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use world::{Step, World, step};
+use wornpath_execution::{CallError, Failure, Verdict};
+use wornpath_routing::{Breaker, FailurePolicy, Mutation, Start, Then, Transfer};
+
+const MS: Duration = Duration::from_millis(1);
+const FAILS: Act = Act::Says(500, "", "{}");
+
+fn policy(attempts: u32, then: Then) -> FailurePolicy {
+    FailurePolicy { attempts, then }
+}
+
+/// Two steps that start together.
+fn pair(gives: &[usize], takes: &[usize]) -> [Step; 2] {
+    [step("prefill", gives), Step { start: Start::Together, ..step("decode", takes) }]
+}
+
+#[tokio::test]
+async fn a_request_that_a_kept_connection_swallowed_is_not_sent_there_again() {
+    let swallows = [ANSWERS, Act::Closes(300 * MS), ANSWERS];
+    let world = World::new(&[&swallows, &[ANSWERS]], &[step("answer", &[0, 1])]).await;
+    world.whole().await;
+    let carried = world.run().await.unwrap();
+    assert_eq!((world.asked(), carried.retries), (vec![2, 1], 1));
+    assert_eq!(world.pods[0].breaker(), Breaker::Open, "it was judged");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_closed_while_it_is_taken_up_says_nothing_of_its_pod() {
+    let closes = [ANSWERS, Act::Closes(Duration::ZERO), ANSWERS];
+    let world = World::new(&[&closes, &[ANSWERS]], &[step("answer", &[0, 1])]).await;
+    world.whole().await;
+    let carried = world.run().await.unwrap();
+    assert_eq!((world.asked(), carried.retries), (vec![3, 0], 0));
+    assert_eq!(world.pods[0].breaker(), Breaker::Closed);
+}
