@@ -111,8 +111,9 @@ impl Breaker {
         match verdict {
             Verdict::Good => {
                 self.failures = 0;
-                // Requests that were under way when it opened prove nothing about new ones.
-                if !matches!(self.state, State::Open(_)) {
+                // Requests that were under way when it opened or said that it is busy prove nothing about new
+                // ones.
+                if !matches!(self.state, State::Open(_) | State::Resting(_)) {
                     self.close();
                 }
             }
@@ -231,6 +232,8 @@ mod tests {
         assert_eq!(breaker.seen(), Seen::Closed);
         breaker.judge(Verdict::Busy(Some(at(1000))), at(0));
         assert_eq!(breaker.seen(), Seen::Resting);
+        breaker.judge(Verdict::Good, at(500));
+        assert_eq!(breaker.seen(), Seen::Resting, "an older request's answer is no end of its rest");
         assert!(!breaker.tick(at(999)) && breaker.seen() == Seen::Resting);
         assert!(!breaker.tick(at(1000)) && breaker.seen() == Seen::Closed);
         breaker.judge(Verdict::Busy(Some(Duration::from_secs(3600))), at(1000));
