@@ -37,6 +37,8 @@ struct Rest {
     incoming: Incoming,
     /// Whether the body has been polled.
     is_asked_for: bool,
+    /// Whether it is an answer to a client, and no probe's.
+    is_work: bool,
     line: Line,
     watch: Watch,
     endpoint: Arc<Endpoint>,
@@ -53,7 +55,8 @@ impl Answer {
     ) -> Result<Self, CallError> {
         let size = incoming.size_hint();
         let endpoint = Arc::clone(endpoint);
-        let rest = Rest { incoming, is_asked_for: false, line, watch, endpoint, worker };
+        let rest =
+            Rest { incoming, is_asked_for: false, is_work: false, line, watch, endpoint, worker };
         let mut body = AnswerBody { first: None, rest: Some(Box::new(rest)), size };
         let first = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
         body.first = first.transpose()?;
@@ -94,6 +97,13 @@ impl AnswerBody {
         Self { first: None, rest: None, size: SizeHint::with_exact(0) }
     }
 
+    /// What comes of it shows that the endpoint works.
+    pub(crate) fn count_as_work(&mut self) {
+        if let Some(rest) = &mut self.rest {
+            rest.is_work = true;
+        }
+    }
+
     fn end(&mut self) {
         if let Some(mut rest) = self.rest.take()
             && rest.line.is_free()
@@ -129,7 +139,10 @@ impl Body for AnswerBody {
         }
         match frame {
             Poll::Ready(Some(Ok(frame))) => {
-                rest.watch.heard();
+                let now = rest.watch.heard();
+                if rest.is_work {
+                    rest.endpoint.heard(now);
+                }
                 if rest.incoming.is_end_stream() {
                     self.end();
                 }

@@ -133,6 +133,18 @@ impl Breaker {
         }
     }
 
+    /// A client left an endpoint that was silent meanwhile. That may be the client's haste: it counts as a failure,
+    /// but ends no trial.
+    pub fn left(&mut self, now: Moment) {
+        self.failures += 1;
+        if self.failures >= self.rules.failures {
+            self.open(now);
+        } else if matches!(self.state, State::HalfOpen(_)) {
+            // Probes were answered, and requests were not.
+            self.state = State::HalfOpen(now);
+        }
+    }
+
     /// Lets the time pass; whether a probe is due now.
     pub fn tick(&mut self, now: Moment) -> bool {
         match self.state {
@@ -233,7 +245,11 @@ mod tests {
         breaker.judge(Verdict::Busy(Some(at(1000))), at(0));
         assert_eq!(breaker.seen(), Seen::Resting);
         breaker.judge(Verdict::Good, at(500));
-        assert_eq!(breaker.seen(), Seen::Resting, "an older request's answer is no end of its rest");
+        assert_eq!(
+            breaker.seen(),
+            Seen::Resting,
+            "an older request's answer is no end of its rest"
+        );
         assert!(!breaker.tick(at(999)) && breaker.seen() == Seen::Resting);
         assert!(!breaker.tick(at(1000)) && breaker.seen() == Seen::Closed);
         breaker.judge(Verdict::Busy(Some(Duration::from_secs(3600))), at(1000));
@@ -265,6 +281,19 @@ mod tests {
         breaker.probed(Verdict::Gone, at(301));
         assert!(!breaker.tick(at(700)) && breaker.tick(at(701)));
         assert_eq!(breaker.opened(), 3);
+    }
+
+    #[test]
+    fn a_client_that_leaves_a_trial_neither_opens_it_again_nor_lets_probes_close_it() {
+        let mut breaker = after(&[Verdict::Gone]);
+        breaker.probed(Verdict::Good, at(100));
+        for left in 1..5 {
+            breaker.left(at(1000 * left));
+            breaker.probed(Verdict::Good, at(1000 * left + 999));
+            assert_eq!(breaker.seen(), Seen::HalfOpen);
+        }
+        breaker.left(at(5000));
+        assert_eq!(breaker.seen(), Seen::Open, "so many are no coincidence");
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub struct WorkerNumber(pub usize);
 const MOST_IDLE: usize = 256;
 const LONGEST_IDLE: Duration = Duration::from_secs(60);
 
-/// How exactly it is known when an endpoint last answered.
-const ANSWERED_STEP_MS: u64 = 50;
+/// How exactly it is known when an endpoint was last heard.
+const HEARD_STEP_MS: u64 = 50;
 
 /// With the time since when, longest first.
 type IdleLines = Vec<(Instant, Line)>;
@@ -73,8 +73,10 @@ pub struct Endpoint {
     breaker: Mutex<Breaker>,
     /// Whether the breaker has anything to forget: if not, a good answer costs one load.
     is_troubled: AtomicBool,
-    /// When it last answered, in milliseconds.
-    answered_ms: AtomicU64,
+    /// Since when it is known.
+    known: Instant,
+    /// When it was last heard, in milliseconds since then, and one more; zero if never.
+    heard_ms: AtomicU64,
     vitals: Mutex<Vec<Arc<Vitals>>>,
     /// For each worker.
     idle: Box<[Mutex<IdleLines>]>,
@@ -113,7 +115,8 @@ impl Endpoint {
             key: ArcSwapOption::empty(),
             breaker: Mutex::new(Breaker::new(rules)),
             is_troubled: AtomicBool::new(false),
-            answered_ms: AtomicU64::new(0),
+            known: Instant::now(),
+            heard_ms: AtomicU64::new(0),
             vitals: Mutex::default(),
             idle: (0..workers.max(1)).map(|_| Mutex::default()).collect(),
         })
@@ -232,19 +235,33 @@ impl Endpoint {
         self.change(Breaker::trial_ended);
     }
 
-    /// Whether anybody has been answered since then, within a twentieth of a second.
-    pub(crate) fn has_answered_since(&self, moment: Moment) -> bool {
-        u128::from(self.answered_ms.load(Relaxed)) >= moment.as_millis()
+    /// A call was left by its client, unanswered.
+    pub(crate) fn left(&self, now: Moment) {
+        self.change(|breaker| breaker.left(now));
+    }
+
+    /// A piece of somebody's answer came.
+    pub(crate) fn heard(&self, now: Instant) {
+        let now = self.millis(now) + 1;
+        // Rarely written: all threads read this line for every request.
+        if now > self.heard_ms.load(Relaxed).saturating_add(HEARD_STEP_MS) {
+            self.heard_ms.store(now, Relaxed);
+        }
+    }
+
+    /// Whether anybody got a piece of an answer since then, within a twentieth of a second.
+    pub(crate) fn was_heard_since(&self, then: Instant) -> bool {
+        self.heard_ms.load(Relaxed) > self.millis(then)
+    }
+
+    fn millis(&self, then: Instant) -> u64 {
+        u64::try_from(then.duration_since(self.known).as_millis()).unwrap_or(u64::MAX - 1)
     }
 
     /// A call said something about the endpoint.
     pub fn judge(&self, verdict: Verdict, now: Moment) {
         if matches!(verdict, Verdict::Good | Verdict::Busy(_)) {
-            // Rarely written: all threads read this line for every request.
-            let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-            if now > self.answered_ms.load(Relaxed).saturating_add(ANSWERED_STEP_MS) {
-                self.answered_ms.store(now, Relaxed);
-            }
+            self.heard(Instant::now());
         }
         if verdict == Verdict::Good && !self.is_troubled.load(Relaxed) {
             return;

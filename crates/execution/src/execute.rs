@@ -326,7 +326,10 @@ impl<D: Dispatch> Run<'_, D> {
         if !may_have_computed(&result) {
             self.withdraw(step);
         }
-        result.map(|answer| (answer, endpoint))
+        result.map(|mut answer| {
+            answer.body.count_as_work();
+            (answer, endpoint)
+        })
     }
 
     /// Starts a step whose answer nobody needs, beside the one that comes next.

@@ -58,9 +58,9 @@ impl Watch {
         Self { timer, timeouts, end, heard: None, is_under_way: false, started, wakes: None }
     }
 
-    /// Something was heard.
-    pub(crate) fn heard(&mut self) {
-        self.heard = Some(Instant::now());
+    /// Something was heard, now.
+    pub(crate) fn heard(&mut self) -> Instant {
+        *self.heard.insert(Instant::now())
     }
 
     /// Ready when the call has taken too long. Called only while something is waited for.

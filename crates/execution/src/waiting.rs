@@ -52,8 +52,8 @@ impl<'a> Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let waited = self.started.elapsed();
-        if !self.is_over && waited >= PATIENCE && !self.endpoint.has_answered_since(self.began) {
-            self.endpoint.judge(Verdict::Failed, self.began + waited);
+        if !self.is_over && waited >= PATIENCE && !self.endpoint.was_heard_since(self.started) {
+            self.endpoint.left(self.began + waited);
         }
         if self.is_trial {
             self.endpoint.trial_ended();
@@ -95,9 +95,13 @@ mod tests {
             leave_after(&slow, PATIENCE / 2, EndsBy::Client).await;
             leave_after(&slow, PATIENCE * 2, EndsBy::Companion).await;
         }
-        slow.judge(Verdict::Good, Duration::from_secs(10));
         for _ in 0..9 {
-            leave_after(&slow, PATIENCE * 2, EndsBy::Client).await;
+            let waiting = slow.begins(Duration::from_secs(9), EndsBy::Client);
+            tokio::time::sleep(PATIENCE).await;
+            // Of somebody else's answer.
+            slow.heard(Instant::now());
+            tokio::time::sleep(PATIENCE).await;
+            drop(waiting);
         }
         assert_eq!(slow.breaker().0, Seen::Closed);
     }

@@ -42,3 +42,21 @@ async fn a_connection_that_is_closed_while_it_is_taken_up_says_nothing_of_its_po
     assert_eq!((world.asked(), carried.retries), (vec![3, 0], 0));
     assert_eq!(world.pods[0].breaker(), Breaker::Closed);
 }
+
+#[tokio::test]
+async fn clients_that_leave_a_pod_which_streams_to_others_are_no_blame() {
+    let acts = [Act::Streams(100 * MS), Act::Hangs];
+    let world = World::new(&[&acts], &[step("answer", &[0])]).await;
+    let carried = world.run().await.unwrap();
+    let streaming = tokio::spawn(carried.answer.whole(9999));
+    tokio::time::sleep(100 * MS).await;
+    let leave = || tokio::time::timeout(1200 * MS, world.run());
+    let left = tokio::join!(leave(), leave(), leave(), leave(), leave());
+    assert!(left.0.is_err() && left.4.is_err());
+    assert_eq!(world.pods[0].breaker(), Breaker::Closed);
+    streaming.abort();
+    let _aborted = streaming.await;
+    let left = tokio::join!(leave(), leave(), leave(), leave(), leave());
+    assert!(left.0.is_err() && left.4.is_err());
+    assert_eq!(world.pods[0].breaker(), Breaker::Open, "now it answers nobody");
+}

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
 use wornpath_execution::{
-    BreakerRules, BudgetRules, Call, Carried, Dispatch, Endpoint, Failure, Kit, RetryBudget, Target,
-    Timeouts, WorkerNumber, execute,
+    BreakerRules, BudgetRules, Call, Carried, Dispatch, Endpoint, Failure, Kit, RetryBudget,
+    Target, Timeouts, WorkerNumber, execute,
 };
 use wornpath_index::{Index, Limits, Moment, PodId};
 use wornpath_routing::{
-    Breaker as Seen, CacheHint, FailurePolicy, Mutation, PlanStep, Rejection, Reservation,
-    Retry, Role, RoutingPlan, Start, Then, Vitals,
+    Breaker as Seen, CacheHint, FailurePolicy, Mutation, PlanStep, Rejection, Reservation, Retry,
+    Role, RoutingPlan, Start, Then, Vitals,
 };
 
 /// When a world begins.
