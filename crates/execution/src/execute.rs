@@ -140,15 +140,20 @@ impl<D: Dispatch> Run<'_, D> {
                     let pod = step.pod;
                     let name = step.name.clone();
                     let policy = step.failure;
-                    let carried = self.carried(answer, step, endpoint);
+                    let mut carried = self.carried(answer, step, endpoint);
                     if !is_for_another_pod(status) {
                         with.detach_all();
                         return Ok(carried);
                     }
+                    // The pod is done with it, whether or not this is what the client gets in the end.
+                    carried.step.reservation = None;
                     spare = Some(carried);
                     (pod, name, policy, CallError::Status(status))
                 }
-                Err(Halted::Failed(cause)) => (step.pod, step.name.clone(), step.failure, cause),
+                Err(Halted::Failed(cause)) => {
+                    step.reservation = None;
+                    (step.pod, step.name.clone(), step.failure, cause)
+                }
                 Err(Halted::Fallen(fallen)) => {
                     with = Companions::new();
                     self.without(*fallen).inspect_err(|_| self.withdraw(&step))?;

@@ -60,3 +60,19 @@ async fn clients_that_leave_a_pod_which_streams_to_others_are_no_blame() {
     assert!(left.0.is_err() && left.4.is_err());
     assert_eq!(world.pods[0].breaker(), Breaker::Open, "now it answers nobody");
 }
+
+#[tokio::test]
+async fn a_pod_that_refused_or_failed_has_no_load_when_another_is_chosen() {
+    let closes = [Act::Closes(Duration::ZERO)];
+    let engines: [&[Act]; 3] = [&[Act::Says(503, "", "busy")], &closes, &[ANSWERS]];
+    let world = World::new(&engines, &[step("answer", &[0, 1, 2])]).await;
+    assert_eq!(world.whole().await.0, 200);
+    assert_eq!(*world.loads.lock().unwrap(), [[0, 0, 0], [0, 0, 0]]);
+}
+
+#[tokio::test]
+async fn if_all_refuse_the_last_refusal_is_the_answer() {
+    let engines: [&[Act]; 2] = [&[Act::Says(503, "", "a")], &[Act::Says(503, "", "b")]];
+    let world = World::new(&engines, &[step("answer", &[0, 1])]).await;
+    assert_eq!(world.whole().await, (503, "b".into()));
+}
