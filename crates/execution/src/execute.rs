@@ -155,14 +155,14 @@ impl<D: Dispatch> Run<'_, D> {
                     (step.pod, step.name.clone(), step.failure, cause)
                 }
                 Err(Halted::Fallen(fallen)) => {
-                    with = Companions::new();
+                    with.shutdown().await;
                     self.without(*fallen).inspect_err(|_| self.withdraw(&step))?;
                     continue;
                 }
             };
             let (pod, name, policy, cause) = failed;
             // Gives the load back before anybody decides again.
-            with.abort_all();
+            with.shutdown().await;
             let mut next = self.failed(pod, policy);
             if next == Next::OtherPod && !is_alone {
                 // What two pods were to share is void.

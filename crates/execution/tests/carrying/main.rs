@@ -76,3 +76,13 @@ async fn if_all_refuse_the_last_refusal_is_the_answer() {
     let world = World::new(&engines, &[step("answer", &[0, 1])]).await;
     assert_eq!(world.whole().await, (503, "b".into()));
 }
+
+#[tokio::test]
+async fn what_ran_beside_a_failed_step_has_no_load_when_the_plan_is_made_again() {
+    let engines: [&[Act]; 4] = [&[Act::Hangs], &[FAILS], &[ANSWERS], &[ANSWERS]];
+    let mut steps = pair(&[0], &[1, 2]);
+    steps[1].failure = policy(1, Then::Restart);
+    let world = World::new(&engines, &steps).await;
+    world.run().await.unwrap();
+    assert_eq!(world.loads.lock().unwrap()[0], [0; 4]);
+}
