@@ -51,21 +51,23 @@ pub(crate) async fn accompany(
     (worker, now): (WorkerNumber, Moment),
 ) -> Result<(), Box<Fallen>> {
     let started = Instant::now();
-    let result = call(&endpoint, worker, request, timeouts).await;
+    let result = match call(&endpoint, worker, request, timeouts).await {
+        Ok(answer) => {
+            let whole = answer.whole(MOST_STEP_BYTES).await;
+            whole.map(|(head, body)| Answer::of(head, body))
+        }
+        Err(cause) => Err(cause),
+    };
     endpoint.judge(verdict(&result), now + started.elapsed());
     let why = match result {
         Err(cause) => Why::Failed(cause),
-        Ok(answer) => {
-            let status = answer.head.status;
-            match answer.whole(MOST_STEP_BYTES).await {
-                Ok(_) if status.is_success() => return Ok(()),
-                Ok((head, body)) if status.is_client_error() && !is_for_another_pod(status) => {
-                    Why::Refused(Box::new(Answer::of(head, body)), endpoint)
-                }
-                Ok(_) => Why::Failed(CallError::Status(status)),
-                Err(cause) => Why::Failed(cause),
+        Ok(answer) => match answer.head.status {
+            status if status.is_success() => return Ok(()),
+            status if status.is_client_error() && !is_for_another_pod(status) => {
+                Why::Refused(Box::new(answer), endpoint)
             }
-        }
+            status => Why::Failed(CallError::Status(status)),
+        },
     };
     Err(Box::new(Fallen { step, why }))
 }

@@ -39,6 +39,14 @@ enum Stop {
     Answered(Box<Carried>),
 }
 
+/// How much of an answer is waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    FirstByte,
+    /// All of it, with what the next step needs.
+    End,
+}
+
 /// What an earlier step left behind, and when.
 struct Left {
     lease: Option<Duration>,
@@ -131,7 +139,7 @@ impl<D: Dispatch> Run<'_, D> {
             let attempt = {
                 // Where it stays: it is thousands of bytes.
                 let ends_by = if is_alone { EndsBy::Client } else { EndsBy::Companion };
-                let attempt = pin!(self.attempt(&mut step, ends_by));
+                let attempt = pin!(self.attempt(&mut step, ends_by, Until::FirstByte));
                 beside(attempt, &mut with).await
             };
             let failed = match attempt {
@@ -194,37 +202,19 @@ impl<D: Dispatch> Run<'_, D> {
                     .await
                     .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
             }
-            let (answer, endpoint) = match self.attempt(&mut step, EndsBy::Client).await {
-                Ok(answered) => answered,
-                Err(cause) => {
-                    let Some(other) = self.instead(step, cause).await? else { return Ok(()) };
-                    step = other;
-                    continue;
+            let cause = match self.attempt(&mut step, EndsBy::Client, Until::End).await {
+                Ok((answer, endpoint)) => {
+                    let status = answer.head.status;
+                    if status.is_success() {
+                        self.left = Some(Left { lease: step.lease, at: self.dispatch.now() });
+                        return Ok(());
+                    }
+                    if status.is_client_error() && !is_for_another_pod(status) {
+                        return Err(Stop::Answered(Box::new(self.carried(answer, step, endpoint))));
+                    }
+                    CallError::Status(status)
                 }
-            };
-            let status = answer.head.status;
-            if status.is_client_error() && !is_for_another_pod(status) {
-                return Err(Stop::Answered(Box::new(self.carried(answer, step, endpoint))));
-            }
-            let cause = if status.is_success() {
-                match answer.whole(MOST_STEP_BYTES).await {
-                    Ok((_, body)) => match connector::brought(&step.mutations, &body) {
-                        Ok(brought) => {
-                            self.known.brought = brought;
-                            if let Some(taken) = taken(&step, body) {
-                                // Whatever was left out before, this can be taken over.
-                                self.known.alone = false;
-                                self.taken = Some(taken);
-                            }
-                            self.left = Some(Left { lease: step.lease, at: self.dispatch.now() });
-                            return Ok(());
-                        }
-                        Err(field) => CallError::Lacks(field),
-                    },
-                    Err(cause) => cause,
-                }
-            } else {
-                CallError::Status(status)
+                Err(cause) => cause,
             };
             let Some(other) = self.instead(step, cause).await? else { return Ok(()) };
             step = other;
@@ -308,6 +298,7 @@ impl<D: Dispatch> Run<'_, D> {
         &mut self,
         step: &mut PlanStep,
         ends_by: EndsBy,
+        until: Until,
     ) -> Result<(Answer, Arc<Endpoint>), CallError> {
         let pod = step.pod.ok_or(CallError::PodGone)?;
         let target = self.dispatch.target(pod).ok_or(CallError::PodGone)?;
@@ -323,6 +314,11 @@ impl<D: Dispatch> Run<'_, D> {
                 Some((time, load)) => computing(called, time, load).await,
             }
         };
+        let result = match result {
+            // Rare, and apart: it must not swell what every request is carried out with.
+            Ok(answer) if until == Until::End => Box::pin(self.take_over(step, answer)).await,
+            result => result,
+        };
         waiting.judged(verdict(&result), self.dispatch.now());
         if let Some(started) = began {
             let (step, failure) = (&step.name, result.as_ref().err());
@@ -335,6 +331,21 @@ impl<D: Dispatch> Run<'_, D> {
             answer.body.count_as_work();
             (answer, endpoint)
         })
+    }
+
+    /// The whole answer of a step before the last; keeps what it brings for the next one.
+    async fn take_over(&mut self, step: &PlanStep, answer: Answer) -> Result<Answer, CallError> {
+        let (head, body) = answer.whole(MOST_STEP_BYTES).await?;
+        if head.status.is_success() {
+            let brought = connector::brought(&step.mutations, &body);
+            self.known.brought = brought.map_err(CallError::Lacks)?;
+            if let Some(taken) = taken(step, body.clone()) {
+                // Whatever was left out before, this can be taken over.
+                self.known.alone = false;
+                self.taken = Some(taken);
+            }
+        }
+        Ok(Answer::of(head, body))
     }
 
     /// Starts a step whose answer nobody needs, beside the one that comes next.

@@ -86,3 +86,33 @@ async fn what_ran_beside_a_failed_step_has_no_load_when_the_plan_is_made_again()
     world.run().await.unwrap();
     assert_eq!(world.loads.lock().unwrap()[0], [0; 4]);
 }
+
+#[tokio::test]
+async fn a_step_that_begins_and_hangs_or_lacks_what_is_needed_counts_against_its_pod() {
+    for acts in [[Act::Begins], [ANSWERS]] {
+        let mut prefill = step("prefill", &[0]);
+        prefill.failure = policy(1, Then::Skip);
+        prefill.mutations = vec![Mutation::OfferKv(Transfer::Nixl)];
+        let steps = [prefill, step("decode", &[1])];
+        let mut world = World::new(&[&acts, &[ANSWERS]], &steps).await;
+        world.timeouts.between_bytes = 20 * MS;
+        for _ in 0..5 {
+            assert_eq!(world.pods[0].breaker(), Breaker::Closed);
+            assert!(world.run().await.unwrap().is_degraded);
+        }
+        assert_eq!(world.pods[0].breaker(), Breaker::Open, "{acts:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_companion_that_begins_and_hangs_counts_against_its_pod() {
+    let engines: [&[Act]; 2] = [&[Act::Begins], &[Act::SaysAfter(100 * MS, "{}")]];
+    let mut steps = pair(&[0], &[1]);
+    steps[0].failure = policy(1, Then::Skip);
+    let mut world = World::new(&engines, &steps).await;
+    world.timeouts.between_bytes = 20 * MS;
+    for _ in 0..5 {
+        assert!(world.run().await.unwrap().is_degraded);
+    }
+    assert_eq!(world.pods[0].breaker(), Breaker::Open);
+}
