@@ -6,6 +6,7 @@ use crate::endpoint::{Endpoint, WorkerNumber};
 use crate::exchange::call;
 use crate::failure::CallError;
 use crate::timeouts::Timeouts;
+use crate::waiting::EndsBy;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
@@ -51,6 +52,7 @@ pub(crate) async fn accompany(
     (worker, now): (WorkerNumber, Moment),
 ) -> Result<(), Box<Fallen>> {
     let started = Instant::now();
+    let waiting = endpoint.begins(now, EndsBy::Companion);
     let result = match call(&endpoint, worker, request, timeouts).await {
         Ok(answer) => {
             let whole = answer.whole(MOST_STEP_BYTES).await;
@@ -58,7 +60,7 @@ pub(crate) async fn accompany(
         }
         Err(cause) => Err(cause),
     };
-    endpoint.judge(verdict(&result), now + started.elapsed());
+    waiting.judged(verdict(&result), now + started.elapsed());
     let why = match result {
         Err(cause) => Why::Failed(cause),
         Ok(answer) => match answer.head.status {

@@ -116,3 +116,20 @@ async fn a_companion_that_begins_and_hangs_counts_against_its_pod() {
     }
     assert_eq!(world.pods[0].breaker(), Breaker::Open);
 }
+
+#[tokio::test]
+async fn a_companion_under_way_is_a_trial_of_its_pod() {
+    let engines: [&[Act]; 2] = [&[Act::Hangs], &[ANSWERS]];
+    let world = World::new(&engines, &pair(&[0], &[1])).await;
+    let endpoint = &world.pods[0].endpoint;
+    let at = Duration::from_secs;
+    endpoint.judge(Verdict::Gone, at(0));
+    endpoint.probed(Verdict::Good, at(1));
+    assert_eq!(world.pods[0].breaker(), Breaker::HalfOpen);
+    world.run().await.unwrap();
+    while world.pods[0].engine.asked() == 0 {
+        tokio::task::yield_now().await;
+    }
+    endpoint.probed(Verdict::Good, at(5));
+    assert_eq!(world.pods[0].breaker(), Breaker::HalfOpen, "nobody knows yet");
+}
