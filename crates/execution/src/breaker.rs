@@ -163,7 +163,7 @@ impl Breaker {
     /// A probe was answered, or not.
     pub fn probed(&mut self, verdict: Verdict, now: Moment) {
         match (self.state, verdict) {
-            (State::Open(_), Verdict::Good | Verdict::Busy(_)) => self.state = State::HalfOpen(now),
+            (State::Open(_), Verdict::Good) => self.state = State::HalfOpen(now),
             (State::HalfOpen(since), Verdict::Good)
                 if now >= since + TRUSTED_AFTER && self.trials == 0 =>
             {
@@ -261,6 +261,8 @@ mod tests {
     fn a_probe_half_opens_it_and_the_first_success_closes_it() {
         let mut breaker = after(&[Verdict::Gone]);
         assert!(!breaker.tick(at(99)) && breaker.tick(at(100)));
+        breaker.probed(Verdict::Busy(None), at(100));
+        assert_eq!(breaker.seen(), Seen::Open, "a probe that was never sent says nothing");
         breaker.probed(Verdict::Good, at(100));
         assert_eq!(breaker.seen(), Seen::HalfOpen);
         breaker.judge(Verdict::Good, at(101));

@@ -3,6 +3,7 @@
 use crate::breaker::Verdict;
 use crate::splice::NotAnObject;
 use hyper::StatusCode;
+use std::io::ErrorKind;
 use std::time::Duration;
 use wornpath_routing::{Name, Rejection};
 
@@ -55,6 +56,7 @@ impl CallError {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         match self {
+            Self::Connect(error) if is_our_own(error) => Verdict::Busy(None),
             Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) | Self::Unfinished => {
                 Verdict::Gone
             }
@@ -86,6 +88,14 @@ impl CallError {
             _ => StatusCode::BAD_GATEWAY,
         }
     }
+}
+
+/// Whether it is this process that has nothing left to connect with: descriptors, ports or memory.
+fn is_our_own(error: &std::io::Error) -> bool {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::OutOfMemory)
+        || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
 }
 
 /// Why a plan could not be carried out. Nothing was sent to the client.
@@ -124,6 +134,23 @@ impl Failure {
         match self {
             Self::Step { .. } => None,
             Self::Rejected(rejection) => rejection.retry_after,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Error;
+
+    #[test]
+    fn what_the_router_itself_has_no_more_of_says_nothing_of_the_pod() {
+        for own in [12, 23, 24, 99] {
+            let error = CallError::Connect(Error::from_raw_os_error(own));
+            assert_eq!(error.verdict(), Verdict::Busy(None), "{error}");
+        }
+        for refused in [Error::from(ErrorKind::ConnectionRefused), Error::other("no address")] {
+            assert_eq!(CallError::Connect(refused).verdict(), Verdict::Gone);
         }
     }
 }
