@@ -171,6 +171,9 @@ impl<D: Dispatch> Run<'_, D> {
             let (pod, name, policy, cause) = failed;
             // Gives the load back before anybody decides again.
             with.shutdown().await;
+            if cause.is_final() {
+                return Err(Stop::Failed(self.step_failed(name, cause)));
+            }
             let mut next = self.failed(pod, policy);
             if next == Next::OtherPod && !is_alone {
                 // What two pods were to share is void.
@@ -229,6 +232,9 @@ impl<D: Dispatch> Run<'_, D> {
     ) -> Result<Option<PlanStep>, Stop> {
         let (pod, name, policy) = (step.pod, step.name.clone(), step.failure);
         drop(step);
+        if cause.is_final() {
+            return Err(Stop::Failed(self.step_failed(name, cause)));
+        }
         let mut next = self.failed(pod, policy);
         if next == Next::OtherPod {
             match Box::pin(self.bind(&name)).await {
@@ -262,6 +268,9 @@ impl<D: Dispatch> Run<'_, D> {
         };
         if !cause.is_late() {
             self.withdraw(&step);
+        }
+        if cause.is_final() {
+            return Err(Stop::Failed(self.step_failed(step.name.clone(), cause)));
         }
         let (budget, now) = (self.kit.budget, self.dispatch.now());
         match self.course.failed_beside(step.pod, step.failure, || budget.spend(now)) {
@@ -302,7 +311,8 @@ impl<D: Dispatch> Run<'_, D> {
     ) -> Result<(Answer, Arc<Endpoint>), CallError> {
         let pod = step.pod.ok_or(CallError::PodGone)?;
         let target = self.dispatch.target(pod).ok_or(CallError::PodGone)?;
-        let request = request(self.call, step, &target, &self.known)?;
+        let request = request(self.call, step, &target, &self.known)
+            .inspect_err(|_never_sent| self.withdraw(step))?;
         let endpoint = target.endpoint;
         let began = self.dispatch.begins();
         let waiting = endpoint.begins(self.dispatch.now(), ends_by);

@@ -77,6 +77,12 @@ impl CallError {
         matches!(self, Self::NoFirstByte(_) | Self::Stalled(_) | Self::TooLong(_))
     }
 
+    /// Whether every pod would come to the same.
+    #[must_use]
+    pub const fn is_final(&self) -> bool {
+        matches!(self, Self::Body(_))
+    }
+
     /// The status that tells a client best.
     #[must_use]
     pub fn status(&self) -> StatusCode {

@@ -133,3 +133,17 @@ async fn a_companion_under_way_is_a_trial_of_its_pod() {
     endpoint.probed(Verdict::Good, at(5));
     assert_eq!(world.pods[0].breaker(), Breaker::HalfOpen, "nobody knows yet");
 }
+
+#[tokio::test]
+async fn a_body_that_no_step_can_change_is_tried_nowhere_else() {
+    for steps in [vec![step("answer", &[0, 1])], pair(&[0, 1], &[1]).to_vec()] {
+        let set = Mutation::Set { field: "stream".to_owned(), value: true.into() };
+        let mut steps = steps;
+        steps[0].mutations = vec![set];
+        let mut world = World::new(&[&[ANSWERS], &[ANSWERS]], &steps).await;
+        world.body = "[]";
+        let failure = world.run().await.unwrap_err();
+        assert_eq!(failure.status().as_u16(), 400);
+        assert!(world.loads.lock().unwrap().is_empty(), "nobody else was looked for");
+    }
+}
