@@ -65,10 +65,10 @@ fn was_closed_in_passing(error: &hyper::Error, sent_at: Instant) -> bool {
 }
 
 async fn connect(endpoint: &Endpoint, timeouts: Timeouts) -> Result<Line, CallError> {
-    let connecting = tokio::time::timeout(timeouts.connect, endpoint.connect()).await;
-    let wire = connecting
-        .map_err(|_| CallError::ConnectTimeout(timeouts.connect))?
-        .map_err(CallError::Connect)?;
+    let most = timeouts.connect.min(timeouts.total);
+    let connecting = tokio::time::timeout(most, endpoint.connect()).await;
+    let wire =
+        connecting.map_err(|_| CallError::ConnectTimeout(most))?.map_err(CallError::Connect)?;
     Line::open(wire).await.map_err(CallError::Broken)
 }
 

@@ -147,3 +147,27 @@ async fn a_body_that_no_step_can_change_is_tried_nowhere_else() {
         assert!(world.loads.lock().unwrap().is_empty(), "nobody else was looked for");
     }
 }
+
+#[tokio::test]
+async fn to_connect_takes_no_longer_than_the_step_may() {
+    // One that never accepts: what the kernel accepts for it is soon full.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener: TcpListener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut held = Vec::new();
+    while let Ok(Ok(stream)) =
+        tokio::time::timeout(50 * MS, tokio::net::TcpStream::connect(address)).await
+    {
+        held.push(stream);
+    }
+    let steps = [Step { deadline: Some(100 * MS), ..step("answer", &[0]) }];
+    let mut world = World::new(&[&[ANSWERS]], &steps).await;
+    world.move_to(0, address.port());
+    let failed = tokio::time::timeout(1000 * MS, world.run()).await.expect("in time");
+    let cause = failed.unwrap_err();
+    assert!(
+        matches!(&cause, Failure::Step { cause: CallError::ConnectTimeout(time), .. } if *time == 100 * MS),
+        "{cause}"
+    );
+}
