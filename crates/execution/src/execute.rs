@@ -98,7 +98,7 @@ impl<D: Dispatch> Run<'_, D> {
         (self.left, self.taken) = (None, None);
         let is_left_out =
             |mark: &Mark| matches!(mark, Mark::StepSkipped { why: SkippedBecause::NoPod, .. });
-        self.is_degraded |= plan.marks.iter().any(is_left_out);
+        self.is_degraded = plan.marks.iter().any(is_left_out);
         let mut steps = plan.steps.into_iter().peekable();
         while let Some(first) = steps.next() {
             let (mut companions, mut main) = (Companions::new(), first);

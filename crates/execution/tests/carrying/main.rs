@@ -171,3 +171,14 @@ async fn to_connect_takes_no_longer_than_the_step_may() {
         "{cause}"
     );
 }
+
+#[tokio::test]
+async fn a_plan_that_was_begun_again_and_left_nothing_out_is_not_degraded() {
+    let engines: [&[Act]; 4] = [&[FAILS], &[ANSWERS], &[FAILS], &[ANSWERS]];
+    let mut steps = [step("prefill", &[0, 1]), step("decode", &[2, 3])];
+    steps[0].failure = policy(1, Then::Skip);
+    steps[1].failure = policy(1, Then::Restart);
+    let world = World::new(&engines, &steps).await;
+    assert!(!world.run().await.unwrap().is_degraded);
+    assert_eq!(world.asked(), [1, 1, 1, 1]);
+}
