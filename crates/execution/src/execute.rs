@@ -113,7 +113,7 @@ impl<D: Dispatch> Run<'_, D> {
             if steps.peek().is_none() {
                 return self.answer(main, companions).await;
             }
-            if let Err(stop) = Box::pin(self.prepare(main)).await {
+            if let Err(stop) = Box::pin(self.prepare_beside(main, companions)).await {
                 steps.for_each(|never_called| self.withdraw(&never_called));
                 return Err(stop);
             }
@@ -194,6 +194,18 @@ impl<D: Dispatch> Run<'_, D> {
                 _ => otherwise.map_err(Stop::Failed),
             };
         }
+    }
+
+    /// A group before the last: all of it must be done before the next one starts.
+    async fn prepare_beside(&mut self, main: PlanStep, mut with: Companions) -> Result<(), Stop> {
+        let mut prepared = self.prepare(main).await;
+        while let (Ok(()), Some(ended)) = (&prepared, with.join_next().await) {
+            if let Ok(Err(fallen)) = ended {
+                prepared = self.without(*fallen);
+            }
+        }
+        with.shutdown().await;
+        prepared
     }
 
     /// A step before the last: waits for its answer and takes what the next one needs.

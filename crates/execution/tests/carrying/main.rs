@@ -182,3 +182,19 @@ async fn a_plan_that_was_begun_again_and_left_nothing_out_is_not_degraded() {
     assert!(!world.run().await.unwrap().is_degraded);
     assert_eq!(world.asked(), [1, 1, 1, 1]);
 }
+
+#[tokio::test]
+async fn steps_beside_one_that_does_not_answer_are_waited_for() {
+    let engines: [&[Act]; 3] = [&[Act::SaysAfter(200 * MS, "{}")], &[ANSWERS], &[ANSWERS]];
+    let [first, second] = pair(&[0], &[1]);
+    let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
+    world.run().await.unwrap();
+    assert_eq!((world.asked(), world.pods[0].engine.left()), (vec![1, 1, 1], 0));
+
+    let engines: [&[Act]; 3] = [&[FAILS], &[Act::SaysAfter(100 * MS, "{}")], &[ANSWERS]];
+    let [mut first, second] = pair(&[0], &[1]);
+    first.failure = policy(1, Then::Fail);
+    let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
+    assert_eq!(world.run().await.unwrap_err().status().as_u16(), 502);
+    assert_eq!(world.asked()[2], 0, "what it needs is not there");
+}
