@@ -107,7 +107,7 @@ impl Relay {
             scan: UsageScan::default(),
             open: Some(open),
         };
-        if relay.body.is_end_stream() {
+        if relay.body.is_end_stream() && !relay.lacks_its_end() {
             relay.end(Ended::Whole);
         }
         relay
@@ -149,16 +149,17 @@ impl Relay {
 
     /// The engine said no more: all there is, or all that came before it crashed.
     fn ends(&mut self) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        let is_known = matches!(self.told, Told::ByEvent(api) if api != Api::Other);
-        if self.open.is_some()
-            && self.ends_by == End::Closing
-            && is_known
-            && !self.ending.has_come()
-        {
+        if self.open.is_some() && self.lacks_its_end() {
             return self.breaks(CallError::Unfinished);
         }
         self.end(Ended::Whole);
         Poll::Ready(None)
+    }
+
+    /// Whether only a stream's last word could say that it is over, and has not come.
+    fn lacks_its_end(&self) -> bool {
+        let is_known = matches!(self.told, Told::ByEvent(api) if api != Api::Other);
+        self.ends_by == End::Closing && is_known && !self.ending.has_come()
     }
 
     fn breaks(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
