@@ -124,7 +124,9 @@ impl Relay {
             | (_, Told::ByEvent(api @ (Api::Messages | Api::Responses))) => {
                 self.ending.look_at(api, data);
             }
-            _ => self.ending.look_at_chunk(data),
+            (End::Told, Told::ByEvent(_)) => self.ending.look_at_chunk(data),
+            // Whatever a text that is no stream of events says, it is not its end.
+            (_, Told::ByBreaking) => {}
         }
         let Some(open) = &mut self.open else { return };
         let has_begun = open.record.pieces > 0;
