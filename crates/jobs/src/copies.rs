@@ -3,11 +3,10 @@
 //! There may be millions of them, so a few at a time are read and made into records, as many as may wait to be written. Should
 //! the process die in between, the answered line is done and the rest is not: one of them is computed, and goes on for the others.
 
-use crate::engines::Source;
 use crate::problem::StoreError;
+use crate::reader::Reader;
 use crate::record::Record;
-use crate::reply::{Owner, Reply, Trouble};
-use crate::runner::{named, unreadable};
+use crate::reply::{Reply, Trouble};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,22 +104,15 @@ impl Portion {
     /// The records of its lines. Tokens count where they were computed.
     ///
     /// # Errors
-    /// If the file that they are in cannot be read.
-    pub(crate) fn records(
-        &self,
-        source: &dyn Source,
-        name: &str,
-        numbers: &dyn Fn(u32) -> u32,
-    ) -> Result<Vec<Record>, StoreError> {
-        let record = |line: &u32| {
-            let owner = |custom_id| Owner { line: *line, custom_id, name: name.to_owned() };
-            match named(source, *line, numbers(*line)) {
-                Ok((custom_id, _)) => Ok(owner(custom_id).copy(&self.came)),
-                Err(why) => match unreadable(source, &why) {
-                    Some(error) => Err(error),
-                    None => Ok(owner(b"null".to_vec()).error("unreadable", &why)),
-                },
+    /// If they cannot be read, but for lines that are gone for good: those fail.
+    pub(crate) fn records(&self, reader: &Reader) -> Result<Vec<Record>, StoreError> {
+        let record = |line: &u32| match reader.named(*line) {
+            Ok((owner, ..)) => Ok(owner.copy(&self.came)),
+            Err(error) if reader.fails_alone(&error) => {
+                let came = Err(Trouble::Unreadable(error.to_string()));
+                Ok(reader.nameless(*line).record(&came))
             }
+            Err(error) => Err(error),
         };
         self.lines.iter().map(record).collect()
     }

@@ -1,6 +1,7 @@
 //! Whom a runner sends requests to: the seam between its decisions and the network.
 
 use crate::line::Interface;
+use crate::problem::StoreError;
 use crate::reply::{Reply, Trouble};
 use bytes::Bytes;
 use std::future::Future;
@@ -49,11 +50,11 @@ pub trait Source: Send + Sync + 'static {
     /// The bytes of a line.
     ///
     /// # Errors
-    /// If they cannot be read.
-    fn line(&self, line: u32) -> std::io::Result<Bytes>;
+    /// If they cannot be read: for now, which is waited for, or ever, and then the line fails.
+    fn line(&self, line: u32) -> Result<Bytes, StoreError>;
 
     /// The file that they are in, if it is its owner's: a run whose lines cannot be read any more ends then, so that they
-    /// can be run when it is there again. Without one they fail.
+    /// can be run when it is there again.
     fn file(&self) -> Option<&Path> {
         None
     }

@@ -20,6 +20,7 @@ mod pods;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod problem;
+mod reader;
 mod record;
 mod reply;
 mod results;

@@ -3,6 +3,7 @@
 use crate::assemble::{Assembler, streaming, whole};
 use crate::engines::{Engines, Health, Outgoing, Prefilled, Source};
 use crate::intake::Span;
+use crate::problem::StoreError;
 use crate::reply::{Reply, Trouble};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
@@ -191,10 +192,11 @@ impl InputFile {
 }
 
 impl Source for InputFile {
-    fn line(&self, line: u32) -> std::io::Result<Bytes> {
+    fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let span = self.spans[line as usize];
         let mut bytes = vec![0; span.bytes as usize];
-        self.file.read_exact_at(&mut bytes, span.offset)?;
+        let read = self.file.read_exact_at(&mut bytes, span.offset);
+        read.map_err(StoreError::io("read", &self.path))?;
         Ok(bytes.into())
     }
 

@@ -29,6 +29,9 @@ pub enum Trouble {
     /// It was there, and then not.
     #[error("{0}")]
     Broken(String),
+    /// Nobody was asked: its line is gone from where it was kept, and will not be there again.
+    #[error("{0}")]
+    Unreadable(String),
 }
 
 /// What an answer means for its request.
@@ -53,6 +56,7 @@ impl Meaning {
         match came {
             Err(Trouble::Unreachable(_)) => Self::Gone,
             Err(Trouble::Broken(_)) => Self::Failed,
+            Err(Trouble::Unreadable(_)) => Self::Refused,
             Ok(reply) => match reply.status {
                 200..300 => Self::Answered,
                 429 | 503 => Self::Busy(reply.retry_after),
@@ -80,6 +84,7 @@ impl Owner {
     pub fn record(&self, came: &Result<Reply, Trouble>) -> Record {
         match came {
             Ok(reply) => self.of_reply(reply),
+            Err(Trouble::Unreadable(why)) => self.error("unreadable", why),
             Err(trouble) => {
                 let message = format!("it was tried as often as it may be; at last: {trouble}");
                 self.error("upstream_lost", &message)

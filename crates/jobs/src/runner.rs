@@ -7,18 +7,16 @@
 use crate::conductor::{Conductor, Fate, Order};
 use crate::copies::{Copies, Copying};
 use crate::engines::{Engines, Health, Outgoing, Source};
-use crate::line::{Form, Interface, Line};
 use crate::problem::StoreError;
+use crate::reader::Reader;
 use crate::record::{Counts, Publish, Record, TokenUsage};
 use crate::reply::{Meaning, Owner, Reply, Trouble};
-use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
-use wornpath_execution::field;
 use wornpath_planner::JobId;
 
 /// Records in one group at most.
@@ -73,7 +71,7 @@ pub struct Progress {
     pub in_flight: usize,
     /// Pods that do not answer.
     pub gone: usize,
-    /// Why nothing is written at the moment; at the end, why the last answers were not.
+    /// Why nothing is read or written at the moment; at the end, why the last answers were not.
     pub blocked: Option<String>,
 }
 
@@ -124,7 +122,7 @@ pub async fn run<E: Engines, P: Publish + 'static>(
     let mut runner = Runner {
         conductor,
         copying: Copying::of(std::mem::take(&mut work.copies)),
-        work,
+        reader: Reader::new(work, progress.clone()),
         engines,
         records: sender,
         unwritten,
@@ -154,7 +152,7 @@ pub async fn run<E: Engines, P: Publish + 'static>(
 struct Runner<E> {
     conductor: Conductor,
     copying: Copying,
-    work: Work,
+    reader: Arc<Reader>,
     engines: Arc<E>,
     records: mpsc::UnboundedSender<Record>,
     unwritten: Arc<AtomicUsize>,
@@ -220,10 +218,9 @@ impl<E: Engines> Runner<E> {
             && let Some(portion) = self.copying.next(GROUP)
         {
             self.unwritten.fetch_add(portion.len(), Relaxed);
-            let (source, name) = (Arc::clone(&self.work.source), self.work.name.clone());
-            let (numbers, news) = (Arc::clone(&self.work.numbers), self.news.clone());
-            self.calls.spawn_blocking(move || {
-                let records = portion.records(&*source, &name, &*numbers);
+            let (reader, news) = (Arc::clone(&self.reader), self.news.clone());
+            self.calls.spawn(async move {
+                let records = reader.records(portion).await;
                 let _ = news.send(records.map_or_else(News::Unreadable, News::Copied));
             });
         }
@@ -233,31 +230,21 @@ impl<E: Engines> Runner<E> {
         while self.unwritten.load(Relaxed) < MOST_WAITING
             && let Some(order) = self.conductor.next(self.now())
         {
-            let line = order.job.0;
-            let (name, number) = (self.work.name.clone(), (self.work.numbers)(line));
-            let (source, news) = (Arc::clone(&self.work.source), self.news.clone());
+            let (reader, news) = (Arc::clone(&self.reader), self.news.clone());
             let engines = Arc::clone(&self.engines);
             self.calls.spawn(async move {
-                // A source may have to wait for a disk or a database.
-                let lines = Arc::clone(&source);
-                let reading = move || named(&*lines, line, number);
-                let read = tokio::task::spawn_blocking(reading).await;
-                let read = read.unwrap_or_else(|error| Err(error.to_string()));
-                let is_awaited = order.is_awaited;
-                let (owner, request) = match read {
-                    Ok((custom_id, (interface, body))) => {
-                        let request = Outgoing { interface, body, is_awaited };
-                        (Owner { line, custom_id, name }, request)
-                    }
-                    Err(why) => {
-                        let owner = Owner { line, custom_id: b"null".to_vec(), name };
-                        let _ = news.send(match unreadable(&*source, &why) {
-                            Some(error) => News::Unreadable(error),
-                            None => News::Ended(order, owner, Err(Trouble::Broken(why))),
+                let (owner, interface, body) = match reader.line(order.job.0).await {
+                    Ok(named) => named,
+                    Err(error) => {
+                        let came = Err(Trouble::Unreadable(error.to_string()));
+                        let _ = news.send(match reader.fails_alone(&error) {
+                            true => News::Ended(order, reader.nameless(order.job.0), came),
+                            false => News::Unreadable(error),
                         });
                         return;
                     }
                 };
+                let request = Outgoing { interface, body, is_awaited: order.is_awaited };
                 let teller = news.clone();
                 let prefilled = Box::new(move || {
                     let _ = teller.send(News::Prefilled(order.job));
@@ -338,31 +325,6 @@ async fn call<E: Engines>(
     }
     let _ = news.send(News::Prefilled(order.job));
     answer.await
-}
-
-/// What the owner of a line calls it, as JSON, what it is for, and what is sent.
-pub(crate) fn named(
-    source: &dyn Source,
-    line: u32,
-    number: u32,
-) -> Result<(Vec<u8>, (Interface, Bytes)), String> {
-    let bytes = source.line(line).map_err(|error| format!("its line cannot be read: {error}"))?;
-    let parsed = Line::parse(&bytes, Form::Free).map_err(|problem| problem.to_string())?;
-    // The owner's own bytes go out, not what a parser made of them.
-    let own = |name| field(&bytes, name).ok().flatten().map(|value| bytes.slice_ref(value));
-    let (custom_id, body) = match parsed.custom_id {
-        Some(id) => {
-            (serde_json::Value::from(id).to_string(), own("body").ok_or("its body is gone")?)
-        }
-        None => (format!("\"line-{number}\""), bytes.clone()),
-    };
-    Ok((custom_id.into_bytes(), (parsed.interface, body)))
-}
-
-/// Why a run ends over a line, if it does.
-pub(crate) fn unreadable(source: &dyn Source, why: &str) -> Option<StoreError> {
-    let path = source.file()?.to_owned();
-    Some(StoreError::Io { doing: "read", path, cause: std::io::Error::other(why) })
 }
 
 /// Writes records in groups.

@@ -26,6 +26,8 @@ mod served;
 #[path = "../../../jobs/tests/crash/server.rs"]
 #[allow(dead_code, reason = "shared with the tests of the store, which use the rest")]
 mod server;
+#[cfg(feature = "postgres")]
+mod shared;
 mod stalled;
 mod tenants;
 

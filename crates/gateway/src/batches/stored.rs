@@ -40,13 +40,13 @@ pub(super) struct StoredLines {
 }
 
 impl Source for StoredLines {
-    fn line(&self, line: u32) -> io::Result<Bytes> {
+    fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let span = self.spans[line as usize];
         let mut bytes = vec![0; span.bytes as usize];
-        let read =
-            self.store.read_file(&self.file, span.offset, &mut bytes).map_err(io::Error::other)?;
+        let read = self.store.read_file(&self.file, span.offset, &mut bytes)?;
         if read < bytes.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+            let what = format!("line {} in file `{}` any more", span.number, self.file);
+            return Err(StoreError::Missing(what));
         }
         Ok(bytes.into())
     }

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -42,11 +43,26 @@ fn input() -> String {
     (0..LINES).map(line).collect()
 }
 
-struct Lines(Vec<Bytes>);
+#[derive(Default)]
+struct Lines {
+    lines: Vec<Bytes>,
+    /// So many calls are not answered, and from then on fifty of each hundred.
+    away: Option<usize>,
+    /// A line that is not there any more.
+    lost: Option<u32>,
+    calls: AtomicUsize,
+}
 
 impl Source for Lines {
-    fn line(&self, line: u32) -> std::io::Result<Bytes> {
-        Ok(self.0[line as usize].clone())
+    fn line(&self, line: u32) -> Result<Bytes, StoreError> {
+        let call = self.calls.fetch_add(1, Relaxed);
+        if self.away.is_some_and(|away| call < away || call / 50 % 2 == 0) {
+            return Err(StoreError::Unreachable("it is away".into()));
+        }
+        match self.lost == Some(line) {
+            true => Err(StoreError::Missing(format!("line {line}"))),
+            false => Ok(self.lines[line as usize].clone()),
+        }
     }
 }
 
@@ -106,6 +122,16 @@ async fn live(
     identical: Identical,
     dice: &mut Dice,
 ) -> Result<bool, StoreError> {
+    live_from(Lines::default(), disk, identical, dice).await
+}
+
+/// The same with a source that may fail.
+async fn live_from(
+    mut source: Lines,
+    disk: &FaultyDisk,
+    identical: Identical,
+    dice: &mut Dice,
+) -> Result<bool, StoreError> {
     let text = input();
     let rules = IntakeRules {
         form: Form::Free,
@@ -130,7 +156,7 @@ async fn live(
     let copies = Copies::of(&plan);
     let patience = Patience { attempts: 30, ..Patience::default() };
     let conductor = Conductor::new(plan, vec![Window::new(8, 4_096); PODS], patience);
-    let source = Lines(text.lines().map(|line| Bytes::from(line.to_owned())).collect());
+    source.lines = text.lines().map(|line| Bytes::from(line.to_owned())).collect();
     let work = Work {
         source: Arc::new(source),
         name: "test".into(),
@@ -256,4 +282,25 @@ async fn a_run_that_is_stopped_while_the_disk_is_full_ends_with_what_it_has() {
         }
     }
     assert!(stopped > 0, "none was stopped while the disk was full");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_that_cannot_be_read_for_a_while_wait_and_none_fails() {
+    for identical in [Identical::Each, Identical::Once] {
+        let (disk, source) =
+            (FaultyDisk::default(), Lines { away: Some(1_500), ..Lines::default() });
+        // The dice say that this life is not ended by a wish.
+        assert!(live_from(source, &disk, identical, &mut Dice(4)).await.unwrap());
+        check(&disk);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_is_gone_for_good_fails_alone_and_at_once() {
+    let (disk, source) = (FaultyDisk::default(), Lines { lost: Some(1), ..Lines::default() });
+    assert!(live_from(source, &disk, Identical::Each, &mut Dice(4)).await.unwrap());
+    let content = String::from_utf8(disk.content(&paths().errors).unwrap()).unwrap();
+    let nameless: Vec<_> = content.lines().filter(|line| line.contains("_id\":null,")).collect();
+    assert_eq!(nameless.len(), 1, "{content}");
+    assert!(nameless[0].contains(r#""code":"unreadable","message":"there is no line 1""#));
 }
