@@ -26,7 +26,8 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
             for file in std::iter::once(&old.input_file_id).chain(&old.error_file_id) {
                 needed(store, file, &cannot)?;
             }
-            let failed = failed_ids(store, &old.id)?;
+            let failed = failed_lines(BufReader::new(Errors { store, batch: &old.id, offset: 0 }))
+                .map_err(|error| StoreError::Unreachable(error.to_string()))?;
             let now = unix_time();
             let entry = FileEntry {
                 id: file_id,
@@ -41,6 +42,7 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
             let mut lines = FailedLines {
                 input: BufReader::new(StoredBytes { store, file: &old.input_file_id, offset: 0 }),
                 failed,
+                next: 0,
                 line: Vec::new(),
                 at: 0,
             };
@@ -65,22 +67,21 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
     Ok(batch)
 }
 
-/// What owners call the lines that failed, as JSON.
-fn failed_ids(store: &dyn Store, batch: &str) -> Result<BTreeSet<Vec<u8>>, StoreError> {
-    let unreadable = |error: std::io::Error| StoreError::Unreachable(error.to_string());
-    let (mut ids, mut line) = (BTreeSet::new(), Vec::new());
-    let mut errors = BufReader::new(Errors { store, batch, offset: 0 });
-    while errors.read_until(b'\n', &mut line).map_err(unreadable)? > 0 {
-        ids.extend(custom_id(&line));
-        line.clear();
+/// The lines that failed. Records are named after their lines; what owners call them stands in a record only if its line could
+/// be read.
+fn failed_lines(mut errors: impl BufRead) -> std::io::Result<BTreeSet<u32>> {
+    let (mut lines, mut record) = (BTreeSet::new(), Vec::new());
+    while errors.read_until(b'\n', &mut record)? > 0 {
+        lines.extend(line_of(&record));
+        record.clear();
     }
-    Ok(ids)
+    Ok(lines)
 }
 
-/// As compact JSON, whoever wrote it.
-fn custom_id(line: &[u8]) -> Option<Vec<u8>> {
-    let value: serde_json::Value = serde_json::from_slice(line).ok()?;
-    Some(value["custom_id"].to_string().into_bytes())
+fn line_of(record: &[u8]) -> Option<u32> {
+    let record: serde_json::Value = serde_json::from_slice(record).ok()?;
+    let id = record["id"].as_str()?;
+    u32::from_str_radix(id.get(id.len().checked_sub(8)?..)?, 16).ok()
 }
 
 struct Errors<'a> {
@@ -101,7 +102,9 @@ impl Read for Errors<'_> {
 /// The lines of an input that failed, as bytes in a row.
 struct FailedLines<R> {
     input: R,
-    failed: BTreeSet<Vec<u8>>,
+    failed: BTreeSet<u32>,
+    /// The number of the next line.
+    next: u32,
     line: Vec<u8>,
     at: usize,
 }
@@ -113,18 +116,45 @@ impl<R: BufRead> Read for FailedLines<R> {
             if self.input.read_until(b'\n', &mut self.line)? == 0 {
                 return Ok(0);
             }
-            match custom_id(&self.line) {
-                Some(id) if self.failed.contains(&id) => {
-                    if !self.line.ends_with(b"\n") {
-                        self.line.push(b'\n');
-                    }
-                }
-                _ => self.line.clear(),
+            // A byte order mark is no request either.
+            let text = self.line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&self.line);
+            if text.trim_ascii().is_empty() {
+                self.line.clear();
+                continue;
             }
+            if !self.failed.contains(&self.next) {
+                self.line.clear();
+            } else if !self.line.ends_with(b"\n") {
+                self.line.push(b'\n');
+            }
+            self.next += 1;
         }
         let count = buffer.len().min(self.line.len() - self.at);
         buffer[..count].copy_from_slice(&self.line[self.at..self.at + count]);
         self.at += count;
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wornpath_jobs::Owner;
+
+    #[test]
+    fn lines_are_retried_by_their_numbers_whatever_their_records_call_them() {
+        let record = |line, custom_id: &str| {
+            let owner = Owner { line, custom_id: custom_id.into(), name: "00ff".into() };
+            owner.error("unreadable", "the store does not answer").bytes
+        };
+        let errors = [record(3, "null"), record(0, "\"a\""), record(1, "null")].join(&b'\n');
+        let failed = failed_lines(&errors[..]).unwrap();
+        assert_eq!(failed, BTreeSet::from([0, 1, 3]));
+        let input = "\u{feff}{\"custom_id\":\"a\"}\n\n{\"custom_id\":\"b\"}\n \r\n{\"custom_id\":\"c\"}\n{}";
+        let (next, line, at) = (0, Vec::new(), 0);
+        let mut lines = FailedLines { input: input.as_bytes(), failed, next, line, at };
+        let mut text = String::new();
+        lines.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "\u{feff}{\"custom_id\":\"a\"}\n{\"custom_id\":\"b\"}\n{}\n");
     }
 }
