@@ -8,6 +8,7 @@
 //!
 //! The folder belongs to one process, so a lease is always on a whole batch, and lasts until the next.
 
+mod opened;
 mod removal;
 
 use crate::batch::{Batch, Status, UnixTime};
@@ -17,6 +18,7 @@ use crate::problem::StoreError;
 use crate::record::{Kind, Publish, Record};
 use crate::results::{InputMark, ResultPaths, Results};
 use crate::store::{FileEntry, Lease, Standing, Store};
+use opened::Opened;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -54,6 +56,8 @@ struct Inner {
     known: Known,
     /// Of batches that somebody has asked about since the start.
     results: BTreeMap<String, Results>,
+    /// Files that somebody reads.
+    opened: Opened,
 }
 
 #[derive(Default)]
@@ -151,7 +155,8 @@ impl Shelf {
             known.apply(serde_json::from_slice(payload).map_err(|_| "no entry of a store")?);
             Ok(())
         })?;
-        let mut inner = Inner { journal, known, results: BTreeMap::new() };
+        let mut inner =
+            Inner { journal, known, results: BTreeMap::new(), opened: Opened::default() };
         inner.tidy(&*disk)?;
         let shelf = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
         shelf.remove_unknown()?;
@@ -260,12 +265,17 @@ impl Store for Shelf {
     }
 
     fn read_file(&self, id: &str, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
-        let entry = self.file(id)?;
+        let mut inner = self.lock();
+        let entry = inner.known.file(id)?.clone();
         if let Some((batch, kind)) = entry.of {
+            drop(inner);
             return self.read_results(&batch, kind, offset, buffer);
         }
         let path = self.path_of(id);
-        self.open_file(&path)?.read_at(buffer, offset).map_err(StoreError::io("read", &path))
+        let file = inner.opened.get(id, || self.open_file(&path))?;
+        // Others need not wait for its bytes.
+        drop(inner);
+        file.read_at(buffer, offset).map_err(StoreError::io("read", &path))
     }
 
     fn remove_file(&self, id: &str) -> Result<(), StoreError> {

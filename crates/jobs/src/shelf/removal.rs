@@ -35,6 +35,7 @@ impl Shelf {
             return Err(still_needed(id, batch));
         }
         inner.note(Change::Gone(id.to_owned()))?;
+        inner.opened.close(id);
         let Some((batch, _)) = of else {
             let path = self.path_of(id);
             return self.disk.remove(&path).map_err(StoreError::io("remove", &path));

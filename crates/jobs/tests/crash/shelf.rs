@@ -2,9 +2,11 @@
 
 use crate::disk::{Cut, Death, Dice, FaultyDisk};
 use crate::suite::{Ground, batch, die_often, entry, grow_old, live, race, record};
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use wornpath_jobs::{Kind, Shelf, Status, Store, StoreError};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use wornpath_jobs::{Disk, Kind, Shelf, Status, Store, StoreError, Stored};
 
 fn open(disk: &FaultyDisk) -> Result<Shelf, StoreError> {
     Shelf::open(Arc::new(disk.clone()), Path::new("shelf"))
@@ -158,4 +160,64 @@ fn a_full_disk_refuses_a_file_and_leaves_nothing_of_it() {
     assert_eq!(disk.content(Path::new("shelf/files/file-a")), None);
     disk.set_room(None);
     assert_eq!(shelf.add_file(entry("file-a"), &mut &[b'x'; 100][..]).unwrap().bytes, 100);
+}
+
+/// Counts what is opened.
+struct Counting(FaultyDisk, AtomicUsize);
+
+impl Disk for Counting {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>> {
+        self.1.fetch_add(1, Relaxed);
+        Disk::open(&self.0, path)
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        self.0.exists(path)
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
+        self.0.list(folder)
+    }
+
+    fn make_folder(&self, path: &Path) -> io::Result<()> {
+        self.0.make_folder(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.0.remove(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        self.0.sync_folder(path)
+    }
+}
+
+#[test]
+fn a_file_that_is_read_line_by_line_is_opened_once_and_few_stay_open() {
+    let disk = Arc::new(Counting(FaultyDisk::default(), AtomicUsize::new(0)));
+    let shelf = Shelf::open(disk.clone(), Path::new("shelf")).unwrap();
+    let opened = |count: usize, read: &dyn Fn()| {
+        let before = disk.1.load(Relaxed);
+        read();
+        assert_eq!(disk.1.load(Relaxed) - before, count);
+    };
+    let read = |name: &str| {
+        let mut buffer = [0; 8];
+        assert_eq!(shelf.read_file(name, 1, &mut buffer).unwrap(), 2);
+        assert_eq!(buffer[..2], *b"bc");
+    };
+    let names: Vec<_> = (0..20).map(|number| format!("file-{number}")).collect();
+    for name in &names {
+        shelf.add_file(entry(name), &mut &b"abc"[..]).unwrap();
+    }
+    opened(1, &|| (0..100).for_each(|_| read("file-0")));
+    opened(19, &|| names[1..].iter().for_each(|name| read(name)));
+    opened(1, &|| read("file-0"));
+    shelf.remove_file("file-0").unwrap();
+    assert!(shelf.read_file("file-0", 0, &mut [0; 8]).is_err());
+    assert_eq!(disk.0.content(Path::new("shelf/files/file-0")), None);
 }
