@@ -182,7 +182,8 @@ pub trait Store: Send + Sync {
     /// If the lease is not the latest.
     fn renew(&self, lease: &Lease) -> Result<Status, StoreError>;
 
-    /// Its holder does no more: what it leased is done, or will not be computed any more.
+    /// Its holder computes no more: what it leased is done, or will not be computed any more. The lease stays its own, to end
+    /// the batch with, until it is given back.
     ///
     /// # Errors
     /// If the lease is not the latest.

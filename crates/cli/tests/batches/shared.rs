@@ -1,13 +1,22 @@
-//! Batches in a database that is away for a while.
+//! Batches in a database: one that is away for a while, and gateways that end a batch together.
 
 use super::{batch, folder, input, line, text};
 use crate::gateway::{Gateway, eventually};
 use crate::served::Served;
 use crate::server::Database;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 fn address(database: &Database) -> String {
     format!("postgres://wornpath@127.0.0.1:{}/postgres?sslmode=disable", database.port)
+}
+
+/// Long lines, so that there are several segments.
+fn long(number: usize) -> Value {
+    let mut line = line(number);
+    line["body"]["messages"][0]["content"] = json!(format!("{} {number}", "word ".repeat(600)));
+    line
 }
 
 fn submit(gateway: &Gateway, input: &str) -> String {
@@ -34,4 +43,31 @@ fn a_database_that_is_away_for_a_while_fails_no_line() {
     let watched = batch(&gateway, &["watch", &id]);
     let told = text(&watched.stdout);
     assert!(told.contains("completed: 1500 of 1500 answered, 0 failed"), "{watched:?}");
+}
+
+#[test]
+fn a_batch_that_gateways_share_ends_soon_after_it_is_cancelled() {
+    let Some(database) = Database::start() else { return };
+    let engines = Served::start_at("5", &["--engines", "2"]);
+    let gateways = [0, 1].map(|_| Gateway::before(&engines, &["--batches", &address(&database)]));
+    let [first, second] = &gateways;
+    let id = submit(first, &input(&folder("shared-cancelled"), (0..4_000).map(long)));
+    eventually("some lines are there", || done(second, &id) >= 20);
+    let cancelled = batch(first, &["cancel", &id]);
+    assert!(text(&cancelled.stdout).contains(" cancelling: "), "{cancelled:?}");
+    let at = format!("/v1/batches/{id}");
+    // One of them hears of it when it renews its lease, five seconds later at most.
+    std::thread::sleep(Duration::from_secs(5));
+    eventually("it ends", || second.get(&at).json()["status"] == "cancelled");
+    let ended = second.get(&at).json();
+    let lines = |file: &Value| {
+        let content =
+            file.as_str().map(|file| first.get(&format!("/v1/files/{file}/content")).text);
+        let content = content.unwrap_or_default();
+        let id = |line: &str| serde_json::from_str::<Value>(line).unwrap()["custom_id"].to_string();
+        content.lines().map(id).collect::<Vec<_>>()
+    };
+    let ids = [lines(&ended["output_file_id"]), lines(&ended["error_file_id"])].concat();
+    let distinct: BTreeSet<_> = ids.iter().collect();
+    assert_eq!((ids.len(), distinct.len()), (4_000, 4_000), "each line once");
 }

@@ -5,7 +5,7 @@ use super::{Batches, unix_time};
 use std::io;
 use std::sync::Arc;
 use wornpath_jobs::{
-    Batch, FileEntry, Form, Kind, Lease, Line, Owner, Source, Status, Store, StoreError,
+    Batch, FileEntry, Form, InputMark, Kind, Lease, Line, Owner, Status, Store, StoreError,
 };
 
 /// Whether a batch has ended.
@@ -20,7 +20,7 @@ pub(super) enum Ended {
 pub(super) async fn end(
     batches: &Arc<Batches>,
     lease: Lease,
-    source: Arc<StoredLines>,
+    (source, mark): (Arc<StoredLines>, InputMark),
 ) -> Result<Ended, StoreError> {
     let (output, errors) = (batches.new_id("file-"), batches.new_id("file-"));
     batches
@@ -42,7 +42,7 @@ pub(super) async fn end(
                         "This request could not be executed before the completion window expired.",
                     ),
                 };
-                leave(store, &lease, &source, (code, message))?;
+                leave(store, &lease, (&source, mark), (code, message))?;
             }
             let is_expired = batch.counts.pending() > 0 && !is_cancelled;
             let batch = store.batch(&lease.batch)?;
@@ -84,24 +84,24 @@ pub(super) async fn end(
 fn leave(
     store: &dyn Store,
     lease: &Lease,
-    source: &StoredLines,
+    (source, mark): (&StoredLines, InputMark),
     (code, message): (&str, &str),
 ) -> Result<(), StoreError> {
-    let batch = store.batch(&lease.batch)?;
-    let lines = source.spans.len() as u32;
-    let mut group = Vec::new();
-    for line in 0..lines {
-        let bytes =
-            source.line(line).map_err(|error| StoreError::Unreachable(error.to_string()))?;
-        let parsed = Line::parse(&bytes, Form::Free).ok().and_then(|line| line.custom_id);
-        let custom_id = serde_json::Value::from(parsed).to_string().into_bytes();
-        let name = batch.id.trim_start_matches("batch_").to_owned();
-        group.push(Owner { line, custom_id, name }.error(code, message));
-        if group.len() == 1_024 || line + 1 == lines {
-            // Lines that have a record keep it.
-            store.publish(lease, &group)?;
-            group.clear();
-        }
+    let name = lease.batch.trim_start_matches("batch_");
+    let missing = store.standing(lease, mark)?.missing;
+    for lines in source.pieces(&missing) {
+        let read = source.piece(lines)?;
+        let records: Vec<_> = lines
+            .iter()
+            .zip(read)
+            .map(|(line, bytes)| {
+                let parsed = Line::parse(&bytes, Form::Free).ok().and_then(|line| line.custom_id);
+                let custom_id = serde_json::Value::from(parsed).to_string().into_bytes();
+                let owner = Owner { line: *line, custom_id, name: name.to_owned() };
+                owner.error(code, message)
+            })
+            .collect();
+        store.publish(lease, &records)?;
     }
     Ok(())
 }
@@ -125,4 +125,64 @@ fn add_results(
         of: Some((batch.id.clone(), kind)),
     };
     store.add_file(entry, &mut io::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wornpath_jobs::{Interface, NewBatch, RealDisk, Shelf, Span};
+
+    #[test]
+    fn lines_that_nobody_computes_get_their_records_and_answered_ones_keep_theirs() {
+        let folder = std::env::temp_dir().join(format!("wornpath-ending-{}", std::process::id()));
+        let store: Arc<dyn Store> = Arc::new(Shelf::open(Arc::new(RealDisk), &folder).unwrap());
+        let line = |number: u32| format!("{{\"custom_id\":\"id-{number}\",\"body\":{{}}}}");
+        let text: Vec<_> = (0..3_000).map(line).collect();
+        let mut offset = 0;
+        let span = |(number, line): (usize, &String)| {
+            let span = Span { offset, bytes: line.len() as u32, number: number as u32 + 1 };
+            offset += line.len() as u64 + 1;
+            span
+        };
+        let spans: Vec<_> = text.iter().enumerate().map(span).collect();
+        let new = NewBatch {
+            id: "batch_a".into(),
+            owner: String::new(),
+            interface: Interface::Chat,
+            input_file_id: "file-a".into(),
+            window: ("24h".into(), 86_400),
+            metadata: None,
+        };
+        let batch = Batch::new(new, unix_time());
+        let entry = FileEntry {
+            id: "file-a".into(),
+            owner: String::new(),
+            filename: "in.jsonl".into(),
+            purpose: "batch".into(),
+            bytes: 0,
+            created_at: 1,
+            expires_at: None,
+            of: None,
+        };
+        store.add_file(entry, &mut text.join("\n").as_bytes()).unwrap();
+        store.add_batch(batch).unwrap();
+        let lease = store.lease("batch_a").unwrap().unwrap();
+        let mark = InputMark { bytes: offset, hash: 1, lines: 3_000 };
+        store.standing(&lease, mark).unwrap();
+        let owner = |line| Owner { line, custom_id: b"\"mine\"".to_vec(), name: "a".into() };
+        let answered: Vec<_> =
+            (0..3_000).step_by(2).map(|line| owner(line).error("x", "")).collect();
+        store.publish(&lease, &answered).unwrap();
+        let source = StoredLines { store: Arc::clone(&store), file: "file-a".into(), spans };
+        leave(&*store, &lease, (&source, mark), ("batch_cancelled", "")).unwrap();
+        assert_eq!(store.batch("batch_a").unwrap().counts.pending(), 0);
+        let mut errors = vec![0; 1 << 20];
+        let read = store.read_results("batch_a", Kind::Error, 0, &mut errors).unwrap();
+        let errors = std::str::from_utf8(&errors[..read]).unwrap();
+        assert_eq!(errors.matches("\"mine\"").count(), 1_500);
+        let left: Vec<_> = errors.lines().filter(|line| line.contains("batch_cancelled")).collect();
+        assert_eq!(left.len(), 1_500);
+        assert!((0..1_500).all(|at| left[at].contains(&format!("\"id-{}\"", 2 * at + 1))));
+        let _ = std::fs::remove_dir_all(folder);
+    }
 }

@@ -108,8 +108,13 @@ async fn live(
         };
         match ended {
             Ok(Ended::Yes) => return Ok(()),
+            // Whoever is done last ends it, and needs all of it for that.
+            Ok(Ended::NotYet) => {
+                batches.ask(move |store| store.release(&lease)).await?;
+                sleep(PAUSE).await;
+            }
             // Taken over, or ended by another: what is left is found out anew.
-            Ok(Ended::NotYet) | Err(StoreError::Fenced(_)) => sleep(PAUSE).await,
+            Err(StoreError::Fenced(_)) => sleep(PAUSE).await,
             Err(error) => {
                 // Another gateway may have what this one lacks.
                 let _ = batches.ask(move |store| store.release(&lease)).await;
@@ -179,7 +184,7 @@ async fn round(
     }
     let of = lease.clone();
     batches.ask(move |store| store.settle(&of)).await?;
-    end(batches, lease.clone(), source).await
+    end(batches, lease.clone(), (source, mark)).await
 }
 
 /// Whether the fleet has a pod that could compute a batch, or none at all yet, which is nobody's mistake.

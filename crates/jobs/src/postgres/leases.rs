@@ -40,7 +40,7 @@ pub(super) async fn take(
     let state = transaction.query_opt(state, &[&batch]).await?;
     let state = state.ok_or_else(|| StoreError::Missing(format!("batch `{batch}`")))?;
     if state.get(0) {
-        return Err(StoreError::Conflict(format!("batch `{batch}` has ended")));
+        return Err(has_ended(batch));
     }
     let (is_over, of, runners, open): (bool, i64, i64, i64) =
         (state.get(1), state.get(2), state.get(3), state.get(4));
@@ -86,17 +86,29 @@ async fn claim(
     Ok(taken(&client.query(&text, &[&batch, &runner, &term, &most]).await?))
 }
 
-/// Everything was settled and the batch has not ended: somebody died on the way there, or lines are left.
+/// Everything was settled and the batch has not ended: somebody died on the way there, or lines are left. None as long as one
+/// of those who settled still has its lease, for it may be about to end the batch.
 async fn reopen(
     client: &Transaction<'_>,
     batch: &str,
     (runner, term): (&str, f64),
 ) -> Result<Taken, StoreError> {
+    // Of several who come at once, the others see what the first has taken.
+    if batches::find_locked(client, batch).await?.status().is_final() {
+        return Err(has_ended(batch));
+    }
     let text = "WITH fresh AS MATERIALIZED (SELECT nextval('wornpath_epochs') AS epoch) \
                 UPDATE wornpath_segments s SET epoch = fresh.epoch, holder = $2, \
                 is_settled = false, until = clock_timestamp() + make_interval(secs => $3) \
-                FROM fresh WHERE s.batch = $1 AND s.is_settled RETURNING s.epoch, s.number";
+                FROM fresh WHERE s.batch = $1 AND NOT EXISTS \
+                (SELECT 1 FROM wornpath_segments o WHERE o.batch = $1 AND (NOT o.is_settled OR \
+                 o.holder IS NOT NULL AND o.holder <> $2 AND o.until >= clock_timestamp())) \
+                RETURNING s.epoch, s.number";
     Ok(taken(&client.query(text, &[&batch, &runner, &term]).await?))
+}
+
+fn has_ended(batch: &str) -> StoreError {
+    StoreError::Conflict(format!("batch `{batch}` has ended"))
 }
 
 fn taken(rows: &[tokio_postgres::Row]) -> Taken {

@@ -224,11 +224,15 @@ fn shares_segments(first: &Postgres, database: &Database) {
             break lease;
         }
         store.settle(&lease).unwrap();
+        store.release(&lease).unwrap();
         sizes.push(lease.segments.len());
     };
     assert_eq!(sizes, [1, 1, 1, 1]);
-    // All was settled and nobody had ended it: whoever asks gets all of it, once.
+    // All was settled and given back, and nobody had ended it: whoever asks gets all of it, once.
     assert_eq!(second.lease("batch-big").unwrap(), None, "somebody has it");
+    first.settle(&last).unwrap();
+    assert_eq!(second.lease("batch-big").unwrap(), None, "it is about to end it");
+    first.renew(&last).unwrap();
     for status in [Status::Cancelling, Status::Cancelled] {
         first.change_leased(&last, &mut |batch| batch.reach(status, 9)).unwrap();
     }
@@ -248,6 +252,7 @@ fn publish_both(stores: &[&Postgres; 2], leases: &[Lease; 2]) {
                     store.publish(lease, &[record(line, &lease.epoch.to_string())]).unwrap();
                 }
                 store.settle(lease).unwrap();
+                store.release(lease).unwrap();
             });
         }
     });
@@ -284,6 +289,16 @@ fn takes_over(database: &Database) {
     let records: Vec<_> = (0..LINES).map(|line| record(line, "fourth")).collect();
     assert_eq!(second.publish(&taken, &records).unwrap(), 5);
     assert_eq!(output(&second, "batch-left").matches("third").count(), 1);
+    // The second settles, and dies before it has ended the batch.
+    second.settle(&taken).unwrap();
+    let ending = loop {
+        match first.lease("batch-left").unwrap() {
+            Some(lease) => break lease,
+            None => thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert!(ending.is_whole() && ending.epoch > taken.epoch);
+    assert!(matches!(second.renew(&taken), Err(StoreError::Fenced(_))));
 }
 
 #[test]
