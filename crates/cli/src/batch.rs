@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 /// How often a batch is looked at while it is watched.
 const LOOK: Duration = Duration::from_millis(250);
-/// A gateway that a batch was watched on may be away for so long.
+/// A gateway on which a batch is watched may be away for so long.
 const AWAY: Duration = Duration::from_secs(60);
 
 /// Submit and follow batches on a gateway that serves them (`wornpath serve --batches`)
@@ -112,7 +112,7 @@ async fn answer(
             summary(&batch, out)?;
             if *is_watched {
                 let id = batch["id"].as_str().unwrap_or_default();
-                return watch(service, id, Some(Instant::now()), out).await;
+                return watch(service, id, out).await;
             }
         }
         BatchCommand::List => {
@@ -129,7 +129,7 @@ async fn answer(
                 after = format!("&after={last}");
             }
         }
-        BatchCommand::Watch { id } => return watch(service, id, None, out).await,
+        BatchCommand::Watch { id } => return watch(service, id, out).await,
         BatchCommand::Results { id } => {
             service.copy(&format!("/v1/batches/{id}/results"), out).await?;
         }
@@ -156,17 +156,13 @@ async fn take_back(service: &Service, uploaded: &Value) {
     }
 }
 
-/// Asks how a batch is. A gateway that has answered before may be away for a while, as when it is started anew.
-async fn look(service: &Service, id: &str, reached: &mut Option<Instant>) -> anyhow::Result<Value> {
-    let mut is_told = false;
+/// Asks how a batch is. The gateway may be away for a while, as when it is started anew.
+async fn look(service: &Service, id: &str) -> anyhow::Result<Value> {
+    let (began, mut is_told) = (Instant::now(), false);
     loop {
         match service.get(&format!("/v1/batches/{id}")).await {
-            Ok(batch) => {
-                *reached = Some(Instant::now());
-                return Ok(batch);
-            }
-            Err(error) if is_final(&error) => return Err(error),
-            Err(error) if reached.is_none_or(|last| last.elapsed() > AWAY) => return Err(error),
+            Ok(batch) => return Ok(batch),
+            Err(error) if is_final(&error) || began.elapsed() > AWAY => return Err(error),
             Err(error) => {
                 if !is_told {
                     writeln!(std::io::stderr(), "{error}; it is tried for a minute")?;
@@ -178,15 +174,10 @@ async fn look(service: &Service, id: &str, reached: &mut Option<Instant>) -> any
     }
 }
 
-/// Follows a batch to its end. The gateway has answered at `reached`, if it has.
-async fn watch(
-    service: &Service,
-    id: &str,
-    mut reached: Option<Instant>,
-    out: &mut impl Write,
-) -> anyhow::Result<ExitCode> {
+/// Follows a batch to its end.
+async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     loop {
-        let batch = look(service, id, &mut reached).await?;
+        let batch = look(service, id).await?;
         let status = batch["status"].as_str().context("the gateway tells no status")?;
         if ["completed", "failed", "expired", "cancelled"].contains(&status) {
             summary(&batch, out)?;

@@ -98,6 +98,20 @@ fn a_gateway_that_was_there_is_asked_again() {
 }
 
 #[test]
+fn a_gateway_that_is_away_when_watching_begins_is_asked_again() {
+    let (url, asked) =
+        gateway(&[(0, ""), (200, r#"{"status":"completed","request_counts":{"failed":0}}"#)]);
+    let output = batch(&url, &["watch", "batch-1"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stderr).contains("it is tried for a minute"), "{output:?}");
+    assert_eq!(asked.join().unwrap().len(), 2);
+    let (url, asked) = gateway(&[(404, r#"{"error":{"message":"there is no batch"}}"#)]);
+    let output = batch(&url, &["watch", "batch-1"]);
+    assert!(text(&output.stderr).contains("there is no batch"), "{output:?}");
+    assert_eq!(asked.join().unwrap().len(), 1);
+}
+
+#[test]
 fn what_was_uploaded_for_a_refused_batch_is_deleted() {
     let (url, asked) = gateway(&[
         (200, r#"{"id":"file-1"}"#),
