@@ -38,7 +38,7 @@ fn seat(gateway: &Gateway) -> Seat {
 }
 
 fn attach(gateway: &Gateway) -> Attached {
-    gateway.events().attach("push", Abilities { replay: false, snapshot: true })
+    gateway.events().attach("push", Abilities { snapshot: true, ..Abilities::default() })
 }
 
 /// The pod says that it holds two blocks.
