@@ -56,7 +56,7 @@ struct Lines {
 impl Source for Lines {
     fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let call = self.calls.fetch_add(1, Relaxed);
-        if self.away.is_some_and(|away| call < away || call / 50 % 2 == 0) {
+        if self.away.is_some_and(|away| call < away || (call / 50).is_multiple_of(2)) {
             return Err(StoreError::Unreachable("it is away".into()));
         }
         match self.lost == Some(line) {
