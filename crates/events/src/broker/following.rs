@@ -175,7 +175,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_broker_that_cannot_be_read_is_connected_to_less_and_less() {
-        let mut following = Following::named("unreadable".to_owned(), Unreadable::default());
+        let mut following = Following::named("unreadable".to_owned(), &[], Unreadable::default());
         let endless = async {
             loop {
                 following.next().await;
