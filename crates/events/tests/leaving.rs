@@ -19,7 +19,7 @@ use wornpath_events::{
 };
 use wornpath_index::{Index, Limits, Moment, PodId};
 
-const REPLAY: Abilities = Abilities { replay: true, snapshot: false };
+const REPLAY: Abilities = Abilities { replay: true, snapshot: false, relayed: false };
 
 /// An engine that can be asked for all it said.
 struct Voice {
