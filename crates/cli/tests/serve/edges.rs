@@ -84,7 +84,7 @@ fn a_client_that_keeps_its_connection_is_asked_to_leave_before_it_is_closed() {
 
 /// An engine that answers every post with these pieces and closes the connection: that is how its answer ends, unless
 /// it comes in chunks.
-fn closing(is_chunked: bool, pieces: &'static [&'static str]) -> String {
+fn closing(kind: &'static str, is_chunked: bool, pieces: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let _listening = std::thread::Builder::new().spawn(move || {
@@ -108,7 +108,7 @@ fn closing(is_chunked: bool, pieces: &'static [&'static str]) -> String {
             };
             let _ = write!(
                 stream,
-                "{framing}\r\ncontent-type: Text/Event-Stream\r\nx-wornpath-pod: forged\r\n\r\n"
+                "{framing}\r\ncontent-type: {kind}\r\nx-wornpath-pod: forged\r\n\r\n"
             );
             for piece in pieces {
                 let piece = if is_chunked {
@@ -129,7 +129,8 @@ fn a_stream_that_ends_by_closing_is_whole_only_after_its_last_word() {
     const STOP: &str = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
     const COMPLETED: &str = "event: response.completed\ndata: {}\n\n";
     type Case = (&'static str, bool, &'static [&'static str], bool);
-    let cases: [Case; 8] = [
+    let cases: [Case; 9] = [
+        (ASK, false, &[], false),
         (ASK, false, &["data: {\"a\":1}\n\n", "data: {\"a\":2}\n\n"], false),
         (ASK, false, &["data: {\"a\":1}\n\n", "data: [DO", "NE]\n\n"], true),
         (ASK, false, &["data: {\"a\":1}\n\ndata: {\"a\":"], false),
@@ -140,7 +141,7 @@ fn a_stream_that_ends_by_closing_is_whole_only_after_its_last_word() {
         ("/v1/responses", true, &["data: {\"a\":\"event: response.completed\"}\n\n"], false),
     ];
     for (path, is_chunked, pieces, is_whole) in cases {
-        let url = format!("http://{}", closing(is_chunked, pieces));
+        let url = format!("http://{}", closing("Text/Event-Stream", is_chunked, pieces));
         let gateway = Gateway::start(&["--pod", &url], 1);
         let body = json!({"prompt": "a", "stream": true}).to_string();
         let bytes = format!(
@@ -156,6 +157,17 @@ fn a_stream_that_ends_by_closing_is_whole_only_after_its_last_word() {
         let page = gateway.get("/metrics").text;
         assert!(page.contains(&format!("status=\"200\",end=\"{end}\"}} 1")), "{page}");
     }
+}
+
+#[test]
+fn a_text_that_is_no_stream_and_breaks_off_is_broken_whatever_it_says() {
+    let url = format!("http://{}", closing("text/plain", true, &["a\n\n", "data: [DONE]\n\n"]));
+    let gateway = Gateway::start(&["--pod", &url], 1);
+    let bytes = format!("POST {ASK} HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n{{}}");
+    let answer = exchange(&gateway.address, bytes.as_bytes());
+    assert!(answer.contains("[DONE]") && !answer.ends_with("0\r\n\r\n"), "{answer}");
+    let page = gateway.get("/metrics").text;
+    assert!(page.contains("status=\"200\",end=\"broken\"} 1"), "{page}");
 }
 
 #[test]
