@@ -1,5 +1,7 @@
+//! Who is who after a change: the same pod, the same engine in a new seat, or another.
+
 use super::*;
-use crate::settings::ModelSettings;
+use crate::settings::{ModelSettings, NamedProfile};
 use serde_json::json;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -25,7 +27,13 @@ fn pushed(models: &[&str]) -> PodSettings {
 }
 
 fn settings(pod: PodSettings) -> Settings {
-    Settings { pods: vec![pod], models: vec![model("m"), model("m2")], ..Settings::default() }
+    let text = "{filter: [model], score: [least_load], pick: max_score}".to_owned();
+    Settings {
+        pods: vec![pod],
+        models: vec![model("m"), model("m2")],
+        profiles: vec![NamedProfile { name: "fair".into(), file: "test".into(), text }],
+        ..Settings::default()
+    }
 }
 
 fn start(settings: Settings) -> (Arc<Gateway>, Runtime) {
