@@ -199,7 +199,9 @@ impl<D: Dispatch> Run<'_, D> {
     /// A group before the last: all of it must be done before the next one starts.
     async fn prepare_beside(&mut self, main: PlanStep, mut with: Companions) -> Result<(), Stop> {
         let mut prepared = self.prepare(main).await;
-        while let (Ok(()), Some(ended)) = (&prepared, with.join_next().await) {
+        while prepared.is_ok()
+            && let Some(ended) = with.join_next().await
+        {
             if let Ok(Err(fallen)) = ended {
                 prepared = self.without(*fallen);
             }

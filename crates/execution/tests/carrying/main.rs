@@ -197,4 +197,11 @@ async fn steps_beside_one_that_does_not_answer_are_waited_for() {
     let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
     assert_eq!(world.run().await.unwrap_err().status().as_u16(), 502);
     assert_eq!(world.asked()[2], 0, "what it needs is not there");
+
+    let engines: [&[Act]; 3] = [&[Act::Hangs], &[FAILS], &[ANSWERS]];
+    let [first, mut second] = pair(&[0], &[1]);
+    second.failure = policy(1, Then::Fail);
+    let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
+    let ended = tokio::time::timeout(5000 * MS, world.run()).await;
+    assert!(ended.expect("nobody waits for what is of no use").is_err());
 }
