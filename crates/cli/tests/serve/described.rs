@@ -78,14 +78,15 @@ impl Described {
     }
 }
 
-/// A gateway before an engine that tells what it holds and one that does not, with traffic and a batch behind it; and
+/// A gateway before an engine that tells what it holds, one that does not and one that is away, with traffic and a batch behind it; and
 /// the batch's id.
 fn world(engines: &Served) -> (Gateway, String) {
     let (told, silent) = (&engines.engines[0], &engines.engines[1]);
     let kept = folder("described_batches");
     let text = format!(
         "models: [{{name: m, tokenizer: bytes}}]\nbatch: {{folder: {}}}\npods:\n  - {{url: \"http://{}\", name: told, \
-         events: [\"zmq://{}?replay={}\"], labels: {{zone: a}}}}\n  - {{url: \"http://{}\", name: silent, kv_tokens: 9000}}\n\
+         events: [\"zmq://{}?replay={}\"], labels: {{zone: a}}}}\n  - {{url: \"http://{}\", name: silent, kv_tokens: 9000}}\n  \
+         - {{url: \"http://127.0.0.1:9\", name: away, model: [m], events: [\"zmq://127.0.0.1:9\"]}}\n\
          profiles:\n  near: {{prepare: [tokenize, block_hash], filter: [healthy, model], score: [cache_affinity], pick: max_score}}\n  \
          even: {{filter: [healthy, model], pick: round_robin}}\nroutes:\n  - {{match: {{path: /v1/completions}}, profile: near}}\n  \
          - {{profile: even}}\n",
@@ -135,6 +136,8 @@ fn every_answer_of_the_admin_plane_is_as_described() {
     let mut described = Described { all: all.clone(), seen: BTreeSet::new() };
     let request = || gateway.ask("GET", "/decisions", "").json()["decisions"][0].clone();
     eventually("decisions are there", || request()["id"].is_string());
+    let trouble = || gateway.ask("GET", "/pods/away", "").text.contains("\"reason\":");
+    eventually("it is told why no events come", trouble);
     let request = request()["id"].as_str().unwrap().to_owned();
     for (path, operations) in all["paths"].as_object().unwrap() {
         let content = &operations["get"]["responses"]["200"]["content"];

@@ -136,7 +136,11 @@ mod tests {
     fn lines_that_nobody_computes_get_their_records_and_answered_ones_keep_theirs() {
         let folder = std::env::temp_dir().join(format!("wornpath-ending-{}", std::process::id()));
         let store: Arc<dyn Store> = Arc::new(Shelf::open(Arc::new(RealDisk), &folder).unwrap());
-        let line = |number: u32| format!("{{\"custom_id\":\"id-{number}\",\"body\":{{}}}}");
+        let line = |number: u32| {
+            format!(
+                "{{\"custom_id\":\"id-{number}\",\"url\":\"/v1/chat/completions\",\"body\":{{}}}}"
+            )
+        };
         let text: Vec<_> = (0..3_000).map(line).collect();
         let mut offset = 0;
         let span = |(number, line): (usize, &String)| {
