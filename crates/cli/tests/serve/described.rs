@@ -86,7 +86,7 @@ fn world(engines: &Served) -> (Gateway, String) {
     let text = format!(
         "models: [{{name: m, tokenizer: bytes}}]\nbatch: {{folder: {}}}\npods:\n  - {{url: \"http://{}\", name: told, \
          events: [\"zmq://{}?replay={}\"], labels: {{zone: a}}}}\n  - {{url: \"http://{}\", name: silent, kv_tokens: 9000}}\n  \
-         - {{url: \"http://127.0.0.1:9\", name: away, model: [m], events: [\"zmq://127.0.0.1:9\"]}}\n\
+         - {{url: \"http://127.0.0.1:10\", name: away, model: [m], events: [\"zmq://127.0.0.1:9\"]}}\n\
          profiles:\n  near: {{prepare: [tokenize, block_hash], filter: [healthy, model], score: [cache_affinity], pick: max_score}}\n  \
          even: {{filter: [healthy, model], pick: round_robin}}\nroutes:\n  - {{match: {{path: /v1/completions}}, profile: near}}\n  \
          - {{profile: even}}\n",
