@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// A full state of 200,000 blocks with their tokens stays below this.
+/// A full state of a hundred thousand blocks with their tokens, as sidecars write it, stays below this.
 const MOST_BYTES: usize = 32 << 20;
 const MOST_CONNECTIONS: usize = 4096;
 /// All bodies that are being read at a time, in KiB: eight of the largest.
