@@ -174,7 +174,10 @@ fn growth(all: &[(usize, Vec<Measured>)]) -> usize {
             let verdict = Verdict::of(less, times, (many / few) as f64);
             missed += usize::from(verdict == Verdict::Miss);
             let (name, each) = (&less.name, (after - before) * 1e3 / (many - few) as f64);
-            println!("  {name:<40} {times:>5.2} times the cost, {each:>5.1} ns a pod  {}", verdict.word());
+            println!(
+                "  {name:<40} {times:>5.2} times the cost, {each:>5.1} ns a pod  {}",
+                verdict.word()
+            );
         }
         println!();
     }

@@ -210,6 +210,8 @@ fn launch(
                 }
                 (Kind::Tokenizer, Some(folder)) => {
                     command.arg("--tokenizer").arg(folder).args(["--model", "bench-model"]);
+                    // As coarse as blocks of text, which have 512 bytes: these pods send no events.
+                    command.args(["--block-size", "128"]);
                 }
                 _ => {}
             }

@@ -134,12 +134,11 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut bars = report::contest_bars(&results);
     let find = |kind| contestants.iter().find(|contestant| contestant.kind == kind);
     if let (Some(contestant), Some(folder)) = (find(Kind::Tokenizer), &arguments.places.tokenizer) {
-        let tokenizer = tokenizing::load(folder)?;
-        let cost = |bytes| tokenizing::cost_of_new(&tokenizer, bytes);
-        bars.extend(report::tokenizer_bars(&results, cost)?);
+        let model = tokenizing::Model::load(folder)?;
+        bars.extend(report::tokenizer_bars(&results, |bytes| model.cost_of_new(bytes))?);
         engines.pace(engine::Pace::ENGINE).await?;
         let (gateway, pod) = (contestant.addresses[0], engines.pods[0]);
-        let stalls = tokenizing::stalls(gateway, pod, &tokenizer).await?;
+        let stalls = tokenizing::stalls(gateway, pod, &model.tokenizer).await?;
         bars.extend(report::stall_bars(&stalls));
     }
     if let Some(contestant) = find(Kind::CacheAware)

@@ -6,7 +6,10 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
+
+use serde_json::json;
 use tokio::task::LocalSet;
+use wornpath_blocks::chat::{ChatTemplate, Conversation, TokenizerConfig};
 use wornpath_blocks::{Framing, Tokenizer};
 
 use crate::clock::thread_cpu;
@@ -25,24 +28,48 @@ const LONG_PROMPTS: u64 = 100;
 /// Streams that are watched meanwhile, through the gateway and past it.
 const STREAMS: usize = 4;
 
-/// Reads a model's tokenizer.
-pub(crate) fn load(folder: &Path) -> anyhow::Result<Tokenizer> {
-    let path = folder.join("tokenizer.json");
-    let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Tokenizer::from_json("tokenizer.json", &bytes)?)
+/// A model's way from messages to tokens.
+pub(crate) struct Model {
+    pub(crate) tokenizer: Tokenizer,
+    template: ChatTemplate,
 }
 
-/// Microseconds of CPU that tokenizing the new half of a prompt of that size takes.
-pub(crate) fn cost_of_new(tokenizer: &Tokenizer, bytes: usize) -> anyhow::Result<f64> {
-    let prompts = Prompts::new(bytes, Shared::FirstHalf, Delivery::Whole);
-    let (mut ids, mut costs) = (Vec::new(), Vec::new());
-    for number in 0..TEXTS {
-        ids.clear();
-        let started = thread_cpu();
-        tokenizer.encode(prompts.new_text(number), Framing::Bare, &mut ids)?;
-        costs.push((thread_cpu() - started) as f64 / 1e3);
+impl Model {
+    /// Reads a model's tokenizer and chat template.
+    pub(crate) fn load(folder: &Path) -> anyhow::Result<Self> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let [file, config] = ["tokenizer.json", "tokenizer_config.json"];
+        let tokenizer = Tokenizer::from_json(file, &read(file)?)?;
+        let config = TokenizerConfig::from_json(config, &read(config)?)?;
+        Ok(Self { tokenizer, template: ChatTemplate::from_config(&config)? })
     }
-    Ok(median(&costs))
+
+    /// What the new half of a prompt of that size costs, as a message of its own.
+    pub(crate) fn cost_of_new(&self, bytes: usize) -> anyhow::Result<NewText> {
+        let prompts = Prompts::new(bytes, Shared::FirstHalf, Delivery::Whole);
+        let (mut ids, mut rendering, mut tokenizing) = (Vec::new(), Vec::new(), Vec::new());
+        for number in 0..TEXTS {
+            ids.clear();
+            let messages = [json!({"role": "user", "content": prompts.new_text(number)})];
+            let started = thread_cpu();
+            let rendered = self.template.render(&Conversation::new(&messages))?;
+            let between = thread_cpu();
+            self.tokenizer.encode(&rendered.text, Framing::Bare, &mut ids)?;
+            rendering.push((between - started) as f64 / 1e3);
+            tokenizing.push((thread_cpu() - between) as f64 / 1e3);
+        }
+        Ok(NewText { rendering: median(&rendering), tokenizing: median(&tokenizing) })
+    }
+}
+
+/// What it takes to turn a message into tokens, in microseconds of CPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewText {
+    pub(crate) rendering: f64,
+    pub(crate) tokenizing: f64,
 }
 
 /// Microseconds from an engine's sending a token to the client's having it.

@@ -107,7 +107,9 @@ impl<'a> Contest<'a> {
                 self.replayed(&closed_loop(trace.clone(), clients * self.pods), profile)?;
             best = best.into_iter().chain(figures).min_by_key(|figures| figures.makespan);
         }
-        best.ok_or_else(|| anyhow::anyhow!("{}: requests fail with any number of clients", profile.0))
+        best.ok_or_else(|| {
+            anyhow::anyhow!("{}: requests fail with any number of clients", profile.0)
+        })
     }
 
     /// None if requests waited longer than the router lets them: so many clients are no way to do it.
