@@ -114,7 +114,12 @@ impl Run<'_> {
     }
 
     fn add(&mut self) {
-        let id = self.index.add_pod().expect("few of 64 slots are taken");
+        let id = self.index.add_pod().unwrap_or_else(|full| {
+            // Whoever left has a slot until it is swept.
+            assert_eq!(full.leaving, full.capacity - self.pods.len());
+            while self.writer.sweep(1000) == Swept::Partly {}
+            self.index.add_pod().expect("few of 64 slots are taken")
+        });
         let first = [None, Some(0), Some(5), Some(u64::MAX - 1)][self.bytes.below(4)];
         let counted = self.bytes.below(4) != 0;
         if let Some(first) = first.filter(|_| counted) {
