@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &TopArguments, out: &mut impl Write) -> anyhow::Res
         write!(out, "{ENTER}")?;
         let watched = tokio::select! {
             watched = watch(&mut stream, out) => watched,
-            _ = tokio::signal::ctrl_c() => Ok(()),
+            ended = wornpath_gateway::told_to_end() => Ok(ended?),
         };
         write!(out, "{LEAVE}")?;
         out.flush()?;

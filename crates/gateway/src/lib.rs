@@ -45,7 +45,7 @@ pub use record::{Api, Computed, Ended, Observe, Record, Usage};
 pub use roster::{Roster, Seat};
 pub use routing::{Routing, RoutingError};
 pub use seen::{CallSeen, Seen, TraceContext};
-pub use serve::{ServeError, Serving, serve};
+pub use serve::{ServeError, Serving, serve, told_to_end};
 pub use settings::{
     CheckpointSettings, Credentials, Drain, EventSource, KeyDigest, Limits, Listeners,
     ModelSettings, NamedProfile, PodSettings, Reveal, RouteSettings, Settings, Sharing,

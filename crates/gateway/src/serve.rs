@@ -145,7 +145,11 @@ pub fn serve(
     served
 }
 
-async fn told_to_end() -> std::io::Result<()> {
+/// Comes when the process is told to end, by ctrl-C or by whoever runs it.
+///
+/// # Errors
+/// If signals cannot be listened to.
+pub async fn told_to_end() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {

@@ -55,3 +55,19 @@ fn whoever_cannot_watch_is_told_why() {
     }
     assert!(top(&["--once", "--admin", &admin, "--token", "secret"]).status.success());
 }
+
+#[test]
+fn told_to_end_it_leaves_the_terminal_as_it_was() {
+    let engines = engines();
+    let gateway = configured("top_ends", &engines, "");
+    let admin = gateway.admin.as_ref().unwrap();
+    let binary = env!("CARGO_BIN_EXE_wornpath");
+    for signal in ["INT", "TERM"] {
+        let command = format!("timeout -s {signal} 2 {binary} top --admin http://{admin}");
+        let output = Command::new("script").args(["-qec", &command, "/dev/null"]).output().unwrap();
+        let shown = told(&output);
+        let (entered, left) = (shown.find("\x1b[?1049h"), shown.rfind("\x1b[?1049l"));
+        assert!(entered.is_some() && entered < left, "{signal}: {shown:?}");
+        assert!(shown.contains("4 of 4 pods up"), "{signal}: {shown}");
+    }
+}

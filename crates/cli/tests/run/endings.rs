@@ -69,21 +69,23 @@ fn killed_at_random_moments_it_ends_with_every_line_once() {
 }
 
 #[test]
-fn interrupted_it_keeps_what_it_has_and_says_how_to_go_on() {
+fn interrupted_or_told_to_end_it_keeps_what_it_has_and_says_how_to_go_on() {
     let engines = Served::start_at("20", &[]);
-    let job = Job::new("interrupted", questions(5, 20));
-    let child = job.start(&engines, &["--window", "4"]);
-    job.wait_for_lines(5);
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
-    let output = job.end(child);
-    assert!(output.is(130) && output.out.contains("--resume"), "{output:?}");
-    let kept = job.lines();
-    assert!((5..100).contains(&kept.len()), "{}", kept.len());
-    let output = job.run(&engines, &["--resume"]);
-    assert!(output.is(0), "{output:?}");
-    assert_eq!(job.lines()[..kept.len()], kept[..], "nothing is run again");
-    assert_eq!(job.ids().len(), 100);
+    for signal in ["INT", "TERM"] {
+        let job = Job::new(&format!("interrupted-{signal}"), questions(5, 20));
+        let child = job.start(&engines, &["--window", "4"]);
+        job.wait_for_lines(5);
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        let output = job.end(child);
+        assert!(output.is(130) && output.out.contains("--resume"), "{signal}: {output:?}");
+        let kept = job.lines();
+        assert!((5..100).contains(&kept.len()), "{signal}: {}", kept.len());
+        let output = job.run(&engines, &["--resume"]);
+        assert!(output.is(0), "{output:?}");
+        assert_eq!(job.lines()[..kept.len()], kept[..], "nothing is run again");
+        assert_eq!(job.ids().len(), 100);
+    }
 }
 
 #[test]
