@@ -56,6 +56,9 @@ pub trait Dispatch: Send {
     }
     /// A pod that is expected to hold the prompt will not: it refused the request, or never got it.
     fn refused(&mut self, _pod: PodId) {}
+    /// Until then an engine may hold what it computed for another one, which frees it by taking it over; or none does.
+    /// Whoever gives a plan up before that leaves the engine with it.
+    fn hands_over(&mut self, _until: Option<Moment>) {}
     /// A call that [`Dispatch::begins`] told the time of has been answered, or failed.
     fn answered(&mut self, _called: Called<'_>) {}
 }

@@ -51,7 +51,12 @@ enum Until {
 struct Left {
     lease: Option<Duration>,
     at: Moment,
+    /// Whether its engine holds that for another one.
+    is_given: bool,
 }
+
+/// How long engines are taken to hold what they computed for others, unless their steps say how long; as vLLM does.
+const HELD: Duration = Duration::from_secs(30);
 
 struct Run<'a, D> {
     call: &'a Call,
@@ -95,7 +100,8 @@ pub async fn execute<D: Dispatch>(
 impl<D: Dispatch> Run<'_, D> {
     async fn carry_out(&mut self, plan: RoutingPlan) -> Result<Carried, Stop> {
         self.known = Known::default();
-        (self.left, self.taken) = (None, None);
+        self.taken = None;
+        self.leave(None);
         let is_left_out =
             |mark: &Mark| matches!(mark, Mark::StepSkipped { why: SkippedBecause::NoPod, .. });
         self.is_degraded = plan.marks.iter().any(is_left_out);
@@ -223,7 +229,8 @@ impl<D: Dispatch> Run<'_, D> {
                 Ok((answer, endpoint)) => {
                     let status = answer.head.status;
                     if status.is_success() {
-                        self.left = Some(Left { lease: step.lease, at: self.dispatch.now() });
+                        let (lease, at, is_given) = (step.lease, self.dispatch.now(), gives(&step));
+                        self.leave(Some(Left { lease, at, is_given }));
                         return Ok(());
                     }
                     if status.is_client_error() && !is_for_another_pod(status) {
@@ -290,6 +297,8 @@ impl<D: Dispatch> Run<'_, D> {
         match self.course.failed_beside(step.pod, step.failure, || budget.spend(now)) {
             Next::Skip => {
                 (self.known.alone, self.is_degraded, self.taken) = (true, true, None);
+                let left = self.left.take();
+                self.leave(left);
                 Ok(())
             }
             next => Err(self.stop(next, step.name.clone(), cause)),
@@ -385,6 +394,8 @@ impl<D: Dispatch> Run<'_, D> {
             Err(cause) => return Err(Box::new(Fallen { step, why: Why::Failed(cause) })),
         };
         self.taken = taken(&step, Bytes::new()).or(self.taken.take());
+        let until = self.dispatch.now() + step.lease.unwrap_or(HELD);
+        self.dispatch.hands_over(Some(until));
         let timeouts = within(self.kit.timeouts, &step);
         let (worker, now) = (self.kit.worker, self.dispatch.now());
         companions.spawn(accompany(step, endpoint, (request, timeouts), (worker, now)));
@@ -451,16 +462,27 @@ impl<D: Dispatch> Run<'_, D> {
         }
     }
 
+    /// What is there for the next step to take.
+    fn leave(&mut self, left: Option<Left>) {
+        let given = left.as_ref().filter(|left| left.is_given);
+        self.dispatch.hands_over(given.map(|left| left.at + left.lease.unwrap_or(HELD)));
+        self.left = left;
+    }
+
     fn since(&self, moment: Moment) -> Duration {
         self.dispatch.now().saturating_sub(moment)
     }
 }
 
+/// Whether what a step computes is for another one.
+fn gives(step: &PlanStep) -> bool {
+    step.mutations.iter().any(|it| matches!(it, Mutation::OfferKv(_)))
+}
+
 /// What the next step takes over of this one, if it gives anything.
 fn taken(step: &PlanStep, answer: Bytes) -> Option<Box<Taken>> {
-    let gives = step.mutations.iter().any(|it| matches!(it, Mutation::OfferKv(_)));
     let (pod, expected_tokens) = (step.pod, step.cache.tokens);
-    gives.then(|| Box::new(Taken { pod, expected_tokens, answer }))
+    gives(step).then(|| Box::new(Taken { pod, expected_tokens, answer }))
 }
 
 /// Waits for an answer that comes as a whole, and meanwhile takes the prompt for computed when its time

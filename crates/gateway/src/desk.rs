@@ -2,6 +2,7 @@
 
 use crate::aside::aside;
 use crate::claims::Claim;
+use crate::client::Handover;
 use crate::lobby::Waiter;
 use crate::roster::Roster;
 use crate::seen::{CallSeen, Seen};
@@ -175,6 +176,8 @@ pub(crate) struct Dispatcher<'a> {
     pub(crate) roster: Arc<Roster>,
     /// Of the first decision, if nothing has come of it yet: whatever is told later follows that.
     pub(crate) untold: &'a Untold,
+    /// Where it is told what engines hold for each other, if several are at work.
+    pub(crate) handover: Option<&'a Handover>,
 }
 
 impl Dispatch for Dispatcher<'_> {
@@ -228,6 +231,12 @@ impl Dispatch for Dispatcher<'_> {
         if let Some(blocks) = blocks {
             self.untold.tell(self.worker);
             self.worker.withdraw(pod, &blocks.chain, self.bytes);
+        }
+    }
+
+    fn hands_over(&mut self, until: Option<Moment>) {
+        if let Some(handover) = self.handover {
+            handover.is_held(until);
         }
     }
 

@@ -4,7 +4,7 @@ use crate::gateway::{Gateway, eventually};
 use crate::recorder::Recorder;
 use crate::served::{Exchange, Served};
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const ASK: &str = "/v1/completions";
 const MODEL: &str = "models: [{name: m, tokenizer: bytes}]\n";
@@ -254,15 +254,52 @@ fn recent_decisions_are_explained_with_candidates_scores_and_calls() {
 }
 
 #[test]
-fn a_plan_with_two_engines_is_finished_even_if_the_client_goes() {
-    let (prefill, decode, gateway) = pair("plans_left", "nixl");
-    prefill.answer_after(Duration::from_millis(300));
+fn a_client_that_leaves_while_its_prompt_is_computed_takes_the_plan_with_it() {
+    for transfer in ["nixl", "tensorrt"] {
+        let (prefill, decode, gateway) = pair(&format!("plans_left_{transfer}"), transfer);
+        prefill.answer_after(Duration::from_millis(1500));
+        let leaving = gateway.open(ASK, &json!({"model": "m", "prompt": "hello"}));
+        eventually("prefill has begun", || prefill.posted().len() == 1);
+        drop(leaving);
+        let left = Instant::now();
+        eventually("no load is left", || requests(&gateway) == 0);
+        assert!(left.elapsed() < Duration::from_secs(1), "{transfer}: before prefill was done");
+        std::thread::sleep(Duration::from_millis(1600).saturating_sub(left.elapsed()));
+        assert_eq!(decode.posted().len(), 0, "{transfer}: nobody needs it");
+    }
+}
+
+#[test]
+fn what_an_engine_holds_for_another_is_taken_even_if_the_client_leaves() {
+    let (_prefill, decode, gateway) = pair("plans_taken", "nixl");
+    decode.answer_after(Duration::from_millis(900));
     let leaving = gateway.open(ASK, &json!({"model": "m", "prompt": "hello"}));
-    eventually("prefill has begun", || prefill.posted().len() == 1);
+    eventually("decode has begun", || decode.posted().len() == 1);
     drop(leaving);
-    eventually("what was computed is taken", || decode.posted().len() == 1);
-    eventually("no load is left", || {
-        let pods = gateway.ask("GET", "/pods", "").json();
-        pods["pods"].as_array().unwrap().iter().all(|pod| pod["load"]["requests"] == 0)
-    });
+    let left = Instant::now();
+    while left.elapsed() < Duration::from_millis(600) {
+        assert_eq!(requests(&gateway), 1, "it may not have taken everything yet");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    eventually("no load is left", || requests(&gateway) == 0);
+}
+
+#[test]
+fn what_an_engine_holds_no_more_keeps_no_plan_whose_client_left() {
+    let (_prefill, decode, gateway) =
+        pair("plans_lapsed", "nixl, prefill: {lease: 800ms}, decode: {attempts: 1}");
+    decode.answer_after(Duration::from_secs(9));
+    let leaving = gateway.open(ASK, &json!({"model": "m", "prompt": "hello"}));
+    eventually("decode has begun", || decode.posted().len() == 1);
+    drop(leaving);
+    let left = Instant::now();
+    eventually("no load is left", || requests(&gateway) == 0);
+    assert!(left.elapsed() < Duration::from_secs(5), "long before it has answered");
+}
+
+/// What the gateway thinks its pods have to do.
+fn requests(gateway: &Gateway) -> u64 {
+    let pods = gateway.ask("GET", "/pods", "").json();
+    let all = pods["pods"].as_array().unwrap().iter();
+    all.map(|pod| pod["load"]["requests"].as_u64().unwrap()).sum()
 }

@@ -146,7 +146,9 @@ const SHOWN: [(&str, &[&str]); 27] = [
         &[
             "a_client_that_leaves_takes_its_request_with_it",
             "a_client_that_leaves_is_noticed_at_once_and_leaves_no_load",
-            "a_plan_with_two_engines_is_finished_even_if_the_client_goes",
+            "a_client_that_leaves_while_its_prompt_is_computed_takes_the_plan_with_it",
+            "what_an_engine_holds_for_another_is_taken_even_if_the_client_leaves",
+            "what_an_engine_holds_no_more_keeps_no_plan_whose_client_left",
         ],
     ),
     (

@@ -8,6 +8,7 @@ mod planned;
 pub(crate) mod read;
 mod refusal;
 mod relay;
+mod several;
 
 use crate::admin::decoded;
 use crate::aside::aside;
@@ -33,6 +34,8 @@ use refusal::Refusal;
 pub(crate) use relay::Reply;
 use relay::{End, Relay, Told};
 use serde_json::{Value, json};
+use several::Begun;
+pub(crate) use several::Handover;
 use std::convert::Infallible;
 use std::sync::Arc;
 use wornpath_execution::{Call, Carried, Edit, Kit, Taken, execute, splice};
@@ -195,33 +198,18 @@ async fn route(
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
     if plan.steps.len() == 1 {
         let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &untold);
-        let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster, untold };
+        let handover = None;
+        let mut dispatcher =
+            Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover };
         let carried = untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await;
         record.seen = kept(dispatcher.seen);
         return Ok((carried?, turn));
     }
     untold.tell(worker);
-    // Several engines are at work: if the client goes now, what one of them has begun to hand over is
-    // still taken, so that its memory is freed. So this runs on even if nobody waits for it.
-    let (worker, profile) = (Arc::clone(worker), Arc::clone(profile));
-    let carried = tokio::spawn(async move {
-        let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
-        let kit =
-            Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
-        let (worker, profile) = (&*worker, &profile);
-        let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &Untold::default());
-        let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster, untold };
-        let carried = execute(plan, &call, &kit, &mut dispatcher).await;
-        // The turn stays with the work, whoever waits for it.
-        (carried, dispatcher.seen, turn)
-    });
-    match carried.await {
-        Ok((carried, seen, turn)) => {
-            record.seen = kept(seen);
-            Ok((carried?, turn))
-        }
-        Err(_) => Err(Refusal::from(Rejection::unavailable("the plan was given up"))),
-    }
+    let begun = Begun { plan, call, context, seen, turn };
+    let (carried, seen, turn) = Box::pin(several::carry(worker, profile, begun)).await?;
+    record.seen = kept(seen);
+    Ok((carried?, turn))
 }
 
 /// Calls the model what its engines call it, if the client used another name of the configuration's.

@@ -79,7 +79,8 @@ async fn carry(
     decided();
     record.decided = gateway.now().saturating_sub(arrived);
     let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
-    let (bytes, roster, untold) = (length.bytes, gateway.roster(), &untold);
-    let mut dispatcher = Dispatcher { worker, profile, context, bytes, seen, roster, untold };
+    let (bytes, roster, untold, handover) = (length.bytes, gateway.roster(), &untold, None);
+    let mut dispatcher =
+        Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover };
     Ok(untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await?)
 }

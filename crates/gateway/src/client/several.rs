@@ -1,0 +1,94 @@
+//! Plans by which several engines work on one request.
+//!
+//! If the client leaves, such a plan is given up as any request is, but not while one engine holds what it computed for
+//! another: taking that over is what frees its memory. So these plans run on tasks of their own, which nobody's leaving ends
+//! and which look for themselves.
+
+use super::refusal::Refusal;
+use crate::desk::{Dispatcher, Untold, Worker};
+use crate::quota::Turn;
+use crate::seen::Seen;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use wornpath_execution::{Call, Carried, Failure, Kit, execute};
+use wornpath_index::Moment;
+use wornpath_routing::{Profile, Rejection, RoutingContext, RoutingPlan};
+
+/// How often a plan whose client has left looks whether it is still needed.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What a plan is carried out with.
+pub(super) struct Begun {
+    pub(super) plan: RoutingPlan,
+    pub(super) call: Call,
+    pub(super) context: Option<RoutingContext>,
+    pub(super) seen: Option<Box<Seen>>,
+    /// It stays with the work, whoever waits for it.
+    pub(super) turn: Option<Turn>,
+}
+
+/// What came of it.
+pub(super) type Done = (Result<Carried, Failure>, Option<Box<Seen>>, Option<Turn>);
+
+/// Carries a plan out to the first byte of its answer.
+pub(super) async fn carry(
+    worker: &Arc<Worker>,
+    profile: &Arc<Profile>,
+    begun: Begun,
+) -> Result<Done, Refusal> {
+    let (worker, profile) = (Arc::clone(worker), Arc::clone(profile));
+    let (client, has_left) = oneshot::channel::<Infallible>();
+    let work = tokio::spawn(async move {
+        let (worker, profile) = (&*worker, &profile);
+        let (gateway, handover) = (&worker.gateway, Handover::default());
+        let Begun { plan, call, context, seen, turn } = begun;
+        let (budget, timeouts) = (&gateway.budget, gateway.settings().timeouts);
+        let kit = Kit { budget, timeouts, worker: worker.number };
+        let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &Untold::default());
+        let handed = Some(&handover);
+        let mut dispatcher =
+            Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover: handed };
+        tokio::select! {
+            biased;
+            carried = execute(plan, &call, &kit, &mut dispatcher) => {
+                Some((carried, dispatcher.seen, turn))
+            }
+            () = nobody_needs(has_left, &handover, || gateway.now()) => None,
+        }
+    });
+    let done = work.await;
+    drop(client);
+    let given_up = || Refusal::from(Rejection::unavailable("the plan was given up"));
+    done.ok().flatten().ok_or_else(given_up)
+}
+
+/// Comes when the client has left and no engine holds anything for another.
+async fn nobody_needs(
+    client: oneshot::Receiver<Infallible>,
+    handover: &Handover,
+    now: impl Fn() -> Moment,
+) {
+    let Err(_left) = client.await;
+    while handover.until() > now() {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Until when an engine may hold what it computed for another one.
+#[derive(Debug, Default)]
+pub(crate) struct Handover(AtomicU64);
+
+impl Handover {
+    /// What is said later counts.
+    pub(crate) fn is_held(&self, until: Option<Moment>) {
+        let nanos = until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
+        self.0.store(nanos, Relaxed);
+    }
+
+    fn until(&self) -> Moment {
+        Duration::from_nanos(self.0.load(Relaxed))
+    }
+}
