@@ -155,8 +155,9 @@ impl Exchange {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let length = body.len();
-        write!(stream, "{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}")
-            .unwrap();
+        // In one piece: who refuses the head may close before the rest is written.
+        let all = format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}");
+        stream.write_all(all.as_bytes()).unwrap();
         Self { stream: BufReader::new(stream) }
     }
 

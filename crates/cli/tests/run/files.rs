@@ -109,6 +109,18 @@ impl Job {
         text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned).collect()
     }
 
+    /// Lines of the output that the log has too, and that therefore stay: those that stood there before its next entry,
+    /// or when there was nothing more to publish.
+    pub(crate) fn logged_lines(&self) -> Vec<String> {
+        let entries = || std::fs::metadata(self.beside(".progress")).map_or(0, |log| log.len());
+        let (lines, before) = (self.lines(), entries());
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while entries() == before && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        lines
+    }
+
     pub(crate) fn wait_for_lines(&self, lines: usize) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while self.lines().len() < lines {
