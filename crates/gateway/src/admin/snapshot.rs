@@ -15,7 +15,7 @@ pub(super) fn snapshot(admin: &Admin, window: &mut Window) -> Value {
     let (running, gateway) = (&admin.running, admin.running.gateway());
     let now = gateway.now();
     let totals = running.metrics().totals();
-    let all = totals.values().fold(Figures::default(), |sum, figures| sum.and(figures));
+    let all = running.metrics().total();
     let events = gateway.events().status(now);
     let roster = gateway.roster();
     let between = window.look(now, totals.clone());

@@ -44,6 +44,8 @@ pub struct Metrics {
     reloads: [AtomicU64; 2],
     /// Pods that should send events and never did.
     silent: Mutex<HashSet<Name>>,
+    /// What was counted for pods that have gone.
+    gone: Mutex<Figures>,
     spans: OnceLock<Arc<SpanCounts>>,
 }
 
@@ -178,8 +180,9 @@ impl Metrics {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops what was counted for pods that have gone, so that names that come and go do not add up.
+    /// Drops what was counted for pods that have gone, so that names that come and go do not add up; but for their sum.
     pub fn forget(&self, is_there: impl Fn(&Name) -> bool) {
+        self.sum_up_gone(&is_there);
         self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_there));
         self.lines.retain(|key| key.pod.as_ref().is_none_or(&is_there));
         self.scrapes.retain(&is_there);

@@ -116,4 +116,7 @@ fn what_was_counted_for_a_pod_goes_with_it() {
     assert!(page(&metrics).contains("pod=\"a\""));
     metrics.forget(|pod| pod.as_str() != "a");
     assert!(!page(&metrics).contains("pod=\"a\""));
+    assert_eq!(metrics.totals().get("a"), None);
+    metrics.forget(|pod| pod.as_str() != "a");
+    assert_eq!((metrics.total().requests, metrics.total().predicted), (1, 64), "once, in the sum");
 }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
+
+use wornpath_routing::Name;
 
 use super::histogram::{Cumulative, FINE};
 use super::{Line, Metrics, word};
@@ -113,7 +116,26 @@ impl Figures {
 }
 
 impl Metrics {
-    /// What requests counted so far.
+    /// What requests counted since the start, also for pods that have gone.
+    pub(crate) fn total(&self) -> Figures {
+        let gone = *self.gone();
+        self.totals().values().fold(gone, |sum, figures| sum.and(figures))
+    }
+
+    /// Adds what was counted for pods that are not there any more, before that is dropped.
+    pub(super) fn sum_up_gone(&self, is_there: impl Fn(&Name) -> bool) {
+        let has_gone = |pod: &str| !pod.is_empty() && !is_there(&pod.into());
+        for (_, figures) in self.totals().iter().filter(|(pod, _)| has_gone(pod)) {
+            let mut gone = self.gone();
+            *gone = gone.and(figures);
+        }
+    }
+
+    fn gone(&self) -> MutexGuard<'_, Figures> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What requests counted so far, by pods that are there.
     pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals::new();
         for (key, count) in self.ends.all() {
