@@ -17,6 +17,9 @@ const ENOUGH: u64 = 20;
 pub async fn watch(gateway: Arc<Gateway>, metrics: Arc<Metrics>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        // Whether or not anybody reads the page.
+        let roster = gateway.roster();
+        metrics.forget(|pod| roster.named(pod.as_str()).is_some());
         for (pod, verdict) in metrics.judge() {
             match verdict {
                 Verdict::Optimistic | Verdict::Pessimistic => {

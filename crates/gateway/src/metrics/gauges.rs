@@ -20,7 +20,7 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     let mut page = Page::default();
     let roster = gateway.roster();
     let pods = roster.fleet().pods();
-    metrics.forget(|name| pods.iter().any(|pod| pod.facts().name == *name));
+    metrics.forget(|name| roster.named(name.as_str()).is_some());
     metrics.counted(&mut page);
     loads(&mut page, pods);
     states(&mut page, pods);

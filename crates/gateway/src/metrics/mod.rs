@@ -182,7 +182,9 @@ impl Metrics {
 
     /// Drops what was counted for pods that have gone, so that names that come and go do not add up; but for their sum.
     pub fn forget(&self, is_there: impl Fn(&Name) -> bool) {
-        self.sum_up_gone(&is_there);
+        // Nobody else may count the same meanwhile.
+        let mut gone = self.gone();
+        *gone = self.with_gone(*gone, &is_there);
         self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_there));
         self.lines.retain(|key| key.pod.as_ref().is_none_or(&is_there));
         self.scrapes.retain(&is_there);

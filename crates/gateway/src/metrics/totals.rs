@@ -122,16 +122,15 @@ impl Metrics {
         self.totals().values().fold(gone, |sum, figures| sum.and(figures))
     }
 
-    /// Adds what was counted for pods that are not there any more, before that is dropped.
-    pub(super) fn sum_up_gone(&self, is_there: impl Fn(&Name) -> bool) {
+    /// The sum, and what was counted for pods that are not there any more.
+    pub(super) fn with_gone(&self, sum: Figures, is_there: impl Fn(&Name) -> bool) -> Figures {
         let has_gone = |pod: &str| !pod.is_empty() && !is_there(&pod.into());
-        for (_, figures) in self.totals().iter().filter(|(pod, _)| has_gone(pod)) {
-            let mut gone = self.gone();
-            *gone = gone.and(figures);
-        }
+        let totals = self.totals();
+        let gone = totals.iter().filter(|(pod, _)| has_gone(pod));
+        gone.fold(sum, |sum, (_, figures)| sum.and(figures))
     }
 
-    fn gone(&self) -> MutexGuard<'_, Figures> {
+    pub(super) fn gone(&self) -> MutexGuard<'_, Figures> {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
