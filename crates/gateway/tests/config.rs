@@ -61,7 +61,7 @@ fn every_problem_is_shown_where_it_stands_with_its_cure() {
 
 #[test]
 fn what_may_be_a_secret_is_never_repeated() {
-    for file in ["secrets", "pods"] {
+    for file in ["secrets", "pods", "sources"] {
         let refused = Config::read(&here(&format!("tests/config/{file}.yaml"))).unwrap_err();
         for shown in [refused.to_string(), format!("{refused:?}"), refused.to_json().to_string()] {
             for secret in ["sk-live", "hunter2", "4242", "user:secret"] {

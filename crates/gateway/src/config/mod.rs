@@ -228,11 +228,11 @@ impl Config {
     /// Files that it was made from besides its own, for whoever watches them.
     #[must_use]
     pub fn files(&self) -> Vec<PathBuf> {
-        let shipped =
-            |file: &str| SHIPPED.iter().any(|(name, _)| file == format!("profiles/{name}.yaml"));
         let profiles = self.settings.profiles.iter().map(|profile| &profile.file);
         profiles
-            .filter(|file| !shipped(file) && !file.starts_with("profile "))
+            .filter(|file| {
+                !file.starts_with(profiles::SHIPPED_FILE) && !file.starts_with("profile ")
+            })
             .map(PathBuf::from)
             .chain(self.certificates.iter().cloned())
             .collect()

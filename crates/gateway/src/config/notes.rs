@@ -48,9 +48,13 @@ impl<'a> Notes<'a> {
         }
     }
 
-    /// Hides what stands there from whoever is shown the problems.
-    pub(super) fn mask(&mut self, span: Span) {
+    /// An address that is refused, as it may be shown: without a password that may be in it, there and where it stands.
+    pub(super) fn shown_address<'t>(&mut self, address: &'t str, span: Span) -> &'t str {
+        if !address.contains('@') {
+            return address;
+        }
         self.masked.push(span);
+        "…"
     }
 
     /// Takes down a name that was given before.

@@ -237,11 +237,7 @@ fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<
         Ok(host) => host.to_owned(),
         Err(problem) => {
             let span = section.at("url");
-            let mut shown = text.as_str();
-            if text.contains('@') {
-                notes.mask(span);
-                shown = "…";
-            }
+            let shown = notes.shown_address(&text, span);
             let problem = refused("pods", "url", shown, span, &problem);
             notes.problems.push(problem.cure("write `http://host:port`"));
             return None;
@@ -315,10 +311,10 @@ pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Note
 fn metrics(section: &Section<'_>, notes: &mut Notes) -> Option<String> {
     let metrics: String = section.maybe("metrics")?;
     if let Err(problem) = authority(&metrics) {
-        notes.problems.push(
-            refused("pods", "metrics", &metrics, section.at("metrics"), &problem)
-                .cure("write `http://host:port/metrics`"),
-        );
+        let span = section.at("metrics");
+        let shown = notes.shown_address(&metrics, span);
+        let problem = refused("pods", "metrics", shown, span, &problem);
+        notes.problems.push(problem.cure("write `http://host:port/metrics`"));
     }
     Some(metrics)
 }

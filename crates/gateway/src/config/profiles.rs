@@ -53,6 +53,9 @@ pub(super) fn profiles(
     profiles
 }
 
+/// How what a shipped profile came from begins: it is no file.
+pub(super) const SHIPPED_FILE: &str = "shipped profile `";
+
 /// The profile that a route names, taken from the shipped ones where the configuration has none of that
 /// name. Whether there is one.
 pub(super) fn resolve(name: &str, profiles: &mut Vec<NamedProfile>) -> bool {
@@ -60,7 +63,7 @@ pub(super) fn resolve(name: &str, profiles: &mut Vec<NamedProfile>) -> bool {
         return true;
     }
     let Some(text) = shipped(name) else { return false };
-    let file = format!("profiles/{name}.yaml");
+    let file = format!("{SHIPPED_FILE}{name}`");
     profiles.push(NamedProfile { name: name.to_owned(), file, text: text.to_owned() });
     true
 }

@@ -146,6 +146,7 @@ fn url(section: &Section<'_>, scheme: &str, notes: &mut Notes) -> String {
         return String::new();
     };
     if !url.starts_with(&format!("{scheme}://")) {
+        notes.shown_address(&url, section.at("url"));
         let message = format!("`url` of a `{scheme}` source does not begin with `{scheme}://`");
         notes
             .problems

@@ -21,7 +21,9 @@ pub(super) fn telemetry(root: &Node, notes: &mut Notes) -> Option<TelemetrySetti
     let section = Section::of(Some(node), name, TELEMETRY, &mut notes.problems);
     let otlp: String = section.maybe("otlp")?;
     if let Err(problem) = authority(&otlp) {
-        let problem = refused("telemetry", "otlp", &otlp, section.at("otlp"), &problem);
+        let span = section.at("otlp");
+        let shown = notes.shown_address(&otlp, span);
+        let problem = refused("telemetry", "otlp", shown, span, &problem);
         notes.problems.push(problem.cure("write `http://host:4318`"));
     }
     Some(TelemetrySettings {
