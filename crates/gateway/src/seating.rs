@@ -18,7 +18,7 @@ use tokio::task::AbortHandle;
 use wornpath_events::{Judge, ZeroMq, supervise};
 use wornpath_execution::{AddressError, Endpoint};
 use wornpath_index::{NoSlot, PodId};
-use wornpath_routing::{EventTrust, Health, Pod, PodFacts};
+use wornpath_routing::{EventTrust, Health, Name, Pod, PodFacts};
 
 /// Blocks that are swept at a time when slots are needed at once.
 const SWEPT_BLOCKS: usize = 1 << 16;
@@ -76,16 +76,32 @@ impl Gateway {
     /// # Errors
     /// What is wrong with them.
     pub fn apply(&self, settings: Settings) -> Result<(), ApplyError> {
+        self.adopt(settings, &[])
+    }
+
+    /// The same, where some of the pods were brought by somebody else before.
+    ///
+    /// # Errors
+    /// What is wrong with the settings.
+    pub(crate) fn adopt(
+        &self,
+        settings: Settings,
+        adopted: &[PodSettings],
+    ) -> Result<(), ApplyError> {
         let routing = Routing::check(&settings)?;
         let _changing = lock(&self.changing);
         let before = self.settings();
+        let is_adopted = |pod: &PodSettings| {
+            adopted.iter().any(|it| it.facts.name == pod.facts.name || it.url == pod.url)
+        };
         let is_as_before = |seat: &Seat| {
-            !before.pods.contains(&seat.settings) || settings.pods.contains(&seat.settings)
+            let is_listed = settings.pods.contains(&seat.settings);
+            (is_listed || !before.pods.contains(&seat.settings)) && !is_adopted(&seat.settings)
         };
         let (mut seats, leaving): (Vec<_>, Vec<_>) =
             self.roster().seats().iter().cloned().partition(is_as_before);
-        let coming: Vec<_> =
-            settings.pods.iter().filter(|new| !before.pods.contains(new)).cloned().collect();
+        let is_new = |pod: &&PodSettings| !before.pods.contains(pod) || is_adopted(pod);
+        let coming: Vec<_> = settings.pods.iter().filter(is_new).cloned().collect();
         check_pods(&seats, (&coming, &settings), &routing)?;
         for seat in &seats {
             may_say_nothing(&seat.settings, &routing)?;
@@ -330,14 +346,19 @@ fn is_same_engine(former: &PodSettings, new: &PodSettings) -> bool {
     engine(former) == engine(new)
 }
 
-/// What is configured of a pod; the models, if they are not, by its own word.
+/// What is configured of a pod, and by its own word: the models, if they are not configured, and what it adapts them by
+/// besides what is.
 fn introduced(pod: &PodSettings, cards: &[Value]) -> PodFacts {
     let mut facts = pod.facts.clone();
-    if facts.models.is_empty() && !cards.is_empty() {
-        let name = |card: &Value| card["id"].as_str().map(Into::into);
-        let is_base = |card: &&Value| !card["parent"].is_string();
+    let name = |card: &Value| card["id"].as_str().map(Name::from);
+    let is_base = |card: &&Value| !card["parent"].is_string();
+    if facts.models.is_empty() {
         facts.models = cards.iter().filter(is_base).filter_map(name).collect();
-        facts.loras = cards.iter().filter(|card| !is_base(card)).filter_map(name).collect();
+    }
+    for lora in cards.iter().filter(|card| !is_base(card)).filter_map(name) {
+        if !facts.loras.contains(&lora) {
+            facts.loras.push(lora);
+        }
     }
     facts
 }

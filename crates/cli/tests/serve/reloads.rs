@@ -1,6 +1,6 @@
 //! What a reload changes, what it does not, and that it says so.
 
-use crate::gateway::{Gateway, folder};
+use crate::gateway::{Gateway, eventually, folder};
 use crate::served::Served;
 use crate::sockets::exchange;
 use serde_json::{Value, json};
@@ -74,4 +74,30 @@ fn limits_of_connections_and_heads_change_at_once() {
     assert!(ask().starts_with("HTTP/1.1 431"), "{}", ask());
     let body = json!({"model": "m", "prompt": "a"});
     assert_eq!(it.gateway.post(ASK, &body).status, 200);
+}
+
+#[test]
+fn a_pod_that_is_listed_now_stays_as_it_was_also_if_the_file_is_refused() {
+    let engines = Served::start(&["--model", "m", "--engines", "2"]);
+    let it = Reloading::start("reloads_adopted", &engines);
+    let url = format!("http://{}", engines.engines[1].http);
+    let pod = json!({"name": "b", "url": url, "model": "m"}).to_string();
+    assert_eq!(it.gateway.ask("POST", "/pods", &pod).status, 200);
+    let health = || it.gateway.ask("GET", "/pods/b", "").json()["health"].clone();
+    eventually("it is up", || health() == "up");
+    assert_eq!(it.gateway.ask("POST", "/pods/b/drain", "").status, 200);
+    let listed = format!(
+        "pods: [{{name: a, url: \"http://{}\", model: m}}, {{name: b, url: \"{url}\", model: m}}]\n",
+        engines.engines[0].http
+    );
+    // Only with the pods that are there it turns out to be wrong.
+    let far = json!({"name": "c", "url": "http://127.0.0.2:9", "model": "m"}).to_string();
+    assert_eq!(it.gateway.ask("POST", "/pods", &far).status, 200);
+    fs::write(&it.file, format!("{listed}pod_addresses: [127.0.0.1/32]\n")).unwrap();
+    let answer = it.gateway.ask("POST", "/config/reload", "");
+    assert!(answer.status >= 400 && answer.text.contains("127.0.0.2"), "{}", answer.text);
+    assert_eq!(health(), "draining");
+    fs::write(&it.file, &listed).unwrap();
+    assert_eq!(it.gateway.ask("POST", "/config/reload", "").status, 200);
+    assert_eq!(health(), "draining", "it is the same engine");
 }

@@ -182,25 +182,8 @@ impl Running {
         let listed = config.pods();
         let is_listed = |pod: &PodConfig| listed.iter().any(|known| is_same(known, pod));
         let adopted: Vec<_> = self.roll.unlisted().into_iter().filter(is_listed).collect();
-        adopted.iter().for_each(|pod| self.take_out(pod));
-        if let Err(error) = self.gateway.apply(settings) {
-            for settings in adopted.iter().flat_map(PodConfig::settings) {
-                // It was there a moment ago; if it cannot come back, `apply` has taken its place.
-                let _ = self.gateway.add_pod(settings);
-            }
-            return Err(error.into());
-        }
-        // One that was listed before, taken out by an operator and added again is no new one to the gateway.
-        for pod in listed.iter().filter(|pod| adopted.iter().any(|other| is_same(pod, other))) {
-            for settings in pod.settings() {
-                let name = settings.facts.name.clone();
-                if self.gateway.roster().named(name.as_str()).is_none()
-                    && let Err(error) = self.gateway.add_pod(settings)
-                {
-                    tracing::error!(pod = %name, "a listed pod cannot come: {error}");
-                }
-            }
-        }
+        let adopted: Vec<_> = adopted.iter().flat_map(PodConfig::settings).collect();
+        self.gateway.adopt(settings, &adopted)?;
         self.roll.relist(listed);
         let wants_restart = wants_restart(&state.started, &config);
         state.config = Arc::new(config);
@@ -364,9 +347,6 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     }
     if old.settings.telemetry != new.settings.telemetry {
         sections.push("telemetry");
-    }
-    if old.sources != new.sources {
-        sections.push("event_sources");
     }
     if old.settings.checkpoint != new.settings.checkpoint {
         sections.push("checkpoint");

@@ -139,3 +139,20 @@ fn how_long_events_may_be_silent_can_be_changed() {
     say(&gateway, &attach(&gateway));
     assert_eq!(state(), State::Stale, "also for those who come later");
 }
+
+#[test]
+fn what_a_pod_adapts_its_models_by_is_what_is_configured_and_what_it_says() {
+    let cards = [json!({"id": "m"}), json!({"id": "sql", "parent": "m"})];
+    for models in [&[][..], &["m"]] {
+        let mut pod = pushed(models);
+        pod.facts.loras = vec!["law".into(), "sql".into()];
+        let facts = introduced(&pod, &cards);
+        let words = |names: &[Name]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(
+            (words(&facts.models), words(&facts.loras)),
+            (vec!["m".into()], vec!["law".into(), "sql".into()])
+        );
+        pod.facts.loras.clear();
+        assert_eq!(words(&introduced(&pod, &cards).loras), ["sql"]);
+    }
+}
