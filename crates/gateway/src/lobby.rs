@@ -10,6 +10,7 @@
 //! somebody polls a millisecond later if nobody did before.
 
 use crate::desk::Worker;
+use std::cmp::Reverse;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -177,6 +178,7 @@ impl Lobby {
 
     fn decide_all(&self, worker: &Worker, now: Moment, mut rooms: Guard<'_>) {
         let (mut settled, roster) = (Vec::new(), worker.gateway.roster());
+        rooms.take_turns();
         worker.with_world(&roster, now, |world| {
             rooms.open.iter_mut().for_each(|it| it.room.poll(world, &mut settled));
         });
@@ -226,6 +228,15 @@ impl<T> Rooms<T> {
         Ok(((*number, ticket), displaced))
     }
 
+    /// Whoever is decided first gets what has become free: the room where the highest priority waits, and of several
+    /// each in its turn.
+    fn take_turns(&mut self) {
+        if self.open.len() > 1 {
+            self.open.rotate_left(1);
+            self.open.sort_by_key(|it| Reverse(it.room.highest()));
+        }
+    }
+
     /// Takes a request out, if it still waits.
     fn leave(&mut self, (number, ticket): Place) {
         if let Some(it) = self.open.iter_mut().find(|it| it.number == number) {
@@ -245,28 +256,56 @@ mod tests {
     use wornpath_routing::queue::{Priority, Tenant, Waiting};
     use wornpath_routing::{Request, Surroundings};
 
+    fn enter(rooms: &mut Rooms<&'static str>, hold: &str, item: &'static str) -> Place {
+        enter_at(rooms, hold, item, Priority::NORMAL)
+    }
+
+    fn enter_at(
+        rooms: &mut Rooms<&'static str>,
+        hold: &str,
+        item: &'static str,
+        priority: Priority,
+    ) -> Place {
+        let text = format!("pick: max_score\n{hold}");
+        let profile = Arc::new(Profile::check("p", &text, &Surroundings::default()).unwrap());
+        let context = profile.context(Request::default());
+        let held = Held { profile, context, again: Again::default(), item };
+        let (weight, deadline) = (1, Duration::from_secs(9));
+        let (tenant, cost) = (Tenant(0), Duration::ZERO);
+        let class = Waiting { tenant, weight, priority, cost, deadline };
+        rooms.enter(Duration::ZERO, Hold { class }, held).unwrap().0
+    }
+
     #[test]
     fn who_leaves_late_takes_nobody_else_out() {
-        let profile = Profile::check("p", "pick: max_score\n", &Surroundings::default()).unwrap();
-        let profile = Arc::new(profile);
         let mut rooms = Rooms::default();
-        let enter = |rooms: &mut Rooms<&str>, item| {
-            let context = profile.context(Request::default());
-            let held =
-                Held { profile: Arc::clone(&profile), context, again: Again::default(), item };
-            let (weight, priority) = (1, Priority::NORMAL);
-            let (tenant, cost) = (Tenant(0), Duration::ZERO);
-            let deadline = Duration::from_secs(9);
-            let class = Waiting { tenant, weight, priority, cost, deadline };
-            rooms.enter(Duration::ZERO, Hold { class }, held).unwrap().0
-        };
-        let first = enter(&mut rooms, "first");
+        let first = enter(&mut rooms, "", "first");
         rooms.leave(first);
-        let second = enter(&mut rooms, "second");
+        let second = enter(&mut rooms, "", "second");
         assert_eq!(first.1, second.1, "tickets begin anew");
         rooms.leave(first);
         assert_eq!(rooms.open[0].room.len(), 1);
         rooms.leave(second);
         assert!(rooms.open.is_empty());
+    }
+
+    #[test]
+    fn rooms_take_turns_after_the_one_where_the_highest_priority_waits() {
+        let mut rooms = Rooms::default();
+        let [one, other, third] = [8, 16, 32].map(|most| format!("hold: {{lookahead: {most}}}\n"));
+        let offline = enter_at(&mut rooms, &one, "offline", Priority::LOWEST).0;
+        let (first, second) = (enter(&mut rooms, &other, "").0, enter(&mut rooms, &third, "").0);
+        let turns: Vec<Vec<u64>> = (0..4)
+            .map(|_| {
+                rooms.take_turns();
+                rooms.open.iter().map(|it| it.number).collect()
+            })
+            .collect();
+        assert!(turns.iter().all(|turn| turn[2] == offline), "{turns:?}");
+        let begun = |number| turns.iter().filter(|turn| turn[0] == number).count();
+        assert_eq!((begun(first), begun(second)), (2, 2), "{turns:?}");
+        let urgent = enter_at(&mut rooms, &one, "urgent", Priority::HIGHEST).0;
+        rooms.take_turns();
+        assert_eq!(rooms.open[0].number, urgent);
     }
 }

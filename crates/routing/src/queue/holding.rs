@@ -82,6 +82,12 @@ impl<T> HoldingQueue<T> {
         self.requests.is_empty()
     }
 
+    /// The highest priority that somebody who waits has, or has risen to.
+    #[must_use]
+    pub fn highest(&self) -> Option<Priority> {
+        self.requests.values().map(|request| request.priority).max()
+    }
+
     /// The request waits from now on. In a full queue the last of the longest line of the lowest
     /// priority goes, so that neither offline work nor one busy tenant can shut everybody else out.
     ///

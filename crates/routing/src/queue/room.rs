@@ -9,7 +9,7 @@ use std::sync::Arc;
 use wornpath_index::{Moment, PodId};
 
 use super::holding::{Full, HoldingQueue, Pushed, Ticket};
-use super::rules::{QueueRules, QueueRulesError, Waiting};
+use super::rules::{Priority, QueueRules, QueueRulesError, Waiting};
 use crate::context::{RoutingContext, World};
 use crate::decide::Retry;
 use crate::fleet::{Breaker, Fleet, Health, Pod};
@@ -112,6 +112,12 @@ impl<T> WaitingRoom<T> {
     #[must_use]
     pub fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    /// The highest priority that somebody who waits has, or has risen to.
+    #[must_use]
+    pub fn highest(&self) -> Option<Priority> {
+        self.queue.highest()
     }
 
     /// Whether nobody waits.
