@@ -118,7 +118,11 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
             let (pod, why) = (&seat.pod.facts().name, unlisted.to_string());
             let before = lock(&told).insert(endpoint.url().to_owned(), why.clone());
             let is_configured = !seat.settings.facts.models.is_empty();
-            let may_be = matches!(unlisted, Unlisted::Status(_) | Unlisted::Nothing);
+            let may_be = match unlisted {
+                Unlisted::Status(status) => !is_out_of_order(*status),
+                Unlisted::Nothing => true,
+                Unlisted::Call(_) | Unlisted::Forbidden(_) => false,
+            };
             if before.as_ref() != Some(&why) && !(is_configured && may_be) {
                 tracing::warn!(%pod, url = endpoint.url(), "does not say what it serves: {why}");
             }
@@ -140,6 +144,8 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
         {
             return;
         }
+        // It may be who stands before the engine that answers, as long as there is none.
+        Err(Unlisted::Status(status)) if is_out_of_order(status) => return,
         // It answers, and what it serves is configured.
         Err(_) if !seat.settings.facts.models.is_empty() => {}
         Err(_) => return,
@@ -164,6 +170,11 @@ fn tell_unlisted(gateway: &Gateway, seat: &Seat) {
         tracing::warn!(pod = %seat.pod.facts().name, models = ?unlisted, "serves what is not listed under `models`: a profile that \
             tokenizes refuses it; list it with its tokenizer, or route it to a profile with `text_blocks`");
     }
+}
+
+/// Whether that is the answer of somebody who cannot serve now, and not of one who lists no models.
+fn is_out_of_order(status: StatusCode) -> bool {
+    status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED
 }
 
 /// Why a pod's models are not known.

@@ -2,7 +2,7 @@
 
 use crate::settings::{RouteSettings, Settings};
 use std::sync::Arc;
-use wornpath_routing::{Models, Name, Problems, Profile, Role, Surroundings, WithoutEvents};
+use wornpath_routing::{Models, Name, Problems, Profile, Surroundings, WithoutEvents};
 
 /// Profiles that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +35,8 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// Checks the profiles against the models and the roles of the pods.
+    /// Checks the profiles against the models. Whether pods play their roles is checked with the configuration, which
+    /// knows whether others may come than those it lists.
     ///
     /// # Errors
     /// Every problem of every profile.
@@ -45,9 +46,7 @@ impl Routing {
             models = models.with(&model.name, model.block_size, model.tokenizer.clone());
         }
         let models = Arc::new(models);
-        let roles = (!settings.pods.is_empty()).then(|| roles(settings));
-        let surroundings =
-            Surroundings { models: Arc::clone(&models), roles, ..Surroundings::default() };
+        let surroundings = Surroundings { models: Arc::clone(&models), ..Surroundings::default() };
         let (mut profiles, mut problems) = (Vec::new(), Vec::new());
         for named in &settings.profiles {
             match Profile::check(&named.file, &named.text, &surroundings) {
@@ -130,14 +129,4 @@ pub(crate) fn is_path(pattern: &str, path: &str) -> bool {
         Some(beginning) => path.starts_with(beginning),
         None => pattern == path,
     }
-}
-
-fn roles(settings: &Settings) -> Vec<Role> {
-    let mut roles: Vec<Role> = Vec::new();
-    for role in settings.pods.iter().flat_map(|pod| &pod.facts.roles) {
-        if !roles.contains(role) {
-            roles.push(role.clone());
-        }
-    }
-    roles
 }

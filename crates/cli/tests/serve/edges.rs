@@ -10,6 +10,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const ASK: &str = "/v1/completions";
@@ -427,4 +429,39 @@ fn what_was_only_tokenized_is_not_believed_to_be_cached() {
     let reason = answer.header("x-wornpath-reason").unwrap().to_owned();
     assert_eq!(answer.cached_tokens(), 0);
     assert!(!reason.contains("tokens cached") || reason.contains(" 0 "), "{reason}");
+}
+
+#[test]
+fn who_answers_for_an_engine_that_is_not_there_is_no_pod_yet() {
+    let engine = Recorder::start();
+    let (front, is_there) =
+        (TcpListener::bind("127.0.0.1:0").unwrap(), Arc::new(AtomicBool::new(false)));
+    let (url, seen, to) =
+        (format!("http://{}", front.local_addr().unwrap()), Arc::clone(&is_there), engine.address);
+    let _detached = std::thread::spawn(move || {
+        for stream in front.incoming().map_while(Result::ok) {
+            let mut stream = stream;
+            if !seen.load(Relaxed) {
+                let mut head = [0; 4096];
+                let _ = stream.read(&mut head);
+                let _ = stream.write_all(
+                    b"HTTP/1.1 503 No Upstream\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+                );
+                continue;
+            }
+            let mut there = TcpStream::connect(to).unwrap();
+            let (mut back, mut out) = (there.try_clone().unwrap(), stream.try_clone().unwrap());
+            let _detached = std::thread::spawn(move || std::io::copy(&mut back, &mut out));
+            let _detached = std::thread::spawn(move || std::io::copy(&mut stream, &mut there));
+        }
+    });
+    let text = format!("pods: [{{url: \"{url}\", model: m}}]\n");
+    let gateway = Gateway::configured("edges_front", &text, 0);
+    std::thread::sleep(Duration::from_millis(1500));
+    let pods = gateway.ask("GET", "/pods", "").json();
+    assert_eq!(pods["pods"][0]["health"], "down", "{pods}");
+    is_there.store(true, Relaxed);
+    eventually("the engine is there", || {
+        gateway.post(ASK, &json!({"model": "m", "prompt": "a"})).status == 200
+    });
 }
