@@ -278,14 +278,6 @@ impl Vitals {
         Some(now.saturating_sub(Duration::from_micros(heard)))
     }
 
-    /// Whether its event stream, if it has one, has been silent since `moment`.
-    #[inline]
-    #[must_use]
-    pub fn silent_since(&self, moment: Moment) -> bool {
-        let heard = self.heard.load(Relaxed);
-        heard != 0 && u128::from(heard) <= moment.as_micros()
-    }
-
     /// Its event stream gave a sign of life: an event, a heartbeat, a matching digest.
     pub fn heard_at(&self, now: Moment) {
         let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX - 1);

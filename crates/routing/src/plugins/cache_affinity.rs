@@ -4,12 +4,10 @@
 //! who hold most, until nobody else could score higher; the others count as on the lightest tier, so
 //! that nobody gains by not being asked.
 
-use std::time::Duration;
-
-use wornpath_index::{Holding, Moment, Tier};
+use wornpath_index::{Holding, Tier};
 
 use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Candidate, EventTrust, Vitals};
+use crate::fleet::{Candidate, EventTrust};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Held, Scale, Score};
@@ -35,12 +33,6 @@ pub(crate) const PLUGIN: Plugin = Plugin {
             "0.5",
             "What the score counts while an event of the pod is missing.",
         ),
-        Parameter::with_default(
-            "stale_after",
-            Takes::Time,
-            "30s",
-            "When the pod's events have been silent for this long the score fades, to 0 at twice the time.",
-        ),
     ],
     needs: &[],
     conflicts: &[],
@@ -52,7 +44,6 @@ struct CacheAffinity {
     held: Held,
     tiers: Option<Tiers>,
     unsure: f64,
-    stale_after: Duration,
 }
 
 struct Tiers {
@@ -67,12 +58,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
             Some(Tiers { weights: weights(assembly, &given)?, best: assembly.get("best") })
         }
     };
-    Ok(Box::new(CacheAffinity {
-        held: assembly.held(),
-        tiers,
-        unsure: assembly.get("unsure"),
-        stale_after: assembly.get("stale_after"),
-    }))
+    Ok(Box::new(CacheAffinity { held: assembly.held(), tiers, unsure: assembly.get("unsure") }))
 }
 
 fn weights(assembly: &mut Assembly<'_>, given: &[(String, f64)]) -> Result<[f64; 4], Refused> {
@@ -106,27 +92,15 @@ impl Score for CacheAffinity {
         if let Some(tiers) = &self.tiers {
             self.weigh(tiers, scene, candidates, scores);
         }
-        let (fresh, now) = (scene.now().saturating_sub(self.stale_after), scene.now());
         for (candidate, score) in candidates.iter().zip(scores) {
-            let vitals = scene.pod(*candidate).vitals();
-            if vitals.trust() == EventTrust::Unsure {
+            if scene.pod(*candidate).vitals().trust() == EventTrust::Unsure {
                 *score *= self.unsure;
-            }
-            if vitals.silent_since(fresh) {
-                *score *= self.faded(vitals, now);
             }
         }
     }
 }
 
 impl CacheAffinity {
-    /// What is left of the score of a pod whose events are silent: nothing at twice the time.
-    fn faded(&self, vitals: &Vitals, now: Moment) -> f64 {
-        let silence = vitals.silence(now).unwrap_or_default();
-        let late = silence.saturating_sub(self.stale_after).as_secs_f64();
-        (1.0 - late / self.stale_after.as_secs_f64().max(1e-9)).clamp(0.0, 1.0)
-    }
-
     fn weigh(
         &self,
         tiers: &Tiers,

@@ -10,7 +10,7 @@ use crate::values::BlockHashes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "kv_headroom",
-    summary: "Keeps pods whose KV cache is used to at most a share once the request is in it. \
+    summary: "Keeps pods whose KV cache is used to at most a share once the request is in it; an idle one always has room. \
               The request waits if there is none.",
     parameters: &[
         Parameter::with_default(
@@ -31,6 +31,9 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     example: "kv_headroom: {at_most: 0.9}",
     make: Make::Filter(make),
 };
+
+/// What an engine may say is in use while nobody asks it anything.
+const IDLE_USAGE: f64 = 0.01;
 
 struct KvHeadroom {
     at_most: f64,
@@ -69,11 +72,19 @@ fn usage_with(pod: &Pod, tokens: u64) -> f64 {
     vitals.kv_usage().max(sent) + tokens as f64 / size as f64
 }
 
+/// Whoever waited for more room than all of it would wait for ever.
+#[inline]
+fn is_idle(pod: &Pod) -> bool {
+    let vitals = pod.vitals();
+    vitals.requests() == 0 && vitals.waiting() == 0 && vitals.kv_usage() < IDLE_USAGE
+}
+
 impl Filter for KvHeadroom {
     fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         let tokens = self.tokens(scene);
         for (candidate, keep) in candidates.iter().zip(keep) {
-            *keep = usage_with(scene.pod(*candidate), tokens) <= self.at_most;
+            let pod = scene.pod(*candidate);
+            *keep = is_idle(pod) || usage_with(pod, tokens) <= self.at_most;
         }
     }
 
@@ -113,5 +124,15 @@ mod tests {
         assert_eq!(played.kept(), [1]);
         let _sent = Reservation::new(rehearsal.vitals(1), 9000, 9000);
         assert!(played.kept().is_empty(), "what was just sent counts before the engine reports it");
+    }
+
+    #[test]
+    fn an_idle_pod_has_room_for_whatever_comes() {
+        let sized = PodFacts { kv_tokens: Some(1000), ..PodFacts::serving("small", "m") };
+        let rehearsal = Rehearsal::with(vec![sized]).prompt(&[7; 990]);
+        let played = rehearsal.play(&["tokenize", "block_hash"], Stage::Filter, "kv_headroom");
+        assert_eq!(played.kept(), [0], "it would wait for ever");
+        let _sent = Reservation::new(rehearsal.vitals(0), 10, 10);
+        assert!(played.kept().is_empty());
     }
 }

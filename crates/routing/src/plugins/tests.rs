@@ -96,12 +96,13 @@ fn cache_affinity_fades_when_events_are_missing_or_silent() {
     }
     bench.now = Duration::from_secs(100);
     bench.pod(0).vitals().set_trust(EventTrust::Unsure);
-    bench.pod(1).vitals().heard_at(Duration::from_secs(55));
-    bench.pod(2).vitals().heard_at(Duration::from_secs(10));
-    bench.pod(3).vitals().heard_at(Duration::from_secs(75));
+    bench.pod(1).vitals().set_freshness(0.6);
+    bench.pod(2).vitals().set_freshness(0.0);
+    // How long it has been silent was judged already, by the rules for events.
+    bench.pod(3).vitals().heard_at(Duration::from_secs(10));
     let request = Bench::request(&PROMPT);
     let scores = bench.scores("tokenize, block_hash", "cache_affinity", request);
-    assert_eq!(scores, [0.5, 0.5, 0.0, 1.0], "45 s of silence is half the way from 30 to 60");
+    assert_eq!(scores, [0.5, 0.5, 0.0, 1.0]);
 }
 
 #[test]
