@@ -221,9 +221,14 @@ impl<D: Dispatch> Run<'_, D> {
         self.course.begin_step();
         loop {
             if step.pod.is_none() {
-                step = Box::pin(self.bind(&step.name))
-                    .await
-                    .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
+                step = match Box::pin(self.bind(&step.name)).await {
+                    Ok(bound) => bound,
+                    Err(_nobody) if step.failure.then == Then::Skip => {
+                        (self.known.alone, self.is_degraded) = (true, true);
+                        return Ok(());
+                    }
+                    Err(nobody) => return Err(Stop::Failed(Failure::Rejected(nobody))),
+                };
             }
             let cause = match self.attempt(&mut step, EndsBy::Client, Until::End).await {
                 Ok((answer, endpoint)) => {

@@ -170,7 +170,12 @@ impl<'a> Deciding<'a, '_> {
                     *self.context.slots.write(&step.picked) = Picked(Some(pod));
                     taken.push(Taken { step, bound: Some(bound), nobody: None });
                 }
-                Err(Nobody::Reject(_)) if step.rules.failure.then == Then::Skip && !is_last => {
+                // Who decides one step again is told why nobody takes it, and leaves it out.
+                Err(Nobody::Reject(_))
+                    if retry.step.is_none()
+                        && step.rules.failure.then == Then::Skip
+                        && !is_last =>
+                {
                     self.leave_out(step, SkippedBecause::NoPod);
                 }
                 // Only the next step's pod tells whether this one is needed at all.

@@ -7,7 +7,7 @@ mod needless;
 
 use std::time::Duration;
 
-use needless::{Around, said_by_transfer, says_nothing};
+use needless::{Around, before_late, said_by_transfer, says_nothing};
 
 use crate::name::{Name, Role};
 use crate::parameter::{Parameter, Takes, Value};
@@ -254,6 +254,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
             }
         }
     }
+    before_late(&steps, problems);
     steps
 }
 
@@ -290,6 +291,7 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
         decode.rules.mutations.insert(0, Mutation::TakeKv(transfer));
         decode.rules.start = transfer.start();
     }
+    before_late(&drafts, problems);
     drafts
 }
 

@@ -297,6 +297,40 @@ fn what_an_engine_holds_no_more_keeps_no_plan_whose_client_left() {
     assert!(left.elapsed() < Duration::from_secs(5), "long before it has answered");
 }
 
+#[test]
+fn a_step_that_nobody_takes_when_it_starts_is_left_out_if_it_may_be() {
+    let pod = Recorder::start();
+    let text = format!(
+        "pods: [{{url: \"http://{}\", model: m}}]\nlisten: {{admin: \"127.0.0.1:0\"}}\nprofiles:\n  late:\n    \
+         selectors:\n      preprocess: {{filter: [healthy], pick: max_score}}\n      serve: {{filter: [healthy, model], pick: max_score}}\n    \
+         workflow: {{steps: [preprocess: {{bind: late, then: skip}}, serve: {{}}]}}\n",
+        pod.address
+    );
+    let gateway = Gateway::configured("plans_late", &text, 1);
+    let answer = gateway.post(ASK, &json!({"model": "m", "prompt": "hello"}));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert!(answer.header("x-wornpath-degraded").is_some(), "{}", answer.head);
+}
+
+#[test]
+fn a_role_that_no_listed_pod_plays_may_be_played_by_one_that_comes() {
+    let (prefill, decode) = (Recorder::start(), Recorder::start());
+    let text = format!(
+        "{MODEL}pods: [{{url: \"http://{}\", role: prefill, model: m}}]\nlisten: {{admin: \"127.0.0.1:0\"}}\n\
+         profiles:\n  pair:\n    prepare: [tokenize, block_hash]\n    \
+         selectors:\n      prefill: {{filter: [healthy, model], pick: max_score}}\n      decode: {{filter: [healthy, model], pick: max_score}}\n    \
+         workflow: {{prefill_decode: {{min_uncached_tokens: 1}}}}\n",
+        prefill.address
+    );
+    let gateway = Gateway::configured("plans_roles", &text, 1);
+    let body = json!({"model": "m", "prompt": "hello"});
+    assert_eq!(gateway.post(ASK, &body).status, 503);
+    let pod = json!({"url": format!("http://{}", decode.address), "role": "decode", "model": "m"});
+    assert_eq!(gateway.ask("POST", "/pods", &pod.to_string()).status, 200);
+    eventually("both work", || gateway.post(ASK, &body).status == 200);
+    assert!(!prefill.posted().is_empty());
+}
+
 /// What the gateway thinks its pods have to do.
 fn requests(gateway: &Gateway) -> u64 {
     let pods = gateway.ask("GET", "/pods", "").json();

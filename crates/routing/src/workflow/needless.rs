@@ -1,5 +1,6 @@
 //! What a step says in vain: it would be ignored, or contradict what is said elsewhere.
 
+use super::{Bind, StepDraft};
 use crate::problem::{Kind, Problem};
 use crate::settings::Entry;
 
@@ -27,6 +28,24 @@ pub(super) fn says_nothing(step: &Entry<'_>, around: Around, problems: &mut Vec<
             Problem::new(Kind::BadParameter, key.span, message)
                 .cure(format!("remove it, or put a step {missing} `{}`", step.name)),
         );
+    }
+}
+
+/// Whether a step is worth it depends on what the next one's pod has to compute, so that pod must be known.
+pub(super) fn before_late(steps: &[StepDraft], problems: &mut Vec<Problem>) {
+    for pair in steps.windows(2) {
+        let [step, next] = pair else { continue };
+        let least = step.rules.min_uncached_tokens.filter(|least| *least > 0);
+        if let (Some(least), Bind::Late) = (least, next.rules.bind) {
+            let (name, next) = (&step.name, &next.name);
+            let message = format!(
+                "`min_uncached_tokens` of `{name}`, which is {least}, says nothing: `{next}` has no pod before it \
+                 starts, so what that has to compute is not known"
+            );
+            problems.push(Problem::new(Kind::BadParameter, step.span, message).cure(format!(
+                "write `min_uncached_tokens: 0`, or remove `bind: late` of `{next}`"
+            )));
+        }
     }
 }
 
