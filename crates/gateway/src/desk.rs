@@ -188,6 +188,9 @@ impl Dispatch for Dispatcher<'_> {
     async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {
         let (worker, gateway) = (self.worker, &self.worker.gateway);
         self.untold.tell(worker);
+        if retry.step.is_none() && self.handover.is_some_and(Handover::has_client_left) {
+            return Err(Rejection::unavailable("the client has left"));
+        }
         let ending = || Rejection::unavailable("the gateway is ending");
         let mut context = self.context.take().ok_or_else(ending)?;
         self.roster = gateway.roster();

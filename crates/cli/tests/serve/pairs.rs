@@ -1,6 +1,6 @@
 //! Two engines that start together, of which one fails.
 
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, eventually};
 use crate::recorder::{Recorder, Rooms, Side};
 use crate::served::Response;
 use serde_json::json;
@@ -89,4 +89,20 @@ fn a_decode_that_fails_beside_its_prefill_voids_their_room() {
     assert_eq!((answer.status, answer.pod()), (200, &*pairs.decode[1].address.to_string()));
     let room = |pod: &Recorder| pod.posted()[0].body["bootstrap_room"].clone();
     assert_ne!(room(&pairs.decode[0]), room(&pairs.decode[1]));
+}
+
+#[test]
+fn nothing_is_begun_again_for_a_client_that_has_left() {
+    let pairs = Pairs::start("pairs_left");
+    pairs.prefill[0].answer_after(Duration::from_millis(500));
+    pairs.prefill[0].refuse("500 Broken");
+    let prompt = "computed by one and answered by the other ".repeat(4);
+    let leaving = pairs.gateway.open("/v1/completions", &json!({"model": "m", "prompt": prompt}));
+    let posted = |pods: &[Recorder; 2]| pods.each_ref().map(|pod| pod.posted().len());
+    eventually("both have begun", || {
+        (posted(&pairs.prefill), posted(&pairs.decode)) == ([1, 0], [1, 0])
+    });
+    drop(leaving);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!((posted(&pairs.prefill), posted(&pairs.decode)), ([1, 0], [1, 0]));
 }

@@ -10,7 +10,7 @@ use crate::quota::Turn;
 use crate::seen::Seen;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use wornpath_execution::{Call, Carried, Failure, Kit, execute};
@@ -72,23 +72,33 @@ async fn nobody_needs(
     now: impl Fn() -> Moment,
 ) {
     let Err(_left) = client.await;
+    handover.has_client_left.store(true, Relaxed);
     while handover.until() > now() {
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// Until when an engine may hold what it computed for another one.
+/// What is between two engines, and whom for.
 #[derive(Debug, Default)]
-pub(crate) struct Handover(AtomicU64);
+pub(crate) struct Handover {
+    /// Nanoseconds until which one may hold what it computed for the other.
+    until: AtomicU64,
+    has_client_left: AtomicBool,
+}
 
 impl Handover {
     /// What is said later counts.
     pub(crate) fn is_held(&self, until: Option<Moment>) {
         let nanos = until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
-        self.0.store(nanos, Relaxed);
+        self.until.store(nanos, Relaxed);
+    }
+
+    /// Whether nothing is to be begun any more.
+    pub(crate) fn has_client_left(&self) -> bool {
+        self.has_client_left.load(Relaxed)
     }
 
     fn until(&self) -> Moment {
-        Duration::from_nanos(self.0.load(Relaxed))
+        Duration::from_nanos(self.until.load(Relaxed))
     }
 }
