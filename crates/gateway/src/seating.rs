@@ -338,11 +338,9 @@ fn endpoint(pod: &PodSettings, settings: &Settings) -> Result<Endpoint, ApplyErr
     Ok(endpoint)
 }
 
-/// Whether the engine that a pod was is the one it is now, whatever else is said of it.
+/// Whether the engine that a pod was is the one it is now, whatever it is called and whatever else is said of it.
 fn is_same_engine(former: &PodSettings, new: &PodSettings) -> bool {
-    let engine = |pod: &PodSettings| {
-        (pod.facts.name.clone(), pod.facts.rank, pod.url.clone(), pod.key_file.clone())
-    };
+    let engine = |pod: &PodSettings| (pod.facts.rank, pod.url.clone(), pod.key_file.clone());
     engine(former) == engine(new)
 }
 

@@ -101,3 +101,29 @@ fn a_pod_that_is_listed_now_stays_as_it_was_also_if_the_file_is_refused() {
     assert_eq!(it.gateway.ask("POST", "/config/reload", "").status, 200);
     assert_eq!(health(), "draining", "it is the same engine");
 }
+
+#[test]
+fn a_pod_that_is_only_called_otherwise_is_up_all_the_time() {
+    let engines = Served::start(&["--model", "m"]);
+    let it = Reloading::start("reloads_renamed", &engines);
+    let body = json!({"model": "m", "prompt": "a"});
+    for name in ["b", "c", "a", "d"] {
+        fs::write(&it.file, it.pods.replace("name: a", &format!("name: {name}"))).unwrap();
+        assert_eq!(it.gateway.ask("POST", "/config/reload", "").status, 200);
+        assert_eq!(it.gateway.post(ASK, &body).status, 200, "it is the same engine");
+        assert_eq!(it.gateway.ask("GET", &format!("/pods/{name}"), "").status, 200);
+    }
+}
+
+#[test]
+fn a_file_without_tenants_opens_the_door_to_nobody() {
+    let engines = Served::start(&["--model", "m"]);
+    let it = Reloading::start("reloads_open", &engines);
+    let body = json!({"model": "m", "prompt": "a"});
+    assert_eq!(it.gateway.post(ASK, &body).status, 200, "whoever comes is served");
+    let digest = "sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb";
+    it.reload(&format!("tenants: [{{name: t, key_digest: \"{digest}\"}}]\n"));
+    assert_eq!(it.gateway.post(ASK, &body).status, 401);
+    it.reload("");
+    assert_eq!(it.gateway.post(ASK, &body).status, 401, "until the next start");
+}

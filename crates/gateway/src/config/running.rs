@@ -178,6 +178,7 @@ impl Running {
         let mut settings = (self.on_top)(settings).map_err(ReloadError::OnTop)?;
         keep_hashes(&self.gateway.settings(), &mut settings);
         keep_doors(&self.gateway.settings().tls, &mut settings.tls);
+        keep_closed(&self.gateway.settings(), &mut settings);
         // A pod that somebody else brought and that is listed now would be there twice.
         let listed = config.pods();
         let is_listed = |pod: &PodConfig| listed.iter().any(|known| is_same(known, pod));
@@ -319,6 +320,13 @@ fn keep_doors(now: &Listeners, new: &mut Listeners) {
     }
 }
 
+/// Without tenants everybody may come. A file that has none any more may be half written: only a start opens the door.
+fn keep_closed(now: &Settings, new: &mut Settings) {
+    if new.tenants.is_empty() && !now.tenants.is_empty() {
+        new.tenants.clone_from(&now.tenants);
+    }
+}
+
 /// Whether callers show certificates too; nothing where nobody shows any.
 fn is_mutual(tls: &Option<ListenerTls>) -> Option<bool> {
     tls.as_ref().map(ListenerTls::is_mutual)
@@ -341,6 +349,9 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     };
     if doors(old.listen()) != doors(new.listen()) {
         sections.push("listen");
+    }
+    if new.settings.tenants.is_empty() && !old.settings.tenants.is_empty() {
+        sections.push("tenants");
     }
     if old.settings.workers != new.settings.workers {
         sections.push("workers");
