@@ -16,6 +16,7 @@ use crate::endpoint::Endpoint;
 use crate::exchange::call;
 use crate::failure::{CallError, Failure};
 use crate::pulse;
+use crate::splice::field;
 use crate::waiting::EndsBy;
 use bytes::Bytes;
 use http_body_util::Full;
@@ -238,7 +239,13 @@ impl<D: Dispatch> Run<'_, D> {
                         self.leave(Some(Left { lease, at, is_given }));
                         return Ok(());
                     }
-                    if status.is_client_error() && !is_for_another_pod(status) {
+                    let is_refused = status.is_client_error() && !is_for_another_pod(status);
+                    if is_refused && may_be_cut_too_short(&step, &self.call.body) {
+                        // Whether it is the client's fault, the next step says.
+                        (self.known.alone, self.is_degraded) = (true, true);
+                        return Ok(());
+                    }
+                    if is_refused {
                         return Err(Stop::Answered(Box::new(self.carried(answer, step, endpoint))));
                     }
                     CallError::Status(status)
@@ -482,6 +489,14 @@ impl<D: Dispatch> Run<'_, D> {
 /// Whether what a step computes is for another one.
 fn gives(step: &PlanStep) -> bool {
     step.mutations.iter().any(|it| matches!(it, Mutation::OfferKv(_)))
+}
+
+/// Whether an engine may refuse a call only because it is to end after one token: it cannot read the call of a tool out of
+/// that which a client wants by all means.
+fn may_be_cut_too_short(step: &PlanStep, body: &[u8]) -> bool {
+    let is_cut = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
+    let choice = if is_cut { field(body, "tool_choice") } else { Ok(None) };
+    matches!(choice, Ok(Some(choice)) if !matches!(choice, b"null" | b"\"none\"" | b"\"auto\""))
 }
 
 /// What the next step takes over of this one, if it gives anything.

@@ -331,6 +331,25 @@ fn a_role_that_no_listed_pod_plays_may_be_played_by_one_that_comes() {
     assert!(!prefill.posted().is_empty());
 }
 
+#[test]
+fn a_call_of_a_tool_that_cannot_be_read_out_of_one_token_is_no_fault_of_the_clients() {
+    let (prefill, decode, gateway) = pair("plans_forced", "nixl");
+    prefill.refuse("400 Bad Request");
+    let ask = |choice: Value| {
+        let messages = json!([{"role": "user", "content": "hello"}]);
+        let body = json!({"model": "m", "messages": messages, "tool_choice": choice});
+        gateway.post("/v1/chat/completions", &body)
+    };
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
+        let answer = ask(choice);
+        assert_eq!((answer.status, answer.pod()), (200, &*decode.address.to_string()));
+        assert!(answer.header("x-wornpath-degraded").is_some(), "{}", answer.head);
+    }
+    for choice in [json!("auto"), json!(null)] {
+        assert_eq!(ask(choice).status, 400, "it is the client's fault");
+    }
+}
+
 /// What the gateway thinks its pods have to do.
 fn requests(gateway: &Gateway) -> u64 {
     let pods = gateway.ask("GET", "/pods", "").json();
