@@ -178,9 +178,10 @@ impl Takes {
                 let number = decimal(plain?)?;
                 (least..=most).contains(&number).then_some(Value::Number(number))
             }
-            Self::Time => time(plain?).map(Value::Time),
+            // With its unit it is no number, quoted or not.
+            Self::Time => time(text).map(Value::Time),
             Self::Size(least, most) => {
-                size(plain?).filter(|size| (least..=most).contains(size)).map(Value::Whole)
+                size(text).filter(|size| (least..=most).contains(size)).map(Value::Whole)
             }
             Self::Text => Some(Value::Text(text.to_owned())),
             Self::OneOf(words) => {
@@ -326,6 +327,8 @@ mod tests {
     fn values_are_read_and_written_back_alike() {
         assert_eq!(read(Takes::Time, "1.5s").unwrap(), "1500ms");
         assert_eq!(read(Takes::Time, "2m").unwrap(), "120s");
+        assert_eq!(read(Takes::Time, "'2m'").unwrap(), "120s");
+        assert_eq!(read(Takes::Size(0, 1 << 30), "'16MiB'").unwrap(), "16777216");
         assert_eq!(read(Takes::Whole(1, 9_999), "1_024").unwrap(), "1024");
         assert_eq!(read(Takes::Number(0.0, 1e9), "1_024.5").unwrap(), "1024.5");
         assert_eq!(read(Takes::Size(0, 1 << 30), "16MiB").unwrap(), "16777216");

@@ -104,7 +104,7 @@ impl Reservation {
     /// `tokens` more were generated.
     pub fn decoded(&mut self, tokens: u64) {
         if let Some(context) = &mut self.decoding {
-            *context += tokens;
+            *context = context.saturating_add(tokens);
             self.vitals.decoded(tokens);
         }
     }
