@@ -12,6 +12,9 @@ const MARK: &[u8] = b"\"usage\":";
 /// The most of an object that is read; real ones have a few hundred bytes.
 const MOST: usize = 2048;
 
+/// More tokens than any context has: who says so counts something else.
+const MOST_TOKENS: u64 = 1 << 32;
+
 /// Looks at an answer's bytes.
 #[derive(Debug, Default)]
 pub(crate) struct UsageScan {
@@ -137,7 +140,7 @@ fn number_of(bytes: &[u8], name: &[u8]) -> Option<u64> {
     let at = bytes.windows(name.len()).position(|window| window == name)? + name.len();
     let rest = bytes[at..].trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok().filter(|tokens| *tokens <= MOST_TOKENS)
 }
 
 #[cfg(test)]
@@ -186,6 +189,14 @@ mod tests {
             scan.feed(&stream[cut..]);
             assert_eq!(scan.usage(), expected, "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn a_count_that_cannot_be_is_none() {
+        let mut scan = UsageScan::default();
+        scan.feed(br#"{"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":7}}"#);
+        let usage = scan.usage();
+        assert_eq!((usage.prompt_tokens, usage.output_tokens), (None, Some(7)));
     }
 
     #[test]

@@ -229,6 +229,22 @@ fn fields_between_router_and_engine_are_refused_where_tenants_are_isolated() {
 }
 
 #[test]
+fn where_tenants_are_isolated_no_interface_is_served_that_takes_no_salt() {
+    let engines = Served::start(&["--model", "m"]);
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let body = json!({"model": "m", "max_tokens": 3, "messages": messages});
+    for (isolated, status) in [(&["--isolate-tenants"][..], 400), (&[], 200)] {
+        let gateway = Gateway::before(&engines, &[&["--api-key", "a=secret-a"], isolated].concat());
+        let headers = [("x-api-key", "secret-a"), ("authorization", "Bearer secret-a")];
+        let ask = |path| Exchange::open_with(&gateway.address, path, &headers, &body).finish();
+        let answer = ask("/v1/messages").unwrap();
+        assert_eq!(answer.status, status, "{}", answer.text);
+        assert_eq!(answer.text.contains("take no `cache_salt`"), status == 400, "{}", answer.text);
+        assert_eq!(ask("/v1/chat/completions").unwrap().status, 200);
+    }
+}
+
+#[test]
 fn a_long_prompt_is_computed_by_one_pod_and_answered_by_another() {
     let engines = Served::start(&["--engines", "2", "--model", "m"]);
     let [prefill, decode] = [0, 1].map(|at| format!("http://{}", engines.engines[at].http));

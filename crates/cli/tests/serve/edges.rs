@@ -465,3 +465,13 @@ fn who_answers_for_an_engine_that_is_not_there_is_no_pod_yet() {
         gateway.post(ASK, &json!({"model": "m", "prompt": "a"})).status == 200
     });
 }
+
+#[test]
+fn an_answer_in_chunks_is_whole_whatever_length_it_claims() {
+    let kind = "application/json\r\ncontent-length: 5";
+    let url = format!("http://{}", closing(kind, true, &["{\"a\":1,", "\"b\":true}", ""]));
+    let gateway = Gateway::start(&["--pod", &url], 1);
+    let answer = gateway.post(ASK, &json!({"model": "m", "prompt": "a"}));
+    assert_eq!((answer.status, answer.header("content-length")), (200, None));
+    assert_eq!(answer.json(), json!({"a": 1, "b": true}));
+}

@@ -179,7 +179,7 @@ async fn route(
         read.request.tenant = Some(tenant.name.clone());
     }
     renamed(&read, &mut call, &roster)?;
-    salted(&mut read, &mut call, &settings)?;
+    salted(record.api, &mut read, &mut call, &settings)?;
     let (name, profile) =
         routing.profile(call.path.path(), &read.request.model.base, read.request.tenant.as_ref());
     record.profile.clone_from(name);
@@ -237,7 +237,14 @@ const BETWEEN_ROUTER_AND_ENGINE: [&str; 5] = [
 ];
 
 /// Puts the tenant's salt into the request, if tenants share nothing.
-fn salted(read: &mut Read, call: &mut Call, settings: &Settings) -> Result<(), Refusal> {
+fn salted(api: Api, read: &mut Read, call: &mut Call, settings: &Settings) -> Result<(), Refusal> {
+    if settings.sharing == Sharing::Isolated && api == Api::Messages {
+        // vLLM drops what it does not know there, and a salt is among that.
+        return Err(Refusal::bad(
+            "tenants are isolated, and engines take no `cache_salt` at `/v1/messages`; use `/v1/chat/completions`"
+                .to_owned(),
+        ));
+    }
     if settings.sharing == Sharing::Isolated && !read.is_object {
         read::saltable(call)?;
     }
@@ -386,6 +393,10 @@ fn answer(
     let headers = &response_head.headers;
     let ends_by_closing =
         !headers.contains_key(TRANSFER_ENCODING) && !headers.contains_key(CONTENT_LENGTH);
+    if headers.contains_key(TRANSFER_ENCODING) {
+        // The engine's framing was by chunks, whatever else it says.
+        response_head.headers.remove(CONTENT_LENGTH);
+    }
     head::strip(&mut response_head.headers);
     head::strip_ours(&mut response_head.headers);
     record.status = response_head.status.as_u16();

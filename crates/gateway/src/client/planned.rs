@@ -71,7 +71,7 @@ async fn carry(
     read.request.planned = Some(pod);
     read.request.tenant = tenant.cloned();
     renamed(&read, &mut call, &roster)?;
-    salted(&mut read, &mut call, &settings)?;
+    salted(record.api, &mut read, &mut call, &settings)?;
     record.model.clone_from(&read.request.model.base);
     let mut seen = None;
     let context = prepare(worker, profile, (read, length), &mut seen).await?;

@@ -187,7 +187,10 @@ impl Relay {
         else {
             return;
         };
-        record.usage = std::mem::take(&mut self.scan).usage();
+        // What a client sent is repeated at the start of such a stream, and only its end says what was counted.
+        if how == Ended::Whole || record.api != Api::Responses {
+            record.usage = std::mem::take(&mut self.scan).usage();
+        }
         if let (Some(load), Told::ByBreaking, Some(tokens)) =
             (&mut step.reservation, self.told, record.usage.output_tokens)
         {
