@@ -48,6 +48,9 @@ pub enum Step {
     Rebuild(Rebuild),
 }
 
+/// How many times longer a source may take that answers for many pods.
+const TURNS: u32 = 20;
+
 /// Why something is to be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Need {
@@ -70,8 +73,9 @@ impl Feed {
         if let Some(rebuild) = self.give_up_recalled(now) {
             return Some(Step::Rebuild(rebuild));
         }
-        let silent = self.rules.answer_within;
-        if let Some(asked) = self.asked.take_if(|asked| now >= asked.at + silent) {
+        if self.answer_until().is_some_and(|until| now >= until)
+            && let Some(asked) = self.asked.take()
+        {
             self.fail(&asked, Failure::Silence);
         }
         let (need, way, due) = self.need()?;
@@ -84,11 +88,20 @@ impl Feed {
     /// When [`Feed::tick`] may have something to do, if nothing is said before.
     #[must_use]
     pub fn next_tick(&self) -> Option<Moment> {
-        let silence = self.asked.as_ref().map(|asked| asked.at + self.rules.answer_within);
+        let silence = self.answer_until();
         let need = self.need().map(|(_, _, due)| due);
         let given_up =
             self.awaits_confirmation().then(|| self.recalled_until.unwrap_or(Moment::ZERO));
         [silence, need, self.quarantined_until, given_up].into_iter().flatten().min()
+    }
+
+    /// Until when there must be an answer, or more of it. A broker reads for one pod after the other.
+    fn answer_until(&self) -> Option<Moment> {
+        let asked = self.asked.as_ref()?;
+        let source = self.sources.get(asked.source.0);
+        let is_relayed = source.is_some_and(|source| source.abilities.relayed);
+        let turns = if is_relayed { TURNS } else { 1 };
+        Some(asked.at + self.rules.answer_within * turns)
     }
 
     /// The most pressing need for which something can be done, what, and when it is due.
