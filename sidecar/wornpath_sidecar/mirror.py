@@ -44,7 +44,7 @@ class Run:
             said["parent"] = name_of(self.parent)
         if self.lora:
             said["lora"] = self.lora
-        if self.salt:
+        if self.salt and self.parent is None:
             said["salt"] = self.salt
         return said
 

@@ -202,7 +202,8 @@ impl Batch {
 impl Stored {
     fn push_to(&self, batch: &mut WireBatch) {
         let blocks = names(&self.blocks);
-        let salt = Some(self.salt.as_str()).filter(|salt| !salt.is_empty());
+        let is_first = self.parent.is_none();
+        let salt = Some(self.salt.as_str()).filter(|salt| is_first && !salt.is_empty());
         let keys: ExtraKeysBuffer = with_salt(salt, blocks.len());
         batch.push(WireEvent::Stored(WireStored {
             parent: self.parent.map(EngineHash),

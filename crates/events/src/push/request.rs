@@ -217,7 +217,7 @@ fn digest(body: &Body, path: &str) -> Result<Vec<Said>, PushError> {
 
 fn push_run(batch: &mut Batch, run: &Run) {
     let blocks = hashes(&run.hashes);
-    let keys = with_salt(run.salt.as_deref(), blocks.len());
+    let keys = with_salt(run.salt.as_deref().filter(|_| run.parent.is_none()), blocks.len());
     batch.push(Event::Stored(Stored {
         parent: run.parent.map(|parent| parent.0),
         tokens: &run.tokens,
@@ -228,7 +228,7 @@ fn push_run(batch: &mut Batch, run: &Run) {
     }));
 }
 
-/// A salt keys the first of some blocks.
+/// A salt keys the first of some blocks, if they are the first of a prompt.
 pub(super) fn with_salt(salt: Option<&str>, blocks: usize) -> ExtraKeysBuffer {
     let mut keys = ExtraKeysBuffer::default();
     if let Some(salt) = salt {
@@ -282,6 +282,18 @@ mod tests {
         assert_eq!((stored.tokens, stored.block_size), (&[5, 5, 6, 6, 7, 7][..], 2));
         assert_eq!((stored.tier, stored.extra_keys.len()), (Tier::Host, 3));
         assert!(stored.extra_keys.block(0).eq([ExtraKey::Text("t")]));
+    }
+
+    #[test]
+    fn a_salt_keys_the_first_block_of_a_prompt_and_none_that_goes_on() {
+        let (_, said) = one(
+            "/events/stored",
+            r#"{"pod": "a", "stored": [{"hashes": [2], "parent": 1, "tokens": [6, 6], "block_size": 2,
+               "salt": "t"}]}"#,
+        );
+        let Said::Batch { batch, .. } = said else { panic!("{said:?}") };
+        let Some(Event::Stored(stored)) = batch.events().next() else { panic!() };
+        assert_eq!((stored.parent, stored.extra_keys.len()), (Some(EngineHash(1)), 0));
     }
 
     #[test]

@@ -23,6 +23,8 @@ use tokio::time::Instant;
 
 /// A full state of a hundred thousand blocks with their tokens, as sidecars write it, stays below this.
 const MOST_BYTES: usize = 32 << 20;
+/// How long a post may take, waiting for room included.
+const BODY_TIME: Duration = Duration::from_secs(30);
 const MOST_CONNECTIONS: usize = 4096;
 /// All bodies that are being read at a time, in KiB: eight of the largest.
 const MOST_BODIES_KIB: usize = 8 * MOST_BYTES / 1024;
@@ -165,8 +167,15 @@ impl PushService {
             return refuse(StatusCode::METHOD_NOT_ALLOWED, "expected POST");
         }
         let most = body.size_hint().upper().unwrap_or(MOST_BYTES as u64).min(MOST_BYTES as u64);
-        let room = self.bodies.acquire_many(1 + (most / 1024) as u32).await;
-        let body = match Limited::new(body, MOST_BYTES).collect().await {
+        let taken = async {
+            let room = self.bodies.acquire_many(1 + (most / 1024) as u32).await;
+            (Limited::new(body, MOST_BYTES).collect().await, room)
+        };
+        // Whoever died in the middle of a post would keep its room for ever.
+        let Ok((body, room)) = tokio::time::timeout(BODY_TIME, taken).await else {
+            return refuse(StatusCode::REQUEST_TIMEOUT, "body: it took too long to come");
+        };
+        let body = match body {
             Ok(body) => body.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {
                 let message = format!("body: found more than {MOST_BYTES} bytes; post it in parts");
