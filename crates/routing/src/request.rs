@@ -19,6 +19,8 @@ pub struct Request {
     pub prompt: Prompt,
     /// Whether it has more prompts than this one, all to be completed by one engine.
     pub is_several: bool,
+    /// Whether the prompt is a chat only as far as one could be made of it: whoever cannot read it refuses nothing.
+    pub is_converted: bool,
     /// The most tokens that may be generated, if it says so.
     pub output_tokens: Option<u32>,
     /// Header names in lower case, with their values.

@@ -45,6 +45,12 @@ fn ending(fields: &Map<String, Value>) -> Ending {
     }
 }
 
+/// Whether the client wants special tokens around the prompt, if it says so.
+fn framing(fields: &Map<String, Value>) -> Option<Framing> {
+    let is_framed = fields.get("add_special_tokens")?.as_bool()?;
+    Some(if is_framed { Framing::Prompt } else { Framing::Bare })
+}
+
 impl Tokenize for TextTokenizer {
     fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let encoded = match &request.prompt {
@@ -52,7 +58,10 @@ impl Tokenize for TextTokenizer {
                 tokens.extend_from_slice(ids);
                 return Ok(());
             }
-            Prompt::Text(text) => self.memory.encode(text, Framing::Prompt, tokens),
+            Prompt::Text(text) => {
+                let framing = framing(&request.fields).unwrap_or(Framing::Prompt);
+                self.memory.encode(text, framing, tokens)
+            }
             Prompt::Chat { messages, tools, kwargs } => {
                 let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
                 let conversation = Conversation {
@@ -63,11 +72,13 @@ impl Tokenize for TextTokenizer {
                 let rendered = template
                     .render(&conversation)
                     .map_err(|error| TokenizeError::NotRendered(error.to_string()))?;
+                // A template writes its special tokens itself.
+                let framing = framing(&request.fields).unwrap_or(Framing::Bare);
                 match rendered.extent {
-                    Extent::Whole => self.memory.encode(&rendered.text, Framing::Bare, tokens),
+                    Extent::Whole => self.memory.encode(&rendered.text, framing, tokens),
                     Extent::BeforePart => {
                         let tokenizer = self.memory.tokenizer();
-                        tokenizer.encode_beginning(&rendered.text, Framing::Bare, tokens)
+                        tokenizer.encode_beginning(&rendered.text, framing, tokens)
                     }
                 }
             }
@@ -96,5 +107,14 @@ mod tests {
         assert_eq!(rendered(json!({})), "2027 so>");
         assert_eq!(rendered(json!({"add_generation_prompt": false})), "2027 so");
         assert_eq!(rendered(json!({"continue_final_message": true})), "2027 so");
+    }
+
+    #[test]
+    fn special_tokens_are_as_the_client_says() {
+        let asked = |fields: Value| framing(fields.as_object().unwrap());
+        assert_eq!(asked(json!({})), None);
+        assert_eq!(asked(json!({"add_special_tokens": null})), None);
+        assert_eq!(asked(json!({"add_special_tokens": false})), Some(Framing::Bare));
+        assert_eq!(asked(json!({"add_special_tokens": true})), Some(Framing::Prompt));
     }
 }

@@ -1,6 +1,7 @@
 //! The client plane: one HTTP request in, one answer out.
 
 mod arrival;
+mod converted;
 mod ending;
 pub(crate) mod head;
 mod lost;

@@ -3,6 +3,7 @@
 //! What is not JSON is refused here, so that no engine and no splice ever sees it. What is JSON but makes
 //! no sense is the engine's to refuse, in its own words: it is routed as well as it can be.
 
+use super::converted;
 use super::refusal::Refusal;
 use crate::multipart::Multipart;
 use crate::record::Api;
@@ -63,7 +64,16 @@ pub(crate) fn read(api: Api, body: &Bytes) -> Result<Read, Refusal> {
         None => prompt(api, &mut fields),
     };
     let output_tokens = output;
-    let request = Request { prompt, is_several, output_tokens, salt, fields, ..Request::default() };
+    let is_converted = matches!(api, Api::Messages | Api::Responses);
+    let request = Request {
+        prompt,
+        is_several,
+        is_converted,
+        output_tokens,
+        salt,
+        fields,
+        ..Request::default()
+    };
     Ok(Read { model, request, is_object: true })
 }
 
@@ -95,8 +105,14 @@ fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
         Api::Chat => conversation(Vec::new(), fields),
         Api::Messages => {
             let system = fields.remove("system");
-            let system = system.map(|content| json!({"role": "system", "content": content}));
-            conversation(system.into_iter().collect(), fields)
+            let messages = match fields.remove("messages") {
+                Some(Value::Array(messages)) => messages,
+                _ => Vec::new(),
+            };
+            if let Some(Value::Array(tools)) = fields.get_mut("tools") {
+                converted::tools(tools);
+            }
+            chat(converted::of_messages(system.as_ref(), messages).into(), fields)
         }
         Api::Responses => {
             let first = fields.remove("instructions").filter(|value| !value.is_null());
@@ -105,7 +121,11 @@ fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
                 .into_iter()
                 .collect();
             match fields.remove("input") {
-                Some(Value::Array(items)) => before.extend(items),
+                Some(Value::Array(items)) => match converted::of_items(items) {
+                    Some(messages) => before.extend(messages),
+                    // What engines make of it is not known, so nothing of it is looked for.
+                    None => return Prompt::default(),
+                },
                 Some(text) => before.push(json!({"role": "user", "content": text})),
                 None => {}
             }

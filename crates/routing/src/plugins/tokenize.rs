@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::assembly::{Assembly, Refused};
-use crate::models::Models;
+use crate::models::{Models, TokenizeError};
 use crate::plugin::{Make, Plugin};
 use crate::request::Prompt;
 use crate::slot::Writes;
@@ -52,8 +52,15 @@ impl Prepare for Tokenizing {
             );
             return Err(Rejection::refused(500, reason));
         };
-        tokenizer
-            .tokenize(request, tokens)
-            .map_err(|error| Rejection::refused(400, error.to_string()))
+        match tokenizer.tokenize(request, tokens) {
+            Err(TokenizeError::NotRendered(_) | TokenizeError::NoTemplate)
+                if request.is_converted =>
+            {
+                // What the engine makes of it may be another chat. Nothing of it is looked for.
+                tokens.clear();
+                Ok(())
+            }
+            tokenized => tokenized.map_err(|error| Rejection::refused(400, error.to_string())),
+        }
     }
 }
