@@ -3,8 +3,9 @@
 //! Files lie in `files`, results in `results`, and a journal says what of it counts: every change of a file's or
 //! a batch's entry is a frame with the whole new entry. A file is synced before the journal names it and
 //! removed after the journal has forgotten it, so a crash leaves at most files that nobody knows, and
-//! those are swept when the shelf is opened. How far a running batch is stands in its results alone. When most of
-//! the journal is about what has changed since, it is written anew ([`Journal::replace`]).
+//! those are swept when the shelf is opened. The journal has its first frame before there is any file: one without
+//! frames that lies beside files was lost, and is refused. How far a running batch is stands in its results
+//! alone. When most of the journal is about what has changed since, it is written anew ([`Journal::replace`]).
 //!
 //! The folder belongs to one process, so a lease is always on a whole batch, and lasts until the next.
 
@@ -30,6 +31,8 @@ use std::time::Duration;
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Change {
+    /// The first of a journal.
+    Founded,
     File(FileEntry),
     Batch(Box<Batch>),
     Begun(String, InputMark),
@@ -77,6 +80,7 @@ impl std::fmt::Debug for Shelf {
 impl Known {
     fn apply(&mut self, change: Change) {
         match change {
+            Change::Founded => {}
             Change::File(file) => drop(self.files.insert(file.id.clone(), file)),
             Change::Batch(batch) => drop(self.batches.insert(batch.id.clone(), *batch)),
             Change::Begun(batch, mark) => drop(self.begun.insert(batch, mark)),
@@ -95,7 +99,7 @@ impl Known {
         let files = self.files.values().cloned().map(Change::File);
         let batches = self.batches.values().cloned().map(|batch| Change::Batch(Box::new(batch)));
         let begun = self.begun.iter().map(|(batch, mark)| Change::Begun(batch.clone(), *mark));
-        files.chain(batches).chain(begun).collect()
+        std::iter::once(Change::Founded).chain(files).chain(batches).chain(begun).collect()
     }
 
     fn entries(&self) -> usize {
@@ -145,7 +149,7 @@ impl Shelf {
     /// Opens the store in a folder, or begins one.
     ///
     /// # Errors
-    /// If another process has it, it is damaged, or the file system refuses.
+    /// If another process has it, it is damaged or lost its journal, or the file system refuses.
     pub fn open(disk: Arc<dyn Disk>, folder: &Path) -> Result<Self, StoreError> {
         for path in [folder.to_owned(), folder.join("files"), folder.join("results")] {
             disk.make_folder(&path).map_err(StoreError::io("make", &path))?;
@@ -159,6 +163,7 @@ impl Shelf {
             Inner { journal, known, results: BTreeMap::new(), opened: Opened::default() };
         inner.tidy(&*disk)?;
         let shelf = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
+        shelf.found()?;
         shelf.remove_unknown()?;
         Ok(shelf)
     }

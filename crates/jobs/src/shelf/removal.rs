@@ -4,25 +4,49 @@ use super::{Change, Inner, Shelf};
 use crate::batch::UnixTime;
 use crate::problem::StoreError;
 use crate::store::still_needed;
+use std::path::{Path, PathBuf};
+
+/// How the files of a store are called. What is called otherwise is somebody else's, and stays.
+const FILE: &str = "file-";
+const BATCH: &str = "batch_";
 
 impl Shelf {
+    /// Begins the journal if it has nothing. Where files of a store lie beside such a journal, it was lost, and what it
+    /// said of them with it.
+    pub(super) fn found(&self) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        if inner.journal.frames() > 0 {
+            return Ok(());
+        }
+        if !self.own("files", FILE)?.is_empty() || !self.own("results", BATCH)?.is_empty() {
+            let (path, what) =
+                (self.folder.join("journal"), "it is empty, and files of a store lie beside it");
+            return Err(StoreError::Damaged { path, offset: 0, what });
+        }
+        inner.note(Change::Founded)
+    }
+
     /// Removes files and results that the journal does not know: a crash came between.
     pub(super) fn remove_unknown(&self) -> Result<(), StoreError> {
         let inner = self.lock();
-        for (folder, is_result) in [("files", false), ("results", true)] {
-            let folder = self.folder.join(folder);
-            for path in self.disk.list(&folder).map_err(StoreError::io("list", &folder))? {
-                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                let is_known = match is_result {
-                    false => inner.known.files.contains_key(&name),
-                    true => inner.known.begun.contains_key(name.split('.').next().unwrap_or("")),
-                };
-                if !is_known {
-                    self.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
-                }
-            }
+        let is_file = |name: &str| inner.known.files.contains_key(name);
+        let is_result =
+            |name: &str| inner.known.begun.contains_key(name.split('.').next().unwrap_or(""));
+        let files = self.own("files", FILE)?.into_iter().filter(|(name, _)| !is_file(name));
+        let results = self.own("results", BATCH)?.into_iter().filter(|(name, _)| !is_result(name));
+        for (_, path) in files.chain(results) {
+            self.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
         }
         Ok(())
+    }
+
+    /// What a folder has that is called as ours is, by name.
+    fn own(&self, folder: &str, prefix: &str) -> Result<Vec<(String, PathBuf)>, StoreError> {
+        let folder = self.folder.join(folder);
+        let listed = self.disk.list(&folder).map_err(StoreError::io("list", &folder))?;
+        let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
+        let named = listed.into_iter().filter_map(|path| Some((name(&path)?, path)));
+        Ok(named.filter(|(name, _)| name.starts_with(prefix)).collect())
     }
 
     /// Removes a file that no batch reads; with the last file of a batch's results, those too.

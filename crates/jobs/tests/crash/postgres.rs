@@ -209,8 +209,8 @@ fn shares_segments(first: &Postgres, database: &Database) {
     first.add_file(entry("file-big"), &mut &big[..]).unwrap();
     let mut read = vec![0; big.len() + 10];
     assert_eq!(second.read_file("file-big", 0, &mut read).unwrap(), big.len());
-    first.add_batch(batch("batch-big", "file-big")).unwrap();
-    let leases = [first, &second].map(|store| store.lease("batch-big").unwrap().unwrap());
+    first.add_batch(batch("batch_big", "file-big")).unwrap();
+    let leases = [first, &second].map(|store| store.lease("batch_big").unwrap().unwrap());
     let [one, two] = &leases;
     assert_eq!((one.of, &one.segments[..]), (8, &[0, 1][..]), "a quarter, as there are two");
     assert_eq!(two.segments, [2, 3], "a quarter of the rest, rounded up");
@@ -219,7 +219,7 @@ fn shares_segments(first: &Postgres, database: &Database) {
     let mut sizes = Vec::new();
     let last = loop {
         let store = [first, &second][sizes.len() % 2];
-        let lease = store.lease("batch-big").unwrap().unwrap();
+        let lease = store.lease("batch_big").unwrap().unwrap();
         if lease.is_whole() {
             break lease;
         }
@@ -229,9 +229,9 @@ fn shares_segments(first: &Postgres, database: &Database) {
     };
     assert_eq!(sizes, [1, 1, 1, 1]);
     // All was settled and given back, and nobody had ended it: whoever asks gets all of it, once.
-    assert_eq!(second.lease("batch-big").unwrap(), None, "somebody has it");
+    assert_eq!(second.lease("batch_big").unwrap(), None, "somebody has it");
     first.settle(&last).unwrap();
-    assert_eq!(second.lease("batch-big").unwrap(), None, "it is about to end it");
+    assert_eq!(second.lease("batch_big").unwrap(), None, "it is about to end it");
     first.renew(&last).unwrap();
     for status in [Status::Cancelling, Status::Cancelled] {
         first.change_leased(&last, &mut |batch| batch.reach(status, 9)).unwrap();
@@ -256,9 +256,9 @@ fn publish_both(stores: &[&Postgres; 2], leases: &[Lease; 2]) {
             });
         }
     });
-    let text = output(stores[0], "batch-big");
+    let text = output(stores[0], "batch_big");
     assert_eq!(text.lines().count(), LINES as usize, "{text}");
-    assert_eq!(stores[1].batch("batch-big").unwrap().counts.pending(), 0);
+    assert_eq!(stores[1].batch("batch_big").unwrap().counts.pending(), 0);
 }
 
 /// Who is not heard of loses its lease; who gives it back, at once.
@@ -267,17 +267,17 @@ fn takes_over(database: &Database) {
     let first = connected(database, "third", term);
     let second = connected(database, "fourth", term);
     first.add_file(entry("file-left"), &mut &b"x"[..]).unwrap();
-    first.add_batch(batch("batch-left", "file-left")).unwrap();
-    let given = second.lease("batch-left").unwrap().unwrap();
-    assert_eq!(first.lease("batch-left").unwrap(), None, "another has it");
+    first.add_batch(batch("batch_left", "file-left")).unwrap();
+    let given = second.lease("batch_left").unwrap().unwrap();
+    assert_eq!(first.lease("batch_left").unwrap(), None, "another has it");
     second.release(&given).unwrap();
-    let lost = first.lease("batch-left").unwrap().unwrap();
+    let lost = first.lease("batch_left").unwrap().unwrap();
     assert!(matches!(second.renew(&given), Err(StoreError::Fenced(_))));
     first.standing(&lost, INPUT).unwrap();
     first.publish(&lost, &[record(0, "third")]).unwrap();
     // Nothing is heard of the first until its time is over.
     let taken = loop {
-        match second.lease("batch-left").unwrap() {
+        match second.lease("batch_left").unwrap() {
             Some(lease) => break lease,
             None => thread::sleep(Duration::from_millis(20)),
         }
@@ -288,11 +288,11 @@ fn takes_over(database: &Database) {
     assert!(matches!(late, Err(StoreError::Fenced(_))), "{late:?}");
     let records: Vec<_> = (0..LINES).map(|line| record(line, "fourth")).collect();
     assert_eq!(second.publish(&taken, &records).unwrap(), 5);
-    assert_eq!(output(&second, "batch-left").matches("third").count(), 1);
+    assert_eq!(output(&second, "batch_left").matches("third").count(), 1);
     // The second settles, and dies before it has ended the batch.
     second.settle(&taken).unwrap();
     let ending = loop {
-        match first.lease("batch-left").unwrap() {
+        match first.lease("batch_left").unwrap() {
             Some(lease) => break lease,
             None => thread::sleep(Duration::from_millis(20)),
         }
@@ -306,8 +306,8 @@ fn a_server_that_crashes_loses_and_doubles_nothing() {
     let Some(mut database) = Database::start() else { return };
     let store = connected(&database, "one", Duration::from_secs(600));
     store.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
-    store.add_batch(batch("batch-a", "file-a")).unwrap();
-    let lease = store.lease("batch-a").unwrap().unwrap();
+    store.add_batch(batch("batch_a", "file-a")).unwrap();
+    let lease = store.lease("batch_a").unwrap().unwrap();
     let lines = 4_000;
     let input = wornpath_jobs::InputMark { lines, ..INPUT };
     store.standing(&lease, input).unwrap();
@@ -331,10 +331,10 @@ fn a_server_that_crashes_loses_and_doubles_nothing() {
         }
         publishing.join().unwrap()
     });
-    let batch = store.batch("batch-a").unwrap();
+    let batch = store.batch("batch_a").unwrap();
     assert_eq!((told, batch.counts.completed, batch.counts.pending()), (lines, lines, 0));
     assert!(store.standing(&lease, input).unwrap().missing.is_empty());
     let mut buffer = vec![0; 1 << 20];
-    let read = store.read_results("batch-a", wornpath_jobs::Kind::Output, 0, &mut buffer).unwrap();
+    let read = store.read_results("batch_a", wornpath_jobs::Kind::Output, 0, &mut buffer).unwrap();
     assert_eq!(buffer[..read].split(|byte| *byte == b'\n').count(), lines as usize + 1);
 }

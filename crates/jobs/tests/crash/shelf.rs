@@ -72,8 +72,55 @@ fn what_is_past_its_time_leaves_nothing_behind() {
     let disk = FaultyDisk::default();
     grow_old(&open(&disk).unwrap());
     assert_eq!(disk.content(Path::new("shelf/files/file-old")), None);
-    for name in ["batch-old.output.jsonl", "batch-old.errors.jsonl", "batch-old.log"] {
+    for name in ["batch_old.output.jsonl", "batch_old.errors.jsonl", "batch_old.log"] {
         assert_eq!(disk.content(&Path::new("shelf/results").join(name)), None, "{name}");
+    }
+}
+
+/// Puts bytes in a file, in place of what it has.
+fn put(disk: &FaultyDisk, path: &Path, bytes: &[u8]) {
+    let mut file = Disk::open(disk, path).unwrap();
+    file.truncate(0).unwrap();
+    file.append(bytes).unwrap();
+}
+
+#[test]
+fn a_journal_that_is_lost_or_all_zeros_is_refused_and_takes_nothing_with_it() {
+    let disk = FaultyDisk::default();
+    let shelf = open(&disk).unwrap();
+    shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
+    shelf.add_batch(batch("batch_a", "file-a")).unwrap();
+    let lease = shelf.lease("batch_a").unwrap().unwrap();
+    shelf.standing(&lease, crate::suite::INPUT).unwrap();
+    drop(shelf);
+    let (journal, file) = (Path::new("shelf/journal"), Path::new("shelf/files/file-a"));
+    let kept = disk.content(journal).unwrap();
+    for zeros in [0, 500] {
+        put(&disk, journal, &vec![0; zeros]);
+        for _ in 0..2 {
+            let refused = open(&disk).unwrap_err();
+            let is_named = matches!(&refused, StoreError::Damaged { path, .. } if path == journal);
+            assert!(is_named, "{zeros} zeros: {refused}");
+        }
+        assert!(disk.content(file).is_some());
+        assert!(disk.content(Path::new("shelf/results/batch_a.log")).is_some());
+    }
+    put(&disk, journal, &kept);
+    assert_eq!(open(&disk).unwrap().file("file-a").unwrap().bytes, 1, "with a copy it goes on");
+}
+
+#[test]
+fn what_others_keep_in_the_folders_of_a_store_stays() {
+    let disk = FaultyDisk::default();
+    let theirs = ["shelf/files/photo.png", "shelf/results/table.csv"].map(Path::new);
+    theirs.iter().for_each(|path| put(&disk, path, b"theirs"));
+    drop(open(&disk).unwrap());
+    let ours = Path::new("shelf/files/file-that-a-crash-left");
+    put(&disk, ours, b"ours");
+    open(&disk).unwrap();
+    assert_eq!(disk.content(ours), None);
+    for path in theirs {
+        assert_eq!(disk.content(path).unwrap(), b"theirs", "{}", path.display());
     }
 }
 
@@ -83,11 +130,11 @@ fn fill_the_journal(disk: &FaultyDisk) -> Result<(), StoreError> {
     if shelf.file("file-a").is_err() {
         shelf.add_file(entry("file-a"), &mut &b"x"[..])?;
     }
-    if shelf.batch("batch-a").is_err() {
-        shelf.add_batch(batch("batch-a", "file-a"))?;
+    if shelf.batch("batch_a").is_err() {
+        shelf.add_batch(batch("batch_a", "file-a"))?;
     }
-    while shelf.batch("batch-a")?.epoch < 1_500 {
-        shelf.lease("batch-a")?;
+    while shelf.batch("batch_a")?.epoch < 1_500 {
+        shelf.lease("batch_a")?;
     }
     Ok(())
 }
@@ -113,13 +160,13 @@ fn a_journal_that_is_mostly_history_is_written_anew_whatever_dies_meanwhile() {
                 disk.reboot(death, &mut dice);
                 disk.live_on();
                 let shelf = open(&disk).unwrap();
-                assert_eq!(shelf.batch("batch-a").unwrap().epoch, 1_500);
+                assert_eq!(shelf.batch("batch_a").unwrap().epoch, 1_500);
                 assert_eq!(shelf.file("file-a").unwrap().bytes, 1);
                 assert!(length(&disk) < 10_000, "{} bytes", length(&disk));
                 // It goes on as a journal.
-                shelf.lease("batch-a").unwrap();
+                shelf.lease("batch_a").unwrap();
                 drop(shelf);
-                assert_eq!(open(&disk).unwrap().batch("batch-a").unwrap().epoch, 1_501);
+                assert_eq!(open(&disk).unwrap().batch("batch_a").unwrap().epoch, 1_501);
             }
         }
     }
@@ -130,23 +177,23 @@ fn with_the_last_file_of_its_results_their_bytes_go_and_the_batch_stays() {
     let disk = FaultyDisk::default();
     let shelf = open(&disk).unwrap();
     shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
-    shelf.add_batch(batch("batch-a", "file-a")).unwrap();
-    let lease = shelf.lease("batch-a").unwrap().unwrap();
+    shelf.add_batch(batch("batch_a", "file-a")).unwrap();
+    let lease = shelf.lease("batch_a").unwrap().unwrap();
     shelf.standing(&lease, crate::suite::INPUT).unwrap();
     shelf.publish(&lease, &[record(0, "one")]).unwrap();
     let mut result = entry("file-result");
-    result.of = Some(("batch-a".into(), Kind::Output));
+    result.of = Some(("batch_a".into(), Kind::Output));
     shelf.add_file(result, &mut std::io::empty()).unwrap();
     for status in [Status::Cancelling, Status::Cancelled] {
         shelf.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
     }
-    let path = Path::new("shelf/results/batch-a.output.jsonl");
+    let path = Path::new("shelf/results/batch_a.output.jsonl");
     assert!(disk.content(path).is_some());
     shelf.remove_file("file-result").unwrap();
     assert_eq!(disk.content(path), None);
-    assert_eq!(shelf.batch("batch-a").unwrap().counts.completed, 1);
+    assert_eq!(shelf.batch("batch_a").unwrap().counts.completed, 1);
     drop(shelf);
-    assert_eq!(open(&disk).unwrap().batch("batch-a").unwrap().counts.completed, 1);
+    assert_eq!(open(&disk).unwrap().batch("batch_a").unwrap().counts.completed, 1);
 }
 
 #[test]

@@ -156,7 +156,7 @@ pub(crate) fn live(
     deaths: &[(usize, Cut)],
     (death, dice): (Death, &mut Dice),
 ) -> usize {
-    let (file, id) = (format!("file-{run}"), format!("batch-{run}"));
+    let (file, id) = (format!("file-{run}"), format!("batch_{run}"));
     let mut told = Told::default();
     for life in 0.. {
         if let Some((operation, cut)) = deaths.get(life) {
@@ -204,11 +204,11 @@ pub(crate) fn die_often(ground: &dyn Ground, seed: u64, all: usize) {
 /// Of two runners that race only the later is published.
 pub(crate) fn race(store: &dyn Store) {
     store.add_file(entry("file-race"), &mut &b"x"[..]).unwrap();
-    store.add_batch(batch("batch-race", "file-race")).unwrap();
-    let first = leased(store, "batch-race").unwrap();
+    store.add_batch(batch("batch_race", "file-race")).unwrap();
+    let first = leased(store, "batch_race").unwrap();
     store.standing(&first, INPUT).unwrap();
     store.publish(&first, &[record(0, "first"), record(1, "first")]).unwrap();
-    let second = leased(store, "batch-race").unwrap();
+    let second = leased(store, "batch_race").unwrap();
     let missing = store.standing(&second, INPUT).unwrap().missing;
     assert_eq!(missing, [2, 3, 4, 5], "only the rest");
     let other = InputMark { hash: 4, ..INPUT };
@@ -223,7 +223,7 @@ pub(crate) fn race(store: &dyn Store) {
     }
     assert_eq!(store.renew(&second).unwrap(), Status::Validating);
     assert_eq!(store.publish(&second, &[record(1, "second"), record(2, "second")]).unwrap(), 1);
-    let text = output(store, "batch-race");
+    let text = output(store, "batch_race");
     let runners: Vec<_> = text.lines().map(|line| line.contains("\"first\"")).collect();
     assert_eq!(runners, [true, true, false]);
 }
@@ -232,20 +232,20 @@ pub(crate) fn race(store: &dyn Store) {
 pub(crate) fn grow_old(store: &dyn Store) {
     let passing = FileEntry { expires_at: Some(100), ..entry("file-old") };
     store.add_file(passing, &mut &b"some lines"[..]).unwrap();
-    store.add_batch(batch("batch-old", "file-old")).unwrap();
+    store.add_batch(batch("batch_old", "file-old")).unwrap();
     let error = store.remove_file("file-old").unwrap_err().to_string();
-    assert!(error.contains("is the input of batch `batch-old`, which is validating"), "{error}");
-    let mut orphan = batch("batch-orphan", "file-none");
+    assert!(error.contains("is the input of batch `batch_old`, which is validating"), "{error}");
+    let mut orphan = batch("batch_orphan", "file-none");
     orphan.owner = "somebody".into();
     assert!(matches!(store.add_batch(orphan), Err(StoreError::Missing(_))));
     assert_eq!(store.sweep(100, 1_000).unwrap(), 0, "a batch still reads it");
-    let lease = leased(store, "batch-old").unwrap();
+    let lease = leased(store, "batch_old").unwrap();
     store.standing(&lease, INPUT).unwrap();
     let records: Vec<_> = (0..LINES).map(|line| record(line, "one")).collect();
     store.publish(&lease, &records).unwrap();
     let result = FileEntry {
-        bytes: store.result_bytes("batch-old", Kind::Output).unwrap(),
-        of: Some(("batch-old".into(), Kind::Output)),
+        bytes: store.result_bytes("batch_old", Kind::Output).unwrap(),
+        of: Some(("batch_old".into(), Kind::Output)),
         ..entry("file-result")
     };
     store.add_file(result, &mut std::io::empty()).unwrap();
@@ -254,9 +254,9 @@ pub(crate) fn grow_old(store: &dyn Store) {
     {
         store.change_leased(&lease, &mut |batch| batch.reach(status, time)).unwrap();
     }
-    let ended = store.change("batch-old", &mut |batch| batch.reach(Status::Cancelling, 201));
+    let ended = store.change("batch_old", &mut |batch| batch.reach(Status::Cancelling, 201));
     assert!(matches!(ended, Err(StoreError::Conflict(_))), "what has ended stays so");
-    assert!(matches!(store.lease("batch-old"), Err(StoreError::Conflict(_))));
+    assert!(matches!(store.lease("batch_old"), Err(StoreError::Conflict(_))));
     assert_eq!(store.sweep(99, 1_000).unwrap(), 0);
     assert_eq!(store.sweep(100, 1_000).unwrap(), 1, "the input");
     assert!(matches!(store.file("file-old"), Err(StoreError::Missing(_))));
@@ -265,11 +265,11 @@ pub(crate) fn grow_old(store: &dyn Store) {
     assert_eq!(store.sweep(1_199, 1_000).unwrap(), 0);
     assert_eq!(store.sweep(1_200, 1_000).unwrap(), 1, "the batch");
     for missing in [
-        store.batch("batch-old").map(drop),
+        store.batch("batch_old").map(drop),
         store.file("file-result").map(drop),
-        store.read_results("batch-old", Kind::Output, 0, &mut buffer).map(drop),
+        store.read_results("batch_old", Kind::Output, 0, &mut buffer).map(drop),
     ] {
         assert!(matches!(missing, Err(StoreError::Missing(_))), "{missing:?}");
     }
-    assert!(store.unfinished().unwrap().iter().all(|batch| batch.id != "batch-old"));
+    assert!(store.unfinished().unwrap().iter().all(|batch| batch.id != "batch_old"));
 }
