@@ -13,6 +13,7 @@ mod identical;
 mod large;
 mod long;
 mod matched;
+mod patient;
 mod priority;
 #[path = "../serve/recorder.rs"]
 #[allow(dead_code, reason = "shared with the tests of the gateway, which use the rest")]

@@ -7,7 +7,7 @@ use crate::desk::{Dispatcher, Worker};
 use crate::record::{OFFLINE, Record};
 use hyper::Response;
 use std::sync::Arc;
-use wornpath_execution::{Call, Carried, Kit, execute};
+use wornpath_execution::{Call, Carried, Kit, Timeouts, execute};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, Profile};
@@ -78,7 +78,9 @@ async fn carry(
     let (context, plan, untold) = decide(worker, profile, (context, length), &mut seen).await?;
     decided();
     record.decided = gateway.now().saturating_sub(arrived);
-    let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
+    // What is not streamed has its first byte when all of it has been computed.
+    let timeouts = Timeouts { first_byte: settings.timeouts.total, ..settings.timeouts };
+    let kit = Kit { budget: &gateway.budget, timeouts, worker: worker.number };
     let (bytes, roster, untold, handover) = (length.bytes, gateway.roster(), &untold, None);
     let mut dispatcher =
         Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover };
