@@ -27,7 +27,7 @@ const GATHERING: Duration = Duration::from_millis(10);
 const MOST_WAITING: usize = 1024;
 /// How often a failed write is tried again, and pods are asked how they are.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Whoever waits for a prompt whose computation cannot be watched waits at most so long.
+/// A prompt whose computation cannot be watched counts as computed after so long.
 const UNWATCHED: Duration = Duration::from_secs(1);
 
 /// What a run is of. Jobs of its plan have the numbers of their lines.
@@ -304,7 +304,8 @@ impl<E: Engines> Runner<E> {
     }
 }
 
-/// Sends a request. If its prefill cannot be watched, whoever waits for it does so only for a while.
+/// Sends a request. Only the prefill of one that is streamed can be watched: that of others is over after a while, or all
+/// that is being decoded would count against what the pod may have to compute.
 async fn call<E: Engines>(
     engines: &E,
     order: Order,
@@ -312,10 +313,10 @@ async fn call<E: Engines>(
     prefilled: Box<dyn FnOnce() + Send>,
     news: &mpsc::UnboundedSender<News>,
 ) -> Result<Reply, Trouble> {
-    let is_unwatched =
-        order.is_awaited && crate::assemble::streaming(request.interface, &request.body).is_none();
+    let is_streamed =
+        order.is_awaited && crate::assemble::streaming(request.interface, &request.body).is_some();
     let answer = engines.send(order.pod, request, prefilled);
-    if !is_unwatched {
+    if is_streamed {
         return answer.await;
     }
     let mut answer = std::pin::pin!(answer);

@@ -304,3 +304,60 @@ async fn a_line_that_is_gone_for_good_fails_alone_and_at_once() {
     assert_eq!(nameless.len(), 1, "{content}");
     assert!(nameless[0].contains(r#""code":"unreadable","message":"there is no line 1""#));
 }
+
+/// Engines that take a minute for every answer, and say nothing before.
+struct Slow {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Engines for Slow {
+    async fn send(&self, _: usize, _: Outgoing, prefilled: Prefilled) -> Result<Reply, Trouble> {
+        self.most.fetch_max(1 + self.now.fetch_add(1, Relaxed), Relaxed);
+        sleep(Duration::from_secs(60)).await;
+        self.now.fetch_sub(1, Relaxed);
+        prefilled();
+        let body = Bytes::from_static(b"{}");
+        Ok(Reply { status: 200, request_id: None, body, retry_after: None })
+    }
+
+    async fn health(&self, _: usize) -> Option<Health> {
+        Some(Health { vitals: None, ceiling: usize::MAX })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_being_decoded_leave_room_for_the_prompts_of_others() {
+    let line = |number: usize| {
+        let prompt = format!("{number} ").repeat(1_000);
+        format!(
+            "{{\"custom_id\":\"{number}\",\"url\":\"/v1/completions\",\"body\":{{\"prompt\":\"{prompt}\"}}}}"
+        )
+    };
+    let lines: Vec<_> = (100..150).map(|number| Bytes::from(line(number))).collect();
+    let rules = IntakeRules {
+        form: Form::Free,
+        most_lines: 1_000,
+        output_tokens: 8,
+        most_problems: 1,
+        identical: Identical::Each,
+    };
+    let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(16).unwrap(), None);
+    let intake = Intake::read(&lines.join(&b'\n')[..], &rules, &sketcher).unwrap();
+    let results = Results::open(&FaultyDisk::default(), &paths(), intake.mark).unwrap();
+    let plan = Plan::new(&intake.queue, &Speeds::equal(1).unwrap(), &Rates::flat(1.0, 1.0));
+    // Four prompts are more than it computes at once.
+    let conductor = Conductor::new(plan, vec![Window::new(128, 2_000)], Patience::default());
+    let work = Work {
+        source: Arc::new(Lines { lines, ..Lines::default() }),
+        name: "test".into(),
+        numbers: Arc::new(|line| line + 1),
+        copies: Copies::default(),
+    };
+    let engines = Arc::new(Slow { now: AtomicUsize::new(0), most: AtomicUsize::new(0) });
+    let (_wish, wishes) = watch::channel(Wish::GoOn);
+    let telling = (wishes, watch::Sender::new(Progress::default()));
+    let finished = run(conductor, work, Arc::clone(&engines), results, telling).await.unwrap();
+    assert_eq!(finished.publisher.counts().completed, 50);
+    assert_eq!(engines.most.load(Relaxed), 50);
+}
