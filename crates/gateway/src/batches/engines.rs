@@ -128,7 +128,7 @@ impl Engines for PlannedPods {
         let model = seat.pod.facts().models.first().cloned();
         let ceiling = self.batches.ceiling(model, (gateway.now(), pod.id, online));
         // What there is room for is shared by the batches that run.
-        let ceiling = (ceiling / self.batches.running().len().max(1)).max(1);
+        let ceiling = (ceiling / self.batches.turns_taken().max(1)).max(1);
         let seen = Vitals {
             running: vitals.requests() as usize,
             waiting: vitals.waiting() as usize,

@@ -105,7 +105,7 @@ pub(crate) struct Batches {
     scratch: Scratches,
     profile: PlannedProfile,
     worker: Arc<Worker>,
-    /// Who runs, and how to tell it what is wished.
+    /// Who runs or waits for its turn, and how to tell it what is wished.
     running: Mutex<BTreeMap<String, watch::Sender<Wish>>>,
     turns: Semaphore,
     /// For those that end before their turn: they only need records, but their inputs are read for that.
@@ -214,6 +214,11 @@ impl Batches {
 
     fn running(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<Wish>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Batches whose turn it is; others wait for one, or end without.
+    fn turns_taken(&self) -> usize {
+        AT_ONCE - self.turns.available_permits()
     }
 
     /// The count of offline requests on a pod.
