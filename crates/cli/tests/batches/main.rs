@@ -13,6 +13,7 @@ mod identical;
 mod large;
 mod long;
 mod matched;
+mod models;
 mod patient;
 mod priority;
 #[path = "../serve/recorder.rs"]

@@ -3,10 +3,10 @@
 //! It is made anew from the input whenever somebody asks, for the pods that are up: a plan follows from both alone.
 
 use super::Batches;
-use super::engines::is_ready;
 use super::forest::drawn;
 use super::life::{RATES, reading};
 use super::matched::match_to_caches;
+use super::model::BatchModel;
 use super::stored::{StoredBytes, needed};
 use super::trouble::Trouble;
 use serde_json::{Value, json};
@@ -19,20 +19,21 @@ use wornpath_planner::{Forest, Groups, Plan, Speeds};
 const LISTED: usize = 8;
 
 pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, Trouble> {
-    let (rules, sketcher, spill) = reading(batches, &batch);
-    let most = batches.worker.gateway.settings().limits.body_bytes;
-    let roster = batches.worker.gateway.roster();
-    let up = roster.fleet().pods().iter().filter(|pod| is_ready(pod));
-    let up: Vec<_> = up.map(|pod| (pod.id(), pod.facts().name.to_string())).collect();
-    let (ids, pods): (Vec<_>, Vec<_>) = up.into_iter().unzip();
-    let gateway = Arc::clone(&batches.worker.gateway);
-    let speeds = Speeds::equal(pods.len()).map_err(|_| {
-        Trouble::from(StoreError::Unreachable("no pod is up that it could be planned for".into()))
-    })?;
+    let (own, most) = (Arc::clone(batches), batches.worker.gateway.settings().limits.body_bytes);
     let explained = batches
         .ask(move |store| {
             let cannot = format!("batch `{}` has no plan", batch.id);
             needed(store, &batch.input_file_id, &cannot)?;
+            let model = BatchModel::read(store, &batch.input_file_id, most)
+                .map_err(|error| StoreError::Unreachable(error.to_string()))?;
+            let (rules, sketcher, spill) = reading(&own, &batch, &model);
+            let (gateway, roster) = (&own.worker.gateway, own.worker.gateway.roster());
+            let up = model.ready(&roster);
+            let up = up.iter().map(|pod| (pod.id(), pod.facts().name.to_string()));
+            let (ids, pods): (Vec<_>, Vec<_>) = up.unzip();
+            let speeds = Speeds::equal(pods.len()).map_err(|_| {
+                StoreError::Unreachable("no pod is up that it could be planned for".into())
+            })?;
             let reader = StoredBytes { store, file: &batch.input_file_id, offset: 0 };
             let reader = BufReader::with_capacity(1 << 20, reader);
             let read = Intake::read_bounded(reader, &rules, &sketcher, spill, most);

@@ -2,9 +2,10 @@
 
 use super::Batches;
 use super::ending::{Ended, end};
-use super::engines::{PlannedPod, PlannedPods, is_ready, is_serving};
+use super::engines::{PlannedPod, PlannedPods, is_serving};
 use super::forest::drawn;
 use super::matched::match_to_caches;
+use super::model::BatchModel;
 use super::overview::{Planned, Underway, figures};
 use super::stored::{StoredBytes, StoredLines};
 use super::unix_time;
@@ -149,7 +150,9 @@ async fn round(
     batch: &Batch,
     wishes: watch::Receiver<Wish>,
 ) -> Result<Ended, StoreError> {
-    let Some(mut intake) = read(batches, lease, batch).await? else { return Ok(Ended::Yes) };
+    let Some((mut intake, model)) = read(batches, lease, batch).await? else {
+        return Ok(Ended::Yes);
+    };
     if batch.status() == Status::Validating && !somebody_may_serve(batches).await {
         return fail_unserved(batches, lease).await;
     }
@@ -180,7 +183,8 @@ async fn round(
             copies: Copies::default(),
         };
         let planning = (intake.queue, forest);
-        compute(batches, batch, (planning, work), (lease.clone(), &standing), wishes).await?;
+        let of = (batch, &model);
+        compute(batches, of, (planning, work), (lease.clone(), &standing), wishes).await?;
     }
     let of = lease.clone();
     batches.ask(move |store| store.settle(&of)).await?;
@@ -254,25 +258,28 @@ async fn to_compute(
         .await
 }
 
-/// Reads the input; none if it is wrong, which the batch then says.
+/// Reads the input, and which model it is for; none if it is wrong, which the batch then says.
 async fn read(
     batches: &Arc<Batches>,
     lease: &Lease,
     batch: &Batch,
-) -> Result<Option<Intake>, StoreError> {
-    let (rules, sketcher, spill) = reading(batches, batch);
+) -> Result<Option<(Intake, BatchModel)>, StoreError> {
     let most = match batch.status() {
         // What was taken once stays taken, whatever the limit is by now.
         Status::InProgress => usize::MAX,
         _ => batches.worker.gateway.settings().limits.body_bytes,
     };
-    let (of, file) = (lease.clone(), batch.input_file_id.clone());
+    let (of, batch, own) = (lease.clone(), batch.clone(), Arc::clone(batches));
     batches
         .ask(move |store| {
-            let reader = StoredBytes { store, file: &file, offset: 0 };
+            let file = &batch.input_file_id;
+            let model = BatchModel::read(store, file, most)
+                .map_err(|error| StoreError::Unreachable(error.to_string()))?;
+            let (rules, sketcher, spill) = reading(&own, &batch, &model);
+            let reader = StoredBytes { store, file, offset: 0 };
             let reader = BufReader::with_capacity(1 << 20, reader);
             match Intake::read_bounded(reader, &rules, &sketcher, spill, most) {
-                Ok(intake) => Ok(Some(intake)),
+                Ok(intake) => Ok(Some((intake, model))),
                 Err(IntakeError::Read(error)) => Err(StoreError::Unreachable(error.to_string())),
                 Err(IntakeError::Spill(error)) => Err(error.into()),
                 Err(IntakeError::Lines { first, .. }) => {
@@ -290,7 +297,11 @@ async fn read(
 }
 
 /// How the input of a batch is read.
-pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketcher, Spill) {
+pub(super) fn reading(
+    batches: &Batches,
+    batch: &Batch,
+    model: &BatchModel,
+) -> (IntakeRules, Sketcher, Spill) {
     let interface = Interface::at(&batch.endpoint).unwrap_or(Interface::Chat);
     let rules = IntakeRules {
         form: Form::Batch(interface),
@@ -303,7 +314,7 @@ pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketche
         },
     };
     let settings = batches.worker.gateway.settings();
-    let model = settings.models.first();
+    let model = model.settings(&batches.worker.gateway.roster(), &settings);
     let block_size = model.map_or(batches.rules.block_size, |model| model.block_size);
     let tokenizer = model.and_then(|model| model.tokenizer.clone());
     let spill = Spill::to(batches.scratch.next());
@@ -313,7 +324,7 @@ pub(super) fn reading(batches: &Batches, batch: &Batch) -> (IntakeRules, Sketche
 /// Sends what has no record yet, until all have one, the time is over, or its owner cancels.
 async fn compute(
     batches: &Arc<Batches>,
-    batch: &Batch,
+    (batch, model): (&Batch, &BatchModel),
     ((queue, forest), mut work): ((Queue, Forest), Work),
     (lease, standing): (Lease, &Standing),
     mut wishes: watch::Receiver<Wish>,
@@ -322,7 +333,7 @@ async fn compute(
     let over = sleep(left);
     tokio::pin!(over);
     let pods = tokio::select! {
-        pods = pods(batches, batch) => pods,
+        pods = pods(batches, batch, model) => pods,
         () = &mut over => return Ok(()),
         _ = wishes.wait_for(|wish| *wish != Wish::GoOn) => return Ok(()),
     };
@@ -359,12 +370,12 @@ async fn compute(
     }
 }
 
-/// The pods that are up and can serve; waits until there is one.
-async fn pods(batches: &Arc<Batches>, batch: &Batch) -> PlannedPods {
+/// The pods that are up and can serve its model; waits until there is one.
+async fn pods(batches: &Arc<Batches>, batch: &Batch, model: &BatchModel) -> PlannedPods {
     loop {
         let roster = batches.worker.gateway.roster();
-        let up = roster.fleet().pods().iter().filter(|pod| is_ready(pod));
-        let pods: Vec<_> = up.map(|pod| PlannedPod::new(batches, pod.id())).collect();
+        let ready = model.ready(&roster);
+        let pods: Vec<_> = ready.iter().map(|pod| PlannedPod::new(batches, pod.id())).collect();
         if !pods.is_empty() {
             let owner = (!batch.owner.is_empty()).then(|| Name::from(batch.owner.as_str()));
             return PlannedPods { batches: Arc::clone(batches), owner, pods };

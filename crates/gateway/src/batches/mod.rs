@@ -12,6 +12,7 @@ mod forest;
 mod life;
 mod lists;
 mod matched;
+mod model;
 mod overview;
 mod profile;
 mod retry;
