@@ -38,3 +38,34 @@ fn a_model_that_a_reload_brings_is_one_for_batches_too() {
     let after = batch(&gateway, &["submit", &input, "--watch"]);
     assert!(text(&after.stdout).contains("completed: 4 of 4 answered, 0 failed"), "{after:?}");
 }
+
+#[test]
+fn a_batch_goes_on_with_the_pods_that_took_the_place_of_its_own() {
+    let first = Served::start_at("20", &[]);
+    let second = Served::start_at("20", &[]);
+    let kept = folder("replaced");
+    let path = kept.join("wornpath.yaml");
+    let configure = |served: &Served| {
+        let config = json!({
+            "pods": [{"url": format!("http://{}", served.engines[0].http)}],
+            "batch": {"folder": "kept"},
+            "listen": {"client": "127.0.0.1:0"},
+        });
+        std::fs::write(&path, config.to_string()).unwrap();
+    };
+    configure(&first);
+    let gateway = Gateway::start(&["-c", path.to_str().unwrap()], 1);
+    let submitted = batch(&gateway, &["submit", &input(&kept, (0..2_000).map(line))]);
+    let id = text(&submitted.stdout).split_whitespace().next().unwrap().to_owned();
+    let state = || gateway.get(&format!("/v1/batches/{id}")).json();
+    let done = || state()["request_counts"]["completed"].as_u64().unwrap();
+    eventually("some lines are there", || done() >= 20);
+    drop(first);
+    // The engine is given up before it is replaced.
+    let is_down = || gateway.get("/metrics").text.contains("health=\"down\"} 1");
+    eventually("its requests have failed", is_down);
+    let before = done();
+    configure(&second);
+    gateway.signal("-HUP");
+    eventually("the batch goes on", || done() > before + 20);
+}

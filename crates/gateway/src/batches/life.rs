@@ -2,11 +2,12 @@
 
 use super::Batches;
 use super::ending::{Ended, end};
-use super::engines::{PlannedPod, PlannedPods, is_serving};
+use super::engines::is_serving;
 use super::forest::drawn;
 use super::matched::match_to_caches;
 use super::model::BatchModel;
 use super::overview::{Planned, Underway, figures};
+use super::ready::{outgrown, pods};
 use super::stored::{StoredBytes, StoredLines};
 use super::unix_time;
 use std::collections::btree_map::Entry;
@@ -15,20 +16,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use wornpath_index::Moment;
 use wornpath_jobs::{
     Batch, Conductor, Copies, Form, Identical, Intake, IntakeError, IntakeRules, Interface, Lease,
     Leased, LineProblem, Patience, Progress, Sketcher, Spill, Standing, Status, StoreError, Wish,
     Work, run,
 };
 use wornpath_planner::{Forest, Plan, Queue, Rates, Speeds, Window};
-use wornpath_routing::{Name, Role};
+use wornpath_routing::Role;
 
 /// Wrong lines that a batch shows.
 const SHOWN: usize = 100;
 /// Expected answers where a line does not say.
 const OUTPUT_TOKENS: usize = 256;
-/// How often somebody looks whether a pod has come.
-const PAUSE: Duration = Duration::from_millis(200);
+/// How often somebody looks whether something has come.
+pub(super) const PAUSE: Duration = Duration::from_millis(200);
 /// How often somebody looks whether a part that others run has come free.
 const ELSEWHERE: Duration = Duration::from_secs(1);
 /// A fleet that has only pods of other roles may be one whose serving pods are still on their way, for so long.
@@ -150,6 +152,7 @@ async fn round(
     batch: &Batch,
     wishes: watch::Receiver<Wish>,
 ) -> Result<Ended, StoreError> {
+    let began = batches.worker.gateway.now();
     let Some((mut intake, model)) = read(batches, lease, batch).await? else {
         return Ok(Ended::Yes);
     };
@@ -183,7 +186,7 @@ async fn round(
             copies: Copies::default(),
         };
         let planning = (intake.queue, forest);
-        let of = (batch, &model);
+        let of = (batch, &model, began);
         compute(batches, of, (planning, work), (lease.clone(), &standing), wishes).await?;
     }
     let of = lease.clone();
@@ -324,7 +327,7 @@ pub(super) fn reading(
 /// Sends what has no record yet, until all have one, the time is over, or its owner cancels.
 async fn compute(
     batches: &Arc<Batches>,
-    (batch, model): (&Batch, &BatchModel),
+    (batch, model, began): (&Batch, &BatchModel, Moment),
     ((queue, forest), mut work): ((Queue, Forest), Work),
     (lease, standing): (Lease, &Standing),
     mut wishes: watch::Receiver<Wish>,
@@ -349,37 +352,38 @@ async fn compute(
     work.copies = Copies::of(&plan);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
     let conductor = Conductor::new(plan, vec![window; pods.pods.len()], Patience::default());
+    let (planned_for, now) = (pods.ids(), batches.worker.gateway.now());
+    let outgrown = outgrown(batches, model, (&planned_for, now.saturating_sub(began)));
     let publisher = Leased::new(Arc::clone(&batches.store), lease, standing);
     let (wish, inner) = watch::channel(*wishes.borrow_and_update());
     let progress = watch::Sender::new(Progress::default());
     let underway = Underway {
         plan: planned,
         progress: progress.subscribe(),
-        began: batches.worker.gateway.now(),
+        began: now,
         done_before: standing.counts.total - standing.counts.pending(),
     };
     batches.overview.begins(&batch.id, underway);
     let running = run(conductor, work, Arc::new(pods), publisher, (inner, progress));
-    tokio::pin!(running);
+    tokio::pin!(running, outgrown);
+    let mut is_outgrown = false;
     loop {
         tokio::select! {
             finished = &mut running => return finished.map(drop),
             () = &mut over, if !over.is_elapsed() => drop(wish.send(Wish::Stop)),
+            // Another round plans the rest, as soon as what is under way has been answered.
+            () = &mut outgrown, if !is_outgrown => {
+                is_outgrown = true;
+                tracing::info!(batch = batch.id, "the fleet has changed: the rest is planned anew");
+                wish.send_if_modified(|wish| match wish {
+                    Wish::GoOn => {
+                        *wish = Wish::Finish;
+                        true
+                    }
+                    _ => false,
+                });
+            }
             Ok(()) = wishes.changed() => drop(wish.send(*wishes.borrow_and_update())),
         }
-    }
-}
-
-/// The pods that are up and can serve its model; waits until there is one.
-async fn pods(batches: &Arc<Batches>, batch: &Batch, model: &BatchModel) -> PlannedPods {
-    loop {
-        let roster = batches.worker.gateway.roster();
-        let ready = model.ready(&roster);
-        let pods: Vec<_> = ready.iter().map(|pod| PlannedPod::new(batches, pod.id())).collect();
-        if !pods.is_empty() {
-            let owner = (!batch.owner.is_empty()).then(|| Name::from(batch.owner.as_str()));
-            return PlannedPods { batches: Arc::clone(batches), owner, pods };
-        }
-        sleep(PAUSE).await;
     }
 }

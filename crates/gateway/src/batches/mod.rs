@@ -15,6 +15,7 @@ mod matched;
 mod model;
 mod overview;
 mod profile;
+mod ready;
 mod retry;
 mod room;
 mod routes;
