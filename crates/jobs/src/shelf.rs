@@ -57,10 +57,12 @@ pub struct Shelf {
 struct Inner {
     journal: Journal,
     known: Known,
-    /// Of batches that somebody has asked about since the start.
+    /// Of batches that have not ended and that somebody has asked about since the start.
     results: BTreeMap<String, Results>,
+    /// Results of ended batches that somebody reads.
+    ended: Opened<Results>,
     /// Files that somebody reads.
-    opened: Opened,
+    opened: Opened<dyn Stored>,
 }
 
 #[derive(Default)]
@@ -159,8 +161,8 @@ impl Shelf {
             known.apply(serde_json::from_slice(payload).map_err(|_| "no entry of a store")?);
             Ok(())
         })?;
-        let mut inner =
-            Inner { journal, known, results: BTreeMap::new(), opened: Opened::default() };
+        let (results, ended, opened) = (BTreeMap::new(), Opened::default(), Opened::default());
+        let mut inner = Inner { journal, known, results, ended, opened };
         inner.tidy(&*disk)?;
         let shelf = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
         shelf.found()?;
@@ -189,7 +191,13 @@ impl Shelf {
         self.disk.open(path).map_err(StoreError::io("open", path))
     }
 
-    /// The results of a batch, as far as they were begun.
+    fn open_results(&self, known: &Known, batch: &str) -> Result<Results, StoreError> {
+        let mark = known.begun.get(batch).copied();
+        let mark = mark.ok_or_else(|| StoreError::Missing(format!("result of `{batch}`")))?;
+        Results::open(&*self.disk, &self.paths_of(batch), mark)
+    }
+
+    /// The results of a batch that has not ended, as far as they were begun.
     fn results<'a>(
         &self,
         inner: &'a mut Inner,
@@ -197,12 +205,28 @@ impl Shelf {
     ) -> Result<&'a mut Results, StoreError> {
         let Inner { known, results, .. } = inner;
         if !results.contains_key(batch) {
-            let mark = known.begun.get(batch).copied();
-            let mark = mark.ok_or_else(|| StoreError::Missing(format!("result of `{batch}`")))?;
-            let opened = Results::open(&*self.disk, &self.paths_of(batch), mark)?;
-            results.insert(batch.to_owned(), opened);
+            results.insert(batch.to_owned(), self.open_results(known, batch)?);
         }
         Ok(results.get_mut(batch).expect("it was inserted if it was not there"))
+    }
+
+    /// Looks at the results of a batch; none if there are none yet.
+    fn look<T>(
+        &self,
+        batch: &str,
+        look: impl FnOnce(&Results) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        let mut inner = self.lock();
+        let has_ended = inner.known.batch(batch)?.status().is_final();
+        if !inner.known.begun.contains_key(batch) {
+            return Ok(None);
+        }
+        if !has_ended {
+            return look(self.results(&mut inner, batch)?).map(Some);
+        }
+        let Inner { known, ended, .. } = &mut *inner;
+        let results = ended.get(batch, || Ok(Box::new(self.open_results(known, batch)?)))?;
+        look(&results).map(Some)
     }
 
     /// A batch with the counts of its results.
@@ -316,12 +340,7 @@ impl Store for Shelf {
     }
 
     fn result_bytes(&self, batch: &str, kind: Kind) -> Result<u64, StoreError> {
-        let mut inner = self.lock();
-        inner.known.batch(batch)?;
-        if !inner.known.begun.contains_key(batch) {
-            return Ok(0);
-        }
-        let ends = self.results(&mut inner, batch)?.ends();
+        let ends = self.look(batch, |results| Ok(results.ends()))?.unwrap_or_default();
         Ok(ends[usize::from(kind == Kind::Error)])
     }
 
@@ -335,6 +354,9 @@ impl Store for Shelf {
         let mut batch = self.with_counts(&mut inner, batch)?;
         change(&mut batch)?;
         inner.note(Change::Batch(Box::new(batch.clone())))?;
+        if batch.status().is_final() {
+            inner.results.remove(id);
+        }
         Ok(batch)
     }
 
@@ -409,12 +431,8 @@ impl Store for Shelf {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, StoreError> {
-        let mut inner = self.lock();
-        inner.known.batch(batch)?;
-        if !inner.known.begun.contains_key(batch) {
-            return Ok(0);
-        }
-        self.results(&mut inner, batch)?.read(kind, offset, buffer)
+        let read = self.look(batch, |results| results.read(kind, offset, buffer))?;
+        Ok(read.unwrap_or(0))
     }
 
     fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError> {

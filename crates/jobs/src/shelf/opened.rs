@@ -1,23 +1,27 @@
-//! Files that are read stay open for a while: a batch reads its input line by line.
+//! What is read stays open for a while: a batch reads its input line by line, and results are downloaded in pieces.
 
-use crate::disk::Stored;
 use crate::problem::StoreError;
 use std::sync::Arc;
 
-/// Open at once: the inputs of batches that run, and some that are downloaded.
+/// Open at once of a kind: the inputs of batches that run, and some that are downloaded.
 const MOST: usize = 8;
 
-/// Open files by name; the one that was asked for last is last.
-#[derive(Default)]
-pub(super) struct Opened(Vec<(String, Arc<dyn Stored>)>);
+/// What is open, by name; what was asked for last is last.
+pub(super) struct Opened<T: ?Sized>(Vec<(String, Arc<T>)>);
 
-impl Opened {
-    /// A file, which is opened if it is not.
+impl<T: ?Sized> Default for Opened<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: ?Sized> Opened<T> {
+    /// Something by its name, which is opened if it is not.
     pub(super) fn get(
         &mut self,
         name: &str,
-        open: impl FnOnce() -> Result<Box<dyn Stored>, StoreError>,
-    ) -> Result<Arc<dyn Stored>, StoreError> {
+        open: impl FnOnce() -> Result<Box<T>, StoreError>,
+    ) -> Result<Arc<T>, StoreError> {
         let (name, file) = match self.0.iter().position(|(known, _)| known == name) {
             Some(at) => self.0.remove(at),
             None => (name.to_owned(), Arc::from(open()?)),

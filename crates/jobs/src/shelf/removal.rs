@@ -107,6 +107,7 @@ impl Shelf {
 
     fn remove_results(&self, inner: &mut Inner, batch: &str) -> Result<(), StoreError> {
         inner.results.remove(batch);
+        inner.ended.close(batch);
         let paths = self.paths_of(batch);
         for path in [&paths.output, &paths.errors, &paths.log] {
             self.disk.remove(path).map_err(StoreError::io("remove", path))?;

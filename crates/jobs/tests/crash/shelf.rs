@@ -268,3 +268,34 @@ fn a_file_that_is_read_line_by_line_is_opened_once_and_few_stay_open() {
     assert!(shelf.read_file("file-0", 0, &mut [0; 8]).is_err());
     assert_eq!(disk.0.content(Path::new("shelf/files/file-0")), None);
 }
+
+#[test]
+fn results_of_ended_batches_are_closed_and_few_that_are_read_stay_open() {
+    let disk = Arc::new(Counting(FaultyDisk::default(), AtomicUsize::new(0)));
+    let shelf = Shelf::open(disk.clone(), Path::new("shelf")).unwrap();
+    shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
+    let names: Vec<_> = (0..20).map(|number| format!("batch_{number}")).collect();
+    for name in &names {
+        shelf.add_batch(batch(name, "file-a")).unwrap();
+        let lease = shelf.lease(name).unwrap().unwrap();
+        shelf.standing(&lease, crate::suite::INPUT).unwrap();
+        shelf.publish(&lease, &[record(0, "one")]).unwrap();
+        for status in [Status::Cancelling, Status::Cancelled] {
+            shelf.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
+        }
+    }
+    let opened = |read: &[String]| {
+        let before = disk.1.load(Relaxed);
+        for name in read {
+            let bytes = shelf.result_bytes(name, Kind::Output).unwrap() as usize;
+            let mut buffer = vec![0; bytes + 1];
+            assert_eq!(shelf.read_results(name, Kind::Output, 0, &mut buffer).unwrap(), bytes);
+            assert!(buffer.starts_with(b"{\"line\":0"), "{buffer:?}");
+        }
+        disk.1.load(Relaxed) - before
+    };
+    assert_eq!(opened(&names[..1]), 3, "the output, the errors and what counts of them");
+    assert_eq!(opened(&names[..1]), 0);
+    assert_eq!(opened(&names[1..]), 19 * 3);
+    assert_eq!(opened(&names[..1]), 3);
+}
