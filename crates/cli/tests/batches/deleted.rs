@@ -69,3 +69,33 @@ fn the_results_of_a_retried_batch_expire_as_those_of_the_first() {
         id = again.json()["id"].as_str().unwrap().to_owned();
     }
 }
+
+#[test]
+fn a_batch_is_not_retried_without_room_for_its_lines_and_leaves_no_file_then() {
+    let engines = Served::start(&[]);
+    let kept = folder("retried-quota");
+    let path = kept.join("wornpath.yaml");
+    let mut wrong = line(1);
+    wrong["body"]["model"] = json!("none");
+    let text = format!("{wrong}\n");
+    let config = json!({
+        "pods": [{"url": format!("http://{}", engines.engines[0].http)}],
+        // Enough for the input, the form around it and its results.
+        "batch": {"folder": "kept", "quota_bytes": text.len() * 2 - 10},
+        "listen": {"client": "127.0.0.1:0"},
+    });
+    std::fs::write(&path, config.to_string()).unwrap();
+    let gateway = Gateway::start(&["-c", path.to_str().unwrap()], 1);
+    let input = kept.join("in.jsonl");
+    std::fs::write(&input, &text).unwrap();
+    let submitted = batch(&gateway, &["submit", input.to_str().unwrap(), "--watch"]);
+    let said = super::text(&submitted.stdout);
+    assert!(said.contains("completed: 0 of 1 answered, 1 failed"), "{submitted:?}");
+    let id = said.split_whitespace().next().unwrap();
+    let files = || gateway.get("/v1/files").json()["data"].as_array().unwrap().len();
+    let before = files();
+    let refused = ask(&gateway, "POST", &format!("/v1/batches/{id}/retry"));
+    assert_eq!(refused.status, 403, "{}", refused.text);
+    assert!(refused.text.contains("your files may have"), "{}", refused.text);
+    assert_eq!(files(), before);
+}

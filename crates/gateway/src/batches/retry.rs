@@ -1,9 +1,11 @@
 //! The failed lines of a batch, as a batch of their own.
 
 use super::Batches;
+use super::room::Taken;
 use super::stored::{StoredBytes, needed};
 use super::trouble::Trouble;
 use super::unix_time;
+use super::upload::{over_quota, room};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -20,6 +22,7 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
         return Err(Trouble::from(StoreError::Conflict(message)));
     }
     let (file_id, id) = (batches.new_id("file-"), batches.new_id("batch_"));
+    let own = Arc::clone(batches);
     let batch = batches
         .ask(move |store| {
             let cannot = format!("batch `{}` cannot be retried", old.id);
@@ -39,30 +42,41 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
                 expires_at: None,
                 of: None,
             };
-            let mut lines = FailedLines {
+            let lines = FailedLines {
                 input: BufReader::new(StoredBytes { store, file: &old.input_file_id, offset: 0 }),
                 failed,
                 next: 0,
                 line: Vec::new(),
                 at: 0,
             };
-            let file = store.add_file(entry, &mut lines)?;
+            let mut taken = own.rooms.enter(&old.owner);
+            taken.measure(room(store, &old.owner, own.rules.quota.bytes)?);
+            let mut lines = Bounded { lines, taken, is_full: false };
+            let file = match store.add_file(entry, &mut lines) {
+                Err(_) if lines.is_full => return Ok(Err(over_quota(&own))),
+                added => added?,
+            };
             let window = (old.completion_window.clone(), old.expires_at - old.created_at());
             let new = NewBatch {
                 id,
                 owner: old.owner.clone(),
                 interface: Interface::at(&old.endpoint).unwrap_or(Interface::Chat),
-                input_file_id: file.id,
+                input_file_id: file.id.clone(),
                 window,
                 metadata: old.metadata.clone(),
             };
             let mut batch = Batch::new(new, now);
             batch.identical_once = old.identical_once;
             batch.output_expires_after = old.output_expires_after;
-            store.add_batch(batch.clone())?;
-            Ok(batch)
+            if let Err(error) = store.add_batch(batch.clone()) {
+                // Nobody knows of it.
+                let _ = store.remove_file(&file.id);
+                return Err(error);
+            }
+            lines.taken.keep(file.bytes);
+            Ok(Ok(batch))
         })
-        .await?;
+        .await??;
     super::life::start(batches, batch.id.clone());
     Ok(batch)
 }
@@ -133,6 +147,21 @@ impl<R: BufRead> Read for FailedLines<R> {
         buffer[..count].copy_from_slice(&self.line[self.at..self.at + count]);
         self.at += count;
         Ok(count)
+    }
+}
+
+/// Lines, as many as their owner has room for.
+struct Bounded<'a, R> {
+    lines: R,
+    taken: Taken<'a>,
+    is_full: bool,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.lines.read(buffer)?;
+        self.is_full = !self.taken.take(count as u64);
+        if self.is_full { Err(std::io::Error::other("there is no room for it")) } else { Ok(count) }
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Owners with uploads under way.
+/// Owners with uploads under way, or with batches that are being retried.
 #[derive(Default)]
 pub(super) struct Rooms(Mutex<BTreeMap<String, Room>>);
 

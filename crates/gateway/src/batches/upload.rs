@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use wornpath_jobs::{FileEntry, StoreError};
+use wornpath_jobs::{FileEntry, Store, StoreError};
 
 /// The most bytes of a field that is no file.
 const MOST_FIELD: usize = 4 << 10;
@@ -91,7 +91,8 @@ async fn take(
     let _place = batches.uploads.try_acquire().map_err(|_| Trouble::busy("uploads", UPLOADS))?;
     let time = batches.worker.gateway.settings().limits.body_time;
     let mut taken = batches.rooms.enter(owner);
-    taken.measure(room(batches, owner).await?);
+    let (own, most) = (owner.to_owned(), batches.rules.quota.bytes);
+    taken.measure(batches.ask(move |store| room(store, &own, most)).await?);
     let (mut form, mut writing, mut bytes, mut events) = (Form::default(), None, 0, Vec::new());
     while let Some(data) = next(body, time).await? {
         bytes += data.len() as u64;
@@ -144,18 +145,13 @@ async fn next(body: &mut Incoming, time: Duration) -> Result<Option<Bytes>, Trou
     }
 }
 
-/// Bytes that an owner may still have.
-async fn room(batches: &Arc<Batches>, owner: &str) -> Result<u64, Trouble> {
-    let own = owner.to_owned();
-    let files = batches.ask(move |store| store.files(&own)).await?;
-    let used: u64 = files.iter().map(|file| file.bytes).sum();
-    match batches.rules.quota.bytes.saturating_sub(used) {
-        0 => Err(over_quota(batches)),
-        left => Ok(left),
-    }
+/// Bytes that an owner may still have, of so many.
+pub(super) fn room(store: &dyn Store, owner: &str, most: u64) -> Result<u64, StoreError> {
+    let used: u64 = store.files(owner)?.iter().map(|file| file.bytes).sum();
+    Ok(most.saturating_sub(used))
 }
 
-fn over_quota(batches: &Batches) -> Trouble {
+pub(super) fn over_quota(batches: &Batches) -> Trouble {
     let most = batches.rules.quota.bytes;
     let message =
         format!("your files may have {most} bytes in all; delete some with DELETE /v1/files/ID");
