@@ -8,7 +8,7 @@ use super::{results, signed};
 use crate::problem::StoreError;
 use crate::store::FileEntry;
 use std::io::{ErrorKind, Read};
-use tokio_postgres::{Client, GenericClient, Row};
+use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 /// Bytes of a piece.
 const PIECE: usize = 256 << 10;
@@ -128,15 +128,23 @@ pub(super) async fn remove(client: &mut Client, id: &str) -> Result<(), StoreErr
         return Err(crate::store::still_needed(id, &batch));
     }
     transaction.execute("DELETE FROM wornpath_files WHERE id = $1", &[&id]).await?;
-    if let Some((batch, _)) = &found.of {
-        // With the last of its files, what they were of goes too.
-        let text = "DELETE FROM wornpath_records r WHERE batch = $1 \
-                    AND NOT EXISTS (SELECT 1 FROM wornpath_files f WHERE f.batch = $1) \
-                    AND EXISTS (SELECT 1 FROM wornpath_batches b WHERE b.id = $1 AND b.ended_at IS NOT NULL)";
-        transaction.execute(text, &[batch]).await?;
+    if let Some((batch, _)) = found.of {
+        remove_results(&transaction, &[batch]).await?;
     }
     transaction.commit().await?;
     remove_pieces(client, id).await
+}
+
+/// Removes the results of ended batches that have no file any more.
+pub(super) async fn remove_results(
+    transaction: &Transaction<'_>,
+    batches: &[String],
+) -> Result<(), StoreError> {
+    let text = "DELETE FROM wornpath_records r WHERE batch = ANY($1) \
+                AND NOT EXISTS (SELECT 1 FROM wornpath_files f WHERE f.batch = r.batch) \
+                AND EXISTS (SELECT 1 FROM wornpath_batches b WHERE b.id = r.batch AND b.ended_at IS NOT NULL)";
+    transaction.execute(text, &[&batches]).await?;
+    Ok(())
 }
 
 async fn remove_pieces(client: &Client, id: &str) -> Result<(), StoreError> {

@@ -1,6 +1,6 @@
 //! The tables, and what is removed from them when its time is over.
 
-use super::signed;
+use super::{files, signed};
 use crate::batch::UnixTime;
 use crate::problem::StoreError;
 use tokio_postgres::Client;
@@ -61,13 +61,15 @@ pub(super) async fn sweep(
     }
     transaction.execute("DELETE FROM wornpath_batches WHERE id = ANY($1)", &[&old]).await?;
     let files = "DELETE FROM wornpath_files f WHERE expires_at <= $1 AND NOT EXISTS \
-                 (SELECT 1 FROM wornpath_batches b WHERE b.input = f.id AND b.ended_at IS NULL)";
-    let files = transaction.execute(files, &[&signed(now)]).await?;
+                 (SELECT 1 FROM wornpath_batches b WHERE b.input = f.id AND b.ended_at IS NULL) RETURNING batch";
+    let files = transaction.query(files, &[&signed(now)]).await?;
+    let batches: Vec<String> = files.iter().filter_map(|row| row.get(0)).collect();
+    files::remove_results(&transaction, &batches).await?;
     transaction.commit().await?;
     // Pieces of uploads that nobody finished, and of files that are gone. An upload may take its time.
     let pieces = "DELETE FROM wornpath_pieces p WHERE came < clock_timestamp() - interval '1 day' \
                   AND NOT EXISTS (SELECT 1 FROM wornpath_files f WHERE f.id = p.file)";
     client.execute(pieces, &[]).await?;
     client.execute("DELETE FROM wornpath_runners WHERE until < clock_timestamp()", &[]).await?;
-    Ok(old.len() + files as usize)
+    Ok(old.len() + files.len())
 }

@@ -246,6 +246,7 @@ pub(crate) fn grow_old(store: &dyn Store) {
     let result = FileEntry {
         bytes: store.result_bytes("batch_old", Kind::Output).unwrap(),
         of: Some(("batch_old".into(), Kind::Output)),
+        expires_at: Some(500),
         ..entry("file-result")
     };
     store.add_file(result, &mut std::io::empty()).unwrap();
@@ -262,6 +263,10 @@ pub(crate) fn grow_old(store: &dyn Store) {
     assert!(matches!(store.file("file-old"), Err(StoreError::Missing(_))));
     let mut buffer = [0; 64];
     assert!(store.read_file("file-result", 0, &mut buffer).unwrap() > 0);
+    assert_eq!(store.sweep(500, 1_000).unwrap(), 1, "the last file of its results");
+    let left = store.read_results("batch_old", Kind::Output, 0, &mut buffer).unwrap();
+    assert_eq!(left, 0, "and the results with it");
+    assert_eq!(store.batch("batch_old").unwrap().counts.completed, LINES);
     assert_eq!(store.sweep(1_199, 1_000).unwrap(), 0);
     assert_eq!(store.sweep(1_200, 1_000).unwrap(), 1, "the batch");
     for missing in [
