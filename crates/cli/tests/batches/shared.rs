@@ -71,3 +71,20 @@ fn a_batch_that_gateways_share_ends_soon_after_it_is_cancelled() {
     let distinct: BTreeSet<_> = ids.iter().collect();
     assert_eq!((ids.len(), distinct.len()), (4_000, 4_000), "each line once");
 }
+
+#[test]
+fn a_gateway_that_reaches_no_pod_leaves_a_batch_to_others() {
+    let Some(database) = Database::start() else { return };
+    let address = address(&database);
+    // Nobody listens there.
+    let alone = Gateway::start(&["--pod", "http://127.0.0.1:9", "--batches", &address], 0);
+    let id = submit(&alone, &input(&folder("unreached"), (0..40).map(long)));
+    eventually("it has taken the batch", || {
+        alone.get(&format!("/v1/batches/{id}")).json()["status"] == "in_progress"
+    });
+    let engines = Served::start(&[]);
+    let other = Gateway::before(&engines, &["--batches", &address]);
+    // A lease lasts fifteen seconds.
+    std::thread::sleep(Duration::from_secs(15));
+    eventually("the other computes it", || done(&other, &id) == 40);
+}

@@ -14,6 +14,8 @@ pub(super) enum Ended {
     Yes,
     /// Others run parts of it, or lines are left to compute.
     NotYet,
+    /// No pod that could compute it can be reached from here, and perhaps from elsewhere.
+    Unserved,
 }
 
 /// Gives every line that is left its record, and the batch its end.

@@ -116,6 +116,11 @@ async fn live(
                 batches.ask(move |store| store.release(&lease)).await?;
                 sleep(PAUSE).await;
             }
+            // Others have time to take it before this one tries again.
+            Ok(Ended::Unserved) => {
+                batches.ask(move |store| store.release(&lease)).await?;
+                sleep(batches.store.term()).await;
+            }
             // Taken over, or ended by another: what is left is found out anew.
             Err(StoreError::Fenced(_)) => sleep(PAUSE).await,
             Err(error) => {
@@ -187,7 +192,10 @@ async fn round(
         };
         let planning = (intake.queue, forest);
         let of = (batch, &model, began);
-        compute(batches, of, (planning, work), (lease.clone(), &standing), wishes).await?;
+        let leased = (lease.clone(), &standing);
+        if let Served::No = compute(batches, of, (planning, work), leased, wishes).await? {
+            return Ok(Ended::Unserved);
+        }
     }
     let of = lease.clone();
     batches.ask(move |store| store.settle(&of)).await?;
@@ -324,21 +332,29 @@ pub(super) fn reading(
     (rules, Sketcher::new(&settings.key, block_size, tokenizer), spill)
 }
 
-/// Sends what has no record yet, until all have one, the time is over, or its owner cancels.
+/// Whether there was a pod that could compute.
+enum Served {
+    Yes,
+    No,
+}
+
+/// Sends what has no record yet, until all have one, the time is over, or its owner cancels. Where other gateways could do it, a
+/// pod is waited for no longer than a lease lasts.
 async fn compute(
     batches: &Arc<Batches>,
     (batch, model, began): (&Batch, &BatchModel, Moment),
     ((queue, forest), mut work): ((Queue, Forest), Work),
     (lease, standing): (Lease, &Standing),
     mut wishes: watch::Receiver<Wish>,
-) -> Result<(), StoreError> {
+) -> Result<Served, StoreError> {
     let left = Duration::from_secs(batch.expires_at.saturating_sub(unix_time()));
     let over = sleep(left);
     tokio::pin!(over);
     let pods = tokio::select! {
         pods = pods(batches, batch, model) => pods,
-        () = &mut over => return Ok(()),
-        _ = wishes.wait_for(|wish| *wish != Wish::GoOn) => return Ok(()),
+        () = &mut over => return Ok(Served::Yes),
+        _ = wishes.wait_for(|wish| *wish != Wish::GoOn) => return Ok(Served::Yes),
+        () = sleep(batches.store.term()) => return Ok(Served::No),
     };
     let speeds = Speeds::equal(pods.pods.len())
         .map_err(|error| StoreError::Unreachable(error.to_string()))?;
@@ -369,7 +385,7 @@ async fn compute(
     let mut is_outgrown = false;
     loop {
         tokio::select! {
-            finished = &mut running => return finished.map(drop),
+            finished = &mut running => return finished.map(|_| Served::Yes),
             () = &mut over, if !over.is_elapsed() => drop(wish.send(Wish::Stop)),
             // Another round plans the rest, as soon as what is under way has been answered.
             () = &mut outgrown, if !is_outgrown => {
