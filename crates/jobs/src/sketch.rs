@@ -28,6 +28,8 @@ pub struct Sketcher {
     tokenizer: Option<Arc<dyn Tokenize>>,
     hasher: BlockHasher,
     texts: TextHasher,
+    /// Whether what the tokenizer refuses is sketched all the same.
+    takes_all: bool,
 }
 
 impl std::fmt::Debug for Sketcher {
@@ -50,7 +52,15 @@ impl Sketcher {
             tokenizer,
             hasher: BlockHasher::new(key, block_size),
             texts: TextHasher::new(key, block_size.saturating_mul(BYTES_PER_TOKEN)),
+            takes_all: false,
         }
+    }
+
+    /// Refuses nothing: a prompt that the tokenizer does not take goes by its text. For what was taken before, perhaps with
+    /// another tokenizer.
+    #[must_use]
+    pub fn taking_all(self) -> Self {
+        Self { takes_all: true, ..self }
     }
 
     /// Whether tokens are the model's own.
@@ -81,25 +91,26 @@ impl Sketcher {
             lora: None,
             salt: body["cache_salt"].as_str(),
         });
-        let prompt = match &self.tokenizer {
-            Some(tokenizer) => {
-                let mut tokens = Vec::new();
-                let tokenized = tokenizer.tokenize(&request(body, text), &mut tokens);
-                tokenized.map_err(|error| error.to_string())?;
+        let mut tokens = Vec::new();
+        let tokenizer = self.tokenizer.as_ref();
+        let tokenized = tokenizer.map(|it| it.tokenize(&request(body, text), &mut tokens));
+        let prompt = match tokenized {
+            Some(Ok(())) => {
                 self.hasher.hash_tokens(&tokens, root, chain);
                 tokens.len()
             }
-            None => {
+            Some(Err(error)) if !self.takes_all => return Err(error.to_string()),
+            Some(Err(_)) | None => {
                 self.texts.hash_text(text.as_bytes(), root, chain);
                 text.len().div_ceil(BYTES_PER_TOKEN.get())
             }
         };
-        if prompt == 0 {
+        if prompt == 0 && !self.takes_all {
             return Err("the prompt is empty; it must have at least one token".to_owned());
         }
         let output = ["max_completion_tokens", "max_tokens", "max_output_tokens"];
         let output = output.iter().find_map(|field| body[*field].as_u64());
-        Ok(Lengths { prompt, output: output.map(|tokens| tokens as usize) })
+        Ok(Lengths { prompt: prompt.max(1), output: output.map(|tokens| tokens as usize) })
     }
 }
 
@@ -151,4 +162,34 @@ fn render_part(part: &Value, text: &mut String) {
         },
     }
     text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use wornpath_routing::TokenizeError;
+
+    struct Picky;
+
+    impl Tokenize for Picky {
+        fn tokenize(&self, _: &Request, _: &mut Vec<u32>) -> Result<(), TokenizeError> {
+            Err(TokenizeError::NoTemplate)
+        }
+    }
+
+    #[test]
+    fn what_was_taken_once_goes_by_its_text_if_the_tokenizer_refuses_it_now() {
+        let size = NonZeroUsize::new(2).unwrap();
+        let strict = Sketcher::new(&HashKey::DEFAULT, size, Some(Arc::new(Picky)));
+        let by_text = Sketcher::new(&HashKey::DEFAULT, size, None);
+        let body = json!({"prompt": "twelve bytes"});
+        let sketch = |sketcher: &Sketcher| {
+            let mut chain = Vec::new();
+            let lengths = sketcher.sketch(&body, "twelve bytes", &mut chain)?;
+            Ok::<_, String>((lengths, chain))
+        };
+        assert!(sketch(&strict).is_err());
+        assert_eq!(sketch(&strict.taking_all()), sketch(&by_text));
+    }
 }

@@ -14,8 +14,9 @@ fn a_batch_is_planned_for_the_pods_and_by_the_tokenizer_of_its_model() {
         let pod = |at: &crate::served::Ports| json!({"url": format!("http://{}", at.http), "model": model});
         served.engines.iter().map(pod).collect::<Vec<_>>()
     };
+    let pods = [of(&first, "a"), of(&second, "b")].concat();
     let config = json!({
-        "pods": [of(&first, "a"), of(&second, "b")].concat(),
+        "pods": pods,
         "models": [
             {"name": "a", "tokenizer": "bytes", "block_size": 16},
             {"name": "b", "tokenizer": "bytes", "block_size": 64, "aliases": ["other"]},

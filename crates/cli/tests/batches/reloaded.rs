@@ -40,6 +40,32 @@ fn a_model_that_a_reload_brings_is_one_for_batches_too() {
 }
 
 #[test]
+fn a_batch_that_has_begun_goes_on_though_fewer_lines_are_taken_by_now() {
+    let engines = Served::start_at("20", &[]);
+    let kept = folder("lowered");
+    let path = kept.join("wornpath.yaml");
+    let start = |lines: usize| {
+        let config = json!({
+            "pods": [{"url": format!("http://{}", engines.engines[0].http)}],
+            "batch": {"folder": "kept", "lines": lines},
+            "listen": {"client": "127.0.0.1:0"},
+        });
+        std::fs::write(&path, config.to_string()).unwrap();
+        Gateway::start(&["-c", path.to_str().unwrap()], 1)
+    };
+    let gateway = start(400);
+    let submitted = batch(&gateway, &["submit", &input(&kept, (0..400).map(line))]);
+    let id = text(&submitted.stdout).split_whitespace().next().unwrap().to_owned();
+    eventually("some lines are there", || {
+        let state = gateway.get(&format!("/v1/batches/{id}")).json();
+        state["request_counts"]["completed"].as_u64().unwrap() >= 20
+    });
+    drop(gateway);
+    let watched = batch(&start(10), &["watch", &id]);
+    assert!(text(&watched.stdout).contains("completed: 400 of 400 answered"), "{watched:?}");
+}
+
+#[test]
 fn a_batch_goes_on_with_the_pods_that_took_the_place_of_its_own() {
     let first = Served::start_at("20", &[]);
     let second = Served::start_at("20", &[]);

@@ -4,7 +4,7 @@
 
 use super::Batches;
 use super::forest::drawn;
-use super::life::{RATES, reading};
+use super::life::{RATES, most_bytes, reading};
 use super::matched::match_to_caches;
 use super::model::BatchModel;
 use super::stored::{StoredBytes, needed};
@@ -19,7 +19,7 @@ use wornpath_planner::{Forest, Groups, Plan, Speeds};
 const LISTED: usize = 8;
 
 pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, Trouble> {
-    let (own, most) = (Arc::clone(batches), batches.worker.gateway.settings().limits.body_bytes);
+    let (own, most) = (Arc::clone(batches), most_bytes(batches, &batch));
     let explained = batches
         .ask(move |store| {
             let cannot = format!("batch `{}` has no plan", batch.id);

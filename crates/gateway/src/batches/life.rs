@@ -275,11 +275,7 @@ async fn read(
     lease: &Lease,
     batch: &Batch,
 ) -> Result<Option<(Intake, BatchModel)>, StoreError> {
-    let most = match batch.status() {
-        // What was taken once stays taken, whatever the limit is by now.
-        Status::InProgress => usize::MAX,
-        _ => batches.worker.gateway.settings().limits.body_bytes,
-    };
+    let most = most_bytes(batches, batch);
     let (of, batch, own) = (lease.clone(), batch.clone(), Arc::clone(batches));
     batches
         .ask(move |store| {
@@ -307,6 +303,19 @@ async fn read(
         .await
 }
 
+/// Whether its input was taken once: it stays taken, whatever limits and tokenizer are by now.
+const fn was_taken(batch: &Batch) -> bool {
+    batch.counts.total > 0
+}
+
+/// The most bytes of a line.
+pub(super) fn most_bytes(batches: &Batches, batch: &Batch) -> usize {
+    match was_taken(batch) {
+        true => usize::MAX,
+        false => batches.worker.gateway.settings().limits.body_bytes,
+    }
+}
+
 /// How the input of a batch is read.
 pub(super) fn reading(
     batches: &Batches,
@@ -316,7 +325,7 @@ pub(super) fn reading(
     let interface = Interface::at(&batch.endpoint).unwrap_or(Interface::Chat);
     let rules = IntakeRules {
         form: Form::Batch(interface),
-        most_lines: batches.rules.most_lines,
+        most_lines: if was_taken(batch) { usize::MAX } else { batches.rules.most_lines },
         output_tokens: OUTPUT_TOKENS,
         most_problems: SHOWN,
         identical: match batch.identical_once {
@@ -329,7 +338,8 @@ pub(super) fn reading(
     let block_size = model.map_or(batches.rules.block_size, |model| model.block_size);
     let tokenizer = model.and_then(|model| model.tokenizer.clone());
     let spill = Spill::to(batches.scratch.next());
-    (rules, Sketcher::new(&settings.key, block_size, tokenizer), spill)
+    let sketcher = Sketcher::new(&settings.key, block_size, tokenizer);
+    (rules, if was_taken(batch) { sketcher.taking_all() } else { sketcher }, spill)
 }
 
 /// Whether there was a pod that could compute.

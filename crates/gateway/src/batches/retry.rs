@@ -49,7 +49,7 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
                 line: Vec::new(),
                 at: 0,
             };
-            let mut taken = own.rooms.enter(&old.owner);
+            let taken = own.rooms.enter(&old.owner);
             taken.measure(room(store, &old.owner, own.rules.quota.bytes)?);
             let mut lines = Bounded { lines, taken, is_full: false };
             let file = match store.add_file(entry, &mut lines) {
