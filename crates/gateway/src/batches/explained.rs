@@ -20,8 +20,10 @@ const LISTED: usize = 8;
 
 pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, Trouble> {
     let (own, most) = (Arc::clone(batches), most_bytes(batches, &batch));
+    let turn = batches.turn_to_read().await;
     let explained = batches
         .ask(move |store| {
+            let _turn = turn;
             let cannot = format!("batch `{}` has no plan", batch.id);
             needed(store, &batch.input_file_id, &cannot)?;
             let model = BatchModel::read(store, &batch.input_file_id, most)

@@ -38,7 +38,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use wornpath_index::{Moment, PodId};
 use wornpath_jobs::{RealDisk, Shelf, Store, StoreError, UnixTime, Wish};
 use wornpath_planner::Courtesy;
@@ -50,6 +50,8 @@ const AT_ONCE: usize = 4;
 const UPLOADS: usize = 64;
 /// Downloads at once: of each, a piece is in memory.
 const DOWNLOADS: usize = 256;
+/// Inputs that are read for somebody who asks, at once: each takes a thread that clients' long prompts need too.
+const READINGS: usize = 2;
 /// How long other gateways wait for one of which nothing is heard.
 #[cfg(feature = "postgres")]
 const TERM: Duration = Duration::from_secs(15);
@@ -112,6 +114,7 @@ pub(crate) struct Batches {
     turns: Semaphore,
     /// For those that end before their turn: they only need records, but their inputs are read for that.
     leaving: Semaphore,
+    readings: Arc<Semaphore>,
     uploads: Semaphore,
     downloads: Arc<Semaphore>,
     rooms: Rooms,
@@ -140,6 +143,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         running: Mutex::default(),
         turns: Semaphore::new(AT_ONCE),
         leaving: Semaphore::new(1),
+        readings: Arc::new(Semaphore::new(READINGS)),
         uploads: Semaphore::new(UPLOADS),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
         rooms: Rooms::default(),
@@ -221,6 +225,11 @@ impl Batches {
     /// Batches whose turn it is; others wait for one, or end without.
     fn turns_taken(&self) -> usize {
         AT_ONCE - self.turns.available_permits()
+    }
+
+    /// The right to read an input for somebody who asks; who reads has it until that is over, also if nobody waits any more.
+    async fn turn_to_read(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.readings).acquire_owned().await.ok()
     }
 
     /// The count of offline requests on a pod.

@@ -9,10 +9,15 @@ use super::upload::{over_quota, room};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 use wornpath_jobs::{Batch, FileEntry, Interface, Kind, NewBatch, Store, StoreError};
 
 /// Makes a batch of the lines that failed.
-pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, Trouble> {
+pub(super) async fn retry(
+    batches: &Arc<Batches>,
+    old: Batch,
+    turn: Option<OwnedSemaphorePermit>,
+) -> Result<Batch, Trouble> {
     if !old.status().is_final() || old.counts.failed == 0 {
         let status = old.status().word();
         let message = format!(
@@ -25,6 +30,7 @@ pub(super) async fn retry(batches: &Arc<Batches>, old: Batch) -> Result<Batch, T
     let own = Arc::clone(batches);
     let batch = batches
         .ask(move |store| {
+            let _turn = turn;
             let cannot = format!("batch `{}` cannot be retried", old.id);
             for file in std::iter::once(&old.input_file_id).chain(&old.error_file_id) {
                 needed(store, file, &cannot)?;

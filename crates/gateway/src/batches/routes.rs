@@ -85,8 +85,9 @@ async fn answer(
         (&Method::POST, ["batches", id, "cancel"]) => cancel(batches, owner, id).await,
         (&Method::POST, ["batches", id, "retry"]) => {
             let old = batch(batches, owner, id).await?;
+            let turn = batches.turn_to_read().await;
             has_room(batches, owner).await?;
-            Ok(json_response(&retry::retry(batches, old).await?.to_json()))
+            Ok(json_response(&retry::retry(batches, old, turn).await?.to_json()))
         }
         (&Method::GET, ["batches", id, "plan"]) => {
             let batch = batch(batches, owner, id).await?;
