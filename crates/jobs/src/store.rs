@@ -95,7 +95,8 @@ pub struct Standing {
 
 /// Keeps files and batches.
 pub trait Store: Send + Sync {
-    /// Takes a file in; `entry.bytes` is what `content` turns out to have.
+    /// Takes a file in; `entry.bytes` is what `content` turns out to have. A file of a batch's results replaces one of the same
+    /// name.
     ///
     /// # Errors
     /// If it cannot be kept.

@@ -24,7 +24,6 @@ pub(super) async fn end(
     lease: Lease,
     (source, mark): (Arc<StoredLines>, InputMark),
 ) -> Result<Ended, StoreError> {
-    let (output, errors) = (batches.new_id("file-"), batches.new_id("file-"));
     batches
         .ask(move |store| {
             let batch = store.batch(&lease.batch)?;
@@ -49,15 +48,13 @@ pub(super) async fn end(
             let is_expired = batch.counts.pending() > 0 && !is_cancelled;
             let batch = store.batch(&lease.batch)?;
             let mut files = [None, None];
-            for (at, (id, kind)) in
-                [(output, Kind::Output), (errors, Kind::Error)].into_iter().enumerate()
-            {
+            for (at, kind) in [Kind::Output, Kind::Error].into_iter().enumerate() {
                 let count = [batch.counts.completed, batch.counts.failed][at];
                 if count > 0 {
-                    files[at] = Some(add_results(store, &batch, id, kind)?.id);
+                    files[at] = Some(add_results(store, &batch, kind)?.id);
                 }
             }
-            let ended = store.change_leased(&lease, &mut |batch| {
+            store.change_leased(&lease, &mut |batch| {
                 [batch.output_file_id, batch.error_file_id] = files.clone();
                 let now = unix_time();
                 match batch.status() {
@@ -69,14 +66,7 @@ pub(super) async fn end(
                     }
                     _ => batch.reach(Status::Completed, now),
                 }
-            });
-            if matches!(ended, Err(StoreError::Fenced(_))) {
-                // Another has ended it, and has named files of its own.
-                for file in files.iter().flatten() {
-                    let _ = store.remove_file(file);
-                }
-            }
-            ended?;
+            })?;
             Ok(Ended::Yes)
         })
         .await
@@ -108,16 +98,12 @@ fn leave(
     Ok(())
 }
 
-fn add_results(
-    store: &dyn Store,
-    batch: &Batch,
-    id: String,
-    kind: Kind,
-) -> Result<FileEntry, StoreError> {
+/// Makes a file of results. Its name follows from the batch's: whoever ends it after another that was interrupted makes the same.
+fn add_results(store: &dyn Store, batch: &Batch, kind: Kind) -> Result<FileEntry, StoreError> {
     let now = unix_time();
     let word = if kind == Kind::Output { "output" } else { "error" };
     let entry = FileEntry {
-        id,
+        id: format!("file-{}-{word}", batch.id.trim_start_matches("batch_")),
         owner: batch.owner.clone(),
         filename: format!("{}_{word}.jsonl", batch.id),
         purpose: "batch_output".to_owned(),

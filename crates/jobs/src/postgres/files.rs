@@ -28,7 +28,8 @@ pub(super) fn add(
     }
     pool.with(async |client| {
         let text = "INSERT INTO wornpath_files (id, owner, created_at, expires_at, batch, entry) \
-                    VALUES ($1, $2, $3, $4, $5, $6)";
+                    VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (id) DO UPDATE \
+                    SET created_at = $3, expires_at = $4, entry = $6 WHERE wornpath_files.batch = $5";
         let (created, expires) = (signed(entry.created_at), entry.expires_at.map(signed));
         let batch = entry.of.as_ref().map(|(batch, _)| batch);
         let json = serde_json::to_string(&entry).expect("entries are always JSON");

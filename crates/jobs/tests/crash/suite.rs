@@ -249,7 +249,12 @@ pub(crate) fn grow_old(store: &dyn Store) {
         expires_at: Some(500),
         ..entry("file-result")
     };
-    store.add_file(result, &mut std::io::empty()).unwrap();
+    // Whoever ends a batch may be interrupted, and do it again.
+    for created_at in [2, 3] {
+        let result = FileEntry { created_at, ..result.clone() };
+        store.add_file(result, &mut std::io::empty()).unwrap();
+        assert_eq!(store.file("file-result").unwrap().created_at, created_at);
+    }
     for (status, time) in
         [(Status::InProgress, 3), (Status::Finalizing, 4), (Status::Completed, 200)]
     {
