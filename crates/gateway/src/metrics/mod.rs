@@ -184,7 +184,7 @@ impl Metrics {
     pub fn forget(&self, is_there: impl Fn(&Name) -> bool) {
         // Nobody else may count the same meanwhile.
         let mut gone = self.gone();
-        *gone = self.with_gone(*gone, &is_there);
+        self.add_gone(&mut gone, &is_there);
         self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_there));
         self.lines.retain(|key| key.pod.as_ref().is_none_or(&is_there));
         self.scrapes.retain(&is_there);

@@ -122,12 +122,12 @@ impl Metrics {
         self.totals().values().fold(gone, |sum, figures| sum.and(figures))
     }
 
-    /// The sum, and what was counted for pods that are not there any more.
-    pub(super) fn with_gone(&self, sum: Figures, is_there: impl Fn(&Name) -> bool) -> Figures {
+    /// Adds to the sum what was counted for pods that are not there any more.
+    pub(super) fn add_gone(&self, sum: &mut Figures, is_there: impl Fn(&Name) -> bool) {
         let has_gone = |pod: &str| !pod.is_empty() && !is_there(&pod.into());
-        let totals = self.totals();
-        let gone = totals.iter().filter(|(pod, _)| has_gone(pod));
-        gone.fold(sum, |sum, (_, figures)| sum.and(figures))
+        for (_, figures) in self.totals().iter().filter(|(pod, _)| has_gone(pod)) {
+            *sum = sum.and(figures);
+        }
     }
 
     pub(super) fn gone(&self) -> MutexGuard<'_, Figures> {
