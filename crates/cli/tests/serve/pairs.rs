@@ -94,7 +94,7 @@ fn a_decode_that_fails_beside_its_prefill_voids_their_room() {
 #[test]
 fn nothing_is_begun_again_for_a_client_that_has_left() {
     let pairs = Pairs::start("pairs_left");
-    pairs.prefill[0].answer_after(Duration::from_millis(500));
+    pairs.prefill[0].answer_after(Duration::from_secs(2));
     pairs.prefill[0].refuse("500 Broken");
     let prompt = "computed by one and answered by the other ".repeat(4);
     let leaving = pairs.gateway.open("/v1/completions", &json!({"model": "m", "prompt": prompt}));
@@ -103,6 +103,6 @@ fn nothing_is_begun_again_for_a_client_that_has_left() {
         (posted(&pairs.prefill), posted(&pairs.decode)) == ([1, 0], [1, 0])
     });
     drop(leaving);
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_secs(3));
     assert_eq!((posted(&pairs.prefill), posted(&pairs.decode)), ([1, 0], [1, 0]));
 }

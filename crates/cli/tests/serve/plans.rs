@@ -257,14 +257,14 @@ fn recent_decisions_are_explained_with_candidates_scores_and_calls() {
 fn a_client_that_leaves_while_its_prompt_is_computed_takes_the_plan_with_it() {
     for transfer in ["nixl", "tensorrt"] {
         let (prefill, decode, gateway) = pair(&format!("plans_left_{transfer}"), transfer);
-        prefill.answer_after(Duration::from_millis(1500));
+        prefill.answer_after(Duration::from_millis(2500));
         let leaving = gateway.open(ASK, &json!({"model": "m", "prompt": "hello"}));
         eventually("prefill has begun", || prefill.posted().len() == 1);
         drop(leaving);
         let left = Instant::now();
         eventually("no load is left", || requests(&gateway) == 0);
         assert!(left.elapsed() < Duration::from_secs(1), "{transfer}: before prefill was done");
-        std::thread::sleep(Duration::from_millis(1600).saturating_sub(left.elapsed()));
+        std::thread::sleep(Duration::from_millis(2600).saturating_sub(left.elapsed()));
         assert_eq!(decode.posted().len(), 0, "{transfer}: nobody needs it");
     }
 }
@@ -272,7 +272,7 @@ fn a_client_that_leaves_while_its_prompt_is_computed_takes_the_plan_with_it() {
 #[test]
 fn what_an_engine_holds_for_another_is_taken_even_if_the_client_leaves() {
     let (_prefill, decode, gateway) = pair("plans_taken", "nixl");
-    decode.answer_after(Duration::from_millis(900));
+    decode.answer_after(Duration::from_millis(2500));
     let leaving = gateway.open(ASK, &json!({"model": "m", "prompt": "hello"}));
     eventually("decode has begun", || decode.posted().len() == 1);
     drop(leaving);
