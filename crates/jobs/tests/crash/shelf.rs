@@ -6,10 +6,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use wornpath_jobs::{Disk, Kind, Shelf, Status, Store, StoreError, Stored};
+use wornpath_jobs::{Disk, Kind, Lease, Shelf, Status, Store, StoreError, Stored};
 
 fn open(disk: &FaultyDisk) -> Result<Shelf, StoreError> {
     Shelf::open(Arc::new(disk.clone()), Path::new("shelf"))
+}
+
+/// A shelf with a batch whose results have begun.
+fn with_a_batch(disk: &FaultyDisk) -> (Shelf, Lease) {
+    let shelf = open(disk).unwrap();
+    shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
+    shelf.add_batch(batch("batch_a", "file-a")).unwrap();
+    let lease = shelf.lease("batch_a").unwrap().unwrap();
+    shelf.standing(&lease, crate::suite::INPUT).unwrap();
+    (shelf, lease)
 }
 
 impl Ground for FaultyDisk {
@@ -87,11 +97,7 @@ fn put(disk: &FaultyDisk, path: &Path, bytes: &[u8]) {
 #[test]
 fn a_journal_that_is_lost_or_all_zeros_is_refused_and_takes_nothing_with_it() {
     let disk = FaultyDisk::default();
-    let shelf = open(&disk).unwrap();
-    shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
-    shelf.add_batch(batch("batch_a", "file-a")).unwrap();
-    let lease = shelf.lease("batch_a").unwrap().unwrap();
-    shelf.standing(&lease, crate::suite::INPUT).unwrap();
+    let (shelf, _lease) = with_a_batch(&disk);
     drop(shelf);
     let (journal, file) = (Path::new("shelf/journal"), Path::new("shelf/files/file-a"));
     let kept = disk.content(journal).unwrap();
@@ -175,11 +181,7 @@ fn a_journal_that_is_mostly_history_is_written_anew_whatever_dies_meanwhile() {
 #[test]
 fn with_the_last_file_of_its_results_their_bytes_go_and_the_batch_stays() {
     let disk = FaultyDisk::default();
-    let shelf = open(&disk).unwrap();
-    shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
-    shelf.add_batch(batch("batch_a", "file-a")).unwrap();
-    let lease = shelf.lease("batch_a").unwrap().unwrap();
-    shelf.standing(&lease, crate::suite::INPUT).unwrap();
+    let (shelf, lease) = with_a_batch(&disk);
     shelf.publish(&lease, &[record(0, "one")]).unwrap();
     let mut result = entry("file-result");
     result.of = Some(("batch_a".into(), Kind::Output));
