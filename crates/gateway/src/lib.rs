@@ -35,6 +35,7 @@ mod settings;
 mod state;
 mod tape;
 mod telemetry;
+mod tend;
 pub mod tls;
 mod unheard;
 pub mod untrusted;

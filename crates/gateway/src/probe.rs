@@ -44,7 +44,8 @@ const PATIENCE: Timeouts = Timeouts {
 pub(crate) const NOBODY: WorkerNumber = WorkerNumber(usize::MAX);
 
 /// Looks after all pods, for as long as it is polled.
-pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> Infallible {
+pub(crate) async fn look_after(worker: Arc<Worker>) -> Infallible {
+    let gateway = &worker.gateway;
     let mut writer = gateway.index().writer();
     let (mut probes, mut introductions) = (Due::default(), Due::default());
     let mut known = gateway.roster();
@@ -64,17 +65,17 @@ pub(crate) async fn look_after(gateway: Arc<Gateway>, worker: Arc<Worker>) -> In
         for seat in roster.seats() {
             let endpoint = &seat.endpoint;
             if endpoint.tick(now) && is_due(&mut probes, endpoint, now, PROBE_AGAIN) {
-                errands.spawn(probe(Arc::clone(&gateway), Arc::clone(endpoint)));
+                errands.spawn(probe(Arc::clone(gateway), Arc::clone(endpoint)));
             }
             let is_waited_for = seat.cards.is_empty() || seat.pod.vitals().health() == Health::Down;
             let again = if is_waited_for { ASK_SOON } else { ASK_AGAIN };
             if is_due(&mut introductions, endpoint, now, again) {
-                let introduction = introduce(Arc::clone(&gateway), seat.clone(), Arc::clone(&told));
+                let introduction = introduce(Arc::clone(gateway), seat.clone(), Arc::clone(&told));
                 errands.spawn(introduction);
             }
         }
         let events = gateway.events().status(now);
-        trust(&gateway, &events, now);
+        trust(gateway, &events, now);
         unheard.look(&events, now).into_iter().for_each(News::tell);
         breakers.look(&roster);
         writer.expire(now);

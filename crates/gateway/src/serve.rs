@@ -10,6 +10,7 @@ use crate::desk::Worker;
 use crate::probe::look_after;
 use crate::settings::{Limits, Settings};
 use crate::state::{ApplyError, Gateway};
+use crate::tend::tend;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -20,9 +21,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, watch};
-use wornpath_events::keep_time;
+use wornpath_events::{Pods, keep_time};
 use wornpath_execution::beat;
 
 /// Why a gateway cannot serve.
@@ -111,13 +112,16 @@ pub fn serve(
         }
         started(&serving);
         front.block_on(async {
-            let clock = gateway.clock();
-            let events = Arc::clone(gateway.events());
-            background.spawn(async move { keep_time(&events, clock).await });
+            let (elsewhere, clock) = (background.handle(), gateway.clock());
+            let keep_time = move |events: Arc<Pods>| async move { keep_time(&events, clock).await };
+            tend(elsewhere, "keeping events' time", gateway.events(), keep_time);
             let overseer = Arc::new(Worker::new(Arc::clone(&gateway), workers));
-            background.spawn(look_after(Arc::clone(&gateway), Arc::clone(&overseer)));
-            background.spawn(checkpoint::keep(Arc::clone(&gateway)));
-            tokio::spawn(async move { overseer.gateway.lobby.answer_bell(&overseer).await });
+            tend(elsewhere, "looking after pods", &overseer, look_after);
+            tend(elsewhere, "keeping a checkpoint", &gateway, checkpoint::keep);
+            let answer_bell = |overseer: Arc<Worker>| async move {
+                overseer.gateway.lobby.answer_bell(&overseer).await
+            };
+            tend(&Handle::current(), "deciding held requests", &overseer, answer_bell);
             let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway)));
             told_to_end().await?;
             tracing::info!("told to end: not ready from now on");

@@ -31,7 +31,7 @@ const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 type Out = Response<Either<Full<Bytes>, Stream>>;
 
 /// Serves until it is dropped.
-pub async fn serve(admin: Arc<Admin>, listener: TcpListener) -> Infallible {
+pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {

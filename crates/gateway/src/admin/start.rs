@@ -15,6 +15,7 @@ use crate::metrics::{self, Metrics};
 use crate::record::Observe;
 use crate::state::Gateway;
 use crate::telemetry::exporter;
+use crate::tend::tend;
 
 /// What a gateway was started with, for whoever changes it while it runs.
 pub struct Setup {
@@ -125,11 +126,14 @@ pub fn start_with(
             let listener = listener.map_err(failed)?;
             let bound = listener.local_addr().map_err(failed)?;
             let admin = Admin::new(Arc::clone(&running), Arc::clone(&recent), access, logging);
-            background.spawn(serve(Arc::new(admin), listener));
+            let listener = Arc::new(listener);
+            tend(background, "listening to operators", &Arc::new(admin), move |admin| {
+                serve(admin, Arc::clone(&listener))
+            });
             Some(bound)
         }
     };
-    background.spawn(Arc::clone(&running).follow());
+    tend(background, "watching files", &running, Running::follow);
     if let Some(guarded) = running.config().listen().events.clone() {
         let address = guarded.address;
         let access = match (guarded.token, &guarded.tls) {
@@ -138,11 +142,17 @@ pub fn start_with(
         };
         let listener = background.block_on(TcpListener::bind(address));
         let listener = listener.map_err(|cause| StartError::Events { address, cause })?;
-        background.spawn(take_pushes(Arc::clone(&running), listener, access));
+        let listener = Arc::new(listener);
+        tend(background, "listening to sidecars", &running, move |running| {
+            take_pushes(running, Arc::clone(&listener), access.clone())
+        });
     }
-    background.spawn(read_brokers(Arc::clone(&running)));
-    background.spawn(find_pods(Arc::clone(&running)));
-    background.spawn(read_engines(Arc::clone(&running)));
-    background.spawn(metrics::watch(Arc::clone(gateway), Arc::clone(&metrics)));
+    tend(background, "reading brokers", &running, read_brokers);
+    tend(background, "finding pods", &running, find_pods);
+    tend(background, "reading engines", &running, read_engines);
+    let counts = Arc::clone(&metrics);
+    tend(background, "judging predictions", gateway, move |gateway| {
+        metrics::watch(gateway, Arc::clone(&counts))
+    });
     Ok(Around { metrics, running, recent, admin })
 }

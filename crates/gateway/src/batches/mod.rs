@@ -30,6 +30,7 @@ pub use rules::{BatchRules, Kept, Quota};
 
 use crate::desk::Worker;
 use crate::state::Gateway;
+use crate::tend::tend;
 use overview::Overview;
 use profile::PlannedProfile;
 use room::Rooms;
@@ -151,7 +152,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         offline: Mutex::default(),
         courtesies: Mutex::default(),
     });
-    gateway.background().spawn(keep_house(Arc::clone(&batches)));
+    tend(gateway.background(), "keeping batches' house", &batches, keep_house);
     gateway.keep_batches(batches);
     Ok(())
 }

@@ -18,7 +18,7 @@ const MOST_CONNECTIONS: usize = 4096;
 const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 
 /// Listens for sidecars, for as long as it is polled.
-pub async fn take_pushes(running: Arc<Running>, listener: TcpListener, access: Access) {
+pub async fn take_pushes(running: Arc<Running>, listener: Arc<TcpListener>, access: Access) {
     let guests = Arc::<Guests>::default();
     let (push, service) = Push::new(Arc::clone(&guests));
     let events = Arc::clone(running.gateway().events());
@@ -38,7 +38,7 @@ pub async fn take_pushes(running: Arc<Running>, listener: TcpListener, access: A
     };
     tokio::select! {
         () = follow => {}
-        _ = listen(&running, &service, listener, access) => {}
+        _ = listen(&running, &service, &listener, access) => {}
         _ = consume(push, &events, running.gateway().clock()) => {}
     }
 }
@@ -47,7 +47,7 @@ pub async fn take_pushes(running: Arc<Running>, listener: TcpListener, access: A
 async fn listen(
     running: &Arc<Running>,
     service: &PushService,
-    listener: TcpListener,
+    listener: &TcpListener,
     access: Access,
 ) -> Infallible {
     let mut connections = JoinSet::new();
