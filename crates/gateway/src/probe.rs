@@ -3,7 +3,7 @@
 
 use crate::breakers::Breakers;
 use crate::desk::Worker;
-use crate::roster::Seat;
+use crate::roster::{Roster, Seat};
 use crate::settings::Credentials;
 use crate::state::{Gateway, lock};
 use crate::unheard::{News, Unheard};
@@ -14,6 +14,7 @@ use hyper::{Request, StatusCode, Uri};
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -84,6 +85,25 @@ pub(crate) async fn look_after(worker: Arc<Worker>) -> Infallible {
     }
 }
 
+impl Gateway {
+    /// Waits for whoever came just now to be asked what it serves, if nobody who is up serves the model: pods may have
+    /// been replaced all at once. Returns who is there then.
+    pub(crate) async fn roster_after_introductions(&self, model: &str) -> Arc<Roster> {
+        let introductions = async {
+            loop {
+                let introduced = self.introduced.notified();
+                if !self.roster().may_yet_serve(model) {
+                    return;
+                }
+                introduced.await;
+            }
+        };
+        // Asking takes no longer.
+        let _ = tokio::time::timeout(PATIENCE.total, introductions).await;
+        self.roster()
+    }
+}
+
 /// What was last said of pods that do not answer, by address: the same is not said again.
 type Told = Mutex<HashMap<String, String>>;
 
@@ -109,15 +129,22 @@ async fn probe(gateway: Arc<Gateway>, endpoint: Arc<Endpoint>) {
     endpoint.probed(verdict, gateway.now());
 }
 
-/// Asks a pod what it serves; from the first answer on it gets requests.
+/// Asks a pod what it serves; from the first answer on it gets requests. Those who waited for what it says go on in any case.
 async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
+    ask(&gateway, &seat, &told).await;
+    if !seat.is_asked.swap(true, Relaxed) {
+        gateway.introduced.notify_waiters();
+    }
+}
+
+async fn ask(gateway: &Gateway, seat: &Seat, told: &Told) {
     let endpoint = &seat.endpoint;
     let listed = listed(endpoint).await;
     match &listed {
-        Ok(_) => drop(lock(&told).remove(endpoint.url())),
+        Ok(_) => drop(lock(told).remove(endpoint.url())),
         Err(unlisted) => {
             let (pod, why) = (&seat.pod.facts().name, unlisted.to_string());
-            let before = lock(&told).insert(endpoint.url().to_owned(), why.clone());
+            let before = lock(told).insert(endpoint.url().to_owned(), why.clone());
             let is_configured = !seat.settings.facts.models.is_empty();
             let may_be = match unlisted {
                 Unlisted::Status(status) => !is_out_of_order(*status),
@@ -156,7 +183,7 @@ async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
         if seat.pod.vitals().health() == Health::Down {
             seat.pod.vitals().set_health(Health::Up);
             tracing::info!(pod = %seat.pod.facts().name, models = ?seat.pod.facts().models, "is up");
-            tell_unlisted(&gateway, seat);
+            tell_unlisted(gateway, seat);
         }
     }
 }

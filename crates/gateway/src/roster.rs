@@ -7,10 +7,11 @@ use crate::settings::PodSettings;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::task::AbortHandle;
 use wornpath_execution::{Endpoint, Target};
 use wornpath_index::PodId;
-use wornpath_routing::{Fleet, ModelChoice, Name, Pod};
+use wornpath_routing::{Fleet, Health, ModelChoice, Name, Pod};
 
 /// A pod's place.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub struct Seat {
     pub cards: Arc<[Value]>,
     /// What brings its events.
     pub(crate) feeder: Option<AbortHandle>,
+    /// Whether it was asked what it serves since it came, with or without an answer.
+    pub(crate) is_asked: Arc<AtomicBool>,
 }
 
 /// Everybody who is there.
@@ -36,6 +39,8 @@ pub struct Roster {
     /// Names that only the configuration gives.
     aliases: BTreeMap<String, Name>,
     default: Option<ModelChoice>,
+    /// Of those who had not been asked when this roster was made, whether they have been.
+    newcomers: Vec<Arc<AtomicBool>>,
 }
 
 impl Roster {
@@ -61,7 +66,10 @@ impl Roster {
             let choice = ModelChoice { base: model.clone(), lora: None };
             names.insert(alias.clone(), choice);
         }
-        Self { fleet, seats, names, aliases, default }
+        let is_newcomer = |seat: &&Seat| !seat.is_asked.load(Relaxed);
+        let newcomers = seats.iter().filter(is_newcomer);
+        let newcomers = newcomers.map(|seat| Arc::clone(&seat.is_asked)).collect();
+        Self { fleet, seats, names, aliases, default, newcomers }
     }
 
     /// The pods as decisions see them.
@@ -114,6 +122,16 @@ impl Roster {
             Some(default) if name.is_empty() => default.clone(),
             _ => ModelChoice { base: name.into(), lora: None },
         }
+    }
+
+    /// Whether a model is served by nobody who is up, and may be by somebody who has not been asked yet.
+    pub(crate) fn may_yet_serve(&self, name: &str) -> bool {
+        if self.newcomers.iter().all(|is_asked| is_asked.load(Relaxed)) {
+            return false;
+        }
+        let base = self.model(name).base;
+        let up = self.seats.iter().filter(|seat| seat.pod.vitals().health() == Health::Up);
+        !up.into_iter().any(|seat| seat.pod.facts().models.contains(&base))
     }
 
     /// What engines call a model that the configuration gives this other name.

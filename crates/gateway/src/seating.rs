@@ -170,9 +170,13 @@ impl Gateway {
     ) -> Result<(), ApplyError> {
         let name = settings.facts.name.clone();
         let same = seats.iter().find(|seat| seat.settings.url == settings.url);
-        let (endpoint, cards) = match former.or(same) {
-            Some(seat) => (Arc::clone(&seat.endpoint), Arc::clone(&seat.cards)),
-            None => (Arc::new(endpoint(&settings, &self.settings())?), Arc::default()),
+        let (endpoint, cards, is_asked) = match former.or(same) {
+            Some(Seat { endpoint, cards, is_asked, .. }) => {
+                (Arc::clone(endpoint), Arc::clone(cards), Arc::clone(is_asked))
+            }
+            None => {
+                (Arc::new(endpoint(&settings, &self.settings())?), Arc::default(), Arc::default())
+            }
         };
         let facts = introduced(&settings, &cards);
         let (id, feeder) = match &settings.events {
@@ -210,7 +214,7 @@ impl Gateway {
         });
         let is_recalled = self.events().is_only_recalled(name.as_str());
         vitals.set_freshness(if is_recalled { 0.0 } else { 1.0 });
-        seats.push(Seat { settings, pod, endpoint, cards, feeder });
+        seats.push(Seat { settings, pod, endpoint, cards, feeder, is_asked });
         Ok(())
     }
 

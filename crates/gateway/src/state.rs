@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use wornpath_events::{Clock, Pods};
 use wornpath_execution::{AddressError, RetryBudget};
 use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot};
@@ -105,6 +105,8 @@ pub struct Gateway {
     seed: u64,
     pub(crate) claims: Claims,
     pub(crate) lobby: Lobby,
+    /// Told when somebody was asked what it serves.
+    pub(crate) introduced: Notify,
     pub(crate) quotas: Quotas,
     pub(crate) sampler: Sampler,
     pub(crate) tape: Tape,
@@ -145,6 +147,7 @@ impl Gateway {
         let gateway = Arc::new(Self {
             claims: Claims::default(),
             lobby: Lobby::default(),
+            introduced: Notify::new(),
             quotas: Quotas::default(),
             sampler: Sampler::new(&settings),
             tape: Tape::default(),

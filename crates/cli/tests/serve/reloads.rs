@@ -127,3 +127,26 @@ fn a_file_without_tenants_opens_the_door_to_nobody() {
     it.reload("");
     assert_eq!(it.gateway.post(ASK, &body).status, 401, "until the next start");
 }
+
+#[test]
+fn requests_wait_for_pods_that_took_the_place_of_all_others() {
+    let engines = Served::start(&["--model", "m", "--engines", "2"]);
+    let it = Reloading::start("reloads_all", &engines);
+    let body = json!({"model": "m", "prompt": "a"});
+    for round in 0..6 {
+        // Neither says what it serves: only the engine does.
+        let url = &engines.engines[round % 2].http;
+        fs::write(&it.file, format!("pods: [{{name: a{round}, url: \"http://{url}\"}}]\n"))
+            .unwrap();
+        assert_eq!(it.gateway.ask("POST", "/config/reload", "").status, 200);
+        let answer = it.gateway.post(ASK, &body);
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    }
+    assert_eq!(it.gateway.ask("DELETE", "/pods/a5", "").status, 200);
+    let url = format!("http://{}", engines.engines[0].http);
+    let pod = json!({"name": "b", "url": url}).to_string();
+    assert_eq!(it.gateway.ask("POST", "/pods", &pod).status, 200);
+    assert_eq!(it.gateway.post(ASK, &body).status, 200);
+    let unknown = it.gateway.post(ASK, &json!({"model": "n", "prompt": "a"}));
+    assert_eq!(unknown.status, 404, "{}", unknown.text);
+}

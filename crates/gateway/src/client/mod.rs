@@ -167,9 +167,12 @@ async fn route(
     if let Some(trace) = seen.as_ref().and_then(|seen| seen.trace) {
         trace.write(&mut call.headers);
     }
-    let (roster, routing) = (gateway.roster(), gateway.routing());
     let length = settings.limits.length(call.body.len());
     let mut read = read_body(worker, record.api, &call, length).await?;
+    let (mut roster, routing) = (gateway.roster(), gateway.routing());
+    if roster.may_yet_serve(&read.model) {
+        roster = Box::pin(gateway.roster_after_introductions(&read.model)).await;
+    }
     read.request.model = roster.model(&read.model);
     read.request.arrival = arrived;
     read.request.wall = unix_time();
@@ -352,32 +355,48 @@ async fn decide(
     seen: &mut Option<Box<Seen>>,
 ) -> Result<(Option<RoutingContext>, RoutingPlan, Untold), Refusal> {
     let gateway = &worker.gateway;
-    let decide = |world: &mut World<'_>| match seen {
-        None => profile.decide(&mut context, world),
-        Some(seen) => {
-            let clock = || gateway.now();
-            let mut recorder = Recorder::new(&clock);
-            let outcome = profile.decide_explained(&mut context, world, &mut recorder);
-            let prepare = std::mem::take(&mut seen.explanation.prepare);
-            seen.decided = world.now;
-            seen.explanation = Explanation { prepare, ..recorder.finish() };
-            outcome
-        }
-    };
-    let (outcome, untold) = worker.decide(length, decide).await;
-    match outcome {
-        Outcome::Plan(plan) => Ok((Some(context), plan, untold)),
-        Outcome::Reject(rejection) => Err(rejection.into()),
-        Outcome::Hold(hold) => {
-            let bytes = length.bytes;
-            let waiter = Waiter { profile, context, again: Again::default(), bytes };
-            if let Some(seen) = seen {
-                seen.has_waited = true;
+    let mut is_first = true;
+    loop {
+        let decide = |world: &mut World<'_>| match &mut *seen {
+            None => profile.decide(&mut context, world),
+            Some(seen) => {
+                let clock = || gateway.now();
+                let mut recorder = Recorder::new(&clock);
+                let outcome = profile.decide_explained(&mut context, world, &mut recorder);
+                let prepare = std::mem::take(&mut seen.explanation.prepare);
+                seen.decided = world.now;
+                seen.explanation = Explanation { prepare, ..recorder.finish() };
+                outcome
             }
-            let (context, waited) = Box::pin(gateway.lobby.wait(worker, hold, waiter)).await;
-            Ok((context, waited?, untold))
-        }
+        };
+        let (outcome, untold) = worker.decide(length, decide).await;
+        let (back, decided) = match outcome {
+            Outcome::Plan(plan) => (Some(context), Ok(plan)),
+            Outcome::Reject(rejection) => (Some(context), Err(rejection)),
+            Outcome::Hold(hold) => {
+                let bytes = length.bytes;
+                let waiter = Waiter { profile, context, again: Again::default(), bytes };
+                if let Some(seen) = seen {
+                    seen.has_waited = true;
+                }
+                Box::pin(gateway.lobby.wait(worker, hold, waiter)).await
+            }
+        };
+        context = match (back, decided) {
+            (back, Ok(plan)) => return Ok((back, plan, untold)),
+            // All who could have answered it may have been replaced since it came.
+            (Some(back), Err(_)) if is_first && gateway.roster().may_yet_serve(model_of(&back)) => {
+                back
+            }
+            (_, Err(rejection)) => return Err(rejection.into()),
+        };
+        is_first = false;
+        Box::pin(gateway.roster_after_introductions(model_of(&context))).await;
     }
+}
+
+fn model_of(context: &RoutingContext) -> &str {
+    context.request().model.base.as_str()
 }
 
 /// The engine's answer as the client gets it.
