@@ -1,6 +1,6 @@
 //! Following a broker: connecting again and again, with a pause that grows, and reading on in between.
 
-use crate::said::{Abilities, Ask, Said};
+use crate::said::{Abilities, Ask, Said, Via};
 use crate::transport::{Heard, PodName, Transport};
 use std::collections::VecDeque;
 use std::error::Error;
@@ -99,9 +99,16 @@ impl<B: Broker> Transport for Following<B> {
 
     fn ask(&mut self, pod: &PodName, ask: Ask) {
         if let Ask::Replay { from } = ask {
+            // What is left of an earlier replay is no answer to this question.
+            self.broker.heard().retain(|heard| !is_replayed(heard, pod));
             self.broker.replay(pod, from);
         }
     }
+}
+
+fn is_replayed(heard: &Heard, pod: &PodName) -> bool {
+    let Heard::Of(of, said) = heard else { return false };
+    of == pod && matches!(said, Said::ReplayEnd | Said::Batch { via: Via::Replay, .. })
 }
 
 /// When to connect next: the pause doubles while it fails, and differs between routers.
@@ -184,5 +191,18 @@ mod tests {
         let _: Result<(), _> = tokio::time::timeout(Duration::from_secs(60), endless).await;
         let connections = following.broker.connections;
         assert!((20..=36).contains(&connections), "{connections} in a minute");
+    }
+
+    #[tokio::test]
+    async fn what_is_left_of_an_earlier_replay_answers_nothing() {
+        let pods: [PodName; 2] = ["a".into(), "b".into()];
+        let mut following = Following::named("any".to_owned(), &pods, Unreadable::default());
+        for pod in &pods {
+            let said = |said| Heard::Of(Arc::clone(pod), said);
+            following.broker.heard.extend([said(Said::Alive), said(Said::ReplayEnd)]);
+        }
+        following.ask(&pods[0], Ask::Replay { from: 0 });
+        let left = following.broker.heard.iter().filter(|heard| is_replayed(heard, &pods[1]));
+        assert_eq!((following.broker.heard.len(), left.count()), (3, 1));
     }
 }
