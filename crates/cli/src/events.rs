@@ -105,8 +105,9 @@ async fn tail(
                 let reason = transport.last_error().unwrap_or("the connection was lost");
                 writeln!(out, "disconnected: {reason}; connecting again")?;
             }
-            Said::Malformed { sequence, reason } => {
-                let number = sequence.map_or("?".to_owned(), |sequence| sequence.to_string());
+            Said::Malformed { heading, reason } => {
+                let number =
+                    heading.sequence.map_or("?".to_owned(), |sequence| sequence.to_string());
                 writeln!(out, "#{number} malformed: {reason}")?;
             }
             Said::ReplayEnd => writeln!(out, "end of the replay")?,

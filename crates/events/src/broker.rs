@@ -42,23 +42,23 @@ impl From<Failure> for SinkError {
 
 /// What an entry says of its pod. An entry that names another pod than its place is a lie about that pod.
 fn read(pod: &str, entry: &[u8], via: Via) -> Said {
-    let malformed = |sequence, reason: String| Said::Malformed { sequence, reason };
+    let nameless = |reason: String| Said::Malformed { heading: Heading::default(), reason };
     let envelope = match Envelope::parse(entry) {
         Ok(envelope) => envelope,
-        Err(error) => return malformed(None, error.to_string()),
+        Err(error) => return nameless(error.to_string()),
     };
     if envelope.pod != pod {
-        return malformed(None, format!("pod: found `{}`, expected `{pod}`", envelope.pod));
+        return nameless(format!("pod: found `{}`, expected `{pod}`", envelope.pod));
     }
-    let sequence = Some(envelope.sequence);
+    let (epoch, sequence) = (envelope.epoch.map(Epoch), Some(envelope.sequence));
+    let heading = Heading { epoch, sequence, fingerprint: None };
     if envelope.payload.is_empty() {
-        return malformed(sequence, LEFT_OUT.to_owned());
+        return Said::Malformed { heading, reason: LEFT_OUT.to_owned() };
     }
     let mut batch = Box::<Batch>::default();
     if let Err(error) = wire::decode(envelope.payload, &Limits::default(), &mut batch) {
-        return malformed(sequence, error.to_string());
+        return Said::Malformed { heading, reason: error.to_string() };
     }
-    let heading = Heading { epoch: envelope.epoch.map(Epoch), sequence, fingerprint: None };
     Said::Batch { heading, via, batch }
 }
 
@@ -68,9 +68,16 @@ fn read_beat(pod: &str, entry: &[u8]) -> Option<Said> {
     Some(Said::Beat(Beat { epoch: envelope.epoch.map(Epoch), next: envelope.sequence }))
 }
 
-/// Takes in what was read for a replay from a number on: who reads from a known place on reads more than that.
-fn take_replayed(pod: &PodName, entry: &[u8], from: u64, heard: &mut VecDeque<Heard>) {
+/// Takes in what was read for a replay from a number on: who reads from a known place on reads more than that. Where it
+/// stands is noted, so that a pod that says nothing for long is not read from the beginning whenever it is asked for.
+fn take_replayed<P: Clone>(
+    pod: &PodName,
+    (entry, position): (&[u8], P),
+    (from, marks): (u64, &mut Marks<P>),
+    heard: &mut VecDeque<Heard>,
+) {
     let said = read(pod, entry, Via::Replay);
+    marks.note(&said, position);
     let is_wanted = match &said {
         Said::Batch { heading, .. } => heading.sequence >= Some(from),
         _ => true,
@@ -113,5 +120,36 @@ impl<P: Clone> Marks<P> {
     /// A position from which everything from this number on comes, if one is known.
     fn before(&self, sequence: u64) -> Option<P> {
         self.positions.range(..=sequence).next_back().map(|(_, position)| position.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Dialect, HashForm, Layout};
+
+    fn entry(epoch: u64, sequence: u64) -> Vec<u8> {
+        let mut payload = Vec::new();
+        let dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
+        wire::encode(&Batch::default(), dialect, &mut payload);
+        let mut entry = Vec::new();
+        Envelope { pod: "a", epoch: Some(epoch), sequence, payload: &payload }.write(&mut entry);
+        entry
+    }
+
+    #[test]
+    fn a_pod_that_was_replayed_once_is_replayed_from_where_it_was() {
+        let (mut marks, mut heard) = (Marks::default(), VecDeque::new());
+        let pod: PodName = "a".into();
+        for (position, (epoch, sequence)) in
+            [(4, 8), (4, 9), (5, 0), (5, 1)].into_iter().enumerate()
+        {
+            take_replayed(&pod, (&entry(epoch, sequence), position), (1, &mut marks), &mut heard);
+        }
+        assert_eq!(
+            (marks.before(0), marks.before(1), marks.before(7)),
+            (Some(2), Some(3), Some(3))
+        );
+        assert_eq!(heard.len(), 3, "of life 5 only what was asked for");
     }
 }

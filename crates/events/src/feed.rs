@@ -368,14 +368,21 @@ impl Feed {
         self.note_gap(now);
     }
 
-    /// Something came that could not be understood: it is missing now. Many of them, and the pod's events
-    /// are passed over for a while.
+    /// Something came that could not be understood: it is missing now, unless it is of a life that is over. Many of
+    /// them, and the pod's events are passed over for a while.
     pub fn malformed(
         &mut self,
-        sequence: Option<u64>,
+        Heading { epoch, sequence, .. }: Heading,
         reason: String,
         now: Moment,
     ) -> Option<Rebuild> {
+        if epoch.is_some_and(|epoch| self.epoch.is_some_and(|known| epoch < known)) {
+            self.counters.outdated += 1;
+            if let Some(asked) = &mut self.asked {
+                asked.at = now;
+            }
+            return None;
+        }
         if self.is_gone_past(sequence, now) {
             self.hear_unreadable(now);
             return None;

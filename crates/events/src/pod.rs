@@ -180,7 +180,7 @@ impl Pod {
                 self.batch(writer, (from, heading, batch), via, now)?;
                 None
             }
-            Said::Malformed { sequence, reason } => self.feed.malformed(sequence, reason, now),
+            Said::Malformed { heading, reason } => self.feed.malformed(heading, reason, now),
             Said::ReplayEnd => self.feed.replay_ended(from, now),
             Said::Snapshot { heading, batch } => self.snapshot(writer, heading, &batch, now)?,
             Said::Digest(digest) => self.digest(&digest, now)?,
@@ -248,7 +248,7 @@ impl Pod {
         let translated = match self.translator.translate(&batch) {
             Ok(translated) => translated,
             Err(error) => {
-                let rebuild = self.feed.malformed(heading.sequence, error.to_string(), now);
+                let rebuild = self.feed.malformed(heading, error.to_string(), now);
                 return rebuild.map_or(Ok(()), |rebuild| self.rebuild(writer, rebuild, now));
             }
         };
@@ -293,7 +293,9 @@ impl Pod {
         }
         let translated = match self.translator.translate(batch) {
             Ok(translated) => translated,
-            Err(error) => return Ok(self.feed.malformed(None, error.to_string(), now)),
+            Err(error) => {
+                return Ok(self.feed.malformed(Heading::default(), error.to_string(), now));
+            }
         };
         let stored: Vec<Stored<'_>> = translated
             .events

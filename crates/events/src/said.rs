@@ -73,8 +73,8 @@ pub enum Said {
     },
     /// Something came that cannot be understood.
     Malformed {
-        /// The batch's number, if that much could be read.
-        sequence: Option<u64>,
+        /// Which batch it is, as far as that could be read.
+        heading: Heading,
         /// What is wrong with it.
         reason: String,
     },

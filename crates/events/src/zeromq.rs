@@ -200,7 +200,8 @@ impl Transport for ZeroMq {
 /// What a message says. Live streams do not end as replays do.
 fn read(frames: &[Bytes], via: Via, originals: Originals) -> Option<Said> {
     let malformed = |sequence, error: wire::DecodeError| {
-        Some(Said::Malformed { sequence, reason: error.to_string() })
+        let heading = Heading { sequence, ..Heading::default() };
+        Some(Said::Malformed { heading, reason: error.to_string() })
     };
     match Message::parse(frames) {
         Err(error) => malformed(None, error),

@@ -226,7 +226,7 @@ impl Partitions {
         let (Some(link), Some(replaying)) = (&self.link, self.replays.front_mut()) else {
             return Ok(());
         };
-        let source = &self.pods[replaying.source];
+        let source = &mut self.pods[replaying.source];
         let client = &link.replays[partition_of(&source.pod, link.replays.len())];
         let (next, end) = match replaying.range {
             Some(range) => range,
@@ -244,7 +244,8 @@ impl Partitions {
         }
         for record in &records {
             if record.record.key.as_deref() == Some(source.pod.as_bytes()) {
-                take_replayed(&source.pod, value(record), replaying.from, &mut self.heard);
+                let (read, from) = ((value(record), record.offset), replaying.from);
+                take_replayed(&source.pod, read, (from, &mut source.marks), &mut self.heard);
             }
         }
         // Where nothing comes of a piece, nothing more is to be had.

@@ -161,6 +161,9 @@ impl Broker for Subjects {
 
     fn replay(&mut self, pod: &PodName, from: u64) {
         self.asked.retain(|(other, _)| other != pod);
+        if let Some(link) = &mut self.link {
+            link.replay.take_if(|(other, _, _)| other == pod);
+        }
         self.asked.push_back((Arc::clone(pod), from));
     }
 }
@@ -185,10 +188,12 @@ impl Subjects {
     }
 
     fn replayed(&mut self, message: &jetstream::Message) -> Result<(), Failure> {
-        let pending = message.info()?.pending;
+        let info = message.info()?;
+        let (pending, position) = (info.pending, info.stream_sequence);
         let Some(link) = &mut self.link else { return Ok(()) };
         let Some((pod, from, _)) = &link.replay else { return Ok(()) };
-        take_replayed(pod, &message.payload, *from, &mut self.heard);
+        let marks = self.marks.entry(Arc::clone(pod)).or_default();
+        take_replayed(pod, (&message.payload, position), (*from, marks), &mut self.heard);
         if pending == 0 {
             self.heard.push_back(Heard::Of(Arc::clone(pod), Said::ReplayEnd));
             link.replay = None;

@@ -180,9 +180,10 @@ impl Streams {
 
     fn replayed(&mut self, entries: &[StreamId]) {
         let Some(replaying) = self.replays.front_mut() else { return };
-        let pod = &self.streams[replaying.stream].pod;
+        let Stream { pod, marks, .. } = &mut self.streams[replaying.stream];
         for entry in entries {
-            take_replayed(pod, envelope(entry), replaying.from, &mut self.heard);
+            let (read, from) = ((envelope(entry), entry.id.clone()), replaying.from);
+            take_replayed(pod, read, (from, marks), &mut self.heard);
             replaying.start = format!("({}", entry.id);
         }
         if entries.len() < AT_ONCE {

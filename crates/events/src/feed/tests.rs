@@ -26,6 +26,10 @@ fn of_life(epoch: u64, sequence: u64) -> Heading {
 }
 
 /// Admits a batch and tells the feed what an index would: applied if it is next, else early.
+fn unread(sequence: u64) -> Heading {
+    Heading { sequence: Some(sequence), ..Heading::default() }
+}
+
 fn take(feed: &mut Feed, source: SourceId, heading: Heading, via: Via) -> Admission {
     let admission = feed.admit(source, heading, via, NOW);
     if matches!(admission, Admission::Apply | Admission::RebuildAndApply(_)) {
@@ -200,9 +204,9 @@ fn many_malformed_batches_put_a_pod_in_quarantine_and_it_comes_back() {
     let (mut feed, source) = running();
     let most = Rules::default().malformed_most;
     for _ in 0..most {
-        assert_eq!(feed.malformed(None, "bad".to_owned(), NOW), None);
+        assert_eq!(feed.malformed(Heading::default(), "bad".to_owned(), NOW), None);
     }
-    assert_eq!(feed.malformed(None, "worse".to_owned(), NOW), Some(Rebuild::ANEW));
+    assert_eq!(feed.malformed(Heading::default(), "worse".to_owned(), NOW), Some(Rebuild::ANEW));
     let status = feed.status(NOW);
     assert_eq!((status.state, status.confidence), (State::Quarantined, 0.0));
     assert_eq!(status.last_malformed.as_deref(), Some("worse"));
@@ -242,12 +246,12 @@ fn nothing_is_asked_of_a_source_that_cannot_be_reached() {
 #[test]
 fn a_batch_that_no_replay_makes_readable_is_gone_past() {
     let (mut feed, source) = running();
-    assert_eq!(feed.malformed(Some(10), "bad".to_owned(), NOW), None);
+    assert_eq!(feed.malformed(unread(10), "bad".to_owned(), NOW), None);
     take(&mut feed, source, heading(11, 11), Via::Live);
     let later = NOW + Duration::from_secs(1);
     assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
     take(&mut feed, source, heading(9, 9), Via::Replay);
-    assert_eq!(feed.malformed(Some(10), "still bad".to_owned(), later), None);
+    assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), later), None);
     take(&mut feed, source, heading(11, 11), Via::Replay);
     assert_eq!(feed.replay_ended(source, later), None);
     let last = later + Duration::from_secs(1);
@@ -258,13 +262,25 @@ fn a_batch_that_no_replay_makes_readable_is_gone_past() {
 }
 
 #[test]
+fn an_unreadable_batch_of_an_earlier_life_is_missing_to_nobody() {
+    let (mut feed, source) = feed(Abilities { replay: true, ..Abilities::default() });
+    feed.connected(source, NOW);
+    take(&mut feed, source, of_life(5, 0), Via::Live);
+    assert_eq!(feed.malformed(of_life(4, 70), "bad".to_owned(), NOW), None);
+    let status = feed.status(NOW);
+    assert_eq!((status.lag, status.counters.malformed, status.counters.outdated), (0, 0, 1));
+    assert_eq!(feed.malformed(of_life(5, 7), "bad".to_owned(), NOW), None);
+    assert_eq!((feed.status(NOW).lag, feed.status(NOW).counters.gaps), (7, 1));
+}
+
+#[test]
 fn the_newest_batch_is_gone_past_too_if_no_replay_makes_it_readable_and_stays_so() {
     let (mut feed, source) = running();
-    assert_eq!(feed.malformed(Some(10), "bad".to_owned(), NOW), None);
+    assert_eq!(feed.malformed(unread(10), "bad".to_owned(), NOW), None);
     let mut now = NOW + Duration::from_secs(1);
     assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 9 }));
     take(&mut feed, source, heading(9, 9), Via::Replay);
-    assert_eq!(feed.malformed(Some(10), "still bad".to_owned(), now), None);
+    assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), now), None);
     assert_eq!(feed.replay_ended(source, now), None);
     assert_eq!(feed.status(now).state, State::Unsure);
     now += Duration::from_secs(1);
@@ -272,7 +288,7 @@ fn the_newest_batch_is_gone_past_too_if_no_replay_makes_it_readable_and_stays_so
     for _ in 0..60 {
         now += Rules::default().probe_after;
         assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 10 }));
-        assert_eq!(feed.malformed(Some(10), "still bad".to_owned(), now), None);
+        assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), now), None);
         assert_eq!(feed.replay_ended(source, now), None);
         let status = feed.status(now);
         assert_eq!((status.state, status.last_sequence), (State::Partial, Some(10)));
@@ -289,7 +305,7 @@ fn an_unreadable_batch_does_not_tell_that_the_engine_is_the_one_that_was_known()
     feed.connected(source, NOW);
     let later = NOW + Duration::from_secs(1);
     assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
-    assert_eq!(feed.malformed(Some(9), "bad".to_owned(), later), None);
+    assert_eq!(feed.malformed(unread(9), "bad".to_owned(), later), None);
     assert_eq!(feed.replay_ended(source, later), Some(Rebuild::ANEW));
 }
 
@@ -420,7 +436,7 @@ fn the_greatest_numbers_of_all_are_numbers_like_others() {
         for sequence in [u64::MAX - 1, u64::MAX, u64::MAX, 0, u64::MAX] {
             take(&mut feed, source, of_life(u64::MAX, sequence), Via::Live);
             feed.beat(beat(u64::MAX, u64::MAX), NOW);
-            feed.malformed(Some(u64::MAX), "bad".to_owned(), NOW);
+            feed.malformed(unread(u64::MAX), "bad".to_owned(), NOW);
             let digest = EngineDigest { sequence: Some(u64::MAX), ..Default::default() };
             feed.digest(&digest, &PodDigest::default(), NOW);
             let _ = feed.status(NOW);

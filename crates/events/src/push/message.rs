@@ -172,9 +172,7 @@ impl Report {
                 let mut batch = Box::<WireBatch>::default();
                 match wire::decode(payload, &Limits::default(), &mut batch) {
                     Ok(()) => Said::Batch { heading, via: Via::Live, batch },
-                    Err(error) => {
-                        Said::Malformed { sequence: heading.sequence, reason: error.to_string() }
-                    }
+                    Err(error) => Said::Malformed { heading, reason: error.to_string() },
                 }
             }
         })

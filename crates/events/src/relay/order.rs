@@ -60,7 +60,7 @@ impl Ordered {
                 self.feed.alive(now);
                 None
             }
-            Said::Malformed { sequence, reason } => self.feed.malformed(sequence, reason, now),
+            Said::Malformed { heading, reason } => self.feed.malformed(heading, reason, now),
             Said::ReplayEnd => self.feed.replay_ended(self.source, now),
             Said::Refused => {
                 self.feed.refused(self.source);
