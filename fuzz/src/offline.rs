@@ -46,7 +46,9 @@ pub fn batch_lines(bytes: &[u8]) {
 fn check_intake(intake: &Intake, input: &[u8], form: Form) {
     assert_eq!(intake.mark.bytes, input.len() as u64);
     assert_eq!(intake.mark.lines as usize, intake.spans.len());
-    let lines: Vec<_> = input.split(|byte| *byte == b'\n').collect();
+    // A mark of the byte order at the very beginning is no part of the first line.
+    let marked = input.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(input);
+    let lines: Vec<_> = marked.split(|byte| *byte == b'\n').collect();
     for span in &intake.spans {
         let text = &input[span.offset as usize..][..span.bytes as usize];
         assert_eq!(text, lines[span.number as usize - 1]);
