@@ -91,9 +91,14 @@ struct Report {
     json: Value,
 }
 
+/// As text, also where it is none.
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
 impl Report {
     fn good(path: &Path, text: String, graph: &Value) -> Self {
-        let json = json!({"file": path, "good": true, "problems": [], "graph": graph});
+        let json = json!({"file": shown(path), "good": true, "problems": [], "graph": graph});
         Self { verdict: Verdict::Good, text, json }
     }
 
@@ -102,13 +107,12 @@ impl Report {
     }
 
     fn bad(path: &Path, text: String, problems: &Value) -> Self {
-        let json = json!({"file": path, "good": false, "problems": problems});
+        let json = json!({"file": shown(path), "good": false, "problems": problems});
         Self { verdict: Verdict::Unusable, text, json }
     }
 
     fn unreadable(path: &Path, error: &anyhow::Error) -> Self {
-        let json =
-            json!({"file": path, "good": false, "problems": [], "error": format!("{error:#}")});
+        let json = json!({"file": shown(path), "good": false, "problems": [], "error": format!("{error:#}")});
         Self { verdict: Verdict::Unreadable, text: format!("error: {error:#}\n"), json }
     }
 }

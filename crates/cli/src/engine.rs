@@ -151,7 +151,10 @@ pub(crate) fn run(arguments: &EngineArguments, out: &mut impl Write) -> anyhow::
 
 fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {
     let speed = arguments.speed;
-    ensure!(speed.is_finite() && speed > 0.0, "--speed is {speed}; it must be above zero");
+    ensure!(
+        (0.001..=1e6).contains(&speed),
+        "--speed is {speed}; it must be from a thousandth to a million"
+    );
     ensure!(arguments.engines > 0, "--engines is 0; at least one is needed");
     ensure!(arguments.answer_tokens > 0, "--answer-tokens is 0; an answer has at least one");
     let mut options = EngineOptions::new(profile(&arguments.profile)?);

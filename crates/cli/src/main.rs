@@ -78,26 +78,47 @@ fn run() -> anyhow::Result<ExitCode> {
     let Arguments { command } = Arguments::parse();
     let mut out = io::stdout().lock();
     let done = |()| ExitCode::SUCCESS;
+    let out = &mut out;
     let result = match command {
-        Command::Batch(arguments) => batch::run(&arguments, &mut out),
-        Command::Check(arguments) => check::run(&arguments, &mut out),
+        Command::Batch(arguments) => batch::run(&arguments, &mut Unread(&mut *out)),
+        Command::Check(arguments) => check::run(&arguments, &mut Unread(&mut *out)),
         Command::Completions(arguments) => {
-            completions::run(&arguments, Arguments::command(), &mut out).map(done)
+            completions::run(&arguments, Arguments::command(), out).map(done)
         }
-        Command::Demo(arguments) => demo::run(&arguments, &mut out),
-        Command::Engine(arguments) => engine::run(&arguments, &mut out).map(done),
-        Command::Explain(arguments) => explain::run(&arguments, &mut out),
-        Command::Events(arguments) => events::run(&arguments, &mut out).map(done),
-        Command::Man(arguments) => man::run(&arguments, Arguments::command(), &mut out).map(done),
-        Command::Relay(arguments) => relay::run(&arguments, &mut out).map(done),
-        Command::Plan(arguments) => plan::run(&arguments, &mut out).map(done),
-        Command::Replay(arguments) => replay::run(&arguments, &mut out),
-        Command::Run(arguments) => run::run(&arguments, &mut out),
-        Command::Serve(arguments) => serve::run(&arguments, &mut out),
-        Command::Top(arguments) => top::run(&arguments, &mut out).map(done),
-        Command::Trace(arguments) => trace::run(&arguments, &mut out).map(done),
+        Command::Demo(arguments) => demo::run(&arguments, out),
+        Command::Engine(arguments) => engine::run(&arguments, out).map(done),
+        Command::Explain(arguments) => explain::run(&arguments, out),
+        Command::Events(arguments) => events::run(&arguments, out).map(done),
+        Command::Man(arguments) => man::run(&arguments, Arguments::command(), out).map(done),
+        Command::Relay(arguments) => relay::run(&arguments, out).map(done),
+        Command::Plan(arguments) => plan::run(&arguments, out).map(done),
+        Command::Replay(arguments) => replay::run(&arguments, out),
+        Command::Run(arguments) => run::run(&arguments, &mut Unread(&mut *out)),
+        Command::Serve(arguments) => serve::run(&arguments, out),
+        Command::Top(arguments) => top::run(&arguments, out).map(done),
+        Command::Trace(arguments) => trace::run(&arguments, out).map(done),
     };
-    ignore_closed_pipe(result.and_then(|code| Ok(out.flush().map(|()| code)?)))
+    ignore_closed_pipe(result.and_then(|code| Ok(unread(out.flush(), ()).map(|()| code)?)))
+}
+
+/// Output of a command whose exit code says more than it does: that nobody reads on changes nothing.
+struct Unread<W>(W);
+
+impl<W: Write> Write for Unread<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        unread(self.0.write(bytes), bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        unread(self.0.flush(), ())
+    }
+}
+
+fn unread<T>(result: io::Result<T>, instead: T) -> io::Result<T> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(instead),
+        other => other,
+    }
 }
 
 /// A reader that has seen enough (`wornpath demo | head`) is no failure.

@@ -51,8 +51,8 @@ pub(crate) struct ReplayArguments {
     #[arg(long, default_value = "0ms", value_parser = duration)]
     events_delay: Duration,
     /// Replay every session so many times over, each copy with its own blocks and start
-    #[arg(long, default_value_t = 1)]
-    copies: usize,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    copies: u32,
     /// Tokens per block of the trace
     #[arg(long, default_value = "512", value_parser = numbers::block_size)]
     block_size: NonZeroUsize,
@@ -67,6 +67,23 @@ pub(crate) struct ReplayArguments {
     html: Option<PathBuf>,
 }
 
+/// Requests that a replay may have: some minutes, and gigabytes.
+const MOST_TURNS: usize = 20_000_000;
+
+/// How often each session is replayed.
+fn copies(trace: &Trace, copies: u32) -> anyhow::Result<usize> {
+    let (turns, times) = (trace.turns.len(), copies as usize);
+    ensure!(
+        times == 1 || trace.turns.iter().any(|turn| turn.session.is_some()),
+        "--copies is {copies}, and no request of the trace has a session, so that nothing would be copied; leave it out"
+    );
+    ensure!(
+        turns.saturating_mul(times) <= MOST_TURNS,
+        "--copies is {copies}, which makes more than {MOST_TURNS} of {turns} requests; give less"
+    );
+    Ok(times)
+}
+
 /// Replays and prints a table.
 pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let speed = arguments.speed;
@@ -74,7 +91,6 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         (0.001..=1e6).contains(&speed),
         "--speed is {speed}; it must be from a thousandth to a million"
     );
-    ensure!(arguments.copies > 0, "--copies is 0; once is the least");
     check_outputs(arguments)?;
     // Before anything runs for minutes, and all of them. Simulated engines answer whole requests.
     let roles = Some(vec![Role::named(Role::SERVE)]);
@@ -95,11 +111,13 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     let text =
         std::fs::read_to_string(&arguments.trace).with_context(|| format!("cannot read {file}"))?;
     let trace = Trace::read(&file, &text, arguments.block_size)?;
+    let copies = copies(&trace, arguments.copies)?;
+    let copied = trace.clone().cloned(copies, 1);
     let title = format!(
         "{}: {} requests, of whose prompts {:.3} could be cached; on {} engines {}, speed {speed}, {} run(s)",
         arguments.trace.display(),
-        trace.turns.len() * arguments.copies,
-        trace.ideal_hit_tokens() as f64 / trace.prompt_tokens() as f64,
+        copied.turns.len(),
+        copied.ideal_hit_tokens() as f64 / copied.prompt_tokens() as f64,
         arguments.pods,
         engine.name(),
         arguments.seeds
@@ -117,7 +135,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let mut runs = Vec::new();
         for seed in 1..=arguments.seeds {
-            let traffic = trace.clone().cloned(arguments.copies, seed);
+            let traffic = trace.clone().cloned(copies, seed);
             let traffic = traffic.jittered(arguments.jitter, seed).faster(speed);
             let fleet = Fleet {
                 kv_tokens: arguments.kv_tokens,
@@ -129,7 +147,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
             let mut watch = |ended| progress.iter().for_each(|progress| progress.show(ended));
             let records = replay_watched(&traffic, (&file, &yaml), &fleet, &mut watch)?;
             drop(progress);
-            runs.push(Summary::of(&traffic, &records));
+            runs.push(Summary::of(&traffic, &records, usize::from(arguments.pods)));
             if seed == 1 && arguments.html.is_some() {
                 first_runs.push((name.clone(), traffic, records));
             }

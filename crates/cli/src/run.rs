@@ -7,7 +7,7 @@ mod setting_out;
 use crate::numbers;
 use crate::run::order::put_in_order;
 use crate::run::progress::Display;
-use crate::run::setting_out::{Trip, paths, set_out};
+use crate::run::setting_out::{Start, Trip, paths, set_out};
 use anyhow::Context;
 use clap::Args;
 use std::io::Write;
@@ -122,15 +122,16 @@ enum Early {
 
 /// Runs the file.
 pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let Some(trip) = set_out(arguments)? else {
-        writeln!(out, "{}: all lines are there, nothing to do", arguments.output.display())?;
-        // It is removed if no line has failed.
-        let errors = paths(arguments).errors;
-        if !errors.exists() {
-            return Ok(ExitCode::SUCCESS);
+    let trip = match set_out(arguments)? {
+        Start::Go(trip) => *trip,
+        Start::Done { failed } => {
+            writeln!(out, "{}: all lines are there, nothing to do", arguments.output.display())?;
+            if failed == 0 {
+                return Ok(ExitCode::SUCCESS);
+            }
+            writeln!(out, "failed lines: {}", paths(arguments).errors.display())?;
+            return Ok(ExitCode::from(SOME_FAILED));
         }
-        writeln!(out, "failed lines: {}", errors.display())?;
-        return Ok(ExitCode::from(SOME_FAILED));
     };
     let Trip { input, paths, predicted, work, .. } = &trip;
     let (input, paths, predicted) = (*input, paths.clone(), *predicted);
@@ -222,7 +223,7 @@ async fn drive(
     let finished = running.await?.context(CANNOT_GO_ON)?;
     display.abort();
     if let Some(why) = finished.progress.blocked {
-        writeln!(std::io::stderr(), "the last answers were not kept: {why}")?;
+        let _ = writeln!(std::io::stderr(), "the last answers were not kept: {why}");
     }
     Ok((finished.publisher, Some(early), started.elapsed()))
 }

@@ -111,7 +111,10 @@ async fn record(
         };
         // More at once than one answer holds: asked again until there is nothing new.
         loop {
-            let heard = ask(service, Some(next)).await?;
+            let heard = tokio::select! {
+                heard = ask(service, Some(next)) => heard?,
+                ended = &mut interrupted, if !is_over => { ended?; return Ok(()) }
+            };
             tape.missed += heard.missed;
             let is_last = heard.next == next;
             next = heard.next;

@@ -52,5 +52,5 @@ fn main() {
     println!(
         "{path}: {requests} requests, {pods} pods: {seconds:.1} s, {micros:.1} us per request"
     );
-    println!("{:?}", Summary::of(&trace, &records));
+    println!("{:?}", Summary::of(&trace, &records, 0));
 }

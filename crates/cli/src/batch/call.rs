@@ -6,6 +6,7 @@ use anyhow::{Context, ensure};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
@@ -14,10 +15,18 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context as Waking, Poll};
+use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 const BOUNDARY: &str = "wornpath-6f1d0c52b7";
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// For the head of the answer to anything but an upload.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// More than any question has, and less than a file that takes long.
+const SHORT: u64 = 1 << 20;
+
 /// Bytes of a file that are read at once.
 const PIECE: usize = 256 << 10;
 
@@ -54,6 +63,7 @@ impl std::error::Error for Refused {}
 impl Service {
     /// The gateway that `option` names.
     pub(crate) fn at(option: &str, url: &str, key: Option<&str>) -> anyhow::Result<Self> {
+        address::check(option, url)?;
         address::refuse_tls(option, url)?;
         let uri: Uri =
             url.parse().with_context(|| format!("{option} is `{url}`, which is no URL"))?;
@@ -147,10 +157,12 @@ impl Service {
         connection: &mut JoinSet<()>,
     ) -> anyhow::Result<Response<Incoming>> {
         let authority = &self.authority;
-        let address =
-            if authority.contains(':') { authority.clone() } else { format!("{authority}:80") };
-        let stream = TcpStream::connect(&address)
+        let has_port = authority.parse::<Authority>().is_ok_and(|it| it.port().is_some());
+        let address = if has_port { authority.clone() } else { format!("{authority}:80") };
+        let silent = || format!("the gateway at {address} does not answer");
+        let stream = timeout(CONNECT_WITHIN, TcpStream::connect(&address))
             .await
+            .with_context(silent)?
             .with_context(|| format!("cannot reach the gateway at {address}"))?;
         let (mut sender, driver) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -166,7 +178,13 @@ impl Service {
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization.as_str());
         }
-        Ok(sender.send_request(request.body(body)?).await?)
+        // What is uploaded takes as long as it takes.
+        let is_short = body.size_hint().upper().is_some_and(|bytes| bytes < SHORT);
+        let answer = sender.send_request(request.body(body)?);
+        if !is_short {
+            return Ok(answer.await?);
+        }
+        Ok(timeout(ANSWER_WITHIN, answer).await.with_context(silent)??)
     }
 }
 

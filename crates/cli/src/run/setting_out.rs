@@ -16,7 +16,8 @@ use wornpath_execution::Timeouts;
 use wornpath_gateway::discovery::read as read_metrics;
 use wornpath_jobs::{
     Conductor, Copies, Form, Identical, InputFile, InputMark, Intake, IntakeError, IntakeRules,
-    Patience, Pods, RealDisk, ResultPaths, Results, Scratch, Sketcher, Spill, Work, places,
+    Kind, Patience, Place, Pods, RealDisk, ResultPaths, Results, Scratch, Sketcher, Spill, Work,
+    places,
 };
 use wornpath_planner::{Plan, Speeds, Vitals, Window};
 use wornpath_sim::offline::{Engines, rates};
@@ -38,8 +39,17 @@ pub(super) struct Trip {
     pub(super) predicted: f64,
 }
 
-/// Reads, plans and opens; nothing if all lines have their records.
-pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> {
+/// What there is to do.
+pub(super) enum Start {
+    Go(Box<Trip>),
+    /// All lines have their records, and so many of them failed.
+    Done {
+        failed: usize,
+    },
+}
+
+/// Reads, plans and opens.
+pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Start> {
     let (pods, paths) = (pods(arguments)?, paths(arguments));
     check_paths(arguments, &paths)?;
     let intake = intake(arguments)?;
@@ -47,27 +57,32 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
     if arguments.resume && arguments.output.exists() {
         let log = paths.log.display();
         ensure!(paths.log.exists(), "there is no {log}; a run without it cannot be resumed");
-        if places(&RealDisk, &paths, input)?.len() == input.lines as usize {
-            return Ok(None);
+        let places = places(&RealDisk, &paths, input)?;
+        if places.len() == input.lines as usize {
+            check_whole(&places, [&arguments.output, &paths.errors])?;
+            let failed = places.iter().filter(|place| place.kind == Kind::Error).count();
+            return Ok(Start::Done { failed });
         }
         ensure!(
             !arguments.preserve_order || is_empty(&arguments.output),
             "{log}: this run was begun without --preserve-order; leave that option out"
         );
     }
+    // What may be wrong with the command is found before there are files.
+    let engines = Engines { engine: engine_profile(&arguments.engine)?, kv_tokens: None };
+    let speeds = Speeds::equal(arguments.pods.len())?;
     let results = Results::open(&RealDisk, &paths, input)?;
     let forest = intake.forest(|line| !results.is_done(line))?;
     let prompt_tokens = forest.prompt_tokens(&intake.queue);
-    let engines = Engines { engine: engine_profile(&arguments.engine)?, kv_tokens: None };
-    let speeds = Speeds::equal(arguments.pods.len())?;
     let plan = Plan::of_forest(&intake.queue, forest, &speeds, &rates(&engines));
     if let Some(deadline) = arguments.deadline.filter(|deadline| plan.finish() > *deadline) {
         let (needs, has) = (plan.finish().as_secs(), deadline.as_secs());
         let engine = &arguments.engine;
-        writeln!(
+        // That nobody reads it is no reason not to run.
+        let _ = writeln!(
             std::io::stderr(),
             "engines like {engine} would need {needs} s and the deadline is in {has} s: some lines will be left"
-        )?;
+        );
     }
     let predicted = 1.0 - plan.planned_tokens() as f64 / prompt_tokens.max(1) as f64;
     let window = Window::new(arguments.window.get(), engines.engine.max_step_tokens());
@@ -82,7 +97,23 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<Option<Trip>> 
         numbers: Arc::new(move |line| numbers.number(line)),
         copies,
     };
-    Ok(Some(Trip { input, paths, results, conductor, work, pods, predicted }))
+    let trip = Trip { input, paths, results, conductor, work, pods, predicted };
+    Ok(Start::Go(Box::new(trip)))
+}
+
+/// Whether all that was published is in the files, of output and of errors.
+fn check_whole(places: &[Place], files: [&PathBuf; 2]) -> anyhow::Result<()> {
+    for (kind, file) in [Kind::Output, Kind::Error].into_iter().zip(files) {
+        let records = places.iter().filter(|place| place.kind == kind);
+        let expected: u64 = records.map(|place| u64::from(place.bytes)).sum();
+        let found = std::fs::metadata(file).map_or(0, |found| found.len());
+        ensure!(
+            found >= expected,
+            "{}: found {found} bytes, and {expected} were published; it is damaged: bring it back, or run again to another output",
+            file.display()
+        );
+    }
+    Ok(())
 }
 
 /// Nothing that is there is overwritten, and a run goes on in the files that it was begun with.
@@ -116,7 +147,8 @@ fn is_empty(path: &Path) -> bool {
 }
 
 fn pods(arguments: &RunArguments) -> anyhow::Result<Pods> {
-    for url in &arguments.pods {
+    for (at, url) in arguments.pods.iter().enumerate() {
+        ensure!(!arguments.pods[..at].contains(url), "--pod {url} is given twice; give it once");
         address::check("--pod", url)?;
         address::refuse_tls("--pod", url)?;
         address::refuse_version("--pod", url)?;

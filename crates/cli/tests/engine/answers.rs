@@ -318,7 +318,7 @@ fn wrong_arguments_are_refused_with_the_cure() {
         refusal(&["--profile", "none.json"]).contains("cannot read the engine profile none.json")
     );
     assert!(refusal(&["--fault", "explode"]).contains("unknown field `explode`"));
-    assert!(refusal(&["--speed", "0"]).contains("must be above zero"));
+    assert!(refusal(&["--speed", "0"]).contains("from a thousandth"));
     assert!(refusal(&["--tokenizer", "nowhere"]).contains("nowhere/tokenizer.json"));
     assert!(refusal(&["--hash-algorithm", "md5"]).contains("`md5`"));
 }

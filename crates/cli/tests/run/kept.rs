@@ -2,6 +2,7 @@
 
 use crate::files::{Job, questions};
 use crate::served::Served;
+use serde_json::json;
 use std::fs;
 
 #[test]
@@ -71,4 +72,45 @@ fn a_run_goes_on_in_the_order_that_it_was_begun_with() {
         assert!(job.run(&engines, resume).is(0));
         assert_eq!(job.ids().len(), 3);
     }
+}
+
+#[test]
+fn results_that_are_not_all_there_any_more_are_not_called_whole() {
+    let engines = Served::start(&["--model", "m"]);
+    let lines = questions(1, 4).chain([json!({
+        "custom_id": "bad",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "other", "messages": [{"role": "user", "content": "a"}]},
+    })]);
+    let job = Job::new("not_whole", lines);
+    assert!(job.run(&engines, &[]).is(1));
+    assert!(job.run(&engines, &["--resume"]).is(1), "a line has failed");
+    let (results, errors) = (fs::read(job.output()).unwrap(), fs::read(job.errors()).unwrap());
+    let refused = || {
+        let output = job.run(&engines, &["--resume"]);
+        assert!(output.is(1) && output.error.contains("is damaged"), "{output:?}");
+    };
+    fs::write(job.output(), &results[..100]).unwrap();
+    refused();
+    fs::remove_file(job.output()).unwrap();
+    refused();
+    refused();
+    fs::write(job.output(), &results).unwrap();
+    fs::remove_file(job.errors()).unwrap();
+    refused();
+    fs::write(job.errors(), &errors).unwrap();
+    let output = job.run(&engines, &["--resume"]);
+    assert!(output.is(1) && output.out.contains("all lines are there"), "{output:?}");
+}
+
+#[test]
+fn what_became_of_a_run_is_told_also_if_nobody_reads() {
+    let engines = Served::start(&["--model", "m"]);
+    let bad = json!({"prompt": "a", "model": "other"});
+    let job = Job::new("unread", [bad]);
+    let mut child = job.start(&engines, &["--deadline", "1s"]);
+    drop((child.stdout.take(), child.stderr.take()));
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert!(job.errors().exists());
 }

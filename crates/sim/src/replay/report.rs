@@ -62,7 +62,7 @@ fn table(runs: &[Run<'_>], page: &mut String) {
         "<table><tr><th>profile<th>TTFT p50 ms<th>p95<th>p99<th>longest<th>TPOT p50 ms<th>p99<th>hit rate<th>failed\n",
     );
     for (at, run) in runs.iter().enumerate() {
-        let Summary { ttft, tpot, hit_rate, failures, .. } = Summary::of(run.trace, run.records);
+        let Summary { ttft, tpot, hit_rate, failures, .. } = Summary::of(run.trace, run.records, 0);
         // Writing to a string does not fail, here and below.
         let _ = writeln!(
             page,

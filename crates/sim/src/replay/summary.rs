@@ -38,10 +38,10 @@ pub struct Summary {
 impl Summary {
     /// The figures of a trace's records.
     #[must_use]
-    pub fn of(trace: &Trace, records: &[Record]) -> Self {
+    pub fn of(trace: &Trace, records: &[Record], pods: usize) -> Self {
         let (mut ttft, mut tpot) = (Vec::new(), Vec::new());
         let (mut hit, mut asked, mut failures) = (0, 0, 0);
-        let mut sent: Vec<usize> = Vec::new();
+        let mut sent = vec![0; pods];
         for (turn, record) in trace.turns.iter().zip(records) {
             let Some(end) = record.end else {
                 failures += 1;

@@ -73,7 +73,7 @@ fn a_router_that_knows_the_caches_reuses_more_than_one_that_does_not() {
     let trace = conversations(60, Duration::from_millis(200));
     let rate = |profile| {
         let records = replay(&trace, profile, &fleet(4)).unwrap();
-        Summary::of(&trace, &records).hit_rate
+        Summary::of(&trace, &records, 0).hit_rate
     };
     let (blind, aware) = (rate(("least-load", LEAST_LOAD)), rate(("cache-aware", CACHE_AWARE)));
     assert!(aware > blind + 0.03, "{aware} {blind}");
@@ -83,7 +83,8 @@ fn a_router_that_knows_the_caches_reuses_more_than_one_that_does_not() {
 fn what_cannot_be_served_is_a_failure_and_ends_nothing_else() {
     let trace = conversations(10, Duration::from_millis(200));
     let small = Fleet { kv_tokens: Some(5 * 512), ..fleet(2) };
-    let summary = Summary::of(&trace, &replay(&trace, ("least-load", LEAST_LOAD), &small).unwrap());
+    let summary =
+        Summary::of(&trace, &replay(&trace, ("least-load", LEAST_LOAD), &small).unwrap(), 0);
     assert!(summary.failures > 0 && summary.failures < summary.requests, "{summary:?}");
 }
 
@@ -139,7 +140,7 @@ fn routers_that_do_not_see_each_other_serve_everything_between_them() {
     }
     let busiest = |fleet: &Fleet| {
         let records = replay(&trace, ("least-load", LEAST_LOAD), fleet).unwrap();
-        Summary::of(&trace, &records).imbalance
+        Summary::of(&trace, &records, 4).imbalance
     };
     let (one, two) = (busiest(&fleet(4)), busiest(&two));
     assert!(two > one, "two know less than one: {two} {one}");
@@ -173,4 +174,12 @@ fn times_of_any_clock_and_pauses_of_years_are_replayed_at_once() {
     assert_eq!(second.as_millis(), 5);
     let records = replay(&trace, ("cache-aware", CACHE_AWARE), &fleet(2)).unwrap();
     assert!(records.iter().all(|record| record.end.is_some()), "{records:?}");
+}
+
+#[test]
+fn a_pod_that_got_nothing_counts_among_those_that_the_busiest_is_compared_with() {
+    let trace = conversations(3, Duration::from_secs(60));
+    let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet(1)).unwrap();
+    let imbalance = |pods| Summary::of(&trace, &records, pods).imbalance;
+    assert!((imbalance(1) - 1.0).abs() < 1e-9 && (imbalance(8) - 8.0).abs() < 1e-9);
 }
