@@ -17,6 +17,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// How long the admin plane may be silent: it speaks once a second.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -107,6 +108,7 @@ struct Stream {
 
 impl Stream {
     async fn open(url: &str, token: Option<&str>) -> anyhow::Result<Self> {
+        address::check("--admin", url)?;
         address::refuse_tls("--admin", url)?;
         let uri: Uri =
             url.parse().with_context(|| format!("--admin is `{url}`, which is no URL"))?;
@@ -117,7 +119,9 @@ impl Stream {
             Some(_) => authority.to_string(),
             None => format!("{authority}:80"),
         };
-        let stream = TcpStream::connect(&address).await.with_context(|| {
+        let silent = || format!("the admin plane at {address} does not answer");
+        let connecting = timeout(PATIENCE, TcpStream::connect(&address)).await;
+        let stream = connecting.with_context(silent)?.with_context(|| {
             format!(
                 "cannot reach the admin plane at {address}; was the router started with --admin?"
             )
@@ -133,11 +137,17 @@ impl Stream {
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        let answer = sender.send_request(request.body(Empty::<Bytes>::new())?).await?;
+        let request = request.body(Empty::<Bytes>::new());
+        let request = request
+            .context("--token has a character that no header may have, such as a line's end")?;
+        let answer =
+            timeout(PATIENCE, sender.send_request(request)).await.with_context(silent)??;
         match answer.status().as_u16() {
             200 => Ok(Self { body: answer.into_body(), read: Vec::new(), _connection: connection }),
             401 if token.is_none() => {
-                bail!("{address} wants a token; give --token or WORNPATH_ADMIN_TOKEN")
+                bail!(
+                    "{address} wants a token; if it is the admin address and not the clients', give --token or WORNPATH_ADMIN_TOKEN"
+                )
             }
             401 => bail!("{address} does not know this token"),
             404 => bail!("{address} has no /live; is it the admin address, and not the clients'?"),

@@ -6,6 +6,8 @@ use serde_json::Value;
 
 /// Cells of a bar.
 const BAR: usize = 8;
+/// Rows that are left for what stands below the pods: their heading, what is left out, and some decisions.
+const BELOW: usize = 8;
 /// Decisions that are shown where there is room without end.
 const DECISIONS: usize = 10;
 
@@ -31,8 +33,20 @@ impl Screen {
         let mut lines = vec![self.line(Tone::Usual, &table::joined(&title(snapshot), self.width))];
         lines.push(self.line(Tone::Usual, &table::joined(&figures(snapshot), self.width)));
         lines.push(String::new());
-        let pods = items(&snapshot["pods"]).map(pod_row).collect();
+        let mut pods: Vec<_> = items(&snapshot["pods"]).map(pod_row).collect();
+        // What is wrong comes first: the last ones may find no room.
+        pods.sort_by_key(|(tone, _)| match tone {
+            Tone::Bad => 0,
+            Tone::Warn => 1,
+            Tone::Usual | Tone::Head => 2,
+        });
+        let room = self.rows.map_or(usize::MAX, |rows| rows.saturating_sub(lines.len() + BELOW));
+        let left_out = pods.len().saturating_sub(room.max(1));
+        pods.truncate(pods.len() - left_out);
         lines.extend(table::fit(&POD_COLUMNS, pods, self.width).iter().map(|row| self.row(row)));
+        if left_out > 0 {
+            lines.push(self.line(Tone::Head, &format!("… and {left_out} more")));
+        }
         let batches: Vec<_> = items(&snapshot["batches"]).map(batch_line).collect();
         if !batches.is_empty() {
             lines.push(String::new());

@@ -38,16 +38,19 @@ function layout(found) {
   return { ...found, cells };
 }
 
-function choose(state, at) {
-  state.ui.prefix = at;
+// What is chosen is known by its name: in the next answer it may stand elsewhere.
+function choose(state, found, at) {
+  state.ui.prefix = found.cells[at]?.prefix;
   state.redraw();
 }
+
+const chosenAt = ({ ui }, found) => Math.max(0, found.cells.findIndex((run) => run.prefix === ui.prefix));
 
 const tokens = (found, blocks) => (found.block_size ? `${count(blocks * found.block_size)} tokens` : `${count(blocks)} blocks`);
 const holders = (found, run) => (run.holders.length === 1 ? found.pods[run.holders[0]] : `${run.holders.length} pods`);
 
 function drawing(state, found) {
-  const { pod, prefix = 0 } = state.ui;
+  const pod = found.pods.indexOf(state.ui.pod);
   // Against what most pods hold together: in a large fleet, one pod and six of a hundred would look alike.
   const most = Math.max(1, ...found.cells.map((run) => run.holders.length));
   const cells = found.cells.map((run) => ({
@@ -55,12 +58,12 @@ function drawing(state, found) {
     label: `${tokens(found, run.blocks)}, ${holders(found, run)}, after ${tokens(found, run.depth)}`,
     strength: run.holders.length / most,
   }));
-  const isOff = (run) => pod !== undefined && !run.holders.includes(pod);
-  return icicle("run", cells, { chosen: prefix, choose: (at) => choose(state, at), isOff });
+  const isOff = (run) => pod >= 0 && !run.holders.includes(pod);
+  return icicle("run", cells, { chosen: chosenAt(state, found), choose: (at) => choose(state, found, at), isOff });
 }
 
 function chosen(state, found) {
-  const run = found.cells[state.ui.prefix ?? 0];
+  const run = found.cells[chosenAt(state, found)];
   if (!run) return null;
   return h("dl", { class: "facts" },
     h("dt", {}, "Prefix"), h("dd", {}, h("code", {}, run.prefix)),
@@ -74,15 +77,15 @@ function filter(state, found) {
   if (found.pods.length > CHIPS) {
     const option = (name, value) => h("option", { value: value ?? "", selected: state.ui.pod === value }, name);
     return h("p", { class: "choice" }, h("label", { for: "holder" }, "Highlight what is held by "),
-      h("select", { id: "holder", onchange: (event) => choose(event.target.value === "" ? undefined : Number(event.target.value)) },
-        option("all pods", undefined), found.pods.map((name, at) => option(name, at))));
+      h("select", { id: "holder", onchange: (event) => choose(event.target.value || undefined) },
+        option("all pods", undefined), found.pods.map((name) => option(name, name))));
   }
   const choice = (name, value) => h("button", {
     class: "chip", "data-key": `pod-${value}`, "aria-pressed": String(state.ui.pod === value),
     onclick: () => choose(value),
   }, name);
   return h("div", { class: "chips", role: "group", "aria-label": "Highlight what a pod holds" },
-    choice("all pods", undefined), found.pods.map((name, at) => choice(name, at)));
+    choice("all pods", undefined), found.pods.map((name) => choice(name, name)));
 }
 
 function figures({ index }) {

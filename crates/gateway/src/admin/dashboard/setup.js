@@ -7,8 +7,10 @@ import { get, post } from "./stream.js";
 let asked = null;
 
 function enter(state) {
-  if (asked === state.snapshot?.generation && state.ui.config) return;
-  asked = state.snapshot?.generation;
+  // A configuration that is refused changes nothing but that it was.
+  const now = `${state.snapshot?.generation} ${state.snapshot?.is_config_refused}`;
+  if (asked === now && state.ui.config) return;
+  asked = now;
   Promise.all([get("/config"), get("/profiles"), get("/log-level")]).then(([config, profiles, { level }]) => {
     Object.assign(state.ui, { config, profiles, level, unanswered: null });
   }, (error) => {

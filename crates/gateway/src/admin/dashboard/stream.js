@@ -41,10 +41,25 @@ export const get = async (path) => (await soon(ask(path))).json();
 export const post = async (path, body, type) =>
   (await ask(path, { method: "POST", body, headers: { "content-type": type } })).json();
 
-// Snapshots for as long as the page lives: `tell` gets each, `trouble` what is wrong meanwhile.
+// Comes when somebody looks at the page.
+const inSight = () => new Promise((seen) => {
+  const look = () => {
+    if (document.hidden) return;
+    document.removeEventListener("visibilitychange", look);
+    seen();
+  };
+  document.addEventListener("visibilitychange", look);
+  look();
+});
+
+// Snapshots for as long as the page lives and is looked at: `tell` gets each, `trouble` what is wrong meanwhile. A
+// browser has few connections to a router, and a tab that nobody looks at needs none.
 export async function follow(tell, trouble) {
   for (let pause = 500; ; pause = Math.min(5000, pause * 2)) {
+    await inSight();
     const stop = new AbortController();
+    const hide = () => document.hidden && stop.abort();
+    document.addEventListener("visibilitychange", hide);
     try {
       const answer = await soon(ask("/live", { signal: stop.signal }));
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -64,8 +79,9 @@ export async function follow(tell, trouble) {
       trouble(new Error("the router ended the stream"));
     } catch (error) {
       if (error.status === 401) return trouble(error);
-      trouble(error);
+      if (!document.hidden) trouble(error);
     } finally {
+      document.removeEventListener("visibilitychange", hide);
       stop.abort();
     }
     await new Promise((later) => setTimeout(later, pause));
