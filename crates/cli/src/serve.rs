@@ -89,7 +89,7 @@ pub(crate) struct ServeArguments {
     /// Threads that answer clients; as many as there are cores if not given
     #[arg(long)]
     workers: Option<NonZeroUsize>,
-    /// Seconds until an engine must have sent the first byte of its answer
+    /// Seconds until an engine must have sent the first byte of its answer, streamed or not
     #[arg(long, value_name = "SECONDS")]
     first_byte_timeout: Option<f64>,
     /// Seconds that may pass between two pieces of an answer
@@ -299,6 +299,7 @@ fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result
         "--max-body is 0, which lets no request through; give more bytes"
     );
     set(arguments.first_byte_timeout, "--first-byte-timeout", &mut settings.timeouts.first_byte)?;
+    set(arguments.first_byte_timeout, "--first-byte-timeout", &mut settings.unstreamed)?;
     let between = &mut settings.timeouts.between_bytes;
     set(arguments.between_bytes_timeout, "--between-bytes-timeout", between)?;
     set(arguments.lame_duck, "--lame-duck", &mut settings.drain.lame_duck)?;

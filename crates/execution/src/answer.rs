@@ -27,6 +27,7 @@ pub struct Answer {
 pub struct AnswerBody {
     /// What has been read already.
     first: Option<Frame<Bytes>>,
+    second: Option<Frame<Bytes>>,
     /// None once it has ended. Apart, because answers are handed on a dozen times.
     rest: Option<Box<Rest>>,
     size: SizeHint,
@@ -57,9 +58,19 @@ impl Answer {
         let endpoint = Arc::clone(endpoint);
         let rest =
             Rest { incoming, is_asked_for: false, is_work: false, line, watch, endpoint, worker };
-        let mut body = AnswerBody { first: None, rest: Some(Box::new(rest)), size };
+        let mut body = AnswerBody { first: None, second: None, rest: Some(Box::new(rest)), size };
         let first = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
         body.first = first.transpose()?;
+        if size.exact().is_some()
+            && let Some(first) = body.first.take()
+        {
+            // If it has broken off already, another pod can answer instead.
+            let mut asleep = Context::from_waker(Waker::noop());
+            if let Poll::Ready(Some(second)) = Pin::new(&mut body).poll_frame(&mut asleep) {
+                body.second = Some(second?);
+            }
+            body.first = Some(first);
+        }
         Ok(Self { head, body })
     }
 
@@ -67,7 +78,7 @@ impl Answer {
     pub(crate) fn of(head: Parts, body: Bytes) -> Self {
         let size = SizeHint::with_exact(body.len() as u64);
         let first = Some(body).filter(|body| !body.is_empty()).map(Frame::data);
-        Self { head, body: AnswerBody { first, rest: None, size } }
+        Self { head, body: AnswerBody { first, second: None, rest: None, size } }
     }
 
     /// The whole body, if it has at most so many bytes.
@@ -94,7 +105,7 @@ impl AnswerBody {
     /// A body without a byte.
     #[must_use]
     pub fn empty() -> Self {
-        Self { first: None, rest: None, size: SizeHint::with_exact(0) }
+        Self { first: None, second: None, rest: None, size: SizeHint::with_exact(0) }
     }
 
     /// What comes of it shows that the endpoint works.
@@ -122,8 +133,8 @@ impl Body for AnswerBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        if let Some(first) = self.first.take() {
-            return Poll::Ready(Some(Ok(first)));
+        if let Some(read) = self.first.take().or_else(|| self.second.take()) {
+            return Poll::Ready(Some(Ok(read)));
         }
         let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
         // Only driving the connection brings more of the body: being woken by the body as well would
@@ -140,6 +151,11 @@ impl Body for AnswerBody {
         match frame {
             Poll::Ready(Some(Ok(frame))) => {
                 let now = rest.watch.heard();
+                if let Some(error) = rest.watch.is_over(now) {
+                    // A client that takes it slowly lets nobody wait, and keeps the pod as long.
+                    self.rest = None;
+                    return Poll::Ready(Some(Err(error)));
+                }
                 if rest.is_work {
                     rest.endpoint.heard(now);
                 }
@@ -167,7 +183,7 @@ impl Body for AnswerBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.rest.is_none()
+        self.first.is_none() && self.second.is_none() && self.rest.is_none()
     }
 
     /// As long as nothing was taken out, what the engine said.

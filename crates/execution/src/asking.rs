@@ -3,7 +3,7 @@
 use crate::answer::Answer;
 use crate::breaker::Verdict;
 use crate::connector::{self, Known};
-use crate::dispatch::{Call, Target};
+use crate::dispatch::{Call, Kit, Target};
 use crate::endpoint::{Endpoint, WorkerNumber};
 use crate::exchange::call;
 use crate::failure::CallError;
@@ -16,7 +16,7 @@ use hyper::http::uri::PathAndQuery;
 use hyper::{Request, StatusCode, Uri};
 use std::sync::Arc;
 use std::time::Duration;
-use wornpath_routing::PlanStep;
+use wornpath_routing::{Mutation, PlanStep};
 
 /// The most bytes of an answer that is not the client's.
 pub(crate) const MOST_STEP_BYTES: usize = 8 << 20;
@@ -52,9 +52,17 @@ fn uri(path: &PathAndQuery, prefix: &str) -> Uri {
     format!("{prefix}{path}").parse().unwrap_or_else(|_| Uri::from(path.clone()))
 }
 
-pub(crate) fn within(timeouts: Timeouts, step: &PlanStep) -> Timeouts {
-    let Some(deadline) = step.deadline else { return timeouts };
-    Timeouts { total: timeouts.total.min(deadline), ..timeouts }
+/// How long a step may take.
+pub(crate) fn within(kit: &Kit<'_>, step: &PlanStep) -> Timeouts {
+    let mut timeouts = kit.timeouts;
+    let is_short = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
+    if let (Some(whole), false) = (kit.whole_answer, is_short) {
+        timeouts.first_byte = timeouts.first_byte.max(whole);
+    }
+    if let Some(deadline) = step.deadline {
+        timeouts.total = timeouts.total.min(deadline);
+    }
+    timeouts
 }
 
 /// Asks an engine for what it is called among its peers: `{"0": {"engine_id": …}}`.

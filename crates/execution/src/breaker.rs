@@ -2,7 +2,9 @@
 //!
 //! A pod that refuses or resets connections is gone: it is cut off at once. One that answers with errors
 //! or lets requests time out may have had bad luck: it is cut off after a few failures in a row. One that
-//! says it is busy is healthy; it is left alone for as long as it asked, and that is no failure.
+//! says it is busy is healthy; it is left alone for as long as it asked, and that is no failure. Who does not say for how
+//! long is left alone for a moment, and longer the more often: what is refused at once makes it look idle, and all that
+//! comes would go there.
 //! Cut off means that a probe, not a request, finds out when it is back; then one request at a time may
 //! try, and the first success lets all in again.
 //!
@@ -20,6 +22,8 @@ pub enum Verdict {
     Good,
     /// It is busy, and may have said for how long.
     Busy(Option<Duration>),
+    /// What happened says nothing about it.
+    Neutral,
     /// An error of its own, or a timeout.
     Failed,
     /// It could not be reached, or broke off.
@@ -59,6 +63,8 @@ pub struct Breaker {
     opened: u64,
     /// Requests that try whether it is back.
     trials: u32,
+    /// Rests that it did not ask for, without a success between.
+    rests: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -72,6 +78,9 @@ enum State {
     /// A probe was answered then.
     HalfOpen(Moment),
 }
+
+/// How long one that is busy and does not say for how long is left alone at first.
+const FIRST_REST: Duration = Duration::from_millis(100);
 
 /// A half-open breaker that nobody tried closes when probes were answered for this long.
 const TRUSTED_AFTER: Duration = Duration::from_secs(2);
@@ -110,7 +119,7 @@ impl Breaker {
     pub fn judge(&mut self, verdict: Verdict, now: Moment) {
         match verdict {
             Verdict::Good => {
-                self.failures = 0;
+                (self.failures, self.rests) = (0, 0);
                 // Requests that were under way when it opened or said that it is busy prove nothing about new
                 // ones.
                 if !matches!(self.state, State::Open(_) | State::Resting(_)) {
@@ -118,10 +127,15 @@ impl Breaker {
                 }
             }
             Verdict::Busy(rest) => {
-                if let (State::Closed, Some(rest)) = (self.state, rest) {
+                if self.state == State::Closed {
+                    let rest = rest.unwrap_or_else(|| {
+                        self.rests += 1;
+                        pause(FIRST_REST, self.rests)
+                    });
                     self.state = State::Resting(now + rest.min(self.rules.longest_rest));
                 }
             }
+            Verdict::Neutral => {}
             Verdict::Failed => {
                 self.failures += 1;
                 if self.failures >= self.rules.failures || matches!(self.state, State::HalfOpen(_))
@@ -179,7 +193,7 @@ impl Breaker {
     /// Whether anything happened that a success would make it forget.
     #[must_use]
     pub fn remembers(&self) -> bool {
-        self.state != State::Closed || self.failures > 0
+        self.state != State::Closed || self.failures > 0 || self.rests > 0
     }
 
     /// Until when it rests, if it does.
@@ -239,8 +253,29 @@ mod tests {
     }
 
     #[test]
+    fn who_is_busy_and_does_not_say_for_how_long_is_left_alone_for_longer_and_longer() {
+        let mut breaker = Breaker::default();
+        let mut now = at(0);
+        let mut rested = Vec::new();
+        for _ in 0..9 {
+            breaker.judge(Verdict::Busy(None), now);
+            breaker.judge(Verdict::Busy(None), now);
+            let until = breaker.rests_until().expect("it rests");
+            rested.push((until - now).as_millis());
+            now = until;
+            breaker.tick(now);
+            assert_eq!(breaker.seen(), Seen::Closed);
+        }
+        assert_eq!(rested, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        assert!(breaker.remembers());
+        breaker.judge(Verdict::Good, now);
+        breaker.judge(Verdict::Busy(None), now);
+        assert_eq!(breaker.rests_until(), Some(now + at(100)));
+    }
+
+    #[test]
     fn a_busy_endpoint_rests_as_long_as_it_asked_and_is_never_a_failure() {
-        let mut breaker = after(&[Verdict::Busy(None); 100]);
+        let mut breaker = after(&[Verdict::Neutral; 100]);
         assert_eq!(breaker.seen(), Seen::Closed);
         breaker.judge(Verdict::Busy(Some(at(1000))), at(0));
         assert_eq!(breaker.seen(), Seen::Resting);

@@ -100,6 +100,11 @@ impl Course {
         }
     }
 
+    /// There was nobody to try again with.
+    pub const fn not_retried(&mut self) {
+        self.retries = self.retries.saturating_sub(1);
+    }
+
     /// Pods that must not be chosen again.
     #[must_use]
     pub fn excluded(&self) -> &[PodId] {

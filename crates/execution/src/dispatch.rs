@@ -10,6 +10,7 @@ use hyper::Method;
 use hyper::header::HeaderMap;
 use hyper::http::uri::PathAndQuery;
 use std::sync::Arc;
+use std::time::Duration;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{Name, PlanStep, Rejection, Retry, RoutingPlan};
 
@@ -83,6 +84,8 @@ pub struct Kit<'a> {
     pub budget: &'a RetryBudget,
     /// How long a call may take.
     pub timeouts: Timeouts,
+    /// Until the first byte of an answer that is not streamed, which comes when all of it is computed; if it is not.
+    pub whole_answer: Option<Duration>,
     /// The thread that makes it.
     pub worker: WorkerNumber,
 }

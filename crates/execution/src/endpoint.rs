@@ -78,6 +78,8 @@ pub struct Endpoint {
     /// When it was last heard, in milliseconds since then, and one more; zero if never.
     heard_ms: AtomicU64,
     vitals: Mutex<Vec<Arc<Vitals>>>,
+    /// What its name stood for when it was last asked for.
+    resolved: Mutex<Vec<SocketAddr>>,
     /// For each worker.
     idle: Box<[Mutex<IdleLines>]>,
 }
@@ -118,6 +120,7 @@ impl Endpoint {
             known: Instant::now(),
             heard_ms: AtomicU64::new(0),
             vitals: Mutex::default(),
+            resolved: Mutex::default(),
             idle: (0..workers.max(1)).map(|_| Mutex::default()).collect(),
         })
     }
@@ -311,10 +314,7 @@ impl Endpoint {
         let reach = self.reach();
         let stream = match self.address {
             Some(address) => reach.connect([address]).await?,
-            None => {
-                let named = tokio::net::lookup_host((self.host.as_str(), self.port)).await?;
-                reach.connect(named).await?
-            }
+            None => reach.connect(self.resolve().await?).await?,
         };
         stream.set_nodelay(true)?;
         let Some(own_name) = &self.server_name else { return Ok(Wire::Plain(stream)) };
@@ -325,9 +325,40 @@ impl Endpoint {
         Ok(Wire::Tls(Box::new(stream)))
     }
 
-    /// The connection that was idle for the shortest time.
+    /// What its name stands for. While nobody can say, what it stood for: a name server that fails says nothing about the
+    /// pod.
+    async fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
+        match tokio::net::lookup_host((self.host.as_str(), self.port)).await {
+            Ok(found) => {
+                let found: Vec<_> = found.collect();
+                lock(&self.resolved).clone_from(&found);
+                Ok(found)
+            }
+            Err(error) => {
+                let known = lock(&self.resolved).clone();
+                if known.is_empty() { Err(error) } else { Ok(known) }
+            }
+        }
+    }
+
+    /// The connection that was idle for the shortest time. One that was so for long may have been forgotten by whoever
+    /// stands between.
     pub(crate) fn take_idle(&self, worker: WorkerNumber) -> Option<Line> {
-        lock(self.idle.get(worker.0)?).pop().map(|(_, line)| line)
+        let mut idle = lock(self.idle.get(worker.0)?);
+        let (since, line) = idle.pop()?;
+        if since.elapsed() > LONGEST_IDLE {
+            idle.clear();
+            return None;
+        }
+        Some(line)
+    }
+
+    /// Closes connections that nobody used for long, and those that the engine has closed.
+    pub fn close_unused(&self) {
+        for idle in &self.idle {
+            lock(idle)
+                .retain_mut(|(since, line)| since.elapsed() <= LONGEST_IDLE && line.is_free());
+        }
     }
 
     pub(crate) fn keep(&self, worker: WorkerNumber, line: Line) {

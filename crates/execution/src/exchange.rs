@@ -7,7 +7,8 @@ use crate::line::Line;
 use crate::timeouts::{Timeouts, Watch};
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::{Request, Response, body::Incoming};
+use hyper::http::response::Parts;
+use hyper::{Request, Response, StatusCode, body::Incoming};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub async fn call(
         let (again, sent_at) = (sent.clone(), Instant::now());
         match send(&mut line, sent, &mut watch).await {
             Ok(response) => {
-                let (head, incoming) = response.into_parts();
+                let (head, incoming) = answered(response)?;
                 return Answer::begun(head, incoming, (line, watch), (endpoint, worker)).await;
             }
             Err(CallError::Broken(error)) if was_closed_in_passing(&error, sent_at) => {
@@ -55,8 +56,16 @@ pub async fn call(
     // Rare and large: apart, so that it does not swell the state that every request is moved about with.
     let mut line = Box::pin(connect(endpoint, timeouts)).await?;
     let response = send(&mut line, request, &mut watch).await?;
-    let (head, incoming) = response.into_parts();
+    let (head, incoming) = answered(response)?;
     Answer::begun(head, incoming, (line, watch), (endpoint, worker)).await
+}
+
+/// The answer in its parts. Nobody asked to speak otherwise from now on.
+fn answered(response: Response<Incoming>) -> Result<(Parts, Incoming), CallError> {
+    match response.status() {
+        StatusCode::SWITCHING_PROTOCOLS => Err(CallError::Status(response.status())),
+        _ => Ok(response.into_parts()),
+    }
 }
 
 fn was_closed_in_passing(error: &hyper::Error, sent_at: Instant) -> bool {

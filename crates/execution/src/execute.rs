@@ -192,7 +192,10 @@ impl<D: Dispatch> Run<'_, D> {
                         step = other;
                         continue;
                     }
-                    Err(_nobody) => next = self.course.after_all(policy.then, || false),
+                    Err(_nobody) => {
+                        self.not_retried();
+                        next = self.course.after_all(policy.then, || false);
+                    }
                 }
             }
             let otherwise = spare.ok_or_else(|| self.step_failed(name, cause));
@@ -273,6 +276,7 @@ impl<D: Dispatch> Run<'_, D> {
             match Box::pin(self.bind(&name)).await {
                 Ok(other) => return Ok(Some(other)),
                 Err(_nobody) => {
+                    self.not_retried();
                     let (budget, now) = (self.kit.budget, self.dispatch.now());
                     next = self.course.after_all(policy.then, || budget.spend(now));
                 }
@@ -351,7 +355,7 @@ impl<D: Dispatch> Run<'_, D> {
         let endpoint = target.endpoint;
         let began = self.dispatch.begins();
         let waiting = endpoint.begins(self.dispatch.now(), ends_by);
-        let timeouts = within(self.kit.timeouts, step);
+        let timeouts = within(self.kit, step);
         let result = {
             let called = pin!(call(&endpoint, self.kit.worker, request, timeouts));
             match step.computed_after.zip(step.reservation.as_mut()) {
@@ -408,7 +412,7 @@ impl<D: Dispatch> Run<'_, D> {
         self.taken = taken(&step, Bytes::new()).or(self.taken.take());
         let until = self.dispatch.now() + step.lease.unwrap_or(HELD);
         self.dispatch.hands_over(Some(until));
-        let timeouts = within(self.kit.timeouts, &step);
+        let timeouts = within(self.kit, &step);
         let (worker, now) = (self.kit.worker, self.dispatch.now());
         companions.spawn(accompany(step, endpoint, (request, timeouts), (worker, now)));
         Ok(())
@@ -436,7 +440,7 @@ impl<D: Dispatch> Run<'_, D> {
             gives.pod.and_then(|pod| self.dispatch.target(pod)).ok_or(CallError::PodGone)?;
         let (host, port) = (target.endpoint.host().to_owned(), target.bootstrap_port);
         let engine = if connector::asks_engine(&takes.mutations) {
-            ask_engine(&target.endpoint, port, within(self.kit.timeouts, gives)).await?
+            ask_engine(&target.endpoint, port, within(self.kit, gives)).await?
         } else {
             String::new()
         };
@@ -460,6 +464,12 @@ impl<D: Dispatch> Run<'_, D> {
     fn failed(&mut self, pod: Option<PodId>, policy: wornpath_routing::FailurePolicy) -> Next {
         let (budget, now) = (self.kit.budget, self.dispatch.now());
         self.course.failed(pod, policy, || budget.spend(now))
+    }
+
+    /// The retry that was to be made found nobody.
+    fn not_retried(&mut self) {
+        self.kit.budget.give_back();
+        self.course.not_retried();
     }
 
     fn carried(&self, answer: Answer, step: PlanStep, endpoint: Arc<Endpoint>) -> Carried {

@@ -56,7 +56,7 @@ impl CallError {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         match self {
-            Self::Connect(error) if is_our_own(error) => Verdict::Busy(None),
+            Self::Connect(error) if is_our_own(error) => Verdict::Neutral,
             Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) | Self::Unfinished => {
                 Verdict::Gone
             }
@@ -67,7 +67,7 @@ impl CallError {
             | Self::TooLong(_)
             | Self::Status(_) => Verdict::Failed,
             // A pod that was taken out, a strange body and time that has passed are not its fault.
-            Self::PodGone | Self::Body(_) | Self::Lapsed => Verdict::Busy(None),
+            Self::PodGone | Self::Body(_) | Self::Lapsed => Verdict::Neutral,
         }
     }
 
@@ -153,7 +153,7 @@ mod tests {
     fn what_the_router_itself_has_no_more_of_says_nothing_of_the_pod() {
         for own in [12, 23, 24, 99] {
             let error = CallError::Connect(Error::from_raw_os_error(own));
-            assert_eq!(error.verdict(), Verdict::Busy(None), "{error}");
+            assert_eq!(error.verdict(), Verdict::Neutral, "{error}");
         }
         for refused in [Error::from(ErrorKind::ConnectionRefused), Error::other("no address")] {
             assert_eq!(CallError::Connect(refused).verdict(), Verdict::Gone);

@@ -10,7 +10,12 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// How long an address of a name is tried before the next.
+const BEFORE_THE_NEXT: Duration = Duration::from_millis(500);
 
 /// Addresses that begin alike, such as `10.0.0.0/8` or `fd00::/8`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,13 +156,22 @@ impl Reach {
         addresses: impl IntoIterator<Item = SocketAddr>,
     ) -> std::io::Result<TcpStream> {
         let mut failed = None;
-        for address in addresses {
+        let mut addresses = addresses.into_iter().peekable();
+        while let Some(address) = addresses.next() {
             if let Err(forbidden) = self.admit(address.ip()) {
                 let kind = std::io::ErrorKind::PermissionDenied;
                 failed = Some(std::io::Error::new(kind, forbidden));
                 continue;
             }
-            match TcpStream::connect(address).await {
+            let connecting = TcpStream::connect(address);
+            // The last one may take as long as there is.
+            let connected = match addresses.peek() {
+                None => connecting.await,
+                Some(_) => timeout(BEFORE_THE_NEXT, connecting).await.unwrap_or_else(|_| {
+                    Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "it does not answer"))
+                }),
+            };
+            match connected {
                 Ok(stream) => return Ok(stream),
                 Err(error) => failed = Some(error),
             }

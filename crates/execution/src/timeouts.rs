@@ -63,6 +63,11 @@ impl Watch {
         *self.heard.insert(Instant::now())
     }
 
+    /// Whether the whole call has taken too long by then.
+    pub(crate) fn is_over(&self, now: Instant) -> Option<CallError> {
+        (now >= self.end).then_some(CallError::TooLong(self.timeouts.total))
+    }
+
     /// Ready when the call has taken too long. Called only while something is waited for.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<CallError> {
         if let (Some(heard), false) = (self.heard, self.is_under_way) {

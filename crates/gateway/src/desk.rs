@@ -4,8 +4,9 @@ use crate::aside::aside;
 use crate::claims::Claim;
 use crate::client::Handover;
 use crate::lobby::Waiter;
+use crate::record::Record;
 use crate::roster::Roster;
-use crate::seen::{CallSeen, Seen};
+use crate::seen::{CallSeen, Seen, kept};
 use crate::settings::Length;
 use crate::state::Gateway;
 use std::future::poll_fn;
@@ -178,6 +179,33 @@ pub(crate) struct Dispatcher<'a> {
     pub(crate) untold: &'a Untold,
     /// Where it is told what engines hold for each other, if several are at work.
     pub(crate) handover: Option<&'a Handover>,
+    /// Where it is told whose answer is waited for, and what was taken down: a client that leaves meanwhile lets nothing
+    /// come to its end.
+    pub(crate) record: Option<&'a mut Record>,
+}
+
+impl Dispatcher<'_> {
+    /// The request is sent to whoever answers in this plan.
+    pub(crate) fn goes_to(&mut self, plan: &RoutingPlan) {
+        let Some(record) = &mut self.record else { return };
+        let seat = plan.steps.last().and_then(|step| self.roster.seat(step.pod?));
+        record.pod = seat.map(|seat| (seat.pod.id(), seat.pod.facts().name.clone()));
+    }
+
+    /// Nobody answers.
+    pub(crate) fn goes_nowhere(&mut self) {
+        if let Some(record) = &mut self.record {
+            record.pod = None;
+        }
+    }
+}
+
+impl Drop for Dispatcher<'_> {
+    fn drop(&mut self) {
+        if let Some(record) = &mut self.record {
+            record.seen = kept(self.seen.take());
+        }
+    }
 }
 
 impl Dispatch for Dispatcher<'_> {
@@ -209,6 +237,9 @@ impl Dispatch for Dispatcher<'_> {
             }
         };
         self.context = context;
+        if let Ok(plan) = &decided {
+            self.goes_to(plan);
+        }
         decided
     }
 

@@ -30,6 +30,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(30);
 const PROBE_AGAIN: Duration = Duration::from_millis(100);
 /// How often one is asked that has never answered.
 const ASK_SOON: Duration = Duration::from_millis(500);
+/// How often connections are closed that nobody uses.
+const TIDY_AGAIN: Duration = Duration::from_secs(2);
 /// The index is swept in pieces, so that no query waits for long.
 const SWEPT_BLOCKS: usize = 4096;
 const MOST_CARDS_BYTES: usize = 4 << 20;
@@ -49,6 +51,7 @@ pub(crate) async fn look_after(worker: Arc<Worker>) -> Infallible {
     let gateway = &worker.gateway;
     let mut writer = gateway.index().writer();
     let (mut probes, mut introductions) = (Due::default(), Due::default());
+    let mut tidied = Due::default();
     let mut known = gateway.roster();
     let mut errands = JoinSet::new();
     let (told, mut breakers) = (Arc::<Told>::default(), Breakers::default());
@@ -61,10 +64,14 @@ pub(crate) async fn look_after(worker: Arc<Worker>) -> Infallible {
             let urls: HashSet<_> = roster.seats().iter().map(|seat| seat.endpoint.url()).collect();
             probes.retain(|url, _| urls.contains(url.as_str()));
             introductions.retain(|url, _| urls.contains(url.as_str()));
+            tidied.retain(|url, _| urls.contains(url.as_str()));
             known = Arc::clone(&roster);
         }
         for seat in roster.seats() {
             let endpoint = &seat.endpoint;
+            if is_due(&mut tidied, endpoint, now, TIDY_AGAIN) {
+                endpoint.close_unused();
+            }
             if endpoint.tick(now) && is_due(&mut probes, endpoint, now, PROBE_AGAIN) {
                 errands.spawn(probe(Arc::clone(gateway), Arc::clone(endpoint)));
             }
@@ -160,9 +167,13 @@ async fn ask(gateway: &Gateway, seat: &Seat, told: &Told) {
         Ok(cards) if cards != seat.cards => gateway.introduce(&seat.settings.url, &cards),
         Ok(_) => {}
         Err(Unlisted::Call(error)) => {
-            // One that was up and gets no requests would seem to be up for ever.
-            if seat.pod.vitals().health() != Health::Down && error.verdict() == Verdict::Gone {
-                endpoint.judge(Verdict::Gone, gateway.now());
+            // One that was up and gets no requests would seem to be up for ever. Not being greeted in time is no proof.
+            let blame = match error {
+                CallError::ConnectTimeout(_) => Some(Verdict::Failed),
+                error => Some(error.verdict()).filter(|verdict| *verdict == Verdict::Gone),
+            };
+            if let (Some(blame), true) = (blame, seat.pod.vitals().health() != Health::Down) {
+                endpoint.judge(blame, gateway.now());
             }
             return;
         }

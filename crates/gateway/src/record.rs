@@ -42,6 +42,12 @@ impl Api {
         Self::Other,
     ];
 
+    /// Whether engines generate its answer token by token.
+    #[must_use]
+    pub const fn generates(self) -> bool {
+        matches!(self, Self::Chat | Self::Completions | Self::Messages | Self::Responses)
+    }
+
     /// Its word in metrics and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {

@@ -124,14 +124,22 @@ impl Roster {
         }
     }
 
+    /// Whether a name is that of a model, and nothing that only a client wrote.
+    pub(crate) fn knows(&self, name: &Name) -> bool {
+        self.names.contains_key(name.as_str())
+    }
+
     /// Whether a model is served by nobody who is up, and may be by somebody who has not been asked yet.
     pub(crate) fn may_yet_serve(&self, name: &str) -> bool {
         if self.newcomers.iter().all(|is_asked| is_asked.load(Relaxed)) {
             return false;
         }
         let base = self.model(name).base;
-        let up = self.seats.iter().filter(|seat| seat.pod.vitals().health() == Health::Up);
-        !up.into_iter().any(|seat| seat.pod.facts().models.contains(&base))
+        let serves = |seat: &Seat| seat.pod.facts().models.contains(&base);
+        let is_up = |seat: &Seat| seat.pod.vitals().health() == Health::Up;
+        let may = |seat: &Seat| seat.pod.facts().models.is_empty() || serves(seat);
+        !self.seats.iter().any(|seat| is_up(seat) && serves(seat))
+            && self.seats.iter().any(|seat| !seat.is_asked.load(Relaxed) && may(seat))
     }
 
     /// What engines call a model that the configuration gives this other name.

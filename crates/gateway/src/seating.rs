@@ -29,11 +29,27 @@ impl Gateway {
     /// # Errors
     /// If it is there already, its address is none, or the index is full.
     pub fn add_pod(&self, settings: PodSettings) -> Result<(), ApplyError> {
+        self.add_pod_after(settings, &[])
+    }
+
+    /// The same, where it may be one of those who were there just now: then it goes on as it was.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn add_pod_after(
+        &self,
+        settings: PodSettings,
+        former: &[Seat],
+    ) -> Result<(), ApplyError> {
         let _changing = lock(&self.changing);
         let mut seats = self.roster().seats().to_vec();
         let new = (std::slice::from_ref(&settings), &*self.settings());
         check_pods(&seats, new, &self.routing())?;
-        self.take_in(&mut seats, settings, None)?;
+        if seats.len() + 1 + self.index().stats().leaving > self.slots {
+            self.sweep_leaving();
+        }
+        let former = former.iter().find(|seat| is_same_engine(&seat.settings, &settings));
+        self.take_in(&mut seats, settings, former)?;
         self.seat(seats);
         Ok(())
     }
@@ -132,11 +148,8 @@ impl Gateway {
         self.seat(seats.iter().cloned().chain(coming.iter().filter_map(former)).collect());
         leaving.iter().for_each(|seat| self.take_out(seat));
         if !coming.is_empty() {
-            // Those who left must have given back their slots, which the check above counts on.
-            let mut writer = self.index().writer();
-            while self.index().stats().leaving > 0 {
-                writer.sweep(SWEPT_BLOCKS);
-            }
+            // The check above counts on it.
+            self.sweep_leaving();
         }
         for new in coming {
             let former = former(&new);
@@ -159,6 +172,14 @@ impl Gateway {
             self.bind(seat);
         }
         self.seat(seats);
+    }
+
+    /// Lets those who left give back their slots in the index.
+    fn sweep_leaving(&self) {
+        let mut writer = self.index().writer();
+        while self.index().stats().leaving > 0 {
+            writer.sweep(SWEPT_BLOCKS);
+        }
     }
 
     /// A pod that was checked gets a seat. If it had one before and is still the same engine, it goes on.

@@ -136,7 +136,14 @@ pub fn serve(
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            if tokio::time::timeout(drain.grace, finished).await.is_err() {
+            let finished = async {
+                tokio::select! {
+                    () = finished => true,
+                    // Whoever asks twice does not want to wait.
+                    _ = told_to_end() => false,
+                }
+            };
+            if !tokio::time::timeout(drain.grace, finished).await.unwrap_or(false) {
                 tracing::warn!(connections = gateway.connections(), "ended before its streams did");
             }
             let _ = phase.send(Phase::Over);
@@ -251,7 +258,7 @@ async fn answer_connections(
 struct Counted(Arc<Worker>);
 
 /// Breaks a connection whose client takes nothing of its answer for so long: else it would keep its pod's load.
-fn leave_after(stream: &TcpStream, patience: Duration) -> std::io::Result<()> {
+pub(crate) fn leave_after(stream: &TcpStream, patience: Duration) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         let patience = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);

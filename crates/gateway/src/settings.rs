@@ -49,6 +49,8 @@ pub struct Settings {
     pub limits: Limits,
     /// How long calls to pods may take.
     pub timeouts: Timeouts,
+    /// Until the first byte of a generated answer that is not streamed, which comes when all of it is there.
+    pub unstreamed: Duration,
     /// When pods are cut off.
     pub breaker: BreakerRules,
     /// How many retries there may be.
@@ -108,6 +110,7 @@ impl Default for Settings {
             checkpoint: None,
             limits: Limits::default(),
             timeouts: Timeouts::default(),
+            unstreamed: Duration::from_secs(600),
             breaker: BreakerRules::default(),
             retries: BudgetRules::default(),
             drain: Drain::default(),

@@ -112,7 +112,7 @@ pub struct Gateway {
     pub(crate) tape: Tape,
     pub(crate) budget: RetryBudget,
     /// Where long prompts are tokenized: so many at once.
-    pub(crate) preparers: Semaphore,
+    pub(crate) preparers: Arc<Semaphore>,
     /// The event loop of everything that is no request.
     background: Handle,
     readiness: AtomicU8,
@@ -152,7 +152,7 @@ impl Gateway {
             sampler: Sampler::new(&settings),
             tape: Tape::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
-            preparers: Semaphore::new(settings.workers.get()),
+            preparers: Arc::new(Semaphore::new(settings.workers.get())),
             settings: RwLock::new(Arc::new(settings)),
             routing: RwLock::new(Arc::new(routing)),
             roster: RwLock::default(),

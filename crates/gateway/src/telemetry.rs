@@ -204,8 +204,17 @@ impl Sender {
         let answer = call(&self.endpoint, NOBODY, request, PATIENCE).await;
         let answer = answer.map_err(|error| error.to_string())?;
         let status = answer.head.status;
-        let _ = answer.whole(MOST_ANSWER_BYTES).await;
-        if status.is_success() { Ok(()) } else { Err(format!("it answered {status}")) }
+        let said = answer.whole(MOST_ANSWER_BYTES).await;
+        if !status.is_success() {
+            return Err(format!("it answered {status}"));
+        }
+        let said = said.map(|(_, body)| serde_json::from_slice(&body).unwrap_or_default());
+        let partial: Value = said.unwrap_or(Value::Null)["partialSuccess"].take();
+        // A number of 64 bits is a text in JSON by the protocol's rules, and a number by many.
+        match partial["rejectedSpans"].to_string().trim_matches('"') {
+            "null" | "0" | "" => Ok(()),
+            rejected => Err(format!("it rejected {rejected} spans: {}", partial["errorMessage"])),
+        }
     }
 }
 

@@ -82,6 +82,46 @@ fn pods_take_over_each_others_addresses() {
 }
 
 #[test]
+fn a_drained_pod_of_which_something_else_is_said_stays_drained() {
+    let folder = folder("stays_drained");
+    let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));
+    fs::write(&path, "discovery: [{file: pods.yaml, every: 50ms}]\n").unwrap();
+    fs::write(&pods, list(&[("a", 1)])).unwrap();
+    let world = World::start(&path);
+    let health = |world: &World, name: &str| {
+        world.gateway.roster().named(name).map(|seat| seat.pod.vitals().health())
+    };
+    world.until("it has come", |world| ports(world) == ["a@1"]);
+    assert!(world.gateway.drain_pod("a"));
+    fs::write(&pods, list(&[("b", 1)])).unwrap();
+    world.until("it is called otherwise", |world| ports(world) == ["b@1"]);
+    assert_eq!(health(&world, "b"), Some(Health::Draining));
+    fs::write(&pods, list(&[("b", 2)])).unwrap();
+    world.until("it is another one", |world| ports(world) == ["b@2"]);
+    assert_eq!(health(&world, "b"), Some(Health::Down));
+}
+
+#[test]
+fn who_an_operator_put_in_the_place_of_a_listed_pod_stays_there() {
+    let folder = folder("put_in_place");
+    let path = folder.join("wornpath.yaml");
+    let listen = "listen: {admin: \"127.0.0.1:0\"}\n";
+    fs::write(&path, format!("{listen}{}", list(&[("a", 1)]))).unwrap();
+    let world = World::start(&path);
+    assert_eq!(world.ask("DELETE", "/pods/a", "").0, 200);
+    let operators = r#"{"url": "http://127.0.0.1:2", "name": "a"}"#;
+    assert_eq!(world.ask("POST", "/pods", operators).0, 200);
+    for more in ["", "reveal: pod\n"] {
+        fs::write(&path, format!("{listen}{more}{}", list(&[("a", 1)]))).unwrap();
+        world.around.running.reload().unwrap();
+        assert_eq!(ports(&world), ["a@2"]);
+    }
+    fs::write(&path, format!("{listen}{}", list(&[("a", 3)]))).unwrap();
+    world.around.running.reload().unwrap();
+    assert_eq!(ports(&world), ["a@3"], "there is news of it");
+}
+
+#[test]
 fn a_pod_that_could_not_come_comes_as_soon_as_it_can() {
     let folder = folder("as_soon_as_it_can");
     let (path, pods) = (folder.join("wornpath.yaml"), folder.join("pods.yaml"));

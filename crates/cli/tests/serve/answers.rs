@@ -151,8 +151,30 @@ fn a_client_that_leaves_before_its_answer_begins_is_counted_and_frees_its_pod() 
     let load = format!("wornpath_pod_requests{{pod=\"{}\"}}", engines.engines[0].http);
     eventually("it is under way", || gateway.metric(&load) > 0.0);
     drop(client);
-    eventually("it is counted", || gateway.get("/metrics").text.contains("end=\"client_left\""));
+    let pod = &engines.engines[0].http;
+    let counted = format!("pod=\"{pod}\",status=\"499\",end=\"client_left\"");
+    eventually("it is counted", || gateway.get("/metrics").text.contains(&counted));
     assert_eq!(gateway.metric(&load) as u64, 0);
+}
+
+#[test]
+fn what_a_client_calls_a_model_is_kept_only_if_it_is_one() {
+    let engines = Served::start(&["--model", "m"]);
+    let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
+    let invented = "x".repeat(100_000);
+    for model in [invented.as_str(), "m"] {
+        let body = json!({"model": model, "prompt": "a"});
+        let expected = if model == "m" { 200 } else { 404 };
+        assert_eq!(gateway.post("/v1/completions", &body).status, expected);
+    }
+    let mut models = Vec::new();
+    eventually("both are told", || {
+        let told = gateway.ask("GET", "/decisions", "").json();
+        models =
+            told["decisions"].as_array().unwrap().iter().map(|it| it["model"].clone()).collect();
+        models.len() == 2
+    });
+    assert_eq!(models, ["m", ""]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What clients get when engines fail, each promise by itself.
 
 use crate::gateway::{Gateway, eventually};
+use crate::recorder::Recorder;
 use crate::served::Served;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -118,6 +119,32 @@ fn a_pod_that_is_busy_is_passed_over_and_if_all_are_the_client_is_told_when() {
         assert_eq!((answer.status, answer.header("retry-after")), (status, Some("1")));
         (0..2).for_each(|engine| engines.set_faults(engine, "{}"));
     }
+}
+
+#[test]
+fn a_pod_that_is_busy_and_does_not_say_for_how_long_does_not_draw_all_to_itself() {
+    let (busy, good) = (Recorder::start(), Recorder::start());
+    let pod = |it: &Recorder| format!("{{url: \"http://{}\", model: m}}", it.address);
+    let text = format!(
+        "pods: [{}, {}]\nretries: {{share: 0, per_second: 1}}\nprofiles:\n  idle: {{filter: [healthy, model], score: [least_load], pick: max_score}}\n",
+        pod(&busy),
+        pod(&good)
+    );
+    let gateway = Gateway::configured("faults_busy", &text, 2);
+    busy.refuse("503 Service Unavailable");
+    good.answer_after(Duration::from_millis(30));
+    let body = json!({"model": "m", "prompt": "a"});
+    let refused = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| (0..25).filter(|_| gateway.post(ASK, &body).status != 200).count())
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
+    });
+    // Each of the first few that come at once may find it out for itself.
+    assert!(refused <= 12, "{refused} of 100 were refused, with an idle pod beside");
+    assert!(busy.posted().len() <= 16, "{} went there", busy.posted().len());
 }
 
 #[test]

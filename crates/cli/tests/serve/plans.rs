@@ -140,7 +140,7 @@ fn a_decode_pod_that_fails_before_its_first_byte_is_replaced_while_the_lease_sur
              - {{url: \"http://{}\", role: decode, model: m}}\nprofiles:\n  pair:\n    prepare: [tokenize, block_hash]\n    \
              selectors:\n      prefill: {{filter: [healthy, model], pick: max_score}}\n      decode: {{filter: [healthy, model], pick: round_robin}}\n    \
              workflow:\n      prefill_decode:\n        min_uncached_tokens: 1\n        prefill: {{lease: {lease}}}\n        decode: {{attempts: 2, then: restart}}\n\
-             timeouts: {{first_byte: 800ms}}\n",
+             timeouts: {{first_byte: 800ms, unstreamed: 800ms}}\n",
             prefill.address, bad.engines[0].http, good.address
         );
         let gateway = Gateway::configured("plans_lease", &text, 3);

@@ -1,6 +1,7 @@
 //! A call that gets nowhere is given up: one that finds no connection, and one that never ends.
 
 use crate::gateway::{Gateway, eventually};
+use crate::recorder::Recorder;
 use crate::served::Served;
 use serde_json::json;
 use std::io::{Read, Write};
@@ -112,4 +113,21 @@ fn an_answer_without_end_is_ended_after_the_total_timeout_and_frees_the_engine()
         }
         eventually("the engine has stopped", || running() < 1.0);
     }
+}
+
+#[test]
+fn an_answer_that_is_not_streamed_has_the_time_that_generating_it_takes() {
+    let slow = Recorder::start();
+    let text = format!(
+        "pods: [{{url: \"http://{}\", model: m}}]\ntimeouts: {{first_byte: 300ms, unstreamed: 20s}}\n",
+        slow.address
+    );
+    let gateway = Gateway::configured("timeouts_unstreamed", &text, 1);
+    slow.answer_after(Duration::from_millis(900));
+    let answer = gateway.post(ASK, &json!({"model": "m", "prompt": "a"}));
+    assert_eq!((answer.status, slow.posted().len()), (200, 1), "{}", answer.text);
+    let streamed = gateway.post(ASK, &json!({"model": "m", "prompt": "a", "stream": true}));
+    assert_eq!(streamed.status, 504, "{}", streamed.text);
+    let embedded = gateway.post("/v1/embeddings", &json!({"model": "m", "input": "a"}));
+    assert_eq!(embedded.status, 504, "nothing is generated: {}", embedded.text);
 }

@@ -110,7 +110,12 @@ impl World {
             headers: HeaderMap::new(),
             body: Bytes::from_static(self.body.as_bytes()),
         };
-        let kit = Kit { budget: &self.budget, timeouts: self.timeouts, worker: WorkerNumber(0) };
+        let kit = Kit {
+            budget: &self.budget,
+            timeouts: self.timeouts,
+            whole_answer: None,
+            worker: WorkerNumber(0),
+        };
         execute(plan, &call, &kit, &mut Decider(self)).await
     }
 

@@ -12,6 +12,8 @@ use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
 use crate::settings::KeyDigest;
 use crate::tls::ListenerTls;
 
+const SCHEME: &[u8] = b"Bearer ";
+
 /// Who may operate.
 #[derive(Clone, Copy, Debug)]
 pub enum Access {
@@ -63,7 +65,9 @@ impl Access {
             Self::Certificate => None,
             Self::Token(digest) => {
                 let token = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
-                let token = token.and_then(|value| value.strip_prefix(b"Bearer "));
+                let token = token.and_then(|value| value.split_at_checked(SCHEME.len()));
+                let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME));
+                let token = token.map(|(_, token)| token);
                 let is_known = token.is_some_and(|token| digest.is_of(token));
                 (!is_known).then_some("expected `Authorization: Bearer` and the token")
             }

@@ -51,7 +51,7 @@ pub(super) fn add(call: &Call<'_>) -> Answer {
     }
     // Who was listed or discovered and removed by an operator gives its name and address up.
     running.forget(&pod);
-    running.bring(Bringer::Operator, &pod).map_err(|error| {
+    running.bring(Bringer::Operator, &pod, &[]).map_err(|error| {
         Refusal::new(
             if matches!(error, BringError::Taken(_)) { 409 } else { 422 },
             error.to_string(),
@@ -70,6 +70,7 @@ pub(super) fn remove(call: &Call<'_>) -> Answer {
     } else {
         // A listed or discovered pod stays away until it is added, its entry changes, or the router starts anew.
         for_each_rank(call, |name| running.gateway().remove_pod(name))?;
+        running.tell_changed();
     }
     tracing::info!(pod = name, "removed by an operator");
     Ok(Reply::Json(json!({ "removed": name })))

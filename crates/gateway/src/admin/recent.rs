@@ -3,6 +3,7 @@
 //! Whoever answers clients leaves a record in the next place of a ring and waits for nobody: a place that is
 //! being read is passed over.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,28 +14,53 @@ use wornpath_routing::Name;
 use crate::record::{Observe, Record};
 use crate::seen::CallSeen;
 
-/// How many are remembered.
+/// How many are remembered of each kind.
 const PLACES: usize = 256;
 
-/// The last requests.
+/// The last requests; and apart from them those whose decision was taken down, which are few and would be pushed out
+/// within a second.
+#[derive(Default)]
 pub struct Recent {
-    places: Box<[Mutex<Option<Record>>]>,
+    all: Ring,
+    explained: Ring,
     /// How many there were.
     count: AtomicUsize,
 }
 
-impl Default for Recent {
+struct Ring {
+    places: Box<[Mutex<Option<Numbered>>]>,
+    count: AtomicUsize,
+}
+
+/// A record, and how many there had been before it.
+type Numbered = (usize, Record);
+
+impl Default for Ring {
     fn default() -> Self {
         Self { places: (0..PLACES).map(|_| Mutex::default()).collect(), count: AtomicUsize::new(0) }
     }
 }
 
-impl Observe for Recent {
-    fn ended(&self, record: &Record) {
+impl Ring {
+    fn keep(&self, number: usize, record: &Record) {
         let place = self.count.fetch_add(1, Relaxed) % PLACES;
         if let Ok(mut place) = self.places[place].try_lock() {
-            *place = Some(record.clone());
+            *place = Some((number, record.clone()));
         }
+    }
+
+    fn read(&self, into: &mut Vec<Numbered>) {
+        for place in &self.places {
+            into.extend(place.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        }
+    }
+}
+
+impl Observe for Recent {
+    fn ended(&self, record: &Record) {
+        let number = self.count.fetch_add(1, Relaxed);
+        let ring = if record.seen.is_some() { &self.explained } else { &self.all };
+        ring.keep(number, record);
     }
 }
 
@@ -42,27 +68,37 @@ impl Recent {
     /// The last `most`, the latest first.
     #[must_use]
     pub fn last(&self, most: usize) -> Vec<Arc<Record>> {
-        let count = self.count.load(Relaxed);
-        let places = (0..count.min(PLACES)).map(|back| (count - 1 - back) % PLACES);
-        let read = |place: usize| {
-            let place = self.places[place].lock().unwrap_or_else(PoisonError::into_inner);
-            place.clone().map(Arc::new)
-        };
-        places.filter_map(read).take(most).collect()
+        let mut all = Vec::new();
+        self.all.read(&mut all);
+        self.explained.read(&mut all);
+        all.sort_unstable_by_key(|(number, _)| Reverse(*number));
+        all.truncate(most);
+        all.into_iter().map(|(_, record)| Arc::new(record)).collect()
     }
 
     /// The request that was called so, while it is remembered.
     #[must_use]
     pub fn find(&self, id: &str) -> Option<Arc<Record>> {
-        self.last(PLACES).into_iter().find(|record| record.id == id)
+        self.last(usize::MAX).into_iter().find(|record| record.id == id)
     }
 
     /// Up to `most` that are worth a look, the latest first: those whose decision was taken down and those that
     /// did not go well, and others where there is room.
     pub(super) fn worth_a_look(&self, most: usize) -> Vec<Arc<Record>> {
-        let mut all = self.last(PLACES);
+        let mut all = self.last(usize::MAX);
         let is_told =
             |record: &Record| record.seen.is_some() || record.retries > 0 || record.status >= 400;
+        // What went wrong a thousand times leaves half of the room to what can be explained.
+        let (mut explained, mut wrong) = (0, 0);
+        all.retain(|record| {
+            let (count, most) = match record.seen {
+                Some(_) => (&mut explained, most),
+                None if is_told(record) => (&mut wrong, most.div_ceil(2)),
+                None => return true,
+            };
+            *count += 1;
+            *count <= most
+        });
         let mut room = most.saturating_sub(all.iter().filter(|record| is_told(record)).count());
         all.retain(|record| {
             let is_kept = is_told(record) || room > 0;

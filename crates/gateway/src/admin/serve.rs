@@ -19,12 +19,14 @@ use super::page::protect;
 use super::table::{Found, find};
 use super::{Admin, routes};
 use crate::door;
+use crate::serve::leave_after;
 use routes::{Answer, Call, ROUTES, Refusal, Reply};
 
 /// A request to be explained may be as long as any.
 const MOST_BYTES: usize = 16 << 20;
 const MOST_CONNECTIONS: usize = 64;
 const BODY_WITHIN: Duration = Duration::from_secs(30);
+const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 /// How long to wait when the system gives no more connections.
 const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 
@@ -40,6 +42,8 @@ pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible 
                     tokio::time::sleep(OUT_OF_CONNECTIONS).await;
                     continue;
                 };
+                // Whoever stops reading would keep its place, and a viewer's too.
+                let _ = leave_after(&stream, TAKEN_WITHIN);
                 let tls = admin.running.gateway().settings().tls.admin.clone();
                 let admin = Arc::clone(&admin);
                 let answer = service_fn(move |request| {
@@ -80,6 +84,10 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> Out {
             return shown(Err(Refusal::new(404, message)));
         }
     };
+    if is_public {
+        // Who shows no token is not waited for.
+        return shown((route.answer)(&Call { admin: &admin, name: &name, query: "", body: b"" }));
+    }
     let body = Limited::new(body, MOST_BYTES).collect();
     let body = match tokio::time::timeout(BODY_WITHIN, body).await {
         Ok(Ok(body)) => body.to_bytes(),

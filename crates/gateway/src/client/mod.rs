@@ -18,7 +18,7 @@ use crate::desk::{Dispatcher, Untold, Worker};
 use crate::lobby::Waiter;
 use crate::quota::Turn;
 use crate::record::{Api, Computed, Ended, Record};
-use crate::roster::Roster;
+use crate::roster::{Roster, Seat};
 use crate::seen::{Seen, kept};
 use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
 use crate::state::Readiness;
@@ -43,7 +43,8 @@ use wornpath_execution::{Call, Carried, Edit, Kit, Taken, execute, splice};
 use wornpath_index::Moment;
 use wornpath_routing::queue::Again;
 use wornpath_routing::{
-    Explanation, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan, World,
+    Explanation, Health, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan,
+    World,
 };
 
 /// Where one model is asked for.
@@ -189,9 +190,17 @@ async fn route(
     record.profile.clone_from(name);
     // How much is said once the answer has begun.
     record.predicted_tokens = profile.looks_up().then_some(0);
-    record.model.clone_from(&read.request.model.base);
+    if roster.knows(&read.request.model.base) {
+        record.model.clone_from(&read.request.model.base);
+    }
     record.tenant.clone_from(&read.request.tenant);
-    let context = prepare(worker, profile, (read, length), &mut seen).await?;
+    let is_whole = record.api.generates() && !read.request.is_streamed();
+    let whole_answer = is_whole.then_some(settings.unstreamed);
+    let prepared = prepare(worker, profile, (read, length), &mut seen).await;
+    if prepared.is_err() {
+        record.seen = kept(seen.take());
+    }
+    let context = prepared?;
     record.trail = gateway.tape.trail(profile, &context, arrived);
     let decided = decide(worker, profile, (context, length), &mut seen).await;
     if decided.is_err() {
@@ -199,18 +208,22 @@ async fn route(
     }
     let (context, plan, untold) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
-    let kit = Kit { budget: &gateway.budget, timeouts: settings.timeouts, worker: worker.number };
+    let (budget, timeouts) = (&gateway.budget, settings.timeouts);
+    let kit = Kit { budget, timeouts, whole_answer, worker: worker.number };
     if plan.steps.len() == 1 {
         let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &untold);
-        let handover = None;
+        let (handover, record) = (None, Some(record));
         let mut dispatcher =
-            Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover };
+            Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover, record };
+        dispatcher.goes_to(&plan);
         let carried = untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await;
-        record.seen = kept(dispatcher.seen);
+        if carried.is_err() {
+            dispatcher.goes_nowhere();
+        }
         return Ok((carried?, turn));
     }
     untold.tell(worker);
-    let begun = Begun { plan, call, context, seen, turn };
+    let begun = Begun { plan, call, context, seen, turn, whole_answer };
     let (carried, seen, turn) = Box::pin(several::carry(worker, profile, begun)).await?;
     record.seen = kept(seen);
     Ok((carried?, turn))
@@ -343,7 +356,10 @@ async fn apart<T: Send + 'static>(
 ) -> Result<T, Refusal> {
     let gateway = &worker.gateway;
     let gone = || Refusal::from(Rejection::unavailable("the gateway is ending"));
-    let _permit = gateway.preparers.acquire().await.map_err(|_| gone())?;
+    let preparers = Arc::clone(&gateway.preparers);
+    let permit = preparers.acquire_owned().await.map_err(|_| gone())?;
+    // The work goes on if its client leaves, and only its end makes room.
+    let work = move || (work(), drop(permit)).0;
     aside(gateway.background(), work).await.map_err(|_| gone())
 }
 
@@ -461,12 +477,22 @@ fn computed(roster: &Roster, taken: &Taken) -> Computed {
 fn ready(worker: &Worker) -> Response<Reply> {
     let (status, word) = match worker.gateway.readiness() {
         Readiness::Ready => (200, "ready"),
-        Readiness::Starting => (503, "starting: no pod has answered yet"),
+        Readiness::Starting => (503, none_is_up(&worker.gateway.roster())),
         Readiness::Draining => (503, "draining"),
     };
     let mut response = Response::new(Reply::whole(Bytes::from_static(word.as_bytes())));
     *response.status_mut() = hyper::StatusCode::from_u16(status).unwrap_or_default();
     response
+}
+
+/// Why no pod takes requests.
+fn none_is_up(roster: &Roster) -> &'static str {
+    let is_draining = |seat: &Seat| seat.pod.vitals().health() == Health::Draining;
+    match roster.seats() {
+        [] => "starting: there is no pod",
+        seats if seats.iter().all(is_draining) => "no pod takes requests: all are drained",
+        _ => "starting: no pod has answered yet",
+    }
 }
 
 /// The page of metrics. It looks at every pod, so it is written where it keeps no request waiting.

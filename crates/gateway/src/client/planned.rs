@@ -72,7 +72,9 @@ async fn carry(
     read.request.tenant = tenant.cloned();
     renamed(&read, &mut call, &roster)?;
     salted(record.api, &mut read, &mut call, &settings)?;
-    record.model.clone_from(&read.request.model.base);
+    if roster.knows(&read.request.model.base) {
+        record.model.clone_from(&read.request.model.base);
+    }
     let mut seen = None;
     let context = prepare(worker, profile, (read, length), &mut seen).await?;
     let (context, plan, untold) = decide(worker, profile, (context, length), &mut seen).await?;
@@ -80,9 +82,11 @@ async fn carry(
     record.decided = gateway.now().saturating_sub(arrived);
     // What is not streamed has its first byte when all of it has been computed.
     let timeouts = Timeouts { first_byte: settings.timeouts.total, ..settings.timeouts };
-    let kit = Kit { budget: &gateway.budget, timeouts, worker: worker.number };
+    let (budget, whole_answer) = (&gateway.budget, None);
+    let kit = Kit { budget, timeouts, whole_answer, worker: worker.number };
     let (bytes, roster, untold, handover) = (length.bytes, gateway.roster(), &untold, None);
+    let record = None;
     let mut dispatcher =
-        Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover };
+        Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover, record };
     Ok(untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await?)
 }

@@ -28,6 +28,8 @@ pub(super) struct Begun {
     pub(super) seen: Option<Box<Seen>>,
     /// It stays with the work, whoever waits for it.
     pub(super) turn: Option<Turn>,
+    /// As in [`Kit`].
+    pub(super) whole_answer: Option<Duration>,
 }
 
 /// What came of it.
@@ -43,20 +45,20 @@ pub(super) async fn carry(
     let (client, has_left) = oneshot::channel::<Infallible>();
     let work = tokio::spawn(async move {
         let (worker, profile) = (&*worker, &profile);
-        let (gateway, handover) = (&worker.gateway, Handover::default());
-        let Begun { plan, call, context, seen, turn } = begun;
+        let (gateway, handed) = (&worker.gateway, Handover::default());
+        let Begun { plan, call, context, seen, turn, whole_answer } = begun;
         let (budget, timeouts) = (&gateway.budget, gateway.settings().timeouts);
-        let kit = Kit { budget, timeouts, worker: worker.number };
+        let kit = Kit { budget, timeouts, whole_answer, worker: worker.number };
         let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &Untold::default());
-        let handed = Some(&handover);
+        let (handover, record) = (Some(&handed), None);
         let mut dispatcher =
-            Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover: handed };
+            Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover, record };
         tokio::select! {
             biased;
             carried = execute(plan, &call, &kit, &mut dispatcher) => {
-                Some((carried, dispatcher.seen, turn))
+                Some((carried, dispatcher.seen.take(), turn))
             }
-            () = nobody_needs(has_left, &handover, || gateway.now()) => None,
+            () = nobody_needs(has_left, &handed, || gateway.now()) => None,
         }
     });
     let done = work.await;

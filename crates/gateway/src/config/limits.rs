@@ -27,6 +27,7 @@ pub(super) const LIMITS: &[Parameter] = &[
 pub(super) const TIMEOUTS: &[Parameter] = &[
     Parameter::with_default("connect", Takes::Time, "2s", "Until a connection to a pod stands."),
     Parameter::with_default("first_byte", Takes::Time, "120s", "From sending a request to the first byte of its answer."),
+    Parameter::with_default("unstreamed", Takes::Time, "600s", "The same where the client wants no stream and the answer is generated: its first byte comes when all of it is."),
     Parameter::with_default("between_bytes", Takes::Time, "60s", "Between two pieces of an answer, from the engine or taken by the client."),
     Parameter::with_default("total", Takes::Time, "3600s", "A whole call."),
 ];
@@ -64,7 +65,7 @@ pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Notes) {
     let time = |section: &Section<'_>, key| section.or(key, Duration::ZERO);
     let never_zero: [(&Section<'_>, &[&'static str]); 3] = [
         (&limits, &["head_time", "body_time"]),
-        (&timeouts, &["connect", "first_byte", "between_bytes", "total"]),
+        (&timeouts, &["connect", "first_byte", "unstreamed", "between_bytes", "total"]),
         (&breaker, &["first_pause"]),
     ];
     for (section, keys) in never_zero {
@@ -89,6 +90,7 @@ pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Notes) {
         between_bytes: time(&timeouts, "between_bytes"),
         total: time(&timeouts, "total"),
     };
+    settings.unstreamed = time(&timeouts, "unstreamed");
     settings.retries = BudgetRules {
         share: retries.or("share", 0.0),
         per_second: retries.or("per_second", 0.0),

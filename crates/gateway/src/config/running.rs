@@ -13,6 +13,7 @@ use super::{
 };
 use crate::discovery::{Bringer, Roll, Taken};
 use crate::metrics::{Metrics, Reload};
+use crate::roster::Seat;
 use crate::settings::{Listeners, Settings};
 use crate::state::{ApplyError, Gateway};
 use crate::tls::ListenerTls;
@@ -97,7 +98,7 @@ impl Running {
         on_top: OnTop,
     ) -> Self {
         let roll = Roll::default();
-        roll.relist(config.pods());
+        roll.relist(config.pods(), config.pods());
         let config = Arc::new(config);
         let started = Arc::clone(&config);
         let state = State { config, started, tokenizers, reloads: 0, refused: None };
@@ -179,25 +180,34 @@ impl Running {
         keep_hashes(&self.gateway.settings(), &mut settings);
         keep_doors(&self.gateway.settings().tls, &mut settings.tls);
         keep_closed(&self.gateway.settings(), &mut settings);
-        // A pod that somebody else brought and that is listed now would be there twice.
-        let listed = config.pods();
-        let is_listed = |pod: &PodConfig| listed.iter().any(|known| is_same(known, pod));
-        let adopted: Vec<_> = self.roll.unlisted().into_iter().filter(is_listed).collect();
+        // A pod that somebody else brought and that is listed now would be there twice. Who was put in the place of a
+        // listed one stays there while its entry is as it was.
+        let (listed, before) = (config.pods(), Arc::clone(&state.config));
+        let is_news = |entry: &&PodConfig| !before.pods().contains(entry);
+        let news: Vec<_> = listed.iter().filter(is_news).cloned().collect();
+        let is_adopted = |pod: &PodConfig| news.iter().any(|known| is_same(known, pod));
+        let adopted: Vec<_> = self.roll.unlisted().into_iter().filter(is_adopted).collect();
         let adopted: Vec<_> = adopted.iter().flat_map(PodConfig::settings).collect();
         self.gateway.adopt(settings, &adopted)?;
-        self.roll.relist(listed);
+        self.roll.relist(listed, &news);
         let wants_restart = wants_restart(&state.started, &config);
         state.config = Arc::new(config);
         state.reloads += 1;
-        self.generation.send_modify(|generation| *generation += 1);
+        self.tell_changed();
         Ok(Reloaded { wants_restart })
     }
 
-    /// Takes in a pod that the configuration does not list.
+    /// Takes in a pod that the configuration does not list. If it is among the former, it goes on as it was: drained if
+    /// it was drained.
     ///
     /// # Errors
     /// If another has its name or address, or the index has no room.
-    pub fn bring(&self, bringer: Bringer, pod: &PodConfig) -> Result<(), BringError> {
+    pub fn bring(
+        &self,
+        bringer: Bringer,
+        pod: &PodConfig,
+        former: &[Seat],
+    ) -> Result<(), BringError> {
         let known = self.roll.get(&pod.name);
         self.roll.bring(bringer, pod.clone())?;
         if let Some((_, known)) = known {
@@ -205,7 +215,7 @@ impl Running {
         }
         let ranks = pod.settings();
         for (at, rank) in ranks.iter().enumerate() {
-            if let Err(error) = self.gateway.add_pod(rank.clone()) {
+            if let Err(error) = self.gateway.add_pod_after(rank.clone(), former) {
                 // Only what came with it goes again: whoever has its name may have been there before.
                 for added in &ranks[..at] {
                     self.gateway.remove_pod(added.facts.name.as_str());
@@ -214,7 +224,7 @@ impl Running {
                 return Err(BringError::Refused(error.to_string()));
             }
         }
-        self.generation.send_modify(|generation| *generation += 1);
+        self.tell_changed();
         Ok(())
     }
 
@@ -223,9 +233,14 @@ impl Running {
         let released = self.roll.release(bringer, name);
         if let Some(pod) = &released {
             self.take_out(pod);
-            self.generation.send_modify(|generation| *generation += 1);
+            self.tell_changed();
         }
         released.is_some()
+    }
+
+    /// Tells whoever follows that a pod came or went.
+    pub(crate) fn tell_changed(&self) {
+        self.generation.send_modify(|generation| *generation += 1);
     }
 
     /// Strikes those who have the pod's name or address off the roll, if they are not there any more.

@@ -88,15 +88,18 @@ impl Roll {
         self.pods().get(name).cloned()
     }
 
-    /// The configuration was read again and lists these. What others brought stays, unless it is now listed.
-    pub fn relist(&self, listed: &[PodConfig]) {
+    /// The configuration was read again and lists these. What others brought stays, unless there is news of it among
+    /// them.
+    pub fn relist(&self, listed: &[PodConfig], news: &[PodConfig]) {
+        let is_same = |one: &PodConfig, pod: &PodConfig| one.name == pod.name || one.url == pod.url;
         let mut pods = self.pods();
-        pods.retain(|name, (by, pod)| {
-            let now_listed = listed.iter().any(|other| other.name == *name || other.url == pod.url);
-            *by != Bringer::Listed && !now_listed
+        pods.retain(|_, (by, pod)| {
+            *by != Bringer::Listed && !news.iter().any(|other| is_same(other, pod))
         });
         for pod in listed {
-            pods.insert(pod.name.clone(), (Bringer::Listed, pod.clone()));
+            if !pods.values().any(|(by, other)| *by != Bringer::Listed && is_same(other, pod)) {
+                pods.insert(pod.name.clone(), (Bringer::Listed, pod.clone()));
+            }
         }
     }
 
@@ -144,7 +147,8 @@ mod tests {
     #[test]
     fn nobody_takes_a_pod_that_somebody_else_brought() {
         let roll = Roll::default();
-        roll.relist(&[pod("a", "a:1")]);
+        let listed = [pod("a", "a:1")];
+        roll.relist(&listed, &listed);
         roll.bring(Bringer::Finder(0), pod("b", "b:1")).unwrap();
         roll.bring(Bringer::Finder(0), pod("b", "b:2")).unwrap();
         let taken = roll.bring(Bringer::Operator, pod("b", "c:1")).unwrap_err();
@@ -172,12 +176,27 @@ mod tests {
     #[test]
     fn a_new_list_replaces_the_old_one_and_leaves_the_others() {
         let roll = Roll::default();
-        roll.relist(&[pod("a", "a:1"), pod("b", "b:1")]);
+        let listed = [pod("a", "a:1"), pod("b", "b:1")];
+        roll.relist(&listed, &listed);
         roll.bring(Bringer::Operator, pod("c", "c:1")).unwrap();
         roll.bring(Bringer::Finder(0), pod("d", "d:1")).unwrap();
-        roll.relist(&[pod("b", "b:1"), pod("e", "d:1")]);
+        roll.relist(&[pod("b", "b:1"), pod("e", "d:1")], &[pod("e", "d:1")]);
         assert_eq!(roll.unlisted(), [pod("c", "c:1")], "d is listed under another name now");
         assert_eq!(roll.get("a"), None);
         assert_eq!(roll.get("e").unwrap().0, Bringer::Listed);
+    }
+
+    #[test]
+    fn who_was_put_in_the_place_of_a_listed_pod_stays_until_there_is_news_of_that() {
+        let roll = Roll::default();
+        let listed = [pod("a", "a:1")];
+        roll.relist(&listed, &listed);
+        roll.strike("a");
+        roll.bring(Bringer::Operator, pod("a", "z:1")).unwrap();
+        roll.relist(&listed, &[]);
+        assert_eq!(roll.get("a"), Some((Bringer::Operator, pod("a", "z:1"))));
+        let moved = [pod("a", "a:2")];
+        roll.relist(&moved, &moved);
+        assert_eq!(roll.all(), moved);
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::found::{Changes, Found, Sight};
 use super::roll::Bringer;
 use crate::config::{Beside, BringError, Config, Finder, Look, PodConfig, Running, Watch};
+use crate::roster::Seat;
 
 /// A finder, and what it remembers from one look to the next.
 pub(super) struct Seeker {
@@ -65,13 +66,14 @@ impl Seeker {
     fn settle(&mut self, running: &Running) {
         let came = running.roll().brought_by(self.bringer);
         let Changes { going, coming } = self.found.changes(&came);
+        let former = running.gateway().roster();
         for pod in going {
             running.release(self.bringer, &pod.name);
             tracing::info!(pod = pod.name, url = pod.url, "a pod is no longer found like this");
         }
         let mut refused = BTreeMap::new();
         for pod in coming {
-            let Err(error) = bring(running, self.bringer, &pod) else { continue };
+            let Err(error) = bring(running, self.bringer, &pod, former.seats()) else { continue };
             let reason = error.to_string();
             if self.refused.get(&pod.name) != Some(&reason) {
                 tracing::error!("a pod was found that cannot come, and is tried again: {reason}");
@@ -89,7 +91,12 @@ const fn at_pace(mut finder: Finder, pace: Duration) -> Finder {
 }
 
 /// Brings a pod, or takes it over from a finder that is no more: then nothing that is known of it is lost.
-fn bring(running: &Running, bringer: Bringer, pod: &PodConfig) -> Result<(), BringError> {
+fn bring(
+    running: &Running,
+    bringer: Bringer,
+    pod: &PodConfig,
+    former: &[Seat],
+) -> Result<(), BringError> {
     if running.roll().adopt(bringer, pod) {
         return Ok(());
     }
@@ -98,7 +105,7 @@ fn bring(running: &Running, bringer: Bringer, pod: &PodConfig) -> Result<(), Bri
             running.release(Bringer::FormerFinder, &former.name);
         }
     }
-    running.bring(bringer, pod)?;
+    running.bring(bringer, pod, former)?;
     tracing::info!(pod = pod.name, url = pod.url, "found a pod");
     Ok(())
 }

@@ -127,6 +127,13 @@ pub struct Judge {
     verdict: Verdict,
 }
 
+/// One who judges by what comes after that.
+impl From<Tally> for Judge {
+    fn from(seen: Tally) -> Self {
+        Self { seen, verdict: Verdict::Unknown }
+    }
+}
+
 impl Judge {
     /// Looks at what was counted so far. The new verdict, if it changed.
     pub fn look(&mut self, now: Tally) -> Option<Verdict> {

@@ -19,7 +19,7 @@ pub async fn watch(gateway: Arc<Gateway>, metrics: Arc<Metrics>) {
         tokio::time::sleep(LOOK_EVERY).await;
         // Whether or not anybody reads the page.
         let roster = gateway.roster();
-        metrics.forget(|pod| roster.named(pod.as_str()).is_some());
+        metrics.forget(gateway.now(), |pod| roster.named(pod.as_str()).is_some());
         for (pod, verdict) in metrics.judge() {
             match verdict {
                 Verdict::Optimistic | Verdict::Pessimistic => {

@@ -20,7 +20,7 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     let mut page = Page::default();
     let roster = gateway.roster();
     let pods = roster.fleet().pods();
-    metrics.forget(|name| roster.named(name.as_str()).is_some());
+    metrics.forget(gateway.now(), |name| roster.named(name.as_str()).is_some());
     metrics.counted(&mut page);
     loads(&mut page, pods);
     states(&mut page, pods);
@@ -248,8 +248,9 @@ pub(crate) const fn feed_state(state: FeedState) -> &'static str {
 /// nobody answers.
 pub(crate) fn health(vitals: &Vitals) -> &'static str {
     match (vitals.health(), vitals.breaker()) {
-        (Health::Down, _) | (_, Breaker::Open) => "down",
+        // Whoever drains it may well stop it next, and it gets nothing whether it answers or not.
         (Health::Draining, _) => "draining",
+        (Health::Down, _) | (_, Breaker::Open) => "down",
         (Health::Up, _) => "up",
     }
 }

@@ -17,7 +17,9 @@ mod totals;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
+use wornpath_index::Moment;
 use wornpath_routing::Name;
 
 pub use accuracy::{Judge, Tally, Verdict};
@@ -44,8 +46,10 @@ pub struct Metrics {
     reloads: [AtomicU64; 2],
     /// Pods that should send events and never did.
     silent: Mutex<HashSet<Name>>,
-    /// What was counted for pods that have gone.
+    /// What was counted for pods that have gone and are forgotten.
     gone: Mutex<Figures>,
+    /// Pods that have gone, and maybe come again.
+    past: Mutex<HashMap<Name, Past>>,
     spans: OnceLock<Arc<SpanCounts>>,
 }
 
@@ -64,6 +68,18 @@ struct EndKey {
 struct LineKey {
     profile: Name,
     pod: Option<Name>,
+}
+
+/// How long what was counted for a pod is told after it has gone: longer than anybody waits between two looks at the page.
+const TOLD_AFTERWARDS: Duration = Duration::from_secs(600);
+
+/// A pod that has gone.
+#[derive(Clone, Copy, Default)]
+struct Past {
+    /// Since when, unless there is one of its name again.
+    since: Option<Moment>,
+    /// How often it had answered by then.
+    answers: u64,
 }
 
 type Counter = fn(&Line) -> &AtomicU64;
@@ -145,12 +161,17 @@ impl Metrics {
         add(&self.reloads[reload as usize], 1);
     }
 
-    /// Looks at the predictions of every pod. Those whose verdict changed.
+    /// Looks at the predictions of every pod that is there. Those whose verdict changed.
     pub fn judge(&self) -> Vec<(Name, Verdict)> {
         let mut changed = Vec::new();
         let tallies = self.tallies();
-        let mut judges = self.judges();
+        let (past, mut judges) = (self.past(), self.judges());
         for (pod, tally) in tallies {
+            if past.get(&pod).is_some_and(|past| past.since.is_some()) {
+                // Another of its name would be judged by what comes then.
+                judges.insert(pod, Judge::from(tally));
+                continue;
+            }
             if let Some(verdict) = judges.entry(pod.clone()).or_default().look(tally) {
                 changed.push((pod, verdict));
             }
@@ -180,25 +201,57 @@ impl Metrics {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops what was counted for pods that have gone, so that names that come and go do not add up; but for their sum.
-    pub fn forget(&self, is_there: impl Fn(&Name) -> bool) {
+    /// Drops what was counted for pods that have long gone, so that names that come and go do not add up; but for their
+    /// sum. What ends on a pod after it has gone is told like all else for a while.
+    pub fn forget(&self, now: Moment, is_there: impl Fn(&Name) -> bool) {
         // Nobody else may count the same meanwhile.
         let mut gone = self.gone();
-        self.add_gone(&mut gone, &is_there);
-        self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_there));
-        self.lines.retain(|key| key.pod.as_ref().is_none_or(&is_there));
+        let answers = self.answers_ever();
+        let mut past = self.past();
+        for pod in self.counted_pods() {
+            if is_there(&pod) {
+                past.entry(pod).and_modify(|past| past.since = None);
+            } else {
+                let answers = answers.get(&pod).copied().unwrap_or(0);
+                let since = past.get(&pod).and_then(|past| past.since);
+                past.insert(pod, Past { since: since.or(Some(now)), answers });
+            }
+        }
+        past.retain(|pod, it| {
+            is_there(pod) || it.since.is_some_and(|since| now < since + TOLD_AFTERWARDS)
+        });
+        let is_told = |pod: &Name| is_there(pod) || past.contains_key(pod);
+        self.add_gone(&mut gone, is_told);
+        self.ends.retain(|key| key.pod.as_ref().is_none_or(&is_told));
+        self.lines.retain(|key| key.pod.as_ref().is_none_or(&is_told));
         self.scrapes.retain(&is_there);
-        self.judges().retain(|pod, _| is_there(pod));
+        self.judges().retain(|pod, _| is_told(pod));
         self.silent().retain(&is_there);
     }
 
-    /// How often each pod answered with something that it computed.
+    fn counted_pods(&self) -> HashSet<Name> {
+        let ends = self.ends.all().into_iter().filter_map(|(key, _)| key.pod);
+        ends.chain(self.lines.all().into_iter().filter_map(|(key, _)| key.pod)).collect()
+    }
+
+    fn past(&self) -> MutexGuard<'_, HashMap<Name, Past>> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often each pod answered since it came, with something that it computed.
     fn answers(&self) -> HashMap<Name, u64> {
+        let (mut answers, past) = (self.answers_ever(), self.past());
+        for (pod, count) in &mut answers {
+            *count = count.saturating_sub(past.get(pod).map_or(0, |past| past.answers));
+        }
+        answers
+    }
+
+    /// The same, also by pods of its name that have gone.
+    fn answers_ever(&self) -> HashMap<Name, u64> {
         let mut answers = HashMap::new();
         for (key, count) in self.ends.all() {
-            if let (Some(pod), 200, Api::Chat | Api::Completions | Api::Messages | Api::Responses) =
-                (key.pod, key.status, key.api)
-            {
+            if let (Some(pod), 200, true) = (key.pod, key.status, key.api.generates()) {
                 *answers.entry(pod).or_default() += count.load(Relaxed);
             }
         }

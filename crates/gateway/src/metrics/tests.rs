@@ -109,14 +109,35 @@ fn a_pod_whose_predictions_never_come_true_is_told_once() {
 }
 
 #[test]
-fn what_was_counted_for_a_pod_goes_with_it() {
+fn what_was_counted_for_a_pod_goes_some_time_after_it() {
     let metrics = Metrics::default();
+    let is_told = || page(&metrics).contains("pod=\"a\"");
+    let forget = |seconds| metrics.forget(Duration::from_secs(seconds), |pod| pod.as_str() != "a");
     metrics.ended(&record(Some(64), Some(0)));
     metrics.scraped(&"a".into(), Scrape::Read);
-    assert!(page(&metrics).contains("pod=\"a\""));
-    metrics.forget(|pod| pod.as_str() != "a");
-    assert!(!page(&metrics).contains("pod=\"a\""));
+    forget(100);
+    metrics.ended(&Record { ended: Ended::Broken, ..record(None, None) });
+    forget(699);
+    assert!(is_told() && page(&metrics).contains("end=\"broken\""), "also what ended later");
+    forget(700);
+    assert!(!is_told());
     assert_eq!(metrics.totals().get("a"), None);
-    metrics.forget(|pod| pod.as_str() != "a");
-    assert_eq!((metrics.total().requests, metrics.total().predicted), (1, 64), "once, in the sum");
+    forget(701);
+    assert_eq!((metrics.total().requests, metrics.total().predicted), (2, 64), "once, in the sum");
+}
+
+#[test]
+fn a_pod_is_judged_by_what_it_did_itself_and_not_by_one_of_its_name() {
+    let metrics = Metrics::default();
+    let answers = || (0..30).for_each(|_| metrics.ended(&record(Some(64), Some(0))));
+    answers();
+    metrics.forget(Duration::from_secs(1), |_| false);
+    assert_eq!((metrics.judge(), metrics.answers()[&Name::from("a")]), (vec![], 0));
+    metrics.forget(Duration::from_secs(2), |_| true);
+    assert_eq!((metrics.judge(), metrics.answers()[&Name::from("a")]), (vec![], 0));
+    answers();
+    assert_eq!(metrics.judge(), [(Name::from("a"), Verdict::Optimistic)]);
+    assert_eq!(metrics.answers()[&Name::from("a")], 30);
+    metrics.forget(Duration::from_secs(9000), |_| true);
+    assert_eq!(metrics.totals()["a"].requests, 60);
 }
