@@ -11,6 +11,11 @@ pub(crate) fn check(option: &str, url: &str) -> anyhow::Result<()> {
     bail!("{option} is `{shown}`, and {problem}; write `http://host:port`")
 }
 
+/// Refuses an address with a user or a password, which would be shown, and does not show it.
+pub(crate) fn refuse_user(option: &str, url: &str) -> anyhow::Result<()> {
+    if url.contains('@') { check(option, url) } else { Ok(()) }
+}
+
 /// Refuses an address that only TLS could reach, for commands that do not speak it.
 pub(crate) fn refuse_tls(option: &str, url: &str) -> anyhow::Result<()> {
     ensure!(

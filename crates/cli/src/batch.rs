@@ -2,6 +2,7 @@
 
 mod call;
 
+use crate::unread::Unread;
 use anyhow::{Context, ensure};
 use call::Refused;
 pub(crate) use call::Service;
@@ -91,6 +92,7 @@ async fn answer(
 ) -> anyhow::Result<ExitCode> {
     match command {
         BatchCommand::Submit { file, endpoint, window, identical_once, watch: is_watched } => {
+            let out = &mut Unread(out);
             let uploaded = service.upload(file).await?;
             let mut new = json!({
                 "input_file_id": uploaded["id"],
@@ -129,18 +131,31 @@ async fn answer(
                 after = format!("&after={last}");
             }
         }
-        BatchCommand::Watch { id } => return watch(service, id, out).await,
+        BatchCommand::Watch { id } => return watch(service, named(id)?, out).await,
         BatchCommand::Results { id } => {
+            let id = named(id)?;
             service.copy(&format!("/v1/batches/{id}/results"), out).await?;
         }
         BatchCommand::Cancel { id } => {
+            let id = named(id)?;
             summary(&service.post(&format!("/v1/batches/{id}/cancel"), &Value::Null).await?, out)?;
         }
         BatchCommand::Retry { id } => {
+            let id = named(id)?;
             summary(&service.post(&format!("/v1/batches/{id}/retry"), &Value::Null).await?, out)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A batch by a name that can be one.
+fn named(id: &str) -> anyhow::Result<&str> {
+    let is_plain = |letter: u8| letter.is_ascii_alphanumeric() || b"-_".contains(&letter);
+    ensure!(
+        !id.is_empty() && id.bytes().all(is_plain),
+        "`{id}` is no batch; `wornpath batch list` names them"
+    );
+    Ok(id)
 }
 
 fn is_final(error: &anyhow::Error) -> bool {
@@ -165,7 +180,7 @@ async fn look(service: &Service, id: &str) -> anyhow::Result<Value> {
             Err(error) if is_final(&error) || began.elapsed() > AWAY => return Err(error),
             Err(error) => {
                 if !is_told {
-                    writeln!(std::io::stderr(), "{error}; it is tried for a minute")?;
+                    let _ = writeln!(std::io::stderr(), "{error}; it is tried for a minute");
                 }
                 is_told = true;
                 tokio::time::sleep(LOOK).await;
@@ -176,6 +191,7 @@ async fn look(service: &Service, id: &str) -> anyhow::Result<Value> {
 
 /// Follows a batch to its end.
 async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let out = &mut Unread(out);
     loop {
         let batch = look(service, id).await?;
         let status = batch["status"].as_str().context("the gateway tells no status")?;

@@ -20,10 +20,12 @@ mod run;
 mod serve;
 mod top;
 mod trace;
+mod unread;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
+use unread::{Unread, unread};
 
 /// A request is dozens of allocations of any size, and the system's allocator gives the pages of a large one back
 /// each time: with this one a prompt of 32 KB costs a tenth less.
@@ -80,7 +82,7 @@ fn run() -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     let out = &mut out;
     let result = match command {
-        Command::Batch(arguments) => batch::run(&arguments, &mut Unread(&mut *out)),
+        Command::Batch(arguments) => batch::run(&arguments, out),
         Command::Check(arguments) => check::run(&arguments, &mut Unread(&mut *out)),
         Command::Completions(arguments) => {
             completions::run(&arguments, Arguments::command(), out).map(done)
@@ -99,26 +101,6 @@ fn run() -> anyhow::Result<ExitCode> {
         Command::Trace(arguments) => trace::run(&arguments, out).map(done),
     };
     ignore_closed_pipe(result.and_then(|code| Ok(unread(out.flush(), ()).map(|()| code)?)))
-}
-
-/// Output of a command whose exit code says more than it does: that nobody reads on changes nothing.
-struct Unread<W>(W);
-
-impl<W: Write> Write for Unread<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        unread(self.0.write(bytes), bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        unread(self.0.flush(), ())
-    }
-}
-
-fn unread<T>(result: io::Result<T>, instead: T) -> io::Result<T> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(instead),
-        other => other,
-    }
 }
 
 /// A reader that has seen enough (`wornpath demo | head`) is no failure.

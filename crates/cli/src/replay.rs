@@ -112,12 +112,14 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         std::fs::read_to_string(&arguments.trace).with_context(|| format!("cannot read {file}"))?;
     let trace = Trace::read(&file, &text, arguments.block_size)?;
     let copies = copies(&trace, arguments.copies)?;
-    let copied = trace.clone().cloned(copies, 1);
+    let (requests, cacheable) = {
+        let copied = trace.clone().cloned(copies, 1);
+        let cacheable = copied.ideal_hit_tokens() as f64 / copied.prompt_tokens() as f64;
+        (copied.turns.len(), cacheable)
+    };
     let title = format!(
-        "{}: {} requests, of whose prompts {:.3} could be cached; on {} engines {}, speed {speed}, {} run(s)",
+        "{}: {requests} requests, of whose prompts {cacheable:.3} could be cached; on {} engines {}, speed {speed}, {} run(s)",
         arguments.trace.display(),
-        copied.turns.len(),
-        copied.ideal_hit_tokens() as f64 / copied.prompt_tokens() as f64,
         arguments.pods,
         engine.name(),
         arguments.seeds

@@ -108,7 +108,7 @@ struct Stream {
 
 impl Stream {
     async fn open(url: &str, token: Option<&str>) -> anyhow::Result<Self> {
-        address::check("--admin", url)?;
+        address::refuse_user("--admin", url)?;
         address::refuse_tls("--admin", url)?;
         let uri: Uri =
             url.parse().with_context(|| format!("--admin is `{url}`, which is no URL"))?;
@@ -146,7 +146,7 @@ impl Stream {
             200 => Ok(Self { body: answer.into_body(), read: Vec::new(), _connection: connection }),
             401 if token.is_none() => {
                 bail!(
-                    "{address} wants a token; if it is the admin address and not the clients', give --token or WORNPATH_ADMIN_TOKEN"
+                    "{address} wants a token; give --token or WORNPATH_ADMIN_TOKEN, if it is the admin address and not the clients'"
                 )
             }
             401 => bail!("{address} does not know this token"),

@@ -73,14 +73,13 @@ impl RetryBudget {
         has_one
     }
 
-    /// A retry that was taken could not be made.
+    /// A retry that was taken could not be made: another request may have it.
     pub fn give_back(&self) {
         let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
         saved.retries = (saved.retries + 1.0).min(self.rules.most);
-        self.spent.fetch_sub(1, Relaxed);
     }
 
-    /// Retries that were made.
+    /// Retries that were taken.
     #[must_use]
     pub fn spent(&self) -> u64 {
         self.spent.load(Relaxed)

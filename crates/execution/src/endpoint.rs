@@ -16,7 +16,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use wornpath_index::Moment;
 use wornpath_routing::{Breaker as Seen, Vitals};
@@ -31,6 +31,13 @@ const LONGEST_IDLE: Duration = Duration::from_secs(60);
 
 /// How exactly it is known when an endpoint was last heard.
 const HEARD_STEP_MS: u64 = 50;
+
+/// How long name servers are asked for what is known, and how long that is believed while they do not answer.
+const ASKED_FOR: Duration = Duration::from_millis(500);
+const BELIEVED_FOR: Duration = Duration::from_secs(600);
+
+/// Addresses, and when they were those of a name.
+type Resolved = (Instant, Vec<SocketAddr>);
 
 /// With the time since when, longest first.
 type IdleLines = Vec<(Instant, Line)>;
@@ -70,6 +77,8 @@ pub struct Endpoint {
     /// What its certificate must name, if it is called over TLS.
     server_name: Option<ServerName<'static>>,
     reach: RwLock<Arc<Reach>>,
+    /// How often that was set.
+    rules: AtomicU64,
     breaker: Mutex<Breaker>,
     /// Whether the breaker has anything to forget: if not, a good answer costs one load.
     is_troubled: AtomicBool,
@@ -79,7 +88,7 @@ pub struct Endpoint {
     heard_ms: AtomicU64,
     vitals: Mutex<Vec<Arc<Vitals>>>,
     /// What its name stood for when it was last asked for.
-    resolved: Mutex<Vec<SocketAddr>>,
+    resolved: Mutex<Option<Resolved>>,
     /// For each worker.
     idle: Box<[Mutex<IdleLines>]>,
 }
@@ -108,6 +117,7 @@ impl Endpoint {
         Ok(Self {
             server_name: is_secret.then_some(server_name).transpose()?,
             reach: RwLock::default(),
+            rules: AtomicU64::new(0),
             url: url.trim_end_matches('/').to_owned(),
             address: host.parse::<IpAddr>().ok().map(|host| SocketAddr::new(host, port)),
             host,
@@ -160,7 +170,8 @@ impl Endpoint {
     /// From now on it is called only as `reach` allows.
     pub fn set_reach(&self, reach: &Arc<Reach>) {
         *self.reach.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(reach);
-        // What stands was opened by other rules.
+        self.rules.fetch_add(1, Relaxed);
+        // What stands was opened by other rules, and what is in use will not be kept.
         self.idle.iter().for_each(|idle| lock(idle).clear());
     }
 
@@ -325,19 +336,27 @@ impl Endpoint {
         Ok(Wire::Tls(Box::new(stream)))
     }
 
-    /// What its name stands for. While nobody can say, what it stood for: a name server that fails says nothing about the
-    /// pod.
+    /// What its name stands for. While nobody can say, what it stood for not long ago: a name server that fails says nothing
+    /// about the pod.
     async fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
-        match tokio::net::lookup_host((self.host.as_str(), self.port)).await {
-            Ok(found) => {
-                let found: Vec<_> = found.collect();
-                lock(&self.resolved).clone_from(&found);
+        let is_believed = |(since, _): &Resolved| since.elapsed() < BELIEVED_FOR;
+        let known = lock(&self.resolved).clone().filter(is_believed);
+        let asked = tokio::net::lookup_host((self.host.as_str(), self.port));
+        let found: std::io::Result<Vec<_>> = match &known {
+            None => asked.await.map(Iterator::collect),
+            // By itself the system would wait for longer than a connection may take.
+            Some(_) => match timeout(ASKED_FOR, asked).await {
+                Ok(found) => found.map(Iterator::collect),
+                Err(late) => Err(late.into()),
+            },
+        };
+        match (found, known) {
+            (Ok(found), _) => {
+                *lock(&self.resolved) = Some((Instant::now(), found.clone()));
                 Ok(found)
             }
-            Err(error) => {
-                let known = lock(&self.resolved).clone();
-                if known.is_empty() { Err(error) } else { Ok(known) }
-            }
+            (Err(_), Some((_, known))) => Ok(known),
+            (Err(error), None) => Err(error),
         }
     }
 
@@ -361,9 +380,17 @@ impl Endpoint {
         }
     }
 
+    /// By which rules a connection is opened now.
+    pub(crate) fn rules(&self) -> u64 {
+        self.rules.load(Relaxed)
+    }
+
     pub(crate) fn keep(&self, worker: WorkerNumber, line: Line) {
         let Some(idle) = self.idle.get(worker.0) else { return };
         let (mut idle, now) = (lock(idle), Instant::now());
+        if line.rules != self.rules() {
+            return;
+        }
         let old = idle.partition_point(|(since, _)| now.duration_since(*since) > LONGEST_IDLE);
         idle.drain(..old);
         if idle.len() < MOST_IDLE {
@@ -396,6 +423,21 @@ mod tests {
         assert_eq!(endpoint("http://[::1]:9").unwrap().address, Some("[::1]:9".parse().unwrap()));
         for wrong in ["", "engine:8000", "/path", "http://", "ftp://engine"] {
             assert!(endpoint(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_nobody_knows_any_more_stands_for_what_it_stood_for() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let named = endpoint("http://pod.invalid:80").unwrap();
+        let known = vec![listener.local_addr().unwrap()];
+        *lock(&named.resolved) = Some((Instant::now(), known.clone()));
+        assert_eq!(named.resolve().await.unwrap(), known);
+        assert!(named.connect().await.is_ok());
+        let long_ago = Instant::now().checked_sub(2 * BELIEVED_FOR);
+        if let Some(long_ago) = long_ago {
+            *lock(&named.resolved) = Some((long_ago, known));
+            assert!(named.resolve().await.is_err(), "somebody else may be there by now");
         }
     }
 

@@ -31,6 +31,9 @@ pub enum CallError {
     /// It took too long in total.
     #[error("the answer was not complete within {0:?}")]
     TooLong(Duration),
+    /// The engine was done, or could have been, and whoever reads took too long in total.
+    #[error("the answer was not taken within {0:?}")]
+    Untaken(Duration),
     /// More than a step's answer may have.
     #[error("the answer is longer than {0} bytes")]
     TooLarge(usize),
@@ -66,8 +69,8 @@ impl CallError {
             | Self::Lacks(_)
             | Self::TooLong(_)
             | Self::Status(_) => Verdict::Failed,
-            // A pod that was taken out, a strange body and time that has passed are not its fault.
-            Self::PodGone | Self::Body(_) | Self::Lapsed => Verdict::Neutral,
+            // A pod that was taken out, a strange body, a slow client and time that has passed are not its fault.
+            Self::PodGone | Self::Body(_) | Self::Lapsed | Self::Untaken(_) => Verdict::Neutral,
         }
     }
 
@@ -88,7 +91,7 @@ impl CallError {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Body(_) => StatusCode::BAD_REQUEST,
-            Self::NoFirstByte(_) | Self::Stalled(_) | Self::TooLong(_) => {
+            Self::NoFirstByte(_) | Self::Stalled(_) | Self::TooLong(_) | Self::Untaken(_) => {
                 StatusCode::GATEWAY_TIMEOUT
             }
             _ => StatusCode::BAD_GATEWAY,

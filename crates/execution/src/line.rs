@@ -21,18 +21,20 @@ type Driver = http1::Connection<TokioIo<Wire>, Full<Bytes>>;
 /// A connection.
 pub(crate) struct Line {
     pub(crate) sender: SendRequest<Full<Bytes>>,
+    /// By which of its endpoint's rules it was opened.
+    pub(crate) rules: u64,
     /// None once it has ended. Boxed, because it is large and every request hands it on a dozen times.
     driver: Option<Box<Driver>>,
 }
 
 impl Line {
-    pub(crate) async fn open(wire: Wire) -> hyper::Result<Self> {
+    pub(crate) async fn open(wire: Wire, rules: u64) -> hyper::Result<Self> {
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(MOST_HEAD_BYTES)
             .max_headers(MOST_HEADERS)
             .handshake(TokioIo::new(wire))
             .await?;
-        Ok(Self { sender, driver: Some(Box::new(driver)) })
+        Ok(Self { sender, rules, driver: Some(Box::new(driver)) })
     }
 
     /// Lets the connection read and write what it can.

@@ -155,14 +155,18 @@ impl Reach {
         &self,
         addresses: impl IntoIterator<Item = SocketAddr>,
     ) -> std::io::Result<TcpStream> {
-        let mut failed = None;
-        let mut addresses = addresses.into_iter().peekable();
-        while let Some(address) = addresses.next() {
-            if let Err(forbidden) = self.admit(address.ip()) {
-                let kind = std::io::ErrorKind::PermissionDenied;
-                failed = Some(std::io::Error::new(kind, forbidden));
-                continue;
+        let (mut failed, mut admitted) = (None, Vec::new());
+        for address in addresses {
+            match self.admit(address.ip()) {
+                Ok(()) => admitted.push(address),
+                Err(forbidden) => {
+                    let kind = std::io::ErrorKind::PermissionDenied;
+                    failed = Some(std::io::Error::new(kind, forbidden));
+                }
             }
+        }
+        let mut addresses = admitted.into_iter().peekable();
+        while let Some(address) = addresses.next() {
             let connecting = TcpStream::connect(address);
             // The last one may take as long as there is.
             let connected = match addresses.peek() {

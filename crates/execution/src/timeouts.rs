@@ -63,9 +63,9 @@ impl Watch {
         *self.heard.insert(Instant::now())
     }
 
-    /// Whether the whole call has taken too long by then.
+    /// Whether the whole call has taken too long by then, though nobody waited for the engine.
     pub(crate) fn is_over(&self, now: Instant) -> Option<CallError> {
-        (now >= self.end).then_some(CallError::TooLong(self.timeouts.total))
+        (now >= self.end).then_some(CallError::Untaken(self.timeouts.total))
     }
 
     /// Ready when the call has taken too long. Called only while something is waited for.

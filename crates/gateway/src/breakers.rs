@@ -29,8 +29,12 @@ impl Breakers {
                 (_, Breaker::HalfOpen) => {
                     tracing::info!(%pod, url, "answers again; one request at a time may try it");
                 }
+                // At its limit a pod may rest several times a second.
                 (_, Breaker::Resting) => {
-                    tracing::info!(%pod, url, "is busy, and left alone for as long as it asked");
+                    tracing::debug!(%pod, url, "is busy, and left alone for a while");
+                }
+                (Breaker::Resting, Breaker::Closed) => {
+                    tracing::debug!(%pod, url, "has rested, and takes requests again");
                 }
                 (_, Breaker::Closed) => tracing::info!(%pod, url, "takes requests again"),
             }

@@ -41,6 +41,8 @@ pub struct Roster {
     default: Option<ModelChoice>,
     /// Of those who had not been asked when this roster was made, whether they have been.
     newcomers: Vec<Arc<AtomicBool>>,
+    /// Whether all of them have been.
+    is_acquainted: AtomicBool,
 }
 
 impl Roster {
@@ -68,8 +70,9 @@ impl Roster {
         }
         let is_newcomer = |seat: &&Seat| !seat.is_asked.load(Relaxed);
         let newcomers = seats.iter().filter(is_newcomer);
-        let newcomers = newcomers.map(|seat| Arc::clone(&seat.is_asked)).collect();
-        Self { fleet, seats, names, aliases, default, newcomers }
+        let newcomers = newcomers.map(|seat| Arc::clone(&seat.is_asked)).collect::<Vec<_>>();
+        let is_acquainted = AtomicBool::new(newcomers.is_empty());
+        Self { fleet, seats, names, aliases, default, newcomers, is_acquainted }
     }
 
     /// The pods as decisions see them.
@@ -131,7 +134,11 @@ impl Roster {
 
     /// Whether a model is served by nobody who is up, and may be by somebody who has not been asked yet.
     pub(crate) fn may_yet_serve(&self, name: &str) -> bool {
+        if self.is_acquainted.load(Relaxed) {
+            return false;
+        }
         if self.newcomers.iter().all(|is_asked| is_asked.load(Relaxed)) {
+            self.is_acquainted.store(true, Relaxed);
             return false;
         }
         let base = self.model(name).base;

@@ -127,7 +127,12 @@ pub fn serve(
             tracing::info!("told to end: not ready from now on");
             let drain = gateway.settings().drain;
             gateway.start_draining();
-            tokio::time::sleep(drain.lame_duck).await;
+            // Whoever asks twice does not want to wait.
+            let mut again = pin!(told_to_end());
+            let is_hurried = tokio::select! {
+                () = tokio::time::sleep(drain.lame_duck) => false,
+                _ = &mut again => true,
+            };
             accepting.abort();
             // Nobody is listening any more if all threads have ended.
             let _ = phase.send(Phase::Finishing);
@@ -139,8 +144,8 @@ pub fn serve(
             let finished = async {
                 tokio::select! {
                     () = finished => true,
-                    // Whoever asks twice does not want to wait.
-                    _ = told_to_end() => false,
+                    _ = again, if !is_hurried => false,
+                    () = std::future::ready(()), if is_hurried => false,
                 }
             };
             if !tokio::time::timeout(drain.grace, finished).await.unwrap_or(false) {

@@ -208,8 +208,11 @@ impl Sender {
         if !status.is_success() {
             return Err(format!("it answered {status}"));
         }
-        let said = said.map(|(_, body)| serde_json::from_slice(&body).unwrap_or_default());
-        let partial: Value = said.unwrap_or(Value::Null)["partialSuccess"].take();
+        let said: Value = match &said {
+            Ok((_, body)) => serde_json::from_slice(body).unwrap_or_default(),
+            Err(_) => Value::Null,
+        };
+        let partial = &said["partialSuccess"];
         // A number of 64 bits is a text in JSON by the protocol's rules, and a number by many.
         match partial["rejectedSpans"].to_string().trim_matches('"') {
             "null" | "0" | "" => Ok(()),

@@ -63,7 +63,7 @@ impl std::error::Error for Refused {}
 impl Service {
     /// The gateway that `option` names.
     pub(crate) fn at(option: &str, url: &str, key: Option<&str>) -> anyhow::Result<Self> {
-        address::check(option, url)?;
+        address::refuse_user(option, url)?;
         address::refuse_tls(option, url)?;
         let uri: Uri =
             url.parse().with_context(|| format!("{option} is `{url}`, which is no URL"))?;

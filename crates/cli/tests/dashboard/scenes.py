@@ -58,7 +58,7 @@ def many(admin, control):
         visit.go("index")
         browser.until("prefixes are drawn", lambda: browser.js("document.querySelectorAll('.run').length") > 1)
         assert browser.js("document.querySelectorAll('#holder option').length") == 25, "pods are chosen from a list"
-        browser.js("(field => { field.value = '20'; field.dispatchEvent(new Event('change')); })(document.querySelector('#holder'))")
+        browser.js("(field => { field.value = 'pod-20'; field.dispatchEvent(new Event('change')); })(document.querySelector('#holder'))")
         browser.until("what a dead pod does not hold is dimmed", lambda: browser.js("document.querySelectorAll('.run.off').length") > 0)
         most = browser.js("Math.max(...[...document.querySelectorAll('.run')].map(run => Number(run.style.getPropertyValue('--held'))))")
         assert most == 1, f"what most pods hold has the strongest colour, not {most}"

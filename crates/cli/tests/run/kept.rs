@@ -109,7 +109,7 @@ fn what_became_of_a_run_is_told_also_if_nobody_reads() {
     let engines = Served::start(&["--model", "m"]);
     let bad = json!({"prompt": "a", "model": "other"});
     let job = Job::new("unread", [bad]);
-    let mut child = job.start(&engines, &["--deadline", "1s"]);
+    let mut child = job.start(&engines, &[]);
     drop((child.stdout.take(), child.stderr.take()));
     assert_eq!(child.wait().unwrap().code(), Some(1));
     assert!(job.errors().exists());

@@ -142,9 +142,9 @@ fn a_pod_that_is_busy_and_does_not_say_for_how_long_does_not_draw_all_to_itself(
             .collect();
         clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
     });
-    // Each of the first few that come at once may find it out for itself.
-    assert!(refused <= 12, "{refused} of 100 were refused, with an idle pod beside");
-    assert!(busy.posted().len() <= 16, "{} went there", busy.posted().len());
+    // Those that come at once find it out for themselves each time that it has rested.
+    assert!(refused <= 40, "{refused} of 100 were refused, with an idle pod beside");
+    assert!(busy.posted().len() <= 50, "{} went there", busy.posted().len());
 }
 
 #[test]

@@ -89,15 +89,13 @@ impl Recent {
         let is_told =
             |record: &Record| record.seen.is_some() || record.retries > 0 || record.status >= 400;
         // What went wrong a thousand times leaves half of the room to what can be explained.
-        let (mut explained, mut wrong) = (0, 0);
+        let explained = all.iter().filter(|record| record.seen.is_some()).count();
+        let mut wrong = most - explained.min(most / 2);
         all.retain(|record| {
-            let (count, most) = match record.seen {
-                Some(_) => (&mut explained, most),
-                None if is_told(record) => (&mut wrong, most.div_ceil(2)),
-                None => return true,
-            };
-            *count += 1;
-            *count <= most
+            let is_wrong = record.seen.is_none() && is_told(record);
+            let is_kept = !is_wrong || wrong > 0;
+            wrong = wrong.saturating_sub(usize::from(is_wrong));
+            is_kept
         });
         let mut room = most.saturating_sub(all.iter().filter(|record| is_told(record)).count());
         all.retain(|record| {

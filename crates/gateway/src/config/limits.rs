@@ -27,7 +27,7 @@ pub(super) const LIMITS: &[Parameter] = &[
 pub(super) const TIMEOUTS: &[Parameter] = &[
     Parameter::with_default("connect", Takes::Time, "2s", "Until a connection to a pod stands."),
     Parameter::with_default("first_byte", Takes::Time, "120s", "From sending a request to the first byte of its answer."),
-    Parameter::with_default("unstreamed", Takes::Time, "600s", "The same where the client wants no stream and the answer is generated: its first byte comes when all of it is."),
+    Parameter::with_default("unstreamed", Takes::Time, "600s", "The same where the client wants no stream and the answer is generated: its first byte comes when all of it is. Never less than `first_byte`."),
     Parameter::with_default("between_bytes", Takes::Time, "60s", "Between two pieces of an answer, from the engine or taken by the client."),
     Parameter::with_default("total", Takes::Time, "3600s", "A whole call."),
 ];
@@ -43,7 +43,7 @@ pub(super) const RETRIES: &[Parameter] = &[
 pub(super) const BREAKER: &[Parameter] = &[
     Parameter::with_default("failures", Takes::Whole(1, 1000), "5", "Failures in a row that cut a pod off; one that refuses connections is cut off at once."),
     Parameter::with_default("first_pause", Takes::Time, "100ms", "How long until it is probed; doubled each time, up to a second."),
-    Parameter::with_default("longest_rest", Takes::Time, "10s", "The longest that a busy pod is left alone because it asked for it."),
+    Parameter::with_default("longest_rest", Takes::Time, "10s", "The longest that a busy pod is left alone, whether it asked for it or not."),
 ];
 
 #[rustfmt::skip]
@@ -102,15 +102,22 @@ pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Notes) {
         longest_rest: time(&breaker, "longest_rest"),
     };
     settings.drain = Drain { lame_duck: time(&drain, "lame_duck"), grace: time(&drain, "grace") };
-    whole_is_longest(&timeouts, settings.timeouts, notes);
+    whole_is_longest(&timeouts, (settings.timeouts, settings.unstreamed), notes);
 }
 
 /// A part that may take longer than the whole never ends a call, which whoever wrote it expects.
-fn whole_is_longest(section: &Section<'_>, timeouts: Timeouts, notes: &mut Notes) {
+fn whole_is_longest(
+    section: &Section<'_>,
+    (timeouts, unstreamed): (Timeouts, Duration),
+    notes: &mut Notes,
+) {
     let Timeouts { connect, first_byte, between_bytes, total } = timeouts;
-    for (key, part) in
-        [("connect", connect), ("first_byte", first_byte), ("between_bytes", between_bytes)]
-    {
+    for (key, part) in [
+        ("connect", connect),
+        ("first_byte", first_byte),
+        ("unstreamed", unstreamed),
+        ("between_bytes", between_bytes),
+    ] {
         if part > total && section.node(key).is_some() {
             let message = format!("`{key}` is longer than `total`, so it never ends a call");
             let problem = Problem::new(Kind::Unreachable, section.at(key), message);

@@ -34,6 +34,8 @@ use seeker::Seeker;
 /// is not stay until all others have looked: one of them may find them too.
 pub async fn find_pods(running: Arc<Running>) {
     let (mut seekers, mut count) = (Vec::new(), 0);
+    // Whoever looked before a bug ended that. What they found stays until it can be looked for again.
+    let mut must_see = running.roll().abandon_all();
     loop {
         let config = running.config();
         let (stay, former) = assign(config.finders(), seekers, &mut count);
@@ -42,17 +44,42 @@ pub async fn find_pods(running: Arc<Running>) {
         let (first_look, mut first_looks) = mpsc::channel::<()>(1);
         for seeker in stay {
             let (running, config) = (Arc::clone(&running), Arc::clone(&config));
-            looking.spawn(follow(running, config, seeker, first_look.clone()));
+            looking.spawn(follow((running, config), seeker, first_look.clone(), must_see));
         }
+        must_see = false;
         drop(first_look);
-        // Nothing is ever sent: it ends when everybody who has looked has dropped their end.
-        first_looks.recv().await;
-        // Another configuration ends looks halfway; then those who look by it find what stays.
-        if Arc::ptr_eq(&running.config(), &config) {
-            release_all(&running, Bringer::FormerFinder);
+        let settled = async {
+            // Nothing is ever sent: it ends when everybody who has looked has dropped their end.
+            first_looks.recv().await;
+            // Another configuration ends looks halfway; then those who look by it find what stays.
+            if Arc::ptr_eq(&running.config(), &config) {
+                release_all(&running, Bringer::FormerFinder);
+            }
+        };
+        (seekers, ()) = tokio::join!(until_replaced(&running, &config, &mut looking), settled);
+        seekers.extend(looking.join_all().await);
+    }
+}
+
+/// Waits until another configuration runs; who has ended by then. A finder that breaks off breaks all off, so that all
+/// begin again.
+async fn until_replaced(
+    running: &Running,
+    config: &Arc<Config>,
+    looking: &mut JoinSet<Seeker>,
+) -> Vec<Seeker> {
+    let mut ended = Vec::new();
+    let replaced = replaced(running, config);
+    tokio::pin!(replaced);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut replaced => return ended,
+            Some(joined) = looking.join_next() => match joined {
+                Ok(seeker) => ended.push(seeker),
+                Err(broken) => std::panic::resume_unwind(broken.into_panic()),
+            },
         }
-        replaced(&running, &config).await;
-        seekers = looking.join_all().await;
     }
 }
 
@@ -76,19 +103,22 @@ fn assign(
     (seekers, before)
 }
 
-/// Looks again and again until another configuration runs. `first` is dropped after the first look.
+/// Looks again and again until another configuration runs. `first` is dropped after the first look, or if it must have
+/// seen something once it has.
 async fn follow(
-    running: Arc<Running>,
-    config: Arc<Config>,
+    (running, config): (Arc<Running>, Arc<Config>),
     mut seeker: Seeker,
     first: mpsc::Sender<()>,
+    must_see: bool,
 ) -> Seeker {
     let looks = async {
-        seeker.look(&running).await;
-        drop(first);
+        let mut first = Some(first);
         loop {
-            tokio::time::sleep(seeker.every()).await;
             seeker.look(&running).await;
+            if seeker.has_seen() || !must_see {
+                drop(first.take());
+            }
+            tokio::time::sleep(seeker.every()).await;
         }
     };
     tokio::select! {

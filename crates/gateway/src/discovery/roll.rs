@@ -66,6 +66,13 @@ impl Roll {
         }
     }
 
+    /// No finder looks any more. Whether any had brought something.
+    pub fn abandon_all(&self) -> bool {
+        let mut pods = self.pods();
+        let found = pods.values_mut().filter(|(by, _)| matches!(by, Bringer::Finder(_)));
+        found.map(|(by, _)| *by = Bringer::FormerFinder).count() > 0
+    }
+
     /// Takes over a pod that was abandoned, if it is just as it was. Whether it was.
     pub fn adopt(&self, bringer: Bringer, pod: &PodConfig) -> bool {
         let mut pods = self.pods();

@@ -15,6 +15,7 @@ pub(super) struct Seeker {
     finder: Finder,
     bringer: Bringer,
     found: Found,
+    has_seen: bool,
     file: FileSight,
     /// Why pods could not come the last time, so that each reason is told once and not with every look.
     refused: BTreeMap<String, String>,
@@ -24,7 +25,8 @@ impl Seeker {
     /// One that has found nothing yet. No other has its number.
     pub(super) fn new(number: usize, finder: Finder) -> Self {
         let (found, file, refused) = (Found::default(), FileSight::default(), BTreeMap::new());
-        Self { finder, bringer: Bringer::Finder(number), found, file, refused }
+        let bringer = Bringer::Finder(number);
+        Self { finder, bringer, found, has_seen: false, file, refused }
     }
 
     /// As whom it brings pods.
@@ -59,8 +61,17 @@ impl Seeker {
         };
         if let Some(seen) = seen {
             self.found.look(&seen, sight);
+            self.has_seen = true;
         }
-        self.settle(running);
+        // A look that fails changes nothing, and least of all the first.
+        if self.has_seen {
+            self.settle(running);
+        }
+    }
+
+    /// Whether it ever saw where it looks.
+    pub(super) const fn has_seen(&self) -> bool {
+        self.has_seen
     }
 
     fn settle(&mut self, running: &Running) {

@@ -134,7 +134,7 @@ impl Metrics {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What requests counted so far, by pods that are there.
+    /// What requests counted so far, by pods that are there or have gone not long ago.
     pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals::new();
         for (key, count) in self.ends.all() {

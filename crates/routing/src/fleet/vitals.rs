@@ -32,7 +32,7 @@ pub enum Breaker {
     HalfOpen,
     /// It failed: nobody answers there, or only with errors.
     Open,
-    /// It answered that it is busy, and is left alone for as long as it asked.
+    /// It answered that it is busy, and is left alone for a while.
     Resting,
 }
 

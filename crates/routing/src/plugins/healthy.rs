@@ -52,7 +52,10 @@ pub(super) fn resting(
     let up = of_role.filter(|pod| pod.vitals().health() == Health::Up && could_take(pod));
     let rest = up.filter_map(|pod| pod.vitals().rest(scene.now())).min()?;
     let retry_after = Some(Duration::from_secs(rest.as_millis().div_ceil(1000) as u64));
-    Some(Rejection { retry_after, ..Rejection::busy("all pods are busy and rest, as they asked") })
+    Some(Rejection {
+        retry_after,
+        ..Rejection::busy("all pods are busy and left alone for a while")
+    })
 }
 
 #[inline]
@@ -61,7 +64,7 @@ fn ailment(vitals: &Vitals) -> Option<&'static str> {
         (Health::Down, _) => Some("down"),
         (Health::Draining, _) => Some("draining"),
         (Health::Up, Breaker::Open) => Some("breaker open"),
-        (Health::Up, Breaker::Resting) => Some("resting, as it asked"),
+        (Health::Up, Breaker::Resting) => Some("busy, and left alone for a while"),
         (Health::Up, Breaker::HalfOpen) if vitals.requests() > 0 => {
             Some("breaker half open, and a request is trying")
         }

@@ -128,7 +128,7 @@ fn healthy_drops_what_cannot_answer_and_says_why() {
     let kept = bench.kept("healthy", Bench::request(&[]));
     let dropped = |why: &str| Err(why.to_owned());
     assert_eq!(kept[..3], [dropped("down"), dropped("draining"), dropped("breaker open")]);
-    assert_eq!(kept[3..], [Ok(()), dropped("resting, as it asked"), Ok(())]);
+    assert_eq!(kept[3..], [Ok(()), dropped("busy, and left alone for a while"), Ok(())]);
     let _probe = Reservation::new(bench.pod(3).vitals(), 1, 1);
     assert!(bench.kept("healthy", Bench::request(&[]))[3].is_err(), "one probe at a time");
 }

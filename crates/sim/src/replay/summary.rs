@@ -36,7 +36,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The figures of a trace's records.
+    /// The figures of a trace's records, on so many pods; on as many as got requests if there were more.
     #[must_use]
     pub fn of(trace: &Trace, records: &[Record], pods: usize) -> Self {
         let (mut ttft, mut tpot) = (Vec::new(), Vec::new());
