@@ -238,7 +238,7 @@ fn run(
             let traffic = case.traffic(trace, seed);
             part.disturbance().apply(&mut fleet, &traffic);
             let records = replay(&traffic, (&policy.name, &yaml), &fleet)?;
-            let summary = Summary::of(&traffic, &records);
+            let summary = Summary::of(&traffic, &records, case.pods);
             place.write(&summary)?;
             done.lock().expect("no replay panics")[job] = Some(summary);
         }
