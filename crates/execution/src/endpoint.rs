@@ -169,7 +169,13 @@ impl Endpoint {
 
     /// From now on it is called only as `reach` allows.
     pub fn set_reach(&self, reach: &Arc<Reach>) {
-        *self.reach.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(reach);
+        let before = std::mem::replace(
+            &mut *self.reach.write().unwrap_or_else(PoisonError::into_inner),
+            Arc::clone(reach),
+        );
+        if before.is_same(reach) {
+            return;
+        }
         self.rules.fetch_add(1, Relaxed);
         // What stands was opened by other rules, and what is in use will not be kept.
         self.idle.iter().for_each(|idle| lock(idle).clear());

@@ -150,6 +150,16 @@ impl Reach {
         }
     }
 
+    /// Whether connections that the one allowed are allowed by the other. Certificates are read again to be used.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let is_same_tls = match (&self.tls, &other.tls) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(&one.config, &other.config),
+            _ => false,
+        };
+        is_same_tls && self.allowed == other.allowed
+    }
+
     /// Connects to the first address that may be called and answers.
     pub(crate) async fn connect(
         &self,
