@@ -28,6 +28,10 @@ impl Outside for Anything {
         Some(path.to_owned())
     }
 
+    fn is_folder(&self, _: &Path) -> Option<bool> {
+        None
+    }
+
     fn has_tokenizer(&self, _: &Path) -> bool {
         true
     }

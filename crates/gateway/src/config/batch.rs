@@ -49,7 +49,15 @@ fn kept(section: &Section<'_>, notes: &mut Notes) -> Option<Kept> {
     let (folder, file) =
         (section.maybe::<String>("folder"), section.maybe::<String>("postgres_file"));
     let file = match (folder, file) {
-        (Some(folder), None) => return Some(Kept::Folder(PathBuf::from(folder))),
+        (Some(folder), None) => {
+            if notes.outside.is_folder(Path::new(&folder)) == Some(false) {
+                let message = format!("`folder` of `batch` is `{folder}`, and that is a file");
+                let problem = Problem::new(Kind::BadParameter, section.at("folder"), message);
+                notes.problems.push(problem.cure("name a folder; it is made if it is not there"));
+                return None;
+            }
+            return Some(Kept::Folder(PathBuf::from(folder)));
+        }
         (None, Some(file)) => file,
         (folder, _) => {
             let found = if folder.is_some() { "both" } else { "neither" };

@@ -22,12 +22,15 @@ pub(super) fn checkpoint(root: &Node, notes: &mut Notes) -> Option<CheckpointSet
     let section = Section::of(Some(node), name, CHECKPOINT, &mut notes.problems);
     notes.must_not_be_zero(&section, "every");
     let written: String = section.maybe("file")?;
-    let Some(file) = notes.outside.place(Path::new(&written)) else {
-        let message = format!("`file` of `checkpoint` is `{written}`, and there is no such folder");
+    let is_folder = notes.outside.is_folder(Path::new(&written)) == Some(true);
+    let place = notes.outside.place(Path::new(&written)).filter(|_| !is_folder);
+    let Some(file) = place else {
+        let why = if is_folder { "that is a folder" } else { "there is no such folder" };
+        let message = format!("`file` of `checkpoint` is `{written}`, and {why}");
         let problem = Problem::new(Kind::NotFound, section.at("file"), message);
-        notes
-            .problems
-            .push(problem.cure("make the folder, or give another; paths start beside this file"));
+        notes.problems.push(
+            problem.cure("name a file in a folder that is there; paths start beside this file"),
+        );
         return None;
     };
     Some(CheckpointSettings { file, every: section.or("every", Duration::from_secs(30)) })

@@ -14,6 +14,9 @@ pub trait Outside {
     /// Where a file is or would be, if there is a folder for it.
     fn place(&self, path: &Path) -> Option<PathBuf>;
 
+    /// Whether what is at a path is a folder; none if nothing is there.
+    fn is_folder(&self, path: &Path) -> Option<bool>;
+
     /// Whether there is a folder with a tokenizer.
     fn has_tokenizer(&self, folder: &Path) -> bool;
 }
@@ -45,6 +48,10 @@ impl Outside for Beside {
         let place = self.path(path);
         let folder = place.parent()?;
         (folder.as_os_str().is_empty() || folder.is_dir()).then_some(place)
+    }
+
+    fn is_folder(&self, path: &Path) -> Option<bool> {
+        fs::metadata(self.path(path)).ok().map(|found| found.is_dir())
     }
 
     fn has_tokenizer(&self, folder: &Path) -> bool {
