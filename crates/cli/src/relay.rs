@@ -5,7 +5,9 @@ use clap::Args;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
-use wornpath_events::{Epoch, PodName, Sink, SinkError, ZeroMq, ZmqAddress, relay, without_login};
+use wornpath_events::{
+    Epoch, PodName, RelayNews, Sink, SinkError, ZeroMq, ZmqAddress, relay, without_login,
+};
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
 ///
@@ -120,11 +122,18 @@ impl Carried {
     async fn over<S: Sink>(self, sink: S) {
         let name = self.pod.clone();
         let mut has_left_out = false;
-        let report = move |error: &SinkError| match error {
-            SinkError::Unreachable(_) => eprintln!("{name}: {error}; trying again"),
+        let report = move |news: RelayNews<'_>| match news {
+            RelayNews::EngineHeard => eprintln!("{name}: the engine is heard"),
+            RelayNews::EngineUnheard(why) => {
+                eprintln!("{name}: the engine cannot be heard: {why}; trying again");
+            }
+            RelayNews::Broker(error @ SinkError::Unreachable(_)) => {
+                eprintln!("{name}: {error}; trying again");
+            }
             // Where one is too large others will be, and routers count them.
-            SinkError::TooLarge { .. } if std::mem::replace(&mut has_left_out, true) => {}
-            SinkError::TooLarge { .. } => eprintln!("{name}: {error}"),
+            RelayNews::Broker(SinkError::TooLarge { .. })
+                if std::mem::replace(&mut has_left_out, true) => {}
+            RelayNews::Broker(error) => eprintln!("{name}: {error}"),
         };
         relay(self.transport, sink, self.pod, self.epoch, report).await;
     }

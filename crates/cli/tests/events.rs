@@ -96,6 +96,22 @@ fn a_relay_names_what_is_wrong_with_its_ends() {
     }
 }
 
+#[cfg(feature = "nats")]
+#[test]
+fn a_relay_says_when_its_engine_cannot_be_heard() {
+    let mut relay = Command::new(env!("CARGO_BIN_EXE_wornpath"))
+        .args(["relay", "--from", "pod=zmq://127.0.0.1:1", "--to", "nats://127.0.0.1:1/kv"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(relay.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    relay.kill().unwrap();
+    relay.wait().unwrap();
+    assert!(said.starts_with("pod: the engine cannot be heard: "), "{said}");
+}
+
 #[test]
 fn an_engine_is_verified_by_its_own_answers() {
     let verify = |engine: &served::Served| {

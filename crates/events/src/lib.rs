@@ -45,7 +45,7 @@ pub use pods::{Attached, PodStatus, Pods};
 #[cfg(feature = "grpc")]
 pub use push::message as grpc;
 pub use push::{Access, AccessError, Guests, Push, PushError, PushService, Pushed, TokenDigest};
-pub use relay::{Sink, SinkError, relay};
+pub use relay::{RelayNews, Sink, SinkError, relay};
 pub use said::{Abilities, Ask, Beat, EngineDigest, Epoch, Heading, Said, Via};
 pub use translate::{Names, TranslateError, Translated, Translator};
 pub use transport::{Heard, PodName, Transport};

@@ -43,6 +43,17 @@ pub enum SinkError {
     },
 }
 
+/// What whoever runs a relay should know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RelayNews<'a> {
+    /// The engine can be heard, for the first time or again.
+    EngineHeard,
+    /// It cannot, and why. Told once, until it is heard.
+    EngineUnheard(&'a str),
+    /// The broker does not have something.
+    Broker(&'a SinkError),
+}
+
 /// Takes envelopes.
 pub trait Sink: Send {
     /// The last entry of a pod that the broker has. Connects if needed, and anew after an error.
@@ -82,16 +93,17 @@ const BEAT_EVERY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Relays what `transport` says of one pod, for as long as it is polled. `epoch` should be greater than that of any
-/// relay of this pod before, such as the time, and is made so if the broker knows of a later one; `report` is told why the broker cannot be reached
-/// and what it does not take.
+/// relay of this pod before, such as the time, and is made so if the broker knows of a later one; `report` is told when the engine or the broker cannot be
+/// reached, and what the broker does not take.
 pub async fn relay<T: Transport, S: Sink>(
     mut transport: T,
     sink: S,
     pod: PodName,
     epoch: Epoch,
-    mut report: impl FnMut(&SinkError) + Send,
+    mut report: impl FnMut(RelayNews<'_>) + Send,
 ) -> Infallible {
     let clock = Clock::start();
+    let mut is_heard = None;
     let ordered = Ordered::new(transport.abilities(), epoch);
     let mut line = Line {
         ordered,
@@ -107,6 +119,15 @@ pub async fn relay<T: Transport, S: Sink>(
         tokio::select! {
             heard = transport.next() => {
                 let (Heard::Of(_, said) | Heard::OfAll(said)) = heard;
+                let news = match &said {
+                    Said::Disconnected => RelayNews::EngineUnheard("the connection broke"),
+                    Said::Unreachable(why) => RelayNews::EngineUnheard(why),
+                    _ => RelayNews::EngineHeard,
+                };
+                let hears = news == RelayNews::EngineHeard;
+                if is_heard.replace(hears) != Some(hears) {
+                    report(news);
+                }
                 line.ordered.hear(said, clock.now());
             }
             () = tokio::time::sleep(TICK) => {}
@@ -117,7 +138,7 @@ pub async fn relay<T: Transport, S: Sink>(
         match line.turn(clock.now(), &mut report).await {
             Ok(()) => pause = FIRST_PAUSE,
             Err(error) => {
-                report(&error);
+                report(RelayNews::Broker(&error));
                 line.broken = true;
                 // The engine is not listened to meanwhile; what it says then is replayed.
                 tokio::time::sleep(pause).await;
@@ -147,7 +168,7 @@ impl<S: Sink> Line<S> {
     async fn turn(
         &mut self,
         now: Moment,
-        report: &mut (impl FnMut(&SinkError) + Send),
+        report: &mut (impl FnMut(RelayNews<'_>) + Send),
     ) -> Result<(), SinkError> {
         if !self.met && !self.ordered.is_sure(now) {
             return Ok(());
@@ -193,7 +214,7 @@ impl<S: Sink> Line<S> {
     async fn publish(
         &mut self,
         now: Moment,
-        report: &mut (impl FnMut(&SinkError) + Send),
+        report: &mut (impl FnMut(RelayNews<'_>) + Send),
     ) -> Result<(), SinkError> {
         loop {
             let due = self.ordered.due().take(ON_THEIR_WAY);
@@ -214,7 +235,7 @@ impl<S: Sink> Line<S> {
                 Err(error @ SinkError::TooLarge { at, .. }) => {
                     self.ordered.published(at);
                     self.ordered.leave_out();
-                    report(&error);
+                    report(RelayNews::Broker(&error));
                 }
                 Err(error) => return Err(error),
             }
