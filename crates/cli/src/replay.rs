@@ -12,7 +12,7 @@ use progress::Progress;
 use serde_json::json;
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_routing::{Role, Surroundings};
@@ -134,7 +134,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     let mut first_runs = Vec::new();
     for path in &arguments.profiles {
         let yaml = read(path)?;
-        let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let name = name(path, &arguments.profiles);
         let mut runs = Vec::new();
         for seed in 1..=arguments.seeds {
             let traffic = trace.clone().cloned(copies, seed);
@@ -192,8 +192,19 @@ fn check_outputs(arguments: &ReplayArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a profile is called: its file without the ending, or all of its path where others are called so too.
+fn name(path: &Path, all: &[PathBuf]) -> String {
+    let stem = |path: &Path| path.file_stem().unwrap_or(path.as_os_str()).to_owned();
+    let is_alone = all.iter().filter(|other| stem(other) == stem(path)).count() == 1;
+    if is_alone { stem(path).to_string_lossy().into_owned() } else { path.display().to_string() }
+}
+
 fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<()> {
     let Summary { ttft, tpot, .. } = row;
+    if row.failures == row.requests {
+        // No time is the shortest.
+        return Ok(writeln!(out, "{name:<24} none of {} was answered", row.requests)?);
+    }
     writeln!(
         out,
         "{name:<24} {:>8.0} {:>8.0} {:>9.0}  {:>9.1} {:>10.1}  {:>8.3} {:>8.2}x {:>8}",

@@ -44,7 +44,7 @@ pub(super) struct VerifyArguments {
     #[arg(long)]
     block_size: Option<NonZeroUsize>,
     /// How many prompts to send
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     prompts: u64,
     /// Other prompts for another number
     #[arg(long, default_value_t = 1)]
