@@ -1,6 +1,6 @@
 //! Addresses on the command line: what must not be in one, and what cannot be called.
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use wornpath_gateway::config::authority;
 
 /// Refuses what is no address of an engine, by the rule that configurations have. What an address is called by is seen
@@ -14,15 +14,6 @@ pub(crate) fn check(option: &str, url: &str) -> anyhow::Result<()> {
 /// Refuses an address with a user or a password, which would be shown, and does not show it.
 pub(crate) fn refuse_user(option: &str, url: &str) -> anyhow::Result<()> {
     if url.contains('@') { check(option, url) } else { Ok(()) }
-}
-
-/// Refuses an address that only TLS could reach, for commands that do not speak it.
-pub(crate) fn refuse_tls(option: &str, url: &str) -> anyhow::Result<()> {
-    ensure!(
-        !url.starts_with("https://"),
-        "{option} is `{url}`, and this command speaks without TLS; give an address with http://"
-    );
-    Ok(())
 }
 
 /// Refuses an address to which paths of the interface cannot be added.
@@ -54,7 +45,6 @@ mod tests {
     fn what_cannot_be_called_is_refused_with_the_cure() {
         assert!(said(check("--pod", "http://host/?a=b")).contains("it has a query"));
         assert!(said(check("--pod", "http://host/#a")).contains("it has a query"));
-        assert!(said(refuse_tls("--pod", "https://host")).contains("without TLS"));
         let version = said(refuse_version("--pod", "http://host:8000/v1/"));
         assert!(version.ends_with("give it without: http://host:8000"), "{version}");
         check("--pod", "http://host:8000/models/a/").unwrap();

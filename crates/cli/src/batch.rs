@@ -2,6 +2,7 @@
 
 mod call;
 
+use crate::server::{CertificateArguments, Server};
 use crate::unread::Unread;
 use anyhow::{Context, ensure};
 use call::Refused;
@@ -30,6 +31,8 @@ pub(crate) struct BatchArguments {
     /// Key to show it
     #[arg(long, global = true, env = "WORNPATH_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
+    #[command(flatten)]
+    certificates: CertificateArguments,
 }
 
 #[derive(Subcommand)]
@@ -66,6 +69,11 @@ enum BatchCommand {
         /// Its id
         id: String,
     },
+    /// Print the lines that failed, each with why, once the batch has ended
+    Errors {
+        /// Its id
+        id: String,
+    },
     /// Cancel a batch
     Cancel {
         /// Its id
@@ -81,7 +89,9 @@ enum BatchCommand {
 /// Does what is asked.
 pub(crate) fn run(arguments: &BatchArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let service = Service::at("--gateway", &arguments.gateway, arguments.api_key.as_deref())?;
+    let named = ("--gateway", arguments.gateway.as_str());
+    let server = Server::at("the gateway", named, &arguments.certificates)?;
+    let service = Service::of(server, arguments.api_key.as_deref());
     runtime.block_on(answer(&arguments.command, &service, out))
 }
 
@@ -136,6 +146,17 @@ async fn answer(
             let id = named(id)?;
             service.copy(&format!("/v1/batches/{id}/results"), out).await?;
         }
+        BatchCommand::Errors { id } => {
+            let batch = service.get(&format!("/v1/batches/{}", named(id)?)).await?;
+            if let Some(file) = batch["error_file_id"].as_str() {
+                service.copy(&format!("/v1/files/{file}/content"), out).await?;
+            } else {
+                // Standard output is for the lines.
+                let told = &mut std::io::stderr();
+                let _ = summary(&batch, told).and_then(|()| problems(&batch, told));
+                ensure!(is_ended(&batch), "it has not ended; what failed is told then");
+            }
+        }
         BatchCommand::Cancel { id } => {
             let id = named(id)?;
             summary(&service.post(&format!("/v1/batches/{id}/cancel"), &Value::Null).await?, out)?;
@@ -171,6 +192,11 @@ async fn take_back(service: &Service, uploaded: &Value) {
     }
 }
 
+fn is_ended(batch: &Value) -> bool {
+    let status = batch["status"].as_str().unwrap_or_default();
+    ["completed", "failed", "expired", "cancelled"].contains(&status)
+}
+
 /// Asks how a batch is. The gateway may be away for a while, as when it is started anew.
 async fn look(service: &Service, id: &str) -> anyhow::Result<Value> {
     let (began, mut is_told) = (Instant::now(), false);
@@ -195,21 +221,27 @@ async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Res
     loop {
         let batch = look(service, id).await?;
         let status = batch["status"].as_str().context("the gateway tells no status")?;
-        if ["completed", "failed", "expired", "cancelled"].contains(&status) {
+        if is_ended(&batch) {
             summary(&batch, out)?;
-            for error in batch["errors"]["data"].as_array().into_iter().flatten() {
-                let message = error["message"].as_str().unwrap_or_default();
-                match error["line"].as_u64() {
-                    Some(line) => writeln!(out, "  line {line}: {message}")?,
-                    None => writeln!(out, "  {message}")?,
-                }
-            }
+            problems(&batch, out)?;
             ensure!(status != "failed", "nothing was computed");
             let is_answered = status == "completed" && batch["request_counts"]["failed"] == 0;
             return Ok(if is_answered { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// Why nothing of a batch could be computed.
+fn problems(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {
+    for problem in batch["errors"]["data"].as_array().into_iter().flatten() {
+        let message = problem["message"].as_str().unwrap_or_default();
+        match problem["line"].as_u64() {
+            Some(line) => writeln!(out, "  line {line}: {message}")?,
+            None => writeln!(out, "  {message}")?,
+        }
+    }
+    Ok(())
 }
 
 fn summary(batch: &Value, out: &mut impl Write) -> anyhow::Result<()> {

@@ -18,6 +18,7 @@ mod relay;
 mod replay;
 mod run;
 mod serve;
+mod server;
 mod top;
 mod trace;
 mod unread;

@@ -8,6 +8,7 @@ mod report;
 use crate::engine::profile as engine_profile;
 use crate::numbers;
 use crate::run::PLANNING_MEMORY;
+use crate::server::CertificateArguments;
 use anyhow::{Context, ensure};
 use clap::Args;
 use prompts::Prompts;
@@ -49,6 +50,8 @@ pub(crate) struct PlanArguments {
     /// An engine to plan for, which is asked how large its cache is; may be given again
     #[arg(long = "pod", value_name = "URL", conflicts_with_all = ["pods", "kv_tokens"])]
     pod: Vec<String>,
+    #[command(flatten)]
+    certificates: CertificateArguments,
     /// Engine profile: a built-in name or the path of a JSON file
     #[arg(long, default_value = "8b-h200")]
     engine: String,
@@ -82,7 +85,7 @@ pub(crate) struct PlanArguments {
 pub(crate) fn run(arguments: &PlanArguments, out: &mut impl Write) -> anyhow::Result<()> {
     let mut engines =
         Engines { engine: engine_profile(&arguments.engine)?, kv_tokens: arguments.kv_tokens };
-    let asked = asked::ask(&arguments.pod, arguments.block_size)?;
+    let asked = asked::ask(&arguments.pod, &arguments.certificates, arguments.block_size)?;
     // Plans are for equal engines: the smallest cache counts.
     engines.kv_tokens = asked.iter().filter_map(|pod| pod.kv_tokens).min().or(engines.kv_tokens);
     if let Some(page) = &arguments.html {

@@ -8,6 +8,7 @@ use crate::numbers;
 use crate::run::order::put_in_order;
 use crate::run::progress::Display;
 use crate::run::setting_out::{Start, Trip, paths, set_out};
+use crate::server::CertificateArguments;
 use anyhow::Context;
 use clap::Args;
 use std::io::Write;
@@ -89,6 +90,8 @@ pub(crate) struct RunArguments {
     /// Key that engines want to see
     #[arg(long, env = "WORNPATH_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
+    #[command(flatten)]
+    certificates: CertificateArguments,
     /// Give up when no engine can be reached for this time
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
     give_up_after: Duration,
@@ -208,7 +211,7 @@ async fn drive(
     let channels = (wishes, progress);
     let mut running =
         tokio::spawn(wornpath_jobs::run(conductor, work, Arc::new(pods), results, channels));
-    let display = tokio::spawn(Display::start(seen.clone()).show());
+    let display = tokio::spawn(Display::start(seen.clone(), arguments.pods.clone()).show());
     let early = tokio::select! {
         finished = &mut running => {
             display.abort();
@@ -222,6 +225,9 @@ async fn drive(
     wish.send_replace(Wish::Stop);
     let finished = running.await?.context(CANNOT_GO_ON)?;
     display.abort();
+    if let (Early::NoPods, Some((pod, why))) = (early, finished.progress.trouble) {
+        let _ = writeln!(std::io::stderr(), "{}: {why}", arguments.pods[pod]);
+    }
     if let Some(why) = finished.progress.blocked {
         let _ = writeln!(std::io::stderr(), "the last answers were not kept: {why}");
     }

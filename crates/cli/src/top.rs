@@ -4,20 +4,18 @@ mod screen;
 mod table;
 mod words;
 
-use crate::address;
+use crate::server::{CertificateArguments, Server};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use http_body_util::{BodyExt, Empty};
+use hyper::Request;
 use hyper::body::{Bytes, Incoming};
-use hyper::{Request, Uri};
-use hyper_util::rt::TokioIo;
 use screen::{Paint, Screen};
 use serde_json::Value;
+use std::io::ErrorKind::ConnectionRefused;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 /// How long the admin plane may be silent: it speaks once a second.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,6 +44,8 @@ pub(crate) struct TopArguments {
     /// Its token, if it has one
     #[arg(long, env = "WORNPATH_ADMIN_TOKEN", hide_env_values = true)]
     token: Option<String>,
+    #[command(flatten)]
+    certificates: CertificateArguments,
     /// Show it once, as plain text, and end
     #[arg(long)]
     once: bool,
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &TopArguments, out: &mut impl Write) -> anyhow::Res
     ensure!(arguments.once || is_terminal, "the output is no terminal; use --once to look once");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut stream = Stream::open(&arguments.admin, arguments.token.as_deref()).await?;
+        let mut stream = Stream::open(arguments).await?;
         if arguments.once {
             return once(&mut stream, out).await;
         }
@@ -107,41 +107,26 @@ struct Stream {
 }
 
 impl Stream {
-    async fn open(url: &str, token: Option<&str>) -> anyhow::Result<Self> {
-        address::refuse_user("--admin", url)?;
-        address::refuse_tls("--admin", url)?;
-        let uri: Uri =
-            url.parse().with_context(|| format!("--admin is `{url}`, which is no URL"))?;
-        let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
-        let authority = authority
-            .with_context(|| format!("--admin is `{url}`; write it like http://127.0.0.1:8081"))?;
-        let address = match authority.port_u16() {
-            Some(_) => authority.to_string(),
-            None => format!("{authority}:80"),
-        };
-        let silent = || format!("the admin plane at {address} does not answer");
-        let connecting = timeout(PATIENCE, TcpStream::connect(&address)).await;
-        let stream = connecting.with_context(silent)?.with_context(|| {
-            format!(
-                "cannot reach the admin plane at {address}; was the router started with --admin?"
-            )
-        })?;
-        let (mut sender, driver) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        let mut connection = JoinSet::new();
-        connection.spawn(async move {
-            // What goes wrong is told to whoever waits for the answer.
-            let _ = driver.await;
-        });
-        let mut request = Request::get("/live").header("host", authority.as_str());
+    async fn open(arguments: &TopArguments) -> anyhow::Result<Self> {
+        let named = ("--admin", arguments.admin.as_str());
+        let server = Server::at("the admin plane", named, &arguments.certificates)?;
+        let (address, token) = (server.address(), arguments.token.as_deref());
+        let mut request = Request::get("/live").header("host", server.authority());
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         let request = request.body(Empty::<Bytes>::new());
         let request = request
             .context("--token has a character that no header may have, such as a line's end")?;
+        let mut connection = JoinSet::new();
         let answer =
-            timeout(PATIENCE, sender.send_request(request)).await.with_context(silent)??;
+            server.send(request, Some(PATIENCE), &mut connection).await.map_err(|error| {
+                let is_refused = |cause: &std::io::Error| cause.kind() == ConnectionRefused;
+                match error.root_cause().downcast_ref().is_some_and(is_refused) {
+                    true => error.context("nobody is there; was the router started with --admin?"),
+                    false => error,
+                }
+            })?;
         match answer.status().as_u16() {
             200 => Ok(Self { body: answer.into_body(), read: Vec::new(), _connection: connection }),
             401 if token.is_none() => {

@@ -2,6 +2,7 @@
 
 use crate::batch::Service;
 use crate::replay::duration;
+use crate::server::{CertificateArguments, Server};
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use serde::Deserialize;
@@ -42,6 +43,8 @@ struct RecordArguments {
     /// The token of the admin plane, if it has one
     #[arg(long, env = "WORNPATH_ADMIN_TOKEN", hide_env_values = true)]
     token: Option<String>,
+    #[command(flatten)]
+    certificates: CertificateArguments,
     /// End after so long, like 90s; else at ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
@@ -75,7 +78,9 @@ struct Taken {
 /// Records.
 pub(crate) fn run(arguments: &TraceArguments, out: &mut impl Write) -> anyhow::Result<()> {
     let TraceCommand::Record(arguments) = &arguments.command;
-    let service = Service::at("--admin", &arguments.admin, arguments.token.as_deref())?;
+    let named = ("--admin", arguments.admin.as_str());
+    let server = Server::at("the admin plane", named, &arguments.certificates)?;
+    let service = Service::of(server, arguments.token.as_deref());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Asked once before the file is made: a gateway that cannot be reached leaves none behind.

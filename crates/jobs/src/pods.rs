@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_execution::{
-    AddressError, Answer, BreakerRules, CallError, Endpoint, Timeouts, WorkerNumber, call, splice,
+    AddressError, Answer, BreakerRules, CallError, Endpoint, Reach, Timeouts, WorkerNumber, call,
+    splice,
 };
 use wornpath_planner::Vitals;
 
@@ -43,17 +44,19 @@ impl std::fmt::Debug for Pods {
 }
 
 impl Pods {
-    /// Pods at these addresses.
+    /// Pods at these addresses, called as `reach` allows.
     ///
     /// # Errors
-    /// If one of them is no address.
+    /// If one of them is no address, or must not be called.
     pub fn at(
         urls: &[String],
+        reach: Reach,
         timeouts: Timeouts,
         authorization: Option<HeaderValue>,
         read_vitals: ReadVitals,
     ) -> Result<Self, AddressError> {
-        let endpoint = |url: &String| Endpoint::new(url, BreakerRules::default(), 1).map(Arc::new);
+        let (reach, rules) = (Arc::new(reach), BreakerRules::default());
+        let endpoint = |url: &String| Endpoint::new(url, rules, 1)?.within(&reach).map(Arc::new);
         let endpoints = urls.iter().map(endpoint).collect::<Result<_, _>>()?;
         Ok(Self { endpoints, timeouts, authorization, read_vitals })
     }

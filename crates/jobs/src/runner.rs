@@ -71,6 +71,8 @@ pub struct Progress {
     pub in_flight: usize,
     /// Pods that do not answer.
     pub gone: usize,
+    /// The pod that was last without an answer, and why.
+    pub trouble: Option<(usize, String)>,
     /// Why nothing is read or written at the moment; at the end, why the last answers were not.
     pub blocked: Option<String>,
 }
@@ -266,6 +268,10 @@ impl<E: Engines> Runner<E> {
         match news {
             News::Prefilled(job) => self.conductor.prefilled(job),
             News::Ended(order, owner, came) => {
+                if let Err(trouble @ (Trouble::Unreachable(_) | Trouble::Broken(_))) = &came {
+                    let trouble = Some((order.pod, trouble.to_string()));
+                    self.progress.send_modify(|progress| progress.trouble = trouble);
+                }
                 if self.conductor.ended(order, Meaning::of(&came), now) == Fate::Publish {
                     self.unwritten.fetch_add(1, Relaxed);
                     // Only a writer that has failed does not listen, and then the run ends.

@@ -1,14 +1,12 @@
 //! Calls to a gateway's Files and Batches interface.
 
-use crate::address;
 use crate::input;
+use crate::server::Server;
 use anyhow::{Context, ensure};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::http::uri::Authority;
-use hyper::{Method, Request, Response, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
+use hyper::{Method, Request, Response, StatusCode};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,12 +14,9 @@ use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context as Waking, Poll};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 const BOUNDARY: &str = "wornpath-6f1d0c52b7";
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// For the head of the answer to anything but an upload.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// More than any question has, and less than a file that takes long.
@@ -30,9 +25,9 @@ const SHORT: u64 = 1 << 20;
 /// Bytes of a file that are read at once.
 const PIECE: usize = 256 << 10;
 
-/// A gateway.
+/// Who answers questions in JSON: a gateway, its admin plane, an engine.
 pub(crate) struct Service {
-    authority: String,
+    server: Server,
     authorization: Option<String>,
 }
 
@@ -61,21 +56,9 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Service {
-    /// The gateway that `option` names.
-    pub(crate) fn at(option: &str, url: &str, key: Option<&str>) -> anyhow::Result<Self> {
-        address::refuse_user(option, url)?;
-        address::refuse_tls(option, url)?;
-        let uri: Uri =
-            url.parse().with_context(|| format!("{option} is `{url}`, which is no URL"))?;
-        let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
-        let authority = authority
-            .with_context(|| format!("{option} is `{url}`; write it like http://host:8080"))?;
-        ensure!(
-            matches!(uri.path(), "" | "/") && uri.query().is_none(),
-            "{option} is `{url}`; a gateway is reached at its host alone, without a path: http://{authority}"
-        );
-        let authorization = key.map(|key| format!("Bearer {key}"));
-        Ok(Self { authority: authority.to_string(), authorization })
+    /// The one at `server`, which is shown `key`.
+    pub(crate) fn of(server: Server, key: Option<&str>) -> Self {
+        Self { server, authorization: key.map(|key| format!("Bearer {key}")) }
     }
 
     pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Value> {
@@ -156,22 +139,8 @@ impl Service {
         (kind, body): (&str, Sent),
         connection: &mut JoinSet<()>,
     ) -> anyhow::Result<Response<Incoming>> {
-        let authority = &self.authority;
-        let has_port = authority.parse::<Authority>().is_ok_and(|it| it.port().is_some());
-        let address = if has_port { authority.clone() } else { format!("{authority}:80") };
-        let silent = || format!("the gateway at {address} does not answer");
-        let stream = timeout(CONNECT_WITHIN, TcpStream::connect(&address))
-            .await
-            .with_context(silent)?
-            .with_context(|| format!("cannot reach the gateway at {address}"))?;
-        let (mut sender, driver) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        connection.spawn(async move {
-            // What goes wrong is told to whoever waits for the response.
-            let _ = driver.await;
-        });
         let mut request =
-            Request::builder().method(method).uri(path).header("host", authority.as_str());
+            Request::builder().method(method).uri(path).header("host", self.server.authority());
         if !kind.is_empty() {
             request = request.header("content-type", kind);
         }
@@ -180,11 +149,8 @@ impl Service {
         }
         // What is uploaded takes as long as it takes.
         let is_short = body.size_hint().upper().is_some_and(|bytes| bytes < SHORT);
-        let answer = sender.send_request(request.body(body)?);
-        if !is_short {
-            return Ok(answer.await?);
-        }
-        Ok(timeout(ANSWER_WITHIN, answer).await.with_context(silent)??)
+        let within = is_short.then_some(ANSWER_WITHIN);
+        self.server.send(request.body(body)?, within, connection).await
     }
 }
 

@@ -5,6 +5,7 @@ use super::fleet::ENGINE;
 use super::gateway::Served;
 use super::workload::sessions;
 use crate::batch::Service;
+use crate::server::{CertificateArguments, Server};
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -21,7 +22,9 @@ pub(super) async fn play(
     seed: u64,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let service = Service::at("the demo", &format!("http://{}", served.client), None)?;
+    let named = ("the demo", &*format!("http://{}", served.client));
+    let server = Server::at("the gateway", named, &CertificateArguments::default())?;
+    let service = Service::of(server, None);
     let input = folder.join("requests.jsonl");
     std::fs::write(&input, lines(seed))?;
     let file = service.upload(&input).await?;

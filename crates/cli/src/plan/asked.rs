@@ -1,6 +1,7 @@
 //! What engines say of their caches when they are asked.
 
 use crate::batch::Service;
+use crate::server::{CertificateArguments, Server};
 use anyhow::{Context, ensure};
 use std::num::NonZeroUsize;
 
@@ -22,7 +23,11 @@ impl Asked {
 }
 
 /// Asks engines at these addresses. Blocks must have the size that prompts are cut into.
-pub(super) fn ask(urls: &[String], block_size: NonZeroUsize) -> anyhow::Result<Vec<Asked>> {
+pub(super) fn ask(
+    urls: &[String],
+    certificates: &CertificateArguments,
+    block_size: NonZeroUsize,
+) -> anyhow::Result<Vec<Asked>> {
     if urls.is_empty() {
         return Ok(Vec::new());
     }
@@ -30,7 +35,10 @@ pub(super) fn ask(urls: &[String], block_size: NonZeroUsize) -> anyhow::Result<V
     let one = |url: &String| {
         let mut page = Vec::new();
         runtime
-            .block_on(async { Service::at("--pod", url, None)?.copy("/metrics", &mut page).await })
+            .block_on(async {
+                let server = Server::at("the engine", ("--pod", url), certificates)?;
+                Service::of(server, None).copy("/metrics", &mut page).await
+            })
             .with_context(|| format!("--pod {url} cannot be asked"))?;
         let Some((blocks, size)) = cache(&String::from_utf8_lossy(&page)) else {
             return Ok(Asked { url: url.clone(), kv_tokens: None });

@@ -12,14 +12,16 @@ const BAR: usize = 24;
 /// Shows progress.
 pub(super) struct Display {
     seen: watch::Receiver<Progress>,
+    /// Addresses of the engines.
+    pods: Vec<String>,
     started: Instant,
     /// Lines that were there before this run.
     before: Option<u32>,
 }
 
 impl Display {
-    pub(super) fn start(seen: watch::Receiver<Progress>) -> Self {
-        Self { seen, started: Instant::now(), before: None }
+    pub(super) fn start(seen: watch::Receiver<Progress>, pods: Vec<String>) -> Self {
+        Self { seen, pods, started: Instant::now(), before: None }
     }
 
     /// Shows until it is dropped.
@@ -47,12 +49,14 @@ impl Display {
     async fn tell(mut self) {
         let (mut is_lost_told, mut is_blocked_told) = (false, false);
         loop {
-            let Progress { gone, blocked, .. } = self.seen.borrow_and_update().clone();
+            let Progress { gone, blocked, trouble, .. } = self.seen.borrow_and_update().clone();
             if gone > 0 && !is_lost_told {
                 is_lost_told = true;
+                let why = trouble
+                    .map_or_else(String::new, |(pod, why)| format!(" ({}: {why})", self.pods[pod]));
                 let _ = writeln!(
                     stderr(),
-                    "engines lost: {gone}; they are asked again until they answer"
+                    "engines lost: {gone}{why}; they are asked again until they answer"
                 );
             }
             if let Some(why) = blocked

@@ -12,7 +12,7 @@ use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wornpath_blocks::HashKey;
-use wornpath_execution::Timeouts;
+use wornpath_execution::{Reach, Timeouts};
 use wornpath_gateway::discovery::read as read_metrics;
 use wornpath_jobs::{
     Conductor, Copies, Form, Identical, InputFile, InputMark, Intake, IntakeError, IntakeRules,
@@ -150,9 +150,10 @@ fn pods(arguments: &RunArguments) -> anyhow::Result<Pods> {
     for (at, url) in arguments.pods.iter().enumerate() {
         ensure!(!arguments.pods[..at].contains(url), "--pod {url} is given twice; give it once");
         address::check("--pod", url)?;
-        address::refuse_tls("--pod", url)?;
         address::refuse_version("--pod", url)?;
+        arguments.certificates.read_for("--pod", url)?;
     }
+    let reach = Reach { allowed: None, tls: arguments.certificates.read()? };
     let key = arguments.api_key.as_ref().map(|key| {
         let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
             .context("--api-key has characters that no header can have")?;
@@ -162,7 +163,7 @@ fn pods(arguments: &RunArguments) -> anyhow::Result<Pods> {
     // Batches are patient: what counts is that answers come at all.
     let patient =
         Timeouts { first_byte: std::time::Duration::from_secs(3_600), ..Timeouts::default() };
-    Ok(Pods::at(&arguments.pods, patient, key.transpose()?, vitals)?)
+    Ok(Pods::at(&arguments.pods, reach, patient, key.transpose()?, vitals)?)
 }
 
 fn vitals(page: &str) -> Option<Vitals> {

@@ -30,7 +30,7 @@ fn a_gateway_with_a_path_is_refused_and_not_called_without_it() {
         assert!(said.contains("without a path: http://127.0.0.1:1"), "{said}");
     }
     let said = refused(&["list", "--gateway", "https://127.0.0.1:1"]);
-    assert!(said.contains("speaks without TLS"), "{said}");
+    assert!(said.contains("say with --ca FILE whose signature"), "{said}");
     let said = refused(&["list", "--gateway", "http://127.0.0.1:1/"]);
     assert!(said.contains("cannot reach the gateway"), "{said}");
 }
@@ -124,4 +124,31 @@ fn what_was_uploaded_for_a_refused_batch_is_deleted() {
     assert!(text(&output.stderr).contains("no such window"), "{output:?}");
     let expected = ["POST /v1/files", "POST /v1/batches", "DELETE /v1/files/file-1"];
     assert_eq!(asked.join().unwrap(), expected);
+}
+
+#[test]
+fn lines_that_failed_are_printed_with_why_once_the_batch_has_ended() {
+    const ENDED: &str =
+        r#"{"status":"completed","error_file_id":"file-2","request_counts":{"failed":1}}"#;
+    const NOTHING: &str = r#"{"status":"completed","request_counts":{"failed":0}}"#;
+    const RUNNING: &str = r#"{"status":"in_progress","request_counts":{"failed":1}}"#;
+    const WRONG: &str = r#"{"status":"failed","errors":{"data":[{"line":3,"message":"no body"}]}}"#;
+    let (url, asked) = gateway(&[(200, ENDED), (200, "{\"custom_id\":\"a\"}\n")]);
+    let output = batch(&url, &["errors", "batch-1"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stdout), "{\"custom_id\":\"a\"}\n");
+    assert_eq!(asked.join().unwrap(), ["GET /v1/batches/batch-1", "GET /v1/files/file-2/content"]);
+    let cases: [(&[_], bool, &str); 3] = [
+        (&[(200, NOTHING)], true, "completed"),
+        (&[(200, RUNNING)], false, "it has not ended"),
+        (&[(200, WRONG)], true, "line 3: no body"),
+    ];
+    for (answers, is_done, told) in cases {
+        let (url, asked) = gateway(answers);
+        let output = batch(&url, &["errors", "batch-1"]);
+        assert_eq!(output.status.success(), is_done, "{output:?}");
+        assert!(text(&output.stderr).contains(told), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        assert_eq!(asked.join().unwrap().len(), 1);
+    }
 }

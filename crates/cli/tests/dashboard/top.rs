@@ -47,7 +47,7 @@ fn whoever_cannot_watch_is_told_why() {
         (&["--once", "--admin", &admin, "--token", "wrong"], "does not know this token"),
         (&["--once", "--admin", &client], "is it the admin address"),
         (&["--once", "--admin", "http://127.0.0.1:9"], "cannot reach the admin plane"),
-        (&["--once", "--admin", "127.0.0.1:9"], "write it like http://127.0.0.1:8081"),
+        (&["--once", "--admin", "127.0.0.1:9"], "write it like http://127.0.0.1:9"),
     ] {
         let output = top(arguments);
         assert!(!output.status.success(), "{arguments:?}");

@@ -139,7 +139,7 @@ fn what_cannot_be_run_is_said_before_anything_is_sent() {
     assert!(output.error.contains("a user or a password"), "{output:?}");
     assert!(!output.error.contains("private"), "{output:?}");
     let output = other.run_at(&["https://engine"], &["--resume"]);
-    assert!(output.error.contains("speaks without TLS"), "{output:?}");
+    assert!(output.error.contains("say with --ca FILE whose signature"), "{output:?}");
     let output = other.run_at(&["http://engine:8000/v1"], &["--resume"]);
     assert!(output.error.contains("give it without: http://engine:8000\n"), "{output:?}");
 }

@@ -33,5 +33,6 @@ mod siege;
 mod sockets;
 mod timeouts;
 mod tls;
+mod tls_commands;
 mod traces;
 mod unheard;

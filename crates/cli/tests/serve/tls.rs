@@ -27,12 +27,12 @@ pub(crate) fn authority(name: &str) -> Authority {
 }
 
 /// A certificate and its key, both as PEM.
-struct Pair {
+pub(crate) struct Pair {
     certificate: String,
     key: String,
 }
 
-fn signed(by: &Authority, name: &str, last_year: i32) -> Pair {
+pub(crate) fn signed(by: &Authority, name: &str, last_year: i32) -> Pair {
     let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
     params.not_before = date_time_ymd(2020, 1, 1);
     params.not_after = date_time_ymd(last_year, 1, 1);
@@ -50,7 +50,7 @@ impl Pair {
         PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap()
     }
 
-    fn write(&self, folder: &Path, name: &str) {
+    pub(crate) fn write(&self, folder: &Path, name: &str) {
         fs::write(folder.join(format!("{name}.pem")), &self.certificate).unwrap();
         fs::write(folder.join(format!("{name}.key")), &self.key).unwrap();
     }

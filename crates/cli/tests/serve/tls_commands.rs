@@ -1,0 +1,91 @@
+//! The commands that call a gateway, over TLS.
+
+use crate::gateway::Gateway;
+use crate::served::Served;
+use crate::tls::{authority, signed, workshop};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Whether a command succeeded, and all that it said.
+fn command(folder: &Path, arguments: &[&str]) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
+    let output = command.current_dir(folder).args(arguments).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
+    let (ours, foreign) = (authority("ours"), authority("foreign"));
+    let folder = workshop("commands", &ours);
+    signed(&ours, "127.0.0.1", 2100).write(&folder, "server");
+    signed(&ours, "operator", 2100).write(&folder, "operator");
+    fs::write(folder.join("foreign.pem"), foreign.pem()).unwrap();
+    fs::write(folder.join("lines.jsonl"), "{\"prompt\": \"a\", \"max_tokens\": 1}\n").unwrap();
+    let engines = Served::start(&["--model", "m"]);
+    let tls = "tls: {certificate: server.pem, key: server.key, client_ca: ca.pem}";
+    let text = format!(
+        "listen:\n  client: {{address: \"127.0.0.1:0\", {tls}}}\n  admin: {{address: \"127.0.0.1:0\", {tls}}}\n\
+         pods: [{{url: \"http://{}\"}}]\n",
+        engines.engines[0].http
+    );
+    let path = folder.join("wornpath.yaml");
+    fs::write(&path, text).unwrap();
+    let batches = folder.join("batches");
+    let gateway = Gateway::start(
+        &[
+            "-c",
+            path.to_str().unwrap(),
+            "--admin",
+            "127.0.0.1:0",
+            "--batches",
+            batches.to_str().unwrap(),
+        ],
+        1,
+    );
+    let client = format!("https://{}", gateway.address);
+    let admin = format!("https://{}", gateway.admin.as_ref().unwrap());
+    let (list, top) =
+        (["batch", "list", "--gateway", &client], ["top", "--once", "--admin", &admin]);
+    let run = ["run", "lines.jsonl", "-o", "out.jsonl", "--resume", "--pod", &client];
+    let record = ["trace", "record", "trace.jsonl", "--for", "1s", "--admin", &admin];
+    let shown = ["--certificate", "operator.pem", "--key", "operator.key"];
+    for called in [&list[..], &top, &[&run[..], &["--give-up-after", "1s"]].concat(), &record] {
+        let with = |more: &[&[&str]]| command(&folder, &[called, &more.concat()].concat());
+        let untrusted = with(&[&["--ca", "foreign.pem"], &shown]);
+        assert!(!untrusted.0 && untrusted.1.contains("UnknownIssuer"), "{called:?}: {untrusted:?}");
+        let unknown = with(&[]);
+        assert!(!unknown.0 && unknown.1.contains("say with --ca FILE"), "{called:?}: {unknown:?}");
+        // A run would send its lines until they have failed.
+        if called[0] != "run" {
+            let unshown = with(&[&["--ca", "ca.pem"]]);
+            let is_told = unshown.1.contains("CertificateRequired");
+            assert!(!unshown.0 && is_told, "{called:?}: {unshown:?}");
+        }
+    }
+    let known = [&["--ca", "ca.pem"][..], &shown].concat();
+    let (is_done, said) = command(&folder, &[&list[..], &known].concat());
+    assert!(is_done, "{said}");
+    let (is_done, said) = command(&folder, &[&top[..], &known].concat());
+    assert!(is_done && said.contains("1 pod"), "{said}");
+    let (is_done, said) = command(&folder, &[&run[..], &known].concat());
+    assert!(is_done, "{said}");
+    assert_eq!(fs::read_to_string(folder.join("out.jsonl")).unwrap().lines().count(), 1);
+    // It was reached, and there was nothing to record.
+    let (_, said) = command(&folder, &[&record[..], &known].concat());
+    assert!(said.contains("recording to trace.jsonl"), "{said}");
+    for (half, told) in [
+        (&["--certificate", "operator.pem"][..], "belong together"),
+        (&["--key", "operator.key"], "belong together"),
+        (&shown, "needs --ca too"),
+        (&["--ca", "none.pem"], "--ca: cannot read none.pem"),
+        (&["--ca", "operator.key"], "there is no certificate in it"),
+    ] {
+        let (is_done, said) = command(&folder, &[&list[..], half].concat());
+        assert!(!is_done && said.contains(told), "{half:?}: {said}");
+    }
+    let plain = format!("http://{}", gateway.address);
+    let (is_done, said) = command(&folder, &["batch", "list", "--gateway", &plain]);
+    assert!(!is_done && said.contains("if it speaks TLS, write https://"), "{said}");
+}
