@@ -2,7 +2,7 @@
 
 mod call;
 
-use crate::server::{CertificateArguments, Server};
+use crate::server::{CertificateArguments, Server, is_distrust};
 use crate::unread::Unread;
 use anyhow::{Context, ensure};
 use call::Refused;
@@ -180,7 +180,7 @@ fn named(id: &str) -> anyhow::Result<&str> {
 }
 
 fn is_final(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(Refused::is_final)
+    error.downcast_ref().is_some_and(Refused::is_final) || is_distrust(error)
 }
 
 /// Deletes a file that no batch has come of.
@@ -206,7 +206,7 @@ async fn look(service: &Service, id: &str) -> anyhow::Result<Value> {
             Err(error) if is_final(&error) || began.elapsed() > AWAY => return Err(error),
             Err(error) => {
                 if !is_told {
-                    let _ = writeln!(std::io::stderr(), "{error}; it is tried for a minute");
+                    let _ = writeln!(std::io::stderr(), "{error:#}; it is tried for a minute");
                 }
                 is_told = true;
                 tokio::time::sleep(LOOK).await;

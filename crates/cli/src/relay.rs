@@ -123,7 +123,7 @@ impl Carried {
         let name = self.pod.clone();
         let mut has_left_out = false;
         let report = move |news: RelayNews<'_>| match news {
-            RelayNews::EngineHeard => eprintln!("{name}: the engine is heard"),
+            RelayNews::EngineHeard => eprintln!("{name}: the engine can be heard"),
             RelayNews::EngineUnheard(why) => {
                 eprintln!("{name}: the engine cannot be heard: {why}; trying again");
             }

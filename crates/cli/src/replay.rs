@@ -201,8 +201,7 @@ fn name(path: &Path, all: &[PathBuf]) -> String {
 
 fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<()> {
     let Summary { ttft, tpot, .. } = row;
-    if row.failures == row.requests {
-        // No time is the shortest.
+    if !row.is_answered() {
         return Ok(writeln!(out, "{name:<24} none of {} was answered", row.requests)?);
     }
     writeln!(
@@ -213,9 +212,12 @@ fn print_row(name: &str, row: &Summary, out: &mut impl Write) -> anyhow::Result<
     Ok(())
 }
 
-/// The mean of each figure, and all failures.
+/// The mean of each figure over the runs that have them, and all failures.
 fn mean(runs: &[Summary]) -> Summary {
-    let of = |figure: fn(&Summary) -> f64| runs.iter().map(figure).sum::<f64>() / runs.len() as f64;
+    let of = |figure: fn(&Summary) -> f64| {
+        let answered: Vec<_> = runs.iter().filter(|run| run.is_answered()).map(figure).collect();
+        answered.iter().sum::<f64>() / answered.len().max(1) as f64
+    };
     Summary {
         requests: runs.iter().map(|run| run.requests).sum(),
         failures: runs.iter().map(|run| run.failures).sum(),
@@ -248,4 +250,18 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
     let seconds: f64 = number.parse().map_err(|_| wrong())?;
     Duration::try_from_secs_f64(seconds * unit).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles_are_called_by_their_files_unless_two_are_called_so() {
+        let all = ["a/one.yaml", "b/one.yaml", "two.yaml"].map(PathBuf::from);
+        assert_eq!(
+            all.each_ref().map(|path| name(path, &all)),
+            ["a/one.yaml", "b/one.yaml", "two"]
+        );
+    }
 }

@@ -225,6 +225,8 @@ async fn drive(
     wish.send_replace(Wish::Stop);
     let finished = running.await?.context(CANNOT_GO_ON)?;
     display.abort();
+    // Its line is finished before anything else is said.
+    let _ = display.await;
     if let (Early::NoPods, Some((pod, why))) = (early, finished.progress.trouble) {
         let _ = writeln!(std::io::stderr(), "{}: {why}", arguments.pods[pod]);
     }

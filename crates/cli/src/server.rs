@@ -1,4 +1,4 @@
-//! The other end of a client's command: a gateway or its admin plane, with or without TLS.
+//! The other end of a client's command, with or without TLS: a gateway, its admin plane, an engine.
 
 use crate::address;
 use anyhow::{Context, bail, ensure};
@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use wornpath_execution::PodTls;
+use wornpath_execution::{PodTls, tls_error};
 use wornpath_gateway::tls::{Identity, TlsError, pod_tls, roots};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -37,7 +37,7 @@ pub(crate) struct CertificateArguments {
 
 impl CertificateArguments {
     /// What the files come to, if there are any.
-    pub(crate) fn read(&self) -> anyhow::Result<Option<PodTls>> {
+    fn read(&self) -> anyhow::Result<Option<PodTls>> {
         let own = match (&self.certificate, &self.key) {
             (None, None) => None,
             (Some(chain), Some(key)) => Some(Identity::new(
@@ -53,14 +53,16 @@ impl CertificateArguments {
         Ok(Some(pod_tls(read("--ca", ca, roots)?, own, None).context("--certificate and --key")?))
     }
 
-    /// The same, where `url` may need it.
+    /// How whoever is at `url` is recognised; not at all where that address does not ask for it.
     pub(crate) fn read_for(&self, option: &str, url: &str) -> anyhow::Result<Option<PodTls>> {
+        if !url.starts_with("https://") {
+            return Ok(None);
+        }
         let tls = self.read()?;
-        ensure!(
-            tls.is_some() || !url.starts_with("https://"),
-            "{option} is `{url}`; say with --ca FILE whose signature its certificate has"
-        );
-        Ok(tls)
+        let untold = || {
+            format!("{option} is `{url}`; say with --ca FILE whose signature its certificate has")
+        };
+        Ok(Some(tls.with_context(untold)?))
     }
 }
 
@@ -76,7 +78,7 @@ fn read<T>(
     of_text(&text).with_context(|| format!("{option} is {name}, and it cannot be used"))
 }
 
-/// A gateway or its admin plane.
+/// Who is called.
 pub(crate) struct Server {
     /// What it is called where it does not answer.
     who: &'static str,
@@ -105,15 +107,15 @@ impl Server {
             matches!(uri.path(), "" | "/") && uri.query().is_none(),
             "{option} is `{url}`; {who} is reached at its host alone, without a path: {scheme}://{authority}"
         );
-        let is_secret = scheme == "https";
-        let tls = certificates.read_for(option, url)?.filter(|_| is_secret);
-        let tls = tls.map(|tls| {
+        // The last word on what is an address: a port that is none, a scheme in capitals.
+        address::check(option, url)?;
+        let tls = certificates.read_for(option, url)?.map(|tls| {
             let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
             let name = ServerName::try_from(host)
                 .with_context(|| format!("{option} is `{url}`, whose host no certificate names"))?;
             anyhow::Ok((TlsConnector::from(tls.config), name))
         });
-        let port = uri.port_u16().unwrap_or(if is_secret { 443 } else { 80 });
+        let port = uri.port_u16().unwrap_or(if tls.is_some() { 443 } else { 80 });
         Ok(Self {
             who,
             authority: authority.to_string(),
@@ -152,10 +154,23 @@ impl Server {
             None => answering.await,
             Some(time) => timeout(time, answering).await.with_context(silent)?,
         };
-        answer.with_context(|| {
-            let cure = if self.tls.is_none() { "; if it speaks TLS, write https://" } else { "" };
-            format!("{who} at {address} did not answer in HTTP{cure}")
+        answer.map_err(|error| {
+            let told = match tls_error(&error) {
+                Some(rustls::Error::AlertReceived(_)) => self.distrusted(),
+                _ if error.is_user() => format!("what {who} was to be sent could not be"),
+                _ if error.is_parse() && self.tls.is_none() => {
+                    format!("{who} at {address} did not answer in HTTP; if it speaks TLS, write https://")
+                }
+                _ if error.is_parse() => format!("{who} at {address} did not answer in HTTP"),
+                _ => format!("{who} at {address} broke off"),
+            };
+            anyhow::Error::new(error).context(told)
         })
+    }
+
+    fn distrusted(&self) -> String {
+        let Self { who, address, .. } = self;
+        format!("{who} at {address} does not trust us; it may want another --certificate and --key")
     }
 
     async fn connect<B>(&self, connection: &mut JoinSet<()>) -> anyhow::Result<SendRequest<B>>
@@ -169,10 +184,24 @@ impl Server {
         let Some((connector, name)) = &self.tls else {
             return begin(stream, connection).await;
         };
-        let stream = connector.connect(name.clone(), stream).await;
-        let stream = stream.with_context(|| format!("{who} at {address} is not trusted"))?;
+        let stream = connector.connect(name.clone(), stream).await.map_err(|error| {
+            let told = match tls_error(&error) {
+                Some(rustls::Error::InvalidCertificate(_)) => {
+                    format!("{who} at {address} is not trusted")
+                }
+                Some(rustls::Error::AlertReceived(_)) => self.distrusted(),
+                _ => format!("no TLS with {who} at {address}; if it speaks without, write http://"),
+            };
+            anyhow::Error::new(error).context(told)
+        })?;
         begin(stream, connection).await
     }
+}
+
+/// Whether it would come to the same if it were tried again: one of both sides does not trust the other.
+pub(crate) fn is_distrust(error: &anyhow::Error) -> bool {
+    use rustls::Error::{AlertReceived, InvalidCertificate};
+    matches!(tls_error(error.as_ref()), Some(AlertReceived(_) | InvalidCertificate(_)))
 }
 
 async fn begin<B>(

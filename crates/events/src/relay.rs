@@ -48,7 +48,7 @@ pub enum SinkError {
 pub enum RelayNews<'a> {
     /// The engine can be heard, for the first time or again.
     EngineHeard,
-    /// It cannot, and why. Told once, until it is heard.
+    /// It cannot, and why; told for each new reason.
     EngineUnheard(&'a str),
     /// The broker does not have something.
     Broker(&'a SinkError),
@@ -93,8 +93,8 @@ const BEAT_EVERY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Relays what `transport` says of one pod, for as long as it is polled. `epoch` should be greater than that of any
-/// relay of this pod before, such as the time, and is made so if the broker knows of a later one; `report` is told when the engine or the broker cannot be
-/// reached, and what the broker does not take.
+/// relay of this pod before, such as the time, and is made so if the broker knows of a later one; `report` is told when
+/// the engine or the broker cannot be reached, and what the broker does not take.
 pub async fn relay<T: Transport, S: Sink>(
     mut transport: T,
     sink: S,
@@ -103,7 +103,7 @@ pub async fn relay<T: Transport, S: Sink>(
     mut report: impl FnMut(RelayNews<'_>) + Send,
 ) -> Infallible {
     let clock = Clock::start();
-    let mut is_heard = None;
+    let mut is_heard = false;
     let ordered = Ordered::new(transport.abilities(), epoch);
     let mut line = Line {
         ordered,
@@ -119,14 +119,20 @@ pub async fn relay<T: Transport, S: Sink>(
         tokio::select! {
             heard = transport.next() => {
                 let (Heard::Of(_, said) | Heard::OfAll(said)) = heard;
-                let news = match &said {
-                    Said::Disconnected => RelayNews::EngineUnheard("the connection broke"),
-                    Said::Unreachable(why) => RelayNews::EngineUnheard(why),
-                    _ => RelayNews::EngineHeard,
-                };
-                let hears = news == RelayNews::EngineHeard;
-                if is_heard.replace(hears) != Some(hears) {
-                    report(news);
+                match &said {
+                    Said::Unreachable(why) => {
+                        is_heard = false;
+                        report(RelayNews::EngineUnheard(why));
+                    }
+                    Said::Disconnected if is_heard => {
+                        is_heard = false;
+                        report(RelayNews::EngineUnheard("the connection broke"));
+                    }
+                    Said::Connected if !is_heard => {
+                        is_heard = true;
+                        report(RelayNews::EngineHeard);
+                    }
+                    _ => {}
                 }
                 line.ordered.hear(said, clock.now());
             }

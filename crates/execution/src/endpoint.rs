@@ -173,7 +173,8 @@ impl Endpoint {
             &mut *self.reach.write().unwrap_or_else(PoisonError::into_inner),
             Arc::clone(reach),
         );
-        if before.is_same(reach) {
+        let is_same_tls = self.server_name.is_none() || before.has_tls_of(reach);
+        if is_same_tls && before.allowed == reach.allowed {
             return;
         }
         self.rules.fetch_add(1, Relaxed);

@@ -17,7 +17,7 @@ pub enum CallError {
     #[error("no connection within {0:?}")]
     ConnectTimeout(Duration),
     /// The connection broke, or what came over it is not HTTP.
-    #[error("the connection broke: {0}")]
+    #[error("the connection broke: {}", with_causes(.0))]
     Broken(hyper::Error),
     /// Nothing came.
     #[error("no answer within {0:?}")]
@@ -86,6 +86,19 @@ impl CallError {
         matches!(self, Self::Body(_))
     }
 
+    /// Whether nobody there has read what was sent: there was no connection, or TLS was ended by the other side, as by
+    /// one who wants another certificate.
+    #[must_use]
+    pub fn is_unread(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::ConnectTimeout(_) => true,
+            Self::Broken(error) => {
+                matches!(tls_error(error), Some(rustls::Error::AlertReceived(_)))
+            }
+            _ => false,
+        }
+    }
+
     /// The status that tells a client best.
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -97,6 +110,19 @@ impl CallError {
             _ => StatusCode::BAD_GATEWAY,
         }
     }
+}
+
+/// What an error says, and what those say that caused it.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// What went wrong with TLS, if that is what lies behind an error.
+#[must_use]
+pub fn tls_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    let of_this = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    of_this.and_then(|inner| inner.downcast_ref()).or_else(|| error.source().and_then(tls_error))
 }
 
 /// Whether it is this process that has nothing left to connect with: descriptors, ports or memory.

@@ -34,7 +34,7 @@ pub use dispatch::{Call, Called, Carried, Dispatch, Kit, Taken, Target};
 pub use endpoint::{AddressError, Endpoint, WorkerNumber};
 pub use exchange::call;
 pub use execute::execute;
-pub use failure::{CallError, Failure};
+pub use failure::{CallError, Failure, tls_error};
 pub use pulse::beat;
 pub use reach::{AddressRange, Forbidden, PodTls, RangeError, Reach};
 pub use splice::{Edit, NotAnObject, field, splice};

@@ -150,14 +150,13 @@ impl Reach {
         }
     }
 
-    /// Whether connections that the one allowed are allowed by the other. Certificates are read again to be used.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let is_same_tls = match (&self.tls, &other.tls) {
+    /// Whether pods are recognised by the very same certificates. Those that were read again may be others.
+    pub(crate) fn has_tls_of(&self, other: &Self) -> bool {
+        match (&self.tls, &other.tls) {
             (None, None) => true,
             (Some(one), Some(other)) => Arc::ptr_eq(&one.config, &other.config),
             _ => false,
-        };
-        is_same_tls && self.allowed == other.allowed
+        }
     }
 
     /// Connects to the first address that may be called and answers.

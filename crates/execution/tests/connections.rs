@@ -102,14 +102,21 @@ async fn a_connection_in_use_is_not_kept_if_its_rules_change() {
     assert!(is_closed(&mut stream).await);
 }
 
-#[tokio::test(start_paused = true)]
+/// Lets time pass, in which nobody waits for anything.
+async fn later(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
 async fn what_nobody_uses_is_closed_after_a_minute() {
     let (listener, endpoint) = engine().await;
     let mut stream = over_a_new_one(&listener, WHOLE, ask_whole(&endpoint)).await;
-    tokio::time::advance(Duration::from_secs(59)).await;
+    later(Duration::from_secs(59)).await;
     endpoint.close_unused();
     tokio::join!(answer(&mut stream, WHOLE), ask_whole(&endpoint));
-    tokio::time::advance(Duration::from_secs(61)).await;
+    later(Duration::from_secs(61)).await;
     endpoint.close_unused();
     assert!(is_closed(&mut stream).await);
 }
@@ -139,7 +146,6 @@ async fn an_answer_that_breaks_off_with_its_first_bytes_has_not_begun() {
         told = &mut asking => panic!("{told:?}"),
         () = cut => {}
     }
-    std::thread::sleep(Duration::from_millis(50));
     let told = asking.await;
     assert!(matches!(&told, Err(CallError::Broken(_))), "{told:?}");
 }

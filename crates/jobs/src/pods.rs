@@ -137,11 +137,9 @@ impl Engines for Pods {
 }
 
 fn trouble(error: &CallError) -> Trouble {
-    match error {
-        CallError::Connect(_) | CallError::ConnectTimeout(_) => {
-            Trouble::Unreachable(error.to_string())
-        }
-        _ => Trouble::Broken(error.to_string()),
+    match error.is_unread() {
+        true => Trouble::Unreachable(error.to_string()),
+        false => Trouble::Broken(error.to_string()),
     }
 }
 

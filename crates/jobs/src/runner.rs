@@ -71,7 +71,7 @@ pub struct Progress {
     pub in_flight: usize,
     /// Pods that do not answer.
     pub gone: usize,
-    /// The pod that was last without an answer, and why.
+    /// The pod that was lost last, and why.
     pub trouble: Option<(usize, String)>,
     /// Why nothing is read or written at the moment; at the end, why the last answers were not.
     pub blocked: Option<String>,
@@ -268,11 +268,16 @@ impl<E: Engines> Runner<E> {
         match news {
             News::Prefilled(job) => self.conductor.prefilled(job),
             News::Ended(order, owner, came) => {
-                if let Err(trouble @ (Trouble::Unreachable(_) | Trouble::Broken(_))) = &came {
-                    let trouble = Some((order.pod, trouble.to_string()));
-                    self.progress.send_modify(|progress| progress.trouble = trouble);
+                let before = self.conductor.gone().count();
+                let fate = self.conductor.ended(order, Meaning::of(&came), now);
+                if self.conductor.gone().count() > before {
+                    let why = match &came {
+                        Ok(reply) => format!("it answered {}", reply.status),
+                        Err(trouble) => trouble.to_string(),
+                    };
+                    self.progress.send_modify(|progress| progress.trouble = Some((order.pod, why)));
                 }
-                if self.conductor.ended(order, Meaning::of(&came), now) == Fate::Publish {
+                if fate == Fate::Publish {
                     self.unwritten.fetch_add(1, Relaxed);
                     // Only a writer that has failed does not listen, and then the run ends.
                     let _ = self.records.send(owner.record(&came));

@@ -29,10 +29,14 @@ impl Display {
         if !stderr().is_terminal() {
             return self.tell().await;
         }
-        let mut ticks = interval(PERIOD);
+        let (mut ticks, mut is_lost_told) = (interval(PERIOD), false);
         loop {
             ticks.tick().await;
             let progress = self.seen.borrow().clone();
+            if progress.gone > 0 && !is_lost_told {
+                is_lost_told = true;
+                let _ = writeln!(stderr(), "\r\x1b[2K{}", self.lost(&progress));
+            }
             if progress.counts.total == 0 {
                 continue;
             }
@@ -45,21 +49,23 @@ impl Display {
         }
     }
 
+    fn lost(&self, progress: &Progress) -> String {
+        let why = progress.trouble.as_ref();
+        let why = why.map(|(pod, why)| format!(" ({}: {why})", self.pods[*pod]));
+        let (gone, why) = (progress.gone, why.unwrap_or_default());
+        format!("engines lost: {gone}{why}; they are asked again until they answer")
+    }
+
     /// Says the first time that something does not go on; a log has no use for more.
     async fn tell(mut self) {
         let (mut is_lost_told, mut is_blocked_told) = (false, false);
         loop {
-            let Progress { gone, blocked, trouble, .. } = self.seen.borrow_and_update().clone();
-            if gone > 0 && !is_lost_told {
+            let progress = self.seen.borrow_and_update().clone();
+            if progress.gone > 0 && !is_lost_told {
                 is_lost_told = true;
-                let why = trouble
-                    .map_or_else(String::new, |(pod, why)| format!(" ({}: {why})", self.pods[pod]));
-                let _ = writeln!(
-                    stderr(),
-                    "engines lost: {gone}{why}; they are asked again until they answer"
-                );
+                let _ = writeln!(stderr(), "{}", self.lost(&progress));
             }
-            if let Some(why) = blocked
+            if let Some(why) = progress.blocked
                 && !is_blocked_told
             {
                 is_blocked_told = true;

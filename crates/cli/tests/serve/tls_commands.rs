@@ -10,7 +10,8 @@ use std::process::Command;
 /// Whether a command succeeded, and all that it said.
 fn command(folder: &Path, arguments: &[&str]) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
-    let output = command.current_dir(folder).args(arguments).output().unwrap();
+    command.current_dir(folder).env_remove("WORNPATH_CA").args(arguments);
+    let output = command.output().unwrap();
     let said = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8(said).unwrap())
 }
@@ -51,18 +52,16 @@ fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
     let run = ["run", "lines.jsonl", "-o", "out.jsonl", "--resume", "--pod", &client];
     let record = ["trace", "record", "trace.jsonl", "--for", "1s", "--admin", &admin];
     let shown = ["--certificate", "operator.pem", "--key", "operator.key"];
-    for called in [&list[..], &top, &[&run[..], &["--give-up-after", "1s"]].concat(), &record] {
+    let hasty = [&run[..], &["--give-up-after", "1s"]].concat();
+    let plan = ["plan", "lines.jsonl", "--pod", &client];
+    for called in [&list[..], &top, &hasty, &record, &plan] {
         let with = |more: &[&[&str]]| command(&folder, &[called, &more.concat()].concat());
         let untrusted = with(&[&["--ca", "foreign.pem"], &shown]);
         assert!(!untrusted.0 && untrusted.1.contains("UnknownIssuer"), "{called:?}: {untrusted:?}");
         let unknown = with(&[]);
         assert!(!unknown.0 && unknown.1.contains("say with --ca FILE"), "{called:?}: {unknown:?}");
-        // A run would send its lines until they have failed.
-        if called[0] != "run" {
-            let unshown = with(&[&["--ca", "ca.pem"]]);
-            let is_told = unshown.1.contains("CertificateRequired");
-            assert!(!unshown.0 && is_told, "{called:?}: {unshown:?}");
-        }
+        let unshown = with(&[&["--ca", "ca.pem"]]);
+        assert!(!unshown.0 && unshown.1.contains("CertificateRequired"), "{called:?}: {unshown:?}");
     }
     let known = [&["--ca", "ca.pem"][..], &shown].concat();
     let (is_done, said) = command(&folder, &[&list[..], &known].concat());
@@ -75,6 +74,8 @@ fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
     // It was reached, and there was nothing to record.
     let (_, said) = command(&folder, &[&record[..], &known].concat());
     assert!(said.contains("recording to trace.jsonl"), "{said}");
+    let (is_done, said) = command(&folder, &[&plan[..], &known].concat());
+    assert!(is_done, "{said}");
     for (half, told) in [
         (&["--certificate", "operator.pem"][..], "belong together"),
         (&["--key", "operator.key"], "belong together"),
@@ -85,6 +86,16 @@ fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
         let (is_done, said) = command(&folder, &[&list[..], half].concat());
         assert!(!is_done && said.contains(told), "{half:?}: {said}");
     }
+    let watched = ["batch", "watch", "batch-1", "--gateway", &client, "--ca", "foreign.pem"];
+    let (is_done, said) = command(&folder, &watched);
+    assert!(!is_done && said.contains("is not trusted"), "at once, not after a minute: {said}");
+    let capitals = client.replace("https", "HTTPS");
+    let (is_done, said) = command(&folder, &["batch", "list", "--gateway", &capitals]);
+    assert!(!is_done && said.contains("does not begin with"), "{said}");
+    let engine = format!("https://{}", engines.engines[0].http);
+    let called = ["batch", "list", "--gateway", &engine, "--ca", "ca.pem"];
+    let (is_done, said) = command(&folder, &called);
+    assert!(!is_done && said.contains("if it speaks without, write http://"), "{said}");
     let plain = format!("http://{}", gateway.address);
     let (is_done, said) = command(&folder, &["batch", "list", "--gateway", &plain]);
     assert!(!is_done && said.contains("if it speaks TLS, write https://"), "{said}");

@@ -27,7 +27,8 @@ pub(super) fn checkpoint(root: &Node, notes: &mut Notes) -> Option<CheckpointSet
     let Some(file) = place else {
         let why = if is_folder { "that is a folder" } else { "there is no such folder" };
         let message = format!("`file` of `checkpoint` is `{written}`, and {why}");
-        let problem = Problem::new(Kind::NotFound, section.at("file"), message);
+        let kind = if is_folder { Kind::BadParameter } else { Kind::NotFound };
+        let problem = Problem::new(kind, section.at("file"), message);
         notes.problems.push(
             problem.cure("name a file in a folder that is there; paths start beside this file"),
         );

@@ -62,7 +62,16 @@ fn table(runs: &[Run<'_>], page: &mut String) {
         "<table><tr><th>profile<th>TTFT p50 ms<th>p95<th>p99<th>longest<th>TPOT p50 ms<th>p99<th>hit rate<th>failed\n",
     );
     for (at, run) in runs.iter().enumerate() {
-        let Summary { ttft, tpot, hit_rate, failures, .. } = Summary::of(run.trace, run.records, 0);
+        let summary = Summary::of(run.trace, run.records, 0);
+        if !summary.is_answered() {
+            let (colour, name, all) = (colour(at), escaped(run.name), summary.requests);
+            let _ = writeln!(
+                page,
+                "<tr><td><span style=\"color:{colour}\">&#9632;</span> {name}<td colspan=\"7\">none of {all} was answered<td>{all}",
+            );
+            continue;
+        }
+        let Summary { ttft, tpot, hit_rate, failures, .. } = summary;
         // Writing to a string does not fail, here and below.
         let _ = writeln!(
             page,

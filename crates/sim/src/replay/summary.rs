@@ -59,6 +59,7 @@ impl Summary {
                 tpot.push((end - first).div_f64((turn.output_tokens - 1) as f64));
             }
         }
+        let most = sent.iter().copied().max().unwrap_or(0);
         let mean = sent.iter().sum::<usize>() as f64 / sent.len().max(1) as f64;
         Self {
             requests: records.len(),
@@ -66,8 +67,14 @@ impl Summary {
             ttft: Percentiles::of(ttft),
             tpot: Percentiles::of(tpot),
             hit_rate: hit as f64 / asked.max(1) as f64,
-            imbalance: sent.iter().max().map_or(0.0, |most| *most as f64 / mean),
+            imbalance: if mean > 0.0 { most as f64 / mean } else { 0.0 },
         }
+    }
+
+    /// Whether anything was. Without an answer there are no times, and none is not the shortest.
+    #[must_use]
+    pub const fn is_answered(&self) -> bool {
+        self.failures < self.requests
     }
 }
 
