@@ -15,8 +15,19 @@ pub fn tokenizer_config(bytes: &[u8]) {
 pub fn chat_template(bytes: &[u8]) {
     let source = String::from_utf8_lossy(bytes);
     let config = TokenizerConfig::empty();
-    if let Ok(template) = ChatTemplate::from_jinja("fuzzed", &source, &config) {
-        render(&template);
+    let read = || ChatTemplate::from_jinja("fuzzed", &source, &config);
+    let Ok(template) = read() else { return };
+    render(&template);
+    // A template that knows the shape of a conversation renders as one that does not, also what its own texts say.
+    for text in source.split(['\'', '"']).take(6) {
+        let [question, answer] = [text.to_owned(), format!("{text}a")];
+        let messages = [
+            json!({"role": "user", "content": question}),
+            json!({"role": "assistant", "content": answer}),
+        ];
+        let conversation = Conversation::new(&messages);
+        let alone = read().map(|template| template.render(&conversation));
+        assert_eq!(Ok(template.render(&conversation)), alone);
     }
 }
 

@@ -11,6 +11,8 @@ mod config;
 mod json;
 mod messages;
 mod python;
+mod shapes;
+mod terms;
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,6 +26,7 @@ use serde_json::{Map, Value, json};
 pub use calendar::WallTime;
 pub use config::{ConfigError, TokenizerConfig};
 pub use messages::ContentForm;
+use shapes::{Asked, Shapes};
 
 /// Instructions one rendering may execute: far beyond any prompt, and no template runs forever.
 const FUEL: u64 = 5_000_000;
@@ -122,6 +125,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     default: Variant,
     tool_use: Option<Variant>,
+    /// What stands around the contents of conversations without tools.
+    shapes: Option<Shapes>,
 }
 
 struct Variant {
@@ -168,6 +173,7 @@ impl ChatTemplate {
             environment: environment(),
             default: Variant::of("default", default),
             tool_use: tool_use.map(|source| Variant::of("tool_use", source)),
+            shapes: None,
         };
         for (name, token) in &config.special_tokens {
             template.environment.add_global(name.clone(), json::to_template(token));
@@ -179,6 +185,9 @@ impl ChatTemplate {
             }
         }
         template.default.form = template.content_form("default");
+        if template.default.form == ContentForm::Text {
+            template.shapes = Shapes::of(&without_generation_tags(default), syntax());
+        }
         if template.tool_use.is_some() {
             let form = template.content_form("tool_use");
             template.tool_use = template.tool_use.map(|variant| Variant { form, ..variant });
@@ -198,6 +207,10 @@ impl ChatTemplate {
     /// If the template fails on the conversation or refuses it.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, TemplateError> {
         let refused = |cause| TemplateError::Refused { file: self.file.clone(), cause };
+        let shape = self.shapes.as_ref().and_then(|shapes| shapes.asked(conversation));
+        if let Some(text) = shape.as_ref().and_then(Asked::text) {
+            return Ok(Rendered { text, extent: Extent::Whole });
+        }
         let variant = match (&self.tool_use, conversation.tools) {
             (Some(variant), Some(_)) => variant,
             _ => &self.default,
@@ -222,6 +235,12 @@ impl ChatTemplate {
                 refused("the last message to be continued does not appear in the prompt".to_owned())
             })?;
             text.truncate(cut);
+        }
+        if let Some(shape) = shape {
+            let of_stand_ins = |messages: &[Cow<'_, Value>]| {
+                self.render_raw(variant.name, messages, conversation).ok()
+            };
+            shape.learn(&text, of_stand_ins);
         }
         if !messages::has_media(conversation.messages) {
             return Ok(Rendered { text, extent: Extent::Whole });
@@ -291,15 +310,17 @@ impl Variant {
     }
 }
 
+fn syntax() -> SyntaxConfig {
+    SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .expect("only whitespace rules differ from the default syntax")
+}
+
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    environment.set_syntax(
-        SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .expect("only whitespace rules differ from the default syntax"),
-    );
+    environment.set_syntax(syntax());
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(python::method);

@@ -61,7 +61,7 @@ pub(super) fn has_media(messages: &[Value]) -> bool {
 }
 
 /// Whether [`prepare_one`] would change nothing.
-fn is_plain(message: &Value, form: ContentForm) -> bool {
+pub(super) fn is_plain(message: &Value, form: ContentForm) -> bool {
     let Value::Object(fields) = message else { return true };
     let Some(Value::String(text)) = fields.get("content") else { return false };
     form == ContentForm::Text
