@@ -93,7 +93,7 @@ impl TokenMemory {
                     Some(end) => end,
                     None => match Piece::first(cuts, rest, &mut added) {
                         Some(piece) => self.encode_piece(head, piece, &added, out)?,
-                        None => break,
+                        None => return self.tokenizer.encode_around(rest, &added, out),
                     },
                 };
                 rest = &rest[end..];
@@ -182,11 +182,14 @@ struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// The first piece of `text`, unless its end is not in sight, and the added tokens in it.
+    /// The first piece of `text`, and the added tokens in it; all of them if its end is not in sight.
     fn first(cuts: &Cuts, text: &'a str, added: &mut Vec<Added>) -> Option<Self> {
         added.clear();
         if let Some(end) = cuts.hard_cut(text, PIECE_MIN, PIECE_MAX, added) {
             return Some(Self { text: &text[..end], end });
+        }
+        if text.len() <= PIECE_MAX {
+            return None;
         }
         if let Some(end) = cuts.soft_cut(text, PIECE_MAX) {
             // Added tokens from the limit to the cut were not looked for yet.
