@@ -49,7 +49,7 @@ impl<T> Default for Rooms<T> {
 type Guard<'a> = MutexGuard<'a, Rooms<Door>>;
 
 /// How many times longer the rest is than the poll before it.
-const REST: u32 = 9;
+const REST: u32 = 24;
 /// How late a poll may be at most, rest or not.
 const LATEST: Duration = Duration::from_millis(1);
 
