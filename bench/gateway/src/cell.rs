@@ -36,6 +36,11 @@ impl Cell {
         !self.pace.first.is_zero()
     }
 
+    /// Whether answers come in one piece.
+    pub(crate) const fn is_whole(&self) -> bool {
+        matches!(self.delivery, Delivery::Whole)
+    }
+
     pub(crate) fn name(&self) -> String {
         let kilobytes = self.bytes / 1024;
         let delivery = match (self.is_paced(), self.delivery) {
@@ -51,7 +56,7 @@ impl Cell {
     /// Whether it says anything about this contestant that another cell does not.
     pub(crate) const fn is_for(&self, kind: Kind) -> bool {
         match kind {
-            Kind::ManyPods => self.bytes == 1024 && matches!(self.delivery, Delivery::Whole),
+            Kind::ManyPods => self.bytes == 1024 && self.is_whole(),
             _ => true,
         }
     }

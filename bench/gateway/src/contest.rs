@@ -8,6 +8,7 @@ use crate::contestant::{Contestant, Engines, Kind};
 use crate::load::{Sample, measure};
 use crate::prompts::{Prompts, Shared};
 use crate::stats::median;
+use crate::tokenizing::{Model, NewText};
 use crate::tree;
 
 /// What was measured.
@@ -16,19 +17,23 @@ pub(crate) struct Results {
     pub(crate) kinds: Vec<Kind>,
     /// By cell, then by contestant, then by round.
     samples: Vec<Vec<Vec<Sample>>>,
+    /// What it takes to tokenize what is new in a prompt, by cell and by round, if there is a model.
+    pub(crate) new_texts: Vec<Vec<NewText>>,
     /// Bytes in memory after all rounds, by contestant; none where there is no process.
     pub(crate) memory: Vec<Option<u64>>,
 }
 
 /// Measures. Within a round a situation is everybody's before the next one is anybody's, and who comes
-/// first changes from round to round.
+/// first changes from round to round. What tokenizing takes by itself is measured there too: the machine changes its speed.
 pub(crate) async fn hold(
     contestants: &[Contestant],
     engines: &mut Engines,
     cells: Vec<Cell>,
+    model: Option<&Model>,
     (rounds, measured): (usize, Duration),
 ) -> anyhow::Result<Results> {
     let mut samples = vec![vec![Vec::new(); contestants.len()]; cells.len()];
+    let mut new_texts = vec![Vec::new(); cells.len()];
     let prompts: Vec<_> = cells
         .iter()
         .map(|cell| Rc::new(Prompts::new(cell.bytes, Shared::FirstHalf, cell.delivery)))
@@ -49,6 +54,11 @@ pub(crate) async fn hold(
                 number = next;
                 samples[at][who].push(sample);
             }
+            if let Some(model) = model
+                && cell.is_whole()
+            {
+                new_texts[at].push(model.cost_of_new(&prompts[at])?);
+            }
         }
         eprintln!("round {} of {rounds}", round + 1);
     }
@@ -59,6 +69,7 @@ pub(crate) async fn hold(
         cells,
         kinds: contestants.iter().map(|contestant| contestant.kind).collect(),
         samples,
+        new_texts,
         memory: contestants.iter().map(memory).collect(),
     })
 }

@@ -129,13 +129,15 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let effort = (arguments.rounds, arguments.measured);
     println!("{} rounds of {:?} a situation; 8 pods", arguments.rounds, arguments.measured);
-    let results = contest::hold(&contestants, &mut engines, arguments.cells(), effort).await?;
+    let folder = arguments.places.tokenizer.as_deref();
+    let model = folder.map(tokenizing::Model::load).transpose()?;
+    let cells = arguments.cells();
+    let results = contest::hold(&contestants, &mut engines, cells, model.as_ref(), effort).await?;
     report::tables(&results);
     let mut bars = report::contest_bars(&results);
     let find = |kind| contestants.iter().find(|contestant| contestant.kind == kind);
-    if let (Some(contestant), Some(folder)) = (find(Kind::Tokenizer), &arguments.places.tokenizer) {
-        let model = tokenizing::Model::load(folder)?;
-        bars.extend(report::tokenizer_bars(&results, |bytes| model.cost_of_new(bytes))?);
+    if let (Some(contestant), Some(model)) = (find(Kind::Tokenizer), &model) {
+        bars.extend(report::tokenizer_bars(&results));
         engines.pace(engine::Pace::ENGINE).await?;
         let (gateway, pod) = (contestant.addresses[0], engines.pods[0]);
         let stalls = tokenizing::stalls(gateway, pod, &model.tokenizer).await?;

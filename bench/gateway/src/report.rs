@@ -3,7 +3,7 @@
 use crate::contest::Results;
 use crate::contestant::Kind;
 use crate::growth::Growth;
-use crate::prompts::Delivery;
+use crate::stats::median;
 use crate::tokenizing::{Lateness, NewText, Stalls};
 
 /// A promise and what became of it.
@@ -107,32 +107,33 @@ pub(crate) fn contest_bars(results: &Results) -> Vec<Bar> {
 }
 
 /// The tokenizer's row: text blocks, and the new text tokenized, and a fifth.
-pub(crate) fn tokenizer_bars(
-    results: &Results,
-    cost_of_new: impl Fn(usize) -> anyhow::Result<NewText>,
-) -> anyhow::Result<Vec<Bar>> {
+pub(crate) fn tokenizer_bars(results: &Results) -> Vec<Bar> {
     let mut bars = Vec::new();
     println!(
         "\n### With a tokenizer\n\n| | by text, µs | rendering what is new, µs | tokenizing it, µs | with the tokenizer, µs |\n\
          |---|---:|---:|---:|---:|"
     );
-    for (at, cell) in results.cells.iter().enumerate() {
-        if cell.is_paced() || cell.delivery == Delivery::Stream {
-            continue;
-        }
-        let new = cost_of_new(cell.bytes)?;
-        let text = results.middle(at, Kind::CacheAware, |sample| sample.cpu);
-        let tokens = results.middle(at, Kind::Tokenizer, |sample| sample.cpu);
-        let NewText { rendering, tokenizing } = new;
+    for (at, cell) in results.cells.iter().enumerate().filter(|(_, cell)| cell.is_whole()) {
+        let new_texts = &results.new_texts[at];
+        let cpu = |kind| results.of(at, kind).iter().map(|sample| sample.cpu);
+        let rounds = cpu(Kind::CacheAware).zip(cpu(Kind::Tokenizer)).zip(new_texts);
+        let ratios: Vec<_> =
+            rounds.map(|((text, tokens), new)| tokens / (text + new.tokenizing)).collect();
+        let middle =
+            |figure: fn(&NewText) -> f64| median(&new_texts.iter().map(figure).collect::<Vec<_>>());
         println!(
-            "| {} | {text:.1} | {rendering:.1} | {tokenizing:.1} | {tokens:.1} |",
-            cell.name()
+            "| {} | {:.1} | {:.1} | {:.1} | {:.1} |",
+            cell.name(),
+            results.middle(at, Kind::CacheAware, |sample| sample.cpu),
+            middle(|new| new.rendering),
+            middle(|new| new.tokenizing),
+            results.middle(at, Kind::Tokenizer, |sample| sample.cpu),
         );
         // What rendering takes is shown, and not allowed for.
         let name = format!("{}: CPU with the tokenizer / (text + tokenizing)", cell.name());
-        bars.push(Bar::new(name, tokens / (text + tokenizing), 1.2));
+        bars.push(Bar::new(name, median(&ratios), 1.2));
     }
-    Ok(bars)
+    bars
 }
 
 pub(crate) fn growth_bar(growth: &Growth) -> Bar {

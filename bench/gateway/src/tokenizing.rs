@@ -47,9 +47,8 @@ impl Model {
         Ok(Self { tokenizer, template: ChatTemplate::from_config(&config)? })
     }
 
-    /// What the new half of a prompt of that size costs, as a message of its own.
-    pub(crate) fn cost_of_new(&self, bytes: usize) -> anyhow::Result<NewText> {
-        let prompts = Prompts::new(bytes, Shared::FirstHalf, Delivery::Whole);
+    /// What the new half of such a prompt costs, as a message of its own.
+    pub(crate) fn cost_of_new(&self, prompts: &Prompts) -> anyhow::Result<NewText> {
         let (mut ids, mut rendering, mut tokenizing) = (Vec::new(), Vec::new(), Vec::new());
         for number in 0..TEXTS {
             ids.clear();
