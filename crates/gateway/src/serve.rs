@@ -22,6 +22,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use wornpath_events::{Pods, keep_time};
 use wornpath_execution::beat;
@@ -94,6 +95,11 @@ pub fn serve(
         .block_on(TcpListener::bind(address))
         .map_err(|cause| ServeError::Listen { address, cause })?;
     let serving = Serving { client: listener.local_addr()? };
+    // Before anybody knows that it serves, and may tell it to end.
+    let mut signals = {
+        let _on = front.enter();
+        Signals::listen()?
+    };
     let (phase, phases) = watch::channel(Phase::Serving);
     let served = std::thread::scope(|scope| -> Result<(), ServeError> {
         let mut doors = Vec::new();
@@ -123,15 +129,15 @@ pub fn serve(
             };
             tend(&Handle::current(), "deciding held requests", &overseer, answer_bell);
             let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway)));
-            told_to_end().await?;
+            signals.next().await;
             tracing::info!("told to end: not ready from now on");
             let drain = gateway.settings().drain;
             gateway.start_draining();
             // Whoever asks twice does not want to wait.
-            let mut again = pin!(told_to_end());
+            let mut again = pin!(signals.next());
             let is_hurried = tokio::select! {
                 () = tokio::time::sleep(drain.lame_duck) => false,
-                _ = &mut again => true,
+                () = &mut again => true,
             };
             accepting.abort();
             // Nobody is listening any more if all threads have ended.
@@ -144,7 +150,7 @@ pub fn serve(
             let finished = async {
                 tokio::select! {
                     () = finished => true,
-                    _ = again, if !is_hurried => false,
+                    () = again, if !is_hurried => false,
                     () = std::future::ready(()), if is_hurried => false,
                 }
             };
@@ -166,13 +172,29 @@ pub fn serve(
 /// # Errors
 /// If signals cannot be listened to.
 pub async fn told_to_end() -> std::io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-    }
+    Signals::listen()?.next().await;
     Ok(())
+}
+
+/// The signals that tell a process to end.
+struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        let (term, int) = (SignalKind::terminate(), SignalKind::interrupt());
+        Ok(Self { term: signal(term)?, int: signal(int)? })
+    }
+
+    /// Comes once for each time.
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
 }
 
 /// How often it is told that no connection can be accepted.
