@@ -38,6 +38,8 @@ enum Kind {
     Message,
     Messages,
     Namespace,
+    /// What a loop knows of itself, which is also the messages before and after.
+    Loop,
     /// One or another of these; good for nothing but to ask whether it is there.
     Anything,
 }
@@ -113,6 +115,7 @@ impl Flow {
             Stmt::Macro(own) if own.defaults.is_empty() => {
                 if !self.macros.iter().any(|name| name == own.name) {
                     self.macros.push(own.name.to_owned());
+                    self.has_changed = true;
                 }
                 // Whatever else has such a name elsewhere, it is called with what is plain.
                 own.args.iter().try_for_each(|name| self.assign(name, Kind::Plain))?;
@@ -173,7 +176,10 @@ impl Flow {
             Expr::Const(_) => Kind::Plain,
             // The same conversation at another time.
             Expr::Var(name) if name.id == "strftime_now" => return None,
-            Expr::Var(name) => self.names.get(name.id).copied().unwrap_or(Kind::Plain),
+            Expr::Var(name) => {
+                let unset = if name.id == "loop" { Kind::Loop } else { Kind::Plain };
+                self.names.get(name.id).copied().unwrap_or(unset)
+            }
             Expr::UnaryOp(of) => match (&of.op, self.kind(&of.expr)?) {
                 (UnaryOpKind::Not, _) | (_, Kind::Plain) => Kind::Plain,
                 _ => return None,
@@ -262,9 +268,8 @@ impl Flow {
             Kind::Message if name == "content" => Some(Kind::Content),
             // Messages that this is for have a role and a content and nothing else.
             Kind::Message => Some(Kind::Plain),
-            // Of a loop over messages.
-            Kind::Plain if matches!(name, "previtem" | "nextitem") => Some(Kind::Anything),
-            Kind::Plain => Some(Kind::Plain),
+            Kind::Loop if matches!(name, "previtem" | "nextitem") => Some(Kind::Anything),
+            Kind::Loop | Kind::Plain => Some(Kind::Plain),
             Kind::Namespace => Some(self.attributes.get(name).copied().unwrap_or(Kind::Plain)),
             _ => None,
         }
@@ -380,6 +385,12 @@ impl Flow {
 
     fn call(&mut self, call: &Call<'_>) -> Option<Kind> {
         match call.identify_call() {
+            // Macros, and whatever is set, may hide any function.
+            CallType::Function(name) if self.macros.iter().any(|known| known == name) => {
+                self.plain_arguments(&call.args)?;
+                Some(Kind::Mixed)
+            }
+            CallType::Function(name) if self.names.contains_key(name) => None,
             CallType::Function("namespace") => {
                 for argument in &call.args {
                     let CallArg::Kwarg(name, value) = argument else { return None };
@@ -394,10 +405,6 @@ impl Flow {
                 self.plain_arguments(&call.args)?;
                 Some(Kind::Plain)
             }
-            CallType::Function(name) if self.macros.iter().any(|known| known == name) => {
-                self.plain_arguments(&call.args)?;
-                Some(Kind::Mixed)
-            }
             CallType::Method(of, name) => {
                 let kind = self.kind(of)?;
                 self.method(kind, name, &call.args)
@@ -409,7 +416,7 @@ impl Flow {
     fn method(&mut self, kind: Kind, name: &str, arguments: &[CallArg<'_>]) -> Option<Kind> {
         let texts = texts_of(arguments);
         match (kind, name, texts.as_deref()) {
-            (Kind::Plain, _, _) => {
+            (Kind::Plain | Kind::Loop, _, _) => {
                 self.plain_arguments(arguments)?;
                 Some(Kind::Plain)
             }
@@ -418,21 +425,13 @@ impl Flow {
                 self.plain_arguments(others)?;
                 self.field(kind, &text_of(field)?).map(|kind| kind.or(Kind::Plain))
             }
-            (Kind::Content, "startswith", Some([text])) => {
+            (Kind::Content, "startswith" | "removeprefix", Some([text])) => {
                 self.terms.beginnings.push(text.clone());
-                Some(Kind::Plain)
+                Some(if name == "startswith" { Kind::Plain } else { Kind::Content })
             }
-            (Kind::Content, "endswith", Some([text])) => {
+            (Kind::Content, "endswith" | "removesuffix", Some([text])) => {
                 self.terms.endings.push(text.clone());
-                Some(Kind::Plain)
-            }
-            (Kind::Content, "removeprefix", Some([text])) => {
-                self.terms.beginnings.push(text.clone());
-                Some(Kind::Content)
-            }
-            (Kind::Content, "removesuffix", Some([text])) => {
-                self.terms.endings.push(text.clone());
-                Some(Kind::Content)
+                Some(if name == "endswith" { Kind::Plain } else { Kind::Content })
             }
             (Kind::Content, "strip" | "lstrip" | "rstrip", Some(texts @ ([] | [_]))) => {
                 self.does_not_begin_or_end_with(texts.first().map(String::as_str));
