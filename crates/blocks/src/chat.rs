@@ -26,6 +26,7 @@ use serde_json::{Map, Value, json};
 pub use calendar::WallTime;
 pub use config::{ConfigError, TokenizerConfig};
 pub use messages::ContentForm;
+pub use shapes::Turn;
 use shapes::{Asked, Shapes};
 
 /// Instructions one rendering may execute: far beyond any prompt, and no template runs forever.
@@ -199,6 +200,20 @@ impl ChatTemplate {
     #[must_use]
     pub const fn form(&self) -> ContentForm {
         self.default.form
+    }
+
+    /// What [`Self::render`] gives for a conversation of these turns and no tools, if one like it is known well enough
+    /// to be put together from them.
+    #[must_use]
+    pub fn fill_in(
+        &self,
+        turns: &[Turn<'_>],
+        ending: Ending,
+        kwargs: Option<&Map<String, Value>>,
+    ) -> Option<Rendered> {
+        let turns = turns.iter().map(|Turn { role, content }| Some((&**role, &**content)));
+        let text = self.shapes.as_ref()?.of_turns(turns, ending, kwargs)?.text()?;
+        Some(Rendered { text, extent: Extent::Whole })
     }
 
     /// The prompt of a conversation.

@@ -4,6 +4,8 @@
 //! prompts are matched by their text. So they may stay the bytes they came in: only walked over, to know
 //! that they are JSON, and where they end.
 
+#[cfg(feature = "text")]
+mod turns;
 mod walk;
 
 use std::fmt;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use wornpath_blocks::chat::{ChatTemplate, Conversation, Ending, Extent, WallTime};
+use wornpath_blocks::chat::{ChatTemplate, Conversation, Ending, Extent, Rendered, WallTime};
 use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer};
 
+use crate::messages::Messages;
 use crate::models::{Tokenize, TokenizeError};
 use crate::request::{Prompt, Request};
 
@@ -26,6 +27,27 @@ impl TextTokenizer {
         // Texts are compared in full, so whoever knows the key can at most make something be forgotten.
         let memory = TokenMemory::new(Arc::new(tokenizer), &HashKey::DEFAULT, MEMORY_BYTES);
         Self { memory, template }
+    }
+
+    /// The prompt of a chat; from its bytes, without a tree of the messages, if that can be done.
+    fn render(
+        &self,
+        request: &Request,
+        messages: &Messages,
+        tools: Option<&[Value]>,
+        kwargs: Option<&Map<String, Value>>,
+    ) -> Result<Rendered, TokenizeError> {
+        let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
+        if tools.is_none()
+            && let Some(turns) = messages.turns()
+            && let Some(known) = template.fill_in(&turns, ending(&request.fields), kwargs)
+        {
+            return Ok(known);
+        }
+        let conversation = Conversation { tools, kwargs, ..asked(request, messages) };
+        template
+            .render(&conversation)
+            .map_err(|error| TokenizeError::NotRendered(error.to_string()))
     }
 }
 
@@ -63,15 +85,7 @@ impl Tokenize for TextTokenizer {
                 self.memory.encode(text, framing, tokens)
             }
             Prompt::Chat { messages, tools, kwargs } => {
-                let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
-                let conversation = Conversation {
-                    tools: tools.as_deref(),
-                    kwargs: kwargs.as_ref(),
-                    ..asked(request, messages)
-                };
-                let rendered = template
-                    .render(&conversation)
-                    .map_err(|error| TokenizeError::NotRendered(error.to_string()))?;
+                let rendered = self.render(request, messages, tools.as_deref(), kwargs.as_ref())?;
                 // A template writes its special tokens itself.
                 let framing = framing(&request.fields).unwrap_or(Framing::Bare);
                 match rendered.extent {
@@ -91,7 +105,7 @@ impl Tokenize for TextTokenizer {
 mod tests {
     use super::*;
     use serde_json::json;
-    use wornpath_blocks::chat::TokenizerConfig;
+    use wornpath_blocks::chat::{TokenizerConfig, Turn};
 
     #[test]
     fn a_template_gets_the_requests_time_and_the_ending_that_it_asks_for() {
@@ -107,6 +121,57 @@ mod tests {
         assert_eq!(rendered(json!({})), "2027 so>");
         assert_eq!(rendered(json!({"add_generation_prompt": false})), "2027 so");
         assert_eq!(rendered(json!({"continue_final_message": true})), "2027 so");
+    }
+
+    #[test]
+    fn a_chat_has_the_same_tokens_from_its_bytes_as_from_a_tree() {
+        let json = include_bytes!("../../blocks/tests/models/tiny-llama/tokenizer.json");
+        let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ 'ends' if not add_generation_prompt }}\
+                      {{ 'thinks' if thinks }}{{ 'tools' if tools }}";
+        let config = TokenizerConfig::from_json("c.json", b"{}").unwrap();
+        let of = || {
+            let template = ChatTemplate::from_jinja("t", source, &config).unwrap();
+            TextTokenizer::new(Tokenizer::from_json("t", json).unwrap(), Some(template))
+        };
+        let tokens = |by: &TextTokenizer, body: &Value, messages: Messages| {
+            let fields = body.as_object().unwrap().clone();
+            let tools = fields.get("tools").and_then(Value::as_array).cloned();
+            let kwargs = fields.get("kwargs").and_then(Value::as_object).cloned();
+            let prompt = Prompt::Chat { messages, tools, kwargs };
+            let mut tokens = Vec::new();
+            let request = Request { fields, prompt, ..Request::default() };
+            by.tokenize(&request, &mut tokens).unwrap();
+            tokens
+        };
+        let by_bytes = of();
+        for contents in [["one", "two"], ["three", "four"], ["\"five\"", "six\n\u{1f600}"]] {
+            let mut seen = Vec::new();
+            for more in [
+                json!({}),
+                json!({"add_generation_prompt": false}),
+                json!({"kwargs": {"thinks": true}}),
+                json!({"tools": [{}]}),
+            ] {
+                let [a, b] = contents;
+                let mut body = more;
+                body["messages"] =
+                    json!([{"role": "system", "content": a}, {"role": "user", "content": b}]);
+                let bytes = bytes::Bytes::from(body.to_string());
+                let (written, _) = Messages::take_from(&bytes).unwrap();
+                let parsed = Messages::from(written.to_vec());
+                let found = tokens(&by_bytes, &body, written);
+                assert_eq!(found, tokens(&of(), &body, parsed), "{body}");
+                assert!(!seen.contains(&found), "{body}");
+                seen.push(found);
+            }
+        }
+        let turn = |content: &str| Turn { role: "user".into(), content: content.to_owned().into() };
+        let fill_in = |turns: &[Turn<'_>]| {
+            by_bytes.template.as_ref().unwrap().fill_in(turns, Ending::GenerationPrompt, None)
+        };
+        let system = Turn { role: "system".into(), content: "a".into() };
+        assert!(fill_in(&[system, turn("b")]).is_some(), "it was not from the bytes");
+        assert!(fill_in(&[turn("b")]).is_none());
     }
 
     #[test]

@@ -65,9 +65,14 @@ pub(super) fn is_plain(message: &Value, form: ContentForm) -> bool {
     let Value::Object(fields) = message else { return true };
     let Some(Value::String(text)) = fields.get("content") else { return false };
     form == ContentForm::Text
-        && !text.starts_with(CHANGING_HEADER)
+        && !is_changing(text)
         && !fields.contains_key("tool_calls")
         && !REASONING.iter().any(|name| fields.contains_key(*name))
+}
+
+/// Whether a text has a beginning that vLLM drops.
+pub(super) fn is_changing(text: &str) -> bool {
+    text.starts_with(CHANGING_HEADER)
 }
 
 /// The tools for the template: vLLM reads them into its own types and writes them out again, which
@@ -179,7 +184,7 @@ fn part_is_skipped(part: &Value) -> bool {
 }
 
 fn without_header(text: &str) -> Option<&str> {
-    if !text.starts_with(CHANGING_HEADER) {
+    if !is_changing(text) {
         return Some(text);
     }
     text.split_once('\n').map(|(_, rest)| rest).filter(|rest| !rest.is_empty())

@@ -10,11 +10,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwapOption;
 use minijinja::syntax::SyntaxConfig;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::messages::is_plain;
+use super::messages::is_changing;
 use super::terms::{MOST_CONTENTS, Terms, next_stand_in};
-use super::{ContentForm, Conversation, Ending};
+use super::{Conversation, Ending};
+
+/// A message that has a role and a text, and nothing else.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Turn<'a> {
+    /// Who speaks.
+    pub role: Cow<'a, str>,
+    /// What is said.
+    pub content: Cow<'a, str>,
+}
 
 /// How many shapes are kept; a newer one takes the place of an older.
 const SHAPES: usize = 1024;
@@ -58,26 +67,44 @@ impl Shapes {
 
     /// The conversation, if it is simple enough: texts of well-known roles, and no more than switches beside them.
     pub(super) fn asked<'a>(&'a self, conversation: &Conversation<'a>) -> Option<Asked<'a>> {
-        let messages = conversation.messages;
-        if conversation.tools.is_some() || messages.len() > MOST_CONTENTS {
+        let Conversation { messages, tools: None, ending, kwargs, .. } = *conversation else {
+            return None;
+        };
+        self.of_turns(messages.iter().map(simple), ending, kwargs)
+    }
+
+    /// The same for a conversation of roles and contents, of which none is missing.
+    pub(super) fn of_turns<'a>(
+        &'a self,
+        turns: impl ExactSizeIterator<Item = Option<(&'a str, &'a str)>>,
+        ending: Ending,
+        kwargs: Option<&Map<String, Value>>,
+    ) -> Option<Asked<'a>> {
+        if turns.len() > MOST_CONTENTS {
             return None;
         }
-        let mut contents = Vec::with_capacity(messages.len());
-        let mut name = Vec::with_capacity(messages.len() + 1);
-        for message in messages {
-            let (role, content) = simple(message)?;
-            if !self.terms.allow(content) {
+        let mut contents = Vec::with_capacity(turns.len());
+        let mut name = Vec::with_capacity(turns.len() + 1);
+        for turn in turns {
+            let (role, content) = turn?;
+            if is_changing(content) || !self.terms.allow(content) {
                 return None;
             }
-            name.push(role);
+            name.push(match role {
+                "system" => b's',
+                "user" => b'u',
+                "assistant" => b'a',
+                "tool" => b't',
+                _ => return None,
+            });
             contents.push(content);
         }
-        name.push(match conversation.ending {
+        name.push(match ending {
             Ending::GenerationPrompt => b'>',
             Ending::LastMessage => b'.',
             Ending::InsideLastMessage => return None,
         });
-        for (switch, value) in conversation.kwargs.into_iter().flatten() {
+        for (switch, value) in kwargs.into_iter().flatten() {
             name.extend_from_slice(&switch.len().to_le_bytes());
             name.extend_from_slice(switch.as_bytes());
             name.push(u8::from(value.as_bool()?));
@@ -87,21 +114,10 @@ impl Shapes {
     }
 }
 
-/// The letter of a message's role, and its content, if it has nothing else.
-fn simple(message: &Value) -> Option<(u8, &str)> {
+/// A message's role and content, if it has nothing else.
+fn simple(message: &Value) -> Option<(&str, &str)> {
     let fields = message.as_object().filter(|fields| fields.len() == 2)?;
-    let (mut role, mut content) = (None, None);
-    for (name, value) in fields {
-        match (name.as_str(), value.as_str()?) {
-            ("role", "system") => role = Some(b's'),
-            ("role", "user") => role = Some(b'u'),
-            ("role", "assistant") => role = Some(b'a'),
-            ("role", "tool") => role = Some(b't'),
-            ("content", text) => content = Some(text),
-            _ => return None,
-        }
-    }
-    is_plain(message, ContentForm::Text).then_some((role?, content?))
+    Some((fields.get("role")?.as_str()?, fields.get("content")?.as_str()?))
 }
 
 impl Asked<'_> {

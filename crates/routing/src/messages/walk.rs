@@ -33,9 +33,9 @@ pub(crate) enum Token<'a> {
 /// A string as it is written between its quotes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Written<'a> {
-    bytes: &'a [u8],
+    pub(super) bytes: &'a [u8],
     /// Whether there is any backslash: whoever looked for the end knows.
-    has_escapes: bool,
+    pub(super) has_escapes: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -120,7 +120,7 @@ impl<'a> Walk<'a> {
 
     /// Steps to the next member of a list or an object, from its beginning or from behind the member before, or
     /// out of it. For a text that was checked.
-    fn has_member(&mut self, close: u8) -> Option<bool> {
+    pub(super) fn has_member(&mut self, close: u8) -> Option<bool> {
         let is_over = self.next()? == close;
         self.at += 1;
         // An empty one is over behind its first byte.
@@ -178,12 +178,12 @@ impl<'a> Walk<'a> {
         Some(name)
     }
 
-    fn expect(&mut self, byte: u8) -> Option<()> {
+    pub(super) fn expect(&mut self, byte: u8) -> Option<()> {
         (self.next()? == byte).then(|| self.at += 1)
     }
 
     /// The next byte that is no blank.
-    fn next(&mut self) -> Option<u8> {
+    pub(super) fn next(&mut self) -> Option<u8> {
         while matches!(self.text.get(self.at)?, b' ' | b'\t' | b'\n' | b'\r') {
             self.at += 1;
         }
@@ -191,7 +191,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What stands between two quotes.
-    fn string(&mut self) -> Option<Written<'a>> {
+    pub(super) fn string(&mut self) -> Option<Written<'a>> {
         let start = self.at + 1;
         let (mut at, mut has_escapes) = (start, false);
         loop {
@@ -232,7 +232,7 @@ impl Written<'_> {
     }
 
     /// The string's text. For one that was checked.
-    fn text(self) -> Option<String> {
+    pub(super) fn text(self) -> Option<String> {
         let mut text = Vec::with_capacity(self.bytes.len());
         self.unescaped(|piece| text.extend_from_slice(piece));
         String::from_utf8(text).ok()
