@@ -150,12 +150,14 @@ impl Body for AnswerBody {
         }
         match frame {
             Poll::Ready(Some(Ok(frame))) => {
-                let now = rest.watch.heard();
-                if let Some(error) = rest.watch.is_over(now) {
-                    // A client that takes it slowly lets nobody wait, and keeps the pod as long.
-                    self.rest = None;
-                    return Poll::Ready(Some(Err(error)));
-                }
+                let now = match rest.watch.heard() {
+                    Ok(now) => now,
+                    Err(error) => {
+                        // Nobody waits where a client takes it slowly, and it keeps the pod as long.
+                        self.rest = None;
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                };
                 if rest.is_work {
                     rest.endpoint.heard(now);
                 }

@@ -42,6 +42,8 @@ pub(crate) struct Watch {
     end: Instant,
     /// When something was last heard; none before the first byte.
     heard: Option<Instant>,
+    /// Whether the engine was waited for since then.
+    is_awaited: bool,
     /// Whether the timer is set for what comes after the first byte.
     is_under_way: bool,
     started: Instant,
@@ -55,21 +57,34 @@ impl Watch {
         let end = started + timeouts.total;
         let first = (started + timeouts.first_byte).min(end);
         let timer = Box::pin(sleep_until(first));
-        Self { timer, timeouts, end, heard: None, is_under_way: false, started, wakes: None }
+        Self {
+            timer,
+            timeouts,
+            end,
+            heard: None,
+            is_awaited: false,
+            is_under_way: false,
+            started,
+            wakes: None,
+        }
     }
 
-    /// Something was heard, now.
-    pub(crate) fn heard(&mut self) -> Instant {
-        *self.heard.insert(Instant::now())
-    }
-
-    /// Whether the whole call has taken too long by then, though nobody waited for the engine.
-    pub(crate) fn is_over(&self, now: Instant) -> Option<CallError> {
-        (now >= self.end).then_some(CallError::Untaken(self.timeouts.total))
+    /// Something was heard, now; too late if the whole call has taken too long. Where nobody waited for
+    /// the engine, it was there before, and whoever reads was slow.
+    pub(crate) fn heard(&mut self) -> Result<Instant, CallError> {
+        let now = *self.heard.insert(Instant::now());
+        let was_awaited = std::mem::replace(&mut self.is_awaited, false);
+        let total = self.timeouts.total;
+        match (now < self.end, was_awaited) {
+            (true, _) => Ok(now),
+            (false, true) => Err(CallError::TooLong(total)),
+            (false, false) => Err(CallError::Untaken(total)),
+        }
     }
 
     /// Ready when the call has taken too long. Called only while something is waited for.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<CallError> {
+        self.is_awaited = true;
         if let (Some(heard), false) = (self.heard, self.is_under_way) {
             // Until now the timer was set for the first byte, which may take far longer than the others.
             self.is_under_way = true;
@@ -134,7 +149,7 @@ mod tests {
         for _ in 0..4 {
             let ring = tokio::time::timeout(Duration::from_secs(2), rings(&mut watch));
             assert!(ring.await.is_err());
-            watch.heard();
+            watch.heard().unwrap();
         }
         // The timer was set for the first byte at 10 s and must not ring before 8 s + 3 s.
         let (after, error) = rings(&mut watch).await;
@@ -142,16 +157,32 @@ mod tests {
         assert_eq!(after.as_secs(), 11);
 
         let mut stalled = Watch::start(TIMEOUTS);
-        stalled.heard();
+        stalled.heard().unwrap();
         let (after, error) = rings(&mut stalled).await;
         assert!(matches!(error, CallError::Stalled(_)), "{error}");
         assert_eq!(after.as_secs(), 3, "and not when the first byte would have been due");
 
         let mut watch =
             Watch::start(Timeouts { between_bytes: Duration::from_secs(60), ..TIMEOUTS });
-        watch.heard();
+        watch.heard().unwrap();
         let (after, error) = rings(&mut watch).await;
         assert!(matches!(error, CallError::TooLong(_)), "{error}");
         assert_eq!(after.as_secs(), 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_too_late_is_the_engines_fault_only_if_it_was_waited_for() {
+        for is_awaited in [true, false] {
+            let mut watch = Watch::start(TIMEOUTS);
+            let begun = tokio::time::timeout(Duration::from_secs(2), rings(&mut watch)).await;
+            assert!(begun.is_err() && watch.heard().is_ok());
+            if is_awaited {
+                poll_fn(|context| Poll::Ready(watch.poll(context).is_pending())).await;
+            }
+            tokio::time::sleep(Duration::from_secs(18)).await;
+            let error = watch.heard().unwrap_err();
+            assert_eq!(matches!(error, CallError::TooLong(_)), is_awaited, "{error}");
+            assert_eq!(matches!(error, CallError::Untaken(_)), !is_awaited, "{error}");
+        }
     }
 }
