@@ -1,13 +1,14 @@
 //! Everybody in every situation, in turn, several times over.
 
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::cell::Cell;
 use crate::contestant::{Contestant, Engines, Kind};
 use crate::load::{Sample, measure};
 use crate::prompts::{Prompts, Shared};
 use crate::stats::median;
+use crate::stolen::{self, Patience, Ticks};
 use crate::tokenizing::{Model, NewText};
 use crate::tree;
 
@@ -21,6 +22,17 @@ pub(crate) struct Results {
     pub(crate) new_texts: Vec<Vec<NewText>>,
     /// Bytes in memory after all rounds, by contestant; none where there is no process.
     pub(crate) memory: Vec<Option<u64>>,
+    /// How many measurements were made again, because others had too much of the machine.
+    pub(crate) again: usize,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Effort {
+    pub(crate) rounds: usize,
+    pub(crate) measured: Duration,
+    /// How long measurements may be made again, all together.
+    pub(crate) patience: Duration,
 }
 
 /// Measures. Within a round a situation is everybody's before the next one is anybody's, and who comes
@@ -30,7 +42,7 @@ pub(crate) async fn hold(
     engines: &mut Engines,
     cells: Vec<Cell>,
     model: Option<&Model>,
-    (rounds, measured): (usize, Duration),
+    Effort { rounds, measured, patience }: Effort,
 ) -> anyhow::Result<Results> {
     let mut samples = vec![vec![Vec::new(); contestants.len()]; cells.len()];
     let mut new_texts = vec![Vec::new(); cells.len()];
@@ -38,7 +50,7 @@ pub(crate) async fn hold(
         .iter()
         .map(|cell| Rc::new(Prompts::new(cell.bytes, Shared::FirstHalf, cell.delivery)))
         .collect();
-    let mut number = 0;
+    let (mut number, mut patience) = (0, Patience::of(patience));
     for round in 0..rounds {
         for (at, cell) in cells.iter().enumerate() {
             engines.pace(cell.pace).await?;
@@ -48,11 +60,23 @@ pub(crate) async fn hold(
                     continue;
                 }
                 let window = cell.window(measured);
-                let (sample, next) =
-                    measure(&contestants[who], &prompts[at], cell.connections, window, number)
-                        .await?;
-                number = next;
-                samples[at][who].push(sample);
+                let mut samples_of = Vec::new();
+                loop {
+                    let (start, before) = (Instant::now(), Ticks::now());
+                    let (contestant, prompts) = (&contestants[who], &prompts[at]);
+                    let (mut sample, next) =
+                        measure(contestant, prompts, cell.connections, window, number).await?;
+                    number = next;
+                    sample.stolen = before.share_since();
+                    // What has failed is not measured away.
+                    let is_kept = sample.stolen <= stolen::MOST || sample.failures > 0;
+                    samples_of.push(sample);
+                    if is_kept || !patience.allows(start) {
+                        break;
+                    }
+                    tokio::time::sleep(stolen::PAUSE).await;
+                }
+                samples[at][who].extend(least_stolen(samples_of));
             }
             if let Some(model) = model
                 && cell.is_whole()
@@ -71,6 +95,15 @@ pub(crate) async fn hold(
         samples,
         new_texts,
         memory: contestants.iter().map(memory).collect(),
+        again: patience.used,
+    })
+}
+
+/// The one that failed, or else the one that lost least to others.
+fn least_stolen(samples: Vec<Sample>) -> Option<Sample> {
+    let order = |sample: &Sample| (sample.failures == 0, sample.stolen);
+    samples.into_iter().min_by(|one, other| {
+        order(one).partial_cmp(&order(other)).unwrap_or(std::cmp::Ordering::Equal)
     })
 }
 

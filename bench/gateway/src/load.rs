@@ -33,6 +33,8 @@ pub(crate) struct Sample {
     pub(crate) first_p50: f64,
     pub(crate) first_p99: f64,
     pub(crate) per_second: f64,
+    /// The share of the processors that others had meanwhile, if whoever measures looks for that.
+    pub(crate) stolen: f64,
 }
 
 #[derive(Default)]
@@ -109,6 +111,7 @@ pub(crate) async fn measure(
         first_p50: quantile(&mut counted.firsts, 0.5),
         first_p99: quantile(&mut counted.firsts, 0.99),
         per_second: requests as f64 / window.measured.as_secs_f64(),
+        stolen: 0.0,
     };
     Ok((sample, run.next.get()))
 }

@@ -12,6 +12,7 @@ mod load;
 mod prompts;
 mod report;
 mod stats;
+mod stolen;
 mod tokenizing;
 mod tree;
 
@@ -21,9 +22,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cell::Cell;
+use contest::Effort;
 use contestant::{Contestant, Engines, Kind, Places, is_installed};
 
-const USAGE: &str = "usage: [--tokenizer FOLDER] [--rounds N] [--seconds S] [--prompts N] [--quick] [--raw] \
+const USAGE: &str = "usage: [--tokenizer FOLDER] [--rounds N] [--seconds S] [--patience MINUTES] [--prompts N] [--quick] [--raw] \
                      [--only NAME]... [--cell PART]...; `bench/run` says where the binaries are";
 
 /// The command line.
@@ -31,6 +33,8 @@ struct Arguments {
     places: Places,
     rounds: usize,
     measured: Duration,
+    /// How long measurements that others disturb may be made again, all together.
+    patience: Duration,
     /// Unique prompts while memory is watched.
     prompts: u64,
     raw: bool,
@@ -51,7 +55,8 @@ impl Arguments {
         };
         let (measured, prompts) = (Duration::from_millis(700), 100_000);
         let (only, cells) = (Vec::new(), Vec::new());
-        let mut parsed = Self { places, rounds: 5, measured, prompts, raw: false, only, cells };
+        let (rounds, patience, raw) = (5, Duration::ZERO, false);
+        let mut parsed = Self { places, rounds, measured, patience, prompts, raw, only, cells };
         while let Some(word) = words.next() {
             let mut value =
                 || words.next().with_context(|| format!("{word} needs a value; {USAGE}"));
@@ -61,6 +66,10 @@ impl Arguments {
                 "--seconds" => {
                     let seconds = value()?.parse().context("--seconds")?;
                     parsed.measured = Duration::try_from_secs_f64(seconds).context("--seconds")?;
+                }
+                "--patience" => {
+                    let minutes: u32 = value()?.parse().context("--patience")?;
+                    parsed.patience = Duration::from_secs(60) * minutes;
                 }
                 "--prompts" => parsed.prompts = value()?.parse().context("--prompts")?,
                 "--quick" => (parsed.rounds, parsed.prompts) = (2, 20_000),
@@ -127,12 +136,14 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for kind in kinds {
         contestants.push(Contestant::start(kind, &arguments.places, &engines.pods).await?);
     }
-    let effort = (arguments.rounds, arguments.measured);
+    let Arguments { rounds, measured, patience, .. } = *arguments;
+    let effort = Effort { rounds, measured, patience };
     println!("{} rounds of {:?} a situation; 8 pods", arguments.rounds, arguments.measured);
     let folder = arguments.places.tokenizer.as_deref();
     let model = folder.map(tokenizing::Model::load).transpose()?;
     let cells = arguments.cells();
     let results = contest::hold(&contestants, &mut engines, cells, model.as_ref(), effort).await?;
+    report::stolen(&results);
     report::tables(&results);
     let mut bars = report::contest_bars(&results);
     let find = |kind| contestants.iter().find(|contestant| contestant.kind == kind);

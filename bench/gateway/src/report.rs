@@ -4,6 +4,7 @@ use crate::contest::Results;
 use crate::contestant::Kind;
 use crate::growth::Growth;
 use crate::stats::median;
+use crate::stolen;
 use crate::tokenizing::{Lateness, NewText, Stalls};
 
 /// A promise and what became of it.
@@ -56,14 +57,30 @@ pub(crate) fn tables(results: &Results) {
     }
 }
 
+/// How much others had of the machine, in the measurements that count.
+pub(crate) fn stolen(results: &Results) {
+    let all = |at| results.kinds.iter().flat_map(move |kind| results.of(at, *kind));
+    let shares: Vec<_> =
+        (0..results.cells.len()).flat_map(all).map(|sample| sample.stolen).collect();
+    let beyond = shares.iter().filter(|share| **share > stolen::MOST).count();
+    println!(
+        "others had more than {:.0} % of the processors in {beyond} of {} measurements; {} were made again because of that",
+        stolen::MOST * 100.0,
+        shares.len(),
+        results.again
+    );
+}
+
 /// Every round.
 pub(crate) fn raw(results: &Results) {
-    println!("\n### Every round: requests, CPU/request, p50, p99, first p50, first p99 (µs)\n");
+    println!(
+        "\n### Every round: requests, CPU/request, p50, p99, first p50, first p99 (µs), share of others (%)\n"
+    );
     for (at, cell) in results.cells.iter().enumerate() {
         for kind in &results.kinds {
             for (round, sample) in results.of(at, *kind).iter().enumerate() {
                 println!(
-                    "{}; {}; round {}: {} {:.1} {:.0} {:.0} {:.0} {:.0}",
+                    "{}; {}; round {}: {} {:.1} {:.0} {:.0} {:.0} {:.0} {:.0}",
                     cell.name(),
                     kind.name(),
                     round + 1,
@@ -72,7 +89,8 @@ pub(crate) fn raw(results: &Results) {
                     sample.p50,
                     sample.p99,
                     sample.first_p50,
-                    sample.first_p99
+                    sample.first_p99,
+                    sample.stolen * 100.0
                 );
             }
         }
