@@ -9,7 +9,8 @@
 //! no collision can give wrong ids, it can only hide a piece. Looking for the cuts takes longer than
 //! all of that, so the length that followed a beginning last time is tried first.
 //!
-//! Memory is bounded in bytes; the least recently used pieces go first.
+//! Memory is bounded in bytes; the least recently used pieces go first. While hardly any is used before it goes, new ones are
+//! kept only at second sight.
 mod shard;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

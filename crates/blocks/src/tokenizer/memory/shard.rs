@@ -7,6 +7,14 @@ use super::{Key, MemoryStats};
 const HINTS: usize = 512;
 /// What a piece costs besides its text, its ids and its entry.
 const OVERHEAD: usize = 64;
+/// How many pieces may go unused, one after another, before new ones are kept on trial only.
+const TRUST: u32 = 64;
+/// What a piece that is used makes up for. So a fifth of them must be, for new ones to be kept at once.
+const PER_USE: u32 = 4;
+/// On trial one piece of so many is kept at first sight, to learn whether it is used.
+const SAMPLE: u64 = 8;
+/// Pieces that were seen and not kept; a newer one takes the place of an older.
+const SEEN: usize = 1024;
 /// No entry: the end of a list.
 const NONE: u32 = u32::MAX;
 
@@ -17,11 +25,15 @@ struct Entry {
     ids: usize,
     /// Where the piece ends, at most one character before its text does.
     end: usize,
+    is_used: bool,
     newer: u32,
     older: u32,
 }
 
 /// A map from keys to pieces, with its entries also in a list by last use.
+///
+/// To keep a piece moves twice its length through the processor's caches, which costs as much as a good part of tokenizing it. Where
+/// pieces go as they came, because nobody repeats them, new ones are kept when they are seen a second time.
 pub(super) struct Shard {
     table: HashTable<u32>,
     entries: Vec<Entry>,
@@ -31,6 +43,9 @@ pub(super) struct Shard {
     hints: Box<[(u64, usize)]>,
     /// The allocation of the piece evicted last: a full memory asks the allocator for nothing.
     spare: Vec<u32>,
+    /// None is left once more than enough pieces went unused.
+    trust: u32,
+    seen: Box<[u64]>,
     capacity: usize,
     pub(super) stats: MemoryStats,
 }
@@ -45,6 +60,8 @@ impl Shard {
             oldest: NONE,
             hints: vec![(0, 0); HINTS].into(),
             spare: Vec::new(),
+            trust: TRUST,
+            seen: vec![0; SEEN].into(),
             capacity,
             stats: MemoryStats::default(),
         }
@@ -59,13 +76,16 @@ impl Shard {
     /// Appends the piece's ids and returns its end, if it is here.
     pub(super) fn recall(&mut self, key: Key, text: &[u8], out: &mut Vec<u32>) -> Option<usize> {
         let at = self.find(key)?;
-        let entry = &self.entries[at as usize];
+        let entry = &mut self.entries[at as usize];
         let (ids, own_text) = entry.ids_and_text.split_at(entry.ids);
         if bytemuck::cast_slice::<u32, u8>(own_text)[..key.length] != *text {
             return None;
         }
         let end = entry.end;
         out.extend_from_slice(ids);
+        if !std::mem::replace(&mut entry.is_used, true) {
+            self.trust = (self.trust + PER_USE).min(TRUST);
+        }
         self.stats.hits += 1;
         self.hints[key.head as usize % HINTS] = (key.head, key.length);
         self.unlink(at);
@@ -73,11 +93,14 @@ impl Shard {
         Some(end)
     }
 
-    /// Keeps a piece, in the place of one with the same key, and drops the oldest to make room.
+    /// Keeps a piece that is likely to be used, in the place of one with the same key, and drops the oldest to make room.
     pub(super) fn remember(&mut self, key: Key, text: &[u8], end: usize, ids: &[u32]) {
         self.stats.misses += 1;
         if let Some(at) = self.find(key) {
             self.evict(at);
+        }
+        if !self.is_worth_keeping(key) {
+            return;
         }
         let words = ids.len() + text.len() / size_of::<u32>() + 1;
         // A piece beyond the capacity is not worth all others.
@@ -95,7 +118,15 @@ impl Shard {
         }
         join(ids, text, &mut ids_and_text);
         self.stats.bytes += cost(ids_and_text.capacity());
-        let entry = Entry { key, ids_and_text, ids: ids.len(), end, newer: NONE, older: NONE };
+        let entry = Entry {
+            key,
+            ids_and_text,
+            ids: ids.len(),
+            end,
+            is_used: false,
+            newer: NONE,
+            older: NONE,
+        };
         let at = match self.free.pop() {
             Some(at) => {
                 self.entries[at as usize] = entry;
@@ -112,6 +143,14 @@ impl Shard {
         self.link_newest(at);
     }
 
+    fn is_worth_keeping(&mut self, key: Key) -> bool {
+        let slot = key.slot();
+        let seen = &mut self.seen[slot as usize % SEEN];
+        self.trust > 0
+            || std::mem::replace(seen, slot) == slot
+            || self.stats.misses.is_multiple_of(SAMPLE)
+    }
+
     fn find(&self, key: Key) -> Option<u32> {
         self.table.find(key.slot(), |&at| self.entries[at as usize].key == key).copied()
     }
@@ -123,6 +162,9 @@ impl Shard {
             found.remove();
         }
         let entry = &mut self.entries[at as usize];
+        if !entry.is_used {
+            self.trust = self.trust.saturating_sub(1);
+        }
         self.stats.bytes -= cost(entry.ids_and_text.capacity());
         self.stats.pieces -= 1;
         self.stats.evictions += 1;
@@ -223,6 +265,38 @@ mod tests {
             assert!(held <= shard.capacity);
         }
         assert!(shard.entries.len() <= 9, "{}", shard.entries.len());
+    }
+
+    #[test]
+    fn where_pieces_are_not_repeated_those_seen_twice_are_kept() {
+        let mut shard = Shard::new(16 * PIECE);
+        let mut fresh = 0..u64::MAX;
+        let mut flood = |shard: &mut Shard, pieces: usize| {
+            let kept = fresh.by_ref().take(pieces).filter(|&number| {
+                remember(shard, number, &[1]);
+                shard.find(key(number)).is_some()
+            });
+            kept.count()
+        };
+        assert_eq!(flood(&mut shard, 16 + TRUST as usize), 16 + TRUST as usize);
+        assert_eq!(flood(&mut shard, 800), 800 / SAMPLE as usize, "only on trial");
+        let known = 90_000;
+        for _ in 0..2 {
+            remember(&mut shard, known, &[7]);
+        }
+        assert_eq!(recall(&mut shard, known), Some(vec![7]), "it was seen twice");
+        assert_eq!(
+            flood(&mut shard, 4),
+            4,
+            "for a piece that was used, some more are kept at once"
+        );
+
+        for number in 91_000..91_100 {
+            remember(&mut shard, number, &[2]);
+            remember(&mut shard, number, &[2]);
+            assert!(recall(&mut shard, number).is_some());
+        }
+        assert_eq!(flood(&mut shard, TRUST as usize), TRUST as usize, "pieces are repeated again");
     }
 
     #[test]
