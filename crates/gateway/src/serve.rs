@@ -14,10 +14,12 @@ use crate::tend::tend;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -338,8 +340,19 @@ async fn converse(
         .writev(false)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
+    let news = phases.clone();
     let finishing = async { phases.wait_for(|phase| *phase >= Phase::Finishing).await.is_ok() };
     let mut finishing = pin!(finishing);
+    let mut wakes: Option<Waker> = None;
+    // Polling it takes a lock, and every chunk of a stream would: whom it wakes, and whether, is known without.
+    let mut finishing = pin!(poll_fn(|context| {
+        let is_set = wakes.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+        if is_set && !news.has_changed().unwrap_or(true) {
+            return Poll::Pending;
+        }
+        wakes = Some(context.waker().clone());
+        finishing.as_mut().poll(context)
+    }));
     // A connection that breaks is its client's affair.
     tokio::select! {
         biased;
