@@ -8,6 +8,7 @@
 
 mod answer;
 mod asking;
+mod bell;
 mod beside;
 mod breaker;
 mod budget;

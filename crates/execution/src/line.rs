@@ -4,19 +4,21 @@
 //! wake-ups for every chunk, on another thread as often as not. So whoever waits for the answer polls it;
 //! an idle connection is polled by nobody, and looked at when it is taken out.
 
+use crate::bell::{Bell, Belled, Wish};
 use crate::wire::Wire;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// The most bytes that an engine's response head may have.
 const MOST_HEAD_BYTES: usize = 64 << 10;
 const MOST_HEADERS: usize = 128;
 
-type Driver = http1::Connection<TokioIo<Wire>, Full<Bytes>>;
+type Driver = http1::Connection<TokioIo<Belled>, Full<Bytes>>;
 
 /// A connection.
 pub(crate) struct Line {
@@ -25,25 +27,41 @@ pub(crate) struct Line {
     pub(crate) rules: u64,
     /// None once it has ended. Boxed, because it is large and every request hands it on a dozen times.
     driver: Option<Box<Driver>>,
+    bell: Arc<Bell>,
+    /// How often the bell had rung when it was last driven.
+    rings: u64,
+    wish: Arc<Wish>,
+    /// With which it is driven: that of `wish`.
+    waker: Waker,
 }
 
 impl Line {
     pub(crate) async fn open(wire: Wire, rules: u64) -> hyper::Result<Self> {
+        let (bell, wish) = (Arc::new(Bell::default()), Arc::new(Wish::default()));
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(MOST_HEAD_BYTES)
             .max_headers(MOST_HEADERS)
-            .handshake(TokioIo::new(wire))
+            .handshake(TokioIo::new(Belled::new(wire, &bell)))
             .await?;
-        Ok(Self { sender, rules, driver: Some(Box::new(driver)) })
+        let (driver, waker) = (Some(Box::new(driver)), Waker::from(Arc::clone(&wish)));
+        Ok(Self { sender, rules, driver, bell, rings: 0, wish, waker })
     }
 
-    /// Lets the connection read and write what it can.
+    /// Lets the connection read and write what it can. Wakes the task when it can do more.
     pub(crate) fn drive(&mut self, context: &mut Context<'_>) {
-        if let Some(driver) = &mut self.driver
-            && let Poll::Ready(_ended) = Pin::new(&mut **driver).poll(context)
-        {
+        let Some(driver) = &mut self.driver else { return };
+        let rings = self.bell.listen(context.waker());
+        if !self.wish.take() && rings == self.rings {
+            return;
+        }
+        self.rings = rings;
+        let mut wishing = Context::from_waker(&self.waker);
+        if let Poll::Ready(_ended) = Pin::new(&mut **driver).poll(&mut wishing) {
             // How it ended, the response or its body says.
             self.driver = None;
+        } else if self.wish.is_there() {
+            // It has more to do, but lets others have their turn.
+            context.waker().wake_by_ref();
         }
     }
 

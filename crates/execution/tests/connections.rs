@@ -4,8 +4,11 @@
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
-use std::pin::pin;
+use hyper::body::Body;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -148,4 +151,37 @@ async fn an_answer_that_breaks_off_with_its_first_bytes_has_not_begun() {
     }
     let told = asking.await;
     assert!(matches!(&told, Err(CallError::Broken(_))), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_chunk_wakes_whoever_waits_for_it_once() {
+    const CHUNKS: usize = 20;
+    let (listener, endpoint) = engine().await;
+    let (heard, mut hearing) = tokio::sync::mpsc::unbounded_channel();
+    let reading = tokio::spawn(async move {
+        let mut body = ask(&endpoint).await.unwrap().body;
+        let mut polls = 0;
+        poll_fn(|context| {
+            polls += 1;
+            while let Some(frame) = ready!(Pin::new(&mut body).poll_frame(context)) {
+                heard.send(frame.unwrap().into_data().unwrap()).unwrap();
+            }
+            Poll::Ready(())
+        })
+        .await;
+        polls
+    });
+    let mut stream = listener.accept().await.unwrap().0;
+    answer(&mut stream, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    for _ in 0..CHUNKS {
+        stream.write_all(b"2\r\nok\r\n").await.unwrap();
+        assert_eq!(hearing.recv().await.unwrap(), "ok");
+    }
+    // Several at once, of which one brings the end.
+    stream.write_all(b"1\r\no\r\n1\r\nk\r\n0\r\n\r\n").await.unwrap();
+    let polls = reading.await.unwrap();
+    assert_eq!([hearing.recv().await.unwrap(), hearing.recv().await.unwrap()], ["o", "k"]);
+    assert!(hearing.recv().await.is_none());
+    // The first chunk is there before it is asked for, and the last ones come together.
+    assert_eq!(polls, 1 + CHUNKS);
 }
