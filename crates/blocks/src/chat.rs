@@ -26,8 +26,8 @@ use serde_json::{Map, Value, json};
 pub use calendar::WallTime;
 pub use config::{ConfigError, TokenizerConfig};
 pub use messages::ContentForm;
+use shapes::Shapes;
 pub use shapes::Turn;
-use shapes::{Asked, Shapes};
 
 /// Instructions one rendering may execute: far beyond any prompt, and no template runs forever.
 const FUEL: u64 = 5_000_000;
@@ -202,18 +202,20 @@ impl ChatTemplate {
         self.default.form
     }
 
-    /// What [`Self::render`] gives for a conversation of these turns and no tools, if one like it is known well enough
-    /// to be put together from them.
+    /// Appends to `text` what [`Self::render`] gives for a conversation of these turns and no tools, if one like it is
+    /// known well enough to be put together from them.
     #[must_use]
     pub fn fill_in(
         &self,
         turns: &[Turn<'_>],
         ending: Ending,
         kwargs: Option<&Map<String, Value>>,
-    ) -> Option<Rendered> {
+        text: &mut String,
+    ) -> bool {
         let turns = turns.iter().map(|Turn { role, content }| Some((&**role, &**content)));
-        let text = self.shapes.as_ref()?.of_turns(turns, ending, kwargs)?.text()?;
-        Some(Rendered { text, extent: Extent::Whole })
+        let shapes = self.shapes.as_ref();
+        let asked = shapes.and_then(|shapes| shapes.of_turns(turns, ending, kwargs));
+        asked.is_some_and(|asked| asked.fill_in(text))
     }
 
     /// The prompt of a conversation.
@@ -223,7 +225,8 @@ impl ChatTemplate {
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, TemplateError> {
         let refused = |cause| TemplateError::Refused { file: self.file.clone(), cause };
         let shape = self.shapes.as_ref().and_then(|shapes| shapes.asked(conversation));
-        if let Some(text) = shape.as_ref().and_then(Asked::text) {
+        let mut text = String::new();
+        if shape.as_ref().is_some_and(|shape| shape.fill_in(&mut text)) {
             return Ok(Rendered { text, extent: Extent::Whole });
         }
         let variant = match (&self.tool_use, conversation.tools) {

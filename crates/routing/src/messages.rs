@@ -13,6 +13,7 @@ use std::ops::Deref;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
+use bytestring::ByteString;
 use serde_json::{Map, Value};
 
 pub(crate) use walk::{Token, Walk};
@@ -21,7 +22,7 @@ pub(crate) use walk::{Token, Walk};
 #[derive(Clone, Default)]
 pub struct Messages {
     /// The list as it was written, if it was taken from a body.
-    written: Option<Bytes>,
+    written: Option<ByteString>,
     parsed: OnceLock<Vec<Value>>,
 }
 
@@ -30,24 +31,21 @@ impl Messages {
     /// list of messages, or an unusual one: parsing it as a whole tells.
     #[must_use]
     pub fn take_from(body: &Bytes) -> Option<(Self, Map<String, Value>)> {
-        let mut walk = Walk::new(body);
+        let body = ByteString::try_from(body.clone()).ok()?;
+        let mut walk = Walk::new(&body);
         let list = walk.list_of("messages")?;
         walk.ends_without("messages")?;
-        std::str::from_utf8(&body[list.clone()]).ok()?;
         // The rest with nothing in the place of the list: if that is an object, so is the whole.
-        let mut rest = Vec::with_capacity(body.len() - list.len() + 4);
-        rest.extend_from_slice(&body[..list.start]);
-        rest.extend_from_slice(b"null");
-        rest.extend_from_slice(&body[list.end..]);
-        let mut fields: Map<String, Value> = serde_json::from_slice(&rest).ok()?;
+        let rest = [&body[..list.start], "null", &body[list.end..]].concat();
+        let mut fields: Map<String, Value> = serde_json::from_str(&rest).ok()?;
         fields.shift_remove("messages")?;
-        let written = Some(body.slice(list));
+        let written = Some(body.slice_ref(&body[list]));
         Some((Self { written, parsed: OnceLock::new() }, fields))
     }
 
     /// The list as it was written, if it was taken from a body.
     #[must_use]
-    pub fn written(&self) -> Option<&[u8]> {
+    pub fn written(&self) -> Option<&str> {
         self.written.as_deref()
     }
 

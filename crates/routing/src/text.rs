@@ -1,10 +1,11 @@
 //! The engine's own tokenization behind [`Tokenize`]: chat template and tokenizer of a model.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use wornpath_blocks::chat::{ChatTemplate, Conversation, Ending, Extent, Rendered, WallTime};
-use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer};
+use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer, TokenizerError};
 
 use crate::messages::Messages;
 use crate::models::{Tokenize, TokenizeError};
@@ -12,6 +13,14 @@ use crate::request::{Prompt, Request};
 
 /// What is kept of texts that were tokenized before: thousands of long prompts.
 const MEMORY_BYTES: usize = 64 << 20;
+
+/// The longest prompt whose memory is kept for the next one.
+const KEPT_BYTES: usize = 1 << 20;
+
+thread_local! {
+    /// Where prompts are put together, one after another: memory that is still in the processor's caches.
+    static PROMPT: RefCell<String> = const { RefCell::new(String::new()) };
+}
 
 /// A model's tokenizer and, if it has one, its chat template. Remembers what it has tokenized, so that a
 /// conversation's next turn costs its new text.
@@ -29,25 +38,46 @@ impl TextTokenizer {
         Self { memory, template }
     }
 
-    /// The prompt of a chat; from its bytes, without a tree of the messages, if that can be done.
-    fn render(
+    /// The ids of a chat; from its bytes, without a tree of the messages, if that can be done.
+    fn encode_chat(
         &self,
         request: &Request,
         messages: &Messages,
-        tools: Option<&[Value]>,
-        kwargs: Option<&Map<String, Value>>,
-    ) -> Result<Rendered, TokenizeError> {
+        (tools, kwargs): (Option<&[Value]>, Option<&Map<String, Value>>),
+        tokens: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
         let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
+        // A template writes its special tokens itself.
+        let framing = framing(&request.fields).unwrap_or(Framing::Bare);
         if tools.is_none()
             && let Some(turns) = messages.turns()
-            && let Some(known) = template.fill_in(&turns, ending(&request.fields), kwargs)
         {
-            return Ok(known);
+            let mut text = PROMPT.take();
+            text.clear();
+            let is_known = template.fill_in(&turns, ending(&request.fields), kwargs, &mut text);
+            let encoded = is_known.then(|| self.memory.encode(&text, framing, tokens));
+            if text.capacity() <= KEPT_BYTES {
+                PROMPT.set(text);
+            }
+            if let Some(encoded) = encoded {
+                return Ok(encoded?);
+            }
         }
         let conversation = Conversation { tools, kwargs, ..asked(request, messages) };
-        template
-            .render(&conversation)
-            .map_err(|error| TokenizeError::NotRendered(error.to_string()))
+        let rendered = template.render(&conversation);
+        let Rendered { text, extent } =
+            rendered.map_err(|error| TokenizeError::NotRendered(error.to_string()))?;
+        let encoded = match extent {
+            Extent::Whole => self.memory.encode(&text, framing, tokens),
+            Extent::BeforePart => self.memory.tokenizer().encode_beginning(&text, framing, tokens),
+        };
+        Ok(encoded?)
+    }
+}
+
+impl From<TokenizerError> for TokenizeError {
+    fn from(error: TokenizerError) -> Self {
+        Self::NotTokenized(error.to_string())
     }
 }
 
@@ -75,29 +105,20 @@ fn framing(fields: &Map<String, Value>) -> Option<Framing> {
 
 impl Tokenize for TextTokenizer {
     fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-        let encoded = match &request.prompt {
+        match &request.prompt {
             Prompt::Tokens(ids) => {
                 tokens.extend_from_slice(ids);
-                return Ok(());
+                Ok(())
             }
             Prompt::Text(text) => {
                 let framing = framing(&request.fields).unwrap_or(Framing::Prompt);
-                self.memory.encode(text, framing, tokens)
+                Ok(self.memory.encode(text, framing, tokens)?)
             }
             Prompt::Chat { messages, tools, kwargs } => {
-                let rendered = self.render(request, messages, tools.as_deref(), kwargs.as_ref())?;
-                // A template writes its special tokens itself.
-                let framing = framing(&request.fields).unwrap_or(Framing::Bare);
-                match rendered.extent {
-                    Extent::Whole => self.memory.encode(&rendered.text, framing, tokens),
-                    Extent::BeforePart => {
-                        let tokenizer = self.memory.tokenizer();
-                        tokenizer.encode_beginning(&rendered.text, framing, tokens)
-                    }
-                }
+                let beside = (tools.as_deref(), kwargs.as_ref());
+                self.encode_chat(request, messages, beside, tokens)
             }
-        };
-        encoded.map_err(|error| TokenizeError::NotTokenized(error.to_string()))
+        }
     }
 }
 
@@ -167,11 +188,12 @@ mod tests {
         }
         let turn = |content: &str| Turn { role: "user".into(), content: content.to_owned().into() };
         let fill_in = |turns: &[Turn<'_>]| {
-            by_bytes.template.as_ref().unwrap().fill_in(turns, Ending::GenerationPrompt, None)
+            let (template, mut text) = (by_bytes.template.as_ref().unwrap(), String::new());
+            template.fill_in(turns, Ending::GenerationPrompt, None, &mut text)
         };
         let system = Turn { role: "system".into(), content: "a".into() };
-        assert!(fill_in(&[system, turn("b")]).is_some(), "it was not from the bytes");
-        assert!(fill_in(&[turn("b")]).is_none());
+        assert!(fill_in(&[system, turn("b")]), "it was not from the bytes");
+        assert!(!fill_in(&[turn("b")]));
     }
 
     #[test]

@@ -121,11 +121,14 @@ fn simple(message: &Value) -> Option<(&str, &str)> {
 }
 
 impl Asked<'_> {
-    /// Its text, if its shape is known.
-    pub(super) fn text(&self) -> Option<String> {
+    /// Appends its text, if its shape is known.
+    pub(super) fn fill_in(&self, text: &mut String) -> bool {
         let shape = self.place().shape.load();
-        let shape = shape.as_ref().filter(|shape| shape.name == self.name)?;
-        Some(self.fill(shape))
+        let shape = shape.as_ref().filter(|shape| shape.name == self.name);
+        shape.is_some_and(|shape| {
+            self.fill(shape, text);
+            true
+        })
     }
 
     /// Takes down the shape of a conversation whose text is known now, if one like it was seen before. `render` knows what
@@ -162,7 +165,9 @@ impl Asked<'_> {
         }
         let shape = Shape { name: self.name.clone(), parts, end: rest.to_owned() };
         // A template whose own text looks like a stand-in would give another.
-        if self.fill(&shape) == text {
+        let mut filled = String::new();
+        self.fill(&shape, &mut filled);
+        if filled == text {
             place.shape.store(Some(Arc::new(shape)));
         }
     }
@@ -171,17 +176,16 @@ impl Asked<'_> {
         &self.shapes.places[self.hash as usize % SHAPES]
     }
 
-    fn fill(&self, shape: &Shape) -> String {
+    fn fill(&self, shape: &Shape, text: &mut String) {
         let length =
             |(before, number): &(String, usize)| before.len() + self.contents[*number].len();
         let length: usize = shape.parts.iter().map(length).sum();
-        let mut text = String::with_capacity(length + shape.end.len());
+        text.reserve(length + shape.end.len());
         for (before, number) in &shape.parts {
             text.push_str(before);
             text.push_str(self.contents[*number]);
         }
         text.push_str(&shape.end);
-        text
     }
 }
 
@@ -196,7 +200,9 @@ mod tests {
     }
 
     fn known(template: &ChatTemplate, conversation: &Conversation<'_>) -> Option<String> {
-        template.shapes.as_ref().unwrap().asked(conversation)?.text()
+        let mut text = String::new();
+        let is_known = template.shapes.as_ref().unwrap().asked(conversation)?.fill_in(&mut text);
+        is_known.then_some(text)
     }
 
     #[test]

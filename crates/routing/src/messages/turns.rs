@@ -25,9 +25,9 @@ fn turn<'a>(walk: &mut Walk<'a>) -> Option<Turn<'a>> {
     }
     let (mut role, mut content) = (None, None);
     while walk.has_member(b'}')? {
-        let place = match walk.string()?.bytes {
-            b"role" => &mut role,
-            b"content" => &mut content,
+        let place = match walk.string()?.text {
+            "role" => &mut role,
+            "content" => &mut content,
             _ => return None,
         };
         walk.expect(b':')?;
@@ -37,15 +37,12 @@ fn turn<'a>(walk: &mut Walk<'a>) -> Option<Turn<'a>> {
             return None;
         }
     }
-    Some(Turn { role: text(role?)?, content: text(content?)? })
+    Some(Turn { role: text(role?), content: text(content?) })
 }
 
 /// A string's text, copied only if it has escapes.
-fn text(written: Written<'_>) -> Option<Cow<'_, str>> {
-    if written.has_escapes {
-        return written.text().map(Cow::Owned);
-    }
-    std::str::from_utf8(written.bytes).ok().map(Cow::Borrowed)
+fn text(written: Written<'_>) -> Cow<'_, str> {
+    if written.has_escapes { written.text().into() } else { written.text.into() }
 }
 
 #[cfg(test)]

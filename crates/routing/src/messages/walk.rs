@@ -13,7 +13,7 @@ const DEEPEST: usize = 32;
 /// A place in a text.
 #[derive(Clone, Copy)]
 pub(crate) struct Walk<'a> {
-    text: &'a [u8],
+    text: &'a str,
     at: usize,
 }
 
@@ -33,22 +33,26 @@ pub(crate) enum Token<'a> {
 /// A string as it is written between its quotes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Written<'a> {
-    pub(super) bytes: &'a [u8],
+    pub(super) text: &'a str,
     /// Whether there is any backslash: whoever looked for the end knows.
     pub(super) has_escapes: bool,
 }
 
 impl<'a> Walk<'a> {
-    pub(crate) const fn new(text: &'a [u8]) -> Self {
+    pub(crate) const fn new(text: &'a str) -> Self {
         Self { text, at: 0 }
+    }
+
+    const fn bytes(&self) -> &'a [u8] {
+        self.text.as_bytes()
     }
 
     /// The next token; commas and colons are passed over. For a text that was checked.
     pub(crate) fn token(&mut self) -> Option<Token<'a>> {
-        while matches!(self.text.get(self.at)?, b' ' | b'\t' | b'\n' | b'\r' | b',' | b':') {
+        while matches!(self.bytes().get(self.at)?, b' ' | b'\t' | b'\n' | b'\r' | b',' | b':') {
             self.at += 1;
         }
-        Some(match self.text[self.at] {
+        Some(match self.bytes()[self.at] {
             b'[' | b'{' => {
                 self.at += 1;
                 Token::Open
@@ -67,7 +71,7 @@ impl<'a> Walk<'a> {
     pub(super) fn list_of(&mut self, name: &str) -> Option<Range<usize>> {
         self.expect(b'{')?;
         loop {
-            let is_wanted = self.name()?.bytes == name.as_bytes();
+            let is_wanted = self.name()?.text == name;
             if self.next()? == b'[' && is_wanted {
                 let start = self.at;
                 self.value(1)?;
@@ -97,7 +101,7 @@ impl<'a> Walk<'a> {
     /// The next value. For a text that was checked.
     pub(super) fn tree(&mut self) -> Option<Value> {
         Some(match self.next()? {
-            b'"' => Value::String(self.string()?.text()?),
+            b'"' => Value::String(self.string()?.text()),
             b'[' => {
                 let mut list = Vec::new();
                 while self.has_member(b']')? {
@@ -108,7 +112,7 @@ impl<'a> Walk<'a> {
             b'{' => {
                 let mut fields = Map::new();
                 while self.has_member(b'}')? {
-                    let name = self.string()?.text()?;
+                    let name = self.string()?.text();
                     self.expect(b':')?;
                     fields.insert(name, self.tree()?);
                 }
@@ -184,10 +188,10 @@ impl<'a> Walk<'a> {
 
     /// The next byte that is no blank.
     pub(super) fn next(&mut self) -> Option<u8> {
-        while matches!(self.text.get(self.at)?, b' ' | b'\t' | b'\n' | b'\r') {
+        while matches!(self.bytes().get(self.at)?, b' ' | b'\t' | b'\n' | b'\r') {
             self.at += 1;
         }
-        Some(self.text[self.at])
+        Some(self.bytes()[self.at])
     }
 
     /// What stands between two quotes.
@@ -195,10 +199,10 @@ impl<'a> Walk<'a> {
         let start = self.at + 1;
         let (mut at, mut has_escapes) = (start, false);
         loop {
-            at += memchr2(b'"', b'\\', self.text.get(at..)?)?;
-            if self.text[at] == b'"' {
+            at += memchr2(b'"', b'\\', self.bytes().get(at..)?)?;
+            if self.bytes()[at] == b'"' {
                 self.at = at + 1;
-                return Some(Written { bytes: &self.text[start..at], has_escapes });
+                return Some(Written { text: self.text.get(start..at)?, has_escapes });
             }
             has_escapes = true;
             at += 2;
@@ -207,7 +211,7 @@ impl<'a> Walk<'a> {
 
     /// What stands until something that a number or a word cannot have.
     fn scalar(&mut self) -> Option<&'a [u8]> {
-        let rest = &self.text[self.at..];
+        let rest = &self.bytes()[self.at..];
         let is_part =
             |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
         let length = rest.iter().position(|byte| !is_part(byte)).unwrap_or(rest.len());
@@ -218,40 +222,40 @@ impl<'a> Walk<'a> {
 
 impl Written<'_> {
     /// Gives the string's text to `push`, piece by piece, without its escapes. For one that was checked.
-    pub(crate) fn unescaped(self, mut push: impl FnMut(&[u8])) {
-        let mut rest = self.bytes;
+    pub(crate) fn unescaped(self, mut push: impl FnMut(&str)) {
+        let mut rest = self.text;
         while self.has_escapes
-            && let Some(at) = memchr(b'\\', rest)
+            && let Some(at) = memchr(b'\\', rest.as_bytes())
         {
             push(&rest[..at]);
-            let Some((character, length)) = escaped(&rest[at..]) else { return };
-            push(character.encode_utf8(&mut [0; 4]).as_bytes());
+            let Some((character, length)) = escaped(&rest.as_bytes()[at..]) else { return };
+            push(character.encode_utf8(&mut [0; 4]));
             rest = &rest[at + length..];
         }
         push(rest);
     }
 
     /// The string's text. For one that was checked.
-    pub(super) fn text(self) -> Option<String> {
-        let mut text = Vec::with_capacity(self.bytes.len());
-        self.unescaped(|piece| text.extend_from_slice(piece));
-        String::from_utf8(text).ok()
+    pub(super) fn text(self) -> String {
+        let mut text = String::with_capacity(self.text.len());
+        self.unescaped(|piece| text.push_str(piece));
+        text
     }
 
     /// Whether it is `text` without its escapes. For one that was checked.
     fn is_spelling_of(self, text: &str) -> bool {
-        let mut rest = Some(text.as_bytes());
+        let mut rest = Some(text);
         self.unescaped(|piece| rest = rest.and_then(|rest| rest.strip_prefix(piece)));
-        rest.is_some_and(<[u8]>::is_empty)
+        rest.is_some_and(str::is_empty)
     }
 
     /// Whether it is as it must be between quotes.
     fn is_text(&self) -> bool {
         // Without a way out, so that it is done many bytes at a time.
-        if self.bytes.iter().fold(false, |found, byte| found | (*byte < 0x20)) {
+        if self.text.bytes().fold(false, |found, byte| found | (byte < 0x20)) {
             return false;
         }
-        let mut rest = self.bytes;
+        let mut rest = self.text.as_bytes();
         while self.has_escapes
             && let Some(at) = memchr(b'\\', rest)
         {

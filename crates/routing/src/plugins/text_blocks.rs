@@ -108,7 +108,7 @@ impl Spelled<'_> {
     }
 
     /// The text of a list's values as they are written.
-    fn written(&mut self, list: &[u8]) {
+    fn written(&mut self, list: &str) {
         let (mut walk, mut depth) = (Walk::new(list), 0_usize);
         while let Some(token) = walk.token() {
             match token {
@@ -119,7 +119,7 @@ impl Spelled<'_> {
                 // The list itself is no value.
                 Token::Close if depth <= 1 => return,
                 Token::Close => depth -= 1,
-                Token::Text(written) => written.unescaped(|piece| self.push(piece)),
+                Token::Text(written) => written.unescaped(|piece| self.push(piece.as_bytes())),
                 Token::Scalar(written) => {
                     let value: Value = serde_json::from_slice(written).unwrap_or_default();
                     self.push(value.to_string().as_bytes());

@@ -12,7 +12,7 @@ const TRUST: u32 = 64;
 /// What a piece that is used makes up for. So a fifth of them must be, for new ones to be kept at once.
 const PER_USE: u32 = 4;
 /// On trial one piece of so many is kept at first sight, to learn whether it is used.
-const SAMPLE: u64 = 8;
+const SAMPLE: u64 = 64;
 /// Pieces that were seen and not kept; a newer one takes the place of an older.
 const SEEN: usize = 1024;
 /// No entry: the end of a list.
