@@ -27,12 +27,10 @@ pub(crate) struct Results {
 }
 
 /// How much is measured.
-#[derive(Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
     pub(crate) measured: Duration,
-    /// How long measurements may be made again, all together.
-    pub(crate) patience: Duration,
+    pub(crate) patience: Patience,
 }
 
 /// Measures. Within a round a situation is everybody's before the next one is anybody's, and who comes
@@ -42,7 +40,7 @@ pub(crate) async fn hold(
     engines: &mut Engines,
     cells: Vec<Cell>,
     model: Option<&Model>,
-    Effort { rounds, measured, patience }: Effort,
+    Effort { rounds, measured, patience }: &mut Effort,
 ) -> anyhow::Result<Results> {
     let mut samples = vec![vec![Vec::new(); contestants.len()]; cells.len()];
     let mut new_texts = vec![Vec::new(); cells.len()];
@@ -50,8 +48,8 @@ pub(crate) async fn hold(
         .iter()
         .map(|cell| Rc::new(Prompts::new(cell.bytes, Shared::FirstHalf, cell.delivery)))
         .collect();
-    let (mut number, mut patience) = (0, Patience::of(patience));
-    for round in 0..rounds {
+    let mut number = 0;
+    for round in 0..*rounds {
         for (at, cell) in cells.iter().enumerate() {
             engines.pace(cell.pace).await?;
             for turn in 0..contestants.len() {
@@ -59,7 +57,7 @@ pub(crate) async fn hold(
                 if !cell.is_for(contestants[who].kind) {
                     continue;
                 }
-                let window = cell.window(measured);
+                let window = cell.window(*measured);
                 let mut samples_of = Vec::new();
                 loop {
                     let (start, before) = (Instant::now(), Ticks::now());

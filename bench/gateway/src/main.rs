@@ -24,6 +24,7 @@ use std::time::Duration;
 use cell::Cell;
 use contest::Effort;
 use contestant::{Contestant, Engines, Kind, Places, is_installed};
+use stolen::Patience;
 
 const USAGE: &str = "usage: [--tokenizer FOLDER] [--rounds N] [--seconds S] [--patience MINUTES] [--prompts N] [--quick] [--raw] \
                      [--only NAME]... [--cell PART]...; `bench/run` says where the binaries are";
@@ -137,12 +138,13 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         contestants.push(Contestant::start(kind, &arguments.places, &engines.pods).await?);
     }
     let Arguments { rounds, measured, patience, .. } = *arguments;
-    let effort = Effort { rounds, measured, patience };
+    let mut effort = Effort { rounds, measured, patience: Patience::of(patience) };
     println!("{} rounds of {:?} a situation; 8 pods", arguments.rounds, arguments.measured);
     let folder = arguments.places.tokenizer.as_deref();
     let model = folder.map(tokenizing::Model::load).transpose()?;
     let cells = arguments.cells();
-    let results = contest::hold(&contestants, &mut engines, cells, model.as_ref(), effort).await?;
+    let held = contest::hold(&contestants, &mut engines, cells, model.as_ref(), &mut effort);
+    let results = held.await?;
     report::stolen(&results);
     report::tables(&results);
     let mut bars = report::contest_bars(&results);
@@ -151,7 +153,8 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bars.extend(report::tokenizer_bars(&results));
         engines.pace(engine::Pace::ENGINE).await?;
         let (gateway, pod) = (contestant.addresses[0], engines.pods[0]);
-        let stalls = tokenizing::stalls(gateway, pod, &model.tokenizer).await?;
+        let stalls =
+            tokenizing::stalls(gateway, pod, &model.tokenizer, &mut effort.patience).await?;
         bars.extend(report::stall_bars(&stalls));
     }
     if let Some(contestant) = find(Kind::CacheAware)

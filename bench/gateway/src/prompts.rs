@@ -14,7 +14,7 @@ const WORDS: &str = "the model cache of a request that arrives while another wai
 pub(crate) enum Shared {
     /// The first half, with one in 64.
     FirstHalf,
-    /// Nothing: a number stands at the very beginning.
+    /// Nothing: a number stands at the very beginning, and all else is from anywhere.
     Nothing,
 }
 
@@ -45,21 +45,25 @@ impl Prompts {
 
     /// What no other request has: the text of the second half.
     pub(crate) fn new_text(&self, number: u64) -> &str {
-        let mut random = Random(number);
-        let start = random.below(POOL_BYTES);
-        &self.pool[start..start + self.bytes / 2 - 150]
+        self.window(Random(number), self.bytes / 2 - 150)
+    }
+
+    /// Some of the pool, from anywhere in it.
+    fn window(&self, mut at: Random, bytes: usize) -> &str {
+        let start = at.below(POOL_BYTES);
+        &self.pool[start..start + bytes]
     }
 
     /// Writes request `number`, head and body, into `request`.
     pub(crate) fn write(&self, number: u64, request: &mut Vec<u8>) {
         let prefix = &self.prefixes[Random(number).below(PREFIXES)];
+        let (first, prefix) = match self.shared {
+            Shared::FirstHalf => (0, prefix.as_str()),
+            Shared::Nothing => (number, self.window(Random(!number), prefix.len())),
+        };
         let stream = match self.delivery {
             Delivery::Whole => "",
             Delivery::Stream => r#","stream":true"#,
-        };
-        let first = match self.shared {
-            Shared::FirstHalf => 0,
-            Shared::Nothing => number,
         };
         let start = format!(
             r#"{{"model":"bench-model","max_tokens":64{stream},"messages":[{{"role":"system","content":"{first:016x} "#

@@ -5,7 +5,7 @@ use crate::contestant::Kind;
 use crate::growth::Growth;
 use crate::stats::median;
 use crate::stolen;
-use crate::tokenizing::{Lateness, NewText, Stalls};
+use crate::tokenizing::{Lateness, MOST_DELAY, NewText, Stalls};
 
 /// A promise and what became of it.
 pub(crate) struct Bar {
@@ -178,13 +178,18 @@ pub(crate) fn stall_bars(stalls: &Stalls) -> Vec<Bar> {
     row("past the gateway, nothing else to do", stalls.quiet.1);
     row("through the gateway, meanwhile", stalls.through);
     row("past the gateway, meanwhile", stalls.past);
+    println!(
+        "\nothers had {:.1} % of the processors; made again {} times because streams past the gateway were late",
+        stalls.stolen * 100.0,
+        stalls.again
+    );
     // What the machine adds, past streams say; what the gateway adds without long prompts, the quiet ones.
     let bar = |name, figure: fn(&Lateness) -> f64| {
         let added = |(through, past): (&Lateness, &Lateness)| figure(through) - figure(past);
         let meanwhile = added((&stalls.through, &stalls.past));
         let quiet = added((&stalls.quiet.0, &stalls.quiet.1));
         let name = format!("delay of other streams' tokens by tokenizing, {name}, µs");
-        Bar::new(name, meanwhile - quiet.max(0.0), 1000.0)
+        Bar::new(name, meanwhile - quiet.max(0.0), MOST_DELAY)
     };
     vec![
         bar("p99", |late| late.p99),

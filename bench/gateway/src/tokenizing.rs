@@ -6,6 +6,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Instant;
 
 use serde_json::json;
 use tokio::task::LocalSet;
@@ -16,6 +17,7 @@ use crate::clock::thread_cpu;
 use crate::exchange::Client;
 use crate::prompts::{Delivery, Prompts, Shared};
 use crate::stats::{median, quantile};
+use crate::stolen::{self, Patience, Ticks};
 
 /// Texts that a cost is the median of.
 const TEXTS: u64 = 501;
@@ -25,6 +27,8 @@ const LONG_TOKENS: usize = 100_000;
 const SAMPLE_BYTES: usize = 128 << 10;
 /// Long prompts, one after another.
 const LONG_PROMPTS: u64 = 100;
+/// What a token may be late by because of them, in microseconds.
+pub(crate) const MOST_DELAY: f64 = 1000.0;
 /// Streams that are watched meanwhile, through the gateway and past it.
 const STREAMS: usize = 4;
 
@@ -92,13 +96,26 @@ pub(crate) struct Stalls {
     pub(crate) through: Lateness,
     /// At that time, not through the gateway: what the machine itself adds.
     pub(crate) past: Lateness,
+    /// The share of the processors that others had.
+    pub(crate) stolen: f64,
+    /// How often it was made again.
+    pub(crate) again: usize,
 }
 
-/// Watches streams while long prompts are tokenized, one after another.
+impl Stalls {
+    /// What one token in a hundred was late by past the gateway, and so by nothing of ours.
+    fn machine(&self) -> f64 {
+        self.quiet.1.p99.max(self.past.p99)
+    }
+}
+
+/// Watches streams while long prompts are tokenized, one after another. Where the machine itself is later than a gateway may
+/// be, that is made again while there is patience, and the time when it was least late is taken.
 pub(crate) async fn stalls(
     gateway: SocketAddr,
     pod: SocketAddr,
     tokenizer: &Tokenizer,
+    patience: &mut Patience,
 ) -> anyhow::Result<Stalls> {
     let tokens_of = |text: &str| -> anyhow::Result<usize> {
         let mut ids = Vec::new();
@@ -113,15 +130,29 @@ pub(crate) async fn stalls(
     // Both halves are made of the same words.
     let long_tokens = 2 * tokens_of(long.new_text(0))?;
     anyhow::ensure!(long_tokens >= LONG_TOKENS, "a long prompt has only {long_tokens} tokens");
-    let quiet = watch(gateway, pod, None).await?;
-    let (through, past) = watch(gateway, pod, Some(&long)).await?;
-    Ok(Stalls { long_tokens, quiet, through, past })
+    let mut best: Option<Stalls> = None;
+    for again in 0.. {
+        let (start, before) = (Instant::now(), Ticks::now());
+        let quiet = watch(gateway, pod, None).await?;
+        let first = (again as u64 + 1) << 42;
+        let (through, past) = watch(gateway, pod, Some((&long, first))).await?;
+        let stolen = before.share_since();
+        let found = Stalls { long_tokens, quiet, through, past, stolen, again };
+        let better = best.filter(|best| best.machine() <= found.machine()).unwrap_or(found);
+        best = Some(Stalls { again, ..better });
+        let is_told = stolen <= stolen::MOST && found.machine() <= MOST_DELAY;
+        if is_told || !patience.allows(start) {
+            break;
+        }
+        tokio::time::sleep(stolen::PAUSE).await;
+    }
+    best.context("nothing was watched")
 }
 
 async fn watch(
     gateway: SocketAddr,
     pod: SocketAddr,
-    long: Option<&Prompts>,
+    long: Option<(&Prompts, u64)>,
 ) -> anyhow::Result<(Lateness, Lateness)> {
     let late = [Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(Vec::new()))];
     let (local, is_over) = (LocalSet::new(), Rc::new(Cell::new(false)));
@@ -146,11 +177,11 @@ async fn watch(
             late.iter().for_each(|late| late.borrow_mut().clear());
             match long {
                 None => tokio::time::sleep(std::time::Duration::from_secs(3)).await,
-                Some(long) => {
+                Some((long, first)) => {
                     let mut client = Client::connect(gateway).await?;
                     let mut request = Vec::new();
-                    for number in 0..LONG_PROMPTS {
-                        long.write(1 << 42 | number, &mut request);
+                    for number in first..first + LONG_PROMPTS {
+                        long.write(number, &mut request);
                         client.ask(&request).await?;
                     }
                 }
