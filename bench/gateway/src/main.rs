@@ -148,6 +148,8 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     report::stolen(&results);
     report::tables(&results);
     let mut bars = report::contest_bars(&results);
+    // The others are done, and what they do in the background would disturb.
+    contestants.retain(|it| matches!(it.kind, Kind::Tokenizer | Kind::CacheAware));
     let find = |kind| contestants.iter().find(|contestant| contestant.kind == kind);
     if let (Some(contestant), Some(model)) = (find(Kind::Tokenizer), &model) {
         bars.extend(report::tokenizer_bars(&results));

@@ -5,7 +5,7 @@ use crate::contestant::Kind;
 use crate::growth::Growth;
 use crate::stats::median;
 use crate::stolen;
-use crate::tokenizing::{Lateness, MOST_DELAY, NewText, Stalls};
+use crate::tokenizing::{Lateness, MOST_DELAY, NewText, Pair, Round, Stalls};
 
 /// A promise and what became of it.
 pub(crate) struct Bar {
@@ -165,31 +165,38 @@ pub(crate) fn growth_bar(growth: &Growth) -> Bar {
 pub(crate) fn stall_bars(stalls: &Stalls) -> Vec<Bar> {
     println!(
         "\n### Tokens' way from engine to client, µs, while prompts of {} tokens are tokenized\n\n\
+         medians of {} rounds; {} were made again because streams past the gateway were late\n\n\
          | | p50 | p99 | p99.9 | worst | tokens |\n|---|---:|---:|---:|---:|---:|",
-        stalls.long_tokens
-    );
-    let row = |name: &str, late: Lateness| {
-        println!(
-            "| {name} | {:.0} | {:.0} | {:.0} | {:.0} | {} |",
-            late.p50, late.p99, late.p999, late.worst, late.tokens
-        );
-    };
-    row("through the gateway, nothing else to do", stalls.quiet.0);
-    row("past the gateway, nothing else to do", stalls.quiet.1);
-    row("through the gateway, meanwhile", stalls.through);
-    row("past the gateway, meanwhile", stalls.past);
-    println!(
-        "\nothers had {:.1} % of the processors; made again {} times because streams past the gateway were late",
-        stalls.stolen * 100.0,
+        stalls.long_tokens,
+        stalls.rounds.len(),
         stalls.again
     );
+    let middle = |figure: &dyn Fn(&Round) -> f64| {
+        median(&stalls.rounds.iter().map(figure).collect::<Vec<_>>())
+    };
+    let row = |name: &str, late: fn(&Round) -> &Lateness| {
+        println!(
+            "| {name} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} |",
+            middle(&|round| late(round).p50),
+            middle(&|round| late(round).p99),
+            middle(&|round| late(round).p999),
+            middle(&|round| late(round).worst),
+            middle(&|round| late(round).tokens as f64),
+        );
+    };
+    row("through the gateway, nothing else to do", |round| &round.quiet.through);
+    row("past the gateway, nothing else to do", |round| &round.quiet.past);
+    row("through the gateway, meanwhile", |round| &round.meanwhile.through);
+    row("past the gateway, meanwhile", |round| &round.meanwhile.past);
     // What the machine adds, past streams say; what the gateway adds without long prompts, the quiet ones.
     let bar = |name, figure: fn(&Lateness) -> f64| {
-        let added = |(through, past): (&Lateness, &Lateness)| figure(through) - figure(past);
-        let meanwhile = added((&stalls.through, &stalls.past));
-        let quiet = added((&stalls.quiet.0, &stalls.quiet.1));
+        let added = |pair: &Pair| figure(&pair.through) - figure(&pair.past);
+        let delay = |round: &Round| added(&round.meanwhile) - added(&round.quiet).max(0.0);
+        let each: Vec<_> =
+            stalls.rounds.iter().map(|round| format!("{:.0}", delay(round))).collect();
+        println!("\ndelay by tokenizing, {name}, µs, round by round: {}", each.join(" "));
         let name = format!("delay of other streams' tokens by tokenizing, {name}, µs");
-        Bar::new(name, meanwhile - quiet.max(0.0), MOST_DELAY)
+        Bar::new(name, middle(&delay), MOST_DELAY)
     };
     vec![
         bar("p99", |late| late.p99),

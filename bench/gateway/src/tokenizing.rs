@@ -27,6 +27,8 @@ const LONG_TOKENS: usize = 100_000;
 const SAMPLE_BYTES: usize = 128 << 10;
 /// Long prompts, one after another.
 const LONG_PROMPTS: u64 = 100;
+/// How often all of that is watched.
+const ROUNDS: usize = 7;
 /// What a token may be late by because of them, in microseconds.
 pub(crate) const MOST_DELAY: f64 = 1000.0;
 /// Streams that are watched meanwhile, through the gateway and past it.
@@ -85,32 +87,38 @@ pub(crate) struct Lateness {
     pub(crate) tokens: usize,
 }
 
-/// Streams through the gateway and past it at the same time.
-#[derive(Clone, Copy, Debug)]
+/// How late streams were while long prompts were tokenized.
 pub(crate) struct Stalls {
     /// How many tokens a long prompt has.
     pub(crate) long_tokens: usize,
-    /// While nothing else happens, through the gateway and not.
-    pub(crate) quiet: (Lateness, Lateness),
-    /// While the gateway tokenizes long prompts.
-    pub(crate) through: Lateness,
-    /// At that time, not through the gateway: what the machine itself adds.
-    pub(crate) past: Lateness,
-    /// The share of the processors that others had.
-    pub(crate) stolen: f64,
-    /// How often it was made again.
+    pub(crate) rounds: Vec<Round>,
+    /// How many rounds were made again.
     pub(crate) again: usize,
 }
 
-impl Stalls {
+/// Streams through the gateway and past it at the same time.
+pub(crate) struct Round {
+    /// While nothing else happens.
+    pub(crate) quiet: Pair,
+    /// While the gateway tokenizes long prompts.
+    pub(crate) meanwhile: Pair,
+}
+
+/// Streams through the gateway, and those past it, which tell what the machine itself adds.
+pub(crate) struct Pair {
+    pub(crate) through: Lateness,
+    pub(crate) past: Lateness,
+}
+
+impl Round {
     /// What one token in a hundred was late by past the gateway, and so by nothing of ours.
     fn machine(&self) -> f64 {
-        self.quiet.1.p99.max(self.past.p99)
+        self.quiet.past.p99.max(self.meanwhile.past.p99)
     }
 }
 
-/// Watches streams while long prompts are tokenized, one after another. Where the machine itself is later than a gateway may
-/// be, that is made again while there is patience, and the time when it was least late is taken.
+/// Watches streams while long prompts are tokenized, one after another, several times. A round in which the machine itself is
+/// later than a gateway may be is made again while there is patience.
 pub(crate) async fn stalls(
     gateway: SocketAddr,
     pod: SocketAddr,
@@ -130,30 +138,29 @@ pub(crate) async fn stalls(
     // Both halves are made of the same words.
     let long_tokens = 2 * tokens_of(long.new_text(0))?;
     anyhow::ensure!(long_tokens >= LONG_TOKENS, "a long prompt has only {long_tokens} tokens");
-    let mut best: Option<Stalls> = None;
-    for again in 0.. {
+    let (mut rounds, mut again, mut number) = (Vec::new(), 0, 1 << 42);
+    while rounds.len() < ROUNDS {
         let (start, before) = (Instant::now(), Ticks::now());
         let quiet = watch(gateway, pod, None).await?;
-        let first = (again as u64 + 1) << 42;
-        let (through, past) = watch(gateway, pod, Some((&long, first))).await?;
-        let stolen = before.share_since();
-        let found = Stalls { long_tokens, quiet, through, past, stolen, again };
-        let better = best.filter(|best| best.machine() <= found.machine()).unwrap_or(found);
-        best = Some(Stalls { again, ..better });
-        let is_told = stolen <= stolen::MOST && found.machine() <= MOST_DELAY;
+        let meanwhile = watch(gateway, pod, Some((&long, number))).await?;
+        number += LONG_PROMPTS;
+        let round = Round { quiet, meanwhile };
+        let is_told = before.share_since() <= stolen::MOST && round.machine() <= MOST_DELAY;
         if is_told || !patience.allows(start) {
-            break;
+            rounds.push(round);
+        } else {
+            again += 1;
+            tokio::time::sleep(stolen::PAUSE).await;
         }
-        tokio::time::sleep(stolen::PAUSE).await;
     }
-    best.context("nothing was watched")
+    Ok(Stalls { long_tokens, rounds, again })
 }
 
 async fn watch(
     gateway: SocketAddr,
     pod: SocketAddr,
     long: Option<(&Prompts, u64)>,
-) -> anyhow::Result<(Lateness, Lateness)> {
+) -> anyhow::Result<Pair> {
     let late = [Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(Vec::new()))];
     let (local, is_over) = (LocalSet::new(), Rc::new(Cell::new(false)));
     for number in 0..2 * STREAMS {
@@ -202,5 +209,5 @@ async fn watch(
             tokens: late.len(),
         }
     };
-    Ok((lateness(&late[0]), lateness(&late[1])))
+    Ok(Pair { through: lateness(&late[0]), past: lateness(&late[1]) })
 }
