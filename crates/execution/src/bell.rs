@@ -5,13 +5,9 @@
 //! a stream. So the two are told apart. Bytes ring a [`Bell`], which wakes the task; all else is a [`Wish`]
 //! to be driven, which only whoever drives looks at. With neither, there is nothing to drive it for.
 
-use crate::wire::Wire;
-use std::io::{self, IoSlice};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use std::task::{Wake, Waker};
 
 /// Rung when a wire can be read or written again.
 pub(crate) struct Bell {
@@ -76,68 +72,6 @@ impl Wake for Wish {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.0.store(true, Ordering::Release);
-    }
-}
-
-/// A wire with a bell, whoever polls it.
-pub(crate) struct Belled {
-    wire: Wire,
-    bell: Waker,
-}
-
-impl Belled {
-    pub(crate) fn new(wire: Wire, bell: &Arc<Bell>) -> Self {
-        Self { wire, bell: Waker::from(Arc::clone(bell)) }
-    }
-
-    fn parts(self: Pin<&mut Self>) -> (Pin<&mut Wire>, Context<'_>) {
-        let Self { wire, bell } = self.get_mut();
-        (Pin::new(wire), Context::from_waker(bell))
-    }
-}
-
-impl AsyncRead for Belled {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let (wire, mut context) = self.parts();
-        wire.poll_read(&mut context, buffer)
-    }
-}
-
-impl AsyncWrite for Belled {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let (wire, mut context) = self.parts();
-        wire.poll_write(&mut context, bytes)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (wire, mut context) = self.parts();
-        wire.poll_flush(&mut context)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (wire, mut context) = self.parts();
-        wire.poll_shutdown(&mut context)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let (wire, mut context) = self.parts();
-        wire.poll_write_vectored(&mut context, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.wire.is_write_vectored()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::breaker::{Breaker, BreakerRules, Verdict};
 use crate::line::Line;
 use crate::reach::{Forbidden, Reach};
 use crate::waiting::{EndsBy, Waiting};
-use crate::wire::Wire;
+use crate::wire::Stream;
 use arc_swap::ArcSwapOption;
 use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -328,19 +328,19 @@ impl Endpoint {
         result
     }
 
-    pub(crate) async fn connect(&self) -> std::io::Result<Wire> {
+    pub(crate) async fn connect(&self) -> std::io::Result<Stream> {
         let reach = self.reach();
         let stream = match self.address {
             Some(address) => reach.connect([address]).await?,
             None => reach.connect(self.resolve().await?).await?,
         };
         stream.set_nodelay(true)?;
-        let Some(own_name) = &self.server_name else { return Ok(Wire::Plain(stream)) };
+        let Some(own_name) = &self.server_name else { return Ok(Stream::Plain(stream)) };
         let unknown = || std::io::Error::other("nothing says whose signature the pod must have");
         let tls = reach.tls.as_ref().ok_or_else(unknown)?;
         let name = tls.server_name.as_ref().unwrap_or(own_name).clone();
         let stream = TlsConnector::from(Arc::clone(&tls.config)).connect(name, stream).await?;
-        Ok(Wire::Tls(Box::new(stream)))
+        Ok(Stream::Tls(Box::new(stream)))
     }
 
     /// What its name stands for. While nobody can say, what it stood for not long ago: a name server that fails says nothing

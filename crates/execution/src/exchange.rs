@@ -76,9 +76,9 @@ fn was_closed_in_passing(error: &hyper::Error, sent_at: Instant) -> bool {
 async fn connect(endpoint: &Endpoint, timeouts: Timeouts) -> Result<Line, CallError> {
     let (most, rules) = (timeouts.connect.min(timeouts.total), endpoint.rules());
     let connecting = tokio::time::timeout(most, endpoint.connect()).await;
-    let wire =
+    let stream =
         connecting.map_err(|_| CallError::ConnectTimeout(most))?.map_err(CallError::Connect)?;
-    Line::open(wire, rules).await.map_err(CallError::Broken)
+    Line::open(stream, rules).await.map_err(CallError::Broken)
 }
 
 async fn send(

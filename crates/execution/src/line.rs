@@ -4,8 +4,8 @@
 //! wake-ups for every chunk, on another thread as often as not. So whoever waits for the answer polls it;
 //! an idle connection is polled by nobody, and looked at when it is taken out.
 
-use crate::bell::{Bell, Belled, Wish};
-use crate::wire::Wire;
+use crate::bell::{Bell, Wish};
+use crate::wire::{Stream, Wire};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 const MOST_HEAD_BYTES: usize = 64 << 10;
 const MOST_HEADERS: usize = 128;
 
-type Driver = http1::Connection<TokioIo<Belled>, Full<Bytes>>;
+type Driver = http1::Connection<TokioIo<Wire>, Full<Bytes>>;
 
 /// A connection.
 pub(crate) struct Line {
@@ -36,12 +36,12 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    pub(crate) async fn open(wire: Wire, rules: u64) -> hyper::Result<Self> {
+    pub(crate) async fn open(stream: Stream, rules: u64) -> hyper::Result<Self> {
         let (bell, wish) = (Arc::new(Bell::default()), Arc::new(Wish::default()));
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(MOST_HEAD_BYTES)
             .max_headers(MOST_HEADERS)
-            .handshake(TokioIo::new(Belled::new(wire, &bell)))
+            .handshake(TokioIo::new(Wire::new(stream, &bell)))
             .await?;
         let (driver, waker) = (Some(Box::new(driver)), Waker::from(Arc::clone(&wish)));
         Ok(Self { sender, rules, driver, bell, rings: 0, wish, waker })
