@@ -188,6 +188,14 @@ pub(crate) fn stall_bars(stalls: &Stalls) -> Vec<Bar> {
     row("past the gateway, nothing else to do", |round| &round.quiet.past);
     row("through the gateway, meanwhile", |round| &round.meanwhile.through);
     row("past the gateway, meanwhile", |round| &round.meanwhile.past);
+    println!(
+        "\nround by round, p99/p99.9/worst through and past the gateway, quiet and meanwhile:\n"
+    );
+    let shown = |late: &Lateness| format!("{:.0}/{:.0}/{:.0}", late.p99, late.p999, late.worst);
+    for Round { quiet, meanwhile } in &stalls.rounds {
+        let all = [&quiet.through, &quiet.past, &meanwhile.through, &meanwhile.past];
+        println!("{}", all.map(shown).join(" "));
+    }
     // What the machine adds, past streams say; what the gateway adds without long prompts, the quiet ones.
     let bar = |name, figure: fn(&Lateness) -> f64| {
         let added = |pair: &Pair| figure(&pair.through) - figure(&pair.past);
