@@ -24,6 +24,7 @@ mod pulse;
 mod reach;
 mod splice;
 mod timeouts;
+mod turn;
 mod waiting;
 mod wire;
 
@@ -40,3 +41,4 @@ pub use pulse::beat;
 pub use reach::{AddressRange, Forbidden, PodTls, RangeError, Reach};
 pub use splice::{Edit, NotAnObject, field, splice};
 pub use timeouts::Timeouts;
+pub use turn::take_turn;

@@ -12,7 +12,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, StatusCode};
 use sha2::{Digest, Sha256};
-use wornpath_execution::Call;
+use wornpath_execution::{Call, take_turn};
 
 /// A request that may be answered.
 pub(super) struct Arrival<'a> {
@@ -137,6 +137,7 @@ async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, Refusal
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Refusal::bad(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
+        take_turn(data.len()).await;
         if first.len() + all.len() + data.len() > most {
             return Err(too_large());
         }
