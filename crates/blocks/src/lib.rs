@@ -14,11 +14,15 @@ pub mod chat;
 mod hasher;
 mod key;
 #[cfg(feature = "text")]
+mod pause;
+#[cfg(feature = "text")]
 mod tokenizer;
 pub mod vllm;
 
 pub use chain::{BlockHash, ContentHash};
 pub use hasher::{BlockHasher, TextChain, TextHasher};
 pub use key::{HashKey, Scope};
+#[cfg(feature = "text")]
+pub use pause::pause_with;
 #[cfg(feature = "text")]
 pub use tokenizer::{Engine, Framing, MemoryStats, TokenMemory, Tokenizer, TokenizerError};

@@ -11,6 +11,7 @@ mod cuts;
 mod memory;
 mod probes;
 
+use crate::pause::pause;
 use serde_json::Value;
 
 pub use memory::{MemoryStats, TokenMemory};
@@ -221,6 +222,7 @@ impl Tokenizer {
     }
 
     fn encode_piece(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        pause();
         match &self.library {
             _ if text.is_empty() => Ok(()),
             Library::Fast(fast) => {

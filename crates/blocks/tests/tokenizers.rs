@@ -3,6 +3,7 @@
 
 mod model;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use model::{Model, QWEN3, Random, TINY};
@@ -150,6 +151,25 @@ fn long_text_without_added_tokens_is_remembered_too() {
         assert!(warm.hits > 30, "{warm:?}");
         let unbroken = "ab1".repeat(40_000);
         assert!(encode(&model.tokenizer, &unbroken, Framing::Bare) == model.judged(&unbroken));
+    }
+}
+
+#[test]
+fn a_thread_pauses_between_the_pieces_of_a_long_text_if_it_was_told_to() {
+    thread_local!(static PAUSES: Cell<usize> = const { Cell::new(0) });
+    let text = "All work and no play makes Jack a dull boy, 12 times a day.\n".repeat(4000);
+    for model in model::all() {
+        let memory = memory(model, 16 << 20);
+        recalled(&memory, &text[..text.len() / 2]);
+        wornpath_blocks::pause_with(|| PAUSES.set(PAUSES.get() + 1));
+        recalled(&memory, &text);
+        // What is known takes no time.
+        let new_pieces = text.len() / 2 / (24 << 10);
+        let pauses = PAUSES.replace(0);
+        assert!((new_pieces..4 * new_pieces).contains(&pauses), "{}: {pauses}", model.name);
+        wornpath_blocks::pause_with(|| ());
+        recalled(&memory, &text.replace("Jack", "Jill"));
+        assert_eq!(PAUSES.get(), 0);
     }
 }
 

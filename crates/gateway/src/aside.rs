@@ -1,10 +1,13 @@
 //! Threads for work that takes long: they give way to those that answer clients.
 //!
 //! A thread that wakes up because a token has come should run at once. Beside one that tokenizes a long prompt on the
-//! same core it would wait for the end of a slice of the scheduler's, which is milliseconds.
+//! same core it would wait for the end of a slice of the scheduler's, which is milliseconds. Being nice is not enough
+//! for that: whoever gets little is owed the more, and Linux pays it back before it lets the other one run, to a
+//! batch job and to an idle one too. So such a thread also yields between pieces of a text, which gives up its claim.
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
+use wornpath_blocks::pause_with;
 
 /// How nice such threads are: where every core is wanted, they get a third of what others do.
 #[cfg(target_os = "linux")]
@@ -21,8 +24,9 @@ pub(crate) fn aside<T: Send + 'static>(
     })
 }
 
-/// Makes this thread a nice one. Elsewhere than on Linux it would be the whole process.
+/// Makes this thread a nice one that yields. Elsewhere than on Linux the whole process would be nice.
 fn give_way() {
+    pause_with(std::thread::yield_now);
     #[cfg(target_os = "linux")]
     {
         thread_local!(static IS_NICE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
