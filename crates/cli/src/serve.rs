@@ -120,6 +120,7 @@ pub(crate) struct ServeArguments {
 pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let logging = Box::new(logging::LogLevel::start(arguments.log_level));
     allow_many_connections();
+    refuse_huge_pages();
     let path = arguments.config.clone();
     let mut tokenizers = Tokenizers::new(path.as_deref().unwrap_or(Path::new("")));
     let refused = |error: &dyn std::fmt::Display| {
@@ -184,6 +185,14 @@ fn allow_many_connections() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::warn!("the limit on open files stays at {:?}: {error}", limit.current);
+    }
+}
+
+/// Filling a huge page with zeros takes up to milliseconds, in which the thread that needed memory answers nobody.
+fn refuse_huge_pages() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
+        tracing::debug!("huge pages stay: {error}");
     }
 }
 
