@@ -123,6 +123,10 @@ impl Engines {
         Ok(Self { process, pods: pods? })
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// From a little later on, answers come at this pace.
     pub(crate) async fn pace(&mut self, pace: Pace) -> anyhow::Result<()> {
         let stdin = self.process.0.stdin.as_mut().context("the engines listen")?;

@@ -39,19 +39,19 @@ impl Client {
         self.watch(request, |_| {}).await
     }
 
-    /// Like `ask`; `late` learns how many nanoseconds after the engine sent it each token came.
+    /// Like `ask`; `token` learns of each token when the engine sent it and when it was here, in nanoseconds.
     pub(crate) async fn watch(
         &mut self,
         request: &[u8],
-        late: impl FnMut(u64),
+        token: impl FnMut((u64, u64)),
     ) -> anyhow::Result<Times> {
-        tokio::time::timeout(PATIENCE, self.exchange(request, late)).await.context("no answer")?
+        tokio::time::timeout(PATIENCE, self.exchange(request, token)).await.context("no answer")?
     }
 
     async fn exchange(
         &mut self,
         request: &[u8],
-        mut late: impl FnMut(u64),
+        mut token: impl FnMut((u64, u64)),
     ) -> anyhow::Result<Times> {
         let started = Instant::now();
         self.stream.write_all(request).await?;
@@ -72,7 +72,7 @@ impl Client {
                 first = Some(started.elapsed());
             }
             if length.is_none() {
-                stamped = stamps(&self.buffer, stamped, &mut late);
+                stamped = stamps(&self.buffer, stamped, &mut token);
             }
             let is_whole = match length {
                 Some(length) => self.buffer.len() >= body + length,
@@ -105,7 +105,7 @@ fn ends_well(answer: &[u8]) -> bool {
 }
 
 /// Reports the time stamps that came since `from`; returns where to go on.
-fn stamps(answer: &[u8], from: usize, late: &mut impl FnMut(u64)) -> usize {
+fn stamps(answer: &[u8], from: usize, token: &mut impl FnMut((u64, u64))) -> usize {
     const MARK: &[u8] = b"chatcmpl-";
     const DIGITS: usize = 20;
     let (now, mut at) = (nanos(), from);
@@ -114,7 +114,7 @@ fn stamps(answer: &[u8], from: usize, late: &mut impl FnMut(u64)) -> usize {
         let Some(digits) = answer.get(start..start + DIGITS) else { return at + found };
         let sent = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<u64>().ok());
         if let Some(sent) = sent {
-            late(now.saturating_sub(sent));
+            token((sent, now));
         }
         at = start + DIGITS;
     }

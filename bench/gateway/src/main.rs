@@ -8,9 +8,11 @@ mod engine;
 mod exchange;
 mod floor;
 mod growth;
+mod instruments;
 mod load;
 mod prompts;
 mod report;
+mod stalls;
 mod stats;
 mod stolen;
 mod tokenizing;
@@ -149,22 +151,20 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     report::tables(&results);
     let mut bars = report::contest_bars(&results);
     // The others are done, and what they do in the background would disturb.
-    contestants.retain(|it| matches!(it.kind, Kind::Tokenizer | Kind::CacheAware));
-    let find = |kind| contestants.iter().find(|contestant| contestant.kind == kind);
-    if let (Some(contestant), Some(model)) = (find(Kind::Tokenizer), &model) {
-        bars.extend(report::tokenizer_bars(&results));
-        engines.pace(engine::Pace::ENGINE).await?;
-        let (gateway, pod) = (contestant.addresses[0], engines.pods[0]);
-        let stalls =
-            tokenizing::stalls(gateway, pod, &model.tokenizer, &mut effort.patience).await?;
-        bars.extend(report::stall_bars(&stalls));
-    }
-    if let Some(contestant) = find(Kind::CacheAware)
+    contestants.retain(|it| it.kind == Kind::CacheAware);
+    if let Some(contestant) = contestants.first()
         && arguments.prompts > 0
     {
         engines.pace(engine::Pace::NONE).await?;
         let growth = growth::watch(contestant, arguments.prompts).await?;
         bars.push(report::growth_bar(&growth));
+    }
+    contestants.clear();
+    if let Some(model) = &model {
+        bars.extend(report::tokenizer_bars(&results));
+        engines.pace(engine::Pace::ENGINE).await?;
+        let stalls = stalls::stalls(&engines, &arguments.places, &model.tokenizer).await?;
+        bars.push(report::stall_bar(&stalls));
     }
     if arguments.raw {
         report::raw(&results);
