@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use wornpath_blocks::pause_with;
 
-/// How nice such threads are: where every core is wanted, they get a third of what others do.
+/// How nice such threads are: where every core is wanted, they get at most a third of what others do.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 5;
 
