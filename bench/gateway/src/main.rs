@@ -160,7 +160,7 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bars.push(report::growth_bar(&growth));
     }
     contestants.clear();
-    if let Some(model) = &model {
+    if let Some(model) = model.filter(|_| results.kinds.contains(&Kind::Tokenizer)) {
         bars.extend(report::tokenizer_bars(&results));
         engines.pace(engine::Pace::ENGINE).await?;
         let stalls = stalls::stalls(&engines, &arguments.places, &model.tokenizer).await?;
