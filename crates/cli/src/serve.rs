@@ -120,7 +120,6 @@ pub(crate) struct ServeArguments {
 pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let logging = Box::new(logging::LogLevel::start(arguments.log_level));
     allow_many_connections();
-    refuse_huge_pages();
     let path = arguments.config.clone();
     let mut tokenizers = Tokenizers::new(path.as_deref().unwrap_or(Path::new("")));
     let refused = |error: &dyn std::fmt::Display| {
@@ -139,6 +138,7 @@ pub(crate) fn run(arguments: &ServeArguments, out: &mut impl Write) -> anyhow::R
         Ok(settings) => settings,
         Err(error) => return refused(&error),
     };
+    refuse_huge_pages();
     let scheme = |tls: bool| if tls { "https" } else { "http" };
     let tls = (scheme(settings.tls.client.is_some()), scheme(settings.tls.admin.is_some()));
     let (admin, batch) = (Cell::new(None), settings.batch.clone());
@@ -189,6 +189,7 @@ fn allow_many_connections() {
 }
 
 /// Filling a huge page with zeros takes up to milliseconds, in which the thread that needed memory answers nobody.
+/// What was loaded before keeps its own: a tokenizer's tables are looked up all over, and there are many of them.
 fn refuse_huge_pages() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
