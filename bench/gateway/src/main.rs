@@ -28,8 +28,8 @@ use contest::Effort;
 use contestant::{Contestant, Engines, Kind, Places, is_installed};
 use stolen::Patience;
 
-const USAGE: &str = "usage: [--tokenizer FOLDER] [--rounds N] [--seconds S] [--patience MINUTES] [--prompts N] [--quick] [--raw] \
-                     [--only NAME]... [--cell PART]...; `bench/run` says where the binaries are";
+const USAGE: &str = "usage: [--tokenizer FOLDER] [--rounds N] [--seconds S] [--patience MINUTES] [--prompts N] [--delays ROUNDS] \
+                     [--quick] [--raw] [--only NAME]... [--cell PART]...; `bench/run` says where the binaries are";
 
 /// The command line.
 struct Arguments {
@@ -40,6 +40,8 @@ struct Arguments {
     patience: Duration,
     /// Unique prompts while memory is watched.
     prompts: u64,
+    /// Rounds in which delays by tokenizing are watched.
+    delays: usize,
     raw: bool,
     /// Parts of names of contestants; all if empty.
     only: Vec<String>,
@@ -56,10 +58,11 @@ impl Arguments {
             peers: place("WORNPATH_BENCH_PEERS")?.into(),
             tokenizer: None,
         };
-        let (measured, prompts) = (Duration::from_millis(700), 100_000);
+        let (measured, prompts, delays) = (Duration::from_millis(700), 100_000, 7);
         let (only, cells) = (Vec::new(), Vec::new());
         let (rounds, patience, raw) = (5, Duration::ZERO, false);
-        let mut parsed = Self { places, rounds, measured, patience, prompts, raw, only, cells };
+        let mut parsed =
+            Self { places, rounds, measured, patience, prompts, delays, raw, only, cells };
         while let Some(word) = words.next() {
             let mut value =
                 || words.next().with_context(|| format!("{word} needs a value; {USAGE}"));
@@ -75,7 +78,8 @@ impl Arguments {
                     parsed.patience = Duration::from_secs(60) * minutes;
                 }
                 "--prompts" => parsed.prompts = value()?.parse().context("--prompts")?,
-                "--quick" => (parsed.rounds, parsed.prompts) = (2, 20_000),
+                "--delays" => parsed.delays = value()?.parse().context("--delays")?,
+                "--quick" => (parsed.rounds, parsed.prompts, parsed.delays) = (2, 20_000, 2),
                 "--raw" => parsed.raw = true,
                 "--only" => parsed.only.push(value()?),
                 "--cell" => parsed.cells.push(value()?),
@@ -86,9 +90,14 @@ impl Arguments {
     }
 
     fn kinds(&self) -> anyhow::Result<Vec<Kind>> {
+        for part in &self.only {
+            if !Kind::ALL.iter().any(|kind| kind.name().contains(part)) {
+                bail!("--only {part}: nobody is called so; {}", names(Kind::ALL.map(Kind::name)));
+            }
+        }
         let mut kinds = Vec::new();
         for kind in Kind::ALL {
-            let wanted = self.only.iter().any(|part| kind.name().contains(part.as_str()));
+            let wanted = self.only.iter().any(|part| kind.name().contains(part));
             let needed = matches!(kind, Kind::Direct | Kind::Nginx);
             if !(self.only.is_empty() || wanted || needed)
                 || kind == Kind::Tokenizer && self.places.tokenizer.is_none()
@@ -103,12 +112,26 @@ impl Arguments {
         Ok(kinds)
     }
 
-    fn cells(&self) -> Vec<Cell> {
+    fn cells(&self) -> anyhow::Result<Vec<Cell>> {
         let mut cells = Cell::all();
+        for part in &self.cells {
+            if !cells.iter().any(|cell| cell.name().contains(part)) {
+                bail!(
+                    "--cell {part}: no situation is called so; {}",
+                    names(cells.iter().map(Cell::name))
+                );
+            }
+        }
         let is_wanted = |cell: &Cell| self.cells.iter().any(|part| cell.name().contains(part));
         cells.retain(|cell| self.cells.is_empty() || is_wanted(cell));
-        cells
+        Ok(cells)
     }
+}
+
+/// What there is to choose from.
+fn names(known: impl IntoIterator<Item = impl std::fmt::Debug>) -> String {
+    let known: Vec<_> = known.into_iter().map(|name| format!("{name:?}")).collect();
+    format!("there are {}", known.join("; "))
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -133,7 +156,7 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let kinds = arguments.kinds()?;
+    let (kinds, cells) = (arguments.kinds()?, arguments.cells()?);
     let mut engines = Engines::start(if kinds.contains(&Kind::ManyPods) { 256 } else { 8 })?;
     let mut contestants = Vec::new();
     for kind in kinds {
@@ -144,7 +167,6 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     println!("{} rounds of {:?} a situation; 8 pods", arguments.rounds, arguments.measured);
     let folder = arguments.places.tokenizer.as_deref();
     let model = folder.map(tokenizing::Model::load).transpose()?;
-    let cells = arguments.cells();
     let held = contest::hold(&contestants, &mut engines, cells, model.as_ref(), &mut effort);
     let results = held.await?;
     report::stolen(&results);
@@ -162,9 +184,12 @@ async fn compare(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     contestants.clear();
     if let Some(model) = model.filter(|_| results.kinds.contains(&Kind::Tokenizer)) {
         bars.extend(report::tokenizer_bars(&results));
-        engines.pace(engine::Pace::ENGINE).await?;
-        let stalls = stalls::stalls(&engines, &arguments.places, &model.tokenizer).await?;
-        bars.push(report::stall_bar(&stalls));
+        if arguments.delays > 0 {
+            engines.pace(engine::Pace::ENGINE).await?;
+            let Arguments { places, delays, .. } = arguments;
+            let stalls = stalls::stalls(&engines, places, &model.tokenizer, *delays).await?;
+            bars.push(report::stall_bar(&stalls));
+        }
     }
     if arguments.raw {
         report::raw(&results);

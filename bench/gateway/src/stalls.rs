@@ -25,8 +25,7 @@ use crate::stats::quantile;
 const LONG_TOKENS: usize = 100_000;
 /// Text by which it is told how long such a prompt is.
 const SAMPLE_BYTES: usize = 128 << 10;
-/// How often all of that is watched, and for how long each time.
-const ROUNDS: usize = 7;
+/// How long it is watched each time.
 const TIME: Duration = Duration::from_secs(3);
 /// What a token may take, in microseconds.
 const MOST_DELAY: f64 = 1000.0;
@@ -82,6 +81,7 @@ pub(crate) async fn stalls(
     engines: &Engines,
     places: &Places,
     tokenizer: &Tokenizer,
+    times: usize,
 ) -> anyhow::Result<Stalls> {
     let processors = std::thread::available_parallelism()?.get();
     anyhow::ensure!(processors > 1, "delays by tokenizing are told with two processors or more");
@@ -111,12 +111,12 @@ pub(crate) async fn stalls(
     };
     let pod = engines.pods[0];
     let mut rounds = Vec::new();
-    for number in 0..ROUNDS {
+    for number in 0..times {
         let quiet = watch(&flood, pod, 0).await?;
         let meanwhile = watch(&flood, pod, 1).await?;
         let crowd = watch(&flood, pod, CROWD).await?;
         rounds.push(Round { quiet, meanwhile, crowd });
-        eprintln!("delays by tokenizing: round {} of {ROUNDS}", number + 1);
+        eprintln!("delays by tokenizing: round {} of {times}", number + 1);
     }
     Ok(Stalls { long_tokens, are_urgent, rounds })
 }
