@@ -123,6 +123,9 @@ enum Order {
 #[derive(Debug, Default)]
 pub(crate) struct Expected {
     blocks: ByBlock<Expectation>,
+    /// How many blocks may be there before the map is to be larger: half of what it has places for. Where new blocks
+    /// replace old ones for ever, a map that is fuller runs out of places long after and doubles then.
+    room: usize,
     /// Runs of blocks, each in the order of its chain, by a time no later than their own.
     due: BTreeMap<Step, VecDeque<Vec<BlockHash>>>,
     /// How many blocks these have; some have gone.
@@ -195,6 +198,11 @@ impl Expected {
         let Some(last) = run.last() else { return };
         if self.noted + run.len() > MOST_GONE + 2 * (self.blocks.len() + run.len()) {
             self.forget_gone();
+        }
+        let count = self.blocks.len() + run.len();
+        if count > self.room {
+            self.blocks.reserve(count + run.len());
+            self.room = self.blocks.capacity() / 2;
         }
         self.bring(run);
         let mut before = parent;

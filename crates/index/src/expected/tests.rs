@@ -3,6 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 const fn at(seconds: u64) -> Moment {
     Duration::from_secs(seconds)
@@ -246,4 +247,22 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn memory_is_settled_soon_where_new_blocks_take_the_places_of_old_ones_for_ever() {
+    const MOST: usize = 8_192;
+    let random = BuildHasherDefault::<DefaultHasher>::default();
+    let (mut expected, mut taken, mut settled) = (Expected::default(), Vec::new(), 0);
+    for number in 0..40 * MOST as u64 {
+        let block = BlockHash(random.hash_one(number));
+        expected.expect(None, &[block], &[], at(10 + number / 10_000));
+        expected.take_oldest(expected.len().saturating_sub(MOST), &mut taken);
+        taken.clear();
+        if number == 2 * MOST as u64 {
+            settled = expected.blocks.capacity();
+        }
+    }
+    let at_last = expected.blocks.capacity();
+    assert!(at_last <= settled && at_last > settled / 2, "{settled} and then {at_last}");
 }
