@@ -101,6 +101,9 @@ pub(crate) fn raw(results: &Results) {
 /// What the contest promises.
 pub(crate) fn contest_bars(results: &Results) -> Vec<Bar> {
     let mut bars = Vec::new();
+    if !results.kinds.contains(&Kind::CacheAware) {
+        return bars;
+    }
     for (at, cell) in results.cells.iter().enumerate() {
         let (name, ours) = (cell.name(), Kind::CacheAware);
         if cell.is_paced() {
@@ -150,7 +153,9 @@ pub(crate) fn tokenizer_bars(results: &Results) -> Vec<Bar> {
         );
         // What rendering takes is shown, and not allowed for.
         let name = format!("{}: CPU with the tokenizer / (text + tokenizing)", cell.name());
-        bars.push(Bar::new(name, median(&ratios), 1.2));
+        if results.kinds.contains(&Kind::CacheAware) {
+            bars.push(Bar::new(name, median(&ratios), 1.2));
+        }
     }
     bars
 }
@@ -224,7 +229,7 @@ pub(crate) fn last_line(results: &Results) {
         results.cells.iter().enumerate().filter(|(_, cell)| cell.bytes == 1024 && !cell.is_paced());
     let worst =
         short.map(|(at, _)| results.cpu_ratio(at, Kind::CacheAware)).fold(f64::NAN, f64::max);
-    println!("gateway: cpu ratio to nginx (1 KB, cache-aware) = {worst:.2}");
+    println!("gateway: cpu ratio to nginx (1 KB, cache-aware) = {}", shown(worst, 2));
 }
 
 fn shown(value: f64, digits: usize) -> String {
