@@ -5,6 +5,7 @@ mod adversary;
 mod clock;
 mod contest;
 mod exact;
+mod full;
 mod log;
 mod memory;
 mod metric;
@@ -26,7 +27,7 @@ use workload::{SIZES, Size, Workload};
 static ALLOCATOR: memory::Counting = memory::Counting;
 
 const USAGE: &str = "usage: [--quick] [--raw] [--rounds N] [--size NAME]... [--only INDEX] \
-                     [--phase query|store|churn] [--exact]";
+                     [--phase query|store|churn] [--exact] [--full]";
 
 /// The command line.
 struct Arguments {
@@ -37,6 +38,8 @@ struct Arguments {
     raw: bool,
     /// Only the exactness suite.
     exact: bool,
+    /// Only full caches.
+    full: bool,
 }
 
 impl Arguments {
@@ -48,6 +51,7 @@ impl Arguments {
             phase: None,
             raw: false,
             exact: false,
+            full: false,
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value; {USAGE}"));
@@ -55,6 +59,7 @@ impl Arguments {
                 "--quick" => parsed.effort = Effort::QUICK,
                 "--raw" => parsed.raw = true,
                 "--exact" => parsed.exact = true,
+                "--full" => parsed.full = true,
                 "--only" => parsed.only = Some(value()?),
                 "--rounds" => {
                     let rounds = value()?;
@@ -105,6 +110,10 @@ fn main() -> ExitCode {
         exact::suite(arguments.effort.cases, &mut failures);
         return outcome(&failures);
     }
+    if arguments.full {
+        full::table(arguments.effort.generations, arguments.raw);
+        return ExitCode::SUCCESS;
+    }
     let ticks = clock::Ticks::calibrate();
     println!(
         "{} rounds; a latency sample contains {:.0} ns of clock reading",
@@ -120,6 +129,7 @@ fn main() -> ExitCode {
     report::notes();
     if only.is_none() {
         exact::suite(arguments.effort.cases, &mut failures);
+        full::table(arguments.effort.generations, arguments.raw);
     }
     if arguments.raw {
         report::raw(&all);

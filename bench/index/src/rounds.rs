@@ -16,6 +16,8 @@ pub(crate) struct Effort {
     pub(crate) rounds: usize,
     /// Stories per class of the exactness suite.
     pub(crate) cases: u64,
+    /// Generations of a full cache.
+    pub(crate) generations: usize,
     /// Passes over all queries per CPU measure and round.
     pub(crate) query_passes: usize,
     /// Passes over all queries per idle latency measure and round.
@@ -28,6 +30,7 @@ impl Effort {
     pub(crate) const FULL: Self = Self {
         rounds: 11,
         cases: 400,
+        generations: 500,
         query_passes: 4,
         latency_passes: 4,
         reader_span: Duration::from_millis(100),
@@ -35,6 +38,7 @@ impl Effort {
     pub(crate) const QUICK: Self = Self {
         rounds: 3,
         cases: 60,
+        generations: 60,
         query_passes: 2,
         latency_passes: 2,
         reader_span: Duration::from_millis(50),

@@ -1,43 +1,57 @@
-//! From an engine's name to the number of an entry, in about six bytes an entry.
+//! A hash table from an engine's block hash to the number of the block's entry, in about six bytes an
+//! entry.
 //!
-//! A bucket is one cache line of fifteen places, filled from the first. A place is eight bits of a
-//! name's hash, its tag, and the number of an entry; the name itself stands in the entry, which is
-//! looked at only when those bits agree. Tags lie together, and whether one of them fits is a single
-//! comparison of sixteen bytes. A full bucket lets names pass on to the next and counts them. Unlike
-//! an ordinary map, this one can be asked for a line ahead of its use, and grows to less than twice its
-//! size.
+//! Open addressing with linear probing. A bucket is one cache line of fifteen slots, filled from the
+//! first. A slot holds eight bits of the hash, its tag, and the number of an entry; the hash itself is
+//! in the entry, which is read only when the tags agree. Tags lie together and are compared sixteen
+//! bytes at once. Unlike an ordinary map, this one can prefetch a line ahead of its use, and grows to
+//! less than twice its size.
+//!
+//! Invariant: a number lies in its home bucket, or every bucket from its home up to its own is full. So
+//! a probe ends at the first bucket with a free slot, and the table needs neither tombstones nor counts
+//! of what passed a bucket. A removal keeps the invariant by shifting back: it fills the slot it freed
+//! with a number that had passed that bucket, and goes on with the slot which that one freed. How full
+//! each bucket is then follows from the homes of the numbers alone, whatever came and went before: a
+//! table that has been full for months has the probe lengths of a table built just now.
+//!
+//! Every probe visits each bucket at most once. There is always a free slot, because
+//! [`Aliases::has_room`] bounds the load.
 
 use crate::prefetch::prefetch;
+use crate::steps::step;
 
-/// Places in a bucket. Where a sixteenth tag would stand are two counts.
+/// Slots in a bucket. The byte after their tags counts the slots in use.
 const WAYS: usize = 15;
-const COUNTS: usize = 15;
+const COUNT: usize = 15;
 /// One more than the largest number: numbers have three bytes.
 pub(crate) const NUMBERS: u32 = 1 << 24;
+
+/// The most of all slots that may be in use, in sixteenths. At 12 a search for an unknown hash visits
+/// 1.3 buckets, at 14 it visits 2.8, and removals shift back 0.3 and 1.3 numbers.
+const LOAD: usize = 12;
 
 const LOW: u64 = 0x0101_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
 
-// The counts: names that passed by (four bits, sticky at the top) · places that are filled (four bits).
-const FILLED: u8 = 0x0f;
-const PASSED: u8 = 0xf0;
-const ONE_PASSED: u8 = 0x10;
-
 #[repr(align(64))]
 #[derive(Clone, Debug)]
 struct Bucket {
-    /// Fifteen tags and the counts.
+    /// Fifteen tags, and how many of them are in use.
     tags: [u8; 16],
-    /// Three bytes for each place, and a few to spare.
-    numbers: [u8; 48],
+    /// Three bytes for each slot, and one to spare.
+    numbers: [u8; 46],
+    /// A bit for each slot whose number has another home.
+    displaced: u16,
 }
 
-/// The hash of a name, as [`Aliases`] uses it.
+const EMPTY: Bucket = Bucket { tags: [0; 16], numbers: [0; 46], displaced: 0 };
+
+/// The keyed hash of an engine's block hash.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread(pub(crate) u64);
 
 impl Spread {
-    /// The low bits choose no bucket, so they tell names in one bucket apart.
+    /// The low bits do not choose the bucket, so they tell the hashes of one bucket apart.
     #[inline]
     fn tag(self) -> u8 {
         self.0 as u8
@@ -47,6 +61,13 @@ impl Spread {
     fn home(self, buckets: usize) -> usize {
         ((u128::from(self.0) * buckets as u128) >> 64) as usize
     }
+}
+
+/// One slot of the table.
+#[derive(Clone, Copy)]
+struct Slot {
+    bucket: usize,
+    way: usize,
 }
 
 #[derive(Debug, Default)]
@@ -67,7 +88,13 @@ impl Aliases {
         if at + 1 == self.buckets.len() { 0 } else { at + 1 }
     }
 
-    /// Asks for a name's line without waiting for it.
+    /// How many buckets `at` is after `home`.
+    #[inline]
+    fn distance(&self, home: usize, at: usize) -> usize {
+        if at >= home { at - home } else { at + self.buckets.len() - home }
+    }
+
+    /// Prefetches the home bucket of a hash.
     #[inline]
     pub(crate) fn prefetch(&self, spread: Spread) {
         if let Some(bucket) = self.buckets.get(self.home(spread)) {
@@ -75,29 +102,30 @@ impl Aliases {
         }
     }
 
-    /// The number for which `is_it` says yes, among those whose hash fits.
+    /// The number for which `is_it` is true, among those whose tag agrees.
     #[inline]
     pub(crate) fn find(&self, spread: Spread, is_it: impl Fn(u32) -> bool) -> Option<u32> {
-        self.locate(spread, is_it).map(|(_, _, number)| number)
+        let slot = self.locate(spread, is_it)?;
+        Some(self.buckets[slot.bucket].number(slot.way))
     }
 
     #[inline]
-    fn locate(&self, spread: Spread, is_it: impl Fn(u32) -> bool) -> Option<(usize, usize, u32)> {
+    fn locate(&self, spread: Spread, is_it: impl Fn(u32) -> bool) -> Option<Slot> {
         let mut at = self.home(spread);
         for _ in 0..self.buckets.len() {
+            step();
             let bucket = &self.buckets[at];
             for half in 0..2 {
                 let mut fits = bucket.fits(half, spread.tag());
                 while fits != 0 {
                     let way = half * 8 + fits.trailing_zeros() as usize / 8;
-                    let number = bucket.number(way);
-                    if way < bucket.filled() && is_it(number) {
-                        return Some((at, way, number));
+                    if way < bucket.used() && is_it(bucket.number(way)) {
+                        return Some(Slot { bucket: at, way });
                     }
                     fits &= fits - 1;
                 }
             }
-            if bucket.tags[COUNTS] & PASSED == 0 {
+            if !bucket.is_full() {
                 return None;
             }
             at = self.after(at);
@@ -105,83 +133,129 @@ impl Aliases {
         None
     }
 
-    /// Adds a number if its name is surely new; there must be room. `false` when it may be known.
+    /// Adds a number if no tag on its way agrees, so that its hash is surely new; there must be room.
+    /// `false`, and nothing is added, if the hash may be known.
     #[inline]
     pub(crate) fn add_new(&mut self, spread: Spread, number: u32) -> bool {
+        step();
         let home = self.home(spread);
         let bucket = &mut self.buckets[home];
         if bucket.may_have(spread.tag()) {
             return false;
         }
-        // With nothing passed by the counts are the number of filled places.
-        if usize::from(bucket.tags[COUNTS]) >= WAYS {
-            return self.add_new_further(spread, number, home);
+        if bucket.is_full() {
+            return self.add_new_after(spread, number, home);
         }
-        bucket.push(spread, number);
+        bucket.push(spread.tag(), number);
         self.len += 1;
         true
     }
 
-    /// The same when the home is full, or was.
+    /// [`Self::add_new`] with a full home.
     #[cold]
     #[inline(never)]
-    fn add_new_further(&mut self, spread: Spread, number: u32, home: usize) -> bool {
-        let mut at = home;
-        while self.buckets[at].tags[COUNTS] & PASSED != 0 {
-            at = self.after(at);
-            if self.buckets[at].may_have(spread.tag()) {
+    fn add_new_after(&mut self, spread: Spread, number: u32, home: usize) -> bool {
+        let mut at = self.after(home);
+        while at != home {
+            step();
+            let bucket = &mut self.buckets[at];
+            if bucket.may_have(spread.tag()) {
                 return false;
             }
-        }
-        self.put(spread, number);
-        true
-    }
-
-    /// Adds a number whose name is new. There must be room.
-    #[inline]
-    pub(crate) fn put(&mut self, spread: Spread, number: u32) {
-        let mut at = self.home(spread);
-        if self.buckets[at].filled() == WAYS {
-            at = self.pass_full(at);
-        }
-        self.buckets[at].push(spread, number);
-        self.len += 1;
-    }
-
-    /// The first bucket from `at` that is not full; those before it count a name that passes by.
-    #[cold]
-    #[inline(never)]
-    fn pass_full(&mut self, mut at: usize) -> usize {
-        while self.buckets[at].filled() == WAYS {
-            self.buckets[at].pass_by();
+            if !bucket.is_full() {
+                bucket.push_displaced(spread.tag(), number);
+                self.len += 1;
+                return true;
+            }
             at = self.after(at);
         }
+        unreachable!("has_room keeps slots free")
+    }
+
+    /// Adds a number whose hash is new. There must be room.
+    #[inline]
+    pub(crate) fn put(&mut self, spread: Spread, number: u32) {
+        step();
+        let home = self.home(spread);
+        self.len += 1;
+        if self.buckets[home].is_full() {
+            let at = self.first_with_room(home);
+            self.buckets[at].push_displaced(spread.tag(), number);
+        } else {
+            self.buckets[home].push(spread.tag(), number);
+        }
+    }
+
+    /// The first bucket after a full home that has a free slot.
+    #[cold]
+    #[inline(never)]
+    fn first_with_room(&self, home: usize) -> usize {
+        let mut at = self.after(home);
+        while at != home && self.buckets[at].is_full() {
+            step();
+            at = self.after(at);
+        }
+        debug_assert_ne!(at, home, "has_room keeps slots free");
         at
     }
 
-    /// Takes a number out.
-    pub(crate) fn remove(&mut self, spread: Spread, number: u32) {
-        let Some((found, way, _)) = self.locate(spread, |other| other == number) else { return };
-        self.buckets[found].take(way);
-        let mut at = self.home(spread);
-        while at != found {
-            self.buckets[at].unpass();
+    /// Removes a number. `spread_of` gives the hash of every other number in the table.
+    pub(crate) fn remove(
+        &mut self,
+        spread: Spread,
+        number: u32,
+        spread_of: impl Fn(u32) -> Spread,
+    ) {
+        let Some(mut free) = self.locate(spread, |other| other == number) else { return };
+        self.len -= 1;
+        // Only a full bucket has been passed, and each turn goes on with a bucket further along one run
+        // of full buckets.
+        while self.buckets[free.bucket].is_full()
+            && let Some(passed) = self.first_that_passed(free.bucket, &spread_of)
+        {
+            let moved = &self.buckets[passed.bucket];
+            let (tag, number) = (moved.tags[passed.way], moved.number(passed.way));
+            let is_displaced = self.home(spread_of(number)) != free.bucket;
+            self.buckets[free.bucket].replace(free.way, tag, number, is_displaced);
+            free = passed;
+        }
+        self.buckets[free.bucket].take(free.way);
+    }
+
+    /// Where the nearest number lies that passed a full bucket.
+    fn first_that_passed(&self, full: usize, spread_of: &impl Fn(u32) -> Spread) -> Option<Slot> {
+        let mut at = self.after(full);
+        while at != full {
+            step();
+            let bucket = &self.buckets[at];
+            let mut displaced = bucket.displaced;
+            while displaced != 0 {
+                step();
+                let way = displaced.trailing_zeros() as usize;
+                let home = self.home(spread_of(bucket.number(way)));
+                if self.distance(home, at) >= self.distance(full, at) {
+                    return Some(Slot { bucket: at, way });
+                }
+                displaced &= displaced - 1;
+            }
+            if !bucket.is_full() {
+                return None;
+            }
             at = self.after(at);
         }
-        self.len -= 1;
+        None
     }
 
-    /// Whether so many more names fit.
+    /// Whether so many more hashes fit.
     #[inline]
     pub(crate) fn has_room(&self, more: usize) -> bool {
-        (self.len + more) * 8 <= self.buckets.len() * WAYS * 7
+        (self.len + more) * 16 <= self.buckets.len() * WAYS * LOAD
     }
 
-    /// An empty table that is larger, to put all names into.
+    /// An empty table that is larger, to move all numbers to.
     pub(crate) fn larger(&self) -> Self {
         let buckets = self.buckets.len() * 7 / 4 + 1;
-        let nothing = Bucket { tags: [0; 16], numbers: [0; 48] };
-        Self { buckets: vec![nothing; buckets].into(), len: 0 }
+        Self { buckets: vec![EMPTY; buckets].into(), len: 0 }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -190,13 +264,13 @@ impl Aliases {
 }
 
 impl Bucket {
-    /// Whether a tag may be among these; a free place or the counts may look like it.
+    /// Whether a tag may be among these; a free slot or the count may look like it.
     #[inline]
     fn may_have(&self, tag: u8) -> bool {
         self.tags.iter().fold(false, |found, other| found | (*other == tag))
     }
 
-    /// Marks the places of a half whose tag fits, by the high bit of their byte: a byte is zero exactly
+    /// Marks the slots of a half whose tag agrees, by the high bit of their byte: a byte is zero exactly
     /// if neither it nor the sum of its low bits and 0x7f has that bit.
     #[inline]
     fn fits(&self, half: usize, tag: u8) -> u64 {
@@ -206,8 +280,13 @@ impl Bucket {
     }
 
     #[inline]
-    fn filled(&self) -> usize {
-        usize::from(self.tags[COUNTS] & FILLED)
+    fn used(&self) -> usize {
+        usize::from(self.tags[COUNT])
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.used() == WAYS
     }
 
     #[inline]
@@ -216,37 +295,39 @@ impl Bucket {
         u32::from_le_bytes(number) & (NUMBERS - 1)
     }
 
-    /// Fills the first free place; there must be one.
+    /// Uses the first free slot; there must be one.
     #[inline]
-    fn push(&mut self, spread: Spread, number: u32) {
-        let way = self.filled();
-        // The fourth byte is the first of the next place, which is free.
-        if let Some(place) = self.numbers[3 * way..].first_chunk_mut() {
-            *place = number.to_le_bytes();
+    fn push(&mut self, tag: u8, number: u32) {
+        let way = self.used();
+        // The fourth byte is the first of the next slot, which is free.
+        if let Some(slot) = self.numbers[3 * way..].first_chunk_mut() {
+            *slot = number.to_le_bytes();
         }
-        self.tags[way] = spread.tag();
-        self.tags[COUNTS] += 1;
+        self.tags[way] = tag;
+        self.tags[COUNT] += 1;
     }
 
-    /// Empties a place: what stands in the last takes it.
+    /// The same for a number whose home is another bucket.
+    #[inline]
+    fn push_displaced(&mut self, tag: u8, number: u32) {
+        self.displaced |= 1 << self.used();
+        self.push(tag, number);
+    }
+
+    /// Gives a slot in use to another number.
+    fn replace(&mut self, way: usize, tag: u8, number: u32, is_displaced: bool) {
+        self.numbers[3 * way..3 * way + 3].copy_from_slice(&number.to_le_bytes()[..3]);
+        self.tags[way] = tag;
+        self.displaced = self.displaced & !(1 << way) | u16::from(is_displaced) << way;
+    }
+
+    /// Frees a slot: the last one in use moves to it.
     fn take(&mut self, way: usize) {
-        let last = self.filled() - 1;
-        self.numbers.copy_within(3 * last..3 * last + 3, 3 * way);
-        self.tags[way] = self.tags[last];
-        self.tags[COUNTS] -= 1;
-    }
-
-    fn pass_by(&mut self) {
-        if self.tags[COUNTS] & PASSED != PASSED {
-            self.tags[COUNTS] += ONE_PASSED;
-        }
-    }
-
-    /// A count that reached the top can no longer be counted down; it goes when the table grows.
-    fn unpass(&mut self) {
-        if self.tags[COUNTS] & PASSED != PASSED {
-            self.tags[COUNTS] -= ONE_PASSED;
-        }
+        let last = self.used() - 1;
+        let is_displaced = self.displaced >> last & 1 != 0;
+        self.replace(way, self.tags[last], self.number(last), is_displaced);
+        self.displaced &= !(1 << last);
+        self.tags[COUNT] -= 1;
     }
 }
 
@@ -273,7 +354,7 @@ mod tests {
             assert_eq!(found, numbers.get(&name).copied());
             if let Some(number) = found {
                 if random() % 2 == 0 {
-                    aliases.remove(Spread(name), number);
+                    aliases.remove(Spread(name), number, |other| Spread(names[other as usize]));
                     numbers.remove(&name);
                 }
             } else {
@@ -292,6 +373,57 @@ mod tests {
                 }
             }
             assert_eq!(aliases.len, numbers.len());
+        }
+    }
+
+    impl Aliases {
+        /// Every number lies at its home or behind full buckets, and is marked as displaced just then.
+        fn check(&self, spread_of: impl Fn(u32) -> Spread) {
+            for (at, bucket) in self.buckets.iter().enumerate() {
+                for way in 0..bucket.used() {
+                    let home = self.home(spread_of(bucket.number(way)));
+                    assert_eq!(bucket.displaced >> way & 1 != 0, at != home);
+                    let mut passed = home;
+                    while passed != at {
+                        assert!(self.buckets[passed].is_full());
+                        passed = self.after(passed);
+                    }
+                }
+                assert_eq!(bucket.displaced >> bucket.used(), 0);
+            }
+        }
+    }
+
+    /// As full as it may be, with every hash replaced over and over, it keeps its invariant, and is filled
+    /// as a table that was built of the same hashes alone.
+    #[test]
+    fn a_full_table_looks_after_long_churn_as_if_built_just_now() {
+        let hash =
+            |number: u32| Spread((u64::from(number) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        for buckets in [1, 2, 3, 7, 40] {
+            let empty = Aliases { buckets: vec![EMPTY; buckets].into(), len: 0 };
+            let mut aliases = Aliases { buckets: empty.buckets.clone(), len: 0 };
+            let mut live = std::collections::VecDeque::new();
+            for number in 0..2_000 * buckets as u32 {
+                if !aliases.has_room(1) {
+                    // Not always the oldest, so that some stay for long.
+                    let at = number as usize * 7 % live.len().div_ceil(3);
+                    let gone = live.remove(at).expect("it is below the length");
+                    aliases.remove(hash(gone), gone, hash);
+                }
+                if !aliases.add_new(hash(number), number) {
+                    aliases.put(hash(number), number);
+                }
+                live.push_back(number);
+            }
+            aliases.check(hash);
+            let mut fresh = empty;
+            live.iter().for_each(|number| fresh.put(hash(*number), *number));
+            let used = |table: &Aliases| table.buckets.iter().map(Bucket::used).collect::<Vec<_>>();
+            assert_eq!(used(&aliases), used(&fresh));
+            for number in live {
+                assert_eq!(aliases.find(hash(number), |other| other == number), Some(number));
+            }
         }
     }
 }

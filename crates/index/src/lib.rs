@@ -55,6 +55,7 @@ mod sequence;
 mod sets;
 mod slab;
 mod stats;
+mod steps;
 mod sync;
 mod table;
 mod waiting;
@@ -73,4 +74,6 @@ pub use pod::{Capacity, PodId, PodSet, PodSlot};
 pub use prefixes::{PrefixLimits, Prefixes, Run};
 pub use sequence::Applied;
 pub use stats::{PodStats, Stats};
+#[doc(hidden)]
+pub use steps::within_steps;
 pub use writer::{Snapshot, Swept, Writer};

@@ -160,6 +160,7 @@ impl<'a> Forest<'a> {
     }
 
     /// Adds to every block what follows it. What hangs on no beginning is not reached and stays as it is.
+    /// A block follows one other, and a root none, so what a root reaches is a tree.
     fn weigh(&mut self) {
         let mut order: Vec<_> = self.roots().map(|root| (root, root)).collect();
         let mut done = 0;

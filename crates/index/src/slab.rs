@@ -312,7 +312,10 @@ impl Slab {
     /// Takes out an entry without children, and tells its parent.
     pub(crate) fn remove(&mut self, number: Number) -> Entry {
         let entry = *self.get(number);
-        self.aliases.remove(self.spread(entry.engine), number.0);
+        let Self { aliases, pages, key, .. } = self;
+        let spread_of =
+            |other: u32| spread(*key, pages[other as usize / PAGE][other as usize % PAGE].engine);
+        aliases.remove(spread_of(number.0), number.0, spread_of);
         self.last = self.last.filter(|(_, last)| *last != number);
         if entry.parent != Number::NONE {
             self.get_mut(entry.parent).lose();

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use wornpath_blocks::BlockHash;
 
 use crate::prefetch::{prefetch, prefetch_to_write};
+use crate::steps::step;
 use crate::sync::{AtomicU64, Ordering, pause};
 
 /// The number of shards: a power of two, so that the top bits of a product choose one.
@@ -267,6 +268,7 @@ pub(crate) fn find_slowly(tables: &[Table; SHARDS], hash: BlockHash) -> SetId {
     let table = &*tables[shard];
     let home = key.home(table.len());
     for steps in 0..table.len() {
+        step();
         let (set, further) = table[bucket_at(home, steps, table.len())].read(key);
         if set != SetId::EMPTY || !further {
             return set;
@@ -320,6 +322,7 @@ pub(crate) fn locate(table: &[Bucket], place: Place) -> Spot {
 fn locate_further(table: &[Bucket], key: Key, home: usize) -> Spot {
     let mut free = None;
     for steps in 0..table.len() {
+        step();
         let at = bucket_at(home, steps, table.len());
         let control = table[at].control.load(Ordering::Relaxed);
         let last = table[at].words[WAYS].load(Ordering::Relaxed);
@@ -422,6 +425,7 @@ fn place_new(new: &[Bucket], filled: &mut [u8], key: Key, word: u64) {
 fn pass_full(new: &[Bucket], filled: &[u8], key: Key, home: usize) -> usize {
     let (mut at, mut steps) = (home, 0);
     while usize::from(filled[at]) == WAYS {
+        step();
         new[at].pass_by(key);
         steps += 1;
         at = bucket_at(home, steps, new.len());

@@ -54,7 +54,12 @@ fn assign(size: usize, cost: impl Fn(usize, usize) -> f64) -> Vec<usize> {
         let mut back = vec![size; size + 1];
         let mut done = vec![false; size + 1];
         let mut column = size;
-        while row_of[column] != size {
+        // Costs are finite, so each turn marks another column as done, and a free one comes before the
+        // last: there are as many columns as rows.
+        for _ in 0..=size {
+            if row_of[column] == size {
+                break;
+            }
             done[column] = true;
             let current = row_of[column];
             let (mut step, mut next) = (f64::INFINITY, size);

@@ -1,0 +1,132 @@
+//! Full caches that churn: an engine whose cache holds a fixed number of blocks evicts for every block
+//! that it stores, for as long as it runs. Its table of names then stands still at one size, perhaps
+//! just below the next growth, while every name in it is replaced again and again.
+//!
+//! Answers are compared with the engine's own state, and operations are held to a number of steps,
+//! which is the same on every machine.
+
+use std::collections::VecDeque;
+
+use wornpath_blocks::{BlockHash, ContentHash};
+
+use wornpath_index::{
+    Answer, Content, EngineHash, Event, Index, Limits, Parent, PodId, Reader, Stored, Tier, Writer,
+    within_steps,
+};
+
+use crate::world::Rng;
+
+/// Steps that a block may take, stored or removed. In a young table it takes one or two.
+const STEPS_PER_BLOCK: u64 = 300;
+
+/// One prompt in the engine's cache: its blocks from the first, of which the last are evicted first.
+struct Prompt {
+    names: Vec<EngineHash>,
+    chain: Vec<BlockHash>,
+    held: usize,
+}
+
+/// An engine with a cache of `size` blocks that is always full, and the index that follows it.
+struct Engine {
+    size: usize,
+    held: usize,
+    prompts: VecDeque<Prompt>,
+    rng: Rng,
+    pod: PodId,
+    writer: Writer,
+    reader: Reader,
+    sequence: u64,
+    stored: usize,
+}
+
+impl Engine {
+    fn new(size: usize) -> Self {
+        let index = Index::new(Limits::default(), size as u64);
+        let pod = index.add_pod().expect("a slot is free");
+        let mut writer = index.writer();
+        writer.start_at(pod, 0).expect("it lives");
+        Self {
+            size,
+            held: 0,
+            prompts: VecDeque::new(),
+            rng: Rng(size as u64),
+            pod,
+            writer,
+            reader: index.reader(),
+            sequence: 0,
+            stored: 0,
+        }
+    }
+
+    fn apply(&mut self, event: Event<'_>, blocks: usize) {
+        // While the cache fills, its tables grow, which takes a step for every block in them.
+        let is_full = self.stored > self.size;
+        let budget = if is_full { STEPS_PER_BLOCK * blocks as u64 } else { u64::MAX };
+        let Self { writer, pod, sequence, .. } = self;
+        within_steps(budget, || writer.apply(*pod, Some(*sequence), &[event]).expect("it lives"));
+        *sequence += 1;
+    }
+
+    /// Evicts from the oldest prompt, its last block first, until `blocks` more fit.
+    fn make_room(&mut self, blocks: usize) {
+        let mut evicted = vec![];
+        while self.held + blocks > self.size {
+            let oldest = &mut self.prompts[0];
+            oldest.held -= 1;
+            evicted.push(oldest.names[oldest.held]);
+            self.held -= 1;
+            if oldest.held == 0 {
+                self.prompts.pop_front();
+            }
+        }
+        if !evicted.is_empty() {
+            self.apply(Event::Removed { tier: Tier::Gpu, blocks: &evicted }, evicted.len());
+        }
+    }
+
+    /// Serves one new prompt.
+    fn prompt(&mut self) {
+        let blocks = 1 + self.rng.next() as usize % self.size.min(35);
+        self.make_room(blocks);
+        let names: Vec<_> = (0..blocks).map(|_| EngineHash(self.rng.next())).collect();
+        let contents: Vec<_> = (0..blocks).map(|_| ContentHash(self.rng.next())).collect();
+        let root = BlockHash(7);
+        let stored = Stored {
+            tier: Tier::Gpu,
+            blocks: &names,
+            content: Content::Chained { parent: Parent::Root(root), contents: &contents },
+            locations: &[],
+        };
+        self.apply(Event::Stored(stored), blocks);
+        self.held += blocks;
+        self.stored += blocks;
+        let chain = root.chain(&contents).collect();
+        self.prompts.push_back(Prompt { names, chain, held: blocks });
+    }
+
+    /// Compares what the index says of the oldest prompt and of another one with what is cached.
+    fn check(&mut self) {
+        let other = self.rng.next() as usize % self.prompts.len();
+        for at in [0, other] {
+            let prompt = &self.prompts[at];
+            let mut answer = Answer::default();
+            self.reader.lookup(&prompt.chain, &mut answer);
+            assert_eq!(answer.depth(self.pod.slot()), prompt.held, "cache of {} blocks", self.size);
+        }
+    }
+
+    /// Serves until `blocks` blocks have been stored.
+    fn churn(&mut self, blocks: usize) {
+        while self.stored < blocks {
+            self.prompt();
+            self.check();
+        }
+    }
+}
+
+/// Churns a full cache of each of these sizes for so many generations, and for some thousand blocks.
+pub(crate) fn run(sizes: impl Iterator<Item = usize>, generations: usize) {
+    for size in sizes {
+        Engine::new(size).churn((size * generations).max(5_000));
+    }
+}
