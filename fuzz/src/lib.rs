@@ -10,6 +10,7 @@ mod carried;
 mod chat;
 mod checkpoint;
 mod client;
+mod full_cache;
 mod index_ops;
 mod memory_disk;
 mod offline;
@@ -23,6 +24,7 @@ pub use carried::{event_sources, grpc_report, zmtp_stream};
 pub use chat::{chat_template, tokenizer_config};
 pub use checkpoint::checkpoint;
 pub use client::{client_body, form_data};
+pub use full_cache::full_cache;
 pub use index_ops::index_ops;
 pub use offline::{batch_lines, prompts, result_log, store_journal};
 pub use settings::{configuration, described_fleet, profile};
@@ -46,6 +48,7 @@ pub const TARGETS: &[Target] = &[
     ("envelope", envelope),
     ("event_sources", event_sources),
     ("form_data", form_data),
+    ("full_cache", full_cache),
     ("grpc_report", grpc_report),
     ("index_ops", index_ops),
     ("profile", profile),

@@ -100,6 +100,7 @@ impl History {
             }
             self.order.insert(place, *block);
         }
+        // Every block in `order` is in `places` too, so `forget` takes it out of both.
         while self.tokens > self.capacity
             && let Some((_, block)) = self.order.first_key_value()
         {

@@ -207,6 +207,7 @@ impl Pod {
         writer: &mut Writer,
         now: Moment,
     ) -> Result<Option<(SourceId, Ask)>, PodGone> {
+        // A rebuild ends the need that it answers, so none comes twice at one moment.
         while let Some(step) = self.feed.tick(now) {
             match step {
                 Step::Ask(source, ask) => return Ok(Some((source, ask))),

@@ -231,7 +231,8 @@ impl Pods {
     pub fn tick(&self, writer: &mut Writer, now: Moment) {
         for (name, known) in self.all() {
             let mut known = lock(&known);
-            // A pod that has left the index is asked nothing more; a full queue is as good as a loss.
+            // A pod that has left the index is asked nothing more; a full queue is as good as a loss. It ends:
+            // nothing else is asked of a pod before an ask is answered or has timed out.
             while let Ok(Some((source, ask))) = known.pod.tick(writer, now) {
                 if let Some(line) = known.sources.iter().find(|line| line.id == source) {
                     let _ = line.voice.asks.try_send((Arc::clone(&name), ask));

@@ -164,7 +164,8 @@ impl Expected {
         let expires = Step::after(expires);
         self.note_again(set);
         self.renew(set, expires);
-        // Mostly the beginning of the chain is there and the rest is not.
+        // Mostly the beginning of the chain is there and the rest is not. Each turn takes at least one block: one
+        // that is next in `set` counts as old, and up to that all are new.
         let (mut at, mut set) = (0, set);
         while at < chain.len() {
             let old = chain[at..].iter().zip(set).take_while(|(block, set)| block == set).count();

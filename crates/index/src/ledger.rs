@@ -283,7 +283,8 @@ impl Ledger {
     }
 
     /// Drops an entry that no tier holds and nothing follows, then its parent if that was only there
-    /// for its sake.
+    /// for its sake. A parent is entered before its children and stays while it has any, so parents never
+    /// form a circle.
     pub(crate) fn free(&mut self, mut number: Number) {
         loop {
             let entry = self.slab.remove(number);

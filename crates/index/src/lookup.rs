@@ -120,7 +120,8 @@ impl Reader {
         let shared = Arc::clone(&self.shared);
         let _still = shared.directory.forbid_recycling();
         // Nothing is recycled from here on: what tables of now name stays what it is, and only what came since
-        // they were looked for can be missing.
+        // they were looked for can be missing. Each turn that fails has met a page of sets that a writer added
+        // meanwhile, thousands of new sets for one query.
         loop {
             self.view.refresh(&shared.directory);
             if self.attempt::<WORDS>(chain, answer).is_ok() {

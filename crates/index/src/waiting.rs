@@ -97,6 +97,7 @@ impl Waiting {
         true
     }
 
+    /// Each turn takes a waiter out, so that engines' names in a circle end it too.
     fn drop_useless(&mut self, mut engine: EngineHash) {
         while let Some(waiter) = self.waiters.get(&engine)
             && !waiter.is_held()

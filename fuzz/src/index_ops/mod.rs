@@ -15,11 +15,14 @@ use said::Said;
 use wornpath_blocks::BlockHash;
 use wornpath_index::{
     Answer, Applied, Capacity, Index, Limits, Moment, PodId, Reader, Snapshot, Swept, Tier, Writer,
+    within_steps,
 };
 
 /// Operations in one run: more bytes would only make runs slower.
 const MOST_OPERATIONS: usize = 400;
 const MOST_PODS: usize = 6;
+/// Steps that an operation may take: this index never has more than a few hundred blocks.
+const MOST_STEPS: u64 = 20_000;
 
 /// Applies the operations that the bytes stand for.
 pub fn index_ops(bytes: &[u8]) {
@@ -43,8 +46,8 @@ pub fn index_ops(bytes: &[u8]) {
         if run.bytes.0.is_empty() {
             break;
         }
-        run.step();
-        run.ask();
+        within_steps(MOST_STEPS, || run.step());
+        within_steps(MOST_STEPS, || run.ask());
     }
     run.leave_all();
 }

@@ -9,6 +9,7 @@ mod described;
 mod edges;
 mod faults;
 mod flood;
+mod full_caches;
 mod gateway;
 mod keys;
 mod pairs;

@@ -1,0 +1,97 @@
+//! Bytes as prompts that come to one engine whose cache is full: each evicts others, and no operation of
+//! the index may take more steps as the cache ages.
+//!
+//! The first two bytes are the cache's size in blocks. Each further byte stands for a few prompts of one
+//! length, and says whether the oldest prompt makes room for them or one that is neither old nor new.
+
+use std::collections::VecDeque;
+
+use wornpath_blocks::{BlockHash, ContentHash};
+use wornpath_index::{
+    Answer, Capacity, Content, EngineHash, Event, Index, Limits, Parent, PodId, Stored, Tier,
+    Writer, within_steps,
+};
+
+/// Prompts that each byte stands for, and bytes that count: more would only make runs slower.
+const PROMPTS_PER_BYTE: usize = 4;
+const MOST_BYTES: usize = 96;
+const MOST_BLOCKS: usize = 4096;
+/// Steps that a block may take, stored or removed.
+const STEPS_PER_BLOCK: u64 = 300;
+/// Steps that a growing table takes for each of its blocks.
+const STEPS_TO_GROW: u64 = 8;
+
+struct Engine {
+    size: usize,
+    held: usize,
+    /// The names of each prompt's blocks.
+    prompts: VecDeque<Vec<EngineHash>>,
+    pod: PodId,
+    writer: Writer,
+    sequence: u64,
+    named: u64,
+}
+
+impl Engine {
+    fn apply(&mut self, event: Event<'_>, blocks: usize) {
+        let known = self.held as u64 + blocks as u64;
+        let budget = STEPS_PER_BLOCK * blocks as u64 + STEPS_TO_GROW * known;
+        let Self { writer, pod, sequence, .. } = self;
+        within_steps(budget, || writer.apply(*pod, Some(*sequence), &[event]).expect("it lives"));
+        *sequence += 1;
+    }
+
+    fn evict(&mut self, at: usize) {
+        let Some(mut names) = self.prompts.remove(at) else { return };
+        names.reverse();
+        self.apply(Event::Removed { tier: Tier::Gpu, blocks: &names }, names.len());
+        self.held -= names.len();
+    }
+
+    fn name(&mut self) -> u64 {
+        self.named += 1;
+        self.named
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(29)
+            .wrapping_mul(0xBF58_476D_1CE4_E5B9)
+    }
+
+    /// Serves a new prompt; the chain of its blocks.
+    fn prompt(&mut self, blocks: usize) -> Vec<BlockHash> {
+        let names: Vec<_> = (0..blocks).map(|_| EngineHash(self.name())).collect();
+        let contents: Vec<_> = names.iter().map(|name| ContentHash(!name.0)).collect();
+        let root = BlockHash(7);
+        let content = Content::Chained { parent: Parent::Root(root), contents: &contents };
+        let stored = Stored { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
+        self.apply(Event::Stored(stored), blocks);
+        self.held += blocks;
+        self.prompts.push_back(names);
+        root.chain(&contents).collect()
+    }
+}
+
+/// Serves the prompts that the bytes stand for.
+pub fn full_cache(bytes: &[u8]) {
+    let [first, second, prompts @ ..] = bytes else { return };
+    let size = 1 + usize::from(u16::from_le_bytes([*first, *second])) % MOST_BLOCKS;
+    let index = Index::new(Limits { capacity: Capacity::Pods64, ..Limits::default() }, 7);
+    let pod = index.add_pod().expect("the first of 64");
+    let (mut writer, mut reader) = (index.writer(), index.reader());
+    writer.start_at(pod, 0).expect("it lives");
+    let prompts_held = VecDeque::new();
+    let mut engine =
+        Engine { size, held: 0, prompts: prompts_held, pod, writer, sequence: 0, named: 0 };
+    for byte in prompts.iter().take(MOST_BYTES) {
+        let blocks = (1 + usize::from(byte & 0x7f)).min(engine.size);
+        for _ in 0..PROMPTS_PER_BYTE {
+            while engine.held + blocks > engine.size {
+                engine.evict(if byte & 0x80 == 0 { 0 } else { engine.prompts.len() / 2 });
+            }
+            let chain = engine.prompt(blocks);
+            let mut answer = Answer::default();
+            reader.lookup(&chain, &mut answer);
+            assert_eq!(answer.depth(pod.slot()), blocks);
+        }
+        assert_eq!(index.pod_stats(pod).expect("it lives").blocks, engine.held);
+    }
+}
