@@ -10,6 +10,7 @@ mod calendar;
 mod config;
 mod json;
 mod messages;
+mod numbers;
 mod python;
 mod shapes;
 mod terms;
@@ -26,6 +27,7 @@ use serde_json::{Map, Value, json};
 pub use calendar::WallTime;
 pub use config::{ConfigError, TokenizerConfig};
 pub use messages::ContentForm;
+pub use numbers::{Grammar, exact_numbers};
 use shapes::Shapes;
 pub use shapes::Turn;
 
@@ -357,6 +359,8 @@ fn environment() -> Environment<'static> {
         python::str(&value, &mut text);
         text
     });
+    environment.add_test("number", numbers::is_number);
+    environment.add_test("integer", numbers::is_integer);
     environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use wornpath_blocks::chat::{Grammar, exact_numbers};
 use wornpath_routing::described::BuiltFleet;
 use wornpath_routing::{
     Desk, Name, Outcome, PodFacts, Problems, Profile, Recorder, Request, Rng, RoutingPlan,
@@ -131,8 +132,10 @@ fn request(arguments: &ExplainArguments, built: &BuiltFleet) -> anyhow::Result<R
     } else {
         fs::read(path).with_context(|| format!("cannot read {}", path.display()))?
     };
-    let mut request =
-        Request::from_json(&body).with_context(|| format!("{} is no request", path.display()))?;
+    // Numbers as the gateway reads them.
+    let exact = str::from_utf8(&body).map(|text| exact_numbers(text, Grammar::Json));
+    let mut request = Request::from_json(exact.as_ref().map_or(&body, |text| text.as_bytes()))
+        .with_context(|| format!("{} is no request", path.display()))?;
     for header in &arguments.header {
         let Some((name, value)) = header.split_once(':') else {
             bail!("header `{header}` has no colon; write `name: value`");

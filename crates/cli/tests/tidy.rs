@@ -3,6 +3,8 @@
 
 mod house;
 
+use std::process::Command;
+
 use house::{PURE, Source, crates, dependencies, documents, manifests, sources};
 
 /// From the top of the house to its ground: a crate may depend on those after it, never before it.
@@ -163,6 +165,27 @@ fn no_path_of_anybodys_machine_is_written_down() {
             }
             assert!(source.is_test() || !line.contains("/tmp/"), "{}", place());
         }
+    }
+}
+
+/// Without the feature, floats in prompts differ from the engine's. Asked of cargo for the product alone: the build of a test has
+/// the features of all dev-dependencies too, so a test that parses a float could pass while the product lacks it.
+#[test]
+fn the_product_reads_floats_to_the_last_digit_without_the_help_of_a_dev_dependency() {
+    let tree = ["tree", "--frozen", "--package", "wornpath-cli", "--edges", "normal,build"];
+    let output = Command::new(env!("CARGO"))
+        .args(tree)
+        .args(["--prefix", "none", "--format", "{p} [{f}]"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed = String::from_utf8(output.stdout).unwrap();
+    let mut builds = listed.lines().filter(|line| line.starts_with("serde_json v")).peekable();
+    assert!(builds.peek().is_some(), "serde_json is not in\n{listed}");
+    for build in builds {
+        let features = build.split_once('[').unwrap().1.split(']').next().unwrap();
+        assert!(features.split(',').any(|feature| feature == "float_roundtrip"), "{build}");
     }
 }
 

@@ -5,6 +5,7 @@ use minijinja::{
 };
 use serde_json::Value as Json;
 
+use super::numbers;
 use super::python::push_number;
 
 /// A request's value as templates see it, objects in their order.
@@ -19,9 +20,9 @@ pub(super) fn to_template(json: &Json) -> Value {
         },
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => items_to_template(items),
-        Json::Object(map) => {
+        Json::Object(map) => numbers::to_template(map).unwrap_or_else(|| {
             Value::from_pairs(map.iter().map(|(key, value)| (key.as_str(), to_template(value))))
-        }
+        }),
     }
 }
 
@@ -71,7 +72,7 @@ impl JsonWriter {
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => push_number(value, &mut self.out),
+            ValueKind::Number => number(value, &mut self.out),
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Map => self.map(value, depth)?,
             ValueKind::Seq | ValueKind::Iterable => {
@@ -84,6 +85,7 @@ impl JsonWriter {
                 }
                 self.close(']', count, depth);
             }
+            _ if numbers::is_integer(value) => self.out.push_str(&value.to_string()),
             _ => return Err(not_serializable(value)),
         }
         Ok(())
@@ -154,6 +156,16 @@ impl JsonWriter {
     }
 }
 
+/// Python's number, but for its words of what JSON does not know.
+fn number(value: &Value, out: &mut String) {
+    match f64::try_from(value.clone()) {
+        Ok(float) if float.is_nan() => out.push_str("NaN"),
+        Ok(f64::INFINITY) => out.push_str("Infinity"),
+        Ok(f64::NEG_INFINITY) => out.push_str("-Infinity"),
+        _ => push_number(value, out),
+    }
+}
+
 fn json_key(key: &Value) -> Result<String, Error> {
     match key.kind() {
         ValueKind::String => Ok(key.to_string()),
@@ -161,7 +173,7 @@ fn json_key(key: &Value) -> Result<String, Error> {
         ValueKind::Bool => Ok(if key.is_true() { "true" } else { "false" }.to_owned()),
         ValueKind::Number => {
             let mut out = String::new();
-            push_number(key, &mut out);
+            number(key, &mut out);
             Ok(out)
         }
         _ => Err(not_serializable(key)),

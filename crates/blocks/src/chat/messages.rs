@@ -8,6 +8,8 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
+use super::numbers::{Grammar, exact_numbers};
+
 /// Which form of `content` a template expects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ContentForm {
@@ -198,7 +200,10 @@ fn prepare_tool_calls(message: &mut Map<String, Value>) {
                 let Some(Value::Object(function)) = call.get_mut("function") else { continue };
                 let arguments = match function.get("arguments") {
                     Some(Value::Object(object)) => Value::Object(object.clone()),
-                    Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
+                    Some(Value::String(text)) => {
+                        let text = exact_numbers(text, Grammar::Python);
+                        serde_json::from_str(&text).unwrap_or_default()
+                    }
                     _ => Value::Null,
                 };
                 let object = if arguments.is_object() { arguments } else { json!({}) };

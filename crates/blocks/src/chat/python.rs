@@ -80,21 +80,35 @@ pub(super) fn push_number(value: &Value, out: &mut String) {
 
 /// The shortest digits that read back as the same float, with Python's choice of notation.
 fn float_repr(number: f64) -> String {
-    if number.is_nan() {
-        return "NaN".to_owned();
+    if !number.is_finite() {
+        return format!("{number}").to_lowercase();
     }
-    if number.is_infinite() {
-        return if number > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
-    }
-    let scientific = format!("{number:e}");
+    let scientific = shortest(number);
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
     if number != 0.0 && !(-4..16).contains(&exponent) {
         let sign = if exponent < 0 { '-' } else { '+' };
         return format!("{mantissa}e{sign}{:02}", exponent.abs());
     }
-    let plain = format!("{number}");
-    if plain.contains('.') { plain } else { plain + ".0" }
+    let sign = if number.is_sign_negative() { "-" } else { "" };
+    let digits = mantissa.trim_start_matches('-').replace('.', "");
+    let before = usize::try_from(exponent + 1).unwrap_or(0);
+    if before == 0 {
+        let zeros = "0".repeat(exponent.unsigned_abs() as usize - 1);
+        return format!("{sign}0.{zeros}{digits}");
+    }
+    match digits.split_at_checked(before) {
+        Some((whole, fraction)) if !fraction.is_empty() => format!("{sign}{whole}.{fraction}"),
+        _ => format!("{sign}{digits:0<before$}.0"),
+    }
+}
+
+/// The shortest digits with an exponent. Where two are as short and equally near, Rust takes the greater and Python the even one.
+fn shortest(number: f64) -> String {
+    let shortest = format!("{number:e}");
+    let count = shortest.bytes().take_while(|it| *it != b'e').filter(u8::is_ascii_digit).count();
+    let nearest = format!("{number:.*e}", count - 1);
+    if nearest.parse() == Ok(number) { nearest } else { shortest }
 }
 
 /// Methods of Python's `str` that templates use and minijinja-contrib does not have.
@@ -154,6 +168,17 @@ mod tests {
             (1.25e-7, "1.25e-07"),
             (1e100, "1e+100"),
             (123_456.789, "123456.789"),
+            (-0.001_234, "-0.001234"),
+            (12.0, "12.0"),
+            (2f64.powi(-44), "5.684341886080802e-14"),
+            (-650_284_537_050_097.0 - 0.25, "-650284537050097.2"),
+            (1_544_534_887_418_775.0 + 0.75, "1544534887418775.8"),
+            (2f64.powi(-1022), "2.2250738585072014e-308"),
+            (5e-324, "5e-324"),
+            (9_007_199_254_740_992.0, "9007199254740992.0"),
+            (f64::NAN, "nan"),
+            (f64::INFINITY, "inf"),
+            (f64::NEG_INFINITY, "-inf"),
         ] {
             assert_eq!(float_repr(number), expected);
         }

@@ -8,7 +8,7 @@ use wornpath_routing::{Desk, Name, Outcome, Recorder, Rng, World};
 use super::recent;
 use super::routes::{Answer, Call, Refusal, Reply};
 use crate::client::head::api;
-use crate::client::read::{Read, read};
+use crate::client::read::{Read, read, tree};
 use crate::settings::Sharing;
 use crate::state::Gateway;
 
@@ -44,7 +44,7 @@ fn number<T: FromStr>(call: &Call<'_>, name: &str) -> Result<Option<T>, Refusal>
 }
 
 pub(super) fn explain(call: &Call<'_>) -> Answer {
-    let asked: Value = serde_json::from_slice(call.body)
+    let asked = tree(call.body)
         .map_err(|error| Refusal::new(400, format!("the body is not JSON: {error}")))?;
     let Some(body) = asked.get("body").filter(|body| body.is_object()) else {
         return Err(Refusal::new(400, "give `body`: the request as a client would send it"));

@@ -10,6 +10,7 @@ use crate::record::Api;
 use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
 use serde_json::{Map, Value, json};
+use wornpath_blocks::chat::{Grammar, exact_numbers};
 use wornpath_execution::Call;
 use wornpath_routing::{Messages, Prompt, Request};
 
@@ -38,7 +39,7 @@ pub(super) fn read_form(form: Multipart, body: &[u8]) -> Read {
 pub(crate) fn read(api: Api, body: &Bytes) -> Result<Read, Refusal> {
     if api == Api::Other {
         // Not ours to judge; but if it names a model, it goes where that is.
-        let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+        let fields = parse(api, body).unwrap_or_default();
         let is_object = !fields.is_empty();
         let model = text(&fields, "model");
         return Ok(Read { model, request: Request { fields, ..Request::default() }, is_object });
@@ -46,7 +47,7 @@ pub(crate) fn read(api: Api, body: &Bytes) -> Result<Read, Refusal> {
     let taken = if api == Api::Chat { Messages::take_from(body) } else { None };
     let (messages, mut fields) = match taken {
         Some((messages, fields)) => (Some(messages), fields),
-        None => (None, parse(body)?),
+        None => (None, parse(api, body)?),
     };
     if let Some(model) = fields.get("model").filter(|model| !model.is_string() && !model.is_null())
     {
@@ -91,11 +92,25 @@ pub(super) fn saltable(call: &Call) -> Result<(), Refusal> {
     })
 }
 
-fn parse(body: &[u8]) -> Result<Map<String, Value>, Refusal> {
-    match serde_json::from_slice(body) {
+fn parse(api: Api, body: &[u8]) -> Result<Map<String, Value>, Refusal> {
+    let tree = match api {
+        Api::Chat | Api::Messages | Api::Responses => tree(body),
+        // No number of it is rendered, and there may be a hundred thousand of them: token ids.
+        _ => serde_json::from_slice(body).or_else(|_| tree(body)),
+    };
+    match tree {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(_) => Err(Refusal::bad("the body is JSON, but not an object".to_owned())),
         Err(error) => Err(Refusal::bad(format!("the body is not JSON: {error}"))),
+    }
+}
+
+/// A tree of JSON in which every number is one that templates show as engines do, however long it is.
+pub(crate) fn tree(json: &[u8]) -> serde_json::Result<Value> {
+    match std::str::from_utf8(json) {
+        Ok(text) => serde_json::from_str(&exact_numbers(text, Grammar::Json)),
+        // Says where it is no text.
+        Err(_) => serde_json::from_slice(json),
     }
 }
 

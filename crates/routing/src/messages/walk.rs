@@ -143,8 +143,7 @@ impl<'a> Walk<'a> {
             _ => {
                 let scalar = self.scalar()?;
                 let is_word = matches!(scalar, b"true" | b"false" | b"null");
-                let is_number = || serde_json::from_slice::<serde_json::Number>(scalar).is_ok();
-                (is_word || is_number()).then_some(())
+                (is_word || is_held(scalar)).then_some(())
             }
         }
     }
@@ -264,6 +263,13 @@ impl Written<'_> {
         }
         true
     }
+}
+
+/// Whether it is a number that a [`Value`] holds as engines read it: an integer of 64 bits, or a float.
+fn is_held(scalar: &[u8]) -> bool {
+    let is_float = || scalar.iter().any(|byte| matches!(byte, b'.' | b'e' | b'E'));
+    let number = serde_json::from_slice::<serde_json::Number>(scalar);
+    number.is_ok_and(|number| !number.is_f64() || is_float())
 }
 
 /// The character that an escape at the beginning stands for, and how long that is.
