@@ -4,7 +4,6 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::cell::Cell;
-use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -12,12 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use wornpath_gateway::admin::{Setup, StartError, start_with};
-use wornpath_gateway::config::{
-    Config, DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, Tokenizers, needs_tokens, shipped,
-};
+use wornpath_gateway::config::{Config, Tokenizers};
 use wornpath_gateway::{
-    BatchRules, BatchesError, EventSource, Kept, ModelSettings, NamedProfile, PodSettings, Reveal,
-    ServeError, Settings, Sharing, serve, serve_batches,
+    BatchRules, BatchesError, EventSource, Kept, ModelSettings, PodSettings, Reveal, ServeError,
+    Settings, Sharing, serve, serve_batches,
 };
 use wornpath_routing::Role;
 
@@ -26,7 +23,11 @@ use crate::check::BAD_CONFIGURATION;
 use crate::numbers;
 
 pub(crate) mod logging;
+mod policy;
 mod tenants;
+
+/// Tokens in a block where neither the file nor the command line says so.
+const BLOCK_SIZE: NonZeroUsize = NonZeroUsize::new(16).expect("16 is not zero");
 
 /// What `--help` says after the options.
 const MORE: &str = "\
@@ -43,10 +44,11 @@ known to be cached; with it, the engines' own cache events count.";
 #[derive(Args, Clone)]
 #[command(after_long_help = MORE)]
 pub(crate) struct ServeArguments {
-    /// Configuration; what the command line says counts more
+    /// Configuration; an option given here overrides what the file says
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Address of an engine; may be given again. `,events=zmq://host:port?replay=port` says where it publishes
+    /// Address of an engine, in addition to those of the file; may be given again. `,events=zmq://host:port?replay=port`
+    /// says where it publishes
     #[arg(long = "pod", visible_alias = "worker-urls", value_name = "URL", num_args = 1..)]
     pods: Vec<String>,
     /// Address of an engine that computes prompts for others
@@ -55,7 +57,8 @@ pub(crate) struct ServeArguments {
     /// Address of an engine that takes computed prompts over and generates
     #[arg(long, value_name = "URL", num_args = 1..)]
     decode: Vec<String>,
-    /// How requests are routed: the name of a shipped profile, or the path of a .yaml file; `cache-aware` if not given
+    /// How requests are routed: the name of a shipped profile or of one in the file, or the path of a .yaml file;
+    /// `cache-aware` if not given. It overrides the profile of every route in the file
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
     /// Address to listen at; 127.0.0.1 if not given
@@ -67,25 +70,26 @@ pub(crate) struct ServeArguments {
     /// Address and port for operators
     #[arg(long, value_name = "ADDRESS:PORT")]
     admin: Option<SocketAddr>,
-    /// A key that clients must show; `NAME=KEY` also names its tenant; may be given again. A key that ends in `=` can be
-    /// given without a name if it is long, as base64 is
+    /// A key that clients must show; `NAME=KEY` also names its tenant, and overrides the key of a tenant of that name in
+    /// the file; may be given again. A key that ends in `=` can be given without a name if it is long, as base64 is
     #[arg(long, value_name = "KEY", env = "WORNPATH_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
-    /// A file with the key that the pods of the command line want; sent to them in the place of a client's
+    /// A file with the key that the pods of --pod, --prefill and --decode want; sent to them in the place of a client's
     #[arg(long, value_name = "FILE")]
     pod_key_file: Option<PathBuf>,
     /// Keep tenants from using each other's cached prompts
-    #[arg(long, requires = "api_key")]
+    #[arg(long)]
     isolate_tenants: bool,
     /// Folder of the model's tokenizer.json and tokenizer_config.json; `bytes` takes every byte for a token
     #[arg(long, value_name = "FOLDER")]
     tokenizer: Option<String>,
-    /// Name of the model that --tokenizer belongs to, as engines list it
+    /// Name of the model that --tokenizer belongs to, as engines list it; a model of that name in the file gets its
+    /// tokenizer and block size from here
     #[arg(long, value_name = "NAME", requires = "tokenizer")]
     model: Option<String>,
-    /// Tokens in a block of the engines' caches
-    #[arg(long, default_value = "16", value_parser = numbers::block_size, requires = "tokenizer")]
-    block_size: NonZeroUsize,
+    /// Tokens in a block of the engines' caches; by the file if not given, else 16
+    #[arg(long, value_parser = numbers::block_size, requires = "tokenizer")]
+    block_size: Option<NonZeroUsize>,
     /// Threads that answer clients; as many as there are cores if not given
     #[arg(long)]
     workers: Option<NonZeroUsize>,
@@ -228,7 +232,22 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
         settings.reveal = Reveal::Pod;
     }
     settings.admin = arguments.admin.or(settings.admin);
-    tenants::add(&arguments.api_key, &mut settings.tenants)?;
+    tenants::set(&arguments.api_key, &mut settings.tenants)?;
+    ensure!(
+        !arguments.isolate_tenants || !settings.tenants.is_empty(),
+        "--isolate-tenants: there are no tenants; give --api-key NAME=KEY, or list `tenants` in the file"
+    );
+    add_pods(arguments, &mut settings.pods)?;
+    set_model(arguments, &mut settings.models)?;
+    policy::set(arguments, &mut settings)?;
+    settings.batch = batch(arguments, settings.batch);
+    limits(arguments, &mut settings)?;
+    Ok(settings)
+}
+
+/// The pods of the command line, after those of the file.
+fn add_pods(arguments: &ServeArguments, pods: &mut Vec<PodSettings>) -> anyhow::Result<()> {
+    let listed = pods.len();
     for (urls, option, role) in [
         (&arguments.pods, "--pod", Role::SERVE),
         (&arguments.prefill, "--prefill", Role::PREFILL),
@@ -236,39 +255,46 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
     ] {
         for url in urls {
             let key_file = arguments.pod_key_file.clone();
-            settings.pods.push(PodSettings { key_file, ..pod(option, url, role)? });
+            let new = PodSettings { key_file, ..pod(option, url, role)? };
+            if let Some(known) = pods[..listed].iter().find(|pod| pod.url == new.url) {
+                let (url, name) = (&new.url, &known.facts.name);
+                bail!("{option} {url}: the file lists it already, as `{name}`; remove one of both");
+            }
+            pods.push(new);
         }
     }
     ensure!(
-        !settings.pods.is_empty() || arguments.config.is_some(),
+        !pods.is_empty() || arguments.config.is_some(),
         "no engine is named; give at least one --pod URL"
     );
-    if let Some(tokenizer) = &arguments.tokenizer {
-        let Some(name) = &arguments.model else {
-            bail!("--tokenizer needs --model, the model's name as engines list it at /v1/models");
-        };
-        settings.models.push(ModelSettings {
-            name: name.clone(),
-            block_size: arguments.block_size,
-            tokenizer: Some(crate::fleet::tokenizer(Path::new("."), tokenizer)?),
-            aliases: Vec::new(),
-        });
-    }
-    let is_paired = !arguments.prefill.is_empty() && !arguments.decode.is_empty();
     ensure!(
-        !is_paired
-            || arguments.policy.is_some()
-            || arguments.config.is_some()
-            || !arguments.pods.is_empty(),
-        "--prefill and --decode need a policy that uses both; give --policy prefill-decode"
+        pods.len() > listed || arguments.pod_key_file.is_none(),
+        "--pod-key-file is for the pods of --pod, --prefill and --decode, and there are none; give pods of the file their \
+         `key_file` there"
     );
-    if arguments.policy.is_some() || arguments.config.is_none() {
-        let policy = arguments.policy.as_deref().unwrap_or(DEFAULT_PROFILE);
-        settings.profiles.insert(0, profile(policy, &settings)?);
+    Ok(())
+}
+
+/// The model of the command line, in the place of the file's of that name.
+fn set_model(arguments: &ServeArguments, models: &mut Vec<ModelSettings>) -> anyhow::Result<()> {
+    let Some(tokenizer) = &arguments.tokenizer else { return Ok(()) };
+    let Some(name) = &arguments.model else {
+        bail!("--tokenizer needs --model, the model's name as engines list it at /v1/models");
+    };
+    let tokenizer = Some(crate::fleet::tokenizer(Path::new("."), tokenizer)?);
+    match models.iter_mut().find(|model| model.name == *name) {
+        Some(model) => {
+            model.tokenizer = tokenizer;
+            model.block_size = arguments.block_size.unwrap_or(model.block_size);
+        }
+        None => models.push(ModelSettings {
+            name: name.clone(),
+            block_size: arguments.block_size.unwrap_or(BLOCK_SIZE),
+            tokenizer,
+            aliases: Vec::new(),
+        }),
     }
-    settings.batch = batch(arguments, settings.batch);
-    limits(arguments, &mut settings)?;
-    Ok(settings)
+    Ok(())
 }
 
 /// The rules of the file, and where the command line wants batches to be kept.
@@ -323,35 +349,6 @@ fn limits(arguments: &ServeArguments, settings: &mut Settings) -> anyhow::Result
     Ok(())
 }
 
-fn profile(policy: &str, settings: &Settings) -> anyhow::Result<NamedProfile> {
-    let has_tokenizer = settings.models.iter().any(|model| model.tokenizer.is_some());
-    let name = policy.to_owned();
-    let profile = if policy.ends_with(".yaml") {
-        let text = fs::read_to_string(policy).with_context(|| format!("cannot read {policy}"))?;
-        NamedProfile { name, file: policy.to_owned(), text }
-    } else {
-        let mut of = policy;
-        if policy == DEFAULT_PROFILE && !has_tokenizer {
-            of = TEXT_PROFILE;
-            tracing::warn!(
-                "no --tokenizer: `{policy}` compares prompts by their text, and knows only what this router has sent"
-            );
-        }
-        let text = shipped(of).with_context(|| {
-            let names: Vec<_> = SHIPPED.iter().map(|(name, _)| *name).collect();
-            let names = names.join(", ");
-            format!("--policy is `{policy}`, which is neither a .yaml file nor one of {names}")
-        })?;
-        NamedProfile { name, file: format!("shipped profile `{of}`"), text: text.to_owned() }
-    };
-    ensure!(
-        has_tokenizer || !needs_tokens(&profile),
-        "--policy {policy} works with tokens, and no model has a tokenizer; give --tokenizer FOLDER and --model NAME, or \
-         leave --policy out, which compares prompts by their text"
-    );
-    Ok(profile)
-}
-
 /// `http://host:port`, or `http://host:port,events=zmq://host:port?replay=port`.
 fn pod(option: &str, written: &str, role: &str) -> anyhow::Result<PodSettings> {
     let whole = written.split(",events=").next().unwrap_or(written);
@@ -382,3 +379,6 @@ fn seconds(given: f64, option: &str) -> anyhow::Result<Duration> {
     Duration::try_from_secs_f64(given)
         .with_context(|| format!("{option} is {given}; give seconds of zero or more"))
 }
+
+#[cfg(test)]
+mod tests;

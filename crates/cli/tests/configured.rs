@@ -168,6 +168,11 @@ struct Fleet {
 }
 
 fn fleet(test: &str, more: &[&str]) -> Fleet {
+    fleet_with(test, "", more)
+}
+
+/// The same with more lines in the file.
+fn fleet_with(test: &str, lines: &str, more: &[&str]) -> Fleet {
     let mut engines =
         Process::start(&["engine", "--port", "0", "--speed", "100", "--engines", "2"]);
     let mut text = format!("models: [{{name: {MODEL}, tokenizer: bytes}}]\npods:\n");
@@ -178,7 +183,7 @@ fn fleet(test: &str, more: &[&str]) -> Fleet {
         ));
     }
     let admin = free_address();
-    text.push_str(&format!("listen: {{client: \"127.0.0.1:0\", admin: \"{admin}\"}}\n"));
+    text.push_str(&format!("listen: {{client: \"127.0.0.1:0\", admin: \"{admin}\"}}\n{lines}"));
     let path = folder(test).join("wornpath.yaml");
     fs::write(&path, &text).unwrap();
     let mut gateway = Process::start(&[&["serve", "-c", path.to_str().unwrap()], more].concat());
@@ -268,4 +273,33 @@ fn keys_of_the_command_line_are_still_asked_for_when_the_file_was_read_again() {
     fleet.gateway.hang_up();
     until("the file was read again", || ask(&fleet.admin, "/config")["reloads"] == 1);
     assert_eq!(complete(&fleet, "hello").0, 401);
+}
+
+#[cfg(unix)]
+#[test]
+fn what_the_command_line_says_counts_more_than_the_file_also_when_it_was_read_again() {
+    let lines = "limits: {body: 1KiB}\nroutes: [{match: {path: /v1/embeddings}, profile: least-load}, {profile: cache-aware}]\n";
+    let more = ["--policy", "round-robin", "--max-body", "65536"];
+    let fleet = fleet_with("command_line", lines, &more);
+    let prompt = "The quick brown fox jumps over the lazy dog. ".repeat(40);
+    for reloads in 0..2 {
+        let found = ask(&fleet.admin, "/profiles");
+        let profiles: Vec<_> = found["profiles"].as_array().unwrap().iter().collect();
+        assert_eq!(profiles.len(), 1, "{found}");
+        assert_eq!(profiles[0]["name"], "round-robin", "{found}");
+        let routes = found["routes"].as_array().unwrap();
+        assert_eq!(routes.len(), 2, "{found}");
+        assert!(routes.iter().all(|route| route["profile"] == "round-robin"), "{found}");
+        for _ in 0..2 {
+            assert_eq!(complete(&fleet, &prompt).0, 200, "a body of more than 1KiB is taken");
+        }
+        let decisions = || ask(&fleet.admin, "/decisions?last=2")["decisions"].clone();
+        let all = || ask(&fleet.admin, "/decisions")["decisions"].as_array().unwrap().len();
+        until("both are remembered", || all() == 2 * (reloads + 1));
+        let [one, other] = [0, 1].map(|at| decisions()[at].clone());
+        assert_eq!([&one["profile"], &other["profile"]], ["round-robin"; 2], "{one} {other}");
+        assert_ne!(one["pod"], other["pod"], "one prompt, each pod in turn");
+        fleet.gateway.hang_up();
+        until("the file was read again", || ask(&fleet.admin, "/config")["reloads"] == reloads + 1);
+    }
 }

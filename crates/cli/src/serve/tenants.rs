@@ -6,28 +6,32 @@
 use anyhow::{bail, ensure};
 use sha2::{Digest, Sha256};
 use wornpath_gateway::{KeyDigest, TenantSettings};
+use wornpath_routing::Name;
 use wornpath_routing::queue::Priority;
 
 /// What ends in one `=` and is at least so long is a key in base64, and no name whose key is missing.
 const LONG: usize = 24;
 
-/// Adds the tenants of these keys: `KEY`, or `NAME=KEY`. A key without a name gets a number.
-pub(super) fn add(keys: &[String], tenants: &mut Vec<TenantSettings>) -> anyhow::Result<()> {
-    for (number, given) in (1..).zip(keys) {
-        let (name, key) = split(given.trim(), number)?;
+/// Sets the tenants of these keys: `KEY`, or `NAME=KEY`. A key without a name gets a number. A tenant that the file has
+/// loses the key it has there, and keeps its priority, weight and quota.
+pub(super) fn set(keys: &[String], tenants: &mut Vec<TenantSettings>) -> anyhow::Result<()> {
+    let mut given = Vec::new();
+    for (number, key) in (1..).zip(keys) {
+        let (name, key) = split(key.trim(), number)?;
+        let name: Name = name.map_or_else(|| format!("key-{number}"), str::to_owned).into();
         let key = KeyDigest(Sha256::digest(key.as_bytes()).into());
+        let plain =
+            TenantSettings { name, key, priority: Priority::NORMAL, weight: 1, quota: None };
+        let listed = tenants.iter().find(|tenant| tenant.name == plain.name);
+        given.push(listed.map_or(plain, |listed| TenantSettings { key, ..listed.clone() }));
+    }
+    tenants.retain(|tenant| given.iter().all(|new| new.name != tenant.name));
+    for (number, new) in (1..).zip(given) {
         ensure!(
-            tenants.iter().all(|tenant| tenant.key != key),
+            tenants.iter().all(|tenant| tenant.key != new.key),
             "--api-key number {number} has a key that another tenant has; give each a key of its own"
         );
-        let name = name.map_or_else(|| format!("key-{number}"), str::to_owned).into();
-        tenants.push(TenantSettings {
-            name,
-            key,
-            priority: Priority::NORMAL,
-            weight: 1,
-            quota: None,
-        });
+        tenants.push(new);
     }
     Ok(())
 }
@@ -82,7 +86,7 @@ mod tests {
     #[test]
     fn a_key_belongs_to_one_tenant() {
         let mut tenants = Vec::new();
-        let said = add(&["a=same".into(), "b=same".into()], &mut tenants).unwrap_err().to_string();
+        let said = set(&["a=same".into(), "b=same".into()], &mut tenants).unwrap_err().to_string();
         assert!(said.contains("number 2") && !said.contains("same"), "{said}");
     }
 }

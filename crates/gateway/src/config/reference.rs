@@ -19,7 +19,7 @@ Written from the code by a test; do not edit. A commented example: [wornpath.exa
 cure; `wornpath serve -c wornpath.yaml` runs it. Paths in it start beside the file. Nothing secret stands in it:
 API keys and tokens are written as digests (`printf %s SECRET | sha256sum`), the cell's secret has a file of its
 own. It is read again on SIGHUP, when it changes, and when the admin plane says so; a file with a problem changes
-nothing.
+nothing. An option of `wornpath serve` overrides what stands here ([which one what](operations.md#changing-the-configuration)).
 ";
 
 type Part = (&'static str, &'static str, &'static [Parameter]);

@@ -25,7 +25,8 @@ pub(super) const MATCH: &[Parameter] = &[
     Parameter::optional("tenant", Takes::Text, "The tenant, by name."),
 ];
 
-/// The routes under `routes`; without any, everything goes to the only profile, or to the shipped default.
+/// The routes under `routes`; without any, everything goes to the only profile. Where there is none either, the file says
+/// nothing about routing: there is no route, and the shipped default is the first profile.
 pub(super) fn routes(
     root: &Node,
     (models, tenants): (&[Model], &[TenantSettings]),
@@ -34,7 +35,7 @@ pub(super) fn routes(
 ) -> Vec<RouteSettings> {
     let entries = maps(root, "routes", &mut notes.problems);
     if entries.is_empty() {
-        return vec![everything(root, models, profiles, notes)];
+        return everything(root, models, profiles, notes).into_iter().collect();
     }
     let mut routes = Vec::new();
     let mut catch_all: Option<Span> = None;
@@ -146,8 +147,10 @@ pub(super) fn must_be_heard(
     settings: &Settings,
     notes: &mut Notes,
 ) {
-    let is_used =
-        |profile: &&NamedProfile| settings.routes.iter().any(|route| route.profile == profile.name);
+    let routes = &settings.routes;
+    let is_used = |profile: &&NamedProfile| {
+        routes.is_empty() || routes.iter().any(|route| route.profile == profile.name)
+    };
     let refuses = |profile: &&NamedProfile| {
         let checked = Profile::check(&profile.file, &profile.text, &Surroundings::default());
         checked.is_ok_and(|profile| profile.without_events() == Some(WithoutEvents::Refuse))
@@ -175,14 +178,13 @@ fn everything(
     models: &[Model],
     profiles: &mut Vec<NamedProfile>,
     notes: &mut Notes,
-) -> RouteSettings {
+) -> Option<RouteSettings> {
     let has_tokenizer = |model: &Model| model.tokenizer != TokenizerChoice::None;
     let profile = match &profiles[..] {
         [] => {
             let all = !models.is_empty() && models.iter().all(has_tokenizer);
-            let name = if all { DEFAULT_PROFILE } else { TEXT_PROFILE };
-            resolve(name, profiles);
-            name.to_owned()
+            resolve(if all { DEFAULT_PROFILE } else { TEXT_PROFILE }, profiles);
+            return None;
         }
         [only] => only.name.clone(),
         [first, ..] => {
@@ -196,7 +198,7 @@ fn everything(
     let route = RouteSettings { profile, ..RouteSettings::default() };
     let span = root.get("profiles").map_or(root.span, |node| node.span);
     must_have_tokens(&route, span, models, profiles, notes);
-    route
+    Some(route)
 }
 
 /// Every role in a shipped profile that is used needs a pod; the configuration's own profiles were checked for that
