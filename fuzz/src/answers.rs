@@ -31,6 +31,9 @@ fn assembled<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Bytes, Stream
 /// A page of an engine's metrics: what is read of it makes sense, of one rank and of all.
 pub fn engine_metrics(page: &[u8]) {
     let page = String::from_utf8_lossy(page);
+    if let Some(tokens) = discovery::block_size(&page) {
+        assert!(tokens.get() <= 1 << 16, "{tokens}");
+    }
     for rank in [None, Some(0), Some(1)] {
         if let Some(read) = discovery::read(&page, rank) {
             assert!((0.0..=1.0).contains(&read.kv_usage), "{read:?}");

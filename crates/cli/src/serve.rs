@@ -13,8 +13,8 @@ use std::time::Duration;
 use wornpath_gateway::admin::{Setup, StartError, start_with};
 use wornpath_gateway::config::{Config, Tokenizers};
 use wornpath_gateway::{
-    BatchRules, BatchesError, EventSource, Kept, ModelSettings, PodSettings, Reveal, ServeError,
-    Settings, Sharing, serve, serve_batches,
+    BatchRules, BatchesError, BlockSize, EventSource, Kept, ModelSettings, PodSettings, Reveal,
+    ServeError, Settings, Sharing, serve, serve_batches,
 };
 use wornpath_routing::Role;
 
@@ -25,9 +25,6 @@ use crate::numbers;
 pub(crate) mod logging;
 mod policy;
 mod tenants;
-
-/// Tokens in a block where neither the file nor the command line says so.
-const BLOCK_SIZE: NonZeroUsize = NonZeroUsize::new(16).expect("16 is not zero");
 
 /// What `--help` says after the options.
 const MORE: &str = "\
@@ -87,7 +84,8 @@ pub(crate) struct ServeArguments {
     /// tokenizer and block size from here
     #[arg(long, value_name = "NAME", requires = "tokenizer")]
     model: Option<String>,
-    /// Tokens in a block of the engines' caches; by the file if not given, else 16
+    /// Tokens in a block of the engines' caches; by the file if not given, else as the engines report at /metrics, and 16 if
+    /// they do not
     #[arg(long, value_parser = numbers::block_size, requires = "tokenizer")]
     block_size: Option<NonZeroUsize>,
     /// Threads that answer clients; as many as there are cores if not given
@@ -285,11 +283,13 @@ fn set_model(arguments: &ServeArguments, models: &mut Vec<ModelSettings>) -> any
     match models.iter_mut().find(|model| model.name == *name) {
         Some(model) => {
             model.tokenizer = tokenizer;
-            model.block_size = arguments.block_size.unwrap_or(model.block_size);
+            if let Some(tokens) = arguments.block_size {
+                model.block_size = BlockSize::Configured(tokens);
+            }
         }
         None => models.push(ModelSettings {
             name: name.clone(),
-            block_size: arguments.block_size.unwrap_or(BLOCK_SIZE),
+            block_size: arguments.block_size.into(),
             tokenizer,
             aliases: Vec::new(),
         }),

@@ -229,8 +229,11 @@ impl Feed {
         (life == Life::New).then(|| self.begin(Some(epoch)))
     }
 
-    /// What was said so far is not to be kept, and wanted again.
+    /// What was said so far is not to be kept, and wanted again: also what could not be understood.
     pub fn begin_anew(&mut self) -> Rebuild {
+        self.malformed.clear();
+        self.last_malformed = None;
+        self.quarantined_until = None;
         self.forget();
         self.based = false;
         Rebuild::ANEW

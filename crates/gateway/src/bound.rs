@@ -39,7 +39,7 @@ pub(crate) fn serving(
     Ok(Serving {
         key: settings.key.clone(),
         model: model.name.clone(),
-        block_size: model.block_size,
+        block_size: model.block_size.tokens(),
         names: Names::default(),
     })
 }

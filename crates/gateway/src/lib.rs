@@ -10,6 +10,7 @@ pub mod admin;
 mod aside;
 mod asked;
 mod batches;
+mod block_size;
 mod bound;
 mod breakers;
 mod checkpoint;
@@ -28,6 +29,7 @@ mod quota;
 mod record;
 mod roster;
 mod routing;
+mod scrape;
 mod seating;
 mod seen;
 mod serve;
@@ -48,7 +50,7 @@ pub use routing::{Routing, RoutingError};
 pub use seen::{CallSeen, Seen, TraceContext};
 pub use serve::{ServeError, Serving, serve, told_to_end};
 pub use settings::{
-    CheckpointSettings, Credentials, Drain, EventSource, KeyDigest, Limits, Listeners,
+    BlockSize, CheckpointSettings, Credentials, Drain, EventSource, KeyDigest, Limits, Listeners,
     ModelSettings, NamedProfile, PodSettings, Reveal, RouteSettings, Settings, Sharing,
     TelemetrySettings, TenantSettings,
 };

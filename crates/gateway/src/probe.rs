@@ -9,7 +9,7 @@ use crate::state::{Gateway, lock};
 use crate::unheard::{News, Unheard};
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::HOST;
+use hyper::header::{ACCEPT, HOST, HeaderValue};
 use hyper::{Request, StatusCode, Uri};
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
@@ -19,7 +19,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_events::{PodStatus, Recalled, State};
-use wornpath_execution::{CallError, Endpoint, Timeouts, Verdict, WorkerNumber, call};
+use wornpath_execution::{
+    BreakerRules, CallError, Endpoint, Reach, Timeouts, Verdict, WorkerNumber, call,
+};
 use wornpath_index::Moment;
 use wornpath_routing::{EventTrust, Health, Name};
 
@@ -35,6 +37,10 @@ const TIDY_AGAIN: Duration = Duration::from_secs(2);
 /// The index is swept in pieces, so that no query waits for long.
 const SWEPT_BLOCKS: usize = 4096;
 const MOST_CARDS_BYTES: usize = 4 << 20;
+/// A page of metrics is a few hundred kilobytes; this is no page.
+const MOST_PAGE_BYTES: usize = 8 << 20;
+/// How long a pod that is coming up may take to report its block size: until then it gets no requests.
+const REPORT_WITHIN: Duration = Duration::from_secs(1);
 
 const PATIENCE: Timeouts = Timeouts {
     connect: Duration::from_secs(1),
@@ -106,7 +112,7 @@ impl Gateway {
             }
         };
         // Asking takes no longer.
-        let _ = tokio::time::timeout(PATIENCE.total, introductions).await;
+        let _ = tokio::time::timeout(PATIENCE.total + REPORT_WITHIN, introductions).await;
         self.roster()
     }
 }
@@ -189,6 +195,7 @@ async fn ask(gateway: &Gateway, seat: &Seat, told: &Told) {
         Err(_) if !seat.settings.facts.models.is_empty() => {}
         Err(_) => return,
     }
+    note_block_size(gateway, seat).await;
     let roster = gateway.roster();
     for seat in roster.seats().iter().filter(|other| other.settings.url == seat.settings.url) {
         if seat.pod.vitals().health() == Health::Down {
@@ -197,6 +204,19 @@ async fn ask(gateway: &Gateway, seat: &Seat, told: &Told) {
             tell_unlisted(gateway, seat);
         }
     }
+}
+
+/// Asks a pod that is coming up for its block size, before it gets requests that are routed by tokens.
+async fn note_block_size(gateway: &Gateway, seat: &Seat) {
+    let (url, settings) = (&seat.settings.url, gateway.settings());
+    let is_coming =
+        |seat: &Seat| seat.settings.url == *url && seat.pod.vitals().health() == Health::Down;
+    if settings.models.is_empty() || !gateway.roster().seats().iter().any(is_coming) {
+        return;
+    }
+    let page = metrics_page(seat, &settings.reach);
+    let page = tokio::time::timeout(REPORT_WITHIN, page).await.ok().flatten();
+    gateway.note_block_size(url, page.as_deref());
 }
 
 /// Where some models are listed, so that their prompts can be tokenized, a pod may still serve another.
@@ -245,6 +265,30 @@ async fn listed(endpoint: &Arc<Endpoint>) -> Result<Arc<[Value]>, Unlisted> {
         Some(cards) if !cards.is_empty() => Ok(cards.clone().into()),
         _ => Err(Unlisted::Nothing),
     }
+}
+
+/// The pod's page of metrics, if there is one. The pod's key is shown at the pod's own address only.
+pub(crate) async fn metrics_page(seat: &Seat, reach: &Arc<Reach>) -> Option<String> {
+    let pod = &seat.endpoint;
+    let url = match &seat.settings.metrics {
+        Some(url) => url.clone(),
+        None => format!("{}/metrics", seat.settings.url),
+    };
+    let endpoint = Endpoint::new(&url, BreakerRules::default(), 1).ok()?.within(reach).ok()?;
+    let endpoint = Arc::new(endpoint);
+    let mut request = Request::new(Full::new(Bytes::new()));
+    *request.uri_mut() = endpoint.prefix().parse().unwrap_or_else(|_| Uri::from_static("/"));
+    request.headers_mut().insert(HOST, endpoint.authority().clone());
+    if endpoint.authority() == pod.authority() {
+        pod.authorize(request.headers_mut());
+    }
+    request.headers_mut().insert(ACCEPT, HeaderValue::from_static("text/plain"));
+    let answer = call(&endpoint, NOBODY, request, PATIENCE).await.ok()?;
+    if answer.head.status != StatusCode::OK {
+        return None;
+    }
+    let (_, body) = answer.whole(MOST_PAGE_BYTES).await.ok()?;
+    String::from_utf8(body.into()).ok()
 }
 
 /// What a pod answers at a path.

@@ -6,6 +6,7 @@
 use crate::settings::PodSettings;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::task::AbortHandle;
@@ -24,6 +25,8 @@ pub struct Seat {
     pub endpoint: Arc<Endpoint>,
     /// What it answered when asked for its models.
     pub cards: Arc<[Value]>,
+    /// Tokens in a block of its cache, as it reported last.
+    pub block_size: Option<NonZeroUsize>,
     /// What brings its events.
     pub(crate) feeder: Option<AbortHandle>,
     /// Whether it was asked what it serves since it came, with or without an answer.

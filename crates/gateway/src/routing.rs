@@ -43,7 +43,7 @@ impl Routing {
     pub fn check(settings: &Settings) -> Result<Self, RoutingError> {
         let mut models = Models::new(settings.key.clone());
         for model in &settings.models {
-            models = models.with(&model.name, model.block_size, model.tokenizer.clone());
+            models = models.with(&model.name, model.block_size.tokens(), model.tokenizer.clone());
         }
         let models = Arc::new(models);
         let surroundings = Surroundings { models: Arc::clone(&models), ..Surroundings::default() };

@@ -4,6 +4,7 @@
 //! found before anything changes.
 
 use crate::asked::Asked;
+use crate::block_size;
 use crate::bound::serving;
 use crate::config::authorization;
 use crate::roster::{Roster, Seat};
@@ -101,12 +102,13 @@ impl Gateway {
     /// What is wrong with the settings.
     pub(crate) fn adopt(
         &self,
-        settings: Settings,
+        mut settings: Settings,
         adopted: &[PodSettings],
     ) -> Result<(), ApplyError> {
-        let routing = Routing::check(&settings)?;
         let _changing = lock(&self.changing);
         let before = self.settings();
+        block_size::carry_over(&before, &mut settings, self.roster().seats());
+        let routing = Routing::check(&settings)?;
         let is_adopted = |pod: &PodSettings| {
             adopted.iter().any(|it| it.facts.name == pod.facts.name || it.url == pod.url)
         };
@@ -191,6 +193,7 @@ impl Gateway {
     ) -> Result<(), ApplyError> {
         let name = settings.facts.name.clone();
         let same = seats.iter().find(|seat| seat.settings.url == settings.url);
+        let block_size = former.or(same).and_then(|seat| seat.block_size);
         let (endpoint, cards, is_asked) = match former.or(same) {
             Some(Seat { endpoint, cards, is_asked, .. }) => {
                 (Arc::clone(endpoint), Arc::clone(cards), Arc::clone(is_asked))
@@ -235,7 +238,7 @@ impl Gateway {
         });
         let is_recalled = self.events().is_only_recalled(name.as_str());
         vitals.set_freshness(if is_recalled { 0.0 } else { 1.0 });
-        seats.push(Seat { settings, pod, endpoint, cards, feeder, is_asked });
+        seats.push(Seat { settings, pod, endpoint, cards, block_size, feeder, is_asked });
         Ok(())
     }
 
@@ -249,7 +252,7 @@ impl Gateway {
         }
     }
 
-    fn seat(&self, seats: Vec<Seat>) {
+    pub(crate) fn seat(&self, seats: Vec<Seat>) {
         let roster = Roster::new(seats, self.routing().aliases());
         *self.roster.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(roster);
     }

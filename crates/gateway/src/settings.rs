@@ -146,6 +146,8 @@ pub struct PodSettings {
     pub events: Option<EventSource>,
     /// The sources in `event_sources` among them, by name.
     pub event_sources: Vec<String>,
+    /// Where its own metrics are, if not at `/metrics` of its address.
+    pub metrics: Option<String>,
     /// Where engines of a pair meet.
     pub bootstrap_port: u16,
     /// A file with the key that the pod wants to see, if it wants any.
@@ -165,6 +167,7 @@ impl PodSettings {
             facts,
             events: None,
             event_sources: Vec::new(),
+            metrics: None,
             bootstrap_port: 8998,
             key_file: None,
         }
@@ -188,7 +191,7 @@ pub struct ModelSettings {
     /// What pods call it.
     pub name: String,
     /// Tokens in a block of the index.
-    pub block_size: NonZeroUsize,
+    pub block_size: BlockSize,
     /// Its tokenizer.
     pub tokenizer: Option<Arc<dyn Tokenize>>,
     /// What clients may call it besides.
@@ -198,7 +201,57 @@ pub struct ModelSettings {
 impl fmt::Debug for ModelSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tokenizer = if self.tokenizer.is_some() { "with" } else { "without" };
-        write!(f, "{} ({tokenizer} tokenizer, blocks of {})", self.name, self.block_size)
+        write!(f, "{} ({tokenizer} tokenizer, blocks of {})", self.name, self.block_size.tokens())
+    }
+}
+
+/// Tokens in a block of a model in the index, and who says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BlockSize {
+    /// The configuration does.
+    Configured(NonZeroUsize),
+    /// Its engines do: the greatest size that divides the sizes of all of them.
+    Reported(NonZeroUsize),
+    /// Engines were asked, and none reports a size.
+    Assumed(NonZeroUsize),
+    /// No engine was asked yet.
+    Unasked(NonZeroUsize),
+}
+
+impl BlockSize {
+    /// The number.
+    #[must_use]
+    pub const fn tokens(self) -> NonZeroUsize {
+        match self {
+            Self::Configured(tokens)
+            | Self::Reported(tokens)
+            | Self::Assumed(tokens)
+            | Self::Unasked(tokens) => tokens,
+        }
+    }
+
+    /// Who says so, as a word in JSON.
+    #[must_use]
+    pub const fn source(self) -> &'static str {
+        match self {
+            Self::Configured(_) => "configured",
+            Self::Reported(_) => "reported",
+            Self::Assumed(_) | Self::Unasked(_) => "assumed",
+        }
+    }
+}
+
+/// What vLLM has unless it is told otherwise, until an engine is asked.
+impl Default for BlockSize {
+    fn default() -> Self {
+        Self::Unasked(const { NonZeroUsize::new(16).expect("16 is not zero") })
+    }
+}
+
+/// What is configured, if anything is.
+impl From<Option<NonZeroUsize>> for BlockSize {
+    fn from(configured: Option<NonZeroUsize>) -> Self {
+        configured.map_or_else(Self::default, Self::Configured)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What all threads of a gateway share.
 
 use crate::batches::Batches;
+use crate::block_size;
 use crate::checkpoint::Checkpoint;
 use crate::claims::Claims;
 use crate::config::KeyError;
@@ -71,7 +72,7 @@ pub enum ApplyError {
     },
     /// Events cannot be understood without knowing what model they are about.
     #[error(
-        "pod `{0}` sends events, but its model is not known; give `model`, and the model's `block_size`, or --model and --tokenizer"
+        "pod `{0}` sends events, but its model is not known; give `model` and list that under `models`, or give --model and --tokenizer"
     )]
     EventsWithoutModel(String),
 }
@@ -127,7 +128,14 @@ impl Gateway {
     ///
     /// # Errors
     /// If the settings cannot be used.
-    pub fn new(settings: Settings, background: Handle, seed: u64) -> Result<Arc<Self>, ApplyError> {
+    pub fn new(
+        mut settings: Settings,
+        background: Handle,
+        seed: u64,
+    ) -> Result<Arc<Self>, ApplyError> {
+        let checkpoint = settings.checkpoint.clone().map(Checkpoint::new);
+        let records = checkpoint.as_ref().map_or_else(Vec::new, Checkpoint::read);
+        block_size::recall(&mut settings, &records);
         let routing = Routing::check(&settings)?;
         // Fewer would spare next to nothing.
         let room = settings.pods.len().max(settings.limits.pods).max(256);
@@ -139,11 +147,8 @@ impl Gateway {
         let index = Index::new(limits, seed);
         let clock = Clock::start();
         let (pods, rules) = (settings.pods.clone(), settings.event_rules);
-        let checkpoint = settings.checkpoint.clone().map(Checkpoint::new);
         let events = Arc::new(Pods::new(index.clone(), rules));
-        if let Some(checkpoint) = &checkpoint {
-            events.recall(checkpoint.read());
-        }
+        events.recall(records);
         let gateway = Arc::new(Self {
             claims: Claims::default(),
             lobby: Lobby::default(),

@@ -9,8 +9,8 @@ use anyhow::Context;
 use wornpath_events::ZmqAddress;
 use wornpath_gateway::config::shipped;
 use wornpath_gateway::{
-    BatchRules, Drain, EventSource, Kept, ModelSettings, NamedProfile, PodSettings, Reveal,
-    Settings,
+    BatchRules, BlockSize, Drain, EventSource, Kept, ModelSettings, NamedProfile, PodSettings,
+    Reveal, Settings,
 };
 use wornpath_routing::{ByteTokenizer, Role};
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
@@ -73,7 +73,7 @@ impl Fleet {
     pub(super) fn settings(&self, policy: &str) -> anyhow::Result<Settings> {
         let model = ModelSettings {
             name: ENGINE.to_owned(),
-            block_size: EngineSettings::default().block_size,
+            block_size: BlockSize::Configured(EngineSettings::default().block_size),
             tokenizer: Some(Arc::new(ByteTokenizer)),
             aliases: Vec::new(),
         };

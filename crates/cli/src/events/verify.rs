@@ -21,6 +21,7 @@ use wornpath_blocks::{BlockHasher, HashKey, Scope};
 use wornpath_events::{
     Clock, Names, PodName, Pods, Rules, Serving, State, ZeroMq, ZmqAddress, consume, keep_time,
 };
+use wornpath_gateway::discovery::block_size;
 use wornpath_index::{Answer, Index, Limits, PodId, Reader};
 use wornpath_routing::Rng;
 
@@ -97,9 +98,7 @@ impl Engine {
 
     async fn block_size(&self) -> anyhow::Result<NonZeroUsize> {
         let page = self.call("/metrics", None).await?;
-        let page = String::from_utf8_lossy(&page);
-        let found = page.split("block_size=\"").nth(1).and_then(|rest| rest.split('"').next());
-        let size = found.and_then(|size| size.parse().ok());
+        let size = block_size(&String::from_utf8_lossy(&page));
         size.context("/metrics does not tell the size of blocks; give --block-size")
     }
 }

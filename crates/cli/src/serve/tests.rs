@@ -137,7 +137,7 @@ fn tokens(settings: &Settings) -> String {
 }
 
 fn block_sizes(settings: &Settings) -> String {
-    listed(settings.models.iter().map(|model| model.block_size.to_string()))
+    listed(settings.models.iter().map(|model| model.block_size.tokens().to_string()))
 }
 
 fn batches(settings: &Settings) -> String {

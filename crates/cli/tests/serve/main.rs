@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "processes live in real time")]
 
 mod answers;
+mod block_size;
 mod churn;
 mod clients;
 mod described;

@@ -216,6 +216,20 @@ fn many_malformed_batches_put_a_pod_in_quarantine_and_it_comes_back() {
 }
 
 #[test]
+fn what_could_not_be_understood_is_wanted_again_once_it_is_read_otherwise() {
+    let (mut feed, source) = running();
+    for _ in 0..=Rules::default().malformed_most {
+        feed.malformed(Heading::default(), "another block size".to_owned(), NOW);
+    }
+    assert_eq!(feed.status(NOW).state, State::Quarantined);
+    assert_eq!(feed.begin_anew(), Rebuild::ANEW);
+    let status = feed.status(NOW);
+    assert_ne!(status.state, State::Quarantined);
+    assert_eq!(status.last_malformed, None);
+    assert_eq!(take(&mut feed, source, heading(0, 0), Via::Live), Admission::Apply);
+}
+
+#[test]
 fn batches_without_numbers_are_believed_only_where_no_source_counts() {
     let (mut feed, source) = feed(SNAPSHOT);
     let unnumbered = Heading::default();

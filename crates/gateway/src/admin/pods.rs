@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use wornpath_events::{Guessed, PodStatus, Trouble};
 
 use super::routes::{Answer, Call, Refusal, Reply};
+use crate::block_size::{mismatch, model_of};
 use crate::config::{BringError, Running};
 use crate::discovery::Bringer;
 use crate::metrics::{breaker, feed_state, health, recalled, trust};
@@ -151,12 +152,24 @@ pub(super) fn shown(running: &Running, seat: &Seat, events: &[PodStatus]) -> Val
             "prefill_tokens": vitals.prefill_tokens(), "decode_tokens": vitals.decode_tokens(),
         },
         "engine": {"waiting": vitals.waiting(), "kv_usage": vitals.kv_usage()},
+        "block_size": block_size_shown(running, seat),
         "events": {
             "trust": trust(vitals.trust()), "feed": feed.map(feed_shown), "guess": guess.map(guess_shown),
             "silent": running.metrics().is_silent(&facts.name),
         },
         "predictions": {"verdict": verdict.word(), "meaning": verdict.to_string()},
     })
+}
+
+/// Tokens in a block of the index and of the engine, and what is wrong with that; nothing of a model that is not listed.
+fn block_size_shown(running: &Running, seat: &Seat) -> Option<Value> {
+    let (settings, roster) = (running.gateway().settings(), running.gateway().roster());
+    let index = model_of(seat, &settings)?.block_size;
+    let mismatch = mismatch(seat, roster.seats(), &settings);
+    Some(json!({
+        "index": index.tokens(), "source": index.source(), "engine": seat.block_size,
+        "mismatch": mismatch.map(|mismatch| mismatch.to_string()),
+    }))
 }
 
 /// Of a pod that says nothing: how full its cache is guessed to be.

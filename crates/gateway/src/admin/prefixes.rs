@@ -19,7 +19,7 @@ pub(super) fn list(call: &Call<'_>) -> Answer {
     let limits = PrefixLimits { blocks_per_pod: MOST_BLOCKS / pods.len().max(1), runs: MOST_RUNS };
     let prefixes = gateway.index().prefixes(&pods, limits);
     let settings = gateway.settings();
-    let mut sizes = settings.models.iter().map(|model| model.block_size.get());
+    let mut sizes = settings.models.iter().map(|model| model.block_size.tokens().get());
     // A block is not known by its model: where models have blocks of different sizes, there is no telling.
     let block_size = sizes.next().filter(|first| sizes.all(|size| size == *first));
     Ok(Reply::Json(json!({

@@ -335,7 +335,7 @@ pub(super) fn reading(
     };
     let settings = batches.worker.gateway.settings();
     let model = model.settings(&batches.worker.gateway.roster(), &settings);
-    let block_size = model.map_or(batches.rules.block_size, |model| model.block_size);
+    let block_size = model.map_or(batches.rules.block_size, |model| model.block_size.tokens());
     let tokenizer = model.and_then(|model| model.tokenizer.clone());
     let spill = Spill::to(batches.scratch.next());
     let sketcher = Sketcher::new(&settings.key, block_size, tokenizer);

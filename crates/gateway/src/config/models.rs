@@ -16,8 +16,8 @@ pub struct Model {
     pub name: String,
     /// How its prompts are tokenized.
     pub tokenizer: TokenizerChoice,
-    /// Tokens in a block.
-    pub block_size: NonZeroUsize,
+    /// Tokens in a block; none to ask the engines.
+    pub block_size: Option<NonZeroUsize>,
     /// Other names that clients may use.
     pub aliases: Vec<String>,
 }
@@ -37,7 +37,7 @@ pub enum TokenizerChoice {
 pub(super) const MODEL: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "Its name, as engines list it."),
     Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can serve it."),
-    Parameter::with_default("block_size", Takes::Whole(1, 1 << 16), "16", "Tokens in a block, as its engines cut prompts."),
+    Parameter::optional("block_size", Takes::Whole(1, 1 << 16), "Tokens in a block of the index. By default as its engines report at `/metrics`, the greatest size that divides those of all of them, and 16 if none reports any. An engine that reports another size is warned of."),
     Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines get the model's own."),
 ];
 
@@ -57,8 +57,7 @@ pub(super) fn models(root: &Node, notes: &mut Notes) -> Vec<Model> {
         }
         models.push(Model {
             tokenizer: tokenizer(&section, notes),
-            block_size: NonZeroUsize::new(section.or("block_size", 16))
-                .unwrap_or(NonZeroUsize::MIN),
+            block_size: section.maybe::<usize>("block_size").and_then(NonZeroUsize::new),
             aliases: section.maybe("aliases").unwrap_or_default(),
             name,
         });

@@ -281,7 +281,7 @@ pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Note
         let message = "the pod's events cannot be understood without knowing its model";
         notes.problems.push(
             Problem::new(Kind::MissingDependency, section.at("events"), message)
-                .cure("list the model with its `block_size` and `tokenizer` under `models`"),
+                .cure("list the model with its `tokenizer` under `models`"),
         );
     }
     PodConfig {

@@ -8,13 +8,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::watch::{Look, Watch};
-use super::{
-    Beside, Config, Guarded, Listen, Model, PodConfig, Refused, TokenizerError, Tokenizers,
-};
+use super::{Beside, Config, Guarded, Listen, PodConfig, Refused, TokenizerError, Tokenizers};
 use crate::discovery::{Bringer, Roll, Taken};
 use crate::metrics::{Metrics, Reload};
 use crate::roster::Seat;
-use crate::settings::{Listeners, Settings};
+use crate::settings::{BlockSize, Listeners, Settings};
 use crate::state::{ApplyError, Gateway};
 use crate::tls::ListenerTls;
 
@@ -177,6 +175,7 @@ impl Running {
         let mut state = self.state();
         let settings = config.settings(&mut state.tokenizers)?;
         let mut settings = (self.on_top)(settings).map_err(ReloadError::OnTop)?;
+        let is_cut_anew = is_cut_anew(&self.gateway.settings(), &settings);
         keep_hashes(&self.gateway.settings(), &mut settings);
         keep_doors(&self.gateway.settings().tls, &mut settings.tls);
         keep_closed(&self.gateway.settings(), &mut settings);
@@ -190,7 +189,10 @@ impl Running {
         let adopted: Vec<_> = adopted.iter().flat_map(PodConfig::settings).collect();
         self.gateway.adopt(settings, &adopted)?;
         self.roll.relist(listed, &news);
-        let wants_restart = wants_restart(&state.started, &config);
+        let mut wants_restart = wants_restart(&state.started, &config);
+        if is_cut_anew {
+            wants_restart.push("models[].block_size");
+        }
         state.config = Arc::new(config);
         state.reloads += 1;
         self.tell_changed();
@@ -314,10 +316,24 @@ pub enum BringError {
 fn keep_hashes(now: &Settings, new: &mut Settings) {
     (new.sharing, new.key) = (now.sharing, now.key.clone());
     for model in &mut new.models {
-        if let Some(known) = now.models.iter().find(|known| known.name == model.name) {
-            model.block_size = known.block_size;
+        let known = now.models.iter().find(|known| known.name == model.name);
+        let Some(known) = known.map(|known| known.block_size) else { continue };
+        if model.block_size != BlockSize::Configured(known.tokens()) {
+            model.block_size = known;
         }
     }
+}
+
+/// Whether blocks of a model would be of another size if the process started with `new`, as far as that is known.
+fn is_cut_anew(now: &Settings, new: &Settings) -> bool {
+    now.models.iter().any(|now| {
+        let new = new.models.iter().find(|new| new.name == now.name);
+        match new.map(|new| new.block_size) {
+            Some(BlockSize::Configured(tokens)) => tokens != now.block_size.tokens(),
+            Some(_) => matches!(now.block_size, BlockSize::Configured(_)),
+            None => false,
+        }
+    })
 }
 
 /// Who may come through a listener was settled when it was opened, also by whether callers show certificates. Those
@@ -392,12 +408,6 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let (sharing, key) = (new.settings.sharing, &new.settings.key);
     if (old.settings.sharing, &old.settings.key) != (sharing, key) {
         sections.push("isolation");
-    }
-    let is_cut_anew = |new: &Model| {
-        old.models.iter().any(|old| old.name == new.name && old.block_size != new.block_size)
-    };
-    if new.models.iter().any(is_cut_anew) {
-        sections.push("models[].block_size");
     }
     sections
 }

@@ -16,7 +16,7 @@ impl Config {
         for model in &self.models {
             settings.models.push(ModelSettings {
                 name: model.name.clone(),
-                block_size: model.block_size,
+                block_size: model.block_size.into(),
                 tokenizer: tokenizers.get(&model.tokenizer)?,
                 aliases: model.aliases.clone(),
             });
@@ -60,12 +60,13 @@ impl PodConfig {
         };
         let bootstrap_port = self.bootstrap_port.unwrap_or(plain.bootstrap_port);
         let (events, key_file) = (self.source(rank), self.key_file.clone());
+        let metrics = self.metrics.clone();
         let named = |events: &Events| match events {
             Events::Source(name) => Some(name.clone()),
             Events::Zmq(_) | Events::Asked => None,
         };
         let event_sources = self.events.iter().filter_map(named).collect();
-        PodSettings { facts, events, event_sources, bootstrap_port, key_file, ..plain }
+        PodSettings { facts, events, event_sources, metrics, bootstrap_port, key_file, ..plain }
     }
 
     fn source(&self, rank: Option<u32>) -> Option<EventSource> {

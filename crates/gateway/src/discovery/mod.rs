@@ -1,14 +1,13 @@
 //! How pods come that nobody listed, and how pods are besides what the router sent them.
 //!
 //! Finders look at files and names and bring pods ([`found`], [`roll`], [`seeker`]); readers ask engines for
-//! their own figures, slowly ([`pace`], [`scrape`]); and events come from sidecars and brokers ([`sources`]).
+//! their own figures, slowly ([`pace`]); and events come from sidecars and brokers ([`sources`]).
 //! What decides is pure; this file, [`seeker`], [`reader`] and [`sources`] do the asking.
 
 mod found;
 mod pace;
 mod reader;
 mod roll;
-mod scrape;
 mod seeker;
 mod sources;
 
@@ -21,10 +20,10 @@ pub use found::{Changes, Found, Sight};
 pub use pace::{Pace, Reading};
 pub use reader::read_engines;
 pub use roll::{Bringer, Roll, Taken};
-pub use scrape::{Reported, read};
 pub use sources::{read_brokers, take_pushes};
 
 use crate::config::{Config, Finder, Running};
+pub use crate::scrape::{Reported, block_size, read};
 use seeker::Seeker;
 
 /// Looks for pods in every way that is configured, for as long as it is polled.

@@ -4,29 +4,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::header::{ACCEPT, HOST, HeaderValue};
-use hyper::{Request, StatusCode, Uri};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
-use wornpath_execution::{BreakerRules, Endpoint, Reach, Timeouts, call};
 
 use super::pace::{Pace, Reading};
-use super::scrape;
 use crate::config::Running;
 use crate::metrics::Scrape;
-use crate::probe::NOBODY;
+use crate::probe::metrics_page;
+use crate::roster::Seat;
+use crate::scrape;
 
 /// How often it is looked for engines whose turn it is.
 const TICK: Duration = Duration::from_millis(250);
 const WITHIN: Duration = Duration::from_secs(2);
-const PATIENCE: Timeouts =
-    Timeouts { connect: WITHIN, first_byte: WITHIN, between_bytes: WITHIN, total: WITHIN };
 /// Readings at a time.
 const MOST: usize = 32;
-/// A page is a few hundred kilobytes; this is no page.
-const MOST_BYTES: usize = 8 << 20;
 
 /// Reads the metrics of every engine into its vitals, for as long as it is polled.
 pub async fn read_engines(running: Arc<Running>) {
@@ -35,16 +27,17 @@ pub async fn read_engines(running: Arc<Running>) {
     loop {
         sleep_until(tick).await;
         tick = Instant::now() + TICK;
-        let urls = endpoints(&running);
-        due.retain(|url, _| urls.iter().any(|(known, _, _)| known == url));
+        let engines = engines(&running);
+        due.retain(|url, _| engines.iter().any(|seat| seat.settings.url == *url));
         let mut reading = JoinSet::new();
-        for (url, page, pod) in &urls {
+        for seat in &engines {
+            let url = &seat.settings.url;
             let (at, _) = due.entry(url.clone()).or_insert((tick, Pace::default()));
             if *at <= tick && reading.len() < MOST {
-                let (url, page, pod) = (url.clone(), page.clone(), Arc::clone(pod));
+                let (url, seat) = (url.clone(), seat.clone());
                 let reach = Arc::clone(&running.gateway().settings().reach);
                 reading.spawn(async move {
-                    (url, timeout(WITHIN, fetch(&page, &reach, &pod)).await.ok().flatten())
+                    (url, timeout(WITHIN, metrics_page(&seat, &reach)).await.ok().flatten())
                 });
             }
         }
@@ -55,27 +48,29 @@ pub async fn read_engines(running: Arc<Running>) {
             if pace.note(reading) {
                 forget(&running, &url);
             }
-            *at = Instant::now() + pace.wait(urls.len());
+            *at = Instant::now() + pace.wait(engines.len());
         }
     }
 }
 
-/// Every address, where its metrics are, and who is there.
-fn endpoints(running: &Running) -> Vec<(String, String, Arc<Endpoint>)> {
-    let mut urls: Vec<(String, String, Arc<Endpoint>)> = Vec::new();
+/// One pod of every address.
+fn engines(running: &Running) -> Vec<Seat> {
+    let mut engines: Vec<Seat> = Vec::new();
     for seat in running.gateway().roster().seats() {
-        let url = &seat.settings.url;
-        if urls.iter().all(|(known, _, _)| known != url) {
-            let page = running.roll().metrics_at(url).unwrap_or_else(|| format!("{url}/metrics"));
-            urls.push((url.clone(), page, Arc::clone(&seat.endpoint)));
+        if engines.iter().all(|known| known.settings.url != seat.settings.url) {
+            engines.push(seat.clone());
         }
     }
-    urls
+    engines
 }
 
 /// Reports what a page says to every pod behind the endpoint.
 fn take_in(running: &Running, url: &str, page: Option<&str>) -> Reading {
     let (mut result, mut is_busy) = (Scrape::Missed, false);
+    if let Some(page) = page {
+        // The engine may have been restarted with another.
+        running.gateway().note_block_size(url, Some(page));
+    }
     let roster = running.gateway().roster();
     for seat in roster.seats().iter().filter(|seat| seat.settings.url == url) {
         let facts = seat.pod.facts();
@@ -103,23 +98,4 @@ fn forget(running: &Running, url: &str) {
     for seat in running.gateway().roster().seats().iter().filter(|seat| seat.settings.url == url) {
         seat.pod.vitals().report(0, 0.0);
     }
-}
-
-/// The page, if there is one. The pod's key is shown at the pod's own address only.
-async fn fetch(url: &str, reach: &Arc<Reach>, pod: &Endpoint) -> Option<String> {
-    let endpoint = Endpoint::new(url, BreakerRules::default(), 1).ok()?.within(reach).ok()?;
-    let endpoint = Arc::new(endpoint);
-    let mut request = Request::new(Full::new(Bytes::new()));
-    *request.uri_mut() = endpoint.prefix().parse().unwrap_or_else(|_| Uri::from_static("/"));
-    request.headers_mut().insert(HOST, endpoint.authority().clone());
-    if endpoint.authority() == pod.authority() {
-        pod.authorize(request.headers_mut());
-    }
-    request.headers_mut().insert(ACCEPT, HeaderValue::from_static("text/plain"));
-    let answer = call(&endpoint, NOBODY, request, PATIENCE).await.ok()?;
-    if answer.head.status != StatusCode::OK {
-        return None;
-    }
-    let (_, body) = answer.whole(MOST_BYTES).await.ok()?;
-    String::from_utf8(body.into()).ok()
 }

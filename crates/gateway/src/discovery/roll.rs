@@ -131,13 +131,6 @@ impl Roll {
         pods.values().filter(|(by, _)| *by == bringer).map(|(_, pod)| pod.clone()).collect()
     }
 
-    /// Where the metrics of the engine at `url` are, if that was said.
-    #[must_use]
-    pub fn metrics_at(&self, url: &str) -> Option<String> {
-        let pods = self.pods();
-        pods.values().find(|(_, pod)| pod.url == url).and_then(|(_, pod)| pod.metrics.clone())
-    }
-
     fn pods(&self) -> MutexGuard<'_, BTreeMap<String, (Bringer, PodConfig)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

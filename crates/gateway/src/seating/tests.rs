@@ -1,9 +1,8 @@
 //! Who is who after a change: the same pod, the same engine in a new seat, or another.
 
 use super::*;
-use crate::settings::{ModelSettings, NamedProfile};
+use crate::settings::{BlockSize, ModelSettings, NamedProfile};
 use serde_json::json;
-use std::num::NonZeroUsize;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use wornpath_events::wire::{Batch, Event, Stored};
@@ -13,7 +12,7 @@ use wornpath_index::{Digest, EngineHash};
 const URL: &str = "http://127.0.0.1:1";
 
 fn model(name: &str) -> ModelSettings {
-    let block_size = NonZeroUsize::new(16).unwrap();
+    let block_size = BlockSize::default();
     ModelSettings { name: name.into(), block_size, tokenizer: None, aliases: Vec::new() }
 }
 

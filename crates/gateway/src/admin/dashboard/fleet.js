@@ -55,6 +55,7 @@ export function concerns({ pods, is_config_refused: refused }) {
       ? `${pod.name} is down: it failed at ${pod.url}, and gets nothing until a probe succeeds.`
       : `${pod.name} is down: it has not said yet what it serves at ${pod.url}.`]);
     if (["optimistic", "pessimistic"].includes(pod.predictions.verdict)) said.push(["warn", `${pod.name}: ${pod.predictions.meaning}`]);
+    if (pod.block_size?.mismatch) said.push(["warn", `${pod.name}: its engine has blocks of ${pod.block_size.engine} tokens, and ${pod.block_size.index} are configured: ${pod.block_size.mismatch}.`]);
     if (pod.events.silent) said.push(["warn", `${pod.name} should send cache events and never did.`]);
     const feed = pod.events.feed?.state;
     if (feed === "stale" || feed === "quarantined") said.push(["warn", `${pod.name}: its cache events are ${feed}.`]);

@@ -4,6 +4,8 @@
 //! begin with a wanted name are passed over without being parsed, and which engine it is shows by the names
 //! that are found. An engine with several data-parallel ranks tells each rank's figures under a label.
 
+use std::num::NonZeroUsize;
+
 /// What an engine reports of one rank, or of all of them.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Reported {
@@ -22,6 +24,16 @@ struct Dialect {
     usage: Usage,
     /// The label that tells a rank.
     rank: &'static str,
+    /// Where the block size is told; the first that is there counts.
+    block_size: &'static [Told],
+}
+
+/// How a number is told that does not change while the engine runs.
+enum Told {
+    /// As a metric's value.
+    Value(&'static str),
+    /// As the label of a metric.
+    Label(&'static str, &'static str),
 }
 
 enum Usage {
@@ -37,24 +49,36 @@ const DIALECTS: [Dialect; 4] = [
         running: "vllm:num_requests_running",
         usage: Usage::Share("vllm:kv_cache_usage_perc"),
         rank: "engine",
+        // Of a hybrid model `block_size` is the smallest block of all cache groups; events are about full attention.
+        block_size: &[
+            Told::Label("vllm:cache_config_info", "effective_attention_block_size"),
+            Told::Label("vllm:cache_config_info", "block_size"),
+        ],
     },
     Dialect {
         waiting: "sglang:num_queue_reqs",
         running: "sglang:num_running_reqs",
         usage: Usage::Share("sglang:token_usage"),
         rank: "dp_rank",
+        // A metric of its own since 0.5.11.
+        block_size: &[
+            Told::Value("sglang:page_size"),
+            Told::Label("sglang:cache_config_info", "page_size"),
+        ],
     },
     Dialect {
         waiting: "trtllm_num_requests_waiting",
         running: "trtllm_num_requests_running",
         usage: Usage::Share("trtllm_kv_cache_utilization"),
         rank: "rank",
+        block_size: &[Told::Value("trtllm_kv_cache_tokens_per_block")],
     },
     Dialect {
         waiting: "maxserve_num_requests_queued",
         running: "maxserve_num_requests_running",
         usage: Usage::Of("maxserve_cache_num_used_blocks", "maxserve_cache_num_total_blocks"),
         rank: "rank",
+        block_size: &[],
     },
 ];
 
@@ -62,6 +86,48 @@ const DIALECTS: [Dialect; 4] = [
 #[must_use]
 pub fn read(page: &str, rank: Option<u32>) -> Option<Reported> {
     DIALECTS.iter().find_map(|dialect| dialect.read(page, rank))
+}
+
+/// More tokens than this are no block.
+const MOST_BLOCK_TOKENS: usize = 1 << 16;
+
+/// Tokens in a block of the engine's cache by `page`: the same for all its ranks. None if it does not say.
+#[must_use]
+pub fn block_size(page: &str) -> Option<NonZeroUsize> {
+    let told = DIALECTS.iter().flat_map(|dialect| dialect.block_size);
+    let size = |told: &Told| match *told {
+        Told::Value(name) => {
+            let value = |line: &str| value(line.strip_prefix(name)?).map(|(_, value)| value);
+            let whole = page.lines().find_map(value).filter(|value| value.fract() == 0.0);
+            whole.map(|value| value as usize)
+        }
+        Told::Label(name, label) => {
+            let labels = |line| str::strip_prefix(line, name)?.strip_prefix('{');
+            page.lines().filter_map(labels).find_map(|labels| label_of(labels, label)?.parse().ok())
+        }
+    };
+    let size = told.filter_map(size).find(|size| (1..=MOST_BLOCK_TOKENS).contains(size));
+    size.and_then(NonZeroUsize::new)
+}
+
+/// The value of a label, as it is written. Values may have anything in them, and names may end alike.
+fn label_of<'l>(labels: &'l str, wanted: &str) -> Option<&'l str> {
+    let mut rest = labels;
+    loop {
+        let (name, value) = rest.split_once("=\"")?;
+        let is_end = |(at, _): &(usize, &str)| {
+            let before = value.as_bytes()[..*at].iter().rev();
+            before.take_while(|byte| **byte == b'\\').count() % 2 == 0
+        };
+        let (end, _) = value.match_indices('"').find(is_end)?;
+        if name.trim_start_matches([',', ' ']) == wanted {
+            return Some(&value[..end]);
+        }
+        rest = &value[end + 1..];
+        if rest.starts_with('}') {
+            return None;
+        }
+    }
 }
 
 impl Dialect {
@@ -144,6 +210,53 @@ vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"m\"} 0.75
         assert_eq!(read(trtllm, None), reported(1, 2, 0.1));
         let max = "maxserve_num_requests_queued 1\nmaxserve_num_requests_running 2\nmaxserve_cache_num_used_blocks 30\nmaxserve_cache_num_total_blocks 40\n";
         assert_eq!(read(max, None), reported(1, 2, 0.75));
+    }
+
+    #[test]
+    fn every_engine_reports_its_block_size_in_its_own_way() {
+        let size = |page: &str| block_size(page).map(NonZeroUsize::get);
+        for (page, expected) in [
+            ("vllm:cache_config_info{block_size=\"32\",engine=\"0\"} 1.0\n", 32),
+            ("sglang:cache_config_info{page_size=\"64\",num_pages=\"9\"} 1.0\n", 64),
+            ("# TYPE sglang:page_size gauge\nsglang:page_size{tp_rank=\"0\"} 1.0\n", 1),
+            ("trtllm_kv_cache_tokens_per_block 32\n", 32),
+        ] {
+            assert_eq!(size(&format!("other 1\n{page}")), Some(expected), "{page}");
+        }
+    }
+
+    #[test]
+    fn of_a_hybrid_engine_the_blocks_of_full_attention_count() {
+        let size = |page: &str| block_size(page).map(NonZeroUsize::get);
+        let vllm = |labels: &str| format!("vllm:cache_config_info{{{labels}}} 1.0\n");
+        let before = "_block_size_resolved=\"True\",";
+        let hybrid =
+            "block_size=\"4\",effective_attention_block_size=\"256\",mamba_block_size=\"528\"";
+        assert_eq!(size(&vllm(&format!("{before}{hybrid}"))), Some(256));
+        let unsaid =
+            "effective_attention_block_size=\"None\",mamba_block_size=\"528\",block_size=\"16\"";
+        assert_eq!(size(&vllm(&format!("{before}{unsaid}"))), Some(16));
+        assert_eq!(size(&vllm("mamba_block_size=\"528\"")), None, "another label that ends so");
+    }
+
+    #[test]
+    fn what_is_no_block_size_is_none() {
+        for page in [
+            "",
+            "vllm:cache_config_info{block_size=\"16",
+            "vllm:cache_config_info{block_size=\"0\"} 1\n",
+            "vllm:cache_config_info{block_size=\"65537\"} 1\n",
+            "vllm:cache_config_info{block_size=\"None\"} 1\n",
+            "vllm:cache_config_info{a=\"\\\",block_size=\\\"16\",b=\"\"} 1\n",
+            "vllm:cache_config_info{a=\"\"} 1 block_size=\"16\"\n",
+            "vllm:cache_config_information{block_size=\"16\"} 1\n",
+            "trtllm_kv_cache_tokens_per_block 16.5\n",
+            "sglang:page_size NaN\n",
+        ] {
+            assert_eq!(block_size(page), None, "{page}");
+        }
+        let braces = "vllm:cache_config_info{a=\"{}, \\\"x\\\"\",block_size=\"16\"} 1\n";
+        assert_eq!(block_size(braces).map(NonZeroUsize::get), Some(16));
     }
 
     #[test]
