@@ -117,6 +117,10 @@ class Engine:
             os.killpg(self.process.pid, 9)
             self.process.wait(30)
 
+    def signal(self, signal: int) -> None:
+        """Sends a signal to the engine and the processes it started."""
+        os.killpg(self.process.pid, signal)
+
     def source(self) -> str:
         return f"zmq://127.0.0.1:{self.events}?replay={self.replay}"
 

@@ -5,15 +5,19 @@ on the pod it chose; the engine says in `usage` how many were. They must be equa
 """
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import itertools
+import json
 import pathlib
 import platform
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 
 from fleet import BLOCK, DIR, ROOT, Engine, Router, call, until
 from prompts import Prompts
@@ -52,6 +56,12 @@ profiles:
 routes:
   - {profile: handed-over}
 """
+
+
+# As the shipped profile has it: what no prefill pod can do, the decode pod does.
+SKIPPED = HANDED_OVER.replace(
+    "prefill: {lease: 30s}", "prefill: {attempts: 2, then: skip, lease: 30s}, decode: {attempts: 2, then: restart}"
+)
 
 
 @dataclasses.dataclass
@@ -237,7 +247,9 @@ def handing_over(run: Run) -> list[str]:
                 lines.append(f"- differs: `{over!r}` and alone `{alone!r}`")
         if same < len(texts) or moved == 0:
             lines.append("- **FAILED**")
-        return lines
+        router.stop()
+        router = run.router("router-dying", engines, ["prefill", "decode"], SKIPPED)
+        return lines + prefill_dies(run, router, *engines)
     finally:
         if router:
             router.stop()
@@ -245,10 +257,50 @@ def handing_over(run: Run) -> list[str]:
             engine.stop()
 
 
+def prefill_dies(run: Run, router: Router, prefill: Engine, decode: Engine) -> list[str]:
+    """Kills the prefill engine when it has answered eight requests, of which the decode engine has loaded none."""
+    bodies = [
+        {"model": "tiny", "prompt": run.prompts.text(200), "max_tokens": 8, "temperature": 0, "stream": stream}
+        for stream in [False, True] * 4
+    ]
+
+    def ask(body: dict) -> str:
+        """The status, or what was wrong with a stream."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(f"{router.url}/v1/completions", data, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                text = answer.read().decode()
+                return "an error in the answer" if '"error"' in text or '"text"' not in text else str(answer.status)
+        except urllib.error.HTTPError as error:
+            return str(error.code)
+
+    def all_wait_for_decode() -> bool:
+        load = {name: pod["load"]["requests"] for name, pod in router.pods().items()}
+        return load == {f"e{prefill.number}": 0, f"e{decode.number}": len(bodies)}
+
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+        decode.signal(signal.SIGSTOP)
+        try:
+            asked = [pool.submit(ask, body) for body in bodies]
+            until("eight computed prompts", all_wait_for_decode, 60)
+            prefill.stop(9)
+        finally:
+            decode.signal(signal.SIGCONT)
+        ends = collections.Counter(one.result() for one in asked)
+    states = {name: (pod["health"], pod["breaker"]) for name, pod in router.pods().items()}
+    short = ask({"model": "tiny", "prompt": "a short one", "max_tokens": 4})
+    expected = {f"e{prefill.number}": ("down", "open"), f"e{decode.number}": ("up", "closed")}
+    is_right = ends == {"200": len(bodies)} and states == expected and short == "200"
+    return [
+        f"- Engine {prefill.number} was killed when it had computed {len(bodies)} prompts of which engine {decode.number} had "
+        f"loaded none: clients got {dict(ends)}, and {short} for a short prompt; the pods were {states}.",
+        *([] if is_right else ["- **FAILED**"]),
+    ]
+
+
 def external(engine: Engine) -> float:
     """Prompt tokens that an engine did not compute but received."""
-    import urllib.request
-
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as page:
         lines = page.read().decode().splitlines()
     name = "vllm:external_prefix_cache_hits_total"

@@ -34,6 +34,10 @@ Faults, for --fault and for the control port (there with underscores, as JSON):
   lose-tail               publish no more batches, though they are numbered; replay has them
   no-replay               do not answer replay requests
   cached-tokens=zero      report no cached tokens; `all` reports the whole prompt
+  no-kv-transfer          let no decode engine load what was computed for it
+  crash-after-prefills=8  the same, and crash when eight prefills have been answered
+  kv-load-failure=hang    wait for ever for what cannot be loaded from a prefill engine; `recompute` computes it,
+                          and `fail` answers as vLLM does by default, with 500 or an error in the stream
 
 Control, for all engines of the process, engine 0 being the first:
   GET  /engines                    addresses, state and faults

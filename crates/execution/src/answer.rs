@@ -81,6 +81,34 @@ impl Answer {
         Self { head, body: AnswerBody { first, second: None, rest: None, size } }
     }
 
+    /// Waits for more of the body, until there is enough of it, so many bytes, or all. It stays the body's beginning.
+    ///
+    /// # Errors
+    /// If the body breaks off before.
+    pub(crate) async fn look_ahead(
+        &mut self,
+        most: usize,
+        mut is_enough: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Bytes, CallError> {
+        let (mut all, mut trailers) = (BytesMut::new(), None);
+        while all.len() < most
+            && let Some(frame) =
+                poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await
+        {
+            match frame?.into_data() {
+                Ok(data) => all.extend_from_slice(&data),
+                Err(frame) => trailers = Some(frame),
+            }
+            if is_enough(&all) {
+                break;
+            }
+        }
+        let all = all.freeze();
+        self.body.first = Some(all.clone()).filter(|all| !all.is_empty()).map(Frame::data);
+        self.body.second = trailers;
+        Ok(all)
+    }
+
     /// The whole body, if it has at most so many bytes.
     ///
     /// # Errors

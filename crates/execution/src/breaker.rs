@@ -2,6 +2,7 @@
 //!
 //! A pod that refuses or resets connections is gone: it is cut off at once. One that answers with errors
 //! or lets requests time out may have had bad luck: it is cut off after a few failures in a row. One that
+//! from which another pod could not load what it computed may be dead: that is a failure, and a probe finds out at once. One that
 //! says it is busy is healthy; it is left alone for as long as it asked, and that is no failure. Who does not say for how
 //! long is left alone for a moment, and longer the more often: what is refused at once makes it look idle, and all that
 //! comes would go there.
@@ -26,6 +27,8 @@ pub enum Verdict {
     Neutral,
     /// An error of its own, or a timeout.
     Failed,
+    /// Another pod could not load what this one computed for it: it may be dead.
+    Suspect,
     /// It could not be reached, or broke off.
     Gone,
 }
@@ -65,6 +68,8 @@ pub struct Breaker {
     trials: u32,
     /// Rests that it did not ask for, without a success between.
     rests: u32,
+    /// Whether a probe is to find out if it is dead, though it takes requests.
+    is_suspect: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -136,12 +141,10 @@ impl Breaker {
                 }
             }
             Verdict::Neutral => {}
-            Verdict::Failed => {
-                self.failures += 1;
-                if self.failures >= self.rules.failures || matches!(self.state, State::HalfOpen(_))
-                {
-                    self.open(now);
-                }
+            Verdict::Failed => self.fail(now),
+            Verdict::Suspect => {
+                self.is_suspect = matches!(self.state, State::Closed | State::Resting(_));
+                self.fail(now);
             }
             Verdict::Gone => self.open(now),
         }
@@ -162,12 +165,12 @@ impl Breaker {
     /// Lets the time pass; whether a probe is due now.
     pub fn tick(&mut self, now: Moment) -> bool {
         match self.state {
-            State::Closed => false,
+            State::Closed => self.is_suspect,
             State::Resting(until) => {
                 if now >= until {
                     self.state = State::Closed;
                 }
-                false
+                self.is_suspect
             }
             State::Open(until) => now >= until,
             State::HalfOpen(_) => true,
@@ -186,6 +189,12 @@ impl Breaker {
             (State::Open(_) | State::HalfOpen(_), Verdict::Failed | Verdict::Gone) => {
                 self.open(now);
             }
+            (State::Closed | State::Resting(_), Verdict::Failed | Verdict::Gone)
+                if self.is_suspect =>
+            {
+                self.open(now);
+            }
+            (_, Verdict::Good) => self.is_suspect = false,
             _ => {}
         }
     }
@@ -193,7 +202,7 @@ impl Breaker {
     /// Whether anything happened that a success would make it forget.
     #[must_use]
     pub fn remembers(&self) -> bool {
-        self.state != State::Closed || self.failures > 0 || self.rests > 0
+        self.state != State::Closed || self.failures > 0 || self.rests > 0 || self.is_suspect
     }
 
     /// Until when it rests, if it does.
@@ -206,6 +215,13 @@ impl Breaker {
     #[must_use]
     pub const fn opened(&self) -> u64 {
         self.opened
+    }
+
+    fn fail(&mut self, now: Moment) {
+        self.failures += 1;
+        if self.failures >= self.rules.failures || matches!(self.state, State::HalfOpen(_)) {
+            self.open(now);
+        }
     }
 
     fn close(&mut self) {
@@ -222,7 +238,7 @@ impl Breaker {
         }
         self.openings += 1;
         self.opened += 1;
-        self.failures = 0;
+        (self.failures, self.is_suspect) = (0, false);
         let pause = pause(self.rules.first_pause, self.openings).min(Duration::from_secs(1));
         self.state = State::Open(now + pause);
     }
@@ -250,6 +266,30 @@ mod tests {
         let mut mixed = [Verdict::Failed; 9];
         mixed[4] = Verdict::Good;
         assert_eq!(after(&mixed).seen(), Seen::Closed, "only failures in a row count");
+    }
+
+    #[test]
+    fn a_suspect_is_probed_at_once_and_cut_off_only_if_the_probe_fails_or_it_fails_often() {
+        for (probe, seen) in [
+            (Verdict::Good, Seen::Closed),
+            (Verdict::Gone, Seen::Open),
+            (Verdict::Failed, Seen::Open),
+        ] {
+            let mut breaker = after(&[Verdict::Suspect]);
+            assert_eq!(breaker.seen(), Seen::Closed);
+            assert!(breaker.tick(at(0)) && breaker.remembers());
+            // A prompt that it computes meanwhile proves nothing: it may have been sent before.
+            breaker.judge(Verdict::Good, at(1));
+            assert!(breaker.tick(at(1)) && breaker.remembers());
+            breaker.probed(probe, at(2));
+            assert_eq!(breaker.seen(), seen, "{probe:?}");
+            assert!(!breaker.tick(at(3)), "one probe is enough");
+        }
+        let mut healthy = Breaker::default();
+        healthy.probed(Verdict::Gone, at(0));
+        assert_eq!(healthy.seen(), Seen::Closed, "a probe that nobody asked for says nothing");
+        assert_eq!(after(&[Verdict::Suspect; 4]).seen(), Seen::Closed);
+        assert_eq!(after(&[Verdict::Suspect; 5]).seen(), Seen::Open);
     }
 
     #[test]

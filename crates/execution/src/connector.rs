@@ -19,6 +19,8 @@ struct Connector {
     takes: &'static [(&'static str, &'static str)],
     /// Changes of the object that is brought.
     amends: &'static [(&'static str, &'static str)],
+    /// Whether the taking engine loads from the giving pod and is vLLM, whose words for a failed load are known.
+    is_loaded_by_vllm: bool,
 }
 
 const NIXL: Connector = Connector {
@@ -29,6 +31,7 @@ const NIXL: Connector = Connector {
     brings: Some("kv_transfer_params"),
     takes: &[],
     amends: &[],
+    is_loaded_by_vllm: true,
 };
 
 const BOOTSTRAP_FIELDS: &[(&str, &str)] = &[
@@ -37,10 +40,16 @@ const BOOTSTRAP_FIELDS: &[(&str, &str)] = &[
     ("bootstrap_room", "<room>"),
 ];
 
-const BOOTSTRAP: Connector =
-    Connector { offers: BOOTSTRAP_FIELDS, brings: None, takes: BOOTSTRAP_FIELDS, amends: &[] };
+const BOOTSTRAP: Connector = Connector {
+    offers: BOOTSTRAP_FIELDS,
+    brings: None,
+    takes: BOOTSTRAP_FIELDS,
+    amends: &[],
+    is_loaded_by_vllm: false,
+};
 
-const SHARED_STORAGE: Connector = Connector { offers: &[], brings: None, takes: &[], amends: &[] };
+const SHARED_STORAGE: Connector =
+    Connector { offers: &[], brings: None, takes: &[], amends: &[], is_loaded_by_vllm: false };
 
 const MOONCAKE: Connector = Connector {
     offers: &[(
@@ -53,6 +62,7 @@ const MOONCAKE: Connector = Connector {
         r#"{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":"xfer-<room>","remote_bootstrap_addr":"http://<url_host>:<port>","remote_engine_id":"<engine>"}"#,
     )],
     amends: &[],
+    is_loaded_by_vllm: true,
 };
 
 const TENSOR_RT: Connector = Connector {
@@ -60,6 +70,7 @@ const TENSOR_RT: Connector = Connector {
     brings: Some("disaggregated_params"),
     takes: &[],
     amends: &[("request_type", r#""generation_only""#)],
+    is_loaded_by_vllm: false,
 };
 
 const fn connector(transfer: Transfer) -> &'static Connector {
@@ -140,6 +151,12 @@ pub(crate) fn asks_engine(mutations: &[Mutation]) -> bool {
     mutations.iter().any(|mutation| {
         matches!(mutation, Mutation::TakeKv(transfer) if connector(*transfer).takes.iter().any(asks))
     })
+}
+
+/// Whether an engine that is told so loads from another pod, and would say in words that are known that it cannot.
+pub(crate) fn tells_failed_load(mutations: &[Mutation], known: &Known) -> bool {
+    let tells = |mutation: &Mutation| matches!(mutation, Mutation::TakeKv(transfer) if connector(*transfer).is_loaded_by_vllm);
+    !known.alone && mutations.iter().any(tells)
 }
 
 fn prefill_only(path: &str, edits: &mut Vec<Edit>) {

@@ -18,12 +18,23 @@ const LEASE_MARGIN: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, Default)]
 pub struct Course {
     excluded: Vec<PodId>,
+    /// Those of them from which KV cache could not be loaded: they may be alive.
+    suspects: Vec<PodId>,
     /// Tries of the step that is under way.
     tried: u32,
-    /// Failures of steps that had started together with the one that answers.
+    /// Failures of steps while others relied on them.
     fallen: u32,
     restarts: u32,
     retries: u32,
+}
+
+/// A step that produced KV cache for another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Producer {
+    /// Its pod.
+    pub pod: Option<PodId>,
+    /// What to do if it fails.
+    pub failure: FailurePolicy,
 }
 
 /// What to do now.
@@ -61,8 +72,7 @@ impl Course {
         self.after_all(policy.then, may_retry)
     }
 
-    /// A step failed on a pod that had started together with the one that answers: both begin again, or the other one
-    /// does its work.
+    /// A step failed on a pod while another one relied on it: both begin again, or the other one does its work.
     pub fn failed_beside(
         &mut self,
         pod: Option<PodId>,
@@ -76,6 +86,29 @@ impl Course {
             Next::GiveUp if policy.then == Then::Skip => Next::Skip,
             next => next,
         }
+    }
+
+    /// A step could not load what `producer` had computed for it, which so has failed. `consumer` says what comes when the
+    /// step that was to load it fails.
+    pub fn load_failed(
+        &mut self,
+        producer: Producer,
+        consumer: Then,
+        may_retry: impl FnMut() -> bool,
+    ) -> Next {
+        let Producer { pod, mut failure } = producer;
+        if (failure.then, consumer) == (Then::Fail, Then::Restart) {
+            failure.then = consumer;
+        }
+        self.suspects.extend(pod);
+        self.failed_beside(pod, failure, may_retry)
+    }
+
+    /// Excludes no longer the pods from which KV cache could not be loaded; whether there were any.
+    pub fn readmit_suspects(&mut self) -> bool {
+        let suspects = std::mem::take(&mut self.suspects);
+        self.excluded.retain(|pod| !suspects.contains(pod));
+        !suspects.is_empty()
     }
 
     /// The whole plan once more, unless that was done often enough.
@@ -179,6 +212,35 @@ mod tests {
         assert_eq!(course.failed_beside(None, skip, || false), Next::Skip, "without budget");
         let mut next = || course.failed_beside(None, policy(9, Then::Fail), || true);
         assert_eq!([next(), next(), next()], [Next::Restart, Next::Restart, Next::GiveUp]);
+    }
+
+    #[test]
+    fn a_load_that_fails_is_a_failure_of_the_step_that_produced_the_kv_cache() {
+        let index = Index::new(Limits::default(), 1);
+        let pods = [index.add_pod().unwrap(), index.add_pod().unwrap(), index.add_pod().unwrap()];
+        let all = |failure: FailurePolicy, consumer: Then| {
+            let mut course = Course::default();
+            let next = pods.map(|pod| {
+                course.load_failed(Producer { pod: Some(pod), failure }, consumer, || true)
+            });
+            assert_eq!(course.excluded(), pods);
+            assert!(course.readmit_suspects() && course.excluded().is_empty());
+            assert!(!course.readmit_suspects(), "each is readmitted once");
+            next
+        };
+        let [again, alone, over] = [Next::Restart, Next::Skip, Next::GiveUp];
+        assert_eq!(all(policy(2, Then::Skip), Then::Restart), [again, alone, alone]);
+        assert_eq!(all(policy(2, Then::Fail), Then::Fail), [again, over, over]);
+        assert_eq!(all(policy(1, Then::Fail), Then::Restart), [again, again, over]);
+        let mut course = Course::default();
+        course.failed(Some(pods[0]), policy(3, Then::Fail), || true);
+        course.load_failed(
+            Producer { pod: Some(pods[1]), failure: policy(2, Then::Fail) },
+            Then::Fail,
+            || true,
+        );
+        course.readmit_suspects();
+        assert_eq!(course.excluded(), [pods[0]], "a pod that failed itself stays excluded");
     }
 
     #[test]

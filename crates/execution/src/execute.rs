@@ -4,30 +4,34 @@
 //! group before is waited for, and its answer brings what the next one needs. One step is the simplest
 //! case and goes through the same code. What comes after a failure, [`course`](crate::course) says.
 
+mod loading;
+
 use crate::answer::Answer;
 use crate::asking::{
     MOST_STEP_BYTES, ask_engine, is_for_another_pod, may_have_computed, request, verdict, within,
 };
 use crate::beside::{Companions, Fallen, Halted, Why, accompany, beside};
-use crate::connector::{self, Known, Rendezvous};
-use crate::course::{Course, Next, is_held};
+use crate::connector::{self, Known, Rendezvous, tells_failed_load};
+use crate::course::{Course, Next, Producer, is_held};
 use crate::dispatch::{Call, Called, Carried, Dispatch, Kit, Taken};
 use crate::endpoint::Endpoint;
 use crate::exchange::call;
 use crate::failure::{CallError, Failure};
+use crate::kv_load;
 use crate::pulse;
 use crate::splice::field;
 use crate::waiting::EndsBy;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
+use loading::gives;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{
-    Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan, SkippedBecause,
-    Start, Then,
+    FailurePolicy, Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan,
+    SkippedBecause, Start, Then,
 };
 
 /// Why a plan stopped.
@@ -67,6 +71,8 @@ struct Run<'a, D> {
     known: Known,
     left: Option<Left>,
     taken: Option<Box<Taken>>,
+    /// The step that produced what the step under way loads.
+    producer: Option<Producer>,
     is_degraded: bool,
 }
 
@@ -82,17 +88,20 @@ pub async fn execute<D: Dispatch>(
 ) -> Result<Carried, Failure> {
     kit.budget.request();
     let (course, known) = (Course::default(), Known::default());
-    let (left, taken, is_degraded) = (None, None, false);
-    let mut run = Run { call, kit, dispatch, course, known, left, taken, is_degraded };
+    let (left, taken, producer, is_degraded) = (None, None, None, false);
+    let mut run = Run { call, kit, dispatch, course, known, left, taken, producer, is_degraded };
     let mut plan = plan;
     loop {
         match run.carry_out(plan).await {
             Ok(carried) => return Ok(carried),
             Err(Stop::Answered(carried)) => return Ok(*carried),
             Err(Stop::Failed(failure)) => return Err(failure),
-            Err(Stop::Restart(otherwise)) => match Box::pin(run.decide(None)).await {
+            Err(Stop::Restart(otherwise)) => match Box::pin(run.decide_again()).await {
                 Ok(again) => plan = again,
-                Err(_nobody) => return *otherwise,
+                Err(_nobody) => {
+                    run.not_retried();
+                    return *otherwise;
+                }
             },
         }
     }
@@ -101,7 +110,7 @@ pub async fn execute<D: Dispatch>(
 impl<D: Dispatch> Run<'_, D> {
     async fn carry_out(&mut self, plan: RoutingPlan) -> Result<Carried, Stop> {
         self.known = Known::default();
-        self.taken = None;
+        (self.taken, self.producer) = (None, None);
         self.leave(None);
         let is_left_out =
             |mark: &Mark| matches!(mark, Mark::StepSkipped { why: SkippedBecause::NoPod, .. });
@@ -165,6 +174,11 @@ impl<D: Dispatch> Run<'_, D> {
                     spare = Some(carried);
                     (pod, name, policy, CallError::Status(status))
                 }
+                Err(Halted::Failed(CallError::KvLoad)) => {
+                    with.shutdown().await;
+                    self.load_failed(&step)?;
+                    continue;
+                }
                 Err(Halted::Failed(cause)) => {
                     step.reservation = None;
                     (step.pod, step.name.clone(), step.failure, cause)
@@ -192,10 +206,7 @@ impl<D: Dispatch> Run<'_, D> {
                         step = other;
                         continue;
                     }
-                    Err(_nobody) => {
-                        self.not_retried();
-                        next = self.course.after_all(policy.then, || false);
-                    }
+                    Err(_nobody) => next = self.no_other_pod(policy),
                 }
             }
             let otherwise = spare.ok_or_else(|| self.step_failed(name, cause));
@@ -266,6 +277,10 @@ impl<D: Dispatch> Run<'_, D> {
         step: PlanStep,
         cause: CallError,
     ) -> Result<Option<PlanStep>, Stop> {
+        if matches!(cause, CallError::KvLoad) {
+            self.load_failed(&step)?;
+            return Ok(Some(step));
+        }
         let (pod, name, policy) = (step.pod, step.name.clone(), step.failure);
         drop(step);
         if cause.is_final() {
@@ -275,11 +290,7 @@ impl<D: Dispatch> Run<'_, D> {
         if next == Next::OtherPod {
             match Box::pin(self.bind(&name)).await {
                 Ok(other) => return Ok(Some(other)),
-                Err(_nobody) => {
-                    self.not_retried();
-                    let (budget, now) = (self.kit.budget, self.dispatch.now());
-                    next = self.course.after_all(policy.then, || budget.spend(now));
-                }
+                Err(_nobody) => next = self.no_other_pod(policy),
             }
         }
         match next {
@@ -312,9 +323,7 @@ impl<D: Dispatch> Run<'_, D> {
         let (budget, now) = (self.kit.budget, self.dispatch.now());
         match self.course.failed_beside(step.pod, step.failure, || budget.spend(now)) {
             Next::Skip => {
-                (self.known.alone, self.is_degraded, self.taken) = (true, true, None);
-                let left = self.left.take();
-                self.leave(left);
+                self.compute_alone();
                 Ok(())
             }
             next => Err(self.stop(next, step.name.clone(), cause)),
@@ -363,8 +372,16 @@ impl<D: Dispatch> Run<'_, D> {
                 Some((time, load)) => computing(called, time, load).await,
             }
         };
+        // Rare, and apart: it must not swell what every request is carried out with.
         let result = match result {
-            // Rare, and apart: it must not swell what every request is carried out with.
+            Ok(answer)
+                if self.producer.is_some() && tells_failed_load(&step.mutations, &self.known) =>
+            {
+                Box::pin(kv_load::loaded(answer)).await
+            }
+            result => result,
+        };
+        let result = match result {
             Ok(answer) if until == Until::End => Box::pin(self.take_over(step, answer)).await,
             result => result,
         };
@@ -388,10 +405,9 @@ impl<D: Dispatch> Run<'_, D> {
         if head.status.is_success() {
             let brought = connector::brought(&step.mutations, &body);
             self.known.brought = brought.map_err(CallError::Lacks)?;
-            if let Some(taken) = taken(step, body.clone()) {
+            if self.produced(step, body.clone()) {
                 // Whatever was left out before, this can be taken over.
                 self.known.alone = false;
-                self.taken = Some(taken);
             }
         }
         Ok(Answer::of(head, body))
@@ -409,7 +425,7 @@ impl<D: Dispatch> Run<'_, D> {
             Ok(begun) => begun,
             Err(cause) => return Err(Box::new(Fallen { step, why: Why::Failed(cause) })),
         };
-        self.taken = taken(&step, Bytes::new()).or(self.taken.take());
+        self.produced(&step, Bytes::new());
         let until = self.dispatch.now() + step.lease.unwrap_or(HELD);
         self.dispatch.hands_over(Some(until));
         let timeouts = within(self.kit, &step);
@@ -461,7 +477,7 @@ impl<D: Dispatch> Run<'_, D> {
         self.dispatch.replan(Retry { step, excluded: self.course.excluded() }).await
     }
 
-    fn failed(&mut self, pod: Option<PodId>, policy: wornpath_routing::FailurePolicy) -> Next {
+    fn failed(&mut self, pod: Option<PodId>, policy: FailurePolicy) -> Next {
         let (budget, now) = (self.kit.budget, self.dispatch.now());
         self.course.failed(pod, policy, || budget.spend(now))
     }
@@ -470,6 +486,13 @@ impl<D: Dispatch> Run<'_, D> {
     fn not_retried(&mut self) {
         self.kit.budget.give_back();
         self.course.not_retried();
+    }
+
+    /// What comes when the retry that was to be made found no other pod.
+    fn no_other_pod(&mut self, policy: FailurePolicy) -> Next {
+        self.not_retried();
+        let (budget, now) = (self.kit.budget, self.dispatch.now());
+        self.course.after_all(policy.then, || budget.spend(now))
     }
 
     fn carried(&self, answer: Answer, step: PlanStep, endpoint: Arc<Endpoint>) -> Carried {
@@ -496,23 +519,12 @@ impl<D: Dispatch> Run<'_, D> {
     }
 }
 
-/// Whether what a step computes is for another one.
-fn gives(step: &PlanStep) -> bool {
-    step.mutations.iter().any(|it| matches!(it, Mutation::OfferKv(_)))
-}
-
 /// Whether an engine may refuse a call only because it is to end after one token: it cannot read the call of a tool out of
 /// that which a client wants by all means.
 fn may_be_cut_too_short(step: &PlanStep, body: &[u8]) -> bool {
     let is_cut = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
     let choice = if is_cut { field(body, "tool_choice") } else { Ok(None) };
     matches!(choice, Ok(Some(choice)) if !matches!(choice, b"null" | b"\"none\"" | b"\"auto\""))
-}
-
-/// What the next step takes over of this one, if it gives anything.
-fn taken(step: &PlanStep, answer: Bytes) -> Option<Box<Taken>> {
-    let (pod, expected_tokens) = (step.pod, step.cache.tokens);
-    gives(step).then(|| Box::new(Taken { pod, expected_tokens, answer }))
 }
 
 /// Waits for an answer that comes as a whole, and meanwhile takes the prompt for computed when its time

@@ -40,6 +40,9 @@ pub enum CallError {
     /// The answer of a step lacks what the next step needs.
     #[error("the answer has no `{0}`, which the next step needs")]
     Lacks(&'static str),
+    /// Its engine could not load what another pod had computed for it.
+    #[error("KV load failure: its engine could not load what the step before it computed")]
+    KvLoad,
     /// What the step before left behind may be gone by now.
     #[error("what the step before it left was not surely there any more")]
     Lapsed,
@@ -69,8 +72,11 @@ impl CallError {
             | Self::Lacks(_)
             | Self::TooLong(_)
             | Self::Status(_) => Verdict::Failed,
-            // A pod that was taken out, a strange body, a slow client and time that has passed are not its fault.
-            Self::PodGone | Self::Body(_) | Self::Lapsed | Self::Untaken(_) => Verdict::Neutral,
+            // A pod that was taken out, another pod's KV cache, a strange body, a slow client and time that has passed
+            // are not its fault.
+            Self::PodGone | Self::KvLoad | Self::Body(_) | Self::Lapsed | Self::Untaken(_) => {
+                Verdict::Neutral
+            }
         }
     }
 

@@ -20,10 +20,11 @@ mod responses;
 mod site;
 mod text;
 mod transfer;
+mod unloaded;
 pub mod untrusted;
 
 pub use control::Control;
-pub use faults::{CachedTokens, FaultError, Faults};
+pub use faults::{CachedTokens, FaultError, Faults, KvLoadFailure};
 pub use options::{Addresses, EngineOptions, ServeError};
 pub use text::TextError;
 
@@ -41,7 +42,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use text::Text;
 use tokio::net::TcpListener;
-use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
 use tokio::task::JoinSet;
 use wornpath_events::zmtp::{Listener, Publisher, Socket};
 
@@ -112,7 +113,9 @@ impl ServedEngine {
 
     /// Whether it has not crashed.
     pub async fn is_running(&self) -> bool {
-        !self.tasks.lock().await.is_empty()
+        let mut tasks = self.tasks.lock().await;
+        while tasks.try_join_next().is_some() {}
+        !tasks.is_empty()
     }
 
     /// Crashes it, if it still runs, and starts it again at the same addresses.
@@ -147,21 +150,33 @@ impl ServedEngine {
             EventStream::new(bound.publisher, topic.clone(), block_size, Arc::clone(&ring));
         let engine = Engine::new(&options.profile, &settings);
         let (commands, orders) = mpsc::unbounded_channel();
+        let (crash, crashed) = watch::channel(false);
         let driver =
             Driver::new(engine, Clock::start(options.speed), events, Arc::clone(&self.faults));
         let ground = Ground {
             text: Arc::clone(&self.text),
             commands,
             faults: Arc::clone(&self.faults),
+            crash,
             started: unix_seconds(),
             addresses: self.addresses,
             topic: topic.clone(),
         };
         let site = Arc::new(Site::new(Arc::clone(options), ground));
         let mut tasks = self.tasks.lock().await;
-        tasks.spawn(driver.run(orders));
-        tasks.spawn(events::serve_replay(bound.replay, topic, ring, Arc::clone(&self.faults)));
-        tasks.spawn(listen(bound.http, move |request| http::respond(Arc::clone(&site), request)));
+        let replay = events::serve_replay(bound.replay, topic, ring, Arc::clone(&self.faults));
+        let serving = listen(bound.http, move |request| http::respond(Arc::clone(&site), request));
+        tasks.spawn(until(crashed.clone(), driver.run(orders)));
+        tasks.spawn(until(crashed.clone(), replay));
+        tasks.spawn(until(crashed, serving));
+    }
+}
+
+/// Runs a task of an incarnation until it crashes.
+async fn until(mut crashed: watch::Receiver<bool>, task: impl Future<Output = ()>) {
+    tokio::select! {
+        () = task => {}
+        _ = crashed.wait_for(|has_crashed| *has_crashed) => {}
     }
 }
 

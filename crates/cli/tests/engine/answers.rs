@@ -294,11 +294,66 @@ fn decode_takes_over_a_prompt_that_another_engine_computed() {
     let corrupt = decode(&params);
     assert_eq!(corrupt.status, 200);
     assert_ne!(corrupt.json()["choices"], local.json()["choices"]);
-    // Nobody answers: decode waits.
-    let params = prefill(2);
-    served.control("POST", "/engines/0/crash", "");
-    let body = json!({"prompt": STORY, "max_tokens": 10, "kv_transfer_params": params}).to_string();
-    let mut waiting = Exchange::open(&served.engines[1].http, "POST", "/v1/completions", &body);
+}
+
+#[test]
+fn a_prompt_that_cannot_be_loaded_is_answered_as_vllm_does() {
+    let served = Served::start(&["--engines", "2"]);
+    let prefill = || {
+        let params = json!({"do_remote_decode": true, "do_remote_prefill": false});
+        let body = json!({"prompt": STORY, "max_tokens": 1, "kv_transfer_params": params});
+        served.complete(0, &body).json()["kv_transfer_params"].clone()
+    };
+    let decode = |path: &str, body: Value, params: &Value| {
+        let mut all = json!({"max_tokens": 10, "kv_transfer_params": params});
+        all.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
+        Exchange::open(&served.engines[1].http, "POST", path, &all.to_string())
+    };
+    const COMPLETIONS: &str = "/v1/completions";
+    let error = json!({"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500});
+    let whole = json!({"prompt": STORY});
+    let fails = |params: &Value| {
+        let answer = decode(COMPLETIONS, whole.clone(), params).finish().unwrap();
+        assert_eq!((answer.status, &answer.json()["error"]), (500, &error));
+    };
+    served.set_faults(0, r#"{"no_kv_transfer": true}"#);
+    fails(&prefill());
+    assert_eq!(served.complete(0, &whole).status, 200, "all else is answered");
+    served.set_faults(0, "{}");
+    let params = prefill();
+    served.control("POST", "/engines/0/restart", "");
+    fails(&params);
+    served.set_faults(0, r#"{"crash_after_prefills": 2}"#);
+    let params = [prefill(), prefill()];
+    let engines = || served.control("GET", "/engines", "").json()["engines"][0]["running"].clone();
+    while engines() == true {
+        std::thread::yield_now();
+    }
+    params.iter().for_each(fails);
+
+    let [params, _] = &params;
+    let stream = json!({"prompt": STORY, "stream": true});
+    let answer = decode(COMPLETIONS, stream, params).finish().unwrap();
+    assert_eq!(answer.events(), [&json!({"error": error}).to_string(), "[DONE]"]);
+    let messages = json!([{"role": "user", "content": STORY}]);
+    let chat = json!({"messages": messages, "stream": true});
+    let answer = decode("/v1/chat/completions", chat.clone(), params).finish().unwrap();
+    let events = answer.events();
+    assert!(events[0].contains(r#""delta":{"#) && events.len() == 3, "{events:?}");
+    assert_eq!(events[1..], [&json!({"error": error}).to_string(), "[DONE]"]);
+    let answer = decode("/v1/messages", chat, params).finish().unwrap().text;
+    assert!(answer.starts_with("event: message_start\n"), "{answer}");
+    assert!(answer.contains("event: error\n") && !answer.contains("message_stop"), "{answer}");
+    let responses = json!({"input": STORY, "stream": true});
+    let broken = decode("/v1/responses", responses, params).finish().unwrap_err().text;
+    assert!(broken.contains("event: response.in_progress\n"), "{broken}");
+
+    let local = served.complete(1, &json!({"prompt": STORY, "max_tokens": 10})).json();
+    served.set_faults(1, r#"{"kv_load_failure": "recompute"}"#);
+    let answer = decode(COMPLETIONS, whole.clone(), params).finish().unwrap();
+    assert_eq!((answer.status, &answer.json()["choices"]), (200, &local["choices"]));
+    served.set_faults(1, r#"{"kv_load_failure": "hang"}"#);
+    let mut waiting = decode(COMPLETIONS, whole.clone(), params);
     assert!(waiting.is_silent_for(Duration::from_millis(300)));
 }
 

@@ -13,6 +13,7 @@ mod flood;
 mod full_caches;
 mod gateway;
 mod keys;
+mod kv_load;
 mod pairs;
 #[cfg(feature = "grpc")]
 #[path = "../../../events/tests/peer/mod.rs"]

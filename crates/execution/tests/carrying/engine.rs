@@ -17,14 +17,26 @@ pub(crate) enum Act {
     Closes(Duration),
     /// Sends a head and a byte, and nothing more.
     Begins,
+    /// Sends headers and the beginning of a chunked body, and closes the connection.
+    Cuts(&'static str, &'static str),
     /// Sends a head, and a byte every so often.
     Streams(Duration),
+    /// Answers well, or as the other act says if the request is to load what a pod that is gone computed.
+    Loads(&'static Act),
     /// Sends nothing.
     Hangs,
 }
 
 /// A good answer.
 pub(crate) const ANSWERS: Act = Act::Says(200, "", "{}");
+
+/// Computes a prompt for another pod, and is gone before that one has loaded it.
+pub(crate) const PREFILLS_AND_DIES: Act =
+    Act::Says(200, "", r#"{"kv_transfer_params": {"remote_host": "gone"}}"#);
+
+/// Computes a prompt for another pod.
+pub(crate) const PREFILLS: Act =
+    Act::Says(200, "", r#"{"kv_transfer_params": {"remote_host": "here"}}"#);
 
 /// An engine on a port of its own.
 #[derive(Clone)]
@@ -57,6 +69,12 @@ impl Engine {
         self.bodies.lock().unwrap().len()
     }
 
+    /// How many requests named another pod to load the prompt from.
+    pub(crate) fn told_to_load(&self) -> usize {
+        let bodies = self.bodies.lock().unwrap();
+        bodies.iter().filter(|body| body.contains("kv_transfer_params")).count()
+    }
+
     /// How many requests were given up by their sender.
     pub(crate) fn left(&self) -> usize {
         self.left.load(SeqCst)
@@ -65,12 +83,18 @@ impl Engine {
     async fn serve(self, mut stream: TcpStream) -> Option<()> {
         loop {
             let body = read(&mut stream).await?;
+            let is_gone = body.contains(r#""gone""#);
             let number = {
                 let mut bodies = self.bodies.lock().unwrap();
                 bodies.push(body);
                 bodies.len()
             };
-            match self.acts[number.min(self.acts.len()) - 1].clone() {
+            let act = match self.acts[number.min(self.acts.len()) - 1].clone() {
+                Act::Loads(fails) if is_gone => fails.clone(),
+                Act::Loads(_) => ANSWERS,
+                act => act,
+            };
+            match act {
                 Act::Says(status, headers, body) => say(&mut stream, (status, headers), body).await,
                 Act::SaysAfter(time, body) => {
                     tokio::select! {
@@ -92,6 +116,12 @@ impl Engine {
                     self.left.fetch_add(1, SeqCst);
                     return None;
                 }
+                Act::Cuts(headers, body) => {
+                    let head = "HTTP/1.1 200 so\r\ntransfer-encoding: chunked\r\n";
+                    let chunk = format!("{head}{headers}\r\n{:x}\r\n{body}\r\n", body.len());
+                    stream.write_all(chunk.as_bytes()).await.ok()?;
+                    return None;
+                }
                 Act::Streams(pause) => {
                     let head = b"HTTP/1.1 200 so\r\ncontent-length: 9999\r\n\r\n";
                     stream.write_all(head).await.ok()?;
@@ -100,7 +130,7 @@ impl Engine {
                         tokio::time::sleep(pause).await;
                     }
                 }
-                Act::Hangs => {
+                Act::Loads(_) | Act::Hangs => {
                     closed(&mut stream).await;
                     self.left.fetch_add(1, SeqCst);
                     return None;

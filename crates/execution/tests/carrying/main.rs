@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 mod engine;
+mod kv_load;
 mod world;
 
 use engine::{ANSWERS, Act};

@@ -13,8 +13,8 @@ use wornpath_execution::{
 };
 use wornpath_index::{Index, Limits, Moment, PodId};
 use wornpath_routing::{
-    Breaker as Seen, CacheHint, FailurePolicy, Mutation, PlanStep, Rejection, Reservation, Retry,
-    Role, RoutingPlan, Start, Then, Vitals,
+    Breaker as Seen, CacheHint, FailurePolicy, Mark, Mutation, PlanStep, Rejection, Reservation,
+    Retry, Role, RoutingPlan, SkippedBecause, Start, Then, Vitals,
 };
 
 /// When a world begins.
@@ -40,6 +40,8 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     /// Who may take it, best first.
     pub(crate) pods: Vec<usize>,
+    /// Who else may take it if the plan is made as a whole.
+    pub(crate) by_whole_plan: Vec<usize>,
     pub(crate) start: Start,
     pub(crate) failure: FailurePolicy,
     pub(crate) mutations: Vec<Mutation>,
@@ -52,6 +54,7 @@ pub(crate) fn step(name: &'static str, pods: &[usize]) -> Step {
     Step {
         name,
         pods: pods.to_vec(),
+        by_whole_plan: Vec::new(),
         start: Start::After,
         failure: FailurePolicy { attempts: 3, then: Then::Fail },
         mutations: Vec::new(),
@@ -131,28 +134,43 @@ impl World {
     }
 
     fn plan(&self, only: Option<&str>, excluded: &[PodId]) -> Result<RoutingPlan, Rejection> {
-        let steps = self.steps.iter().filter(|step| only.is_none_or(|only| step.name == only));
-        let steps = steps.map(|step| {
-            let mut pods = step.pods.iter().map(|at| &self.pods[*at]);
-            let pod = pods.find(|pod| !excluded.contains(&pod.id));
-            let pod = pod.ok_or_else(|| Rejection::unavailable("nobody is left"))?;
-            Ok(PlanStep {
-                name: step.name.into(),
-                role: Role::named(Role::SERVE),
-                pod: Some(pod.id),
-                fallbacks: Vec::new(),
-                start: step.start,
-                failure: step.failure,
-                deadline: step.deadline,
-                lease: step.lease,
-                cache: CacheHint::default(),
-                mutations: step.mutations.clone(),
-                computed_after: None,
-                reservation: Some(Reservation::new(&pod.vitals, 9, 9)),
-                is_expected: false,
-            })
-        });
-        Ok(RoutingPlan { steps: steps.collect::<Result<_, _>>()?, marks: Vec::new() })
+        let mut plan = RoutingPlan { steps: Vec::new(), marks: Vec::new() };
+        for step in self.steps.iter().filter(|step| only.is_none_or(|only| step.name == only)) {
+            let besides = step.by_whole_plan.iter().filter(|_| only.is_none());
+            let mut pods = step.pods.iter().chain(besides).map(|at| &self.pods[*at]);
+            match pods.find(|pod| !excluded.contains(&pod.id)) {
+                Some(pod) => plan.steps.push(bound(step, pod)),
+                None if only.is_none() && step.failure.then == Then::Skip => {
+                    let (step, why) = (step.name.into(), SkippedBecause::NoPod);
+                    plan.marks.push(Mark::StepSkipped { step, why });
+                }
+                None => return Err(Rejection::unavailable("no pod is left")),
+            }
+            if let [first] = &mut plan.steps[..]
+                && only.is_none()
+            {
+                first.mutations.retain(|mutation| !matches!(mutation, Mutation::TakeKv(_)));
+            }
+        }
+        Ok(plan)
+    }
+}
+
+fn bound(step: &Step, pod: &Pod) -> PlanStep {
+    PlanStep {
+        name: step.name.into(),
+        role: Role::named(Role::SERVE),
+        pod: Some(pod.id),
+        fallbacks: Vec::new(),
+        start: step.start,
+        failure: step.failure,
+        deadline: step.deadline,
+        lease: step.lease,
+        cache: CacheHint::default(),
+        mutations: step.mutations.clone(),
+        computed_after: None,
+        reservation: Some(Reservation::new(&pod.vitals, 9, 9)),
+        is_expected: false,
     }
 }
 
@@ -162,7 +180,8 @@ struct Decider<'a>(&'a World);
 impl Dispatch for Decider<'_> {
     fn target(&self, pod: PodId) -> Option<Target> {
         let pod = self.0.pods.iter().find(|it| it.id == pod)?;
-        Some(Target { endpoint: Arc::clone(&pod.endpoint), rank: None, bootstrap_port: 1 })
+        let (endpoint, bootstrap_port) = (Arc::clone(&pod.endpoint), pod.engine.port);
+        Some(Target { endpoint, rank: None, bootstrap_port })
     }
 
     async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {

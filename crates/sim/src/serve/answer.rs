@@ -9,7 +9,7 @@ use hyper::body::{Body, Frame};
 use serde_json::{Value, json};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// The connection is closed in the middle of an answer, as a fault asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -63,7 +63,7 @@ impl Story {
         })
     }
 
-    fn frame(&self, object: &str, choices: &Value) -> Value {
+    pub(super) fn frame(&self, object: &str, choices: &Value) -> Value {
         json!({
             "id": self.id,
             "object": object,
@@ -140,7 +140,7 @@ impl Story {
     }
 }
 
-fn event(value: &Value, out: &mut Vec<u8>) {
+pub(super) fn event(value: &Value, out: &mut Vec<u8>) {
     out.extend_from_slice(b"data: ");
     out.extend_from_slice(value.to_string().as_bytes());
     out.extend_from_slice(b"\n\n");
@@ -169,7 +169,23 @@ pub(super) async fn whole(mut ticket: Ticket, story: &Story) -> Result<Value, Cu
 /// A response's body.
 pub(super) enum AnswerBody {
     Whole(Option<Bytes>),
+    /// The last one of its engine.
+    Last(Option<Bytes>, #[expect(dead_code, reason = "it acts when it is dropped")] Crash),
     Stream(Box<Stream>),
+    /// The beginning of a stream whose connection is closed then.
+    Begun {
+        bytes: Option<Bytes>,
+        flushed: bool,
+    },
+}
+
+/// Crashes its engine when it is dropped.
+pub(super) struct Crash(pub(super) watch::Sender<bool>);
+
+impl Drop for Crash {
+    fn drop(&mut self) {
+        self.0.send_replace(true);
+    }
 }
 
 /// An answer that is written as it comes about.
@@ -194,13 +210,9 @@ impl Stream {
                 if !out.is_empty() {
                     break;
                 }
-                // Pending once, so that the connection sends what it has before it is cut.
-                if !std::mem::replace(&mut self.flushed, true) {
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-                self.ended = true;
-                return Poll::Ready(Some(Err(Cut)));
+                let cut = cut(&mut self.flushed, context);
+                self.ended = cut.is_ready();
+                return cut.map(|cut| Some(Err(cut)));
             }
             if self.story.faults.stall_after_tokens.is_some_and(|most| self.tokens >= most) {
                 break;
@@ -233,6 +245,15 @@ impl Stream {
     }
 }
 
+/// Pending once, so that the connection sends what it has before it is cut.
+fn cut(flushed: &mut bool, context: &Context<'_>) -> Poll<Cut> {
+    if !std::mem::replace(flushed, true) {
+        context.waker().wake_by_ref();
+        return Poll::Pending;
+    }
+    Poll::Ready(Cut)
+}
+
 impl Body for AnswerBody {
     type Data = Bytes;
     type Error = Cut;
@@ -242,7 +263,13 @@ impl Body for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         match self.get_mut() {
-            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Whole(bytes) | Self::Last(bytes, _) => {
+                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+            }
+            Self::Begun { bytes, flushed } => match bytes.take() {
+                Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                None => cut(flushed, context).map(|cut| Some(Err(cut))),
+            },
             Self::Stream(stream) => {
                 stream.poll_bytes(context).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
             }
@@ -251,14 +278,14 @@ impl Body for AnswerBody {
 
     fn size_hint(&self) -> hyper::body::SizeHint {
         match self {
-            Self::Whole(bytes) => {
+            Self::Whole(bytes) | Self::Last(bytes, _) => {
                 hyper::body::SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
             }
-            Self::Stream(_) => hyper::body::SizeHint::default(),
+            Self::Stream(_) | Self::Begun { .. } => hyper::body::SizeHint::default(),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Whole(None))
+        matches!(self, Self::Whole(None) | Self::Last(None, _))
     }
 }

@@ -60,6 +60,8 @@ pub(super) enum Part {
 pub(super) struct Remote {
     pub(super) host: String,
     pub(super) port: u16,
+    /// Which engine it was, if that was said: there may be another one by now.
+    pub(super) engine: Option<String>,
     pub(super) request: String,
 }
 
@@ -268,6 +270,7 @@ fn part(body: &Map<String, Value>) -> Result<Part, Refusal> {
     Ok(Part::Decode(Remote {
         host: text("remote_host")?,
         port,
+        engine: text("remote_engine_id").ok(),
         request: text("remote_request_id")?,
     }))
 }

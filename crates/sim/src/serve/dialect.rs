@@ -108,7 +108,7 @@ impl Story {
                     json!({"type": "tool_use", "id": self.call_id(), "name": name, "input": {}})
                 }
             };
-            named(&json!({"type": "message_start", "message": self.empty_message()}), out);
+            self.message_beginning(out);
             named(&json!({"type": "content_block_start", "index": 0, "content_block": block}), out);
         }
         let delta = match &self.call.tool {
@@ -118,6 +118,11 @@ impl Story {
             }
         };
         named(&json!({"type": "content_block_delta", "index": 0, "delta": delta}), out);
+    }
+
+    /// The event before all others in Anthropic's words.
+    pub(super) fn message_beginning(&self, out: &mut Vec<u8>) {
+        named(&json!({"type": "message_start", "message": self.empty_message()}), out);
     }
 
     /// The events after the last token in Anthropic's words.

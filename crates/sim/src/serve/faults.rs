@@ -32,6 +32,25 @@ pub struct Faults {
     pub no_replay: bool,
     /// What `usage` says of cached tokens.
     pub cached_tokens: CachedTokens,
+    /// Decode engines cannot load what it computed for them. It answers all else.
+    pub no_kv_transfer: bool,
+    /// It crashes when it has answered so many prefills, and decode engines can load none of them.
+    pub crash_after_prefills: Option<u64>,
+    /// What it does if it cannot load what a prefill engine computed for it.
+    pub kv_load_failure: KvLoadFailure,
+}
+
+/// What an engine does if it cannot load what a prefill engine computed for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvLoadFailure {
+    /// It fails the request, as vLLM does unless told otherwise.
+    #[default]
+    Fail,
+    /// It computes the prompt, as vLLM does with `"kv_load_failure_policy": "recompute"`.
+    Recompute,
+    /// It waits for ever, as vLLM has done in the middle of a transfer.
+    Hang,
 }
 
 /// What `usage` says of cached tokens.
@@ -61,6 +80,9 @@ impl Default for Faults {
             lose_tail: false,
             no_replay: false,
             cached_tokens: CachedTokens::True,
+            no_kv_transfer: false,
+            crash_after_prefills: None,
+            kv_load_failure: KvLoadFailure::Fail,
         }
     }
 }
@@ -124,8 +146,13 @@ impl Faults {
         if let Some(status) = self.refuse.filter(|status| !(400..600).contains(status)) {
             return impossible("refuse", status.to_string(), "it must be a status of 400 to 599");
         }
-        if self.drop_events_every == Some(0) {
-            return impossible("drop_events_every", "0".to_owned(), "it must be at least 1");
+        for (name, count) in [
+            ("drop_events_every", self.drop_events_every),
+            ("crash_after_prefills", self.crash_after_prefills),
+        ] {
+            if count == Some(0) {
+                return impossible(name, "0".to_owned(), "it must be at least 1");
+            }
         }
         Ok(self)
     }
@@ -144,6 +171,9 @@ mod tests {
         let arguments = read(&["hang", "refuse=503", "slow=2.5", "cached-tokens=zero"]).unwrap();
         let json = br#"{"hang": true, "refuse": 503, "slow": 2.5, "cached_tokens": "zero"}"#;
         assert_eq!(arguments, Faults::from_json(json).unwrap());
+        let arguments = read(&["kv-load-failure=hang", "crash-after-prefills=8"]).unwrap();
+        let json = br#"{"kv_load_failure": "hang", "crash_after_prefills": 8}"#;
+        assert_eq!(arguments, Faults::from_json(json).unwrap());
         assert_eq!(read(&["cached-tokens=true"]).unwrap(), Faults::default());
     }
 
@@ -156,5 +186,6 @@ mod tests {
         assert_eq!(error, "fault `refuse` is 200; it must be a status of 400 to 599");
         assert!(read(&["slow=0"]).is_err());
         assert!(read(&["drop-events-every=0"]).is_err());
+        assert!(read(&["crash-after-prefills=0"]).is_err());
     }
 }

@@ -5,10 +5,12 @@ use super::call::{Call, Delivery, Kind, Part, Reader, Reason, Refusal};
 use super::clock::unix_seconds;
 use super::driver::{Command, Progress, Submission};
 use super::events::Subject;
+use super::faults::KvLoadFailure;
 use super::metrics::{self, Identity};
 use super::site::Site;
 use super::text::mix;
 use super::transfer::{self, Fetched};
+use super::unloaded;
 use crate::request::{PromptSource, Request as EngineRequest, RequestId};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
@@ -89,7 +91,7 @@ async fn generate(
     headers: &HeaderMap,
 ) -> Result<Result<Response<AnswerBody>, Refusal>, Cut> {
     let call = Reader::object(body).and_then(|object| site.reader().call(kind, &object));
-    let call = match call {
+    let mut call = match call {
         Ok(call) => call,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -97,11 +99,20 @@ async fn generate(
         Part::Decode(remote) => transfer::fetch(remote).await,
         Part::Whole | Part::Prefill => Fetched::Prompt,
     };
+    let id = site.next_request();
+    if fetched == Fetched::Nothing {
+        match site.faults().kv_load_failure {
+            KvLoadFailure::Fail => {
+                return Ok(Ok(unloaded::answer(&story(site, id, call, Vec::new(), headers))));
+            }
+            KvLoadFailure::Recompute => call.part = Part::Whole,
+            KvLoadFailure::Hang => std::future::pending().await,
+        }
+    }
     let mut answer = site.text().answer(&call.prompt, call.output_tokens);
     if fetched == Fetched::SomethingElse {
         answer.pieces.fill(" wrong".to_owned());
     }
-    let id = site.next_request();
     let lease = (call.part == Part::Prefill).then_some(LEASE);
     let tokens = [&call.prompt[..], &answer.tokens].concat();
     let ticket = match submit(site, id, &call, tokens, lease).await {
@@ -110,7 +121,16 @@ async fn generate(
     };
     let story = story(site, id, call, answer.pieces, headers);
     Ok(Ok(match story.call.delivery {
-        Delivery::Whole => whole(&answer::whole(ticket, &story).await?),
+        Delivery::Whole => {
+            let mut response = whole(&answer::whole(ticket, &story).await?);
+            if story.call.part == Part::Prefill
+                && let Some(crash) = site.prefilled()
+                && let AnswerBody::Whole(bytes) = response.body_mut()
+            {
+                *response.body_mut() = AnswerBody::Last(bytes.take(), crash);
+            }
+            response
+        }
         Delivery::Stream | Delivery::StreamWithUsage => {
             let mut response =
                 Response::new(AnswerBody::Stream(Box::new(Stream::new(ticket, story))));
@@ -276,7 +296,15 @@ async fn reset(site: &Site) -> Result<Response<AnswerBody>, Refusal> {
 }
 
 async fn hand_over(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
+    let faults = site.faults();
+    let is_cut_off = faults.no_kv_transfer || faults.crash_after_prefills.is_some();
     let object = Reader::object(body)?;
+    let engine = object.get("remote_engine_id").and_then(Value::as_str);
+    if is_cut_off || engine.is_some_and(|engine| engine != site.engine_id()) {
+        let message =
+            "nothing can be loaded: a fault asked so, or it was another engine's".to_owned();
+        return Err(Refusal { status: StatusCode::SERVICE_UNAVAILABLE, message });
+    }
     let name = object.get("remote_request_id").and_then(Value::as_str).unwrap_or_default();
     let number = name.rsplit('-').next().and_then(|number| number.parse().ok());
     let number =

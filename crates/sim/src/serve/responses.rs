@@ -25,18 +25,23 @@ impl Story {
     /// The events that carry token `index`.
     pub(super) fn response_chunk(&self, index: usize, out: &mut Vec<u8>) {
         if index == 0 {
-            let begun = self.empty_response("in_progress");
+            self.response_beginning(out);
             let (item, part) = (self.response_item("in_progress", &[]), self.response_part(""));
-            let opening: [(&str, Value); OPENING] = [
-                ("response.created", json!({"response": begun})),
-                ("response.in_progress", json!({"response": begun})),
+            let opening = [
                 ("response.output_item.added", json!({"output_index": 0, "item": item})),
                 ("response.content_part.added", self.in_text(json!({"part": part}))),
             ];
-            numbered(0, opening, out);
+            numbered(OPENING - opening.len(), opening, out);
         }
         let delta = self.in_text(json!({"delta": self.pieces[index], "logprobs": []}));
         numbered(OPENING + index, [("response.output_text.delta", delta)], out);
+    }
+
+    /// The events before any work is done.
+    pub(super) fn response_beginning(&self, out: &mut Vec<u8>) {
+        let begun = json!({"response": self.empty_response("in_progress")});
+        let all = [("response.created", begun.clone()), ("response.in_progress", begun)];
+        numbered(0, all, out);
     }
 
     /// The events after the last token.

@@ -1,5 +1,6 @@
 //! What all requests of one engine share.
 
+use super::answer::Crash;
 use super::call::Reader;
 use super::driver::Command;
 use super::faults::Faults;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use wornpath_blocks::vllm::{EngineHasher, ExtraKey, ExtraKeys};
 use wornpath_index::EngineHash;
 
@@ -24,6 +25,9 @@ pub(super) struct Site {
     commands: mpsc::UnboundedSender<Command>,
     faults: Arc<Mutex<Faults>>,
     requests: AtomicU64,
+    /// Prompts that were computed for other engines.
+    prefills: AtomicU64,
+    crash: watch::Sender<bool>,
     started: f64,
     addresses: Addresses,
     topic: String,
@@ -35,6 +39,8 @@ pub(super) struct Ground {
     pub(super) text: Arc<Text>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(super) faults: Arc<Mutex<Faults>>,
+    /// Ends the incarnation.
+    pub(super) crash: watch::Sender<bool>,
     pub(super) started: f64,
     pub(super) addresses: Addresses,
     pub(super) topic: String,
@@ -42,7 +48,7 @@ pub(super) struct Ground {
 
 impl Site {
     pub(super) fn new(options: Arc<EngineOptions>, ground: Ground) -> Self {
-        let Ground { text, commands, faults, started, addresses, topic } = ground;
+        let Ground { text, commands, faults, crash, started, addresses, topic } = ground;
         let models = std::iter::once(&options.model).chain(&options.adapters).cloned().collect();
         let engine_id = format!("{:x}-{}", (started * 1e6) as u64, addresses.http.port());
         Self {
@@ -53,6 +59,8 @@ impl Site {
             commands,
             faults,
             requests: AtomicU64::new(1),
+            prefills: AtomicU64::new(0),
+            crash,
             started,
             addresses,
             topic,
@@ -121,6 +129,13 @@ impl Site {
 
     pub(super) fn next_request(&self) -> RequestId {
         RequestId(self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A prefill is answered; what ends the engine after that, if a fault asks for it.
+    pub(super) fn prefilled(&self) -> Option<Crash> {
+        let answered = self.prefills.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_last = self.faults().crash_after_prefills.is_some_and(|most| answered >= most);
+        is_last.then(|| Crash(self.crash.clone()))
     }
 
     /// The names of the full blocks of `tokens`, as vLLM computes them.
