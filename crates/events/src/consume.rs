@@ -3,9 +3,11 @@
 use crate::pods::{Attached, Pods, Voice};
 use crate::transport::Transport;
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 use wornpath_index::Moment;
 
@@ -62,13 +64,22 @@ where
         let transport = make();
         let attached = pods.attach_to_present(transport.name(), transport.abilities());
         let place = Place { pods, voice: Arc::clone(&attached.voice), clock };
-        let mut task = JoinSet::new();
-        let fed = Arc::clone(pods);
-        task.spawn(async move { carry(transport, attached, &fed, clock).await });
-        task.join_next().await;
+        until_panic(carry(transport, attached, pods, clock)).await;
         drop(place);
         tokio::time::sleep(RESTART).await;
     }
+}
+
+/// Polls it in the caller's own task, so that whoever gave that task a name finds it under that name.
+async fn until_panic(work: impl Future<Output = Infallible>) {
+    let mut work = Box::pin(work);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+        Ok(Poll::Pending) => Poll::Pending,
+        Ok(Poll::Ready(never)) => match never {},
+        // It is dropped and never polled again; the panic itself was logged.
+        Err(_) => Poll::Ready(()),
+    })
+    .await;
 }
 
 async fn carry<T: Transport>(

@@ -9,6 +9,7 @@ use crate::roster::Roster;
 use crate::seen::{CallSeen, Seen, kept};
 use crate::settings::Length;
 use crate::state::Gateway;
+use crate::watchdog::{TaskName, running};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +24,9 @@ use wornpath_routing::{
 /// How often a request is decided again because another one with its prefix was faster. Each time it finds
 /// that other one, so it loses again only to a third.
 const MOST_RACES: usize = 4;
+
+static DECIDE: TaskName = TaskName::new("decide a request");
+static UPDATE_INDEX: TaskName = TaskName::new("update the index");
 
 /// A thread that answers clients. Its lock is only ever wanted by itself, and by who polls the waiting
 /// room: it costs next to nothing.
@@ -45,6 +49,7 @@ impl Tools {
         decide: impl FnOnce(&mut World<'_>) -> T,
     ) -> T {
         let Self { desk, rng } = self;
+        let _running = running(&DECIDE);
         decide(&mut World { fleet: roster.fleet(), desk, now, rng })
     }
 }
@@ -66,6 +71,7 @@ impl Worker {
         let mut tools = self.tools();
         let decided = tools.look(roster, now, decide);
         // Not only with this thread's next decision: other threads decide too.
+        let _running = running(&UPDATE_INDEX);
         tools.desk.settle();
         decided
     }
@@ -100,7 +106,8 @@ impl Worker {
             }
             // Apart for a long prompt: streams on this thread would feel it.
             let owner = Arc::clone(gateway);
-            let told = aside(gateway.background(), move || unsettled.tell(owner.index()));
+            let tell = move || unsettled.tell(owner.index());
+            let told = aside(gateway, &UPDATE_INDEX, length.bytes, tell);
             // It fails only if the gateway is ending.
             let _ = told.await;
             return (outcome, Untold::default());
@@ -114,11 +121,12 @@ impl Worker {
         let mut tools = self.tools();
         // Apart for a long prompt: streams on this thread would feel it.
         if !gateway.settings().limits.length(bytes).is_long {
+            let _running = running(&UPDATE_INDEX);
             tools.desk.withdraw(pod, chain);
             return;
         }
         let (withdrawal, owner) = (tools.desk.withdrawal(pod, chain), Arc::clone(gateway));
-        aside(gateway.background(), move || withdrawal.tell(owner.index()));
+        aside(gateway, &UPDATE_INDEX, bytes, move || withdrawal.tell(owner.index()));
     }
 
     fn tools(&self) -> MutexGuard<'_, Tools> {
@@ -144,6 +152,7 @@ impl Untold {
     pub(crate) fn tell(&self, worker: &Worker) {
         let untold = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((unsettled, _claim)) = untold {
+            let _running = running(&UPDATE_INDEX);
             worker.tools().desk.tell(unsettled);
         }
     }

@@ -3,7 +3,8 @@
 //! Clients are answered by a few threads, each with an event loop, connections to pods and a desk of its
 //! own ([`serve`]); a request stays on its thread from its first byte to its last, and waits for no other
 //! thread. What they share is in [`Gateway`]: pods, profiles, the index, the waiting room. Everything
-//! that is not a request (events, probes, the admin plane, tokenization of long prompts) runs elsewhere.
+//! that is not a request (events, probes, the admin plane, tokenization of long prompts) runs elsewhere. A watchdog
+//! notices if any of these threads is stuck.
 #![forbid(unsafe_code)]
 
 pub mod admin;
@@ -20,6 +21,8 @@ pub mod config;
 mod desk;
 pub mod discovery;
 mod door;
+#[cfg(debug_assertions)]
+mod fault;
 mod lobby;
 mod memory;
 pub mod metrics;
@@ -42,13 +45,14 @@ pub mod tls;
 mod unheard;
 pub mod untrusted;
 mod usage;
+mod watchdog;
 
 pub use batches::{BatchRules, BatchesError, Kept, PLANNED, Quota, serve_batches};
 pub use record::{Api, Computed, Ended, Observe, Record, Usage};
 pub use roster::{Roster, Seat};
 pub use routing::{Routing, RoutingError};
 pub use seen::{CallSeen, Seen, TraceContext};
-pub use serve::{ServeError, Serving, serve, told_to_end};
+pub use serve::{ServeError, Serving, serve};
 pub use settings::{
     BlockSize, CheckpointSettings, Credentials, Drain, EventSource, KeyDigest, Limits, Listeners,
     ModelSettings, NamedProfile, PodSettings, Reveal, RouteSettings, Settings, Sharing,
@@ -56,3 +60,4 @@ pub use settings::{
 };
 pub use state::{ApplyError, Gateway, Readiness};
 pub use tape::Trail;
+pub use watchdog::shutdown::told_to_end;

@@ -7,6 +7,7 @@ use crate::roster::{Roster, Seat};
 use crate::settings::Credentials;
 use crate::state::{Gateway, lock};
 use crate::unheard::{News, Unheard};
+use crate::watchdog::named;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{ACCEPT, HOST, HeaderValue};
@@ -79,13 +80,14 @@ pub(crate) async fn look_after(worker: Arc<Worker>) -> Infallible {
                 endpoint.close_unused();
             }
             if endpoint.tick(now) && is_due(&mut probes, endpoint, now, PROBE_AGAIN) {
-                errands.spawn(probe(Arc::clone(gateway), Arc::clone(endpoint)));
+                let probe = probe(Arc::clone(gateway), Arc::clone(endpoint));
+                errands.spawn(named("pod probe", probe));
             }
             let is_waited_for = seat.cards.is_empty() || seat.pod.vitals().health() == Health::Down;
             let again = if is_waited_for { ASK_SOON } else { ASK_AGAIN };
             if is_due(&mut introductions, endpoint, now, again) {
                 let introduction = introduce(Arc::clone(gateway), seat.clone(), Arc::clone(&told));
-                errands.spawn(introduction);
+                errands.spawn(named("pod introduction", introduction));
             }
         }
         let events = gateway.events().status(now);

@@ -11,6 +11,7 @@ use crate::roster::{Roster, Seat};
 use crate::routing::Routing;
 use crate::settings::{EventSource, PodSettings, Settings};
 use crate::state::{ApplyError, Gateway, lock};
+use crate::watchdog::{TaskName, named};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -279,22 +280,23 @@ impl Gateway {
         (endpoint, rank): (&Arc<Endpoint>, Option<u32>),
     ) -> Option<AbortHandle> {
         let (events, clock, pod) = (Arc::clone(self.events()), self.clock(), Arc::clone(pod));
+        let task = TaskName::new(&format!("cache events of {pod}"));
         let fed = match source {
             EventSource::Elsewhere => return None,
             EventSource::ZeroMq(address) => {
                 let (address, judge) = (address.clone(), judge(endpoint));
-                self.background().spawn(async move {
+                self.background().spawn(named(task, async move {
                     let new = || ZeroMq::new(Arc::clone(&pod), address.clone());
                     let make = || new().judged_by(Arc::clone(&judge));
                     supervise(make, &events, clock).await;
-                })
+                }))
             }
             EventSource::Asked => {
                 let endpoint = Arc::clone(endpoint);
                 let asked = Asked { pod, endpoint, rank: rank.unwrap_or(0) };
-                self.background().spawn(async move {
+                self.background().spawn(named(task, async move {
                     asked.follow(events, clock).await;
-                })
+                }))
             }
         };
         Some(fed.abort_handle())

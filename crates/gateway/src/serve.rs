@@ -1,4 +1,4 @@
-//! Threads, listeners and signals: how a gateway starts, serves and ends.
+//! Threads and listeners: how a gateway starts, serves and ends.
 //!
 //! Connections are accepted in one place and dealt out in turn to the threads that answer, so each has the
 //! same number of them. A thread has an event loop of its own; what a request waits for wakes only it. So has the
@@ -11,6 +11,8 @@ use crate::probe::look_after;
 use crate::settings::{Limits, Settings};
 use crate::state::{ApplyError, Gateway};
 use crate::tend::tend;
+use crate::watchdog::shutdown::{Shutdown, listen};
+use crate::watchdog::{Heartbeat, Supervisor, TaskName, Watchdog, named};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -24,7 +26,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use wornpath_events::{Pods, keep_time};
 use wornpath_execution::beat;
@@ -54,6 +56,8 @@ pub enum ServeError {
 /// Threads for what takes long besides tokenizing, for which there are as many as workers: batches that are read, pages of metrics.
 const MORE_THREADS: usize = 16;
 
+const CONNECTION: TaskName = TaskName::new("client connection");
+
 /// A gateway that listens.
 #[derive(Debug)]
 pub struct Serving {
@@ -74,6 +78,8 @@ enum Phase {
 /// Serves until the process is told to end, and then until what is under way has ended. `started` learns
 /// where it listens; `with` may set up more around the gateway.
 ///
+/// If it has not ended by the end of its grace, because a thread is stuck, the process exits with status 70.
+///
 /// # Errors
 /// If it cannot start.
 pub fn serve(
@@ -84,13 +90,16 @@ pub fn serve(
     let workers = settings.workers.get();
     let address = settings.client;
     let background = Builder::new_multi_thread()
+        // One, so that one heartbeat tells of all that runs there.
         .worker_threads(1)
+        .thread_name("background")
         .max_blocking_threads(workers + MORE_THREADS)
         // A tokenizer builds tables on every new thread, which takes a tenth of a second.
         .thread_keep_alive(Duration::from_secs(3600))
         .enable_all()
         .build()?;
     let gateway = Gateway::new(settings, background.handle().clone(), seed())?;
+    let watched = gateway.threads.add("background").beat_on(background.handle());
     with(&gateway).map_err(ServeError::Around)?;
     let front = Builder::new_current_thread().enable_all().build()?;
     let listener = front
@@ -98,10 +107,10 @@ pub fn serve(
         .map_err(|cause| ServeError::Listen { address, cause })?;
     let serving = Serving { client: listener.local_addr()? };
     // Before anybody knows that it serves, and may tell it to end.
-    let mut signals = {
-        let _on = front.enter();
-        Signals::listen()?
-    };
+    let owner = Arc::clone(&gateway);
+    let (shutdown, signals) = listen(gateway.clock(), move || owner.settings().drain)?;
+    let watchdog =
+        Watchdog::start(Arc::clone(&gateway.threads), gateway.clock(), Arc::clone(&shutdown))?;
     let (phase, phases) = watch::channel(Phase::Serving);
     let served = std::thread::scope(|scope| -> Result<(), ServeError> {
         let mut doors = Vec::new();
@@ -109,94 +118,84 @@ pub fn serve(
             let (door, connections) = mpsc::channel(1024);
             let (gateway, phases) = (Arc::clone(&gateway), phases.clone());
             let runtime = Builder::new_current_thread().enable_all().build()?;
-            doors.push(door);
-            std::thread::Builder::new().name(format!("worker-{number}")).spawn_scoped(
-                scope,
-                move || {
-                    let worker = Arc::new(Worker::new(gateway, number));
-                    runtime.block_on(answer_connections(worker, connections, phases));
-                },
-            )?;
+            let name = format!("worker-{number}");
+            let heartbeat = gateway.threads.add(&name);
+            doors.push(Door { connections: door, heartbeat: Arc::clone(&heartbeat) });
+            std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                let _watched = heartbeat.beat_on(runtime.handle());
+                let worker = Arc::new(Worker::new(gateway, number));
+                runtime.block_on(answer_connections(worker, connections, phases));
+            })?;
         }
         started(&serving);
-        front.block_on(async {
-            let (elsewhere, clock) = (background.handle(), gateway.clock());
-            let keep_time = move |events: Arc<Pods>| async move { keep_time(&events, clock).await };
-            tend(elsewhere, "keeping events' time", gateway.events(), keep_time);
-            let overseer = Arc::new(Worker::new(Arc::clone(&gateway), workers));
-            tend(elsewhere, "looking after pods", &overseer, look_after);
-            tend(elsewhere, "keeping a checkpoint", &gateway, checkpoint::keep);
-            let answer_bell = |overseer: Arc<Worker>| async move {
-                overseer.gateway.lobby.answer_bell(&overseer).await
-            };
-            tend(&Handle::current(), "deciding held requests", &overseer, answer_bell);
-            let accepting = tokio::spawn(accept(listener, doors, Arc::clone(&gateway)));
-            signals.next().await;
-            tracing::info!("told to end: not ready from now on");
-            let drain = gateway.settings().drain;
-            gateway.start_draining();
-            // Whoever asks twice does not want to wait.
-            let mut again = pin!(signals.next());
-            let is_hurried = tokio::select! {
-                () = tokio::time::sleep(drain.lame_duck) => false,
-                () = &mut again => true,
-            };
-            accepting.abort();
-            // Nobody is listening any more if all threads have ended.
-            let _ = phase.send(Phase::Finishing);
-            let finished = async {
-                while gateway.connections() > 0 {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-            };
-            let finished = async {
-                tokio::select! {
-                    () = finished => true,
-                    () = again, if !is_hurried => false,
-                    () = std::future::ready(()), if is_hurried => false,
-                }
-            };
-            if !tokio::time::timeout(drain.grace, finished).await.unwrap_or(false) {
-                tracing::warn!(connections = gateway.connections(), "ended before its streams did");
-            }
-            let _ = phase.send(Phase::Over);
-            checkpoint::finish(&gateway);
-            Ok(())
-        })
+        Supervisor::from_environment().notify("READY=1");
+        front.block_on(accept_until_told(listener, doors, &gateway, &shutdown, &phase));
+        // Workers that are stuck are waited for here, until the watchdog ends the process.
+        Ok(())
     });
     // Of what was under way to the very end, too.
     background.block_on(gateway.finish());
+    // Waits for the last jobs, as long as the watchdog allows, which names the thread if it is stuck.
+    drop(background);
+    drop((watched, signals, watchdog));
     served
 }
 
-/// Comes when the process is told to end, by ctrl-C or by whoever runs it.
-///
-/// # Errors
-/// If signals cannot be listened to.
-pub async fn told_to_end() -> std::io::Result<()> {
-    Signals::listen()?.next().await;
-    Ok(())
-}
-
-/// The signals that tell a process to end.
-struct Signals {
-    term: Signal,
-    int: Signal,
-}
-
-impl Signals {
-    fn listen() -> std::io::Result<Self> {
-        let (term, int) = (SignalKind::terminate(), SignalKind::interrupt());
-        Ok(Self { term: signal(term)?, int: signal(int)? })
-    }
-
-    /// Comes once for each time.
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
+/// Accepts connections and does what is not a worker's, until the process is told to end and requests have ended.
+async fn accept_until_told(
+    listener: TcpListener,
+    doors: Vec<Door>,
+    gateway: &Arc<Gateway>,
+    shutdown: &Shutdown,
+    phase: &watch::Sender<Phase>,
+) {
+    let watched = gateway.threads.add("accept").beat_on(&Handle::current());
+    let (elsewhere, clock) = (gateway.background(), gateway.clock());
+    let keep_time = move |events: Arc<Pods>| async move { keep_time(&events, clock).await };
+    tend(elsewhere, "keeping events' time", gateway.events(), keep_time);
+    // No worker that answers clients has this number.
+    let overseer = Arc::new(Worker::new(Arc::clone(gateway), doors.len()));
+    tend(elsewhere, "looking after pods", &overseer, look_after);
+    tend(elsewhere, "keeping a checkpoint", gateway, checkpoint::keep);
+    let answer_bell =
+        |overseer: Arc<Worker>| async move { overseer.gateway.lobby.answer_bell(&overseer).await };
+    tend(&Handle::current(), "deciding held requests", &overseer, answer_bell);
+    let accept = accept(listener, doors, Arc::clone(gateway));
+    let accepting = tokio::spawn(named("accept connections", accept));
+    let mut signals = shutdown.signals();
+    // It never fails: `shutdown` holds the other end.
+    let _ = signals.wait_for(|count| *count >= 1).await;
+    tracing::info!("told to end: not ready from now on");
+    let drain = gateway.settings().drain;
+    gateway.start_draining();
+    // Whoever asks twice does not want to wait.
+    let mut again = pin!(signals.wait_for(|count| *count >= 2));
+    let is_hurried = tokio::select! {
+        () = tokio::time::sleep(drain.lame_duck) => false,
+        _ = &mut again => true,
+    };
+    accepting.abort();
+    // Nobody is listening any more if all threads have ended.
+    let _ = phase.send(Phase::Finishing);
+    let finished = async {
+        while gateway.connections() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    };
+    let finished = async {
+        tokio::select! {
+            () = finished => true,
+            _ = again, if !is_hurried => false,
+            () = std::future::ready(()), if is_hurried => false,
+        }
+    };
+    if !tokio::time::timeout(drain.grace, finished).await.unwrap_or(false) {
+        tracing::warn!(connections = gateway.connections(), "ended before its streams did");
     }
+    let _ = phase.send(Phase::Over);
+    // A large checkpoint takes longer than a heartbeat allows.
+    drop(watched);
+    checkpoint::finish(gateway);
 }
 
 /// How often it is told that no connection can be accepted.
@@ -208,11 +207,34 @@ fn most_files() -> usize {
     files.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
-async fn accept(
-    listener: TcpListener,
-    doors: Vec<mpsc::Sender<std::net::TcpStream>>,
-    gateway: Arc<Gateway>,
-) {
+/// Where a worker's connections are handed in.
+struct Door {
+    connections: mpsc::Sender<std::net::TcpStream>,
+    heartbeat: Arc<Heartbeat>,
+}
+
+/// Hands a connection to the next worker in turn that is not stuck and has room, or waits for one that has not.
+/// Whether it was taken.
+async fn hand_over(doors: &[Door], turn: &mut usize, mut stream: std::net::TcpStream) -> bool {
+    let (first, mut full) = (*turn, None);
+    *turn = (first + 1) % doors.len();
+    for at in (0..doors.len()).map(|more| (first + more) % doors.len()) {
+        if doors[at].heartbeat.is_stuck() {
+            continue;
+        }
+        stream = match doors[at].connections.try_send(stream) {
+            Ok(()) => {
+                *turn = (at + 1) % doors.len();
+                return true;
+            }
+            Err(TrySendError::Full(back) | TrySendError::Closed(back)) => back,
+        };
+        full.get_or_insert(at);
+    }
+    doors[full.unwrap_or(first)].connections.send(stream).await.is_ok()
+}
+
+async fn accept(listener: TcpListener, doors: Vec<Door>, gateway: Arc<Gateway>) {
     let (files, limit) = (most_files(), gateway.settings().limits.connections);
     // Pods' connections are open files too, and so is all else.
     let room = files - files / 4;
@@ -222,8 +244,8 @@ async fn accept(
              limit (`ulimit -n`, `LimitNOFILE`)"
         );
     }
-    let mut is_told_at = None;
-    for door in doors.iter().cycle() {
+    let (mut is_told_at, mut turn) = (None, 0);
+    loop {
         while gateway.connections() >= gateway.settings().limits.connections.min(room) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -240,6 +262,8 @@ async fn accept(
                 continue;
             }
         };
+        #[cfg(debug_assertions)]
+        crate::fault::stick_accept();
         let patience = gateway.settings().timeouts.between_bytes;
         if stream.set_nodelay(true).is_err() {
             continue;
@@ -249,7 +273,7 @@ async fn accept(
         }
         gateway.connection_count().fetch_add(1, Relaxed);
         let handed = match stream.into_std() {
-            Ok(stream) => door.send(stream).await.is_ok(),
+            Ok(stream) => hand_over(&doors, &mut turn, stream).await,
             Err(_) => false,
         };
         if !handed {
@@ -354,18 +378,63 @@ async fn converse(
         finishing.as_mut().poll(context)
     }));
     // A connection that breaks is its client's affair.
-    tokio::select! {
-        biased;
-        _ended = connection.as_mut() => {}
-        _ = finishing.as_mut() => {
-            connection.as_mut().graceful_shutdown();
-            let _ended = connection.await;
+    let served = async {
+        tokio::select! {
+            biased;
+            _ended = connection.as_mut() => {}
+            _ = finishing.as_mut() => {
+                connection.as_mut().graceful_shutdown();
+                let _ended = connection.await;
+            }
         }
-    }
+    };
+    named(CONNECTION, served).await;
 }
 
 /// Different for every start, and no secret.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watchdog::Threads;
+
+    #[tokio::test]
+    async fn connections_are_dealt_in_turn_but_to_no_worker_that_is_stuck_or_full() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = || std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (threads, mut turn) = (Threads::default(), 0);
+        let (doors, mut workers): (Vec<_>, Vec<_>) = (0..3)
+            .map(|number| {
+                let (connections, worker) = mpsc::channel(2);
+                let heartbeat = threads.add(&format!("worker-{number}"));
+                (Door { connections, heartbeat }, worker)
+            })
+            .unzip();
+        let mut deal = async |doors: &[Door], count| {
+            for _ in 0..count {
+                assert!(hand_over(doors, &mut turn, stream()).await);
+            }
+        };
+        deal(&doors, 3).await;
+        let waiting = |workers: &[mpsc::Receiver<_>]| -> Vec<_> {
+            workers.iter().map(mpsc::Receiver::len).collect()
+        };
+        assert_eq!(waiting(&workers), [1, 1, 1]);
+        doors[1].heartbeat.set_stuck(true);
+        deal(&doors, 2).await;
+        assert_eq!(waiting(&workers), [2, 1, 2]);
+        workers[2].recv().await.unwrap();
+        deal(&doors, 1).await;
+        assert_eq!(waiting(&workers), [2, 1, 2], "the first had no room");
+        doors[1].heartbeat.set_stuck(false);
+        deal(&doors, 1).await;
+        assert_eq!(waiting(&workers), [2, 2, 2]);
+        // All are full: it waits for the one whose turn it is.
+        let (handed, _) = tokio::join!(deal(&doors, 1), workers[2].recv());
+        assert_eq!((handed, waiting(&workers)), ((), vec![2, 2, 2]));
+    }
 }

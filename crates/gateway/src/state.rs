@@ -15,6 +15,7 @@ use crate::routing::{Routing, RoutingError};
 use crate::seen::Sampler;
 use crate::settings::Settings;
 use crate::tape::Tape;
+use crate::watchdog::Threads;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -116,6 +117,8 @@ pub struct Gateway {
     pub(crate) preparers: Arc<Semaphore>,
     /// The event loop of everything that is no request.
     background: Handle,
+    /// The heartbeats of all threads.
+    pub(crate) threads: Arc<Threads>,
     readiness: AtomicU8,
     connections: AtomicUsize,
     observers: OnceLock<Vec<Arc<dyn Observe>>>,
@@ -170,6 +173,7 @@ impl Gateway {
             clock,
             seed,
             background,
+            threads: Arc::default(),
             readiness: AtomicU8::new(0),
             connections: AtomicUsize::new(0),
             observers: OnceLock::new(),

@@ -26,8 +26,8 @@ const MOST_WAITING: usize = 4096;
 /// Requests that are sent at a time.
 const MOST_AT_ONCE: usize = 256;
 const SEND_EVERY: Duration = Duration::from_secs(1);
-/// How long the end of the process waits for what is not sent yet.
-const FINISH_WITHIN: Duration = Duration::from_secs(2);
+/// How long the end of the process waits for what is not sent yet; less than the watchdog allows for it.
+const FINISH_WITHIN: Duration = Duration::from_millis(1500);
 const MOST_ANSWER_BYTES: usize = 1 << 20;
 const PATIENCE: Timeouts = Timeouts {
     connect: Duration::from_secs(2),

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use crate::watchdog::named;
+
 /// How soon a task that broke off begins again.
 const RESTART: Duration = Duration::from_millis(50);
 
@@ -25,7 +27,7 @@ pub(crate) fn tend<S, F>(
     let shared = Arc::clone(shared);
     handle.spawn(async move {
         loop {
-            match tokio::spawn(begin(Arc::clone(&shared))).await {
+            match tokio::spawn(named(what, begin(Arc::clone(&shared)))).await {
                 Err(error) if error.is_panic() => {
                     tracing::error!("{what}: broke off by a bug, and begins again");
                     tokio::time::sleep(RESTART).await;

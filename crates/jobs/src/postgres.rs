@@ -24,6 +24,7 @@ use crate::store::{FileEntry, Lease, Standing, Store};
 use pool::Pool;
 use std::io::Read;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// How a database is shared.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,6 +56,12 @@ impl Postgres {
         let store = Self { pool: Pool::new(address)?, sharing };
         store.pool.with(schema::make)?;
         Ok(store)
+    }
+
+    /// The event loop of its connections, which has one thread.
+    #[must_use]
+    pub fn event_loop(&self) -> &Handle {
+        self.pool.event_loop()
     }
 
     /// Seconds of a lease, as the database counts them.

@@ -139,7 +139,8 @@ fn a_router_has_time_to_be_left_alone_and_to_finish() {
     let (lame_duck, grace) = (drain("/drain/lame_duck"), drain("/drain/grace"));
     let allowed =
         at(&deployment, "/spec/template/spec/terminationGracePeriodSeconds").as_u64().unwrap();
-    assert!(allowed > lame_duck + grace, "{allowed} s are too short for {lame_duck} + {grace}");
+    let longest = lame_duck + grace + 2;
+    assert!(allowed > longest, "{allowed} s are too short for {longest}");
     let probe = at(container(&deployment), "/readinessProbe");
     let noticed = at(probe, "/periodSeconds").as_u64().unwrap()
         * at(probe, "/failureThreshold").as_u64().unwrap();
@@ -147,6 +148,22 @@ fn a_router_has_time_to_be_left_alone_and_to_finish() {
         noticed < lame_duck,
         "readiness is noticed after {noticed} s, the lame duck lasts {lame_duck}"
     );
+}
+
+/// `/health` fails once a thread has been stuck for 5 s.
+#[test]
+fn a_router_with_a_stuck_thread_is_restarted_within_half_a_minute_and_one_that_starts_is_not() {
+    let deployment = manifest("deployment");
+    let seconds = |probe: &str, key: &str| {
+        at(container(&deployment), &format!("/{probe}/{key}")).as_u64().unwrap()
+    };
+    let lasts = |probe| seconds(probe, "periodSeconds") * seconds(probe, "failureThreshold");
+    let noticed = 5 + lasts("livenessProbe") + seconds("livenessProbe", "timeoutSeconds");
+    assert!(noticed <= 30, "{noticed} s");
+    assert!(seconds("livenessProbe", "failureThreshold") > 1, "one late answer is no reason");
+    assert!(lasts("startupProbe") >= 60, "{} s to start", lasts("startupProbe"));
+    let path = |probe: &str| at(container(&deployment), &format!("/{probe}/httpGet/path"));
+    assert_eq!(path("startupProbe"), path("livenessProbe"));
 }
 
 #[test]

@@ -35,7 +35,20 @@ fn the_unit_waits_longer_for_the_end_than_draining_takes() {
         value.parse::<u64>().unwrap()
     };
     let allowed: u64 = setting(&read(UNIT), "TimeoutStopSec").parse().unwrap();
-    assert!(allowed > default("lame_duck") + default("grace"), "{allowed} s are too short");
+    let longest = default("lame_duck") + default("grace") + 2;
+    assert!(allowed > longest, "{allowed} s are too short for {longest}");
+}
+
+/// That it is told so is shown by `the_systemd_watchdog_is_fed_until_a_thread_sticks`.
+#[test]
+fn the_unit_restarts_a_router_with_a_stuck_thread_and_not_one_that_was_late_once() {
+    let unit = read(UNIT);
+    assert_eq!(setting(&unit, "Type"), "notify");
+    assert_eq!(setting(&unit, "Restart"), "on-failure");
+    let without_word: u64 = setting(&unit, "WatchdogSec").parse().unwrap();
+    assert!((5..=20).contains(&without_word), "{without_word} s");
+    // The socket that it is told over.
+    assert!(setting(&unit, "RestrictAddressFamilies").contains("AF_UNIX"));
 }
 
 #[test]

@@ -76,7 +76,7 @@ impl Gateway {
         Some(Self::spawn(command, arguments, pods))
     }
 
-    fn spawn(mut command: Command, arguments: &[&str], pods: usize) -> Self {
+    pub(crate) fn spawn(mut command: Command, arguments: &[&str], pods: usize) -> Self {
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -151,7 +151,7 @@ impl Gateway {
     }
 }
 
-fn command(arguments: &[&str]) -> Command {
+pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wornpath"));
     command
         .args(["serve", "--port", "0", "--reveal-pods"])

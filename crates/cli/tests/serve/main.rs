@@ -34,6 +34,8 @@ mod reports;
 mod served;
 mod siege;
 mod sockets;
+#[cfg(debug_assertions)]
+mod stuck;
 mod timeouts;
 mod tls;
 mod tls_commands;

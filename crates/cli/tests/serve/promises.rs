@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const ASK: &str = "/v1/completions";
 
 /// Each promise, and the tests that would fail without it.
-const SHOWN: [(&str, &[&str]); 27] = [
+const SHOWN: [(&str, &[&str]); 28] = [
     (
         "1: a pod that crashes or refuses before the first byte costs no request",
         &[
@@ -204,6 +204,15 @@ const SHOWN: [(&str, &[&str]); 27] = [
             "a_request_waits_until_the_pod_has_room_and_is_told_429_when_too_many_do",
             "who_waits_too_long_is_told_429_and_who_waits_for_nobody_503",
             "the_bytes_that_wait_are_bounded_too",
+        ],
+    ),
+    (
+        "28: a stuck thread fails the health check and is named, and SIGTERM still ends the process",
+        &[
+            "a_stuck_event_thread_fails_health_and_is_named_and_sigterm_ends_the_router",
+            "a_stuck_worker_fails_health_and_is_named_and_sigterm_ends_the_router",
+            "sigterm_ends_a_router_whose_accepting_thread_is_stuck",
+            "the_systemd_watchdog_is_fed_until_a_thread_sticks",
         ],
     ),
 ];

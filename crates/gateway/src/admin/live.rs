@@ -18,6 +18,7 @@ use wornpath_index::Moment;
 use super::Admin;
 use super::snapshot::snapshot;
 use crate::metrics::{Figures, Totals};
+use crate::watchdog::named;
 
 /// How often a picture is made.
 const EVERY: Duration = Duration::from_secs(1);
@@ -94,7 +95,7 @@ pub(super) fn watch(admin: &Arc<Admin>) -> Result<Stream, Full> {
     inner.viewers.push(viewer);
     if !std::mem::replace(&mut inner.is_running, true) {
         let background = admin.running.gateway().background();
-        background.spawn(run(Arc::clone(admin)));
+        background.spawn(named("dashboard snapshots", run(Arc::clone(admin))));
     }
     Ok(Stream(pictures))
 }

@@ -20,6 +20,7 @@ use super::table::{Found, find};
 use super::{Admin, routes};
 use crate::door;
 use crate::serve::leave_after;
+use crate::watchdog::named;
 use routes::{Answer, Call, ROUTES, Refusal, Reply};
 
 /// A request to be explained may be as long as any.
@@ -50,7 +51,7 @@ pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible 
                     let admin = Arc::clone(&admin);
                     async move { Ok::<_, Infallible>(respond(admin, request).await) }
                 });
-                connections.spawn(door::converse(stream, tls, answer));
+                connections.spawn(named("admin connection", door::converse(stream, tls, answer)));
             }
             Some(_) = connections.join_next() => {}
         }

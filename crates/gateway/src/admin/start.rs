@@ -16,6 +16,7 @@ use crate::record::Observe;
 use crate::state::Gateway;
 use crate::telemetry::exporter;
 use crate::tend::tend;
+use crate::watchdog::named;
 
 /// What a gateway was started with, for whoever changes it while it runs.
 pub struct Setup {
@@ -108,7 +109,7 @@ pub fn start_with(
         let (exporter, sender) = exporter(telemetry, reach, gateway.now())?;
         metrics.count_spans(Arc::clone(exporter.counts()));
         observers.push(Arc::new(exporter));
-        gateway.background().spawn(sender.run());
+        gateway.background().spawn(named("trace export", sender.run()));
     }
     gateway.observe(observers);
     gateway.count(Arc::clone(&metrics));

@@ -10,6 +10,7 @@ use super::overview::{Planned, Underway, figures};
 use super::ready::{outgrown, pods};
 use super::stored::{StoredBytes, StoredLines};
 use super::unix_time;
+use crate::watchdog::{TaskName, named};
 use std::collections::btree_map::Entry;
 use std::io::BufReader;
 use std::sync::Arc;
@@ -52,7 +53,8 @@ pub(super) fn start(batches: &Arc<Batches>, id: String) {
         }
     }
     let (batches, handle) = (Arc::clone(batches), batches.worker.gateway.background().clone());
-    handle.spawn(async move {
+    let task = TaskName::new(&format!("batch {id}"));
+    handle.spawn(named(task, async move {
         let _turn = tokio::select! {
             turn = batches.turns.acquire() => turn,
             () = unwanted(&batches, &id, wishes.clone()) => batches.leaving.acquire().await,
@@ -67,7 +69,7 @@ pub(super) fn start(batches: &Arc<Batches>, id: String) {
         }
         batches.running().remove(&id);
         batches.overview.ends(&id);
-    });
+    }));
 }
 
 /// Waits until a batch need not be computed any more, because its time is over or its owner cancels.
@@ -368,13 +370,18 @@ async fn compute(
     };
     let speeds = Speeds::equal(pods.pods.len())
         .map_err(|error| StoreError::Unreachable(error.to_string()))?;
-    let mut plan = Plan::of_forest(&queue, forest, &speeds, &RATES);
-    match_to_caches(&mut plan, &queue, (batches.worker.gateway.index(), &pods.ids()));
-    let names = pods.names();
-    let drawn = drawn(&plan, &queue, &names, |job| (work.numbers)(job.0));
-    let planned = Planned { figures: figures(&plan, &queue, &names), forest: Arc::new(drawn) };
-    // A run needs no hashes, and there may be many.
-    drop(queue);
+    let (ids, names, numbers) = (pods.ids(), pods.names(), Arc::clone(&work.numbers));
+    let index = batches.worker.gateway.index().clone();
+    // Seconds for millions of lines, in which nothing else would run on this thread. A run needs no hashes, and there may be
+    // many.
+    let plan = move || {
+        let mut plan = Plan::of_forest(&queue, forest, &speeds, &RATES);
+        match_to_caches(&mut plan, &queue, (&index, &ids));
+        let drawn = drawn(&plan, &queue, &names, |job| numbers(job.0));
+        let planned = Planned { figures: figures(&plan, &queue, &names), forest: Arc::new(drawn) };
+        Ok((plan, planned))
+    };
+    let (plan, planned) = batches.ask(move |_| plan()).await?;
     work.copies = Copies::of(&plan);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
     let conductor = Conductor::new(plan, vec![window; pods.pods.len()], Patience::default());

@@ -2,6 +2,7 @@
 
 use super::trouble::Trouble;
 use super::{Batches, DOWNLOADS};
+use crate::watchdog::named;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -108,11 +109,11 @@ pub(super) fn content(
     let place = place.map_err(|_| Trouble::busy("downloads", DOWNLOADS))?;
     let (sender, pieces) = mpsc::channel(1);
     let (batches, handle) = (Arc::clone(batches), batches.worker.gateway.background().clone());
-    handle.spawn(async move {
+    handle.spawn(named("batch file download", async move {
         // Whatever goes wrong, there is no end then: the client sees that something is missing.
         let _ = pass_on(&batches, Arc::new(read), sender).await;
         drop(place);
-    });
+    }));
     Ok(pieces)
 }
 

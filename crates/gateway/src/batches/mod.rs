@@ -31,6 +31,7 @@ pub use rules::{BatchRules, Kept, Quota};
 use crate::desk::Worker;
 use crate::state::Gateway;
 use crate::tend::tend;
+use crate::watchdog::Watched;
 use overview::Overview;
 use profile::PlannedProfile;
 use room::Rooms;
@@ -105,6 +106,8 @@ pub enum BatchesError {
 
 /// Serves batches.
 pub(crate) struct Batches {
+    /// The thread of the store, if it has one.
+    _watched: Option<Watched>,
     store: Arc<dyn Store>,
     rules: BatchRules,
     scratch: Scratches,
@@ -132,10 +135,11 @@ pub(crate) struct Batches {
 /// If the store cannot be opened.
 pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), BatchesError> {
     let profile = PlannedProfile::new(gateway)?;
-    let store = open(gateway, &rules)?;
+    let (store, watched) = open(gateway, &rules)?;
     // No worker that answers clients has this number.
     let number = gateway.settings().workers.get() + 1;
     let batches = Arc::new(Batches {
+        _watched: watched,
         store,
         scratch: Scratches::of(&rules),
         rules,
@@ -157,16 +161,21 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
     Ok(())
 }
 
+/// A store, and the thread that it has, if it has one.
+type Opened = (Arc<dyn Store>, Option<Watched>);
+
 /// Opens the store. On a thread of its own, because a database's client waits in a way that tasks must not.
-fn open(gateway: &Arc<Gateway>, rules: &BatchRules) -> Result<Arc<dyn Store>, BatchesError> {
-    let opening = || -> Result<Arc<dyn Store>, BatchesError> {
+fn open(gateway: &Arc<Gateway>, rules: &BatchRules) -> Result<Opened, BatchesError> {
+    let opening = || -> Result<Opened, BatchesError> {
         match &rules.kept {
-            Kept::Folder(folder) => Ok(Arc::new(Shelf::open(Arc::new(RealDisk), folder)?)),
+            Kept::Folder(folder) => Ok((Arc::new(Shelf::open(Arc::new(RealDisk), folder)?), None)),
             #[cfg(feature = "postgres")]
             Kept::Postgres(address) => {
                 let runner = gateway_name(gateway);
                 let sharing = wornpath_jobs::Sharing { runner, term: TERM };
-                Ok(Arc::new(wornpath_jobs::Postgres::open(address, sharing)?))
+                let store = wornpath_jobs::Postgres::open(address, sharing)?;
+                let watched = gateway.threads.add("postgres").beat_on(store.event_loop());
+                Ok((Arc::new(store), Some(watched)))
             }
             #[cfg(not(feature = "postgres"))]
             Kept::Postgres(_) => {

@@ -23,6 +23,7 @@ use crate::seen::{Seen, kept};
 use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
 use crate::state::Readiness;
 use crate::usage::UsageScan;
+use crate::watchdog::{TaskName, running};
 use arrival::Arrival;
 pub(crate) use arrival::tenant;
 use bytes::Bytes;
@@ -49,6 +50,10 @@ use wornpath_routing::{
 
 /// Where one model is asked for.
 const MODEL_PATH: &str = "/v1/models/";
+
+static PARSE: TaskName = TaskName::new("parse a request");
+static PREPARE: TaskName = TaskName::new("tokenize a prompt");
+static METRICS: TaskName = TaskName::new("write the metrics");
 
 /// Answers one request.
 ///
@@ -77,11 +82,11 @@ async fn own(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
 ) -> Result<Response<Reply>, Request<Incoming>> {
+    #[cfg(debug_assertions)]
+    crate::fault::inject(worker, request.headers());
     match (request.method(), request.uri().path()) {
         // Of what is answered to HEAD, the server leaves out the body.
-        (&(Method::GET | Method::HEAD), "/health" | "/ping") => {
-            return Ok(Response::new(Reply::whole(Bytes::new())));
-        }
+        (&(Method::GET | Method::HEAD), "/health" | "/ping") => return Ok(health(worker)),
         (&(Method::GET | Method::HEAD), "/ready") => return Ok(ready(worker)),
         (&(Method::GET | Method::HEAD), "/v1/models") => return Ok(models(worker)),
         (&(Method::GET | Method::HEAD), path) if path.starts_with(MODEL_PATH) => {
@@ -310,10 +315,11 @@ async fn read_body(
         None => read::read(api, body),
     };
     if !length.is_long {
+        let _running = running(&PARSE);
         return read(&call.body);
     }
     let body = call.body.clone();
-    Box::pin(apart(worker, move || read(&body))).await?
+    Box::pin(apart(worker, &PARSE, length, move || read(&body))).await?
 }
 
 async fn prepare(
@@ -325,6 +331,7 @@ async fn prepare(
     let mut context = profile.context(read.request);
     let is_short = !length.is_long;
     if is_short && seen.is_none() {
+        let _running = running(&PREPARE);
         profile.prepare(&mut context)?;
         return Ok(context);
     }
@@ -341,8 +348,12 @@ async fn prepare(
     if let Some(seen) = seen {
         seen.prepared = worker.gateway.now();
     }
-    let (context, explanation) =
-        if is_short { work()? } else { Box::pin(apart(worker, work)).await?? };
+    let (context, explanation) = if is_short {
+        let _running = running(&PREPARE);
+        work()?
+    } else {
+        Box::pin(apart(worker, &PREPARE, length, work)).await??
+    };
     if let Some(seen) = seen {
         seen.explanation = explanation;
     }
@@ -352,6 +363,8 @@ async fn prepare(
 /// Runs on a thread where taking long keeps no other request waiting; so many at a time.
 async fn apart<T: Send + 'static>(
     worker: &Worker,
+    task: &'static TaskName,
+    length: Length,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {
     let gateway = &worker.gateway;
@@ -360,7 +373,7 @@ async fn apart<T: Send + 'static>(
     let permit = preparers.acquire_owned().await.map_err(|_| gone())?;
     // The work goes on if its client leaves, and only its end makes room.
     let work = move || (work(), drop(permit)).0;
-    aside(gateway.background(), work).await.map_err(|_| gone())
+    aside(gateway, task, length.bytes, work).await.map_err(|_| gone())
 }
 
 /// A plan, and what the index is to be told of it.
@@ -474,14 +487,28 @@ fn computed(roster: &Roster, taken: &Taken) -> Computed {
     Computed { pod: seat.map(|seat| seat.pod.facts().name.clone()), usage: scan.usage() }
 }
 
+/// Whether the process should go on. Takes no lock that a stuck thread could hold.
+fn health(worker: &Worker) -> Response<Reply> {
+    match worker.gateway.threads.why_unhealthy() {
+        None => Response::new(Reply::whole(Bytes::new())),
+        Some(why) => unavailable(why.into()),
+    }
+}
+
 fn ready(worker: &Worker) -> Response<Reply> {
-    let (status, word) = match worker.gateway.readiness() {
-        Readiness::Ready => (200, "ready"),
-        Readiness::Starting => (503, none_is_up(&worker.gateway.roster())),
-        Readiness::Draining => (503, "draining"),
-    };
-    let mut response = Response::new(Reply::whole(Bytes::from_static(word.as_bytes())));
-    *response.status_mut() = hyper::StatusCode::from_u16(status).unwrap_or_default();
+    if let Some(why) = worker.gateway.threads.why_unhealthy() {
+        return unavailable(why.into());
+    }
+    match worker.gateway.readiness() {
+        Readiness::Ready => Response::new(Reply::whole(Bytes::from_static(b"ready"))),
+        Readiness::Starting => unavailable(none_is_up(&worker.gateway.roster()).into()),
+        Readiness::Draining => unavailable("draining".into()),
+    }
+}
+
+fn unavailable(why: Bytes) -> Response<Reply> {
+    let mut response = Response::new(Reply::whole(why));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     response
 }
 
@@ -499,7 +526,7 @@ fn none_is_up(roster: &Roster) -> &'static str {
 async fn metrics(worker: &Worker) -> Option<Response<Reply>> {
     let (gateway, counted) = (Arc::clone(&worker.gateway), Arc::clone(worker.gateway.metrics()?));
     let write = move || crate::metrics::page(&gateway, &counted);
-    let page = aside(worker.gateway.background(), write).await.ok()?;
+    let page = aside(&worker.gateway, &METRICS, 0, write).await.ok()?;
     let mut response = Response::new(Reply::whole(Bytes::from(page)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);

@@ -49,7 +49,7 @@ pub(super) const BREAKER: &[Parameter] = &[
 #[rustfmt::skip]
 pub(super) const DRAIN: &[Parameter] = &[
     Parameter::with_default("lame_duck", Takes::Time, "1s", "How long connections are still accepted after SIGTERM, while `/ready` says no."),
-    Parameter::with_default("grace", Takes::Time, "30s", "How long requests may take to finish after that."),
+    Parameter::with_default("grace", Takes::Time, "30s", "How long requests may take to finish after that. 2s later the process has ended, whatever is stuck."),
 ];
 
 /// Fills in the bounds of `settings`.

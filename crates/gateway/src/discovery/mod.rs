@@ -24,6 +24,7 @@ pub use sources::{read_brokers, take_pushes};
 
 use crate::config::{Config, Finder, Running};
 pub use crate::scrape::{Reported, block_size, read};
+use crate::watchdog::named;
 use seeker::Seeker;
 
 /// Looks for pods in every way that is configured, for as long as it is polled.
@@ -43,7 +44,8 @@ pub async fn find_pods(running: Arc<Running>) {
         let (first_look, mut first_looks) = mpsc::channel::<()>(1);
         for seeker in stay {
             let (running, config) = (Arc::clone(&running), Arc::clone(&config));
-            looking.spawn(follow((running, config), seeker, first_look.clone(), must_see));
+            let follow = follow((running, config), seeker, first_look.clone(), must_see);
+            looking.spawn(named("pod discovery", follow));
         }
         must_see = false;
         drop(first_look);

@@ -13,6 +13,7 @@ use crate::metrics::Scrape;
 use crate::probe::metrics_page;
 use crate::roster::Seat;
 use crate::scrape;
+use crate::watchdog::named;
 
 /// How often it is looked for engines whose turn it is.
 const TICK: Duration = Duration::from_millis(250);
@@ -36,9 +37,9 @@ pub async fn read_engines(running: Arc<Running>) {
             if *at <= tick && reading.len() < MOST {
                 let (url, seat) = (url.clone(), seat.clone());
                 let reach = Arc::clone(&running.gateway().settings().reach);
-                reading.spawn(async move {
+                reading.spawn(named("engine metrics", async move {
                     (url, timeout(WITHIN, metrics_page(&seat, &reach)).await.ok().flatten())
-                });
+                }));
             }
         }
         while let Some(read) = reading.join_next().await {

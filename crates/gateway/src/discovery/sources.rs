@@ -12,6 +12,7 @@ use wornpath_index::PodId;
 use crate::config::{EventSource, Events, Running, SourceKind};
 use crate::door;
 use crate::tls::ListenerTls;
+use crate::watchdog::named;
 
 const MOST_CONNECTIONS: usize = 4096;
 /// How long to wait when the system gives no more connections.
@@ -59,7 +60,8 @@ async fn listen(
                     continue;
                 };
                 let tls = running.gateway().settings().tls.events.clone();
-                connections.spawn(hear_out(service.clone(), access.clone(), stream, tls));
+                let hear_out = hear_out(service.clone(), access.clone(), stream, tls);
+                connections.spawn(named("cache events of a sidecar", hear_out));
             }
             Some(_) = connections.join_next() => {}
         }
@@ -140,27 +142,27 @@ fn read(reading: &mut JoinSet<()>, running: &Arc<Running>, kind: &SourceKind, po
             let (events, clock) =
                 (Arc::clone(running.gateway().events()), running.gateway().clock());
             let (url, stream, pods) = (url.clone(), stream.clone(), pods.to_vec());
-            reading.spawn(async move {
+            reading.spawn(named("cache events over NATS", async move {
                 let make = || wornpath_events::Nats::new(&url, &stream, &pods);
                 wornpath_events::supervise(make, &events, clock).await;
-            });
+            }));
         }
         #[cfg(feature = "kafka")]
         SourceKind::Kafka { brokers, topic } => {
             let (events, clock) =
                 (Arc::clone(running.gateway().events()), running.gateway().clock());
             let (brokers, topic, pods) = (brokers.clone(), topic.clone(), pods.to_vec());
-            reading.spawn(async move {
+            reading.spawn(named("cache events over Kafka", async move {
                 let make = || wornpath_events::Kafka::new(&brokers, &topic, &pods);
                 wornpath_events::supervise(make, &events, clock).await;
-            });
+            }));
         }
         #[cfg(feature = "redis")]
         SourceKind::Redis { url, stream } => {
             let (events, clock) =
                 (Arc::clone(running.gateway().events()), running.gateway().clock());
             let (url, stream, pods) = (url.clone(), stream.clone(), pods.to_vec());
-            reading.spawn(async move {
+            reading.spawn(named("cache events over Redis", async move {
                 let make = || wornpath_events::RedisStreams::new(&url, &stream, &pods);
                 if let Err(error) = make() {
                     tracing::error!("redis source `{stream}`: {error}");
@@ -168,7 +170,7 @@ fn read(reading: &mut JoinSet<()>, running: &Arc<Running>, kind: &SourceKind, po
                 }
                 let make = || make().expect("the same address was understood a line above");
                 wornpath_events::supervise(make, &events, clock).await;
-            });
+            }));
         }
         // A configuration with a broker that is not built in was refused.
         #[cfg(not(all(feature = "nats", feature = "redis", feature = "kafka")))]

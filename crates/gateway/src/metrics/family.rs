@@ -163,6 +163,10 @@ families! {
         "Things said of pods that are not in the fleet.";
     WAITING = Gauge "wornpath_queue_waiting" []
         "Requests that wait for a pod to have room.";
+    THREADS_STUCK = Gauge "wornpath_threads_stuck" []
+        "Threads that have not moved for 5 s; `/health` and the log name them. While it is not 0, whatever is read from pods, index and events is absent: a stuck thread may have it locked.";
+    THREAD_STALLS = Counter "wornpath_thread_stalls_total" []
+        "Times at which a thread was found stuck.";
     RELOADS = Counter "wornpath_config_reloads_total" ["result"]
         "Configurations that were to replace the present one: `applied` or `refused`.";
     TRACES = Counter "wornpath_traces_total" ["fate"]

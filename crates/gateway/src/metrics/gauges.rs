@@ -18,6 +18,13 @@ type EventFigure = fn(&Status) -> Option<f64>;
 #[must_use]
 pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     let mut page = Page::default();
+    let stuck = gateway.threads.stuck().len();
+    page.family(family::THREADS_STUCK).value(&[], stuck);
+    page.family(family::THREAD_STALLS).value(&[], gateway.threads.stalls());
+    if stuck > 0 {
+        metrics.counted(&mut page);
+        return page.finish();
+    }
     let roster = gateway.roster();
     let pods = roster.fleet().pods();
     metrics.forget(gateway.now(), |name| roster.named(name.as_str()).is_some());

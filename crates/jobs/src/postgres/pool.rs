@@ -7,7 +7,7 @@ use crate::problem::StoreError;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, NoTls};
@@ -46,12 +46,20 @@ impl Pool {
         Ok(Self { config, idle: Mutex::default(), runtime: Some(runtime) })
     }
 
+    pub(super) fn event_loop(&self) -> &Handle {
+        self.runtime().handle()
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it is taken only when the pool is dropped")
+    }
+
     /// Does something with a connection.
     pub(super) fn with<T>(
         &self,
         work: impl AsyncFnOnce(&mut Client) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let runtime = self.runtime.as_ref().expect("it is taken only when the pool is dropped");
+        let runtime = self.runtime();
         runtime.block_on(async {
             let mut client = match self.idle_one() {
                 Some(client) => client,
