@@ -1,6 +1,7 @@
 """Real vLLM engines behind a real router: is what the router believes to be cached what the engines have cached?
 
-Every compared prompt is sent when nothing else is under way. The router notes how many tokens it believed to be cached
+Every compared prompt is sent when nothing else is under way, and when events have confirmed all that the router counts on, or
+it has given it up: what it only expects because it sent it proves nothing. The router notes how many tokens it believed to be cached
 on the pod it chose; the engine says in `usage` how many were. They must be equal, for every prompt.
 """
 
@@ -130,6 +131,8 @@ class Run:
             return bool(found)
 
         until(f"the record of {name}", is_recorded, 10)
+        if found[0]["cached_tokens"]["speculative"]:
+            raise SystemExit(f"{name}: its prediction is speculative, although the router was quiet")
         predicted = found[0]["cached_tokens"]["predicted"] or 0
         tally.prompts += 1
         tally.equal += predicted == actual

@@ -12,7 +12,7 @@ use hyper::http::uri::PathAndQuery;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::{Moment, PodId};
-use wornpath_routing::{Name, PlanStep, Rejection, Retry, RoutingPlan};
+use wornpath_routing::{CacheHint, Name, PlanStep, Rejection, Retry, RoutingPlan};
 
 /// The client's request, with the headers that engines are to see.
 #[derive(Clone, Debug)]
@@ -113,8 +113,8 @@ pub struct Carried {
 pub struct Taken {
     /// Who computed it.
     pub pod: Option<PodId>,
-    /// Tokens of the prompt that it was believed to hold before.
-    pub expected_tokens: u64,
+    /// What it was believed to hold of the prompt before.
+    pub cache: CacheHint,
     /// What it answered, where that was waited for.
     pub answer: Bytes,
 }

@@ -4,7 +4,7 @@ use crate::aside::aside;
 use crate::claims::Claim;
 use crate::client::Handover;
 use crate::lobby::Waiter;
-use crate::record::Record;
+use crate::record::{Record, Speculative};
 use crate::roster::Roster;
 use crate::seen::{CallSeen, Seen, kept};
 use crate::settings::Length;
@@ -127,6 +127,11 @@ impl Worker {
         }
         let (withdrawal, owner) = (tools.desk.withdrawal(pod, chain), Arc::clone(gateway));
         aside(gateway, &UPDATE_INDEX, bytes, move || withdrawal.tell(owner.index()));
+    }
+
+    /// Whether events have confirmed by now that a pod holds what was speculative when a request was sent there.
+    pub(crate) fn is_confirmed(&self, prefix: &Speculative) -> bool {
+        self.tools().desk.is_confirmed(prefix.pod, prefix.last)
     }
 
     fn tools(&self) -> MutexGuard<'_, Tools> {

@@ -48,7 +48,7 @@ mod usage;
 mod watchdog;
 
 pub use batches::{BatchRules, BatchesError, Kept, PLANNED, Quota, serve_batches};
-pub use record::{Api, Computed, Ended, Observe, Record, Usage};
+pub use record::{Api, Computed, Ended, Observe, Record, Speculative, Usage};
 pub use roster::{Roster, Seat};
 pub use routing::{Routing, RoutingError};
 pub use seen::{CallSeen, Seen, TraceContext};

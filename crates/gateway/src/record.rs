@@ -5,6 +5,7 @@ use crate::tape::Trail;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use wornpath_blocks::BlockHash;
 use wornpath_index::PodId;
 use wornpath_routing::Name;
 
@@ -124,6 +125,8 @@ pub struct Record {
     pub is_degraded: bool,
     /// Tokens that the pod was believed to hold that computed the prompt; none if the profile does not look.
     pub predicted_tokens: Option<u64>,
+    /// What of the prediction is speculative, which tells nothing about whether router and engine agree on tokens.
+    pub speculative: Option<Speculative>,
     /// What the engine says.
     pub usage: Usage,
     /// Who computed the prompt, where the pod that answered took that over.
@@ -155,6 +158,7 @@ impl Record {
             retries: 0,
             is_degraded: false,
             predicted_tokens: None,
+            speculative: None,
             usage: Usage::default(),
             computed: None,
             pieces: 0,
@@ -174,6 +178,16 @@ impl Record {
             None => (self.pod.as_ref().map(|(_, name)| name), self.usage),
         }
     }
+}
+
+/// A prefix that a pod was believed to hold because of an earlier request that was sent there, which no event had confirmed
+/// by the decision nor by the end of the answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Speculative {
+    /// The pod.
+    pub pod: PodId,
+    /// The prefix, by its last block.
+    pub last: BlockHash,
 }
 
 /// A prompt that one pod computed and another one took over.

@@ -147,6 +147,10 @@ impl Expected {
         self.blocks.is_empty()
     }
 
+    pub(crate) fn contains(&self, block: BlockHash) -> bool {
+        self.blocks.contains_key(&block)
+    }
+
     /// Whether the pod may show a hole on their account.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken

@@ -218,17 +218,19 @@ impl Index {
         self.shared.with_ledger(pod, |ledger| ledger.inventory())
     }
 
-    /// How a pod holds each of `blocks`, which it is known to hold: the tier, and where on it. For the
-    /// pod that was chosen, to tell its engine.
+    /// How a pod holds each of `blocks`, the beginning of a chain that it is known to hold: the tier, and where on it. For
+    /// the pod that was chosen, to tell its engine. Returns how many of them, from the first on, its events have confirmed;
+    /// it is only expected to hold the others.
     pub fn holdings(
         &self,
         pod: PodId,
         blocks: &[BlockHash],
         holdings: &mut Vec<Holding>,
-    ) -> Result<(), PodGone> {
+    ) -> Result<usize, PodGone> {
         holdings.clear();
         self.shared.with_ledger(pod, |ledger| {
             holdings.extend(blocks.iter().map(|block| ledger.holding(*block)));
+            ledger.confirmed(blocks)
         })
     }
 

@@ -228,6 +228,20 @@ impl Ledger {
         holding.unwrap_or(Holding { tier: Tier::Gpu, location: None })
     }
 
+    /// How many of a chain's first blocks, which the pod's bits say it holds, its events have confirmed; the others are
+    /// expected.
+    pub(crate) fn confirmed(&self, blocks: &[BlockHash]) -> usize {
+        let is_expected = |block: &BlockHash| self.expected.contains(*block);
+        if self.may_have_holes() {
+            return blocks.iter().position(is_expected).unwrap_or(blocks.len());
+        }
+        // Without holes no real block follows an expected one, so the last tells whether there is any.
+        match blocks.last() {
+            Some(last) if is_expected(last) => blocks.partition_point(|block| !is_expected(block)),
+            _ => blocks.len(),
+        }
+    }
+
     pub(crate) fn blocks_of(&self, number: Number, mut each: impl FnMut(BlockHash)) {
         let entry = self.slab.get(number);
         if entry.has(Flag::Span) {

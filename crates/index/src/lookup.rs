@@ -22,7 +22,8 @@ use wornpath_blocks::BlockHash;
 use crate::answer::Answer;
 use crate::directory::View;
 use crate::index::Shared;
-use crate::pod::place;
+use crate::ledger::Ledger;
+use crate::pod::{PodId, place};
 use crate::sets::{MAX_WORDS, Named, ROWS};
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{Probe, SetId, find_slowly};
@@ -128,6 +129,15 @@ impl Reader {
                 return;
             }
         }
+    }
+
+    /// Whether the pod's events have confirmed that it holds a block and all that this follows. What it is only expected to
+    /// hold does not count, nor does anything while the pod may have holes. Takes the pod's lock.
+    pub fn is_confirmed(&mut self, pod: PodId, block: BlockHash, answer: &mut Answer) -> bool {
+        self.lookup(std::slice::from_ref(&block), answer);
+        let is_real =
+            |ledger: &mut Ledger| !ledger.may_have_holes() && !ledger.expected.contains(block);
+        answer.depth(pod.slot) == 1 && self.shared.with_ledger(pod, is_real).unwrap_or(false)
     }
 
     /// Lets go of tables that have been replaced. For readers that seldom ask.

@@ -1,9 +1,12 @@
 //! Which tier holds what, as a chosen pod's engine would be told.
 #![cfg(not(any(loom, shuttle)))]
 
+use std::time::Duration;
+
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Content, EngineHash, Event, Holding, Index, Limits, Location, Parent, PodId, Stored, Tier,
+    Answer, Content, EngineHash, Event, Holding, Index, Limits, Location, Parent, PodId, Stored,
+    Tier,
 };
 
 const ROOT: BlockHash = BlockHash(5);
@@ -64,4 +67,38 @@ fn a_block_whose_second_name_goes_stays_where_the_first_is() {
     assert_eq!(holding(&index, pod).tier, Tier::Disk);
     remove(&index, pod, 2, Tier::Disk);
     assert_eq!(index.stats().blocks, 0);
+}
+
+#[test]
+fn what_a_pod_is_only_expected_to_hold_is_told_from_what_its_events_confirmed() {
+    let (index, pod) = start();
+    let (mut writer, mut reader, mut answer) = (index.writer(), index.reader(), Answer::default());
+    let contents = [50, 51, 52, 53].map(ContentHash);
+    let names = [1, 2, 3, 4].map(EngineHash);
+    let mut chain: Vec<BlockHash> = Vec::new();
+    for content in contents {
+        chain.push(chain.last().copied().unwrap_or(ROOT).then(content));
+    }
+    let confirmed = |count: usize| index.holdings(pod, &chain[..count], &mut vec![]);
+    let mut is_confirmed = |at: usize| reader.is_confirmed(pod, chain[at], &mut answer);
+    assert!(!is_confirmed(0), "nobody holds it");
+
+    writer.expect(pod, &chain, Duration::from_secs(9)).expect("it lives");
+    assert_eq!((confirmed(4), confirmed(0)), (Ok(0), Ok(0)));
+    assert!(!is_confirmed(0));
+
+    let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents[..3] };
+    let stored = Stored { tier: Tier::Gpu, blocks: &names[..3], content, locations: &[] };
+    writer.apply(pod, None, &[Event::Stored(stored)]).expect("it lives");
+    assert_eq!((confirmed(4), confirmed(3), confirmed(2)), (Ok(3), Ok(3), Ok(2)));
+    assert!(is_confirmed(2) && !is_confirmed(3));
+
+    // A hole, which a new request makes an expected block of: what follows it is real.
+    remove(&index, pod, 2, Tier::Gpu);
+    writer.expect(pod, &chain, Duration::from_secs(9)).expect("it lives");
+    assert_eq!((confirmed(4), confirmed(3), confirmed(1)), (Ok(1), Ok(1), Ok(1)));
+    assert!(!is_confirmed(2), "not all that it follows is");
+
+    index.remove_pod(pod);
+    assert!(confirmed(1).is_err() && !is_confirmed(0));
 }

@@ -260,6 +260,13 @@ impl Desk {
         Withdrawal { pod, chain: chain.to_vec(), memory: self.memory.clone() }
     }
 
+    /// Whether events have confirmed by now that a pod holds a block, and all that this follows, which it was expected to hold
+    /// when a plan was made.
+    #[must_use]
+    pub fn is_confirmed(&mut self, pod: PodId, block: BlockHash) -> bool {
+        self.reader.is_confirmed(pod, block, &mut self.scratch.answer)
+    }
+
     /// Ends what pods were expected to hold and did not confirm by `now`. To be called now and then,
     /// by one thread. Returns how many blocks that were.
     pub fn expire(&mut self, now: Moment) -> usize {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use wornpath_blocks::BlockHash;
 use wornpath_index::{Location, Moment, PodId, Tier};
 
 use crate::fleet::Reservation;
@@ -107,6 +108,9 @@ pub struct CacheHint {
     pub tokens: u64,
     /// The runs of blocks that hold them, in order.
     pub runs: Vec<CacheRun>,
+    /// The last block of `tokens`, if that is speculative: the pod was sent a request with it, and no event has confirmed it
+    /// yet. None of a pod that sends no events: what it holds is always a guess.
+    pub speculative: Option<BlockHash>,
 }
 
 /// Blocks in a row that lie on one tier.

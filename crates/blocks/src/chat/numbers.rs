@@ -4,8 +4,8 @@
 //! `1e400`. Engines read JSON by Python's rules, and one other digit in a prompt is another prefix. So what a `Value` cannot hold
 //! is kept as it is written, in an object with one field of a private name, until a template sees it ([`to_template`]).
 //!
-//! Rejected: `arbitrary_precision` of `serde_json`. It makes a string of every number, token ids included, and turns numbers into
-//! maps where `tokenizers` reads untagged enums; and Python's `NaN` would still need something of its own.
+//! Rejected: `arbitrary_precision` of `serde_json`. It makes a string of every number, token ids included, for all crates of the
+//! product, hands numbers as maps to derived readers of untagged and flattened types, and does not know Python's `NaN`.
 //!
 //! The limits: an integer of more than 128 bits is no number that a template can compute with, and a float that Python prints with
 //! an exponent is printed without it by the operator `~` and the filter `join`, which print by minijinja's rules.
@@ -146,6 +146,7 @@ pub(super) fn is_number(value: &Jinja) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{ChatTemplate, Conversation, TokenizerConfig};
     use super::*;
 
     fn exact(json: &str) -> Cow<'_, str> {
@@ -211,5 +212,20 @@ mod tests {
         ] {
             assert!(serde_json::from_str::<Value>(&exact(json)).is_err(), "{json}");
         }
+    }
+
+    #[test]
+    fn an_integer_of_any_length_is_an_integer_to_templates_and_no_object() {
+        let digits = "9".repeat(50);
+        let source = "{{ n is number }} {{ n is integer }} {{ n is string }} {{ n is mapping }} {{ '#' ~ n }} \
+            {{ 'yes' if n }} {{ [n] }} {{ {'k': n} | tojson }} {{ o is mapping }}";
+        let template = ChatTemplate::from_jinja("t", source, &TokenizerConfig::empty()).unwrap();
+        // The second has the name of a number, and is none.
+        let kwargs = format!("{{\"n\": {digits}, \"o\": {{\"{WRITTEN}\": \"many\"}}}}");
+        let kwargs: Value = serde_json::from_str(&exact(&kwargs)).unwrap();
+        let conversation = Conversation { kwargs: kwargs.as_object(), ..Conversation::new(&[]) };
+        let expected =
+            format!("True True False False #{digits} yes [{digits}] {{\"k\": {digits}}} True");
+        assert_eq!(template.render(&conversation).unwrap().text, expected);
     }
 }

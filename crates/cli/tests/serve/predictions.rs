@@ -56,12 +56,39 @@ fn a_pod_that_sends_no_events_although_it_should_is_reported_in_log_metric_and_a
     assert_eq!(doubtful(&gateway), json!([name]));
 }
 
+/// Without events the router goes by what it sent for ten seconds, which comes true for any repeat, whatever its tokens are.
+#[test]
+fn a_repeat_that_no_event_confirmed_says_nothing_about_predictions() {
+    let engines = Served::start(&["--model", "m", "--fault", "lose-tail", "--fault", "no-replay"]);
+    let gateway = after_answers(&engines);
+    let name = &engines.engines[0].http;
+    let metric = |it: &str| {
+        let labels = format!("{{profile=\"cache-aware\",pod=\"{name}\"}}");
+        gateway.metric(&format!("wornpath_{it}{labels}")) as u64
+    };
+    eventually("all are counted", || {
+        metric("predictions_checked_total") + metric("predictions_speculative_total") == 40
+    });
+    // Of the first nothing was predicted; no others began anew unless ten seconds passed between two.
+    let checked = metric("predictions_checked_total");
+    assert!((1..4).contains(&checked), "{checked}");
+    assert_eq!(metric("cached_tokens_predicted_total"), 0, "nothing that was checked had a hit");
+    let last = gateway.ask("GET", "/decisions?last=1", "").json()["decisions"][0].clone();
+    let cached = &last["cached_tokens"];
+    assert_eq!(cached["speculative"], true, "{last}");
+    assert!(cached["predicted"] == cached["actual"] && cached["actual"].as_u64() > Some(1000));
+    assert_eq!(pod(&gateway)["predictions"]["verdict"], "unknown");
+}
+
 #[test]
 fn a_pod_that_tells_the_truth_is_not_reported() {
     let engines = Served::start(&["--model", "m"]);
     let gateway = after_answers(&engines);
     let name = engines.engines[0].http.clone();
     eventually("it is judged", || pod(&gateway)["predictions"]["verdict"] == "good");
+    let labels = format!("{{profile=\"cache-aware\",pod=\"{name}\"}}");
+    let checked = gateway.metric(&format!("wornpath_predictions_checked_total{labels}")) as u64;
+    assert!(checked > 20, "of 40 that follow each other, events confirmed only {checked}");
     assert_eq!(gateway.metric(&format!("wornpath_pod_events_silent{{pod=\"{name}\"}}")) as u64, 0);
     assert_eq!(doubtful(&gateway), json!([]));
     let cache = gateway.ask("GET", "/profiles", "").json()["profiles"][0]["cache"].clone();
@@ -91,7 +118,10 @@ fn what_a_decode_pod_takes_over_is_no_cache_hit_and_what_prefill_says_is_compare
     let of = |name: &str, pod: &str| {
         gateway.metric(&format!("wornpath_{name}{{profile=\"pair\",pod=\"{pod}\"}}")) as u64
     };
-    eventually("all are counted", || of("predictions_checked_total", "prefill") == 40);
+    eventually("all are counted", || {
+        let speculative = of("predictions_speculative_total", "prefill");
+        of("predictions_checked_total", "prefill") + speculative == 40
+    });
     let own = engines.metric(0, "vllm:prefix_cache_hits_total") as u64;
     assert_eq!(of("cached_tokens_total", "prefill"), own, "as the engine itself counts");
     assert!(own > 30 * 1000, "{own}");

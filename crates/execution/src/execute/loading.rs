@@ -17,8 +17,8 @@ impl<D: Dispatch> Run<'_, D> {
         if !gives(step) {
             return false;
         }
-        let (pod, expected_tokens) = (step.pod, step.cache.tokens);
-        self.taken = Some(Box::new(Taken { pod, expected_tokens, answer }));
+        let pod = step.pod;
+        self.taken = Some(Box::new(Taken { pod, cache: step.cache.clone(), answer }));
         self.producer = Some(Producer { pod, failure: step.failure });
         true
     }

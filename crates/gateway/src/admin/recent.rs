@@ -127,7 +127,11 @@ pub(super) fn line(record: &Record) -> Value {
         "degraded": record.is_degraded,
         "prompt_tokens": usage.prompt_tokens,
         "output_tokens": usage.output_tokens,
-        "cached_tokens": {"predicted": record.predicted_tokens, "actual": computed.cached_tokens},
+        "cached_tokens": {
+            "speculative": record.speculative.is_some(),
+            "predicted": record.predicted_tokens,
+            "actual": computed.cached_tokens,
+        },
         // Another one than answered, where the prompt was computed apart.
         "computed_by": computed_by.map(Name::as_str),
         "explained": record.seen.is_some(),

@@ -25,6 +25,7 @@ pub(super) fn snapshot(admin: &Admin, window: &mut Window) -> Value {
         shown["blocks"] = gateway.index().pod_stats(seat.pod.id()).map_or(0, |it| it.blocks).into();
         let figures = totals.get(name).copied().unwrap_or_default();
         shown["predictions"]["checked"] = figures.checked.into();
+        shown["predictions"]["speculative"] = figures.speculative.into();
         shown["predictions"]["predicted_tokens"] = figures.predicted.into();
         shown["predictions"]["actual_tokens"] = figures.actual.into();
         shown["hit_rate"] = figures.hit_rate().into();

@@ -17,7 +17,7 @@ use crate::batches::unix_time;
 use crate::desk::{Dispatcher, Untold, Worker};
 use crate::lobby::Waiter;
 use crate::quota::Turn;
-use crate::record::{Api, Computed, Ended, Record};
+use crate::record::{Api, Computed, Ended, Record, Speculative};
 use crate::roster::{Roster, Seat};
 use crate::seen::{Seen, kept};
 use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
@@ -456,10 +456,14 @@ fn answer(
     }
     record.retries = carried.retries;
     record.is_degraded = carried.is_degraded;
-    let expected =
-        carried.taken.as_ref().map_or(carried.step.cache.tokens, |it| it.expected_tokens);
+    let (cache, computed_by) = match &carried.taken {
+        Some(taken) => (&taken.cache, taken.pod),
+        None => (&carried.step.cache, carried.step.pod),
+    };
     // Who did not look predicts nothing, not zero.
-    record.predicted_tokens = record.predicted_tokens.map(|_| expected);
+    record.predicted_tokens = record.predicted_tokens.map(|_| cache.tokens);
+    let speculative = cache.speculative.zip(computed_by);
+    record.speculative = speculative.map(|(last, pod)| Speculative { pod, last });
     record.computed = carried.taken.map(|taken| Box::new(computed(&roster, &taken)));
     let seat = carried.step.pod.and_then(|pod| roster.seat(pod));
     record.pod = seat.map(|seat| (seat.pod.id(), seat.pod.facts().name.clone()));

@@ -205,6 +205,8 @@ impl Relay {
         // The load first: whoever waits may go now.
         drop((step, turn));
         worker.gateway.lobby.poll(&worker);
+        // What events have confirmed since the decision is speculative no longer.
+        record.speculative.take_if(|prefix| worker.is_confirmed(prefix));
         record.ended = how;
         record.total = worker.gateway.now().saturating_sub(arrived);
         worker.gateway.ended(&record);

@@ -4,6 +4,9 @@
 //! blocks come and go while a request travels. Predictions that are nearly always wrong mean that router and
 //! engine disagree about tokens, blocks or hashes, or that events do not arrive; then every cache score is
 //! noise, and nobody would notice. So it is said loudly.
+//!
+//! A speculative prediction is left out and counted apart: a repeat of a request that was sent to a pod a moment ago finds its
+//! prefix there whatever tokens the router believes it has, so it comes true although both disagree.
 
 use std::fmt;
 
@@ -15,7 +18,7 @@ const TOLERANCE: f64 = 0.1;
 /// What a number of answers said, summed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
-    /// Answers that could be compared.
+    /// Answers that were compared.
     pub checked: u64,
     /// Those that were off by more than the tolerance.
     pub wrong: u64,

@@ -62,15 +62,17 @@ families! {
     CACHED_TOKENS = Counter "wornpath_cached_tokens_total" ["profile", "pod"]
         "Of those, the cached ones: prompt tokens that no engine had to compute.";
     PREDICTED_TOKENS = Counter "wornpath_cached_tokens_predicted_total" ["profile", "pod"]
-        "Prompt tokens that the pod was expected to have cached, over the answers that told the truth.";
+        "Prompt tokens that the pod was predicted to have cached, over the predictions that were checked.";
     ACTUAL_TOKENS = Counter "wornpath_cached_tokens_actual_total" ["profile", "pod"]
-        "Prompt tokens that the pod did have cached, by its own count.";
+        "Prompt tokens that the pod did have cached, by its own count, over the same predictions.";
     MISJUDGED_TOKENS = Counter "wornpath_cached_tokens_misjudged_total" ["profile", "pod"]
         "Tokens by which predictions were wrong, in either direction.";
     CHECKED_PREDICTIONS = Counter "wornpath_predictions_checked_total" ["profile", "pod"]
-        "Answers whose count of cached tokens could be compared with the prediction.";
+        "Answers whose count of cached tokens was compared with the prediction.";
     WRONG_PREDICTIONS = Counter "wornpath_predictions_wrong_total" ["profile", "pod"]
         "Of those, answers whose prediction was off by more than a tenth of the prompt.";
+    SPECULATIVE_PREDICTIONS = Counter "wornpath_predictions_speculative_total" ["profile", "pod"]
+        "Answers that are left out of these comparisons: their prediction rested on an earlier request to the pod that no cache event had confirmed when the answer ended.";
     PREDICTIONS_BROKEN = Gauge "wornpath_pod_predictions_broken" ["pod"]
         "1 if a pod's predictions are nearly always wrong: another tokenizer, block size or hash, or no events.";
     EVENTS_SILENT = Gauge "wornpath_pod_events_silent" ["pod"]

@@ -97,6 +97,7 @@ struct Line {
     misjudged: AtomicU64,
     checked: AtomicU64,
     wrong: AtomicU64,
+    speculative: AtomicU64,
     retries: AtomicU64,
     degraded: AtomicU64,
 }
@@ -136,13 +137,13 @@ impl Observe for Metrics {
         let counts = |line: &Line| {
             line.count(record);
             if is_alone {
-                line.compare(record.predicted_tokens, usage);
+                line.compare(record, usage);
             }
         };
         let counted = self.lines.with(&line, counts) && counted;
         if !is_alone && usage.cached_tokens.is_some() {
             let line = LineKey { profile: line.profile, pod: computed_by.cloned() };
-            self.lines.with(&line, |line| line.compare(record.predicted_tokens, usage));
+            self.lines.with(&line, |line| line.compare(record, usage));
         }
         if !counted {
             add(&self.dropped, 1);
@@ -300,7 +301,7 @@ impl Metrics {
         each(page, family::FIRST_BYTE_SECONDS, &|family, labels, line| {
             family.histogram(labels, &line.first_byte);
         });
-        let counters: [(Family, Counter); 11] = [
+        let counters: [(Family, Counter); 12] = [
             (family::PROMPT_TOKENS, |line| &line.prompt_tokens),
             (family::OUTPUT_TOKENS, |line| &line.output_tokens),
             (family::TOLD_TOKENS, |line| &line.told),
@@ -310,6 +311,7 @@ impl Metrics {
             (family::MISJUDGED_TOKENS, |line| &line.misjudged),
             (family::CHECKED_PREDICTIONS, |line| &line.checked),
             (family::WRONG_PREDICTIONS, |line| &line.wrong),
+            (family::SPECULATIVE_PREDICTIONS, |line| &line.speculative),
             (family::DEGRADED, |line| &line.degraded),
             (family::RETRIES, |line| &line.retries),
         ];
@@ -355,15 +357,19 @@ impl Line {
         add(&self.degraded, u64::from(record.is_degraded));
     }
 
-    /// Compares what was expected to be cached with what was, by the count of whoever computed the prompt.
-    fn compare(&self, predicted: Option<u64>, usage: Usage) {
+    /// Compares what was predicted to be cached with what was, by the count of the pod that computed the prompt.
+    fn compare(&self, record: &Record, usage: Usage) {
         if let (Some(prompt), Some(cached)) = (usage.prompt_tokens, usage.cached_tokens) {
             add(&self.told, prompt);
             add(&self.cached, cached);
         }
         if let (Some(prompt), Some(predicted), Some(actual)) =
-            (usage.prompt_tokens, predicted, usage.cached_tokens)
+            (usage.prompt_tokens, record.predicted_tokens, usage.cached_tokens)
         {
+            if record.speculative.is_some() {
+                add(&self.speculative, 1);
+                return;
+            }
             add(&self.checked, 1);
             add(&self.predicted, predicted);
             add(&self.actual, actual);

@@ -1,8 +1,9 @@
 //! What requests count.
 
 use super::*;
-use crate::record::{Computed, OFFLINE, Usage};
+use crate::record::{Computed, OFFLINE, Speculative, Usage};
 use std::time::Duration;
+use wornpath_blocks::BlockHash;
 use wornpath_index::{Index, Limits};
 
 fn record(predicted: Option<u64>, cached: Option<u64>) -> Record {
@@ -73,6 +74,33 @@ fn what_a_pod_took_over_from_another_is_no_cache_hit_of_its_own() {
         assert_eq!(metrics.verdict(&"a".into()), Verdict::Unknown);
         assert!(!metrics.verdict(&"p".into()).is_broken());
     }
+}
+
+#[test]
+fn a_speculative_prediction_is_counted_apart_and_never_judged() {
+    let metrics = Metrics::default();
+    let pod = Index::new(Limits::default(), 1).add_pod().unwrap();
+    let speculative = Some(Speculative { pod, last: BlockHash(1) });
+    for _ in 0..30 {
+        metrics.ended(&Record { speculative, ..record(Some(64), Some(64)) });
+        // Nothing to compare with.
+        metrics.ended(&Record { speculative, ..record(Some(64), None) });
+    }
+    let text = page(&metrics);
+    for (name, count) in [
+        ("predictions_speculative_total", 30),
+        ("predictions_checked_total", 0),
+        ("predictions_wrong_total", 0),
+        ("cached_tokens_predicted_total", 0),
+        ("cached_tokens_actual_total", 0),
+        ("cached_tokens_total", 30 * 64),
+    ] {
+        let line = format!("wornpath_{name}{{profile=\"cache-aware\",pod=\"a\"}} {count}");
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+    let figures = metrics.totals()["a"];
+    assert_eq!((figures.checked, figures.speculative), (0, 30));
+    assert_eq!((metrics.judge(), metrics.verdict(&"a".into())), (vec![], Verdict::Unknown));
 }
 
 #[test]

@@ -29,10 +29,12 @@ pub(crate) struct Figures {
     pub(crate) told_tokens: u64,
     /// Of those, the cached ones.
     pub(crate) cached_tokens: u64,
-    /// Cached tokens that were predicted where the truth was told, and that truth.
+    /// Cached tokens that were predicted where that was checked, and those that there were.
     pub(crate) predicted: u64,
     pub(crate) actual: u64,
     pub(crate) checked: u64,
+    /// Answers that were not compared, because the prediction was speculative.
+    pub(crate) speculative: u64,
 }
 
 impl Default for Figures {
@@ -49,6 +51,7 @@ impl Default for Figures {
             predicted: 0,
             actual: 0,
             checked: 0,
+            speculative: 0,
         }
     }
 }
@@ -59,7 +62,7 @@ impl Figures {
         for (own, other) in self.first_byte.iter_mut().zip(other.first_byte) {
             *own = join(*own, other);
         }
-        let figures: [(&mut u64, u64); 10] = [
+        let figures: [(&mut u64, u64); 11] = [
             (&mut self.requests, other.requests),
             (&mut self.failed, other.failed),
             (&mut self.retries, other.retries),
@@ -70,6 +73,7 @@ impl Figures {
             (&mut self.predicted, other.predicted),
             (&mut self.actual, other.actual),
             (&mut self.checked, other.checked),
+            (&mut self.speculative, other.speculative),
         ];
         for (own, other) in figures {
             *own = join(*own, other);
@@ -169,6 +173,7 @@ impl Line {
             predicted: self.predicted.load(Relaxed),
             actual: self.actual.load(Relaxed),
             checked: self.checked.load(Relaxed),
+            speculative: self.speculative.load(Relaxed),
             ..Figures::default()
         }
     }

@@ -95,14 +95,17 @@ impl<'a> Deciding<'a, '_> {
         let Some(blocks) = blocks.filter(|_| depth > 0) else { return CacheHint::default() };
         // Engines compute the last token of a prompt in any case, and with it its whole block.
         let most = blocks.prompt_tokens.saturating_sub(1) / blocks.block_tokens.max(1);
-        let tokens = (depth.min(most) * blocks.block_tokens) as u64;
+        let counted = depth.min(most);
+        let tokens = (counted * blocks.block_tokens) as u64;
         let desk = &mut *self.world.desk;
         let holdings = &mut desk.scratch.holdings;
         let held = &blocks.chain[..depth.min(blocks.chain.len())];
-        let pod = self.world.fleet[candidate].id();
-        if desk.index.holdings(pod, held, holdings).is_err() {
+        let pod = &self.world.fleet[candidate];
+        let Ok(confirmed) = desk.index.holdings(pod.id(), held, holdings) else {
             return CacheHint::default();
-        }
+        };
+        let is_speculative = confirmed < counted && pod.vitals().trust() != EventTrust::Guessed;
+        let speculative = is_speculative.then(|| held[counted - 1]);
         let mut runs: Vec<CacheRun> = Vec::new();
         for holding in holdings.iter() {
             match runs.last_mut() {
@@ -114,6 +117,6 @@ impl<'a> Deciding<'a, '_> {
                 }),
             }
         }
-        CacheHint { tokens, runs }
+        CacheHint { tokens, runs, speculative }
     }
 }

@@ -5,13 +5,14 @@ use std::time::Duration;
 use wornpath_index::{Location, PodId, Tier};
 
 use super::*;
-use crate::fleet::PodFacts;
-use crate::fleet::Reservation;
+use crate::fleet::{PodFacts, Reservation};
 use crate::name::{Name, Role};
 use crate::plan::{CacheHint, CacheRun, Mutation, RoutingPlan, Start, Transfer};
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::testing::{BLOCK, Bench};
+
+mod speculative;
 
 const CACHE_AFFINITY: &str = "\
 prepare: [tokenize, block_hash]
@@ -67,7 +68,7 @@ fn a_request_goes_where_its_prefix_is_and_the_plan_says_what_is_held_on_which_ti
     assert_eq!(names(&bench, step.pod), ["p2"]);
     assert_eq!(names(&bench, step.fallbacks.clone())[0], "p3", "the next best holds some of it");
     let run = CacheRun { blocks: 2, tier: Tier::Gpu, location: None::<Location> };
-    assert_eq!(step.cache, CacheHint { tokens: 8, runs: vec![run] });
+    assert_eq!(step.cache, CacheHint { tokens: 8, runs: vec![run], speculative: None });
     assert_eq!(bench.pod(2).vitals().prefill_tokens(), 8, "what is not cached is pending");
     drop(plan);
     assert_eq!(bench.pod(2).vitals().prefill_tokens(), 0);
@@ -89,7 +90,7 @@ fn the_plan_says_on_which_tier_each_run_of_blocks_begins_where() {
     ];
     assert_eq!(
         plan.steps[0].cache,
-        CacheHint { tokens: 8, runs },
+        CacheHint { tokens: 8, runs, speculative: None },
         "the last token is computed anew"
     );
 }

@@ -29,7 +29,7 @@ const close = () => { location.hash = "#decisions"; };
 const statusKind = (record) => (record.status >= 500 || record.end === "broken" ? "bad" : record.status >= 400 ? "warn" : "");
 
 function row(state, record) {
-  const { predicted, actual } = record.cached_tokens;
+  const { predicted, actual, speculative } = record.cached_tokens;
   const isOpen = state.ui.decision?.id === encodeURIComponent(record.id);
   const name = h("span", { class: "name" }, record.id.slice(0, 13));
   return h("tr", { "data-key": record.id, class: isOpen ? "open" : null },
@@ -43,7 +43,7 @@ function row(state, record) {
     cell("First byte", "number", micros(record.first_byte_us)),
     cell("Total", "number", micros(record.total_us)),
     cell("Cached of prompt", "with-bar", h("span", {}, `${count(actual)} / ${count(record.prompt_tokens)}`), bar(actual / record.prompt_tokens, "saved")),
-    cell("Predicted", "number", count(predicted)));
+    cell("Predicted", "number", h("span", {}, count(predicted)), h("small", {}, speculative ? "speculative" : null)));
 }
 
 const score = (value) => value.toFixed(Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2).replace("-", "−");
@@ -89,7 +89,7 @@ function explanation({ explanation: told, calls = [], ...record }) {
       h("dt", {}, "Model"), h("dd", {}, record.model || "–"),
       h("dt", {}, "Prepared by"), h("dd", {}, prepare.join(", ") || "nothing"),
       h("dt", {}, "Decided after"), h("dd", {}, `${micros(record.decided_us)}${record.has_waited ? ", having waited for a pod" : ""}`),
-      h("dt", {}, "Cached"), h("dd", {}, `predicted ${count(record.cached_tokens.predicted)}, actually ${count(record.cached_tokens.actual)} of ${count(record.prompt_tokens)} tokens`)),
+      h("dt", {}, "Cached"), h("dd", {}, `predicted ${count(record.cached_tokens.predicted)}${record.cached_tokens.speculative ? " (speculative: no event had confirmed it)" : ""}, actually ${count(record.cached_tokens.actual)} of ${count(record.prompt_tokens)} tokens`)),
     told.steps.map(stepOf),
     told.hold.length ? h("section", { class: "step" }, h("h3", {}, "Hold unless"), h("ul", { class: "plain" }, told.hold.map((judge) =>
       h("li", {}, h("b", {}, judge.name), judge.objection ? ` objects to ${judge.pod}: ${judge.objection}` : ` lets ${judge.pod} pass`)))) : null,

@@ -72,11 +72,12 @@ function eventState({ events: { feed, trust, guess } }) {
 
 // Predicted and actual cached tokens, one above the other on one scale.
 function hits({ predictions: p }) {
-  if (!p.checked) return [h("span", { class: "quiet" }, "–")];
+  const leftOut = p.speculative ? `${count(p.speculative)} speculative ones are left out` : null;
+  if (!p.checked) return [h("span", { class: "quiet", title: leftOut }, "–")];
   const most = Math.max(p.predicted_tokens, p.actual_tokens, 1);
   return [
     h("span", {}, `${count(p.predicted_tokens)} / ${count(p.actual_tokens)}`),
-    h("span", { class: "pair", title: `predicted ${count(p.predicted_tokens)}, actual ${count(p.actual_tokens)} tokens over ${count(p.checked)} answers` },
+    h("span", { class: "pair", title: `predicted ${count(p.predicted_tokens)}, actual ${count(p.actual_tokens)} tokens over ${count(p.checked)} answers${leftOut ? `; ${leftOut}` : ""}` },
       bar(p.predicted_tokens / most, "thin"), bar(p.actual_tokens / most, "thin saved")),
   ];
 }
