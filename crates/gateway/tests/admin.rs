@@ -351,3 +351,22 @@ fn a_page_in_a_browser_cannot_operate() {
         assert_eq!(status, 401, "{headers:?}");
     }
 }
+
+#[test]
+fn a_body_that_is_not_said_to_be_json_is_refused() {
+    let world = world("content-type");
+    let put = |kind: &str| {
+        let headers = [("content-type", kind)];
+        call(world.admin(), "PUT", "/log-level", &headers, r#"{"level": "info"}"#)
+    };
+    for form in
+        ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+    {
+        let (status, answer) = put(form);
+        assert_eq!(status, 415, "{form}: {answer}");
+        assert!(answer.contains("/log-level takes `application/json`"), "{answer}");
+    }
+    assert_eq!(put("application/json; charset=utf-8").0, 200);
+    let yaml = [("content-type", "application/yaml")];
+    assert_eq!(call(world.admin(), "POST", "/profiles/check", &yaml, "pick: random").0, 200);
+}

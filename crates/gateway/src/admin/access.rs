@@ -1,8 +1,11 @@
-//! Who may operate: on the loopback whoever is on this machine, elsewhere who knows the token or has a
-//! certificate that the listener believes.
+//! Who may operate: on loopback every process of this machine, elsewhere clients with the token or a
+//! trusted client certificate.
 //!
-//! A browser on this machine also runs other people's pages. Without a token, a request that a page made is
-//! refused: it names an origin, or a host that somebody pointed at this machine.
+//! A browser sends requests for pages of other sites too, from this machine and with the operator's
+//! certificate. So whatever the kind of access, a request that a page of another origin made is refused, and
+//! without a token or TLS one whose `Host` is a name that somebody else may have pointed at this machine
+//! (DNS rebinding; with TLS the browser has compared the name with our certificate). A token needs neither:
+//! no page of another origin has it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -62,6 +65,9 @@ impl Access {
     /// Why a request may not pass, if it may not.
     pub(super) fn refuses(&self, headers: &HeaderMap) -> Option<&'static str> {
         match self {
+            Self::Certificate | Self::Here if is_from_another_page(headers) => Some(
+                "requests of web pages of another origin are refused; set a token to allow them",
+            ),
             Self::Certificate => None,
             Self::Token(digest) => {
                 let token = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
@@ -71,9 +77,6 @@ impl Access {
                 let is_known = token.is_some_and(|token| digest.is_of(token));
                 (!is_known).then_some("expected `Authorization: Bearer` and the token")
             }
-            Self::Here if headers.contains_key(ORIGIN) && !is_our_own_page(headers) => {
-                Some("a web page may not operate; set a token to let tools in browsers do it")
-            }
             Self::Here if !names_this_machine(headers) => {
                 Some("expected this machine's address in `Host`; set a token to use other names")
             }
@@ -82,7 +85,18 @@ impl Access {
     }
 }
 
-/// Whether the page that made a request came from this very listener. A browser writes both headers itself.
+/// Whether a page made the request that this listener did not serve. Browsers write these headers
+/// themselves; `Sec-Fetch-Site` also comes with the requests that have no `Origin`, such as of images.
+fn is_from_another_page(headers: &HeaderMap) -> bool {
+    let fetch = |name| headers.get(name).map(|value| value.as_bytes());
+    let site = fetch("sec-fetch-site").unwrap_or(b"none");
+    // Who follows a link to the dashboard is shown the page, which the other page cannot read.
+    let is_link = fetch("sec-fetch-mode") == Some(b"navigate") && !headers.contains_key(ORIGIN);
+    let is_other_site = site != b"same-origin" && site != b"none" && !is_link;
+    is_other_site || headers.contains_key(ORIGIN) && !is_our_own_page(headers)
+}
+
+/// Whether the page that made a request came from this very listener.
 fn is_our_own_page(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let (Some(origin), Some(host)) = (text(ORIGIN), text(HOST)) else { return false };
@@ -143,7 +157,31 @@ mod tests {
         }
         let own = headers(&[("host", "127.0.0.1:8081"), ("origin", "http://127.0.0.1:8081")]);
         assert_eq!(access.refuses(&own), None);
+        for (site, is_refused) in
+            [("cross-site", true), ("same-site", true), ("same-origin", false), ("none", false)]
+        {
+            let image = headers(&[("host", "127.0.0.1:8081"), ("sec-fetch-site", site)]);
+            assert_eq!(access.refuses(&image).is_some(), is_refused, "{site}");
+        }
         let rebound = headers(&[("host", "evil.example"), ("origin", "http://evil.example")]);
         assert!(access.refuses(&rebound).is_some(), "a name that points here is not enough");
+    }
+
+    #[test]
+    fn pages_of_other_people_cannot_operate_with_the_certificate_of_an_operator() {
+        let access = Access::Certificate;
+        let request = |origin| headers(&[("host", "router.example:8081"), ("origin", origin)]);
+        for origin in ["https://evil.example", "https://router.example", "null", ""] {
+            assert!(access.refuses(&request(origin)).is_some(), "{origin}");
+        }
+        assert_eq!(access.refuses(&request("https://router.example:8081")), None);
+        assert_eq!(access.refuses(&headers(&[("host", "router.example:8081")])), None);
+        let image = headers(&[("host", "router.example:8081"), ("sec-fetch-site", "cross-site")]);
+        assert!(access.refuses(&image).is_some());
+        let mut link = image;
+        link.insert("sec-fetch-mode", "navigate".parse().unwrap());
+        assert_eq!(access.refuses(&link), None);
+        link.insert("origin", "https://evil.example".parse().unwrap());
+        assert!(access.refuses(&link).is_some(), "a form of another page");
     }
 }

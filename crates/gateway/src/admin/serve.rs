@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
+use hyper::{HeaderMap, Request, Response, StatusCode};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -21,7 +21,7 @@ use super::{Admin, routes};
 use crate::door;
 use crate::serve::leave_after;
 use crate::watchdog::named;
-use routes::{Answer, Call, ROUTES, Refusal, Reply};
+use routes::{Answer, Body, Call, ROUTES, Refusal, Reply, Route};
 
 /// A request to be explained may be as long as any.
 const MOST_BYTES: usize = 16 << 20;
@@ -89,6 +89,9 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> Out {
         // Who shows no token is not waited for.
         return shown((route.answer)(&Call { admin: &admin, name: &name, query: "", body: b"" }));
     }
+    if let Err(refusal) = check_content_type(&head.headers, route) {
+        return shown(Err(refusal));
+    }
     let body = Limited::new(body, MOST_BYTES).collect();
     let body = match tokio::time::timeout(BODY_WITHIN, body).await {
         Ok(Ok(body)) => body.to_bytes(),
@@ -113,6 +116,22 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> Out {
             Err(Refusal::new(500, "this could not be answered; the log says why"))
         }),
     )
+}
+
+/// Refuses bodies of another type than the route reads: forms of web pages can send theirs to any address.
+fn check_content_type(headers: &HeaderMap, route: &Route) -> Result<(), Refusal> {
+    let Some(found) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let found = String::from_utf8_lossy(found.as_bytes());
+    let expected = match route.takes {
+        Some((Body::Text, _)) => "application/yaml",
+        _ => "application/json",
+    };
+    let essence = found.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    let path = route.path.0;
+    Err(Refusal::new(415, format!("content-type is `{found}`; {path} takes `{expected}`")))
 }
 
 fn shown(answer: Answer) -> Out {
