@@ -4,9 +4,9 @@
 //! promised to survive until it was synced: the bytes of a file by [`Stored::sync`], a new name by
 //! [`Disk::sync_folder`].
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A file system.
@@ -90,13 +90,15 @@ pub trait Stored: Send + Sync {
     fn lock(&self) -> io::Result<bool>;
 }
 
-/// The file system of the machine.
+/// The file system of the machine. Prompts and answers are nobody else's: files are made with mode 0600 and
+/// folders with 0700, whatever the umask allows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>> {
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).append(true).create(true).mode(0o600).open(path)?;
         Ok(Box::new(file))
     }
 
@@ -109,7 +111,7 @@ impl Disk for RealDisk {
     }
 
     fn make_folder(&self, path: &Path) -> io::Result<()> {
-        std::fs::create_dir_all(path)
+        DirBuilder::new().recursive(true).mode(0o700).create(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -165,5 +167,22 @@ impl Stored for File {
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn files_and_folders_are_closed_to_other_users() {
+        let root = std::env::temp_dir().join(format!("wornpath-disk-{}", std::process::id()));
+        let (folder, file) = (root.join("a/b"), root.join("a/b/journal"));
+        RealDisk.make_folder(&folder).unwrap();
+        drop(RealDisk.open(&file).unwrap());
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&root), mode(&folder), mode(&file)), (0o700, 0o700, 0o600));
+        std::fs::remove_dir_all(root).unwrap();
     }
 }

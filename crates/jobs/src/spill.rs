@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use wornpath_blocks::BlockHash;
 use wornpath_planner::{Forest, JobId, Queue, SortedPart};
@@ -185,7 +186,7 @@ impl Spill {
 /// A file that goes with the process. One of the same name was left by a process that died before it took the name away.
 fn nameless(path: &Path) -> io::Result<File> {
     let mut options = File::options();
-    let file = options.read(true).write(true).create(true).truncate(true).open(path)?;
+    let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
     std::fs::remove_file(path)?;
     Ok(file)
 }

@@ -5,6 +5,7 @@ use super::{CheckpointError, Record};
 use crate::pods::Pods;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// What was written.
@@ -27,7 +28,8 @@ pub struct Written {
 pub fn write(path: &Path, pods: &Pods) -> io::Result<Written> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
-    let mut file = File::create(&new)?;
+    let mut options = File::options();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     let (mut written, mut buffer) = (Written::default(), Vec::new());
     format::head(&mut buffer);
     for pod in pods.names() {
