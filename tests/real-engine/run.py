@@ -202,7 +202,35 @@ def caches(run: Run) -> tuple[int, int]:
             router.stop()
         for engine in engines:
             engine.stop()
+    full_cache(run)
     return sum(tally.prompts for tally in run.tallies), sum(tally.equal for tally in run.tallies)
+
+
+def full_cache(run: Run) -> None:
+    """An engine whose cache is full of 106 blocks and stays so: every prompt evicts others, 2,000 times."""
+    engine = Engine(5, {"hash": "sha256_cbor", "int_hashes": True, "blocks": 106})
+    router = None
+    try:
+        engine.start()
+        engine.ready()
+        router = run.router("router-full", [engine], ["serve"], EVERYWHERE)
+        start = time.monotonic()
+        bodies = [
+            {"model": "tiny", "prompt": run.prompts.rng.choices(range(3, 250), k=run.prompts.rng.randint(20, 1100)), "max_tokens": 1}
+            for _ in range(2000)
+        ]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda body: call(f"{router.url}/v1/completions", body), bodies))
+        took = time.monotonic() - start
+        run.notes.append(
+            f"an engine with 106 blocks answered {len(answers)} prompts of 20 to 1,100 random tokens in {took:.0f} s; then "
+            f"the router held {router.digests()['e5'][0]} blocks of it"
+        )
+        run.compare(router, "after 2,000 prompts to an engine with 106 blocks", 20)
+    finally:
+        if router:
+            router.stop()
+        engine.stop()
 
 
 def feeds(router: Router) -> str:
