@@ -4,14 +4,14 @@ use crate::pieces::pieces;
 use bytes::Bytes;
 use serde_json::Value;
 use std::iter::once;
-use wornpath_gateway::{discovery, untrusted};
+use wornpath_gateway::{discovery, fuzzing};
 use wornpath_jobs::{Assembler, StreamError};
 
 /// The first byte says how the stream is cut: it means the same as in one piece. An answer that is put together
 /// is JSON.
 pub fn answer_stream(bytes: &[u8]) {
     let Some((cuts, stream)) = bytes.split_first() else { return };
-    assert_eq!(untrusted::usage(pieces(stream, *cuts)), untrusted::usage(once(stream)));
+    assert_eq!(fuzzing::usage(pieces(stream, *cuts)), fuzzing::usage(once(stream)));
     let whole = assembled(once(stream));
     assert_eq!(assembled(pieces(stream, *cuts)), whole);
     if let Ok(answer) = whole {

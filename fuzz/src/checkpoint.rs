@@ -1,7 +1,7 @@
 //! What a router finds on its disk: a whole checkpoint, or what is in a frame of one.
 
-use wornpath_events::checkpoint::{Record, decode, encode};
-use wornpath_index::{Index, Limits};
+use wornpath_events::checkpoint::{PodCheckpoint, decode, encode};
+use wornpath_index::{Index, IndexLimits};
 
 /// The first byte says whether a file follows, or the body of a frame, which no checksum guards here. What can be read
 /// is written again as it was, and entered into an index whole or not at all.
@@ -9,10 +9,10 @@ pub fn checkpoint(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let records = match kind % 2 {
         0 => decode(bytes).unwrap_or_default(),
-        _ => Record::parse(bytes).into_iter().collect(),
+        _ => PodCheckpoint::parse(bytes).into_iter().collect(),
     };
     assert_eq!(decode(&encode(&records)).as_ref(), Ok(&records));
-    let index = Index::new(Limits { blocks_per_pod: 64, ..Limits::default() }, 1);
+    let index = Index::new(IndexLimits { blocks_per_pod: 64, ..IndexLimits::default() }, 1);
     let pod = index.add_pod().expect("there are slots");
     for record in records {
         if index.writer().restore(pod, &record.items).is_err() {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use std::iter::once;
 use wornpath_execution::{Edit, field, splice};
-use wornpath_gateway::{Api, untrusted};
+use wornpath_gateway::{Api, fuzzing};
 use wornpath_routing::Prompt;
 
 /// Fields that become the prompt, whichever interface they belong to.
@@ -20,7 +20,7 @@ pub fn client_body(bytes: &[u8]) {
     let api = Api::ALL[usize::from(choice % 8)];
     let body = Bytes::copy_from_slice(body);
     let tree: Option<Map<String, Value>> = serde_json::from_slice(&body).ok();
-    let taken = untrusted::client_body(api, &body);
+    let taken = fuzzing::client_body(api, &body);
     let edits = edits(choice / 8, tree.as_ref());
     let Some(tree) = tree else {
         assert!(taken.is_none() || api == Api::Other, "{api:?} takes what is no object");
@@ -81,6 +81,6 @@ fn check_splice(body: &Bytes, mut tree: Map<String, Value>, edits: &[Edit]) {
 /// The first byte says how the form is cut: its parts are the same as those of the form in one piece.
 pub fn form_data(bytes: &[u8]) {
     let Some((cuts, form)) = bytes.split_first() else { return };
-    let whole = untrusted::form("b0", once(form));
-    assert_eq!(untrusted::form("b0", pieces(form, *cuts)), whole);
+    let whole = fuzzing::form("b0", once(form));
+    assert_eq!(fuzzing::form("b0", pieces(form, *cuts)), whole);
 }

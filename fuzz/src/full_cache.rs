@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Answer, Capacity, Content, EngineHash, Event, Index, Limits, Parent, PodId, Stored, Tier,
-    Writer, within_steps,
+    CacheEvent, Capacity, Content, Depths, EngineHash, Index, IndexLimits, IndexWriter, Parent,
+    PodId, StoredBlocks, Tier, within_steps,
 };
 
 /// Prompts that each byte stands for, and bytes that count: more would only make runs slower.
@@ -27,13 +27,13 @@ struct Engine {
     /// The names of each prompt's blocks.
     prompts: VecDeque<Vec<EngineHash>>,
     pod: PodId,
-    writer: Writer,
+    writer: IndexWriter,
     sequence: u64,
     named: u64,
 }
 
 impl Engine {
-    fn apply(&mut self, event: Event<'_>, blocks: usize) {
+    fn apply(&mut self, event: CacheEvent<'_>, blocks: usize) {
         let known = self.held as u64 + blocks as u64;
         let budget = STEPS_PER_BLOCK * blocks as u64 + STEPS_TO_GROW * known;
         let Self { writer, pod, sequence, .. } = self;
@@ -44,7 +44,7 @@ impl Engine {
     fn evict(&mut self, at: usize) {
         let Some(mut names) = self.prompts.remove(at) else { return };
         names.reverse();
-        self.apply(Event::Removed { tier: Tier::Gpu, blocks: &names }, names.len());
+        self.apply(CacheEvent::Removed { tier: Tier::Gpu, blocks: &names }, names.len());
         self.held -= names.len();
     }
 
@@ -62,8 +62,8 @@ impl Engine {
         let contents: Vec<_> = names.iter().map(|name| ContentHash(!name.0)).collect();
         let root = BlockHash(7);
         let content = Content::Chained { parent: Parent::Root(root), contents: &contents };
-        let stored = Stored { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
-        self.apply(Event::Stored(stored), blocks);
+        let stored = StoredBlocks { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
+        self.apply(CacheEvent::Stored(stored), blocks);
         self.held += blocks;
         self.prompts.push_back(names);
         root.chain(&contents).collect()
@@ -74,7 +74,7 @@ impl Engine {
 pub fn full_cache(bytes: &[u8]) {
     let [first, second, prompts @ ..] = bytes else { return };
     let size = 1 + usize::from(u16::from_le_bytes([*first, *second])) % MOST_BLOCKS;
-    let index = Index::new(Limits { capacity: Capacity::Pods64, ..Limits::default() }, 7);
+    let index = Index::new(IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() }, 7);
     let pod = index.add_pod().expect("the first of 64");
     let (mut writer, mut reader) = (index.writer(), index.reader());
     writer.start_at(pod, 0).expect("it lives");
@@ -88,7 +88,7 @@ pub fn full_cache(bytes: &[u8]) {
                 engine.evict(if byte & 0x80 == 0 { 0 } else { engine.prompts.len() / 2 });
             }
             let chain = engine.prompt(blocks);
-            let mut answer = Answer::default();
+            let mut answer = Depths::default();
             reader.lookup(&chain, &mut answer);
             assert_eq!(answer.depth(pod.slot()), blocks);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use wornpath_jobs::{Disk, Stored};
+use wornpath_jobs::{Disk, StoredFile};
 
 type Content = Arc<Mutex<Vec<u8>>>;
 
@@ -27,7 +27,7 @@ impl MemoryDisk {
 }
 
 impl Disk for MemoryDisk {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn StoredFile>> {
         let file = Arc::clone(lock(&self.0).entry(path.to_owned()).or_default());
         Ok(Box::new(MemoryFile(file)))
     }
@@ -62,7 +62,7 @@ impl Disk for MemoryDisk {
     }
 }
 
-impl Stored for MemoryFile {
+impl StoredFile for MemoryFile {
     fn length(&self) -> io::Result<u64> {
         Ok(lock(&self.0).len() as u64)
     }

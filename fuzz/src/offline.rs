@@ -8,33 +8,34 @@ use std::path::Path;
 use std::sync::Arc;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    Form, Identical, InputMark, Intake, IntakeError, IntakeRules, Interface, Kind, Line, Publish,
-    Record, ResultPaths, Results, Shelf, Sketcher, Store, TokenUsage, frame, places,
+    BatchLine, FsStore, Identical, Input, InputError, InputMark, InputRules, Interface, LineForm,
+    LineRecord, PromptHasher, Publish, RecordKind, ResultPaths, Results, Store, TokenUsage, frame,
+    places,
 };
-use wornpath_planner::{Plan, Rates, Speeds, lint};
+use wornpath_planner::{Plan, PlannerRates, Speeds, lint};
 
 /// The first byte says for what the lines are, and how they are read. Whatever is read in pieces is the same; where
 /// it says a line is, there is one; and a plan has every request once.
 pub fn batch_lines(bytes: &[u8]) {
     let Some((choice, input)) = bytes.split_first() else { return };
     let form = match choice % 5 {
-        0 => Form::Free,
-        other => Form::Batch(Interface::ALL[usize::from(other) - 1]),
+        0 => LineForm::Free,
+        other => LineForm::Batch(Interface::ALL[usize::from(other) - 1]),
     };
     let identical = if input.len() % 2 == 0 { Identical::Each } else { Identical::Once };
-    let rules = IntakeRules { form, most_lines: 16, output_tokens: 8, most_problems: 4, identical };
+    let rules = InputRules { form, most_lines: 16, output_tokens: 8, most_problems: 4, identical };
     let size = NonZeroUsize::new(4).expect("four is not zero");
-    let sketcher = Sketcher::new(&HashKey::DEFAULT, size, None);
+    let sketcher = PromptHasher::new(&HashKey::DEFAULT, size, None);
     let slowly = BufReader::with_capacity(1 + usize::from(choice / 5), input);
-    let again = Intake::read(slowly, &rules, &sketcher);
-    match (Intake::read(input, &rules, &sketcher), again) {
+    let again = Input::read(slowly, &rules, &sketcher);
+    match (Input::read(input, &rules, &sketcher), again) {
         (Ok(intake), Ok(again)) => {
             assert_eq!((&intake.spans, intake.mark), (&again.spans, again.mark));
             check_intake(&intake, input, form);
         }
         (
-            Err(IntakeError::Lines { count, first }),
-            Err(IntakeError::Lines { count: other_count, first: other_first }),
+            Err(InputError::Lines { count, first }),
+            Err(InputError::Lines { count: other_count, first: other_first }),
         ) => {
             assert_eq!((count, first.len()), (other_count, count.min(rules.most_problems)));
             assert_eq!(first, other_first);
@@ -43,7 +44,7 @@ pub fn batch_lines(bytes: &[u8]) {
     }
 }
 
-fn check_intake(intake: &Intake, input: &[u8], form: Form) {
+fn check_intake(intake: &Input, input: &[u8], form: LineForm) {
     assert_eq!(intake.mark.bytes, input.len() as u64);
     assert_eq!(intake.mark.lines as usize, intake.spans.len());
     // A mark of the byte order at the very beginning is no part of the first line.
@@ -52,10 +53,10 @@ fn check_intake(intake: &Intake, input: &[u8], form: Form) {
     for span in &intake.spans {
         let text = &input[span.offset as usize..][..span.bytes as usize];
         assert_eq!(text, lines[span.number as usize - 1]);
-        Line::parse(text, form).expect("it was taken once");
+        BatchLine::parse(text, form).expect("it was taken once");
     }
     let speeds = Speeds::equal(2).expect("two pods");
-    let plan = Plan::new(&intake.queue, &speeds, &Rates::flat(0.016, 0.06));
+    let plan = Plan::new(&intake.queue, &speeds, &PlannerRates::flat(0.016, 0.06));
     let mut planned: Vec<_> = (0..2).flat_map(|pod| plan.jobs_of(pod)).collect();
     planned.sort_unstable_by_key(|job| job.0);
     assert!(planned.into_iter().eq(intake.queue.jobs()), "each once");
@@ -96,7 +97,7 @@ pub fn result_log(bytes: &[u8]) {
     let pending = (0..input.lines).find(|line| !results.is_done(*line));
     if let Some(line) = pending {
         let (usage, bytes) = (TokenUsage { input: 1, ..TokenUsage::default() }, b"{}".to_vec());
-        let record = Record { line, kind: Kind::Error, bytes, usage };
+        let record = LineRecord { line, kind: RecordKind::Error, bytes, usage };
         assert_eq!(results.publish(&[record.clone(), record]).ok(), Some(1));
     }
     let (counts, usage, ends) = (results.counts(), results.usage(), results.ends());
@@ -110,15 +111,15 @@ pub fn store_journal(bytes: &[u8]) {
     let Some((choice, journal)) = bytes.split_first() else { return };
     let disk: Arc<MemoryDisk> =
         Arc::new(MemoryDisk::default().with("s/journal", framed(journal, *choice)));
-    let known = |store: &Shelf| {
+    let known = |store: &FsStore| {
         let batches = ["", "alice"].map(|owner| store.batches(owner).ok());
         let files = ["", "alice"].map(|owner| store.files(owner).ok());
         let shown = batches.iter().flatten().flatten().map(|batch| batch.to_json().to_string());
         (shown.collect::<Vec<_>>(), files, store.unfinished().ok())
     };
-    let Ok(store) = Shelf::open(disk.clone(), Path::new("s")) else { return };
+    let Ok(store) = FsStore::open(disk.clone(), Path::new("s")) else { return };
     let before = known(&store);
-    let again = Shelf::open(disk, Path::new("s")).expect("what was opened can be opened");
+    let again = FsStore::open(disk, Path::new("s")).expect("what was opened can be opened");
     assert_eq!(known(&again), before);
     let _ = again.sweep(1_000_000, 1_000);
 }

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
-use wornpath_gateway::config::{Config, Outside, TEXT_PROFILE, shipped};
-use wornpath_index::{Index, Limits};
-use wornpath_routing::described::FleetDescription;
+use wornpath_gateway::config::{Config, Environment, TEXT_PROFILE, shipped};
+use wornpath_index::{Index, IndexLimits};
+use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{
-    ByteTokenizer, Desk, Fleet, Models, Outcome, Pod, PodFacts, Profile, Recorder, Request, Rng,
-    Surroundings, Vitals, World,
+    ByteTokenizer, DecisionEnv, DecisionState, Fleet, FleetPod, Models, Outcome, PodFacts, Profile,
+    ProfileEnv, Recorder, Request, Rng, Vitals,
 };
 
 const NOW: Duration = Duration::from_secs(3600);
@@ -19,7 +19,7 @@ const NOW: Duration = Duration::from_secs(3600);
 /// Every file is a profile, and every folder has a tokenizer.
 struct Anything;
 
-impl Outside for Anything {
+impl Environment for Anything {
     fn text(&self, _: &Path) -> io::Result<String> {
         Ok(shipped(TEXT_PROFILE).unwrap_or_default().to_owned())
     }
@@ -57,7 +57,7 @@ pub fn profile(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let size = NonZeroUsize::new(4).expect("four is not zero");
     let models = Models::new(HashKey::DEFAULT).with("m", size, Some(Arc::new(ByteTokenizer)));
-    let surroundings = Surroundings { models: Arc::new(models), ..Surroundings::default() };
+    let surroundings = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
     let profile = match Profile::check("fuzzed.yaml", &text, &surroundings) {
         Ok(profile) => profile,
         Err(problems) => {
@@ -68,10 +68,10 @@ pub fn profile(bytes: &[u8]) {
     let printed = profile.printed();
     let again = Profile::check("printed.yaml", &printed, &surroundings);
     assert_eq!(again.expect("what is printed can be read").printed(), printed);
-    let index = Index::new(Limits::default(), 1);
+    let index = Index::new(IndexLimits::default(), 1);
     let pod = |name| {
         let id = index.add_pod().expect("there are slots");
-        Pod::new(id, PodFacts::serving(name, "m"))
+        FleetPod::new(id, PodFacts::serving(name, "m"))
     };
     decide(&profile, &index, &Fleet::new(["a", "b", "c"].map(pod).into()));
 }
@@ -81,7 +81,7 @@ pub fn described_fleet(bytes: &[u8]) {
     /// More would be the fuzzer's time rather than a description.
     const MOST_REQUESTS: u32 = 1000;
     let text = String::from_utf8_lossy(bytes);
-    let described = match FleetDescription::read("fuzzed.yaml", &text) {
+    let described = match FleetSpec::read("fuzzed.yaml", &text) {
         Ok(described) => described,
         Err(problems) => return assert!(!problems.to_string().is_empty()),
     };
@@ -91,7 +91,7 @@ pub fn described_fleet(bytes: &[u8]) {
     let Ok(built) = described.build(NOW, |_| Some(Arc::new(ByteTokenizer))) else { return };
     assert_eq!(built.fleet.pods().len(), described.pods.len());
     let models = Arc::clone(&built.models);
-    let surroundings = Surroundings { models, ..Surroundings::default() };
+    let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
     for name in ["cache-aware", "dynamo", "min-ttft"] {
         let text = shipped(name).expect("it is shipped");
         if let Ok(profile) = Profile::check(name, text, &surroundings) {
@@ -107,7 +107,7 @@ fn decide(profile: &Profile, index: &Index, fleet: &Fleet) {
         fleet.pods().iter().map(|pod| load(pod.vitals())).collect()
     };
     let before = loads();
-    let (mut desk, mut rng) = (Desk::new(index), Rng::new(1));
+    let (mut desk, mut rng) = (DecisionState::new(index), Rng::new(1));
     for body in [
         &br#"{"model":"m","prompt":"one two three four","user":"u","max_tokens":9}"#[..],
         br#"{"model":"m","messages":[{"role":"user","content":"one two three"}],"stream":true}"#,
@@ -120,7 +120,7 @@ fn decide(profile: &Profile, index: &Index, fleet: &Fleet) {
         }
         let clock = || NOW;
         let mut recorder = Recorder::new(&clock);
-        let mut world = World { fleet, desk: &mut desk, now: NOW, rng: &mut rng };
+        let mut world = DecisionEnv { fleet, desk: &mut desk, now: NOW, rng: &mut rng };
         let outcome = profile.decide_explained(&mut context, &mut world, &mut recorder);
         if let Outcome::Plan(plan) = outcome {
             let known = |id| fleet.pods().iter().any(|pod| pod.id() == id);

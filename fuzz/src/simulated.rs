@@ -3,9 +3,9 @@
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::time::Duration;
-use wornpath_sim::replay::{Start, Trace, Turn};
-use wornpath_sim::serve::{Faults, untrusted};
-use wornpath_sim::{Engine, Outcome, Profile, Request, RequestId, Settings};
+use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
+use wornpath_sim::serve::{Faults, fuzzing};
+use wornpath_sim::{EngineProfile, EngineSettings, RequestId, SimEngine, SimOutcome, SimRequest};
 
 /// The first byte says how long blocks are. Turns follow turns that came before them, also in copies. A line of blocks
 /// that a trace may have can also wait in a queue, as the same request.
@@ -15,10 +15,11 @@ pub fn trace(bytes: &[u8]) {
     let text = String::from_utf8_lossy(text);
     for line in text.lines() {
         let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
-        let queued = Turn::queued(&value, size);
+        let queued = TraceTurn::queued(&value, size);
         if let (Ok(queued), Ok(read)) = (&queued, Trace::read("fuzzed", line, size)) {
             let [turn] = &read.turns[..] else { panic!("{} turns", read.turns.len()) };
-            let facts = |turn: &Turn| (turn.prompt_tokens, turn.output_tokens, turn.blocks.clone());
+            let facts =
+                |turn: &TraceTurn| (turn.prompt_tokens, turn.output_tokens, turn.blocks.clone());
             assert_eq!(facts(queued), facts(turn));
         }
     }
@@ -29,7 +30,7 @@ pub fn trace(bytes: &[u8]) {
     assert!(trace.turns.len() >= originals);
     assert!(trace.ideal_hit_tokens() <= trace.prompt_tokens());
     for (at, turn) in trace.turns.iter().enumerate() {
-        let Start::After { turn: before, .. } = turn.start else { continue };
+        let TraceStart::After { turn: before, .. } = turn.start else { continue };
         assert!(before < at && trace.turns[before].session == turn.session, "turn {at}");
     }
 }
@@ -38,10 +39,11 @@ pub fn trace(bytes: &[u8]) {
 pub fn engine_profile(bytes: &[u8]) {
     /// More would be the fuzzer's memory rather than the engine's.
     const MOST_TOKENS: usize = 1 << 20;
-    let Ok(profile) = Profile::from_json("fuzzed", bytes) else { return };
+    let Ok(profile) = EngineProfile::from_json("fuzzed", bytes) else { return };
     let kv_tokens = Some(profile.kv_tokens().min(MOST_TOKENS));
-    let mut engine = Engine::new(&profile, &Settings { kv_tokens, ..Settings::default() });
-    let request = Request::anonymous(RequestId(1), 100, 3);
+    let mut engine =
+        SimEngine::new(&profile, &EngineSettings { kv_tokens, ..EngineSettings::default() });
+    let request = SimRequest::anonymous(RequestId(1), 100, 3);
     if engine.submit(Duration::ZERO, request).is_err() {
         return;
     }
@@ -51,7 +53,7 @@ pub fn engine_profile(bytes: &[u8]) {
         engine.advance(time, &mut outputs);
     }
     let last = outputs.last().map(|output| &output.outcome);
-    assert_eq!(last, Some(&Outcome::Finished { request: RequestId(1) }));
+    assert_eq!(last, Some(&SimOutcome::Finished { request: RequestId(1) }));
     let _ = (profile.host_time(100), profile.network_time(100));
 }
 
@@ -66,7 +68,7 @@ pub fn simulated_call(bytes: &[u8]) {
         }
         return;
     }
-    if let Some((prompt, answer)) = untrusted::lengths(choice % 5, body) {
+    if let Some((prompt, answer)) = fuzzing::lengths(choice % 5, body) {
         assert!(prompt > 0 && answer > 0);
         assert!(serde_json::from_slice::<Map<String, Value>>(body).is_ok());
     }

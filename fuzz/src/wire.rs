@@ -3,36 +3,37 @@
 use std::num::NonZeroUsize;
 use wornpath_blocks::HashKey;
 use wornpath_events::wire::{
-    Batch, Dialect, Envelope, HashForm, Layout, Limits, Message, decode, encode, records,
+    Envelope, HashForm, WireBatch, WireDialect, WireLayout, WireLimits, WireMessage, decode,
+    encode, records,
 };
-use wornpath_events::{Pushed, Said, Translator};
+use wornpath_events::{PushedMessage, SourceMessage, Translator};
 
 /// Every way in which a simulated engine may write.
-pub const DIALECTS: [Dialect; 6] = {
-    const fn dialect(layout: Layout, hashes: HashForm) -> Dialect {
-        Dialect { layout, hashes }
+pub const DIALECTS: [WireDialect; 6] = {
+    const fn dialect(layout: WireLayout, hashes: HashForm) -> WireDialect {
+        WireDialect { layout, hashes }
     }
     [
-        dialect(Layout::Maps, HashForm::Unsigned),
-        dialect(Layout::Maps, HashForm::Signed),
-        dialect(Layout::Maps, HashForm::Digest),
-        dialect(Layout::Arrays, HashForm::Unsigned),
-        dialect(Layout::Arrays, HashForm::Signed),
-        dialect(Layout::Arrays, HashForm::Digest),
+        dialect(WireLayout::Maps, HashForm::Unsigned),
+        dialect(WireLayout::Maps, HashForm::Signed),
+        dialect(WireLayout::Maps, HashForm::Digest),
+        dialect(WireLayout::Arrays, HashForm::Unsigned),
+        dialect(WireLayout::Arrays, HashForm::Signed),
+        dialect(WireLayout::Arrays, HashForm::Digest),
     ]
 };
 
 /// A payload: whatever decodes means the same after encoding it in any dialect, and translates or
 /// is refused.
 pub fn wire_batch(payload: &[u8]) {
-    let limits = Limits::default();
-    let mut batch = Batch::default();
+    let limits = WireLimits::default();
+    let mut batch = WireBatch::default();
     if decode(payload, &limits, &mut batch).is_err() {
         assert!(batch.is_empty(), "a refused payload left events behind");
         return;
     }
     let mut written = Vec::new();
-    let mut again = Batch::default();
+    let mut again = WireBatch::default();
     for dialect in DIALECTS {
         written.clear();
         encode(&batch, dialect, &mut written);
@@ -44,11 +45,13 @@ pub fn wire_batch(payload: &[u8]) {
 
 /// A recording of multipart messages, as a socket would deliver them.
 pub fn wire_frames(recording: &[u8]) {
-    let mut batch = Batch::default();
+    let mut batch = WireBatch::default();
     for record in records(recording) {
         let Ok(frames) = record else { return };
-        let Ok(Message::Batch { payload, .. }) = Message::parse(&frames) else { continue };
-        if decode(payload, &Limits::default(), &mut batch).is_ok() {
+        let Ok(WireMessage::Batch { payload, .. }) = WireMessage::parse(&frames) else {
+            continue;
+        };
+        if decode(payload, &WireLimits::default(), &mut batch).is_ok() {
             translate(&batch);
         }
     }
@@ -68,15 +71,15 @@ pub fn push_request(request: &[u8]) {
     let line = request.iter().position(|byte| *byte == b'\n').unwrap_or(request.len());
     let Ok(path) = std::str::from_utf8(&request[..line]) else { return };
     let body = request.get(line + 1..).unwrap_or_default();
-    let Ok(pushed) = Pushed::parse(path, body) else { return };
+    let Ok(pushed) = PushedMessage::parse(path, body) else { return };
     for said in pushed.said {
-        if let Said::Batch { batch, .. } | Said::Snapshot { batch, .. } = said {
+        if let SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. } = said {
             translate(&batch);
         }
     }
 }
 
-pub(crate) fn translate(batch: &Batch) {
+pub(crate) fn translate(batch: &WireBatch) {
     const BLOCK_SIZE: NonZeroUsize = NonZeroUsize::new(16).expect("sixteen is not zero");
     let mut translator = Translator::new(&HashKey::DEFAULT, "fuzzed", BLOCK_SIZE);
     if let Ok(translated) = translator.translate(batch) {

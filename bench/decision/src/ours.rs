@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wornpath_blocks::HashKey;
-use wornpath_index::{Capacity, Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier};
+use wornpath_index::{
+    CacheEvent, Capacity, Content, EngineHash, Index, IndexLimits, Parent, StoredBlocks, Tier,
+};
 use wornpath_routing::{
-    Desk, Fleet, ModelChoice, Models, Outcome, Pod, PodFacts, Profile, Prompt, Request,
-    Reservation, Rng, RoutingContext, RoutingPlan, Surroundings, World,
+    DecisionEnv, DecisionState, Fleet, FleetPod, ModelChoice, Models, Outcome, PodFacts, Profile,
+    ProfileEnv, Prompt, Request, Reservation, Rng, RoutingContext, RoutingPlan,
 };
 
 use crate::Contestant;
@@ -30,7 +32,7 @@ struct Ours {
     judged: bool,
     profile: Profile,
     fleet: Arc<Fleet>,
-    desk: Desk,
+    desk: DecisionState,
     rng: Rng,
     now: Duration,
     context: RoutingContext,
@@ -61,11 +63,11 @@ fn block() -> NonZeroUsize {
 impl Ours {
     fn new(name: &str, text: &str, workload: &Workload, models: &Arc<Models>) -> Self {
         let capacity = Capacity::for_pods(workload.pods).expect("no more than 4096 pods");
-        let index = Index::new(Limits { capacity, ..Limits::default() }, 1);
+        let index = Index::new(IndexLimits { capacity, ..IndexLimits::default() }, 1);
         let pods: Vec<_> = (0..workload.pods)
             .map(|at| {
                 let id = index.add_pod().expect("a slot for each pod");
-                Pod::new(id, PodFacts::serving(&format!("pod-{at}"), "m"))
+                FleetPod::new(id, PodFacts::serving(&format!("pod-{at}"), "m"))
             })
             .collect();
         fill(&index, models, &pods, workload);
@@ -73,7 +75,7 @@ impl Ours {
         for (pod, requests) in pods.iter().zip(&workload.load) {
             load.extend((0..*requests).map(|_| Reservation::new(pod.vitals(), 512, 256)));
         }
-        let surroundings = Surroundings { models: Arc::clone(models), ..Surroundings::default() };
+        let surroundings = ProfileEnv { models: Arc::clone(models), ..ProfileEnv::default() };
         let profile = Profile::check(name, text, &surroundings).unwrap_or_else(|it| panic!("{it}"));
         let model = ModelChoice { base: "m".into(), lora: None };
         let request = |tokens: &Vec<u32>| {
@@ -87,7 +89,7 @@ impl Ours {
             requests: workload.prompts.iter().map(request).collect(),
             profile,
             fleet: Arc::new(Fleet::new(pods)),
-            desk: Desk::new(&index),
+            desk: DecisionState::new(&index),
             rng: Rng::new(1),
             now: Duration::ZERO,
             last: None,
@@ -98,7 +100,7 @@ impl Ours {
 }
 
 /// Tells the index what every pod holds.
-fn fill(index: &Index, models: &Models, pods: &[Pod], workload: &Workload) {
+fn fill(index: &Index, models: &Models, pods: &[FleetPod], workload: &Workload) {
     let choice = ModelChoice { base: "m".into(), lora: None };
     let root = models.root(&choice, None);
     let hasher = models.find(&choice.base).expect("the model was added").hasher();
@@ -108,9 +110,9 @@ fn fill(index: &Index, models: &Models, pods: &[Pod], workload: &Workload) {
         hasher.contents(tokens, &mut contents);
         let blocks: Vec<_> = root.chain(&contents).map(|hash| EngineHash(hash.0)).collect();
         let content = Content::Chained { parent: Parent::Root(root), contents: &contents };
-        let stored = Stored { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
+        let stored = StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
         for home in homes {
-            let applied = writer.apply(pods[*home].id(), None, &[Event::Stored(stored)]);
+            let applied = writer.apply(pods[*home].id(), None, &[CacheEvent::Stored(stored)]);
             applied.expect("the pod is there");
         }
     }
@@ -135,7 +137,7 @@ impl Contestant for Ours {
             }
         }
         profile.prepare(context).expect("every prompt can be served");
-        let mut world = World { fleet, desk, now: *now, rng };
+        let mut world = DecisionEnv { fleet, desk, now: *now, rng };
         match profile.decide(context, &mut world) {
             Outcome::Plan(plan) => plans.push_back(plan),
             other => panic!("no plan: {other:?}"),

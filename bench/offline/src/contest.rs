@@ -1,10 +1,10 @@
 //! One queue, computed in several ways on the same simulated engines.
 
 use std::time::Duration;
-use wornpath_planner::{Forest, Plan, Queue, Rates, Speeds};
-use wornpath_sim::Profile;
-use wornpath_sim::offline::{Bound, Engines, least_time, queue_of, rates, run};
-use wornpath_sim::replay::{Fleet, Start, Trace, replay};
+use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds};
+use wornpath_sim::EngineProfile;
+use wornpath_sim::offline::{OfflineEngines, ThroughputBound, least_time, queue_of, rates, run};
+use wornpath_sim::replay::{ReplayFleet, Trace, TraceStart, replay};
 
 /// Requests that clients of an online router keep in flight, per pod. The best of the three counts: where prompts are
 /// long and the cache is tight, many clients make the longest prompts wait until the router gives them up.
@@ -25,7 +25,7 @@ pub(crate) struct Figures {
 /// A queue on a fleet.
 pub(crate) struct Contest<'a> {
     trace: &'a Trace,
-    engines: Engines,
+    engines: OfflineEngines,
     pods: usize,
     pub(crate) queue: Queue,
     pub(crate) forest: Forest,
@@ -34,13 +34,13 @@ pub(crate) struct Contest<'a> {
 impl<'a> Contest<'a> {
     pub(crate) fn new(
         trace: &'a Trace,
-        engine: &Profile,
+        engine: &EngineProfile,
         kv_tokens: Option<usize>,
         pods: usize,
     ) -> anyhow::Result<Self> {
         let queue = queue_of(trace, |turn| turn.output_tokens)?;
         let forest = Forest::of(&queue);
-        let engines = Engines { engine: engine.clone(), kv_tokens };
+        let engines = OfflineEngines { engine: engine.clone(), kv_tokens };
         Ok(Self { trace, engines, pods, queue, forest })
     }
 
@@ -52,11 +52,11 @@ impl<'a> Contest<'a> {
         self.forest.least_tokens(&self.queue)
     }
 
-    pub(crate) fn least_time(&self) -> Bound {
+    pub(crate) fn least_time(&self) -> ThroughputBound {
         least_time(&self.queue, &self.forest, &self.engines, self.pods)
     }
 
-    pub(crate) fn rates(&self) -> Rates {
+    pub(crate) fn rates(&self) -> PlannerRates {
         rates(&self.engines)
     }
 
@@ -114,9 +114,9 @@ impl<'a> Contest<'a> {
 
     /// None if requests waited longer than the router lets them: so many clients are no way to do it.
     fn replayed(&self, trace: &Trace, profile: (&str, &str)) -> anyhow::Result<Option<Figures>> {
-        let fleet = Fleet {
+        let fleet = ReplayFleet {
             kv_tokens: self.engines.kv_tokens,
-            ..Fleet::new(self.engines.engine.clone(), self.pods, 42)
+            ..ReplayFleet::new(self.engines.engine.clone(), self.pods, 42)
         };
         let records = replay(trace, profile, &fleet)?;
         let mut figures = Figures { computed: 0, makespan: Duration::ZERO };
@@ -133,8 +133,8 @@ impl<'a> Contest<'a> {
 fn closed_loop(mut trace: Trace, clients: usize) -> Trace {
     for (number, turn) in trace.turns.iter_mut().enumerate() {
         turn.start = match number.checked_sub(clients) {
-            Some(before) => Start::After { turn: before, delay: Duration::ZERO },
-            None => Start::At(Duration::ZERO),
+            Some(before) => TraceStart::After { turn: before, delay: Duration::ZERO },
+            None => TraceStart::At(Duration::ZERO),
         };
     }
     trace

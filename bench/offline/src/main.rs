@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use workload::Workload;
 use wornpath_planner::Cohorts;
-use wornpath_sim::Profile;
+use wornpath_sim::EngineProfile;
 
 const PODS: usize = 8;
 
@@ -46,7 +46,7 @@ fn main() -> anyhow::Result<ExitCode> {
     if arguments.iter().any(|argument| argument == "--scale") {
         return scale::plan_a_million().map(|()| ExitCode::SUCCESS);
     }
-    let engine = Profile::built_in("8b-h200")?;
+    let engine = EngineProfile::built_in("8b-h200")?;
     let mut workloads = vec![workload::documents(), workload::examples(), workload::labels()];
     for path in arguments.iter().filter(|argument| !argument.starts_with("--")) {
         workloads.push(workload::recorded(&PathBuf::from(path))?);
@@ -79,7 +79,7 @@ fn main() -> anyhow::Result<ExitCode> {
 
 fn compare(
     workload: &Workload,
-    engine: &Profile,
+    engine: &EngineProfile,
     kv_tokens: Option<usize>,
     verdict: &mut Verdict,
 ) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@ use anyhow::Context;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 use wornpath_blocks::{BlockHash, ContentHash};
-use wornpath_planner::{Job, Plan, Queue, Rates, Speeds};
+use wornpath_planner::{Job, Plan, PlannerRates, Queue, Speeds};
 use wornpath_routing::Rng;
 
 const REQUESTS: usize = 1_000_000;
@@ -27,7 +27,7 @@ pub(crate) fn measure() -> anyhow::Result<(f64, f64)> {
 pub(crate) fn plan_a_million() -> anyhow::Result<()> {
     let queue = queue()?;
     let start = Instant::now();
-    let plan = Plan::new(&queue, &Speeds::equal(8)?, &Rates::flat(0.016, 0.06));
+    let plan = Plan::new(&queue, &Speeds::equal(8)?, &PlannerRates::flat(0.016, 0.06));
     let seconds = start.elapsed().as_secs_f64();
     anyhow::ensure!(plan.route().stops().len() == REQUESTS, "requests were lost");
     let status = std::fs::read_to_string("/proc/self/status")?;

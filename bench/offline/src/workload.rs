@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_routing::Rng;
-use wornpath_sim::replay::{Start, Trace, Turn};
+use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
 
 /// Where all chance comes from.
 const SEED: u64 = 42;
@@ -56,7 +56,7 @@ pub(crate) fn recorded(path: &Path) -> anyhow::Result<Workload> {
     let mut trace = Trace::read(&file, &text, TRACE_BLOCK)?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     for turn in &mut trace.turns {
-        turn.start = Start::At(Duration::ZERO);
+        turn.start = TraceStart::At(Duration::ZERO);
     }
     let longest = trace.turns.iter().map(|turn| turn.prompt_tokens + turn.output_tokens).max();
     Ok(Workload { name, trace, tight: 2 * longest.unwrap_or(0) })
@@ -81,8 +81,14 @@ impl Shape {
                 let prompt_tokens = shared + pick(&self.question);
                 let blocks = names(prefix, question, shared, prompt_tokens);
                 let output_tokens = pick(&output);
-                let start = Start::At(Duration::ZERO);
-                turns.push(Turn { start, prompt_tokens, output_tokens, blocks, session: None });
+                let start = TraceStart::At(Duration::ZERO);
+                turns.push(TraceTurn {
+                    start,
+                    prompt_tokens,
+                    output_tokens,
+                    blocks,
+                    session: None,
+                });
             }
         }
         let mut rng = Rng::new(SEED + 1);

@@ -4,8 +4,8 @@ use anyhow::{Context, bail, ensure};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
-use wornpath_sim::Profile;
-use wornpath_sim::replay::{Fleet, Trace};
+use wornpath_sim::EngineProfile;
+use wornpath_sim::replay::{ReplayFleet, Trace};
 
 /// How far a seed moves arrivals, before the speed is applied.
 const JITTER: Duration = Duration::from_secs(1);
@@ -75,7 +75,7 @@ impl Case {
         ensure!((1..=256).contains(&case.pods), "--case: {pods} pods; there can be 1 to 256");
         ensure!(case.speed.is_finite() && case.speed > 0.0, "--case: speed {speed}; above zero");
         ensure!(case.copies > 0, "--case: copies 0; once is the least");
-        Profile::built_in(engine)?;
+        EngineProfile::built_in(engine)?;
         Ok(case)
     }
 
@@ -103,7 +103,7 @@ impl Case {
         trace.clone().cloned(self.copies, seed).jittered(JITTER, seed).faster(self.speed)
     }
 
-    pub(crate) fn fleet(&self, seed: u64) -> anyhow::Result<Fleet> {
-        Ok(Fleet::new(Profile::built_in(&self.engine)?, self.pods, seed))
+    pub(crate) fn fleet(&self, seed: u64) -> anyhow::Result<ReplayFleet> {
+        Ok(ReplayFleet::new(EngineProfile::built_in(&self.engine)?, self.pods, seed))
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use std::time::Duration;
-use wornpath_sim::replay::{Fleet, Start, Trace};
+use wornpath_sim::replay::{ReplayFleet, Trace, TraceStart};
 
 /// Something that befalls a fleet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +56,7 @@ impl Disturbance {
         }
     }
 
-    pub(crate) fn apply(self, fleet: &mut Fleet, traffic: &Trace) {
+    pub(crate) fn apply(self, fleet: &mut ReplayFleet, traffic: &Trace) {
         let slow = |pods: usize| (0..pods).map(|pod| (pod, 2.0)).collect::<Vec<_>>();
         match self {
             Self::None => {}
@@ -75,9 +75,9 @@ impl Disturbance {
 
 /// When the last request, or the last session, begins.
 fn last_arrival(traffic: &Trace) -> Duration {
-    let start = |start: &Start| match start {
-        Start::At(time) => *time,
-        Start::After { .. } => Duration::ZERO,
+    let start = |start: &TraceStart| match start {
+        TraceStart::At(time) => *time,
+        TraceStart::After { .. } => Duration::ZERO,
     };
     traffic.turns.iter().map(|turn| start(&turn.start)).max().unwrap_or_default()
 }

@@ -5,7 +5,7 @@
 use crate::case::{BLOCK, Case};
 use std::time::Duration;
 use wornpath_routing::Rng;
-use wornpath_sim::replay::{Start, Trace, Turn};
+use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
 
 /// A kind of traffic: its name, engine, pods, speed, and how its requests are made.
 type Kind = (&'static str, &'static str, usize, f64, fn(&mut Made));
@@ -40,7 +40,7 @@ pub(crate) fn cases() -> Vec<(Case, Trace)> {
 /// Requests under way.
 struct Made {
     rng: Rng,
-    turns: Vec<Turn>,
+    turns: Vec<TraceTurn>,
     /// Names of blocks given so far.
     names: u64,
 }
@@ -78,11 +78,17 @@ impl Made {
         count - 1
     }
 
-    fn ask(&mut self, start: Start, blocks: &[u64], output_tokens: usize, session: Option<usize>) {
+    fn ask(
+        &mut self,
+        start: TraceStart,
+        blocks: &[u64],
+        output_tokens: usize,
+        session: Option<usize>,
+    ) {
         // The last block is partly filled.
         let prompt_tokens = blocks.len() * BLOCK.get() - self.rng.below(BLOCK.get());
         let blocks = blocks.into();
-        self.turns.push(Turn { start, prompt_tokens, output_tokens, blocks, session });
+        self.turns.push(TraceTurn { start, prompt_tokens, output_tokens, blocks, session });
     }
 
     /// A session that begins with `context` and adds about `added` blocks a turn.
@@ -92,10 +98,10 @@ impl Made {
             let more = self.around(plan.added, 0.8);
             context.extend(self.fresh(more));
             let start = match turn {
-                0 => Start::At(Duration::from_secs_f64(at)),
+                0 => TraceStart::At(Duration::from_secs_f64(at)),
                 _ => {
                     let delay = Duration::from_secs_f64(self.wait(plan.think));
-                    Start::After { turn: self.turns.len() - 1, delay }
+                    TraceStart::After { turn: self.turns.len() - 1, delay }
                 }
             };
             let output = self.around(plan.output, 0.7);
@@ -136,7 +142,7 @@ fn documents(made: &mut Made) {
         at += made.wait(0.028);
         let prompt = [texts[made.popular(400)].clone(), made.fresh(1)].concat();
         let output = made.around(150.0, 0.6);
-        made.ask(Start::At(Duration::from_secs_f64(at)), &prompt, output, None);
+        made.ask(TraceStart::At(Duration::from_secs_f64(at)), &prompt, output, None);
     }
 }
 
@@ -159,7 +165,7 @@ fn lengths(made: &mut Made) {
         let length = made.around(10.0, 1.2).min(250);
         let prompt = made.fresh(length);
         let output = made.around(200.0, 0.8);
-        made.ask(Start::At(Duration::from_secs_f64(at)), &prompt, output, None);
+        made.ask(TraceStart::At(Duration::from_secs_f64(at)), &prompt, output, None);
     }
 }
 
@@ -175,7 +181,7 @@ fn mixture(made: &mut Made) {
             single += made.wait(0.8);
             let length = made.around(6.0, 1.0).min(120);
             let prompt = [system.clone(), made.fresh(length)].concat();
-            made.ask(Start::At(Duration::from_secs_f64(single)), &prompt, 200, None);
+            made.ask(TraceStart::At(Duration::from_secs_f64(single)), &prompt, 200, None);
         }
     }
 }
@@ -187,6 +193,6 @@ fn contexts(made: &mut Made) {
     for _ in 0..5000 {
         at += made.wait(0.16);
         let prompt = [texts[made.rng.below(120)].clone(), made.fresh(2)].concat();
-        made.ask(Start::At(Duration::from_secs_f64(at)), &prompt, 600, None);
+        made.ask(TraceStart::At(Duration::from_secs_f64(at)), &prompt, 600, None);
     }
 }

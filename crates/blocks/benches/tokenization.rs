@@ -14,7 +14,7 @@
 
 use std::{fmt::Write, io::Read, sync::Arc};
 
-use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer};
+use wornpath_blocks::{Framing, HashKey, TokenCache, Tokenizer};
 
 const TURNS: usize = 20;
 const CHATS: u64 = 61;
@@ -26,7 +26,7 @@ fn main() {
     let tokenizer = Arc::new(Tokenizer::from_json("qwen3/tokenizer.json", &json).unwrap());
     let library = fastokens::Tokenizer::from_json(serde_json::from_slice(&json).unwrap()).unwrap();
     let mut rows = Rows::default();
-    let memory = TokenMemory::new(Arc::clone(&tokenizer), &HashKey::DEFAULT, CAPACITY);
+    let memory = TokenCache::new(Arc::clone(&tokenizer), &HashKey::DEFAULT, CAPACITY);
     for seed in 0..CHATS {
         measure(&memory, &library, &chat(seed), &mut rows);
     }
@@ -79,7 +79,7 @@ impl Rows {
 }
 
 fn measure(
-    memory: &TokenMemory,
+    memory: &TokenCache,
     library: &fastokens::Tokenizer,
     prompts: &[String],
     rows: &mut Rows,

@@ -12,8 +12,8 @@ mod json;
 mod messages;
 mod numbers;
 mod python;
-mod shapes;
-mod terms;
+mod skeleton_cache;
+mod template_analysis;
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,8 +28,8 @@ pub use calendar::WallTime;
 pub use config::{ConfigError, TokenizerConfig};
 pub use messages::ContentForm;
 pub use numbers::{Grammar, exact_numbers};
-use shapes::Shapes;
-pub use shapes::Turn;
+pub use skeleton_cache::ChatTurn;
+use skeleton_cache::SkeletonCache;
 
 /// Instructions one rendering may execute: far beyond any prompt, and no template runs forever.
 const FUEL: u64 = 5_000_000;
@@ -65,7 +65,7 @@ pub enum TemplateError {
 
 /// How the prompt ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Ending {
+pub enum PromptEnding {
     /// With the start of the assistant's answer (`add_generation_prompt`), the usual one.
     #[default]
     GenerationPrompt,
@@ -83,7 +83,7 @@ pub struct Conversation<'a> {
     /// `tools` of the request, if it has any.
     pub tools: Option<&'a [Value]>,
     /// How the prompt ends.
-    pub ending: Ending,
+    pub ending: PromptEnding,
     /// `chat_template_kwargs` of the request, such as `enable_thinking`.
     pub kwargs: Option<&'a Map<String, Value>>,
     /// The engine's wall-clock time, for templates that print the date.
@@ -97,7 +97,7 @@ impl<'a> Conversation<'a> {
         Self {
             messages,
             tools: None,
-            ending: Ending::GenerationPrompt,
+            ending: PromptEnding::GenerationPrompt,
             kwargs: None,
             now: WallTime(0),
         }
@@ -129,7 +129,7 @@ pub struct ChatTemplate {
     default: Variant,
     tool_use: Option<Variant>,
     /// What stands around the contents of conversations without tools.
-    shapes: Option<Shapes>,
+    shapes: Option<SkeletonCache>,
 }
 
 struct Variant {
@@ -189,7 +189,7 @@ impl ChatTemplate {
         }
         template.default.form = template.content_form("default");
         if template.default.form == ContentForm::Text {
-            template.shapes = Shapes::of(&without_generation_tags(default), syntax());
+            template.shapes = SkeletonCache::of(&without_generation_tags(default), syntax());
         }
         if template.tool_use.is_some() {
             let form = template.content_form("tool_use");
@@ -209,12 +209,12 @@ impl ChatTemplate {
     #[must_use]
     pub fn fill_in(
         &self,
-        turns: &[Turn<'_>],
-        ending: Ending,
+        turns: &[ChatTurn<'_>],
+        ending: PromptEnding,
         kwargs: Option<&Map<String, Value>>,
         text: &mut String,
     ) -> bool {
-        let turns = turns.iter().map(|Turn { role, content }| Some((&**role, &**content)));
+        let turns = turns.iter().map(|ChatTurn { role, content }| Some((&**role, &**content)));
         let shapes = self.shapes.as_ref();
         let asked = shapes.and_then(|shapes| shapes.of_turns(turns, ending, kwargs));
         asked.is_some_and(|asked| asked.fill_in(text))
@@ -238,14 +238,14 @@ impl ChatTemplate {
         let mut messages =
             messages::prepare(conversation.messages, variant.form, variant.keeps_developer);
         let continued = match conversation.ending {
-            Ending::InsideLastMessage => {
+            PromptEnding::InsideLastMessage => {
                 let last =
                     messages.last_mut().and_then(|message| message.to_mut().get_mut("content"));
                 Some(mark_end(last).ok_or_else(|| {
                     refused("the last message has no text to continue".to_owned())
                 })?)
             }
-            Ending::GenerationPrompt | Ending::LastMessage => None,
+            PromptEnding::GenerationPrompt | PromptEnding::LastMessage => None,
         };
         let mut text = self
             .render_raw(variant.name, &messages, conversation)
@@ -284,7 +284,10 @@ impl ChatTemplate {
             ("messages", messages.collect()),
             ("tools", tools),
             ("documents", Jinja::from(())),
-            ("add_generation_prompt", Jinja::from(conversation.ending == Ending::GenerationPrompt)),
+            (
+                "add_generation_prompt",
+                Jinja::from(conversation.ending == PromptEnding::GenerationPrompt),
+            ),
             ("strftime_now", Jinja::from_function(move |format: &str| now.format(format))),
         ];
         let kwargs = conversation.kwargs.into_iter().flatten();

@@ -14,15 +14,17 @@ pub mod chat;
 mod hasher;
 mod key;
 #[cfg(feature = "text")]
-mod pause;
-#[cfg(feature = "text")]
 mod tokenizer;
 pub mod vllm;
+#[cfg(feature = "text")]
+mod yield_hook;
 
 pub use chain::{BlockHash, ContentHash};
 pub use hasher::{BlockHasher, TextChain, TextHasher};
 pub use key::{HashKey, Scope};
 #[cfg(feature = "text")]
-pub use pause::pause_with;
+pub use tokenizer::{
+    Framing, TokenCache, TokenCacheStats, Tokenizer, TokenizerError, TokenizerLibrary,
+};
 #[cfg(feature = "text")]
-pub use tokenizer::{Engine, Framing, MemoryStats, TokenMemory, Tokenizer, TokenizerError};
+pub use yield_hook::pause_with;

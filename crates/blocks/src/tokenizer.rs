@@ -6,17 +6,17 @@
 //! where the fast one cannot read the file, the released one does the work.
 //!
 //! `fastokens` starts worker threads for texts of 64 KiB and more between two added tokens. Such a
-//! text is cut first wherever that is proven harmless ([`Cuts`]), so in practice nothing is spawned.
-mod cuts;
-mod memory;
+//! text is cut first wherever that is proven harmless ([`SplitPoints`]), so in practice nothing is spawned.
 mod probes;
+mod split_points;
+mod token_cache;
 
-use crate::pause::pause;
+use crate::yield_hook::pause;
 use serde_json::Value;
 
-pub use memory::{MemoryStats, TokenMemory};
+pub use token_cache::{TokenCache, TokenCacheStats};
 
-pub(crate) use cuts::{Added, Cuts};
+pub(crate) use split_points::{AddedToken, SplitPoints};
 
 /// A `tokenizer.json` that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub enum Framing {
 
 /// The library that does the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Engine {
+pub enum TokenizerLibrary {
     /// `fastokens`, checked against the released library when loaded.
     Fast,
     /// Hugging Face's released library.
@@ -77,7 +77,7 @@ enum Library {
 pub struct Tokenizer {
     file: String,
     library: Library,
-    cuts: Option<Cuts>,
+    cuts: Option<SplitPoints>,
     before: Vec<u32>,
     after: Vec<u32>,
 }
@@ -107,7 +107,7 @@ impl Tokenizer {
                 .map_err(|error| error.to_string())
         })
         .map_err(unusable)?;
-        let cuts = Cuts::of(&json);
+        let cuts = SplitPoints::of(&json);
         let fast =
             guarded(|| fastokens::Tokenizer::from_json(json).map_err(|error| error.to_string()))
                 .ok()
@@ -122,10 +122,10 @@ impl Tokenizer {
 
     /// Which library does the work.
     #[must_use]
-    pub const fn engine(&self) -> Engine {
+    pub const fn engine(&self) -> TokenizerLibrary {
         match self.library {
-            Library::Fast(_) => Engine::Fast,
-            Library::Released(_) => Engine::Released,
+            Library::Fast(_) => TokenizerLibrary::Fast,
+            Library::Released(_) => TokenizerLibrary::Released,
         }
     }
 
@@ -196,7 +196,7 @@ impl Tokenizer {
     fn encode_around(
         &self,
         text: &str,
-        added: &[Added],
+        added: &[AddedToken],
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
         let mut at = 0;

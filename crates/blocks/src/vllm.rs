@@ -21,7 +21,7 @@ pub const DEFAULT_SEED: &str = "vllm-none-hash";
 
 /// One of vLLM's `--prefix-caching-hash-algo`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum EngineAlgorithm {
+pub enum VllmAlgorithm {
     /// `sha256`: SHA-256 over pickle, vLLM's default.
     Sha256,
     /// `sha256_cbor`: SHA-256 over canonical CBOR.
@@ -39,7 +39,7 @@ pub enum EngineAlgorithm {
 )]
 pub struct UnknownAlgorithm(String);
 
-impl FromStr for EngineAlgorithm {
+impl FromStr for VllmAlgorithm {
     type Err = UnknownAlgorithm;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
@@ -53,29 +53,29 @@ impl FromStr for EngineAlgorithm {
     }
 }
 
-impl EngineAlgorithm {
+impl VllmAlgorithm {
     fn is_cbor(self) -> bool {
         matches!(self, Self::Sha256Cbor | Self::XxhashCbor)
     }
 
-    fn digest(self, bytes: &[u8]) -> EngineHash {
+    fn digest(self, bytes: &[u8]) -> VllmHash {
         match self {
-            Self::Sha256 | Self::Sha256Cbor => EngineHash::Sha256(Sha256::digest(bytes).into()),
-            Self::Xxhash | Self::XxhashCbor => EngineHash::Xxh3(xxh3_128(bytes).to_be_bytes()),
+            Self::Sha256 | Self::Sha256Cbor => VllmHash::Sha256(Sha256::digest(bytes).into()),
+            Self::Xxhash | Self::XxhashCbor => VllmHash::Xxh3(xxh3_128(bytes).to_be_bytes()),
         }
     }
 }
 
 /// A block hash as vLLM computes it, in full width.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub enum EngineHash {
+pub enum VllmHash {
     /// 32 bytes.
     Sha256([u8; 32]),
     /// 16 bytes.
     Xxh3([u8; 16]),
 }
 
-impl EngineHash {
+impl VllmHash {
     /// The digest, as events with binary hashes carry it.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
@@ -94,7 +94,7 @@ impl EngineHash {
     }
 }
 
-impl fmt::Debug for EngineHash {
+impl fmt::Debug for VllmHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
@@ -124,15 +124,15 @@ pub struct ExtraKeys<'a> {
 
 /// Computes the hashes of one engine configuration.
 #[derive(Clone, Copy, Debug)]
-pub struct EngineHasher {
-    algorithm: EngineAlgorithm,
-    none_hash: EngineHash,
+pub struct VllmHasher {
+    algorithm: VllmAlgorithm,
+    none_hash: VllmHash,
 }
 
-impl EngineHasher {
+impl VllmHasher {
     /// Hashes as an engine does whose `PYTHONHASHSEED` (or [`DEFAULT_SEED`]) is `seed`.
     #[must_use]
-    pub fn new(algorithm: EngineAlgorithm, seed: &str) -> Self {
+    pub fn new(algorithm: VllmAlgorithm, seed: &str) -> Self {
         let mut bytes = Vec::new();
         if algorithm.is_cbor() {
             cbor::text(seed, &mut bytes);
@@ -144,19 +144,19 @@ impl EngineHasher {
 
     /// Hashes as an engine does whose first parent is known: a random seed, revealed some other way.
     #[must_use]
-    pub const fn with_none_hash(algorithm: EngineAlgorithm, none_hash: EngineHash) -> Self {
+    pub const fn with_none_hash(algorithm: VllmAlgorithm, none_hash: VllmHash) -> Self {
         Self { algorithm, none_hash }
     }
 
     /// The parent of every first block.
     #[must_use]
-    pub const fn none_hash(&self) -> EngineHash {
+    pub const fn none_hash(&self) -> VllmHash {
         self.none_hash
     }
 
     /// One block's hash.
     #[must_use]
-    pub fn block(&self, parent: &EngineHash, tokens: &[u32], extra: &[ExtraKey<'_>]) -> EngineHash {
+    pub fn block(&self, parent: &VllmHash, tokens: &[u32], extra: &[ExtraKey<'_>]) -> VllmHash {
         let mut scratch = Vec::with_capacity(64 + 5 * tokens.len());
         self.block_in(parent, tokens, extra, &mut scratch)
     }
@@ -167,7 +167,7 @@ impl EngineHasher {
         tokens: &[u32],
         block_size: NonZeroUsize,
         extra: ExtraKeys<'_>,
-        out: &mut Vec<EngineHash>,
+        out: &mut Vec<VllmHash>,
     ) {
         let first: Vec<_> = [extra.every_block, extra.first_block].concat();
         let mut keys = first.as_slice();
@@ -182,11 +182,11 @@ impl EngineHasher {
 
     fn block_in(
         &self,
-        parent: &EngineHash,
+        parent: &VllmHash,
         tokens: &[u32],
         extra: &[ExtraKey<'_>],
         scratch: &mut Vec<u8>,
-    ) -> EngineHash {
+    ) -> VllmHash {
         scratch.clear();
         if self.algorithm.is_cbor() {
             cbor::block(parent.as_bytes(), tokens, extra, scratch);

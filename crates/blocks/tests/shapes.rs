@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
-use wornpath_blocks::chat::{ChatTemplate, Conversation, Ending, TokenizerConfig};
+use wornpath_blocks::chat::{ChatTemplate, Conversation, PromptEnding, TokenizerConfig};
 
 fn jinja(source: &str) -> Option<ChatTemplate> {
     ChatTemplate::from_jinja("t", source, &TokenizerConfig::empty()).ok()
@@ -75,7 +75,11 @@ fn render(template: &ChatTemplate, messages: &[Value], thinks: Option<bool>) -> 
     let kwargs = thinks.map(|thinks| json!({"enable_thinking": thinks}));
     let conversation = Conversation {
         kwargs: kwargs.as_ref().and_then(Value::as_object),
-        ending: if messages.len() == 1 { Ending::LastMessage } else { Ending::GenerationPrompt },
+        ending: if messages.len() == 1 {
+            PromptEnding::LastMessage
+        } else {
+            PromptEnding::GenerationPrompt
+        },
         ..Conversation::new(messages)
     };
     template.render(&conversation).ok().map(|rendered| rendered.text)

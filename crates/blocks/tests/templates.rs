@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use wornpath_blocks::chat::{
-    ChatTemplate, ContentForm, Conversation, Ending, Extent, TokenizerConfig, WallTime,
+    ChatTemplate, ContentForm, Conversation, Extent, PromptEnding, TokenizerConfig, WallTime,
 };
 
 fn template(model: &str) -> ChatTemplate {
@@ -17,11 +17,11 @@ fn jinja(source: &str) -> ChatTemplate {
     ChatTemplate::from_jinja("chat_template.jinja", source, &TokenizerConfig::empty()).unwrap()
 }
 
-fn ending(name: Option<&str>) -> Ending {
+fn ending(name: Option<&str>) -> PromptEnding {
     match name {
-        None => Ending::GenerationPrompt,
-        Some("last_message") => Ending::LastMessage,
-        Some("inside_last_message") => Ending::InsideLastMessage,
+        None => PromptEnding::GenerationPrompt,
+        Some("last_message") => PromptEnding::LastMessage,
+        Some("inside_last_message") => PromptEnding::InsideLastMessage,
         Some(other) => panic!("no ending: {other}"),
     }
 }
@@ -207,22 +207,22 @@ fn errors_name_the_file_and_the_cause() {
         template(source).unwrap().render(&conversation).unwrap_err().to_string()
     };
     assert_eq!(
-        refused("\n{{ raise_exception('roles must alternate') }}", Ending::LastMessage),
+        refused("\n{{ raise_exception('roles must alternate') }}", PromptEnding::LastMessage),
         "m/tokenizer_config.json: the chat template refused the conversation: line 2: roles must alternate"
     );
     assert_eq!(
-        refused("{{ messages[0].content.nothing() }}", Ending::LastMessage),
+        refused("{{ messages[0].content.nothing() }}", PromptEnding::LastMessage),
         "m/tokenizer_config.json: the chat template refused the conversation: line 1: `messages[0]` is undefined"
     );
     assert_eq!(
         refused(
             "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}",
-            Ending::LastMessage
+            PromptEnding::LastMessage
         ),
         "m/tokenizer_config.json: the chat template refused the conversation: line 1: engine ran out of fuel"
     );
     assert_eq!(
-        refused("x", Ending::InsideLastMessage),
+        refused("x", PromptEnding::InsideLastMessage),
         "m/tokenizer_config.json: the chat template refused the conversation: the last message has no text to continue"
     );
 }

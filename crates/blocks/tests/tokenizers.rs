@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use model::{Model, QWEN3, Random, TINY};
 use serde_json::Value;
-use wornpath_blocks::{Engine, Framing, HashKey, TokenMemory, Tokenizer};
+use wornpath_blocks::{Framing, HashKey, TokenCache, Tokenizer, TokenizerLibrary};
 
 fn encode(tokenizer: &Tokenizer, text: &str, framing: Framing) -> Vec<u32> {
     let mut ids = Vec::new();
@@ -16,20 +16,20 @@ fn encode(tokenizer: &Tokenizer, text: &str, framing: Framing) -> Vec<u32> {
     ids
 }
 
-fn recalled(memory: &TokenMemory, text: &str) -> Vec<u32> {
+fn recalled(memory: &TokenCache, text: &str) -> Vec<u32> {
     let mut ids = Vec::new();
     memory.encode(text, Framing::Bare, &mut ids).unwrap();
     ids
 }
 
-fn memory(model: &Model, capacity: usize) -> TokenMemory {
-    TokenMemory::new(Arc::clone(&model.tokenizer), &HashKey::DEFAULT, capacity)
+fn memory(model: &Model, capacity: usize) -> TokenCache {
+    TokenCache::new(Arc::clone(&model.tokenizer), &HashKey::DEFAULT, capacity)
 }
 
 #[test]
 fn both_test_models_run_on_the_fast_library() {
     for model in model::all() {
-        assert_eq!(model.tokenizer.engine(), Engine::Fast, "{}", model.name);
+        assert_eq!(model.tokenizer.engine(), TokenizerLibrary::Fast, "{}", model.name);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fs, num::NonZeroUsize, path::PathBuf};
 
 use rmpv::Value;
 use wornpath_blocks::vllm::{
-    DEFAULT_SEED, EngineAlgorithm, EngineHash, EngineHasher, ExtraKey, ExtraKeys,
+    DEFAULT_SEED, ExtraKey, ExtraKeys, VllmAlgorithm, VllmHash, VllmHasher,
 };
 
 fn fixtures() -> PathBuf {
@@ -13,7 +13,7 @@ fn fixtures() -> PathBuf {
 }
 
 /// What a stream's engine was started with: told by its name, except for the served ones.
-fn hasher(stream: &str) -> EngineHasher {
+fn hasher(stream: &str) -> VllmHasher {
     let (algorithm, seed) = match stream {
         "serve_sha256_cbor" | "serve_sha256_cbor.replay0" | "stress_gpu" | "stress_offload" => {
             ("sha256_cbor", None)
@@ -27,16 +27,15 @@ fn hasher(stream: &str) -> EngineHasher {
             (algorithm, (seed != "None").then_some(seed))
         }
     };
-    let algorithm: EngineAlgorithm = algorithm.parse().unwrap();
-    if seed.is_none() && matches!(algorithm, EngineAlgorithm::Xxhash | EngineAlgorithm::XxhashCbor)
-    {
-        return EngineHasher::with_none_hash(algorithm, recorded_none_hash(stream));
+    let algorithm: VllmAlgorithm = algorithm.parse().unwrap();
+    if seed.is_none() && matches!(algorithm, VllmAlgorithm::Xxhash | VllmAlgorithm::XxhashCbor) {
+        return VllmHasher::with_none_hash(algorithm, recorded_none_hash(stream));
     }
-    EngineHasher::new(algorithm, seed.unwrap_or(DEFAULT_SEED))
+    VllmHasher::new(algorithm, seed.unwrap_or(DEFAULT_SEED))
 }
 
 /// A random seed cannot be guessed: the capture wrote down what it led to.
-fn recorded_none_hash(stream: &str) -> EngineHash {
+fn recorded_none_hash(stream: &str) -> VllmHash {
     let json = fs::read(fixtures().join(format!("{stream}.json"))).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     let hex = json["none_hash_hex"].as_str().unwrap();
@@ -44,7 +43,7 @@ fn recorded_none_hash(stream: &str) -> EngineHash {
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap();
     }
-    EngineHash::Xxh3(bytes)
+    VllmHash::Xxh3(bytes)
 }
 
 /// The stored events of a stream; a record is a frame count, then frames with their length.
@@ -71,7 +70,7 @@ fn stored(mut bytes: &[u8]) -> Vec<Value> {
     events
 }
 
-fn as_announced(hash: EngineHash, like: &Value) -> Value {
+fn as_announced(hash: VllmHash, like: &Value) -> Value {
     if like.is_bin() { Value::Binary(hash.as_bytes().to_vec()) } else { hash.truncated().into() }
 }
 
@@ -85,7 +84,7 @@ struct Tally {
 }
 
 /// Parents may be announced after their children, so events wait until theirs is known.
-fn verify(hasher: &EngineHasher, mut waiting: Vec<Value>) -> Tally {
+fn verify(hasher: &VllmHasher, mut waiting: Vec<Value>) -> Tally {
     let mut tally = Tally::default();
     waiting.retain(|event| {
         let described = !event["token_ids"].as_array().unwrap().is_empty();
@@ -94,7 +93,7 @@ fn verify(hasher: &EngineHasher, mut waiting: Vec<Value>) -> Tally {
         }
         described
     });
-    let mut full_width: HashMap<String, EngineHash> = HashMap::new();
+    let mut full_width: HashMap<String, VllmHash> = HashMap::new();
     loop {
         let before = waiting.len();
         waiting.retain(|event| {
@@ -117,10 +116,10 @@ fn verify(hasher: &EngineHasher, mut waiting: Vec<Value>) -> Tally {
 }
 
 fn verify_event(
-    hasher: &EngineHasher,
+    hasher: &VllmHasher,
     event: &Value,
-    mut parent: EngineHash,
-    full_width: &mut HashMap<String, EngineHash>,
+    mut parent: VllmHash,
+    full_width: &mut HashMap<String, VllmHash>,
     tally: &mut Tally,
 ) {
     let tokens: Vec<u32> = event["token_ids"]

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use serde_json::Value;
-use wornpath_blocks::vllm::{EngineAlgorithm, EngineHasher, ExtraKey};
+use wornpath_blocks::vllm::{ExtraKey, VllmAlgorithm, VllmHasher};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -36,9 +36,9 @@ fn blocks_and_seeds_hash_as_python_does() {
     let (mut seeds, mut blocks) = (0, 0);
     for vector in &vectors {
         let name = vector["algorithm"].as_str().unwrap();
-        let algorithm: EngineAlgorithm = name.parse().unwrap();
+        let algorithm: VllmAlgorithm = name.parse().unwrap();
         for (seed, expected) in vector["seeds"].as_object().unwrap() {
-            let hasher = EngineHasher::new(algorithm, seed);
+            let hasher = VllmHasher::new(algorithm, seed);
             assert_eq!(
                 hex(hasher.none_hash().as_bytes()),
                 expected.as_str().unwrap(),
@@ -46,7 +46,7 @@ fn blocks_and_seeds_hash_as_python_does() {
             );
             seeds += 1;
         }
-        let hasher = EngineHasher::new(algorithm, wornpath_blocks::vllm::DEFAULT_SEED);
+        let hasher = VllmHasher::new(algorithm, wornpath_blocks::vllm::DEFAULT_SEED);
         for block in vector["blocks"].as_array().unwrap() {
             let [start, step, count] = [0, 1, 2].map(|i| block["tokens"][i].as_u64().unwrap());
             let tokens: Vec<u32> = (0..count).map(|i| (start + i * step) as u32).collect();
@@ -62,7 +62,7 @@ fn blocks_and_seeds_hash_as_python_does() {
 
 #[test]
 fn an_unknown_algorithm_is_refused_by_name() {
-    let error = "md5".parse::<EngineAlgorithm>().unwrap_err();
+    let error = "md5".parse::<VllmAlgorithm>().unwrap_err();
     assert_eq!(
         error.to_string(),
         "unknown hash algorithm `md5`; vLLM knows `sha256`, `sha256_cbor`, `xxhash` and `xxhash_cbor`"

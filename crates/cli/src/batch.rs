@@ -2,11 +2,11 @@
 
 mod call;
 
+use crate::broken_pipe::BrokenPipe;
 use crate::server::{CertificateArguments, Server, is_distrust};
-use crate::unread::Unread;
 use anyhow::{Context, ensure};
-use call::Refused;
 pub(crate) use call::Service;
+use call::ServiceRefused;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -102,7 +102,7 @@ async fn answer(
 ) -> anyhow::Result<ExitCode> {
     match command {
         BatchCommand::Submit { file, endpoint, window, identical_once, watch: is_watched } => {
-            let out = &mut Unread(out);
+            let out = &mut BrokenPipe(out);
             let uploaded = service.upload(file).await?;
             let mut new = json!({
                 "input_file_id": uploaded["id"],
@@ -180,7 +180,7 @@ fn named(id: &str) -> anyhow::Result<&str> {
 }
 
 fn is_final(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(Refused::is_final) || is_distrust(error)
+    error.downcast_ref().is_some_and(ServiceRefused::is_final) || is_distrust(error)
 }
 
 /// Deletes a file that no batch has come of.
@@ -217,7 +217,7 @@ async fn look(service: &Service, id: &str) -> anyhow::Result<Value> {
 
 /// Follows a batch to its end.
 async fn watch(service: &Service, id: &str, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let out = &mut Unread(out);
+    let out = &mut BrokenPipe(out);
     loop {
         let batch = look(service, id).await?;
         let status = batch["status"].as_str().context("the gateway tells no status")?;

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use wornpath_gateway::config::{Config, SHIPPED, is_configuration, shipped};
-use wornpath_routing::{Problems, Profile, Surroundings};
+use wornpath_routing::{Problems, Profile, ProfileEnv};
 
 /// What a configuration that cannot be used ends with: `EX_CONFIG` of `sysexits.h`.
 pub(crate) const BAD_CONFIGURATION: u8 = 78;
@@ -39,22 +39,22 @@ pub(crate) struct CheckArguments {
 /// Checks every file, whatever is wrong with those before it, and tells `out`.
 pub(crate) fn run(arguments: &CheckArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let (mut reports, mut worst) = (Vec::new(), Verdict::Good);
-    let mut tell = |report: Report, out: &mut dyn Write| {
+    let mut tell = |report: CheckReport, out: &mut dyn Write| {
         worst = worst.max(report.verdict);
         reports.push(report.json);
         if arguments.json { Ok(()) } else { write!(out, "{}", report.text) }
     };
-    let mut surroundings = Surroundings::default();
+    let mut surroundings = ProfileEnv::default();
     if let Some(path) = &arguments.fleet {
         match read_fleet(path) {
             Ok(Ok(fleet)) => surroundings.roles = Some(fleet.roles()),
-            Ok(Err(problems)) => tell(Report::of_problems(path, &problems), out)?,
-            Err(error) => tell(Report::unreadable(path, &error), out)?,
+            Ok(Err(problems)) => tell(CheckReport::of_problems(path, &problems), out)?,
+            Err(error) => tell(CheckReport::unreadable(path, &error), out)?,
         }
     }
     for path in &arguments.files {
         let report = match read(path) {
-            Err(error) => Report::unreadable(path, &error),
+            Err(error) => CheckReport::unreadable(path, &error),
             Ok(text) if is_configuration(&text) => configuration(path),
             Ok(text) => profile(path, &text, &surroundings, arguments),
         };
@@ -85,7 +85,7 @@ impl From<Verdict> for ExitCode {
 }
 
 /// What is said of one file, to people and to machines.
-struct Report {
+struct CheckReport {
     verdict: Verdict,
     text: String,
     json: Value,
@@ -96,7 +96,7 @@ fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-impl Report {
+impl CheckReport {
     fn good(path: &Path, text: String, graph: &Value) -> Self {
         let json = json!({"file": shown(path), "good": true, "problems": [], "graph": graph});
         Self { verdict: Verdict::Good, text, json }
@@ -120,13 +120,13 @@ impl Report {
 fn profile(
     path: &Path,
     text: &str,
-    surroundings: &Surroundings,
+    surroundings: &ProfileEnv,
     arguments: &CheckArguments,
-) -> Report {
+) -> CheckReport {
     let file = path.display();
     let profile = match Profile::check(&file.to_string(), text, surroundings) {
         Ok(profile) => profile,
-        Err(problems) => return Report::of_problems(path, &problems),
+        Err(problems) => return CheckReport::of_problems(path, &problems),
     };
     let mut text = String::new();
     if arguments.print {
@@ -138,20 +138,20 @@ fn profile(
     if text.is_empty() {
         text = format!("{file}: good\n");
     }
-    Report::good(path, text, &profile.graph().to_json())
+    CheckReport::good(path, text, &profile.graph().to_json())
 }
 
-fn configuration(path: &Path) -> Report {
+fn configuration(path: &Path) -> CheckReport {
     match Config::read(path) {
-        Ok(_) => Report::good(path, format!("{}: good\n", path.display()), &Value::Null),
-        Err(refused) => Report::bad(path, refused.to_string(), &refused.to_json()),
+        Ok(_) => CheckReport::good(path, format!("{}: good\n", path.display()), &Value::Null),
+        Err(refused) => CheckReport::bad(path, refused.to_string(), &refused.to_json()),
     }
 }
 
 /// Reads and checks one profile: a file, or a shipped one by its name.
 pub(crate) fn check(
     path: &Path,
-    surroundings: &Surroundings,
+    surroundings: &ProfileEnv,
 ) -> anyhow::Result<Result<Profile, Problems>> {
     Ok(Profile::check(&path.display().to_string(), &read(path)?, surroundings))
 }

@@ -16,18 +16,18 @@ mod workload;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use client::{Delivery, chat, chat_body};
-use fleet::{ENGINE, Fleet, KV_TOKENS, SPEED};
-use gateway::Served;
-use load::{Load, Progress, Tally, Users};
+use client::{DemoDelivery, chat, chat_body};
+use fleet::{DemoFleet, ENGINE, KV_TOKENS, SPEED};
+use gateway::DemoGateway;
+use load::{DemoLoad, DemoProgress, DemoTally, Users};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use workload::{Session, cold_prompt, endless, sessions};
-use wornpath_gateway::Record;
+use workload::{DemoSession, cold_prompt, endless, sessions};
+use wornpath_gateway::RequestSummary;
 
 use crate::serve::logging::LogLevel;
 
@@ -71,10 +71,10 @@ pub(crate) fn run(arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Res
     let logging = Box::new(LogLevel::start(tracing::Level::ERROR));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let fleet = runtime.block_on(Fleet::start(arguments.engines.into()))?;
+    let fleet = runtime.block_on(DemoFleet::start(arguments.engines.into()))?;
     std::thread::scope(|scope| {
-        let served = Served::start(scope, fleet.settings(POLICIES[0])?, logging)?;
-        let stage = Stage { runtime: &runtime, fleet: &fleet, served: &served };
+        let served = DemoGateway::start(scope, fleet.settings(POLICIES[0])?, logging)?;
+        let stage = DemoStage { runtime: &runtime, fleet: &fleet, served: &served };
         let played = stage.play(arguments, out);
         if served.is_told_to_end() {
             served.wait()?;
@@ -93,13 +93,13 @@ pub(crate) fn run(arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Res
 }
 
 /// Where the demo is played.
-struct Stage<'a> {
+struct DemoStage<'a> {
     runtime: &'a Runtime,
-    fleet: &'a Fleet,
-    served: &'a Served<'a>,
+    fleet: &'a DemoFleet,
+    served: &'a DemoGateway<'a>,
 }
 
-impl Stage<'_> {
+impl DemoStage<'_> {
     fn play(&self, arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Result<()> {
         let requests = arguments.requests as usize;
         let admin = self.served.admin;
@@ -138,27 +138,32 @@ impl Stage<'_> {
     }
 
     /// The whole workload under one policy, from empty caches.
-    fn compare(&self, policy: &str, requests: usize, out: &mut dyn Write) -> anyhow::Result<Tally> {
+    fn compare(
+        &self,
+        policy: &str,
+        requests: usize,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<DemoTally> {
         self.served.apply(self.fleet.settings(policy)?)?;
         self.runtime.block_on(async {
             self.fleet.forget().await?;
             self.served.all_forgotten().await?;
-            let load = Load::start(
+            let load = DemoLoad::start(
                 self.served.client,
                 sessions(requests, SEED),
-                Users::many(Delivery::Stream),
+                Users::many(DemoDelivery::Stream),
             );
-            self.watch(load, Progress::new(policy, requests), out).await
+            self.watch(load, DemoProgress::new(policy, requests), out).await
         })
     }
 
     async fn watch(
         &self,
-        mut load: Load,
-        mut progress: Progress,
+        mut load: DemoLoad,
+        mut progress: DemoProgress,
         out: &mut dyn Write,
-    ) -> anyhow::Result<Tally> {
-        let mut tally = Tally::default();
+    ) -> anyhow::Result<DemoTally> {
+        let mut tally = DemoTally::default();
         while let Some(told) = load.next().await {
             ensure!(!self.served.is_told_to_end(), "told to end");
             tally.add(told, self.fleet.profile.step_cost());
@@ -170,7 +175,7 @@ impl Stage<'_> {
     /// Why a new question about a document goes where it goes.
     fn explain(&self, requests: usize, out: &mut dyn Write) -> anyhow::Result<()> {
         let sessions = sessions(requests, SEED);
-        let longest = |session: &&Session| session.opening[0].to_string().len();
+        let longest = |session: &&DemoSession| session.opening[0].to_string().len();
         let session = sessions.iter().max_by_key(longest).context("there is a session")?;
         let mut messages = session.opening.clone();
         messages.push(json!({"role": "user", "content": "Which price is named first?"}));
@@ -181,12 +186,16 @@ impl Stage<'_> {
     }
 
     /// Sends a request by a policy; how it was decided, and what came of it.
-    fn ask(&self, policy: &str, messages: &[Value]) -> anyhow::Result<(Arc<Record>, String)> {
+    fn ask(
+        &self,
+        policy: &str,
+        messages: &[Value],
+    ) -> anyhow::Result<(Arc<RequestSummary>, String)> {
         // The first decision under settings that take over is taken down.
         self.served.apply(self.fleet.settings(policy)?)?;
         let body = chat_body(ENGINE, messages);
         self.runtime.block_on(async {
-            let answered = chat(self.served.client, body, Delivery::Stream).await;
+            let answered = chat(self.served.client, body, DemoDelivery::Stream).await;
             let answer = answered.with_context(|| format!("a request by {policy}"))?;
             let computed = answer.prompt_tokens - answer.cached_tokens;
             let told = format!(
@@ -206,7 +215,7 @@ impl Stage<'_> {
     }
 
     /// A pod goes without a word while it has work, and comes back empty.
-    fn crash(&self, out: &mut dyn Write) -> anyhow::Result<Tally> {
+    fn crash(&self, out: &mut dyn Write) -> anyhow::Result<DemoTally> {
         self.served.apply(self.fleet.settings(POLICIES[1])?)?;
         writeln!(
             out,
@@ -215,9 +224,9 @@ impl Stage<'_> {
         let retries_before = self.served.gateway.retries().0;
         let tally = self.runtime.block_on(async {
             let all = REQUESTS_AROUND_A_CRASH;
-            let users = Users::many(Delivery::Whole);
-            let mut load = Load::start(self.served.client, sessions(all, SEED + 1), users);
-            let mut before = Tally::default();
+            let users = Users::many(DemoDelivery::Whole);
+            let mut load = DemoLoad::start(self.served.client, sessions(all, SEED + 1), users);
+            let mut before = DemoTally::default();
             while before.count() < all / 3 {
                 let told = load.next().await.context("there are more requests")?;
                 before.add(told, self.fleet.profile.step_cost());
@@ -227,7 +236,7 @@ impl Stage<'_> {
             let engine = self.fleet.named(pod).with_context(|| format!("no engine `{pod}`"))?;
             engine.crash().await;
             writeln!(out, "  {pod} is gone after {} of {all} requests", before.count())?;
-            let mut tally = self.watch(load, Progress::new("the rest", all - before.count()), out).await?;
+            let mut tally = self.watch(load, DemoProgress::new("the rest", all - before.count()), out).await?;
             engine.restart().await?;
             self.served.all_up().await?;
             let retries = self.served.gateway.retries().0 - retries_before;
@@ -245,7 +254,7 @@ impl Stage<'_> {
     /// Some requests a second until ctrl-C. What becomes of them, the dashboard tells.
     fn go_on(&self) {
         self.runtime.block_on(async {
-            let mut load = Load::start(self.served.client, endless(SEED + 3), Users::few());
+            let mut load = DemoLoad::start(self.served.client, endless(SEED + 3), Users::few());
             while !self.served.is_told_to_end() {
                 // Whichever comes first; there is always a next request.
                 let _ = tokio::time::timeout(LOOK_AGAIN, load.next()).await;
@@ -254,8 +263,8 @@ impl Stage<'_> {
     }
 }
 
-fn invite(served: &Served<'_>, out: &mut dyn Write) -> anyhow::Result<()> {
-    let Served { client, admin, .. } = served;
+fn invite(served: &DemoGateway<'_>, out: &mut dyn Write) -> anyhow::Result<()> {
+    let DemoGateway { client, admin, .. } = served;
     writeln!(
         out,
         "\nServing some requests a second until ctrl-C: see http://{admin}/ or `wornpath top --admin http://{admin}`. Try:\n  \

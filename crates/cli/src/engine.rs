@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use wornpath_sim::serve::{Addresses, Control, EngineOptions, Faults, ServedEngine};
-use wornpath_sim::{Profile, Settings, TokenReports};
+use wornpath_sim::{EngineProfile, EngineSettings, TokenReports};
 
 /// What `--help` says after the options.
 const MORE: &str = "\
@@ -119,8 +119,8 @@ pub(crate) struct EngineArguments {
 
 fn profile_help() -> String {
     let mut help = "Built-in engine profile or path of a JSON file. Built in are:".to_owned();
-    for name in Profile::built_in_names() {
-        let source = Profile::built_in(name).map(|profile| profile.source().to_owned());
+    for name in EngineProfile::built_in_names() {
+        let source = EngineProfile::built_in(name).map(|profile| profile.source().to_owned());
         help.push_str(&format!("\n- {name}: {}", source.unwrap_or_default()));
     }
     help
@@ -162,12 +162,12 @@ fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {
     ensure!(arguments.engines > 0, "--engines is 0; at least one is needed");
     ensure!(arguments.answer_tokens > 0, "--answer-tokens is 0; an answer has at least one");
     let mut options = EngineOptions::new(profile(&arguments.profile)?);
-    options.settings = Settings {
+    options.settings = EngineSettings {
         block_size: arguments.block_size,
         kv_tokens: arguments.kv_tokens,
         host_tokens: arguments.host_tokens,
         tokens: TokenReports::Each,
-        ..Settings::default()
+        ..EngineSettings::default()
     };
     options.speed = speed;
     options.adapters.clone_from(&arguments.adapters);
@@ -186,13 +186,13 @@ fn options(arguments: &EngineArguments) -> anyhow::Result<EngineOptions> {
 }
 
 /// A built-in engine profile, or one from a file if the name ends like one.
-pub(crate) fn profile(name: &str) -> anyhow::Result<Profile> {
+pub(crate) fn profile(name: &str) -> anyhow::Result<EngineProfile> {
     if !name.ends_with(".json") {
-        return Ok(Profile::built_in(name)?);
+        return Ok(EngineProfile::built_in(name)?);
     }
     let json =
         std::fs::read(name).with_context(|| format!("cannot read the engine profile {name}"))?;
-    Ok(Profile::from_json(name, &json)?)
+    Ok(EngineProfile::from_json(name, &json)?)
 }
 
 fn addresses(arguments: &EngineArguments, number: u16) -> anyhow::Result<Addresses> {

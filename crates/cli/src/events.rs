@@ -7,8 +7,10 @@ use clap::{Args, Subcommand};
 use std::io::Write;
 use std::time::Duration;
 use tokio::time::timeout;
-use wornpath_events::wire::{Batch, Event, Stored};
-use wornpath_events::{Ask, Heard, PodName, Said, Transport, Via, ZeroMq, ZmqAddress};
+use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
+use wornpath_events::{
+    Delivery, PodName, SourceMessage, SourceQuery, SourceSignal, Transport, ZeroMq, ZmqAddress,
+};
 use wornpath_index::EngineHash;
 
 /// Look into the cache events of engines
@@ -89,31 +91,31 @@ async fn tail(
             }
             continue;
         };
-        let (Heard::Of(_, said) | Heard::OfAll(said)) = heard;
+        let (SourceSignal::Of(_, said) | SourceSignal::OfAll(said)) = heard;
         match said {
-            Said::Connected => {
+            SourceMessage::Connected => {
                 (is_connected, told) = (true, String::new());
                 writeln!(out, "connected to {pod}")?;
                 // What came between is for a replay to say.
                 expected = None;
                 if let Some(from) = arguments.since.filter(|_| std::mem::take(&mut waits)) {
-                    transport.ask(&pod, Ask::Replay { from });
+                    transport.ask(&pod, SourceQuery::Replay { from });
                 }
             }
-            Said::Disconnected => {
+            SourceMessage::Disconnected => {
                 is_connected = false;
                 let reason = transport.last_error().unwrap_or("the connection was lost");
                 writeln!(out, "disconnected: {reason}; connecting again")?;
             }
-            Said::Malformed { heading, reason } => {
+            SourceMessage::Malformed { heading, reason } => {
                 let number =
                     heading.sequence.map_or("?".to_owned(), |sequence| sequence.to_string());
                 writeln!(out, "#{number} malformed: {reason}")?;
             }
-            Said::ReplayEnd => writeln!(out, "end of the replay")?,
-            Said::Batch { heading, via, batch } => {
+            SourceMessage::ReplayEnd => writeln!(out, "end of the replay")?,
+            SourceMessage::Batch { heading, via, batch } => {
                 let sequence = heading.sequence.unwrap_or_default();
-                if via == Via::Live {
+                if via == Delivery::Live {
                     note_order(out, expected, sequence)?;
                     expected = sequence.checked_add(1);
                 }
@@ -142,7 +144,7 @@ fn note_order(out: &mut impl Write, expected: Option<u64>, found: u64) -> std::i
     }
 }
 
-fn print(out: &mut impl Write, sequence: u64, batch: &Batch) -> std::io::Result<()> {
+fn print(out: &mut impl Write, sequence: u64, batch: &WireBatch) -> std::io::Result<()> {
     let rank = batch.dp_rank.map_or(String::new(), |rank| format!(" rank {rank}"));
     if batch.is_empty() {
         writeln!(out, "#{sequence}{rank} nothing")?;
@@ -150,12 +152,12 @@ fn print(out: &mut impl Write, sequence: u64, batch: &Batch) -> std::io::Result<
     for event in batch.events() {
         write!(out, "#{sequence}{rank} ")?;
         match event {
-            Event::Stored(stored) => print_stored(out, &stored)?,
-            Event::Removed(removed) => {
+            WireEvent::Stored(stored) => print_stored(out, &stored)?,
+            WireEvent::Removed(removed) => {
                 write!(out, "removed {:?}{}", removed.tier, names(removed.blocks))?;
                 print_group(out, removed.group)?;
             }
-            Event::Cleared => write!(out, "cleared")?,
+            WireEvent::Cleared => write!(out, "cleared")?,
         }
         writeln!(out)?;
     }
@@ -166,7 +168,7 @@ fn print(out: &mut impl Write, sequence: u64, batch: &Batch) -> std::io::Result<
 }
 
 /// Tokens are prompts, and stay unsaid.
-fn print_stored(out: &mut impl Write, stored: &Stored<'_>) -> std::io::Result<()> {
+fn print_stored(out: &mut impl Write, stored: &WireStored<'_>) -> std::io::Result<()> {
     write!(out, "stored {:?}{}", stored.tier, names(stored.blocks))?;
     if stored.tokens.is_empty() {
         write!(out, " without tokens")?;

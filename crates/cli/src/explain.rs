@@ -13,10 +13,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wornpath_blocks::chat::{Grammar, exact_numbers};
-use wornpath_routing::described::BuiltFleet;
+use wornpath_routing::fleet_spec::BuiltFleet;
 use wornpath_routing::{
-    Desk, Name, Outcome, PodFacts, Problems, Profile, Recorder, Request, Rng, RoutingPlan,
-    Surroundings, World,
+    DecisionEnv, DecisionState, Name, Outcome, PodFacts, Problems, Profile, ProfileEnv, Recorder,
+    Request, Rng, RoutingPlan,
 };
 
 /// Decide one request against a described fleet, and show why
@@ -52,7 +52,7 @@ const NOW: Duration = Duration::from_secs(1 << 30);
 
 /// Decides and tells `out`; or says what is wrong with the profile and the fleet, both of them.
 pub(crate) fn run(arguments: &ExplainArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let mut surroundings = Surroundings::default();
+    let mut surroundings = ProfileEnv::default();
     let fleet = match read_fleet(&arguments.fleet)? {
         Ok(described) => {
             let built = build(&arguments.fleet, &described, NOW)?;
@@ -97,11 +97,12 @@ fn decide(
     let clock = clock();
     let mut recorder = Recorder::new(&clock);
     let mut context = profile.context(request);
-    let (mut desk, mut rng) = (Desk::new(&built.index), Rng::new(arguments.seed));
+    let (mut desk, mut rng) = (DecisionState::new(&built.index), Rng::new(arguments.seed));
     let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
         Err(rejection) => Outcome::Reject(rejection),
         Ok(()) => {
-            let mut world = World { fleet: &built.fleet, desk: &mut desk, now: NOW, rng: &mut rng };
+            let mut world =
+                DecisionEnv { fleet: &built.fleet, desk: &mut desk, now: NOW, rng: &mut rng };
             profile.decide_explained(&mut context, &mut world, &mut recorder)
         }
     };
@@ -160,7 +161,7 @@ fn resolve(request: &mut Request, built: &BuiltFleet) {
         request.model.base = only.name().clone();
         return;
     }
-    let facts = || built.fleet.pods().iter().map(wornpath_routing::Pod::facts);
+    let facts = || built.fleet.pods().iter().map(wornpath_routing::FleetPod::facts);
     let serves = |facts: &&PodFacts| facts.loras.contains(&asked);
     if let Some(base) = facts().find(serves).and_then(|facts| facts.models.first()) {
         request.model.base = base.clone();

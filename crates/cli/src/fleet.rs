@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
-use wornpath_routing::described::{BuiltFleet, FleetDescription};
+use wornpath_routing::fleet_spec::{BuiltFleet, FleetSpec};
 use wornpath_routing::{ByteTokenizer, Problems, TextTokenizer, Tokenize};
 
 /// Reads a described fleet, or says everything that is wrong with it.
-pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<Result<FleetDescription, Problems>> {
+pub(crate) fn read_fleet(path: &Path) -> anyhow::Result<Result<FleetSpec, Problems>> {
     let file = path.display();
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {file}"))?;
-    Ok(FleetDescription::read(&file.to_string(), &text))
+    Ok(FleetSpec::read(&file.to_string(), &text))
 }
 
 /// Brings a described fleet to life; tokenizers are looked for beside its file.
 pub(crate) fn build(
     path: &Path,
-    described: &FleetDescription,
+    described: &FleetSpec,
     now: Duration,
 ) -> anyhow::Result<BuiltFleet> {
     let beside = path.parent().unwrap_or(Path::new("."));

@@ -3,6 +3,7 @@
 
 mod address;
 mod batch;
+mod broken_pipe;
 mod check;
 mod completions;
 mod demo;
@@ -21,12 +22,11 @@ mod serve;
 mod server;
 mod top;
 mod trace;
-mod unread;
 
+use broken_pipe::{BrokenPipe, unread};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
-use unread::{Unread, unread};
 
 /// A request is dozens of allocations of any size, and the system's allocator gives the pages of a large one back
 /// each time: with this one a prompt of 32 KB costs a tenth less.
@@ -84,7 +84,7 @@ fn run() -> anyhow::Result<ExitCode> {
     let out = &mut out;
     let result = match command {
         Command::Batch(arguments) => batch::run(&arguments, out),
-        Command::Check(arguments) => check::run(&arguments, &mut Unread(&mut *out)),
+        Command::Check(arguments) => check::run(&arguments, &mut BrokenPipe(&mut *out)),
         Command::Completions(arguments) => {
             completions::run(&arguments, Arguments::command(), out).map(done)
         }
@@ -96,7 +96,7 @@ fn run() -> anyhow::Result<ExitCode> {
         Command::Relay(arguments) => relay::run(&arguments, out).map(done),
         Command::Plan(arguments) => plan::run(&arguments, out).map(done),
         Command::Replay(arguments) => replay::run(&arguments, out),
-        Command::Run(arguments) => run::run(&arguments, &mut Unread(&mut *out)),
+        Command::Run(arguments) => run::run(&arguments, &mut BrokenPipe(&mut *out)),
         Command::Serve(arguments) => serve::run(&arguments, out),
         Command::Top(arguments) => top::run(&arguments, out).map(done),
         Command::Trace(arguments) => trace::run(&arguments, out).map(done),

@@ -1,7 +1,7 @@
 //! `wornpath plan`: what planning a file of prompts would bring, before anything is sent.
 
-mod asked;
 mod html;
+mod options;
 mod prompts;
 mod report;
 
@@ -12,15 +12,15 @@ use crate::server::CertificateArguments;
 use anyhow::{Context, ensure};
 use clap::Args;
 use prompts::Prompts;
-use report::{Report, Way};
+use report::{PlanMethod, PlanReport};
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wornpath_planner::lint::lint;
-use wornpath_planner::{Cohorts, Forest, Groups, Plan, Speeds};
-use wornpath_sim::offline::{self, Engines, least_time, rates};
-use wornpath_sim::replay::{Fleet, Start, Trace, replay};
+use wornpath_planner::{Cohorts, Forest, Plan, PromptGroups, Speeds};
+use wornpath_sim::offline::{self, OfflineEngines, least_time, rates};
+use wornpath_sim::replay::{ReplayFleet, Trace, TraceStart, replay};
 
 const ROUND_ROBIN: (&str, &str) =
     ("round-robin", include_str!("../../../profiles/round-robin.yaml"));
@@ -83,9 +83,11 @@ pub(crate) struct PlanArguments {
 
 /// Reads, plans, simulates and reports.
 pub(crate) fn run(arguments: &PlanArguments, out: &mut impl Write) -> anyhow::Result<()> {
-    let mut engines =
-        Engines { engine: engine_profile(&arguments.engine)?, kv_tokens: arguments.kv_tokens };
-    let asked = asked::ask(&arguments.pod, &arguments.certificates, arguments.block_size)?;
+    let mut engines = OfflineEngines {
+        engine: engine_profile(&arguments.engine)?,
+        kv_tokens: arguments.kv_tokens,
+    };
+    let asked = options::ask(&arguments.pod, &arguments.certificates, arguments.block_size)?;
     // Plans are for equal engines: the smallest cache counts.
     engines.kv_tokens = asked.iter().filter_map(|pod| pod.kv_tokens).min().or(engines.kv_tokens);
     if let Some(page) = &arguments.html {
@@ -109,16 +111,16 @@ pub(crate) fn run(arguments: &PlanArguments, out: &mut impl Write) -> anyhow::Re
 
 fn report_of(
     arguments: &PlanArguments,
-    engines: &Engines,
+    engines: &OfflineEngines,
     prompts: &Prompts,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<PlanReport> {
     let pods = match arguments.pod.len() {
         0 => usize::from(arguments.pods),
         asked => asked,
     };
     let trace = &prompts.trace;
     let forest = prompts.forest()?;
-    let groups = Groups::of(forest.shared().iter().copied());
+    let groups = PromptGroups::of(forest.shared().iter().copied());
     let biggest = report::biggest(&prompts.queue, &forest, &groups, prompts);
     let drawn = report::drawn(&groups, forest.order().len());
     let is_part = trace.turns.len() < prompts.queue.len();
@@ -147,7 +149,7 @@ fn report_of(
     let ways = vec![
         online("file order", trace, ROUND_ROBIN, (engines, pods))?,
         online("online routing", trace, CACHE_AWARE, (engines, pods))?,
-        Way { name: "plan", computed: ran.computed_tokens, makespan: ran.makespan },
+        PlanMethod { name: "plan", computed: ran.computed_tokens, makespan: ran.makespan },
     ];
     let sample: Vec<&str> = prompts.sample.iter().map(|(_, text)| text.as_str()).collect();
     let mut findings = lint(&sample, 4 * arguments.block_size.get());
@@ -155,7 +157,7 @@ fn report_of(
         let line = |number: usize| prompts.sample[number].0;
         finding.example = (line(finding.example.0), line(finding.example.1));
     }
-    Ok(Report {
+    Ok(PlanReport {
         file: arguments.prompts.display().to_string(),
         requests: trace.turns.len(),
         pods,
@@ -180,11 +182,13 @@ fn online(
     name: &'static str,
     trace: &Trace,
     profile: (&str, &str),
-    (engines, pods): (&Engines, usize),
-) -> anyhow::Result<Way> {
-    let fleet =
-        Fleet { kv_tokens: engines.kv_tokens, ..Fleet::new(engines.engine.clone(), pods, 1) };
-    let mut best: Option<Way> = None;
+    (engines, pods): (&OfflineEngines, usize),
+) -> anyhow::Result<PlanMethod> {
+    let fleet = ReplayFleet {
+        kv_tokens: engines.kv_tokens,
+        ..ReplayFleet::new(engines.engine.clone(), pods, 1)
+    };
+    let mut best: Option<PlanMethod> = None;
     for clients in [FEW_CLIENTS, engines.engine.max_sequences()] {
         let way = with_clients(clients * pods, name, trace.clone(), (profile, &fleet))?;
         best = best.into_iter().chain(way).min_by_key(|way| way.makespan);
@@ -202,15 +206,15 @@ fn with_clients(
     clients: usize,
     name: &'static str,
     mut trace: Trace,
-    (profile, fleet): ((&str, &str), &Fleet),
-) -> anyhow::Result<Option<Way>> {
+    (profile, fleet): ((&str, &str), &ReplayFleet),
+) -> anyhow::Result<Option<PlanMethod>> {
     for (number, turn) in trace.turns.iter_mut().enumerate() {
         turn.start = match number.checked_sub(clients) {
-            Some(before) => Start::After { turn: before, delay: Duration::ZERO },
-            None => Start::At(Duration::ZERO),
+            Some(before) => TraceStart::After { turn: before, delay: Duration::ZERO },
+            None => TraceStart::At(Duration::ZERO),
         };
     }
-    let mut way = Way { name, computed: 0, makespan: Duration::ZERO };
+    let mut way = PlanMethod { name, computed: 0, makespan: Duration::ZERO };
     for (turn, record) in trace.turns.iter().zip(replay(&trace, profile, fleet)?) {
         let Some(end) = record.end else { return Ok(None) };
         way.makespan = way.makespan.max(end);

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 use wornpath_events::{
-    Epoch, PodName, RelayNews, Sink, SinkError, ZeroMq, ZmqAddress, relay, without_login,
+    Epoch, PodName, RelayEvent, Sink, SinkError, ZeroMq, ZmqAddress, relay, without_login,
 };
 
 /// Publish the cache events of engines to a broker, so that many routers share one stream
@@ -20,12 +20,12 @@ pub(crate) struct RelayArguments {
     from: Vec<(PodName, ZmqAddress)>,
     /// nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC
     #[arg(long, value_name = "BROKER", value_parser = broker)]
-    to: Broker,
+    to: RelayBroker,
 }
 
 #[derive(Clone)]
-struct Broker {
-    kind: Kind,
+struct RelayBroker {
+    kind: BrokerKind,
     /// The server's address without what follows.
     url: String,
     /// A stream's name, or what streams' names begin with.
@@ -33,7 +33,7 @@ struct Broker {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum BrokerKind {
     Nats,
     Redis,
     Kafka,
@@ -45,24 +45,24 @@ fn source(text: &str) -> Result<(PodName, ZmqAddress), String> {
         return Err("the pod's name is missing; expected NAME=zmq://host:port".to_owned());
     }
     let address = format!("zmq://{address}").parse();
-    Ok((pod.into(), address.map_err(|error: wornpath_events::AddressError| error.to_string())?))
+    Ok((pod.into(), address.map_err(|error: wornpath_events::ZmqAddressError| error.to_string())?))
 }
 
-fn broker(text: &str) -> Result<Broker, String> {
+fn broker(text: &str) -> Result<RelayBroker, String> {
     const EXPECTED: &str =
         "expected nats://host:port/STREAM, redis://host:port/PREFIX or kafka://host:port/TOPIC";
     let (scheme, rest) = text.split_once("://").ok_or(EXPECTED)?;
     let kind = match scheme {
-        "nats" => Kind::Nats,
-        "redis" => Kind::Redis,
-        "kafka" => Kind::Kafka,
+        "nats" => BrokerKind::Nats,
+        "redis" => BrokerKind::Redis,
+        "kafka" => BrokerKind::Kafka,
         _ => return Err(EXPECTED.to_owned()),
     };
     let (server, stream) = rest.split_once('/').ok_or(EXPECTED)?;
     if server.is_empty() || stream.is_empty() {
         return Err(EXPECTED.to_owned());
     }
-    Ok(Broker { kind, url: format!("{scheme}://{server}"), stream: stream.to_owned() })
+    Ok(RelayBroker { kind, url: format!("{scheme}://{server}"), stream: stream.to_owned() })
 }
 
 /// Two relays of one pod in one process would take each other for a restart of the engine.
@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &RelayArguments, out: &mut impl Write) -> anyhow::R
         let mut pods = JoinSet::new();
         for (pod, address) in &arguments.from {
             let transport = ZeroMq::new(pod.clone(), address.clone()).with_originals();
-            let carried = Carried { transport, pod: pod.clone(), epoch };
+            let carried = RelayTotals { transport, pod: pod.clone(), epoch };
             spawn(&mut pods, &arguments.to, carried)?;
             writeln!(out, "relaying {pod} from {address} to {}", without_login(&arguments.to.url))?;
         }
@@ -111,29 +111,29 @@ fn starting_epoch() -> Epoch {
 }
 
 /// One pod on its way to a broker.
-struct Carried {
+struct RelayTotals {
     transport: ZeroMq,
     pod: PodName,
     epoch: Epoch,
 }
 
-impl Carried {
+impl RelayTotals {
     #[cfg_attr(not(any(feature = "nats", feature = "redis", feature = "kafka")), allow(dead_code))]
     async fn over<S: Sink>(self, sink: S) {
         let name = self.pod.clone();
         let mut has_left_out = false;
-        let report = move |news: RelayNews<'_>| match news {
-            RelayNews::EngineHeard => eprintln!("{name}: the engine can be heard"),
-            RelayNews::EngineUnheard(why) => {
+        let report = move |news: RelayEvent<'_>| match news {
+            RelayEvent::EngineHeard => eprintln!("{name}: the engine can be heard"),
+            RelayEvent::EngineUnheard(why) => {
                 eprintln!("{name}: the engine cannot be heard: {why}; trying again");
             }
-            RelayNews::Broker(error @ SinkError::Unreachable(_)) => {
+            RelayEvent::Broker(error @ SinkError::Unreachable(_)) => {
                 eprintln!("{name}: {error}; trying again");
             }
             // Where one is too large others will be, and routers count them.
-            RelayNews::Broker(SinkError::TooLarge { .. })
+            RelayEvent::Broker(SinkError::TooLarge { .. })
                 if std::mem::replace(&mut has_left_out, true) => {}
-            RelayNews::Broker(error) => eprintln!("{name}: {error}"),
+            RelayEvent::Broker(error) => eprintln!("{name}: {error}"),
         };
         relay(self.transport, sink, self.pod, self.epoch, report).await;
     }
@@ -147,22 +147,22 @@ impl Carried {
         reason = "there is nobody to carry to"
     )
 )]
-fn spawn(pods: &mut JoinSet<()>, broker: &Broker, carried: Carried) -> anyhow::Result<()> {
+fn spawn(pods: &mut JoinSet<()>, broker: &RelayBroker, carried: RelayTotals) -> anyhow::Result<()> {
     match broker.kind {
         #[cfg(feature = "nats")]
-        Kind::Nats => {
+        BrokerKind::Nats => {
             let sink = wornpath_events::NatsSink::new(&broker.url, &broker.stream);
             pods.spawn(carried.over(sink));
             Ok(())
         }
         #[cfg(feature = "redis")]
-        Kind::Redis => {
+        BrokerKind::Redis => {
             let sink = wornpath_events::RedisSink::new(&broker.url, &broker.stream)?;
             pods.spawn(carried.over(sink));
             Ok(())
         }
         #[cfg(feature = "kafka")]
-        Kind::Kafka => {
+        BrokerKind::Kafka => {
             let brokers = broker.url.trim_start_matches("kafka://");
             pods.spawn(carried.over(wornpath_events::KafkaSink::new(brokers, &broker.stream)));
             Ok(())

@@ -8,15 +8,17 @@ use crate::input;
 use crate::numbers;
 use anyhow::{Context, ensure};
 use clap::Args;
-use progress::Progress;
+use progress::ReplayProgress;
 use serde_json::json;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use wornpath_routing::{Role, Surroundings};
-use wornpath_sim::replay::{Fleet, Percentiles, Run, Summary, Trace, html_report, replay_watched};
+use wornpath_routing::{ProfileEnv, Role};
+use wornpath_sim::replay::{
+    Percentiles, ReplayFleet, ReplayRun, Summary, Trace, html_report, replay_watched,
+};
 
 /// Replay a trace against simulated engines and compare routing profiles
 ///
@@ -94,7 +96,7 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
     check_outputs(arguments)?;
     // Before anything runs for minutes, and all of them. Simulated engines answer whole requests.
     let roles = Some(vec![Role::named(Role::SERVE)]);
-    let surroundings = Surroundings { roles, ..Surroundings::default() };
+    let surroundings = ProfileEnv { roles, ..ProfileEnv::default() };
     let mut code = ExitCode::SUCCESS;
     for path in &arguments.profiles {
         if let Err(problems) = check(path, &surroundings)? {
@@ -139,13 +141,13 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         for seed in 1..=arguments.seeds {
             let traffic = trace.clone().cloned(copies, seed);
             let traffic = traffic.jittered(arguments.jitter, seed).faster(speed);
-            let fleet = Fleet {
+            let fleet = ReplayFleet {
                 kv_tokens: arguments.kv_tokens,
                 events_delay: arguments.events_delay,
-                ..Fleet::new(engine.clone(), usize::from(arguments.pods), seed)
+                ..ReplayFleet::new(engine.clone(), usize::from(arguments.pods), seed)
             };
             let file = path.display().to_string();
-            let progress = Progress::new(&name, (seed, arguments.seeds), traffic.turns.len());
+            let progress = ReplayProgress::new(&name, (seed, arguments.seeds), traffic.turns.len());
             let mut watch = |ended| progress.iter().for_each(|progress| progress.show(ended));
             let records = replay_watched(&traffic, (&file, &yaml), &fleet, &mut watch)?;
             drop(progress);
@@ -163,7 +165,8 @@ pub(crate) fn run(arguments: &ReplayArguments, out: &mut impl Write) -> anyhow::
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     if let Some(path) = &arguments.html {
-        let runs = first_runs.iter().map(|(name, trace, records)| Run { name, trace, records });
+        let runs =
+            first_runs.iter().map(|(name, trace, records)| ReplayRun { name, trace, records });
         let page = html_report(&title, &runs.collect::<Vec<_>>());
         std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }

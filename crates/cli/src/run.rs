@@ -1,13 +1,13 @@
 //! `wornpath run`: a file of prompts, planned, sent to engines, and every line answered once.
 
 mod order;
+mod prepare;
 mod progress;
-mod setting_out;
 
 use crate::numbers;
 use crate::run::order::put_in_order;
+use crate::run::prepare::{PreparedRun, RunStart, paths, set_out};
 use crate::run::progress::Display;
-use crate::run::setting_out::{Start, Trip, paths, set_out};
 use crate::server::CertificateArguments;
 use anyhow::Context;
 use clap::Args;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
-use wornpath_jobs::{Progress, Publish, RealDisk, Results, TokenUsage, Wish};
+use wornpath_jobs::{Publish, RealDisk, Results, RunControl, RunProgress, TokenUsage};
 
 /// Every line has a record, and some of them say that it failed.
 const SOME_FAILED: u8 = 1;
@@ -126,8 +126,8 @@ enum Early {
 /// Runs the file.
 pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Result<ExitCode> {
     let trip = match set_out(arguments)? {
-        Start::Go(trip) => *trip,
-        Start::Done { failed } => {
+        RunStart::Go(trip) => *trip,
+        RunStart::Done { failed } => {
             writeln!(out, "{}: all lines are there, nothing to do", arguments.output.display())?;
             if failed == 0 {
                 return Ok(ExitCode::SUCCESS);
@@ -136,7 +136,7 @@ pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Res
             return Ok(ExitCode::from(SOME_FAILED));
         }
     };
-    let Trip { input, paths, predicted, work, .. } = &trip;
+    let PreparedRun { input, paths, predicted, work, .. } = &trip;
     let (input, paths, predicted) = (*input, paths.clone(), *predicted);
     let copies = work.copies.count();
     let runtime =
@@ -201,13 +201,13 @@ pub(crate) fn run(arguments: &RunArguments, out: &mut impl Write) -> anyhow::Res
 
 /// Runs until all is done, or until a reason to stop.
 async fn drive(
-    trip: Trip,
+    trip: PreparedRun,
     arguments: &RunArguments,
 ) -> anyhow::Result<(Results, Option<Early>, Duration)> {
     let started = Instant::now();
-    let (wish, wishes) = watch::channel(Wish::GoOn);
-    let (progress, seen) = watch::channel(Progress::default());
-    let Trip { conductor, work, pods, results, .. } = trip;
+    let (wish, wishes) = watch::channel(RunControl::GoOn);
+    let (progress, seen) = watch::channel(RunProgress::default());
+    let PreparedRun { conductor, work, pods, results, .. } = trip;
     let channels = (wishes, progress);
     let mut running =
         tokio::spawn(wornpath_jobs::run(conductor, work, Arc::new(pods), results, channels));
@@ -222,7 +222,7 @@ async fn drive(
         () = until(arguments.deadline) => Early::Deadline,
         () = nobody_there(seen, arguments) => Early::NoPods,
     };
-    wish.send_replace(Wish::Stop);
+    wish.send_replace(RunControl::Stop);
     let finished = running.await?.context(CANNOT_GO_ON)?;
     display.abort();
     // Its line is finished before anything else is said.
@@ -244,7 +244,7 @@ async fn until(deadline: Option<Duration>) {
 }
 
 /// Ends when no pod could be reached for too long.
-async fn nobody_there(mut seen: watch::Receiver<Progress>, arguments: &RunArguments) {
+async fn nobody_there(mut seen: watch::Receiver<RunProgress>, arguments: &RunArguments) {
     let all = arguments.pods.len();
     loop {
         if seen.wait_for(|progress| progress.gone == all).await.is_err() {

@@ -13,8 +13,8 @@ use std::time::Duration;
 use wornpath_gateway::admin::{Setup, StartError, start_with};
 use wornpath_gateway::config::{Config, Tokenizers};
 use wornpath_gateway::{
-    BatchRules, BatchesError, BlockSize, EventSource, Kept, ModelSettings, PodSettings, Reveal,
-    ServeError, Settings, Sharing, serve, serve_batches,
+    BatchRules, BatchStoreSettings, BatchesError, BlockSize, DebugHeaders, EventSource,
+    ModelSettings, PodSettings, ReplicaSettings, ServeError, Settings, serve, serve_batches,
 };
 use wornpath_routing::Role;
 
@@ -220,14 +220,14 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
         settings.client = SocketAddr::new(host, arguments.port.unwrap_or(settings.client.port()));
     }
     if arguments.isolate_tenants {
-        settings.sharing = Sharing::Isolated;
+        settings.sharing = ReplicaSettings::Isolated;
         tracing::warn!(
             "--isolate-tenants: tenants are kept apart by `cache_salt`, which vLLM and SGLang know; an engine that does not \
              know it shares its cache between them"
         );
     }
     if arguments.reveal_pods {
-        settings.reveal = Reveal::Pod;
+        settings.reveal = DebugHeaders::Pod;
     }
     settings.admin = arguments.admin.or(settings.admin);
     tenants::set(&arguments.api_key, &mut settings.tenants)?;
@@ -301,13 +301,15 @@ fn set_model(arguments: &ServeArguments, models: &mut Vec<ModelSettings>) -> any
 fn batch(arguments: &ServeArguments, from_file: Option<BatchRules>) -> Option<BatchRules> {
     let Some(written) = &arguments.batches else {
         let mut rules = from_file?;
-        if let (Kept::Folder(folder), Some(config)) = (&mut rules.kept, &arguments.config) {
+        if let (BatchStoreSettings::Folder(folder), Some(config)) =
+            (&mut rules.kept, &arguments.config)
+        {
             // Paths in a configuration start beside it.
             *folder = config.parent().unwrap_or(Path::new("")).join(&*folder);
         }
         return Some(rules);
     };
-    let kept = Kept::at(written);
+    let kept = BatchStoreSettings::at(written);
     Some(match from_file {
         Some(rules) => BatchRules { kept, ..rules },
         None => BatchRules::kept(kept),

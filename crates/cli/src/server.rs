@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use wornpath_execution::{PodTls, tls_error};
-use wornpath_gateway::tls::{Identity, TlsError, pod_tls, roots};
+use wornpath_gateway::tls::{ServerIdentity, TlsError, pod_tls, roots};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -40,9 +40,9 @@ impl CertificateArguments {
     fn read(&self) -> anyhow::Result<Option<PodTls>> {
         let own = match (&self.certificate, &self.key) {
             (None, None) => None,
-            (Some(chain), Some(key)) => Some(Identity::new(
-                read("--certificate", chain, Identity::chain)?,
-                read("--key", key, Identity::key)?,
+            (Some(chain), Some(key)) => Some(ServerIdentity::new(
+                read("--certificate", chain, ServerIdentity::chain)?,
+                read("--key", key, ServerIdentity::key)?,
             )),
             _ => bail!("--certificate and --key belong together; give both or neither"),
         };

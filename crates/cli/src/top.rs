@@ -1,8 +1,8 @@
 //! `wornpath top`: the dashboard in a terminal, from the same stream.
 
+mod format;
 mod screen;
 mod table;
-mod words;
 
 use crate::server::{CertificateArguments, Server};
 use anyhow::{Context, bail, ensure};
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &TopArguments, out: &mut impl Write) -> anyhow::Res
     ensure!(arguments.once || is_terminal, "the output is no terminal; use --once to look once");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut stream = Stream::open(arguments).await?;
+        let mut stream = TopStream::open(arguments).await?;
         if arguments.once {
             return once(&mut stream, out).await;
         }
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &TopArguments, out: &mut impl Write) -> anyhow::Res
 }
 
 /// Rates come with the second snapshot.
-async fn once(stream: &mut Stream, out: &mut impl Write) -> anyhow::Result<()> {
+async fn once(stream: &mut TopStream, out: &mut impl Write) -> anyhow::Result<()> {
     loop {
         let snapshot = stream.next().await?;
         if !snapshot["rates"].is_null() {
@@ -83,7 +83,7 @@ async fn once(stream: &mut Stream, out: &mut impl Write) -> anyhow::Result<()> {
     }
 }
 
-async fn watch(stream: &mut Stream, out: &mut impl Write) -> anyhow::Result<()> {
+async fn watch(stream: &mut TopStream, out: &mut impl Write) -> anyhow::Result<()> {
     loop {
         let snapshot = stream.next().await?;
         let size = rustix::termios::tcgetwinsize(std::io::stdout());
@@ -99,14 +99,14 @@ async fn watch(stream: &mut Stream, out: &mut impl Write) -> anyhow::Result<()> 
 }
 
 /// The admin plane's stream of snapshots.
-struct Stream {
+struct TopStream {
     body: Incoming,
     read: Vec<u8>,
     /// Drives the connection.
     _connection: JoinSet<()>,
 }
 
-impl Stream {
+impl TopStream {
     async fn open(arguments: &TopArguments) -> anyhow::Result<Self> {
         let named = ("--admin", arguments.admin.as_str());
         let server = Server::at("the admin plane", named, &arguments.certificates)?;

@@ -58,15 +58,15 @@ struct RecordArguments {
 
 /// What the admin plane answers.
 #[derive(Deserialize)]
-struct Heard {
+struct RecordingEvent {
     now_us: u64,
     next: u64,
     missed: u64,
-    requests: Vec<Taken>,
+    requests: Vec<RecordingPart>,
 }
 
 #[derive(Deserialize)]
-struct Taken {
+struct RecordingPart {
     arrived_us: u64,
     model: String,
     block_tokens: usize,
@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &TraceArguments, out: &mut impl Write) -> anyhow::R
     runtime.block_on(async {
         // Asked once before the file is made: a gateway that cannot be reached leaves none behind.
         let first = ask(&service, None).await?;
-        let mut tape = Tape::create(&arguments.file, first.now_us)?;
+        let mut tape = Recording::create(&arguments.file, first.now_us)?;
         tape.model.clone_from(&arguments.model);
         writeln!(out, "recording to {}; ctrl-C ends it", arguments.file.display())?;
         out.flush()?;
@@ -100,13 +100,13 @@ async fn record(
     service: &Service,
     mut next: u64,
     arguments: &RecordArguments,
-    tape: &mut Tape,
+    tape: &mut Recording,
 ) -> anyhow::Result<()> {
     let end = tokio::time::sleep(arguments.time.unwrap_or(Duration::MAX));
     // One listener for the whole time: a signal that comes while the gateway is asked is not lost.
     let interrupted = wornpath_gateway::told_to_end();
     tokio::pin!(end, interrupted);
-    let is_full = |tape: &Tape| arguments.requests.is_some_and(|most| tape.written >= most);
+    let is_full = |tape: &Recording| arguments.requests.is_some_and(|most| tape.written >= most);
     let mut is_over = false;
     while !is_over && !is_full(tape) {
         is_over = tokio::select! {
@@ -137,14 +137,14 @@ async fn record(
     Ok(())
 }
 
-async fn ask(service: &Service, after: Option<u64>) -> anyhow::Result<Heard> {
+async fn ask(service: &Service, after: Option<u64>) -> anyhow::Result<RecordingEvent> {
     let query = after.map_or_else(String::new, |after| format!("?after={after}"));
     let heard = service.get(&format!("/traffic{query}")).await?;
     serde_json::from_value(heard).context("the answer of the admin plane cannot be read")
 }
 
 /// The file, and what it needs to be written.
-struct Tape {
+struct Recording {
     file: BufWriter<File>,
     model: Option<String>,
     /// The number of each block so far.
@@ -160,7 +160,7 @@ struct Tape {
     other_blocks: u64,
 }
 
-impl Tape {
+impl Recording {
     fn create(path: &Path, zero: u64) -> anyhow::Result<Self> {
         let file = File::create_new(path)
             .with_context(|| format!("cannot make {}; name a new file", path.display()))?;
@@ -177,7 +177,7 @@ impl Tape {
         })
     }
 
-    fn write(&mut self, taken: &Taken) -> anyhow::Result<()> {
+    fn write(&mut self, taken: &RecordingPart) -> anyhow::Result<()> {
         if self.model.as_ref().is_some_and(|model| *model != taken.model) {
             return Ok(());
         }

@@ -8,7 +8,7 @@ mod served;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 use wornpath_events::wire::records;
-use wornpath_events::zmtp::Publisher;
+use wornpath_events::zmtp::ZmtpPublisher;
 
 fn tail(arguments: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_wornpath");
@@ -23,7 +23,7 @@ fn a_live_stream_is_decoded_and_what_is_missing_in_it_is_named() {
     );
     let capture = std::fs::read(capture).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let publisher = runtime.block_on(Publisher::bind("127.0.0.1:0")).unwrap();
+    let publisher = runtime.block_on(ZmtpPublisher::bind("127.0.0.1:0")).unwrap();
     let source = format!("zmq://{}", publisher.address());
     let run = std::thread::scope(|scope| {
         let run = scope.spawn(|| tail(&["--from", &source, "--limit", "3"]));
@@ -58,7 +58,7 @@ fn whoever_listens_to_nobody_is_told_why_until_somebody_publishes() {
     assert!(why.starts_with(&format!("not connected to zmq://{free}: ")), "{why}");
     assert!(why.contains("refused"), "{why}");
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let _publisher = runtime.block_on(Publisher::bind(&free.to_string())).unwrap();
+    let _publisher = runtime.block_on(ZmtpPublisher::bind(&free.to_string())).unwrap();
     let connected = format!("connected to zmq://{free}");
     assert!(said.any(|line| line == connected));
     child.kill().unwrap();

@@ -11,11 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use wornpath_blocks::{BlockHash, BlockHasher, HashKey, Scope};
 use wornpath_events::wire::{
-    Batch, Dialect, Event, HashForm, Layout, Limits as WireLimits, Message, Removed, Stored,
-    decode, encode,
+    HashForm, WireBatch, WireDialect, WireEvent, WireLayout, WireLimits, WireMessage, WireRemoved,
+    WireStored, decode, encode,
 };
-use wornpath_events::{Abilities, Heading, Names, Pod, Rules, Said, Serving, Via};
-use wornpath_index::{Answer, EngineHash, Index, Limits, Tier, Writer};
+use wornpath_events::{
+    BatchId, BlockIdScheme, Capabilities, Delivery, FeedRules, PodFeed, ServedModel, SourceMessage,
+};
+use wornpath_index::{Depths, EngineHash, Index, IndexLimits, IndexWriter, Tier};
 
 const BLOCK: usize = 16;
 /// Blocks of one prompt, which come and go together.
@@ -26,12 +28,12 @@ const BATCHES: u64 = 8_000;
 const ROUNDS: usize = 5;
 
 fn main() {
-    let batches: Vec<Batch> = (0..BATCHES).map(batch).collect();
+    let batches: Vec<WireBatch> = (0..BATCHES).map(batch).collect();
     let blocks: usize = batches.iter().map(blocks).sum();
     let raw: Vec<Vec<u8>> = batches.iter().map(payload).collect();
     println!("{BATCHES} batches with {blocks} event blocks; best of {ROUNDS}");
     report("decoded batches, applied", blocks, || {
-        let (mut pod, mut writer, source) = pod(&Index::new(Limits::default(), 1));
+        let (mut pod, mut writer, source) = pod(&Index::new(IndexLimits::default(), 1));
         let said: Vec<_> = batches.iter().map(|batch| Box::new(batch.clone())).collect();
         let start = now();
         for (sequence, batch) in (0..).zip(said) {
@@ -40,15 +42,16 @@ fn main() {
         start.elapsed()
     });
     report("raw frames, decoded and applied", blocks, || {
-        let (mut pod, mut writer, source) = pod(&Index::new(Limits::default(), 1));
+        let (mut pod, mut writer, source) = pod(&Index::new(IndexLimits::default(), 1));
         let start = now();
         for (sequence, payload) in (0_u64..).zip(&raw) {
             let number = sequence.to_be_bytes();
             let frames = [&b"kv@pod@model"[..], &number, payload];
-            let Message::Batch { sequence, payload, .. } = Message::parse(&frames).unwrap() else {
+            let WireMessage::Batch { sequence, payload, .. } = WireMessage::parse(&frames).unwrap()
+            else {
                 panic!("a batch is no end of a replay")
             };
-            let mut batch = Box::<Batch>::default();
+            let mut batch = Box::<WireBatch>::default();
             decode(payload, &WireLimits::default(), &mut batch).unwrap();
             hear(&mut pod, &mut writer, source, (sequence, batch));
         }
@@ -67,8 +70,8 @@ fn rate(blocks: usize, time: Duration) -> f64 {
 }
 
 /// Queries for prompts that come and go, timed one by one.
-fn queries(batches: &[Batch]) {
-    let index = Index::new(Limits::default(), 1);
+fn queries(batches: &[WireBatch]) {
+    let index = Index::new(IndexLimits::default(), 1);
     let (mut pod, mut writer, source) = pod(&index);
     let said = |number: usize| Box::new(batches[number].clone());
     for sequence in 0..HELD {
@@ -103,7 +106,7 @@ fn ask(index: &Index, prompts: u64) -> (Duration, Duration) {
             chain
         })
         .collect();
-    let (mut reader, mut answer) = (index.reader(), Answer::default());
+    let (mut reader, mut answer) = (index.reader(), Depths::default());
     let mut times: Vec<Duration> = (0..200_000)
         .map(|turn| {
             let start = now();
@@ -115,38 +118,42 @@ fn ask(index: &Index, prompts: u64) -> (Duration, Duration) {
     (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
-fn pod(index: &Index) -> (Pod, Writer, wornpath_events::SourceId) {
-    let serving = Serving {
+fn pod(index: &Index) -> (PodFeed, IndexWriter, wornpath_events::SourceId) {
+    let serving = ServedModel {
         key: HashKey::DEFAULT,
         model: "model".to_owned(),
         block_size: NonZeroUsize::new(BLOCK).unwrap(),
-        names: Names::OfTheEngine,
+        names: BlockIdScheme::OfTheEngine,
     };
     let id = index.add_pod().unwrap();
-    let mut pod = Pod::new(index, id, serving, Rules::default()).unwrap();
-    let source = pod.add_source(Abilities { replay: true, snapshot: false, relayed: false });
+    let mut pod = PodFeed::new(index, id, serving, FeedRules::default()).unwrap();
+    let source = pod.add_source(Capabilities { replay: true, snapshot: false, relayed: false });
     (pod, index.writer(), source)
 }
 
 fn hear(
-    pod: &mut Pod,
-    writer: &mut Writer,
+    pod: &mut PodFeed,
+    writer: &mut IndexWriter,
     source: wornpath_events::SourceId,
-    (sequence, batch): (u64, Box<Batch>),
+    (sequence, batch): (u64, Box<WireBatch>),
 ) {
-    let heading = Heading { sequence: Some(sequence), ..Heading::default() };
-    let said = Said::Batch { heading, via: Via::Live, batch };
+    let heading = BatchId { sequence: Some(sequence), ..BatchId::default() };
+    let said = SourceMessage::Batch { heading, via: Delivery::Live, batch };
     pod.hear(writer, source, said, Duration::ZERO).unwrap();
 }
 
 /// A new prompt, and the eviction of the oldest once there are enough.
-fn batch(number: u64) -> Batch {
-    let mut batch = Batch::default();
+fn batch(number: u64) -> WireBatch {
+    let mut batch = WireBatch::default();
     if let Some(oldest) = number.checked_sub(HELD) {
         let names: Vec<_> = names(oldest).into_iter().rev().collect();
-        batch.push(Event::Removed(Removed { blocks: &names, tier: Tier::Gpu, group: None }));
+        batch.push(WireEvent::Removed(WireRemoved {
+            blocks: &names,
+            tier: Tier::Gpu,
+            group: None,
+        }));
     }
-    batch.push(Event::Stored(Stored::plain(&names(number), None, &tokens(number))));
+    batch.push(WireEvent::Stored(WireStored::plain(&names(number), None, &tokens(number))));
     batch
 }
 
@@ -161,18 +168,18 @@ fn tokens(prompt: u64) -> Vec<u32> {
         .collect()
 }
 
-fn payload(batch: &Batch) -> Vec<u8> {
+fn payload(batch: &WireBatch) -> Vec<u8> {
     let mut payload = Vec::new();
-    let dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Digest };
+    let dialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Digest };
     encode(batch, dialect, &mut payload);
     payload
 }
 
-fn blocks(batch: &Batch) -> usize {
-    let count = |event: Event<'_>| match event {
-        Event::Stored(stored) => stored.blocks.len(),
-        Event::Removed(removed) => removed.blocks.len(),
-        Event::Cleared => 0,
+fn blocks(batch: &WireBatch) -> usize {
+    let count = |event: WireEvent<'_>| match event {
+        WireEvent::Stored(stored) => stored.blocks.len(),
+        WireEvent::Removed(removed) => removed.blocks.len(),
+        WireEvent::Cleared => 0,
     };
     batch.events().map(count).sum()
 }

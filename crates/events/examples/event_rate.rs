@@ -9,8 +9,8 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 use wornpath_blocks::HashKey;
 use wornpath_events::Translator;
-use wornpath_events::wire::{Batch, Limits, Message, decode, records};
-use wornpath_index::Event;
+use wornpath_events::wire::{WireBatch, WireLimits, WireMessage, decode, records};
+use wornpath_index::CacheEvent;
 
 #[allow(clippy::disallowed_methods, reason = "measuring is about the clock")]
 fn main() {
@@ -43,21 +43,23 @@ fn main() {
     }
 }
 
-fn replay(messages: &[Vec<&[u8]>], mut step: impl FnMut(&Batch) -> usize) -> usize {
-    let mut batch = Batch::default();
+fn replay(messages: &[Vec<&[u8]>], mut step: impl FnMut(&WireBatch) -> usize) -> usize {
+    let mut batch = WireBatch::default();
     let mut blocks = 0;
     for frames in messages {
-        let Message::Batch { payload, .. } = Message::parse(frames).unwrap() else { continue };
-        decode(payload, &Limits::default(), &mut batch).unwrap();
+        let WireMessage::Batch { payload, .. } = WireMessage::parse(frames).unwrap() else {
+            continue;
+        };
+        decode(payload, &WireLimits::default(), &mut batch).unwrap();
         blocks += step(std::hint::black_box(&batch));
     }
     blocks
 }
 
-fn blocks(event: &Event<'_>) -> usize {
+fn blocks(event: &CacheEvent<'_>) -> usize {
     match event {
-        Event::Stored(stored) => stored.blocks.len(),
-        Event::Removed { blocks, .. } => blocks.len(),
-        Event::Cleared => 0,
+        CacheEvent::Stored(stored) => stored.blocks.len(),
+        CacheEvent::Removed { blocks, .. } => blocks.len(),
+        CacheEvent::Cleared => 0,
     }
 }

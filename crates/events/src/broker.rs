@@ -19,30 +19,31 @@ pub use nats::{Nats, NatsSink};
 #[cfg(feature = "redis")]
 pub use redis::{RedisSink, RedisStreams};
 
-mod following;
+mod follower;
 
-pub(crate) use following::Following;
+pub(crate) use follower::BrokerFollower;
 
+use crate::message::{BatchId, Delivery, Epoch, SourceHeartbeat, SourceMessage};
 use crate::relay::SinkError;
-use crate::said::{Beat, Epoch, Heading, Said, Via};
-use crate::transport::{Heard, PodName};
-use crate::wire::{self, Batch, Envelope, Limits};
-use following::{Broker, Failure};
+use crate::transport::{PodName, SourceSignal};
+use crate::wire::{self, Envelope, WireBatch, WireLimits};
+use follower::{Broker, BrokerFailure};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 const LEFT_OUT: &str = "the relay left this batch out, which is larger than the broker takes";
 
-impl From<Failure> for SinkError {
-    fn from(failure: Failure) -> Self {
-        let other = |failure: Failure| Self::Unreachable(failure.to_string());
+impl From<BrokerFailure> for SinkError {
+    fn from(failure: BrokerFailure) -> Self {
+        let other = |failure: BrokerFailure| Self::Unreachable(failure.to_string());
         failure.downcast().map_or_else(other, |error| *error)
     }
 }
 
 /// What an entry says of its pod. An entry that names another pod than its place is a lie about that pod.
-fn read(pod: &str, entry: &[u8], via: Via) -> Said {
-    let nameless = |reason: String| Said::Malformed { heading: Heading::default(), reason };
+fn read(pod: &str, entry: &[u8], via: Delivery) -> SourceMessage {
+    let nameless =
+        |reason: String| SourceMessage::Malformed { heading: BatchId::default(), reason };
     let envelope = match Envelope::parse(entry) {
         Ok(envelope) => envelope,
         Err(error) => return nameless(error.to_string()),
@@ -51,21 +52,24 @@ fn read(pod: &str, entry: &[u8], via: Via) -> Said {
         return nameless(format!("pod: found `{}`, expected `{pod}`", envelope.pod));
     }
     let (epoch, sequence) = (envelope.epoch.map(Epoch), Some(envelope.sequence));
-    let heading = Heading { epoch, sequence, fingerprint: None };
+    let heading = BatchId { epoch, sequence, fingerprint: None };
     if envelope.payload.is_empty() {
-        return Said::Malformed { heading, reason: LEFT_OUT.to_owned() };
+        return SourceMessage::Malformed { heading, reason: LEFT_OUT.to_owned() };
     }
-    let mut batch = Box::<Batch>::default();
-    if let Err(error) = wire::decode(envelope.payload, &Limits::default(), &mut batch) {
-        return Said::Malformed { heading, reason: error.to_string() };
+    let mut batch = Box::<WireBatch>::default();
+    if let Err(error) = wire::decode(envelope.payload, &WireLimits::default(), &mut batch) {
+        return SourceMessage::Malformed { heading, reason: error.to_string() };
     }
-    Said::Batch { heading, via, batch }
+    SourceMessage::Batch { heading, via, batch }
 }
 
 /// What a relay says beside its entries; nothing if it is no beat of this pod's relay.
-fn read_beat(pod: &str, entry: &[u8]) -> Option<Said> {
+fn read_beat(pod: &str, entry: &[u8]) -> Option<SourceMessage> {
     let envelope = Envelope::parse(entry).ok().filter(|envelope| envelope.pod == pod)?;
-    Some(Said::Beat(Beat { epoch: envelope.epoch.map(Epoch), next: envelope.sequence }))
+    Some(SourceMessage::Beat(SourceHeartbeat {
+        epoch: envelope.epoch.map(Epoch),
+        next: envelope.sequence,
+    }))
 }
 
 /// Takes in what was read for a replay from a number on: who reads from a known place on reads more than that. Where it
@@ -73,38 +77,40 @@ fn read_beat(pod: &str, entry: &[u8]) -> Option<Said> {
 fn take_replayed<P: Clone>(
     pod: &PodName,
     (entry, position): (&[u8], P),
-    (from, marks): (u64, &mut Marks<P>),
-    heard: &mut VecDeque<Heard>,
+    (from, marks): (u64, &mut Positions<P>),
+    heard: &mut VecDeque<SourceSignal>,
 ) {
-    let said = read(pod, entry, Via::Replay);
+    let said = read(pod, entry, Delivery::Replay);
     marks.note(&said, position);
     let is_wanted = match &said {
-        Said::Batch { heading, .. } => heading.sequence >= Some(from),
+        SourceMessage::Batch { heading, .. } => heading.sequence >= Some(from),
         _ => true,
     };
     if is_wanted {
-        heard.push_back(Heard::Of(Arc::clone(pod), said));
+        heard.push_back(SourceSignal::Of(Arc::clone(pod), said));
     }
 }
 
 /// Where in a broker's stream numbers were seen, so that a replay need not begin at its beginning.
 #[derive(Debug)]
-struct Marks<P> {
+struct Positions<P> {
     epoch: Option<Epoch>,
     positions: BTreeMap<u64, P>,
 }
 
-impl<P> Default for Marks<P> {
+impl<P> Default for Positions<P> {
     fn default() -> Self {
         Self { epoch: None, positions: BTreeMap::new() }
     }
 }
 
-impl<P: Clone> Marks<P> {
+impl<P: Clone> Positions<P> {
     const KEPT: usize = 512;
 
-    fn note(&mut self, said: &Said, position: P) {
-        let Said::Batch { heading: Heading { epoch, sequence: Some(sequence), .. }, .. } = said
+    fn note(&mut self, said: &SourceMessage, position: P) {
+        let SourceMessage::Batch {
+            heading: BatchId { epoch, sequence: Some(sequence), .. }, ..
+        } = said
         else {
             return;
         };
@@ -126,12 +132,12 @@ impl<P: Clone> Marks<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Dialect, HashForm, Layout};
+    use crate::wire::{HashForm, WireDialect, WireLayout};
 
     fn entry(epoch: u64, sequence: u64) -> Vec<u8> {
         let mut payload = Vec::new();
-        let dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
-        wire::encode(&Batch::default(), dialect, &mut payload);
+        let dialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
+        wire::encode(&WireBatch::default(), dialect, &mut payload);
         let mut entry = Vec::new();
         Envelope { pod: "a", epoch: Some(epoch), sequence, payload: &payload }.write(&mut entry);
         entry
@@ -139,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_was_replayed_once_is_replayed_from_where_it_was() {
-        let (mut marks, mut heard) = (Marks::default(), VecDeque::new());
+        let (mut marks, mut heard) = (Positions::default(), VecDeque::new());
         let pod: PodName = "a".into();
         for (position, (epoch, sequence)) in
             [(4, 8), (4, 9), (5, 0), (5, 1)].into_iter().enumerate()

@@ -14,36 +14,36 @@
 mod file;
 mod format;
 
-pub use file::{ReadError, Written, read, write};
+pub use file::{CheckpointSize, ReadError, read, write};
 pub use format::{CheckpointError, decode, encode};
 
-use crate::feed::Memo;
-use crate::translate::Names;
+use crate::feed::ResumePoint;
+use crate::translate::BlockIdScheme;
 use wornpath_blocks::BlockHash;
-use wornpath_index::Item;
+use wornpath_index::ExportedBlock;
 
 /// What is written down of one pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Record {
+pub struct PodCheckpoint {
     /// Its name.
     pub pod: String,
     /// What its blocks are called by.
-    pub naming: Naming,
+    pub naming: BlockIdentity,
     /// Where its events stood.
-    pub memo: Memo,
+    pub memo: ResumePoint,
     /// Cache groups that keep only a part of a prefix; removals do not say so again.
     pub partial_groups: Vec<u32>,
     /// Everything it held.
-    pub items: Vec<Item>,
+    pub items: Vec<ExportedBlock>,
 }
 
 /// What decides what a pod's blocks are called in the index. Under another naming a record means nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Naming {
+pub struct BlockIdentity {
     /// The root of the model's chains, in which the cell's key is.
     pub root: BlockHash,
     /// Tokens per block.
     pub block_size: u32,
     /// What blocks are called that come without tokens.
-    pub names: Names,
+    pub names: BlockIdScheme,
 }

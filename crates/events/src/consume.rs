@@ -1,6 +1,6 @@
 //! Brings transports and pods together: the only part of the crate that runs by itself.
 
-use crate::pods::{Attached, Pods, Voice};
+use crate::pods::{AttachedPod, EventPods, Source};
 use crate::transport::Transport;
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -21,9 +21,9 @@ const TURN: Duration = Duration::from_millis(1);
 
 /// Time since the start, which nobody can set back.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock(Instant);
+pub struct EventClock(Instant);
 
-impl Clock {
+impl EventClock {
     /// Starts at zero.
     #[must_use]
     pub fn start() -> Self {
@@ -38,7 +38,7 @@ impl Clock {
 }
 
 /// Does what is due for all pods, for as long as it is polled.
-pub async fn keep_time(pods: &Pods, clock: Clock) -> Infallible {
+pub async fn keep_time(pods: &EventPods, clock: EventClock) -> Infallible {
     let mut writer = pods.index().writer();
     loop {
         tokio::time::sleep(TICK).await;
@@ -47,15 +47,19 @@ pub async fn keep_time(pods: &Pods, clock: Clock) -> Infallible {
 }
 
 /// Feeds the pods, whenever they come, from a transport, for as long as it is polled.
-pub async fn consume<T: Transport>(transport: T, pods: &Pods, clock: Clock) -> Infallible {
+pub async fn consume<T: Transport>(
+    transport: T,
+    pods: &EventPods,
+    clock: EventClock,
+) -> Infallible {
     let attached = pods.attach(transport.name(), transport.abilities());
-    let _place = Place { pods, voice: Arc::clone(&attached.voice), clock };
+    let _place = FeedKey { pods, voice: Arc::clone(&attached.voice), clock };
     carry(transport, attached, pods, clock).await
 }
 
 /// Feeds the pods that are there from transports that `make` makes: if one panics, its pods are unsure, and the
 /// next one takes over.
-pub async fn supervise<T, M>(mut make: M, pods: &Arc<Pods>, clock: Clock) -> Infallible
+pub async fn supervise<T, M>(mut make: M, pods: &Arc<EventPods>, clock: EventClock) -> Infallible
 where
     T: Transport + 'static,
     M: FnMut() -> T,
@@ -63,7 +67,7 @@ where
     loop {
         let transport = make();
         let attached = pods.attach_to_present(transport.name(), transport.abilities());
-        let place = Place { pods, voice: Arc::clone(&attached.voice), clock };
+        let place = FeedKey { pods, voice: Arc::clone(&attached.voice), clock };
         until_panic(carry(transport, attached, pods, clock)).await;
         drop(place);
         tokio::time::sleep(RESTART).await;
@@ -84,9 +88,9 @@ async fn until_panic(work: impl Future<Output = Infallible>) {
 
 async fn carry<T: Transport>(
     mut transport: T,
-    mut attached: Attached,
-    pods: &Pods,
-    clock: Clock,
+    mut attached: AttachedPod,
+    pods: &EventPods,
+    clock: EventClock,
 ) -> Infallible {
     let mut writer = pods.index().writer();
     let mut turn = Instant::now();
@@ -103,13 +107,13 @@ async fn carry<T: Transport>(
 }
 
 /// A transport's place, which it leaves however it ends.
-struct Place<'a> {
-    pods: &'a Pods,
-    voice: Arc<Voice>,
-    clock: Clock,
+struct FeedKey<'a> {
+    pods: &'a EventPods,
+    voice: Arc<Source>,
+    clock: EventClock,
 }
 
-impl Drop for Place<'_> {
+impl Drop for FeedKey<'_> {
     fn drop(&mut self) {
         // What panicked could do so again, which would end the process.
         if !std::thread::panicking() {

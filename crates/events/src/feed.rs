@@ -20,26 +20,26 @@
 //! The limit: a source without epochs and without replay shows a restart only by breaking its connection
 //! or by a low number, and what it lost stays unknown.
 
-mod answers;
-mod hearing;
-mod lives;
-mod need;
-mod pace;
-mod recall;
+mod backoff;
+mod epoch;
+mod liveness;
 mod recent;
+mod recovery;
+mod replies;
+mod resume;
 mod rules;
 mod status;
 
-pub use need::Step;
-pub use recall::Memo;
-pub use rules::Rules;
-pub use status::{FeedCounters, Recalled, State, Status};
+pub use recovery::FeedStep;
+pub use resume::ResumePoint;
+pub use rules::FeedRules;
+pub use status::{FeedCounters, FeedState, FeedStatus, Resumed};
 
-use crate::said::{Abilities, Epoch, Heading, Via};
-use lives::{Life, Rival};
-use need::Asked;
-use pace::Pace;
-use recent::{Recent, Repetition};
+use crate::message::{BatchId, Capabilities, Delivery, Epoch};
+use backoff::Backoff;
+use epoch::{EpochRelation, RivalEpoch};
+use recent::{RecentBatches, Repetition};
+use recovery::PendingQuery;
 use status::Rate;
 use std::collections::{BTreeMap, VecDeque};
 use wornpath_index::{Applied, Moment};
@@ -67,7 +67,7 @@ impl Rebuild {
 
 /// What to do with a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Admission {
+pub enum BatchAdmission {
     /// Apply it, and tell [`Feed::applied`].
     Apply,
     /// Begin anew, then apply it.
@@ -79,8 +79,8 @@ pub enum Admission {
 }
 
 #[derive(Debug)]
-struct Source {
-    abilities: Abilities,
+struct FeedSource {
+    abilities: Capabilities,
     connected: bool,
     is_gone: bool,
 }
@@ -88,18 +88,18 @@ struct Source {
 /// The state of knowledge about one pod.
 #[derive(Debug)]
 pub struct Feed {
-    rules: Rules,
-    sources: Vec<Source>,
+    rules: FeedRules,
+    sources: Vec<FeedSource>,
     epoch: Option<Epoch>,
     /// An earlier life that speaks while this one does not.
-    rival: Option<Rival>,
+    rival: Option<RivalEpoch>,
     /// A later life that fell silent and was given up for this one.
     silenced: Option<Epoch>,
     /// The number to be applied next, in this life.
     next: u64,
     /// The highest number known to exist.
     highest: Option<u64>,
-    recent: Recent,
+    recent: RecentBatches,
     /// Batches that the index keeps until their turn, with their fingerprints.
     early: BTreeMap<u64, Option<u64>>,
     /// Whether the source numbers its batches.
@@ -114,13 +114,13 @@ pub struct Feed {
     verifying: bool,
     partial: bool,
     /// What became of what an earlier feed had written down, if anything was.
-    recalled: Option<Recalled>,
+    recalled: Option<Resumed>,
     /// Until when it may wait to be confirmed.
     recalled_until: Option<Moment>,
     /// A replay cannot fill the gap.
     replay_useless: bool,
-    asked: Option<Asked>,
-    pace: Pace,
+    asked: Option<PendingQuery>,
+    pace: Backoff,
     /// A snapshot was applied because digests differed, and no digest has come since.
     cured: bool,
     heard: Option<Moment>,
@@ -136,7 +136,7 @@ pub struct Feed {
 impl Feed {
     /// For a pod of which nothing is known.
     #[must_use]
-    pub fn new(rules: Rules) -> Self {
+    pub fn new(rules: FeedRules) -> Self {
         Self {
             rules,
             sources: Vec::new(),
@@ -145,7 +145,7 @@ impl Feed {
             silenced: None,
             next: 0,
             highest: None,
-            recent: Recent::default(),
+            recent: RecentBatches::default(),
             early: BTreeMap::new(),
             numbered: false,
             based: false,
@@ -157,7 +157,7 @@ impl Feed {
             recalled_until: None,
             replay_useless: false,
             asked: None,
-            pace: Pace::default(),
+            pace: Backoff::default(),
             cured: false,
             heard: None,
             malformed: VecDeque::new(),
@@ -171,13 +171,13 @@ impl Feed {
     }
 
     /// Goes by other rules from now on.
-    pub fn set_rules(&mut self, rules: Rules) {
+    pub fn set_rules(&mut self, rules: FeedRules) {
         self.rules = rules;
     }
 
     /// Another source of this pod.
-    pub fn add_source(&mut self, abilities: Abilities) -> SourceId {
-        let source = Source { abilities, connected: false, is_gone: false };
+    pub fn add_source(&mut self, abilities: Capabilities) -> SourceId {
+        let source = FeedSource { abilities, connected: false, is_gone: false };
         if let Some(at) = self.sources.iter().position(|source| source.is_gone) {
             self.sources[at] = source;
             return SourceId(at);
@@ -189,8 +189,8 @@ impl Feed {
     /// A source that is disconnected does not come back: nothing can be asked of it.
     pub fn remove_source(&mut self, from: SourceId) {
         if let Some(source) = self.sources.get_mut(from.0) {
-            let abilities = Abilities::default();
-            *source = Source { abilities, connected: false, is_gone: true };
+            let abilities = Capabilities::default();
+            *source = FeedSource { abilities, connected: false, is_gone: true };
         }
     }
 
@@ -219,14 +219,14 @@ impl Feed {
 
     /// The engine's process started then, as learnt from elsewhere.
     pub fn started(&mut self, epoch: Epoch, now: Moment) -> Option<Rebuild> {
-        let life = self.life(Some(epoch), Via::Live, now);
-        if life == Life::Over {
+        let life = self.life(Some(epoch), Delivery::Live, now);
+        if life == EpochRelation::Over {
             self.counters.outdated += 1;
             return None;
         }
         self.hear(now);
         self.epoch = self.epoch.or(Some(epoch));
-        (life == Life::New).then(|| self.begin(Some(epoch)))
+        (life == EpochRelation::New).then(|| self.begin(Some(epoch)))
     }
 
     /// What was said so far is not to be kept, and wanted again: also what could not be understood.
@@ -247,34 +247,40 @@ impl Feed {
     }
 
     /// What to do with a batch.
-    pub fn admit(&mut self, from: SourceId, heading: Heading, via: Via, now: Moment) -> Admission {
+    pub fn admit(
+        &mut self,
+        from: SourceId,
+        heading: BatchId,
+        via: Delivery,
+        now: Moment,
+    ) -> BatchAdmission {
         if self.is_quarantined(now) {
-            return Admission::PassOver;
+            return BatchAdmission::PassOver;
         }
         let life = self.life(heading.epoch, via, now);
-        if life != Life::Over {
+        if life != EpochRelation::Over {
             self.hear_batch(from, via, now);
         }
         if self.numbered && heading.sequence.is_none() {
             self.counters.unnumbered += 1;
-            return Admission::PassOver;
+            return BatchAdmission::PassOver;
         }
         match life {
-            Life::Over => {
+            EpochRelation::Over => {
                 self.counters.outdated += 1;
-                if via == Via::Replay {
+                if via == Delivery::Replay {
                     self.answer_goes_on(from, now);
                 }
-                Admission::PassOver
+                BatchAdmission::PassOver
             }
-            Life::New => {
+            EpochRelation::New => {
                 let rebuild = self.begin(heading.epoch);
                 match self.admit_numbered(from, heading, via, now) {
-                    further @ Admission::RebuildAndApply(_) => further,
-                    _ => Admission::RebuildAndApply(rebuild),
+                    further @ BatchAdmission::RebuildAndApply(_) => further,
+                    _ => BatchAdmission::RebuildAndApply(rebuild),
                 }
             }
-            Life::Same => {
+            EpochRelation::Same => {
                 self.epoch = self.epoch.or(heading.epoch);
                 self.admit_numbered(from, heading, via, now)
             }
@@ -284,64 +290,64 @@ impl Feed {
     fn admit_numbered(
         &mut self,
         from: SourceId,
-        heading: Heading,
-        via: Via,
+        heading: BatchId,
+        via: Delivery,
         now: Moment,
-    ) -> Admission {
+    ) -> BatchAdmission {
         let Some(sequence) = heading.sequence else {
             self.based = true;
-            return Admission::Apply;
+            return BatchAdmission::Apply;
         };
         self.numbered = true;
         match via {
-            Via::Live => self.admit_live(sequence, heading),
-            Via::Replay => self.admit_replayed(from, sequence, heading, now),
+            Delivery::Live => self.admit_live(sequence, heading),
+            Delivery::Replay => self.admit_replayed(from, sequence, heading, now),
         }
     }
 
-    fn admit_live(&mut self, sequence: u64, heading: Heading) -> Admission {
+    fn admit_live(&mut self, sequence: u64, heading: BatchId) -> BatchAdmission {
         if self.holds() {
-            return Admission::Hold;
+            return BatchAdmission::Hold;
         }
         if !self.based && !self.can_ask() {
             self.based = true;
             self.partial = sequence > 0;
             self.next = sequence;
-            return Admission::RebuildAndApply(Rebuild::NewLife { first: sequence });
+            return BatchAdmission::RebuildAndApply(Rebuild::NewLife { first: sequence });
         }
         if sequence >= self.next {
-            return Admission::Apply;
+            return BatchAdmission::Apply;
         }
         match self.recent.compare(sequence, heading.fingerprint) {
             Repetition::Same => self.repeated(),
             Repetition::Unknown if self.epoch.is_some() => self.repeated(),
             Repetition::Unknown if self.can_ask() => {
                 self.verifying = true;
-                Admission::Hold
+                BatchAdmission::Hold
             }
             Repetition::Other | Repetition::Unknown => self.begin_with(sequence),
         }
     }
 
     /// Another life shows itself by a batch of its own.
-    fn begin_with(&mut self, sequence: u64) -> Admission {
+    fn begin_with(&mut self, sequence: u64) -> BatchAdmission {
         let rebuild = self.begin(None);
         if self.based {
-            return Admission::RebuildAndApply(rebuild);
+            return BatchAdmission::RebuildAndApply(rebuild);
         }
         self.based = true;
         self.partial = sequence > 0;
         self.next = sequence;
-        Admission::RebuildAndApply(Rebuild::NewLife { first: sequence })
+        BatchAdmission::RebuildAndApply(Rebuild::NewLife { first: sequence })
     }
 
-    fn repeated(&mut self) -> Admission {
+    fn repeated(&mut self) -> BatchAdmission {
         self.counters.repeated += 1;
-        Admission::PassOver
+        BatchAdmission::PassOver
     }
 
     /// Tells what became of a batch of `blocks` blocks that was applied.
-    pub fn applied(&mut self, heading: Heading, outcome: Applied, blocks: usize, now: Moment) {
+    pub fn applied(&mut self, heading: BatchId, outcome: Applied, blocks: usize, now: Moment) {
         self.counters.blocks += blocks as u64;
         self.rate.note(blocks as u64, now);
         let Some(sequence) = heading.sequence else {
@@ -375,7 +381,7 @@ impl Feed {
     /// them, and the pod's events are passed over for a while.
     pub fn malformed(
         &mut self,
-        Heading { epoch, sequence, .. }: Heading,
+        BatchId { epoch, sequence, .. }: BatchId,
         reason: String,
         now: Moment,
     ) -> Option<Rebuild> {
@@ -421,7 +427,7 @@ impl Feed {
     /// Whether live batches are to be held.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.verifying || self.asked.as_ref().is_some_and(Asked::is_snapshot)
+        self.verifying || self.asked.as_ref().is_some_and(PendingQuery::is_snapshot)
     }
 
     /// How many batches are known to exist that are not applied. There may be one with the greatest number of all.
@@ -431,8 +437,8 @@ impl Feed {
 
     /// Everything about the pod's events.
     #[must_use]
-    pub fn status(&self, now: Moment) -> Status {
-        Status {
+    pub fn status(&self, now: Moment) -> FeedStatus {
+        FeedStatus {
             state: self.state(now),
             confidence: self.confidence(now),
             freshness: self.freshness(now),
@@ -454,7 +460,7 @@ impl Feed {
     }
 
     /// Whether some source, reachable or not, can do something.
-    fn can(&self, ability: impl Fn(Abilities) -> bool) -> bool {
+    fn can(&self, ability: impl Fn(Capabilities) -> bool) -> bool {
         self.sources.iter().any(|source| ability(source.abilities))
     }
 

@@ -3,15 +3,17 @@
 //! All sources of a pod meet here, one at a time: an event is compared with the pod's epoch, translated
 //! and applied under the same exclusive borrow, so that nothing of a life that is over slips in between.
 
-use crate::checkpoint::Record;
-use crate::feed::{Admission, Feed, Rebuild, Rules, SourceId, Status, Step};
-use crate::said::{Abilities, Ask, EngineDigest, Heading, Said, Via};
-use crate::translate::{Names, Translator};
-use crate::wire::Batch;
+use crate::checkpoint::PodCheckpoint;
+use crate::feed::{BatchAdmission, Feed, FeedRules, FeedStatus, FeedStep, Rebuild, SourceId};
+use crate::message::{BatchId, Capabilities, Delivery, EngineDigest, SourceMessage, SourceQuery};
+use crate::translate::{BlockIdScheme, Translator};
+use crate::wire::WireBatch;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use wornpath_blocks::HashKey;
-use wornpath_index::{Event, Index, Moment, PodGone, PodId, Snapshot, Stored, Writer};
+use wornpath_index::{
+    CacheEvent, Index, IndexWriter, Moment, PodId, PodRemoved, Snapshot, StoredBlocks,
+};
 
 /// What may be held while an answer is awaited: batches, and items (hashes and tokens) in them.
 const MOST_HELD: usize = 1 << 10;
@@ -19,7 +21,7 @@ const MOST_HELD_ITEMS: usize = 4 << 20;
 
 /// What a pod serves, which decides what its blocks are called in the index.
 #[derive(Clone)]
-pub struct Serving {
+pub struct ServedModel {
     /// The cell's key.
     pub key: HashKey,
     /// The base model.
@@ -27,32 +29,37 @@ pub struct Serving {
     /// Tokens per block of the index for this model.
     pub block_size: NonZeroUsize,
     /// What blocks are called that come without tokens.
-    pub names: Names,
+    pub names: BlockIdScheme,
 }
 
-impl Serving {
+impl ServedModel {
     fn translator(&self) -> Translator {
         Translator::new(&self.key, &self.model, self.block_size).with_names(self.names)
     }
 }
 
 /// A pod that is in the index.
-pub struct Pod {
+pub struct PodFeed {
     id: PodId,
     index: Index,
     feed: Feed,
-    serving: Serving,
+    serving: ServedModel,
     translator: Translator,
-    held: VecDeque<(SourceId, Heading, Box<Batch>)>,
+    held: VecDeque<(SourceId, BatchId, Box<WireBatch>)>,
     held_items: usize,
 }
 
-impl Pod {
+impl PodFeed {
     /// For a pod that was just added to the index.
     ///
     /// # Errors
     /// The pod has gone again.
-    pub fn new(index: &Index, id: PodId, serving: Serving, rules: Rules) -> Result<Self, PodGone> {
+    pub fn new(
+        index: &Index,
+        id: PodId,
+        serving: ServedModel,
+        rules: FeedRules,
+    ) -> Result<Self, PodRemoved> {
         index.writer().start_at(id, 0)?;
         Ok(Self {
             id,
@@ -72,7 +79,7 @@ impl Pod {
     }
 
     /// Goes by other rules from now on.
-    pub fn set_rules(&mut self, rules: Rules) {
+    pub fn set_rules(&mut self, rules: FeedRules) {
         self.feed.set_rules(rules);
     }
 
@@ -82,10 +89,10 @@ impl Pod {
     /// The pod is no more in the index.
     pub fn serve(
         &mut self,
-        writer: &mut Writer,
-        serving: Serving,
+        writer: &mut IndexWriter,
+        serving: ServedModel,
         now: Moment,
-    ) -> Result<(), PodGone> {
+    ) -> Result<(), PodRemoved> {
         let (known, new) = (&self.serving, &serving);
         if (&known.model, known.block_size) == (&new.model, new.block_size) {
             return Ok(());
@@ -99,9 +106,9 @@ impl Pod {
     ///
     /// # Errors
     /// The pod is no more in the index.
-    pub fn record(&self, name: &str) -> Result<Option<Record>, PodGone> {
+    pub fn record(&self, name: &str) -> Result<Option<PodCheckpoint>, PodRemoved> {
         let Some(memo) = self.feed.memo() else { return Ok(None) };
-        let record = |items| Record {
+        let record = |items| PodCheckpoint {
             pod: name.to_owned(),
             naming: self.translator.naming(),
             memo,
@@ -116,7 +123,11 @@ impl Pod {
     ///
     /// # Errors
     /// The pod is no more in the index.
-    pub fn recall(&mut self, writer: &mut Writer, record: &Record) -> Result<(), PodGone> {
+    pub fn recall(
+        &mut self,
+        writer: &mut IndexWriter,
+        record: &PodCheckpoint,
+    ) -> Result<(), PodRemoved> {
         let is_ours = record.naming == self.translator.naming();
         if !is_ours || writer.restore(self.id, &record.items).is_err() {
             self.feed.cannot_recall();
@@ -131,7 +142,7 @@ impl Pod {
     }
 
     /// Another source of events about this pod.
-    pub fn add_source(&mut self, abilities: Abilities) -> SourceId {
+    pub fn add_source(&mut self, abilities: Capabilities) -> SourceId {
         self.feed.add_source(abilities)
     }
 
@@ -141,14 +152,14 @@ impl Pod {
     /// The pod is no more in the index.
     pub fn remove_source(
         &mut self,
-        writer: &mut Writer,
+        writer: &mut IndexWriter,
         from: SourceId,
         now: Moment,
-    ) -> Result<(), PodGone> {
+    ) -> Result<(), PodRemoved> {
         self.held.retain(|(source, ..)| *source != from);
         self.held_items = self.held.iter().map(|(.., batch)| batch.items()).sum();
         // While it counts as one that can be asked: its place may be taken in a moment.
-        self.hear(writer, from, Said::Disconnected, now)?;
+        self.hear(writer, from, SourceMessage::Disconnected, now)?;
         self.feed.remove_source(from);
         Ok(())
     }
@@ -159,38 +170,42 @@ impl Pod {
     /// The pod is no more in the index.
     pub fn hear(
         &mut self,
-        writer: &mut Writer,
+        writer: &mut IndexWriter,
         from: SourceId,
-        said: Said,
+        said: SourceMessage,
         now: Moment,
-    ) -> Result<(), PodGone> {
+    ) -> Result<(), PodRemoved> {
         let rebuild = match said {
-            Said::Connected => {
+            SourceMessage::Connected => {
                 self.feed.connected(from, now);
                 None
             }
-            Said::Alive => {
+            SourceMessage::Alive => {
                 self.feed.alive(now);
                 None
             }
-            Said::Disconnected => self.feed.disconnected(from),
+            SourceMessage::Disconnected => self.feed.disconnected(from),
             // That it is not there is known already.
-            Said::Unreachable(_) => None,
-            Said::Batch { heading, via, batch } => {
+            SourceMessage::Unreachable(_) => None,
+            SourceMessage::Batch { heading, via, batch } => {
                 self.batch(writer, (from, heading, batch), via, now)?;
                 None
             }
-            Said::Malformed { heading, reason } => self.feed.malformed(heading, reason, now),
-            Said::ReplayEnd => self.feed.replay_ended(from, now),
-            Said::Snapshot { heading, batch } => self.snapshot(writer, heading, &batch, now)?,
-            Said::Digest(digest) => self.digest(&digest, now)?,
-            Said::Beat(beat) => self.feed.beat(beat, now),
-            Said::Started(epoch) => self.feed.started(epoch, now),
-            Said::Refused => {
+            SourceMessage::Malformed { heading, reason } => {
+                self.feed.malformed(heading, reason, now)
+            }
+            SourceMessage::ReplayEnd => self.feed.replay_ended(from, now),
+            SourceMessage::Snapshot { heading, batch } => {
+                self.snapshot(writer, heading, &batch, now)?
+            }
+            SourceMessage::Digest(digest) => self.digest(&digest, now)?,
+            SourceMessage::Beat(beat) => self.feed.beat(beat, now),
+            SourceMessage::Started(epoch) => self.feed.started(epoch, now),
+            SourceMessage::Refused => {
                 self.feed.refused(from);
                 None
             }
-            Said::Bye => self.feed.bye(now),
+            SourceMessage::Bye => self.feed.bye(now),
         };
         if let Some(rebuild) = rebuild {
             self.rebuild(writer, rebuild, now)?;
@@ -204,14 +219,14 @@ impl Pod {
     /// The pod is no more in the index.
     pub fn tick(
         &mut self,
-        writer: &mut Writer,
+        writer: &mut IndexWriter,
         now: Moment,
-    ) -> Result<Option<(SourceId, Ask)>, PodGone> {
+    ) -> Result<Option<(SourceId, SourceQuery)>, PodRemoved> {
         // A rebuild ends the need that it answers, so none comes twice at one moment.
         while let Some(step) = self.feed.tick(now) {
             match step {
-                Step::Ask(source, ask) => return Ok(Some((source, ask))),
-                Step::Rebuild(rebuild) => self.rebuild(writer, rebuild, now)?,
+                FeedStep::Ask(source, ask) => return Ok(Some((source, ask))),
+                FeedStep::Rebuild(rebuild) => self.rebuild(writer, rebuild, now)?,
             }
         }
         self.release(writer, now)?;
@@ -226,25 +241,25 @@ impl Pod {
 
     /// Everything about the pod's events.
     #[must_use]
-    pub fn status(&self, now: Moment) -> Status {
+    pub fn status(&self, now: Moment) -> FeedStatus {
         self.feed.status(now)
     }
 
     fn batch(
         &mut self,
-        writer: &mut Writer,
-        (from, heading, batch): (SourceId, Heading, Box<Batch>),
-        via: Via,
+        writer: &mut IndexWriter,
+        (from, heading, batch): (SourceId, BatchId, Box<WireBatch>),
+        via: Delivery,
         now: Moment,
-    ) -> Result<(), PodGone> {
+    ) -> Result<(), PodRemoved> {
         match self.feed.admit(from, heading, via, now) {
-            Admission::PassOver => return Ok(()),
-            Admission::Hold => {
+            BatchAdmission::PassOver => return Ok(()),
+            BatchAdmission::Hold => {
                 self.hold(from, heading, batch);
                 return Ok(());
             }
-            Admission::RebuildAndApply(rebuild) => self.rebuild(writer, rebuild, now)?,
-            Admission::Apply => {}
+            BatchAdmission::RebuildAndApply(rebuild) => self.rebuild(writer, rebuild, now)?,
+            BatchAdmission::Apply => {}
         }
         let translated = match self.translator.translate(&batch) {
             Ok(translated) => translated,
@@ -259,7 +274,7 @@ impl Pod {
         Ok(())
     }
 
-    fn hold(&mut self, from: SourceId, heading: Heading, batch: Box<Batch>) {
+    fn hold(&mut self, from: SourceId, heading: BatchId, batch: Box<WireBatch>) {
         let items = batch.items();
         if self.held.len() == MOST_HELD || self.held_items + items > MOST_HELD_ITEMS {
             self.feed.dropped();
@@ -270,40 +285,40 @@ impl Pod {
     }
 
     /// Applies what was held, once it may be.
-    fn release(&mut self, writer: &mut Writer, now: Moment) -> Result<(), PodGone> {
+    fn release(&mut self, writer: &mut IndexWriter, now: Moment) -> Result<(), PodRemoved> {
         while !self.feed.holds()
             && let Some(held) = self.held.pop_front()
         {
             self.held_items -= held.2.items();
-            self.batch(writer, held, Via::Live, now)?;
+            self.batch(writer, held, Delivery::Live, now)?;
         }
         Ok(())
     }
 
     fn snapshot(
         &mut self,
-        writer: &mut Writer,
-        heading: Heading,
-        batch: &Batch,
+        writer: &mut IndexWriter,
+        heading: BatchId,
+        batch: &WireBatch,
         now: Moment,
-    ) -> Result<Option<Rebuild>, PodGone> {
+    ) -> Result<Option<Rebuild>, PodRemoved> {
         match self.feed.admit_snapshot(heading, now) {
-            Admission::Apply => {}
-            Admission::RebuildAndApply(rebuild) => self.rebuild(writer, rebuild, now)?,
-            Admission::Hold | Admission::PassOver => return Ok(None),
+            BatchAdmission::Apply => {}
+            BatchAdmission::RebuildAndApply(rebuild) => self.rebuild(writer, rebuild, now)?,
+            BatchAdmission::Hold | BatchAdmission::PassOver => return Ok(None),
         }
         let translated = match self.translator.translate(batch) {
             Ok(translated) => translated,
             Err(error) => {
-                return Ok(self.feed.malformed(Heading::default(), error.to_string(), now));
+                return Ok(self.feed.malformed(BatchId::default(), error.to_string(), now));
             }
         };
-        let stored: Vec<Stored<'_>> = translated
+        let stored: Vec<StoredBlocks<'_>> = translated
             .events
             .iter()
             .filter_map(|event| match event {
-                Event::Stored(stored) => Some(*stored),
-                Event::Removed { .. } | Event::Cleared => None,
+                CacheEvent::Stored(stored) => Some(*stored),
+                CacheEvent::Removed { .. } | CacheEvent::Cleared => None,
             })
             .collect();
         let snapshot = Snapshot { sequence: heading.sequence, stored: &stored };
@@ -312,18 +327,22 @@ impl Pod {
         Ok(None)
     }
 
-    fn digest(&mut self, digest: &EngineDigest, now: Moment) -> Result<Option<Rebuild>, PodGone> {
+    fn digest(
+        &mut self,
+        digest: &EngineDigest,
+        now: Moment,
+    ) -> Result<Option<Rebuild>, PodRemoved> {
         let ours = self.index.digest(self.id)?;
         Ok(self.feed.digest(digest, &ours, now))
     }
 
     fn rebuild(
         &mut self,
-        writer: &mut Writer,
+        writer: &mut IndexWriter,
         rebuild: Rebuild,
         now: Moment,
-    ) -> Result<(), PodGone> {
-        writer.apply(self.id, None, &[Event::Cleared])?;
+    ) -> Result<(), PodRemoved> {
+        writer.apply(self.id, None, &[CacheEvent::Cleared])?;
         match rebuild {
             Rebuild::NewLife { first } => {
                 self.translator = self.serving.translator();
@@ -340,10 +359,10 @@ impl Pod {
     }
 }
 
-fn blocks(event: &Event<'_>) -> usize {
+fn blocks(event: &CacheEvent<'_>) -> usize {
     match event {
-        Event::Stored(stored) => stored.blocks.len(),
-        Event::Removed { blocks, .. } => blocks.len(),
-        Event::Cleared => 0,
+        CacheEvent::Stored(stored) => stored.blocks.len(),
+        CacheEvent::Removed { blocks, .. } => blocks.len(),
+        CacheEvent::Cleared => 0,
     }
 }

@@ -24,7 +24,7 @@
 //! and evictions are counted; without it, a block is there or not.
 
 mod access;
-mod lives;
+mod epochs;
 #[cfg(feature = "grpc")]
 pub mod message;
 mod request;
@@ -32,12 +32,12 @@ mod service;
 #[cfg(feature = "grpc")]
 mod streams;
 
-pub use access::{Access, AccessError, Guests, TokenDigest};
-pub use request::{PushError, Pushed};
+pub use access::{PodTokens, PushAccess, PushAccessError, TokenDigest};
+pub use request::{PushError, PushedMessage};
 pub use service::PushService;
 
-use crate::said::{Abilities, Ask, Said};
-use crate::transport::{Heard, PodName, Transport};
+use crate::message::{Capabilities, SourceMessage, SourceQuery};
+use crate::transport::{PodName, SourceSignal, Transport};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
@@ -49,36 +49,36 @@ const MOST_WAITING_ITEMS: usize = 16 << 20;
 
 /// The receiving end: what sidecars post comes out of it as events.
 pub struct Push {
-    requests: mpsc::Receiver<Waiting>,
+    requests: mpsc::Receiver<PushWaiter>,
     /// What one request said, in order.
-    said: std::vec::IntoIter<(PodName, Said)>,
-    wanted: Arc<Wanted>,
+    said: std::vec::IntoIter<(PodName, SourceMessage)>,
+    wanted: Arc<PushQuery>,
 }
 
 /// What one request said, on its way to the index.
-struct Waiting {
+struct PushWaiter {
     pod: PodName,
-    said: Vec<Said>,
+    said: Vec<SourceMessage>,
     /// Its room among the items that wait; free again when it is taken in.
     _room: Option<OwnedSemaphorePermit>,
 }
 
 /// How many items some sayings have, for the room they take.
-fn items(said: &[Said]) -> u32 {
-    let one = |said: &Said| match said {
-        Said::Batch { batch, .. } | Said::Snapshot { batch, .. } => batch.items(),
+fn items(said: &[SourceMessage]) -> u32 {
+    let one = |said: &SourceMessage| match said {
+        SourceMessage::Batch { batch, .. } | SourceMessage::Snapshot { batch, .. } => batch.items(),
         _ => 0,
     };
     u32::try_from(said.iter().map(one).sum::<usize>().min(MOST_WAITING_ITEMS)).unwrap_or(u32::MAX)
 }
 
 /// Pods whose full state is wanted.
-struct Wanted {
+struct PushQuery {
     pods: Mutex<BTreeSet<PodName>>,
     changed: watch::Sender<()>,
 }
 
-impl Wanted {
+impl PushQuery {
     fn pods(&self) -> MutexGuard<'_, BTreeSet<PodName>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -102,9 +102,9 @@ impl Wanted {
 impl Push {
     /// A transport, and the service that fills it with what is said of `guests`.
     #[must_use]
-    pub fn new(guests: Arc<Guests>) -> (Self, PushService) {
+    pub fn new(guests: Arc<PodTokens>) -> (Self, PushService) {
         let (sender, requests) = mpsc::channel(MOST_WAITING);
-        let wanted = Wanted { pods: Mutex::default(), changed: watch::Sender::new(()) };
+        let wanted = PushQuery { pods: Mutex::default(), changed: watch::Sender::new(()) };
         let wanted = Arc::new(wanted);
         let service = PushService::new(sender, Arc::clone(&wanted), guests);
         (Self { requests, said: Vec::new().into_iter(), wanted }, service)
@@ -116,16 +116,16 @@ impl Transport for Push {
         "push"
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { replay: false, snapshot: true, relayed: false }
+    fn abilities(&self) -> Capabilities {
+        Capabilities { replay: false, snapshot: true, relayed: false }
     }
 
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> SourceSignal {
         loop {
             if let Some((pod, said)) = self.said.next() {
-                return Heard::Of(pod, said);
+                return SourceSignal::Of(pod, said);
             }
-            let Some(Waiting { pod, said, .. }) = self.requests.recv().await else {
+            let Some(PushWaiter { pod, said, .. }) = self.requests.recv().await else {
                 return std::future::pending().await;
             };
             let named = said.into_iter().map(|said| (Arc::clone(&pod), said));
@@ -133,8 +133,8 @@ impl Transport for Push {
         }
     }
 
-    fn ask(&mut self, pod: &PodName, ask: Ask) {
-        if ask == Ask::Snapshot {
+    fn ask(&mut self, pod: &PodName, ask: SourceQuery) {
+        if ask == SourceQuery::Snapshot {
             self.wanted.want(pod);
         }
     }

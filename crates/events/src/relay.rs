@@ -12,11 +12,11 @@
 
 mod order;
 
-use crate::consume::Clock;
-use crate::said::{Epoch, Said};
-use crate::transport::{Heard, PodName, Transport};
+use crate::consume::EventClock;
+use crate::message::{Epoch, SourceMessage};
+use crate::transport::{PodName, SourceSignal, Transport};
 use crate::wire::Envelope;
-use order::Ordered;
+use order::OrderedBatches;
 use std::convert::Infallible;
 use std::time::Duration;
 use wornpath_index::Moment;
@@ -45,7 +45,7 @@ pub enum SinkError {
 
 /// What whoever runs a relay should know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RelayNews<'a> {
+pub enum RelayEvent<'a> {
     /// The engine can be heard, for the first time or again.
     EngineHeard,
     /// It cannot, and why; told for each new reason.
@@ -100,12 +100,12 @@ pub async fn relay<T: Transport, S: Sink>(
     sink: S,
     pod: PodName,
     epoch: Epoch,
-    mut report: impl FnMut(RelayNews<'_>) + Send,
+    mut report: impl FnMut(RelayEvent<'_>) + Send,
 ) -> Infallible {
-    let clock = Clock::start();
+    let clock = EventClock::start();
     let mut is_heard = false;
-    let ordered = Ordered::new(transport.abilities(), epoch);
-    let mut line = Line {
+    let ordered = OrderedBatches::new(transport.abilities(), epoch);
+    let mut line = RelayStream {
         ordered,
         sink,
         pod,
@@ -118,19 +118,19 @@ pub async fn relay<T: Transport, S: Sink>(
     loop {
         tokio::select! {
             heard = transport.next() => {
-                let (Heard::Of(_, said) | Heard::OfAll(said)) = heard;
+                let (SourceSignal::Of(_, said) | SourceSignal::OfAll(said)) = heard;
                 match &said {
-                    Said::Unreachable(why) => {
+                    SourceMessage::Unreachable(why) => {
                         is_heard = false;
-                        report(RelayNews::EngineUnheard(why));
+                        report(RelayEvent::EngineUnheard(why));
                     }
-                    Said::Disconnected if is_heard => {
+                    SourceMessage::Disconnected if is_heard => {
                         is_heard = false;
-                        report(RelayNews::EngineUnheard("the connection broke"));
+                        report(RelayEvent::EngineUnheard("the connection broke"));
                     }
-                    Said::Connected if !is_heard => {
+                    SourceMessage::Connected if !is_heard => {
                         is_heard = true;
-                        report(RelayNews::EngineHeard);
+                        report(RelayEvent::EngineHeard);
                     }
                     _ => {}
                 }
@@ -144,7 +144,7 @@ pub async fn relay<T: Transport, S: Sink>(
         match line.turn(clock.now(), &mut report).await {
             Ok(()) => pause = FIRST_PAUSE,
             Err(error) => {
-                report(RelayNews::Broker(&error));
+                report(RelayEvent::Broker(&error));
                 line.broken = true;
                 // The engine is not listened to meanwhile; what it says then is replayed.
                 tokio::time::sleep(pause).await;
@@ -155,8 +155,8 @@ pub async fn relay<T: Transport, S: Sink>(
 }
 
 /// One pod on its way to the broker.
-struct Line<S> {
-    ordered: Ordered,
+struct RelayStream<S> {
+    ordered: OrderedBatches,
     sink: S,
     pod: PodName,
     /// Whether it is to be seen first what the broker has.
@@ -169,12 +169,12 @@ struct Line<S> {
     said_at: Option<Moment>,
 }
 
-impl<S: Sink> Line<S> {
+impl<S: Sink> RelayStream<S> {
     /// Publishes what is due, or says that nothing is.
     async fn turn(
         &mut self,
         now: Moment,
-        report: &mut (impl FnMut(RelayNews<'_>) + Send),
+        report: &mut (impl FnMut(RelayEvent<'_>) + Send),
     ) -> Result<(), SinkError> {
         if !self.met && !self.ordered.is_sure(now) {
             return Ok(());
@@ -220,7 +220,7 @@ impl<S: Sink> Line<S> {
     async fn publish(
         &mut self,
         now: Moment,
-        report: &mut (impl FnMut(RelayNews<'_>) + Send),
+        report: &mut (impl FnMut(RelayEvent<'_>) + Send),
     ) -> Result<(), SinkError> {
         loop {
             let due = self.ordered.due().take(ON_THEIR_WAY);
@@ -241,7 +241,7 @@ impl<S: Sink> Line<S> {
                 Err(error @ SinkError::TooLarge { at, .. }) => {
                     self.ordered.published(at);
                     self.ordered.leave_out();
-                    report(RelayNews::Broker(&error));
+                    report(RelayEvent::Broker(&error));
                 }
                 Err(error) => return Err(error),
             }
@@ -251,6 +251,6 @@ impl<S: Sink> Line<S> {
 }
 
 /// Whether something heard can be relayed at all.
-fn is_numbered(said: &Said) -> bool {
-    matches!(said, Said::Batch { heading, .. } if heading.sequence.is_some())
+fn is_numbered(said: &SourceMessage) -> bool {
+    matches!(said, SourceMessage::Batch { heading, .. } if heading.sequence.is_some())
 }

@@ -20,21 +20,21 @@ mod keys;
 
 pub use error::TranslateError;
 
-use crate::checkpoint::Naming;
-use crate::wire::{Batch, Event as Wire, Stored as WireStored};
-use groups::Groups;
+use crate::checkpoint::BlockIdentity;
+use crate::wire::{WireBatch, WireEvent as Wire, WireStored};
+use groups::CacheGroups;
 use keys::{BlockKeys, RootKeys};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use wornpath_blocks::{BlockHash, BlockHasher, ContentHash, HashKey, Scope};
-use wornpath_index::{Content, Event, Parent, Stored};
+use wornpath_index::{CacheEvent, Content, Parent, StoredBlocks};
 
 /// A buffer that grew beyond this for one huge batch shrinks back before the next.
 const KEPT_CONTENTS: usize = 1 << 17;
 
 /// What blocks are called that come without tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Names {
+pub enum BlockIdScheme {
     /// By the engine's own names, which other stores explain.
     #[default]
     OfTheEngine,
@@ -48,8 +48,8 @@ pub struct Translator {
     model: String,
     root: BlockHash,
     hasher: BlockHasher,
-    names: Names,
-    groups: Groups,
+    names: BlockIdScheme,
+    groups: CacheGroups,
     contents: Vec<ContentHash>,
     extra: Vec<u8>,
 }
@@ -58,13 +58,13 @@ pub struct Translator {
 #[derive(Debug)]
 pub struct Translated<'a> {
     /// In the order in which they happened.
-    pub events: Vec<Event<'a>>,
+    pub events: Vec<CacheEvent<'a>>,
     /// Events left out because their group keeps only a part of a prefix.
     pub ignored: usize,
 }
 
 /// One event of the batch after the first pass: where its contents lie.
-enum Step {
+enum TranslateStep {
     Chained { parent: Parent, contents: Range<usize> },
     Named,
     AsIs,
@@ -80,8 +80,8 @@ impl Translator {
             model: model.to_owned(),
             root: key.root(&Scope::model(model)),
             hasher: BlockHasher::new(key, block_size),
-            names: Names::default(),
-            groups: Groups::default(),
+            names: BlockIdScheme::default(),
+            groups: CacheGroups::default(),
             contents: Vec::new(),
             extra: Vec::new(),
         }
@@ -89,16 +89,16 @@ impl Translator {
 
     /// For a pod that calls blocks without tokens by these names.
     #[must_use]
-    pub fn with_names(self, names: Names) -> Self {
+    pub fn with_names(self, names: BlockIdScheme) -> Self {
         Self { names, ..self }
     }
 
     /// What blocks are called by.
     #[must_use]
-    pub fn naming(&self) -> Naming {
+    pub fn naming(&self) -> BlockIdentity {
         let block_size = self.hasher.block_size().get();
         let block_size = u32::try_from(block_size).unwrap_or(u32::MAX);
-        Naming { root: self.root, block_size, names: self.names }
+        BlockIdentity { root: self.root, block_size, names: self.names }
     }
 
     /// Groups of the cache that keep only a part of a prefix, as far as stores have said so.
@@ -108,7 +108,7 @@ impl Translator {
 
     /// Takes up what an earlier translator of the same life of the engine had learnt.
     pub(crate) fn recall(&mut self, partial_groups: &[u32]) {
-        self.groups = Groups::recalled(partial_groups);
+        self.groups = CacheGroups::recalled(partial_groups);
     }
 
     /// Translates one batch. The events borrow from both.
@@ -116,7 +116,10 @@ impl Translator {
     /// # Errors
     /// An event contradicts itself or the index's block size. The batch counts as lost then: a part
     /// of it would leave the index in a state that the engine never had.
-    pub fn translate<'a>(&'a mut self, batch: &'a Batch) -> Result<Translated<'a>, TranslateError> {
+    pub fn translate<'a>(
+        &'a mut self,
+        batch: &'a WireBatch,
+    ) -> Result<Translated<'a>, TranslateError> {
         self.contents.clear();
         self.contents.shrink_to(KEPT_CONTENTS);
         let steps: Vec<_> =
@@ -125,46 +128,48 @@ impl Translator {
         let mut ignored = 0;
         for (event, step) in batch.events().zip(steps) {
             let content = match step {
-                Step::Ignored => {
+                TranslateStep::Ignored => {
                     ignored += 1;
                     continue;
                 }
-                Step::Chained { parent, contents } => {
+                TranslateStep::Chained { parent, contents } => {
                     Content::Chained { parent, contents: &self.contents[contents] }
                 }
-                Step::Named if self.names == Names::OfTheIndex => Content::Native,
-                Step::Named | Step::AsIs => Content::Named,
+                TranslateStep::Named if self.names == BlockIdScheme::OfTheIndex => Content::Native,
+                TranslateStep::Named | TranslateStep::AsIs => Content::Named,
             };
             events.push(match event {
                 Wire::Stored(WireStored { tier, blocks, .. }) => {
-                    Event::Stored(Stored { tier, blocks, content, locations: &[] })
+                    CacheEvent::Stored(StoredBlocks { tier, blocks, content, locations: &[] })
                 }
                 Wire::Removed(removed) => {
-                    Event::Removed { tier: removed.tier, blocks: removed.blocks }
+                    CacheEvent::Removed { tier: removed.tier, blocks: removed.blocks }
                 }
-                Wire::Cleared => Event::Cleared,
+                Wire::Cleared => CacheEvent::Cleared,
             });
         }
         Ok(Translated { events, ignored })
     }
 
-    fn step(&mut self, event: &Wire<'_>) -> Result<Step, TranslateError> {
+    fn step(&mut self, event: &Wire<'_>) -> Result<TranslateStep, TranslateError> {
         match event {
             Wire::Stored(stored) => {
                 if !self.groups.keeps_prefixes(stored.group, stored.attention)? {
-                    return Ok(Step::Ignored);
+                    return Ok(TranslateStep::Ignored);
                 }
                 if stored.tokens.is_empty() {
-                    return Ok(Step::Named);
+                    return Ok(TranslateStep::Named);
                 }
                 self.chain(stored)
             }
-            Wire::Removed(removed) if self.groups.is_partial(removed.group) => Ok(Step::Ignored),
-            Wire::Removed(_) | Wire::Cleared => Ok(Step::AsIs),
+            Wire::Removed(removed) if self.groups.is_partial(removed.group) => {
+                Ok(TranslateStep::Ignored)
+            }
+            Wire::Removed(_) | Wire::Cleared => Ok(TranslateStep::AsIs),
         }
     }
 
-    fn chain(&mut self, stored: &WireStored<'_>) -> Result<Step, TranslateError> {
+    fn chain(&mut self, stored: &WireStored<'_>) -> Result<TranslateStep, TranslateError> {
         let index_block = self.hasher.block_size().get();
         let engine_block = stored.block_size as usize;
         if engine_block == 0 || !engine_block.is_multiple_of(index_block) {
@@ -195,7 +200,7 @@ impl Translator {
             keys.write(&mut self.extra);
             self.push_contents(tokens, index_block);
         }
-        Ok(Step::Chained { parent, contents: first..self.contents.len() })
+        Ok(TranslateStep::Chained { parent, contents: first..self.contents.len() })
     }
 
     /// The engine says which block an image lies in, not where in it: all parts of the block carry

@@ -1,6 +1,6 @@
 //! The one interface of everything that carries events.
 
-use crate::said::{Abilities, Ask, Said};
+use crate::message::{Capabilities, SourceMessage, SourceQuery};
 use std::sync::Arc;
 
 /// The name of a pod, as the fleet's configuration or discovery gave it.
@@ -8,11 +8,11 @@ pub type PodName = Arc<str>;
 
 /// What a transport hears.
 #[derive(Clone, Debug)]
-pub enum Heard {
+pub enum SourceSignal {
     /// Something about one pod.
-    Of(PodName, Said),
+    Of(PodName, SourceMessage),
     /// The same about every pod that this transport has spoken of: a broker that comes or goes.
-    OfAll(Said),
+    OfAll(SourceMessage),
 }
 
 /// Carries what engines say, and questions back to them.
@@ -24,11 +24,11 @@ pub trait Transport: Send {
     fn name(&self) -> &str;
 
     /// What can be asked over it.
-    fn abilities(&self) -> Abilities;
+    fn abilities(&self) -> Capabilities;
 
     /// Waits for the next thing said. Dropping the future before its end loses nothing.
-    fn next(&mut self) -> impl Future<Output = Heard> + Send;
+    fn next(&mut self) -> impl Future<Output = SourceSignal> + Send;
 
     /// Takes a question about a pod. It is sent, and answered, as [`Transport::next`] is called.
-    fn ask(&mut self, pod: &PodName, ask: Ask);
+    fn ask(&mut self, pod: &PodName, ask: SourceQuery);
 }

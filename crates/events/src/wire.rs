@@ -1,6 +1,6 @@
 //! How engines write cache events: the frames of a message and its msgpack payload.
 //!
-//! vLLM and SGLang publish over ZeroMQ what their block pools do. A message becomes a typed [`Batch`]
+//! vLLM and SGLang publish over ZeroMQ what their block pools do. A message becomes a typed [`WireBatch`]
 //! in two steps, [`Message::parse`] and [`decode`], without I/O and without trust: any bytes give a
 //! batch or an error that names the field. What a batch means for the index is the
 //! [`Translator`](crate::Translator)'s question; here tokens, extra keys and groups stay as they came.
@@ -33,13 +33,13 @@ mod limits;
 mod msgpack;
 mod pack;
 
-pub use batch::{Attention, Batch, Event, Removed, Stored};
+pub use batch::{DecodeNotice, WireBatch, WireEvent, WireRemoved, WireStored};
 pub use capture::records;
 pub use decode::decode;
-pub use encode::{Dialect, HashForm, Layout, encode};
+pub use encode::{HashForm, WireDialect, WireLayout, encode};
 pub use envelope::Envelope;
 pub use error::DecodeError;
-pub use extra::{ExtraKey, ExtraKeys, ExtraKeysBuffer};
+pub use extra::{ExtraKeysBuffer, WireExtraKey, WireExtraKeys};
 pub(crate) use fields::tier_by_name;
-pub use frames::Message;
-pub use limits::Limits;
+pub use frames::WireMessage;
+pub use limits::WireLimits;

@@ -7,20 +7,20 @@
 
 mod address;
 mod dial;
-mod listed;
+mod event_sources;
 mod replay;
 
-pub use address::{AddressError, ZmqAddress};
-pub use dial::Judge;
-pub use listed::ListedError;
+pub use address::{ZmqAddress, ZmqAddressError};
+pub use dial::DialPolicy;
+pub use event_sources::EventSourcesError;
 
-use crate::said::{Abilities, Ask, Heading, Said, Via};
-use crate::transport::{Heard, PodName, Transport};
-use crate::wire::{self, Batch, Limits, Message};
-use crate::zmtp::{Connection, Socket, ZmtpError};
+use crate::message::{BatchId, Capabilities, Delivery, SourceMessage, SourceQuery};
+use crate::transport::{PodName, SourceSignal, Transport};
+use crate::wire::{self, WireBatch, WireLimits, WireMessage};
+use crate::zmtp::{SocketKind, ZmtpConnection, ZmtpError};
 use bytes::Bytes;
-use dial::Dial;
-use replay::Replay;
+use dial::Dialer;
+use replay::ReplayQuery;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -37,9 +37,9 @@ pub struct ZeroMq {
     name: String,
     pod: PodName,
     address: ZmqAddress,
-    dial: Dial,
-    live: Option<Connection<TcpStream>>,
-    replay: Option<Replay>,
+    dial: Dialer,
+    live: Option<ZmtpConnection<TcpStream>>,
+    replay: Option<ReplayQuery>,
     /// When to connect, and how long to wait after that fails.
     connect_at: Instant,
     pause: Duration,
@@ -48,12 +48,12 @@ pub struct ZeroMq {
     last_error: Option<String>,
     /// Why it cannot be reached, as it was said.
     told: Option<String>,
-    originals: Originals,
+    originals: FrameCopies,
 }
 
 /// What becomes of messages once they are decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Originals {
+enum FrameCopies {
     Dropped,
     Kept,
 }
@@ -65,29 +65,29 @@ impl ZeroMq {
         Self {
             name: address.to_string(),
             pod,
-            replay: address.replay.as_ref().map(|at| Replay::new(at.clone())),
+            replay: address.replay.as_ref().map(|at| ReplayQuery::new(at.clone())),
             address,
-            dial: Dial::default(),
+            dial: Dialer::default(),
             live: None,
             connect_at: Instant::now(),
             pause: FIRST_PAUSE,
             ping_at: Instant::now(),
             last_error: None,
             told: None,
-            originals: Originals::Dropped,
+            originals: FrameCopies::Dropped,
         }
     }
 
     /// The same, for a relay: batches keep their message as it came.
     #[must_use]
     pub fn with_originals(self) -> Self {
-        Self { originals: Originals::Kept, ..self }
+        Self { originals: FrameCopies::Kept, ..self }
     }
 
     /// The same, connecting only to addresses that `judge` has nothing against.
     #[must_use]
-    pub fn judged_by(mut self, judge: Judge) -> Self {
-        self.dial = Dial(Some(judge));
+    pub fn judged_by(mut self, judge: DialPolicy) -> Self {
+        self.dial = Dialer(Some(judge));
         if let Some(replay) = &mut self.replay {
             replay.dial = self.dial.clone();
         }
@@ -101,11 +101,11 @@ impl ZeroMq {
     }
 
     /// Connects, after the pause that is due. `None` if that failed, for a reason that was said.
-    async fn connect(&mut self) -> Option<Said> {
+    async fn connect(&mut self) -> Option<SourceMessage> {
         sleep_until(self.connect_at).await;
         let attempt = async {
             let (dial, place) = (self.dial.clone(), self.address.publisher.clone());
-            let mut live = dial.connect(place, Socket::Sub).await?;
+            let mut live = dial.connect(place, SocketKind::Sub).await?;
             live.subscribe(self.address.topic.as_bytes()).await?;
             Ok::<_, ZmtpError>(live)
         };
@@ -115,25 +115,25 @@ impl ZeroMq {
                 self.pause = FIRST_PAUSE;
                 self.told = None;
                 self.ping_at = Instant::now() + PING_AFTER;
-                Some(Said::Connected)
+                Some(SourceMessage::Connected)
             }
             Err(error) => {
                 self.wait_after(&error);
                 let reason = error.to_string();
                 let is_new = self.told.as_ref() != Some(&reason);
                 self.told = Some(reason.clone());
-                is_new.then_some(Said::Unreachable(reason))
+                is_new.then_some(SourceMessage::Unreachable(reason))
             }
         }
     }
 
-    fn lost(&mut self, error: &ZmtpError) -> Said {
+    fn lost(&mut self, error: &ZmtpError) -> SourceMessage {
         self.live = None;
         if let Some(replay) = &mut self.replay {
             replay.forget();
         }
         self.wait_after(error);
-        Said::Disconnected
+        SourceMessage::Disconnected
     }
 
     /// The pause doubles, and each pod's is a little different: engines that went together are not
@@ -145,7 +145,7 @@ impl ZeroMq {
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 
-    async fn hear(&mut self) -> Option<Said> {
+    async fn hear(&mut self) -> Option<SourceMessage> {
         let Some(live) = &mut self.live else { return self.connect().await };
         let replay = async {
             match &mut self.replay {
@@ -157,15 +157,15 @@ impl ZeroMq {
             frames = live.receive() => match frames {
                 Ok(frames) => {
                     self.ping_at = Instant::now() + PING_AFTER;
-                    read(&frames, Via::Live, self.originals)
+                    read(&frames, Delivery::Live, self.originals)
                 }
                 Err(error) => Some(self.lost(&error)),
             },
-            frames = replay => read(&frames, Via::Replay, self.originals),
+            frames = replay => read(&frames, Delivery::Replay, self.originals),
             () = sleep_until(self.ping_at) => {
                 self.ping_at = Instant::now() + PING_AFTER;
                 match live.ping().await {
-                    Ok(alive) => alive.then_some(Said::Alive),
+                    Ok(alive) => alive.then_some(SourceMessage::Alive),
                     Err(error) => Some(self.lost(&error)),
                 }
             }
@@ -178,45 +178,45 @@ impl Transport for ZeroMq {
         &self.name
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { replay: self.replay.is_some(), snapshot: false, relayed: false }
+    fn abilities(&self) -> Capabilities {
+        Capabilities { replay: self.replay.is_some(), snapshot: false, relayed: false }
     }
 
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> SourceSignal {
         loop {
             if let Some(said) = self.hear().await {
-                return Heard::Of(Arc::clone(&self.pod), said);
+                return SourceSignal::Of(Arc::clone(&self.pod), said);
             }
         }
     }
 
-    fn ask(&mut self, _pod: &PodName, ask: Ask) {
-        if let (Some(replay), Ask::Replay { from }) = (&mut self.replay, ask) {
+    fn ask(&mut self, _pod: &PodName, ask: SourceQuery) {
+        if let (Some(replay), SourceQuery::Replay { from }) = (&mut self.replay, ask) {
             replay.ask(from);
         }
     }
 }
 
 /// What a message says. Live streams do not end as replays do.
-fn read(frames: &[Bytes], via: Via, originals: Originals) -> Option<Said> {
+fn read(frames: &[Bytes], via: Delivery, originals: FrameCopies) -> Option<SourceMessage> {
     let malformed = |sequence, error: wire::DecodeError| {
-        let heading = Heading { sequence, ..Heading::default() };
-        Some(Said::Malformed { heading, reason: error.to_string() })
+        let heading = BatchId { sequence, ..BatchId::default() };
+        Some(SourceMessage::Malformed { heading, reason: error.to_string() })
     };
-    match Message::parse(frames) {
+    match WireMessage::parse(frames) {
         Err(error) => malformed(None, error),
-        Ok(Message::ReplayEnd) => (via == Via::Replay).then_some(Said::ReplayEnd),
-        Ok(Message::Batch { sequence, payload, .. }) => {
-            let mut batch = Box::<Batch>::default();
-            if let Err(error) = wire::decode(payload, &Limits::default(), &mut batch) {
+        Ok(WireMessage::ReplayEnd) => (via == Delivery::Replay).then_some(SourceMessage::ReplayEnd),
+        Ok(WireMessage::Batch { sequence, payload, .. }) => {
+            let mut batch = Box::<WireBatch>::default();
+            if let Err(error) = wire::decode(payload, &WireLimits::default(), &mut batch) {
                 return malformed(Some(sequence), error);
             }
-            if originals == Originals::Kept {
+            if originals == FrameCopies::Kept {
                 batch.original = Some(Bytes::copy_from_slice(payload));
             }
             let fingerprint = Some(xxh3_64(payload));
-            let heading = Heading { epoch: None, sequence: Some(sequence), fingerprint };
-            Some(Said::Batch { heading, via, batch })
+            let heading = BatchId { epoch: None, sequence: Some(sequence), fingerprint };
+            Some(SourceMessage::Batch { heading, via, batch })
         }
     }
 }

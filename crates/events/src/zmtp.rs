@@ -5,15 +5,15 @@
 //! ZeroMQ libraries hide by design; and a length on the wire must not make us allocate, which they allow.
 //! What is left of ZeroMQ then is a greeting, a handshake and a length before each frame.
 //!
-//! A [`Connection`] is one peer: connecting again, with a pause between, is its owner's part. A ROUTER is
-//! a [`Listener`] and one connection per peer, so there are no identities.
+//! A [`ZmtpConnection`] is one peer: connecting again, with a pause between, is its owner's part. A ROUTER is
+//! a [`ZmtpListener`] and one connection per peer, so there are no identities.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-//! use wornpath_events::zmtp::{Connection, Publisher, Socket};
+//! use wornpath_events::zmtp::{ZmtpConnection, Publisher, SocketKind};
 //!
 //! let publisher = Publisher::bind("127.0.0.1:0").await?;
-//! let mut subscriber = Connection::connect(publisher.address(), Socket::Sub).await?;
+//! let mut subscriber = ZmtpConnection::connect(publisher.address(), SocketKind::Sub).await?;
 //! subscriber.subscribe(b"kv").await?;
 //! publisher.subscribed(1).await;
 //! publisher.send(&["kv@pod", "payload"]);
@@ -28,9 +28,9 @@ mod handshake;
 mod listener;
 mod publisher;
 
-pub use connection::Connection;
+pub use connection::ZmtpConnection;
 pub(crate) use connection::in_time;
 pub use error::ZmtpError;
-pub use handshake::Socket;
-pub use listener::Listener;
-pub use publisher::Publisher;
+pub use handshake::SocketKind;
+pub use listener::ZmtpListener;
+pub use publisher::ZmtpPublisher;

@@ -16,15 +16,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use wornpath_events::wire::{Batch, Dialect, Envelope, HashForm, Layout, encode};
+use wornpath_events::wire::{Envelope, HashForm, WireBatch, WireDialect, WireLayout, encode};
 use wornpath_events::{
-    Abilities, Ask, Clock, Epoch, Heading, Heard, PodName, Pods, Rules, Said, Sink, State,
-    Transport, Via, consume, keep_time, relay,
+    BatchId, Capabilities, Delivery, Epoch, EventClock, EventPods, FeedRules, FeedState, PodName,
+    Sink, SourceMessage, SourceQuery, SourceSignal, Transport, consume, keep_time, relay,
 };
-use wornpath_index::{Index, Limits, PodId};
+use wornpath_index::{Index, IndexLimits, PodId};
 
 const POD: &str = "http://10.0.0.1:8000";
-const DIALECT: Dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
+const DIALECT: WireDialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
 
 /// An engine that can be listened to without a network: live batches, and replay.
 #[derive(Clone)]
@@ -32,12 +32,12 @@ struct Listening {
     engine: Arc<Mutex<Engine>>,
     life: u64,
     heard: u64,
-    answers: VecDeque<Said>,
+    answers: VecDeque<SourceMessage>,
 }
 
 impl Listening {
     fn to(engine: &Arc<Mutex<Engine>>) -> Self {
-        let connected = VecDeque::from([Said::Connected]);
+        let connected = VecDeque::from([SourceMessage::Connected]);
         Self { engine: Arc::clone(engine), life: 0, heard: 0, answers: connected }
     }
 }
@@ -47,61 +47,62 @@ impl Transport for Listening {
         "engine"
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { replay: true, snapshot: false, relayed: false }
+    fn abilities(&self) -> Capabilities {
+        Capabilities { replay: true, snapshot: false, relayed: false }
     }
 
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> SourceSignal {
         loop {
             if let Some(said) = self.answers.pop_front() {
-                return Heard::Of(POD.into(), said);
+                return SourceSignal::Of(POD.into(), said);
             }
             let said = {
                 let engine = self.engine.lock().unwrap();
                 if engine.life != self.life {
                     (self.life, self.heard) = (engine.life, 0);
-                    self.answers.push_back(Said::Disconnected);
-                    self.answers.push_back(Said::Connected);
+                    self.answers.push_back(SourceMessage::Disconnected);
+                    self.answers.push_back(SourceMessage::Connected);
                     continue;
                 }
                 (self.heard < engine.said.len() as u64)
-                    .then(|| batch(&engine, self.heard, Via::Live))
+                    .then(|| batch(&engine, self.heard, Delivery::Live))
             };
             if let Some(said) = said {
                 self.heard += 1;
-                return Heard::Of(POD.into(), said);
+                return SourceSignal::Of(POD.into(), said);
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    fn ask(&mut self, _pod: &PodName, ask: Ask) {
-        let Ask::Replay { from } = ask else { return };
+    fn ask(&mut self, _pod: &PodName, ask: SourceQuery) {
+        let SourceQuery::Replay { from } = ask else { return };
         let engine = self.engine.lock().unwrap();
         let numbers = from..engine.said.len() as u64;
-        self.answers.extend(numbers.map(|number| batch(&engine, number, Via::Replay)));
-        self.answers.push_back(Said::ReplayEnd);
+        self.answers.extend(numbers.map(|number| batch(&engine, number, Delivery::Replay)));
+        self.answers.push_back(SourceMessage::ReplayEnd);
     }
 }
 
-fn batch(engine: &Engine, sequence: u64, via: Via) -> Said {
-    let heading = Heading { epoch: None, ..engine.heading(sequence) };
-    Said::Batch { heading, via, batch: Box::new(engine.said[sequence as usize].clone()) }
+fn batch(engine: &Engine, sequence: u64, via: Delivery) -> SourceMessage {
+    let heading = BatchId { epoch: None, ..engine.heading(sequence) };
+    SourceMessage::Batch { heading, via, batch: Box::new(engine.said[sequence as usize].clone()) }
 }
 
 /// A router that gets its events from a broker.
 struct Router {
-    pods: Arc<Pods>,
+    pods: Arc<EventPods>,
     id: PodId,
-    clock: Clock,
+    clock: EventClock,
     _tasks: JoinSet<()>,
 }
 
 impl Router {
     fn new(transport: impl Transport + 'static) -> Self {
-        let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
+        let pods =
+            Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
         let id = pods.add(&POD.into(), serving()).unwrap();
-        let (clock, mut tasks) = (Clock::start(), JoinSet::new());
+        let (clock, mut tasks) = (EventClock::start(), JoinSet::new());
         let fed = Arc::clone(&pods);
         tasks.spawn(async move {
             tokio::join!(consume(transport, &fed, clock), keep_time(&fed, clock)).0;
@@ -116,7 +117,7 @@ impl Router {
             let ours = self.pods.index().digest(self.id).unwrap().tiers;
             let theirs = engine.lock().unwrap().digest().tiers;
             let status = self.pods.status(self.clock.now()).remove(0).status;
-            if ours == theirs && status.state == State::Live {
+            if ours == theirs && status.state == FeedState::Live {
                 return;
             }
             assert!(
@@ -242,7 +243,9 @@ async fn hear(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
     let mut numbers = Vec::new();
     while numbers.len() < batches {
         let heard = tokio::time::timeout(Duration::from_secs(5), transport.next()).await;
-        if let Heard::Of(_, Said::Batch { heading, .. }) = heard.expect("more is to be heard") {
+        if let SourceSignal::Of(_, SourceMessage::Batch { heading, .. }) =
+            heard.expect("more is to be heard")
+        {
             numbers.extend(heading.sequence);
         }
     }
@@ -252,7 +255,7 @@ async fn hear(transport: &mut impl Transport, batches: usize) -> Vec<u64> {
 /// Publishes so many batches of a life.
 async fn fill(sink: &mut impl Sink, epoch: u64, batches: u64) {
     let mut payload = Vec::new();
-    encode(&Batch::default(), DIALECT, &mut payload);
+    encode(&WireBatch::default(), DIALECT, &mut payload);
     while sink.last(POD).await.is_err() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -272,7 +275,7 @@ async fn notice<T: Transport, S: Sink>(
     let (mut transport, mut sink) = (transport(&url), sink(&url));
     server.start();
     fill(&mut sink, 1, 1).await;
-    while !matches!(transport.next().await, Heard::Of(_, Said::Connected)) {}
+    while !matches!(transport.next().await, SourceSignal::Of(_, SourceMessage::Connected)) {}
     fill(&mut sink, 1, 5).await;
     assert_eq!(hear(&mut transport, 5).await, [0, 1, 2, 3, 4]);
     server.kill();
@@ -315,7 +318,7 @@ async fn a_nats_that_wants_a_password_is_shown_it_and_nobody_else_is() {
         (NatsSink::new(&url, "kv"), Nats::new(&url, "kv", &[POD.into()]));
     assert_eq!(transport.name(), format!("{}/kv", server.url()));
     fill(&mut sink, 1, 1).await;
-    while !matches!(transport.next().await, Heard::Of(_, Said::Connected)) {}
+    while !matches!(transport.next().await, SourceSignal::Of(_, SourceMessage::Connected)) {}
     fill(&mut sink, 1, 3).await;
     assert_eq!(hear(&mut transport, 3).await, [0, 1, 2]);
 }

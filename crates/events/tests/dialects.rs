@@ -3,19 +3,21 @@
 
 use serde_json::{Value, json};
 use wornpath_events::wire::{
-    Attention, Batch, DecodeError, Event, Limits, Removed, Stored, decode,
+    DecodeError, DecodeNotice, WireBatch, WireEvent, WireLimits, WireRemoved, WireStored, decode,
 };
 use wornpath_index::{EngineHash, Tier};
 
-fn decode_json(payload: &Value) -> Result<Batch, DecodeError> {
+fn decode_json(payload: &Value) -> Result<WireBatch, DecodeError> {
     let payload = rmp_serde::to_vec(payload).unwrap();
-    let mut batch = Batch::default();
-    decode(&payload, &Limits::default(), &mut batch).map(|()| batch)
+    let mut batch = WireBatch::default();
+    decode(&payload, &WireLimits::default(), &mut batch).map(|()| batch)
 }
 
-fn one_store(event: &Value, check: impl FnOnce(Stored<'_>)) {
+fn one_store(event: &Value, check: impl FnOnce(WireStored<'_>)) {
     let batch = decode_json(&json!([0.5, [event]])).unwrap();
-    let Some(Event::Stored(stored)) = batch.events().next() else { panic!("no store: {event}") };
+    let Some(WireEvent::Stored(stored)) = batch.events().next() else {
+        panic!("no store: {event}")
+    };
     check(stored);
 }
 
@@ -33,14 +35,14 @@ fn sglang_writes_short_arrays_with_signed_hashes() {
     .unwrap();
     assert_eq!((batch.sent_at, batch.dp_rank, batch.len()), (1.5, Some(3), 3));
     let events: Vec<_> = batch.events().collect();
-    let Event::Stored(stored) = events[0] else { panic!("{events:?}") };
+    let WireEvent::Stored(stored) = events[0] else { panic!("{events:?}") };
     assert_eq!(stored.blocks, [EngineHash(u64::MAX), EngineHash(7)]);
     assert_eq!(stored.parent, Some(EngineHash(1 << 63)));
     assert_eq!((stored.tokens, stored.block_size), (&[5, 6, 7, 8][..], 2));
     assert_eq!((stored.tier, stored.lora_id, stored.lora_name), (Tier::Gpu, None, None));
     assert!(stored.extra_keys.is_empty());
-    let removed = Removed { blocks: &[EngineHash(u64::MAX - 1)], tier: Tier::Gpu, group: None };
-    assert_eq!(events[1..], [Event::Removed(removed), Event::Cleared]);
+    let removed = WireRemoved { blocks: &[EngineHash(u64::MAX - 1)], tier: Tier::Gpu, group: None };
+    assert_eq!(events[1..], [WireEvent::Removed(removed), WireEvent::Cleared]);
 }
 
 #[test]
@@ -73,7 +75,7 @@ fn every_medium_has_its_tier_in_any_case() {
         one_store(&event, |stored| assert_eq!(stored.tier, tier, "{medium}"));
         let removal = json!(["BlockRemoved", [1], medium]);
         let batch = decode_json(&json!([0.5, [removal]])).unwrap();
-        assert!(matches!(batch.events().next(), Some(Event::Removed(r)) if r.tier == tier));
+        assert!(matches!(batch.events().next(), Some(WireEvent::Removed(r)) if r.tier == tier));
     }
 }
 
@@ -106,16 +108,16 @@ fn a_remote_copy_is_on_none_of_the_pods_own_tiers() {
 #[test]
 fn groups_of_full_latent_and_sink_attention_keep_whole_prefixes() {
     let cases = [
-        (json!(null), Attention::Unsaid),
-        (json!("full_attention"), Attention::Full),
-        (json!("FULL_ATTENTION"), Attention::Full),
-        (json!("mla_attention"), Attention::Full),
-        (json!("mla"), Attention::Full),
-        (json!("sink_full_attention"), Attention::Full),
-        (json!("sliding_window"), Attention::Partial),
-        (json!("sliding_window_mla"), Attention::Partial),
-        (json!("mamba"), Attention::Partial),
-        (json!(""), Attention::Partial),
+        (json!(null), DecodeNotice::Unsaid),
+        (json!("full_attention"), DecodeNotice::Full),
+        (json!("FULL_ATTENTION"), DecodeNotice::Full),
+        (json!("mla_attention"), DecodeNotice::Full),
+        (json!("mla"), DecodeNotice::Full),
+        (json!("sink_full_attention"), DecodeNotice::Full),
+        (json!("sliding_window"), DecodeNotice::Partial),
+        (json!("sliding_window_mla"), DecodeNotice::Partial),
+        (json!("mamba"), DecodeNotice::Partial),
+        (json!(""), DecodeNotice::Partial),
     ];
     for (kind, attention) in cases {
         let event = json!({

@@ -7,26 +7,28 @@
 mod saying;
 
 use saying::{BLOCK, serving, stored};
-use wornpath_events::wire::Batch;
-use wornpath_events::{Abilities, Heading, Pod, Rules, Said, SourceId, Via};
-use wornpath_index::{EngineHash, Index, Limits, Moment, Writer};
+use wornpath_events::wire::WireBatch;
+use wornpath_events::{
+    BatchId, Capabilities, Delivery, FeedRules, PodFeed, SourceId, SourceMessage,
+};
+use wornpath_index::{EngineHash, Index, IndexLimits, IndexWriter, Moment};
 
 /// Blocks in a batch.
 const RUN: usize = 64;
-fn limits() -> Limits {
-    Limits {
+fn limits() -> IndexLimits {
+    IndexLimits {
         blocks: 400_000,
         blocks_per_pod: 400_000,
         waiting_per_pod: 16_384,
         expected_per_pod: 16_384,
         early_per_pod: 256,
-        ..Limits::default()
+        ..IndexLimits::default()
     }
 }
 
 struct Flooded {
-    pod: Pod,
-    writer: Writer,
+    pod: PodFeed,
+    writer: IndexWriter,
     source: SourceId,
     sequence: u64,
     /// Every batch is about blocks of its own.
@@ -36,8 +38,8 @@ struct Flooded {
 impl Flooded {
     fn new(index: &Index) -> Self {
         let id = index.add_pod().unwrap();
-        let mut pod = Pod::new(index, id, serving(), Rules::default()).unwrap();
-        let source = pod.add_source(Abilities { replay: true, snapshot: false, relayed: false });
+        let mut pod = PodFeed::new(index, id, serving(), FeedRules::default()).unwrap();
+        let source = pod.add_source(Capabilities { replay: true, snapshot: false, relayed: false });
         Self { pod, writer: index.writer(), source, sequence: 0, number: 0 }
     }
 
@@ -48,10 +50,10 @@ impl Flooded {
             let blocks: Vec<_> = (1..=RUN as u64).map(|block| EngineHash(name(block))).collect();
             let first = self.number as u32 * 31;
             let tokens: Vec<u32> = (0..(RUN * BLOCK) as u32).map(|at| first ^ at).collect();
-            let mut batch = Box::<Batch>::default();
+            let mut batch = Box::<WireBatch>::default();
             batch.push(stored(&blocks, parent, &tokens));
-            let heading = Heading { sequence: Some(self.sequence), ..Heading::default() };
-            let said = Said::Batch { heading, via: Via::Live, batch };
+            let heading = BatchId { sequence: Some(self.sequence), ..BatchId::default() };
+            let said = SourceMessage::Batch { heading, via: Delivery::Live, batch };
             self.pod.hear(&mut self.writer, self.source, said, Moment::ZERO).unwrap();
             (self.sequence, self.number) = (self.sequence + 1, self.number + 1);
         }

@@ -5,7 +5,8 @@ mod fixture;
 
 use serde_json::Value;
 use wornpath_events::wire::{
-    Attention, Batch, Event, ExtraKey, Limits, Message, Removed, Stored, decode, records,
+    DecodeNotice, WireBatch, WireEvent, WireExtraKey, WireLimits, WireMessage, WireRemoved,
+    WireStored, decode, records,
 };
 use wornpath_index::{EngineHash, Tier};
 
@@ -15,17 +16,18 @@ fn every_captured_message_equals_pythons_decoding() {
     for (name, recording) in fixture::recordings() {
         let Some(python) = fixture::decoded_by_python(&name) else { continue };
         let frames = python["frames"].as_array().unwrap();
-        let mut batch = Batch::default();
+        let mut batch = WireBatch::default();
         let mut messages = 0;
         for (record, expected) in records(&recording).zip(frames) {
             let record = record.unwrap();
-            let Message::Batch { topic, sequence, payload } = Message::parse(&record).unwrap()
+            let WireMessage::Batch { topic, sequence, payload } =
+                WireMessage::parse(&record).unwrap()
             else {
                 panic!("{name}: a published stream has no end marker");
             };
             assert_eq!(topic, expected["topic"].as_str().unwrap().as_bytes());
             assert_eq!(sequence, expected["seq"].as_u64().unwrap());
-            decode(payload, &Limits::default(), &mut batch).unwrap();
+            decode(payload, &WireLimits::default(), &mut batch).unwrap();
             let [sent_at, events, rank] = &expected["decoded"].as_array().unwrap()[..] else {
                 panic!("{name}: not [ts, events, rank]")
             };
@@ -65,26 +67,28 @@ fn a_replay_holds_the_same_batches_as_the_published_stream_and_then_ends() {
     let published: Vec<_> = records(&published).map(Result::unwrap).collect();
     let replayed: Vec<_> = records(&replayed).map(Result::unwrap).collect();
     let (end, batches) = replayed.split_last().unwrap();
-    assert_eq!(Message::parse(end), Ok(Message::ReplayEnd));
+    assert_eq!(WireMessage::parse(end), Ok(WireMessage::ReplayEnd));
     assert_eq!(batches.len(), published.len());
     for (replayed, published) in batches.iter().zip(&published) {
-        assert_eq!(Message::parse(replayed), Message::parse(published));
+        assert_eq!(WireMessage::parse(replayed), WireMessage::parse(published));
     }
 }
 
 fn count(recording: &[u8]) -> [usize; 5] {
-    let mut batch = Batch::default();
+    let mut batch = WireBatch::default();
     let mut counts = [0; 5];
     for record in records(recording) {
         let record = record.unwrap();
-        let Message::Batch { payload, .. } = Message::parse(&record).unwrap() else { continue };
-        decode(payload, &Limits::default(), &mut batch).unwrap();
+        let WireMessage::Batch { payload, .. } = WireMessage::parse(&record).unwrap() else {
+            continue;
+        };
+        decode(payload, &WireLimits::default(), &mut batch).unwrap();
         counts[0] += 1;
         for event in batch.events() {
             let (kind, blocks) = match event {
-                Event::Stored(stored) => (1, stored.blocks.len()),
-                Event::Removed(removed) => (2, removed.blocks.len()),
-                Event::Cleared => (3, 0),
+                WireEvent::Stored(stored) => (1, stored.blocks.len()),
+                WireEvent::Removed(removed) => (2, removed.blocks.len()),
+                WireEvent::Cleared => (3, 0),
             };
             counts[kind] += 1;
             counts[4] += blocks;
@@ -93,20 +97,20 @@ fn count(recording: &[u8]) -> [usize; 5] {
     counts
 }
 
-fn assert_event(event: Event<'_>, expected: &Value) {
+fn assert_event(event: WireEvent<'_>, expected: &Value) {
     match (event, expected["type"].as_str().unwrap()) {
-        (Event::Stored(stored), "BlockStored") => assert_stored(stored, expected),
-        (Event::Removed(Removed { blocks, tier, group }), "BlockRemoved") => {
+        (WireEvent::Stored(stored), "BlockStored") => assert_stored(stored, expected),
+        (WireEvent::Removed(WireRemoved { blocks, tier, group }), "BlockRemoved") => {
             assert_eq!(blocks, hashes(&expected["block_hashes"]));
             assert_eq!(tier, medium(&expected["medium"]));
             assert_eq!(group.map(u64::from), expected["group_idx"].as_u64());
         }
-        (Event::Cleared, "AllBlocksCleared") => {}
+        (WireEvent::Cleared, "AllBlocksCleared") => {}
         (event, expected) => panic!("decoded {event:?}, Python has {expected}"),
     }
 }
 
-fn assert_stored(stored: Stored<'_>, expected: &Value) {
+fn assert_stored(stored: WireStored<'_>, expected: &Value) {
     assert_eq!(stored.blocks, hashes(&expected["block_hashes"]));
     assert_eq!(stored.parent, optional_hash(&expected["parent_block_hash"]));
     let tokens: Vec<u32> = serde_json::from_value(expected["token_ids"].clone()).unwrap();
@@ -117,8 +121,8 @@ fn assert_stored(stored: Stored<'_>, expected: &Value) {
     assert_eq!(stored.tier, medium(&expected["medium"]));
     assert_eq!(stored.group.map(u64::from), expected["group_idx"].as_u64());
     let attention = match expected["kv_cache_spec_kind"].as_str() {
-        None => Attention::Unsaid,
-        Some("full_attention") => Attention::Full,
+        None => DecodeNotice::Unsaid,
+        Some("full_attention") => DecodeNotice::Full,
         Some(other) => panic!("a kind that no captured engine has: {other}"),
     };
     assert_eq!(stored.attention, attention);
@@ -128,7 +132,7 @@ fn assert_stored(stored: Stored<'_>, expected: &Value) {
         let expected = list.as_array().map_or(&[][..], |list| list);
         let keys: Vec<_> = stored.extra_keys.block(block).collect();
         let expected: Vec<_> =
-            expected.iter().map(|key| ExtraKey::Text(key.as_str().unwrap())).collect();
+            expected.iter().map(|key| WireExtraKey::Text(key.as_str().unwrap())).collect();
         assert_eq!(keys, expected);
     }
 }

@@ -13,36 +13,38 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
-    Access, Clock, Guests, Names, Pods, Push, Rules, Serving, State, Status, consume, keep_time,
+    BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, FeedStatus, PodTokens, Push,
+    PushAccess, ServedModel, consume, keep_time,
 };
-use wornpath_index::{Index, Limits, PodId};
+use wornpath_index::{Index, IndexLimits, PodId};
 
 struct Router {
-    pods: Arc<Pods>,
+    pods: Arc<EventPods>,
     id: PodId,
-    clock: Clock,
+    clock: EventClock,
     address: std::net::SocketAddr,
     _tasks: JoinSet<()>,
 }
 
 impl Router {
     async fn start() -> Self {
-        let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
-        let serving = Serving {
+        let pods =
+            Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
+        let serving = ServedModel {
             key: HashKey::DEFAULT,
             model: "any".to_owned(),
             block_size: NonZeroUsize::new(2).unwrap(),
-            names: Names::OfTheEngine,
+            names: BlockIdScheme::OfTheEngine,
         };
         let id = pods.add(&"pod".into(), serving).unwrap();
-        let clock = Clock::start();
-        let guests = Arc::<Guests>::default();
+        let clock = EventClock::start();
+        let guests = Arc::<PodTokens>::default();
         let own = Sha256::digest("own").into();
         guests.are([("pod".into(), None), ("careful".into(), Some(own))].into());
         let (push, service) = Push::new(guests);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let access = Access::new(address, Some("secret")).unwrap();
+        let access = PushAccess::new(address, Some("secret")).unwrap();
         let mut tasks = JoinSet::new();
         let fed = Arc::clone(&pods);
         tasks.spawn(async move {
@@ -54,7 +56,7 @@ impl Router {
         Self { pods, id, clock, address, _tasks: tasks }
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> FeedStatus {
         self.pods.status(self.clock.now()).remove(0).status
     }
 
@@ -125,7 +127,7 @@ async fn an_engine_streams_its_events_and_is_asked_for_everything_when_something
             .as_str(),
     );
     router.until("two blocks", |router| router.count() == 2).await;
-    router.until("live", |router| router.status().state == State::Live).await;
+    router.until("live", |router| router.status().state == FeedState::Live).await;
 
     // A batch is lost on the way, and the engine's sum tells.
     engine.peer.tell(

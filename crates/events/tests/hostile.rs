@@ -4,12 +4,13 @@
 mod fixture;
 
 use wornpath_events::wire::{
-    Batch, DecodeError, Dialect, Event, HashForm, Layout, Limits, Message, decode, encode, records,
+    DecodeError, HashForm, WireBatch, WireDialect, WireEvent, WireLayout, WireLimits, WireMessage,
+    decode, encode, records,
 };
 
-fn decode_all(payload: &[u8]) -> Result<Batch, DecodeError> {
-    let mut batch = Batch::default();
-    decode(payload, &Limits::default(), &mut batch).map(|()| batch)
+fn decode_all(payload: &[u8]) -> Result<WireBatch, DecodeError> {
+    let mut batch = WireBatch::default();
+    decode(payload, &WireLimits::default(), &mut batch).map(|()| batch)
 }
 
 fn payloads(recording: &[u8]) -> Vec<Vec<u8>> {
@@ -31,11 +32,11 @@ fn a_payload_cut_at_any_byte_is_refused() {
 #[test]
 fn a_refused_payload_leaves_nothing_in_the_batch() {
     let payload = &payloads(&fixture::recording("stress_gpu"))[0];
-    let mut batch = Batch::default();
-    decode(payload, &Limits::default(), &mut batch).unwrap();
+    let mut batch = WireBatch::default();
+    decode(payload, &WireLimits::default(), &mut batch).unwrap();
     assert!(!batch.is_empty());
     let cut = &payload[..payload.len() - 1];
-    assert!(decode(cut, &Limits::default(), &mut batch).is_err());
+    assert!(decode(cut, &WireLimits::default(), &mut batch).is_err());
     assert!(batch.is_empty());
 }
 
@@ -50,7 +51,7 @@ fn mutated_payloads_never_panic_and_what_decodes_encodes_again() {
                 let mutated = mutate(&payload, &mut random);
                 let Ok(batch) = decode_all(&mutated) else { continue };
                 accepted += 1;
-                let dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
+                let dialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
                 let mut again = Vec::new();
                 encode(&batch, dialect, &mut again);
                 let second = decode_all(&again).unwrap_or_else(|error| {
@@ -91,15 +92,15 @@ fn a_length_beyond_the_bytes_is_refused_before_memory_is_taken_for_it() {
 #[test]
 fn every_limit_is_kept() {
     let payload = &payloads(&fixture::recording("stress_gpu"))[0];
-    let refused = |limits: Limits| {
-        let error = decode(payload, &limits, &mut Batch::default()).unwrap_err();
+    let refused = |limits: WireLimits| {
+        let error = decode(payload, &limits, &mut WireBatch::default()).unwrap_err();
         matches!(error, DecodeError::TooLarge { .. })
     };
-    let limits = Limits::default();
-    assert!(refused(Limits { payload_bytes: payload.len() - 1, ..limits }));
-    assert!(refused(Limits { events: 0, ..limits }));
-    assert!(refused(Limits { blocks: 1, ..limits }));
-    assert!(refused(Limits { tokens: 15, ..limits }));
+    let limits = WireLimits::default();
+    assert!(refused(WireLimits { payload_bytes: payload.len() - 1, ..limits }));
+    assert!(refused(WireLimits { events: 0, ..limits }));
+    assert!(refused(WireLimits { blocks: 1, ..limits }));
+    assert!(refused(WireLimits { tokens: 15, ..limits }));
 }
 
 #[test]
@@ -135,7 +136,7 @@ fn unknown_types_keys_and_elements_are_passed_over() {
     let batch = decode_all(payload).unwrap();
     assert_eq!(batch.unknown_events, 1);
     assert_eq!((batch.sent_at, batch.dp_rank, batch.len()), (1.0, Some(5), 2));
-    assert!(matches!(batch.events().next(), Some(Event::Cleared)));
+    assert!(matches!(batch.events().next(), Some(WireEvent::Cleared)));
 }
 
 #[test]
@@ -145,7 +146,7 @@ fn frames_of_any_shape_never_panic() {
         let frames: Vec<Vec<u8>> = (0..next(&mut random) % 6)
             .map(|_| vec![next(&mut random) as u8; (next(&mut random) % 10) as usize])
             .collect();
-        let _ = Message::parse(&frames);
+        let _ = WireMessage::parse(&frames);
     }
 }
 

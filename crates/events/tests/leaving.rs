@@ -14,32 +14,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use wornpath_events::{
-    Abilities, Ask, Clock, Heading, Heard, PodName, Pods, Rules, Said, State, Transport, Via,
-    keep_time, supervise,
+    BatchId, Capabilities, Delivery, EventClock, EventPods, FeedRules, FeedState, PodName,
+    SourceMessage, SourceQuery, SourceSignal, Transport, keep_time, supervise,
 };
-use wornpath_index::{Index, Limits, Moment, PodId};
+use wornpath_index::{Index, IndexLimits, Moment, PodId};
 
-const REPLAY: Abilities = Abilities { replay: true, snapshot: false, relayed: false };
+const REPLAY: Capabilities = Capabilities { replay: true, snapshot: false, relayed: false };
 
 /// An engine that can be asked for all it said.
 struct Voice {
     name: &'static str,
     engine: Arc<Engine>,
-    says: VecDeque<Said>,
+    says: VecDeque<SourceMessage>,
     asked: Arc<AtomicUsize>,
 }
 
 impl Voice {
     fn of(name: &'static str, engine: &Arc<Engine>, asked: &Arc<AtomicUsize>) -> Self {
         let (engine, asked) = (Arc::clone(engine), Arc::clone(asked));
-        Self { name, engine, asked, says: VecDeque::from([Said::Connected]) }
+        Self { name, engine, asked, says: VecDeque::from([SourceMessage::Connected]) }
     }
 }
 
 /// A batch as it comes from an engine itself, which says nothing of its life.
-fn batch(engine: &Engine, sequence: usize, via: Via) -> Said {
-    let heading = Heading { epoch: None, ..engine.heading(sequence as u64) };
-    Said::Batch { heading, via, batch: Box::new(engine.said[sequence].clone()) }
+fn batch(engine: &Engine, sequence: usize, via: Delivery) -> SourceMessage {
+    let heading = BatchId { epoch: None, ..engine.heading(sequence as u64) };
+    SourceMessage::Batch { heading, via, batch: Box::new(engine.said[sequence].clone()) }
 }
 
 impl Transport for Voice {
@@ -47,29 +47,30 @@ impl Transport for Voice {
         self.name
     }
 
-    fn abilities(&self) -> Abilities {
+    fn abilities(&self) -> Capabilities {
         REPLAY
     }
 
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> SourceSignal {
         match self.says.pop_front() {
-            Some(said) => Heard::Of("pod".into(), said),
+            Some(said) => SourceSignal::Of("pod".into(), said),
             None => std::future::pending().await,
         }
     }
 
-    fn ask(&mut self, _pod: &PodName, ask: Ask) {
+    fn ask(&mut self, _pod: &PodName, ask: SourceQuery) {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        if let Ask::Replay { from } = ask {
+        if let SourceQuery::Replay { from } = ask {
             let batches = from as usize..self.engine.said.len();
-            self.says.extend(batches.map(|at| batch(&self.engine, at, Via::Replay)));
-            self.says.push_back(Said::ReplayEnd);
+            self.says.extend(batches.map(|at| batch(&self.engine, at, Delivery::Replay)));
+            self.says.push_back(SourceMessage::ReplayEnd);
         }
     }
 }
 
-fn pods() -> (Arc<Pods>, PodId) {
-    let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
+fn pods() -> (Arc<EventPods>, PodId) {
+    let pods =
+        Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
     let id = pods.add(&"pod".into(), serving()).unwrap();
     (pods, id)
 }
@@ -81,10 +82,10 @@ fn engine(life: u64) -> Arc<Engine> {
     Arc::new(engine)
 }
 
-async fn until_exact(pods: &Pods, id: PodId, engine: &Engine, clock: Clock) {
+async fn until_exact(pods: &EventPods, id: PodId, engine: &Engine, clock: EventClock) {
     for _ in 0..200 {
         let is_exact = pods.index().digest(id).unwrap().tiers == engine.digest().tiers;
-        if is_exact && pods.status(clock.now())[0].status.state == State::Live {
+        if is_exact && pods.status(clock.now())[0].status.state == FeedState::Live {
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -94,7 +95,7 @@ async fn until_exact(pods: &Pods, id: PodId, engine: &Engine, clock: Clock) {
 
 #[tokio::test(start_paused = true)]
 async fn whoever_takes_the_place_of_a_source_that_ended_is_asked_in_its_stead() {
-    let ((pods, id), clock, mut tasks) = (pods(), Clock::start(), JoinSet::new());
+    let ((pods, id), clock, mut tasks) = (pods(), EventClock::start(), JoinSet::new());
     let timed = Arc::clone(&pods);
     tasks.spawn(async move {
         keep_time(&timed, clock).await;
@@ -120,15 +121,15 @@ fn what_a_source_still_says_of_a_pod_that_came_anew_is_a_strangers() {
     let (former, everybodys) =
         (pods.attach_to_present("former", REPLAY), pods.attach("any", REPLAY));
     let mut say = |from, said| {
-        pods.hear(&mut writer, from, Heard::Of("pod".into(), said), Moment::ZERO);
+        pods.hear(&mut writer, from, SourceSignal::Of("pod".into(), said), Moment::ZERO);
     };
-    say(&former, Said::Connected);
+    say(&former, SourceMessage::Connected);
     assert_eq!(pods.status(Moment::ZERO)[0].sources.len(), 1);
     pods.remove("pod");
     let id = pods.add(&"pod".into(), serving()).unwrap();
-    say(&former, batch(&engine, 0, Via::Live));
+    say(&former, batch(&engine, 0, Delivery::Live));
     assert_eq!((pods.strangers(), pods.status(Moment::ZERO)[0].sources.len()), (1, 0));
     assert_eq!(pods.index().pod_stats(id).unwrap().blocks, 0);
-    say(&everybodys, batch(&engine, 0, Via::Live));
+    say(&everybodys, batch(&engine, 0, Delivery::Live));
     assert_eq!((pods.strangers(), pods.status(Moment::ZERO)[0].sources.len()), (1, 1));
 }

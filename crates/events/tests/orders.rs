@@ -10,25 +10,26 @@ use engine::{Engine, Random};
 use proptest::prelude::*;
 use saying::serving;
 use std::time::Duration;
-use wornpath_events::{Abilities, Epoch, Heading, Pod, Rules, Said, Via};
-use wornpath_index::{Digest, Index, Limits};
+use wornpath_events::{BatchId, Capabilities, Delivery, Epoch, FeedRules, PodFeed, SourceMessage};
+use wornpath_index::{BlockDigest, Index, IndexLimits};
 
 const BATCHES: u64 = 60;
 
 /// The last life's batches, in the given order, mixed with those of the life before.
-fn apply(engine: &Engine, before: &Engine, order: &[(u64, bool)]) -> [Digest; 4] {
-    let index = Index::new(Limits::default(), 1);
+fn apply(engine: &Engine, before: &Engine, order: &[(u64, bool)]) -> [BlockDigest; 4] {
+    let index = Index::new(IndexLimits::default(), 1);
     let id = index.add_pod().unwrap();
-    let mut pod = Pod::new(&index, id, serving(), Rules::default()).unwrap();
-    let source = pod.add_source(Abilities { replay: true, snapshot: true, relayed: false });
+    let mut pod = PodFeed::new(&index, id, serving(), FeedRules::default()).unwrap();
+    let source = pod.add_source(Capabilities { replay: true, snapshot: true, relayed: false });
     let mut writer = index.writer();
-    let first = Heading { epoch: Some(Epoch(engine.life)), ..Heading::default() };
-    pod.hear(&mut writer, source, Said::Started(first.epoch.unwrap()), Duration::ZERO).unwrap();
+    let first = BatchId { epoch: Some(Epoch(engine.life)), ..BatchId::default() };
+    pod.hear(&mut writer, source, SourceMessage::Started(first.epoch.unwrap()), Duration::ZERO)
+        .unwrap();
     for (sequence, old) in order {
         let from = if *old { before } else { engine };
         let heading = from.heading(*sequence);
         let batch = Box::new(from.said[*sequence as usize].clone());
-        let said = Said::Batch { heading, via: Via::Live, batch };
+        let said = SourceMessage::Batch { heading, via: Delivery::Live, batch };
         pod.hear(&mut writer, source, said, Duration::ZERO).unwrap();
     }
     index.digest(id).unwrap().tiers

@@ -10,31 +10,33 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
-    Access, Clock, Guests, Names, Pods, Push, Rules, Serving, State, consume, keep_time,
+    BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, PodTokens, Push, PushAccess,
+    ServedModel, consume, keep_time,
 };
-use wornpath_index::{Index, Limits, PodId};
+use wornpath_index::{Index, IndexLimits, PodId};
 
 struct Router {
-    pods: Arc<Pods>,
+    pods: Arc<EventPods>,
     id: PodId,
-    clock: Clock,
+    clock: EventClock,
     address: std::net::SocketAddr,
     _tasks: JoinSet<()>,
 }
 
-async fn router(token: Option<&str>, names: Names) -> Router {
-    let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
+async fn router(token: Option<&str>, names: BlockIdScheme) -> Router {
+    let pods =
+        Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
     let block_size = NonZeroUsize::new(2).unwrap();
-    let serving = Serving { key: HashKey::DEFAULT, model: "any".to_owned(), block_size, names };
+    let serving = ServedModel { key: HashKey::DEFAULT, model: "any".to_owned(), block_size, names };
     let id = pods.add(&"pod".into(), serving).unwrap();
-    let clock = Clock::start();
-    let guests = Arc::<Guests>::default();
+    let clock = EventClock::start();
+    let guests = Arc::<PodTokens>::default();
     let own = Sha256::digest("own").into();
     guests.are([("pod".into(), None), ("careful".into(), Some(own))].into());
     let (push, service) = Push::new(guests);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let access = Access::new(address, token).unwrap();
+    let access = PushAccess::new(address, token).unwrap();
     let mut tasks = JoinSet::new();
     let (fed, timed) = (Arc::clone(&pods), Arc::clone(&pods));
     tasks.spawn(async move {
@@ -83,7 +85,7 @@ impl Router {
 
 #[tokio::test]
 async fn a_sidecar_registers_stores_evicts_and_says_good_bye() {
-    let router = router(None, Names::OfTheEngine).await;
+    let router = router(None, BlockIdScheme::OfTheEngine).await;
     router.tell("/events/register", r#"{"pod": "pod", "epoch": 1}"#).await;
     let stored = r#"{"pod": "pod", "epoch": 1, "sequence": 0, "stored":
         [{"hashes": [1, 2, 3], "tokens": [7, 7, 8, 8, 9, 9], "block_size": 2}]}"#;
@@ -101,7 +103,7 @@ async fn a_sidecar_registers_stores_evicts_and_says_good_bye() {
 
 #[tokio::test]
 async fn a_sidecar_is_told_to_send_everything_when_its_digest_differs() {
-    let router = router(None, Names::OfTheEngine).await;
+    let router = router(None, BlockIdScheme::OfTheEngine).await;
     router.tell("/events/register", r#"{"pod": "pod", "epoch": 1}"#).await;
     let digest =
         r#"{"pod": "pod", "epoch": 1, "sequence": 4, "tiers": {"gpu": {"count": 2, "xor": 3}}}"#;
@@ -115,12 +117,12 @@ async fn a_sidecar_is_told_to_send_everything_when_its_digest_differs() {
     router.tell("/events/sync", sync).await;
     router.tell("/events/digest", digest).await;
     let live = |router: &Router| router.pods.status(router.clock.now())[0].status.state;
-    router.until("healed", |router| router.count() == 2 && live(router) == State::Live).await;
+    router.until("healed", |router| router.count() == 2 && live(router) == FeedState::Live).await;
 }
 
 #[tokio::test]
 async fn the_older_paths_carry_the_index_s_own_hashes() {
-    let router = router(None, Names::OfTheIndex).await;
+    let router = router(None, BlockIdScheme::OfTheIndex).await;
     router.tell("/internal/sync", r#"{"worker_id": "pod", "active_hashes": [11, 12, 13]}"#).await;
     router.until("synced", |router| router.count() == 3).await;
     router.tell("/internal/eviction", r#"{"worker_id": "pod", "evicted_hashes": [12]}"#).await;
@@ -132,7 +134,7 @@ async fn the_older_paths_carry_the_index_s_own_hashes() {
 
 #[tokio::test]
 async fn whoever_is_wrong_is_told_why() {
-    let router = router(Some("secret"), Names::OfTheEngine).await;
+    let router = router(Some("secret"), BlockIdScheme::OfTheEngine).await;
     let token = "authorization: Bearer secret\r\n";
     let (status, _) = router.post("/events/bye", "", r#"{"pod": "pod"}"#).await;
     assert_eq!(status, "HTTP/1.1 401 Unauthorized");

@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use wornpath_events::checkpoint;
-use wornpath_events::wire::{Batch, Dialect, HashForm, Layout, Message, encode};
-use wornpath_events::zmtp::{Connection, Listener, Publisher, Socket};
+use wornpath_events::wire::{HashForm, WireBatch, WireDialect, WireLayout, WireMessage, encode};
+use wornpath_events::zmtp::{SocketKind, ZmtpConnection, ZmtpListener, ZmtpPublisher};
 use wornpath_events::{
-    Clock, Pods, Recalled, Rules, State, ZeroMq, ZmqAddress, consume, keep_time,
+    EventClock, EventPods, FeedRules, FeedState, Resumed, ZeroMq, ZmqAddress, consume, keep_time,
 };
-use wornpath_index::{Capacity, Digest, EngineHash, Index, Limits, PodId};
+use wornpath_index::{BlockDigest, Capacity, EngineHash, Index, IndexLimits, PodId};
 
 const PODS: usize = 64;
 /// Blocks in a batch, about what an engine stores in a step.
@@ -32,14 +32,14 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// An engine that has said `batches` batches and says nothing more.
 struct Engine {
     address: ZmqAddress,
-    _publisher: Publisher,
+    _publisher: ZmtpPublisher,
 }
 
 impl Engine {
     async fn start(pod: usize, batches: usize, tasks: &mut JoinSet<()>) -> Self {
         let said: Arc<[Vec<u8>]> = (0..batches).map(|number| payload(pod, number)).collect();
-        let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
-        let mut replay = Listener::bind("127.0.0.1:0", Socket::Router).await.unwrap();
+        let publisher = ZmtpPublisher::bind("127.0.0.1:0").await.unwrap();
+        let mut replay = ZmtpListener::bind("127.0.0.1:0", SocketKind::Router).await.unwrap();
         let (events, port) = (publisher.address(), replay.address().port());
         tasks.spawn(async move {
             let mut asked = JoinSet::new();
@@ -52,7 +52,7 @@ impl Engine {
     }
 }
 
-async fn answer(mut connection: Connection<tokio::net::TcpStream>, said: Arc<[Vec<u8>]>) {
+async fn answer(mut connection: ZmtpConnection<tokio::net::TcpStream>, said: Arc<[Vec<u8>]>) {
     while let Ok(frames) = connection.receive().await {
         let from = u64::from_be_bytes(frames.last().unwrap()[..].try_into().unwrap());
         for (number, payload) in said.iter().enumerate().skip(from as usize) {
@@ -62,7 +62,7 @@ async fn answer(mut connection: Connection<tokio::net::TcpStream>, said: Arc<[Ve
                 return;
             }
         }
-        let end = Message::REPLAY_END.to_be_bytes();
+        let end = WireMessage::REPLAY_END.to_be_bytes();
         if connection.send(&[&b""[..], b"", &end, b""]).await.is_err() {
             return;
         }
@@ -79,31 +79,36 @@ fn payload(pod: usize, number: usize) -> Vec<u8> {
     let parent = (!number.is_multiple_of(10)).then(|| name(number - 1, BLOCKS - 1));
     let first = (pod / 2 * 1_000_003 + number * BLOCKS * BLOCK) as u32;
     let tokens: Vec<u32> = (0..(BLOCKS * BLOCK) as u32).map(|at| (first + at) % 150_000).collect();
-    let mut batch = Batch::default();
+    let mut batch = WireBatch::default();
     batch.push(stored(&names, parent, &tokens));
     let mut bytes = Vec::new();
-    encode(&batch, Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned }, &mut bytes);
+    encode(
+        &batch,
+        WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned },
+        &mut bytes,
+    );
     bytes
 }
 
 /// A router as `wornpath serve` runs it: all events on one thread.
 struct Router {
     runtime: Runtime,
-    pods: Arc<Pods>,
+    pods: Arc<EventPods>,
     ids: Vec<PodId>,
-    clock: Clock,
+    clock: EventClock,
 }
 
 impl Router {
     fn start(engines: &[Engine], checkpoint: Option<&Path>) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _inside = runtime.enter();
-        let limits = Limits { capacity: Capacity::for_pods(256).unwrap(), ..Limits::default() };
-        let pods = Arc::new(Pods::new(Index::new(limits, 1), Rules::default()));
+        let limits =
+            IndexLimits { capacity: Capacity::for_pods(256).unwrap(), ..IndexLimits::default() };
+        let pods = Arc::new(EventPods::new(Index::new(limits, 1), FeedRules::default()));
         if let Some(file) = checkpoint {
             pods.recall(checkpoint::read(file).unwrap());
         }
-        let clock = Clock::start();
+        let clock = EventClock::start();
         let timed = Arc::clone(&pods);
         runtime.spawn(async move {
             keep_time(&timed, clock).await;
@@ -124,7 +129,7 @@ impl Router {
     fn exact_after(&self, blocks: usize, start: Instant) -> Duration {
         loop {
             let status = self.pods.status(self.clock.now());
-            let live = status.iter().filter(|pod| pod.status.state == State::Live).count();
+            let live = status.iter().filter(|pod| pod.status.state == FeedState::Live).count();
             let exact = self.digests().iter().filter(|one| one.count == blocks as u64).count();
             if live == PODS && exact == PODS {
                 return start.elapsed();
@@ -135,7 +140,7 @@ impl Router {
         }
     }
 
-    fn digests(&self) -> Vec<Digest> {
+    fn digests(&self) -> Vec<BlockDigest> {
         self.ids.iter().map(|id| self.pods.index().digest(*id).unwrap().blocks).collect()
     }
 }
@@ -178,7 +183,7 @@ fn a_router_that_starts_knows_all_pods_exactly_and_so_does_the_next() {
     std::fs::remove_file(&file).unwrap();
     assert_eq!(first.digests(), third.digests());
     for pod in third.pods.status(third.clock.now()) {
-        assert_eq!(pod.status.recalled, Some(Recalled::Confirmed), "{pod:?}");
+        assert_eq!(pod.status.recalled, Some(Resumed::Confirmed), "{pod:?}");
         assert_eq!(pod.status.counters.batches, 0, "nothing was said since: {pod:?}");
     }
     for router in [first, second, third] {

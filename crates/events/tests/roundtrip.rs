@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use wornpath_events::wire::{
-    Attention, Batch, Dialect, Event, ExtraKey, ExtraKeysBuffer, HashForm, Layout, Limits, Removed,
-    Stored, decode, encode,
+    DecodeNotice, ExtraKeysBuffer, HashForm, WireBatch, WireDialect, WireEvent, WireExtraKey,
+    WireLayout, WireLimits, WireRemoved, WireStored, decode, encode,
 };
 use wornpath_index::{EngineHash, Tier};
 
@@ -23,7 +23,7 @@ struct MadeStored {
     lora: (Option<u32>, Option<String>),
     tier: Tier,
     extra_keys: Vec<Vec<MadeKey>>,
-    group: (Option<u32>, Attention),
+    group: (Option<u32>, DecodeNotice),
 }
 
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ fn key() -> impl Strategy<Value = MadeKey> {
 
 fn stored() -> impl Strategy<Value = MadeStored> {
     let attention =
-        prop::sample::select(vec![Attention::Unsaid, Attention::Full, Attention::Partial]);
+        prop::sample::select(vec![DecodeNotice::Unsaid, DecodeNotice::Full, DecodeNotice::Partial]);
     (
         prop::collection::vec(any::<u64>(), 0..20),
         any::<Option<u64>>(),
@@ -72,19 +72,19 @@ fn event() -> impl Strategy<Value = Made> {
     ]
 }
 
-fn dialect() -> impl Strategy<Value = Dialect> {
-    let layout = prop::sample::select(vec![Layout::Maps, Layout::Arrays]);
+fn dialect() -> impl Strategy<Value = WireDialect> {
+    let layout = prop::sample::select(vec![WireLayout::Maps, WireLayout::Arrays]);
     let hashes = prop::sample::select(vec![HashForm::Unsigned, HashForm::Signed, HashForm::Digest]);
-    (layout, hashes).prop_map(|(layout, hashes)| Dialect { layout, hashes })
+    (layout, hashes).prop_map(|(layout, hashes)| WireDialect { layout, hashes })
 }
 
-fn push(batch: &mut Batch, made: &Made) {
+fn push(batch: &mut WireBatch, made: &Made) {
     let engine_hashes = |blocks: &[u64]| blocks.iter().copied().map(EngineHash).collect::<Vec<_>>();
     match made {
-        Made::Cleared => batch.push(Event::Cleared),
+        Made::Cleared => batch.push(WireEvent::Cleared),
         Made::Removed { blocks, tier, group } => {
             let blocks = &engine_hashes(blocks);
-            batch.push(Event::Removed(Removed { blocks, tier: *tier, group: *group }));
+            batch.push(WireEvent::Removed(WireRemoved { blocks, tier: *tier, group: *group }));
         }
         Made::Stored(made) => {
             let mut extra_keys = ExtraKeysBuffer::default();
@@ -92,15 +92,15 @@ fn push(batch: &mut Batch, made: &Made) {
                 let keys: Vec<_> = block
                     .iter()
                     .map(|key| match key {
-                        MadeKey::Text(text) => ExtraKey::Text(text),
-                        MadeKey::Bytes(bytes) => ExtraKey::Bytes(bytes),
-                        MadeKey::Int(value @ 0..) => ExtraKey::Unsigned(*value as u64),
-                        MadeKey::Int(value) => ExtraKey::Negative(*value),
+                        MadeKey::Text(text) => WireExtraKey::Text(text),
+                        MadeKey::Bytes(bytes) => WireExtraKey::Bytes(bytes),
+                        MadeKey::Int(value @ 0..) => WireExtraKey::Unsigned(*value as u64),
+                        MadeKey::Int(value) => WireExtraKey::Negative(*value),
                     })
                     .collect();
                 extra_keys.push(&keys);
             }
-            batch.push(Event::Stored(Stored {
+            batch.push(WireEvent::Stored(WireStored {
                 blocks: &engine_hashes(&made.blocks),
                 parent: made.parent.map(EngineHash),
                 tokens: &made.tokens,
@@ -124,16 +124,16 @@ proptest! {
         dp_rank in any::<Option<u32>>(),
         dialect in dialect(),
     ) {
-        let mut sent = Batch::default();
+        let mut sent = WireBatch::default();
         (sent.sent_at, sent.dp_rank) = (sent_at, dp_rank);
         events.iter().for_each(|event| push(&mut sent, event));
         let mut payload = Vec::new();
         encode(&sent, dialect, &mut payload);
 
         // A batch that has been used before: nothing of its past may show.
-        let mut received = Batch::default();
-        received.push(Event::Cleared);
-        decode(&payload, &Limits::default(), &mut received).unwrap();
+        let mut received = WireBatch::default();
+        received.push(WireEvent::Cleared);
+        decode(&payload, &WireLimits::default(), &mut received).unwrap();
         prop_assert_eq!(received.sent_at, sent_at);
         prop_assert_eq!(received.dp_rank, dp_rank);
         prop_assert_eq!(received.unknown_events, 0);
@@ -144,6 +144,6 @@ proptest! {
 
     #[test]
     fn any_bytes_give_a_batch_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        let _ = decode(&bytes, &Limits::default(), &mut Batch::default());
+        let _ = decode(&bytes, &WireLimits::default(), &mut WireBatch::default());
     }
 }

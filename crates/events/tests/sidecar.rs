@@ -12,35 +12,37 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use wornpath_blocks::HashKey;
 use wornpath_events::{
-    Access, Clock, Guests, Names, Pods, Push, Rules, Serving, Status, consume, keep_time,
+    BlockIdScheme, EventClock, EventPods, FeedRules, FeedStatus, PodTokens, Push, PushAccess,
+    ServedModel, consume, keep_time,
 };
-use wornpath_index::{Index, Limits, PodId};
+use wornpath_index::{Index, IndexLimits, PodId};
 
 struct Router {
-    pods: Arc<Pods>,
+    pods: Arc<EventPods>,
     id: PodId,
-    clock: Clock,
+    clock: EventClock,
     address: SocketAddr,
     _tasks: JoinSet<()>,
 }
 
 impl Router {
     async fn start(at: SocketAddr) -> Self {
-        let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
-        let serving = Serving {
+        let pods =
+            Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
+        let serving = ServedModel {
             key: HashKey::DEFAULT,
             model: "any".to_owned(),
             block_size: NonZeroUsize::new(2).unwrap(),
-            names: Names::OfTheEngine,
+            names: BlockIdScheme::OfTheEngine,
         };
         let id = pods.add(&"pod".into(), serving).unwrap();
-        let guests = Arc::<Guests>::default();
+        let guests = Arc::<PodTokens>::default();
         guests.are([("pod".into(), None)].into());
         let (push, service) = Push::new(guests);
         let listener = TcpListener::bind(at).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let access = Access::new(address, None).unwrap();
-        let (clock, fed, mut tasks) = (Clock::start(), Arc::clone(&pods), JoinSet::new());
+        let access = PushAccess::new(address, None).unwrap();
+        let (clock, fed, mut tasks) = (EventClock::start(), Arc::clone(&pods), JoinSet::new());
         tasks.spawn(async move {
             tokio::join!(consume(push, &fed, clock), keep_time(&fed, clock)).0;
         });
@@ -50,7 +52,7 @@ impl Router {
         Self { pods, id, clock, address, _tasks: tasks }
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> FeedStatus {
         self.pods.status(self.clock.now()).remove(0).status
     }
 

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use wornpath_blocks::{BlockHash, BlockHasher, HashKey, Scope};
 use wornpath_events::Translator;
-use wornpath_events::wire::{Batch, Limits, Message, decode, records};
-use wornpath_index::{Content, EngineHash, Event, Parent};
+use wornpath_events::wire::{WireBatch, WireLimits, WireMessage, decode, records};
+use wornpath_index::{CacheEvent, Content, EngineHash, Parent};
 
 const MODEL: &str = "tiny";
 
@@ -61,11 +61,13 @@ fn two_engines_that_hash_differently_describe_one_prefix_alike() {
 fn every_captured_stream_translates_whole() {
     for (name, recording) in fixture::recordings() {
         let mut translator = Translator::new(&HashKey::DEFAULT, MODEL, nonzero(16));
-        let mut batch = Batch::default();
+        let mut batch = WireBatch::default();
         for record in records(&recording) {
             let record = record.unwrap();
-            let Message::Batch { payload, .. } = Message::parse(&record).unwrap() else { continue };
-            decode(payload, &Limits::default(), &mut batch).unwrap();
+            let WireMessage::Batch { payload, .. } = WireMessage::parse(&record).unwrap() else {
+                continue;
+            };
+            decode(payload, &WireLimits::default(), &mut batch).unwrap();
             let translated = translator.translate(&batch).unwrap();
             assert_eq!((translated.events.len(), translated.ignored), (batch.len(), 0), "{name}");
         }
@@ -76,13 +78,15 @@ fn every_captured_stream_translates_whole() {
 fn aliases(recording: &[u8], index_block: usize) -> HashMap<EngineHash, BlockHash> {
     let mut translator = Translator::new(&HashKey::DEFAULT, MODEL, nonzero(index_block));
     let mut known: HashMap<EngineHash, BlockHash> = HashMap::new();
-    let mut batch = Batch::default();
+    let mut batch = WireBatch::default();
     for record in records(recording) {
         let record = record.unwrap();
-        let Message::Batch { payload, .. } = Message::parse(&record).unwrap() else { continue };
-        decode(payload, &Limits::default(), &mut batch).unwrap();
+        let WireMessage::Batch { payload, .. } = WireMessage::parse(&record).unwrap() else {
+            continue;
+        };
+        decode(payload, &WireLimits::default(), &mut batch).unwrap();
         for event in translator.translate(&batch).unwrap().events {
-            let Event::Stored(stored) = event else { continue };
+            let CacheEvent::Stored(stored) = event else { continue };
             let Content::Chained { parent, contents } = stored.content else { continue };
             let mut prefix = match parent {
                 Parent::Root(root) => root,

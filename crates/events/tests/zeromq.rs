@@ -14,29 +14,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use wornpath_events::wire::{Dialect, HashForm, Layout, encode};
-use wornpath_events::zmtp::{Listener, Publisher, Socket};
+use wornpath_events::wire::{HashForm, WireDialect, WireLayout, encode};
+use wornpath_events::zmtp::{SocketKind, ZmtpListener, ZmtpPublisher};
 use wornpath_events::{
-    Abilities, Ask, Clock, Heard, Judge, PodName, Pods, Rules, Said, State, Status, Transport,
-    ZeroMq, consume, keep_time, supervise,
+    Capabilities, DialPolicy, EventClock, EventPods, FeedRules, FeedState, FeedStatus, PodName,
+    SourceMessage, SourceQuery, SourceSignal, Transport, ZeroMq, consume, keep_time, supervise,
 };
-use wornpath_index::{Index, Limits, PodId};
+use wornpath_index::{Index, IndexLimits, PodId};
 
-const DIALECT: Dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Digest };
+const DIALECT: WireDialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Digest };
 
 /// A router's side: pods in an index, and tasks that feed them.
 struct Router {
-    pods: Arc<Pods>,
+    pods: Arc<EventPods>,
     id: PodId,
-    clock: Clock,
+    clock: EventClock,
     tasks: JoinSet<()>,
 }
 
 impl Router {
     fn new(name: &PodName) -> Self {
-        let pods = Arc::new(Pods::new(Index::new(Limits::default(), 1), Rules::default()));
+        let pods =
+            Arc::new(EventPods::new(Index::new(IndexLimits::default(), 1), FeedRules::default()));
         let id = pods.add(name, serving()).unwrap();
-        let (clock, mut tasks) = (Clock::start(), JoinSet::new());
+        let (clock, mut tasks) = (EventClock::start(), JoinSet::new());
         let timed = Arc::clone(&pods);
         tasks.spawn(async move {
             keep_time(&timed, clock).await;
@@ -54,7 +55,7 @@ impl Router {
         router
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> FeedStatus {
         self.pods.status(self.clock.now()).remove(0).status
     }
 
@@ -62,7 +63,7 @@ impl Router {
     async fn until_exact(&self, engine: &Engine, limit: Duration) {
         let exact = || self.pods.index().digest(self.id).unwrap().tiers == engine.digest().tiers;
         let end = self.clock.now() + limit;
-        while !(exact() && self.status().state == State::Live) {
+        while !(exact() && self.status().state == FeedState::Live) {
             assert!(self.clock.now() < end, "not exact after {limit:?}: {:?}", self.status());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -118,7 +119,7 @@ async fn libzmq_is_followed_through_loss_and_restart_with_and_without_topics() {
 
 #[tokio::test]
 async fn an_engine_without_replay_is_followed_from_its_first_batch() {
-    let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
+    let publisher = ZmtpPublisher::bind("127.0.0.1:0").await.unwrap();
     let router = Router::listen_to(&"pod".into(), &format!("zmq://{}", publisher.address()));
     publisher.subscribed(1).await;
     let (mut engine, mut random) = (Engine::new(), Random(5));
@@ -131,8 +132,8 @@ async fn an_engine_without_replay_is_followed_from_its_first_batch() {
 
 #[tokio::test]
 async fn a_busy_stream_does_not_keep_a_replay_from_coming() {
-    let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
-    let mut replay = Listener::bind("127.0.0.1:0", Socket::Router).await.unwrap();
+    let publisher = ZmtpPublisher::bind("127.0.0.1:0").await.unwrap();
+    let mut replay = ZmtpListener::bind("127.0.0.1:0", SocketKind::Router).await.unwrap();
     let ports = (publisher.address(), replay.address().port());
     let router = Router::listen_to(&"pod".into(), &format!("zmq://{}?replay={}", ports.0, ports.1));
     publisher.subscribed(1).await;
@@ -174,27 +175,30 @@ impl Transport for Fragile {
         "fragile"
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { replay: false, snapshot: true, relayed: false }
+    fn abilities(&self) -> Capabilities {
+        Capabilities { replay: false, snapshot: true, relayed: false }
     }
 
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> SourceSignal {
         self.said += 1;
         match self.said {
-            1 => Heard::Of("pod".into(), Said::Connected),
+            1 => SourceSignal::Of("pod".into(), SourceMessage::Connected),
             _ if self.asked && self.lives.fetch_add(1, Ordering::Relaxed) == 0 => {
                 panic!("a consumer that fails, as the test wants it")
             }
             _ if self.asked => {
                 self.asked = false;
                 let (heading, batch) = self.engine.snapshot();
-                Heard::Of("pod".into(), Said::Snapshot { heading, batch: Box::new(batch) })
+                SourceSignal::Of(
+                    "pod".into(),
+                    SourceMessage::Snapshot { heading, batch: Box::new(batch) },
+                )
             }
             _ => std::future::pending().await,
         }
     }
 
-    fn ask(&mut self, _pod: &PodName, _ask: Ask) {
+    fn ask(&mut self, _pod: &PodName, _ask: SourceQuery) {
         self.asked = true;
     }
 }
@@ -224,7 +228,7 @@ async fn a_consumer_that_panics_is_replaced_and_its_pods_are_put_right() {
 /// The name is allowed or not by what it stands for, at each attempt.
 #[tokio::test]
 async fn a_name_that_stands_for_a_forbidden_address_is_not_connected_to() {
-    let mut publisher = Listener::bind("127.0.0.1:0", Socket::Pub).await.unwrap();
+    let mut publisher = ZmtpListener::bind("127.0.0.1:0", SocketKind::Pub).await.unwrap();
     let port = publisher.address().port();
     let guests = Arc::new(AtomicUsize::new(0));
     let (met, mut tasks) = (Arc::clone(&guests), JoinSet::new());
@@ -237,19 +241,19 @@ async fn a_name_that_stands_for_a_forbidden_address_is_not_connected_to() {
     });
     let is_forbidden = Arc::new(AtomicUsize::new(1));
     let asked = Arc::clone(&is_forbidden);
-    let judge: Judge = Arc::new(move |address| match asked.load(Ordering::Relaxed) {
+    let judge: DialPolicy = Arc::new(move |address| match asked.load(Ordering::Relaxed) {
         0 => Ok(()),
         _ => Err(format!("{address} is no pod")),
     });
     let address = format!("zmq://localhost:{port}").parse().unwrap();
     let mut transport = ZeroMq::new("pod".into(), address).judged_by(judge);
     let heard = transport.next().await;
-    let Heard::Of(_, Said::Unreachable(told)) = heard else { panic!("{heard:?}") };
+    let SourceSignal::Of(_, SourceMessage::Unreachable(told)) = heard else { panic!("{heard:?}") };
     assert!(tokio::time::timeout(SECOND / 2, transport.next()).await.is_err(), "said once");
     assert_eq!(transport.last_error(), Some(told.as_str()));
     assert!(told.starts_with("localhost:") && told.ends_with("is no pod"), "{told}");
     assert_eq!(guests.load(Ordering::Relaxed), 0);
     is_forbidden.store(0, Ordering::Relaxed);
     let heard = tokio::time::timeout(SECOND * 5, transport.next()).await.unwrap();
-    assert!(matches!(heard, Heard::Of(_, Said::Connected)), "{heard:?}");
+    assert!(matches!(heard, SourceSignal::Of(_, SourceMessage::Connected)), "{heard:?}");
 }

@@ -7,7 +7,7 @@ use peer::Peer;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use wornpath_events::zmtp::{Connection, Listener, Publisher, Socket, ZmtpError};
+use wornpath_events::zmtp::{SocketKind, ZmtpConnection, ZmtpError, ZmtpListener, ZmtpPublisher};
 
 #[tokio::test]
 async fn libzmq_publishes_and_replays_to_us() {
@@ -19,12 +19,12 @@ async fn libzmq_publishes_and_replays_to_us() {
         let ports = engine.line();
         let (publish, replay) = ports.split_once(' ').unwrap();
         let connect = async |port: &str, own| {
-            Connection::connect(format!("127.0.0.1:{port}"), own).await.unwrap()
+            ZmtpConnection::connect(format!("127.0.0.1:{port}"), own).await.unwrap()
         };
-        let mut stream = connect(publish, Socket::Sub).await;
+        let mut stream = connect(publish, SocketKind::Sub).await;
         stream.subscribe(b"").await.unwrap();
         // The subscription takes its way to libzmq's thread; what is published before is lost to us.
-        let mut asked = connect(replay, Socket::Dealer).await;
+        let mut asked = connect(replay, SocketKind::Dealer).await;
         let large = vec![7; 100_000];
         let first = loop {
             engine.say("send", b"first");
@@ -66,8 +66,8 @@ async fn libzmq_subscribes_to_us_and_asks_us() {
     if !peer::zmq_is_here() {
         return;
     }
-    let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
-    let mut router = Listener::bind("127.0.0.1:0", Socket::Router).await.unwrap();
+    let publisher = ZmtpPublisher::bind("127.0.0.1:0").await.unwrap();
+    let mut router = ZmtpListener::bind("127.0.0.1:0", SocketKind::Router).await.unwrap();
     let ports = [publisher.address().port(), router.address().port()].map(|port| port.to_string());
     let mut consumer = Peer::start("consumer.py", &[&ports[0], &ports[1]]);
     publisher.subscribed(1).await;
@@ -85,8 +85,8 @@ async fn libzmq_subscribes_to_us_and_asks_us() {
 
 #[tokio::test]
 async fn a_subscriber_that_does_not_read_loses_messages_and_holds_nobody_up() {
-    let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
-    let connect = || Connection::connect(publisher.address(), Socket::Sub);
+    let publisher = ZmtpPublisher::bind("127.0.0.1:0").await.unwrap();
+    let connect = || ZmtpConnection::connect(publisher.address(), SocketKind::Sub);
     let (mut idle, mut busy) = (connect().await.unwrap(), connect().await.unwrap());
     idle.subscribe(b"").await.unwrap();
     busy.subscribe(b"").await.unwrap();
@@ -101,8 +101,9 @@ async fn a_subscriber_that_does_not_read_loses_messages_and_holds_nobody_up() {
 
 #[tokio::test]
 async fn a_socket_of_the_wrong_kind_is_named() {
-    let publisher = Publisher::bind("127.0.0.1:0").await.unwrap();
-    let refusal = Connection::connect(publisher.address(), Socket::Dealer).await.err().unwrap();
+    let publisher = ZmtpPublisher::bind("127.0.0.1:0").await.unwrap();
+    let refusal =
+        ZmtpConnection::connect(publisher.address(), SocketKind::Dealer).await.err().unwrap();
     assert_eq!(
         refusal.to_string(),
         "the peer is a PUB socket, which cannot speak with Dealer; check the port"
@@ -121,10 +122,11 @@ async fn a_server_that_does_not_speak_zeromq_is_refused() {
     };
     let mut http = b"HTTP/1.1 400 Bad Request\r\n".to_vec();
     http.resize(64, b'-');
-    let (refused, _) = tokio::join!(Connection::connect(address, Socket::Sub), answer(&http));
+    let (refused, _) =
+        tokio::join!(ZmtpConnection::connect(address, SocketKind::Sub), answer(&http));
     let refusal = refused.err().unwrap().to_string();
     assert!(refusal.starts_with("greeting: found \"HTTP/1.1 400"), "{refusal}");
-    let (refused, _) = tokio::join!(Connection::connect(address, Socket::Sub), async {
+    let (refused, _) = tokio::join!(ZmtpConnection::connect(address, SocketKind::Sub), async {
         drop(answer(b"").await);
     });
     assert!(matches!(refused, Err(ZmtpError::Closed | ZmtpError::Io(_))));
@@ -133,6 +135,6 @@ async fn a_server_that_does_not_speak_zeromq_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let refused = Connection::connect(listener.local_addr().unwrap(), Socket::Sub).await;
+    let refused = ZmtpConnection::connect(listener.local_addr().unwrap(), SocketKind::Sub).await;
     assert!(matches!(refused, Err(ZmtpError::Silent { seconds: 5 })));
 }

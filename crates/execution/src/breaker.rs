@@ -14,11 +14,11 @@
 use crate::budget::pause;
 use std::time::Duration;
 use wornpath_index::Moment;
-use wornpath_routing::Breaker as Seen;
+use wornpath_routing::BreakerState as Seen;
 
 /// What a call said about its endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum CallOutcome {
     /// It answered, and what it answered is not its fault.
     Good,
     /// It is busy, and may have said for how long.
@@ -56,9 +56,9 @@ impl Default for BreakerRules {
 
 /// One endpoint's breaker.
 #[derive(Clone, Debug, Default)]
-pub struct Breaker {
+pub struct CircuitBreaker {
     rules: BreakerRules,
-    state: State,
+    state: BreakerPhase,
     /// Failures in a row.
     failures: u32,
     /// Times it opened without a success between.
@@ -73,7 +73,7 @@ pub struct Breaker {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum State {
+enum BreakerPhase {
     #[default]
     Closed,
     /// Busy until then.
@@ -90,7 +90,7 @@ const FIRST_REST: Duration = Duration::from_millis(100);
 /// A half-open breaker that nobody tried closes when probes were answered for this long.
 const TRUSTED_AFTER: Duration = Duration::from_secs(2);
 
-impl Breaker {
+impl CircuitBreaker {
     /// A closed one.
     #[must_use]
     pub fn new(rules: BreakerRules) -> Self {
@@ -101,16 +101,16 @@ impl Breaker {
     #[must_use]
     pub const fn seen(&self) -> Seen {
         match self.state {
-            State::Closed => Seen::Closed,
-            State::Resting(_) => Seen::Resting,
-            State::Open(_) => Seen::Open,
-            State::HalfOpen(_) => Seen::HalfOpen,
+            BreakerPhase::Closed => Seen::Closed,
+            BreakerPhase::Resting(_) => Seen::Resting,
+            BreakerPhase::Open(_) => Seen::Open,
+            BreakerPhase::HalfOpen(_) => Seen::HalfOpen,
         }
     }
 
     /// A request's call begins; whether it is a trial, whose end is to be told too.
     pub fn begins(&mut self) -> bool {
-        let is_trial = matches!(self.state, State::HalfOpen(_));
+        let is_trial = matches!(self.state, BreakerPhase::HalfOpen(_));
         self.trials += u32::from(is_trial);
         is_trial
     }
@@ -121,32 +121,33 @@ impl Breaker {
     }
 
     /// A request's call ended.
-    pub fn judge(&mut self, verdict: Verdict, now: Moment) {
+    pub fn judge(&mut self, verdict: CallOutcome, now: Moment) {
         match verdict {
-            Verdict::Good => {
+            CallOutcome::Good => {
                 (self.failures, self.rests) = (0, 0);
                 // Requests that were under way when it opened or said that it is busy prove nothing about new
                 // ones.
-                if !matches!(self.state, State::Open(_) | State::Resting(_)) {
+                if !matches!(self.state, BreakerPhase::Open(_) | BreakerPhase::Resting(_)) {
                     self.close();
                 }
             }
-            Verdict::Busy(rest) => {
-                if self.state == State::Closed {
+            CallOutcome::Busy(rest) => {
+                if self.state == BreakerPhase::Closed {
                     let rest = rest.unwrap_or_else(|| {
                         self.rests += 1;
                         pause(FIRST_REST, self.rests)
                     });
-                    self.state = State::Resting(now + rest.min(self.rules.longest_rest));
+                    self.state = BreakerPhase::Resting(now + rest.min(self.rules.longest_rest));
                 }
             }
-            Verdict::Neutral => {}
-            Verdict::Failed => self.fail(now),
-            Verdict::Suspect => {
-                self.is_suspect = matches!(self.state, State::Closed | State::Resting(_));
+            CallOutcome::Neutral => {}
+            CallOutcome::Failed => self.fail(now),
+            CallOutcome::Suspect => {
+                self.is_suspect =
+                    matches!(self.state, BreakerPhase::Closed | BreakerPhase::Resting(_));
                 self.fail(now);
             }
-            Verdict::Gone => self.open(now),
+            CallOutcome::Gone => self.open(now),
         }
     }
 
@@ -156,45 +157,49 @@ impl Breaker {
         self.failures += 1;
         if self.failures >= self.rules.failures {
             self.open(now);
-        } else if matches!(self.state, State::HalfOpen(_)) {
+        } else if matches!(self.state, BreakerPhase::HalfOpen(_)) {
             // Probes were answered, and requests were not.
-            self.state = State::HalfOpen(now);
+            self.state = BreakerPhase::HalfOpen(now);
         }
     }
 
     /// Lets the time pass; whether a probe is due now.
     pub fn tick(&mut self, now: Moment) -> bool {
         match self.state {
-            State::Closed => self.is_suspect,
-            State::Resting(until) => {
+            BreakerPhase::Closed => self.is_suspect,
+            BreakerPhase::Resting(until) => {
                 if now >= until {
-                    self.state = State::Closed;
+                    self.state = BreakerPhase::Closed;
                 }
                 self.is_suspect
             }
-            State::Open(until) => now >= until,
-            State::HalfOpen(_) => true,
+            BreakerPhase::Open(until) => now >= until,
+            BreakerPhase::HalfOpen(_) => true,
         }
     }
 
     /// A probe was answered, or not.
-    pub fn probed(&mut self, verdict: Verdict, now: Moment) {
+    pub fn probed(&mut self, verdict: CallOutcome, now: Moment) {
         match (self.state, verdict) {
-            (State::Open(_), Verdict::Good) => self.state = State::HalfOpen(now),
-            (State::HalfOpen(since), Verdict::Good)
+            (BreakerPhase::Open(_), CallOutcome::Good) => self.state = BreakerPhase::HalfOpen(now),
+            (BreakerPhase::HalfOpen(since), CallOutcome::Good)
                 if now >= since + TRUSTED_AFTER && self.trials == 0 =>
             {
                 self.close();
             }
-            (State::Open(_) | State::HalfOpen(_), Verdict::Failed | Verdict::Gone) => {
+            (
+                BreakerPhase::Open(_) | BreakerPhase::HalfOpen(_),
+                CallOutcome::Failed | CallOutcome::Gone,
+            ) => {
                 self.open(now);
             }
-            (State::Closed | State::Resting(_), Verdict::Failed | Verdict::Gone)
-                if self.is_suspect =>
-            {
+            (
+                BreakerPhase::Closed | BreakerPhase::Resting(_),
+                CallOutcome::Failed | CallOutcome::Gone,
+            ) if self.is_suspect => {
                 self.open(now);
             }
-            (_, Verdict::Good) => self.is_suspect = false,
+            (_, CallOutcome::Good) => self.is_suspect = false,
             _ => {}
         }
     }
@@ -202,13 +207,13 @@ impl Breaker {
     /// Whether anything happened that a success would make it forget.
     #[must_use]
     pub fn remembers(&self) -> bool {
-        self.state != State::Closed || self.failures > 0 || self.rests > 0 || self.is_suspect
+        self.state != BreakerPhase::Closed || self.failures > 0 || self.rests > 0 || self.is_suspect
     }
 
     /// Until when it rests, if it does.
     #[must_use]
     pub const fn rests_until(&self) -> Option<Moment> {
-        if let State::Resting(until) = self.state { Some(until) } else { None }
+        if let BreakerPhase::Resting(until) = self.state { Some(until) } else { None }
     }
 
     /// How often it opened.
@@ -219,19 +224,19 @@ impl Breaker {
 
     fn fail(&mut self, now: Moment) {
         self.failures += 1;
-        if self.failures >= self.rules.failures || matches!(self.state, State::HalfOpen(_)) {
+        if self.failures >= self.rules.failures || matches!(self.state, BreakerPhase::HalfOpen(_)) {
             self.open(now);
         }
     }
 
     fn close(&mut self) {
-        self.state = State::Closed;
+        self.state = BreakerPhase::Closed;
         self.openings = 0;
     }
 
     fn open(&mut self, now: Moment) {
         // Several requests of one crash are one opening.
-        if let State::Open(until) = self.state
+        if let BreakerPhase::Open(until) = self.state
             && now < until
         {
             return;
@@ -240,7 +245,7 @@ impl Breaker {
         self.opened += 1;
         (self.failures, self.is_suspect) = (0, false);
         let pause = pause(self.rules.first_pause, self.openings).min(Duration::from_secs(1));
-        self.state = State::Open(now + pause);
+        self.state = BreakerPhase::Open(now + pause);
     }
 }
 
@@ -252,54 +257,54 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn after(verdicts: &[Verdict]) -> Breaker {
-        let mut breaker = Breaker::default();
+    fn after(verdicts: &[CallOutcome]) -> CircuitBreaker {
+        let mut breaker = CircuitBreaker::default();
         verdicts.iter().for_each(|verdict| breaker.judge(*verdict, at(0)));
         breaker
     }
 
     #[test]
     fn who_refuses_is_cut_off_at_once_and_who_errs_after_some_time() {
-        assert_eq!(after(&[Verdict::Gone]).seen(), Seen::Open);
-        assert_eq!(after(&[Verdict::Failed; 4]).seen(), Seen::Closed);
-        assert_eq!(after(&[Verdict::Failed; 5]).seen(), Seen::Open);
-        let mut mixed = [Verdict::Failed; 9];
-        mixed[4] = Verdict::Good;
+        assert_eq!(after(&[CallOutcome::Gone]).seen(), Seen::Open);
+        assert_eq!(after(&[CallOutcome::Failed; 4]).seen(), Seen::Closed);
+        assert_eq!(after(&[CallOutcome::Failed; 5]).seen(), Seen::Open);
+        let mut mixed = [CallOutcome::Failed; 9];
+        mixed[4] = CallOutcome::Good;
         assert_eq!(after(&mixed).seen(), Seen::Closed, "only failures in a row count");
     }
 
     #[test]
     fn a_suspect_is_probed_at_once_and_cut_off_only_if_the_probe_fails_or_it_fails_often() {
         for (probe, seen) in [
-            (Verdict::Good, Seen::Closed),
-            (Verdict::Gone, Seen::Open),
-            (Verdict::Failed, Seen::Open),
+            (CallOutcome::Good, Seen::Closed),
+            (CallOutcome::Gone, Seen::Open),
+            (CallOutcome::Failed, Seen::Open),
         ] {
-            let mut breaker = after(&[Verdict::Suspect]);
+            let mut breaker = after(&[CallOutcome::Suspect]);
             assert_eq!(breaker.seen(), Seen::Closed);
             assert!(breaker.tick(at(0)) && breaker.remembers());
             // A prompt that it computes meanwhile proves nothing: it may have been sent before.
-            breaker.judge(Verdict::Good, at(1));
+            breaker.judge(CallOutcome::Good, at(1));
             assert!(breaker.tick(at(1)) && breaker.remembers());
             breaker.probed(probe, at(2));
             assert_eq!(breaker.seen(), seen, "{probe:?}");
             assert!(!breaker.tick(at(3)), "one probe is enough");
         }
-        let mut healthy = Breaker::default();
-        healthy.probed(Verdict::Gone, at(0));
+        let mut healthy = CircuitBreaker::default();
+        healthy.probed(CallOutcome::Gone, at(0));
         assert_eq!(healthy.seen(), Seen::Closed, "a probe that nobody asked for says nothing");
-        assert_eq!(after(&[Verdict::Suspect; 4]).seen(), Seen::Closed);
-        assert_eq!(after(&[Verdict::Suspect; 5]).seen(), Seen::Open);
+        assert_eq!(after(&[CallOutcome::Suspect; 4]).seen(), Seen::Closed);
+        assert_eq!(after(&[CallOutcome::Suspect; 5]).seen(), Seen::Open);
     }
 
     #[test]
     fn who_is_busy_and_does_not_say_for_how_long_is_left_alone_for_longer_and_longer() {
-        let mut breaker = Breaker::default();
+        let mut breaker = CircuitBreaker::default();
         let mut now = at(0);
         let mut rested = Vec::new();
         for _ in 0..9 {
-            breaker.judge(Verdict::Busy(None), now);
-            breaker.judge(Verdict::Busy(None), now);
+            breaker.judge(CallOutcome::Busy(None), now);
+            breaker.judge(CallOutcome::Busy(None), now);
             let until = breaker.rests_until().expect("it rests");
             rested.push((until - now).as_millis());
             now = until;
@@ -308,18 +313,18 @@ mod tests {
         }
         assert_eq!(rested, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
         assert!(breaker.remembers());
-        breaker.judge(Verdict::Good, now);
-        breaker.judge(Verdict::Busy(None), now);
+        breaker.judge(CallOutcome::Good, now);
+        breaker.judge(CallOutcome::Busy(None), now);
         assert_eq!(breaker.rests_until(), Some(now + at(100)));
     }
 
     #[test]
     fn a_busy_endpoint_rests_as_long_as_it_asked_and_is_never_a_failure() {
-        let mut breaker = after(&[Verdict::Neutral; 100]);
+        let mut breaker = after(&[CallOutcome::Neutral; 100]);
         assert_eq!(breaker.seen(), Seen::Closed);
-        breaker.judge(Verdict::Busy(Some(at(1000))), at(0));
+        breaker.judge(CallOutcome::Busy(Some(at(1000))), at(0));
         assert_eq!(breaker.seen(), Seen::Resting);
-        breaker.judge(Verdict::Good, at(500));
+        breaker.judge(CallOutcome::Good, at(500));
         assert_eq!(
             breaker.seen(),
             Seen::Resting,
@@ -327,46 +332,46 @@ mod tests {
         );
         assert!(!breaker.tick(at(999)) && breaker.seen() == Seen::Resting);
         assert!(!breaker.tick(at(1000)) && breaker.seen() == Seen::Closed);
-        breaker.judge(Verdict::Busy(Some(Duration::from_secs(3600))), at(1000));
+        breaker.judge(CallOutcome::Busy(Some(Duration::from_secs(3600))), at(1000));
         breaker.tick(at(11_000));
         assert_eq!(breaker.seen(), Seen::Closed, "nobody can send us away for an hour");
     }
 
     #[test]
     fn a_probe_half_opens_it_and_the_first_success_closes_it() {
-        let mut breaker = after(&[Verdict::Gone]);
+        let mut breaker = after(&[CallOutcome::Gone]);
         assert!(!breaker.tick(at(99)) && breaker.tick(at(100)));
-        breaker.probed(Verdict::Busy(None), at(100));
+        breaker.probed(CallOutcome::Busy(None), at(100));
         assert_eq!(breaker.seen(), Seen::Open, "a probe that was never sent says nothing");
-        breaker.probed(Verdict::Good, at(100));
+        breaker.probed(CallOutcome::Good, at(100));
         assert_eq!(breaker.seen(), Seen::HalfOpen);
-        breaker.judge(Verdict::Good, at(101));
+        breaker.judge(CallOutcome::Good, at(101));
         assert_eq!(breaker.seen(), Seen::Closed);
     }
 
     #[test]
     fn a_late_success_of_an_old_request_does_not_close_it_and_a_failed_try_opens_it_again() {
-        let mut breaker = after(&[Verdict::Gone, Verdict::Good]);
+        let mut breaker = after(&[CallOutcome::Gone, CallOutcome::Good]);
         assert_eq!(breaker.seen(), Seen::Open);
-        breaker.probed(Verdict::Good, at(100));
-        breaker.judge(Verdict::Failed, at(101));
+        breaker.probed(CallOutcome::Good, at(100));
+        breaker.judge(CallOutcome::Failed, at(101));
         assert_eq!(breaker.seen(), Seen::Open);
         assert!(
             !breaker.tick(at(300)) && breaker.tick(at(301)),
             "the second pause is twice the first"
         );
-        breaker.probed(Verdict::Gone, at(301));
+        breaker.probed(CallOutcome::Gone, at(301));
         assert!(!breaker.tick(at(700)) && breaker.tick(at(701)));
         assert_eq!(breaker.opened(), 3);
     }
 
     #[test]
     fn a_client_that_leaves_a_trial_neither_opens_it_again_nor_lets_probes_close_it() {
-        let mut breaker = after(&[Verdict::Gone]);
-        breaker.probed(Verdict::Good, at(100));
+        let mut breaker = after(&[CallOutcome::Gone]);
+        breaker.probed(CallOutcome::Good, at(100));
         for left in 1..5 {
             breaker.left(at(1000 * left));
-            breaker.probed(Verdict::Good, at(1000 * left + 999));
+            breaker.probed(CallOutcome::Good, at(1000 * left + 999));
             assert_eq!(breaker.seen(), Seen::HalfOpen);
         }
         breaker.left(at(5000));
@@ -375,29 +380,29 @@ mod tests {
 
     #[test]
     fn many_requests_of_one_crash_are_one_opening() {
-        assert_eq!(after(&[Verdict::Gone; 64]).opened(), 1);
+        assert_eq!(after(&[CallOutcome::Gone; 64]).opened(), 1);
     }
 
     #[test]
     fn an_endpoint_that_answers_probes_comes_back_even_if_no_request_tries() {
-        let mut breaker = after(&[Verdict::Gone]);
-        breaker.probed(Verdict::Good, at(100));
-        breaker.probed(Verdict::Good, at(2000));
+        let mut breaker = after(&[CallOutcome::Gone]);
+        breaker.probed(CallOutcome::Good, at(100));
+        breaker.probed(CallOutcome::Good, at(2000));
         assert_eq!(breaker.seen(), Seen::HalfOpen);
-        breaker.probed(Verdict::Good, at(2100));
+        breaker.probed(CallOutcome::Good, at(2100));
         assert_eq!(breaker.seen(), Seen::Closed);
     }
 
     #[test]
     fn as_long_as_a_request_tries_probes_do_not_let_others_in() {
-        let mut breaker = after(&[Verdict::Gone]);
+        let mut breaker = after(&[CallOutcome::Gone]);
         assert!(!breaker.begins(), "nobody may try yet");
-        breaker.probed(Verdict::Good, at(100));
+        breaker.probed(CallOutcome::Good, at(100));
         assert!(breaker.begins());
-        breaker.probed(Verdict::Good, at(9000));
+        breaker.probed(CallOutcome::Good, at(9000));
         assert_eq!(breaker.seen(), Seen::HalfOpen, "it may hang");
         breaker.trial_ended();
-        breaker.probed(Verdict::Good, at(9100));
+        breaker.probed(CallOutcome::Good, at(9100));
         assert_eq!(breaker.seen(), Seen::Closed);
     }
 }

@@ -33,11 +33,11 @@ pub struct RetryBudget {
     requests: AtomicU64,
     spent: AtomicU64,
     refused: AtomicU64,
-    saved: Mutex<Saved>,
+    saved: Mutex<RetryTokens>,
 }
 
 #[derive(Debug)]
-struct Saved {
+struct RetryTokens {
     retries: f64,
     at: Moment,
 }
@@ -46,7 +46,7 @@ impl RetryBudget {
     /// Starts at `now` with the retries of a second.
     #[must_use]
     pub fn new(rules: BudgetRules, now: Moment) -> Self {
-        let saved = Mutex::new(Saved { retries: rules.per_second.min(rules.most), at: now });
+        let saved = Mutex::new(RetryTokens { retries: rules.per_second.min(rules.most), at: now });
         let zero = || AtomicU64::new(0);
         Self { rules, requests: zero(), spent: zero(), refused: zero(), saved }
     }

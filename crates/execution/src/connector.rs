@@ -98,7 +98,7 @@ pub(crate) struct Rendezvous {
 
 /// What is known when a step's body is made.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct BootstrapCache {
     pub(crate) rendezvous: Rendezvous,
     /// What an earlier step's answer brought; none if there was no such step.
     pub(crate) brought: Option<Edit>,
@@ -107,7 +107,7 @@ pub(crate) struct Known {
 }
 
 /// The changes that a step makes to the client's body.
-pub(crate) fn edits(mutations: &[Mutation], path: &str, known: &Known) -> Vec<Edit> {
+pub(crate) fn edits(mutations: &[Mutation], path: &str, known: &BootstrapCache) -> Vec<Edit> {
     let mut edits = Vec::new();
     for mutation in mutations {
         match mutation {
@@ -154,7 +154,7 @@ pub(crate) fn asks_engine(mutations: &[Mutation]) -> bool {
 }
 
 /// Whether an engine that is told so loads from another pod, and would say in words that are known that it cannot.
-pub(crate) fn tells_failed_load(mutations: &[Mutation], known: &Known) -> bool {
+pub(crate) fn tells_failed_load(mutations: &[Mutation], known: &BootstrapCache) -> bool {
     let tells = |mutation: &Mutation| matches!(mutation, Mutation::TakeKv(transfer) if connector(*transfer).is_loaded_by_vllm);
     !known.alone && mutations.iter().any(tells)
 }
@@ -219,16 +219,16 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn body(mutations: &[Mutation], known: &Known) -> Value {
+    fn body(mutations: &[Mutation], known: &BootstrapCache) -> Value {
         let client = json!({"prompt": "p", "stream": true, "stream_options": {"include_usage": true}, "max_tokens": 50, "min_tokens": 9, "n": 3, "best_of": 4});
         let edits = edits(mutations, "/v1/completions", known);
         serde_json::from_slice(&splice(&client.to_string().into(), &edits).unwrap()).unwrap()
     }
 
-    fn meeting() -> Known {
+    fn meeting() -> BootstrapCache {
         let rendezvous =
             Rendezvous { host: "10.0.0.5".into(), port: 8998, room: 77, engine: "e\"1".into() };
-        Known { rendezvous, ..Known::default() }
+        BootstrapCache { rendezvous, ..BootstrapCache::default() }
     }
 
     #[test]
@@ -237,10 +237,10 @@ mod tests {
         let expected = json!({"prompt": "p", "stream": false, "max_tokens": 1, "kv_transfer_params": {
             "do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
             "remote_block_ids": null, "remote_host": null, "remote_port": null}});
-        assert_eq!(body(&prefill, &Known::default()), expected);
-        let chat = edits(&prefill, "/v1/chat/completions", &Known::default());
+        assert_eq!(body(&prefill, &BootstrapCache::default()), expected);
+        let chat = edits(&prefill, "/v1/chat/completions", &BootstrapCache::default());
         assert!(chat.contains(&Edit::set("max_completion_tokens", &json!(1))));
-        let responses = edits(&prefill, "/v1/responses", &Known::default());
+        let responses = edits(&prefill, "/v1/responses", &BootstrapCache::default());
         assert!(responses.contains(&Edit::set("max_output_tokens", &json!(1))));
         assert!(responses.iter().all(|edit| edit.field != "max_tokens"), "it is unknown there");
 
@@ -249,8 +249,10 @@ mod tests {
         let brought = brought(&prefill, answer).unwrap();
         let verbatim = r#"{"remote_block_ids":[[1,2]], "tp_size":2}"#;
         assert_eq!(brought.as_ref().unwrap().value.as_deref(), Some(verbatim));
-        let decode =
-            body(&[Mutation::TakeKv(Transfer::Nixl)], &Known { brought, ..Known::default() });
+        let decode = body(
+            &[Mutation::TakeKv(Transfer::Nixl)],
+            &BootstrapCache { brought, ..BootstrapCache::default() },
+        );
         assert_eq!(decode["kv_transfer_params"]["tp_size"], 2);
         assert_eq!((&decode["stream"], &decode["max_tokens"]), (&json!(true), &json!(50)));
     }
@@ -300,13 +302,13 @@ mod tests {
         let answer = br#"{"choices":[{"text":"a","disaggregated_params":{"request_type":"context_only","ctx_request_id":5}}]}"#;
         let brought = brought(&offers, answer).unwrap();
         let takes = [Mutation::TakeKv(Transfer::TensorRt)];
-        let params = &body(&takes, &Known { brought, ..Known::default() })["disaggregated_params"];
+        let params = &body(&takes, &BootstrapCache { brought, ..BootstrapCache::default() })["disaggregated_params"];
         assert_eq!(*params, json!({"request_type": "generation_only", "ctx_request_id": 5}));
     }
 
     #[test]
     fn who_serves_alone_takes_nothing_over() {
-        let alone = Known { alone: true, ..meeting() };
+        let alone = BootstrapCache { alone: true, ..meeting() };
         let taken = body(&[Mutation::TakeKv(Transfer::Mooncake)], &alone);
         assert!(taken.get("kv_transfer_params").is_none());
     }

@@ -3,11 +3,11 @@
 //! Health is the endpoint's and not the pod's: data-parallel ranks share a process. A connection belongs
 //! to the thread that opened it, whose event loop it is registered with; so every worker keeps its own.
 
-use crate::breaker::{Breaker, BreakerRules, Verdict};
-use crate::line::Line;
-use crate::reach::{Forbidden, Reach};
-use crate::waiting::{EndsBy, Waiting};
-use crate::wire::Stream;
+use crate::breaker::{BreakerRules, CallOutcome, CircuitBreaker};
+use crate::connection::Connection;
+use crate::egress_policy::{EgressDenied, EgressPolicy};
+use crate::in_flight::{Deadline, InFlight};
+use crate::io::Socket;
 use arc_swap::ArcSwapOption;
 use hyper::Uri;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use wornpath_index::Moment;
-use wornpath_routing::{Breaker as Seen, Vitals};
+use wornpath_routing::{BreakerState as Seen, Vitals};
 
 /// Which of the threads that answer clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,11 +40,11 @@ const BELIEVED_FOR: Duration = Duration::from_secs(600);
 type Resolved = (Instant, Vec<SocketAddr>);
 
 /// With the time since when, longest first.
-type IdleLines = Vec<(Instant, Line)>;
+type IdleConnections = Vec<(Instant, Connection)>;
 
 /// An address that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum AddressError {
+pub enum EndpointError {
     /// Not a URL at all.
     #[error("`{0}` is not a URL; write it like http://10.0.0.5:8000")]
     NotAUrl(String),
@@ -58,7 +58,7 @@ pub enum AddressError {
     NoCertificates(String),
     /// It must not be called.
     #[error(transparent)]
-    Forbidden(#[from] Forbidden),
+    Forbidden(#[from] EgressDenied),
 }
 
 /// One engine's address.
@@ -76,10 +76,10 @@ pub struct Endpoint {
     key: ArcSwapOption<HeaderValue>,
     /// What its certificate must name, if it is called over TLS.
     server_name: Option<ServerName<'static>>,
-    reach: RwLock<Arc<Reach>>,
+    reach: RwLock<Arc<EgressPolicy>>,
     /// How often that was set.
     rules: AtomicU64,
-    breaker: Mutex<Breaker>,
+    breaker: Mutex<CircuitBreaker>,
     /// Whether the breaker has anything to forget: if not, a good answer costs one load.
     is_troubled: AtomicBool,
     /// Since when it is known.
@@ -90,7 +90,7 @@ pub struct Endpoint {
     /// What its name stood for when it was last asked for.
     resolved: Mutex<Option<Resolved>>,
     /// For each worker.
-    idle: Box<[Mutex<IdleLines>]>,
+    idle: Box<[Mutex<IdleConnections>]>,
 }
 
 impl Endpoint {
@@ -98,13 +98,13 @@ impl Endpoint {
     ///
     /// # Errors
     /// If the address is none.
-    pub fn new(url: &str, rules: BreakerRules, workers: usize) -> Result<Self, AddressError> {
-        let not = || AddressError::NotAUrl(url.to_owned());
+    pub fn new(url: &str, rules: BreakerRules, workers: usize) -> Result<Self, EndpointError> {
+        let not = || EndpointError::NotAUrl(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| not())?;
         let is_secret = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            Some(_) => return Err(AddressError::NotHttp(url.to_owned())),
+            Some(_) => return Err(EndpointError::NotHttp(url.to_owned())),
             None => return Err(not()),
         };
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(not)?;
@@ -125,7 +125,7 @@ impl Endpoint {
             prefix: uri.path().trim_end_matches('/').to_owned(),
             authority: HeaderValue::from_str(authority).map_err(|_| not())?,
             key: ArcSwapOption::empty(),
-            breaker: Mutex::new(Breaker::new(rules)),
+            breaker: Mutex::new(CircuitBreaker::new(rules)),
             is_troubled: AtomicBool::new(false),
             known: Instant::now(),
             heard_ms: AtomicU64::new(0),
@@ -135,26 +135,26 @@ impl Endpoint {
         })
     }
 
-    /// The same, called only as `reach` allows.
+    /// The same, called only as `egress_policy` allows.
     ///
     /// # Errors
     /// If it must not be called, or could not be recognised.
-    pub fn within(self, reach: &Arc<Reach>) -> Result<Self, AddressError> {
+    pub fn within(self, reach: &Arc<EgressPolicy>) -> Result<Self, EndpointError> {
         self.may_be_called(reach)?;
         self.set_reach(reach);
         Ok(self)
     }
 
-    /// Whether `reach` allows to call it, as far as that is known without resolving its name.
+    /// Whether `egress_policy` allows to call it, as far as that is known without resolving its name.
     ///
     /// # Errors
     /// Why not.
-    pub fn may_be_called(&self, reach: &Reach) -> Result<(), AddressError> {
+    pub fn may_be_called(&self, reach: &EgressPolicy) -> Result<(), EndpointError> {
         if let Some(address) = self.address {
             reach.admit(address.ip())?;
         }
         if self.server_name.is_some() && reach.tls.is_none() {
-            return Err(AddressError::NoCertificates(self.url.clone()));
+            return Err(EndpointError::NoCertificates(self.url.clone()));
         }
         Ok(())
     }
@@ -163,12 +163,12 @@ impl Endpoint {
     ///
     /// # Errors
     /// Why not.
-    pub fn admits(&self, address: IpAddr) -> Result<(), Forbidden> {
+    pub fn admits(&self, address: IpAddr) -> Result<(), EgressDenied> {
         self.reach().admit(address)
     }
 
-    /// From now on it is called only as `reach` allows.
-    pub fn set_reach(&self, reach: &Arc<Reach>) {
+    /// From now on it is called only as `egress_policy` allows.
+    pub fn set_reach(&self, reach: &Arc<EgressPolicy>) {
         let before = std::mem::replace(
             &mut *self.reach.write().unwrap_or_else(PoisonError::into_inner),
             Arc::clone(reach),
@@ -200,14 +200,14 @@ impl Endpoint {
     }
 
     /// Another port of the same host, called without TLS.
-    pub(crate) fn beside(&self, port: u16) -> Result<Self, AddressError> {
+    pub(crate) fn beside(&self, port: u16) -> Result<Self, EndpointError> {
         let host =
             if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let rules = BreakerRules::default();
         Self::new(&format!("http://{host}:{port}"), rules, 1)?.within(&self.reach())
     }
 
-    fn reach(&self) -> Arc<Reach> {
+    fn reach(&self) -> Arc<EgressPolicy> {
         Arc::clone(&self.reach.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -247,13 +247,13 @@ impl Endpoint {
     }
 
     /// A call begins.
-    pub(crate) fn begins(&self, now: Moment, ends_by: EndsBy) -> Waiting<'_> {
-        let is_trial = self.is_troubled.load(Relaxed) && self.change(Breaker::begins);
-        Waiting::new(self, now, is_trial, ends_by)
+    pub(crate) fn begins(&self, now: Moment, ends_by: Deadline) -> InFlight<'_> {
+        let is_trial = self.is_troubled.load(Relaxed) && self.change(CircuitBreaker::begins);
+        InFlight::new(self, now, is_trial, ends_by)
     }
 
     pub(crate) fn trial_ended(&self) {
-        self.change(Breaker::trial_ended);
+        self.change(CircuitBreaker::trial_ended);
     }
 
     /// A call was left by its client, unanswered.
@@ -280,11 +280,11 @@ impl Endpoint {
     }
 
     /// A call said something about the endpoint.
-    pub fn judge(&self, verdict: Verdict, now: Moment) {
-        if matches!(verdict, Verdict::Good | Verdict::Busy(_)) {
+    pub fn judge(&self, verdict: CallOutcome, now: Moment) {
+        if matches!(verdict, CallOutcome::Good | CallOutcome::Busy(_)) {
             self.heard(Instant::now());
         }
-        if verdict == Verdict::Good && !self.is_troubled.load(Relaxed) {
+        if verdict == CallOutcome::Good && !self.is_troubled.load(Relaxed) {
             return;
         }
         self.change(|breaker| breaker.judge(verdict, now));
@@ -296,7 +296,7 @@ impl Endpoint {
     }
 
     /// A probe was answered, or not.
-    pub fn probed(&self, verdict: Verdict, now: Moment) {
+    pub fn probed(&self, verdict: CallOutcome, now: Moment) {
         if self.is_troubled.load(Relaxed) {
             self.change(|breaker| breaker.probed(verdict, now));
         }
@@ -309,7 +309,7 @@ impl Endpoint {
         (breaker.seen(), breaker.opened())
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut CircuitBreaker) -> T) -> T {
         let mut breaker = lock(&self.breaker);
         let before = breaker.seen();
         let result = change(&mut breaker);
@@ -328,19 +328,19 @@ impl Endpoint {
         result
     }
 
-    pub(crate) async fn connect(&self) -> std::io::Result<Stream> {
+    pub(crate) async fn connect(&self) -> std::io::Result<Socket> {
         let reach = self.reach();
         let stream = match self.address {
             Some(address) => reach.connect([address]).await?,
             None => reach.connect(self.resolve().await?).await?,
         };
         stream.set_nodelay(true)?;
-        let Some(own_name) = &self.server_name else { return Ok(Stream::Plain(stream)) };
+        let Some(own_name) = &self.server_name else { return Ok(Socket::Plain(stream)) };
         let unknown = || std::io::Error::other("nothing says whose signature the pod must have");
         let tls = reach.tls.as_ref().ok_or_else(unknown)?;
         let name = tls.server_name.as_ref().unwrap_or(own_name).clone();
         let stream = TlsConnector::from(Arc::clone(&tls.config)).connect(name, stream).await?;
-        Ok(Stream::Tls(Box::new(stream)))
+        Ok(Socket::Tls(Box::new(stream)))
     }
 
     /// What its name stands for. While nobody can say, what it stood for not long ago: a name server that fails says nothing
@@ -374,7 +374,7 @@ impl Endpoint {
 
     /// The connection that was idle for the shortest time. One that was so for long may have been forgotten by whoever
     /// stands between.
-    pub(crate) fn take_idle(&self, worker: WorkerNumber) -> Option<Line> {
+    pub(crate) fn take_idle(&self, worker: WorkerNumber) -> Option<Connection> {
         let mut idle = lock(self.idle.get(worker.0)?);
         let (since, line) = idle.pop()?;
         if since.elapsed() > LONGEST_IDLE {
@@ -397,7 +397,7 @@ impl Endpoint {
         self.rules.load(Relaxed)
     }
 
-    pub(crate) fn keep(&self, worker: WorkerNumber, line: Line) {
+    pub(crate) fn keep(&self, worker: WorkerNumber, line: Connection) {
         let Some(idle) = self.idle.get(worker.0) else { return };
         let (mut idle, now) = (lock(idle), Instant::now());
         if line.rules != self.rules() {
@@ -420,7 +420,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn endpoint(url: &str) -> Result<Endpoint, AddressError> {
+    fn endpoint(url: &str) -> Result<Endpoint, EndpointError> {
         Endpoint::new(url, BreakerRules::default(), 1)
     }
 
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn what_must_not_be_called_is_refused_as_soon_as_that_is_known() {
-        let reach = Arc::new(Reach::default());
+        let reach = Arc::new(EgressPolicy::default());
         let told = |url: &str| endpoint(url).unwrap().within(&reach).unwrap_err().to_string();
         assert!(told("http://169.254.169.254/latest").contains("link-local"));
         assert!(told("http://[::ffff:169.254.169.254]").contains("link-local"));
@@ -489,12 +489,12 @@ mod tests {
         let endpoint = endpoint("http://10.0.0.5:8000").unwrap();
         let ranks = [Arc::<Vitals>::default(), Arc::default()];
         endpoint.show(&ranks[0]);
-        endpoint.judge(Verdict::Gone, Duration::ZERO);
+        endpoint.judge(CallOutcome::Gone, Duration::ZERO);
         endpoint.show(&ranks[1]);
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [Seen::Open; 2]);
         assert!(endpoint.tick(Duration::from_millis(100)));
-        endpoint.probed(Verdict::Good, Duration::from_millis(100));
-        endpoint.judge(Verdict::Good, Duration::from_millis(101));
+        endpoint.probed(CallOutcome::Good, Duration::from_millis(100));
+        endpoint.judge(CallOutcome::Good, Duration::from_millis(101));
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [Seen::Closed; 2]);
         assert_eq!(endpoint.breaker(), (Seen::Closed, 1));
     }

@@ -2,25 +2,25 @@
 //!
 //! Steps that start together form a group. The last step of the last group answers the client; every
 //! group before is waited for, and its answer brings what the next one needs. One step is the simplest
-//! case and goes through the same code. What comes after a failure, [`course`](crate::course) says.
+//! case and goes through the same code. What comes after a failure, [`retry_state`](crate::course) says.
 
 mod loading;
 
-use crate::answer::Answer;
-use crate::asking::{
+use crate::coarse_timer;
+use crate::concurrent_steps::{Companions, FailureCause, StepFailure, StepHalt, accompany, beside};
+use crate::connector::{self, BootstrapCache, Rendezvous, tells_failed_load};
+use crate::endpoint::Endpoint;
+use crate::failure::{CallError, CallFailure};
+use crate::in_flight::Deadline;
+use crate::kv_load;
+use crate::replan::{CallAttempt, CallOptions, PlanResponse, PrefillResult, Replan, StepCall};
+use crate::request_builder::{
     MOST_STEP_BYTES, ask_engine, is_for_another_pod, may_have_computed, request, verdict, within,
 };
-use crate::beside::{Companions, Fallen, Halted, Why, accompany, beside};
-use crate::connector::{self, Known, Rendezvous, tells_failed_load};
-use crate::course::{Course, Next, Producer, is_held};
-use crate::dispatch::{Call, Called, Carried, Dispatch, Kit, Taken};
-use crate::endpoint::Endpoint;
-use crate::exchange::call;
-use crate::failure::{CallError, Failure};
-use crate::kv_load;
-use crate::pulse;
+use crate::response::EngineResponse;
+use crate::retry_state::{Producer, RetryDecision, RetryState, is_held};
+use crate::send::call;
 use crate::splice::field;
-use crate::waiting::EndsBy;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
@@ -30,30 +30,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{
-    FailurePolicy, Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry, RoutingPlan,
-    SkippedBecause, Start, Then,
+    AfterFailure, FailurePolicy, Mark, Mutation, Name, PlanStep, Rejection, Reservation, Retry,
+    RoutingPlan, SkippedBecause, Start,
 };
 
 /// Why a plan stopped.
-enum Stop {
+enum RunStop {
     /// It must begin again; and what came of it so far, if nobody is left for that.
-    Restart(Box<Result<Carried, Failure>>),
+    Restart(Box<Result<PlanResponse, CallFailure>>),
     /// It failed.
-    Failed(Failure),
+    Failed(CallFailure),
     /// A step before the last was refused by its pod for what the client sent.
-    Answered(Box<Carried>),
+    Answered(Box<PlanResponse>),
 }
 
 /// How much of an answer is waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Until {
+enum LeaseExpiry {
     FirstByte,
     /// All of it, with what the next step needs.
     End,
 }
 
 /// What an earlier step left behind, and when.
-struct Left {
+struct KvLeft {
     lease: Option<Duration>,
     at: Moment,
     /// Whether its engine holds that for another one.
@@ -63,14 +63,14 @@ struct Left {
 /// How long engines are taken to hold what they computed for others, unless their steps say how long; as vLLM does.
 const HELD: Duration = Duration::from_secs(30);
 
-struct Run<'a, D> {
-    call: &'a Call,
-    kit: &'a Kit<'a>,
+struct PlanExecution<'a, D> {
+    call: &'a StepCall,
+    kit: &'a CallOptions<'a>,
     dispatch: &'a mut D,
-    course: Course,
-    known: Known,
-    left: Option<Left>,
-    taken: Option<Box<Taken>>,
+    course: RetryState,
+    known: BootstrapCache,
+    left: Option<KvLeft>,
+    taken: Option<Box<PrefillResult>>,
     /// The step that produced what the step under way loads.
     producer: Option<Producer>,
     is_degraded: bool,
@@ -80,23 +80,24 @@ struct Run<'a, D> {
 ///
 /// # Errors
 /// If every pod that could be tried failed, or none was left. The client has seen nothing yet.
-pub async fn execute<D: Dispatch>(
+pub async fn execute<D: Replan>(
     plan: RoutingPlan,
-    call: &Call,
-    kit: &Kit<'_>,
+    call: &StepCall,
+    kit: &CallOptions<'_>,
     dispatch: &mut D,
-) -> Result<Carried, Failure> {
+) -> Result<PlanResponse, CallFailure> {
     kit.budget.request();
-    let (course, known) = (Course::default(), Known::default());
+    let (course, known) = (RetryState::default(), BootstrapCache::default());
     let (left, taken, producer, is_degraded) = (None, None, None, false);
-    let mut run = Run { call, kit, dispatch, course, known, left, taken, producer, is_degraded };
+    let mut run =
+        PlanExecution { call, kit, dispatch, course, known, left, taken, producer, is_degraded };
     let mut plan = plan;
     loop {
         match run.carry_out(plan).await {
             Ok(carried) => return Ok(carried),
-            Err(Stop::Answered(carried)) => return Ok(*carried),
-            Err(Stop::Failed(failure)) => return Err(failure),
-            Err(Stop::Restart(otherwise)) => match Box::pin(run.decide_again()).await {
+            Err(RunStop::Answered(carried)) => return Ok(*carried),
+            Err(RunStop::Failed(failure)) => return Err(failure),
+            Err(RunStop::Restart(otherwise)) => match Box::pin(run.decide_again()).await {
                 Ok(again) => plan = again,
                 Err(_nobody) => {
                     run.not_retried();
@@ -107,9 +108,9 @@ pub async fn execute<D: Dispatch>(
     }
 }
 
-impl<D: Dispatch> Run<'_, D> {
-    async fn carry_out(&mut self, plan: RoutingPlan) -> Result<Carried, Stop> {
-        self.known = Known::default();
+impl<D: Replan> PlanExecution<'_, D> {
+    async fn carry_out(&mut self, plan: RoutingPlan) -> Result<PlanResponse, RunStop> {
+        self.known = BootstrapCache::default();
         (self.taken, self.producer) = (None, None);
         self.leave(None);
         let is_left_out =
@@ -134,18 +135,22 @@ impl<D: Dispatch> Run<'_, D> {
                 return Err(stop);
             }
         }
-        Err(Stop::Failed(Failure::Rejected(Rejection::unavailable("the plan has no steps"))))
+        Err(RunStop::Failed(CallFailure::Rejected(Rejection::unavailable("the plan has no steps"))))
     }
 
     /// The step that answers the client.
-    async fn answer(&mut self, mut step: PlanStep, mut with: Companions) -> Result<Carried, Stop> {
+    async fn answer(
+        &mut self,
+        mut step: PlanStep,
+        mut with: Companions,
+    ) -> Result<PlanResponse, RunStop> {
         self.course.begin_step();
-        let mut spare: Option<Carried> = None;
+        let mut spare: Option<PlanResponse> = None;
         loop {
             if step.pod.is_none() {
                 step = Box::pin(self.bind(&step.name))
                     .await
-                    .map_err(|no| Stop::Failed(Failure::Rejected(no)))?;
+                    .map_err(|no| RunStop::Failed(CallFailure::Rejected(no)))?;
             }
             let held = self.left.as_ref().map(|left| is_held(left.lease, self.since(left.at)));
             if held == Some(false) {
@@ -154,8 +159,8 @@ impl<D: Dispatch> Run<'_, D> {
             let is_alone = with.is_empty();
             let attempt = {
                 // Where it stays: it is thousands of bytes.
-                let ends_by = if is_alone { EndsBy::Client } else { EndsBy::Companion };
-                let attempt = pin!(self.attempt(&mut step, ends_by, Until::FirstByte));
+                let ends_by = if is_alone { Deadline::Client } else { Deadline::Companion };
+                let attempt = pin!(self.attempt(&mut step, ends_by, LeaseExpiry::FirstByte));
                 beside(attempt, &mut with).await
             };
             let failed = match attempt {
@@ -174,16 +179,16 @@ impl<D: Dispatch> Run<'_, D> {
                     spare = Some(carried);
                     (pod, name, policy, CallError::Status(status))
                 }
-                Err(Halted::Failed(CallError::KvLoad)) => {
+                Err(StepHalt::Failed(CallError::KvLoad)) => {
                     with.shutdown().await;
                     self.load_failed(&step)?;
                     continue;
                 }
-                Err(Halted::Failed(cause)) => {
+                Err(StepHalt::Failed(cause)) => {
                     step.reservation = None;
                     (step.pod, step.name.clone(), step.failure, cause)
                 }
-                Err(Halted::Fallen(fallen)) => {
+                Err(StepHalt::Fallen(fallen)) => {
                     with.shutdown().await;
                     self.without(*fallen).inspect_err(|_| self.withdraw(&step))?;
                     continue;
@@ -193,14 +198,14 @@ impl<D: Dispatch> Run<'_, D> {
             // Gives the load back before anybody decides again.
             with.shutdown().await;
             if cause.is_final() {
-                return Err(Stop::Failed(self.step_failed(name, cause)));
+                return Err(RunStop::Failed(self.step_failed(name, cause)));
             }
             let mut next = self.failed(pod, policy);
-            if next == Next::OtherPod && !is_alone {
+            if next == RetryDecision::OtherPod && !is_alone {
                 // What two pods were to share is void.
                 next = self.course.begin_again();
             }
-            if next == Next::OtherPod {
+            if next == RetryDecision::OtherPod {
                 match Box::pin(self.bind(&name)).await {
                     Ok(other) => {
                         step = other;
@@ -211,14 +216,18 @@ impl<D: Dispatch> Run<'_, D> {
             }
             let otherwise = spare.ok_or_else(|| self.step_failed(name, cause));
             return match next {
-                Next::Restart => Err(Stop::Restart(Box::new(otherwise))),
-                _ => otherwise.map_err(Stop::Failed),
+                RetryDecision::Restart => Err(RunStop::Restart(Box::new(otherwise))),
+                _ => otherwise.map_err(RunStop::Failed),
             };
         }
     }
 
     /// A group before the last: all of it must be done before the next one starts.
-    async fn prepare_beside(&mut self, main: PlanStep, mut with: Companions) -> Result<(), Stop> {
+    async fn prepare_beside(
+        &mut self,
+        main: PlanStep,
+        mut with: Companions,
+    ) -> Result<(), RunStop> {
         let mut prepared = self.prepare(main).await;
         while prepared.is_ok()
             && let Some(ended) = with.join_next().await
@@ -232,25 +241,25 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     /// A step before the last: waits for its answer and takes what the next one needs.
-    async fn prepare(&mut self, mut step: PlanStep) -> Result<(), Stop> {
+    async fn prepare(&mut self, mut step: PlanStep) -> Result<(), RunStop> {
         self.course.begin_step();
         loop {
             if step.pod.is_none() {
                 step = match Box::pin(self.bind(&step.name)).await {
                     Ok(bound) => bound,
-                    Err(_nobody) if step.failure.then == Then::Skip => {
+                    Err(_nobody) if step.failure.then == AfterFailure::Skip => {
                         (self.known.alone, self.is_degraded) = (true, true);
                         return Ok(());
                     }
-                    Err(nobody) => return Err(Stop::Failed(Failure::Rejected(nobody))),
+                    Err(nobody) => return Err(RunStop::Failed(CallFailure::Rejected(nobody))),
                 };
             }
-            let cause = match self.attempt(&mut step, EndsBy::Client, Until::End).await {
+            let cause = match self.attempt(&mut step, Deadline::Client, LeaseExpiry::End).await {
                 Ok((answer, endpoint)) => {
                     let status = answer.head.status;
                     if status.is_success() {
                         let (lease, at, is_given) = (step.lease, self.dispatch.now(), gives(&step));
-                        self.leave(Some(Left { lease, at, is_given }));
+                        self.leave(Some(KvLeft { lease, at, is_given }));
                         return Ok(());
                     }
                     let is_refused = status.is_client_error() && !is_for_another_pod(status);
@@ -260,7 +269,9 @@ impl<D: Dispatch> Run<'_, D> {
                         return Ok(());
                     }
                     if is_refused {
-                        return Err(Stop::Answered(Box::new(self.carried(answer, step, endpoint))));
+                        return Err(RunStop::Answered(Box::new(
+                            self.carried(answer, step, endpoint),
+                        )));
                     }
                     CallError::Status(status)
                 }
@@ -276,7 +287,7 @@ impl<D: Dispatch> Run<'_, D> {
         &mut self,
         step: PlanStep,
         cause: CallError,
-    ) -> Result<Option<PlanStep>, Stop> {
+    ) -> Result<Option<PlanStep>, RunStop> {
         if matches!(cause, CallError::KvLoad) {
             self.load_failed(&step)?;
             return Ok(Some(step));
@@ -284,17 +295,17 @@ impl<D: Dispatch> Run<'_, D> {
         let (pod, name, policy) = (step.pod, step.name.clone(), step.failure);
         drop(step);
         if cause.is_final() {
-            return Err(Stop::Failed(self.step_failed(name, cause)));
+            return Err(RunStop::Failed(self.step_failed(name, cause)));
         }
         let mut next = self.failed(pod, policy);
-        if next == Next::OtherPod {
+        if next == RetryDecision::OtherPod {
             match Box::pin(self.bind(&name)).await {
                 Ok(other) => return Ok(Some(other)),
                 Err(_nobody) => next = self.no_other_pod(policy),
             }
         }
         match next {
-            Next::Skip => {
+            RetryDecision::Skip => {
                 self.known.alone = true;
                 self.is_degraded = true;
                 Ok(None)
@@ -305,24 +316,24 @@ impl<D: Dispatch> Run<'_, D> {
 
     /// A step beside the one that answers has failed. Another pod does its work, with everything begun again, or the
     /// one that answers.
-    fn without(&mut self, fallen: Fallen) -> Result<(), Stop> {
-        let Fallen { step, why } = fallen;
+    fn without(&mut self, fallen: StepFailure) -> Result<(), RunStop> {
+        let StepFailure { step, why } = fallen;
         let cause = match why {
-            Why::Failed(cause) => cause,
-            Why::Refused(answer, endpoint) => {
+            FailureCause::Failed(cause) => cause,
+            FailureCause::Refused(answer, endpoint) => {
                 self.withdraw(&step);
-                return Err(Stop::Answered(Box::new(self.carried(*answer, step, endpoint))));
+                return Err(RunStop::Answered(Box::new(self.carried(*answer, step, endpoint))));
             }
         };
         if !cause.is_late() {
             self.withdraw(&step);
         }
         if cause.is_final() {
-            return Err(Stop::Failed(self.step_failed(step.name.clone(), cause)));
+            return Err(RunStop::Failed(self.step_failed(step.name.clone(), cause)));
         }
         let (budget, now) = (self.kit.budget, self.dispatch.now());
         match self.course.failed_beside(step.pod, step.failure, || budget.spend(now)) {
-            Next::Skip => {
+            RetryDecision::Skip => {
                 self.compute_alone();
                 Ok(())
             }
@@ -331,32 +342,32 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     /// What the step before left may be gone: nobody may rely on it.
-    fn lapsed(&mut self, step: &PlanStep) -> Stop {
+    fn lapsed(&mut self, step: &PlanStep) -> RunStop {
         self.withdraw(step);
         let (budget, now) = (self.kit.budget, self.dispatch.now());
-        let next = self.course.after_all(Then::Restart, || budget.spend(now));
+        let next = self.course.after_all(AfterFailure::Restart, || budget.spend(now));
         self.stop(next, step.name.clone(), CallError::Lapsed)
     }
 
-    fn stop(&self, next: Next, step: Name, cause: CallError) -> Stop {
+    fn stop(&self, next: RetryDecision, step: Name, cause: CallError) -> RunStop {
         let failure = self.step_failed(step, cause);
         match next {
-            Next::Restart => Stop::Restart(Box::new(Err(failure))),
-            _ => Stop::Failed(failure),
+            RetryDecision::Restart => RunStop::Restart(Box::new(Err(failure))),
+            _ => RunStop::Failed(failure),
         }
     }
 
-    fn step_failed(&self, step: Name, cause: CallError) -> Failure {
-        Failure::Step { step, tried: self.course.tried().max(1) as usize, cause }
+    fn step_failed(&self, step: Name, cause: CallError) -> CallFailure {
+        CallFailure::Step { step, tried: self.course.tried().max(1) as usize, cause }
     }
 
     /// One call to the step's pod.
     async fn attempt(
         &mut self,
         step: &mut PlanStep,
-        ends_by: EndsBy,
-        until: Until,
-    ) -> Result<(Answer, Arc<Endpoint>), CallError> {
+        ends_by: Deadline,
+        until: LeaseExpiry,
+    ) -> Result<(EngineResponse, Arc<Endpoint>), CallError> {
         let pod = step.pod.ok_or(CallError::PodGone)?;
         let target = self.dispatch.target(pod).ok_or(CallError::PodGone)?;
         let request = request(self.call, step, &target, &self.known)
@@ -382,13 +393,13 @@ impl<D: Dispatch> Run<'_, D> {
             result => result,
         };
         let result = match result {
-            Ok(answer) if until == Until::End => Box::pin(self.take_over(step, answer)).await,
+            Ok(answer) if until == LeaseExpiry::End => Box::pin(self.take_over(step, answer)).await,
             result => result,
         };
         waiting.judged(verdict(&result), self.dispatch.now());
         if let Some(started) = began {
             let (step, failure) = (&step.name, result.as_ref().err());
-            self.dispatch.answered(Called { step, endpoint: &endpoint, started, failure });
+            self.dispatch.answered(CallAttempt { step, endpoint: &endpoint, started, failure });
         }
         if !may_have_computed(&result) {
             self.withdraw(step);
@@ -400,7 +411,11 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     /// The whole answer of a step before the last; keeps what it brings for the next one.
-    async fn take_over(&mut self, step: &PlanStep, answer: Answer) -> Result<Answer, CallError> {
+    async fn take_over(
+        &mut self,
+        step: &PlanStep,
+        answer: EngineResponse,
+    ) -> Result<EngineResponse, CallError> {
         let (head, body) = answer.whole(MOST_STEP_BYTES).await?;
         if head.status.is_success() {
             let brought = connector::brought(&step.mutations, &body);
@@ -410,7 +425,7 @@ impl<D: Dispatch> Run<'_, D> {
                 self.known.alone = false;
             }
         }
-        Ok(Answer::of(head, body))
+        Ok(EngineResponse::of(head, body))
     }
 
     /// Starts a step whose answer nobody needs, beside the one that comes next.
@@ -419,11 +434,13 @@ impl<D: Dispatch> Run<'_, D> {
         step: PlanStep,
         next: &PlanStep,
         companions: &mut Companions,
-    ) -> Result<(), Box<Fallen>> {
+    ) -> Result<(), Box<StepFailure>> {
         let begun = self.introduce(&step, next, companions.is_empty()).await;
         let (endpoint, request) = match begun {
             Ok(begun) => begun,
-            Err(cause) => return Err(Box::new(Fallen { step, why: Why::Failed(cause) })),
+            Err(cause) => {
+                return Err(Box::new(StepFailure { step, why: FailureCause::Failed(cause) }));
+            }
         };
         self.produced(&step, Bytes::new());
         let until = self.dispatch.now() + step.lease.unwrap_or(HELD);
@@ -477,7 +494,7 @@ impl<D: Dispatch> Run<'_, D> {
         self.dispatch.replan(Retry { step, excluded: self.course.excluded() }).await
     }
 
-    fn failed(&mut self, pod: Option<PodId>, policy: FailurePolicy) -> Next {
+    fn failed(&mut self, pod: Option<PodId>, policy: FailurePolicy) -> RetryDecision {
         let (budget, now) = (self.kit.budget, self.dispatch.now());
         self.course.failed(pod, policy, || budget.spend(now))
     }
@@ -489,15 +506,20 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     /// What comes when the retry that was to be made found no other pod.
-    fn no_other_pod(&mut self, policy: FailurePolicy) -> Next {
+    fn no_other_pod(&mut self, policy: FailurePolicy) -> RetryDecision {
         self.not_retried();
         let (budget, now) = (self.kit.budget, self.dispatch.now());
         self.course.after_all(policy.then, || budget.spend(now))
     }
 
-    fn carried(&self, answer: Answer, step: PlanStep, endpoint: Arc<Endpoint>) -> Carried {
+    fn carried(
+        &self,
+        answer: EngineResponse,
+        step: PlanStep,
+        endpoint: Arc<Endpoint>,
+    ) -> PlanResponse {
         let (retries, is_degraded) = (self.course.retries(), self.is_degraded);
-        Carried { answer, step, endpoint, retries, is_degraded, taken: self.taken.clone() }
+        PlanResponse { answer, step, endpoint, retries, is_degraded, taken: self.taken.clone() }
     }
 
     /// What the step's pod was expected to hold because of it, it will not hold.
@@ -508,7 +530,7 @@ impl<D: Dispatch> Run<'_, D> {
     }
 
     /// What is there for the next step to take.
-    fn leave(&mut self, left: Option<Left>) {
+    fn leave(&mut self, left: Option<KvLeft>) {
         let given = left.as_ref().filter(|left| left.is_given);
         self.dispatch.hands_over(given.map(|left| left.at + left.lease.unwrap_or(HELD)));
         self.left = left;
@@ -534,7 +556,7 @@ async fn computing<T>(
     time: Duration,
     load: &mut Reservation,
 ) -> T {
-    match tokio::time::timeout_at(pulse::after(time), called.as_mut()).await {
+    match tokio::time::timeout_at(coarse_timer::after(time), called.as_mut()).await {
         Ok(answered) => answered,
         Err(_) => {
             load.first_token();

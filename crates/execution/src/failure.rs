@@ -1,6 +1,6 @@
 //! What can go wrong with a call and with a plan: who is at fault, and whether trying again helps.
 
-use crate::breaker::Verdict;
+use crate::breaker::CallOutcome;
 use crate::splice::NotAnObject;
 use hyper::StatusCode;
 use std::io::ErrorKind;
@@ -60,22 +60,22 @@ pub enum CallError {
 impl CallError {
     /// What it says about the endpoint.
     #[must_use]
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> CallOutcome {
         match self {
-            Self::Connect(error) if is_our_own(error) => Verdict::Neutral,
+            Self::Connect(error) if is_our_own(error) => CallOutcome::Neutral,
             Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) | Self::Unfinished => {
-                Verdict::Gone
+                CallOutcome::Gone
             }
             Self::NoFirstByte(_)
             | Self::Stalled(_)
             | Self::TooLarge(_)
             | Self::Lacks(_)
             | Self::TooLong(_)
-            | Self::Status(_) => Verdict::Failed,
+            | Self::Status(_) => CallOutcome::Failed,
             // A pod that was taken out, another pod's KV cache, a strange body, a slow client and time that has passed
             // are not its fault.
             Self::PodGone | Self::KvLoad | Self::Body(_) | Self::Lapsed | Self::Untaken(_) => {
-                Verdict::Neutral
+                CallOutcome::Neutral
             }
         }
     }
@@ -141,7 +141,7 @@ fn is_our_own(error: &std::io::Error) -> bool {
 
 /// Why a plan could not be carried out. Nothing was sent to the client.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum CallFailure {
     /// All that was tried failed.
     #[error("step `{step}` failed on {tried} pods, on the last: {cause}")]
     Step {
@@ -157,7 +157,7 @@ pub enum Failure {
     Rejected(Rejection),
 }
 
-impl Failure {
+impl CallFailure {
     /// The status that tells a client best.
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -188,10 +188,10 @@ mod tests {
     fn what_the_router_itself_has_no_more_of_says_nothing_of_the_pod() {
         for own in [12, 23, 24, 99] {
             let error = CallError::Connect(Error::from_raw_os_error(own));
-            assert_eq!(error.verdict(), Verdict::Neutral, "{error}");
+            assert_eq!(error.verdict(), CallOutcome::Neutral, "{error}");
         }
         for refused in [Error::from(ErrorKind::ConnectionRefused), Error::other("no address")] {
-            assert_eq!(CallError::Connect(refused).verdict(), Verdict::Gone);
+            assert_eq!(CallError::Connect(refused).verdict(), CallOutcome::Gone);
         }
     }
 }

@@ -13,8 +13,8 @@
 //!
 //! Up to 0.28 the streams of completions and chats lack the event of the error: they end without a token.
 
-use crate::answer::Answer;
 use crate::failure::CallError;
+use crate::response::EngineResponse;
 use hyper::StatusCode;
 use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
@@ -30,7 +30,7 @@ const FAILED_AND_CONVERTED: &str = "{'error': {'message': 'In...";
 
 /// What a stream's beginning says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Beginning {
+enum StreamHead {
     /// Nothing yet.
     Nothing,
     /// Nothing yet, but that the engine is at it: no more than vLLM says before it loads.
@@ -45,21 +45,21 @@ enum Beginning {
 ///
 /// # Errors
 /// [`CallError::KvLoad`] if it does, and whatever else happens until that is known.
-pub(crate) async fn loaded(mut answer: Answer) -> Result<Answer, CallError> {
+pub(crate) async fn loaded(mut answer: EngineResponse) -> Result<EngineResponse, CallError> {
     let status = answer.head.status;
     let is_failed = if status == StatusCode::INTERNAL_SERVER_ERROR {
         is_failure(&answer.look_ahead(MOST_BYTES, |_| false).await?)
     } else if status.is_success() && is_stream(&answer) {
-        let mut beginning = Beginning::Nothing;
+        let mut beginning = StreamHead::Nothing;
         let looked = answer
             .look_ahead(MOST_BYTES, |seen| {
                 beginning = begins(seen);
-                matches!(beginning, Beginning::Said | Beginning::Failed)
+                matches!(beginning, StreamHead::Said | StreamHead::Failed)
             })
             .await;
         match looked {
-            Err(CallError::Broken(_)) if beginning == Beginning::InProgress => true,
-            looked => looked.map(|_| beginning == Beginning::Failed)?,
+            Err(CallError::Broken(_)) if beginning == StreamHead::InProgress => true,
+            looked => looked.map(|_| beginning == StreamHead::Failed)?,
         }
     } else {
         false
@@ -67,7 +67,7 @@ pub(crate) async fn loaded(mut answer: Answer) -> Result<Answer, CallError> {
     if is_failed { Err(CallError::KvLoad) } else { Ok(answer) }
 }
 
-fn is_stream(answer: &Answer) -> bool {
+fn is_stream(answer: &EngineResponse) -> bool {
     const EVENTS: &[u8] = b"text/event-stream";
     let kind = answer.head.headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
     kind.get(..EVENTS.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(EVENTS))
@@ -84,34 +84,34 @@ fn has_failed(value: &Value) -> bool {
 }
 
 /// What the events say that have come as a whole.
-fn begins(stream: &[u8]) -> Beginning {
+fn begins(stream: &[u8]) -> StreamHead {
     let text = String::from_utf8_lossy(stream).replace("\r\n", "\n");
-    let mut beginning = Beginning::Nothing;
+    let mut beginning = StreamHead::Nothing;
     let Some((whole, _rest)) = text.rsplit_once("\n\n") else { return beginning };
     for line in whole.lines() {
         let Some(data) = line.strip_prefix("data:") else { continue };
         match says(data.trim()) {
-            Beginning::Nothing => {}
-            Beginning::InProgress => beginning = Beginning::InProgress,
+            StreamHead::Nothing => {}
+            StreamHead::InProgress => beginning = StreamHead::InProgress,
             end => return end,
         }
     }
     beginning
 }
 
-fn says(data: &str) -> Beginning {
+fn says(data: &str) -> StreamHead {
     if data == "[DONE]" {
-        return Beginning::Failed;
+        return StreamHead::Failed;
     }
-    let Ok(event) = serde_json::from_str::<Value>(data) else { return Beginning::Said };
+    let Ok(event) = serde_json::from_str::<Value>(data) else { return StreamHead::Said };
     if has_failed(&event) {
-        return Beginning::Failed;
+        return StreamHead::Failed;
     }
     match (event["type"].as_str(), event["choices"].as_array()) {
-        (Some("response.created" | "response.in_progress"), _) => Beginning::InProgress,
-        (Some("message_start" | "ping"), _) => Beginning::Nothing,
-        (_, Some(choices)) if choices.iter().all(is_empty) => Beginning::Nothing,
-        _ => Beginning::Said,
+        (Some("response.created" | "response.in_progress"), _) => StreamHead::InProgress,
+        (Some("message_start" | "ping"), _) => StreamHead::Nothing,
+        (_, Some(choices)) if choices.iter().all(is_empty) => StreamHead::Nothing,
+        _ => StreamHead::Said,
     }
 }
 
@@ -155,14 +155,15 @@ mod tests {
         for line in ["\n", "\r\n"] {
             let before: String =
                 nothing.iter().map(|data| format!("data: {data}{line}{line}")).collect();
-            assert_eq!(begins(before.as_bytes()), Beginning::Nothing);
-            for (all, expected) in [(&said[..], Beginning::Said), (&failed[..], Beginning::Failed)]
+            assert_eq!(begins(before.as_bytes()), StreamHead::Nothing);
+            for (all, expected) in
+                [(&said[..], StreamHead::Said), (&failed[..], StreamHead::Failed)]
             {
                 for data in all {
                     let stream = format!("{before}event: e{line}data:{data}{line}{line}");
                     let known = (0..=stream.len())
                         .map(|cut| begins(&stream.as_bytes()[..cut]))
-                        .find(|beginning| *beginning != Beginning::Nothing);
+                        .find(|beginning| *beginning != StreamHead::Nothing);
                     assert_eq!(known, Some(expected), "{stream}");
                 }
             }

@@ -51,7 +51,7 @@ pub fn splice(body: &Bytes, edits: &[Edit]) -> Result<Bytes, NotAnObject> {
     if edits.is_empty() {
         return Ok(body.clone());
     }
-    let mut scan = Scan { bytes: body, at: 0 };
+    let mut scan = ObjectScan { bytes: body, at: 0 };
     let added: usize = edits
         .iter()
         .map(|edit| edit.field.len() + edit.value.as_ref().map_or(0, String::len) + 8)
@@ -85,7 +85,7 @@ pub fn splice(body: &Bytes, edits: &[Edit]) -> Result<Bytes, NotAnObject> {
 /// If the bytes are not an object.
 pub fn field<'a>(body: &'a [u8], field: &str) -> Result<Option<&'a [u8]>, NotAnObject> {
     let mut found = None;
-    let mut scan = Scan { bytes: body, at: 0 };
+    let mut scan = ObjectScan { bytes: body, at: 0 };
     scan.fields(|name, member| {
         if is_named(name, field) {
             let value = &member[name.len()..];
@@ -104,12 +104,12 @@ fn is_named(written: &[u8], field: &str) -> bool {
     written.len() == field.len() + 2 && &written[1..=field.len()] == field.as_bytes()
 }
 
-struct Scan<'a> {
+struct ObjectScan<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Scan<'a> {
+impl<'a> ObjectScan<'a> {
     /// Shows every member of the object, by its name and as a whole, and returns where its `}` stands.
     fn fields(&mut self, mut see: impl FnMut(&'a [u8], &'a [u8])) -> Result<usize, NotAnObject> {
         self.blanks();

@@ -36,7 +36,7 @@ impl Default for Timeouts {
 
 /// Watches one call.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct TimeoutWatch {
     timer: Pin<Box<Sleep>>,
     timeouts: Timeouts,
     end: Instant,
@@ -51,7 +51,7 @@ pub(crate) struct Watch {
     wakes: Option<Waker>,
 }
 
-impl Watch {
+impl TimeoutWatch {
     pub(crate) fn start(timeouts: Timeouts) -> Self {
         let started = Instant::now();
         let end = started + timeouts.total;
@@ -131,21 +131,21 @@ mod tests {
         total: Duration::from_secs(20),
     };
 
-    async fn rings(watch: &mut Watch) -> (Duration, CallError) {
+    async fn rings(watch: &mut TimeoutWatch) -> (Duration, CallError) {
         let error = poll_fn(|context| watch.poll(context)).await;
         (watch.started.elapsed(), error)
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_first_byte_has_its_own_time() {
-        let (after, error) = rings(&mut Watch::start(TIMEOUTS)).await;
+        let (after, error) = rings(&mut TimeoutWatch::start(TIMEOUTS)).await;
         assert!(matches!(error, CallError::NoFirstByte(_)), "{error}");
         assert_eq!(after.as_secs(), 10);
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_piece_moves_the_deadline_until_the_whole_call_is_too_long() {
-        let mut watch = Watch::start(TIMEOUTS);
+        let mut watch = TimeoutWatch::start(TIMEOUTS);
         for _ in 0..4 {
             let ring = tokio::time::timeout(Duration::from_secs(2), rings(&mut watch));
             assert!(ring.await.is_err());
@@ -156,14 +156,14 @@ mod tests {
         assert!(matches!(error, CallError::Stalled(_)), "{error}");
         assert_eq!(after.as_secs(), 11);
 
-        let mut stalled = Watch::start(TIMEOUTS);
+        let mut stalled = TimeoutWatch::start(TIMEOUTS);
         stalled.heard().unwrap();
         let (after, error) = rings(&mut stalled).await;
         assert!(matches!(error, CallError::Stalled(_)), "{error}");
         assert_eq!(after.as_secs(), 3, "and not when the first byte would have been due");
 
         let mut watch =
-            Watch::start(Timeouts { between_bytes: Duration::from_secs(60), ..TIMEOUTS });
+            TimeoutWatch::start(Timeouts { between_bytes: Duration::from_secs(60), ..TIMEOUTS });
         watch.heard().unwrap();
         let (after, error) = rings(&mut watch).await;
         assert!(matches!(error, CallError::TooLong(_)), "{error}");
@@ -173,7 +173,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_comes_too_late_is_the_engines_fault_only_if_it_was_waited_for() {
         for is_awaited in [true, false] {
-            let mut watch = Watch::start(TIMEOUTS);
+            let mut watch = TimeoutWatch::start(TIMEOUTS);
             let begun = tokio::time::timeout(Duration::from_secs(2), rings(&mut watch)).await;
             assert!(begun.is_err() && watch.heard().is_ok());
             if is_awaited {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use wornpath_execution::{
-    Answer, BreakerRules, CallError, Endpoint, Reach, Timeouts, WorkerNumber, call,
+    BreakerRules, CallError, EgressPolicy, Endpoint, EngineResponse, Timeouts, WorkerNumber, call,
 };
 
 const WHOLE: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
@@ -26,7 +26,7 @@ async fn engine() -> (TcpListener, Arc<Endpoint>) {
     (listener, Arc::new(endpoint))
 }
 
-async fn ask(endpoint: &Arc<Endpoint>) -> Result<Answer, CallError> {
+async fn ask(endpoint: &Arc<Endpoint>) -> Result<EngineResponse, CallError> {
     let request = Request::get("/").header("host", "engine").body(Full::new(Bytes::new())).unwrap();
     call(endpoint, WorkerNumber(0), request, Timeouts::default()).await
 }
@@ -69,8 +69,8 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
     matches!(read, Ok(Ok(0) | Err(_)))
 }
 
-fn only_this_machine() -> Arc<Reach> {
-    Arc::new(Reach { allowed: Some(vec!["127.0.0.0/8".parse().unwrap()]), tls: None })
+fn only_this_machine() -> Arc<EgressPolicy> {
+    Arc::new(EgressPolicy { allowed: Some(vec!["127.0.0.0/8".parse().unwrap()]), tls: None })
 }
 
 #[tokio::test]
@@ -79,7 +79,7 @@ async fn a_connection_is_used_again_for_as_long_as_its_rules_hold() {
     let mut first = over_a_new_one(&listener, WHOLE, ask_whole(&endpoint)).await;
     tokio::join!(answer(&mut first, WHOLE), ask_whole(&endpoint));
     // Read again, and the same: nothing is opened anew.
-    endpoint.set_reach(&Arc::new(Reach::default()));
+    endpoint.set_reach(&Arc::new(EgressPolicy::default()));
     tokio::join!(answer(&mut first, WHOLE), ask_whole(&endpoint));
     endpoint.set_reach(&only_this_machine());
     assert!(is_closed(&mut first).await);

@@ -11,7 +11,7 @@
 //! The limit: of a hybrid model, a vLLM that does not report `effective_attention_block_size` reports the smallest block of
 //! all its cache groups, or its default. Its events carry the right one.
 
-use crate::roster::Seat;
+use crate::fleet::PodEntry;
 use crate::routing::Routing;
 use crate::scrape;
 use crate::settings::{BlockSize, ModelSettings, Settings};
@@ -20,7 +20,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, PoisonError};
 use wornpath_blocks::Scope;
-use wornpath_events::checkpoint::Record;
+use wornpath_events::checkpoint::PodCheckpoint;
 use wornpath_routing::Name;
 
 /// An engine whose blocks are not the configured ones, so that predictions for it are off.
@@ -54,7 +54,7 @@ impl fmt::Display for Mismatch {
 }
 
 /// Whether predictions for a pod are off because of what is configured.
-pub(crate) fn mismatch(seat: &Seat, all: &[Seat], settings: &Settings) -> Option<Mismatch> {
+pub(crate) fn mismatch(seat: &PodEntry, all: &[PodEntry], settings: &Settings) -> Option<Mismatch> {
     let model = model_of(seat, settings)?;
     model.tokenizer.as_ref()?;
     let (BlockSize::Configured(configured), Some(engine)) = (model.block_size, seat.block_size)
@@ -76,13 +76,13 @@ pub(crate) fn mismatch(seat: &Seat, all: &[Seat], settings: &Settings) -> Option
 }
 
 /// The listed model that a pod serves.
-pub(crate) fn model_of<'s>(seat: &Seat, settings: &'s Settings) -> Option<&'s ModelSettings> {
+pub(crate) fn model_of<'s>(seat: &PodEntry, settings: &'s Settings) -> Option<&'s ModelSettings> {
     let named = |name: &Name| settings.models.iter().find(|model| *name == *model.name.as_str());
     seat.pod.facts().models.iter().find_map(named)
 }
 
 /// What a checkpoint was written by is what engines reported before the start: under another size it is worth nothing.
-pub(crate) fn recall(settings: &mut Settings, records: &[Record]) {
+pub(crate) fn recall(settings: &mut Settings, records: &[PodCheckpoint]) {
     for model in &mut settings.models {
         let root = settings.key.root(&Scope::model(&model.name));
         let record = records.iter().find(|record| record.naming.root == root);
@@ -94,7 +94,7 @@ pub(crate) fn recall(settings: &mut Settings, records: &[Record]) {
 }
 
 /// What engines reported goes on to count under a new configuration, unless it says a size itself.
-pub(crate) fn carry_over(before: &Settings, settings: &mut Settings, seats: &[Seat]) {
+pub(crate) fn carry_over(before: &Settings, settings: &mut Settings, seats: &[PodEntry]) {
     for model in &mut settings.models {
         let known = before.models.iter().find(|known| known.name == model.name);
         if let (BlockSize::Unasked(_), Some(known)) = (model.block_size, known) {
@@ -150,7 +150,7 @@ impl Gateway {
     }
 
     /// Goes by the block sizes of `settings`, which are otherwise as before.
-    fn go_by(&self, before: &Settings, settings: Settings, seats: &[Seat]) {
+    fn go_by(&self, before: &Settings, settings: Settings, seats: &[PodEntry]) {
         let changed = before.models.iter().zip(&settings.models);
         let changed: Vec<_> = changed
             .filter(|(before, now)| before.block_size != now.block_size)
@@ -189,7 +189,7 @@ impl Gateway {
 
 /// Sets the size of every model that has none configured, by what its engines have reported. It never grows: an engine with
 /// smaller blocks that went may come back.
-fn cut(settings: &mut Settings, seats: &[Seat]) {
+fn cut(settings: &mut Settings, seats: &[PodEntry]) {
     for at in 0..settings.models.len() {
         let model = &settings.models[at];
         let Some(size) = common_size(&model.name, seats, settings) else { continue };
@@ -203,7 +203,7 @@ fn cut(settings: &mut Settings, seats: &[Seat]) {
 }
 
 /// A pod was asked. If nobody has reported a size of its model, that is told once.
-fn assume(settings: &mut Settings, seat: &Seat) {
+fn assume(settings: &mut Settings, seat: &PodEntry) {
     let Some(name) = model_of(seat, settings).map(|model| model.name.clone()) else { return };
     for model in settings.models.iter_mut().filter(|model| model.name == name) {
         let BlockSize::Unasked(tokens) = model.block_size else { continue };
@@ -217,8 +217,9 @@ fn assume(settings: &mut Settings, seat: &Seat) {
 }
 
 /// The greatest size that divides those of all engines of a model that have reported one.
-fn common_size(model: &str, seats: &[Seat], settings: &Settings) -> Option<NonZeroUsize> {
-    let is_its = |seat: &&Seat| model_of(seat, settings).is_some_and(|known| known.name == model);
+fn common_size(model: &str, seats: &[PodEntry], settings: &Settings) -> Option<NonZeroUsize> {
+    let is_its =
+        |seat: &&PodEntry| model_of(seat, settings).is_some_and(|known| known.name == model);
     seats.iter().filter(is_its).filter_map(|seat| seat.block_size).reduce(divisor)
 }
 

@@ -6,7 +6,7 @@ use crate::settings::CheckpointSettings;
 use crate::state::{Gateway, lock};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use wornpath_events::checkpoint::{Record, Written, read, write};
+use wornpath_events::checkpoint::{CheckpointSize, PodCheckpoint, read, write};
 use wornpath_index::Moment;
 
 /// How long records are kept for pods that have not come. Discovery finds them in seconds, or they are no more.
@@ -17,13 +17,13 @@ const KEPT_FOR: Duration = Duration::from_secs(120);
 pub(crate) struct Checkpoint {
     settings: CheckpointSettings,
     /// Held while it is written.
-    history: Mutex<History>,
+    history: Mutex<CheckpointHistory>,
 }
 
 /// How writing went so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct History {
-    pub(crate) last: Option<(Moment, Written)>,
+pub(crate) struct CheckpointHistory {
+    pub(crate) last: Option<(Moment, CheckpointSize)>,
     pub(crate) written: u64,
     pub(crate) failed: u64,
 }
@@ -33,12 +33,12 @@ impl Checkpoint {
         Self { settings, history: Mutex::default() }
     }
 
-    pub(crate) fn history(&self) -> History {
+    pub(crate) fn history(&self) -> CheckpointHistory {
         *lock(&self.history)
     }
 
     /// What was written before the start; nothing if it cannot be used.
-    pub(crate) fn read(&self) -> Vec<Record> {
+    pub(crate) fn read(&self) -> Vec<PodCheckpoint> {
         let file = self.settings.file.display();
         match read(&self.settings.file) {
             Ok(records) => {

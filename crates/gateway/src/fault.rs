@@ -1,13 +1,13 @@
 //! Faults that tests inject: a thread that never comes back. Only debug builds have them, and only where
 //! `WORNPATH_TEST_FAULTS` is set.
 
-use crate::desk::Worker;
 use crate::state::Gateway;
 use crate::watchdog::{TaskName, named};
+use crate::worker::Worker;
 use hyper::HeaderMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use wornpath_index::{EngineHash, Event, Tier};
+use wornpath_index::{CacheEvent, EngineHash, Tier};
 
 /// Names the fault in a request.
 const HEADER: &str = "x-wornpath-test-fault";
@@ -52,7 +52,7 @@ fn stick_events(gateway: &Arc<Gateway>) {
     let task = TaskName::new(&format!("cache events of {}", seat.pod.facts().name));
     background.spawn(named(task, async move {
         let unknown: Vec<EngineHash> = (0..1 << 16).map(|at| EngineHash(u64::MAX - at)).collect();
-        let removed = Event::Removed { tier: Tier::Gpu, blocks: &unknown };
+        let removed = CacheEvent::Removed { tier: Tier::Gpu, blocks: &unknown };
         // An error says that the pod has gone: then nothing sticks.
         let _ = gateway.index().writer().apply(pod, None, &vec![removed; 1 << 20]);
     }));

@@ -8,56 +8,58 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
-mod aside;
-mod asked;
 mod batches;
 mod block_size;
-mod bound;
 mod breakers;
 mod checkpoint;
-mod claims;
 mod client;
 pub mod config;
-mod desk;
 pub mod discovery;
-mod door;
+mod event_alerts;
+mod event_source_probe;
 #[cfg(debug_assertions)]
 mod fault;
-mod lobby;
-mod memory;
+mod fleet;
+pub mod fuzzing;
+mod http_conn;
+mod low_priority_pool;
 pub mod metrics;
 mod multipart;
+mod pod_lifecycle;
+mod pod_model;
+mod prefix_locks;
 mod probe;
 mod quota;
-mod record;
-mod roster;
+mod request_trace;
 mod routing;
+mod routing_history;
 mod scrape;
-mod seating;
-mod seen;
 mod serve;
 mod settings;
 mod state;
-mod tape;
+mod summary;
+mod supervise;
 mod telemetry;
-mod tend;
 pub mod tls;
-mod unheard;
-pub mod untrusted;
+mod traffic_recorder;
 mod usage;
+mod wait_queue;
 mod watchdog;
+mod worker;
 
-pub use batches::{BatchRules, BatchesError, Kept, PLANNED, Quota, serve_batches};
-pub use record::{Api, Computed, Ended, Observe, Record, Speculative, Usage};
-pub use roster::{Roster, Seat};
+pub use batches::{
+    BatchQuota, BatchRules, BatchStoreSettings, BatchesError, PLANNED, serve_batches,
+};
+pub use fleet::{FleetSnapshot, PodEntry};
+pub use request_trace::{CallTrace, RequestTrace, TraceContext};
 pub use routing::{Routing, RoutingError};
-pub use seen::{CallSeen, Seen, TraceContext};
-pub use serve::{ServeError, Serving, serve};
+pub use serve::{RunningServer, ServeError, serve};
 pub use settings::{
-    BlockSize, CheckpointSettings, Credentials, Drain, EventSource, KeyDigest, Limits, Listeners,
-    ModelSettings, NamedProfile, PodSettings, Reveal, RouteSettings, Settings, Sharing,
-    TelemetrySettings, TenantSettings,
+    BlockSize, CheckpointSettings, Credentials, DebugHeaders, Drain, EventSource, GatewayLimits,
+    KeyDigest, Listeners, ModelSettings, NamedProfile, PodSettings, ReplicaSettings, RouteSettings,
+    Settings, TelemetrySettings, TenantSettings,
 };
 pub use state::{ApplyError, Gateway, Readiness};
-pub use tape::Trail;
+pub use summary::{Api, Computed, RequestEnd, RequestSummary, Speculative, SummaryObserver, Usage};
+pub use traffic_recorder::TrafficStream;
 pub use watchdog::shutdown::told_to_end;

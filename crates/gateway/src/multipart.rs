@@ -8,7 +8,7 @@ const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
 /// What is found, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Event {
+pub(crate) enum MultipartEvent {
     /// A part begins.
     Part {
         /// The field.
@@ -23,7 +23,7 @@ pub(crate) enum Event {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum MultipartState {
     /// Before the first boundary.
     Preamble,
     /// Right behind a boundary.
@@ -38,7 +38,7 @@ enum State {
 pub(crate) struct Multipart {
     delimiter: Vec<u8>,
     pending: Vec<u8>,
-    state: State,
+    state: MultipartState,
 }
 
 impl Multipart {
@@ -51,12 +51,12 @@ impl Multipart {
         let boundary = parameter(rest, "boundary").filter(|boundary| !boundary.is_empty())?;
         let delimiter = format!("\r\n--{boundary}").into_bytes();
         // So that the first boundary looks like the others.
-        Some(Self { delimiter, pending: b"\r\n".to_vec(), state: State::Preamble })
+        Some(Self { delimiter, pending: b"\r\n".to_vec(), state: MultipartState::Preamble })
     }
 
     /// Whether the last part has ended.
     pub(crate) fn is_over(&self) -> bool {
-        self.state == State::End
+        self.state == MultipartState::End
     }
 
     /// The next bytes, and what is found in them.
@@ -66,7 +66,7 @@ impl Multipart {
     pub(crate) fn feed(
         &mut self,
         bytes: &[u8],
-        events: &mut Vec<Event>,
+        events: &mut Vec<MultipartEvent>,
     ) -> Result<(), &'static str> {
         self.pending.extend_from_slice(bytes);
         let mut at = 0;
@@ -84,11 +84,11 @@ impl Multipart {
             self.feed(piece, &mut events).ok()?;
             for event in events.drain(..) {
                 match (event, &mut found) {
-                    (Event::Part { name, filename: None }, _) if name == field => {
+                    (MultipartEvent::Part { name, filename: None }, _) if name == field => {
                         found = Some(Vec::new());
                     }
-                    (Event::Data(data), Some(content)) => content.extend(data),
-                    (Event::PartEnd, Some(_)) => return String::from_utf8(found?).ok(),
+                    (MultipartEvent::Data(data), Some(content)) => content.extend(data),
+                    (MultipartEvent::PartEnd, Some(_)) => return String::from_utf8(found?).ok(),
                     _ => {}
                 }
             }
@@ -97,23 +97,27 @@ impl Multipart {
     }
 
     /// Takes one thing from `at` on and says how long it was; none if more bytes are needed.
-    fn step(&mut self, at: usize, events: &mut Vec<Event>) -> Result<Option<usize>, &'static str> {
+    fn step(
+        &mut self,
+        at: usize,
+        events: &mut Vec<MultipartEvent>,
+    ) -> Result<Option<usize>, &'static str> {
         let rest = &self.pending[at..];
         match self.state {
-            State::End => Ok((!rest.is_empty()).then_some(rest.len())),
-            State::Behind => match rest.get(..2) {
+            MultipartState::End => Ok((!rest.is_empty()).then_some(rest.len())),
+            MultipartState::Behind => match rest.get(..2) {
                 None => Ok(None),
                 Some(b"--") => {
-                    self.state = State::End;
+                    self.state = MultipartState::End;
                     Ok(Some(2))
                 }
                 Some(b"\r\n") => {
-                    self.state = State::Head;
+                    self.state = MultipartState::Head;
                     Ok(Some(2))
                 }
                 Some(_) => Err("a boundary is followed by something else than a line's end"),
             },
-            State::Head => {
+            MultipartState::Head => {
                 let found = find(rest, END_OF_HEAD);
                 // The same wherever the body was cut: as long as its end may still come in time, it is waited for.
                 if found.unwrap_or((rest.len() + 1).saturating_sub(END_OF_HEAD.len())) > MOST_HEAD {
@@ -121,24 +125,24 @@ impl Multipart {
                 }
                 let Some(length) = found else { return Ok(None) };
                 events.push(part(&rest[..length])?);
-                self.state = State::Content;
+                self.state = MultipartState::Content;
                 Ok(Some(length + END_OF_HEAD.len()))
             }
-            State::Preamble | State::Content => {
+            MultipartState::Preamble | MultipartState::Content => {
                 let found = find(rest, &self.delimiter);
                 // What may be the beginning of a boundary waits for the rest of it.
                 let length =
                     found.unwrap_or_else(|| rest.len().saturating_sub(self.delimiter.len()));
-                if self.state == State::Content {
+                if self.state == MultipartState::Content {
                     if length > 0 {
-                        events.push(Event::Data(rest[..length].to_vec()));
+                        events.push(MultipartEvent::Data(rest[..length].to_vec()));
                     }
                     if found.is_some() {
-                        events.push(Event::PartEnd);
+                        events.push(MultipartEvent::PartEnd);
                     }
                 }
                 if found.is_some() {
-                    self.state = State::Behind;
+                    self.state = MultipartState::Behind;
                     return Ok(Some(length + self.delimiter.len()));
                 }
                 Ok((length > 0).then_some(length))
@@ -147,13 +151,16 @@ impl Multipart {
     }
 }
 
-fn part(head: &[u8]) -> Result<Event, &'static str> {
+fn part(head: &[u8]) -> Result<MultipartEvent, &'static str> {
     let head = std::str::from_utf8(head).map_err(|_| "a part's head is not text")?;
     for line in head.split("\r\n") {
         let Some((name, value)) = line.split_once(':') else { continue };
         if name.trim().eq_ignore_ascii_case("content-disposition") {
             let field = parameter(value, "name").ok_or("a part has no name")?;
-            return Ok(Event::Part { name: field, filename: parameter(value, "filename") });
+            return Ok(MultipartEvent::Part {
+                name: field,
+                filename: parameter(value, "filename"),
+            });
         }
     }
     Err("a part has no content-disposition")
@@ -230,11 +237,13 @@ mod tests {
         let mut parts: Vec<(String, Option<String>, String)> = Vec::new();
         for event in events {
             match event {
-                Event::Part { name, filename } => parts.push((name, filename, String::new())),
-                Event::Data(data) => {
+                MultipartEvent::Part { name, filename } => {
+                    parts.push((name, filename, String::new()))
+                }
+                MultipartEvent::Data(data) => {
                     parts.last_mut().unwrap().2.push_str(std::str::from_utf8(&data).unwrap());
                 }
-                Event::PartEnd => {}
+                MultipartEvent::PartEnd => {}
             }
         }
         parts

@@ -2,12 +2,12 @@
 //! decisions how far their events can be trusted.
 
 use crate::breakers::Breakers;
-use crate::desk::Worker;
-use crate::roster::{Roster, Seat};
+use crate::event_alerts::{EventAlert, EventAlerts};
+use crate::fleet::{FleetSnapshot, PodEntry};
 use crate::settings::Credentials;
 use crate::state::{Gateway, lock};
-use crate::unheard::{News, Unheard};
 use crate::watchdog::named;
+use crate::worker::Worker;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{ACCEPT, HOST, HeaderValue};
@@ -19,9 +19,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use wornpath_events::{PodStatus, Recalled, State};
+use wornpath_events::{FeedState, PodStatus, Resumed};
 use wornpath_execution::{
-    BreakerRules, CallError, Endpoint, Reach, Timeouts, Verdict, WorkerNumber, call,
+    BreakerRules, CallError, CallOutcome, EgressPolicy, Endpoint, Timeouts, WorkerNumber, call,
 };
 use wornpath_index::Moment;
 use wornpath_routing::{EventTrust, Health, Name};
@@ -57,12 +57,12 @@ pub(crate) const NOBODY: WorkerNumber = WorkerNumber(usize::MAX);
 pub(crate) async fn look_after(worker: Arc<Worker>) -> Infallible {
     let gateway = &worker.gateway;
     let mut writer = gateway.index().writer();
-    let (mut probes, mut introductions) = (Due::default(), Due::default());
-    let mut tidied = Due::default();
+    let (mut probes, mut introductions) = (DueProbe::default(), DueProbe::default());
+    let mut tidied = DueProbe::default();
     let mut known = gateway.roster();
     let mut errands = JoinSet::new();
-    let (told, mut breakers) = (Arc::<Told>::default(), Breakers::default());
-    let mut unheard = Unheard::default();
+    let (told, mut breakers) = (Arc::<ProbeReport>::default(), Breakers::default());
+    let mut unheard = EventAlerts::default();
     loop {
         tokio::time::sleep(TICK).await;
         while errands.try_join_next().is_some() {}
@@ -92,7 +92,7 @@ pub(crate) async fn look_after(worker: Arc<Worker>) -> Infallible {
         }
         let events = gateway.events().status(now);
         trust(gateway, &events, now);
-        unheard.look(&events, now).into_iter().for_each(News::tell);
+        unheard.look(&events, now).into_iter().for_each(EventAlert::tell);
         breakers.look(&roster);
         writer.expire(now);
         writer.sweep(SWEPT_BLOCKS);
@@ -103,7 +103,7 @@ pub(crate) async fn look_after(worker: Arc<Worker>) -> Infallible {
 impl Gateway {
     /// Waits for whoever came just now to be asked what it serves, if nobody who is up serves the model: pods may have
     /// been replaced all at once. Returns who is there then.
-    pub(crate) async fn roster_after_introductions(&self, model: &str) -> Arc<Roster> {
+    pub(crate) async fn roster_after_introductions(&self, model: &str) -> Arc<FleetSnapshot> {
         let introductions = async {
             loop {
                 let introduced = self.introduced.notified();
@@ -120,13 +120,13 @@ impl Gateway {
 }
 
 /// What was last said of pods that do not answer, by address: the same is not said again.
-type Told = Mutex<HashMap<String, String>>;
+type ProbeReport = Mutex<HashMap<String, String>>;
 
 /// When something was last done, by address.
-type Due = HashMap<String, Moment>;
+type DueProbe = HashMap<String, Moment>;
 
 /// Whether it is to be done now, so long after the last time.
-fn is_due(done: &mut Due, endpoint: &Endpoint, now: Moment, pause: Duration) -> bool {
+fn is_due(done: &mut DueProbe, endpoint: &Endpoint, now: Moment, pause: Duration) -> bool {
     if done.get(endpoint.url()).is_some_and(|last| *last + pause > now) {
         return false;
     }
@@ -137,22 +137,22 @@ fn is_due(done: &mut Due, endpoint: &Endpoint, now: Moment, pause: Duration) -> 
 /// Whether an endpoint that was cut off is back.
 async fn probe(gateway: Arc<Gateway>, endpoint: Arc<Endpoint>) {
     let verdict = match call(&endpoint, NOBODY, get(&endpoint, "/health"), PATIENCE).await {
-        Ok(answer) if answer.head.status.is_server_error() => Verdict::Failed,
-        Ok(_) => Verdict::Good,
+        Ok(answer) if answer.head.status.is_server_error() => CallOutcome::Failed,
+        Ok(_) => CallOutcome::Good,
         Err(error) => error.verdict(),
     };
     endpoint.probed(verdict, gateway.now());
 }
 
 /// Asks a pod what it serves; from the first answer on it gets requests. Those who waited for what it says go on in any case.
-async fn introduce(gateway: Arc<Gateway>, seat: Seat, told: Arc<Told>) {
+async fn introduce(gateway: Arc<Gateway>, seat: PodEntry, told: Arc<ProbeReport>) {
     ask(&gateway, &seat, &told).await;
     if !seat.is_asked.swap(true, Relaxed) {
         gateway.introduced.notify_waiters();
     }
 }
 
-async fn ask(gateway: &Gateway, seat: &Seat, told: &Told) {
+async fn ask(gateway: &Gateway, seat: &PodEntry, told: &ProbeReport) {
     let endpoint = &seat.endpoint;
     let listed = listed(endpoint).await;
     match &listed {
@@ -177,8 +177,8 @@ async fn ask(gateway: &Gateway, seat: &Seat, told: &Told) {
         Err(Unlisted::Call(error)) => {
             // One that was up and gets no requests would seem to be up for ever. Not being greeted in time is no proof.
             let blame = match error {
-                CallError::ConnectTimeout(_) => Some(Verdict::Failed),
-                error => Some(error.verdict()).filter(|verdict| *verdict == Verdict::Gone),
+                CallError::ConnectTimeout(_) => Some(CallOutcome::Failed),
+                error => Some(error.verdict()).filter(|verdict| *verdict == CallOutcome::Gone),
             };
             if let (Some(blame), true) = (blame, seat.pod.vitals().health() != Health::Down) {
                 endpoint.judge(blame, gateway.now());
@@ -209,10 +209,10 @@ async fn ask(gateway: &Gateway, seat: &Seat, told: &Told) {
 }
 
 /// Asks a pod that is coming up for its block size, before it gets requests that are routed by tokens.
-async fn note_block_size(gateway: &Gateway, seat: &Seat) {
+async fn note_block_size(gateway: &Gateway, seat: &PodEntry) {
     let (url, settings) = (&seat.settings.url, gateway.settings());
     let is_coming =
-        |seat: &Seat| seat.settings.url == *url && seat.pod.vitals().health() == Health::Down;
+        |seat: &PodEntry| seat.settings.url == *url && seat.pod.vitals().health() == Health::Down;
     if settings.models.is_empty() || !gateway.roster().seats().iter().any(is_coming) {
         return;
     }
@@ -222,7 +222,7 @@ async fn note_block_size(gateway: &Gateway, seat: &Seat) {
 }
 
 /// Where some models are listed, so that their prompts can be tokenized, a pod may still serve another.
-fn tell_unlisted(gateway: &Gateway, seat: &Seat) {
+fn tell_unlisted(gateway: &Gateway, seat: &PodEntry) {
     let settings = gateway.settings();
     let is_listed =
         |name: &&Name| settings.models.iter().any(|model| *model.name == *name.as_str());
@@ -270,7 +270,7 @@ async fn listed(endpoint: &Arc<Endpoint>) -> Result<Arc<[Value]>, Unlisted> {
 }
 
 /// The pod's page of metrics, if there is one. The pod's key is shown at the pod's own address only.
-pub(crate) async fn metrics_page(seat: &Seat, reach: &Arc<Reach>) -> Option<String> {
+pub(crate) async fn metrics_page(seat: &PodEntry, reach: &Arc<EgressPolicy>) -> Option<String> {
     let pod = &seat.endpoint;
     let url = match &seat.settings.metrics {
         Some(url) => url.clone(),
@@ -320,14 +320,14 @@ fn trust(gateway: &Gateway, events: &[PodStatus], now: Moment) {
         let Some(seat) = roster.named(&status.pod) else { continue };
         let vitals = seat.pod.vitals();
         vitals.set_trust(match status.status.state {
-            State::Live => EventTrust::Exact,
-            State::Partial => EventTrust::Partial,
-            State::Waiting | State::Unsure | State::Stale | State::Quarantined => {
+            FeedState::Live => EventTrust::Exact,
+            FeedState::Partial => EventTrust::Partial,
+            FeedState::Waiting | FeedState::Unsure | FeedState::Stale | FeedState::Quarantined => {
                 EventTrust::Unsure
             }
         });
-        let is_recalled = status.status.recalled == Some(Recalled::Waiting);
-        if !matches!(status.status.state, State::Waiting) || is_recalled {
+        let is_recalled = status.status.recalled == Some(Resumed::Waiting);
+        if !matches!(status.status.state, FeedState::Waiting) || is_recalled {
             vitals.set_freshness(f64::from(status.status.freshness));
         }
         if let Some(age) = status.status.age {

@@ -12,20 +12,20 @@ pub(crate) struct Quotas(Mutex<HashMap<Name, Arc<AtomicU32>>>);
 
 /// One request of a tenant; dropping it lets another come.
 #[derive(Debug)]
-pub(crate) struct Turn(Arc<AtomicU32>);
+pub(crate) struct QuotaPermit(Arc<AtomicU32>);
 
 impl Quotas {
     /// A turn, if the tenant has fewer than `quota`.
-    pub(crate) fn turn(&self, tenant: &Name, quota: u32) -> Option<Turn> {
+    pub(crate) fn turn(&self, tenant: &Name, quota: u32) -> Option<QuotaPermit> {
         let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = tenants.entry(tenant.clone()).or_default();
         let more = |count: u32| (count < quota).then_some(count + 1);
         taken.fetch_update(Relaxed, Relaxed, more).ok()?;
-        Some(Turn(Arc::clone(taken)))
+        Some(QuotaPermit(Arc::clone(taken)))
     }
 }
 
-impl Drop for Turn {
+impl Drop for QuotaPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }

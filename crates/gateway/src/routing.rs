@@ -2,7 +2,7 @@
 
 use crate::settings::{RouteSettings, Settings};
 use std::sync::Arc;
-use wornpath_routing::{Models, Name, Problems, Profile, Surroundings, WithoutEvents};
+use wornpath_routing::{Models, Name, Problems, Profile, ProfileEnv, WithoutEvents};
 
 /// Profiles that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,7 @@ impl Routing {
             models = models.with(&model.name, model.block_size.tokens(), model.tokenizer.clone());
         }
         let models = Arc::new(models);
-        let surroundings = Surroundings { models: Arc::clone(&models), ..Surroundings::default() };
+        let surroundings = ProfileEnv { models: Arc::clone(&models), ..ProfileEnv::default() };
         let (mut profiles, mut problems) = (Vec::new(), Vec::new());
         for named in &settings.profiles {
             match Profile::check(&named.file, &named.text, &surroundings) {

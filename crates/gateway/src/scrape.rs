@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 
 /// What an engine reports of one rank, or of all of them.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Reported {
+pub struct EngineMetrics {
     /// Requests that wait inside the engine.
     pub waiting: u32,
     /// Requests that it works on.
@@ -18,65 +18,68 @@ pub struct Reported {
 }
 
 /// The names of one engine's metrics.
-struct Dialect {
+struct MetricNames {
     waiting: &'static str,
     running: &'static str,
-    usage: Usage,
+    usage: KvUsageGauge,
     /// The label that tells a rank.
     rank: &'static str,
     /// Where the block size is told; the first that is there counts.
-    block_size: &'static [Told],
+    block_size: &'static [EngineReport],
 }
 
 /// How a number is told that does not change while the engine runs.
-enum Told {
+enum EngineReport {
     /// As a metric's value.
     Value(&'static str),
     /// As the label of a metric.
     Label(&'static str, &'static str),
 }
 
-enum Usage {
+enum KvUsageGauge {
     /// Told as a share.
     Share(&'static str),
     /// Told as used and total.
     Of(&'static str, &'static str),
 }
 
-const DIALECTS: [Dialect; 4] = [
-    Dialect {
+const DIALECTS: [MetricNames; 4] = [
+    MetricNames {
         waiting: "vllm:num_requests_waiting",
         running: "vllm:num_requests_running",
-        usage: Usage::Share("vllm:kv_cache_usage_perc"),
+        usage: KvUsageGauge::Share("vllm:kv_cache_usage_perc"),
         rank: "engine",
         // Of a hybrid model `block_size` is the smallest block of all cache groups; events are about full attention.
         block_size: &[
-            Told::Label("vllm:cache_config_info", "effective_attention_block_size"),
-            Told::Label("vllm:cache_config_info", "block_size"),
+            EngineReport::Label("vllm:cache_config_info", "effective_attention_block_size"),
+            EngineReport::Label("vllm:cache_config_info", "block_size"),
         ],
     },
-    Dialect {
+    MetricNames {
         waiting: "sglang:num_queue_reqs",
         running: "sglang:num_running_reqs",
-        usage: Usage::Share("sglang:token_usage"),
+        usage: KvUsageGauge::Share("sglang:token_usage"),
         rank: "dp_rank",
         // A metric of its own since 0.5.11.
         block_size: &[
-            Told::Value("sglang:page_size"),
-            Told::Label("sglang:cache_config_info", "page_size"),
+            EngineReport::Value("sglang:page_size"),
+            EngineReport::Label("sglang:cache_config_info", "page_size"),
         ],
     },
-    Dialect {
+    MetricNames {
         waiting: "trtllm_num_requests_waiting",
         running: "trtllm_num_requests_running",
-        usage: Usage::Share("trtllm_kv_cache_utilization"),
+        usage: KvUsageGauge::Share("trtllm_kv_cache_utilization"),
         rank: "rank",
-        block_size: &[Told::Value("trtllm_kv_cache_tokens_per_block")],
+        block_size: &[EngineReport::Value("trtllm_kv_cache_tokens_per_block")],
     },
-    Dialect {
+    MetricNames {
         waiting: "maxserve_num_requests_queued",
         running: "maxserve_num_requests_running",
-        usage: Usage::Of("maxserve_cache_num_used_blocks", "maxserve_cache_num_total_blocks"),
+        usage: KvUsageGauge::Of(
+            "maxserve_cache_num_used_blocks",
+            "maxserve_cache_num_total_blocks",
+        ),
         rank: "rank",
         block_size: &[],
     },
@@ -84,7 +87,7 @@ const DIALECTS: [Dialect; 4] = [
 
 /// What `page` says of a rank, or of the whole engine. None if no known engine wrote it.
 #[must_use]
-pub fn read(page: &str, rank: Option<u32>) -> Option<Reported> {
+pub fn read(page: &str, rank: Option<u32>) -> Option<EngineMetrics> {
     DIALECTS.iter().find_map(|dialect| dialect.read(page, rank))
 }
 
@@ -95,13 +98,13 @@ const MOST_BLOCK_TOKENS: usize = 1 << 16;
 #[must_use]
 pub fn block_size(page: &str) -> Option<NonZeroUsize> {
     let told = DIALECTS.iter().flat_map(|dialect| dialect.block_size);
-    let size = |told: &Told| match *told {
-        Told::Value(name) => {
+    let size = |told: &EngineReport| match *told {
+        EngineReport::Value(name) => {
             let value = |line: &str| value(line.strip_prefix(name)?).map(|(_, value)| value);
             let whole = page.lines().find_map(value).filter(|value| value.fract() == 0.0);
             whole.map(|value| value as usize)
         }
-        Told::Label(name, label) => {
+        EngineReport::Label(name, label) => {
             let labels = |line| str::strip_prefix(line, name)?.strip_prefix('{');
             page.lines().filter_map(labels).find_map(|labels| label_of(labels, label)?.parse().ok())
         }
@@ -130,8 +133,8 @@ fn label_of<'l>(labels: &'l str, wanted: &str) -> Option<&'l str> {
     }
 }
 
-impl Dialect {
-    fn read(&self, page: &str, rank: Option<u32>) -> Option<Reported> {
+impl MetricNames {
+    fn read(&self, page: &str, rank: Option<u32>) -> Option<EngineMetrics> {
         let rank = rank.map(|rank| format!("{}=\"{rank}\"", self.rank));
         let all = |name: &str| -> Vec<f64> {
             let lines = page.lines().filter_map(|line| value(line.strip_prefix(name)?));
@@ -145,13 +148,13 @@ impl Dialect {
         let sum = |values: &[f64]| values.iter().sum::<f64>();
         let kv_usage = match self.usage {
             // Ranks have caches of their own: the fullest counts.
-            Usage::Share(name) => all(name).into_iter().fold(0.0, f64::max),
-            Usage::Of(used, total) => match sum(&all(total)) {
+            KvUsageGauge::Share(name) => all(name).into_iter().fold(0.0, f64::max),
+            KvUsageGauge::Of(used, total) => match sum(&all(total)) {
                 total if total > 0.0 => sum(&all(used)) / total,
                 _ => 0.0,
             },
         };
-        Some(Reported {
+        Some(EngineMetrics {
             waiting: sum(&waiting) as u32,
             running: sum(&all(self.running)) as u32,
             // Sums beyond what a number can hold have no quotient: nothing is known then.
@@ -191,8 +194,8 @@ vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.25
 vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"m\"} 0.75
 ";
 
-    fn reported(waiting: u32, running: u32, kv_usage: f64) -> Option<Reported> {
-        Some(Reported { waiting, running, kv_usage })
+    fn reported(waiting: u32, running: u32, kv_usage: f64) -> Option<EngineMetrics> {
+        Some(EngineMetrics { waiting, running, kv_usage })
     }
 
     #[test]

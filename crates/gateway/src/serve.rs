@@ -2,17 +2,17 @@
 //!
 //! Connections are accepted in one place and dealt out in turn to the threads that answer, so each has the
 //! same number of them. A thread has an event loop of its own; what a request waits for wakes only it. So has the
-//! one that accepts and calls in those who wait: a flood of events in the background keeps nobody at the door.
+//! one that accepts and calls in those who wait: a flood of events in the background keeps nobody at the inbox.
 
 use crate::checkpoint;
 use crate::client::respond;
-use crate::desk::Worker;
 use crate::probe::look_after;
-use crate::settings::{Limits, Settings};
+use crate::settings::{GatewayLimits, Settings};
 use crate::state::{ApplyError, Gateway};
-use crate::tend::tend;
+use crate::supervise::tend;
 use crate::watchdog::shutdown::{Shutdown, listen};
 use crate::watchdog::{Heartbeat, Supervisor, TaskName, Watchdog, named};
+use crate::worker::Worker;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -28,7 +28,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
-use wornpath_events::{Pods, keep_time};
+use wornpath_events::{EventPods, keep_time};
 use wornpath_execution::beat;
 
 /// Why a gateway cannot serve.
@@ -60,7 +60,7 @@ const CONNECTION: TaskName = TaskName::new("client connection");
 
 /// A gateway that listens.
 #[derive(Debug)]
-pub struct Serving {
+pub struct RunningServer {
     /// Where clients come.
     pub client: SocketAddr,
 }
@@ -85,7 +85,7 @@ enum Phase {
 pub fn serve(
     settings: Settings,
     with: impl FnOnce(&Arc<Gateway>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
-    started: impl FnOnce(&Serving),
+    started: impl FnOnce(&RunningServer),
 ) -> Result<(), ServeError> {
     let workers = settings.workers.get();
     let address = settings.client;
@@ -105,7 +105,7 @@ pub fn serve(
     let listener = front
         .block_on(TcpListener::bind(address))
         .map_err(|cause| ServeError::Listen { address, cause })?;
-    let serving = Serving { client: listener.local_addr()? };
+    let serving = RunningServer { client: listener.local_addr()? };
     // Before anybody knows that it serves, and may tell it to end.
     let owner = Arc::clone(&gateway);
     let (shutdown, signals) = listen(gateway.clock(), move || owner.settings().drain)?;
@@ -113,14 +113,14 @@ pub fn serve(
         Watchdog::start(Arc::clone(&gateway.threads), gateway.clock(), Arc::clone(&shutdown))?;
     let (phase, phases) = watch::channel(Phase::Serving);
     let served = std::thread::scope(|scope| -> Result<(), ServeError> {
-        let mut doors = Vec::new();
+        let mut inboxes = Vec::new();
         for number in 0..workers {
-            let (door, connections) = mpsc::channel(1024);
+            let (inbox, connections) = mpsc::channel(1024);
             let (gateway, phases) = (Arc::clone(&gateway), phases.clone());
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let name = format!("worker-{number}");
             let heartbeat = gateway.threads.add(&name);
-            doors.push(Door { connections: door, heartbeat: Arc::clone(&heartbeat) });
+            inboxes.push(WorkerInbox { connections: inbox, heartbeat: Arc::clone(&heartbeat) });
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _watched = heartbeat.beat_on(runtime.handle());
                 let worker = Arc::new(Worker::new(gateway, number));
@@ -129,7 +129,7 @@ pub fn serve(
         }
         started(&serving);
         Supervisor::from_environment().notify("READY=1");
-        front.block_on(accept_until_told(listener, doors, &gateway, &shutdown, &phase));
+        front.block_on(accept_until_told(listener, inboxes, &gateway, &shutdown, &phase));
         // Workers that are stuck are waited for here, until the watchdog ends the process.
         Ok(())
     });
@@ -144,23 +144,23 @@ pub fn serve(
 /// Accepts connections and does what is not a worker's, until the process is told to end and requests have ended.
 async fn accept_until_told(
     listener: TcpListener,
-    doors: Vec<Door>,
+    inboxes: Vec<WorkerInbox>,
     gateway: &Arc<Gateway>,
     shutdown: &Shutdown,
     phase: &watch::Sender<Phase>,
 ) {
     let watched = gateway.threads.add("accept").beat_on(&Handle::current());
     let (elsewhere, clock) = (gateway.background(), gateway.clock());
-    let keep_time = move |events: Arc<Pods>| async move { keep_time(&events, clock).await };
+    let keep_time = move |events: Arc<EventPods>| async move { keep_time(&events, clock).await };
     tend(elsewhere, "keeping events' time", gateway.events(), keep_time);
     // No worker that answers clients has this number.
-    let overseer = Arc::new(Worker::new(Arc::clone(gateway), doors.len()));
+    let overseer = Arc::new(Worker::new(Arc::clone(gateway), inboxes.len()));
     tend(elsewhere, "looking after pods", &overseer, look_after);
     tend(elsewhere, "keeping a checkpoint", gateway, checkpoint::keep);
     let answer_bell =
         |overseer: Arc<Worker>| async move { overseer.gateway.lobby.answer_bell(&overseer).await };
     tend(&Handle::current(), "deciding held requests", &overseer, answer_bell);
-    let accept = accept(listener, doors, Arc::clone(gateway));
+    let accept = accept(listener, inboxes, Arc::clone(gateway));
     let accepting = tokio::spawn(named("accept connections", accept));
     let mut signals = shutdown.signals();
     // It never fails: `shutdown` holds the other end.
@@ -208,33 +208,37 @@ fn most_files() -> usize {
 }
 
 /// Where a worker's connections are handed in.
-struct Door {
+struct WorkerInbox {
     connections: mpsc::Sender<std::net::TcpStream>,
     heartbeat: Arc<Heartbeat>,
 }
 
 /// Hands a connection to the next worker in turn that is not stuck and has room, or waits for one that has not.
 /// Whether it was taken.
-async fn hand_over(doors: &[Door], turn: &mut usize, mut stream: std::net::TcpStream) -> bool {
+async fn hand_over(
+    inboxes: &[WorkerInbox],
+    turn: &mut usize,
+    mut stream: std::net::TcpStream,
+) -> bool {
     let (first, mut full) = (*turn, None);
-    *turn = (first + 1) % doors.len();
-    for at in (0..doors.len()).map(|more| (first + more) % doors.len()) {
-        if doors[at].heartbeat.is_stuck() {
+    *turn = (first + 1) % inboxes.len();
+    for at in (0..inboxes.len()).map(|more| (first + more) % inboxes.len()) {
+        if inboxes[at].heartbeat.is_stuck() {
             continue;
         }
-        stream = match doors[at].connections.try_send(stream) {
+        stream = match inboxes[at].connections.try_send(stream) {
             Ok(()) => {
-                *turn = (at + 1) % doors.len();
+                *turn = (at + 1) % inboxes.len();
                 return true;
             }
             Err(TrySendError::Full(back) | TrySendError::Closed(back)) => back,
         };
         full.get_or_insert(at);
     }
-    doors[full.unwrap_or(first)].connections.send(stream).await.is_ok()
+    inboxes[full.unwrap_or(first)].connections.send(stream).await.is_ok()
 }
 
-async fn accept(listener: TcpListener, doors: Vec<Door>, gateway: Arc<Gateway>) {
+async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<Gateway>) {
     let (files, limit) = (most_files(), gateway.settings().limits.connections);
     // Pods' connections are open files too, and so is all else.
     let room = files - files / 4;
@@ -273,7 +277,7 @@ async fn accept(listener: TcpListener, doors: Vec<Door>, gateway: Arc<Gateway>) 
         }
         gateway.connection_count().fetch_add(1, Relaxed);
         let handed = match stream.into_std() {
-            Ok(stream) => hand_over(&doors, &mut turn, stream).await,
+            Ok(stream) => hand_over(&inboxes, &mut turn, stream).await,
             Err(_) => false,
         };
         if !handed {
@@ -300,7 +304,7 @@ async fn answer_connections(
             over.await;
             return;
         };
-        let count = Counted(Arc::clone(&worker));
+        let count = CountedConnection(Arc::clone(&worker));
         if let Ok(stream) = TcpStream::from_std(stream) {
             tokio::spawn(connection(stream, count, until_over.clone()));
         }
@@ -308,7 +312,7 @@ async fn answer_connections(
 }
 
 /// One connection less when it goes.
-struct Counted(Arc<Worker>);
+struct CountedConnection(Arc<Worker>);
 
 /// Breaks a connection whose client takes nothing of its answer for so long: else it would keep its pod's load.
 pub(crate) fn leave_after(stream: &TcpStream, patience: Duration) -> std::io::Result<()> {
@@ -322,13 +326,13 @@ pub(crate) fn leave_after(stream: &TcpStream, patience: Duration) -> std::io::Re
     Ok(())
 }
 
-impl Drop for Counted {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         self.0.gateway.connection_count().fetch_sub(1, Relaxed);
     }
 }
 
-async fn connection(stream: TcpStream, counted: Counted, phases: watch::Receiver<Phase>) {
+async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch::Receiver<Phase>) {
     let settings = counted.0.gateway.settings();
     let (tls, limits) = (settings.tls.client.clone(), settings.limits);
     drop(settings);
@@ -348,9 +352,9 @@ async fn connection(stream: TcpStream, counted: Counted, phases: watch::Receiver
 
 async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    counted: Counted,
+    counted: CountedConnection,
     mut phases: watch::Receiver<Phase>,
-    limits: Limits,
+    limits: GatewayLimits,
 ) {
     let worker = &counted.0;
     let service = service_fn(|request| respond(Arc::clone(worker), request));
@@ -407,34 +411,34 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = || std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (threads, mut turn) = (Threads::default(), 0);
-        let (doors, mut workers): (Vec<_>, Vec<_>) = (0..3)
+        let (inboxes, mut workers): (Vec<_>, Vec<_>) = (0..3)
             .map(|number| {
                 let (connections, worker) = mpsc::channel(2);
                 let heartbeat = threads.add(&format!("worker-{number}"));
-                (Door { connections, heartbeat }, worker)
+                (WorkerInbox { connections, heartbeat }, worker)
             })
             .unzip();
-        let mut deal = async |doors: &[Door], count| {
+        let mut deal = async |inboxes: &[WorkerInbox], count| {
             for _ in 0..count {
-                assert!(hand_over(doors, &mut turn, stream()).await);
+                assert!(hand_over(inboxes, &mut turn, stream()).await);
             }
         };
-        deal(&doors, 3).await;
+        deal(&inboxes, 3).await;
         let waiting = |workers: &[mpsc::Receiver<_>]| -> Vec<_> {
             workers.iter().map(mpsc::Receiver::len).collect()
         };
         assert_eq!(waiting(&workers), [1, 1, 1]);
-        doors[1].heartbeat.set_stuck(true);
-        deal(&doors, 2).await;
+        inboxes[1].heartbeat.set_stuck(true);
+        deal(&inboxes, 2).await;
         assert_eq!(waiting(&workers), [2, 1, 2]);
         workers[2].recv().await.unwrap();
-        deal(&doors, 1).await;
+        deal(&inboxes, 1).await;
         assert_eq!(waiting(&workers), [2, 1, 2], "the first had no room");
-        doors[1].heartbeat.set_stuck(false);
-        deal(&doors, 1).await;
+        inboxes[1].heartbeat.set_stuck(false);
+        deal(&inboxes, 1).await;
         assert_eq!(waiting(&workers), [2, 2, 2]);
         // All are full: it waits for the one whose turn it is.
-        let (handed, _) = tokio::join!(deal(&doors, 1), workers[2].recv());
+        let (handed, _) = tokio::join!(deal(&inboxes, 1), workers[2].recv());
         assert_eq!((handed, waiting(&workers)), ((), vec![2, 2, 2]));
     }
 }

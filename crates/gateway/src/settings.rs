@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
-use wornpath_events::{Rules, ZmqAddress};
-use wornpath_execution::{BreakerRules, BudgetRules, Reach, Timeouts};
+use wornpath_events::{FeedRules, ZmqAddress};
+use wornpath_execution::{BreakerRules, BudgetRules, EgressPolicy, Timeouts};
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Name, PodFacts, Tokenize};
 
@@ -26,7 +26,7 @@ pub struct Settings {
     /// What the listeners show, and whom they let in.
     pub tls: Listeners,
     /// Where pods may be, and how they are recognised.
-    pub reach: Arc<Reach>,
+    pub reach: Arc<EgressPolicy>,
     /// The pods to begin with.
     pub pods: Vec<PodSettings>,
     /// Models of which more than the name is known.
@@ -38,15 +38,15 @@ pub struct Settings {
     /// Who may come; everybody if there is none.
     pub tenants: Vec<TenantSettings>,
     /// Whether tenants share cached prompts.
-    pub sharing: Sharing,
+    pub sharing: ReplicaSettings,
     /// The secret that all routers of a cell share.
     pub key: HashKey,
     /// When what events said is doubted.
-    pub event_rules: Rules,
+    pub event_rules: FeedRules,
     /// Where what is known of pods is kept over a restart, if anywhere.
     pub checkpoint: Option<CheckpointSettings>,
     /// What a client may send.
-    pub limits: Limits,
+    pub limits: GatewayLimits,
     /// How long calls to pods may take.
     pub timeouts: Timeouts,
     /// Until the first byte of a generated answer that is not streamed, which comes when all of it is there.
@@ -58,7 +58,7 @@ pub struct Settings {
     /// How it ends.
     pub drain: Drain,
     /// What clients are told about their pod.
-    pub reveal: Reveal,
+    pub reveal: DebugHeaders,
     /// Which credentials pods see.
     pub upstream_credentials: Credentials,
     /// Decisions a second that are taken down in full, for operators.
@@ -104,17 +104,17 @@ impl Default for Settings {
             profiles: Vec::new(),
             routes: Vec::new(),
             tenants: Vec::new(),
-            sharing: Sharing::Shared,
+            sharing: ReplicaSettings::Shared,
             key: HashKey::DEFAULT,
-            event_rules: Rules::default(),
+            event_rules: FeedRules::default(),
             checkpoint: None,
-            limits: Limits::default(),
+            limits: GatewayLimits::default(),
             timeouts: Timeouts::default(),
             unstreamed: Duration::from_secs(600),
             breaker: BreakerRules::default(),
             retries: BudgetRules::default(),
             drain: Drain::default(),
-            reveal: Reveal::Nothing,
+            reveal: DebugHeaders::Nothing,
             upstream_credentials: Credentials::None,
             explained: 1.0,
             telemetry: None,
@@ -306,7 +306,7 @@ pub struct TenantSettings {
 
 /// Whether tenants share cached prompts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Sharing {
+pub enum ReplicaSettings {
     /// All use each other's.
     #[default]
     Shared,
@@ -316,7 +316,7 @@ pub enum Sharing {
 
 /// What a client may send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct GatewayLimits {
     /// Bytes in a body.
     pub body_bytes: usize,
     /// Header lines.
@@ -337,7 +337,7 @@ pub struct Limits {
     pub pods: usize,
 }
 
-impl Default for Limits {
+impl Default for GatewayLimits {
     fn default() -> Self {
         Self {
             body_bytes: 16 << 20,
@@ -361,7 +361,7 @@ pub(crate) struct Length {
     pub(crate) is_long: bool,
 }
 
-impl Limits {
+impl GatewayLimits {
     pub(crate) const fn length(&self, bytes: usize) -> Length {
         Length { bytes, is_long: bytes >= self.inline_bytes }
     }
@@ -384,7 +384,7 @@ impl Default for Drain {
 
 /// What clients are told about their pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Reveal {
+pub enum DebugHeaders {
     /// Nothing.
     #[default]
     Nothing,

@@ -3,28 +3,28 @@
 use crate::batches::Batches;
 use crate::block_size;
 use crate::checkpoint::Checkpoint;
-use crate::claims::Claims;
 use crate::config::KeyError;
-use crate::lobby::Lobby;
-use crate::memory::Memory;
+use crate::fleet::FleetSnapshot;
 use crate::metrics::Metrics;
+use crate::prefix_locks::PrefixLocks;
 use crate::quota::Quotas;
-use crate::record::{Observe, Record};
-use crate::roster::Roster;
+use crate::request_trace::Sampler;
 use crate::routing::{Routing, RoutingError};
-use crate::seen::Sampler;
+use crate::routing_history::ApproximateHistory;
 use crate::settings::Settings;
-use crate::tape::Tape;
+use crate::summary::{RequestSummary, SummaryObserver};
+use crate::traffic_recorder::TrafficRecorder;
+use crate::wait_queue::WaitRooms;
 use crate::watchdog::Threads;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
-use wornpath_events::{Clock, Pods};
-use wornpath_execution::{AddressError, RetryBudget};
-use wornpath_index::{Capacity, Index, Limits, Moment, NoSlot};
-use wornpath_routing::{Health, Pod, Rng};
+use wornpath_events::{EventClock, EventPods};
+use wornpath_execution::{EndpointError, RetryBudget};
+use wornpath_index::{Capacity, Index, IndexLimits, Moment, NoSlot};
+use wornpath_routing::{FleetPod, Health, Rng};
 
 /// Blocks that a pod is expected to hold where prompts are matched by their text: a million tokens in blocks of 512
 /// bytes, as much as the largest caches hold. Whoever remembers more believes in what has long been evicted.
@@ -42,7 +42,7 @@ pub enum ApplyError {
         /// Whose.
         pod: String,
         /// What.
-        cause: AddressError,
+        cause: EndpointError,
     },
     /// Something is wrong with a pod's key.
     #[error("pod `{pod}`: the file `{}` {cause}", file.display())]
@@ -93,25 +93,25 @@ pub enum Readiness {
 pub struct Gateway {
     pub(crate) settings: RwLock<Arc<Settings>>,
     pub(crate) routing: RwLock<Arc<Routing>>,
-    pub(crate) roster: RwLock<Arc<Roster>>,
+    pub(crate) roster: RwLock<Arc<FleetSnapshot>>,
     /// Held while the roster is replaced.
     pub(crate) changing: Mutex<()>,
     index: Index,
     /// Pods that the index has room for.
     pub(crate) slots: usize,
-    events: Arc<Pods>,
+    events: Arc<EventPods>,
     /// What is known of pods, on disk.
     pub(crate) checkpoint: Option<Checkpoint>,
-    pub(crate) memory: Memory,
-    clock: Clock,
+    pub(crate) memory: ApproximateHistory,
+    clock: EventClock,
     seed: u64,
-    pub(crate) claims: Claims,
-    pub(crate) lobby: Lobby,
+    pub(crate) claims: PrefixLocks,
+    pub(crate) lobby: WaitRooms,
     /// Told when somebody was asked what it serves.
     pub(crate) introduced: Notify,
     pub(crate) quotas: Quotas,
     pub(crate) sampler: Sampler,
-    pub(crate) tape: Tape,
+    pub(crate) tape: TrafficRecorder,
     pub(crate) budget: RetryBudget,
     /// Where long prompts are tokenized: so many at once.
     pub(crate) preparers: Arc<Semaphore>,
@@ -121,7 +121,7 @@ pub struct Gateway {
     pub(crate) threads: Arc<Threads>,
     readiness: AtomicU8,
     connections: AtomicUsize,
-    observers: OnceLock<Vec<Arc<dyn Observe>>>,
+    observers: OnceLock<Vec<Arc<dyn SummaryObserver>>>,
     metrics: OnceLock<Arc<Metrics>>,
     batches: OnceLock<Arc<Batches>>,
 }
@@ -143,22 +143,22 @@ impl Gateway {
         // Fewer would spare next to nothing.
         let room = settings.pods.len().max(settings.limits.pods).max(256);
         let capacity = Capacity::for_pods(room).unwrap_or_default();
-        let mut limits = Limits { capacity, ..Limits::default() };
+        let mut limits = IndexLimits { capacity, ..IndexLimits::default() };
         if !settings.models.iter().any(|model| model.tokenizer.is_some()) {
             limits.expected_per_pod = EXPECTED_TEXT_BLOCKS;
         }
         let index = Index::new(limits, seed);
-        let clock = Clock::start();
+        let clock = EventClock::start();
         let (pods, rules) = (settings.pods.clone(), settings.event_rules);
-        let events = Arc::new(Pods::new(index.clone(), rules));
+        let events = Arc::new(EventPods::new(index.clone(), rules));
         events.recall(records);
         let gateway = Arc::new(Self {
-            claims: Claims::default(),
-            lobby: Lobby::default(),
+            claims: PrefixLocks::default(),
+            lobby: WaitRooms::default(),
             introduced: Notify::new(),
             quotas: Quotas::default(),
             sampler: Sampler::new(&settings),
-            tape: Tape::default(),
+            tape: TrafficRecorder::default(),
             budget: RetryBudget::new(settings.retries, clock.now()),
             preparers: Arc::new(Semaphore::new(settings.workers.get())),
             settings: RwLock::new(Arc::new(settings)),
@@ -168,7 +168,7 @@ impl Gateway {
             events,
             checkpoint,
             index,
-            memory: Memory::default(),
+            memory: ApproximateHistory::default(),
             slots: capacity.pods(),
             clock,
             seed,
@@ -206,7 +206,7 @@ impl Gateway {
 
     /// Who is there.
     #[must_use]
-    pub fn roster(&self) -> Arc<Roster> {
+    pub fn roster(&self) -> Arc<FleetSnapshot> {
         Arc::clone(&self.roster.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -218,13 +218,13 @@ impl Gateway {
 
     /// The pods' events.
     #[must_use]
-    pub const fn events(&self) -> &Arc<Pods> {
+    pub const fn events(&self) -> &Arc<EventPods> {
         &self.events
     }
 
     /// The clock that all moments are read from.
     #[must_use]
-    pub const fn clock(&self) -> Clock {
+    pub const fn clock(&self) -> EventClock {
         self.clock
     }
 
@@ -258,7 +258,7 @@ impl Gateway {
         if self.is_draining() {
             return Readiness::Draining;
         }
-        let is_up = |pod: &Pod| pod.vitals().health() == Health::Up;
+        let is_up = |pod: &FleetPod| pod.vitals().health() == Health::Up;
         if self.roster().fleet().pods().iter().any(is_up) {
             Readiness::Ready
         } else {
@@ -273,7 +273,7 @@ impl Gateway {
     }
 
     /// Whoever wants to know of every request; before the first one comes.
-    pub fn observe(&self, observers: Vec<Arc<dyn Observe>>) {
+    pub fn observe(&self, observers: Vec<Arc<dyn SummaryObserver>>) {
         // Set once, when the server is put together.
         let _ = self.observers.set(observers);
     }
@@ -297,7 +297,7 @@ impl Gateway {
         self.metrics.get()
     }
 
-    pub(crate) fn ended(&self, record: &Record) {
+    pub(crate) fn ended(&self, record: &RequestSummary) {
         // Neither the client's name for it nor what it asked for: both are its own words.
         tracing::debug!(
             api = record.api.word(),

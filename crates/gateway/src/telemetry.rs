@@ -4,9 +4,9 @@
 //! clients never waits for it: if the collector is slow, spans are dropped and counted.
 
 use crate::probe::NOBODY;
-use crate::record::{Observe, Record};
-use crate::seen::{Seen, TraceContext};
+use crate::request_trace::{RequestTrace, TraceContext};
 use crate::settings::TelemetrySettings;
+use crate::summary::{RequestSummary, SummaryObserver};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use wornpath_execution::{AddressError, BreakerRules, Endpoint, Reach, Timeouts, call};
+use wornpath_execution::{BreakerRules, EgressPolicy, Endpoint, EndpointError, Timeouts, call};
 use wornpath_index::Moment;
 use wornpath_routing::StepExplanation;
 
@@ -48,27 +48,27 @@ pub(crate) struct SpanCounts {
 }
 
 /// What waits for a collector.
-enum Waiting {
-    Ended(Box<Record>),
+enum QueuedSpans {
+    Ended(Box<RequestSummary>),
     /// Somebody wants to know when everything before it was sent.
     Finish(oneshot::Sender<()>),
 }
 
 /// Hands traced requests over to be sent.
 pub(crate) struct Exporter {
-    queue: mpsc::Sender<Waiting>,
+    queue: mpsc::Sender<QueuedSpans>,
     /// How many it has handed over.
     handed: AtomicU64,
     counts: Arc<SpanCounts>,
 }
 
-impl Observe for Exporter {
-    fn ended(&self, record: &Record) {
+impl SummaryObserver for Exporter {
+    fn ended(&self, record: &RequestSummary) {
         let is_traced = record.seen.as_ref().is_some_and(|seen| seen.trace.is_some());
         if !is_traced {
             return;
         }
-        let is_taken = self.queue.try_send(Waiting::Ended(Box::new(record.clone()))).is_ok();
+        let is_taken = self.queue.try_send(QueuedSpans::Ended(Box::new(record.clone()))).is_ok();
         let count = if is_taken { &self.handed } else { &self.counts.dropped };
         count.fetch_add(1, Relaxed);
     }
@@ -77,7 +77,7 @@ impl Observe for Exporter {
         Box::pin(async {
             let sent = async {
                 let (told, done) = oneshot::channel();
-                let is_asked = self.queue.send(Waiting::Finish(told)).await.is_ok();
+                let is_asked = self.queue.send(QueuedSpans::Finish(told)).await.is_ok();
                 is_asked && done.await.is_ok()
             };
             if tokio::time::timeout(FINISH_WITHIN, sent).await != Ok(true) {
@@ -93,7 +93,7 @@ impl Observe for Exporter {
 
 /// Sends what an [`Exporter`] is handed.
 pub(crate) struct Sender {
-    queue: mpsc::Receiver<Waiting>,
+    queue: mpsc::Receiver<QueuedSpans>,
     counts: Arc<SpanCounts>,
     endpoint: Arc<Endpoint>,
     service: String,
@@ -107,11 +107,11 @@ pub(crate) struct Sender {
 /// If the collector's address is none.
 pub(crate) fn exporter(
     settings: &TelemetrySettings,
-    reach: &Reach,
+    reach: &EgressPolicy,
     now: Moment,
-) -> Result<(Exporter, Sender), AddressError> {
+) -> Result<(Exporter, Sender), EndpointError> {
     // The list of addresses is for pods; certificates are for both.
-    let reach = Arc::new(Reach { allowed: None, tls: reach.tls.clone() });
+    let reach = Arc::new(EgressPolicy { allowed: None, tls: reach.tls.clone() });
     let endpoint = Endpoint::new(&settings.otlp, BreakerRules::default(), 1)?.within(&reach)?;
     let (sender, queue) = mpsc::channel(MOST_WAITING);
     let counts = Arc::<SpanCounts>::default();
@@ -149,15 +149,15 @@ impl Sender {
     /// Takes in what comes within a second, and tells who wants to know when it was sent.
     async fn gather(
         &mut self,
-        first: Waiting,
-        batch: &mut Vec<Record>,
+        first: QueuedSpans,
+        batch: &mut Vec<RequestSummary>,
     ) -> Option<oneshot::Sender<()>> {
         let mut enough = pin!(tokio::time::sleep(SEND_EVERY));
         let mut next = first;
         loop {
             match next {
-                Waiting::Ended(record) => batch.push(*record),
-                Waiting::Finish(finish) => return Some(finish),
+                QueuedSpans::Ended(record) => batch.push(*record),
+                QueuedSpans::Finish(finish) => return Some(finish),
             }
             if batch.len() == MOST_AT_ONCE {
                 return None;
@@ -169,7 +169,7 @@ impl Sender {
         }
     }
 
-    async fn pass_on(&self, batch: &[Record]) {
+    async fn pass_on(&self, batch: &[RequestSummary]) {
         let count = batch.len() as u64;
         match self.send(batch).await {
             Ok(()) => self.counts.exported.fetch_add(count, Relaxed),
@@ -180,7 +180,7 @@ impl Sender {
         };
     }
 
-    async fn send(&self, batch: &[Record]) -> Result<(), String> {
+    async fn send(&self, batch: &[RequestSummary]) -> Result<(), String> {
         let spans: Vec<Value> = batch
             .iter()
             .filter_map(|record| Some((record, record.seen.as_deref()?)))
@@ -222,9 +222,9 @@ impl Sender {
 }
 
 /// The request's span, and below it what was prepared, decided and called.
-fn spans(record: &Record, seen: &Seen, zero: u128) -> Vec<Value> {
+fn spans(record: &RequestSummary, seen: &RequestTrace, zero: u128) -> Vec<Value> {
     let Some(context) = seen.trace else { return Vec::new() };
-    let mut all = Children { context, zero, spans: Vec::new() };
+    let mut all = ChildSpans { context, zero, spans: Vec::new() };
     let at = seen.prepared;
     let prepare = &seen.explanation.prepare;
     let took = prepare.iter().map(|(_, took)| *took).sum::<Duration>();
@@ -252,7 +252,7 @@ fn spans(record: &Record, seen: &Seen, zero: u128) -> Vec<Value> {
 }
 
 /// One step of a decision, which began at `at`; when it ended.
-fn decided(all: &mut Children, step: &StepExplanation, mut at: Moment) -> Moment {
+fn decided(all: &mut ChildSpans, step: &StepExplanation, mut at: Moment) -> Moment {
     let name = ("wornpath.step", Value::from(step.step.as_str()));
     let took: Duration = step.filters.iter().map(|filter| filter.took).sum();
     let dropped: usize = step.filters.iter().map(|filter| filter.dropped).sum();
@@ -282,7 +282,7 @@ fn decided(all: &mut Children, step: &StepExplanation, mut at: Moment) -> Moment
 }
 
 /// Whether the chosen pod had room, and how long the request waited if it had not.
-fn held(all: &mut Children, record: &Record, seen: &Seen, at: Moment) {
+fn held(all: &mut ChildSpans, record: &RequestSummary, seen: &RequestTrace, at: Moment) {
     let judges = &seen.explanation.hold;
     let took: Duration = judges.iter().map(|judge| judge.took).sum();
     if !judges.is_empty() {
@@ -302,7 +302,7 @@ fn joined(names: impl Iterator<Item = String>) -> Value {
     names.collect::<Vec<_>>().join(", ").into()
 }
 
-fn root(record: &Record, seen: &Seen, context: TraceContext, zero: u128) -> Value {
+fn root(record: &RequestSummary, seen: &RequestTrace, context: TraceContext, zero: u128) -> Value {
     let usage = record.usage;
     let pod = record.pod.as_ref().map(|(_, name)| name.as_str());
     let told: Vec<(&str, Option<Value>)> = vec![
@@ -340,13 +340,13 @@ fn root(record: &Record, seen: &Seen, context: TraceContext, zero: u128) -> Valu
 }
 
 /// What lies below a request's span.
-struct Children {
+struct ChildSpans {
     context: TraceContext,
     zero: u128,
     spans: Vec<Value>,
 }
 
-impl Children {
+impl ChildSpans {
     fn add(&mut self, name: &str, (from, to): (Moment, Moment), told: &[(&str, Value)]) {
         let attributes: Vec<_> = told.iter().map(|(key, value)| attribute(key, value)).collect();
         let has_failed = told.iter().any(|(key, _)| *key == "error.type");
@@ -395,7 +395,7 @@ fn time_of_day() -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Api, Ended};
+    use crate::summary::{Api, RequestEnd};
     use wornpath_routing::{Explanation, JudgeExplanation};
 
     #[test]
@@ -407,7 +407,7 @@ mod tests {
             objection: Some("300 ms of prefill".to_owned()),
             took: ms(1),
         };
-        let seen = Seen {
+        let seen = RequestTrace {
             arrived: ms(100),
             prepared: ms(100),
             decided: ms(110),
@@ -416,14 +416,14 @@ mod tests {
             calls: Vec::new(),
             trace: Some(TraceContext { trace: 1, parent: None, span: 2 }),
         };
-        let record = Record {
+        let record = RequestSummary {
             profile: "p".into(),
             model: "m".into(),
             status: 200,
-            ended: Ended::Whole,
+            ended: RequestEnd::Whole,
             decided: ms(61),
             total: ms(90),
-            ..Record::new("r", Api::Chat)
+            ..RequestSummary::new("r", Api::Chat)
         };
         let spans = spans(&record, &seen, 0);
         let named = |name: &str| spans.iter().find(|span| span["name"] == name).unwrap();

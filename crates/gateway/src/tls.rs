@@ -55,12 +55,12 @@ pub struct ListenerTls {
 }
 
 /// A certificate chain and its key.
-pub struct Identity {
+pub struct ServerIdentity {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
 
-impl Identity {
+impl ServerIdentity {
     /// The certificates of a chain, our own first.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Identity {
 /// If there is no certificate, or one that cannot sign.
 pub fn roots(pem: &str) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    for certificate in Identity::chain(pem)? {
+    for certificate in ServerIdentity::chain(pem)? {
         roots.add(certificate).map_err(|error| TlsError::Roots(error.to_string()))?;
     }
     Ok(roots)
@@ -104,7 +104,7 @@ impl ListenerTls {
     /// # Errors
     /// If certificate and key do not go together.
     pub fn new(
-        identity: Identity,
+        identity: ServerIdentity,
         clients: Option<RootCertStore>,
         oldest: Oldest,
     ) -> Result<Self, TlsError> {
@@ -169,7 +169,7 @@ impl fmt::Debug for ListenerTls {
 /// If certificate and key do not go together, or the name is none.
 pub fn pod_tls(
     ca: RootCertStore,
-    identity: Option<Identity>,
+    identity: Option<ServerIdentity>,
     server_name: Option<String>,
 ) -> Result<PodTls, TlsError> {
     let pair = |error: rustls::Error| TlsError::Pair(error.to_string());
@@ -179,7 +179,9 @@ pub fn pod_tls(
         .with_root_certificates(ca);
     let mut config = match identity {
         None => builder.with_no_client_auth(),
-        Some(Identity { chain, key }) => builder.with_client_auth_cert(chain, key).map_err(pair)?,
+        Some(ServerIdentity { chain, key }) => {
+            builder.with_client_auth_cert(chain, key).map_err(pair)?
+        }
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let server_name =

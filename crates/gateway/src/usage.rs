@@ -4,7 +4,7 @@
 //! numbers in the object that follows; in text it would be written with escaped quotes. Chunks may cut
 //! it anywhere. Streams may count as they go, so of several objects the last that has a number tells it.
 
-use crate::record::Usage;
+use crate::summary::Usage;
 use memchr::memmem::Finder;
 use std::sync::LazyLock;
 
@@ -18,12 +18,12 @@ const MOST_TOKENS: u64 = 1 << 32;
 /// Looks at an answer's bytes.
 #[derive(Debug, Default)]
 pub(crate) struct UsageScan {
-    state: State,
+    state: ScanState,
     usage: Usage,
 }
 
 #[derive(Debug)]
-enum State {
+enum ScanState {
     /// So much of the mark stands at the end of what has passed.
     Searching(usize),
     /// The mark has passed, and nothing but blanks since.
@@ -32,7 +32,7 @@ enum State {
     Inside { object: Vec<u8>, depth: usize },
 }
 
-impl Default for State {
+impl Default for ScanState {
     fn default() -> Self {
         Self::Searching(0)
     }
@@ -43,15 +43,15 @@ impl UsageScan {
     pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let passed = match &mut self.state {
-                State::Searching(matched) => match find(matched, bytes) {
+                ScanState::Searching(matched) => match find(matched, bytes) {
                     Some(end) => {
-                        self.state = State::Marked;
+                        self.state = ScanState::Marked;
                         end
                     }
                     None => return,
                 },
-                State::Marked => self.begin(bytes),
-                State::Inside { .. } => self.collect(bytes),
+                ScanState::Marked => self.begin(bytes),
+                ScanState::Inside { .. } => self.collect(bytes),
             };
             bytes = &bytes[passed..];
         }
@@ -67,15 +67,15 @@ impl UsageScan {
         let blanks = bytes.len() - bytes.trim_ascii_start().len();
         match bytes.get(blanks) {
             None => {}
-            Some(b'{') => self.state = State::Inside { object: Vec::new(), depth: 0 },
-            Some(_) => self.state = State::default(),
+            Some(b'{') => self.state = ScanState::Inside { object: Vec::new(), depth: 0 },
+            Some(_) => self.state = ScanState::default(),
         }
         blanks
     }
 
     /// Takes bytes up to the end of the object; one that is too long tells nothing.
     fn collect(&mut self, bytes: &[u8]) -> usize {
-        let State::Inside { object, depth } = &mut self.state else { return 0 };
+        let ScanState::Inside { object, depth } = &mut self.state else { return 0 };
         for (at, byte) in bytes.iter().enumerate() {
             object.push(*byte);
             match byte {
@@ -87,7 +87,7 @@ impl UsageScan {
                 self.usage = read(object).or(self.usage);
             }
             if *depth == 0 || object.len() == MOST {
-                self.state = State::default();
+                self.state = ScanState::default();
                 return at + 1;
             }
         }
@@ -95,7 +95,7 @@ impl UsageScan {
     }
 }
 
-/// Where the mark ends, of which `matched` bytes had passed before.
+/// Where the mark ends, of which `prefix_match` bytes had passed before.
 fn find(matched: &mut usize, bytes: &[u8]) -> Option<usize> {
     static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(MARK));
     let mut at = 0;

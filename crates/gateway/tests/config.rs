@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use wornpath_gateway::config::{Beside, Config, Tokenizers, reference};
-use wornpath_routing::Kind;
+use wornpath_gateway::config::{Config, RelativePaths, Tokenizers, reference};
+use wornpath_routing::ProblemKind;
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -34,7 +34,7 @@ fn every_problem_is_shown_where_it_stands_with_its_cure() {
     for path in &cases {
         let file = path.file_name().unwrap().to_str().unwrap();
         let text = fs::read_to_string(path).unwrap();
-        let Err(refused) = Config::check(file, &text, &Beside::new(path)) else {
+        let Err(refused) = Config::check(file, &text, &RelativePaths::new(path)) else {
             panic!("{file} has no problem");
         };
         let problems = refused.files().iter().flat_map(|problems| problems.all());
@@ -54,7 +54,7 @@ fn every_problem_is_shown_where_it_stands_with_its_cure() {
         }
     }
     assert!(wrong.is_empty(), "not what the .txt files say:\n{}", wrong.join("\n"));
-    for kind in Kind::OF_CONFIGURATIONS {
+    for kind in ProblemKind::OF_CONFIGURATIONS {
         assert!(kinds.contains(&kind), "no case breaks the rule {}", kind.code());
     }
 }
@@ -87,7 +87,7 @@ fn the_example_checks_and_says_what_it_shows() {
 #[test]
 fn a_minimal_configuration_has_every_default_of_the_settings() {
     let text = "pods: [{url: \"http://127.0.0.1:8000/\"}]\n";
-    let config = Config::check("w.yaml", text, &Beside::new(Path::new(""))).unwrap();
+    let config = Config::check("w.yaml", text, &RelativePaths::new(Path::new(""))).unwrap();
     let settings = config.settings(&mut Tokenizers::new(Path::new(""))).unwrap();
     let default = wornpath_gateway::Settings::default();
     assert_eq!(settings.limits, default.limits);
@@ -102,7 +102,7 @@ fn a_minimal_configuration_has_every_default_of_the_settings() {
 #[test]
 fn a_file_of_pods_is_checked_like_the_configuration_itself() {
     let text = "models: [{name: m}]\ndiscovery: [{file: pods.yaml}]\n";
-    let config = Config::check("w.yaml", text, &Beside::new(Path::new(""))).unwrap();
+    let config = Config::check("w.yaml", text, &RelativePaths::new(Path::new(""))).unwrap();
     let pods = config.check_pods("pods.yaml", "pods: [{url: \"http://a:1\", model: m}]\n").unwrap();
     assert_eq!(pods[0].name, "a:1");
     assert_eq!(config.check_pods("pods.yaml", "pods: []\n").unwrap(), []);

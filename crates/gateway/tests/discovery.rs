@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use around::{World, folder};
 use wornpath_routing::Health;
-use wornpath_sim::Profile;
+use wornpath_sim::EngineProfile;
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
 
 fn anywhere() -> Addresses {
@@ -211,8 +211,10 @@ fn every_address_of_a_name_is_a_pod() {
 fn an_engines_own_figures_reach_decisions_and_its_silence_changes_nothing() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let options =
-        EngineOptions { speed: 0.01, ..EngineOptions::new(Profile::built_in("8b-h200").unwrap()) };
+    let options = EngineOptions {
+        speed: 0.01,
+        ..EngineOptions::new(EngineProfile::built_in("8b-h200").unwrap())
+    };
     let engine = runtime.block_on(ServedEngine::start(options, anywhere())).unwrap();
     let http = engine.addresses().http;
     let path = folder("figures").join("wornpath.yaml");

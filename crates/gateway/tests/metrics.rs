@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use around::{World, folder};
 use wornpath_gateway::metrics::{FAMILIES, page, reference};
-use wornpath_gateway::{Api, Ended, Observe, Record, Usage};
+use wornpath_gateway::{Api, RequestEnd, RequestSummary, SummaryObserver, Usage};
 
 #[test]
 fn the_reference_page_is_current() {
@@ -35,17 +35,17 @@ fn every_declared_metric_is_on_the_page_once_and_no_other() {
     let world = World::start(&path);
     let roster = world.gateway.roster();
     let pod = &roster.fleet().pods()[0];
-    world.around.metrics.ended(&Record {
+    world.around.metrics.ended(&RequestSummary {
         profile: "p".into(),
         model: "m".into(),
         pod: Some((pod.id(), pod.facts().name.clone())),
         status: 200,
-        ended: Ended::Whole,
+        ended: RequestEnd::Whole,
         first_byte: Some(Duration::from_millis(2)),
         total: Duration::from_millis(3),
         predicted_tokens: Some(16),
         usage: Usage { prompt_tokens: Some(32), cached_tokens: Some(16), output_tokens: Some(1) },
-        ..Record::new("r", Api::Chat)
+        ..RequestSummary::new("r", Api::Chat)
     });
     let page = page(&world.gateway, &world.around.metrics);
     let mut told: Vec<_> =

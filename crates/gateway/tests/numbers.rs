@@ -8,7 +8,7 @@ use std::thread;
 use bytes::Bytes;
 use wornpath_blocks::chat::{ChatTemplate, Conversation, TokenizerConfig};
 use wornpath_gateway::Api;
-use wornpath_gateway::untrusted::client_body;
+use wornpath_gateway::fuzzing::client_body;
 use wornpath_routing::Prompt;
 
 const NUMBERS: usize = 100_000;

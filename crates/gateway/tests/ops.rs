@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::Value;
-use wornpath_gateway::metrics::{FAMILIES, Family, Kind};
+use wornpath_gateway::metrics::{FAMILIES, Family, MetricKind};
 
 fn read(name: &str) -> String {
     let path = format!("{}/../../ops/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -16,10 +16,10 @@ fn read(name: &str) -> String {
 fn family(name: &str) -> Option<&'static Family> {
     let of_histogram = || {
         let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end))?;
-        FAMILIES.iter().find(|family| family.name == base && family.kind == Kind::Histogram)
+        FAMILIES.iter().find(|family| family.name == base && family.kind == MetricKind::Histogram)
     };
     let plain =
-        FAMILIES.iter().find(|family| family.name == name && family.kind != Kind::Histogram);
+        FAMILIES.iter().find(|family| family.name == name && family.kind != MetricKind::Histogram);
     plain.or_else(of_histogram)
 }
 
@@ -49,7 +49,7 @@ fn problems(expression: &str) -> Vec<String> {
             }
         }
         let is_rated = expression.contains("rate(") || expression.contains("increase(");
-        if family.kind != Kind::Gauge && !is_rated {
+        if family.kind != MetricKind::Gauge && !is_rated {
             problems.push(format!("`{name}` only grows: take its rate"));
         }
     }

@@ -1,17 +1,17 @@
 //! One pod's bits in the map: setting and clearing them, block by block.
 //!
-//! Only the holder of the pod's ledger makes a [`Bits`], so a pod's bits have one writer at a time,
+//! Only the holder of the pod's ledger makes a [`PodBits`], so a pod's bits have one writer at a time,
 //! and whoever compares the pod's incarnation under that lock knows that no late event of an old
 //! incarnation can set a bit of a new one. Each change locks one shard; the lines that a list of
 //! changes needs are brought into the cache together before the first is made.
 
 use wornpath_blocks::BlockHash;
 
-use crate::directory::{Directory, Tables, Turn, View};
+use crate::directory::{Directory, ShardGuard, Tables, View};
 use crate::pod::PodSlot;
 use crate::sets::{Numbering, Rows, Sets};
 use crate::table::{
-    Place, Probe, SetId, better_size, change, insert, is_crowded, is_deserted, locate, rebuild,
+    Probe, SetId, TableKey, better_size, change, insert, is_crowded, is_deserted, locate, rebuild,
     remove,
 };
 
@@ -24,14 +24,14 @@ pub(crate) struct Bits<'a> {
     tables: &'a mut Tables,
     rows: Rows<'a>,
     slot: PodSlot,
-    step: Step,
+    step: BitStep,
 }
 
 /// The last step from one set to another; neighbours on a path mostly take the same. Uses are counted
 /// by the step, not by the block: it takes many of the set it leads to in advance, and gives those of
 /// the set it leads from back at its end.
 #[derive(Default)]
-struct Step {
+struct BitStep {
     from: SetId,
     to: SetId,
     taken: u32,
@@ -50,7 +50,7 @@ impl<'a> Bits<'a> {
         slot: PodSlot,
     ) -> Self {
         let rows = Rows { directory, pages: &mut view.pages };
-        Self { sets, tables: &mut view.tables, rows, slot, step: Step::default() }
+        Self { sets, tables: &mut view.tables, rows, slot, step: BitStep::default() }
     }
 
     /// Sets the pod's bit on each block, and tells `already` of those that had it.
@@ -79,7 +79,7 @@ impl<'a> Bits<'a> {
 
     /// Whether the pod's bit is set on a block.
     pub(crate) fn has(&mut self, block: BlockHash) -> bool {
-        let place = Place::of(block);
+        let place = TableKey::of(block);
         let _turn = self.tables.turn(self.rows.directory, place.shard);
         let set = locate(&self.tables[place.shard], place).set;
         set != SetId::EMPTY && self.rows.contains(set, self.slot)
@@ -87,14 +87,14 @@ impl<'a> Bits<'a> {
 
     fn prefetch(&self, blocks: &[BlockHash]) {
         for block in blocks {
-            self.rows.directory.prefetch_turn(Place::of(*block).shard);
+            self.rows.directory.prefetch_turn(TableKey::of(*block).shard);
             Probe::new(self.tables, *block).prefetch_to_write();
         }
     }
 
     #[inline]
     fn set_one(&mut self, block: BlockHash) -> bool {
-        let place = Place::of(block);
+        let place = TableKey::of(block);
         let turn = self.tables.turn(self.rows.directory, place.shard);
         let table = &self.tables[place.shard];
         let spot = locate(table, place);
@@ -118,7 +118,7 @@ impl<'a> Bits<'a> {
 
     #[inline]
     fn clear_one(&mut self, block: BlockHash) {
-        let place = Place::of(block);
+        let place = TableKey::of(block);
         let turn = self.tables.turn(self.rows.directory, place.shard);
         let table = &self.tables[place.shard];
         let spot = locate(table, place);
@@ -165,11 +165,11 @@ impl<'a> Bits<'a> {
         let new = change(self.sets, &mut self.rows, old, self.slot);
         Sets::retain(&mut self.rows, new, IN_ADVANCE - 1);
         self.end_step();
-        self.step = Step { from: old, to: new, taken: 0, ahead: IN_ADVANCE };
+        self.step = BitStep { from: old, to: new, taken: 0, ahead: IN_ADVANCE };
     }
 
     fn end_step(&mut self) {
-        let Step { from, to, taken, ahead } = std::mem::take(&mut self.step);
+        let BitStep { from, to, taken, ahead } = std::mem::take(&mut self.step);
         self.sets.release(&mut self.rows, from, taken);
         self.sets.release(&mut self.rows, to, ahead);
     }
@@ -177,7 +177,7 @@ impl<'a> Bits<'a> {
     /// Rebuilds a shard's table whose size no longer fits. Costs O(the shard), amortized O(1).
     #[cold]
     #[inline(never)]
-    fn resize(&mut self, shard: usize, mut turn: Turn<'_>, len: usize) {
+    fn resize(&mut self, shard: usize, mut turn: ShardGuard<'_>, len: usize) {
         let old = &self.tables[shard];
         let new = rebuild(old, better_size(old.len(), len));
         self.tables.replace(self.rows.directory, shard, &mut turn, new);

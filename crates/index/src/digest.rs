@@ -3,14 +3,14 @@
 /// How many there are, and the exclusive or of their hashes. Equal states have equal digests; unequal
 /// ones differ but for a chance of about 2^-64.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Digest {
+pub struct BlockDigest {
     /// The number of hashes.
     pub count: u64,
     /// Their exclusive or.
     pub xor: u64,
 }
 
-impl Digest {
+impl BlockDigest {
     /// Takes a hash in.
     pub fn add(&mut self, hash: u64) {
         self.count += 1;
@@ -36,7 +36,7 @@ pub struct PodDigest {
     /// The last sequence number applied, if the source numbers its batches.
     pub last_sequence: Option<u64>,
     /// Per tier, over the engine's own hashes: to compare with what the engine says.
-    pub tiers: [Digest; 4],
+    pub tiers: [BlockDigest; 4],
     /// Over our hashes of all blocks held on any tier: to compare with another router.
-    pub blocks: Digest,
+    pub blocks: BlockDigest,
 }

@@ -13,14 +13,14 @@
 use std::sync::Arc;
 
 use crate::prefetch::prefetch_to_write;
-use crate::sets::{Numbering, Page};
+use crate::sets::{Numbering, SetPage};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, stand_aside};
 use crate::table::{SHARDS, SMALLEST, Table, table};
 
 /// The pages of sets, in the order of their numbers, as they were at some moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages {
-    pages: Arc<[Arc<Page>]>,
+    pages: Arc<[Arc<SetPage>]>,
     changed: u64,
 }
 
@@ -37,12 +37,12 @@ pub(crate) struct Shard {
 }
 
 /// A writer's turn at a shard: until it ends, nobody else changes the shard.
-pub(crate) struct Turn<'a> {
+pub(crate) struct ShardGuard<'a> {
     shard: &'a Shard,
     replaced: u64,
 }
 
-impl Turn<'_> {
+impl ShardGuard<'_> {
     /// The number of entries after one came.
     #[inline]
     pub(crate) fn one_more(&self) -> usize {
@@ -62,7 +62,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ShardGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.shard.turn.store(self.replaced, Ordering::Release);
@@ -91,12 +91,12 @@ impl std::ops::Deref for Tables {
 impl Tables {
     /// Waits for a turn at a shard, with its present table at hand.
     #[inline]
-    pub(crate) fn turn<'a>(&mut self, directory: &'a Directory, shard: usize) -> Turn<'a> {
+    pub(crate) fn turn<'a>(&mut self, directory: &'a Directory, shard: usize) -> ShardGuard<'a> {
         loop {
             let (free, taken) = (self.replaced[shard], self.replaced[shard] | 1);
             let turn = &directory.shards[shard].turn;
             if turn.compare_exchange(free, taken, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return Turn { shard: &directory.shards[shard], replaced: free };
+                return ShardGuard { shard: &directory.shards[shard], replaced: free };
             }
             self.await_turn(directory, shard);
         }
@@ -131,7 +131,7 @@ impl Tables {
         &mut self,
         directory: &Directory,
         shard: usize,
-        turn: &mut Turn<'_>,
+        turn: &mut ShardGuard<'_>,
         table: Table,
     ) {
         let mut present = lock(&turn.shard.table);
@@ -163,7 +163,7 @@ pub(crate) struct Directory {
     recycled: AtomicU64,
     pages_changed: AtomicU64,
     recycling: Mutex<()>,
-    pages: Mutex<Arc<[Arc<Page>]>>,
+    pages: Mutex<Arc<[Arc<SetPage>]>>,
     shards: Box<[Shard]>,
     pub(crate) numbering: Numbering,
 }
@@ -217,7 +217,7 @@ impl Directory {
         })
     }
 
-    pub(crate) fn add_page(&self, page: Arc<Page>) {
+    pub(crate) fn add_page(&self, page: Arc<SetPage>) {
         let mut pages = lock(&self.pages);
         *pages = pages.iter().cloned().chain([page]).collect();
         self.pages_changed.fetch_add(1, Ordering::Release);
@@ -274,7 +274,7 @@ impl Pages {
 
     /// A page, if the list is new enough to have it.
     #[inline]
-    pub(crate) fn get(&self, page: usize) -> Option<&Page> {
+    pub(crate) fn get(&self, page: usize) -> Option<&SetPage> {
         self.pages.get(page).map(|page| &**page)
     }
 }

@@ -62,7 +62,7 @@ pub struct Location {
     pub device: u32,
 }
 
-/// What comes directly before the first block of a [`Stored`] event.
+/// What comes directly before the first block of a [`StoredBlocks`] event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parent {
     /// Nothing: the block starts a prompt. The hash is the seed of its chain (model, LoRA, tenant).
@@ -71,7 +71,7 @@ pub enum Parent {
     Block(EngineHash),
 }
 
-/// How the blocks of a [`Stored`] event map to our own hashes.
+/// How the blocks of a [`StoredBlocks`] event map to our own hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content<'a> {
     /// The blocks' contents, chained after `parent`. A whole multiple of the number of blocks: an
@@ -90,7 +90,7 @@ pub enum Content<'a> {
 
 /// Copies of blocks have come to be on one tier of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stored<'a> {
+pub struct StoredBlocks<'a> {
     /// The tier that now holds them.
     pub tier: Tier,
     /// The engine's names, each the child of the one before it.
@@ -103,9 +103,9 @@ pub struct Stored<'a> {
 
 /// One thing that happened to a pod's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event<'a> {
+pub enum CacheEvent<'a> {
     /// Copies came.
-    Stored(Stored<'a>),
+    Stored(StoredBlocks<'a>),
     /// One copy of each block went from a tier.
     Removed {
         /// The tier they went from.

@@ -12,21 +12,21 @@ use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
 
-use crate::copies::Holding;
 use crate::digest::PodDigest;
 use crate::directory::Directory;
-use crate::inventory::Item;
+use crate::export::ExportedBlock;
 use crate::ledger::Ledger;
-use crate::lookup::Reader;
+use crate::lookup::IndexReader;
 use crate::pod::{Capacity, PodId, PodSlot, place};
+use crate::replicas::BlockLocation;
 use crate::sets::{Numbering, Sets};
 use crate::stats::{PodStats, Stats};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
-use crate::writer::Writer;
+use crate::writer::IndexWriter;
 
 /// How large an index may become. Every cap is counted when it is reached, none is silent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct IndexLimits {
     /// Pods at a time.
     pub capacity: Capacity,
     /// Blocks over all pods, each counted once for every pod that holds it or is expected to. No more
@@ -42,13 +42,13 @@ pub struct Limits {
     pub early_per_pod: usize,
 }
 
-impl Limits {
+impl IndexLimits {
     /// The most blocks one index can hold. A set of several pods needs two blocks to come into being,
     /// and sets are numbered with 24 bits; a quarter of them may be waiting to be recycled.
     pub const MOST_BLOCKS: usize = 24 << 20;
 }
 
-impl Default for Limits {
+impl Default for IndexLimits {
     fn default() -> Self {
         Self {
             capacity: Capacity::default(),
@@ -64,7 +64,7 @@ impl Default for Limits {
 /// The pod is no longer there, or this incarnation of it is not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("pod in slot {} has gone; events of an incarnation that has gone have no effect", slot.position())]
-pub struct PodGone {
+pub struct PodRemoved {
     /// Where it was.
     pub slot: PodSlot,
 }
@@ -89,7 +89,7 @@ pub struct Index {
 pub(crate) struct Shared {
     pub(crate) directory: Directory,
     pub(crate) sets: Sets,
-    pub(crate) limits: Limits,
+    pub(crate) limits: IndexLimits,
     /// Pods that count.
     pub(crate) alive: Box<[AtomicU64]>,
     /// Pods whose prefixes may have holes.
@@ -100,14 +100,14 @@ pub(crate) struct Shared {
     pub(crate) expecting: Box<[AtomicU64]>,
     /// Entries and expectations in all ledgers.
     pub(crate) entries: AtomicU64,
-    pods: Box<[Pod]>,
+    pods: Box<[PodState]>,
     slots: Mutex<Slots>,
     key: u64,
 }
 
 #[derive(Debug)]
 #[repr(align(64))]
-struct Pod {
+struct PodState {
     /// incarnation · alive (1 bit)
     state: AtomicU64,
     ledger: Mutex<Option<Box<Ledger>>>,
@@ -116,13 +116,13 @@ struct Pod {
 #[derive(Debug)]
 struct Slots {
     free: BTreeSet<PodSlot>,
-    leaving: VecDeque<Leaving>,
+    leaving: VecDeque<PodRemoval>,
     incarnations: u64,
 }
 
 /// A pod that has gone and is being swept.
 #[derive(Debug)]
-pub(crate) struct Leaving {
+pub(crate) struct PodRemoval {
     pub(crate) slot: PodSlot,
     pub(crate) cursor: u32,
 }
@@ -132,12 +132,12 @@ const ALIVE: u64 = 1;
 impl Index {
     /// An empty index. `seed` spreads what engines send, so that none can choose names that collide.
     #[must_use]
-    pub fn new(limits: Limits, seed: u64) -> Self {
-        let limits = Limits { blocks: limits.blocks.min(Limits::MOST_BLOCKS), ..limits };
+    pub fn new(limits: IndexLimits, seed: u64) -> Self {
+        let limits = IndexLimits { blocks: limits.blocks.min(IndexLimits::MOST_BLOCKS), ..limits };
         let words = limits.capacity.words();
         let slots = (0..limits.capacity.pods() as u16).map(PodSlot);
         let mask = || (0..words).map(|_| AtomicU64::new(0)).collect();
-        let pod = |_| Pod { state: AtomicU64::new(0), ledger: Mutex::new(None) };
+        let pod = |_| PodState { state: AtomicU64::new(0), ledger: Mutex::new(None) };
         let shared = Shared {
             directory: Directory::new(Numbering::new(words)),
             sets: Sets::default(),
@@ -191,30 +191,30 @@ impl Index {
         }
         let (word, bit) = place(pod.slot);
         shared.alive[word].fetch_and(!bit, Ordering::AcqRel);
-        lock(&shared.slots).leaving.push_back(Leaving { slot: pod.slot, cursor: 0 });
+        lock(&shared.slots).leaving.push_back(PodRemoval { slot: pod.slot, cursor: 0 });
         true
     }
 
     /// A reader, one for each thread that asks.
     #[must_use]
-    pub fn reader(&self) -> Reader {
-        Reader::new(Arc::clone(&self.shared))
+    pub fn reader(&self) -> IndexReader {
+        IndexReader::new(Arc::clone(&self.shared))
     }
 
     /// A writer, one for each thread that brings events.
     #[must_use]
-    pub fn writer(&self) -> Writer {
-        Writer::new(Arc::clone(&self.shared))
+    pub fn writer(&self) -> IndexWriter {
+        IndexWriter::new(Arc::clone(&self.shared))
     }
 
     /// What a pod's state comes to, to compare with its engine or with another router.
-    pub fn digest(&self, pod: PodId) -> Result<PodDigest, PodGone> {
+    pub fn digest(&self, pod: PodId) -> Result<PodDigest, PodRemoved> {
         self.shared.with_ledger(pod, |ledger| ledger.digest())
     }
 
     /// Everything that is known of a pod, to be entered again by [`Writer::restore`]; nothing while blocks of it wait
     /// for their prefix. Takes the pod's lock for as long as the list takes to write: some ten nanoseconds a block.
-    pub fn inventory(&self, pod: PodId) -> Result<Option<Vec<Item>>, PodGone> {
+    pub fn inventory(&self, pod: PodId) -> Result<Option<Vec<ExportedBlock>>, PodRemoved> {
         self.shared.with_ledger(pod, |ledger| ledger.inventory())
     }
 
@@ -225,8 +225,8 @@ impl Index {
         &self,
         pod: PodId,
         blocks: &[BlockHash],
-        holdings: &mut Vec<Holding>,
-    ) -> Result<usize, PodGone> {
+        holdings: &mut Vec<BlockLocation>,
+    ) -> Result<usize, PodRemoved> {
         holdings.clear();
         self.shared.with_ledger(pod, |ledger| {
             holdings.extend(blocks.iter().map(|block| ledger.holding(*block)));
@@ -235,7 +235,7 @@ impl Index {
     }
 
     /// Figures of one pod.
-    pub fn pod_stats(&self, pod: PodId) -> Result<PodStats, PodGone> {
+    pub fn pod_stats(&self, pod: PodId) -> Result<PodStats, PodRemoved> {
         self.shared.with_ledger(pod, |ledger| PodStats::of(ledger))
     }
 
@@ -244,7 +244,7 @@ impl Index {
         &self,
         pod: PodId,
         look: impl FnOnce(&mut Ledger) -> T,
-    ) -> Result<T, PodGone> {
+    ) -> Result<T, PodRemoved> {
         self.shared.with_ledger(pod, look)
     }
 
@@ -260,13 +260,13 @@ impl Shared {
     pub(crate) fn ledger(
         &self,
         pod: PodId,
-    ) -> Result<MutexGuard<'_, Option<Box<Ledger>>>, PodGone> {
+    ) -> Result<MutexGuard<'_, Option<Box<Ledger>>>, PodRemoved> {
         let cell = &self.pods[pod.slot.position()];
         let ledger = lock(&cell.ledger);
         if cell.state.load(Ordering::Acquire) == pod.incarnation << 1 | ALIVE && ledger.is_some() {
             Ok(ledger)
         } else {
-            Err(PodGone { slot: pod.slot })
+            Err(PodRemoved { slot: pod.slot })
         }
     }
 
@@ -274,9 +274,9 @@ impl Shared {
         &self,
         pod: PodId,
         look: impl FnOnce(&mut Ledger) -> T,
-    ) -> Result<T, PodGone> {
+    ) -> Result<T, PodRemoved> {
         let mut ledger = self.ledger(pod)?;
-        ledger.as_deref_mut().map(look).ok_or(PodGone { slot: pod.slot })
+        ledger.as_deref_mut().map(look).ok_or(PodRemoved { slot: pod.slot })
     }
 
     /// The ledger in a slot, whoever lives there.
@@ -284,11 +284,11 @@ impl Shared {
         lock(&self.pods[slot.position()].ledger)
     }
 
-    pub(crate) fn next_leaving(&self) -> Option<Leaving> {
+    pub(crate) fn next_leaving(&self) -> Option<PodRemoval> {
         lock(&self.slots).leaving.pop_front()
     }
 
-    pub(crate) fn still_leaving(&self, leaving: Leaving) {
+    pub(crate) fn still_leaving(&self, leaving: PodRemoval) {
         lock(&self.slots).leaving.push_front(leaving);
     }
 

@@ -9,14 +9,14 @@ use std::collections::HashMap;
 
 use wornpath_blocks::BlockHash;
 
-use crate::by_block::ByBlock;
-use crate::copies::{Copies, Holding};
-use crate::digest::{Digest, PodDigest};
+use crate::block_map::BlockMap;
+use crate::digest::{BlockDigest, PodDigest};
 use crate::event::{EngineHash, Tier};
-use crate::expected::Expected;
+use crate::orphans::Orphans;
+use crate::replicas::{BlockLocation, Replicas};
 use crate::sequence::Sequence;
-use crate::slab::{Flag, Number, Slab};
-use crate::waiting::Waiting;
+use crate::slab::{EntryId, Flag, Slab};
+use crate::speculative::SpeculativeBlocks;
 
 /// What several copies, or several reports, of one block on one tier come to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ pub(crate) enum Counting {
 
 /// Caps that keep one pod from filling the router's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct Caps {
     /// Entries the pod may have.
     pub(crate) entries: usize,
     /// Blocks that may wait for their prefix.
@@ -40,7 +40,7 @@ pub(crate) struct Room {
 
 /// Things that happened to a pod's events, counted since it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
+pub struct PodCounters {
     /// Blocks not entered because a cap was reached.
     pub refused: u64,
     /// Removals of copies that were not known.
@@ -58,38 +58,38 @@ pub struct Counters {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     pub(crate) slab: Slab,
-    pub(crate) copies: Copies,
+    pub(crate) copies: Replicas,
     /// For entries that cover several blocks: all but the last.
-    pub(crate) spans: HashMap<Number, Box<[BlockHash]>>,
+    pub(crate) spans: HashMap<EntryId, Box<[BlockHash]>>,
     /// Blocks that more than one entry stands for: how many more.
-    shared: ByBlock<u32>,
-    pub(crate) waiting: Waiting,
-    pub(crate) expected: Expected,
+    shared: BlockMap<u32>,
+    pub(crate) waiting: Orphans,
+    pub(crate) expected: SpeculativeBlocks,
     pub(crate) sequence: Sequence,
-    pub(crate) tiers: [Digest; 4],
-    pub(crate) blocks: Digest,
+    pub(crate) tiers: [BlockDigest; 4],
+    pub(crate) blocks: BlockDigest,
     /// Entries that no tier holds: breaks in some prefix.
     pub(crate) holes: usize,
     /// Entries of which it is not known what precedes them.
     pub(crate) unlinked: usize,
-    pub(crate) counters: Counters,
+    pub(crate) counters: PodCounters,
 }
 
 impl Ledger {
     pub(crate) fn new(key: u64, window: usize) -> Self {
         Self {
             slab: Slab::new(key),
-            copies: Copies::default(),
+            copies: Replicas::default(),
             spans: HashMap::new(),
-            shared: ByBlock::default(),
-            waiting: Waiting::default(),
-            expected: Expected::default(),
+            shared: BlockMap::default(),
+            waiting: Orphans::default(),
+            expected: SpeculativeBlocks::default(),
             sequence: Sequence::new(window),
             tiers: Default::default(),
-            blocks: Digest::default(),
+            blocks: BlockDigest::default(),
             holes: 0,
             unlinked: 0,
-            counters: Counters::default(),
+            counters: PodCounters::default(),
         }
     }
 
@@ -153,19 +153,19 @@ impl Ledger {
         self.held_from(0, usize::MAX, clear);
         clear.extend(self.expected.take_all());
         self.slab.clear();
-        self.copies = Copies::default();
+        self.copies = Replicas::default();
         self.spans = HashMap::new();
-        self.shared = ByBlock::default();
-        self.waiting = Waiting::default();
+        self.shared = BlockMap::default();
+        self.waiting = Orphans::default();
         self.tiers = Default::default();
-        self.blocks = Digest::default();
+        self.blocks = BlockDigest::default();
         self.holes = 0;
         self.unlinked = 0;
     }
 
     /// Starts a snapshot: what waits will be named again if it is still there.
     pub(crate) fn begin_snapshot(&mut self) {
-        self.waiting = Waiting::default();
+        self.waiting = Orphans::default();
     }
 
     /// Ends a snapshot: takes out what it did not name. More than `most_waiting` blocks that still have
@@ -173,7 +173,7 @@ impl Ledger {
     pub(crate) fn end_snapshot(&mut self, most_waiting: usize, clear: &mut Vec<BlockHash>) {
         if self.waiting.len() > most_waiting {
             self.counters.refused += self.waiting.len() as u64;
-            self.waiting = Waiting::default();
+            self.waiting = Orphans::default();
         }
         for number in self.slab.numbers(0) {
             for tier in self.slab.get_mut(number).take_unseen() {
@@ -213,19 +213,19 @@ impl Ledger {
     }
 
     /// How the pod holds a block that its bit says it holds: by the fastest of its copies.
-    pub(crate) fn holding(&self, block: BlockHash) -> Holding {
+    pub(crate) fn holding(&self, block: BlockHash) -> BlockLocation {
         let special = self.copies.special(block);
         let entries = 1 + self.shared.get(&block).map_or(0, |more| *more as usize);
         if special.len() < entries {
-            return Holding { tier: Tier::Gpu, location: None };
+            return BlockLocation { tier: Tier::Gpu, location: None };
         }
-        let fastest = |number: &Number| {
+        let fastest = |number: &EntryId| {
             let entry = self.slab.get(*number);
             let tier = Tier::ALL.into_iter().find(|tier| entry.is_held_in(*tier))?;
-            Some(Holding { tier, location: self.copies.location(*number, tier) })
+            Some(BlockLocation { tier, location: self.copies.location(*number, tier) })
         };
         let holding = special.iter().filter_map(fastest).min_by_key(|holding| holding.tier);
-        holding.unwrap_or(Holding { tier: Tier::Gpu, location: None })
+        holding.unwrap_or(BlockLocation { tier: Tier::Gpu, location: None })
     }
 
     /// How many of a chain's first blocks, which the pod's bits say it holds, its events have confirmed; the others are
@@ -242,7 +242,7 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn blocks_of(&self, number: Number, mut each: impl FnMut(BlockHash)) {
+    pub(crate) fn blocks_of(&self, number: EntryId, mut each: impl FnMut(BlockHash)) {
         let entry = self.slab.get(number);
         if entry.has(Flag::Span) {
             self.spans[&number].iter().copied().for_each(&mut each);
@@ -252,7 +252,7 @@ impl Ledger {
 
     fn let_go(
         &mut self,
-        number: Number,
+        number: EntryId,
         tier: Tier,
         counting: Counting,
         clear: &mut Vec<BlockHash>,
@@ -278,7 +278,7 @@ impl Ledger {
         }
     }
 
-    fn list_gone(&mut self, number: Number, clear: &mut Vec<BlockHash>) {
+    fn list_gone(&mut self, number: EntryId, clear: &mut Vec<BlockHash>) {
         let from = clear.len();
         self.blocks_of(number, |block| clear.push(block));
         if !self.shared.is_empty() {
@@ -299,7 +299,7 @@ impl Ledger {
     /// Drops an entry that no tier holds and nothing follows, then its parent if that was only there
     /// for its sake. A parent is entered before its children and stays while it has any, so parents never
     /// form a circle.
-    pub(crate) fn free(&mut self, mut number: Number) {
+    pub(crate) fn free(&mut self, mut number: EntryId) {
         loop {
             let entry = self.slab.remove(number);
             self.holes -= 1;
@@ -308,7 +308,7 @@ impl Ledger {
                 self.spans.remove(&number);
             }
             let parent = entry.parent;
-            if parent == Number::NONE {
+            if parent == EntryId::NONE {
                 return;
             }
             let above = self.slab.get(parent);
@@ -320,7 +320,7 @@ impl Ledger {
     }
 
     /// Keeps the list of blocks that are not simply on the GPU.
-    pub(crate) fn note_special(&mut self, number: Number) {
+    pub(crate) fn note_special(&mut self, number: EntryId) {
         let entry = self.slab.get(number);
         if entry.is_plain() && !entry.has(Flag::Extra) {
             return;
@@ -346,7 +346,7 @@ impl Ledger {
 }
 
 /// Takes one off a block's count of further entries; `false` if it has none.
-fn take_one(shared: &mut ByBlock<u32>, block: BlockHash) -> bool {
+fn take_one(shared: &mut BlockMap<u32>, block: BlockHash) -> bool {
     let Some(more) = shared.get_mut(&block) else { return false };
     *more -= 1;
     if *more == 0 {

@@ -34,46 +34,46 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod aliases;
-mod answer;
+mod alias_table;
 mod bits;
-mod by_block;
-mod copies;
+mod block_map;
+mod depths;
 mod digest;
 mod directory;
-mod entering;
 mod event;
-mod expected;
+mod export;
 mod index;
-mod inventory;
+mod insert;
 mod ledger;
 mod lookup;
+mod orphans;
 mod pod;
 mod prefetch;
 mod prefixes;
+mod replicas;
 mod sequence;
 mod sets;
 mod slab;
+mod speculative;
 mod stats;
 mod steps;
 mod sync;
 mod table;
-mod waiting;
 mod writer;
 
-pub use answer::{Answer, Level};
-pub use copies::Holding;
-pub use digest::{Digest, PodDigest};
-pub use event::{Content, EngineHash, Event, Location, Parent, Stored, Tier};
-pub use expected::Moment;
-pub use index::{Index, Limits, NoSlot, PodGone};
-pub use inventory::{Before, Item, RestoreError};
-pub use ledger::Counters;
-pub use lookup::Reader;
+pub use depths::{Depths, Level};
+pub use digest::{BlockDigest, PodDigest};
+pub use event::{CacheEvent, Content, EngineHash, Location, Parent, StoredBlocks, Tier};
+pub use export::{ExportedBlock, ExportedParent, RestoreError};
+pub use index::{Index, IndexLimits, NoSlot, PodRemoved};
+pub use ledger::PodCounters;
+pub use lookup::IndexReader;
 pub use pod::{Capacity, PodId, PodSet, PodSlot};
-pub use prefixes::{PrefixLimits, Prefixes, Run};
+pub use prefixes::{PrefixLimits, PrefixRun, Prefixes};
+pub use replicas::BlockLocation;
 pub use sequence::Applied;
+pub use speculative::Moment;
 pub use stats::{PodStats, Stats};
 #[doc(hidden)]
 pub use steps::within_steps;
-pub use writer::{Snapshot, Swept, Writer};
+pub use writer::{IndexWriter, Snapshot, Swept};

@@ -19,12 +19,12 @@ use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
 
-use crate::answer::Answer;
+use crate::depths::Depths;
 use crate::directory::View;
 use crate::index::Shared;
 use crate::ledger::Ledger;
 use crate::pod::{PodId, place};
-use crate::sets::{MAX_WORDS, Named, ROWS};
+use crate::sets::{MAX_WORDS, NamedSet, ROWS};
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{Probe, SetId, find_slowly};
 
@@ -47,7 +47,7 @@ const PATIENCE: usize = 8;
 /// It keeps a view of where the tables are; an idle reader keeps old ones alive, so drop it or use it
 /// now and then.
 #[derive(Debug)]
-pub struct Reader {
+pub struct IndexReader {
     shared: Arc<Shared>,
     view: View,
     search: Search,
@@ -88,9 +88,9 @@ struct Round {
 }
 
 /// What was read no longer means what it meant.
-struct Overtaken;
+struct LookupRaced;
 
-impl Reader {
+impl IndexReader {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let view = View::new(&shared.directory);
         Self { shared, view, search: Search::default() }
@@ -98,7 +98,7 @@ impl Reader {
 
     /// Finds who holds how much of `chain`, for every live pod: the longest run of leading blocks it
     /// holds without a break.
-    pub fn lookup(&mut self, chain: &[BlockHash], answer: &mut Answer) {
+    pub fn lookup(&mut self, chain: &[BlockHash], answer: &mut Depths) {
         // The width of sets is known to the compiler where it matters.
         match self.view.numbering.words {
             1 => self.lookup_in::<1>(chain, answer),
@@ -108,7 +108,7 @@ impl Reader {
         }
     }
 
-    fn lookup_in<const WORDS: usize>(&mut self, chain: &[BlockHash], answer: &mut Answer) {
+    fn lookup_in<const WORDS: usize>(&mut self, chain: &[BlockHash], answer: &mut Depths) {
         for _ in 0..PATIENCE {
             let recycled = self.shared.directory.recycled();
             self.view.refresh(&self.shared.directory);
@@ -133,7 +133,7 @@ impl Reader {
 
     /// Whether the pod's events have confirmed that it holds a block and all that this follows. What it is only expected to
     /// hold does not count, nor does anything while the pod may have holes. Takes the pod's lock.
-    pub fn is_confirmed(&mut self, pod: PodId, block: BlockHash, answer: &mut Answer) -> bool {
+    pub fn is_confirmed(&mut self, pod: PodId, block: BlockHash, answer: &mut Depths) -> bool {
         self.lookup(std::slice::from_ref(&block), answer);
         let is_real =
             |ledger: &mut Ledger| !ledger.may_have_holes() && !ledger.expected.contains(block);
@@ -149,8 +149,8 @@ impl Reader {
     fn attempt<const WORDS: usize>(
         &mut self,
         chain: &[BlockHash],
-        answer: &mut Answer,
-    ) -> Result<(), Overtaken> {
+        answer: &mut Depths,
+    ) -> Result<(), LookupRaced> {
         let Self { shared, view, search } = self;
         answer.reset(WORDS);
         if chain.is_empty() {
@@ -339,7 +339,7 @@ impl Search {
     fn learn(&self, view: &View, first: SetId) {
         let mut set = first;
         for change in &self.changes {
-            if let Named::Row(row) = view.numbering.read(set)
+            if let NamedSet::Row(row) = view.numbering.read(set)
                 && let Some(page) = view.pages.get(row / ROWS)
             {
                 page.remember_end(row % ROWS, change.position);
@@ -355,8 +355,8 @@ impl Search {
         view: &View,
         mut holding: [u64; WORDS],
         length: usize,
-        answer: &mut Answer,
-    ) -> Result<(), Overtaken> {
+        answer: &mut Depths,
+    ) -> Result<(), LookupRaced> {
         for change in &self.changes {
             let kept = both(holding, members(view, change.set)?);
             let left: [u64; WORDS] = from_fn(|word| holding[word] & !kept[word]);
@@ -392,7 +392,7 @@ fn ask(view: &View, block: BlockHash) -> SetId {
 #[inline]
 fn end_of(view: &View, set: SetId) -> u32 {
     match view.numbering.read(set) {
-        Named::Row(row) => view.pages.get(row / ROWS).map_or(0, |page| page.end(row % ROWS)),
+        NamedSet::Row(row) => view.pages.get(row / ROWS).map_or(0, |page| page.end(row % ROWS)),
         _ => 0,
     }
 }
@@ -409,17 +409,17 @@ fn both<const WORDS: usize>(one: [u64; WORDS], other: [u64; WORDS]) -> [u64; WOR
 
 /// The pods in a set. A row on a page that the view lacks is newer than the view.
 #[inline]
-fn members<const WORDS: usize>(view: &View, set: SetId) -> Result<[u64; WORDS], Overtaken> {
+fn members<const WORDS: usize>(view: &View, set: SetId) -> Result<[u64; WORDS], LookupRaced> {
     match view.numbering.read(set) {
-        Named::Empty => Ok([0; WORDS]),
-        Named::Single(slot) => {
+        NamedSet::Empty => Ok([0; WORDS]),
+        NamedSet::Single(slot) => {
             let mut words = [0; WORDS];
             let (word, bit) = place(slot);
             words[word] = bit;
             Ok(words)
         }
-        Named::Row(row) => {
-            let page = view.pages.get(row / ROWS).ok_or(Overtaken)?;
+        NamedSet::Row(row) => {
+            let page = view.pages.get(row / ROWS).ok_or(LookupRaced)?;
             Ok(mask(page.row(row % ROWS)))
         }
     }

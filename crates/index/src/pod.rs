@@ -110,7 +110,7 @@ impl<'a> PodSet<'a> {
     /// The slots in the set, in order.
     pub fn iter(self) -> impl Iterator<Item = PodSlot> + 'a {
         self.words.iter().enumerate().flat_map(|(position, word)| {
-            Bits(*word).map(move |bit| PodSlot((position * 64) as u16 + bit))
+            PodBits(*word).map(move |bit| PodSlot((position * 64) as u16 + bit))
         })
     }
 
@@ -127,9 +127,9 @@ pub(crate) fn place(slot: PodSlot) -> (usize, u64) {
 }
 
 /// The positions of the set bits of a word.
-struct Bits(u64);
+struct PodBits(u64);
 
-impl Iterator for Bits {
+impl Iterator for PodBits {
     type Item = u16;
 
     fn next(&mut self) -> Option<u16> {

@@ -14,7 +14,7 @@ use wornpath_blocks::BlockHash;
 use crate::index::Index;
 use crate::ledger::Ledger;
 use crate::pod::PodId;
-use crate::slab::{Flag, Number};
+use crate::slab::{EntryId, Flag};
 
 /// How much is looked at, and how much is told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ pub struct PrefixLimits {
 
 /// Blocks that follow each other alone and are held by the same pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Run {
+pub struct PrefixRun {
     /// Which run it follows, as a place in the list; none if prompts begin with it.
     pub follows: Option<usize>,
     /// Its last block, which names the whole prefix.
@@ -46,7 +46,7 @@ pub struct Run {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Prefixes {
     /// Each after the one that it follows, the largest first otherwise.
-    pub runs: Vec<Run>,
+    pub runs: Vec<PrefixRun>,
     /// Blocks that were looked at, each counted once for every pod that holds it.
     pub looked_at: usize,
     /// Of those, how many hang on no known beginning.
@@ -66,12 +66,12 @@ impl Index {
                     links.push(Link { block, before, pod });
                 })
             });
-            cut_short += usize::from(copied == Ok(Copied::Part));
+            cut_short += usize::from(copied == Ok(PrefixCopy::Part));
         }
         // The order says everything that follows: which pods hold a block stands together.
         links.sort_unstable_by_key(|link| (link.block, link.pod));
         links.dedup_by_key(|link| (link.block, link.pod));
-        let forest = Forest::of(&links);
+        let forest = PrefixForest::of(&links);
         let runs = forest.largest(limits.runs);
         let attached: usize = forest.roots().map(|root| forest.weights[root]).sum();
         Prefixes { runs, looked_at: links.len(), detached: links.len() - attached, cut_short }
@@ -86,12 +86,16 @@ struct Link {
 }
 
 #[derive(PartialEq, Eq, Debug)]
-enum Copied {
+enum PrefixCopy {
     All,
     Part,
 }
 
-fn copy_links(ledger: &Ledger, most: usize, mut each: impl FnMut(BlockHash, BlockHash)) -> Copied {
+fn copy_links(
+    ledger: &Ledger,
+    most: usize,
+    mut each: impl FnMut(BlockHash, BlockHash),
+) -> PrefixCopy {
     let mut copied = 0;
     for number in ledger.slab.numbers(0) {
         let entry = ledger.slab.get(number);
@@ -99,21 +103,21 @@ fn copy_links(ledger: &Ledger, most: usize, mut each: impl FnMut(BlockHash, Bloc
             continue;
         }
         if copied >= most {
-            return Copied::Part;
+            return PrefixCopy::Part;
         }
         let mut before =
-            (entry.parent != Number::NONE).then(|| ledger.slab.get(entry.parent).block);
+            (entry.parent != EntryId::NONE).then(|| ledger.slab.get(entry.parent).block);
         ledger.blocks_of(number, |block| {
             each(block, before.unwrap_or(block));
             before = Some(block);
             copied += 1;
         });
     }
-    Copied::All
+    PrefixCopy::All
 }
 
 /// The blocks of all pods, each once, by number.
-struct Forest<'a> {
+struct PrefixForest<'a> {
     links: &'a [Link],
     /// The links of each block.
     held: Vec<Range<usize>>,
@@ -124,7 +128,7 @@ struct Forest<'a> {
     weights: Vec<usize>,
 }
 
-impl<'a> Forest<'a> {
+impl<'a> PrefixForest<'a> {
     fn of(links: &'a [Link]) -> Self {
         let mut held = Vec::new();
         let mut start = 0;
@@ -194,8 +198,8 @@ impl<'a> Forest<'a> {
     }
 
     /// The runs of most weight: a run is considered once the one that it follows was taken.
-    fn largest(&self, most: usize) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
+    fn largest(&self, most: usize) -> Vec<PrefixRun> {
+        let mut runs: Vec<PrefixRun> = Vec::new();
         let place = |at: usize, follows: Option<usize>, depth: usize| {
             (self.weights[at], Reverse((at, follows, depth)))
         };
@@ -208,7 +212,7 @@ impl<'a> Forest<'a> {
             open.extend(next);
             let holders = self.holders(first).collect();
             let last = self.links[self.held[last].start].block;
-            runs.push(Run { follows, last, depth, blocks, holders, weight });
+            runs.push(PrefixRun { follows, last, depth, blocks, holders, weight });
         }
         runs
     }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::event::{Content, EngineHash, Event, Location, Stored, Tier};
+use crate::event::{CacheEvent, Content, EngineHash, Location, StoredBlocks, Tier};
 use wornpath_blocks::ContentHash;
 
 /// What became of a batch.
@@ -20,7 +20,7 @@ pub enum Applied {
     },
     /// It had been applied before; nothing changed.
     Before,
-    /// It came early and is kept. The batches from `expected` up to it are missing.
+    /// It came early and is kept. The batches from `speculative` up to it are missing.
     Early {
         /// The number that is to be applied next.
         expected: u64,
@@ -34,7 +34,7 @@ pub enum Applied {
 
 /// Where a batch stands in the order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
+pub(crate) enum Order {
     Now,
     Before,
     Early(u64),
@@ -44,7 +44,7 @@ pub(crate) enum Turn {
 pub(crate) struct Sequence {
     /// The number expected next; any, before the first.
     next: Option<u64>,
-    early: BTreeMap<u64, Vec<KeptEvent>>,
+    early: BTreeMap<u64, Vec<EarlyEvent>>,
     window: usize,
 }
 
@@ -62,12 +62,12 @@ impl Sequence {
     }
 
     /// Whose turn it is. A source's first batch sets the count.
-    pub(crate) fn turn(&self, sequence: u64) -> Turn {
+    pub(crate) fn turn(&self, sequence: u64) -> Order {
         match self.next {
-            None => Turn::Now,
-            Some(next) if sequence == next => Turn::Now,
-            Some(next) if sequence < next => Turn::Before,
-            Some(next) => Turn::Early(next),
+            None => Order::Now,
+            Some(next) if sequence == next => Order::Now,
+            Some(next) if sequence < next => Order::Before,
+            Some(next) => Order::Early(next),
         }
     }
 
@@ -82,17 +82,17 @@ impl Sequence {
     }
 
     /// Keeps a batch that came early; `false` if there is no room.
-    pub(crate) fn keep(&mut self, sequence: u64, events: &[Event<'_>]) -> bool {
+    pub(crate) fn keep(&mut self, sequence: u64, events: &[CacheEvent<'_>]) -> bool {
         if self.early.len() >= self.window && !self.early.contains_key(&sequence) {
             return false;
         }
-        let kept = || events.iter().map(KeptEvent::from).collect();
+        let kept = || events.iter().map(EarlyEvent::from).collect();
         self.early.entry(sequence).or_insert_with(kept);
         true
     }
 
     /// The kept batch whose turn has come.
-    pub(crate) fn take_due(&mut self) -> Option<(u64, Vec<KeptEvent>)> {
+    pub(crate) fn take_due(&mut self) -> Option<(u64, Vec<EarlyEvent>)> {
         let next = self.next?;
         self.early.remove(&next).map(|events| (next, events))
     }
@@ -100,14 +100,14 @@ impl Sequence {
 
 /// An event that owns its lists.
 #[derive(Debug)]
-pub(crate) enum KeptEvent {
-    Stored(KeptStored),
+pub(crate) enum EarlyEvent {
+    Stored(EarlyStored),
     Removed { tier: Tier, blocks: Box<[EngineHash]> },
     Cleared,
 }
 
 #[derive(Debug)]
-pub(crate) struct KeptStored {
+pub(crate) struct EarlyStored {
     tier: Tier,
     blocks: Box<[EngineHash]>,
     contents: Box<[ContentHash]>,
@@ -116,10 +116,10 @@ pub(crate) struct KeptStored {
     shape: Content<'static>,
 }
 
-impl From<&Event<'_>> for KeptEvent {
-    fn from(event: &Event<'_>) -> Self {
+impl From<&CacheEvent<'_>> for EarlyEvent {
+    fn from(event: &CacheEvent<'_>) -> Self {
         match event {
-            Event::Stored(stored) => {
+            CacheEvent::Stored(stored) => {
                 let (shape, contents) = match stored.content {
                     Content::Chained { parent, contents } => {
                         (Content::Chained { parent, contents: &[] }, contents)
@@ -127,7 +127,7 @@ impl From<&Event<'_>> for KeptEvent {
                     Content::Named => (Content::Named, &[][..]),
                     Content::Native => (Content::Native, &[][..]),
                 };
-                Self::Stored(KeptStored {
+                Self::Stored(EarlyStored {
                     tier: stored.tier,
                     blocks: stored.blocks.into(),
                     contents: contents.into(),
@@ -135,18 +135,18 @@ impl From<&Event<'_>> for KeptEvent {
                     shape,
                 })
             }
-            Event::Removed { tier, blocks } => {
+            CacheEvent::Removed { tier, blocks } => {
                 Self::Removed { tier: *tier, blocks: (*blocks).into() }
             }
-            Event::Cleared => Self::Cleared,
+            CacheEvent::Cleared => Self::Cleared,
         }
     }
 }
 
-impl KeptEvent {
-    pub(crate) fn as_event(&self) -> Event<'_> {
+impl EarlyEvent {
+    pub(crate) fn as_event(&self) -> CacheEvent<'_> {
         match self {
-            Self::Stored(kept) => Event::Stored(Stored {
+            Self::Stored(kept) => CacheEvent::Stored(StoredBlocks {
                 tier: kept.tier,
                 blocks: &kept.blocks,
                 content: match kept.shape {
@@ -157,8 +157,8 @@ impl KeptEvent {
                 },
                 locations: &kept.locations,
             }),
-            Self::Removed { tier, blocks } => Event::Removed { tier: *tier, blocks },
-            Self::Cleared => Event::Cleared,
+            Self::Removed { tier, blocks } => CacheEvent::Removed { tier: *tier, blocks },
+            Self::Cleared => CacheEvent::Cleared,
         }
     }
 }

@@ -33,14 +33,14 @@ const LIMBO: usize = 1;
 
 /// Storage for some sets of more than one pod.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct SetPage {
     words: Box<[AtomicU64]>,
     uses: [AtomicU32; ROWS],
     /// Where in a chain each set was last seen to end: a hint for the next search.
     ends: [AtomicU32; ROWS],
 }
 
-impl Page {
+impl SetPage {
     fn new(words: usize) -> Self {
         Self {
             words: (0..ROWS * words).map(|_| AtomicU64::new(0)).collect(),
@@ -57,7 +57,7 @@ impl Page {
     }
 }
 
-impl Page {
+impl SetPage {
     #[inline]
     pub(crate) fn end(&self, row: usize) -> u32 {
         self.ends[row].load(Ordering::Relaxed)
@@ -72,7 +72,7 @@ impl Page {
 
 /// What a set number stands for.
 #[derive(Clone, Copy)]
-pub(crate) enum Named {
+pub(crate) enum NamedSet {
     Empty,
     Single(PodSlot),
     Row(usize),
@@ -91,13 +91,13 @@ impl Numbering {
     }
 
     #[inline]
-    pub(crate) fn read(self, set: SetId) -> Named {
+    pub(crate) fn read(self, set: SetId) -> NamedSet {
         if set.0 > self.pods {
-            Named::Row((set.0 - self.pods - 1) as usize)
+            NamedSet::Row((set.0 - self.pods - 1) as usize)
         } else if set.0 == 0 {
-            Named::Empty
+            NamedSet::Empty
         } else {
-            Named::Single(PodSlot((set.0 - 1) as u16))
+            NamedSet::Single(PodSlot((set.0 - 1) as u16))
         }
     }
 
@@ -182,7 +182,7 @@ impl Sets {
             assert!(last.0 < SETS, "the cap on blocks allows fewer sets than there are numbers");
             register.hashes.resize(first + ROWS, 0);
             register.free.extend((first as u32..(first + ROWS) as u32).rev());
-            rows.directory.add_page(Arc::new(Page::new(numbering.words)));
+            rows.directory.add_page(Arc::new(SetPage::new(numbering.words)));
         }
         let row = register.free.pop().expect("a page of free rows was just added");
         for (stored, word) in rows.words(row as usize).iter().zip(words) {
@@ -198,7 +198,7 @@ impl Sets {
     /// Takes more uses of a set that the caller already uses.
     #[inline]
     pub(crate) fn retain(rows: &mut Rows<'_>, set: SetId, uses: u32) {
-        if let Named::Row(row) = rows.directory.numbering.read(set) {
+        if let NamedSet::Row(row) = rows.directory.numbering.read(set) {
             rows.uses(row).fetch_add(uses, Ordering::Relaxed);
         }
     }
@@ -206,7 +206,7 @@ impl Sets {
     /// Gives uses back.
     #[inline]
     pub(crate) fn release(&self, rows: &mut Rows<'_>, set: SetId, uses: u32) {
-        if let Named::Row(row) = rows.directory.numbering.read(set)
+        if let NamedSet::Row(row) = rows.directory.numbering.read(set)
             && uses > 0
             && rows.uses(row).fetch_sub(uses, Ordering::AcqRel) == uses
         {
@@ -263,7 +263,7 @@ pub(crate) struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    fn page(&mut self, page: usize) -> &Page {
+    fn page(&mut self, page: usize) -> &SetPage {
         self.pages.refresh(self.directory);
         self.pages.get(page).expect("a row in use lies on a page that was published before it")
     }
@@ -283,12 +283,12 @@ impl Rows<'_> {
 
     fn copy(&mut self, set: SetId, words: &mut [u64]) {
         match self.directory.numbering.read(set) {
-            Named::Empty => {}
-            Named::Single(slot) => {
+            NamedSet::Empty => {}
+            NamedSet::Single(slot) => {
                 let (word, bit) = place(slot);
                 words[word] = bit;
             }
-            Named::Row(row) => {
+            NamedSet::Row(row) => {
                 for (word, stored) in words.iter_mut().zip(self.words(row)) {
                     *word = stored.load(Ordering::Relaxed);
                 }
@@ -299,9 +299,9 @@ impl Rows<'_> {
     /// Whether `slot` is in the set.
     pub(crate) fn contains(&mut self, set: SetId, slot: PodSlot) -> bool {
         match self.directory.numbering.read(set) {
-            Named::Empty => false,
-            Named::Single(other) => other == slot,
-            Named::Row(row) => {
+            NamedSet::Empty => false,
+            NamedSet::Single(other) => other == slot,
+            NamedSet::Row(row) => {
                 let (word, bit) = place(slot);
                 self.words(row)[word].load(Ordering::Relaxed) & bit != 0
             }

@@ -7,16 +7,16 @@
 
 use wornpath_blocks::BlockHash;
 
-use crate::aliases::{Aliases, NUMBERS, Spread};
+use crate::alias_table::{AliasHash, AliasTable, NUMBERS};
 use crate::event::{EngineHash, Tier};
 
 /// Number of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Number(u32);
+pub(crate) struct EntryId(u32);
 
-impl Number {
+impl EntryId {
     /// Stands for "no entry".
-    pub(crate) const NONE: Number = Number(u32::MAX);
+    pub(crate) const NONE: EntryId = EntryId(u32::MAX);
 
     /// Its place among all numbers that were ever used.
     pub(crate) fn position(self) -> usize {
@@ -35,7 +35,7 @@ const SEEN_SHIFT: u32 = 4;
 /// Things worth a bit.
 #[derive(Clone, Copy)]
 pub(crate) enum Flag {
-    /// There is more to say of its copies than which tiers hold one: see [`crate::copies`].
+    /// There is more to say of its copies than which tiers hold one: see [`crate::replicas`].
     Extra = 1 << 8,
     /// It covers several of the index's blocks.
     Span = 1 << 9,
@@ -51,16 +51,16 @@ const PLAIN_WITH_CHILD: u32 = IN_USE | 1 << Tier::Gpu as u32 | 1 << CHILDREN_SHI
 
 /// One block of one pod.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct SlabEntry {
     pub(crate) engine: EngineHash,
     pub(crate) block: BlockHash,
     /// The entry before it; the next free entry when this one is free.
-    pub(crate) parent: Number,
+    pub(crate) parent: EntryId,
     /// children (20 bits, sticky at the top) · flags · seen in a snapshot (4) · tiers (4)
     bits: u32,
 }
 
-impl Entry {
+impl SlabEntry {
     /// Whether it stands for a block, held or not.
     pub(crate) fn is_used(&self) -> bool {
         self.bits & IN_USE != 0
@@ -127,14 +127,14 @@ impl Entry {
 #[derive(Debug)]
 pub(crate) struct Slab {
     #[expect(clippy::vec_box, reason = "pages are large and must not move when the list grows")]
-    pages: Vec<Box<[Entry; PAGE]>>,
+    pages: Vec<Box<[SlabEntry; PAGE]>>,
     used: u32,
-    free: Number,
+    free: EntryId,
     len: usize,
-    aliases: Aliases,
+    aliases: AliasTable,
     key: u64,
     /// The end of the run that was added last, while it is there.
-    last: Option<(EngineHash, Number)>,
+    last: Option<(EngineHash, EntryId)>,
 }
 
 impl Slab {
@@ -143,9 +143,9 @@ impl Slab {
         Self {
             pages: Vec::new(),
             used: 0,
-            free: Number::NONE,
+            free: EntryId::NONE,
             len: 0,
-            aliases: Aliases::default(),
+            aliases: AliasTable::default(),
             key,
             last: None,
         }
@@ -156,25 +156,25 @@ impl Slab {
     }
 
     #[inline]
-    pub(crate) fn get(&self, number: Number) -> &Entry {
+    pub(crate) fn get(&self, number: EntryId) -> &SlabEntry {
         &self.pages[number.0 as usize / PAGE][number.0 as usize % PAGE]
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, number: Number) -> &mut Entry {
+    pub(crate) fn get_mut(&mut self, number: EntryId) -> &mut SlabEntry {
         &mut self.pages[number.0 as usize / PAGE][number.0 as usize % PAGE]
     }
 
     #[inline]
-    pub(crate) fn find(&self, engine: EngineHash) -> Option<Number> {
+    pub(crate) fn find(&self, engine: EngineHash) -> Option<EntryId> {
         // What is asked for most is the prefix of the next part of a prompt.
         if let Some((last, number)) = self.last
             && last == engine
         {
             return Some(number);
         }
-        let is_it = |number| self.get(Number(number)).engine == engine;
-        self.aliases.find(self.spread(engine), is_it).map(Number)
+        let is_it = |number| self.get(EntryId(number)).engine == engine;
+        self.aliases.find(self.spread(engine), is_it).map(EntryId)
     }
 
     /// Asks for the lines that finding these names will need, all at once.
@@ -184,7 +184,7 @@ impl Slab {
 
     /// Whether there is a number for one more entry.
     pub(crate) fn is_full(&self) -> bool {
-        self.free == Number::NONE && self.used == NUMBERS
+        self.free == EntryId::NONE && self.used == NUMBERS
     }
 
     /// Adds an entry that no tier holds yet. Its alias must be new, and the slab not full.
@@ -192,9 +192,9 @@ impl Slab {
         &mut self,
         engine: EngineHash,
         block: BlockHash,
-        parent: Number,
-    ) -> Number {
-        self.enter(Entry { engine, block, parent, bits: IN_USE })
+        parent: EntryId,
+    ) -> EntryId {
+        self.enter(SlabEntry { engine, block, parent, bits: IN_USE })
     }
 
     /// Adds new blocks one after another, each with one copy on the GPU, up to the first whose name is
@@ -203,8 +203,8 @@ impl Slab {
         &mut self,
         engines: &[EngineHash],
         blocks: &[BlockHash],
-        parent: Number,
-    ) -> (usize, Number) {
+        parent: EntryId,
+    ) -> (usize, EntryId) {
         while !self.aliases.has_room(engines.len()) {
             self.grow_aliases();
         }
@@ -220,14 +220,14 @@ impl Slab {
             }
             self.take(number);
             *self.get_mut(number) =
-                Entry { engine: *engine, block: *block, parent: last, bits: PLAIN_WITH_CHILD };
+                SlabEntry { engine: *engine, block: *block, parent: last, bits: PLAIN_WITH_CHILD };
             last = number;
             added += 1;
         }
         if added > 0 {
             self.last = Some((engines[added - 1], last));
             self.get_mut(last).lose();
-            if parent != Number::NONE {
+            if parent != EntryId::NONE {
                 self.get_mut(parent).adopt();
             }
         }
@@ -241,15 +241,15 @@ impl Slab {
     }
 
     #[inline]
-    fn enter(&mut self, entry: Entry) -> Number {
-        let Entry { engine, parent, .. } = entry;
+    fn enter(&mut self, entry: SlabEntry) -> EntryId {
+        let SlabEntry { engine, parent, .. } = entry;
         if !self.aliases.has_room(1) {
             self.grow_aliases();
         }
         let number = self.next_free();
         self.take(number);
         *self.get_mut(number) = entry;
-        if parent != Number::NONE {
+        if parent != EntryId::NONE {
             self.get_mut(parent).adopt();
         }
         self.aliases.put(self.spread(engine), number.0);
@@ -275,25 +275,25 @@ impl Slab {
     }
 
     #[inline]
-    fn spread(&self, engine: EngineHash) -> Spread {
+    fn spread(&self, engine: EngineHash) -> AliasHash {
         spread(self.key, engine)
     }
 
     /// The number that the next entry gets, with its page in place.
     #[inline]
-    fn next_free(&mut self) -> Number {
-        if self.free != Number::NONE {
+    fn next_free(&mut self) -> EntryId {
+        if self.free != EntryId::NONE {
             return self.free;
         }
         if self.used as usize == self.pages.len() * PAGE {
             self.add_page();
         }
-        Number(self.used)
+        EntryId(self.used)
     }
 
     /// Takes the number that [`Self::next_free`] gave.
     #[inline]
-    fn take(&mut self, number: Number) {
+    fn take(&mut self, number: EntryId) {
         if self.free == number {
             self.free = self.get(number).parent;
         } else {
@@ -304,20 +304,24 @@ impl Slab {
     #[cold]
     #[inline(never)]
     fn add_page(&mut self) {
-        let nothing =
-            Entry { engine: EngineHash(0), block: BlockHash(0), parent: Number::NONE, bits: 0 };
+        let nothing = SlabEntry {
+            engine: EngineHash(0),
+            block: BlockHash(0),
+            parent: EntryId::NONE,
+            bits: 0,
+        };
         self.pages.push(Box::new([nothing; PAGE]));
     }
 
     /// Takes out an entry without children, and tells its parent.
-    pub(crate) fn remove(&mut self, number: Number) -> Entry {
+    pub(crate) fn remove(&mut self, number: EntryId) -> SlabEntry {
         let entry = *self.get(number);
         let Self { aliases, pages, key, .. } = self;
         let spread_of =
             |other: u32| spread(*key, pages[other as usize / PAGE][other as usize % PAGE].engine);
         aliases.remove(spread_of(number.0), number.0, spread_of);
         self.last = self.last.filter(|(_, last)| *last != number);
-        if entry.parent != Number::NONE {
+        if entry.parent != EntryId::NONE {
             self.get_mut(entry.parent).lose();
         }
         let free = self.free;
@@ -335,18 +339,18 @@ impl Slab {
     }
 
     /// Numbers from `start` that have ever been used; those free now are held by no tier.
-    pub(crate) fn numbers(&self, start: u32) -> impl Iterator<Item = Number> + use<> {
-        (start..self.used).map(Number)
+    pub(crate) fn numbers(&self, start: u32) -> impl Iterator<Item = EntryId> + use<> {
+        (start..self.used).map(EntryId)
     }
 
     /// The bytes of entries and aliases.
     pub(crate) fn bytes(&self) -> usize {
-        self.pages.len() * size_of::<[Entry; PAGE]>() + self.aliases.bytes()
+        self.pages.len() * size_of::<[SlabEntry; PAGE]>() + self.aliases.bytes()
     }
 }
 
 #[inline]
-fn spread(key: u64, engine: EngineHash) -> Spread {
+fn spread(key: u64, engine: EngineHash) -> AliasHash {
     let product = u128::from(engine.0 ^ key) * 0x9E37_79B9_7F4A_7C15;
-    Spread((product as u64) ^ ((product >> 64) as u64))
+    AliasHash((product as u64) ^ ((product >> 64) as u64))
 }

@@ -2,7 +2,7 @@
 
 use crate::digest::PodDigest;
 use crate::index::Shared;
-use crate::ledger::{Counters, Ledger};
+use crate::ledger::{Ledger, PodCounters};
 use crate::pod::PodSet;
 use crate::sync::Ordering;
 
@@ -24,7 +24,7 @@ pub struct PodStats {
     /// What its state comes to.
     pub digest: PodDigest,
     /// What happened since it came.
-    pub counters: Counters,
+    pub counters: PodCounters,
 }
 
 impl PodStats {

@@ -72,27 +72,27 @@ impl SetId {
 /// number loses nothing, so shard (8 bits) and key (55 bits and one that is always set) together are
 /// the whole hash but for one bit.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct TableKey {
     pub(crate) shard: usize,
-    key: Key,
+    key: TableHash,
 }
 
 /// What tells hashes of one shard apart, in the upper part of the word. From the top: 40 bits that stand
 /// in the entry, and the second and the first half of the tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Key(u64);
+pub(crate) struct TableHash(u64);
 
-impl Place {
+impl TableKey {
     #[inline]
     pub(crate) fn of(hash: BlockHash) -> Self {
         let mixed = hash.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let shard = if SHARDS == 1 { 0 } else { (mixed >> 56) as usize };
         // No tag is zero, which marks a free place. It costs one bit of 64.
-        Self { shard, key: Key(mixed << 8 | 1 << 8) }
+        Self { shard, key: TableHash(mixed << 8 | 1 << 8) }
     }
 }
 
-impl Key {
+impl TableHash {
     /// The home bucket among `buckets`: any number of them, so a table can grow by half.
     #[inline]
     fn home(self, buckets: usize) -> usize {
@@ -145,7 +145,7 @@ const MARK: [u64; 8] = {
 /// the control word.
 #[repr(align(64))]
 #[derive(Debug)]
-pub(crate) struct Bucket {
+pub(crate) struct TableBucket {
     /// key (40 bits) · number of the set (24). The last word follows the last way, so that a way that
     /// was not found can be looked at like another.
     words: [AtomicU64; WAYS + 1],
@@ -153,7 +153,7 @@ pub(crate) struct Bucket {
 }
 
 /// A shard's buckets. Cloning shares them.
-pub(crate) type Table = Arc<[Bucket]>;
+pub(crate) type Table = Arc<[TableBucket]>;
 
 /// The smallest table: half a kilobyte.
 #[cfg(not(loom))]
@@ -163,18 +163,18 @@ pub(crate) const SMALLEST: usize = 2;
 
 /// An empty table.
 pub(crate) fn table(buckets: usize) -> Table {
-    (0..buckets.next_multiple_of(2).max(SMALLEST)).map(|_| Bucket::new()).collect()
+    (0..buckets.next_multiple_of(2).max(SMALLEST)).map(|_| TableBucket::new()).collect()
 }
 
 /// Whether a table with `len` entries is to grow: it is at most seven tenths full.
 #[inline]
-pub(crate) fn is_crowded(table: &[Bucket], len: usize) -> bool {
+pub(crate) fn is_crowded(table: &[TableBucket], len: usize) -> bool {
     len * 10 > table.len() * WAYS * 7
 }
 
 /// Whether a table with `len` entries is to shrink: it is at least an eighth full.
 #[inline]
-pub(crate) fn is_deserted(table: &[Bucket], len: usize) -> bool {
+pub(crate) fn is_deserted(table: &[TableBucket], len: usize) -> bool {
     len * 8 < table.len() * WAYS && table.len() > SMALLEST
 }
 
@@ -186,14 +186,14 @@ pub(crate) fn better_size(buckets: usize, len: usize) -> usize {
 /// A key about to be looked up: its home is known, the line is on its way.
 #[derive(Clone, Copy)]
 pub(crate) struct Probe<'a> {
-    home: &'a Bucket,
-    key: Key,
+    home: &'a TableBucket,
+    key: TableHash,
 }
 
 impl<'a> Probe<'a> {
     #[inline]
     pub(crate) fn new(tables: &'a [Table; SHARDS], hash: BlockHash) -> Self {
-        let Place { shard, key } = Place::of(hash);
+        let TableKey { shard, key } = TableKey::of(hash);
         let table = &*tables[shard];
         Self { home: &table[key.home(table.len())], key }
     }
@@ -238,7 +238,7 @@ const SET: u64 = SETS as u64 - 1;
 /// Marks the ways whose tag fits, by the high bit of each way's byte; above one that fits there may be
 /// a mark too many.
 #[inline]
-fn fits(control: u64, last: u64, key: Key) -> u64 {
+fn fits(control: u64, last: u64, key: TableHash) -> u64 {
     let (first, second) = key.tags();
     zeros((control ^ first) | (last ^ second))
 }
@@ -264,7 +264,7 @@ fn zeros(bytes: u64) -> u64 {
 #[cold]
 #[inline(never)]
 pub(crate) fn find_slowly(tables: &[Table; SHARDS], hash: BlockHash) -> SetId {
-    let Place { shard, key } = Place::of(hash);
+    let TableKey { shard, key } = TableKey::of(hash);
     let table = &*tables[shard];
     let home = key.home(table.len());
     for steps in 0..table.len() {
@@ -288,8 +288,8 @@ fn bucket_at(home: usize, steps: usize, buckets: usize) -> usize {
 }
 
 /// Where a key stands, or would stand. Only for the writer whose turn it is.
-pub(crate) struct Spot {
-    key: Key,
+pub(crate) struct Slot {
+    key: TableHash,
     /// Its bucket, and how many steps that is from its home.
     at: usize,
     steps: usize,
@@ -300,26 +300,26 @@ pub(crate) struct Spot {
 
 /// Looks a key up for writing. A table always has a free place.
 #[inline]
-pub(crate) fn locate(table: &[Bucket], place: Place) -> Spot {
+pub(crate) fn locate(table: &[TableBucket], place: TableKey) -> Slot {
     let key = place.key;
     let home = key.home(table.len());
     let bucket = &table[home];
     let control = bucket.control.load(Ordering::Relaxed);
     let last = bucket.words[WAYS].load(Ordering::Relaxed);
     if let Some((way, set)) = bucket.way_of(control, last, key) {
-        return Spot { key, at: home, steps: 0, way, set };
+        return Slot { key, at: home, steps: 0, way, set };
     }
     let free = zeros(control);
     if free != 0 && last & key.mark() == 0 {
         let way = free.trailing_zeros() as usize / 8;
-        return Spot { key, at: home, steps: 0, way, set: SetId::EMPTY };
+        return Slot { key, at: home, steps: 0, way, set: SetId::EMPTY };
     }
     locate_further(table, key, home)
 }
 
 #[cold]
 #[inline(never)]
-fn locate_further(table: &[Bucket], key: Key, home: usize) -> Spot {
+fn locate_further(table: &[TableBucket], key: TableHash, home: usize) -> Slot {
     let mut free = None;
     for steps in 0..table.len() {
         step();
@@ -327,12 +327,12 @@ fn locate_further(table: &[Bucket], key: Key, home: usize) -> Spot {
         let control = table[at].control.load(Ordering::Relaxed);
         let last = table[at].words[WAYS].load(Ordering::Relaxed);
         if let Some((way, set)) = table[at].way_of(control, last, key) {
-            return Spot { key, at, steps, way, set };
+            return Slot { key, at, steps, way, set };
         }
         let empty = zeros(control);
         if free.is_none() && empty != 0 {
             let way = empty.trailing_zeros() as usize / 8;
-            free = Some(Spot { key, at, steps, way, set: SetId::EMPTY });
+            free = Some(Slot { key, at, steps, way, set: SetId::EMPTY });
         }
         if free.is_some() && last & key.mark() == 0 {
             break;
@@ -343,7 +343,7 @@ fn locate_further(table: &[Bucket], key: Key, home: usize) -> Spot {
 
 /// Puts a key at the free place that was found for it.
 #[inline]
-pub(crate) fn insert(table: &[Bucket], spot: &Spot, set: SetId) {
+pub(crate) fn insert(table: &[TableBucket], spot: &Slot, set: SetId) {
     // A reader must find the way to a displaced key before the key is there.
     if spot.steps > 0 {
         spot.way_to(table).for_each(|passed| passed.pass_by(spot.key));
@@ -359,26 +359,29 @@ pub(crate) fn insert(table: &[Bucket], spot: &Spot, set: SetId) {
 
 /// Gives the key that stands at `spot` another set, which is not empty.
 #[inline]
-pub(crate) fn change(table: &[Bucket], spot: &Spot, set: SetId) {
+pub(crate) fn change(table: &[TableBucket], spot: &Slot, set: SetId) {
     let word = spot.key.rest() | u64::from(set.0);
     table[spot.at].words[spot.way].store(word, Ordering::Release);
 }
 
 /// Takes away the key that stands at `spot`.
 #[inline]
-pub(crate) fn remove(table: &[Bucket], spot: &Spot) {
+pub(crate) fn remove(table: &[TableBucket], spot: &Slot) {
     let control = &table[spot.at].control;
     let without = control.load(Ordering::Relaxed) & !(0xff << (8 * spot.way));
     control.store(without.wrapping_add(ONE_VERSION), Ordering::Release);
     // A reader must find the way to a displaced key as long as the key is there.
     if spot.steps > 0 {
-        spot.way_to(table).for_each(Bucket::unpass);
+        spot.way_to(table).for_each(TableBucket::unpass);
     }
 }
 
-impl Spot {
+impl Slot {
     /// The buckets that the key passed by.
-    fn way_to<'a>(&self, table: &'a [Bucket]) -> impl Iterator<Item = &'a Bucket> + use<'a> {
+    fn way_to<'a>(
+        &self,
+        table: &'a [TableBucket],
+    ) -> impl Iterator<Item = &'a TableBucket> + use<'a> {
         let home = self.key.home(table.len());
         (0..self.steps).map(move |step| &table[bucket_at(home, step, table.len())])
     }
@@ -386,7 +389,7 @@ impl Spot {
 
 /// A larger (or smaller) table with the same entries. Homes keep their order, so both tables are gone
 /// through from one end to the other.
-pub(crate) fn rebuild(old: &[Bucket], buckets: usize) -> Table {
+pub(crate) fn rebuild(old: &[TableBucket], buckets: usize) -> Table {
     let new = table(buckets);
     let mut filled = vec![0u8; new.len()];
     for bucket in old {
@@ -396,7 +399,7 @@ pub(crate) fn rebuild(old: &[Bucket], buckets: usize) -> Table {
             let tag = tag(control, last, way);
             if tag & FIRST_HALF != 0 {
                 let word = bucket.words[way].load(Ordering::Relaxed);
-                place_new(&new, &mut filled, Key(word & !SET | tag), word);
+                place_new(&new, &mut filled, TableHash(word & !SET | tag), word);
             }
         }
     }
@@ -405,7 +408,7 @@ pub(crate) fn rebuild(old: &[Bucket], buckets: usize) -> Table {
 
 /// Puts a key and its entry into a table that no reader knows yet; `filled` counts each bucket's places.
 #[inline]
-fn place_new(new: &[Bucket], filled: &mut [u8], key: Key, word: u64) {
+fn place_new(new: &[TableBucket], filled: &mut [u8], key: TableHash, word: u64) {
     let mut at = key.home(new.len());
     if usize::from(filled[at]) == WAYS {
         at = pass_full(new, filled, key, at);
@@ -422,7 +425,7 @@ fn place_new(new: &[Bucket], filled: &mut [u8], key: Key, word: u64) {
 
 /// The first bucket after a full home that is not full; those before it note the key.
 #[cold]
-fn pass_full(new: &[Bucket], filled: &[u8], key: Key, home: usize) -> usize {
+fn pass_full(new: &[TableBucket], filled: &[u8], key: TableHash, home: usize) -> usize {
     let (mut at, mut steps) = (home, 0);
     while usize::from(filled[at]) == WAYS {
         step();
@@ -433,14 +436,14 @@ fn pass_full(new: &[Bucket], filled: &[u8], key: Key, home: usize) -> usize {
     at
 }
 
-impl Bucket {
+impl TableBucket {
     fn new() -> Self {
         Self { words: std::array::from_fn(|_| AtomicU64::new(0)), control: AtomicU64::new(0) }
     }
 
     /// Where a key stands in this bucket, and its set.
     #[inline]
-    fn way_of(&self, control: u64, last: u64, key: Key) -> Option<(usize, SetId)> {
+    fn way_of(&self, control: u64, last: u64, key: TableHash) -> Option<(usize, SetId)> {
         let mut fits = fits(control, last, key);
         while fits != 0 {
             let way = fits.trailing_zeros() as usize / 8;
@@ -455,7 +458,7 @@ impl Bucket {
 
     /// The set of `key` in this bucket, and whether it may stand further on.
     #[inline]
-    fn read(&self, key: Key) -> (SetId, bool) {
+    fn read(&self, key: TableHash) -> (SetId, bool) {
         loop {
             let control = self.control.load(Ordering::Acquire);
             let last = self.words[WAYS].load(Ordering::Acquire);
@@ -469,7 +472,7 @@ impl Bucket {
         }
     }
 
-    fn pass_by(&self, key: Key) {
+    fn pass_by(&self, key: TableHash) {
         let before = self.words[WAYS].load(Ordering::Relaxed);
         let count = if before & PASSED == PASSED { 0 } else { ONE_PASSED };
         self.words[WAYS].store((before | key.mark()) + count, Ordering::Release);

@@ -6,20 +6,20 @@ use wornpath_blocks::BlockHash;
 
 use crate::bits::Bits;
 use crate::directory::View;
-use crate::event::{Event, Stored};
-use crate::expected::Moment;
-use crate::index::{PodGone, Shared};
-use crate::inventory::{Item, RestoreError};
-use crate::ledger::{Counting, Ledger, Room};
+use crate::event::{CacheEvent, StoredBlocks};
+use crate::export::{ExportedBlock, RestoreError};
+use crate::index::{PodRemoved, Shared};
+use crate::ledger::{Caps, Counting, Ledger};
 use crate::pod::{PodId, PodSet, PodSlot, place};
-use crate::sequence::{Applied, Turn};
+use crate::sequence::{Applied, Order};
+use crate::speculative::Moment;
 use crate::sync::{AtomicU64, Ordering};
 
 /// A thread's way to change the index. Writers of different pods hardly meet.
 #[derive(Debug)]
-pub struct Writer {
+pub struct IndexWriter {
     shared: Arc<Shared>,
-    desk: Desk,
+    desk: WriterState,
 }
 
 /// The whole state of a pod as its engine tells it.
@@ -28,7 +28,7 @@ pub struct Snapshot<'a> {
     /// The number of the last batch it contains, if the source numbers its batches.
     pub sequence: Option<u64>,
     /// Everything the pod holds, in any order; a block is named once for each copy.
-    pub stored: &'a [Stored<'a>],
+    pub stored: &'a [StoredBlocks<'a>],
 }
 
 /// How far a sweep has come.
@@ -40,9 +40,9 @@ pub enum Swept {
     Clean,
 }
 
-impl Writer {
+impl IndexWriter {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let desk = Desk::new(&shared);
+        let desk = WriterState::new(&shared);
         Self { shared, desk }
     }
 
@@ -52,24 +52,24 @@ impl Writer {
         &mut self,
         pod: PodId,
         sequence: Option<u64>,
-        events: &[Event<'_>],
-    ) -> Result<Applied, PodGone> {
+        events: &[CacheEvent<'_>],
+    ) -> Result<Applied, PodRemoved> {
         self.change(pod, |change| {
             let Some(sequence) = sequence else {
                 change.run(Counting::Presence, events);
                 return Applied::Now { caught_up: 0 };
             };
             match change.ledger.sequence.turn(sequence) {
-                Turn::Now => {
+                Order::Now => {
                     change.run(Counting::Copies, events);
                     change.ledger.sequence.advance(sequence);
                     Applied::Now { caught_up: change.catch_up() }
                 }
-                Turn::Before => Applied::Before,
-                Turn::Early(expected) if change.ledger.sequence.keep(sequence, events) => {
+                Order::Before => Applied::Before,
+                Order::Early(expected) if change.ledger.sequence.keep(sequence, events) => {
                     Applied::Early { expected }
                 }
-                Turn::Early(expected) => Applied::Dropped { expected },
+                Order::Early(expected) => Applied::Dropped { expected },
             }
         })
     }
@@ -77,7 +77,7 @@ impl Writer {
     /// Says which number is to be applied next; batches that came early follow if they can. For an
     /// engine that has just started (zero), and to give up what can be had neither by replay nor in a
     /// snapshot. Without it the first batch sets the count. Returns how many batches followed.
-    pub fn start_at(&mut self, pod: PodId, sequence: u64) -> Result<usize, PodGone> {
+    pub fn start_at(&mut self, pod: PodId, sequence: u64) -> Result<usize, PodRemoved> {
         self.change(pod, |change| {
             change.ledger.sequence.start_at(sequence);
             change.catch_up()
@@ -86,7 +86,11 @@ impl Writer {
 
     /// Makes the pod's state equal to a snapshot, as a difference: what stays is never missing
     /// meanwhile. Returns how many batches that came early followed.
-    pub fn apply_snapshot(&mut self, pod: PodId, snapshot: Snapshot<'_>) -> Result<usize, PodGone> {
+    pub fn apply_snapshot(
+        &mut self,
+        pod: PodId,
+        snapshot: Snapshot<'_>,
+    ) -> Result<usize, PodRemoved> {
         self.change(pod, |change| {
             change.become_equal(snapshot.stored);
             if let Some(sequence) = snapshot.sequence {
@@ -100,9 +104,9 @@ impl Writer {
     ///
     /// # Errors
     /// What is wrong with the inventory; the pod holds nothing then.
-    pub fn restore(&mut self, pod: PodId, items: &[Item]) -> Result<(), RestoreError> {
+    pub fn restore(&mut self, pod: PodId, items: &[ExportedBlock]) -> Result<(), RestoreError> {
         self.change(pod, |change| {
-            change.run(Counting::Presence, &[Event::Cleared]);
+            change.run(Counting::Presence, &[CacheEvent::Cleared]);
             change.restore(items)
         })?
     }
@@ -115,7 +119,7 @@ impl Writer {
         pod: PodId,
         chain: &[BlockHash],
         expires: Moment,
-    ) -> Result<bool, PodGone> {
+    ) -> Result<bool, PodRemoved> {
         self.expect_after(pod, chain, 0, expires)
     }
 
@@ -127,7 +131,7 @@ impl Writer {
         chain: &[BlockHash],
         known: usize,
         expires: Moment,
-    ) -> Result<bool, PodGone> {
+    ) -> Result<bool, PodRemoved> {
         let (mut parent, mut known) = (None, known.min(chain.len()));
         for piece in chain.chunks(EXPECTED_AT_ONCE) {
             let here = known.min(piece.len());
@@ -142,7 +146,7 @@ impl Writer {
 
     /// No longer expects what a pod was expected to hold of a chain because of one request alone, which it has refused.
     /// What it holds, and what others were sent there with, stays. Returns how many blocks that were.
-    pub fn withdraw(&mut self, pod: PodId, chain: &[BlockHash]) -> Result<usize, PodGone> {
+    pub fn withdraw(&mut self, pod: PodId, chain: &[BlockHash]) -> Result<usize, PodRemoved> {
         let mut withdrawn = 0;
         for piece in chain.rchunks(EXPECTED_AT_ONCE) {
             let (count, may_go_on) = self.change(pod, |change| change.withdraw(piece))?;
@@ -195,11 +199,11 @@ impl Writer {
     fn change<T>(
         &mut self,
         pod: PodId,
-        make: impl FnOnce(&mut Change<'_>) -> T,
-    ) -> Result<T, PodGone> {
+        make: impl FnOnce(&mut WriterChange<'_>) -> T,
+    ) -> Result<T, PodRemoved> {
         let Self { shared, desk } = self;
         let mut guard = shared.ledger(pod)?;
-        let ledger = guard.as_deref_mut().ok_or(PodGone { slot: pod.slot })?;
+        let ledger = guard.as_deref_mut().ok_or(PodRemoved { slot: pod.slot })?;
         Ok(make(&mut desk.open(shared, pod.slot, ledger)))
     }
 }
@@ -209,14 +213,14 @@ const EXPECTED_AT_ONCE: usize = 256;
 
 /// What a writer keeps between changes.
 #[derive(Debug)]
-struct Desk {
+struct WriterState {
     view: View,
     /// Blocks whose bit is to be set, and to be cleared.
     set: Vec<BlockHash>,
     clear: Vec<BlockHash>,
 }
 
-impl Desk {
+impl WriterState {
     fn new(shared: &Shared) -> Self {
         Self { view: View::new(&shared.directory), set: Vec::new(), clear: Vec::new() }
     }
@@ -226,32 +230,32 @@ impl Desk {
         shared: &'a Shared,
         slot: PodSlot,
         ledger: &'a mut Ledger,
-    ) -> Change<'a> {
+    ) -> WriterChange<'a> {
         self.view.refresh(&shared.directory);
-        Change { shared, desk: self, slot, ledger }
+        WriterChange { shared, desk: self, slot, ledger }
     }
 }
 
 /// A change to one pod, under its ledger's lock.
-struct Change<'a> {
+struct WriterChange<'a> {
     shared: &'a Shared,
-    desk: &'a mut Desk,
+    desk: &'a mut WriterState,
     slot: PodSlot,
     ledger: &'a mut Ledger,
 }
 
-impl Change<'_> {
-    fn run(&mut self, counting: Counting, events: &[Event<'_>]) {
+impl WriterChange<'_> {
+    fn run(&mut self, counting: Counting, events: &[CacheEvent<'_>]) {
         let (before, room) = (self.ledger.weight(), self.room());
         for event in events {
             match event {
-                Event::Stored(stored) => {
+                CacheEvent::Stored(stored) => {
                     self.ledger.store(stored, counting, room, &mut self.desk.set);
                 }
-                Event::Removed { tier, blocks } => {
+                CacheEvent::Removed { tier, blocks } => {
                     self.ledger.remove(*tier, blocks, counting, &mut self.desk.clear);
                 }
-                Event::Cleared => self.ledger.clear(&mut self.desk.clear),
+                CacheEvent::Cleared => self.ledger.clear(&mut self.desk.clear),
             }
             self.commit();
         }
@@ -271,7 +275,7 @@ impl Change<'_> {
         batches
     }
 
-    fn become_equal(&mut self, stored: &[Stored<'_>]) {
+    fn become_equal(&mut self, stored: &[StoredBlocks<'_>]) {
         let before = self.ledger.weight();
         let mut room = self.room();
         // A snapshot may name children before their parents, all of them; only what still waits at
@@ -288,7 +292,7 @@ impl Change<'_> {
         self.count(before);
     }
 
-    fn restore(&mut self, items: &[Item]) -> Result<(), RestoreError> {
+    fn restore(&mut self, items: &[ExportedBlock]) -> Result<(), RestoreError> {
         let (before, room) = (self.ledger.weight(), self.room());
         let restored = self.ledger.restore(items, room, &mut self.desk.set);
         if restored.is_err() {
@@ -315,7 +319,7 @@ impl Change<'_> {
             return false;
         }
         let has_holes = self.ledger.may_have_holes();
-        let Desk { view, set, clear } = &mut *self.desk;
+        let WriterState { view, set, clear } = &mut *self.desk;
         let mut bits = Bits::new(&self.shared.directory, &self.shared.sets, view, self.slot);
         // What comes before was expected a moment ago. If it has gone since, this would follow nothing.
         if parent.is_some_and(|parent| !bits.has(parent)) {
@@ -381,7 +385,7 @@ impl Change<'_> {
     /// Carries the ledger's changes over to the map. A pod is suspected before a change that may leave
     /// it with holes, and trusted again after one that fills the last.
     fn commit(&mut self) {
-        let Self { shared, desk: Desk { view, set, clear }, slot, ledger } = self;
+        let Self { shared, desk: WriterState { view, set, clear }, slot, ledger } = self;
         if ledger.may_have_holes() {
             mark(&shared.suspects, *slot, true);
         }
@@ -395,9 +399,9 @@ impl Change<'_> {
         }
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> Caps {
         let limits = &self.shared.limits;
-        Room {
+        Caps {
             entries: limits.blocks_per_pod.min(self.ledger.len().saturating_add(self.left())),
             waiting: limits.waiting_per_pod,
         }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Answer, Content, EngineHash, Event, Holding, Index, Limits, Location, Parent, PodId, Stored,
-    Tier,
+    BlockLocation, CacheEvent, Content, Depths, EngineHash, Index, IndexLimits, Location, Parent,
+    PodId, StoredBlocks, Tier,
 };
 
 const ROOT: BlockHash = BlockHash(5);
@@ -14,23 +14,23 @@ const CONTENT: ContentHash = ContentHash(50);
 
 fn store(index: &Index, pod: PodId, name: u64, tier: Tier, locations: &[Location]) {
     let content = Content::Chained { parent: Parent::Root(ROOT), contents: &[CONTENT] };
-    let stored = Stored { tier, blocks: &[EngineHash(name)], content, locations };
-    index.writer().apply(pod, None, &[Event::Stored(stored)]).expect("it lives");
+    let stored = StoredBlocks { tier, blocks: &[EngineHash(name)], content, locations };
+    index.writer().apply(pod, None, &[CacheEvent::Stored(stored)]).expect("it lives");
 }
 
 fn remove(index: &Index, pod: PodId, name: u64, tier: Tier) {
-    let removed = Event::Removed { tier, blocks: &[EngineHash(name)] };
+    let removed = CacheEvent::Removed { tier, blocks: &[EngineHash(name)] };
     index.writer().apply(pod, None, &[removed]).expect("it lives");
 }
 
-fn holding(index: &Index, pod: PodId) -> Holding {
+fn holding(index: &Index, pod: PodId) -> BlockLocation {
     let mut holdings = vec![];
     index.holdings(pod, &[ROOT.then(CONTENT)], &mut holdings).expect("it lives");
     holdings[0]
 }
 
 fn start() -> (Index, PodId) {
-    let index = Index::new(Limits::default(), 3);
+    let index = Index::new(IndexLimits::default(), 3);
     let pod = index.add_pod().expect("a slot is free");
     (index, pod)
 }
@@ -40,11 +40,11 @@ fn the_fastest_tier_is_told_with_its_location() {
     let (index, pod) = start();
     let place = Location { offset: 4096, length: 64, device: 1 };
     store(&index, pod, 1, Tier::Host, &[place]);
-    assert_eq!(holding(&index, pod), Holding { tier: Tier::Host, location: Some(place) });
+    assert_eq!(holding(&index, pod), BlockLocation { tier: Tier::Host, location: Some(place) });
     store(&index, pod, 1, Tier::Gpu, &[]);
-    assert_eq!(holding(&index, pod), Holding { tier: Tier::Gpu, location: None });
+    assert_eq!(holding(&index, pod), BlockLocation { tier: Tier::Gpu, location: None });
     remove(&index, pod, 1, Tier::Gpu);
-    assert_eq!(holding(&index, pod), Holding { tier: Tier::Host, location: Some(place) });
+    assert_eq!(holding(&index, pod), BlockLocation { tier: Tier::Host, location: Some(place) });
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_block_whose_second_name_goes_stays_where_the_first_is() {
 #[test]
 fn what_a_pod_is_only_expected_to_hold_is_told_from_what_its_events_confirmed() {
     let (index, pod) = start();
-    let (mut writer, mut reader, mut answer) = (index.writer(), index.reader(), Answer::default());
+    let (mut writer, mut reader, mut answer) = (index.writer(), index.reader(), Depths::default());
     let contents = [50, 51, 52, 53].map(ContentHash);
     let names = [1, 2, 3, 4].map(EngineHash);
     let mut chain: Vec<BlockHash> = Vec::new();
@@ -88,8 +88,8 @@ fn what_a_pod_is_only_expected_to_hold_is_told_from_what_its_events_confirmed() 
     assert!(!is_confirmed(0));
 
     let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents[..3] };
-    let stored = Stored { tier: Tier::Gpu, blocks: &names[..3], content, locations: &[] };
-    writer.apply(pod, None, &[Event::Stored(stored)]).expect("it lives");
+    let stored = StoredBlocks { tier: Tier::Gpu, blocks: &names[..3], content, locations: &[] };
+    writer.apply(pod, None, &[CacheEvent::Stored(stored)]).expect("it lives");
     assert_eq!((confirmed(4), confirmed(3), confirmed(2)), (Ok(3), Ok(3), Ok(2)));
     assert!(is_confirmed(2) && !is_confirmed(3));
 

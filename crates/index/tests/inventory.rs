@@ -5,8 +5,8 @@
 use proptest::prelude::*;
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Answer, Before, Content, EngineHash, Event, Index, Item, Limits, Parent, PodId, RestoreError,
-    Stored, Tier,
+    CacheEvent, Content, Depths, EngineHash, ExportedBlock, ExportedParent, Index, IndexLimits,
+    Parent, PodId, RestoreError, StoredBlocks, Tier,
 };
 
 const ROOT: BlockHash = BlockHash(5);
@@ -51,18 +51,21 @@ fn apply(index: &Index, pod: PodId, said: Said) {
             let blocks: Vec<_> = (0..depth).map(|at| name(family, at, variant)).collect();
             let contents: Vec<_> = (0..depth * parts).map(|at| content(family, at)).collect();
             let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents };
-            let stored = Stored { tier, blocks: &blocks, content, locations: &[] };
-            writer.apply(pod, Some(sequence), &[Event::Stored(stored)]).unwrap();
+            let stored = StoredBlocks { tier, blocks: &blocks, content, locations: &[] };
+            writer.apply(pod, Some(sequence), &[CacheEvent::Stored(stored)]).unwrap();
         }
         Said::Removed { family, depth, tier, name: variant } => {
             let blocks = [name(family, depth, variant)];
-            writer.apply(pod, Some(sequence), &[Event::Removed { tier, blocks: &blocks }]).unwrap();
+            writer
+                .apply(pod, Some(sequence), &[CacheEvent::Removed { tier, blocks: &blocks }])
+                .unwrap();
         }
         Said::Native { family } => {
             let blocks = [EngineHash(ROOT.then(content(family, 0)).0)];
             let content = Content::Native;
-            let stored = Stored { tier: Tier::Host, blocks: &blocks, content, locations: &[] };
-            writer.apply(pod, Some(sequence), &[Event::Stored(stored)]).unwrap();
+            let stored =
+                StoredBlocks { tier: Tier::Host, blocks: &blocks, content, locations: &[] };
+            writer.apply(pod, Some(sequence), &[CacheEvent::Stored(stored)]).unwrap();
         }
     }
 }
@@ -71,7 +74,7 @@ fn depths(index: &Index, pod: PodId) -> Vec<usize> {
     let ask = |family| {
         let contents: Vec<_> = (0..DEPTH * 2).map(|at| content(family, at)).collect();
         let chain: Vec<_> = ROOT.chain(&contents).collect();
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         index.reader().lookup(&chain, &mut answer);
         answer.depth(pod.slot())
     };
@@ -92,7 +95,7 @@ fn seen(index: &Index, pod: PodId) -> impl PartialEq + std::fmt::Debug {
     )
 }
 
-fn start(limits: Limits) -> (Index, PodId) {
+fn start(limits: IndexLimits) -> (Index, PodId) {
     let index = Index::new(limits, 3);
     let pod = index.add_pod().unwrap();
     index.writer().start_at(pod, 0).unwrap();
@@ -105,10 +108,10 @@ proptest! {
         before in prop::collection::vec(said(), 0..60),
         after in prop::collection::vec(said(), 0..40),
     ) {
-        let (first, pod) = start(Limits::default());
+        let (first, pod) = start(IndexLimits::default());
         before.into_iter().for_each(|said| apply(&first, pod, said));
         let items = first.inventory(pod).unwrap().expect("nothing waits");
-        let (second, other) = start(Limits::default());
+        let (second, other) = start(IndexLimits::default());
         // What was there before the inventory does not count.
         apply(&second, other, Said::Stored { family: 3, depth: 4, parts: 1, tier: Tier::Disk, name: 1 });
         second.writer().restore(other, &items).unwrap();
@@ -124,22 +127,22 @@ proptest! {
     fn an_inventory_of_anything_is_entered_whole_or_not_at_all(
         items in prop::collection::vec((0..6_u64, 0..8_u64, any::<Option<u32>>(), any::<[bool; 4]>()), 0..12),
     ) {
-        let items: Vec<_> = items.into_iter().map(|(engine, block, before, held)| Item {
+        let items: Vec<_> = items.into_iter().map(|(engine, block, before, held)| ExportedBlock {
             engine: EngineHash(engine),
             block: BlockHash(block),
             parts: Box::default(),
-            before: before.map_or(Before::Start, |before| Before::Item(before % 12)),
+            before: before.map_or(ExportedParent::Start, |before| ExportedParent::Item(before % 12)),
             copies: held.map(u32::from),
         }).collect();
-        let (index, pod) = start(Limits::default());
+        let (index, pod) = start(IndexLimits::default());
         match index.writer().restore(pod, &items) {
             Ok(()) => prop_assert_eq!(index.inventory(pod).unwrap().unwrap().len(), items.len()),
             Err(_) => prop_assert_eq!(index.stats().entries, 0),
         }
-        index.writer().apply(pod, None, &[Event::Cleared]).unwrap();
+        index.writer().apply(pod, None, &[CacheEvent::Cleared]).unwrap();
         prop_assert_eq!((index.stats().entries, index.stats().suspects), (0, 0));
         let chain: Vec<_> = (0..8).map(BlockHash).collect();
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         index.reader().lookup(&chain, &mut answer);
         prop_assert_eq!(answer.depth(pod.slot()), 0);
     }
@@ -147,30 +150,34 @@ proptest! {
 
 #[test]
 fn what_is_wrong_with_an_inventory_is_named() {
-    let item = |engine, before| Item {
+    let item = |engine, before| ExportedBlock {
         engine: EngineHash(engine),
         block: BlockHash(engine),
         parts: Box::default(),
         before,
         copies: [1, 0, 0, 0],
     };
-    let (index, pod) = start(Limits { blocks_per_pod: 2, ..Limits::default() });
-    let refusal = |items: &[Item]| index.writer().restore(pod, items).unwrap_err();
-    let start = |engine| item(engine, Before::Start);
+    let (index, pod) = start(IndexLimits { blocks_per_pod: 2, ..IndexLimits::default() });
+    let refusal = |items: &[ExportedBlock]| index.writer().restore(pod, items).unwrap_err();
+    let start = |engine| item(engine, ExportedParent::Start);
     assert_eq!(refusal(&[start(1), start(1)]), RestoreError::Twice { at: 1 });
-    assert_eq!(refusal(&[start(1), item(2, Before::Item(1))]), RestoreError::Order { at: 1 });
+    assert_eq!(
+        refusal(&[start(1), item(2, ExportedParent::Item(1))]),
+        RestoreError::Order { at: 1 }
+    );
     assert_eq!(refusal(&[start(1), start(2), start(3)]), RestoreError::NoRoom { at: 2 });
-    let nowhere = Item { copies: [0; 4], ..start(2) };
+    let nowhere = ExportedBlock { copies: [0; 4], ..start(2) };
     assert_eq!(refusal(&[start(1), nowhere]), RestoreError::Useless { at: 1 });
     assert_eq!(index.stats().entries, 0);
 }
 
 #[test]
 fn a_pod_with_blocks_that_wait_has_no_inventory() {
-    let (index, pod) = start(Limits::default());
+    let (index, pod) = start(IndexLimits::default());
     let content =
         Content::Chained { parent: Parent::Block(EngineHash(9)), contents: &[ContentHash(1)] };
-    let stored = Stored { tier: Tier::Gpu, blocks: &[EngineHash(1)], content, locations: &[] };
-    index.writer().apply(pod, Some(0), &[Event::Stored(stored)]).unwrap();
+    let stored =
+        StoredBlocks { tier: Tier::Gpu, blocks: &[EngineHash(1)], content, locations: &[] };
+    index.writer().apply(pod, Some(0), &[CacheEvent::Stored(stored)]).unwrap();
     assert_eq!(index.inventory(pod).unwrap(), None);
 }

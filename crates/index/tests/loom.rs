@@ -8,8 +8,8 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Answer, Applied, Capacity, Content, EngineHash, Event, Index, Limits, Parent, PodId, Snapshot,
-    Stored, Swept, Tier,
+    Applied, CacheEvent, Capacity, Content, Depths, EngineHash, Index, IndexLimits, Parent, PodId,
+    Snapshot, StoredBlocks, Swept, Tier,
 };
 
 const ROOT: BlockHash = BlockHash(1);

@@ -3,8 +3,8 @@
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Content, EngineHash, Event, Index, Limits, Parent, PodId, PrefixLimits, Prefixes, Run, Stored,
-    Tier,
+    CacheEvent, Content, EngineHash, Index, IndexLimits, Parent, PodId, PrefixLimits, PrefixRun,
+    Prefixes, StoredBlocks, Tier,
 };
 
 const ROOT: BlockHash = BlockHash(5);
@@ -19,13 +19,13 @@ fn store(index: &Index, pod: PodId, contents: &[u64]) {
     let names: Vec<_> = chain(contents).iter().map(|block| EngineHash(block.0)).collect();
     let contents: Vec<_> = contents.iter().copied().map(ContentHash).collect();
     let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents };
-    let stored = Stored { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
-    index.writer().apply(pod, None, &[Event::Stored(stored)]).expect("it lives");
+    let stored = StoredBlocks { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
+    index.writer().apply(pod, None, &[CacheEvent::Stored(stored)]).expect("it lives");
 }
 
 /// Two pods share three blocks; one goes on by two ways, and the other holds something of its own.
 fn shared() -> (Index, [PodId; 2]) {
-    let index = Index::new(Limits::default(), 3);
+    let index = Index::new(IndexLimits::default(), 3);
     let pods = [(); 2].map(|()| index.add_pod().expect("a slot is free"));
     store(&index, pods[0], &[1, 2, 3, 4, 5]);
     store(&index, pods[0], &[1, 2, 3, 6]);
@@ -38,7 +38,8 @@ fn shared() -> (Index, [PodId; 2]) {
 type Told = (Option<usize>, usize, usize, Vec<usize>, usize);
 
 fn summary(prefixes: &Prefixes) -> Vec<Told> {
-    let told = |run: &Run| (run.follows, run.depth, run.blocks, run.holders.clone(), run.weight);
+    let told =
+        |run: &PrefixRun| (run.follows, run.depth, run.blocks, run.holders.clone(), run.weight);
     prefixes.runs.iter().map(told).collect()
 }
 
@@ -76,7 +77,7 @@ fn the_largest_are_told_and_never_without_what_they_follow() {
 fn what_lies_behind_a_hole_hangs_on_nothing_and_is_counted() {
     let (index, pods) = shared();
     let second = EngineHash(chain(&[1, 2])[1].0);
-    let removed = Event::Removed { tier: Tier::Gpu, blocks: &[second] };
+    let removed = CacheEvent::Removed { tier: Tier::Gpu, blocks: &[second] };
     index.writer().apply(pods[0], None, &[removed]).expect("it lives");
     let alone = index.prefixes(&pods[..1], PLENTY);
     assert_eq!(summary(&alone), [(None, 0, 1, vec![0], 1)]);

@@ -20,8 +20,8 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Answer, Applied, Capacity, Content, EngineHash, Event, Index, Limits, Moment, Parent, PodId,
-    PodSlot, Reader, Snapshot, Stored, Swept, Tier, Writer,
+    Applied, CacheEvent, Capacity, Content, Depths, EngineHash, Index, IndexLimits, IndexReader,
+    IndexWriter, Moment, Parent, PodId, PodSlot, Snapshot, StoredBlocks, Swept, Tier,
 };
 
 /// Preemptions at chosen places that the second scheduler tries.

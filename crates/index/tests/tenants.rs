@@ -8,7 +8,8 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 use wornpath_blocks::{BlockHash, BlockHasher, HashKey, Scope};
 use wornpath_index::{
-    Answer, Content, EngineHash, Event, Index, Limits, PodId, Reader, Stored, Tier, Writer,
+    CacheEvent, Content, Depths, EngineHash, Index, IndexLimits, IndexReader, IndexWriter, PodId,
+    StoredBlocks, Tier,
 };
 
 const TENANTS: usize = 64;
@@ -59,11 +60,11 @@ fn prompt(random: &mut Random) -> Vec<u64> {
     (0..=random.below(LONGEST as u64 - 1)).map(|_| random.below(CONTENTS)).collect()
 }
 
-fn store(writer: &mut Writer, pod: PodId, chain: &[BlockHash]) {
+fn store(writer: &mut IndexWriter, pod: PodId, chain: &[BlockHash]) {
     let blocks: Vec<_> = chain.iter().map(|block| EngineHash(block.0)).collect();
     let content = Content::Native;
-    let stored = Stored { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
-    writer.apply(pod, None, &[Event::Stored(stored)]).unwrap();
+    let stored = StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
+    writer.apply(pod, None, &[CacheEvent::Stored(stored)]).unwrap();
 }
 
 #[test]
@@ -71,9 +72,9 @@ fn no_tenant_is_ever_credited_with_what_another_has_cached() {
     let queries = std::env::var("WORNPATH_QUERIES").ok().and_then(|count| count.parse().ok());
     let queries = queries.unwrap_or(200_000_u64);
     let (tenants, mut random) = (Tenants::new(), Random(1));
-    let index = Index::new(Limits::default(), 1);
+    let index = Index::new(IndexLimits::default(), 1);
     let pods: Vec<_> = (0..PODS).map(|_| index.add_pod().unwrap()).collect();
-    let (mut reader, mut writer, mut answer) = (index.reader(), index.writer(), Answer::default());
+    let (mut reader, mut writer, mut answer) = (index.reader(), index.writer(), Depths::default());
     // By tenant, pod and prefix, each prefix written as a number.
     let mut held: HashSet<(usize, usize, u64)> = HashSet::new();
     let prefixes = |prompt: &[u64]| {
@@ -124,8 +125,8 @@ fn told_apart(mut one: Vec<u128>, mut other: Vec<u128>) -> f64 {
 }
 
 /// What each kind of query takes, the two in turn.
-fn times(reader: &mut Reader, chains: [&[Vec<BlockHash>]; 2]) -> [Vec<u128>; 2] {
-    let (mut answer, mut times) = (Answer::default(), [Vec::new(), Vec::new()]);
+fn times(reader: &mut IndexReader, chains: [&[Vec<BlockHash>]; 2]) -> [Vec<u128>; 2] {
+    let (mut answer, mut times) = (Depths::default(), [Vec::new(), Vec::new()]);
     for _ in 0..40 {
         for (at, pair) in chains[0].iter().zip(chains[1]).enumerate() {
             for kind in [at % 2, 1 - at % 2] {
@@ -142,7 +143,7 @@ fn times(reader: &mut Reader, chains: [&[Vec<BlockHash>]; 2]) -> [Vec<u128>; 2] 
 #[test]
 fn how_long_a_query_takes_does_not_tell_what_another_tenant_has_cached() {
     let tenants = Tenants::new();
-    let index = Index::new(Limits::default(), 1);
+    let index = Index::new(IndexLimits::default(), 1);
     let pod = index.add_pod().unwrap();
     let (mut reader, mut writer) = (index.reader(), index.writer());
     let mut random = Random(2);

@@ -15,7 +15,7 @@ pub type UnixTime = u64;
 /// What state a batch is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum BatchStatus {
     /// Its lines are being read.
     Validating,
     /// Its lines are wrong; nothing was sent.
@@ -34,7 +34,7 @@ pub enum Status {
     Cancelled,
 }
 
-impl Status {
+impl BatchStatus {
     /// Its word.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -109,10 +109,10 @@ pub struct Batch {
     pub expires_at: UnixTime,
     /// How often somebody took it over: who has an older number may not write.
     pub epoch: u64,
-    status: Status,
+    status: BatchStatus,
     created_at: UnixTime,
     /// When it came to each state, in the order of its states.
-    reached: Vec<(Status, UnixTime)>,
+    reached: Vec<(BatchStatus, UnixTime)>,
     problems: Vec<ShownProblem>,
 }
 
@@ -152,7 +152,7 @@ impl Batch {
             identical_once: false,
             expires_at: now.saturating_add(new.window.1),
             epoch: 0,
-            status: Status::Validating,
+            status: BatchStatus::Validating,
             created_at: now,
             reached: Vec::new(),
             problems: Vec::new(),
@@ -161,7 +161,7 @@ impl Batch {
 
     /// What state it is in.
     #[must_use]
-    pub const fn status(&self) -> Status {
+    pub const fn status(&self) -> BatchStatus {
         self.status
     }
 
@@ -181,7 +181,7 @@ impl Batch {
     ///
     /// # Errors
     /// If there is no way from the one to the other.
-    pub fn reach(&mut self, next: Status, now: UnixTime) -> Result<(), StoreError> {
+    pub fn reach(&mut self, next: BatchStatus, now: UnixTime) -> Result<(), StoreError> {
         if !self.status.leads_to(next) {
             let (id, from, to) = (&self.id, self.status.word(), next.word());
             return Err(StoreError::Conflict(format!(
@@ -202,7 +202,7 @@ impl Batch {
         problems: &[(Option<usize>, LineProblem)],
         now: UnixTime,
     ) -> Result<(), StoreError> {
-        self.reach(Status::Failed, now)?;
+        self.reach(BatchStatus::Failed, now)?;
         let shown = |(line, problem): &(Option<usize>, LineProblem)| ShownProblem {
             code: problem.code.to_owned(),
             message: problem.message.clone(),
@@ -216,7 +216,7 @@ impl Batch {
     /// As clients see it.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let at = |status: Status| {
+        let at = |status: BatchStatus| {
             self.reached.iter().find(|(reached, _)| *reached == status).map(|(_, time)| *time)
         };
         let errors = match self.problems.is_empty() {
@@ -235,14 +235,14 @@ impl Batch {
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,
             "created_at": self.created_at,
-            "in_progress_at": at(Status::InProgress),
+            "in_progress_at": at(BatchStatus::InProgress),
             "expires_at": self.expires_at,
-            "finalizing_at": at(Status::Finalizing),
-            "completed_at": at(Status::Completed),
-            "failed_at": at(Status::Failed),
-            "expired_at": at(Status::Expired),
-            "cancelling_at": at(Status::Cancelling),
-            "cancelled_at": at(Status::Cancelled),
+            "finalizing_at": at(BatchStatus::Finalizing),
+            "completed_at": at(BatchStatus::Completed),
+            "failed_at": at(BatchStatus::Failed),
+            "expired_at": at(BatchStatus::Expired),
+            "cancelling_at": at(BatchStatus::Cancelling),
+            "cancelled_at": at(BatchStatus::Cancelled),
             "request_counts": self.counts,
             "usage": {
                 "input_tokens": input,
@@ -279,14 +279,14 @@ mod tests {
     #[test]
     fn what_has_ended_never_changes() {
         let all = [
-            Status::Validating,
-            Status::Failed,
-            Status::InProgress,
-            Status::Finalizing,
-            Status::Completed,
-            Status::Expired,
-            Status::Cancelling,
-            Status::Cancelled,
+            BatchStatus::Validating,
+            BatchStatus::Failed,
+            BatchStatus::InProgress,
+            BatchStatus::Finalizing,
+            BatchStatus::Completed,
+            BatchStatus::Expired,
+            BatchStatus::Cancelling,
+            BatchStatus::Cancelled,
         ];
         for end in all.into_iter().filter(|status| status.is_final()) {
             assert!(all.into_iter().all(|next| !end.leads_to(next)), "{end:?}");
@@ -295,13 +295,15 @@ mod tests {
             assert!(all.into_iter().any(|next| status.leads_to(next)), "{status:?} is a dead end");
         }
         let mut batch = batch();
-        assert!(batch.reach(Status::Completed, 101).is_err());
-        for (status, time) in
-            [(Status::InProgress, 101), (Status::Finalizing, 105), (Status::Completed, 106)]
-        {
+        assert!(batch.reach(BatchStatus::Completed, 101).is_err());
+        for (status, time) in [
+            (BatchStatus::InProgress, 101),
+            (BatchStatus::Finalizing, 105),
+            (BatchStatus::Completed, 106),
+        ] {
             batch.reach(status, time).unwrap();
         }
-        let error = batch.reach(Status::Cancelling, 107).unwrap_err().to_string();
+        let error = batch.reach(BatchStatus::Cancelling, 107).unwrap_err().to_string();
         assert_eq!(error, "batch `batch_1` is completed and cannot become cancelling");
         let json = batch.to_json();
         assert_eq!((&json["in_progress_at"], &json["completed_at"]), (&json!(101), &json!(106)));

@@ -15,7 +15,7 @@ pub trait Disk: Send + Sync {
     ///
     /// # Errors
     /// As the system says.
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>>;
+    fn open(&self, path: &Path) -> io::Result<Box<dyn StoredFile>>;
 
     /// Whether there is such a file.
     fn exists(&self, path: &Path) -> bool;
@@ -52,7 +52,7 @@ pub trait Disk: Send + Sync {
 }
 
 /// An open file.
-pub trait Stored: Send + Sync {
+pub trait StoredFile: Send + Sync {
     /// Its bytes.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ pub trait Stored: Send + Sync {
 pub struct RealDisk;
 
 impl Disk for RealDisk {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn StoredFile>> {
         let mut options = OpenOptions::new();
         let file = options.read(true).append(true).create(true).mode(0o600).open(path)?;
         Ok(Box::new(file))
@@ -131,7 +131,7 @@ impl Disk for RealDisk {
     }
 }
 
-impl Stored for File {
+impl StoredFile for File {
     fn length(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
     }

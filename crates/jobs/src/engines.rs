@@ -2,11 +2,11 @@
 
 use crate::line::Interface;
 use crate::problem::StoreError;
-use crate::reply::{Reply, Trouble};
+use crate::reply::{LineReply, ReplyError};
 use bytes::Bytes;
 use std::future::Future;
 use std::path::Path;
-use wornpath_planner::Vitals;
+use wornpath_planner::PodLoad;
 
 /// A request on its way.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,29 +24,29 @@ pub type Prefilled = Box<dyn FnOnce() + Send>;
 
 /// How one pod is.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Health {
+pub struct EngineHealth {
     /// What its engine says, if it says anything.
-    pub vitals: Option<Vitals>,
+    pub vitals: Option<PodLoad>,
     /// How many offline requests it may have at most.
     pub ceiling: usize,
 }
 
 /// Pods, by number.
-pub trait Engines: Send + Sync + 'static {
+pub trait LineDispatch: Send + Sync + 'static {
     /// Sends a request to a pod and waits for the end of its answer.
     fn send(
         &self,
         pod: usize,
         request: Outgoing,
         prefilled: Prefilled,
-    ) -> impl Future<Output = Result<Reply, Trouble>> + Send;
+    ) -> impl Future<Output = Result<LineReply, ReplyError>> + Send;
 
     /// How a pod is; none if it is not there.
-    fn health(&self, pod: usize) -> impl Future<Output = Option<Health>> + Send;
+    fn health(&self, pod: usize) -> impl Future<Output = Option<EngineHealth>> + Send;
 }
 
 /// Where the lines of an input come from.
-pub trait Source: Send + Sync + 'static {
+pub trait CapacitySource: Send + Sync + 'static {
     /// The bytes of a line.
     ///
     /// # Errors

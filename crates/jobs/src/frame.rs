@@ -23,7 +23,7 @@ pub(crate) enum Tail {
 
 /// The frames in some bytes.
 #[derive(Debug)]
-pub(crate) struct Scan<'a> {
+pub(crate) struct FrameScan<'a> {
     pub(crate) payloads: Vec<&'a [u8]>,
     /// Where the last whole frame ends.
     pub(crate) end: usize,
@@ -42,7 +42,7 @@ pub fn frame(payload: &[u8]) -> Vec<u8> {
 }
 
 /// Finds the frames.
-pub(crate) fn scan(bytes: &[u8]) -> Scan<'_> {
+pub(crate) fn scan(bytes: &[u8]) -> FrameScan<'_> {
     let (mut payloads, mut end) = (Vec::new(), 0);
     while let Some(payload) = first(&bytes[end..]) {
         payloads.push(payload);
@@ -55,7 +55,7 @@ pub(crate) fn scan(bytes: &[u8]) -> Scan<'_> {
         false if is_damaged() => Tail::Damaged,
         false => Tail::Torn,
     };
-    Scan { payloads, end, tail }
+    FrameScan { payloads, end, tail }
 }
 
 /// The payload of the frame that begins here.

@@ -4,9 +4,9 @@
 //! and embeddings are not sampled at all. Whoever says neither gets a new sample each time, and has asked for it. Engines keep
 //! answers of the Responses interface under their own names, so each has to be its own.
 
-use crate::line::{Interface, Line};
+use crate::line::{BatchLine, Interface};
 use wornpath_execution::field;
-use wornpath_planner::Identity;
+use wornpath_planner::DedupKey;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// What becomes of lines that are equal but for their owner's names.
@@ -20,7 +20,7 @@ pub enum Identical {
 }
 
 /// What a line is equal by; none if it has to be computed itself. Bodies are equal if their bytes are.
-pub(crate) fn identity(line: &Line, text: &[u8]) -> Option<Identity> {
+pub(crate) fn identity(line: &BatchLine, text: &[u8]) -> Option<DedupKey> {
     let is_deterministic = match line.interface {
         Interface::Embeddings => true,
         Interface::Responses => false,
@@ -35,17 +35,17 @@ pub(crate) fn identity(line: &Line, text: &[u8]) -> Option<Identity> {
     let mut all = line.interface.path().as_bytes().to_vec();
     all.push(b' ');
     all.extend_from_slice(body);
-    is_deterministic.then(|| Identity(xxh3_128(&all)))
+    is_deterministic.then(|| DedupKey(xxh3_128(&all)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line::Form;
+    use crate::line::LineForm;
 
-    fn of(url: &str, id: &str, body: &str) -> Option<Identity> {
+    fn of(url: &str, id: &str, body: &str) -> Option<DedupKey> {
         let text = format!("{{\"custom_id\":\"{id}\",\"url\":\"{url}\",\"body\":{body}}}");
-        let line = Line::parse(text.as_bytes(), Form::Free).unwrap();
+        let line = BatchLine::parse(text.as_bytes(), LineForm::Free).unwrap();
         identity(&line, text.as_bytes())
     }
 
@@ -77,7 +77,7 @@ mod tests {
         ] {
             assert_ne!(one, of("/v1/completions", "a", other), "{other}");
         }
-        let alone = Line::parse(body.as_bytes(), Form::Free).unwrap();
+        let alone = BatchLine::parse(body.as_bytes(), LineForm::Free).unwrap();
         assert_eq!(one, identity(&alone, format!("{body} ").as_bytes()));
     }
 }

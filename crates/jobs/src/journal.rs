@@ -1,7 +1,7 @@
 //! A file of frames that only grows: what was appended survives, in order, or was never there. It can be replaced by
 //! a shorter one, as a whole.
 
-use crate::disk::{Disk, Stored};
+use crate::disk::{Disk, StoredFile};
 use crate::frame::{Tail, frame, scan};
 use crate::problem::StoreError;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// An open journal, which no other process has.
 pub(crate) struct Journal {
     path: PathBuf,
-    file: Box<dyn Stored>,
+    file: Box<dyn StoredFile>,
     /// Where the last synced frame ends.
     end: u64,
     /// Whether something may stand behind it that does not count.
@@ -17,7 +17,7 @@ pub(crate) struct Journal {
     /// How many frames it has.
     frames: usize,
     /// What had its name before it was replaced: whoever opened that may not believe that nobody has it.
-    former: Option<Box<dyn Stored>>,
+    former: Option<Box<dyn StoredFile>>,
 }
 
 impl Journal {
@@ -107,7 +107,7 @@ impl Journal {
     }
 }
 
-fn whole(file: &dyn Stored) -> std::io::Result<Vec<u8>> {
+fn whole(file: &dyn StoredFile) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(file.length()?).unwrap_or(usize::MAX)];
     let read = file.read_at(&mut bytes, 0)?;
     bytes.truncate(read);

@@ -1,54 +1,54 @@
 //! Offline work that survives: results that are published once, and the runner of planned queues.
 //!
-//! [`Intake`] reads an input of any size, the planner orders it, [`run`] sends it to [`Engines`] as the
-//! [`Conductor`] decides, and [`Results`] publishes what comes back: every line of the input gets exactly
+//! [`Input`] reads an input of any size, the planner orders it, [`run`] sends it to [`LineDispatch`] as the
+//! [`Scheduler`] decides, and [`Results`] publishes what comes back: every line of the input gets exactly
 //! one record, whatever dies in between. What was published survives; what was not runs again.
 #![forbid(unsafe_code)]
 
 mod assemble;
 mod batch;
-mod conductor;
-mod copies;
+mod dedup;
 mod disk;
 mod engines;
+mod external_sort;
 mod frame;
+mod fs_store;
 mod identity;
-mod intake;
+mod input;
 mod journal;
 mod line;
 mod pods;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod problem;
+mod prompt_hash;
 mod reader;
 mod record;
 mod reply;
 mod results;
 mod runner;
-mod shelf;
-mod sketch;
-mod spill;
+mod scheduler;
 mod store;
 
 pub use assemble::{Assembler, StreamError, streaming, whole};
-pub use batch::{Batch, NewBatch, ShownProblem, Status, UnixTime};
-pub use conductor::{Conductor, Fate, Order, Patience};
-pub use copies::Copies;
-pub use disk::{Disk, RealDisk, Stored};
-pub use engines::{Engines, Health, Outgoing, Prefilled, Source};
+pub use batch::{Batch, BatchStatus, NewBatch, ShownProblem, UnixTime};
+pub use dedup::DedupGroups;
+pub use disk::{Disk, RealDisk, StoredFile};
+pub use engines::{CapacitySource, EngineHealth, LineDispatch, Outgoing, Prefilled};
+pub use external_sort::{ExternalSort, ExternalSortError, SortScratch};
 pub use frame::frame;
+pub use fs_store::FsStore;
 pub use identity::Identical;
-pub use intake::{Intake, IntakeError, IntakeRules, Span};
-pub use line::{Form, Interface, Line, LineProblem};
-pub use pods::{InputFile, Pods, ReadVitals, read_whole};
+pub use input::{Input, InputError, InputRules, LineSpan};
+pub use line::{BatchLine, Interface, LineForm, LineProblem};
+pub use pods::{BatchPods, InputFile, ReadVitals, read_whole};
 #[cfg(feature = "postgres")]
-pub use postgres::{Postgres, Sharing};
+pub use postgres::{Postgres, PostgresSharing};
 pub use problem::StoreError;
-pub use record::{Counts, Kind, Publish, Record, TokenUsage};
-pub use reply::{Meaning, Owner, Reply, Trouble};
-pub use results::{InputMark, Place, ResultPaths, Results, places};
-pub use runner::{Finished, Progress, Wish, Work, run};
-pub use shelf::Shelf;
-pub use sketch::{BYTES_PER_TOKEN, Lengths, Sketcher, rendered};
-pub use spill::{Scratch, Spill, SpillError};
-pub use store::{FileEntry, Lease, Leased, Standing, Store};
+pub use prompt_hash::{BYTES_PER_TOKEN, Lengths, PromptHasher, rendered};
+pub use record::{Counts, LineRecord, Publish, RecordKind, TokenUsage};
+pub use reply::{LineReply, Owner, ReplyError, ReplyMeaning};
+pub use results::{InputMark, ResultPaths, ResultPosition, Results, places};
+pub use runner::{Finished, RunControl, RunProgress, RunWork, run};
+pub use scheduler::{LineFate, RetryDelay, Scheduler, SchedulerOrder};
+pub use store::{BatchState, FileEntry, Lease, Leased, Store};

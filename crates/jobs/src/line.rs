@@ -50,7 +50,7 @@ impl Interface {
 
 /// Which lines are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
+pub enum LineForm {
     /// Those of the Batch API, all for one interface.
     Batch(Interface),
     /// Those of the Batch API for any interface, and bodies alone.
@@ -71,7 +71,7 @@ pub struct LineProblem {
 
 /// A request as its line has it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Line {
+pub struct BatchLine {
     /// What its owner calls it; none for a body alone.
     pub custom_id: Option<String>,
     /// What it is for.
@@ -80,12 +80,12 @@ pub struct Line {
     pub body: Value,
 }
 
-impl Line {
+impl BatchLine {
     /// Reads a line.
     ///
     /// # Errors
     /// If it is none of that form.
-    pub fn parse(text: &[u8], form: Form) -> Result<Self, LineProblem> {
+    pub fn parse(text: &[u8], form: LineForm) -> Result<Self, LineProblem> {
         let value: Value = serde_json::from_slice(text).map_err(|error| {
             problem(
                 "invalid_json_line",
@@ -97,7 +97,7 @@ impl Line {
             let message = "this line is JSON, but not an object".to_owned();
             return Err(problem("invalid_json_line", message, None));
         }
-        if form == Form::Free && value["body"].is_null() && value["url"].is_null() {
+        if form == LineForm::Free && value["body"].is_null() && value["url"].is_null() {
             let none = || {
                 let message = "none of `messages`, `prompt`, `input` and `body`".to_owned();
                 problem("missing_required_parameter", message, Some("body"))
@@ -108,7 +108,7 @@ impl Line {
         Self::of_batch(value, form)
     }
 
-    fn of_batch(mut value: Value, form: Form) -> Result<Self, LineProblem> {
+    fn of_batch(mut value: Value, form: LineForm) -> Result<Self, LineProblem> {
         let text = |field: &'static str| match &value[field] {
             Value::String(text) if !text.is_empty() => Ok(text.as_str()),
             Value::Null | Value::String(_) => {
@@ -121,8 +121,11 @@ impl Line {
             }
         };
         let custom_id = text("custom_id")?.to_owned();
-        let method =
-            if value["method"].is_null() && form == Form::Free { "POST" } else { text("method")? };
+        let method = if value["method"].is_null() && form == LineForm::Free {
+            "POST"
+        } else {
+            text("method")?
+        };
         if method != "POST" {
             let message = format!("`method` is `{method}`; it must be `POST`");
             return Err(problem("invalid_method", message, Some("method")));
@@ -133,7 +136,7 @@ impl Line {
             let message = format!("`url` is `{url}`; it must be one of {}", known.join(", "));
             problem("invalid_url", message, Some("url"))
         })?;
-        if let Form::Batch(wanted) = form
+        if let LineForm::Batch(wanted) = form
             && wanted != interface
         {
             let message = format!("`url` is `{url}`; the batch is for `{}`", wanted.path());
@@ -161,8 +164,8 @@ const fn problem(code: &'static str, message: String, param: Option<&'static str
 mod tests {
     use super::*;
 
-    fn refused(text: &str, form: Form) -> (&'static str, String) {
-        let problem = Line::parse(text.as_bytes(), form).unwrap_err();
+    fn refused(text: &str, form: LineForm) -> (&'static str, String) {
+        let problem = BatchLine::parse(text.as_bytes(), form).unwrap_err();
         (problem.code, problem.message)
     }
 
@@ -170,18 +173,18 @@ mod tests {
     fn a_batch_line_and_a_body_alone_are_taken() {
         let line =
             br#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":{"input":"x"}}"#;
-        let parsed = Line::parse(line, Form::Batch(Interface::Embeddings)).unwrap();
+        let parsed = BatchLine::parse(line, LineForm::Batch(Interface::Embeddings)).unwrap();
         assert_eq!(
             (parsed.custom_id.as_deref(), parsed.interface),
             (Some("a"), Interface::Embeddings)
         );
-        let alone = Line::parse(br#"{"model":"m","prompt":"x"}"#, Form::Free).unwrap();
+        let alone = BatchLine::parse(br#"{"model":"m","prompt":"x"}"#, LineForm::Free).unwrap();
         assert_eq!((alone.custom_id, alone.interface), (None, Interface::Completions));
     }
 
     #[test]
     fn what_is_wrong_is_named() {
-        let batch = Form::Batch(Interface::Chat);
+        let batch = LineForm::Batch(Interface::Chat);
         let cases = [
             ("{", "invalid_json_line"),
             ("[]", "invalid_json_line"),
@@ -202,6 +205,9 @@ mod tests {
         for (line, code) in cases {
             assert_eq!(refused(line, batch).0, code, "{line}");
         }
-        assert_eq!(refused("{}", Form::Free).1, "none of `messages`, `prompt`, `input` and `body`");
+        assert_eq!(
+            refused("{}", LineForm::Free).1,
+            "none of `messages`, `prompt`, `input` and `body`"
+        );
     }
 }

@@ -1,10 +1,10 @@
 //! Pods that are called directly, without a gateway in between.
 
 use crate::assemble::{Assembler, streaming, whole};
-use crate::engines::{Engines, Health, Outgoing, Prefilled, Source};
-use crate::intake::Span;
+use crate::engines::{CapacitySource, EngineHealth, LineDispatch, Outgoing, Prefilled};
+use crate::input::LineSpan;
 use crate::problem::StoreError;
-use crate::reply::{Reply, Trouble};
+use crate::reply::{LineReply, ReplyError};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body;
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_execution::{
-    AddressError, Answer, BreakerRules, CallError, Endpoint, Reach, Timeouts, WorkerNumber, call,
-    splice,
+    BreakerRules, CallError, EgressPolicy, Endpoint, EndpointError, EngineResponse, Timeouts,
+    WorkerNumber, call, splice,
 };
-use wornpath_planner::Vitals;
+use wornpath_planner::PodLoad;
 
 /// The most bytes of an answer.
 const MOST_BYTES: usize = 256 << 20;
@@ -27,34 +27,34 @@ const MOST_BYTES: usize = 256 << 20;
 const PROBE: Duration = Duration::from_secs(2);
 
 /// Reads an engine's page of metrics.
-pub type ReadVitals = fn(&str) -> Option<Vitals>;
+pub type ReadVitals = fn(&str) -> Option<PodLoad>;
 
 /// Engines at addresses of their own.
-pub struct Pods {
+pub struct BatchPods {
     endpoints: Vec<Arc<Endpoint>>,
     timeouts: Timeouts,
     authorization: Option<HeaderValue>,
     read_vitals: ReadVitals,
 }
 
-impl std::fmt::Debug for Pods {
+impl std::fmt::Debug for BatchPods {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.endpoints.iter().map(|at| at.url())).finish()
     }
 }
 
-impl Pods {
+impl BatchPods {
     /// Pods at these addresses, called as `reach` allows.
     ///
     /// # Errors
     /// If one of them is no address, or must not be called.
     pub fn at(
         urls: &[String],
-        reach: Reach,
+        reach: EgressPolicy,
         timeouts: Timeouts,
         authorization: Option<HeaderValue>,
         read_vitals: ReadVitals,
-    ) -> Result<Self, AddressError> {
+    ) -> Result<Self, EndpointError> {
         let (reach, rules) = (Arc::new(reach), BreakerRules::default());
         let endpoint = |url: &String| Endpoint::new(url, rules, 1)?.within(&reach).map(Arc::new);
         let endpoints = urls.iter().map(endpoint).collect::<Result<_, _>>()?;
@@ -67,7 +67,7 @@ impl Pods {
         (method, path): (Method, &str),
         body: Bytes,
         timeouts: Timeouts,
-    ) -> Result<Answer, CallError> {
+    ) -> Result<EngineResponse, CallError> {
         let endpoint = &self.endpoints[pod];
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
@@ -88,14 +88,14 @@ impl Pods {
         pod: usize,
         request: Outgoing,
         prefilled: Prefilled,
-    ) -> Result<Reply, Trouble> {
+    ) -> Result<LineReply, ReplyError> {
         let streamed =
             request.is_awaited.then(|| streaming(request.interface, &request.body)).flatten();
         let body = match &streamed {
             Some(edits) => splice(&request.body, edits),
             None => splice(&request.body, &whole()),
         };
-        let body = body.map_err(|error| Trouble::Broken(error.to_string()))?;
+        let body = body.map_err(|error| ReplyError::Broken(error.to_string()))?;
         let path = (Method::POST, request.interface.path());
         let answer =
             self.call(pod, path, body, self.timeouts).await.map_err(|error| trouble(&error))?;
@@ -104,7 +104,7 @@ impl Pods {
             answer.head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
         };
         let retry_after = header(RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());
-        let mut reply = Reply {
+        let mut reply = LineReply {
             status: answer.head.status.as_u16(),
             request_id: header("x-request-id"),
             body: Bytes::new(),
@@ -116,30 +116,30 @@ impl Pods {
     }
 }
 
-impl Engines for Pods {
+impl LineDispatch for BatchPods {
     async fn send(
         &self,
         pod: usize,
         request: Outgoing,
         prefilled: Prefilled,
-    ) -> Result<Reply, Trouble> {
+    ) -> Result<LineReply, ReplyError> {
         self.exchange(pod, request, prefilled).await
     }
 
-    async fn health(&self, pod: usize) -> Option<Health> {
+    async fn health(&self, pod: usize) -> Option<EngineHealth> {
         let timeouts =
             Timeouts { connect: PROBE, first_byte: PROBE, between_bytes: PROBE, total: PROBE };
         let page = self.call(pod, (Method::GET, "/metrics"), Bytes::new(), timeouts).await.ok()?;
         let page = read_whole(&page.head.headers, page.body).await.ok()?;
         let vitals = (self.read_vitals)(&String::from_utf8_lossy(&page));
-        Some(Health { vitals, ceiling: usize::MAX })
+        Some(EngineHealth { vitals, ceiling: usize::MAX })
     }
 }
 
-fn trouble(error: &CallError) -> Trouble {
+fn trouble(error: &CallError) -> ReplyError {
     match error.is_unread() {
-        true => Trouble::Unreachable(error.to_string()),
-        false => Trouble::Broken(error.to_string()),
+        true => ReplyError::Unreachable(error.to_string()),
+        false => ReplyError::Broken(error.to_string()),
     }
 }
 
@@ -147,14 +147,14 @@ fn trouble(error: &CallError) -> Trouble {
 ///
 /// # Errors
 /// If it breaks off, is too large, or is a stream that does not end as one should.
-pub async fn read_whole<B>(headers: &HeaderMap, body: B) -> Result<Bytes, Trouble>
+pub async fn read_whole<B>(headers: &HeaderMap, body: B) -> Result<Bytes, ReplyError>
 where
     B: Body<Data = Bytes, Error = CallError> + Unpin,
 {
     let mut body = body;
     let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
     let mut stream = kind.starts_with(b"text/event-stream").then(Assembler::default);
-    let broken = |error: crate::StreamError| Trouble::Broken(error.to_string());
+    let broken = |error: crate::StreamError| ReplyError::Broken(error.to_string());
     let (mut all, mut bytes) = (BytesMut::new(), 0);
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| trouble(&error))?.into_data() else { continue };
@@ -175,13 +175,13 @@ where
 pub struct InputFile {
     path: PathBuf,
     file: File,
-    spans: Vec<Span>,
+    spans: Vec<LineSpan>,
 }
 
 impl InputFile {
     /// The lines at these places of a file, which was opened at that path.
     #[must_use]
-    pub const fn new(path: PathBuf, file: File, spans: Vec<Span>) -> Self {
+    pub const fn new(path: PathBuf, file: File, spans: Vec<LineSpan>) -> Self {
         Self { path, file, spans }
     }
 
@@ -192,7 +192,7 @@ impl InputFile {
     }
 }
 
-impl Source for InputFile {
+impl CapacitySource for InputFile {
     fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let span = self.spans[line as usize];
         let mut bytes = vec![0; span.bytes as usize];

@@ -16,11 +16,11 @@ mod pool;
 mod results;
 mod schema;
 
-use crate::batch::{Batch, Status, UnixTime};
+use crate::batch::{Batch, BatchStatus, UnixTime};
 use crate::problem::StoreError;
-use crate::record::{Kind, Record};
+use crate::record::{LineRecord, RecordKind};
 use crate::results::InputMark;
-use crate::store::{FileEntry, Lease, Standing, Store};
+use crate::store::{BatchState, FileEntry, Lease, Store};
 use pool::Pool;
 use std::io::Read;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use tokio::runtime::Handle;
 
 /// How a database is shared.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Sharing {
+pub struct PostgresSharing {
     /// Under which name this gateway takes leases; no other may have it at the same time.
     pub runner: String,
     /// How long a lease lasts if nothing is heard of its holder.
@@ -38,7 +38,7 @@ pub struct Sharing {
 /// A store in a database.
 pub struct Postgres {
     pool: Pool,
-    sharing: Sharing,
+    sharing: PostgresSharing,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -52,7 +52,7 @@ impl Postgres {
     ///
     /// # Errors
     /// If the address is none, or the database cannot be reached or refuses.
-    pub fn open(address: &str, sharing: Sharing) -> Result<Self, StoreError> {
+    pub fn open(address: &str, sharing: PostgresSharing) -> Result<Self, StoreError> {
         let store = Self { pool: Pool::new(address)?, sharing };
         store.pool.with(schema::make)?;
         Ok(store)
@@ -110,7 +110,7 @@ impl Store for Postgres {
         })
     }
 
-    fn result_bytes(&self, batch: &str, kind: Kind) -> Result<u64, StoreError> {
+    fn result_bytes(&self, batch: &str, kind: RecordKind) -> Result<u64, StoreError> {
         self.pool.with(async |client| results::bytes(client, batch, kind).await)
     }
 
@@ -131,7 +131,7 @@ impl Store for Postgres {
         self.sharing.term
     }
 
-    fn renew(&self, lease: &Lease) -> Result<Status, StoreError> {
+    fn renew(&self, lease: &Lease) -> Result<BatchStatus, StoreError> {
         let (runner, term) = (&self.sharing.runner, self.term_seconds());
         self.pool.with(async |client| {
             leases::attend(client, runner, term).await?;
@@ -157,12 +157,12 @@ impl Store for Postgres {
         self.pool.with(async |client| leases::change(client, (lease, term), change).await)
     }
 
-    fn standing(&self, lease: &Lease, input: InputMark) -> Result<Standing, StoreError> {
+    fn standing(&self, lease: &Lease, input: InputMark) -> Result<BatchState, StoreError> {
         let term = self.term_seconds();
         self.pool.with(async |client| results::standing(client, (lease, term), input).await)
     }
 
-    fn publish(&self, lease: &Lease, records: &[Record]) -> Result<usize, StoreError> {
+    fn publish(&self, lease: &Lease, records: &[LineRecord]) -> Result<usize, StoreError> {
         let term = self.term_seconds();
         self.pool.with(async |client| results::publish(client, (lease, term), records).await)
     }
@@ -170,7 +170,7 @@ impl Store for Postgres {
     fn read_results(
         &self,
         batch: &str,
-        kind: Kind,
+        kind: RecordKind,
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, StoreError> {

@@ -3,12 +3,12 @@
 //! A store that is away for a while is no line's failure and no engine's: who wants a line waits until it can be read, and the
 //! run waits with it, because only so many are read at once. That bounds what is asked of a database, too.
 
-use crate::copies::Portion;
-use crate::line::{Form, Interface, Line};
+use crate::dedup::Portion;
+use crate::line::{BatchLine, Interface, LineForm};
 use crate::problem::StoreError;
-use crate::record::Record;
+use crate::record::LineRecord;
 use crate::reply::Owner;
-use crate::runner::{Progress, Work};
+use crate::runner::{RunProgress, RunWork};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,18 +22,18 @@ const AT_ONCE: usize = 8;
 const PERIOD: Duration = Duration::from_millis(500);
 
 /// Whose a line is, what it is for, and what is sent.
-pub(crate) type Named = (Owner, Interface, Bytes);
+pub(crate) type NamedLine = (Owner, Interface, Bytes);
 
 /// Reads for one run.
-pub(crate) struct Reader {
-    work: Work,
+pub(crate) struct LineReader {
+    work: RunWork,
     turns: Semaphore,
     /// Is told why nothing can be read.
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<RunProgress>,
 }
 
-impl Reader {
-    pub(crate) fn new(work: Work, progress: watch::Sender<Progress>) -> Arc<Self> {
+impl LineReader {
+    pub(crate) fn new(work: RunWork, progress: watch::Sender<RunProgress>) -> Arc<Self> {
         Arc::new(Self { work, turns: Semaphore::new(AT_ONCE), progress })
     }
 
@@ -41,7 +41,7 @@ impl Reader {
     ///
     /// # Errors
     /// If it will never be read.
-    pub(crate) async fn line(self: &Arc<Self>, line: u32) -> Result<Named, StoreError> {
+    pub(crate) async fn line(self: &Arc<Self>, line: u32) -> Result<NamedLine, StoreError> {
         self.patiently(move |reader| reader.named(line)).await
     }
 
@@ -52,7 +52,7 @@ impl Reader {
     pub(crate) async fn records(
         self: &Arc<Self>,
         portion: Portion,
-    ) -> Result<Vec<Record>, StoreError> {
+    ) -> Result<Vec<LineRecord>, StoreError> {
         self.patiently(move |reader| portion.records(reader)).await
     }
 
@@ -60,9 +60,9 @@ impl Reader {
     ///
     /// # Errors
     /// If it cannot be read, or is not what it was.
-    pub(crate) fn named(&self, line: u32) -> Result<Named, StoreError> {
+    pub(crate) fn named(&self, line: u32) -> Result<NamedLine, StoreError> {
         let bytes = self.work.source.line(line)?;
-        let parsed = Line::parse(&bytes, Form::Free)
+        let parsed = BatchLine::parse(&bytes, LineForm::Free)
             .map_err(|problem| self.has_changed(&problem.to_string()))?;
         // The owner's own bytes go out, not what a parser made of them.
         let own = |name| field(&bytes, name).ok().flatten().map(|value| bytes.slice_ref(value));

@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 
 /// Where a line's record goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Kind {
+pub enum RecordKind {
     /// Answered: to the output.
     #[serde(rename = "o")]
     Output,
@@ -16,11 +16,11 @@ pub enum Kind {
 
 /// The end of a line, whichever it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Record {
+pub struct LineRecord {
     /// Which line of the input, counted from 0 among those with a request.
     pub line: u32,
     /// Where it goes.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// One line of JSON, without the newline.
     pub bytes: Vec<u8>,
     /// What the engine counted.
@@ -65,10 +65,10 @@ impl Counts {
         self.total - self.completed - self.failed
     }
 
-    pub(crate) const fn add(&mut self, kind: Kind) {
+    pub(crate) const fn add(&mut self, kind: RecordKind) {
         match kind {
-            Kind::Output => self.completed += 1,
-            Kind::Error => self.failed += 1,
+            RecordKind::Output => self.completed += 1,
+            RecordKind::Error => self.failed += 1,
         }
     }
 }
@@ -80,7 +80,7 @@ pub trait Publish: Send {
     ///
     /// # Errors
     /// If they cannot be written, or are another's to write.
-    fn publish(&mut self, records: &[Record]) -> Result<usize, crate::StoreError>;
+    fn publish(&mut self, records: &[LineRecord]) -> Result<usize, crate::StoreError>;
 
     /// How far it is.
     fn counts(&self) -> Counts;

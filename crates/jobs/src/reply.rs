@@ -1,6 +1,6 @@
 //! What engines say to a request, and what is published of it.
 
-use crate::record::{Kind, Record, TokenUsage};
+use crate::record::{LineRecord, RecordKind, TokenUsage};
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use wornpath_execution::field;
 
 /// An answer with a status.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Reply {
+pub struct LineReply {
     /// HTTP's.
     pub status: u16,
     /// What the engine or the gateway calls the request.
@@ -22,7 +22,7 @@ pub struct Reply {
 
 /// No answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum ReplyError {
     /// The pod is not there.
     #[error("{0}")]
     Unreachable(String),
@@ -36,7 +36,7 @@ pub enum Trouble {
 
 /// What an answer means for its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Meaning {
+pub enum ReplyMeaning {
     /// It is answered.
     Answered,
     /// It will never be: the request itself is at fault.
@@ -49,14 +49,14 @@ pub enum Meaning {
     Gone,
 }
 
-impl Meaning {
+impl ReplyMeaning {
     /// What came back, understood.
     #[must_use]
-    pub fn of(came: &Result<Reply, Trouble>) -> Self {
+    pub fn of(came: &Result<LineReply, ReplyError>) -> Self {
         match came {
-            Err(Trouble::Unreachable(_)) => Self::Gone,
-            Err(Trouble::Broken(_)) => Self::Failed,
-            Err(Trouble::Unreadable(_)) => Self::Refused,
+            Err(ReplyError::Unreachable(_)) => Self::Gone,
+            Err(ReplyError::Broken(_)) => Self::Failed,
+            Err(ReplyError::Unreadable(_)) => Self::Refused,
             Ok(reply) => match reply.status {
                 200..300 => Self::Answered,
                 429 | 503 => Self::Busy(reply.retry_after),
@@ -81,10 +81,10 @@ pub struct Owner {
 impl Owner {
     /// The record of what came back last.
     #[must_use]
-    pub fn record(&self, came: &Result<Reply, Trouble>) -> Record {
+    pub fn record(&self, came: &Result<LineReply, ReplyError>) -> LineRecord {
         match came {
             Ok(reply) => self.of_reply(reply),
-            Err(Trouble::Unreadable(why)) => self.error("unreadable", why),
+            Err(ReplyError::Unreadable(why)) => self.error("unreadable", why),
             Err(trouble) => {
                 let message = format!("it was tried as often as it may be; at last: {trouble}");
                 self.error("upstream_lost", &message)
@@ -94,19 +94,19 @@ impl Owner {
 
     /// The record of what came for another line that is equal to this one.
     #[must_use]
-    pub fn copy(&self, came: &Result<Reply, Trouble>) -> Record {
-        Record { usage: TokenUsage::default(), ..self.record(came) }
+    pub fn copy(&self, came: &Result<LineReply, ReplyError>) -> LineRecord {
+        LineRecord { usage: TokenUsage::default(), ..self.record(came) }
     }
 
     /// A line that ended without an answer.
     #[must_use]
-    pub fn error(&self, code: &str, message: &str) -> Record {
+    pub fn error(&self, code: &str, message: &str) -> LineRecord {
         let error = json!({"code": code, "message": message}).to_string();
         let bytes = self.bytes(b"null", error.as_bytes());
-        Record { line: self.line, kind: Kind::Error, bytes, usage: TokenUsage::default() }
+        LineRecord { line: self.line, kind: RecordKind::Error, bytes, usage: TokenUsage::default() }
     }
 
-    fn of_reply(&self, reply: &Reply) -> Record {
+    fn of_reply(&self, reply: &LineReply) -> LineRecord {
         let id = Value::from(reply.request_id.as_deref().unwrap_or_default()).to_string();
         let mut response =
             format!("{{\"status_code\":{},\"request_id\":{id},\"body\":", reply.status)
@@ -114,9 +114,9 @@ impl Owner {
         append_body(&reply.body, &mut response);
         response.push(b'}');
         let is_answer = (200..300).contains(&reply.status);
-        let kind = if is_answer { Kind::Output } else { Kind::Error };
+        let kind = if is_answer { RecordKind::Output } else { RecordKind::Error };
         let usage = usage_of(&reply.body);
-        Record { line: self.line, kind, bytes: self.bytes(&response, b"null"), usage }
+        LineRecord { line: self.line, kind, bytes: self.bytes(&response, b"null"), usage }
     }
 
     fn bytes(&self, response: &[u8], error: &[u8]) -> Vec<u8> {
@@ -167,11 +167,11 @@ fn usage_of(body: &[u8]) -> TokenUsage {
 mod tests {
     use super::*;
 
-    fn record(status: u16, body: &'static str) -> (Kind, Value, TokenUsage) {
+    fn record(status: u16, body: &'static str) -> (RecordKind, Value, TokenUsage) {
         let owner = Owner { line: 3, custom_id: b"\"mine\"".to_vec(), name: "ab".into() };
         let body = Bytes::from_static(body.as_bytes());
-        let came = Ok(Reply { status, request_id: Some("r".into()), body, retry_after: None });
-        let Record { kind, bytes, usage, .. } = owner.record(&came);
+        let came = Ok(LineReply { status, request_id: Some("r".into()), body, retry_after: None });
+        let LineRecord { kind, bytes, usage, .. } = owner.record(&came);
         assert!(!bytes.contains(&b'\n'));
         (kind, serde_json::from_slice(&bytes).unwrap(), usage)
     }
@@ -180,7 +180,7 @@ mod tests {
     fn an_answer_is_published_as_it_came_on_one_line() {
         let body = "{\n \"big\": 12345678901234567890123,\r\n \"usage\": {\"prompt_tokens\": 7, \"completion_tokens\": 2, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}";
         let (kind, line, usage) = record(200, body);
-        assert_eq!(kind, Kind::Output);
+        assert_eq!(kind, RecordKind::Output);
         assert_eq!(line["id"], "batch_req_ab00000003");
         assert_eq!((&line["custom_id"], &line["error"]), (&json!("mine"), &Value::Null));
         assert_eq!(line["response"]["status_code"], 200);
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_refusal_is_an_error_and_what_is_no_json_a_string() {
         let (kind, line, _) = record(400, "<html>\nno");
-        assert_eq!((kind, &line["response"]["body"]), (Kind::Error, &json!("<html>\nno")));
+        assert_eq!((kind, &line["response"]["body"]), (RecordKind::Error, &json!("<html>\nno")));
         let owner = Owner { line: 0, custom_id: b"\"x\"".to_vec(), name: String::new() };
         let expired = owner.error("batch_expired", "too late");
         let line: Value = serde_json::from_slice(&expired.bytes).unwrap();
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn statuses_say_who_is_at_fault() {
         let of = |status| {
-            Meaning::of(&Ok(Reply {
+            ReplyMeaning::of(&Ok(LineReply {
                 status,
                 request_id: None,
                 body: Bytes::new(),
@@ -220,11 +220,21 @@ mod tests {
         };
         assert_eq!(
             [200, 400, 404, 422].map(of),
-            [Meaning::Answered, Meaning::Refused, Meaning::Refused, Meaning::Refused]
+            [
+                ReplyMeaning::Answered,
+                ReplyMeaning::Refused,
+                ReplyMeaning::Refused,
+                ReplyMeaning::Refused
+            ]
         );
         assert_eq!(
             [429, 503, 500, 408].map(of),
-            [Meaning::Busy(None), Meaning::Busy(None), Meaning::Failed, Meaning::Failed]
+            [
+                ReplyMeaning::Busy(None),
+                ReplyMeaning::Busy(None),
+                ReplyMeaning::Failed,
+                ReplyMeaning::Failed
+            ]
         );
     }
 }

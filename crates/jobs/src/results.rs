@@ -5,10 +5,10 @@
 //! where the files end. That frame is the publication: whatever stands behind the ends it names does not
 //! count and is cut off. One frame per group makes it cheap, and a line that has a record never gets another.
 
-use crate::disk::{Disk, Stored};
+use crate::disk::{Disk, StoredFile};
 use crate::journal::Journal;
 use crate::problem::StoreError;
-use crate::record::{Counts, Kind, Publish, Record, TokenUsage};
+use crate::record::{Counts, LineRecord, Publish, RecordKind, TokenUsage};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -36,9 +36,9 @@ pub struct InputMark {
 
 /// A group of records, as the log has it.
 #[derive(Serialize, Deserialize)]
-struct Group {
+struct ResultGroup {
     /// Line, where to, and bytes with the newline.
-    records: Vec<(u32, Kind, u32)>,
+    records: Vec<(u32, RecordKind, u32)>,
     /// Where the files end.
     ends: [u64; 2],
     /// Of the group's bytes in each file.
@@ -47,20 +47,20 @@ struct Group {
 }
 
 #[derive(Serialize, Deserialize)]
-enum Entry {
+enum ResultEntry {
     #[serde(rename = "of")]
     Of(InputMark),
     #[serde(rename = "group")]
-    Group(Group),
+    Group(ResultGroup),
 }
 
 /// Where a line's record stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct ResultPosition {
     /// Which line of the input.
     pub line: u32,
     /// In which file.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// From where.
     pub offset: u64,
     /// How many bytes, with the newline.
@@ -71,7 +71,7 @@ pub struct Place {
 pub struct Results {
     paths: ResultPaths,
     /// Output and errors.
-    files: [Box<dyn Stored>; 2],
+    files: [Box<dyn StoredFile>; 2],
     log: Journal,
     input: InputMark,
     /// Where the files end, as far as they count.
@@ -99,7 +99,7 @@ impl Results {
         paths: &ResultPaths,
         input: InputMark,
     ) -> Result<Self, StoreError> {
-        let mut found = Found::of(input);
+        let mut found = FoundResult::of(input);
         let mut log = Journal::open(disk, &paths.log, |payload| found.entry(payload, &mut |_| {}))?;
         found.check(paths)?;
         if found.mark.is_none() {
@@ -109,15 +109,15 @@ impl Results {
         for (path, end) in [&paths.output, &paths.errors].into_iter().zip(found.ends) {
             files.push(settled(disk, path, end)?);
         }
-        let files: [Box<dyn Stored>; 2] =
+        let files: [Box<dyn StoredFile>; 2] =
             files.try_into().ok().expect("one file was opened for each of two paths");
         let folder = paths.output.parent().unwrap_or(Path::new("."));
         disk.sync_folder(folder).map_err(StoreError::io("sync", folder))?;
         found.check_last(&files, paths)?;
         if found.mark.is_none() {
-            log.append(&json(&Entry::Of(input)))?;
+            log.append(&json(&ResultEntry::Of(input)))?;
         }
-        let Found { ends, done, counts, usage, .. } = found;
+        let FoundResult { ends, done, counts, usage, .. } = found;
         let paths = paths.clone();
         Ok(Self { paths, files, log, input, ends, is_dirty: false, done, counts, usage })
     }
@@ -144,8 +144,13 @@ impl Results {
     ///
     /// # Errors
     /// If the file system refuses.
-    pub fn read(&self, kind: Kind, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
-        let at = usize::from(kind == Kind::Error);
+    pub fn read(
+        &self,
+        kind: RecordKind,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize, StoreError> {
+        let at = usize::from(kind == RecordKind::Error);
         let left = usize::try_from(self.ends[at].saturating_sub(offset)).unwrap_or(usize::MAX);
         let most = buffer.len().min(left);
         let path = [&self.paths.output, &self.paths.errors][at];
@@ -171,9 +176,9 @@ impl Results {
 }
 
 impl Publish for Results {
-    fn publish(&mut self, records: &[Record]) -> Result<usize, StoreError> {
+    fn publish(&mut self, records: &[LineRecord]) -> Result<usize, StoreError> {
         let mut lines = [Vec::new(), Vec::new()];
-        let mut group = Group {
+        let mut group = ResultGroup {
             records: Vec::new(),
             ends: self.ends,
             crcs: [0; 2],
@@ -184,7 +189,7 @@ impl Publish for Results {
             if self.is_done(record.line) || is_twice {
                 continue;
             }
-            let to = &mut lines[usize::from(record.kind == Kind::Error)];
+            let to = &mut lines[usize::from(record.kind == RecordKind::Error)];
             to.extend_from_slice(&record.bytes);
             to.push(b'\n');
             group.records.push((record.line, record.kind, record.bytes.len() as u32 + 1));
@@ -200,7 +205,7 @@ impl Publish for Results {
         let (ends, usage, new) = (group.ends, group.usage, group.records.len());
         let marks: Vec<_> = group.records.iter().map(|(line, kind, _)| (*line, *kind)).collect();
         let written =
-            self.write(&lines).and_then(|()| self.log.append(&json(&Entry::Group(group))));
+            self.write(&lines).and_then(|()| self.log.append(&json(&ResultEntry::Group(group))));
         // Until the log has it, it does not count, however much of it stands in the files.
         self.is_dirty = written.is_err();
         written?;
@@ -230,8 +235,8 @@ pub fn places(
     disk: &dyn Disk,
     paths: &ResultPaths,
     input: InputMark,
-) -> Result<Vec<Place>, StoreError> {
-    let (mut found, mut places) = (Found::of(input), Vec::new());
+) -> Result<Vec<ResultPosition>, StoreError> {
+    let (mut found, mut places) = (FoundResult::of(input), Vec::new());
     Journal::open(disk, &paths.log, |payload| {
         found.entry(payload, &mut |place| places.push(place))
     })?;
@@ -240,7 +245,7 @@ pub fn places(
 }
 
 /// What a log says, as it is read.
-struct Found {
+struct FoundResult {
     expected: InputMark,
     mark: Option<InputMark>,
     ends: [u64; 2],
@@ -251,7 +256,7 @@ struct Found {
     last: Option<([u64; 2], [u32; 2])>,
 }
 
-impl Found {
+impl FoundResult {
     fn of(expected: InputMark) -> Self {
         Self {
             expected,
@@ -264,14 +269,18 @@ impl Found {
         }
     }
 
-    fn entry(&mut self, payload: &[u8], each: &mut dyn FnMut(Place)) -> Result<(), &'static str> {
+    fn entry(
+        &mut self,
+        payload: &[u8],
+        each: &mut dyn FnMut(ResultPosition),
+    ) -> Result<(), &'static str> {
         let group = match serde_json::from_slice(payload).map_err(|_| "no entry of a result log")? {
-            Entry::Of(mark) if self.mark.is_none() => {
+            ResultEntry::Of(mark) if self.mark.is_none() => {
                 self.mark = Some(mark);
                 return Ok(());
             }
-            Entry::Of(_) => return Err("the input is named twice"),
-            Entry::Group(group) => group,
+            ResultEntry::Of(_) => return Err("the input is named twice"),
+            ResultEntry::Group(group) => group,
         };
         if self.mark != Some(self.expected) {
             // Told apart below, with what differs.
@@ -284,8 +293,8 @@ impl Found {
                 Some(true) => return Err("a line has two records"),
                 None => return Err("a record of a line that there is not"),
             }
-            let end = &mut self.ends[usize::from(kind == Kind::Error)];
-            each(Place { line, kind, offset: *end, bytes });
+            let end = &mut self.ends[usize::from(kind == RecordKind::Error)];
+            each(ResultPosition { line, kind, offset: *end, bytes });
             *end += u64::from(bytes);
             self.counts.add(kind);
         }
@@ -306,7 +315,7 @@ impl Found {
     /// The last group is what a crash could have touched.
     fn check_last(
         &self,
-        files: &[Box<dyn Stored>; 2],
+        files: &[Box<dyn StoredFile>; 2],
         paths: &ResultPaths,
     ) -> Result<(), StoreError> {
         let Some((begins, crcs)) = self.last else { return Ok(()) };
@@ -339,7 +348,7 @@ fn check_nothing_published(disk: &dyn Disk, paths: &ResultPaths) -> Result<(), S
 }
 
 /// A file, cut back to what counts of it.
-fn settled(disk: &dyn Disk, path: &Path, end: u64) -> Result<Box<dyn Stored>, StoreError> {
+fn settled(disk: &dyn Disk, path: &Path, end: u64) -> Result<Box<dyn StoredFile>, StoreError> {
     let mut file = disk.open(path).map_err(StoreError::io("open", path))?;
     let length = file.length().map_err(StoreError::io("read", path))?;
     if length < end {
@@ -353,6 +362,6 @@ fn settled(disk: &dyn Disk, path: &Path, end: u64) -> Result<Box<dyn Stored>, St
     Ok(file)
 }
 
-fn json(entry: &Entry) -> Vec<u8> {
+fn json(entry: &ResultEntry) -> Vec<u8> {
     serde_json::to_vec(entry).expect("numbers and names are always JSON")
 }

@@ -1,16 +1,16 @@
-//! Carries a run out: sends what the [`Conductor`] says, and publishes what comes back.
+//! Carries a run out: sends what the [`Scheduler`] says, and publishes what comes back.
 //!
 //! One task decides, one task per request waits for its answer, and one task writes records in groups: while
 //! a group is being synced, the next one gathers. A disk that is full stops the run, not the process: no
 //! request is sent while too many records wait to be written, and it goes on when there is room.
 
-use crate::conductor::{Conductor, Fate, Order};
-use crate::copies::{Copies, Copying};
-use crate::engines::{Engines, Health, Outgoing, Source};
+use crate::dedup::{CopyProgress, DedupGroups};
+use crate::engines::{CapacitySource, EngineHealth, LineDispatch, Outgoing};
 use crate::problem::StoreError;
-use crate::reader::Reader;
-use crate::record::{Counts, Publish, Record, TokenUsage};
-use crate::reply::{Meaning, Owner, Reply, Trouble};
+use crate::reader::LineReader;
+use crate::record::{Counts, LineRecord, Publish, TokenUsage};
+use crate::reply::{LineReply, Owner, ReplyError, ReplyMeaning};
+use crate::scheduler::{LineFate, Scheduler, SchedulerOrder};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -31,18 +31,18 @@ const PERIOD: Duration = Duration::from_millis(500);
 const UNWATCHED: Duration = Duration::from_secs(1);
 
 /// What a run is of. Jobs of its plan have the numbers of their lines.
-pub struct Work {
+pub struct RunWork {
     /// Where its lines come from.
-    pub source: Arc<dyn Source>,
+    pub source: Arc<dyn CapacitySource>,
     /// Begins the names of its records.
     pub name: String,
     /// The numbers that a body alone is called by.
     pub numbers: Arc<dyn Fn(u32) -> u32 + Send + Sync>,
     /// Lines that get the answers of others.
-    pub copies: Copies,
+    pub copies: DedupGroups,
 }
 
-impl std::fmt::Debug for Work {
+impl std::fmt::Debug for RunWork {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Work({})", self.name)
     }
@@ -50,7 +50,7 @@ impl std::fmt::Debug for Work {
 
 /// Whether a run goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Wish {
+pub enum RunControl {
     /// Yes.
     #[default]
     GoOn,
@@ -62,7 +62,7 @@ pub enum Wish {
 
 /// How far a run is.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Progress {
+pub struct RunProgress {
     /// Lines, those of earlier runs included.
     pub counts: Counts,
     /// Tokens, as engines count them.
@@ -83,35 +83,35 @@ pub struct Finished<P> {
     /// Who took the records.
     pub publisher: P,
     /// How far it came.
-    pub progress: Progress,
+    pub progress: RunProgress,
     /// How often an idle pod took work from another.
     pub thefts: usize,
 }
 
-enum News {
+enum RunnerEvent {
     Prefilled(JobId),
-    Ended(Order, Owner, Result<Reply, Trouble>),
-    Copied(Vec<Record>),
+    Ended(SchedulerOrder, Owner, Result<LineReply, ReplyError>),
+    Copied(Vec<LineRecord>),
     /// A line of the input cannot be read, and the run cannot go on.
     Unreadable(StoreError),
-    Health(usize, Option<Health>),
+    Health(usize, Option<EngineHealth>),
 }
 
 /// Runs until everything has its record, or it is told to stop.
 ///
 /// # Errors
 /// If records cannot be published, now or ever, or the input's file cannot be read any more.
-pub async fn run<E: Engines, P: Publish + 'static>(
-    conductor: Conductor,
-    mut work: Work,
+pub async fn run<E: LineDispatch, P: Publish + 'static>(
+    conductor: Scheduler,
+    mut work: RunWork,
     engines: Arc<E>,
     publisher: P,
-    (wishes, progress): (watch::Receiver<Wish>, watch::Sender<Progress>),
+    (wishes, progress): (watch::Receiver<RunControl>, watch::Sender<RunProgress>),
 ) -> Result<Finished<P>, StoreError> {
     let (sender, records) = mpsc::unbounded_channel();
     let (news_sender, news) = mpsc::unbounded_channel();
     let (unwritten, written) = (Arc::<AtomicUsize>::default(), Arc::<Notify>::default());
-    let writer = Writer {
+    let writer = ResultWriter {
         records,
         unwritten: Arc::clone(&unwritten),
         written: Arc::clone(&written),
@@ -123,8 +123,8 @@ pub async fn run<E: Engines, P: Publish + 'static>(
     let writer = writing.spawn(writer.write(publisher));
     let mut runner = Runner {
         conductor,
-        copying: Copying::of(std::mem::take(&mut work.copies)),
-        reader: Reader::new(work, progress.clone()),
+        copying: CopyProgress::of(std::mem::take(&mut work.copies)),
+        reader: LineReader::new(work, progress.clone()),
         engines,
         records: sender,
         unwritten,
@@ -152,27 +152,27 @@ pub async fn run<E: Engines, P: Publish + 'static>(
 }
 
 struct Runner<E> {
-    conductor: Conductor,
-    copying: Copying,
-    reader: Arc<Reader>,
+    conductor: Scheduler,
+    copying: CopyProgress,
+    reader: Arc<LineReader>,
     engines: Arc<E>,
-    records: mpsc::UnboundedSender<Record>,
+    records: mpsc::UnboundedSender<LineRecord>,
     unwritten: Arc<AtomicUsize>,
     /// Told when a group has been written.
     written: Arc<Notify>,
-    news: mpsc::UnboundedSender<News>,
+    news: mpsc::UnboundedSender<RunnerEvent>,
     calls: JoinSet<()>,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<RunProgress>,
     /// Why no more lines can be read.
     unreadable: Option<StoreError>,
     started: Instant,
 }
 
-impl<E: Engines> Runner<E> {
+impl<E: LineDispatch> Runner<E> {
     async fn until_settled(
         &mut self,
-        mut news: mpsc::UnboundedReceiver<News>,
-        mut wishes: watch::Receiver<Wish>,
+        mut news: mpsc::UnboundedReceiver<RunnerEvent>,
+        mut wishes: watch::Receiver<RunControl>,
         writing: &AbortHandle,
     ) {
         let mut look = tokio::time::interval(PERIOD);
@@ -180,12 +180,12 @@ impl<E: Engines> Runner<E> {
         while is_open(self) && self.unreadable.is_none() && !writing.is_finished() {
             let wish = *wishes.borrow_and_update();
             let is_idle = self.conductor.in_flight() == 0 && self.copying.is_done();
-            if wish == Wish::Stop || wish == Wish::Finish && is_idle {
+            if wish == RunControl::Stop || wish == RunControl::Finish && is_idle {
                 return;
             }
             // What has been computed is given to all that wait for it, before anything else is.
             self.copy();
-            if wish == Wish::GoOn {
+            if wish == RunControl::GoOn {
                 self.send();
             }
             let wakeup = self.conductor.wakeup(self.now()).map(|at| self.started + at);
@@ -223,7 +223,8 @@ impl<E: Engines> Runner<E> {
             let (reader, news) = (Arc::clone(&self.reader), self.news.clone());
             self.calls.spawn(async move {
                 let records = reader.records(portion).await;
-                let _ = news.send(records.map_or_else(News::Unreadable, News::Copied));
+                let _ =
+                    news.send(records.map_or_else(RunnerEvent::Unreadable, RunnerEvent::Copied));
             });
         }
     }
@@ -238,10 +239,10 @@ impl<E: Engines> Runner<E> {
                 let (owner, interface, body) = match reader.line(order.job.0).await {
                     Ok(named) => named,
                     Err(error) => {
-                        let came = Err(Trouble::Unreadable(error.to_string()));
+                        let came = Err(ReplyError::Unreadable(error.to_string()));
                         let _ = news.send(match reader.fails_alone(&error) {
-                            true => News::Ended(order, reader.nameless(order.job.0), came),
-                            false => News::Unreadable(error),
+                            true => RunnerEvent::Ended(order, reader.nameless(order.job.0), came),
+                            false => RunnerEvent::Unreadable(error),
                         });
                         return;
                     }
@@ -249,10 +250,10 @@ impl<E: Engines> Runner<E> {
                 let request = Outgoing { interface, body, is_awaited: order.is_awaited };
                 let teller = news.clone();
                 let prefilled = Box::new(move || {
-                    let _ = teller.send(News::Prefilled(order.job));
+                    let _ = teller.send(RunnerEvent::Prefilled(order.job));
                 });
                 let came = call(&*engines, order, request, prefilled, &news).await;
-                let _ = news.send(News::Ended(order, owner, came));
+                let _ = news.send(RunnerEvent::Ended(order, owner, came));
             });
         }
         let (in_flight, gone) = (self.conductor.in_flight(), self.conductor.gone().count());
@@ -263,13 +264,13 @@ impl<E: Engines> Runner<E> {
         });
     }
 
-    fn hear(&mut self, news: News) {
+    fn hear(&mut self, news: RunnerEvent) {
         let now = self.now();
         match news {
-            News::Prefilled(job) => self.conductor.prefilled(job),
-            News::Ended(order, owner, came) => {
+            RunnerEvent::Prefilled(job) => self.conductor.prefilled(job),
+            RunnerEvent::Ended(order, owner, came) => {
                 let before = self.conductor.gone().count();
-                let fate = self.conductor.ended(order, Meaning::of(&came), now);
+                let fate = self.conductor.ended(order, ReplyMeaning::of(&came), now);
                 if self.conductor.gone().count() > before {
                     let why = match &came {
                         Ok(reply) => format!("it answered {}", reply.status),
@@ -277,23 +278,23 @@ impl<E: Engines> Runner<E> {
                     };
                     self.progress.send_modify(|progress| progress.trouble = Some((order.pod, why)));
                 }
-                if fate == Fate::Publish {
+                if fate == LineFate::Publish {
                     self.unwritten.fetch_add(1, Relaxed);
                     // Only a writer that has failed does not listen, and then the run ends.
                     let _ = self.records.send(owner.record(&came));
                     self.copying.add(owner.line, came);
                 }
             }
-            News::Copied(records) => {
+            RunnerEvent::Copied(records) => {
                 self.copying.made(records.len());
                 for record in records {
                     let _ = self.records.send(record);
                 }
             }
-            News::Unreadable(error) => drop(self.unreadable.get_or_insert(error)),
+            RunnerEvent::Unreadable(error) => drop(self.unreadable.get_or_insert(error)),
             // An engine that is busy may be slow to say how it is: only its requests tell that it has gone.
-            News::Health(_, None) => {}
-            News::Health(pod, Some(Health { vitals, ceiling })) => {
+            RunnerEvent::Health(_, None) => {}
+            RunnerEvent::Health(pod, Some(EngineHealth { vitals, ceiling })) => {
                 self.conductor.back(pod, 1.0);
                 self.conductor.hold_below(pod, ceiling);
                 if let Some(vitals) = vitals {
@@ -309,7 +310,7 @@ impl<E: Engines> Runner<E> {
             let (engines, news) = (Arc::clone(&self.engines), self.news.clone());
             self.calls.spawn(async move {
                 let health = engines.health(pod).await;
-                let _ = news.send(News::Health(pod, health));
+                let _ = news.send(RunnerEvent::Health(pod, health));
             });
         }
     }
@@ -317,13 +318,13 @@ impl<E: Engines> Runner<E> {
 
 /// Sends a request. Only the prefill of one that is streamed can be watched: that of others is over after a while, or all
 /// that is being decoded would count against what the pod may have to compute.
-async fn call<E: Engines>(
+async fn call<E: LineDispatch>(
     engines: &E,
-    order: Order,
+    order: SchedulerOrder,
     request: Outgoing,
     prefilled: Box<dyn FnOnce() + Send>,
-    news: &mpsc::UnboundedSender<News>,
-) -> Result<Reply, Trouble> {
+    news: &mpsc::UnboundedSender<RunnerEvent>,
+) -> Result<LineReply, ReplyError> {
     let is_streamed =
         order.is_awaited && crate::assemble::streaming(request.interface, &request.body).is_some();
     let answer = engines.send(order.pod, request, prefilled);
@@ -335,20 +336,20 @@ async fn call<E: Engines>(
         came = answer.as_mut() => return came,
         () = sleep(UNWATCHED) => {}
     }
-    let _ = news.send(News::Prefilled(order.job));
+    let _ = news.send(RunnerEvent::Prefilled(order.job));
     answer.await
 }
 
 /// Writes records in groups.
-struct Writer {
-    records: mpsc::UnboundedReceiver<Record>,
+struct ResultWriter {
+    records: mpsc::UnboundedReceiver<LineRecord>,
     unwritten: Arc<AtomicUsize>,
     written: Arc<Notify>,
-    progress: watch::Sender<Progress>,
-    wishes: watch::Receiver<Wish>,
+    progress: watch::Sender<RunProgress>,
+    wishes: watch::Receiver<RunControl>,
 }
 
-impl Writer {
+impl ResultWriter {
     /// Writes until nobody sends any more.
     async fn write<P: Publish + 'static>(mut self, mut publisher: P) -> Result<P, StoreError> {
         let mut group = Vec::with_capacity(GROUP);
@@ -380,8 +381,8 @@ impl Writer {
     async fn write_group<P: Publish + 'static>(
         &self,
         mut publisher: P,
-        mut group: Vec<Record>,
-    ) -> Result<(P, Option<Vec<Record>>), StoreError> {
+        mut group: Vec<LineRecord>,
+    ) -> Result<(P, Option<Vec<LineRecord>>), StoreError> {
         loop {
             let publishing = tokio::task::spawn_blocking(move || {
                 let result = publisher.publish(&group);
@@ -394,7 +395,7 @@ impl Writer {
                 Ok(_) => return Ok((publisher, Some(group))),
                 Err(error) if error.is_passing() => {
                     self.progress.send_modify(|now| now.blocked = Some(error.to_string()));
-                    if *self.wishes.borrow() == Wish::Stop {
+                    if *self.wishes.borrow() == RunControl::Stop {
                         return Ok((publisher, None));
                     }
                     sleep(PERIOD).await;

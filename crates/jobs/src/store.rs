@@ -5,9 +5,9 @@
 //! those before, and writing needs the latest: a runner that was thought dead and comes back writes nothing, so
 //! every line is published by exactly one of them.
 
-use crate::batch::{Batch, Status, UnixTime};
+use crate::batch::{Batch, BatchStatus, UnixTime};
 use crate::problem::StoreError;
-use crate::record::{Counts, Kind, Publish, Record, TokenUsage};
+use crate::record::{Counts, LineRecord, Publish, RecordKind, TokenUsage};
 use crate::results::InputMark;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ pub struct FileEntry {
     /// When it goes.
     pub expires_at: Option<UnixTime>,
     /// Set if it is a batch's own: whose, and which of its two.
-    pub of: Option<(String, Kind)>,
+    pub of: Option<(String, RecordKind)>,
 }
 
 impl FileEntry {
@@ -84,7 +84,7 @@ impl Lease {
 
 /// How far a batch's results are.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Standing {
+pub struct BatchState {
     /// How many lines have their records.
     pub counts: Counts,
     /// Tokens of those.
@@ -155,7 +155,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// If there is no such batch.
-    fn result_bytes(&self, batch: &str, kind: Kind) -> Result<u64, StoreError>;
+    fn result_bytes(&self, batch: &str, kind: RecordKind) -> Result<u64, StoreError>;
 
     /// Changes a batch on behalf of its owner.
     ///
@@ -181,7 +181,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// If the lease is not the latest.
-    fn renew(&self, lease: &Lease) -> Result<Status, StoreError>;
+    fn renew(&self, lease: &Lease) -> Result<BatchStatus, StoreError>;
 
     /// Its holder computes no more: what it leased is done, or will not be computed any more. The lease stays its own, to end
     /// the batch with, until it is given back.
@@ -210,13 +210,13 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// If the lease is not the latest, or the results are of another input.
-    fn standing(&self, lease: &Lease, input: InputMark) -> Result<Standing, StoreError>;
+    fn standing(&self, lease: &Lease, input: InputMark) -> Result<BatchState, StoreError>;
 
     /// Publishes records: each line's first and no other. Returns how many were new.
     ///
     /// # Errors
     /// If the lease is not the latest, or they cannot be written.
-    fn publish(&self, lease: &Lease, records: &[Record]) -> Result<usize, StoreError>;
+    fn publish(&self, lease: &Lease, records: &[LineRecord]) -> Result<usize, StoreError>;
 
     /// Reads what has been published of a batch so far, whole lines only.
     ///
@@ -225,7 +225,7 @@ pub trait Store: Send + Sync {
     fn read_results(
         &self,
         batch: &str,
-        kind: Kind,
+        kind: RecordKind,
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, StoreError>;
@@ -262,13 +262,13 @@ impl std::fmt::Debug for Leased {
 impl Leased {
     /// Goes on from where the results are.
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, lease: Lease, standing: &Standing) -> Self {
+    pub fn new(store: Arc<dyn Store>, lease: Lease, standing: &BatchState) -> Self {
         Self { store, lease, standing: (standing.counts, standing.usage) }
     }
 }
 
 impl Publish for Leased {
-    fn publish(&mut self, records: &[Record]) -> Result<usize, StoreError> {
+    fn publish(&mut self, records: &[LineRecord]) -> Result<usize, StoreError> {
         let new = self.store.publish(&self.lease, records)?;
         let batch = self.store.batch(&self.lease.batch)?;
         self.standing = (batch.counts, batch.usage);

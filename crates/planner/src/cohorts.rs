@@ -29,7 +29,7 @@ impl Cohorts {
     /// What a plan's batches share, of at most `sequences` requests and `kv_tokens` tokens.
     #[must_use]
     pub fn of(queue: &Queue, plan: &Plan, sequences: usize, kv_tokens: usize) -> Self {
-        let mut sums = Sums::default();
+        let mut sums = CohortSums::default();
         for segment in plan.segments() {
             sums.add_segment(queue, plan, segment.stops.clone(), (sequences.max(1), kv_tokens));
         }
@@ -43,14 +43,14 @@ impl Cohorts {
 }
 
 #[derive(Default)]
-struct Sums {
+struct CohortSums {
     batches: u64,
     read: u64,
     read_shared: u64,
     cascade: u64,
 }
 
-impl Sums {
+impl CohortSums {
     /// One batch ends with each stop of the segment.
     fn add_segment(
         &mut self,

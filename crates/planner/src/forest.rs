@@ -5,9 +5,9 @@
 //! So the order together with the blocks that neighbours share is the whole forest: nodes, the least
 //! work, and what a cut between two neighbours costs can all be read off it.
 
+use crate::dedup;
 use crate::queue::{JobId, Queue};
 use crate::sorting;
-use crate::twins;
 
 /// Requests in depth-first order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,7 +44,7 @@ impl Forest {
 
     /// The forest of requests in depth-first order, each with the blocks that it shares with the one before it.
     pub(crate) fn sorted(queue: &Queue, mut order: Vec<JobId>, mut shared: Vec<u32>) -> Self {
-        let copies = twins::take_out(queue, &mut order, &mut shared);
+        let copies = dedup::take_out(queue, &mut order, &mut shared);
         Self { order, shared, copies }
     }
 

@@ -20,7 +20,7 @@ impl GroupId {
 
 /// Requests that share a prefix, which is as long as all of them allow.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Group {
+pub struct PromptGroup {
     /// Blocks that all of them share.
     pub blocks: usize,
     /// Their places in the order.
@@ -29,7 +29,7 @@ pub struct Group {
     pub parent: Option<GroupId>,
 }
 
-impl Group {
+impl PromptGroup {
     /// Blocks that need not be computed because of this group, beyond those of its parent, `above` blocks.
     #[must_use]
     pub fn saved_blocks(&self, above: usize) -> u64 {
@@ -39,13 +39,13 @@ impl Group {
 
 /// All groups of an order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Groups {
-    all: Vec<Group>,
+pub struct PromptGroups {
+    all: Vec<PromptGroup>,
     /// The smallest group around each place.
     of_place: Vec<Option<GroupId>>,
 }
 
-impl Groups {
+impl PromptGroups {
     /// The groups of an order in which each place shares so many blocks with the one before it.
     #[must_use]
     pub fn of(shared: impl ExactSizeIterator<Item = u32>) -> Self {
@@ -63,7 +63,7 @@ impl Groups {
 
     /// All groups; a parent may come after its children.
     #[must_use]
-    pub fn all(&self) -> &[Group] {
+    pub fn all(&self) -> &[PromptGroup] {
         &self.all
     }
 
@@ -75,7 +75,7 @@ impl Groups {
 
     /// Blocks of a group's parent.
     #[must_use]
-    pub fn blocks_above(&self, group: &Group) -> usize {
+    pub fn blocks_above(&self, group: &PromptGroup) -> usize {
         group.parent.map_or(0, |parent| self.all[parent.index()].blocks)
     }
 
@@ -94,7 +94,7 @@ impl Groups {
 }
 
 struct Sweep {
-    all: Vec<Group>,
+    all: Vec<PromptGroup>,
     /// Groups whose end has not been seen, each inside the one before it.
     open: Vec<GroupId>,
     of_place: Vec<Option<GroupId>>,
@@ -110,7 +110,7 @@ impl Sweep {
             let id = GroupId(self.all.len() as u32);
             let start = closed.map_or(place - 1, |id| self.all[id.index()].places.start);
             let parent = self.open.last().copied();
-            self.all.push(Group { blocks: shared, places: start..place, parent });
+            self.all.push(PromptGroup { blocks: shared, places: start..place, parent });
             self.open.push(id);
         }
         if let (Some(closed), Some(parent)) = (closed, self.open.last()) {
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn groups_nest_as_prefixes_do() {
         // a, ab, abc, abd, x, xy: what neighbours share, in blocks.
-        let groups = Groups::of([0, 1, 2, 2, 0, 1].into_iter());
+        let groups = PromptGroups::of([0, 1, 2, 2, 0, 1].into_iter());
         let found: Vec<_> =
             groups.all().iter().map(|group| (group.blocks, group.places.clone())).collect();
         assert_eq!(found, [(1, 0..4), (2, 1..4), (1, 4..6)]);
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_group_found_after_its_child_becomes_its_parent() {
-        let groups = Groups::of([0, 3, 1, 0].into_iter());
+        let groups = PromptGroups::of([0, 3, 1, 0].into_iter());
         let found: Vec<_> = groups
             .all()
             .iter()
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn what_groups_save_is_what_neighbours_share() {
         let shared = [0_u32, 4, 4, 2, 7, 7, 0, 0, 3, 5, 1];
-        let groups = Groups::of(shared.into_iter());
+        let groups = PromptGroups::of(shared.into_iter());
         let saved: u64 =
             groups.all().iter().map(|group| group.saved_blocks(groups.blocks_above(group))).sum();
         assert_eq!(saved, shared.iter().map(|shared| u64::from(*shared)).sum::<u64>());

@@ -2,7 +2,7 @@
 //!
 //! Whoever sees all requests can send each where and when its prefix is cached. The [`Forest`] puts them into
 //! depth-first order; a [`Plan`] cuts that order into one contiguous piece per pod, by speed and
-//! deadline; a [`Run`] carries it out, request by request, and copes with what no plan foresees:
+//! deadline; a [`PlanRun`] carries it out, request by request, and copes with what no plan foresees:
 //! slow pods, lost pods, failed requests, answers of any length.
 //!
 //! ```
@@ -23,21 +23,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Beside the plan: [`Groups`] and [`Residency`] (who shares what, until when), [`Cohorts`] (what decoding
+//! Beside the plan: [`PromptGroups`] and [`Residency`] (who shares what, until when), [`Cohorts`] (what decoding
 //! together could share), [`match_pods`] (what pods already hold), and [`lint`] (why prompts share so little).
 //!
 //! No I/O, no clock, no threads; the same requests give the same plan, in whatever order they come.
 #![forbid(unsafe_code)]
 
 mod cohorts;
-mod courtesy;
 mod cut;
 mod deadline;
+mod dedup;
 mod forest;
 mod groups;
 pub mod lint;
 mod matching;
 mod merging;
+mod online_priority;
 mod ordering;
 mod plan;
 mod queue;
@@ -47,21 +48,20 @@ mod route;
 mod run;
 mod sorting;
 mod speeds;
-mod twins;
 mod window;
 
 pub use cohorts::Cohorts;
-pub use courtesy::Courtesy;
 pub use deadline::MOST_DEADLINES;
 pub use forest::Forest;
-pub use groups::{Group, GroupId, Groups};
+pub use groups::{GroupId, PromptGroup, PromptGroups};
 pub use matching::match_pods;
 pub use merging::SortedPart;
+pub use online_priority::OnlinePriority;
 pub use plan::{Class, Plan, Segment};
-pub use queue::{Identity, Job, JobId, Queue, QueueError};
-pub use rates::Rates;
+pub use queue::{DedupKey, Job, JobId, Queue, QueueError};
+pub use rates::PlannerRates;
 pub use residency::{Released, Residency};
-pub use route::{Route, Stop};
-pub use run::{Room, Run, RunError, Settled};
+pub use route::{Route, RouteStop};
+pub use run::{JobOutcome, PlanRun, RunCapacity, RunError};
 pub use speeds::{Speeds, SpeedsError};
-pub use window::{Vitals, Window};
+pub use window::{PodLoad, Window};

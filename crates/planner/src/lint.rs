@@ -10,7 +10,7 @@
 mod fields;
 mod keys;
 
-pub use fields::Kind;
+pub use fields::FieldKind;
 
 /// Less than so much more sharing is not worth a word.
 const LEAST_GAIN: f64 = 0.05;
@@ -22,7 +22,7 @@ const SHOWN: usize = 40;
 #[derive(Clone, PartialEq, Debug)]
 pub struct Finding {
     /// What varies.
-    pub kind: Kind,
+    pub kind: FieldKind,
     /// Two of the prompts, by their numbers.
     pub example: (usize, usize),
     /// The first byte in which those two differ.
@@ -42,7 +42,7 @@ pub fn lint(prompts: &[&str], chunk: usize) -> Vec<Finding> {
     let mut texts: Vec<String> = prompts.iter().map(|prompt| (*prompt).to_owned()).collect();
     let mut now = shared_bytes(&sorted(&texts), &texts, chunk) as f64 / total.max(1) as f64;
     let mut findings = Vec::new();
-    for kind in Kind::ALL {
+    for kind in FieldKind::ALL {
         let fixed: Vec<String> = texts.iter().map(|text| kind.taken_out_of(text)).collect();
         let order = sorted(&fixed);
         let then = shared_bytes(&order, &fixed, chunk) as f64 / total.max(1) as f64;
@@ -120,7 +120,7 @@ mod tests {
             prompts(|n| format!("Now: 2026-03-0{}T10:00:{:02}Z\n{rules}Item {n}", n % 9 + 1, n));
         let all = findings(&texts);
         assert_eq!(all.len(), 1, "{all:?}");
-        assert_eq!(all[0].kind, Kind::Time);
+        assert_eq!(all[0].kind, FieldKind::Time);
         assert!((5..25).contains(&all[0].byte), "{}", all[0].byte);
         assert!(all[0].shared_now < 0.2 && all[0].shared_then > 0.8, "{:?}", all[0]);
         assert!(all[0].texts.0.starts_with("Now: 2026-03-0"), "{}", all[0].texts.0);
@@ -130,14 +130,14 @@ mod tests {
     fn identifiers_and_key_order_are_found() {
         let rules = "Be brief and polite to everybody. ".repeat(12);
         let ids = prompts(|n| format!("Ticket req_{:08x}7f: {rules}", n * 77_777));
-        assert_eq!(findings(&ids)[0].kind, Kind::Identifier);
+        assert_eq!(findings(&ids)[0].kind, FieldKind::Identifier);
         let keys = prompts(|n| match n % 2 {
             0 => format!("{{\"rules\": \"{rules}\", \"language\": \"en\"}} {n}"),
             _ => format!("{{\"language\": \"en\", \"rules\": \"{rules}\"}} {n}"),
         });
         // Every second prompt shares with its like; the two kinds share nothing with each other.
         let few: Vec<_> = keys.into_iter().take(2).collect();
-        assert_eq!(findings(&few)[0].kind, Kind::KeyOrder);
+        assert_eq!(findings(&few)[0].kind, FieldKind::KeyOrder);
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! does, and an engine with a few long answers left is a nearly idle engine; so what takes long starts
 //! early. Nothing else changes: each prefix is still needed in one run.
 
-use crate::groups::{Group, GroupId, Groups};
+use crate::groups::{GroupId, PromptGroup, PromptGroups};
 use crate::queue::{JobId, Queue};
-use crate::route::Stop;
+use crate::route::RouteStop;
 use std::cmp::Reverse;
 
 /// A child of a node: another node, or a request.
@@ -17,9 +17,10 @@ enum Child {
 }
 
 /// The stops of a segment in their best order, each with the blocks that it shares with the one before.
-pub(crate) fn longest_first(queue: &Queue, stops: &[Stop]) -> Vec<(JobId, u32)> {
+pub(crate) fn longest_first(queue: &Queue, stops: &[RouteStop]) -> Vec<(JobId, u32)> {
     let shared = stops.iter().enumerate();
-    let groups = Groups::of(shared.map(|(place, stop)| if place == 0 { 0 } else { stop.shared }));
+    let groups =
+        PromptGroups::of(shared.map(|(place, stop)| if place == 0 { 0 } else { stop.shared }));
     let mut children = Children::of(queue, stops, &groups);
     let mut order = Vec::with_capacity(stops.len());
     let mut open: Vec<(Child, u32)> = Vec::new();
@@ -44,16 +45,16 @@ pub(crate) fn longest_first(queue: &Queue, stops: &[Stop]) -> Vec<(JobId, u32)> 
 /// The children of every node.
 struct Children {
     /// Sorted by parent, the top level first, and then in the wanted order.
-    all: Vec<(u32, Key, Child)>,
+    all: Vec<(u32, OrderingKey, Child)>,
     /// Where the children of each parent start.
     starts: Vec<usize>,
 }
 
 /// Requests that end with the prefix itself come first, for they compute its last block anyway.
-type Key = (Reverse<bool>, Reverse<u32>, u32);
+type OrderingKey = (Reverse<bool>, Reverse<u32>, u32);
 
 impl Children {
-    fn of(queue: &Queue, stops: &[Stop], groups: &Groups) -> Self {
+    fn of(queue: &Queue, stops: &[RouteStop], groups: &PromptGroups) -> Self {
         let output = |place: usize| queue.output_tokens(stops[place].job) as u32;
         let parent = |id: Option<GroupId>| id.map_or(0, |id| id.0 + 1);
         let mut longest = vec![0; groups.all().len()];
@@ -67,7 +68,7 @@ impl Children {
         deepest.sort_unstable_by_key(|index| Reverse(groups.all()[*index].blocks));
         let mut all = Vec::with_capacity(stops.len() + deepest.len());
         for index in deepest {
-            let Group { parent: above, places, .. } = &groups.all()[index];
+            let PromptGroup { parent: above, places, .. } = &groups.all()[index];
             if let Some(above) = above {
                 longest[above.index()] = longest[above.index()].max(longest[index]);
             }

@@ -5,7 +5,7 @@ use crate::deadline::Deadlines;
 use crate::forest::Forest;
 use crate::ordering::longest_first;
 use crate::queue::{JobId, Queue};
-use crate::rates::Rates;
+use crate::rates::PlannerRates;
 use crate::route::Route;
 use crate::speeds::Speeds;
 use std::ops::Range;
@@ -57,13 +57,13 @@ pub struct Plan {
 impl Plan {
     /// Plans all of a queue.
     #[must_use]
-    pub fn new(queue: &Queue, speeds: &Speeds, rates: &Rates) -> Self {
+    pub fn new(queue: &Queue, speeds: &Speeds, rates: &PlannerRates) -> Self {
         Self::of_forest(queue, Forest::of(queue), speeds, rates)
     }
 
     /// Plans a forest that has been made from this queue.
     #[must_use]
-    pub fn of_forest(queue: &Queue, forest: Forest, speeds: &Speeds, rates: &Rates) -> Self {
+    pub fn of_forest(queue: &Queue, forest: Forest, speeds: &Speeds, rates: &PlannerRates) -> Self {
         let deadlines = Deadlines::of(queue, &forest);
         let mut draft = Draft {
             queue,
@@ -175,7 +175,7 @@ struct Draft<'a> {
     queue: &'a Queue,
     forest: &'a Forest,
     deadlines: &'a Deadlines,
-    rates: &'a Rates,
+    rates: &'a PlannerRates,
     speeds: &'a Speeds,
     /// Milliseconds of work that each pod has so far, at speed one.
     loads: Vec<f64>,

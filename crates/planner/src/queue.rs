@@ -30,7 +30,7 @@ impl JobId {
 /// Give one only to a request whose answer is deterministic, such as at temperature zero or with a seed, and
 /// only if its owner asked for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Identity(pub u128);
+pub struct DedupKey(pub u128);
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ pub struct Job<'a> {
     /// When it has to be done, from the start of the run.
     pub deadline: Option<Duration>,
     /// Set if it need not be computed again when an equal one has been.
-    pub identity: Option<Identity>,
+    pub identity: Option<DedupKey>,
 }
 
 /// A request that cannot be planned.
@@ -87,7 +87,7 @@ pub struct Queue {
     outputs: Vec<u32>,
     /// As long as the last request that has one.
     deadlines: Vec<Option<Duration>>,
-    identities: Vec<Option<Identity>>,
+    identities: Vec<Option<DedupKey>>,
 }
 
 impl Queue {
@@ -222,7 +222,7 @@ impl Queue {
 
     /// What makes a request equal to another.
     #[must_use]
-    pub fn identity(&self, job: JobId) -> Option<Identity> {
+    pub fn identity(&self, job: JobId) -> Option<DedupKey> {
         self.identities.get(job.index()).copied().flatten()
     }
 

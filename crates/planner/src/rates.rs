@@ -8,7 +8,7 @@ use crate::queue::{JobId, Queue};
 
 /// Milliseconds of an engine of speed one.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Rates {
+pub struct PlannerRates {
     /// Every prompt token that is computed.
     pub per_prefill_token: f64,
     /// Every pair of a computed prompt token and a token before it.
@@ -19,7 +19,7 @@ pub struct Rates {
     pub per_context_token: f64,
 }
 
-impl Rates {
+impl PlannerRates {
     /// Tokens alone, prefill and decoding at so many milliseconds each: for engines nobody has measured.
     #[must_use]
     pub const fn flat(per_prefill_token: f64, per_output_token: f64) -> Self {
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_prompt_costs_the_same_in_two_parts() {
-        let rates = Rates { per_pair: 0.25, ..Rates::flat(2.0, 3.0) };
+        let rates = PlannerRates { per_pair: 0.25, ..PlannerRates::flat(2.0, 3.0) };
         let whole = rates.prefill(0, 100);
         assert!((rates.prefill(0, 40) + rates.prefill(40, 100) - whole).abs() < 1e-9);
         assert!((whole - (200.0 + 0.25 * 5_000.0)).abs() < 1e-9);

@@ -4,7 +4,7 @@
 //! last. [`Residency`] knows how many still need it, and says when it may go: for reports, and for
 //! engines that can be told.
 
-use crate::groups::{GroupId, Groups};
+use crate::groups::{GroupId, PromptGroups};
 use crate::plan::Plan;
 use crate::queue::{JobId, Queue};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub struct Released {
 /// How many requests still need each shared prefix.
 #[derive(Clone, Debug)]
 pub struct Residency {
-    groups: Groups,
+    groups: PromptGroups,
     hashes: Vec<BlockHash>,
     needed: Vec<u32>,
     places: BTreeMap<JobId, usize>,
@@ -33,8 +33,8 @@ impl Residency {
     #[must_use]
     pub fn of(queue: &Queue, plan: &Plan) -> Self {
         let stops = plan.route().stops();
-        let groups = Groups::of(stops.iter().map(|stop| stop.shared));
-        let hash = |group: &crate::groups::Group| {
+        let groups = PromptGroups::of(stops.iter().map(|stop| stop.shared));
+        let hash = |group: &crate::groups::PromptGroup| {
             queue.chain(stops[group.places.start].job)[group.blocks - 1]
         };
         Self {
@@ -53,7 +53,7 @@ impl Residency {
 
     /// The groups of the plan's route.
     #[must_use]
-    pub const fn groups(&self) -> &Groups {
+    pub const fn groups(&self) -> &PromptGroups {
         &self.groups
     }
 

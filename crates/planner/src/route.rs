@@ -5,12 +5,12 @@
 
 use crate::forest::fresh_tokens;
 use crate::queue::{JobId, Queue};
-use crate::rates::Rates;
+use crate::rates::PlannerRates;
 use std::ops::Range;
 
 /// One request of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stop {
+pub struct RouteStop {
     /// Which request.
     pub job: JobId,
     /// Blocks that it shares with the stop before it.
@@ -22,7 +22,7 @@ pub struct Stop {
 /// Requests in order.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Route {
-    stops: Vec<Stop>,
+    stops: Vec<RouteStop>,
     /// Milliseconds of all stops before each, and of all.
     costs: Vec<f64>,
     /// Milliseconds that prefill of the part shared with the stop before would add.
@@ -39,9 +39,9 @@ impl Route {
     }
 
     /// Appends a request that shares `shared` blocks with the last.
-    pub(crate) fn push(&mut self, queue: &Queue, rates: &Rates, job: JobId, shared: u32) {
+    pub(crate) fn push(&mut self, queue: &Queue, rates: &PlannerRates, job: JobId, shared: u32) {
         let fresh = fresh_tokens(queue, job, shared as usize);
-        self.stops.push(Stop { job, shared, fresh: fresh as u32 });
+        self.stops.push(RouteStop { job, shared, fresh: fresh as u32 });
         let cost = rates.request(queue, job, shared as usize);
         let before = self.costs.last().copied().unwrap_or(0.0);
         self.costs.push(before + cost);
@@ -50,21 +50,21 @@ impl Route {
 
     /// Appends a stop of another route as one that shares nothing.
     pub(crate) fn push_alone(&mut self, other: &Self, place: usize, block_size: usize) {
-        let Stop { job, shared, fresh } = other.stops[place];
+        let RouteStop { job, shared, fresh } = other.stops[place];
         let fresh = fresh + shared * block_size as u32;
-        self.stops.push(Stop { job, shared: 0, fresh });
+        self.stops.push(RouteStop { job, shared: 0, fresh });
         let before = self.costs.last().copied().unwrap_or(0.0);
         self.costs.push(before + other.cost(place..place + 1));
         self.prefix_costs.push(0.0);
     }
 
-    pub(crate) fn into_stops(self) -> Vec<Stop> {
+    pub(crate) fn into_stops(self) -> Vec<RouteStop> {
         self.stops
     }
 
     /// The stops in order.
     #[must_use]
-    pub fn stops(&self) -> &[Stop] {
+    pub fn stops(&self) -> &[RouteStop] {
         &self.stops
     }
 

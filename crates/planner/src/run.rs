@@ -4,21 +4,21 @@
 //! many requests at once, and one that comes while its prefix is still being computed computes it again.
 //! So [`Run::claim`] holds back requests whose prefix is under way on that pod and gives out the next
 //! that do not need it; [`Run::prefilled`] lets them go. Everything else follows from the route being
-//! contiguous: an idle pod steals the far end of the longest queue ([`theft`]), a lost pod's work is cut
+//! contiguous: an idle pod steals the far end of the longest queue ([`work_stealing`]), a lost pod's work is cut
 //! again over the others, a failed request goes back to its place, and what nobody has claimed can be
 //! planned anew.
 //!
 //! Every request is settled once: a second answer, or an answer of a pod that has lost the request, is
-//! told apart by [`Settled`].
+//! told apart by [`JobOutcome`].
 
-mod ahead;
-mod theft;
+mod range_set;
+mod work_stealing;
 
 use crate::cut::cut;
 use crate::plan::Plan;
 use crate::queue::JobId;
 use crate::route::Route;
-use ahead::Ahead;
+use range_set::RangeSet;
 use std::ops::Range;
 
 /// So many groups may wait for their prefixes while a pod goes on behind them. Where groups are small and answers are
@@ -34,7 +34,7 @@ const WORTH_STEALING: f64 = 0.01;
 
 /// How much a pod can take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct RunCapacity {
     /// Requests that may be on a pod at once.
     pub requests: usize,
     /// No further request is given out while so many prompt tokens are still to be computed.
@@ -43,7 +43,7 @@ pub struct Room {
 
 /// Whether an answer counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Settled {
+pub enum JobOutcome {
     /// It is the first of its request.
     First,
     /// The request is not on that pod, or has been settled: publish nothing.
@@ -76,7 +76,7 @@ pub enum RunError {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum JobState {
     Unknown,
     Waiting,
     On(u32),
@@ -95,27 +95,27 @@ struct Computing {
 }
 
 #[derive(Clone, Debug)]
-struct Pod {
+struct RunPod {
     /// None once it is lost.
     speed: Option<f64>,
-    ahead: Ahead,
+    ahead: RangeSet,
     computing: Vec<Computing>,
     requests: usize,
     /// Milliseconds of the requests on it.
     cost: f64,
     /// The stops that it was given.
-    visited: Ahead,
+    visited: RangeSet,
 }
 
-impl Pod {
+impl RunPod {
     fn new(speed: f64) -> Self {
         Self {
             speed: Some(speed),
-            ahead: Ahead::default(),
+            ahead: RangeSet::default(),
             computing: Vec::new(),
             requests: 0,
             cost: 0.0,
-            visited: Ahead::default(),
+            visited: RangeSet::default(),
         }
     }
 
@@ -126,22 +126,22 @@ impl Pod {
 
 /// A plan that is being carried out.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct PlanRun {
     route: Route,
     block_size: usize,
     /// Of every request by number: its place on the route, and its state.
     places: Vec<u32>,
-    states: Vec<State>,
-    pods: Vec<Pod>,
+    states: Vec<JobState>,
+    pods: Vec<RunPod>,
     /// Work of lost pods while there is no other.
-    orphans: Ahead,
+    orphans: RangeSet,
     unsettled: usize,
     thefts: usize,
     /// Milliseconds that a theft must save.
     worth: f64,
 }
 
-impl Run {
+impl PlanRun {
     /// Starts a plan.
     #[must_use]
     pub fn new(plan: Plan) -> Self {
@@ -150,8 +150,8 @@ impl Run {
             block_size: plan.block_size(),
             places: Vec::new(),
             states: Vec::new(),
-            pods: plan.speeds().all().iter().map(|speed| Pod::new(*speed)).collect(),
-            orphans: Ahead::default(),
+            pods: plan.speeds().all().iter().map(|speed| RunPod::new(*speed)).collect(),
+            orphans: RangeSet::default(),
             unsettled: 0,
             thefts: 0,
             worth: 0.0,
@@ -161,14 +161,15 @@ impl Run {
     }
 
     /// The next request for a pod, if it has room and there is one whose prefix it need not wait for.
-    pub fn claim(&mut self, pod: usize, room: Room) -> Option<JobId> {
+    pub fn claim(&mut self, pod: usize, room: RunCapacity) -> Option<JobId> {
         let state = &self.pods[pod];
         let full = state.requests >= room.requests || state.pending_tokens() >= room.prefill_tokens;
         if state.speed.is_none() || full {
             return None;
         }
         if state.ahead.is_empty() {
-            self.thefts += usize::from(theft::steal(&self.route, &mut self.pods, pod, self.worth));
+            self.thefts +=
+                usize::from(work_stealing::steal(&self.route, &mut self.pods, pod, self.worth));
         }
         let place = self.next_place(pod)?;
         self.pods[pod].ahead.take(place);
@@ -177,7 +178,7 @@ impl Run {
 
     /// A request's prompt has been computed: what shares its prefix can follow.
     pub fn prefilled(&mut self, job: JobId) {
-        if let State::On(pod) = self.state(job) {
+        if let JobState::On(pod) = self.state(job) {
             self.pods[pod as usize].computing.retain(|computing| computing.job != job);
         }
     }
@@ -185,7 +186,7 @@ impl Run {
     /// Whether the next of the route is held back until this request's prompt has been computed.
     #[must_use]
     pub fn is_awaited(&self, job: JobId) -> bool {
-        let State::On(pod) = self.state(job) else { return false };
+        let JobState::On(pod) = self.state(job) else { return false };
         let pod = &self.pods[pod as usize];
         let next = self.places[job.index()] as usize + 1;
         let waits = |computing: &Computing| {
@@ -196,25 +197,25 @@ impl Run {
     }
 
     /// A request has been answered by a pod.
-    pub fn finished(&mut self, job: JobId, pod: usize) -> Settled {
+    pub fn finished(&mut self, job: JobId, pod: usize) -> JobOutcome {
         if !self.leave(job, pod) {
-            return Settled::Stale;
+            return JobOutcome::Stale;
         }
-        self.states[job.index()] = State::Done;
+        self.states[job.index()] = JobState::Done;
         self.unsettled -= 1;
-        Settled::First
+        JobOutcome::First
     }
 
     /// A request has failed on a pod and is to be tried again: it goes back to its place.
-    pub fn failed(&mut self, job: JobId, pod: usize) -> Settled {
+    pub fn failed(&mut self, job: JobId, pod: usize) -> JobOutcome {
         if !self.leave(job, pod) {
-            return Settled::Stale;
+            return JobOutcome::Stale;
         }
-        self.states[job.index()] = State::Waiting;
+        self.states[job.index()] = JobState::Waiting;
         let place = self.places[job.index()] as usize;
         self.pods[pod].visited.take(place);
         self.pods[pod].ahead.insert(place..place + 1);
-        Settled::First
+        JobOutcome::First
     }
 
     /// A pod has gone, with all that was on it: its work is cut again over the others.
@@ -225,10 +226,10 @@ impl Run {
         }
         let mut work = std::mem::take(&mut state.ahead);
         state.computing.clear();
-        (state.requests, state.cost, state.visited) = (0, 0.0, Ahead::default());
+        (state.requests, state.cost, state.visited) = (0, 0.0, RangeSet::default());
         for (index, state) in self.states.iter_mut().enumerate() {
-            if *state == State::On(pod as u32) {
-                *state = State::Waiting;
+            if *state == JobState::On(pod as u32) {
+                *state = JobState::Waiting;
                 work.insert(self.places[index] as usize..self.places[index] as usize + 1);
             }
         }
@@ -239,7 +240,7 @@ impl Run {
 
     /// A pod has come: it starts with what nobody has, and steals.
     pub fn joined(&mut self, speed: f64) -> usize {
-        let mut pod = Pod::new(speed);
+        let mut pod = RunPod::new(speed);
         pod.ahead = std::mem::take(&mut self.orphans);
         self.pods.push(pod);
         self.pods.len() - 1
@@ -249,7 +250,7 @@ impl Run {
     #[must_use]
     pub fn unclaimed(&self) -> Vec<JobId> {
         let jobs = self.route.stops().iter().map(|stop| stop.job);
-        jobs.filter(|job| self.state(*job) == State::Waiting).collect()
+        jobs.filter(|job| self.state(*job) == JobState::Waiting).collect()
     }
 
     /// Goes on with another plan for what nobody has claimed, and perhaps for new requests.
@@ -264,8 +265,8 @@ impl Run {
         let mut waiting = 0;
         for stop in plan.route().stops() {
             match self.state(stop.job) {
-                State::Waiting => waiting += 1,
-                State::Unknown => {}
+                JobState::Waiting => waiting += 1,
+                JobState::Unknown => {}
                 _ => return Err(RunError::NotWaiting { job: stop.job }),
             }
         }
@@ -291,17 +292,17 @@ impl Run {
     }
 
     fn take_over(&mut self, plan: Plan) {
-        self.orphans = Ahead::default();
+        self.orphans = RangeSet::default();
         self.unsettled += plan.route().stops().len();
         let segments = plan.segments().to_vec();
         let old = std::mem::replace(&mut self.route, plan.into_route());
         for place in 0..self.route.stops().len() {
             let index = self.route.stops()[place].job.index();
             if index >= self.states.len() {
-                self.states.resize(index + 1, State::Unknown);
+                self.states.resize(index + 1, JobState::Unknown);
                 self.places.resize(index + 1, u32::MAX);
             }
-            self.states[index] = State::Waiting;
+            self.states[index] = JobState::Waiting;
             self.places[index] = place as u32;
         }
         let speed: f64 = self.pods.iter().filter_map(|pod| pod.speed).sum();
@@ -318,21 +319,21 @@ impl Run {
     /// What is on pods gets places at the end of the new route: should it fail, it has somewhere to go.
     fn keep_what_is_on_pods(&mut self, old: &Route) {
         for (place, stop) in old.stops().iter().enumerate() {
-            if let State::On(_) = self.states[stop.job.index()] {
+            if let JobState::On(_) = self.states[stop.job.index()] {
                 self.places[stop.job.index()] = self.route.stops().len() as u32;
                 self.route.push_alone(old, place, self.block_size);
             }
         }
         for pod in &mut self.pods {
-            (pod.ahead, pod.visited) = (Ahead::default(), Ahead::default());
+            (pod.ahead, pod.visited) = (RangeSet::default(), RangeSet::default());
             for computing in &mut pod.computing {
                 computing.place = self.places[computing.job.index()] as usize;
             }
         }
     }
 
-    fn state(&self, job: JobId) -> State {
-        self.states.get(job.index()).copied().unwrap_or(State::Unknown)
+    fn state(&self, job: JobId) -> JobState {
+        self.states.get(job.index()).copied().unwrap_or(JobState::Unknown)
     }
 
     /// The first stop ahead of a pod that need not wait.
@@ -376,13 +377,13 @@ impl Run {
         state.computing.push(Computing { job: stop.job, place, cached, tokens });
         state.requests += 1;
         state.cost += self.route.cost_behind(place..place + 1);
-        self.states[stop.job.index()] = State::On(pod as u32);
+        self.states[stop.job.index()] = JobState::On(pod as u32);
         stop.job
     }
 
     /// Takes a request off a pod, if it is there.
     fn leave(&mut self, job: JobId, pod: usize) -> bool {
-        if self.state(job) != State::On(pod as u32) {
+        if self.state(job) != JobState::On(pod as u32) {
             return false;
         }
         self.prefilled(job);
@@ -402,7 +403,7 @@ impl Run {
             return self.orphans.insert(range);
         }
         if range.len() < here.len() {
-            let load = |pod: usize| theft::time_left(&self.route, &self.pods[pod]);
+            let load = |pod: usize| work_stealing::time_left(&self.route, &self.pods[pod]);
             let least = here.iter().min_by(|one, other| load(one.0).total_cmp(&load(other.0)));
             if let Some((pod, _)) = least {
                 self.pods[*pod].ahead.insert(range);

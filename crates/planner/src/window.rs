@@ -5,14 +5,14 @@
 //! memory; an engine that refuses a request gets half as many. Requests that wait for their turn in
 //! the next step are no sign of anything: how many of those there are is bounded by their prefill.
 
-use crate::run::Room;
+use crate::run::RunCapacity;
 
 /// An engine whose cache is fuller than this has no memory for more.
 const FULL: f64 = 0.95;
 
 /// What an engine says about itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Vitals {
+pub struct PodLoad {
     /// Requests that it computes.
     pub running: usize,
     /// Requests that wait in it.
@@ -38,12 +38,12 @@ impl Window {
 
     /// What the pod can take.
     #[must_use]
-    pub const fn room(&self) -> Room {
-        Room { requests: self.limit, prefill_tokens: self.prefill_tokens }
+    pub const fn room(&self) -> RunCapacity {
+        RunCapacity { requests: self.limit, prefill_tokens: self.prefill_tokens }
     }
 
     /// Takes in what an engine says.
-    pub fn observe(&mut self, vitals: Vitals) {
+    pub fn observe(&mut self, vitals: PodLoad) {
         if vitals.waiting > 0 && vitals.kv_usage > FULL {
             self.limit = (vitals.running + 1).min(self.limit).max(1);
         } else if vitals.running + vitals.waiting >= self.limit {
@@ -64,16 +64,16 @@ mod tests {
     #[test]
     fn a_window_closes_to_what_runs_and_opens_again() {
         let mut window = Window::new(256, 8_192);
-        window.observe(Vitals { running: 20, waiting: 3, kv_usage: 0.99 });
+        window.observe(PodLoad { running: 20, waiting: 3, kv_usage: 0.99 });
         assert_eq!(window.room().requests, 21);
-        window.observe(Vitals { running: 12, waiting: 0, kv_usage: 0.5 });
+        window.observe(PodLoad { running: 12, waiting: 0, kv_usage: 0.5 });
         assert_eq!(window.room().requests, 21, "it is not used up");
         for _ in 0..100 {
             let running = window.room().requests;
-            window.observe(Vitals { running, waiting: 0, kv_usage: 0.5 });
+            window.observe(PodLoad { running, waiting: 0, kv_usage: 0.5 });
         }
         assert_eq!(window.room().requests, 256);
         window.refused();
-        assert_eq!(window.room(), Room { requests: 128, prefill_tokens: 16_384 });
+        assert_eq!(window.room(), RunCapacity { requests: 128, prefill_tokens: 16_384 });
     }
 }

@@ -10,12 +10,12 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_planner::{
-    Cohorts, Forest, Groups, Identity, Job, JobId, Plan, Queue, Rates, Residency, Room, Run,
-    Settled, SortedPart, Speeds, match_pods,
+    Cohorts, DedupKey, Forest, Job, JobId, JobOutcome, Plan, PlanRun, PlannerRates, PromptGroups,
+    Queue, Residency, RunCapacity, SortedPart, Speeds, match_pods,
 };
 
 const BLOCK: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-const RATES: Rates = Rates::flat(1.0, 2.0);
+const RATES: PlannerRates = PlannerRates::flat(1.0, 2.0);
 
 /// A request as contents of blocks from a small alphabet, a tail behind the last block, and an output.
 type Shape = (Vec<u64>, usize, usize);
@@ -169,7 +169,7 @@ proptest! {
             let chain: Vec<_> = BlockHash(9).chain(&contents).collect();
             let prompt_tokens = (chain.len() * BLOCK.get() + tail).max(1);
             // Equal ones need not have equal chains here: whoever asks for copies gets them.
-            let identity = (number % 2 == 0).then_some(Identity(number as u128 % identities));
+            let identity = (number % 2 == 0).then_some(DedupKey(number as u128 % identities));
             let job = Job { chain: &chain, prompt_tokens, output_tokens: *output, deadline: None, identity };
             whole.push(&job).unwrap();
             long.push(&job).unwrap();
@@ -230,8 +230,8 @@ proptest! {
         steps in prop::collection::vec((0_u8..10, 0_usize..1_000), 0..200),
     ) {
         let queue = queue_of(&shapes);
-        let mut run = Run::new(Plan::new(&queue, &Speeds::equal(3).unwrap(), &RATES));
-        let room = Room { requests: 4, prefill_tokens: 60 };
+        let mut run = PlanRun::new(Plan::new(&queue, &Speeds::equal(3).unwrap(), &RATES));
+        let room = RunCapacity { requests: 4, prefill_tokens: 60 };
         let (mut alive, mut on, mut done) = (vec![true; 3], Vec::new(), BTreeSet::new());
         for (action, number) in steps {
             let pod = number % alive.len();
@@ -240,13 +240,13 @@ proptest! {
                 4 if !on.is_empty() => run.prefilled(on[number % on.len()].0),
                 5 | 6 if !on.is_empty() => {
                     let (job, pod) = on.swap_remove(number % on.len());
-                    prop_assert_eq!(run.finished(job, pod), Settled::First);
-                    prop_assert_eq!(run.finished(job, pod), Settled::Stale);
+                    prop_assert_eq!(run.finished(job, pod), JobOutcome::First);
+                    prop_assert_eq!(run.finished(job, pod), JobOutcome::Stale);
                     prop_assert!(done.insert(job));
                 }
                 7 if !on.is_empty() => {
                     let (job, pod) = on.swap_remove(number % on.len());
-                    prop_assert_eq!(run.failed(job, pod), Settled::First);
+                    prop_assert_eq!(run.failed(job, pod), JobOutcome::First);
                 }
                 8 if alive[pod] => {
                     run.lost(pod);
@@ -272,7 +272,7 @@ proptest! {
             match on.pop() {
                 Some((job, pod)) => {
                     idle = 0;
-                    prop_assert_eq!(run.finished(job, pod), Settled::First);
+                    prop_assert_eq!(run.finished(job, pod), JobOutcome::First);
                     prop_assert!(done.insert(job));
                 }
                 None => idle += 1,
@@ -344,7 +344,7 @@ fn identical_requests_are_computed_once_if_they_say_so() {
         prompt_tokens: 6,
         output_tokens: 3,
         deadline: None,
-        identity: Some(Identity(1)),
+        identity: Some(DedupKey(1)),
     };
     queue.push(&job).unwrap();
     queue.push(&Job { identity: None, ..job }).unwrap();
@@ -384,7 +384,7 @@ fn owners_share_prefixes_exactly_when_their_roots_are_the_same() {
         queue.push(&job).unwrap();
     }
     let forest = Forest::of(&queue);
-    assert_eq!(Groups::of(forest.shared().iter().copied()).all().len(), 1);
+    assert_eq!(PromptGroups::of(forest.shared().iter().copied()).all().len(), 1);
     assert_eq!(forest.least_tokens(&queue), 9 + 1 + 9);
 }
 
@@ -409,8 +409,8 @@ fn segments_go_to_the_pods_that_hold_their_prefixes() {
 fn followers_wait_for_the_prefix_that_is_being_computed() {
     let shapes: Vec<Shape> = (0..6).map(|n| (vec![5, 5, 5, n], 0, 4)).collect();
     let queue = queue_of(&shapes);
-    let mut run = Run::new(Plan::new(&queue, &Speeds::equal(1).unwrap(), &RATES));
-    let room = Room { requests: 8, prefill_tokens: 1_000 };
+    let mut run = PlanRun::new(Plan::new(&queue, &Speeds::equal(1).unwrap(), &RATES));
+    let room = RunCapacity { requests: 8, prefill_tokens: 1_000 };
     let first = run.claim(0, room).unwrap();
     assert_eq!(run.claim(0, room), None, "its prefix is under way");
     run.prefilled(first);
@@ -421,13 +421,13 @@ fn followers_wait_for_the_prefix_that_is_being_computed() {
 fn an_idle_pod_takes_the_far_end_of_the_longest_queue() {
     let shapes: Vec<Shape> = (0..100).map(|n| (vec![n], 0, 10)).collect();
     let queue = queue_of(&shapes);
-    let mut run = Run::new(Plan::new(&queue, &Speeds::equal(2).unwrap(), &RATES));
-    let room = Room { requests: 1, prefill_tokens: 1_000 };
+    let mut run = PlanRun::new(Plan::new(&queue, &Speeds::equal(2).unwrap(), &RATES));
+    let room = RunCapacity { requests: 1, prefill_tokens: 1_000 };
     let mut first = 0;
     // The second pod answers nothing until the first has done all it can get.
     while let Some(job) = run.claim(0, room) {
         first += 1;
-        assert_eq!(run.finished(job, 0), Settled::First);
+        assert_eq!(run.finished(job, 0), JobOutcome::First);
     }
     assert!(run.thefts() > 0 && first > 90, "{first} by the first pod, {} thefts", run.thefts());
 }

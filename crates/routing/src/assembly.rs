@@ -9,18 +9,18 @@ use crate::models::Models;
 use crate::name::Role;
 use crate::parameter::FromValue;
 use crate::plugin::{Make, Plugin, Registry, Stage};
-use crate::problem::{Kind, Problem, Span};
-use crate::profile::Card;
-use crate::settings::{Entry, Given, Setting, Settings};
+use crate::problem::{Problem, ProblemKind, Span};
+use crate::profile::PluginView;
+use crate::settings::{GivenSetting, PluginSettings, Setting, SettingEntry};
 use crate::slot::{ProfileId, Reads, Slot, SlotKind, Writes};
-use crate::stage::{Held, Pick};
+use crate::stage::{HeldDepth, Pick};
 use crate::suggest::nearest;
 use crate::values::{BlockHashes, Picked};
 use crate::yaml::Node;
 
 /// The profile has been told why this plugin cannot be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused(());
+pub struct AssemblyRefused(());
 
 /// What is known of the profile while it is being assembled.
 pub(crate) struct Blueprint {
@@ -43,7 +43,7 @@ pub(crate) const LATE: usize = usize::MAX / 2;
 #[derive(Clone, Debug)]
 pub(crate) struct Use {
     pub(crate) slot: usize,
-    pub(crate) access: Access,
+    pub(crate) access: SlotAccess,
     pub(crate) user: String,
     pub(crate) stage: Stage,
     /// When in the life of a request it happens.
@@ -52,7 +52,7 @@ pub(crate) struct Use {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Access {
+pub(crate) enum SlotAccess {
     Read,
     Write,
 }
@@ -96,14 +96,14 @@ impl Blueprint {
         let known = known.join(", ");
         let message = format!("{user} needs the role `{role}`, which no pod can play");
         let cure = format!("give a pod the role `{role}`, or use one that pods have: {known}");
-        Some(Problem::new(Kind::NoPodForRole, span, message).cure(cure))
+        Some(Problem::new(ProblemKind::NoPodForRole, span, message).cure(cure))
     }
 
     /// The handle to a slot that somebody writes, for the pipeline itself.
     pub(crate) fn reads_if_written<T: Slot>(&mut self) -> Option<Reads<T>> {
         let slot = self.slot::<T>(None);
         let written =
-            self.uses.iter().any(|used| used.slot == slot && used.access == Access::Write);
+            self.uses.iter().any(|used| used.slot == slot && used.access == SlotAccess::Write);
         written.then(|| Reads::new(slot as u16, self.profile))
     }
 
@@ -112,7 +112,7 @@ impl Blueprint {
         let slot = self.slot::<Picked>(Some(step));
         self.uses.push(Use {
             slot,
-            access: Access::Write,
+            access: SlotAccess::Write,
             user: step.to_owned(),
             stage: Stage::Pick,
             turn,
@@ -129,7 +129,7 @@ pub struct Assembly<'a> {
     pub(crate) stage: Stage,
     pub(crate) span: Span,
     pub(crate) turn: usize,
-    pub(crate) settings: Settings,
+    pub(crate) settings: PluginSettings,
     /// Pickers made for it, as they would be printed.
     pub(crate) nested: Vec<(&'static str, String)>,
 }
@@ -139,7 +139,7 @@ impl Assembly<'_> {
     #[must_use]
     pub fn reads<T: Slot>(&mut self) -> Reads<T> {
         let slot = self.blueprint.slot::<T>(None);
-        self.note(slot, Access::Read);
+        self.note(slot, SlotAccess::Read);
         Reads::new(slot as u16, self.blueprint.profile)
     }
 
@@ -148,7 +148,7 @@ impl Assembly<'_> {
     pub fn reads_if_written<T: Slot>(&mut self) -> Option<Reads<T>> {
         let reads = self.blueprint.reads_if_written::<T>()?;
         let slot = self.blueprint.slot::<T>(None);
-        self.note(slot, Access::Read);
+        self.note(slot, SlotAccess::Read);
         Some(reads)
     }
 
@@ -156,21 +156,21 @@ impl Assembly<'_> {
     #[must_use]
     pub fn writes<T: Slot>(&mut self) -> Writes<T> {
         let slot = self.blueprint.slot::<T>(None);
-        self.note(slot, Access::Write);
+        self.note(slot, SlotAccess::Write);
         Writes::new(slot as u16, self.blueprint.profile)
     }
 
     /// The right to know how much of the prompt each pod holds. Reads [`BlockHashes`].
     #[must_use]
-    pub fn held(&mut self) -> Held {
-        Held { blocks: self.reads::<BlockHashes>() }
+    pub fn held(&mut self) -> HeldDepth {
+        HeldDepth { blocks: self.reads::<BlockHashes>() }
     }
 
     /// The right to know which pod the step of that name was given.
     #[must_use]
     pub fn picked(&mut self, step: &str) -> Reads<Picked> {
         let slot = self.blueprint.slot::<Picked>(Some(step));
-        self.note(slot, Access::Read);
+        self.note(slot, SlotAccess::Read);
         Reads::new(slot as u16, self.blueprint.profile)
     }
 
@@ -210,13 +210,13 @@ impl Assembly<'_> {
     ///
     /// # Panics
     /// If the plugin does not declare the parameter as a picker that is required or has a default.
-    pub fn picker(&mut self, parameter: &'static str) -> Result<Box<dyn Pick>, Refused> {
+    pub fn picker(&mut self, parameter: &'static str) -> Result<Box<dyn Pick>, AssemblyRefused> {
         let setting = self.settings.find(parameter).cloned();
-        let Some(Setting { value: Given::Plugin(node), .. }) = setting else {
+        let Some(Setting { value: GivenSetting::Plugin(node), .. }) = setting else {
             panic!("plugin `{}` must declare `{parameter}` as a picker", self.plugin);
         };
         let made = make(self.blueprint, &node, Stage::Pick, self.turn)?;
-        let Made::Pick(pick) = made.plugin else {
+        let BuiltPlugin::Pick(pick) = made.plugin else {
             unreachable!("a plugin found under `pick` makes a picker")
         };
         self.nested.push((parameter, made.card.line));
@@ -227,14 +227,19 @@ impl Assembly<'_> {
     ///
     /// `message` says what is wrong with it, `cure` what to write instead.
     #[must_use]
-    pub fn refuse(&mut self, parameter: &'static str, message: &str, cure: &str) -> Refused {
+    pub fn refuse(
+        &mut self,
+        parameter: &'static str,
+        message: &str,
+        cure: &str,
+    ) -> AssemblyRefused {
         let (plugin, span) = (self.plugin, self.place(parameter));
         let message = match self.settings.find(parameter) {
             Some(_) => format!("`{parameter}` of `{plugin}`: {message}"),
             // What is not there cannot be what is wrong.
             None => format!("`{plugin}`: {message}"),
         };
-        let problem = Problem::new(Kind::BadParameter, span, message).cure(cure);
+        let problem = Problem::new(ProblemKind::BadParameter, span, message).cure(cure);
         refused(self.blueprint, problem)
     }
 
@@ -242,7 +247,7 @@ impl Assembly<'_> {
     ///
     /// # Errors
     /// If pods are known and none of them can play it; the profile has been told.
-    pub fn role(&mut self, parameter: &'static str, name: &str) -> Result<Role, Refused> {
+    pub fn role(&mut self, parameter: &'static str, name: &str) -> Result<Role, AssemblyRefused> {
         let (role, span) = (Role::named(name), self.place(parameter));
         let user = format!("`{}`", self.plugin);
         match self.blueprint.unplayable(&user, &role, span) {
@@ -256,7 +261,7 @@ impl Assembly<'_> {
         self.settings.find(parameter).map_or(self.span, |setting| setting.span)
     }
 
-    fn note(&mut self, slot: usize, access: Access) {
+    fn note(&mut self, slot: usize, access: SlotAccess) {
         let (user, stage) = (self.plugin.to_owned(), self.stage);
         let (turn, span) = (self.turn, self.span);
         self.blueprint.uses.push(Use { slot, access, user, stage, turn, span });
@@ -264,17 +269,17 @@ impl Assembly<'_> {
 }
 
 /// A plugin of any stage, made.
-pub(crate) enum Made {
+pub(crate) enum BuiltPlugin {
     Prepare(Box<dyn crate::stage::Prepare>),
     Filter(Box<dyn crate::stage::Filter>),
     Score(Box<dyn crate::stage::Score>),
     Pick(Box<dyn Pick>),
 }
 
-pub(crate) struct MadePlugin {
+pub(crate) struct NamedPlugin {
     pub(crate) span: Span,
-    pub(crate) plugin: Made,
-    pub(crate) card: Card,
+    pub(crate) plugin: BuiltPlugin,
+    pub(crate) card: PluginView,
     /// Settings that the stage reads, not the plugin: `weight`, `scale_ms`, `on_empty`.
     pub(crate) reserved: Vec<(&'static str, Node)>,
 }
@@ -294,8 +299,8 @@ pub(crate) fn make(
     node: &Node,
     stage: Stage,
     turn: usize,
-) -> Result<MadePlugin, Refused> {
-    let entry = Entry::plugin(node, stage).map_err(|problem| refused(blueprint, problem))?;
+) -> Result<NamedPlugin, AssemblyRefused> {
+    let entry = SettingEntry::plugin(node, stage).map_err(|problem| refused(blueprint, problem))?;
     let first_use = blueprint.uses.len();
     let made = make_entry(blueprint, &entry, stage, turn);
     if made.is_err() {
@@ -308,10 +313,10 @@ pub(crate) fn make(
 
 fn make_entry(
     blueprint: &mut Blueprint,
-    entry: &Entry<'_>,
+    entry: &SettingEntry<'_>,
     stage: Stage,
     turn: usize,
-) -> Result<MadePlugin, Refused> {
+) -> Result<NamedPlugin, AssemblyRefused> {
     let Some(plugin) = blueprint.registry.find(stage, entry.name).copied() else {
         let problem = unknown_plugin(&blueprint.registry, stage, entry);
         return Err(refused(blueprint, problem));
@@ -319,9 +324,10 @@ fn make_entry(
     blueprint.meet(plugin, entry.span);
     let before = blueprint.problems.len();
     let reserved = reserved(stage);
-    let settings = Settings::read(entry, plugin.parameters, reserved, &mut blueprint.problems);
+    let settings =
+        PluginSettings::read(entry, plugin.parameters, reserved, &mut blueprint.problems);
     if blueprint.problems.len() > before {
-        return Err(Refused(()));
+        return Err(AssemblyRefused(()));
     }
     let kept = entry.settings.iter().filter_map(|(key, value)| {
         let name = reserved.iter().find(|word| key.text() == Some(word))?;
@@ -339,25 +345,25 @@ fn make_entry(
         nested: Vec::new(),
     };
     let made = match plugin.make {
-        Make::Prepare(make) => Made::Prepare(make(&mut assembly)?),
-        Make::Filter(make) => Made::Filter(make(&mut assembly)?),
-        Make::Score(make) => Made::Score(make(&mut assembly)?),
-        Make::Pick(make) => Made::Pick(make(&mut assembly)?),
+        Make::Prepare(make) => BuiltPlugin::Prepare(make(&mut assembly)?),
+        Make::Filter(make) => BuiltPlugin::Filter(make(&mut assembly)?),
+        Make::Score(make) => BuiltPlugin::Score(make(&mut assembly)?),
+        Make::Pick(make) => BuiltPlugin::Pick(make(&mut assembly)?),
     };
     let Assembly { settings, nested, .. } = assembly;
     let touched = |access| {
         let uses = blueprint.uses[first_use..].iter().filter(move |used| used.access == access);
         uses.map(|used| blueprint.slots[used.slot].to_string()).collect()
     };
-    let (reads, writes) = (touched(Access::Read), touched(Access::Write));
+    let (reads, writes) = (touched(SlotAccess::Read), touched(SlotAccess::Write));
     let line = settings.line(plugin.name, &nested);
-    let card = Card { stage, plugin: plugin.name, line, weight: None, reads, writes };
-    Ok(MadePlugin { span: entry.span, plugin: made, card, reserved })
+    let card = PluginView { stage, plugin: plugin.name, line, weight: None, reads, writes };
+    Ok(NamedPlugin { span: entry.span, plugin: made, card, reserved })
 }
 
 /// Takes down the slots that a plugin would use if it could be made, or the one that was probably
 /// meant: so that one slip is one problem, and not a problem for each of its readers too.
-fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &Entry<'_>, turn: usize) {
+fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &SettingEntry<'_>, turn: usize) {
     let known = blueprint.registry.plugins().iter().filter(|plugin| plugin.stage() == stage);
     let Some(meant) = nearest(entry.name, known.map(|plugin| plugin.name)) else { return };
     let Some(plugin) = blueprint.registry.find(stage, meant).copied() else { return };
@@ -365,7 +371,9 @@ fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &Entry<'_>, turn: usiz
     let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
     std::mem::swap(&mut draft.slots, &mut blueprint.slots);
     let example = crate::yaml::parse(plugin.example);
-    if let Some(entry) = example.as_ref().ok().and_then(|node| Entry::plugin(node, stage).ok()) {
+    if let Some(entry) =
+        example.as_ref().ok().and_then(|node| SettingEntry::plugin(node, stage).ok())
+    {
         // Whether the example can be made here does not matter: only which slots it asks for.
         let _ = make_entry(&mut draft, &entry, stage, turn);
     }
@@ -373,12 +381,12 @@ fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &Entry<'_>, turn: usiz
     blueprint.uses.extend(draft.uses.into_iter().map(|used| Use { span: entry.span, ..used }));
 }
 
-fn refused(blueprint: &mut Blueprint, problem: Problem) -> Refused {
+fn refused(blueprint: &mut Blueprint, problem: Problem) -> AssemblyRefused {
     blueprint.problems.push(problem);
-    Refused(())
+    AssemblyRefused(())
 }
 
-fn unknown_plugin(registry: &Registry, stage: Stage, entry: &Entry<'_>) -> Problem {
+fn unknown_plugin(registry: &Registry, stage: Stage, entry: &SettingEntry<'_>) -> Problem {
     let (name, key) = (entry.name, stage.key());
     let elsewhere = registry.plugins().iter().find(|plugin| plugin.name == name);
     let message = format!("no `{key}` plugin is called `{name}`");
@@ -392,5 +400,5 @@ fn unknown_plugin(registry: &Registry, stage: Stage, entry: &Entry<'_>) -> Probl
         (None, Some(near)) => format!("did you mean `{near}`?"),
         (None, None) => format!("there are: {}", known().collect::<Vec<_>>().join(", ")),
     };
-    Problem::new(Kind::UnknownPlugin, entry.span, message).cure(cure)
+    Problem::new(ProblemKind::UnknownPlugin, entry.span, message).cure(cure)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use wornpath_blocks::BlockHash;
-use wornpath_index::{Answer, Holding, Index, Moment, PodId, Reader, Writer};
+use wornpath_index::{BlockLocation, Depths, Index, IndexReader, IndexWriter, Moment, PodId};
 
 use crate::fleet::{Candidate, Fleet};
 use crate::request::Request;
@@ -42,42 +42,42 @@ impl fmt::Debug for RoutingContext {
 
 /// What one deciding thread has of the index, and its buffers.
 #[derive(Debug)]
-pub struct Desk {
+pub struct DecisionState {
     pub(crate) index: Index,
-    pub(crate) reader: Reader,
-    writer: Writer,
-    expected: Expected,
-    memory: Option<Arc<dyn Remember>>,
-    pub(crate) scratch: Scratch,
+    pub(crate) reader: IndexReader,
+    writer: IndexWriter,
+    expected: PredictedBlocks,
+    memory: Option<Arc<dyn RoutingHistory>>,
+    pub(crate) scratch: DecisionScratch,
 }
 
 /// Whoever remembers what was sent to pods that say nothing of their caches.
-pub trait Remember: fmt::Debug + Send + Sync {
+pub trait RoutingHistory: fmt::Debug + Send + Sync {
     /// A plan sends a prompt to a pod, in blocks of so many tokens. Whether it is remembered, and is in the index by
     /// that.
     fn sent(
         &self,
-        writer: &mut Writer,
+        writer: &mut IndexWriter,
         pod: PodId,
         chain: &[BlockHash],
         block_tokens: usize,
     ) -> bool;
     /// The pod has refused it. Whether it was remembered.
-    fn refused(&self, writer: &mut Writer, pod: PodId, chain: &[BlockHash]) -> bool;
+    fn refused(&self, writer: &mut IndexWriter, pod: PodId, chain: &[BlockHash]) -> bool;
 }
 
 /// What the pods of the last plan will hold, not yet told to the index.
 #[derive(Debug, Default)]
-struct Expected {
+struct PredictedBlocks {
     chain: Vec<BlockHash>,
     block_tokens: usize,
-    pods: Vec<Expecting>,
-    frontier: Option<Frontier>,
+    pods: Vec<Prediction>,
+    frontier: Option<PredictionFrontier>,
 }
 
 /// A pod that will hold a chain, and how much of it the pod had when the plan was made.
 #[derive(Clone, Copy, Debug)]
-struct Expecting {
+struct Prediction {
     pod: PodId,
     known: usize,
     expires: Moment,
@@ -85,7 +85,7 @@ struct Expecting {
 
 /// How far a chain was known when a plan was made.
 #[derive(Clone, Copy, Debug)]
-struct Frontier {
+struct PredictionFrontier {
     /// The position of the first block that the plan's first pod has to compute.
     own: usize,
     /// The position of the first block that nobody held; the end of the chain if there was none. Another
@@ -94,7 +94,7 @@ struct Frontier {
     nobody: usize,
 }
 
-impl Expected {
+impl PredictedBlocks {
     /// The block that the plan's first pod begins with.
     fn frontier(&self) -> Option<BlockHash> {
         self.frontier.map(|frontier| self.chain[frontier.own])
@@ -102,16 +102,16 @@ impl Expected {
 
     /// Whether somebody will hold more of the chain than anybody did when the plan was made. That may be
     /// the plan's own pod: then it was thought to have more to compute than it has.
-    fn is_beaten(&self, reader: &mut Reader, answer: &mut Answer) -> bool {
+    fn is_beaten(&self, reader: &mut IndexReader, answer: &mut Depths) -> bool {
         let block = self.frontier.and_then(|frontier| self.chain.get(frontier.nobody));
         let Some(block) = block else { return false };
         reader.lookup(std::slice::from_ref(block), answer);
         answer.deepest().is_some()
     }
 
-    fn tell(&mut self, memory: Option<&dyn Remember>, writer: &mut Writer) {
+    fn tell(&mut self, memory: Option<&dyn RoutingHistory>, writer: &mut IndexWriter) {
         self.frontier = None;
-        for Expecting { pod, known, expires } in self.pods.drain(..) {
+        for Prediction { pod, known, expires } in self.pods.drain(..) {
             if memory.is_some_and(|it| it.sent(writer, pod, &self.chain, self.block_tokens)) {
                 continue;
             }
@@ -123,12 +123,12 @@ impl Expected {
 
 /// What the index is still to be told about a plan.
 #[derive(Debug)]
-pub struct Unsettled {
-    expected: Expected,
-    memory: Option<Arc<dyn Remember>>,
+pub struct PendingInsert {
+    expected: PredictedBlocks,
+    memory: Option<Arc<dyn RoutingHistory>>,
 }
 
-impl Unsettled {
+impl PendingInsert {
     /// The first block that the plan's first pod has to compute. Threads that tell of plans with the same frontier
     /// one after the other, and make a plan that was beaten anew, send requests with one new prefix to one pod.
     #[must_use]
@@ -144,13 +144,13 @@ impl Unsettled {
 
 /// A prompt that its pod has refused, so that it computed nothing of it.
 #[derive(Debug)]
-pub struct Withdrawal {
+pub struct PredictionRollback {
     pod: PodId,
     chain: Vec<BlockHash>,
-    memory: Option<Arc<dyn Remember>>,
+    memory: Option<Arc<dyn RoutingHistory>>,
 }
 
-impl Withdrawal {
+impl PredictionRollback {
     /// Takes back what the pod was expected to hold for this prompt alone.
     pub fn tell(self, index: &Index) {
         withdraw(self.memory.as_deref(), &mut index.writer(), (self.pod, &self.chain));
@@ -158,8 +158,8 @@ impl Withdrawal {
 }
 
 fn withdraw(
-    memory: Option<&dyn Remember>,
-    writer: &mut Writer,
+    memory: Option<&dyn RoutingHistory>,
+    writer: &mut IndexWriter,
     (pod, chain): (PodId, &[BlockHash]),
 ) {
     if !memory.is_some_and(|memory| memory.refused(writer, pod, chain)) {
@@ -170,8 +170,8 @@ fn withdraw(
 
 /// Buffers that a decision fills and the next one fills again.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
-    pub(crate) answer: Answer,
+pub(crate) struct DecisionScratch {
+    pub(crate) answer: Depths,
     /// Blocks held, by the slot of the index.
     pub(crate) depths: Vec<u32>,
     pub(crate) candidates: Vec<Candidate>,
@@ -179,10 +179,10 @@ pub(crate) struct Scratch {
     pub(crate) scores: Vec<f64>,
     pub(crate) totals: Vec<f64>,
     pub(crate) fallbacks: Vec<usize>,
-    pub(crate) holdings: Vec<Holding>,
+    pub(crate) holdings: Vec<BlockLocation>,
 }
 
-impl Desk {
+impl DecisionState {
     /// A desk of its own for each thread that decides.
     #[must_use]
     pub fn new(index: &Index) -> Self {
@@ -190,15 +190,15 @@ impl Desk {
             index: index.clone(),
             reader: index.reader(),
             writer: index.writer(),
-            expected: Expected::default(),
+            expected: PredictedBlocks::default(),
             memory: None,
-            scratch: Scratch::default(),
+            scratch: DecisionScratch::default(),
         }
     }
 
     /// The same, with somebody who remembers.
     #[must_use]
-    pub fn with_memory(index: &Index, memory: Arc<dyn Remember>) -> Self {
+    pub fn with_memory(index: &Index, memory: Arc<dyn RoutingHistory>) -> Self {
         Self { memory: Some(memory), ..Self::new(index) }
     }
 
@@ -211,12 +211,12 @@ impl Desk {
     /// Whether another request with the same prefix was sent somewhere since the plan was made. Deciding again
     /// will find it there.
     #[must_use]
-    pub fn is_beaten(&mut self, unsettled: &Unsettled) -> bool {
+    pub fn is_beaten(&mut self, unsettled: &PendingInsert) -> bool {
         unsettled.expected.is_beaten(&mut self.reader, &mut self.scratch.answer)
     }
 
     /// Tells the index what was to be told.
-    pub fn tell(&mut self, mut unsettled: Unsettled) {
+    pub fn tell(&mut self, mut unsettled: PendingInsert) {
         unsettled.expected.tell(unsettled.memory.as_deref(), &mut self.writer);
         // Its buffers are good for the next plan.
         if self.expected.pods.is_empty() {
@@ -226,12 +226,12 @@ impl Desk {
 
     /// What [`Desk::settle`] would tell, for whoever asks first whether it is beaten.
     #[must_use]
-    pub fn unsettled(&mut self) -> Option<Unsettled> {
+    pub fn unsettled(&mut self) -> Option<PendingInsert> {
         if self.expected.pods.is_empty() {
             return None;
         }
         let expected = std::mem::take(&mut self.expected);
-        Some(Unsettled { expected, memory: self.memory.clone() })
+        Some(PendingInsert { expected, memory: self.memory.clone() })
     }
 
     /// Notes that a pod will hold a chain of blocks, which is the same for all pods of a plan.
@@ -244,9 +244,9 @@ impl Desk {
             self.expected.chain.extend_from_slice(chain);
             let nobody = self.scratch.answer.deepest().map_or(0, |level| level.depth);
             self.expected.frontier =
-                (known < chain.len()).then_some(Frontier { own: known, nobody });
+                (known < chain.len()).then_some(PredictionFrontier { own: known, nobody });
         }
-        self.expected.pods.push(Expecting { pod, known, expires });
+        self.expected.pods.push(Prediction { pod, known, expires });
     }
 
     /// A pod has refused a prompt that it was expected to hold: takes back what was expected for that alone.
@@ -256,8 +256,8 @@ impl Desk {
 
     /// The same, for whoever does it elsewhere because the chain is long.
     #[must_use]
-    pub fn withdrawal(&self, pod: PodId, chain: &[BlockHash]) -> Withdrawal {
-        Withdrawal { pod, chain: chain.to_vec(), memory: self.memory.clone() }
+    pub fn withdrawal(&self, pod: PodId, chain: &[BlockHash]) -> PredictionRollback {
+        PredictionRollback { pod, chain: chain.to_vec(), memory: self.memory.clone() }
     }
 
     /// Whether events have confirmed by now that a pod holds a block, and all that this follows, which it was expected to hold
@@ -278,11 +278,11 @@ impl Desk {
 /// What a decision looks at. Time and randomness are the caller's, so that the same world gives the
 /// same decision.
 #[derive(Debug)]
-pub struct World<'a> {
+pub struct DecisionEnv<'a> {
     /// The pods.
     pub fleet: &'a Fleet,
     /// The index, through this thread's desk.
-    pub desk: &'a mut Desk,
+    pub desk: &'a mut DecisionState,
     /// The time, since whenever the caller counts from.
     pub now: Moment,
     /// Where chance comes from.

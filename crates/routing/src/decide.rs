@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use wornpath_index::PodId;
 
-use crate::context::{RoutingContext, World};
+use crate::context::{DecisionEnv, RoutingContext};
 use crate::explain::Recorder;
 use crate::fleet::Candidate;
 use crate::name::Name;
-use crate::plan::{Hold, Mark, Outcome, SkippedBecause, Then};
+use crate::plan::{AfterFailure, Hold, Mark, Outcome, SkippedBecause};
 use crate::profile::Profile;
-use crate::queue::{Tenant, Waiting};
-use crate::selector::{Filtering, Nobody, Selected};
+use crate::queue::{QueueEntry, Tenant};
+use crate::selector::{Filtering, NoCandidate, SelectedPod};
 use crate::stage::{Decision, Rejection};
 use crate::values::Picked;
-use crate::workflow::{Bind, Step};
+use crate::workflow::{Bind, WorkflowStep};
 
 /// For each token of a prompt that is to be computed: of the order of real engines, and used only where
 /// that is good enough.
@@ -36,24 +36,24 @@ impl Retry<'_> {
 }
 
 /// Who takes a step of the profile.
-struct Taken<'a> {
-    step: &'a Step,
-    bound: Option<Bound>,
+struct ReservedPod<'a> {
+    step: &'a WorkflowStep,
+    bound: Option<PinnedPod>,
     /// Why nobody takes it, while it may still turn out not to be needed.
-    nobody: Option<Nobody>,
+    nobody: Option<NoCandidate>,
 }
 
-struct Bound {
+struct PinnedPod {
     candidate: Candidate,
     fallbacks: Vec<PodId>,
     uncached_tokens: u64,
 }
 
 /// A decision under way.
-struct Deciding<'a, 'w> {
+struct DecisionRun<'a, 'w> {
     profile: &'a Profile,
     context: &'a mut RoutingContext,
-    world: &'a mut World<'w>,
+    world: &'a mut DecisionEnv<'w>,
     marks: Vec<Mark>,
 }
 
@@ -62,7 +62,7 @@ impl Profile {
     ///
     /// # Panics
     /// If another profile made the context.
-    pub fn decide(&self, context: &mut RoutingContext, world: &mut World<'_>) -> Outcome {
+    pub fn decide(&self, context: &mut RoutingContext, world: &mut DecisionEnv<'_>) -> Outcome {
         self.run(context, world, Retry::FIRST, None)
     }
 
@@ -73,7 +73,7 @@ impl Profile {
     pub fn decide_explained(
         &self,
         context: &mut RoutingContext,
-        world: &mut World<'_>,
+        world: &mut DecisionEnv<'_>,
         recorder: &mut Recorder<'_>,
     ) -> Outcome {
         self.run(context, world, Retry::FIRST, Some(recorder))
@@ -89,7 +89,7 @@ impl Profile {
     pub fn replan(
         &self,
         context: &mut RoutingContext,
-        world: &mut World<'_>,
+        world: &mut DecisionEnv<'_>,
         retry: Retry<'_>,
     ) -> Outcome {
         self.run(context, world, retry, None)
@@ -98,12 +98,12 @@ impl Profile {
     fn run(
         &self,
         context: &mut RoutingContext,
-        world: &mut World<'_>,
+        world: &mut DecisionEnv<'_>,
         retry: Retry<'_>,
         mut recorder: Option<&mut Recorder<'_>>,
     ) -> Outcome {
         self.own(context);
-        let mut deciding = Deciding { profile: self, context, world, marks: Vec::new() };
+        let mut deciding = DecisionRun { profile: self, context, world, marks: Vec::new() };
         deciding.lookup(recorder.as_deref_mut());
         let mut taken = Vec::with_capacity(self.steps.len());
         let no_plan = match deciding.steps(&mut taken, retry, recorder.as_deref_mut()) {
@@ -111,15 +111,15 @@ impl Profile {
                 Some(hold) => Outcome::Hold(hold),
                 None => return Outcome::Plan(deciding.plan(taken)),
             },
-            Err(Nobody::Hold) => Outcome::Hold(deciding.hold(None)),
-            Err(Nobody::Reject(rejection)) => Outcome::Reject(rejection),
+            Err(NoCandidate::Hold) => Outcome::Hold(deciding.hold(None)),
+            Err(NoCandidate::Reject(rejection)) => Outcome::Reject(rejection),
         };
         taken.iter().for_each(|taken| deciding.pass_over(taken));
         no_plan
     }
 }
 
-impl<'a> Deciding<'a, '_> {
+impl<'a> DecisionRun<'a, '_> {
     /// Asks the index once, for all plugins and steps.
     fn lookup(&mut self, recorder: Option<&mut Recorder<'_>>) {
         self.world.desk.settle();
@@ -141,10 +141,10 @@ impl<'a> Deciding<'a, '_> {
     /// Selects a pod for every step that is wanted, and leaves out those that are not worth it.
     fn steps(
         &mut self,
-        taken: &mut Vec<Taken<'a>>,
+        taken: &mut Vec<ReservedPod<'a>>,
         retry: Retry<'_>,
         mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Result<(), Nobody> {
+    ) -> Result<(), NoCandidate> {
         let profile = self.profile;
         if retry.step.is_none() {
             for step in &profile.steps {
@@ -161,26 +161,26 @@ impl<'a> Deciding<'a, '_> {
                 continue;
             }
             if step.rules.bind == Bind::Late && retry.step.is_none() {
-                taken.push(Taken { step, bound: None, nobody: None });
+                taken.push(ReservedPod { step, bound: None, nobody: None });
                 continue;
             }
             match self.select(step, retry.excluded, recorder.as_deref_mut()) {
                 Ok(bound) => {
                     let pod = self.world.fleet[bound.candidate].id();
                     *self.context.slots.write(&step.picked) = Picked(Some(pod));
-                    taken.push(Taken { step, bound: Some(bound), nobody: None });
+                    taken.push(ReservedPod { step, bound: Some(bound), nobody: None });
                 }
                 // Who decides one step again is told why nobody takes it, and leaves it out.
-                Err(Nobody::Reject(_))
+                Err(NoCandidate::Reject(_))
                     if retry.step.is_none()
-                        && step.rules.failure.then == Then::Skip
+                        && step.rules.failure.then == AfterFailure::Skip
                         && !is_last =>
                 {
                     self.leave_out(step, SkippedBecause::NoPod);
                 }
                 // Only the next step's pod tells whether this one is needed at all.
                 Err(nobody) if retry.step.is_none() && step.rules.may_be_needless() && !is_last => {
-                    taken.push(Taken { step, bound: None, nobody: Some(nobody) });
+                    taken.push(ReservedPod { step, bound: None, nobody: Some(nobody) });
                 }
                 Err(nobody) => return Err(nobody),
             }
@@ -196,20 +196,20 @@ impl<'a> Deciding<'a, '_> {
                 Some(step) => format!("the profile has no step `{step}`"),
                 None => "the profile has no step that anybody can take".to_owned(),
             };
-            return Err(Nobody::Reject(Rejection::unavailable(&reason)));
+            return Err(NoCandidate::Reject(Rejection::unavailable(&reason)));
         }
         Ok(())
     }
 
     /// Tells the picker of a step that nothing comes of its pick.
-    fn pass_over(&self, taken: &Taken<'_>) {
-        if let Taken { step, bound: Some(bound), .. } = taken {
+    fn pass_over(&self, taken: &ReservedPod<'_>) {
+        if let ReservedPod { step, bound: Some(bound), .. } = taken {
             step.selector.picker.picker.passed_over(&self.scene(step), bound.candidate);
         }
     }
 
     /// Leaves out steps whose successor has too little to compute for them to be worth it.
-    fn drop_needless(&mut self, taken: &mut Vec<Taken<'a>>) {
+    fn drop_needless(&mut self, taken: &mut Vec<ReservedPod<'a>>) {
         let mut at = 0;
         while at + 1 < taken.len() {
             let least = taken[at].step.rules.min_uncached_tokens;
@@ -225,18 +225,18 @@ impl<'a> Deciding<'a, '_> {
         }
     }
 
-    fn leave_out(&mut self, step: &Step, why: SkippedBecause) {
+    fn leave_out(&mut self, step: &WorkflowStep, why: SkippedBecause) {
         self.context.slots.withdraw(&step.picked);
         self.marks.push(Mark::StepSkipped { step: step.name.clone(), why });
     }
 
     fn select(
         &mut self,
-        step: &Step,
+        step: &WorkflowStep,
         excluded: &[PodId],
         mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Result<Bound, Nobody> {
-        let World { fleet, desk, now, rng } = &mut *self.world;
+    ) -> Result<PinnedPod, NoCandidate> {
+        let DecisionEnv { fleet, desk, now, rng } = &mut *self.world;
         let (fleet, scratch) = (*fleet, &mut desk.scratch);
         scratch.candidates.clear();
         let all = fleet.with_role(&step.rules.role).iter().copied();
@@ -258,7 +258,7 @@ impl<'a> Deciding<'a, '_> {
         if let Some(recorder) = recorder.as_deref_mut() {
             recorder.begin(&step.name, &scene, buffers.candidates);
         }
-        let Selected { candidate, mark, skipped } =
+        let SelectedPod { candidate, mark, skipped } =
             step.selector.select(&scene, &mut buffers, rng, recorder)?;
         let named = |at: &usize| fleet[buffers.candidates[*at]].id();
         let fallbacks = buffers.fallbacks.iter().map(named).collect();
@@ -267,7 +267,7 @@ impl<'a> Deciding<'a, '_> {
         self.marks.extend(marked.map(|filter| Mark::FilterSkipped { step: name.clone(), filter }));
         self.marks.extend(mark.map(|mark| Mark::Pick { step: name.clone(), mark }));
         let uncached_tokens = self.uncached_tokens(candidate);
-        Ok(Bound { candidate, fallbacks, uncached_tokens })
+        Ok(PinnedPod { candidate, fallbacks, uncached_tokens })
     }
 
     /// What the pod would have to compute, as far as the profile knows the prompt.
@@ -298,7 +298,7 @@ impl<'a> Deciding<'a, '_> {
     /// Whether the first step's pod has no room yet.
     fn must_wait(
         &self,
-        taken: &[Taken<'_>],
+        taken: &[ReservedPod<'_>],
         retry: Retry<'_>,
         mut recorder: Option<&mut Recorder<'_>>,
     ) -> Option<Hold> {
@@ -322,7 +322,7 @@ impl<'a> Deciding<'a, '_> {
         (!passes).then(|| self.hold(Some(bound.uncached_tokens)))
     }
 
-    fn scene<'s>(&'s self, step: &'s Step) -> Decision<'s> {
+    fn scene<'s>(&'s self, step: &'s WorkflowStep) -> Decision<'s> {
         Decision {
             request: &self.context.request,
             fleet: self.world.fleet,
@@ -352,7 +352,7 @@ impl<'a> Deciding<'a, '_> {
         let shares = &self.profile.holding.shares;
         let share = shares.iter().find(|(known, _)| *known == tenant);
         Hold {
-            class: Waiting {
+            class: QueueEntry {
                 tenant,
                 // What the profile says of a tenant counts more than what is said of it elsewhere.
                 weight: share.map_or(request.weight.max(1), |(_, share)| *share),

@@ -2,6 +2,6 @@
 //! shown where it stands.
 
 pub use crate::reference::parameters as parameter_table;
-pub use crate::settings::{Entry, Settings, unknown_keys};
+pub use crate::settings::{PluginSettings, SettingEntry, unknown_keys};
 pub use crate::suggest::nearest;
 pub use crate::yaml::{Node, Quoted, Yaml, parse};

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use wornpath_index::PodId;
 
-use crate::fleet::{Candidate, Fleet, Pod};
+use crate::fleet::{Candidate, Fleet, FleetPod};
 use crate::name::{Name, Role};
 use crate::selector::Scoring;
-use crate::stage::{Choice, Decision, Scale, Slate, WhenEmpty};
+use crate::stage::{CandidateSet, Choice, Decision, Scale, WhenEmpty};
 
 /// Everything that went into one decision.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -200,7 +200,7 @@ impl<'a> Recorder<'a> {
     pub(crate) fn judged(
         &mut self,
         name: &'static str,
-        pod: &Pod,
+        pod: &FleetPod,
         objection: Option<String>,
         started: Duration,
     ) {
@@ -235,7 +235,7 @@ impl<'a> Recorder<'a> {
     pub(crate) fn picked(
         &mut self,
         name: &'static str,
-        slate: Slate<'_>,
+        slate: CandidateSet<'_>,
         choice: Choice,
         started: Duration,
     ) {

@@ -4,7 +4,7 @@
 //! pods are changes all the time: each pod's [`Vitals`] are one cache line of counters that requests,
 //! probes and engine reports update in place, and that successive fleets share.
 
-mod learnt;
+mod learnt_rates;
 mod pod;
 mod reservation;
 mod vitals;
@@ -13,10 +13,10 @@ use std::ops::Index;
 
 use wornpath_index::{PodId, PodSlot};
 
-pub(crate) use learnt::{Paced, Work};
-pub use pod::{Pod, PodFacts, Topology};
+pub(crate) use learnt_rates::{MeasuredPrefill, PrefillWork};
+pub use pod::{FleetPod, PodFacts, Topology};
 pub use reservation::Reservation;
-pub use vitals::{Breaker, EventTrust, Health, Vitals};
+pub use vitals::{BreakerState, EventTrust, Health, Vitals};
 
 use crate::name::Role;
 
@@ -35,7 +35,7 @@ impl Candidate {
 /// The pods there are.
 #[derive(Clone, Debug, Default)]
 pub struct Fleet {
-    pods: Vec<Pod>,
+    pods: Vec<FleetPod>,
     by_role: Vec<(Role, Vec<Candidate>)>,
     /// For each slot of the index, who lives there.
     by_slot: Vec<Option<Candidate>>,
@@ -47,7 +47,7 @@ pub struct Fleet {
 impl Fleet {
     /// The fleet of these pods, in this order.
     #[must_use]
-    pub fn new(pods: Vec<Pod>) -> Self {
+    pub fn new(pods: Vec<FleetPod>) -> Self {
         let mut fleet = Self { pods, ..Self::default() };
         for (at, pod) in fleet.pods.iter().enumerate() {
             let candidate = Candidate(at as u32);
@@ -89,7 +89,7 @@ impl Fleet {
 
     /// Every pod, in order.
     #[must_use]
-    pub fn pods(&self) -> &[Pod] {
+    pub fn pods(&self) -> &[FleetPod] {
         &self.pods
     }
 
@@ -138,10 +138,10 @@ impl Fleet {
 }
 
 impl Index<Candidate> for Fleet {
-    type Output = Pod;
+    type Output = FleetPod;
 
     #[inline]
-    fn index(&self, candidate: Candidate) -> &Pod {
+    fn index(&self, candidate: Candidate) -> &FleetPod {
         &self.pods[candidate.position()]
     }
 }

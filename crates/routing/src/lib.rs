@@ -6,7 +6,7 @@
 //! above this one. Plugins hand values to each other through typed slots ([`slot`]), and a profile is
 //! checked as a whole before it runs ([`Profile::check`]).
 //!
-//! Nothing here does I/O, reads a clock or spawns a thread: time and randomness are in the [`World`]
+//! Nothing here does I/O, reads a clock or spawns a thread: time and randomness are in the [`DecisionEnv`]
 //! that the caller passes in.
 //!
 //! ```
@@ -40,10 +40,10 @@ mod assembly;
 mod bytes;
 mod context;
 mod decide;
-pub mod described;
 pub mod document;
 mod explain;
 mod fleet;
+pub mod fleet_spec;
 mod messages;
 mod models;
 mod name;
@@ -68,38 +68,41 @@ mod testing;
 mod text;
 mod values;
 mod workflow;
-mod written;
 mod yaml;
+mod yaml_writer;
 
-pub use assembly::{Assembly, Refused};
+pub use assembly::{Assembly, AssemblyRefused};
 pub use bytes::ByteTokenizer;
-pub use context::{Desk, Remember, RoutingContext, Unsettled, Withdrawal, World};
+pub use context::{
+    DecisionEnv, DecisionState, PendingInsert, PredictionRollback, RoutingContext, RoutingHistory,
+};
 pub use decide::Retry;
 pub use explain::{
     CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,
     Recorder, ScorerExplanation, StepExplanation,
 };
 pub use fleet::{
-    Breaker, Candidate, EventTrust, Fleet, Health, Pod, PodFacts, Reservation, Topology, Vitals,
+    BreakerState, Candidate, EventTrust, Fleet, FleetPod, Health, PodFacts, Reservation, Topology,
+    Vitals,
 };
 pub use messages::Messages;
-pub use models::{Model, Models, Tokenize, TokenizeError};
+pub use models::{Models, RoutedModel, Tokenize, TokenizeError};
 pub use name::{Name, Role};
 pub use parameter::{Absent, FromValue, Parameter, Takes, Value};
 pub use plan::{
-    CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome, PlanStep, RoutingPlan,
-    SkippedBecause, Start, Then, Transfer,
+    AfterFailure, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome, PlanStep,
+    RoutingPlan, SkippedBecause, Start, Transfer,
 };
 pub use plugin::{Make, Plugin, Registry, Stage};
 pub use plugins::SPEEDS;
-pub use problem::{Kind, Problem, Problems, Span};
-pub use profile::{Card, Graph, Profile, StepCard, Surroundings, WithoutEvents};
+pub use problem::{Problem, ProblemKind, Problems, Span};
+pub use profile::{PluginView, Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
 pub use request::{ModelChoice, Prompt, Request, RequestError};
 pub use rng::Rng;
 pub use slot::{Reads, Slot, Writes};
 pub use stage::{
-    Choice, Decision, Fallbacks, Filter, Held, HeldBlocks, Pick, Prepare, Preparing, Rejection,
-    Scale, Score, Slate, WhenEmpty,
+    CandidateSet, Choice, Decision, Fallbacks, Filter, HeldBlocks, HeldDepth, Pick, Prepare,
+    Preparing, Rejection, Scale, Score, WhenEmpty,
 };
 #[cfg(feature = "text")]
 pub use text::TextTokenizer;

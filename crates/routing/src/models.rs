@@ -37,14 +37,14 @@ pub enum TokenizeError {
 
 /// One base model.
 #[derive(Clone)]
-pub struct Model {
+pub struct RoutedModel {
     name: Name,
     hasher: BlockHasher,
     root: BlockHash,
     tokenizer: Option<Arc<dyn Tokenize>>,
 }
 
-impl Model {
+impl RoutedModel {
     /// Its name.
     #[must_use]
     pub const fn name(&self) -> &Name {
@@ -64,7 +64,7 @@ impl Model {
     }
 }
 
-impl fmt::Debug for Model {
+impl fmt::Debug for RoutedModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Model({}, blocks of {})", self.name, self.hasher.block_size())
     }
@@ -74,7 +74,7 @@ impl fmt::Debug for Model {
 #[derive(Clone, Debug, Default)]
 pub struct Models {
     key: HashKey,
-    models: Vec<Model>,
+    models: Vec<RoutedModel>,
 }
 
 impl Models {
@@ -94,19 +94,19 @@ impl Models {
     ) -> Self {
         let hasher = BlockHasher::new(&self.key, block_size);
         let root = self.key.root(&Scope::model(name));
-        self.models.push(Model { name: name.into(), hasher, root, tokenizer });
+        self.models.push(RoutedModel { name: name.into(), hasher, root, tokenizer });
         self
     }
 
     /// The model of that name.
     #[must_use]
-    pub fn find(&self, name: &Name) -> Option<&Model> {
+    pub fn find(&self, name: &Name) -> Option<&RoutedModel> {
         self.models.iter().find(|model| model.name == *name)
     }
 
     /// All of them.
     #[must_use]
-    pub fn all(&self) -> &[Model] {
+    pub fn all(&self) -> &[RoutedModel] {
         &self.models
     }
 

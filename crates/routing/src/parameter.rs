@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
-use crate::written;
 use crate::yaml::{Node, Quoted, Yaml};
+use crate::yaml_writer;
 
 /// One parameter of a plugin.
 #[derive(Clone, Copy, Debug)]
@@ -120,11 +120,11 @@ pub enum Value {
     Flag(bool),
     /// Of [`Takes::Whole`] and [`Takes::Size`].
     Whole(u64),
-    /// Of [`Takes::Number`].
+    /// Of [`Takes::CelNumber`].
     Number(f64),
     /// Of [`Takes::Time`].
     Time(Duration),
-    /// Of [`Takes::Text`].
+    /// Of [`Takes::CelText`].
     Text(String),
     /// Of [`Takes::OneOf`].
     Word(&'static str),
@@ -259,16 +259,16 @@ impl fmt::Display for Value {
             Self::Flag(flag) => write!(f, "{flag}"),
             Self::Whole(whole) => write!(f, "{whole}"),
             Self::Number(number) => write!(f, "{number}"),
-            Self::Time(time) => f.write_str(&written::time(*time)),
-            Self::Text(text) => f.write_str(&written::quoted(text)),
+            Self::Time(time) => f.write_str(&yaml_writer::time(*time)),
+            Self::Text(text) => f.write_str(&yaml_writer::quoted(text)),
             Self::Word(word) => f.write_str(word),
             Self::Texts(texts) => {
-                let texts: Vec<_> = texts.iter().map(|text| written::quoted(text)).collect();
+                let texts: Vec<_> = texts.iter().map(|text| yaml_writer::quoted(text)).collect();
                 write!(f, "[{}]", texts.join(", "))
             }
             Self::Numbers(numbers) => map(f, numbers, f64::to_string),
             Self::Fields(fields) => map(f, fields, |value| match value {
-                Json::String(text) => written::quoted(text),
+                Json::String(text) => yaml_writer::quoted(text),
                 other => other.to_string(),
             }),
         }
@@ -280,7 +280,7 @@ fn map<T>(
     entries: &[(String, T)],
     value: impl Fn(&T) -> String,
 ) -> fmt::Result {
-    let entry = |(key, of): &(String, T)| format!("{}: {}", written::word(key), value(of));
+    let entry = |(key, of): &(String, T)| format!("{}: {}", yaml_writer::word(key), value(of));
     write!(f, "{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
 }
 

@@ -9,7 +9,7 @@ use wornpath_index::{Location, Moment, PodId, Tier};
 
 use crate::fleet::Reservation;
 use crate::name::{Name, Role};
-use crate::queue::Waiting;
+use crate::queue::QueueEntry;
 use crate::stage::Rejection;
 
 /// What is to become of a request now.
@@ -27,7 +27,7 @@ pub enum Outcome {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hold {
     /// How the queue is to treat it, with the deadline until which it may wait.
-    pub class: Waiting,
+    pub class: QueueEntry,
 }
 
 /// The steps that answer a request, in order. Dropping it gives back the load that it reserved.
@@ -87,12 +87,12 @@ pub struct FailurePolicy {
     /// How many pods are tried.
     pub attempts: u32,
     /// What comes when all of them failed.
-    pub then: Then,
+    pub then: AfterFailure,
 }
 
 /// What comes when a step has failed for good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Then {
+pub enum AfterFailure {
     /// The request fails.
     Fail,
     /// The next step does the work of this one too.
@@ -282,7 +282,7 @@ impl fmt::Display for CacheHint {
     }
 }
 
-impl Then {
+impl AfterFailure {
     /// Its word in YAML.
     #[must_use]
     pub const fn word(self) -> &'static str {

@@ -1,6 +1,6 @@
 //! What the registry knows of a plugin, and the registry.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::parameter::Parameter;
 use crate::stage::{Filter, Pick, Prepare, Score};
 
@@ -27,13 +27,13 @@ pub struct Plugin {
 #[derive(Clone, Copy, Debug)]
 pub enum Make {
     /// For `prepare`.
-    Prepare(fn(&mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused>),
+    Prepare(fn(&mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused>),
     /// For `filter`.
-    Filter(fn(&mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused>),
+    Filter(fn(&mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>),
     /// For `score`.
-    Score(fn(&mut Assembly<'_>) -> Result<Box<dyn Score>, Refused>),
+    Score(fn(&mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused>),
     /// For `pick`.
-    Pick(fn(&mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused>),
+    Pick(fn(&mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused>),
 }
 
 /// Where in the pipeline a plugin stands.

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use snippet::{Lines, Words};
+use snippet::{SnippetLines, SnippetText};
 
 /// People are shown so many; whoever has more fixes these first.
 const MOST_SHOWN: usize = 100;
@@ -25,7 +25,7 @@ pub struct Span {
 
 /// Which rule is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum ProblemKind {
     /// Not YAML, or not the shape of what it should be.
     Syntax,
     /// A key that nobody reads.
@@ -68,7 +68,7 @@ pub enum Kind {
     Unreachable,
 }
 
-impl Kind {
+impl ProblemKind {
     /// The rules of profiles.
     pub const OF_PROFILES: [Self; 16] = [
         Self::Syntax,
@@ -124,7 +124,7 @@ impl Kind {
 /// One broken rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
-    kind: Kind,
+    kind: ProblemKind,
     span: Span,
     message: String,
     also: Vec<(Span, String)>,
@@ -133,7 +133,7 @@ pub struct Problem {
 
 impl Problem {
     /// A broken rule, where it is broken, and how.
-    pub fn new(kind: Kind, span: Span, message: impl Into<String>) -> Self {
+    pub fn new(kind: ProblemKind, span: Span, message: impl Into<String>) -> Self {
         Self { kind, span, message: message.into(), also: Vec::new(), cure: String::new() }
     }
 
@@ -153,7 +153,7 @@ impl Problem {
 
     /// Which rule is broken.
     #[must_use]
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> ProblemKind {
         self.kind
     }
 
@@ -217,16 +217,16 @@ impl Problems {
 /// As a compiler would show them.
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines = Lines::of(&self.text);
+        let lines = SnippetLines::of(&self.text);
         for problem in self.problems.iter().take(MOST_SHOWN) {
             let Span { line, column, .. } = problem.span;
-            writeln!(f, "error[{}]: {}", problem.kind.code(), Words(&problem.message))?;
+            writeln!(f, "error[{}]: {}", problem.kind.code(), SnippetText(&problem.message))?;
             writeln!(f, " --> {}:{line}:{column}", self.file)?;
             lines.show(f, problem.span, '^', "")?;
             for (span, note) in &problem.also {
                 lines.show(f, *span, '-', note)?;
             }
-            writeln!(f, "  = cure: {}\n", Words(&problem.cure))?;
+            writeln!(f, "  = cure: {}\n", SnippetText(&problem.cure))?;
         }
         let count = self.problems.len();
         if count > MOST_SHOWN {

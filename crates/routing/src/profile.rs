@@ -2,19 +2,19 @@
 
 mod hold;
 mod read;
-mod sheet;
+mod render;
 mod slots;
 mod stages;
 mod steps;
-mod unheard;
+mod without_events;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use hold::HOLD;
-use sheet::Sheet;
-pub use sheet::{Card, Graph, StepCard};
-pub use unheard::WithoutEvents;
+use render::ProfileView;
+pub use render::{PluginView, SlotGraph, StepView};
+pub use without_events::WithoutEvents;
 
 use crate::context::RoutingContext;
 use crate::explain::Recorder;
@@ -28,7 +28,7 @@ use crate::selector::Filtering;
 use crate::slot::{ProfileId, Reads, SlotKind, Slots};
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::{Attributes, BlockHashes, Tokens};
-use crate::workflow::Step;
+use crate::workflow::WorkflowStep;
 use crate::yaml::Node;
 
 /// How requests are routed: made by [`Profile::check`], shared by all threads.
@@ -36,7 +36,7 @@ pub struct Profile {
     pub(crate) id: ProfileId,
     pub(crate) slots: Vec<SlotKind>,
     pub(crate) preparers: Vec<(&'static str, Box<dyn Prepare>)>,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<WorkflowStep>,
     /// The prompt, which is looked up wherever it is hashed: steps are left out, load is reserved and
     /// pods are told what they hold by it, whether or not a plugin asks.
     pub(crate) blocks: Option<Reads<BlockHashes>>,
@@ -46,12 +46,12 @@ pub struct Profile {
     /// How long a pod is expected to hold what it was just sent.
     pub(crate) speculate: Option<Duration>,
     without_events: WithoutEvents,
-    pub(crate) holding: Holding,
-    sheet: Sheet,
+    pub(crate) holding: HoldPolicy,
+    sheet: ProfileView,
 }
 
 /// When a request waits, and how.
-pub(crate) struct Holding {
+pub(crate) struct HoldPolicy {
     /// The chosen pod must pass these, or the request waits.
     pub(crate) unless: Vec<Filtering>,
     /// Of tenants that get more than one share.
@@ -62,7 +62,7 @@ pub(crate) struct Holding {
 
 /// What a profile is checked against.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
+pub struct ProfileEnv {
     /// The plugins there are.
     pub registry: Registry,
     /// The models that are served.
@@ -76,7 +76,7 @@ impl Profile {
     ///
     /// # Errors
     /// Everything that is wrong with it, not only the first thing.
-    pub fn check(file: &str, text: &str, surroundings: &Surroundings) -> Result<Self, Problems> {
+    pub fn check(file: &str, text: &str, surroundings: &ProfileEnv) -> Result<Self, Problems> {
         crate::yaml::parse(text)
             .map_err(|problem| vec![problem])
             .and_then(|root| Self::check_node(&root, surroundings))
@@ -87,7 +87,7 @@ impl Profile {
     ///
     /// # Errors
     /// Everything that is wrong with it.
-    pub fn check_node(root: &Node, surroundings: &Surroundings) -> Result<Self, Vec<Problem>> {
+    pub fn check_node(root: &Node, surroundings: &ProfileEnv) -> Result<Self, Vec<Problem>> {
         read::profile(root, surroundings)
     }
 
@@ -141,7 +141,7 @@ impl Profile {
 
     /// The stages, the plugins in them, and the slots between them.
     #[must_use]
-    pub const fn graph(&self) -> &Graph {
+    pub const fn graph(&self) -> &SlotGraph {
         &self.sheet.graph
     }
 

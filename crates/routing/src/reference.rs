@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use crate::assembly::{Blueprint, Made, MadePlugin, make};
-use crate::described::{HOLDS, MODEL, POD};
+use crate::assembly::{Blueprint, BuiltPlugin, NamedPlugin, make};
+use crate::fleet_spec::{HOLDS, MODEL, POD};
 use crate::models::Models;
 use crate::parameter::{Absent, Parameter};
 use crate::plugin::{Plugin, Registry, Stage};
@@ -81,16 +81,16 @@ impl Registry {
         let made = self.example(plugin);
         let _ = write!(page, "\n### {}\n\n{}\n", plugin.name, plugin.summary);
         let nature = match &made.plugin {
-            Made::Score(scorer) => Some(match scorer.scale() {
+            BuiltPlugin::Score(scorer) => Some(match scorer.scale() {
                 Scale::Unit => "from 0 to 1, more is better",
                 Scale::Milliseconds => "in milliseconds, less is better",
             }),
-            Made::Filter(filter) => Some(match filter.when_empty() {
+            BuiltPlugin::Filter(filter) => Some(match filter.when_empty() {
                 WhenEmpty::Reject => "`on_empty: reject` by default",
                 WhenEmpty::Skip => "`on_empty: skip` by default",
                 WhenEmpty::Hold => "`on_empty: hold` by default",
             }),
-            Made::Prepare(_) | Made::Pick(_) => None,
+            BuiltPlugin::Prepare(_) | BuiltPlugin::Pick(_) => None,
         };
         let mut facts: Vec<String> = nature.map(str::to_owned).into_iter().collect();
         let slots = |slots: &[String]| {
@@ -115,7 +115,7 @@ impl Registry {
         let _ = write!(page, "\n```yaml\n{}\n```\n", plugin.example);
     }
 
-    fn example(&self, plugin: &Plugin) -> MadePlugin {
+    fn example(&self, plugin: &Plugin) -> NamedPlugin {
         let mut draft = Blueprint::new(self, &Arc::<Models>::default());
         let node = crate::yaml::parse(plugin.example).unwrap_or_else(|problem| {
             panic!("example of `{}`: {}", plugin.name, problem.message())

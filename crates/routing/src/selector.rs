@@ -1,10 +1,12 @@
 //! One pass Filter → Score → Pick over the pods that can play a role.
 
-use crate::context::Scratch;
+use crate::context::DecisionScratch;
 use crate::explain::Recorder;
 use crate::fleet::Candidate;
 use crate::rng::Rng;
-use crate::stage::{Decision, Fallbacks, Filter, Pick, Rejection, Scale, Score, Slate, WhenEmpty};
+use crate::stage::{
+    CandidateSet, Decision, Fallbacks, Filter, Pick, Rejection, Scale, Score, WhenEmpty,
+};
 
 /// The plugins of one step, made and weighed.
 pub(crate) struct Selector {
@@ -33,7 +35,7 @@ pub(crate) struct Picking {
 }
 
 /// Who was selected. Fallbacks are in the scratch, as positions among its candidates.
-pub(crate) struct Selected {
+pub(crate) struct SelectedPod {
     pub(crate) candidate: Candidate,
     pub(crate) mark: Option<&'static str>,
     /// Filters that would have left nobody.
@@ -41,7 +43,7 @@ pub(crate) struct Selected {
 }
 
 /// Nobody can be selected.
-pub(crate) enum Nobody {
+pub(crate) enum NoCandidate {
     Hold,
     Reject(Rejection),
 }
@@ -72,10 +74,10 @@ impl Selector {
         scratch: &mut Buffers<'_>,
         rng: &mut Rng,
         mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Result<Selected, Nobody> {
+    ) -> Result<SelectedPod, NoCandidate> {
         let skipped = self.filter(scene, scratch, recorder.as_deref_mut())?;
         self.score(scene, scratch, recorder.as_deref_mut());
-        let slate = Slate { candidates: scratch.candidates, totals: scratch.totals };
+        let slate = CandidateSet { candidates: scratch.candidates, totals: scratch.totals };
         let started = recorder.as_deref().map(Recorder::now);
         let mut choice = self.picker.picker.pick(scene, slate, rng);
         choice.at = choice.at.min(slate.candidates.len() - 1);
@@ -89,7 +91,7 @@ impl Selector {
         if let (Some(recorder), Some(started)) = (recorder, started) {
             recorder.picked(self.picker.name, slate, choice, started);
         }
-        Ok(Selected { candidate: slate.candidates[at], mark: choice.mark, skipped })
+        Ok(SelectedPod { candidate: slate.candidates[at], mark: choice.mark, skipped })
     }
 
     fn filter(
@@ -97,11 +99,11 @@ impl Selector {
         scene: &Decision<'_>,
         scratch: &mut Buffers<'_>,
         mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Result<Vec<&'static str>, Nobody> {
+    ) -> Result<Vec<&'static str>, NoCandidate> {
         let mut skipped = Vec::new();
         if scratch.candidates.is_empty() {
             let role = scene.role();
-            return Err(Nobody::Reject(Rejection::unavailable(&format!(
+            return Err(NoCandidate::Reject(Rejection::unavailable(&format!(
                 "no pod can play the role `{role}`"
             ))));
         }
@@ -127,8 +129,8 @@ impl Selector {
                     scratch.candidates.retain(|_| *keep.next().unwrap_or(&true));
                 }
                 WhenEmpty::Skip => skipped.push(*name),
-                WhenEmpty::Hold => return Err(Nobody::Hold),
-                WhenEmpty::Reject => return Err(Nobody::Reject(filter.rejection(scene))),
+                WhenEmpty::Hold => return Err(NoCandidate::Hold),
+                WhenEmpty::Reject => return Err(NoCandidate::Reject(filter.rejection(scene))),
             }
         }
         Ok(skipped)
@@ -177,7 +179,7 @@ pub(crate) struct Buffers<'a> {
     pub(crate) most_fallbacks: usize,
 }
 
-impl Scratch {
+impl DecisionScratch {
     /// The depths that plugins read, and the buffers that the selection fills.
     pub(crate) fn split(&mut self, most_fallbacks: usize) -> (&[u32], Buffers<'_>) {
         let Self { depths, candidates, keep, scores, totals, fallbacks, .. } = self;

@@ -2,13 +2,13 @@
 
 use crate::parameter::{Absent, FromValue, Parameter, Takes, Value};
 use crate::plugin::Stage;
-use crate::problem::{Kind, Problem, Span};
+use crate::problem::{Problem, ProblemKind, Span};
 use crate::suggest::nearest;
 use crate::yaml::{Node, Yaml};
 
 /// One entry in a profile: `name` or `name: {parameters}`.
 #[derive(Clone, Debug)]
-pub struct Entry<'a> {
+pub struct SettingEntry<'a> {
     /// What it is called.
     pub name: &'a str,
     /// Where it stands.
@@ -17,7 +17,7 @@ pub struct Entry<'a> {
     pub settings: &'a [(Node, Node)],
 }
 
-impl<'a> Entry<'a> {
+impl<'a> SettingEntry<'a> {
     /// A plugin of a stage.
     pub(crate) fn plugin(node: &'a Node, stage: Stage) -> Result<Self, Problem> {
         let key = stage.key();
@@ -32,7 +32,7 @@ impl<'a> Entry<'a> {
     pub fn read(node: &'a Node, what: &str) -> Result<Self, Problem> {
         let wrong = |span, message: String| {
             let cure = "write `name` or `name: {parameter: value}`";
-            Err(Problem::new(Kind::Syntax, span, message).cure(cure))
+            Err(Problem::new(ProblemKind::Syntax, span, message).cure(cure))
         };
         match &node.value {
             Yaml::Scalar { text, .. } => Ok(Self { name: text, span: node.span, settings: &[] }),
@@ -59,7 +59,7 @@ impl<'a> Entry<'a> {
             Yaml::Map(settings) => Ok(Self { name, span: key.span, settings }),
             _ => {
                 let message = format!("the parameters of `{name}` are {}, not a map", value.kind());
-                Err(Problem::new(Kind::Syntax, value.span, message)
+                Err(Problem::new(ProblemKind::Syntax, value.span, message)
                     .cure("write them as `{parameter: value}`"))
             }
         }
@@ -83,7 +83,7 @@ pub fn unknown_keys(
             None => format!("it has: {}", known.join(", ")),
         };
         let message = format!("{owner} has no key `{name}`");
-        problems.push(Problem::new(Kind::UnknownKey, key.span, message).cure(cure));
+        problems.push(Problem::new(ProblemKind::UnknownKey, key.span, message).cure(cure));
     }
 }
 
@@ -92,11 +92,11 @@ pub fn unknown_keys(
 pub(crate) struct Setting {
     pub(crate) name: &'static str,
     pub(crate) span: Span,
-    pub(crate) value: Given,
+    pub(crate) value: GivenSetting,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Given {
+pub(crate) enum GivenSetting {
     Value(Value),
     /// A nested plugin, made when its owner asks for it.
     Plugin(Node),
@@ -104,15 +104,15 @@ pub(crate) enum Given {
 
 /// The checked parameters of a plugin, a step or a section.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct PluginSettings {
     pub(crate) all: Vec<Setting>,
 }
 
-impl Settings {
+impl PluginSettings {
     /// Reads what `entry` gives for `parameters`; keys in `reserved` are somebody else's. Every
     /// problem is added to `problems`; what could be read is returned all the same.
     pub fn read(
-        entry: &Entry<'_>,
+        entry: &SettingEntry<'_>,
         parameters: &[Parameter],
         reserved: &[&'static str],
         problems: &mut Vec<Problem>,
@@ -150,8 +150,8 @@ impl Settings {
     /// As it would be written: `name: {parameter: value}`, nested plugins as they are given.
     pub(crate) fn line(&self, name: &str, nested: &[(&'static str, String)]) -> String {
         let setting = |setting: &Setting| match &setting.value {
-            Given::Value(value) => Some(format!("{}: {value}", setting.name)),
-            Given::Plugin(_) => {
+            GivenSetting::Value(value) => Some(format!("{}: {value}", setting.name)),
+            GivenSetting::Plugin(_) => {
                 let (name, line) = nested.iter().find(|(name, _)| *name == setting.name)?;
                 let line = if line.contains(':') { format!("{{{line}}}") } else { line.clone() };
                 Some(format!("{name}: {line}"))
@@ -175,7 +175,7 @@ impl Settings {
     /// If it is declared as another type.
     #[must_use]
     pub fn maybe<T: FromValue>(&self, name: &str) -> Option<T> {
-        let Given::Value(value) = &self.find(name)?.value else { return None };
+        let GivenSetting::Value(value) = &self.find(name)?.value else { return None };
         let taken = T::from_value(value);
         Some(taken.unwrap_or_else(|| panic!("parameter `{name}` is declared as another type")))
     }
@@ -188,10 +188,10 @@ impl Settings {
 }
 
 impl Takes {
-    fn given(self, node: &Node) -> Option<Given> {
+    fn given(self, node: &Node) -> Option<GivenSetting> {
         match self {
-            Self::Picker => Some(Given::Plugin(node.clone())),
-            takes => takes.read(node).map(Given::Value),
+            Self::Picker => Some(GivenSetting::Plugin(node.clone())),
+            takes => takes.read(node).map(GivenSetting::Value),
         }
     }
 }
@@ -204,11 +204,11 @@ fn default(parameter: &Parameter, text: &'static str, span: Span) -> Setting {
     Setting { name, span, value }
 }
 
-fn missing_parameter(entry: &Entry<'_>, parameter: &Parameter) -> Problem {
+fn missing_parameter(entry: &SettingEntry<'_>, parameter: &Parameter) -> Problem {
     let (name, owner) = (parameter.name, entry.name);
     let message = format!("`{owner}` needs `{name}`, which is not given");
     let cure = format!("give `{name}`: {}", parameter.takes);
-    Problem::new(Kind::MissingParameter, entry.span, message).cure(cure)
+    Problem::new(ProblemKind::MissingParameter, entry.span, message).cure(cure)
 }
 
 fn unknown_parameter(
@@ -226,7 +226,7 @@ fn unknown_parameter(
         None => format!("it has: {}", known.join(", ")),
     };
     let message = format!("`{owner}` has no parameter `{name}`");
-    Problem::new(Kind::UnknownParameter, key.span, message).cure(cure)
+    Problem::new(ProblemKind::UnknownParameter, key.span, message).cure(cure)
 }
 
 fn bad_parameter(owner: &str, takes: Takes, key: &Node, value: &Node) -> Problem {
@@ -244,7 +244,7 @@ fn bad_parameter(owner: &str, takes: Takes, key: &Node, value: &Node) -> Problem
             (within.span, message, wanted.to_owned())
         }
     };
-    Problem::new(Kind::BadParameter, span, message).cure(format!("give {wanted}"))
+    Problem::new(ProblemKind::BadParameter, span, message).cure(format!("give {wanted}"))
 }
 
 /// The part of a map or list that is not what it should be: what it is called, and what it should be.

@@ -4,14 +4,14 @@
 //! decision makes one call per plugin and allocates nothing per candidate. Plugins are shared by all
 //! threads; one that remembers something keeps it behind atomics or a lock of its own.
 
+mod candidate_set;
 mod rejection;
-mod slate;
 
+pub use candidate_set::{CandidateSet, Choice, Fallbacks};
 pub use rejection::Rejection;
-pub use slate::{Choice, Fallbacks, Slate};
-use wornpath_index::{Holding, Index, Moment, PodId};
+use wornpath_index::{BlockLocation, Index, Moment, PodId};
 
-use crate::fleet::{Candidate, Fleet, Pod};
+use crate::fleet::{Candidate, Fleet, FleetPod};
 use crate::name::Role;
 use crate::request::Request;
 use crate::rng::Rng;
@@ -61,13 +61,13 @@ pub trait Score: Send + Sync {
 /// Chooses among the candidates that are left.
 pub trait Pick: Send + Sync {
     /// The position in the slate of the one that is chosen. The slate has at least one candidate.
-    fn pick(&self, scene: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice;
+    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice;
 
     /// Who takes over if the chosen one fails: positions in the slate, best first, at most `most`.
     fn fallbacks(
         &self,
         _scene: &Decision<'_>,
-        slate: Slate<'_>,
+        slate: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
@@ -188,7 +188,7 @@ impl<'a> Decision<'a> {
     /// One pod.
     #[inline]
     #[must_use]
-    pub fn pod(&self, candidate: Candidate) -> &'a Pod {
+    pub fn pod(&self, candidate: Candidate) -> &'a FleetPod {
         &self.fleet[candidate]
     }
 
@@ -220,14 +220,20 @@ impl<'a> Decision<'a> {
     /// How much of the prompt each pod holds, if the prompt was hashed.
     #[inline]
     #[must_use]
-    pub fn held(&self, handle: &Held) -> Option<HeldBlocks<'a>> {
+    pub fn held(&self, handle: &HeldDepth) -> Option<HeldBlocks<'a>> {
         let prompt = self.slots.read(&handle.blocks)?;
         Some(HeldBlocks { prompt, depths: self.depths })
     }
 
     /// On which tiers a pod holds the first `depth` blocks of the prompt. Takes the pod's lock: for the
     /// best few candidates only.
-    pub fn holdings(&self, handle: &Held, pod: &Pod, depth: u32, holdings: &mut Vec<Holding>) {
+    pub fn holdings(
+        &self,
+        handle: &HeldDepth,
+        pod: &FleetPod,
+        depth: u32,
+        holdings: &mut Vec<BlockLocation>,
+    ) {
         holdings.clear();
         let Some(prompt) = self.slots.read(&handle.blocks) else { return };
         let held = &prompt.chain[..prompt.chain.len().min(depth as usize)];
@@ -241,7 +247,7 @@ impl<'a> Decision<'a> {
 /// The right to know how much of the prompt each pod holds. The index is asked once per decision,
 /// wherever the prompt is hashed.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldDepth {
     pub(crate) blocks: Reads<BlockHashes>,
 }
 
@@ -262,21 +268,21 @@ impl<'a> HeldBlocks<'a> {
     /// How many leading blocks the pod holds.
     #[inline]
     #[must_use]
-    pub fn depth(&self, pod: &Pod) -> u32 {
+    pub fn depth(&self, pod: &FleetPod) -> u32 {
         self.depths.get(pod.slot().position()).copied().unwrap_or(0)
     }
 
     /// Which share of the prompt's full blocks that is, in `[0, 1]`.
     #[inline]
     #[must_use]
-    pub fn share(&self, pod: &Pod) -> f64 {
+    pub fn share(&self, pod: &FleetPod) -> f64 {
         f64::from(self.depth(pod)) / self.prompt.chain.len().max(1) as f64
     }
 
     /// What the pod would have to compute.
     #[inline]
     #[must_use]
-    pub fn uncached_tokens(&self, pod: &Pod) -> u64 {
+    pub fn uncached_tokens(&self, pod: &FleetPod) -> u64 {
         self.prompt.uncached_tokens(self.depth(pod))
     }
 }

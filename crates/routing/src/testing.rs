@@ -5,30 +5,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wornpath_blocks::{BlockHash, HashKey};
-use wornpath_index::{Content, EngineHash, Event, Index, Limits, Location, Parent, Stored, Tier};
+use wornpath_index::{
+    CacheEvent, Content, EngineHash, Index, IndexLimits, Location, Parent, StoredBlocks, Tier,
+};
 
-use crate::context::{Desk, RoutingContext, World};
+use crate::context::{DecisionEnv, DecisionState, RoutingContext};
 use crate::explain::{Explanation, Recorder};
-use crate::fleet::{Fleet, Pod, PodFacts};
+use crate::fleet::{Fleet, FleetPod, PodFacts};
 use crate::models::Models;
 use crate::plan::{Outcome, RoutingPlan};
-use crate::profile::{Profile, Surroundings};
+use crate::profile::{Profile, ProfileEnv};
 use crate::request::{ModelChoice, Prompt, Request};
 use crate::rng::Rng;
 
 /// Tokens in a block of the test model.
 pub(crate) const BLOCK: usize = 4;
 
-pub(crate) struct Bench {
+pub(crate) struct TestBench {
     pub(crate) index: Index,
     pub(crate) fleet: Fleet,
-    pub(crate) desk: Desk,
+    pub(crate) desk: DecisionState,
     pub(crate) rng: Rng,
     pub(crate) now: Duration,
-    pub(crate) surroundings: Surroundings,
+    pub(crate) surroundings: ProfileEnv,
 }
 
-impl Bench {
+impl TestBench {
     /// Pods `p0`, `p1`, … that serve model `m`.
     pub(crate) fn with_pods(count: usize) -> Self {
         Self::with(count, |_, _| {})
@@ -36,21 +38,21 @@ impl Bench {
 
     /// The same, with facts changed for each.
     pub(crate) fn with(count: usize, change: impl Fn(usize, &mut PodFacts)) -> Self {
-        let index = Index::new(Limits::default(), 1);
+        let index = Index::new(IndexLimits::default(), 1);
         let pods = (0..count).map(|at| {
             let mut facts = PodFacts::serving(&format!("p{at}"), "m");
             change(at, &mut facts);
-            Pod::new(index.add_pod().unwrap(), facts)
+            FleetPod::new(index.add_pod().unwrap(), facts)
         });
         let fleet = Fleet::new(pods.collect());
         let models =
             Models::new(HashKey::DEFAULT).with("m", NonZeroUsize::new(BLOCK).unwrap(), None);
-        let surroundings = Surroundings { models: Arc::new(models), ..Surroundings::default() };
-        let desk = Desk::new(&index);
+        let surroundings = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
+        let desk = DecisionState::new(&index);
         Self { index, fleet, desk, rng: Rng::new(7), now: Duration::ZERO, surroundings }
     }
 
-    pub(crate) fn pod(&self, at: usize) -> &Pod {
+    pub(crate) fn pod(&self, at: usize) -> &FleetPod {
         &self.fleet.pods()[at]
     }
 
@@ -74,7 +76,7 @@ impl Bench {
         models.find(&choice.base).unwrap().hasher().contents(tokens, &mut contents);
         let chain: Vec<_> = root.chain(&contents).map(|hash| EngineHash(hash.0)).collect();
         let content = Content::Chained { parent: Parent::Root(root), contents: &contents };
-        let stored = Event::Stored(Stored { tier, blocks: &chain, content, locations });
+        let stored = CacheEvent::Stored(StoredBlocks { tier, blocks: &chain, content, locations });
         self.index.writer().apply(self.pod(at).id(), None, &[stored]).unwrap();
     }
 
@@ -92,7 +94,7 @@ impl Bench {
     pub(crate) fn decide(&mut self, profile: &Profile, request: Request) -> Outcome {
         let mut context = self.prepared(profile, request);
         let Self { fleet, desk, rng, now, .. } = self;
-        profile.decide(&mut context, &mut World { fleet, desk, now: *now, rng })
+        profile.decide(&mut context, &mut DecisionEnv { fleet, desk, now: *now, rng })
     }
 
     /// Prepares, decides and explains a request.
@@ -106,7 +108,7 @@ impl Bench {
         let mut context = profile.context(request);
         profile.prepare_explained(&mut context, &mut recorder).unwrap();
         let Self { fleet, desk, rng, now, .. } = self;
-        let mut world = World { fleet, desk, now: *now, rng };
+        let mut world = DecisionEnv { fleet, desk, now: *now, rng };
         let outcome = profile.decide_explained(&mut context, &mut world, &mut recorder);
         (outcome, recorder.finish())
     }

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use wornpath_blocks::chat::{ChatTemplate, Conversation, Ending, Extent, Rendered, WallTime};
-use wornpath_blocks::{Framing, HashKey, TokenMemory, Tokenizer, TokenizerError};
+use wornpath_blocks::chat::{ChatTemplate, Conversation, Extent, PromptEnding, Rendered, WallTime};
+use wornpath_blocks::{Framing, HashKey, TokenCache, Tokenizer, TokenizerError};
 
 use crate::messages::Messages;
 use crate::models::{Tokenize, TokenizeError};
@@ -25,7 +25,7 @@ thread_local! {
 /// A model's tokenizer and, if it has one, its chat template. Remembers what it has tokenized, so that a
 /// conversation's next turn costs its new text.
 pub struct TextTokenizer {
-    memory: TokenMemory,
+    memory: TokenCache,
     template: Option<ChatTemplate>,
 }
 
@@ -34,7 +34,7 @@ impl TextTokenizer {
     #[must_use]
     pub fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
         // Texts are compared in full, so whoever knows the key can at most make something be forgotten.
-        let memory = TokenMemory::new(Arc::new(tokenizer), &HashKey::DEFAULT, MEMORY_BYTES);
+        let memory = TokenCache::new(Arc::new(tokenizer), &HashKey::DEFAULT, MEMORY_BYTES);
         Self { memory, template }
     }
 
@@ -88,12 +88,12 @@ fn asked<'a>(request: &Request, messages: &'a [Value]) -> Conversation<'a> {
 }
 
 /// How the client wants the prompt to end, by the fields that vLLM and SGLang know.
-fn ending(fields: &Map<String, Value>) -> Ending {
+fn ending(fields: &Map<String, Value>) -> PromptEnding {
     let says = |field: &str| fields.get(field).and_then(Value::as_bool);
     match (says("continue_final_message"), says("add_generation_prompt")) {
-        (Some(true), _) => Ending::InsideLastMessage,
-        (_, Some(false)) => Ending::LastMessage,
-        _ => Ending::GenerationPrompt,
+        (Some(true), _) => PromptEnding::InsideLastMessage,
+        (_, Some(false)) => PromptEnding::LastMessage,
+        _ => PromptEnding::GenerationPrompt,
     }
 }
 
@@ -126,7 +126,7 @@ impl Tokenize for TextTokenizer {
 mod tests {
     use super::*;
     use serde_json::json;
-    use wornpath_blocks::chat::{TokenizerConfig, Turn};
+    use wornpath_blocks::chat::{ChatTurn, TokenizerConfig};
 
     #[test]
     fn a_template_gets_the_requests_time_and_the_ending_that_it_asks_for() {
@@ -186,12 +186,13 @@ mod tests {
                 seen.push(found);
             }
         }
-        let turn = |content: &str| Turn { role: "user".into(), content: content.to_owned().into() };
-        let fill_in = |turns: &[Turn<'_>]| {
+        let turn =
+            |content: &str| ChatTurn { role: "user".into(), content: content.to_owned().into() };
+        let fill_in = |turns: &[ChatTurn<'_>]| {
             let (template, mut text) = (by_bytes.template.as_ref().unwrap(), String::new());
-            template.fill_in(turns, Ending::GenerationPrompt, None, &mut text)
+            template.fill_in(turns, PromptEnding::GenerationPrompt, None, &mut text)
         };
-        let system = Turn { role: "system".into(), content: "a".into() };
+        let system = ChatTurn { role: "system".into(), content: "a".into() };
         assert!(fill_in(&[system, turn("b")]), "it was not from the bytes");
         assert!(!fill_in(&[turn("b")]));
     }

@@ -3,22 +3,22 @@
 //! There is one machine, a list of steps; `single` and `prefill_decode` are lists that need no
 //! writing down. A step may be left out when too little of the prompt is uncached to be worth it.
 
-mod needless;
+mod dead_settings;
 
 use std::time::Duration;
 
-use needless::{Around, before_late, said_by_transfer, says_nothing};
+use dead_settings::{SettingScope, before_late, said_by_transfer, says_nothing};
 
 use crate::name::{Name, Role};
 use crate::parameter::{Parameter, Takes, Value};
-use crate::plan::{FailurePolicy, Mutation, Start, Then, Transfer};
-use crate::problem::{Kind, Problem, Span};
+use crate::plan::{AfterFailure, FailurePolicy, Mutation, Start, Transfer};
+use crate::problem::{Problem, ProblemKind, Span};
 use crate::selector::Selector;
-use crate::settings::{Entry, Settings};
+use crate::settings::{PluginSettings, SettingEntry};
 use crate::slot::Writes;
 use crate::values::Picked;
-use crate::written;
 use crate::yaml::{Node, Yaml};
+use crate::yaml_writer;
 
 /// More steps are no workflow that anybody has; every one is selected for with every decision.
 const MOST_STEPS: usize = 32;
@@ -165,7 +165,7 @@ pub(crate) enum Bind {
 }
 
 /// A step with everything it needs.
-pub(crate) struct Step {
+pub(crate) struct WorkflowStep {
     pub(crate) name: Name,
     pub(crate) selector: Selector,
     pub(crate) rules: StepRules,
@@ -189,7 +189,7 @@ pub(crate) fn read(
     {
         return read_steps(steps, problems);
     }
-    let entry = match Entry::read(node, "workflow") {
+    let entry = match SettingEntry::read(node, "workflow") {
         Ok(entry) => entry,
         Err(problem) => {
             problems.push(problem);
@@ -198,16 +198,16 @@ pub(crate) fn read(
     };
     match entry.name {
         "single" => {
-            let entry = Entry { name: Role::SERVE, ..entry };
-            let settings = Settings::read(&entry, STEP, &[], problems);
-            says_nothing(&entry, Around { before: 0, after: 0 }, problems);
+            let entry = SettingEntry { name: Role::SERVE, ..entry };
+            let settings = PluginSettings::read(&entry, STEP, &[], problems);
+            says_nothing(&entry, SettingScope { before: 0, after: 0 }, problems);
             vec![draft(&entry, &settings, SelectorPlace::Top)]
         }
         "prefill_decode" => prefill_decode(&entry, problems),
         other => {
             let message = format!("there is no workflow `{other}`");
             problems.push(
-                Problem::new(Kind::UnknownPlugin, entry.span, message)
+                Problem::new(ProblemKind::UnknownPlugin, entry.span, message)
                     .cure("use `single`, `prefill_decode` or `steps`"),
             );
             Vec::new()
@@ -219,37 +219,37 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
     let Yaml::List(items) = &node.value else {
         let message = format!("`steps` is {}, not a list", node.kind());
         problems.push(
-            Problem::new(Kind::Syntax, node.span, message)
+            Problem::new(ProblemKind::Syntax, node.span, message)
                 .cure("write `- name: {parameter: value}`"),
         );
         return Vec::new();
     };
     if items.is_empty() {
-        let problem = Problem::new(Kind::Syntax, node.span, "`steps` is empty");
+        let problem = Problem::new(ProblemKind::Syntax, node.span, "`steps` is empty");
         problems.push(problem.cure("give at least one step"));
     }
     if let Some(beyond) = items.get(MOST_STEPS) {
         let message = format!("`steps` has {} steps; {MOST_STEPS} are the most", items.len());
-        let problem = Problem::new(Kind::Syntax, beyond.span, message);
+        let problem = Problem::new(ProblemKind::Syntax, beyond.span, message);
         problems.push(problem.cure("remove this one and those after it"));
         return Vec::new();
     }
     let mut steps: Vec<StepDraft> = Vec::new();
     for (before, item) in items.iter().enumerate() {
-        match Entry::read(item, "step") {
+        match SettingEntry::read(item, "step") {
             Err(problem) => problems.push(problem),
             Ok(entry) => {
                 if let Some(first) = steps.iter().find(|step| step.name == *entry.name) {
                     let message = format!("two steps are called `{}`", entry.name);
                     problems.push(
-                        Problem::new(Kind::Syntax, entry.span, message)
+                        Problem::new(ProblemKind::Syntax, entry.span, message)
                             .also(first.span, "the first one")
                             .cure("give each step a name of its own"),
                     );
                 }
-                let settings = Settings::read(&entry, STEP, &[], problems);
+                let settings = PluginSettings::read(&entry, STEP, &[], problems);
                 let after = items.len() - 1 - before;
-                says_nothing(&entry, Around { before, after }, problems);
+                says_nothing(&entry, SettingScope { before, after }, problems);
                 steps.push(draft(&entry, &settings, SelectorPlace::Named(entry.name.to_owned())));
             }
         }
@@ -259,25 +259,25 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
 }
 
 /// Two steps with the protocol's mutations filled in.
-fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
+fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
     let steps = [Role::PREFILL, Role::DECODE];
-    let settings = Settings::read(entry, PREFILL_DECODE, &steps, problems);
+    let settings = PluginSettings::read(entry, PREFILL_DECODE, &steps, problems);
     let transfer = transfer(settings.or("transfer", "nixl"));
     let mut drafts = Vec::new();
     for name in steps {
         let given = entry.settings.iter().find(|(key, _)| key.text() == Some(name));
-        let step = match given.map(|(key, value)| Entry::named(key, value)) {
-            None => Entry { name, span: entry.span, settings: &[] },
+        let step = match given.map(|(key, value)| SettingEntry::named(key, value)) {
+            None => SettingEntry { name, span: entry.span, settings: &[] },
             Some(Ok(step)) => step,
             Some(Err(problem)) => {
                 problems.push(problem);
                 continue;
             }
         };
-        let settings = Settings::read(&step, STEP, &[], problems);
+        let settings = PluginSettings::read(&step, STEP, &[], problems);
         said_by_transfer(&step, problems);
         if name == Role::DECODE {
-            says_nothing(&step, Around { before: 1, after: 0 }, problems);
+            says_nothing(&step, SettingScope { before: 1, after: 0 }, problems);
         }
         drafts.push(draft(&step, &settings, SelectorPlace::Named(name.to_owned())));
     }
@@ -295,7 +295,11 @@ fn prefill_decode(entry: &Entry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDra
     drafts
 }
 
-fn draft(entry: &Entry<'_>, settings: &Settings, selector: SelectorPlace) -> StepDraft {
+fn draft(
+    entry: &SettingEntry<'_>,
+    settings: &PluginSettings,
+    selector: SelectorPlace,
+) -> StepDraft {
     let span_of = |name| settings.find(name).map_or(entry.span, |setting| setting.span);
     let role = settings.maybe::<String>("role").unwrap_or_else(|| entry.name.to_owned());
     let selector = settings.maybe("selector").map_or(selector, SelectorPlace::Named);
@@ -313,9 +317,9 @@ fn draft(entry: &Entry<'_>, settings: &Settings, selector: SelectorPlace) -> Ste
         failure: FailurePolicy {
             attempts: settings.or("attempts", 3),
             then: match settings.or("then", "fail") {
-                "skip" => Then::Skip,
-                "restart" => Then::Restart,
-                _ => Then::Fail,
+                "skip" => AfterFailure::Skip,
+                "restart" => AfterFailure::Restart,
+                _ => AfterFailure::Fail,
             },
         },
         fallbacks: settings.or("fallbacks", 2),
@@ -356,13 +360,13 @@ impl StepRules {
     /// As it would be written in `steps`, without the name.
     pub(crate) fn written(&self) -> String {
         let mut all = vec![
-            format!("role: {}", written::word(self.role.as_str())),
+            format!("role: {}", yaml_writer::word(self.role.as_str())),
             format!("attempts: {}", self.failure.attempts),
             format!("then: {}", self.failure.then.word()),
             format!("fallbacks: {}", self.fallbacks),
         ];
-        all.extend(self.deadline.map(|time| format!("deadline: {}", written::time(time))));
-        all.extend(self.lease.map(|time| format!("lease: {}", written::time(time))));
+        all.extend(self.deadline.map(|time| format!("deadline: {}", yaml_writer::time(time))));
+        all.extend(self.lease.map(|time| format!("lease: {}", yaml_writer::time(time))));
         all.push(format!("bind: {}", if self.bind == Bind::Late { "late" } else { "early" }));
         let start = if self.start == Start::Together { "together" } else { "after" };
         all.push(format!("start: {start}"));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span as Range, Tag};
 
-use crate::problem::{Kind, Problem, Span};
+use crate::problem::{Problem, ProblemKind, Span};
 
 /// Deeper nesting is no profile, and would only serve to exhaust the stack.
 const DEEPEST: usize = 32;
@@ -89,12 +89,12 @@ impl Node {
 /// # Errors
 /// If it is no YAML, or has what would be ignored or guessed.
 pub fn parse(text: &str) -> Result<Node, Problem> {
-    let mut reader = Reader { parser: Parser::new_from_str(text), end: Span::default() };
+    let mut reader = YamlReader { parser: Parser::new_from_str(text), end: Span::default() };
     loop {
         match reader.next()? {
             (Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _) => {}
             (Event::StreamEnd | Event::DocumentEnd, _) => {
-                return Err(Problem::new(Kind::Syntax, reader.end, "the file is empty")
+                return Err(Problem::new(ProblemKind::Syntax, reader.end, "the file is empty")
                     .cure("a profile needs at least `pick: round_robin`, a configuration `pods: [{url: …}]`"));
             }
             (event, range) => {
@@ -105,12 +105,12 @@ pub fn parse(text: &str) -> Result<Node, Problem> {
     }
 }
 
-struct Reader<'a> {
+struct YamlReader<'a> {
     parser: Parser<'a, saphyr_parser::StrInput<'a>>,
     end: Span,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> YamlReader<'a> {
     fn next(&mut self) -> Result<(Event<'a>, Range), Problem> {
         match self.parser.next() {
             Some(Ok((event, range))) => {
@@ -120,7 +120,7 @@ impl<'a> Reader<'a> {
             Some(Err(error)) => {
                 let mark = error.marker();
                 let at = Span { line: mark.line().max(1), column: mark.col() + 1, length: 1 };
-                Err(Problem::new(Kind::Syntax, at, format!("not YAML: {}", error.info()))
+                Err(Problem::new(ProblemKind::Syntax, at, format!("not YAML: {}", error.info()))
                     .cure("check indentation, colons and brackets here and on the line before"))
             }
             None => Ok((Event::StreamEnd, Range::default())),
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
     fn node(&mut self, event: Event<'a>, range: Range, depth: usize) -> Result<Node, Problem> {
         let at = span(range);
         if depth > DEEPEST {
-            return Err(Problem::new(Kind::Syntax, at, "nested more than 32 levels deep")
+            return Err(Problem::new(ProblemKind::Syntax, at, "nested more than 32 levels deep")
                 .cure("six levels are enough for everything that can be written"));
         }
         if let Event::Scalar(_, _, anchor, tag)
@@ -160,10 +160,10 @@ impl<'a> Reader<'a> {
             }
             Event::MappingStart(..) => self.map(at, depth),
             Event::Alias(_) => {
-                Err(Problem::new(Kind::Syntax, at, "aliases (`*name`) are not read")
+                Err(Problem::new(ProblemKind::Syntax, at, "aliases (`*name`) are not read")
                     .cure("write the value out"))
             }
-            _ => Err(Problem::new(Kind::Syntax, at, "expected a value").cure("give one")),
+            _ => Err(Problem::new(ProblemKind::Syntax, at, "expected a value").cure("give one")),
         }
     }
 
@@ -180,17 +180,17 @@ impl<'a> Reader<'a> {
             let value = self.node(event, range, depth + 1)?;
             let Some(name) = key.text() else {
                 let message = format!("a key is {}, not text", key.kind());
-                return Err(Problem::new(Kind::Syntax, key.span, message)
+                return Err(Problem::new(ProblemKind::Syntax, key.span, message)
                     .cure("keys are plain words; did a `{` or `[` open by mistake?"));
             };
             if name.chars().count() > LONGEST_KEY {
                 let message = format!("a key has more than {LONGEST_KEY} characters");
-                return Err(Problem::new(Kind::Syntax, key.span, message)
+                return Err(Problem::new(ProblemKind::Syntax, key.span, message)
                     .cure("give it a shorter name; did a quote open by mistake?"));
             }
             if let Some(first) = first.insert(name.to_owned(), key.span) {
                 let message = format!("`{name}` is given twice");
-                return Err(Problem::new(Kind::Syntax, key.span, message)
+                return Err(Problem::new(ProblemKind::Syntax, key.span, message)
                     .also(first, "first given here")
                     .cure("remove one of them"));
             }
@@ -206,7 +206,7 @@ impl<'a> Reader<'a> {
                 (Event::StreamEnd, _) => return Ok(node),
                 (Event::DocumentStart(_), range) => {
                     return Err(Problem::new(
-                        Kind::Syntax,
+                        ProblemKind::Syntax,
                         span(range),
                         "a second document begins",
                     )
@@ -220,7 +220,7 @@ impl<'a> Reader<'a> {
 
 /// Refuses what would say something else of a value than what is written.
 fn plain(at: Span, anchor: usize, tag: Option<&Tag>) -> Result<(), Problem> {
-    let refuse = |message, cure| Err(Problem::new(Kind::Syntax, at, message).cure(cure));
+    let refuse = |message, cure| Err(Problem::new(ProblemKind::Syntax, at, message).cure(cure));
     match (anchor, tag) {
         (0, None) => Ok(()),
         (_, Some(tag)) => {

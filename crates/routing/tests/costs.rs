@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use wornpath_blocks::HashKey;
-use wornpath_index::{Capacity, Index, Limits};
+use wornpath_index::{Capacity, Index, IndexLimits};
 use wornpath_routing::{
-    Candidate, Decision, Desk, Filter, Fleet, Make, Models, Name, Outcome, Plugin, Pod, PodFacts,
-    Prepare, Preparing, Profile, Prompt, Recorder, Registry, Rejection, Request, Retry, Rng, Role,
-    RoutingContext, Surroundings, Tokenize, TokenizeError, World,
+    Candidate, Decision, DecisionEnv, DecisionState, Filter, Fleet, FleetPod, Make, Models, Name,
+    Outcome, Plugin, PodFacts, Prepare, Preparing, Profile, ProfileEnv, Prompt, Recorder, Registry,
+    Rejection, Request, Retry, Rng, Role, RoutingContext, Tokenize, TokenizeError,
 };
 
 /// Pods that can play every role of the shipped profiles, and what it takes to decide.
 struct Town {
-    surroundings: Surroundings,
+    surroundings: ProfileEnv,
     fleet: Fleet,
-    desk: Desk,
+    desk: DecisionState,
     rng: Rng,
     now: Duration,
 }
@@ -29,28 +29,34 @@ struct Town {
 impl Town {
     fn new(pods: usize, tokenizer: Option<Arc<dyn Tokenize>>) -> Self {
         let capacity = Capacity::for_pods(pods).unwrap();
-        let index = Index::new(Limits { capacity, ..Limits::default() }, 1);
+        let index = Index::new(IndexLimits { capacity, ..IndexLimits::default() }, 1);
         let roles =
             [Role::SERVE, Role::PREFILL, Role::DECODE, "preprocess"].map(Role::named).to_vec();
         let pod = |at: usize| {
             let facts =
                 PodFacts { roles: roles.clone(), ..PodFacts::serving(&format!("p{at}"), "m") };
-            Pod::new(index.add_pod().unwrap(), facts)
+            FleetPod::new(index.add_pod().unwrap(), facts)
         };
         let fleet = Fleet::new((0..pods).map(pod).collect());
         let models =
             Models::new(HashKey::DEFAULT).with("m", NonZeroUsize::new(16).unwrap(), tokenizer);
         let registry = Registry::shipped().with(COUNTS).with(TELLS);
-        let surroundings = Surroundings { registry, models: Arc::new(models), roles: None };
-        Self { surroundings, fleet, desk: Desk::new(&index), rng: Rng::new(1), now: Duration::ZERO }
+        let surroundings = ProfileEnv { registry, models: Arc::new(models), roles: None };
+        Self {
+            surroundings,
+            fleet,
+            desk: DecisionState::new(&index),
+            rng: Rng::new(1),
+            now: Duration::ZERO,
+        }
     }
 
     fn profile(&self, text: &str) -> Profile {
         Profile::check("p.yaml", text, &self.surroundings).unwrap_or_else(|it| panic!("{it}"))
     }
 
-    fn world(&mut self) -> World<'_> {
-        World { fleet: &self.fleet, desk: &mut self.desk, now: self.now, rng: &mut self.rng }
+    fn world(&mut self) -> DecisionEnv<'_> {
+        DecisionEnv { fleet: &self.fleet, desk: &mut self.desk, now: self.now, rng: &mut self.rng }
     }
 }
 

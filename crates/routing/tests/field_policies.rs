@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use wornpath_blocks::HashKey;
-use wornpath_index::{Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier};
+use wornpath_index::{
+    CacheEvent, Content, EngineHash, Index, IndexLimits, Parent, StoredBlocks, Tier,
+};
 use wornpath_routing::{
-    Desk, Fleet, ModelChoice, Models, Outcome, Pod, PodFacts, Profile, Prompt, Request,
-    Reservation, Rng, RoutingPlan, Surroundings, World,
+    DecisionEnv, DecisionState, Fleet, FleetPod, ModelChoice, Models, Outcome, PodFacts, Profile,
+    ProfileEnv, Prompt, Request, Reservation, Rng, RoutingPlan,
 };
 
 const BLOCK: usize = 16;
@@ -70,14 +72,14 @@ fn loads() -> impl Strategy<Value = Vec<Load>> {
 
 struct Case {
     fleet: Fleet,
-    desk: Desk,
-    surroundings: Surroundings,
+    desk: DecisionState,
+    surroundings: ProfileEnv,
     _load: Vec<Reservation>,
 }
 
 impl Case {
     fn of(loads: &[Load]) -> Self {
-        let index = Index::new(Limits::default(), 3);
+        let index = Index::new(IndexLimits::default(), 3);
         let block = NonZeroUsize::new(BLOCK).unwrap();
         let models = Models::new(HashKey::DEFAULT).with("m", block, None);
         let mut reserved = vec![];
@@ -86,7 +88,7 @@ impl Case {
             .enumerate()
             .map(|(at, load)| {
                 let id = index.add_pod().unwrap();
-                let pod = Pod::new(id, PodFacts::serving(&format!("p{at}"), "m"));
+                let pod = FleetPod::new(id, PodFacts::serving(&format!("p{at}"), "m"));
                 let waiting = load.pending.iter().map(|n| Reservation::new(pod.vitals(), *n, *n));
                 reserved.extend(waiting);
                 reserved.extend(load.decoding.iter().map(|tokens| {
@@ -99,8 +101,13 @@ impl Case {
                 pod
             })
             .collect();
-        let surroundings = Surroundings { models: Arc::new(models), ..Surroundings::default() };
-        Self { fleet: Fleet::new(pods), desk: Desk::new(&index), surroundings, _load: reserved }
+        let surroundings = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
+        Self {
+            fleet: Fleet::new(pods),
+            desk: DecisionState::new(&index),
+            surroundings,
+            _load: reserved,
+        }
     }
 
     fn profile(&self, text: &str) -> Profile {
@@ -116,7 +123,7 @@ impl Case {
         profile.prepare(&mut context).unwrap();
         let (fleet, desk, rng) = (&self.fleet, &mut self.desk, &mut Rng::new(seed));
         let now = Duration::from_secs(1);
-        match profile.decide(&mut context, &mut World { fleet, desk, now, rng }) {
+        match profile.decide(&mut context, &mut DecisionEnv { fleet, desk, now, rng }) {
             Outcome::Plan(plan) => {
                 let pod = fleet.find(plan.steps[0].pod.unwrap()).unwrap();
                 (pod.position(), plan)
@@ -130,7 +137,7 @@ fn prompt() -> Vec<u32> {
     (0..PROMPT as u32).collect()
 }
 
-fn store(index: &Index, models: &Models, pod: &Pod, blocks: usize) {
+fn store(index: &Index, models: &Models, pod: &FleetPod, blocks: usize) {
     let choice = ModelChoice { base: "m".into(), lora: None };
     let root = models.root(&choice, None);
     let mut contents = vec![];
@@ -138,8 +145,8 @@ fn store(index: &Index, models: &Models, pod: &Pod, blocks: usize) {
     hasher.contents(&prompt()[..blocks * BLOCK], &mut contents);
     let names: Vec<_> = root.chain(&contents).map(|hash| EngineHash(hash.0)).collect();
     let content = Content::Chained { parent: Parent::Root(root), contents: &contents };
-    let stored = Stored { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
-    index.writer().apply(pod.id(), None, &[Event::Stored(stored)]).unwrap();
+    let stored = StoredBlocks { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
+    index.writer().apply(pod.id(), None, &[CacheEvent::Stored(stored)]).unwrap();
 }
 
 /// Whoever the profile chooses, nobody is better by `cost`.

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use wornpath_routing::described::FleetDescription;
-use wornpath_routing::{Profile, Surroundings};
+use wornpath_routing::fleet_spec::FleetSpec;
+use wornpath_routing::{Profile, ProfileEnv};
 
 /// Every shipped profile and every broken one.
 static CORPUS: LazyLock<Vec<String>> = LazyLock::new(corpus);
@@ -62,7 +62,7 @@ fn edited(text: &str, edits: &[Edit]) -> String {
 
 /// How a text of one line, and of many, is refused: the number of problems, and what people are shown.
 fn refused(text: &str) -> (usize, String) {
-    let problems = Profile::check("long.yaml", text, &Surroundings::default()).unwrap_err();
+    let problems = Profile::check("long.yaml", text, &ProfileEnv::default()).unwrap_err();
     (problems.all().len(), problems.to_string())
 }
 
@@ -88,10 +88,10 @@ proptest! {
         edits in prop::collection::vec(edit(), 1..6),
     ) {
         let text = edited(&CORPUS[which.index(CORPUS.len())], &edits);
-        match Profile::check("damaged.yaml", &text, &Surroundings::default()) {
+        match Profile::check("damaged.yaml", &text, &ProfileEnv::default()) {
             Ok(profile) => {
                 let printed = profile.printed();
-                let again = Profile::check("printed.yaml", &printed, &Surroundings::default());
+                let again = Profile::check("printed.yaml", &printed, &ProfileEnv::default());
                 prop_assert_eq!(again.unwrap().printed(), printed);
             }
             Err(problems) => {
@@ -106,7 +106,7 @@ proptest! {
 
     #[test]
     fn any_text_at_all_is_refused_without_a_panic(text in "(?s).{0,200}") {
-        let _ = Profile::check("any.yaml", &text, &Surroundings::default());
-        let _ = FleetDescription::read("any.yaml", &text);
+        let _ = Profile::check("any.yaml", &text, &ProfileEnv::default());
+        let _ = FleetSpec::read("any.yaml", &text);
     }
 }

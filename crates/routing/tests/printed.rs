@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use wornpath_routing::described::FleetDescription;
+use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{
-    Desk, Name, Outcome, Profile, Prompt, Registry, Request, Rng, Stage, Surroundings, World,
+    DecisionEnv, DecisionState, Name, Outcome, Profile, ProfileEnv, Prompt, Registry, Request, Rng,
+    Stage,
 };
 
 /// A text as YAML that needs no knowledge of what is special in YAML: every character by its number.
@@ -47,14 +48,14 @@ hold: {{unless: [{{concurrency: {{requests: 9}}}}], shares: {{{tenant}: 3}}}}
 }
 
 /// The plan of one request on three pods that can play the role.
-fn planned(profile: &Profile, built: &wornpath_routing::described::BuiltFleet) -> String {
-    let (mut desk, mut rng) = (Desk::new(&built.index), Rng::new(3));
+fn planned(profile: &Profile, built: &wornpath_routing::fleet_spec::BuiltFleet) -> String {
+    let (mut desk, mut rng) = (DecisionState::new(&built.index), Rng::new(3));
     let mut request = Request { prompt: Prompt::Tokens((0..64).collect()), ..Request::default() };
     request.model.base = Name::from("m");
     let mut context = profile.context(request);
     profile.prepare(&mut context).unwrap();
     let (fleet, now) = (&built.fleet, Duration::ZERO);
-    let mut world = World { fleet, desk: &mut desk, now, rng: &mut rng };
+    let mut world = DecisionEnv { fleet, desk: &mut desk, now, rng: &mut rng };
     match profile.decide(&mut context, &mut world) {
         Outcome::Plan(plan) => plan.to_json(|pod| built.name(pod)).to_string(),
         other => panic!("{other:?}"),
@@ -72,12 +73,12 @@ proptest! {
         let fleet = format!(
             "models: [{{name: m}}]\npods: [{{name: p0, roles: [{role}]}}, {{name: p1, roles: [{role}]}}]\n"
         );
-        let described = FleetDescription::read("fleet.yaml", &fleet).unwrap();
+        let described = FleetSpec::read("fleet.yaml", &fleet).unwrap();
         let built = described.build(Duration::ZERO, |_| None).unwrap();
-        let surroundings = Surroundings {
+        let surroundings = ProfileEnv {
             models: built.models.clone(),
             roles: Some(described.roles()),
-            ..Surroundings::default()
+            ..ProfileEnv::default()
         };
         let check = |text: &str| Profile::check("p.yaml", text, &surroundings).unwrap();
         let profile = check(&profile(&texts));
@@ -121,7 +122,7 @@ fn every_plugin_prints_as_itself_with_all_its_parameters() {
     for plugin in registry.plugins() {
         let text = around(&registry, plugin.stage(), plugin.example);
         let check = |text: &str| {
-            Profile::check(plugin.name, text, &Surroundings::default())
+            Profile::check(plugin.name, text, &ProfileEnv::default())
                 .unwrap_or_else(|problems| panic!("{problems}"))
         };
         let profile = check(&text);

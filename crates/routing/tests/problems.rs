@@ -9,9 +9,9 @@ use std::fs;
 use std::path::Path;
 
 use wornpath_routing::{
-    Assembly, Candidate, Choice, Decision, Filter, Kind, Make, Parameter, Pick, Picked, Plugin,
-    Prepare, Preparing, Profile, Reads, Refused, Registry, Rejection, Rng, Role, Scale, Score,
-    Slate, Slot, Stage, Surroundings, Takes, Writes,
+    Assembly, AssemblyRefused, Candidate, CandidateSet, Choice, Decision, Filter, Make, Parameter,
+    Pick, Picked, Plugin, Prepare, Preparing, ProblemKind, Profile, ProfileEnv, Reads, Registry,
+    Rejection, Rng, Role, Scale, Score, Slot, Stage, Takes, Writes,
 };
 
 const PLAIN: Plugin = Plugin {
@@ -56,7 +56,9 @@ impl<R: Slot, W: Slot> Prepare for Turns<R, W> {
     }
 }
 
-fn turns<R: Slot, W: Slot>(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+fn turns<R: Slot, W: Slot>(
+    assembly: &mut Assembly<'_>,
+) -> Result<Box<dyn Prepare>, AssemblyRefused> {
     Ok(Box::new(Turns::<R, W>(assembly.reads(), assembly.writes())))
 }
 
@@ -85,17 +87,17 @@ impl Score for Beside {
 struct First;
 
 impl Pick for First {
-    fn pick(&self, _: &Decision<'_>, _: Slate<'_>, _: &mut Rng) -> Choice {
+    fn pick(&self, _: &Decision<'_>, _: CandidateSet<'_>, _: &mut Rng) -> Choice {
         0.into()
     }
 }
 
-fn beside(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn beside(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     Ok(Box::new(Beside(assembly.picked("preprocess"))))
 }
 
 /// The shipped plugins, and a few that can only be used wrongly.
-fn surroundings() -> Surroundings {
+fn surroundings() -> ProfileEnv {
     const LONELY: Plugin =
         Plugin { name: "lonely", needs: &[(Stage::Prepare, "tokenize")], ..PLAIN };
     const SIZE: Parameter = Parameter::required("size", Takes::Whole(1, 9), "Must be said.");
@@ -116,7 +118,7 @@ fn surroundings() -> Surroundings {
         })
         .with(Plugin { name: "beside", make: Make::Score(beside), ..PLAIN });
     let roles = [Role::SERVE, Role::PREFILL, Role::DECODE].map(Role::named).to_vec();
-    Surroundings { registry, roles: Some(roles), ..Surroundings::default() }
+    ProfileEnv { registry, roles: Some(roles), ..ProfileEnv::default() }
 }
 
 #[test]
@@ -148,7 +150,7 @@ fn every_broken_rule_is_explained_where_it_stands_with_its_cure() {
         }
     }
     assert!(wrong.is_empty(), "not what the .txt files say:\n{}", wrong.join("\n"));
-    for kind in Kind::OF_PROFILES {
+    for kind in ProblemKind::OF_PROFILES {
         assert!(kinds.contains(&kind), "no case breaks the rule {}", kind.code());
     }
 }

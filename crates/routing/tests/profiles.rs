@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use wornpath_routing::described::{BuiltFleet, FleetDescription};
+use wornpath_routing::fleet_spec::{BuiltFleet, FleetSpec};
 use wornpath_routing::{
-    Desk, Health, Name, Outcome, Profile, Prompt, Registry, Request, Rng, RoutingPlan,
-    Surroundings, World,
+    DecisionEnv, DecisionState, Health, Name, Outcome, Profile, ProfileEnv, Prompt, Registry,
+    Request, Rng, RoutingPlan,
 };
 
 #[rustfmt::skip]
@@ -32,23 +32,23 @@ pods:
 
 struct Town {
     built: BuiltFleet,
-    desk: Desk,
+    desk: DecisionState,
     rng: Rng,
     profile: Profile,
 }
 
 impl Town {
     fn new(profile: &str, fleet: &str) -> Self {
-        let described = FleetDescription::read("fleet.yaml", fleet).unwrap();
+        let described = FleetSpec::read("fleet.yaml", fleet).unwrap();
         let built = described.build(Duration::from_secs(100), |_| None).unwrap();
-        let surroundings = Surroundings {
+        let surroundings = ProfileEnv {
             models: built.models.clone(),
             roles: Some(described.roles()),
-            ..Surroundings::default()
+            ..ProfileEnv::default()
         };
         let profile = Profile::check(profile, &read(profile), &surroundings)
             .unwrap_or_else(|problems| panic!("{problems}"));
-        Self { desk: Desk::new(&built.index), rng: Rng::new(5), profile, built }
+        Self { desk: DecisionState::new(&built.index), rng: Rng::new(5), profile, built }
     }
 
     fn send(&mut self, request: Request) -> RoutingPlan {
@@ -56,7 +56,7 @@ impl Town {
         self.profile.prepare(&mut context).unwrap_or_else(|rejection| panic!("{rejection:?}"));
         let now = Duration::from_secs(100);
         let mut world =
-            World { fleet: &self.built.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
+            DecisionEnv { fleet: &self.built.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
         match self.profile.decide(&mut context, &mut world) {
             Outcome::Plan(plan) => plan,
             other => panic!("{other:?}"),
@@ -106,7 +106,7 @@ fn the_folder_holds_these_profiles_and_each_checks_runs_and_prints_as_itself() {
             assert_eq!(pod.vitals().requests(), 0, "{name}: load is given back");
         }
         let printed = town.profile.printed();
-        let again = Profile::check(name, &printed, &Surroundings::default())
+        let again = Profile::check(name, &printed, &ProfileEnv::default())
             .unwrap_or_else(|problems| panic!("{problems}"));
         assert_eq!(again.printed(), printed, "{name}");
         assert_eq!(again.graph().to_json(), town.profile.graph().to_json(), "{name}");

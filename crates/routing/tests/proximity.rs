@@ -7,11 +7,11 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use wornpath_routing::described::FleetDescription;
+use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{
-    Assembly, Candidate, Decision, Desk, Make, Name, Parameter, Plugin, Prepare, Preparing,
-    Profile, Reads, Recorder, Refused, Registry, Rejection, Request, Rng, Scale, Score, Slot,
-    Surroundings, Takes, World, Writes,
+    Assembly, AssemblyRefused, Candidate, Decision, DecisionEnv, DecisionState, Make, Name,
+    Parameter, Plugin, Prepare, Preparing, Profile, ProfileEnv, Reads, Recorder, Registry,
+    Rejection, Request, Rng, Scale, Score, Slot, Takes, Writes,
 };
 
 // page: slot
@@ -30,7 +30,7 @@ struct ReadPlace {
     place: Writes<ClientPlace>,
 }
 
-fn read_place(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+fn read_place(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
     Ok(Box::new(ReadPlace { header: assembly.get("header"), place: assembly.writes() }))
 }
 
@@ -52,7 +52,7 @@ struct Proximity {
     reach_km: f64,
 }
 
-fn proximity(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn proximity(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let reach_km = assembly.get("reach_km");
     Ok(Box::new(Proximity { place: assembly.reads(), label: "place".into(), reach_km }))
 }
@@ -142,18 +142,18 @@ pods:
 
 /// The explanation of a request from Hamburg.
 fn explained() -> String {
-    let described = FleetDescription::read("fleet.yaml", FLEET).unwrap();
+    let described = FleetSpec::read("fleet.yaml", FLEET).unwrap();
     let built = described.build(Duration::ZERO, |_| None).unwrap();
-    let surroundings = Surroundings { registry: registry(), ..Surroundings::default() };
+    let surroundings = ProfileEnv { registry: registry(), ..ProfileEnv::default() };
     let profile = Profile::check("near.yaml", PROFILE, &surroundings).unwrap();
     let headers = vec![("x-client-place".to_owned(), "53.6,10.0".to_owned())];
     let clock = || Duration::ZERO;
     let mut recorder = Recorder::new(&clock);
     let mut context = profile.context(Request { headers, ..Request::default() });
     profile.prepare_explained(&mut context, &mut recorder).unwrap();
-    let (mut desk, mut rng) = (Desk::new(&built.index), Rng::new(1));
+    let (mut desk, mut rng) = (DecisionState::new(&built.index), Rng::new(1));
     let (fleet, now) = (&built.fleet, Duration::ZERO);
-    let mut world = World { fleet, desk: &mut desk, now, rng: &mut rng };
+    let mut world = DecisionEnv { fleet, desk: &mut desk, now, rng: &mut rng };
     profile.decide_explained(&mut context, &mut world, &mut recorder);
     let shown = recorder.finish().to_string();
     shown.lines().filter(|line| !line.contains("µs")).collect::<Vec<_>>().join("\n")
@@ -168,7 +168,7 @@ fn the_near_pod_wins_although_it_has_more_to_do() {
 
 #[test]
 fn without_the_preparer_the_profile_is_refused_and_the_cure_names_it() {
-    let surroundings = Surroundings { registry: registry(), ..Surroundings::default() };
+    let surroundings = ProfileEnv { registry: registry(), ..ProfileEnv::default() };
     let text = PROFILE.replace("  - client_place: {header: x-client-place}\n", "");
     let problems = Profile::check("near.yaml", &text, &surroundings).unwrap_err().to_string();
     assert!(problems.contains("add `client_place` to `prepare`"), "{problems}");

@@ -13,10 +13,10 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde_json::Value;
-use wornpath_index::{Index, Limits};
+use wornpath_index::{Index, IndexLimits};
 use wornpath_routing::{
-    Assembly, Candidate, Decision, Desk, Filter, Fleet, Make, Plugin, Pod, PodFacts, Profile,
-    Reads, Refused, Registry, Request, Rng, Surroundings, Tokens, World,
+    Assembly, AssemblyRefused, Candidate, Decision, DecisionEnv, DecisionState, Filter, Fleet,
+    FleetPod, Make, Plugin, PodFacts, Profile, ProfileEnv, Reads, Registry, Request, Rng, Tokens,
 };
 
 /// The lines of a command's output that are JSON.
@@ -81,7 +81,7 @@ fn undeclared_access_does_not_compile_and_declared_access_does() {
 /// Keeps the first profile's handle and uses it in every other one.
 struct Smuggler(&'static Reads<Tokens>);
 
-fn smuggler(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn smuggler(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     static FIRST: OnceLock<Reads<Tokens>> = OnceLock::new();
     Ok(Box::new(Smuggler(FIRST.get_or_init(|| assembly.reads()))))
 }
@@ -108,16 +108,17 @@ fn a_handle_carried_into_another_profile_is_refused_when_it_is_used() {
         example: "smuggler",
         make: Make::Filter(smuggler),
     });
-    let surroundings = Surroundings { registry, ..Surroundings::default() };
-    let index = Index::new(Limits::default(), 1);
-    let fleet = Fleet::new(vec![Pod::new(index.add_pod().unwrap(), PodFacts::serving("p", "m"))]);
-    let (mut desk, mut rng) = (Desk::new(&index), Rng::new(1));
+    let surroundings = ProfileEnv { registry, ..ProfileEnv::default() };
+    let index = Index::new(IndexLimits::default(), 1);
+    let fleet =
+        Fleet::new(vec![FleetPod::new(index.add_pod().unwrap(), PodFacts::serving("p", "m"))]);
+    let (mut desk, mut rng) = (DecisionState::new(&index), Rng::new(1));
     let text = "prepare: [tokenize]\nfilter: [smuggler]\npick: max_score\n";
     for _ in 0..2 {
         let profile = Profile::check("p.yaml", text, &surroundings).unwrap();
         let mut context = profile.context(Request::default());
         let mut world =
-            World { fleet: &fleet, desk: &mut desk, now: Duration::ZERO, rng: &mut rng };
+            DecisionEnv { fleet: &fleet, desk: &mut desk, now: Duration::ZERO, rng: &mut rng };
         profile.decide(&mut context, &mut world);
     }
 }

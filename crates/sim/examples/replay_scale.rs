@@ -9,8 +9,8 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_routing::Rng;
-use wornpath_sim::Profile;
-use wornpath_sim::replay::{Fleet, Start, Summary, Trace, Turn, replay};
+use wornpath_sim::EngineProfile;
+use wornpath_sim::replay::{ReplayFleet, Summary, Trace, TraceStart, TraceTurn, replay};
 
 /// Prompts of 2 to 20 blocks after one of 20,000 shared prefixes of 8, popular ones more often.
 fn traffic(requests: usize, pods: usize) -> Trace {
@@ -24,8 +24,8 @@ fn traffic(requests: usize, pods: usize) -> Trace {
             .map(|block| prefix * 8 + block)
             .chain((0..own).map(|block| 1_000_000 + number as u64 * 32 + block))
             .collect();
-        Turn {
-            start: Start::At(gap.mul_f64(number as f64 + rng.unit())),
+        TraceTurn {
+            start: TraceStart::At(gap.mul_f64(number as f64 + rng.unit())),
             prompt_tokens: 512 * blocks.len() - rng.below(512),
             output_tokens: 1 + rng.below(400),
             blocks: blocks.into(),
@@ -44,7 +44,7 @@ fn main() {
     let (pods, requests) = (number(1, 256), number(2, 1_000_000));
     let yaml = std::fs::read_to_string(path).unwrap();
     let trace = traffic(requests, pods);
-    let fleet = Fleet::new(Profile::built_in("8b-h200").unwrap(), pods, 1);
+    let fleet = ReplayFleet::new(EngineProfile::built_in("8b-h200").unwrap(), pods, 1);
     let start = std::time::Instant::now();
     let records = replay(&trace, (path, &yaml), &fleet).unwrap();
     let seconds = start.elapsed().as_secs_f64();

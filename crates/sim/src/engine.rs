@@ -11,10 +11,10 @@ mod sequence;
 mod settle;
 
 use crate::pool::BlockPool;
-use crate::profile::Profile;
-use crate::request::{Outcome, Output, Refused, Request, RequestId};
+use crate::profile::EngineProfile;
+use crate::request::{Output, RequestId, SimOutcome, SimRefused, SimRequest};
 use decoding::Decoding;
-use sequence::{Sequence, Sequences, Slot};
+use sequence::{SequenceSlot, Sequences, SimSequence};
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use wornpath_index::{EngineHash, Tier};
 
 /// When a waiting request is admitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Admission {
+pub enum EngineAdmission {
     /// When its prompt fits. Output takes blocks as it grows, and when there are none, the request that
     /// came last is preempted and computed again later: what vLLM does.
     #[default]
@@ -43,7 +43,7 @@ pub enum TokenReports {
 
 /// How an engine is run.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Settings {
+pub struct EngineSettings {
     /// Tokens per block.
     pub block_size: NonZeroUsize,
     /// Tokens that device memory holds, if not as the profile says.
@@ -51,21 +51,21 @@ pub struct Settings {
     /// Tokens that host memory holds as a second tier; none without one.
     pub host_tokens: usize,
     /// When a waiting request is admitted.
-    pub admission: Admission,
+    pub admission: EngineAdmission,
     /// Which tokens are reported.
     pub tokens: TokenReports,
     /// Every step takes so many times its profile's time.
     pub slowdown: f64,
 }
 
-impl Default for Settings {
+impl Default for EngineSettings {
     /// Blocks of 16 tokens and no host tier, at the profile's size and speed.
     fn default() -> Self {
         Self {
             block_size: const { NonZeroUsize::new(16).expect("16 is not zero") },
             kv_tokens: None,
             host_tokens: 0,
-            admission: Admission::default(),
+            admission: EngineAdmission::default(),
             tokens: TokenReports::default(),
             slowdown: 1.0,
         }
@@ -74,7 +74,7 @@ impl Default for Settings {
 
 /// How busy an engine is, and how much of its prompts it had cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Load {
+pub struct EngineLoad {
     /// Requests that wait to be admitted.
     pub waiting: usize,
     /// Requests that are being computed.
@@ -94,48 +94,48 @@ pub struct Load {
 /// A chunk of a prompt in the current step.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
-    slot: Slot,
+    slot: SequenceSlot,
     tokens: usize,
 }
 
 /// A model of one engine.
 #[derive(Clone, Debug)]
-pub struct Engine {
-    profile: Profile,
-    settings: Settings,
+pub struct SimEngine {
+    profile: EngineProfile,
+    settings: EngineSettings,
     block_size: usize,
     device: BlockPool,
     host: BlockPool,
     now: Duration,
     sequences: Sequences,
     /// On their way to the waiting queue.
-    arriving: VecDeque<(Duration, Slot)>,
-    waiting: VecDeque<Slot>,
+    arriving: VecDeque<(Duration, SequenceSlot)>,
+    waiting: VecDeque<SequenceSlot>,
     /// Blocks are being copied to the device until then.
-    loading: Vec<(Duration, Slot)>,
+    loading: Vec<(Duration, SequenceSlot)>,
     /// In the order of admission: all that decode or compute their prompts.
-    running: Vec<Slot>,
-    prefilling: Vec<Slot>,
+    running: Vec<SequenceSlot>,
+    prefilling: Vec<SequenceSlot>,
     decoding: Decoding,
     /// Ended, but their blocks are kept for another engine until then.
-    leased: Vec<(Duration, RequestId, Sequence)>,
+    leased: Vec<(Duration, RequestId, SimSequence)>,
     /// The prompt chunks of the current step, and its end.
     chunks: Vec<Chunk>,
     step_end: Option<Duration>,
     /// Decoding sequences whose blocks are all full.
-    wanting: Vec<Slot>,
+    wanting: Vec<SequenceSlot>,
     /// The head of the waiting queue that did not fit, and the state of the device's blocks then.
-    blocked: Option<(Slot, u64)>,
+    blocked: Option<(SequenceSlot, u64)>,
     evicted: Vec<EngineHash>,
     /// The cache was emptied and nobody has been told yet.
     cleared: bool,
-    load: Load,
+    load: EngineLoad,
 }
 
-impl Engine {
+impl SimEngine {
     /// An engine without requests and with empty caches.
     #[must_use]
-    pub fn new(profile: &Profile, settings: &Settings) -> Self {
+    pub fn new(profile: &EngineProfile, settings: &EngineSettings) -> Self {
         let block_size = settings.block_size.get();
         let device_tokens = settings.kv_tokens.unwrap_or(profile.kv_tokens());
         Self {
@@ -159,7 +159,7 @@ impl Engine {
             blocked: None,
             evicted: Vec::new(),
             cleared: false,
-            load: Load::default(),
+            load: EngineLoad::default(),
         }
     }
 
@@ -167,16 +167,16 @@ impl Engine {
     ///
     /// # Errors
     /// If the engine could never serve it.
-    pub fn submit(&mut self, now: Duration, request: Request) -> Result<(), Refused> {
+    pub fn submit(&mut self, now: Duration, request: SimRequest) -> Result<(), SimRefused> {
         if request.prompt_tokens == 0 {
-            return Err(Refused::EmptyPrompt);
+            return Err(SimRefused::EmptyPrompt);
         }
         let tokens = request.prompt_tokens.saturating_add(request.output_tokens);
         let capacity = self.device.capacity().saturating_mul(self.block_size);
         if tokens > capacity {
-            return Err(Refused::TooLong { tokens, capacity });
+            return Err(SimRefused::TooLong { tokens, capacity });
         }
-        let slot = self.sequences.insert(Sequence::new(request));
+        let slot = self.sequences.insert(SimSequence::new(request));
         self.arriving.push_back((now + self.profile.request_time(), slot));
         Ok(())
     }
@@ -244,8 +244,8 @@ impl Engine {
 
     /// How busy the engine is.
     #[must_use]
-    pub fn load(&self) -> Load {
-        Load {
+    pub fn load(&self) -> EngineLoad {
+        EngineLoad {
             waiting: self.arriving.len() + self.waiting.len() + self.loading.len(),
             running: self.running.len(),
             used_blocks: self.device.in_use(),
@@ -260,7 +260,7 @@ impl Engine {
         chain.iter().take_while(|name| self.device.find(**name).is_some()).count()
     }
 
-    fn leave_queues(&mut self, slot: Slot) {
+    fn leave_queues(&mut self, slot: SequenceSlot) {
         self.blocked = None;
         self.arriving.retain(|(_, other)| *other != slot);
         self.waiting.retain(|other| *other != slot);
@@ -271,13 +271,13 @@ impl Engine {
         self.decoding.remove(slot, &mut self.sequences[slot]);
     }
 
-    fn release(&mut self, sequence: &Sequence) {
+    fn release(&mut self, sequence: &SimSequence) {
         for block in sequence.blocks.iter().rev() {
             self.device.release(*block);
         }
     }
 
-    fn emit(&self, outputs: &mut Vec<Output>, outcome: Outcome) {
+    fn emit(&self, outputs: &mut Vec<Output>, outcome: SimOutcome) {
         outputs.push(Output { at: self.now, outcome });
     }
 
@@ -285,7 +285,7 @@ impl Engine {
     fn emit_evicted(&mut self, outputs: &mut Vec<Output>) {
         if !self.evicted.is_empty() {
             let blocks = std::mem::take(&mut self.evicted);
-            self.emit(outputs, Outcome::Removed { blocks, tier: Tier::Gpu });
+            self.emit(outputs, SimOutcome::Removed { blocks, tier: Tier::Gpu });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Engines without GPUs.
 //!
-//! [`Engine`] models a batching inference engine after vLLM V1: continuous batching, chunked prefill,
-//! a block cache with reference counts, and step times from a [`Profile`]. It is a state machine in
+//! [`SimEngine`] models a batching inference engine after vLLM V1: continuous batching, chunked prefill,
+//! a block cache with reference counts, and step times from a [`EngineProfile`]. It is a state machine in
 //! virtual time: the caller says what time it is and gets what has happened since, so one thread
 //! can replay hours of traffic over hundreds of engines in seconds, and a server can run the same
 //! model against the real clock.
@@ -41,6 +41,6 @@ mod request;
 pub mod serve;
 
 pub use cost::{Cascade, StepCost, StepLoad};
-pub use engine::{Admission, Engine, Load, Settings, TokenReports};
-pub use profile::{Profile, ProfileError};
-pub use request::{Outcome, Output, PromptSource, Refused, Request, RequestId};
+pub use engine::{EngineAdmission, EngineLoad, EngineSettings, SimEngine, TokenReports};
+pub use profile::{EngineProfile, EngineProfileError};
+pub use request::{Output, PromptSource, RequestId, SimOutcome, SimRefused, SimRequest};

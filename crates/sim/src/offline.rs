@@ -1,34 +1,34 @@
 //! A planned queue on simulated engines, in virtual time.
 //!
-//! The plan is carried out by the planner's own [`Run`] and [`Window`], which a live runner uses as well; only
+//! The plan is carried out by the planner's own [`ReplayRun`] and [`Window`], which a live runner uses as well; only
 //! engines and clock are models. [`least_time`] says what no order could undercut.
 
 mod bound;
 
-pub use bound::{Bound, least_time, rates};
+pub use bound::{ThroughputBound, least_time, rates};
 
-use crate::engine::{Admission, Engine, Settings};
-use crate::profile::Profile;
-use crate::replay::{Trace, Turn};
-use crate::request::{Outcome, Output, PromptSource, Refused, Request, RequestId};
+use crate::engine::{EngineAdmission, EngineSettings, SimEngine};
+use crate::profile::EngineProfile;
+use crate::replay::{Trace, TraceTurn};
+use crate::request::{Output, PromptSource, RequestId, SimOutcome, SimRefused, SimRequest};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_blocks::BlockHash;
 use wornpath_index::EngineHash;
-use wornpath_planner::{Job, JobId, Plan, Queue, QueueError, Run, Vitals, Window};
+use wornpath_planner::{Job, JobId, Plan, PlanRun, PodLoad, Queue, QueueError, Window};
 
 /// Equal engines for a planned queue.
 #[derive(Clone, Debug)]
-pub struct Engines {
+pub struct OfflineEngines {
     /// How fast each is.
-    pub engine: Profile,
+    pub engine: EngineProfile,
     /// Tokens that each engine's cache holds, if not as its profile says.
     pub kv_tokens: Option<usize>,
 }
 
-impl Engines {
+impl OfflineEngines {
     /// Tokens that each engine's cache holds.
     #[must_use]
     pub fn kv_tokens(&self) -> usize {
@@ -38,7 +38,7 @@ impl Engines {
 
 /// What a simulated run came to.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Ran {
+pub struct OfflineResult {
     /// When the last request ended.
     pub makespan: Duration,
     /// Prompt tokens of all requests.
@@ -57,7 +57,7 @@ pub struct Ran {
 /// If a request cannot be planned.
 pub fn queue_of(
     trace: &Trace,
-    expected_output: impl Fn(&Turn) -> usize,
+    expected_output: impl Fn(&TraceTurn) -> usize,
 ) -> Result<Queue, QueueError> {
     let mut queue = Queue::new(trace.block_size);
     let blocks = trace.turns.iter().map(|turn| turn.blocks.len()).sum();
@@ -81,8 +81,12 @@ pub fn queue_of(
 ///
 /// # Errors
 /// If an engine could never serve one of the requests.
-pub fn run(trace: &Trace, plan: Plan, engines: &Engines) -> Result<Ran, Refused> {
-    let mut fleet = Fleet::new(trace, plan, engines);
+pub fn run(
+    trace: &Trace,
+    plan: Plan,
+    engines: &OfflineEngines,
+) -> Result<OfflineResult, SimRefused> {
+    let mut fleet = OfflineFleet::new(trace, plan, engines);
     for pod in 0..fleet.engines.len() {
         fleet.fill(Duration::ZERO, pod)?;
     }
@@ -91,10 +95,10 @@ pub fn run(trace: &Trace, plan: Plan, engines: &Engines) -> Result<Ran, Refused>
             fleet.advance(now, pod)?;
         }
     }
-    let loads = fleet.engines.iter().map(Engine::load);
+    let loads = fleet.engines.iter().map(SimEngine::load);
     let (asked, hit) =
         loads.fold((0, 0), |sum, load| (sum.0 + load.asked_tokens, sum.1 + load.hit_tokens));
-    Ok(Ran {
+    Ok(OfflineResult {
         makespan: fleet.end,
         prompt_tokens: asked,
         computed_tokens: asked - hit,
@@ -102,10 +106,10 @@ pub fn run(trace: &Trace, plan: Plan, engines: &Engines) -> Result<Ran, Refused>
     })
 }
 
-struct Fleet<'a> {
+struct OfflineFleet<'a> {
     trace: &'a Trace,
-    run: Run,
-    engines: Vec<Engine>,
+    run: PlanRun,
+    engines: Vec<SimEngine>,
     windows: Vec<Window>,
     /// When each engine is next looked at; other entries of the agenda are stale.
     planned: Vec<Option<Duration>>,
@@ -114,23 +118,23 @@ struct Fleet<'a> {
     end: Duration,
 }
 
-impl<'a> Fleet<'a> {
-    fn new(trace: &'a Trace, plan: Plan, engines: &Engines) -> Self {
+impl<'a> OfflineFleet<'a> {
+    fn new(trace: &'a Trace, plan: Plan, engines: &OfflineEngines) -> Self {
         let pods = plan.speeds().pods();
-        let settings = Settings {
+        let settings = EngineSettings {
             block_size: trace.block_size,
             kv_tokens: engines.kv_tokens,
-            admission: Admission::WholeFits,
-            ..Settings::default()
+            admission: EngineAdmission::WholeFits,
+            ..EngineSettings::default()
         };
-        let mut models = vec![Engine::new(&engines.engine, &settings); pods];
+        let mut models = vec![SimEngine::new(&engines.engine, &settings); pods];
         for (engine, speed) in models.iter_mut().zip(plan.speeds().all()) {
             engine.set_slowdown(1.0 / speed);
         }
         let profile = &engines.engine;
         Self {
             trace,
-            run: Run::new(plan),
+            run: PlanRun::new(plan),
             engines: models,
             windows: vec![Window::new(profile.max_sequences(), profile.max_step_tokens()); pods],
             planned: vec![None; pods],
@@ -141,7 +145,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Sends an engine what it has room for.
-    fn fill(&mut self, now: Duration, pod: usize) -> Result<(), Refused> {
+    fn fill(&mut self, now: Duration, pod: usize) -> Result<(), SimRefused> {
         while let Some(job) = self.run.claim(pod, self.windows[pod].room()) {
             let request = request_of(job, &self.trace.turns[job.index()], self.trace.block_size);
             self.engines[pod].submit(now, request)?;
@@ -154,12 +158,12 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    fn advance(&mut self, now: Duration, pod: usize) -> Result<(), Refused> {
+    fn advance(&mut self, now: Duration, pod: usize) -> Result<(), SimRefused> {
         self.engines[pod].advance(now, &mut self.outputs);
         for output in self.outputs.drain(..) {
             match output.outcome {
-                Outcome::Token { request, .. } => self.run.prefilled(JobId(request.0 as u32)),
-                Outcome::Finished { request } => {
+                SimOutcome::Token { request, .. } => self.run.prefilled(JobId(request.0 as u32)),
+                SimOutcome::Finished { request } => {
                     self.run.finished(JobId(request.0 as u32), pod);
                     self.end = self.end.max(output.at);
                 }
@@ -167,7 +171,7 @@ impl<'a> Fleet<'a> {
             }
         }
         let load = self.engines[pod].load();
-        self.windows[pod].observe(Vitals {
+        self.windows[pod].observe(PodLoad {
             running: load.running,
             waiting: load.waiting,
             kv_usage: load.used_blocks as f64 / load.total_blocks as f64,
@@ -177,9 +181,9 @@ impl<'a> Fleet<'a> {
     }
 }
 
-fn request_of(job: JobId, turn: &Turn, block_size: NonZeroUsize) -> Request {
+fn request_of(job: JobId, turn: &TraceTurn, block_size: NonZeroUsize) -> SimRequest {
     let names = turn.full_blocks(block_size).iter().copied();
-    Request {
+    SimRequest {
         id: RequestId(u64::from(job.0)),
         prompt_tokens: turn.prompt_tokens,
         output_tokens: turn.output_tokens,

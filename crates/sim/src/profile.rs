@@ -18,7 +18,7 @@ const BUILT_IN: [(&str, &str); 5] = [
 /// How fast an engine is and how much it holds.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Profile {
+pub struct EngineProfile {
     /// Its name.
     name: String,
     /// Where the numbers come from.
@@ -60,7 +60,7 @@ const fn usual_sequences() -> usize {
 
 /// A profile that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ProfileError {
+pub enum EngineProfileError {
     /// Not JSON, or fields that a profile does not have.
     #[error("{file}: not an engine profile: {cause}")]
     Unreadable {
@@ -87,7 +87,7 @@ pub enum ProfileError {
     },
 }
 
-impl Profile {
+impl EngineProfile {
     /// The names of the built-in profiles.
     pub fn built_in_names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|(name, _)| *name)
@@ -97,10 +97,10 @@ impl Profile {
     ///
     /// # Errors
     /// If there is none of that name.
-    pub fn built_in(name: &str) -> Result<Self, ProfileError> {
+    pub fn built_in(name: &str) -> Result<Self, EngineProfileError> {
         match BUILT_IN.iter().find(|(known, _)| *known == name) {
             Some((_, json)) => Self::from_json(name, json.as_bytes()),
-            None => Err(ProfileError::Unknown {
+            None => Err(EngineProfileError::Unknown {
                 name: name.to_owned(),
                 known: Self::built_in_names().collect(),
             }),
@@ -111,15 +111,15 @@ impl Profile {
     ///
     /// # Errors
     /// If it is not a profile or describes an engine that cannot be.
-    pub fn from_json(file: &str, json: &[u8]) -> Result<Self, ProfileError> {
+    pub fn from_json(file: &str, json: &[u8]) -> Result<Self, EngineProfileError> {
         let profile: Self = serde_json::from_slice(json).map_err(|error| {
-            ProfileError::Unreadable { file: file.to_owned(), cause: error.to_string() }
+            EngineProfileError::Unreadable { file: file.to_owned(), cause: error.to_string() }
         })?;
         let problems = profile.problems();
         if problems.is_empty() {
             return Ok(profile);
         }
-        Err(ProfileError::Impossible { file: file.to_owned(), problems })
+        Err(EngineProfileError::Impossible { file: file.to_owned(), problems })
     }
 
     fn problems(&self) -> Vec<String> {
@@ -247,8 +247,8 @@ mod tests {
 
     #[test]
     fn every_built_in_profile_is_valid_and_says_where_it_comes_from() {
-        for name in Profile::built_in_names() {
-            let profile = Profile::built_in(name).unwrap();
+        for name in EngineProfile::built_in_names() {
+            let profile = EngineProfile::built_in(name).unwrap();
             assert_eq!(profile.name(), name);
             assert!(profile.source().len() > 20, "{name}");
         }
@@ -256,24 +256,24 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
-        let error = Profile::built_in("9b").unwrap_err().to_string();
+        let error = EngineProfile::built_in("9b").unwrap_err().to_string();
         assert!(error.contains("`9b`") && error.contains("8b-h200, 32b-h100x2"), "{error}");
     }
 
     #[test]
     fn all_problems_of_a_profile_are_said_at_once() {
         let json = BUILT_IN[0].1.replace("945029", "0").replace("4.4", "-1");
-        let error = Profile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
+        let error = EngineProfile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
         assert_eq!(
             error,
             "mine.json: `kv_tokens` is 0; it must be at least 1; \
              `step_ms.base` is -1; a step takes at least 0.001 ms"
         );
         let json = BUILT_IN[0].1.replace("4.4", "1e300");
-        let error = Profile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
+        let error = EngineProfile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("a step takes at most 1000000 ms"), "{error}");
         let json = BUILT_IN[0].1.replace("kv_tokens", "kv_token");
-        let error = Profile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
+        let error = EngineProfile::from_json("mine.json", json.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("unknown field `kv_token`"), "{error}");
     }
 }

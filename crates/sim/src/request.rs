@@ -21,7 +21,7 @@ pub enum PromptSource {
 
 /// One request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Request {
+pub struct SimRequest {
     /// Its name.
     pub id: RequestId,
     /// Tokens of the prompt, at least one.
@@ -37,7 +37,7 @@ pub struct Request {
     pub lease: Option<Duration>,
 }
 
-impl Request {
+impl SimRequest {
     /// A request that shares nothing with any other.
     #[must_use]
     pub fn anonymous(id: RequestId, prompt_tokens: usize, output_tokens: usize) -> Self {
@@ -58,12 +58,12 @@ pub struct Output {
     /// When, since the engine's start.
     pub at: Duration,
     /// What.
-    pub outcome: Outcome,
+    pub outcome: SimOutcome,
 }
 
 /// What can happen.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum SimOutcome {
     /// A request left the waiting queue for the first time.
     Admitted {
         /// Which.
@@ -112,7 +112,7 @@ pub enum Outcome {
 
 /// A request that an engine cannot serve at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refused {
+pub enum SimRefused {
     /// There is nothing to compute.
     #[error("the prompt has no tokens; send at least one")]
     EmptyPrompt,

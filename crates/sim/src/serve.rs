@@ -5,46 +5,46 @@
 //! cache and events numbered from 0, as a real engine's process would. A [`Control`] port switches faults,
 //! crashes and restarts; it stands apart, because a hanging engine answers nothing.
 
-mod answer;
 mod call;
 mod clock;
 mod control;
 mod dialect;
 mod driver;
+mod engine_site;
 mod events;
 mod faults;
+pub mod fuzzing;
 mod http;
 mod metrics;
 mod options;
+mod response;
 mod responses;
-mod site;
 mod text;
 mod transfer;
 mod unloaded;
-pub mod untrusted;
 
 pub use control::Control;
 pub use faults::{CachedTokens, FaultError, Faults, KvLoadFailure};
-pub use options::{Addresses, EngineOptions, ServeError};
+pub use options::{Addresses, EngineOptions, EngineServeError};
 pub use text::TextError;
 
-use crate::engine::{Engine, Settings, TokenReports};
-use answer::AnswerBody;
-use clock::{Clock, unix_seconds};
+use crate::engine::{EngineSettings, SimEngine, TokenReports};
+use clock::{EngineClock, unix_seconds};
 use driver::Driver;
-use events::{EventStream, Ring};
+use engine_site::{EngineSite, SiteState};
+use events::{EventStream, ReplayBuffer};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use site::{Ground, Site};
+use response::SimBody;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use text::Text;
+use text::TextModel;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
 use tokio::task::JoinSet;
-use wornpath_events::zmtp::{Listener, Publisher, Socket};
+use wornpath_events::zmtp::{SocketKind, ZmtpListener, ZmtpPublisher};
 
 /// A port of the incarnation before is free again after so many attempts, at the latest.
 const BIND_ATTEMPTS: usize = 100;
@@ -53,7 +53,7 @@ const BIND_PAUSE: Duration = Duration::from_millis(10);
 /// An engine that can be crashed and restarted. Dropping it stops it.
 pub struct ServedEngine {
     options: Arc<EngineOptions>,
-    text: Arc<Text>,
+    text: Arc<TextModel>,
     addresses: Addresses,
     faults: Arc<Mutex<Faults>>,
     /// The tasks of the current incarnation; none after a crash.
@@ -61,10 +61,10 @@ pub struct ServedEngine {
 }
 
 /// The sockets of one incarnation.
-struct Bound {
+struct BoundAddresses {
     http: TcpListener,
-    publisher: Publisher,
-    replay: Listener,
+    publisher: ZmtpPublisher,
+    replay: ZmtpListener,
 }
 
 impl ServedEngine {
@@ -72,10 +72,13 @@ impl ServedEngine {
     ///
     /// # Errors
     /// If an address cannot be had or the tokenizer cannot be used.
-    pub async fn start(options: EngineOptions, addresses: Addresses) -> Result<Self, ServeError> {
+    pub async fn start(
+        options: EngineOptions,
+        addresses: Addresses,
+    ) -> Result<Self, EngineServeError> {
         let text = Arc::new(match &options.tokenizer {
-            Some(directory) => Text::load(directory)?,
-            None => Text::Bytes,
+            Some(directory) => TextModel::load(directory)?,
+            None => TextModel::Bytes,
         });
         let faults = Arc::new(Mutex::new(options.faults.clone()));
         let bound = bind(addresses).await?;
@@ -122,7 +125,7 @@ impl ServedEngine {
     ///
     /// # Errors
     /// If somebody else has taken an address.
-    pub async fn restart(&self) -> Result<(), ServeError> {
+    pub async fn restart(&self) -> Result<(), EngineServeError> {
         self.crash().await;
         let mut attempts = 0;
         let bound = loop {
@@ -139,21 +142,25 @@ impl ServedEngine {
     }
 
     /// Begins an incarnation.
-    async fn run(&self, bound: Bound) {
+    async fn run(&self, bound: BoundAddresses) {
         let options = &self.options;
-        let settings = Settings { tokens: TokenReports::Each, ..options.settings.clone() };
+        let settings = EngineSettings { tokens: TokenReports::Each, ..options.settings.clone() };
         let http = self.addresses.http;
         let topic = options.topic.clone().unwrap_or_else(|| format!("kv@{http}@{}", options.model));
-        let ring = Ring::default();
+        let ring = ReplayBuffer::default();
         let block_size = settings.block_size.get();
         let events =
             EventStream::new(bound.publisher, topic.clone(), block_size, Arc::clone(&ring));
-        let engine = Engine::new(&options.profile, &settings);
+        let engine = SimEngine::new(&options.profile, &settings);
         let (commands, orders) = mpsc::unbounded_channel();
         let (crash, crashed) = watch::channel(false);
-        let driver =
-            Driver::new(engine, Clock::start(options.speed), events, Arc::clone(&self.faults));
-        let ground = Ground {
+        let driver = Driver::new(
+            engine,
+            EngineClock::start(options.speed),
+            events,
+            Arc::clone(&self.faults),
+        );
+        let ground = SiteState {
             text: Arc::clone(&self.text),
             commands,
             faults: Arc::clone(&self.faults),
@@ -162,7 +169,7 @@ impl ServedEngine {
             addresses: self.addresses,
             topic: topic.clone(),
         };
-        let site = Arc::new(Site::new(Arc::clone(options), ground));
+        let site = Arc::new(EngineSite::new(Arc::clone(options), ground));
         let mut tasks = self.tasks.lock().await;
         let replay = events::serve_replay(bound.replay, topic, ring, Arc::clone(&self.faults));
         let serving = listen(bound.http, move |request| http::respond(Arc::clone(&site), request));
@@ -180,28 +187,28 @@ async fn until(mut crashed: watch::Receiver<bool>, task: impl Future<Output = ()
     }
 }
 
-async fn bind(addresses: Addresses) -> Result<Bound, ServeError> {
+async fn bind(addresses: Addresses) -> Result<BoundAddresses, EngineServeError> {
     let Addresses { http, events, replay } = addresses;
-    Ok(Bound {
+    Ok(BoundAddresses {
         http: TcpListener::bind(http).await.map_err(|cause| cannot("HTTP", http, cause))?,
-        publisher: Publisher::bind(events)
+        publisher: ZmtpPublisher::bind(events)
             .await
             .map_err(|cause| cannot("cache events", events, cause))?,
-        replay: Listener::bind(replay, Socket::Router)
+        replay: ZmtpListener::bind(replay, SocketKind::Router)
             .await
             .map_err(|cause| cannot("replay of cache events", replay, cause))?,
     })
 }
 
-fn cannot(what: &'static str, address: SocketAddr, cause: std::io::Error) -> ServeError {
-    ServeError::Bind { what, address, cause }
+fn cannot(what: &'static str, address: SocketAddr, cause: std::io::Error) -> EngineServeError {
+    EngineServeError::Bind { what, address, cause }
 }
 
 /// Serves HTTP until the task is stopped, and its connections with it.
 async fn listen<F, A>(listener: TcpListener, respond: F)
 where
     F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
-    A: Future<Output = Result<Response<AnswerBody>, answer::Cut>> + Send + 'static,
+    A: Future<Output = Result<Response<SimBody>, response::Cut>> + Send + 'static,
 {
     let mut connections = JoinSet::new();
     loop {

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use serde_json::Value;
-use wornpath_sim::{Profile, StepLoad};
+use wornpath_sim::{EngineProfile, StepLoad};
 
 /// The errors of a profile over one table, smallest first.
 fn errors(
-    profile: &Profile,
+    profile: &EngineProfile,
     rows: &Value,
     sample: impl Fn(&[f64]) -> Option<(StepLoad, f64)>,
 ) -> Vec<f64> {
@@ -38,7 +38,7 @@ fn fitted_profiles_are_within_4_percent_of_half_and_17_percent_of_all_measuremen
     for (model, name) in
         [("llama3-8b", "8b-h200-measured"), ("qwen3-32b-shape", "32b-h200-measured")]
     {
-        let profile = Profile::built_in(name).unwrap();
+        let profile = EngineProfile::built_in(name).unwrap();
         let tables = &measured["models"][model];
         let prefill = errors(&profile, &tables["prefill_ms"], |row| {
             let mut load = StepLoad::default();

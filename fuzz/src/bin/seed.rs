@@ -9,12 +9,14 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 use wornpath_blocks::BlockHash;
-use wornpath_events::checkpoint::{Naming, Record, encode as encode_checkpoint};
-use wornpath_events::grpc::{self, Report, Saying, What};
-use wornpath_events::wire::{Batch, Event, Limits, Message, decode, encode, records};
-use wornpath_events::{Epoch, Memo, Names};
+use wornpath_events::checkpoint::{BlockIdentity, PodCheckpoint, encode as encode_checkpoint};
+use wornpath_events::grpc::{self, PushBody, PushEventKind, PushReport};
+use wornpath_events::wire::{
+    WireBatch, WireEvent, WireLimits, WireMessage, decode, encode, records,
+};
+use wornpath_events::{BlockIdScheme, Epoch, ResumePoint};
 use wornpath_fuzz::DIALECTS;
-use wornpath_index::{Before, EngineHash, Item};
+use wornpath_index::{EngineHash, ExportedBlock, ExportedParent};
 
 /// Larger seeds make every mutation slower and teach the fuzzer nothing more.
 const LARGEST_SEED: usize = 1200;
@@ -32,32 +34,36 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn checkpoints(fuzz: &Path) -> Result<(), Box<dyn Error>> {
     let folder = fuzz.join("corpus/checkpoint");
     fs::create_dir_all(&folder)?;
-    let item = |engine, before, copies, parts: &[u64]| Item {
+    let item = |engine, before, copies, parts: &[u64]| ExportedBlock {
         engine: EngineHash(engine),
         block: BlockHash(engine * 3),
         parts: parts.iter().copied().map(BlockHash).collect(),
         before,
         copies,
     };
-    let record = |pod: &str, memo, items| Record {
+    let record = |pod: &str, memo, items| PodCheckpoint {
         pod: pod.to_owned(),
-        naming: Naming { root: BlockHash(7), block_size: 16, names: Names::OfTheEngine },
+        naming: BlockIdentity {
+            root: BlockHash(7),
+            block_size: 16,
+            names: BlockIdScheme::OfTheEngine,
+        },
         memo,
         partial_groups: vec![2],
         items,
     };
     let chain = (0..5).map(|at: u32| {
-        let before = at.checked_sub(1).map_or(Before::Start, Before::Item);
+        let before = at.checked_sub(1).map_or(ExportedParent::Start, ExportedParent::Item);
         item(u64::from(at) + 1, before, [1, 0, 0, 0], &[])
     });
-    let memo = Memo { epoch: None, last: Some(9), fingerprint: Some(5) };
+    let memo = ResumePoint { epoch: None, last: Some(9), fingerprint: Some(5) };
     let plain = record("plain", memo, chain.collect());
     let odd = vec![
-        item(1, Before::Unknown, [3, 0, 1, 0], &[]),
-        item(2, Before::Start, [0; 4], &[]),
-        item(3, Before::Item(1), [0, 1, 0, 0], &[21, 22]),
+        item(1, ExportedParent::Unknown, [3, 0, 1, 0], &[]),
+        item(2, ExportedParent::Start, [0; 4], &[]),
+        item(3, ExportedParent::Item(1), [0, 1, 0, 0], &[21, 22]),
     ];
-    let odd = record("odd", Memo { epoch: Some(Epoch(4)), ..Memo::default() }, odd);
+    let odd = record("odd", ResumePoint { epoch: Some(Epoch(4)), ..ResumePoint::default() }, odd);
     for records in [vec![], vec![plain.clone()], vec![plain, odd]] {
         let file = encode_checkpoint(&records);
         let name = format!("file-{}", records.len());
@@ -107,9 +113,11 @@ fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
         let recording = fs::read(&path)?;
         for (number, record) in records(&recording).enumerate() {
             let frames = record?;
-            let Message::Batch { payload, .. } = Message::parse(&frames)? else { continue };
-            let mut batch = Batch::default();
-            decode(payload, &Limits::default(), &mut batch)?;
+            let WireMessage::Batch { payload, .. } = WireMessage::parse(&frames)? else {
+                continue;
+            };
+            let mut batch = WireBatch::default();
+            decode(payload, &WireLimits::default(), &mut batch)?;
             if payload.len() > LARGEST_SEED || !seen.insert(shape(&batch)) {
                 continue;
             }
@@ -119,8 +127,8 @@ fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
             fs::write(file("wire_batch", ""), payload)?;
             fs::write(file("wire_frames", ""), one_record(&frames))?;
             fs::write(file("zmtp_stream", ""), publisher_says(&frames))?;
-            fs::write(file("grpc_report", "-raw"), report(Saying::Raw(payload.to_vec())))?;
-            fs::write(file("grpc_report", ""), report(Saying::Batch(typed(&batch))))?;
+            fs::write(file("grpc_report", "-raw"), report(PushBody::Raw(payload.to_vec())))?;
+            fs::write(file("grpc_report", ""), report(PushBody::Batch(typed(&batch))))?;
             for dialect in DIALECTS {
                 let mut written = Vec::new();
                 encode(&batch, dialect, &mut written);
@@ -132,18 +140,18 @@ fn messages(fuzz: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What distinguishes one seed from another: its kinds of events, tiers and keys, not its numbers.
-fn shape(batch: &Batch) -> Vec<String> {
-    let kind = |event: Event<'_>| match event {
-        Event::Stored(stored) => format!(
+/// PushEventKind distinguishes one seed from another: its kinds of events, tiers and keys, not its numbers.
+fn shape(batch: &WireBatch) -> Vec<String> {
+    let kind = |event: WireEvent<'_>| match event {
+        WireEvent::Stored(stored) => format!(
             "stored {:?} {} {} {}",
             stored.tier,
             stored.parent.is_some(),
             stored.tokens.is_empty(),
             stored.extra_keys.block(0).count()
         ),
-        Event::Removed(removed) => format!("removed {:?}", removed.tier),
-        Event::Cleared => "cleared".to_owned(),
+        WireEvent::Removed(removed) => format!("removed {:?}", removed.tier),
+        WireEvent::Cleared => "cleared".to_owned(),
     };
     let mut kinds: Vec<_> = batch.events().map(kind).collect();
     kinds.dedup();
@@ -175,17 +183,17 @@ fn publisher_says(frames: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-fn report(said: Saying) -> Vec<u8> {
+fn report(said: PushBody) -> Vec<u8> {
     let pod = "pod".to_owned();
-    Report { pod, epoch: Some(1), sequence: Some(7), said: Some(said) }.encode_to_vec()
+    PushReport { pod, epoch: Some(1), sequence: Some(7), said: Some(said) }.encode_to_vec()
 }
 
 /// The same events in the messages of gRPC.
-fn typed(batch: &Batch) -> grpc::Batch {
+fn typed(batch: &WireBatch) -> grpc::PushBatch {
     let names = |blocks: &[wornpath_index::EngineHash]| blocks.iter().map(|one| one.0).collect();
     let tier = |tier: wornpath_index::Tier| format!("{tier:?}");
-    let event = |event: Event<'_>| match event {
-        Event::Stored(stored) => What::Stored(grpc::Stored {
+    let event = |event: WireEvent<'_>| match event {
+        WireEvent::Stored(stored) => PushEventKind::Stored(grpc::PushStored {
             blocks: names(stored.blocks),
             parent: stored.parent.map(|parent| parent.0),
             tokens: stored.tokens.to_vec(),
@@ -194,11 +202,12 @@ fn typed(batch: &Batch) -> grpc::Batch {
             lora: stored.lora_name.unwrap_or_default().to_owned(),
             salt: String::new(),
         }),
-        Event::Removed(removed) => {
-            What::Removed(grpc::Removed { blocks: names(removed.blocks), tier: tier(removed.tier) })
-        }
-        Event::Cleared => What::Cleared(grpc::Nothing {}),
+        WireEvent::Removed(removed) => PushEventKind::Removed(grpc::PushRemoved {
+            blocks: names(removed.blocks),
+            tier: tier(removed.tier),
+        }),
+        WireEvent::Cleared => PushEventKind::Cleared(grpc::PushEmpty {}),
     };
-    let events = batch.events().map(|one| grpc::Event { what: Some(event(one)) });
-    grpc::Batch { events: events.collect() }
+    let events = batch.events().map(|one| grpc::PushEvent { what: Some(event(one)) });
+    grpc::PushBatch { events: events.collect() }
 }

@@ -14,8 +14,8 @@ use model::{Act, NODES, Name, Node, Pod, block, path};
 use said::Said;
 use wornpath_blocks::BlockHash;
 use wornpath_index::{
-    Answer, Applied, Capacity, Index, Limits, Moment, PodId, Reader, Snapshot, Swept, Tier, Writer,
-    within_steps,
+    Applied, Capacity, Depths, Index, IndexLimits, IndexReader, IndexWriter, Moment, PodId,
+    Snapshot, Swept, Tier, within_steps,
 };
 
 /// Operations in one run: more bytes would only make runs slower.
@@ -27,9 +27,9 @@ const MOST_STEPS: u64 = 20_000;
 /// Applies the operations that the bytes stand for.
 pub fn index_ops(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
-    let mut limits = Limits { capacity: Capacity::Pods64, ..Limits::default() };
+    let mut limits = IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() };
     if bytes.next() % 2 == 1 {
-        limits = Limits {
+        limits = IndexLimits {
             capacity: Capacity::Pods64,
             blocks: 60,
             blocks_per_pod: 24,
@@ -69,10 +69,10 @@ impl Bytes<'_> {
 
 struct Run<'a> {
     bytes: Bytes<'a>,
-    limits: Limits,
+    limits: IndexLimits,
     index: Index,
-    writer: Writer,
-    reader: Reader,
+    writer: IndexWriter,
+    reader: IndexReader,
     now: Moment,
     pods: Vec<(PodId, Pod)>,
 }
@@ -245,7 +245,7 @@ impl Run<'_> {
         let nodes = path(self.bytes.below(NODES));
         let mut chain: Vec<_> = nodes.iter().map(|node| block(*node)).collect();
         chain.push(BlockHash(0xdead));
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         self.reader.lookup(&chain, &mut answer);
         let mut credited = 0;
         for (id, pod) in &self.pods {

@@ -1,7 +1,9 @@
 //! How an act is said: the event with its lists.
 
 use wornpath_blocks::ContentHash;
-use wornpath_index::{Content, EngineHash, Event, Location, Parent, PodId, Stored, Tier};
+use wornpath_index::{
+    CacheEvent, Content, EngineHash, Location, Parent, PodId, StoredBlocks, Tier,
+};
 
 use super::model::{Act, NODES, Name, Node, ROOT, block, content, parent};
 
@@ -75,10 +77,10 @@ impl Said {
         Self { form, tier: Tier::ALL[at(9) % 4], names, contents, locations }
     }
 
-    pub(super) fn event(&self) -> Event<'_> {
+    pub(super) fn event(&self) -> CacheEvent<'_> {
         match self.form {
-            Form::Removed => Event::Removed { tier: self.tier, blocks: &self.names },
-            Form::Cleared => Event::Cleared,
+            Form::Removed => CacheEvent::Removed { tier: self.tier, blocks: &self.names },
+            Form::Cleared => CacheEvent::Cleared,
             Form::Chained(parent) => {
                 self.storing(Content::Chained { parent, contents: &self.contents })
             }
@@ -88,15 +90,15 @@ impl Said {
     }
 
     /// The event if it stores.
-    pub(super) fn stored(&self) -> Option<Stored<'_>> {
+    pub(super) fn stored(&self) -> Option<StoredBlocks<'_>> {
         match self.event() {
-            Event::Stored(stored) => Some(stored),
-            Event::Removed { .. } | Event::Cleared => None,
+            CacheEvent::Stored(stored) => Some(stored),
+            CacheEvent::Removed { .. } | CacheEvent::Cleared => None,
         }
     }
 
-    fn storing<'a>(&'a self, content: Content<'a>) -> Event<'a> {
-        Event::Stored(Stored {
+    fn storing<'a>(&'a self, content: Content<'a>) -> CacheEvent<'a> {
+        CacheEvent::Stored(StoredBlocks {
             tier: self.tier,
             blocks: &self.names,
             content,

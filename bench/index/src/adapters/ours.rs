@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Answer, Capacity, Content, EngineHash, Event, Limits, Parent, PodId, Stored, Swept, Tier,
+    CacheEvent, Capacity, Content, Depths, EngineHash, IndexLimits, Parent, PodId, StoredBlocks,
+    Swept, Tier,
 };
 
 use super::{Index, Reader, chain};
@@ -39,7 +40,7 @@ pub(crate) struct Queries {
 
 /// The writer with each pod's identity and the number of its next batch.
 pub(crate) struct Writer {
-    writer: wornpath_index::Writer,
+    writer: wornpath_index::IndexWriter,
     pods: Vec<(PodId, u64)>,
 }
 
@@ -67,7 +68,8 @@ impl Index for Ours {
 
     fn create(pods: usize) -> (wornpath_index::Index, Writer) {
         let capacity = Capacity::for_pods(pods).expect("no workload has more than 4096 pods");
-        let index = wornpath_index::Index::new(Limits { capacity, ..Limits::default() }, 7);
+        let index =
+            wornpath_index::Index::new(IndexLimits { capacity, ..IndexLimits::default() }, 7);
         let add = |position| {
             let pod = index.add_pod().expect("the capacity was chosen for the pods");
             assert_eq!(pod.slot().position(), position, "a fresh index fills its slots in order");
@@ -83,7 +85,7 @@ impl Index for Ours {
             let tier = Tier::ALL[usize::from(event.tier)];
             let blocks = &log.names[event.blocks()];
             let event_of = match event.kind {
-                Kind::Removed => Event::Removed { tier, blocks },
+                Kind::Removed => CacheEvent::Removed { tier, blocks },
                 Kind::Stored { parent } => {
                     let parent =
                         parent.map_or(Parent::Root(ROOT), |seq| Parent::Block(EngineHash(seq)));
@@ -93,7 +95,7 @@ impl Index for Ours {
                         Tier::Gpu => Content::Chained { parent, contents },
                         _ => Content::Named,
                     };
-                    Event::Stored(Stored { tier, blocks, content, locations: &[] })
+                    CacheEvent::Stored(StoredBlocks { tier, blocks, content, locations: &[] })
                 }
             };
             let (pod, sequence) = &mut writer.pods[event.pod as usize];
@@ -104,7 +106,7 @@ impl Index for Ours {
     }
 
     fn reader(index: &wornpath_index::Index) -> OurReader {
-        OurReader { reader: index.reader(), answer: Answer::default(), chain: Vec::new() }
+        OurReader { reader: index.reader(), answer: Depths::default(), chain: Vec::new() }
     }
 
     fn remove_pod(index: &wornpath_index::Index, writer: &mut Writer, pod: u32) {
@@ -118,8 +120,8 @@ impl Index for Ours {
 
 /// Keeps the last answer as levels.
 pub(crate) struct OurReader {
-    reader: wornpath_index::Reader,
-    answer: Answer,
+    reader: wornpath_index::IndexReader,
+    answer: Depths,
     chain: Vec<BlockHash>,
 }
 

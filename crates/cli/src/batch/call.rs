@@ -35,25 +35,25 @@ type Sent = BoxBody<Bytes, io::Error>;
 
 /// The gateway has answered, and that it does not do it.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct ServiceRefused {
     status: StatusCode,
     message: String,
 }
 
-impl Refused {
+impl ServiceRefused {
     /// Whether it would be refused again, and nothing has come of it.
     pub(crate) fn is_final(&self) -> bool {
         self.status.is_client_error()
     }
 }
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for ServiceRefused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for ServiceRefused {}
 
 impl Service {
     /// The one at `server`, which is shown `key`.
@@ -104,7 +104,7 @@ impl Service {
         let (head, mut body) = response.into_parts();
         if !head.status.is_success() {
             let bytes = body.collect().await.context("the answer broke off")?.to_bytes();
-            return Err(Refused { status: head.status, message: said(&bytes) }.into());
+            return Err(ServiceRefused { status: head.status, message: said(&bytes) }.into());
         }
         while let Some(frame) = body.frame().await {
             if let Ok(data) = frame.context("the answer broke off")?.into_data() {
@@ -127,7 +127,7 @@ impl Service {
         let bytes =
             response.into_body().collect().await.context("the answer broke off")?.to_bytes();
         if !status.is_success() {
-            return Err(Refused { status, message: said(&bytes) }.into());
+            return Err(ServiceRefused { status, message: said(&bytes) }.into());
         }
         serde_json::from_slice(&bytes).context("the answer is not JSON")
     }

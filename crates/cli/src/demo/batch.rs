@@ -2,7 +2,7 @@
 
 use super::client::chat_body;
 use super::fleet::ENGINE;
-use super::gateway::Served;
+use super::gateway::DemoGateway;
 use super::workload::sessions;
 use crate::batch::Service;
 use crate::server::{CertificateArguments, Server};
@@ -17,7 +17,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Has it computed, and shows what was planned and what came of it.
 pub(super) async fn play(
-    served: &Served<'_>,
+    served: &DemoGateway<'_>,
     folder: &Path,
     seed: u64,
     out: &mut dyn Write,

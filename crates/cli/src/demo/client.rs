@@ -16,7 +16,7 @@ const ANSWER_TOKENS: usize = 32;
 
 /// How an answer is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Delivery {
+pub(super) enum DemoDelivery {
     /// Token by token.
     Stream,
     /// In one piece: until that is there, the gateway can ask another pod.
@@ -25,7 +25,7 @@ pub(super) enum Delivery {
 
 /// A whole answer.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct DemoAnswer {
     /// What the gateway calls the request.
     pub(super) id: String,
     pub(super) text: String,
@@ -47,9 +47,9 @@ pub(super) fn chat_body(model: &str, messages: &[Value]) -> Value {
 pub(super) async fn chat(
     gateway: SocketAddr,
     mut body: Value,
-    delivery: Delivery,
-) -> anyhow::Result<Answer> {
-    if delivery == Delivery::Stream {
+    delivery: DemoDelivery,
+) -> anyhow::Result<DemoAnswer> {
+    if delivery == DemoDelivery::Stream {
         body["stream"] = json!(true);
         body["stream_options"] = json!({"include_usage": true});
     }
@@ -62,9 +62,12 @@ pub(super) async fn chat(
         let value = response.headers().get(name).and_then(|value| value.to_str().ok());
         value.unwrap_or_default().to_owned()
     };
-    let mut answer =
-        Answer { id: header("x-request-id"), pod: header("x-wornpath-pod"), ..Answer::default() };
-    if delivery == Delivery::Stream && status.is_success() {
+    let mut answer = DemoAnswer {
+        id: header("x-request-id"),
+        pod: header("x-wornpath-pod"),
+        ..DemoAnswer::default()
+    };
+    if delivery == DemoDelivery::Stream && status.is_success() {
         read_stream(response.into_body(), sent, &mut answer).await?;
         return Ok(answer);
     }
@@ -115,7 +118,11 @@ async fn post(
     Ok(sender.send_request(request).await?)
 }
 
-async fn read_stream(mut body: Incoming, sent: Instant, answer: &mut Answer) -> anyhow::Result<()> {
+async fn read_stream(
+    mut body: Incoming,
+    sent: Instant,
+    answer: &mut DemoAnswer,
+) -> anyhow::Result<()> {
     let (mut unread, mut is_done) = (Vec::new(), false);
     while let Some(frame) = body.frame().await {
         let frame = frame.context("the stream broke off")?;
@@ -144,7 +151,7 @@ async fn read_stream(mut body: Incoming, sent: Instant, answer: &mut Answer) -> 
     Ok(())
 }
 
-fn take_usage(value: &Value, answer: &mut Answer) {
+fn take_usage(value: &Value, answer: &mut DemoAnswer) {
     let usage = &value["usage"];
     let number = |value: &Value| value.as_u64().map(|number| number as usize);
     if let Some(tokens) = number(&usage["prompt_tokens"]) {

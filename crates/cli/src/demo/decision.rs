@@ -2,11 +2,11 @@
 
 use anyhow::Context;
 use std::io::Write;
-use wornpath_gateway::{Record, Seen};
+use wornpath_gateway::{RequestSummary, RequestTrace};
 use wornpath_routing::StepExplanation;
 
 /// Every candidate with its scores.
-pub(super) fn show_scores(record: &Record, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(super) fn show_scores(record: &RequestSummary, out: &mut dyn Write) -> anyhow::Result<()> {
     for line in seen(record)?.explanation.to_string().lines() {
         writeln!(out, "{}", format!("  {line}").trim_end())?;
     }
@@ -14,12 +14,12 @@ pub(super) fn show_scores(record: &Record, out: &mut dyn Write) -> anyhow::Resul
 }
 
 /// Which step went where.
-pub(super) fn show_plan(record: &Record, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(super) fn show_plan(record: &RequestSummary, out: &mut dyn Write) -> anyhow::Result<()> {
     let steps: Vec<_> = seen(record)?.explanation.steps.iter().map(planned).collect();
     Ok(writeln!(out, "  plan: {}", steps.join(", then "))?)
 }
 
-fn seen(record: &Record) -> anyhow::Result<&Seen> {
+fn seen(record: &RequestSummary) -> anyhow::Result<&RequestTrace> {
     record.seen.as_deref().with_context(|| format!("request `{}` was not taken down", record.id))
 }
 

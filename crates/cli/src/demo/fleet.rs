@@ -9,12 +9,12 @@ use anyhow::Context;
 use wornpath_events::ZmqAddress;
 use wornpath_gateway::config::shipped;
 use wornpath_gateway::{
-    BatchRules, BlockSize, Drain, EventSource, Kept, ModelSettings, NamedProfile, PodSettings,
-    Reveal, Settings,
+    BatchRules, BatchStoreSettings, BlockSize, DebugHeaders, Drain, EventSource, ModelSettings,
+    NamedProfile, PodSettings, Settings,
 };
 use wornpath_routing::{ByteTokenizer, Role};
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
-use wornpath_sim::{Profile, Settings as EngineSettings};
+use wornpath_sim::{EngineProfile, EngineSettings};
 
 use super::client::forget;
 use super::folder::Folder;
@@ -33,17 +33,17 @@ const ANYWHERE: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// Engines that serve until they are dropped.
-pub(super) struct Fleet {
+pub(super) struct DemoFleet {
     pub(super) engines: Vec<ServedEngine>,
-    pub(super) profile: Profile,
+    pub(super) profile: EngineProfile,
     /// Where the gateway keeps batches.
     pub(super) folder: Folder,
 }
 
-impl Fleet {
+impl DemoFleet {
     /// Starts engines on free ports.
     pub(super) async fn start(count: usize) -> anyhow::Result<Self> {
-        let profile = Profile::built_in(ENGINE)?;
+        let profile = EngineProfile::built_in(ENGINE)?;
         let mut options = EngineOptions::new(profile.clone());
         options.settings = EngineSettings { kv_tokens: Some(KV_TOKENS), ..options.settings };
         options.speed = SPEED;
@@ -84,9 +84,11 @@ impl Fleet {
             pods: pods.map(|(number, engine)| pod(number, engine.addresses())).collect(),
             models: vec![model],
             profiles: vec![profile(policy)?],
-            reveal: Reveal::Pod,
+            reveal: DebugHeaders::Pod,
             explained: EXPLAINED,
-            batch: Some(BatchRules::kept(Kept::Folder(self.folder.path().join("batches")))),
+            batch: Some(BatchRules::kept(BatchStoreSettings::Folder(
+                self.folder.path().join("batches"),
+            ))),
             drain: Drain { lame_duck: Duration::ZERO, grace: Duration::from_secs(2) },
             workers: NonZeroUsize::MIN,
             ..Settings::default()

@@ -7,24 +7,26 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::Duration;
-use wornpath_gateway::admin::{Logging, Recent, Setup, start};
+use wornpath_gateway::admin::{Logging, RecentDecisions, Setup, start};
 use wornpath_gateway::config::{Config, Tokenizers};
-use wornpath_gateway::{Gateway, Readiness, Record, ServeError, Settings, serve, serve_batches};
-use wornpath_routing::{Breaker, Health};
+use wornpath_gateway::{
+    Gateway, Readiness, RequestSummary, ServeError, Settings, serve, serve_batches,
+};
+use wornpath_routing::{BreakerState, Health};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A gateway that serves until the process is told to end.
-pub(super) struct Served<'scope> {
+pub(super) struct DemoGateway<'scope> {
     pub(super) client: SocketAddr,
     pub(super) admin: SocketAddr,
     pub(super) gateway: Arc<Gateway>,
-    recent: Arc<Recent>,
+    recent: Arc<RecentDecisions>,
     thread: ScopedJoinHandle<'scope, Result<(), ServeError>>,
 }
 
-impl<'scope> Served<'scope> {
+impl<'scope> DemoGateway<'scope> {
     /// Starts it, and waits until it listens.
     pub(super) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
@@ -69,13 +71,12 @@ impl<'scope> Served<'scope> {
 
     /// Waits until requests go to all pods: they answer, and none is kept away for what it did before.
     pub(super) async fn all_up(&self) -> anyhow::Result<()> {
-        let is_up =
-            || {
-                let roster = self.gateway.roster();
-                roster.seats().iter().map(|seat| seat.pod.vitals()).all(|vitals| {
-                    vitals.health() == Health::Up && vitals.breaker() == Breaker::Closed
-                })
-            };
+        let is_up = || {
+            let roster = self.gateway.roster();
+            roster.seats().iter().map(|seat| seat.pod.vitals()).all(|vitals| {
+                vitals.health() == Health::Up && vitals.breaker() == BreakerState::Closed
+            })
+        };
         until(is_up).await.context("not all engines came up")
     }
 
@@ -90,7 +91,7 @@ impl<'scope> Served<'scope> {
     }
 
     /// What became of a request, which is known a moment after its answer.
-    pub(super) async fn record(&self, id: &str) -> anyhow::Result<Arc<Record>> {
+    pub(super) async fn record(&self, id: &str) -> anyhow::Result<Arc<RequestSummary>> {
         until(|| self.recent.find(id).is_some()).await?;
         self.recent.find(id).with_context(|| format!("request `{id}` is not remembered"))
     }

@@ -1,8 +1,8 @@
 //! Plays sessions through the gateway, and shows how far it is.
 
-use super::client::{Answer, Delivery, chat, chat_body};
+use super::client::{DemoAnswer, DemoDelivery, chat, chat_body};
 use super::fleet::{ENGINE, SPEED};
-use super::workload::Session;
+use super::workload::DemoSession;
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -13,40 +13,40 @@ use tokio::task::JoinSet;
 use wornpath_sim::StepCost;
 
 /// What became of one request.
-pub(super) type Told = anyhow::Result<Answer>;
+pub(super) type DemoUsage = anyhow::Result<DemoAnswer>;
 
 /// How users behave.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Users {
     count: usize,
-    delivery: Delivery,
+    delivery: DemoDelivery,
     /// How much faster than people they are between two turns.
     haste: f64,
 }
 
 impl Users {
     /// Enough to keep the engines busy, as hasty as those are.
-    pub(super) const fn many(delivery: Delivery) -> Self {
+    pub(super) const fn many(delivery: DemoDelivery) -> Self {
         Self { count: 20, delivery, haste: SPEED }
     }
 
     /// About ten requests a second: something to look at, and room for whoever tries something.
     pub(super) const fn few() -> Self {
-        Self { count: 12, delivery: Delivery::Stream, haste: 1.0 }
+        Self { count: 12, delivery: DemoDelivery::Stream, haste: 1.0 }
     }
 }
 
 /// Users that are at work; dropping this sends them home.
-pub(super) struct Load {
-    told: UnboundedReceiver<Told>,
+pub(super) struct DemoLoad {
+    told: UnboundedReceiver<DemoUsage>,
     _users: JoinSet<()>,
 }
 
-impl Load {
+impl DemoLoad {
     /// Each user takes the next session when the one before has ended.
     pub(super) fn start(
         gateway: SocketAddr,
-        sessions: impl IntoIterator<Item = Session, IntoIter: Send + 'static>,
+        sessions: impl IntoIterator<Item = DemoSession, IntoIter: Send + 'static>,
         users: Users,
     ) -> Self {
         let (tell, told) = unbounded_channel();
@@ -65,16 +65,16 @@ impl Load {
     }
 
     /// What the next request came to; none after the last one.
-    pub(super) async fn next(&mut self) -> Option<Told> {
+    pub(super) async fn next(&mut self) -> Option<DemoUsage> {
         self.told.recv().await
     }
 }
 
 async fn converse(
     gateway: SocketAddr,
-    session: Session,
+    session: DemoSession,
     users: Users,
-    tell: &UnboundedSender<Told>,
+    tell: &UnboundedSender<DemoUsage>,
 ) {
     let mut messages = session.opening;
     for (turn, pause) in session.turns.iter().zip(&session.pauses) {
@@ -91,7 +91,7 @@ async fn converse(
 
 /// What a run came to.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct DemoTally {
     pub(super) first_tokens: Vec<Duration>,
     pub(super) prompt_tokens: usize,
     pub(super) cached_tokens: usize,
@@ -103,8 +103,8 @@ pub(super) struct Tally {
     pub(super) pods: Vec<(String, usize)>,
 }
 
-impl Tally {
-    pub(super) fn add(&mut self, told: Told, cost: &StepCost) {
+impl DemoTally {
+    pub(super) fn add(&mut self, told: DemoUsage, cost: &StepCost) {
         let answer = match told {
             Ok(answer) => answer,
             Err(error) => return self.failures.push(format!("{error:#}")),
@@ -138,20 +138,20 @@ impl Tally {
 }
 
 /// One line that changes on a terminal; a line per quarter anywhere else.
-pub(super) struct Progress {
+pub(super) struct DemoProgress {
     what: String,
     all: usize,
     is_terminal: bool,
     shown: usize,
 }
 
-impl Progress {
+impl DemoProgress {
     pub(super) fn new(what: &str, all: usize) -> Self {
         let is_terminal = std::io::stdout().is_terminal();
         Self { what: what.to_owned(), all, is_terminal, shown: 0 }
     }
 
-    pub(super) fn show(&mut self, tally: &Tally, out: &mut dyn Write) -> std::io::Result<()> {
+    pub(super) fn show(&mut self, tally: &DemoTally, out: &mut dyn Write) -> std::io::Result<()> {
         let (done, all) = (tally.count(), self.all);
         let line = format!(
             "  {:<12} {done:>4} of {all} requests, {:>3.0}% of prompt tokens from caches",

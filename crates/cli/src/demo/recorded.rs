@@ -7,12 +7,12 @@
 mod engine;
 mod table;
 
-use engine::{Engine, Prompt, Recording};
+use engine::{RecordedEngine, RecordedPrompt, Recording};
 use std::io::Write;
 use std::num::NonZeroUsize;
 use table::Row;
 use wornpath_blocks::HashKey;
-use wornpath_index::{Index, Limits};
+use wornpath_index::{Index, IndexLimits};
 
 /// What all three engines use. The index's unit need not be the engines', only a divisor of it.
 const BLOCK_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("thirty-two is not zero");
@@ -41,25 +41,26 @@ const RECORDINGS: [Recording; 3] = [
 /// Plays the demo to `out`.
 pub(super) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
     let key = HashKey::DEFAULT;
-    let index = Index::new(Limits::default(), 1);
+    let index = Index::new(IndexLimits::default(), 1);
     let mut engines = Vec::new();
     for recording in &RECORDINGS {
-        engines.push(Engine::start(recording, &index, &key)?);
+        engines.push(RecordedEngine::start(recording, &index, &key)?);
     }
     let [one, two, three] = &mut engines[..] else { unreachable!("three recordings were started") };
     // A prompt is what had been cached when an engine sent its message of that number.
     let prompts = [
-        Prompt::cached_at("a file of code", &RECORDINGS[0], 1)?,
-        Prompt::cached_at("a long count", &RECORDINGS[1], 0)?,
-        Prompt::cached_at("a count with a new ending", &RECORDINGS[2], 1)?,
-        Prompt::cached_at("a count, other tenant", &RECORDINGS[2], 3)?,
+        RecordedPrompt::cached_at("a file of code", &RECORDINGS[0], 1)?,
+        RecordedPrompt::cached_at("a long count", &RECORDINGS[1], 0)?,
+        RecordedPrompt::cached_at("a count with a new ending", &RECORDINGS[2], 1)?,
+        RecordedPrompt::cached_at("a count, other tenant", &RECORDINGS[2], 3)?,
     ];
 
     introduce(out)?;
-    let show = |out: &mut dyn Write, engines: &[&Engine], title: &str| -> anyhow::Result<()> {
-        let rows = Row::of_all(&prompts, engines, &index, &key)?;
-        table::write(out, title, engines, &rows)
-    };
+    let show =
+        |out: &mut dyn Write, engines: &[&RecordedEngine], title: &str| -> anyhow::Result<()> {
+            let rows = Row::of_all(&prompts, engines, &index, &key)?;
+            table::write(out, title, engines, &rows)
+        };
     one.play_until(9)?;
     two.play_until(2)?;
     three.play_until(4)?;

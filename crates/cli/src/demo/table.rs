@@ -1,6 +1,6 @@
 //! Two runs side by side.
 
-use super::load::Tally;
+use super::load::DemoTally;
 use std::io::Write;
 use std::time::Duration;
 use wornpath_sim::{StepCost, StepLoad};
@@ -17,10 +17,10 @@ pub(super) fn spared_ms(cost: &StepCost, prompt: usize, cached: usize) -> f64 {
 }
 
 /// Writes what each policy came to.
-pub(super) fn write(runs: [(&str, &Tally); 2], out: &mut dyn Write) -> std::io::Result<()> {
+pub(super) fn write(runs: [(&str, &DemoTally); 2], out: &mut dyn Write) -> std::io::Result<()> {
     let [one, two] = runs.map(|(policy, _)| policy);
     writeln!(out, "\n  {:<26}{one:>14}{two:>14}", "")?;
-    let mut row = |name: &str, cell: &dyn Fn(&Tally) -> String| {
+    let mut row = |name: &str, cell: &dyn Fn(&DemoTally) -> String| {
         let [one, two] = runs.map(|(_, tally)| cell(tally));
         writeln!(out, "  {name:<26}{one:>14}{two:>14}")
     };
@@ -35,7 +35,7 @@ pub(super) fn write(runs: [(&str, &Tally); 2], out: &mut dyn Write) -> std::io::
 
 /// Why the second run is no better than the first, if it is not. Times are shown and do not count: a machine that is
 /// busy otherwise makes either run slow.
-pub(super) fn not_better(before: &Tally, after: &Tally) -> Option<String> {
+pub(super) fn not_better(before: &DemoTally, after: &DemoTally) -> Option<String> {
     let rates = (before.hit_rate(), after.hit_rate());
     if rates.1 <= rates.0 {
         return Some(format!("its hit rate is {:.3}, not above {:.3}", rates.1, rates.0));

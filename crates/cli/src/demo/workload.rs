@@ -21,7 +21,7 @@ const WORDS: &str = "account answer branch build cache change check cluster cont
     test thread time token trace train unit user value version water window word work year";
 
 /// What one user says, one turn after the other.
-pub(super) struct Session {
+pub(super) struct DemoSession {
     /// What stands before the first turn.
     pub(super) opening: Vec<Value>,
     /// Each is sent with everything before it, answers included.
@@ -31,7 +31,7 @@ pub(super) struct Session {
 }
 
 /// Sessions without end.
-pub(super) fn endless(seed: u64) -> impl Iterator<Item = Session> + Send {
+pub(super) fn endless(seed: u64) -> impl Iterator<Item = DemoSession> + Send {
     let mut rng = Rng::new(seed);
     let instructions: Vec<_> = (0..ASSISTANTS).map(|_| text(INSTRUCTIONS, &mut rng)).collect();
     let documents: Vec<_> = (0..DOCUMENTS).map(|_| text(DOCUMENT, &mut rng)).collect();
@@ -44,7 +44,7 @@ pub(super) fn endless(seed: u64) -> impl Iterator<Item = Session> + Send {
             let document = &documents[popular(&mut rng)];
             (format!("Answer from this document alone.\n\n{document}"), 1 + rng.below(2))
         };
-        Session {
+        DemoSession {
             opening: vec![json!({"role": "system", "content": opening})],
             turns: (0..turns).map(|_| text(QUESTION, &mut rng)).collect(),
             pauses: (0..turns).map(|_| -(1.0 - rng.unit()).ln()).collect(),
@@ -53,7 +53,7 @@ pub(super) fn endless(seed: u64) -> impl Iterator<Item = Session> + Send {
 }
 
 /// Sessions with `requests` turns together.
-pub(super) fn sessions(requests: usize, seed: u64) -> Vec<Session> {
+pub(super) fn sessions(requests: usize, seed: u64) -> Vec<DemoSession> {
     let (mut sessions, mut left) = (Vec::new(), requests);
     let mut all = endless(seed);
     while left > 0 {
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_sessions_and_as_many_turns_as_asked_for() {
         let [one, two] = [sessions(100, 7), sessions(100, 7)];
-        let all = |sessions: &[Session]| {
+        let all = |sessions: &[DemoSession]| {
             let turns =
                 sessions.iter().map(|session| (session.opening.clone(), session.turns.clone()));
             turns.collect::<Vec<_>>()

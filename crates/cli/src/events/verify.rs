@@ -19,10 +19,11 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use wornpath_blocks::{BlockHasher, HashKey, Scope};
 use wornpath_events::{
-    Clock, Names, PodName, Pods, Rules, Serving, State, ZeroMq, ZmqAddress, consume, keep_time,
+    BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, PodName, ServedModel, ZeroMq,
+    ZmqAddress, consume, keep_time,
 };
 use wornpath_gateway::discovery::block_size;
-use wornpath_index::{Answer, Index, Limits, PodId, Reader};
+use wornpath_index::{Depths, Index, IndexLimits, IndexReader, PodId};
 use wornpath_routing::Rng;
 
 /// Events that follow an answer come within this.
@@ -53,11 +54,11 @@ pub(super) struct VerifyArguments {
 }
 
 /// An engine over HTTP.
-struct Engine {
+struct VerifiedEngine {
     authority: String,
 }
 
-impl Engine {
+impl VerifiedEngine {
     async fn call(&self, path: &str, body: Option<&Value>) -> anyhow::Result<Bytes> {
         let at = &self.authority;
         let stream = TcpStream::connect(at).await.with_context(|| format!("cannot reach {at}"))?;
@@ -104,24 +105,26 @@ impl Engine {
 }
 
 /// What events let expect.
-struct Listener {
-    pods: Arc<Pods>,
+struct VerifyListener {
+    pods: Arc<EventPods>,
     pod: PodId,
-    clock: Clock,
-    reader: Reader,
+    clock: EventClock,
+    reader: IndexReader,
     model: String,
     block_size: NonZeroUsize,
     _tasks: JoinSet<()>,
 }
 
-impl Listener {
+impl VerifyListener {
     fn start(from: ZmqAddress, model: String, block_size: NonZeroUsize) -> anyhow::Result<Self> {
         let name: PodName = "engine".into();
-        let pods = Arc::new(Pods::new(Index::new(Limits::default(), 0), Rules::default()));
-        let names = Names::default();
-        let serving = Serving { key: HashKey::DEFAULT, model: model.clone(), block_size, names };
+        let pods =
+            Arc::new(EventPods::new(Index::new(IndexLimits::default(), 0), FeedRules::default()));
+        let names = BlockIdScheme::default();
+        let serving =
+            ServedModel { key: HashKey::DEFAULT, model: model.clone(), block_size, names };
         let pod = pods.add(&name, serving)?;
-        let (clock, mut tasks) = (Clock::start(), JoinSet::new());
+        let (clock, mut tasks) = (EventClock::start(), JoinSet::new());
         let fed = Arc::clone(&pods);
         tasks.spawn(async move {
             let transport = ZeroMq::new(name, from);
@@ -141,7 +144,8 @@ impl Listener {
             if figures != seen {
                 (seen, since) = (figures, now);
             }
-            let settled = matches!(status.state, State::Live | State::Partial) && status.lag == 0;
+            let settled =
+                matches!(status.state, FeedState::Live | FeedState::Partial) && status.lag == 0;
             if settled && now - since > QUIET {
                 return Ok(());
             }
@@ -156,7 +160,7 @@ impl Listener {
         let mut chain = Vec::new();
         let root = HashKey::DEFAULT.root(&Scope::model(&self.model));
         hasher.hash_tokens(tokens, root, &mut chain);
-        let (mut answer, mut depths) = (Answer::default(), vec![0; self.pod.slot().position() + 1]);
+        let (mut answer, mut depths) = (Depths::default(), vec![0; self.pod.slot().position() + 1]);
         self.reader.lookup(&chain, &mut answer);
         answer.depths_into(&mut depths);
         // Engines compute the last token of a prompt in any case, and with it its whole block.
@@ -174,7 +178,7 @@ pub(super) async fn verify(
     let authority = url.strip_prefix("http://").with_context(|| {
         format!("--engine is {url}; write http://host:port, engines are asked without TLS")
     })?;
-    let engine = Engine { authority: authority.to_owned() };
+    let engine = VerifiedEngine { authority: authority.to_owned() };
     let from = match &arguments.from {
         Some(from) => from.clone(),
         None => engine.source().await?,
@@ -188,7 +192,7 @@ pub(super) async fn verify(
         None => engine.block_size().await?,
     };
     writeln!(out, "{url} serves {model} with blocks of {block_size} tokens, events from {from}")?;
-    let mut listener = Listener::start(from, model.clone(), block_size)?;
+    let mut listener = VerifyListener::start(from, model.clone(), block_size)?;
     let mut rng = Rng::new(arguments.seed);
     let (mut equal, mut hits) = (0, 0);
     for number in 0..arguments.prompts {

@@ -2,7 +2,7 @@
 //!
 //! The drawing is an icicle: requests from left to right in planned order, shared blocks from top to bottom.
 
-use super::report::{Drawn, Report};
+use super::report::{Drawn, PlanReport};
 use std::fmt::Write;
 
 const WIDTH: f64 = 1_000.0;
@@ -13,7 +13,7 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:1040px;margin:2em auto;padding
 pre{background:#f6f6f4;padding:1em;overflow:auto}svg{width:100%;background:#f6f6f4}\
 rect{stroke:#fff;stroke-width:.5}rect:hover{stroke:#000}</style>";
 
-pub(super) fn page(report: &Report) -> String {
+pub(super) fn page(report: &PlanReport) -> String {
     let mut text = Vec::new();
     let mut page = format!("{HEAD}<h1>{}</h1>", escaped(&report.file));
     let _ = write!(page, "<p><b>{}</b></p><h2>Prefix forest</h2>", escaped(&report.verdict()));

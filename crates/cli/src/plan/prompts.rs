@@ -10,9 +10,9 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, HashKey};
-use wornpath_jobs::{Scratch, Sketcher, Spill, rendered};
+use wornpath_jobs::{ExternalSort, PromptHasher, SortScratch, rendered};
 use wornpath_planner::{Forest, Job, Queue};
-use wornpath_sim::replay::{Start, Trace, Turn};
+use wornpath_sim::replay::{Trace, TraceStart, TraceTurn};
 
 /// What some programs write before the first line.
 const BYTE_ORDER_MARK: char = '\u{feff}';
@@ -42,15 +42,15 @@ pub(super) struct Prompts {
     /// Whether tokens are the model's own.
     pub(super) exact: bool,
     path: PathBuf,
-    spill: Spill,
+    spill: ExternalSort,
     /// Blocks of all requests so far, and bytes of the sample.
     blocks: usize,
     linted_bytes: usize,
 }
 
-struct Reader<'a> {
+struct PromptReader<'a> {
     arguments: &'a PlanArguments,
-    sketcher: Sketcher,
+    sketcher: PromptHasher,
 }
 
 impl Prompts {
@@ -61,8 +61,8 @@ impl Prompts {
             Some(folder) => Some(tokenizer(Path::new(""), &folder.to_string_lossy())?),
             None => None,
         };
-        let sketcher = Sketcher::new(&HashKey::DEFAULT, arguments.block_size, tokenizer);
-        let reader = Reader { arguments, sketcher };
+        let sketcher = PromptHasher::new(&HashKey::DEFAULT, arguments.block_size, tokenizer);
+        let reader = PromptReader { arguments, sketcher };
         let mut prompts = Self {
             queue: Queue::new(arguments.block_size),
             trace: Trace { block_size: arguments.block_size, turns: Vec::new() },
@@ -70,7 +70,7 @@ impl Prompts {
             places: Vec::new(),
             exact: reader.sketcher.is_exact(),
             path: path.clone(),
-            spill: Spill::to(scratch(arguments.planning_memory)),
+            spill: ExternalSort::to(scratch(arguments.planning_memory)),
             blocks: 0,
             linted_bytes: 0,
         };
@@ -115,7 +115,7 @@ impl Prompts {
     /// Takes a line in.
     fn take(
         &mut self,
-        reader: &Reader<'_>,
+        reader: &PromptReader<'_>,
         line: &str,
         place: (u32, u64),
         step: &mut usize,
@@ -183,19 +183,19 @@ impl Prompts {
 }
 
 /// Where hashes go that have no room in memory: the folder for that, or the one for temporary files that is on a disk.
-fn scratch(memory: usize) -> Scratch {
+fn scratch(memory: usize) -> SortScratch {
     let on_disk = || Some(PathBuf::from("/var/tmp")).filter(|folder| folder.is_dir());
     let folder = std::env::var_os("TMPDIR").map(PathBuf::from).or_else(on_disk);
     let name = format!("wornpath-{}.spill", std::process::id());
     let path = folder.unwrap_or_else(std::env::temp_dir).join(name);
-    Scratch { path, cure: "set TMPDIR to a folder with more", memory }
+    SortScratch { path, cure: "set TMPDIR to a folder with more", memory }
 }
 
-impl Reader<'_> {
-    fn request(&self, line: &str) -> Result<(Turn, String), String> {
+impl PromptReader<'_> {
+    fn request(&self, line: &str) -> Result<(TraceTurn, String), String> {
         let line: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
         if !line["hash_ids"].is_null() {
-            return Ok((Turn::queued(&line, self.arguments.block_size)?, String::new()));
+            return Ok((TraceTurn::queued(&line, self.arguments.block_size)?, String::new()));
         }
         let body = if line["body"].is_object() { &line["body"] } else { &line };
         let text = rendered(body)?;
@@ -205,7 +205,7 @@ impl Reader<'_> {
         let output_tokens = lengths.output.or(traced).unwrap_or(self.arguments.output_tokens);
         let prompt_tokens = lengths.prompt;
         let blocks = chain.iter().map(|hash: &BlockHash| hash.0).collect();
-        let start = Start::At(Duration::ZERO);
-        Ok((Turn { start, prompt_tokens, output_tokens, blocks, session: None }, text))
+        let start = TraceStart::At(Duration::ZERO);
+        Ok((TraceTurn { start, prompt_tokens, output_tokens, blocks, session: None }, text))
     }
 }

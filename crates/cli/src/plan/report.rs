@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::time::Duration;
 use wornpath_planner::lint::Finding;
-use wornpath_planner::{Cohorts, Forest, Groups, Queue};
+use wornpath_planner::{Cohorts, Forest, PromptGroups, Queue};
 
 /// Groups that are listed.
 const LISTED: usize = 8;
@@ -17,7 +17,7 @@ const DRAWN: usize = 3_000;
 const LITTLE: f64 = 0.05;
 
 /// One way of computing the file.
-pub(super) struct Way {
+pub(super) struct PlanMethod {
     pub(super) name: &'static str,
     pub(super) computed: u64,
     pub(super) makespan: Duration,
@@ -41,7 +41,7 @@ pub(super) struct Drawn {
 }
 
 /// All that is reported.
-pub(super) struct Report {
+pub(super) struct PlanReport {
     pub(super) file: String,
     pub(super) requests: usize,
     pub(super) pods: usize,
@@ -50,7 +50,7 @@ pub(super) struct Report {
     pub(super) prompt_tokens: u64,
     pub(super) least_tokens: u64,
     pub(super) least_time: Duration,
-    pub(super) ways: Vec<Way>,
+    pub(super) ways: Vec<PlanMethod>,
     pub(super) biggest: Vec<SharedPrefix>,
     pub(super) drawn: Vec<Drawn>,
     pub(super) cohorts: Cohorts,
@@ -65,7 +65,7 @@ pub(super) struct Report {
 pub(super) fn biggest(
     queue: &Queue,
     forest: &Forest,
-    groups: &Groups,
+    groups: &PromptGroups,
     prompts: &Prompts,
 ) -> Vec<SharedPrefix> {
     let block = queue.block_size().get();
@@ -85,7 +85,7 @@ pub(super) fn biggest(
     .collect()
 }
 
-pub(super) fn drawn(groups: &Groups, requests: usize) -> Vec<Drawn> {
+pub(super) fn drawn(groups: &PromptGroups, requests: usize) -> Vec<Drawn> {
     let wide = groups.all().iter().filter(|group| group.places.len() * 1_500 >= requests);
     wide.take(DRAWN)
         .map(|group| Drawn {
@@ -97,17 +97,17 @@ pub(super) fn drawn(groups: &Groups, requests: usize) -> Vec<Drawn> {
         .collect()
 }
 
-impl Report {
+impl PlanReport {
     /// The share of prompt tokens that need not be computed.
     pub(super) fn sharable(&self) -> f64 {
         1.0 - self.least_tokens as f64 / self.prompt_tokens as f64
     }
 
-    pub(super) fn hit_rate(&self, way: &Way) -> f64 {
+    pub(super) fn hit_rate(&self, way: &PlanMethod) -> f64 {
         1.0 - way.computed as f64 / self.prompt_tokens as f64
     }
 
-    pub(super) fn pod_hours(&self, way: &Way) -> f64 {
+    pub(super) fn pod_hours(&self, way: &PlanMethod) -> f64 {
         way.makespan.as_secs_f64() * self.pods as f64 / 3_600.0
     }
 
@@ -222,7 +222,7 @@ impl Report {
     }
 
     pub(super) fn to_json(&self) -> Value {
-        let way = |way: &Way| {
+        let way = |way: &PlanMethod| {
             json!({
                 "name": way.name,
                 "prefill_tokens": way.computed,

@@ -7,12 +7,12 @@ use std::io::{IsTerminal, Write, stderr};
 const WIDTH: usize = 30;
 
 /// A line that is written over and over, and wiped when dropped.
-pub(super) struct Progress {
+pub(super) struct ReplayProgress {
     title: String,
     all: usize,
 }
 
-impl Progress {
+impl ReplayProgress {
     /// The bar of one run of one profile, if there is a terminal to show it.
     pub(super) fn new(profile: &str, (run, runs): (u64, u64), all: usize) -> Option<Self> {
         let title = format!("{profile}, run {run} of {runs}");
@@ -28,7 +28,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ReplayProgress {
     fn drop(&mut self) {
         let _ = write!(stderr(), "\r\x1b[K");
     }

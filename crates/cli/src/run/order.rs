@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use wornpath_jobs::{Disk, InputMark, Kind, ResultPaths, places};
+use wornpath_jobs::{Disk, InputMark, RecordKind, ResultPaths, places};
 
 /// Writes the output to `ordered`, which is there as a whole or not at all, and removes the unordered one.
 pub(super) fn put_in_order(
@@ -15,7 +15,7 @@ pub(super) fn put_in_order(
     ordered: &Path,
 ) -> anyhow::Result<()> {
     let mut places = places(disk, paths, input)?;
-    places.retain(|place| place.kind == Kind::Output);
+    places.retain(|place| place.kind == RecordKind::Output);
     places.sort_unstable_by_key(|place| place.line);
     let writing = || format!("cannot write {}", ordered.display());
     let unordered = File::open(&paths.output)

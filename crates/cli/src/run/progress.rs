@@ -4,14 +4,14 @@ use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
-use wornpath_jobs::Progress;
+use wornpath_jobs::RunProgress;
 
 const PERIOD: Duration = Duration::from_millis(200);
 const BAR: usize = 24;
 
 /// Shows progress.
 pub(super) struct Display {
-    seen: watch::Receiver<Progress>,
+    seen: watch::Receiver<RunProgress>,
     /// Addresses of the engines.
     pods: Vec<String>,
     started: Instant,
@@ -20,7 +20,7 @@ pub(super) struct Display {
 }
 
 impl Display {
-    pub(super) fn start(seen: watch::Receiver<Progress>, pods: Vec<String>) -> Self {
+    pub(super) fn start(seen: watch::Receiver<RunProgress>, pods: Vec<String>) -> Self {
         Self { seen, pods, started: Instant::now(), before: None }
     }
 
@@ -49,7 +49,7 @@ impl Display {
         }
     }
 
-    fn lost(&self, progress: &Progress) -> String {
+    fn lost(&self, progress: &RunProgress) -> String {
         let why = progress.trouble.as_ref();
         let why = why.map(|(pod, why)| format!(" ({}: {why})", self.pods[*pod]));
         let (gone, why) = (progress.gone, why.unwrap_or_default());
@@ -87,7 +87,7 @@ impl Drop for Display {
 }
 
 /// The line, `new` of whose results came in `time`.
-fn line(progress: &Progress, new: u32, time: Duration) -> String {
+fn line(progress: &RunProgress, new: u32, time: Duration) -> String {
     let counts = progress.counts;
     let done = counts.total - counts.pending();
     let share = f64::from(done) / f64::from(counts.total.max(1));
@@ -127,10 +127,10 @@ mod tests {
 
     #[test]
     fn a_resumed_run_is_as_fast_as_what_it_does_itself() {
-        let progress = Progress {
+        let progress = RunProgress {
             counts: Counts { total: 200, completed: 99, failed: 1 },
             usage: TokenUsage { input: 100, cached: 75, output: 9 },
-            ..Progress::default()
+            ..RunProgress::default()
         };
         let line = line(&progress, 50, Duration::from_secs(10));
         assert_eq!(

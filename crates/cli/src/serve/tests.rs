@@ -143,8 +143,8 @@ fn block_sizes(settings: &Settings) -> String {
 fn batches(settings: &Settings) -> String {
     let rules = settings.batch.as_ref().unwrap();
     match &rules.kept {
-        Kept::Folder(folder) => format!("{} {}", folder.display(), rules.window),
-        Kept::Postgres(_) => format!("postgres {}", rules.window),
+        BatchStoreSettings::Folder(folder) => format!("{} {}", folder.display(), rules.window),
+        BatchStoreSettings::Postgres(_) => format!("postgres {}", rules.window),
     }
 }
 
@@ -229,13 +229,13 @@ fn the_file_counts_where_a_flag_is_not_given_and_the_flag_where_it_is() {
 fn the_file_alone_turns_on_what_a_flag_can_only_turn_on() {
     let file = File::new("on");
     let revealed = file.settings("reveal: pod", &[]).unwrap().reveal;
-    assert_eq!(revealed, Reveal::Pod);
+    assert_eq!(revealed, DebugHeaders::Pod);
     fs::write(file.0.join("secret"), "ab".repeat(32)).unwrap();
     let text =
         "isolation: {secret_file: secret}\npods: [{url: \"http://127.0.0.1:1\", engine: vllm}]";
     for given in [&[][..], &["--isolate-tenants", "--api-key", "t=key"]] {
         let settings = file.settings(text, given).unwrap();
-        assert_eq!(settings.sharing, Sharing::Isolated, "{given:?}");
+        assert_eq!(settings.sharing, ReplicaSettings::Isolated, "{given:?}");
         assert_eq!(
             settings.key,
             HashKey::new([0xab; 32]),

@@ -1,7 +1,7 @@
 //! A snapshot as lines of text: pure, so that what a terminal shows can be tested without one.
 
+use super::format::{count, micros, percent, rate, seconds};
 use super::table::{self, Column, Tone};
-use super::words::{count, micros, percent, rate, seconds};
 use serde_json::Value;
 
 /// Cells of a bar.

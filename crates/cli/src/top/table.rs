@@ -16,12 +16,12 @@ pub(super) enum Tone {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     name: &'static str,
-    kind: Kind,
+    kind: ColumnKind,
     goes: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum ColumnKind {
     /// May be shortened.
     Name,
     Word,
@@ -39,28 +39,28 @@ const CUT: char = '…';
 
 impl Column {
     pub(super) const fn name(name: &'static str, goes: u8) -> Self {
-        Self { name, kind: Kind::Name, goes }
+        Self { name, kind: ColumnKind::Name, goes }
     }
 
     pub(super) const fn word(name: &'static str, goes: u8) -> Self {
-        Self { name, kind: Kind::Word, goes }
+        Self { name, kind: ColumnKind::Word, goes }
     }
 
     pub(super) const fn number(name: &'static str, goes: u8) -> Self {
-        Self { name, kind: Kind::Number, goes }
+        Self { name, kind: ColumnKind::Number, goes }
     }
 
     pub(super) const fn bar(goes: u8) -> Self {
-        Self { name: "", kind: Kind::Bar, goes }
+        Self { name: "", kind: ColumnKind::Bar, goes }
     }
 
     fn cell(&self, text: &str, width: usize) -> String {
         match self.kind {
-            Kind::Number => format!("{text:>width$}"),
-            Kind::Name if text.chars().count() > width => {
+            ColumnKind::Number => format!("{text:>width$}"),
+            ColumnKind::Name if text.chars().count() > width => {
                 text.chars().take(width - 1).chain([CUT]).collect()
             }
-            Kind::Name | Kind::Word | Kind::Bar => format!("{text:<width$}"),
+            ColumnKind::Name | ColumnKind::Word | ColumnKind::Bar => format!("{text:<width$}"),
         }
     }
 }
@@ -76,7 +76,7 @@ pub(super) fn fit(
     let widest = |at: usize| {
         let cells = rows.iter().map(|(_, cells)| cells[at].chars().count());
         let width = cells.max().unwrap_or(0);
-        if columns[at].kind == Kind::Name { width.min(MOST) } else { width }
+        if columns[at].kind == ColumnKind::Name { width.min(MOST) } else { width }
     };
     let mut widths: Vec<_> = (0..columns.len()).map(|at| Some(widest(at))).collect();
     let taken = |widths: &[Option<usize>]| -> usize {
@@ -92,7 +92,7 @@ pub(super) fn fit(
     }
     for (at, column) in columns.iter().enumerate() {
         let over = taken(&widths).saturating_sub(room);
-        if let (Kind::Name, Some(wide)) = (column.kind, widths[at]) {
+        if let (ColumnKind::Name, Some(wide)) = (column.kind, widths[at]) {
             widths[at] = Some(wide.saturating_sub(over).max(LEAST.min(wide)));
         }
     }

@@ -15,10 +15,12 @@ mod served;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 use wornpath_gateway::PLANNED;
-use wornpath_planner::{Courtesy, Plan, Speeds};
-use wornpath_sim::Profile;
-use wornpath_sim::offline::{Engines, queue_of, rates};
-use wornpath_sim::replay::{Beside, Fleet, Record, Start, Trace, Turn, replay, replay_beside};
+use wornpath_planner::{OnlinePriority, Plan, Speeds};
+use wornpath_sim::EngineProfile;
+use wornpath_sim::offline::{OfflineEngines, queue_of, rates};
+use wornpath_sim::replay::{
+    BackgroundLoad, ReplayFleet, RequestRecord, Trace, TraceStart, TraceTurn, replay, replay_beside,
+};
 
 const PODS: usize = 4;
 const WINDOW: usize = 128;
@@ -49,15 +51,15 @@ fn turn(
     (group, shared): (u64, usize),
     own: usize,
     (number, output): (u64, usize),
-) -> Turn {
+) -> TraceTurn {
     let prompt_tokens = shared + own;
     let blocks = (0..prompt_tokens.div_ceil(BLOCK.get()) as u64).map(|block| {
         let is_shared = (block as usize + 1) * BLOCK.get() <= shared;
         let owner = if is_shared { group } else { (1 << 40) + number };
         owner.wrapping_mul(1_000_003).wrapping_add(block)
     });
-    Turn {
-        start: Start::At(start),
+    TraceTurn {
+        start: TraceStart::At(start),
         prompt_tokens,
         output_tokens: output,
         blocks: blocks.collect(),
@@ -97,7 +99,7 @@ fn documents() -> Trace {
     Trace { turns: (0..60_000).map(one).collect(), block_size: BLOCK }
 }
 
-fn p95_ttft(records: &[Record]) -> Duration {
+fn p95_ttft(records: &[RequestRecord]) -> Duration {
     let mut times: Vec<_> =
         records.iter().map(|record| record.first_token.unwrap() - record.arrival).collect();
     times.sort_unstable();
@@ -113,17 +115,17 @@ struct Together {
 }
 
 /// Clients alone, and with a batch that gives way as `courtesy` says, at several rates.
-fn together(rates_of_clients: &[f64], courtesy: &Courtesy<usize>) -> Vec<Together> {
-    let engine = Profile::built_in("8b-h200").unwrap();
-    let engines = Engines { engine: engine.clone(), kv_tokens: None };
-    let fleet = Fleet::new(engine, PODS, 42);
+fn together(rates_of_clients: &[f64], courtesy: &OnlinePriority<usize>) -> Vec<Together> {
+    let engine = EngineProfile::built_in("8b-h200").unwrap();
+    let engines = OfflineEngines { engine: engine.clone(), kv_tokens: None };
+    let fleet = ReplayFleet::new(engine, PODS, 42);
     let batch = documents();
     let queue = queue_of(&batch, |turn| turn.output_tokens).unwrap();
     let plan = Plan::new(&queue, &Speeds::equal(PODS).unwrap(), &rates(&engines));
     let one = |per_second: &f64| {
         let trace = clients(*per_second);
         let alone = p95_ttft(&replay(&trace, CACHE_AWARE, &fleet).unwrap());
-        let beside = Beside {
+        let beside = BackgroundLoad {
             trace: &batch,
             plan: plan.clone(),
             profile: ("planned requests", PLANNED),
@@ -146,7 +148,7 @@ fn together(rates_of_clients: &[f64], courtesy: &Courtesy<usize>) -> Vec<Togethe
 
 #[test]
 fn a_batch_costs_clients_at_most_a_tenth_of_their_time_to_first_token() {
-    let all = together(&[0.5, 1.0, 4.0, 8.0, 16.0, 40.0], &Courtesy::new(WINDOW));
+    let all = together(&[0.5, 1.0, 4.0, 8.0, 16.0, 40.0], &OnlinePriority::new(WINDOW));
     let worst = all.iter().map(|one| one.ratio).fold(0.0, f64::max);
     assert!(worst <= 1.1, "p95 TTFT with a batch is {worst:.3}x of that without; at most 1.1x");
 }
@@ -154,7 +156,7 @@ fn a_batch_costs_clients_at_most_a_tenth_of_their_time_to_first_token() {
 /// Why pods are left to clients: shrinking windows alone does not do it for rare ones.
 #[test]
 fn on_pods_that_are_all_shared_a_batch_costs_rare_clients_more() {
-    let (shared, left) = (Courtesy::on_all_pods(WINDOW), Courtesy::new(WINDOW));
+    let (shared, left) = (OnlinePriority::on_all_pods(WINDOW), OnlinePriority::new(WINDOW));
     let [shared, left] = [shared, left].map(|courtesy| together(&RARE, &courtesy));
     for ((shared, left), per_second) in shared.iter().zip(&left).zip(RARE) {
         println!(

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_index::EngineHash;
-use wornpath_sim::replay::{Fleet, Trace, replay};
-use wornpath_sim::{Engine, Outcome, Profile, Request, RequestId, Settings};
+use wornpath_sim::replay::{ReplayFleet, Trace, replay};
+use wornpath_sim::{EngineProfile, EngineSettings, RequestId, SimEngine, SimOutcome, SimRequest};
 
 const STORY: &str = "Once upon a time there was a king who had three daughters and no sons at all.";
 
@@ -79,8 +79,8 @@ fn chain(text: &str) -> Arc<[EngineHash]> {
 #[test]
 fn the_served_engine_and_the_model_in_virtual_time_hit_alike() {
     let served = Served::start(&["--kv-tokens", "480"]);
-    let settings = Settings { kv_tokens: Some(480), ..Settings::default() };
-    let mut model = Engine::new(&Profile::built_in("8b-h200").unwrap(), &settings);
+    let settings = EngineSettings { kv_tokens: Some(480), ..EngineSettings::default() };
+    let mut model = SimEngine::new(&EngineProfile::built_in("8b-h200").unwrap(), &settings);
     let mut hits = 0;
     // Conversations that go on by turns and together do not fit into the cache.
     let mut texts: Vec<String> = (0..5).map(|number| format!("{number} {STORY}")).collect();
@@ -89,9 +89,9 @@ fn the_served_engine_and_the_model_in_virtual_time_hit_alike() {
         let response = served.complete(0, &json!({"prompt": *text, "max_tokens": 30}));
         let answer = response.json()["choices"][0]["text"].as_str().unwrap().to_owned();
         let whole = format!("{text}{answer}");
-        let request = Request {
+        let request = SimRequest {
             chain: chain(&whole),
-            ..Request::anonymous(RequestId(round), text.len(), answer.len())
+            ..SimRequest::anonymous(RequestId(round), text.len(), answer.len())
         };
         let now = Duration::from_secs(100 * round);
         let mut outputs = Vec::new();
@@ -102,7 +102,7 @@ fn the_served_engine_and_the_model_in_virtual_time_hit_alike() {
             model.advance(time, &mut outputs);
         }
         let cached = outputs.iter().find_map(|output| match output.outcome {
-            Outcome::Admitted { cached_tokens, .. } => Some(cached_tokens as u64),
+            SimOutcome::Admitted { cached_tokens, .. } => Some(cached_tokens as u64),
             _ => None,
         });
         assert_eq!(Some(response.cached_tokens()), cached, "round {round}");
@@ -136,8 +136,10 @@ fn the_served_engine_and_a_replay_hit_alike() {
         lines += &format!("{line}\n");
     }
     let trace = Trace::read("asked", &lines, 16.try_into().unwrap()).unwrap();
-    let fleet =
-        Fleet { kv_tokens: Some(KV), ..Fleet::new(Profile::built_in("8b-h200").unwrap(), 1, 1) };
+    let fleet = ReplayFleet {
+        kv_tokens: Some(KV),
+        ..ReplayFleet::new(EngineProfile::built_in("8b-h200").unwrap(), 1, 1)
+    };
     let yaml = include_str!("../../../../profiles/least-load.yaml");
     let records = replay(&trace, ("least-load", yaml), &fleet).unwrap();
     let asked = |prompt: &String| {

@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use wornpath_events::wire::{Batch, Event, Limits, Message, decode, records};
-use wornpath_events::zmtp::{Connection, Socket};
+use wornpath_events::wire::{WireBatch, WireEvent, WireLimits, WireMessage, decode, records};
+use wornpath_events::zmtp::{SocketKind, ZmtpConnection};
 
 /// A subscriber to one engine's events.
 struct Subscriber {
     runtime: Runtime,
-    stream: Connection<TcpStream>,
+    stream: ZmtpConnection<TcpStream>,
 }
 
 /// A numbered batch: the names that came and those that went, in order.
@@ -26,21 +26,22 @@ struct Told {
 
 impl Told {
     fn read<F: AsRef<[u8]>>(frames: &[F]) -> Option<Self> {
-        let Message::Batch { sequence, payload, .. } = Message::parse(frames).unwrap() else {
+        let WireMessage::Batch { sequence, payload, .. } = WireMessage::parse(frames).unwrap()
+        else {
             return None;
         };
-        let mut batch = Batch::default();
-        decode(payload, &Limits::default(), &mut batch).unwrap();
+        let mut batch = WireBatch::default();
+        decode(payload, &WireLimits::default(), &mut batch).unwrap();
         let mut told = Self { sequence, ..Self::default() };
         for event in batch.events() {
             match event {
-                Event::Stored(stored) => {
+                WireEvent::Stored(stored) => {
                     told.stored.extend(stored.blocks.iter().map(|name| name.0));
                 }
-                Event::Removed(removed) => {
+                WireEvent::Removed(removed) => {
                     told.removed.extend(removed.blocks.iter().map(|name| name.0));
                 }
-                Event::Cleared => told.cleared += 1,
+                WireEvent::Cleared => told.cleared += 1,
             }
         }
         Some(told)
@@ -53,7 +54,7 @@ impl Subscriber {
         let runtime = Runtime::new().unwrap();
         let events = served.engines[0].events.clone();
         let stream = runtime.block_on(async {
-            let mut stream = Connection::connect(events, Socket::Sub).await.unwrap();
+            let mut stream = ZmtpConnection::connect(events, SocketKind::Sub).await.unwrap();
             stream.subscribe(b"kv@").await.unwrap();
             stream
         });
@@ -83,7 +84,7 @@ impl Subscriber {
 /// What replay gives from `start` on, or nothing if it does not answer.
 fn replay(runtime: &Runtime, ports: &Ports, start: u64) -> Option<Vec<Told>> {
     runtime.block_on(async {
-        let mut asked = Connection::connect(&ports.replay, Socket::Dealer).await.unwrap();
+        let mut asked = ZmtpConnection::connect(&ports.replay, SocketKind::Dealer).await.unwrap();
         asked.send(&[&b""[..], &start.to_be_bytes()]).await.unwrap();
         let mut batches = Vec::new();
         loop {

@@ -7,9 +7,11 @@ use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use wornpath_events::wire::{Batch, Dialect, Event, HashForm, Layout, Stored, encode};
-use wornpath_events::zmtp::{Listener, Socket};
-use wornpath_index::{EngineHash, Limits};
+use wornpath_events::wire::{
+    HashForm, WireBatch, WireDialect, WireEvent, WireLayout, WireStored, encode,
+};
+use wornpath_events::zmtp::{SocketKind, ZmtpListener};
+use wornpath_index::{EngineHash, IndexLimits};
 
 /// Blocks in a batch, of one token each.
 const RUN: usize = 8192;
@@ -24,15 +26,19 @@ fn batch(number: u64) -> Vec<u8> {
     let blocks: Vec<_> = (0..RUN as u64).map(name).collect();
     // The first token is this batch's own, and so is every hash behind it.
     let tokens: Vec<u32> = (0..RUN as u32).map(|at| number as u32 * 31 + at).collect();
-    let mut batch = Batch::default();
-    batch.push(Event::Stored(Stored::plain(&blocks, None, &tokens)));
+    let mut batch = WireBatch::default();
+    batch.push(WireEvent::Stored(WireStored::plain(&blocks, None, &tokens)));
     let mut payload = Vec::new();
-    encode(&batch, Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned }, &mut payload);
+    encode(
+        &batch,
+        WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned },
+        &mut payload,
+    );
     payload
 }
 
 /// Says so many batches to whoever subscribes first, and stays.
-async fn publish(mut listener: Listener, batches: u64) -> Listener {
+async fn publish(mut listener: ZmtpListener, batches: u64) -> ZmtpListener {
     let mut subscriber = listener.accept().await.unwrap();
     subscriber.receive().await.expect("it subscribes");
     for number in 0..batches {
@@ -46,10 +52,10 @@ async fn publish(mut listener: Listener, batches: u64) -> Listener {
 
 #[test]
 fn a_flood_of_ten_times_the_cap_stays_in_512_mib_and_keeps_no_client_waiting() {
-    let cap = Limits::default().blocks_per_pod;
+    let cap = IndexLimits::default().blocks_per_pod;
     let batches = (10 * cap / RUN) as u64;
     let runtime = Runtime::new().unwrap();
-    let listener = runtime.block_on(Listener::bind("127.0.0.1:0", Socket::Pub)).unwrap();
+    let listener = runtime.block_on(ZmtpListener::bind("127.0.0.1:0", SocketKind::Pub)).unwrap();
     let engines = Served::start(&["--model", "m"]);
     let text = format!(
         "models: [{{name: m, tokenizer: bytes, block_size: 1}}]\npods: [{{name: a, url: \"http://{}\", events: [\"zmq://{}\"]}}]\n",

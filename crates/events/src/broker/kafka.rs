@@ -7,10 +7,10 @@
 //! Beats are records of a topic of their own, `<topic>-alive`, which relays empty as they go and routers read from its
 //! end only.
 
-use super::{Broker, Failure, Following, Marks, read, read_beat, take_replayed};
+use super::{Broker, BrokerFailure, BrokerFollower, Positions, read, read_beat, take_replayed};
+use crate::message::{Delivery, SourceMessage};
 use crate::relay::{Sink, SinkError};
-use crate::said::{Said, Via};
-use crate::transport::{Heard, PodName};
+use crate::transport::{PodName, SourceSignal};
 use crate::wire::Envelope;
 use rskafka::BackoffConfig;
 use rskafka::chrono::{DateTime, Utc};
@@ -45,22 +45,22 @@ const BEATS_AGAIN: Duration = Duration::from_secs(5);
 const BEATS_KEPT: u32 = 64;
 
 /// Reads the partitions of some pods.
-pub type Kafka = Following<Partitions>;
+pub type Kafka = BrokerFollower<Partitions>;
 
 /// The partitions of some pods.
 pub struct Partitions {
-    place: Place,
-    pods: Vec<Source>,
+    place: PartitionOffset,
+    pods: Vec<KafkaSource>,
     /// Where each partition is read on; unknown before the first connection.
     cursors: BTreeMap<i32, Cursor>,
-    link: Option<Link>,
-    heard: VecDeque<Heard>,
-    replays: VecDeque<Replaying>,
+    link: Option<KafkaLink>,
+    heard: VecDeque<SourceSignal>,
+    replays: VecDeque<KafkaReplay>,
 }
 
-struct Source {
+struct KafkaSource {
     pod: PodName,
-    marks: Marks<i64>,
+    marks: Positions<i64>,
 }
 
 /// A place in a partition, and the record before it, by which it is known again: a topic that was wiped and filled
@@ -73,21 +73,21 @@ struct Cursor {
 
 /// Where the brokers are, and what the topic is called.
 #[derive(Clone)]
-struct Place {
+struct PartitionOffset {
     brokers: Vec<String>,
     topic: String,
 }
 
-struct Link {
+struct KafkaLink {
     /// All partitions, for replays.
     replays: Vec<Arc<PartitionClient>>,
-    fetched: mpsc::Receiver<Result<(i32, Vec<RecordAndOffset>), Failure>>,
+    fetched: mpsc::Receiver<Result<(i32, Vec<RecordAndOffset>), BrokerFailure>>,
     /// Ends with the link.
     _readers: JoinSet<()>,
 }
 
 /// A replay that is being read, piece by piece.
-struct Replaying {
+struct KafkaReplay {
     source: usize,
     /// The number asked from.
     from: u64,
@@ -101,9 +101,10 @@ impl Kafka {
     /// For pods whose events are in `topic` at `host:port` addresses, with commas between them.
     #[must_use]
     pub fn new(brokers: &str, topic: &str, pods: &[PodName]) -> Self {
-        let source = |pod: &PodName| Source { pod: Arc::clone(pod), marks: Marks::default() };
+        let source =
+            |pod: &PodName| KafkaSource { pod: Arc::clone(pod), marks: Positions::default() };
         let partitions = Partitions {
-            place: Place::new(brokers, topic),
+            place: PartitionOffset::new(brokers, topic),
             pods: pods.iter().map(source).collect(),
             cursors: BTreeMap::new(),
             link: None,
@@ -115,7 +116,7 @@ impl Kafka {
 }
 
 impl Broker for Partitions {
-    fn heard(&mut self) -> &mut VecDeque<Heard> {
+    fn heard(&mut self) -> &mut VecDeque<SourceSignal> {
         &mut self.heard
     }
 
@@ -123,9 +124,11 @@ impl Broker for Partitions {
         self.link.is_some()
     }
 
-    async fn connect(&mut self) -> Result<(), Failure> {
+    async fn connect(&mut self) -> Result<(), BrokerFailure> {
         self.link = Some(self.open().await?);
-        let connected = |source: &Source| Heard::Of(Arc::clone(&source.pod), Said::Connected);
+        let connected = |source: &KafkaSource| {
+            SourceSignal::Of(Arc::clone(&source.pod), SourceMessage::Connected)
+        };
         self.heard.extend(self.pods.iter().map(connected));
         Ok(())
     }
@@ -136,7 +139,7 @@ impl Broker for Partitions {
     }
 
     /// Reads a piece of a replay, or takes in what readers have fetched.
-    async fn advance(&mut self) -> Result<(), Failure> {
+    async fn advance(&mut self) -> Result<(), BrokerFailure> {
         if !self.replays.is_empty() {
             return self.read_replay().await;
         }
@@ -147,7 +150,7 @@ impl Broker for Partitions {
             for record in records {
                 let Some(source) = self.of(&record) else { continue };
                 let said = read_beat(&source.pod, value(&record));
-                let heard = said.map(|said| Heard::Of(Arc::clone(&source.pod), said));
+                let heard = said.map(|said| SourceSignal::Of(Arc::clone(&source.pod), said));
                 self.heard.extend(heard);
             }
             return Ok(());
@@ -157,9 +160,9 @@ impl Broker for Partitions {
         }
         for record in records {
             if let Some(source) = self.of(&record) {
-                let said = read(&source.pod, value(&record), Via::Live);
+                let said = read(&source.pod, value(&record), Delivery::Live);
                 source.marks.note(&said, record.offset);
-                let heard = Heard::Of(Arc::clone(&source.pod), said);
+                let heard = SourceSignal::Of(Arc::clone(&source.pod), said);
                 self.heard.push_back(heard);
             }
         }
@@ -170,12 +173,12 @@ impl Broker for Partitions {
         let Some(source) = self.pods.iter().position(|source| source.pod == *pod) else { return };
         let known = self.pods[source].marks.before(from);
         self.replays.retain(|replaying| replaying.source != source);
-        self.replays.push_back(Replaying { source, from, known, range: None });
+        self.replays.push_back(KafkaReplay { source, from, known, range: None });
     }
 }
 
 impl Partitions {
-    async fn open(&mut self) -> Result<Link, Failure> {
+    async fn open(&mut self) -> Result<KafkaLink, BrokerFailure> {
         let replays = self.place.partitions(&self.place.client().await?).await?;
         let (sender, fetched) = mpsc::channel(MOST_FETCHED);
         let mut readers = JoinSet::new();
@@ -192,12 +195,12 @@ impl Partitions {
             readers.spawn(follow(client, cursor.next, sender.clone()));
         }
         readers.spawn(follow_beats(self.place.beats(), sender));
-        Ok(Link { replays, fetched, _readers: readers })
+        Ok(KafkaLink { replays, fetched, _readers: readers })
     }
 
     /// Where to read a partition on: at its end when it is new, and from its beginning if our place is no more what it
     /// was. Then nothing else that we know of places holds either.
-    async fn find(&mut self, client: &PartitionClient) -> Result<Cursor, Failure> {
+    async fn find(&mut self, client: &PartitionClient) -> Result<Cursor, BrokerFailure> {
         let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
         let latest = in_time(client.get_offset(OffsetAt::Latest)).await?;
         let known = self.cursors.get(&client.partition()).copied();
@@ -210,19 +213,19 @@ impl Partitions {
         let is_there = (earliest..=latest).contains(&cursor.next);
         if known.is_some_and(|known| !is_there || known != cursor) {
             cursor = Cursor { next: earliest, before: None };
-            self.pods.iter_mut().for_each(|source| source.marks = Marks::default());
+            self.pods.iter_mut().for_each(|source| source.marks = Positions::default());
         }
         self.cursors.insert(client.partition(), cursor);
         Ok(cursor)
     }
 
     /// Whose record it is, if it is one of ours.
-    fn of(&mut self, record: &RecordAndOffset) -> Option<&mut Source> {
+    fn of(&mut self, record: &RecordAndOffset) -> Option<&mut KafkaSource> {
         let key = record.record.key.as_deref()?;
         self.pods.iter_mut().find(|source| source.pod.as_bytes() == key)
     }
 
-    async fn read_replay(&mut self) -> Result<(), Failure> {
+    async fn read_replay(&mut self) -> Result<(), BrokerFailure> {
         let (Some(link), Some(replaying)) = (&self.link, self.replays.front_mut()) else {
             return Ok(());
         };
@@ -252,7 +255,8 @@ impl Partitions {
         let read_to = records.last().map_or(end, |record| record.offset + 1);
         replaying.range = Some((read_to, end));
         if read_to >= end {
-            self.heard.push_back(Heard::Of(Arc::clone(&source.pod), Said::ReplayEnd));
+            self.heard
+                .push_back(SourceSignal::Of(Arc::clone(&source.pod), SourceMessage::ReplayEnd));
             self.replays.pop_front();
         }
         Ok(())
@@ -271,7 +275,7 @@ impl Cursor {
 async fn follow(
     client: Arc<PartitionClient>,
     mut cursor: i64,
-    to: mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), Failure>>,
+    to: mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), BrokerFailure>>,
 ) {
     loop {
         let fetched =
@@ -297,8 +301,8 @@ async fn follow(
 
 /// Reads beats from now on. A topic of them that is not there yet may come.
 async fn follow_beats(
-    place: Place,
-    to: mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), Failure>>,
+    place: PartitionOffset,
+    to: mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), BrokerFailure>>,
 ) {
     while !to.is_closed() {
         // Why it ended does not matter: silence says the same.
@@ -308,9 +312,9 @@ async fn follow_beats(
 }
 
 async fn read_beats(
-    place: &Place,
-    to: &mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), Failure>>,
-) -> Result<(), Failure> {
+    place: &PartitionOffset,
+    to: &mpsc::Sender<Result<(i32, Vec<RecordAndOffset>), BrokerFailure>>,
+) -> Result<(), BrokerFailure> {
     let client = place.client().await?;
     let client = place.partitions(&client).await?.swap_remove(0);
     let mut next = in_time(client.get_offset(OffsetAt::Latest)).await?;
@@ -325,7 +329,7 @@ async fn read_beats(
 
 /// Publishes into a topic.
 pub struct KafkaSink {
-    place: Place,
+    place: PartitionOffset,
     partitions: Option<Vec<Arc<PartitionClient>>>,
     /// The last record of a pod as it was found, and the partition's end then. While that end is not before it, and
     /// nothing was appended, it is still there.
@@ -338,10 +342,15 @@ impl KafkaSink {
     /// For `topic` at `host:port` addresses, with commas between them. A topic that is not there is made.
     #[must_use]
     pub fn new(brokers: &str, topic: &str) -> Self {
-        Self { place: Place::new(brokers, topic), partitions: None, found: None, beats: None }
+        Self {
+            place: PartitionOffset::new(brokers, topic),
+            partitions: None,
+            found: None,
+            beats: None,
+        }
     }
 
-    async fn partition(&mut self, pod: &str) -> Result<&PartitionClient, Failure> {
+    async fn partition(&mut self, pod: &str) -> Result<&PartitionClient, BrokerFailure> {
         let partitions = match &mut self.partitions {
             Some(partitions) => partitions,
             none => none.insert(self.place.made(PARTITIONS).await?),
@@ -350,7 +359,7 @@ impl KafkaSink {
     }
 
     /// The last record of a pod: read backwards in growing pieces, since pods share partitions.
-    async fn find_last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, Failure> {
+    async fn find_last(&mut self, pod: &str) -> Result<Option<Vec<u8>>, BrokerFailure> {
         let found = self.found.take();
         let client = self.partition(pod).await?;
         let earliest = in_time(client.get_offset(OffsetAt::Earliest)).await?;
@@ -380,7 +389,7 @@ impl KafkaSink {
     }
 
     /// Appends records of one pod, as many at once as brokers take by default.
-    async fn append(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), Failure> {
+    async fn append(&mut self, envelopes: &[Envelope<'_>]) -> Result<(), BrokerFailure> {
         self.found = None;
         let (mut records, mut bytes) = (Vec::new(), 0);
         for (at, envelope) in envelopes.iter().enumerate() {
@@ -408,14 +417,14 @@ impl KafkaSink {
 
 impl KafkaSink {
     /// After an error, everything is connected anew.
-    fn checked<T>(&mut self, done: Result<T, Failure>) -> Result<T, SinkError> {
+    fn checked<T>(&mut self, done: Result<T, BrokerFailure>) -> Result<T, SinkError> {
         done.map_err(|error| {
             (self.partitions, self.found, self.beats) = (None, None, None);
             error.into()
         })
     }
 
-    async fn produce_beat(&mut self, envelope: Envelope<'_>) -> Result<(), Failure> {
+    async fn produce_beat(&mut self, envelope: Envelope<'_>) -> Result<(), BrokerFailure> {
         let (client, count) = match self.beats.take() {
             Some(beats) => beats,
             None => (self.place.beats().made(1).await?.swap_remove(0), 0),
@@ -450,7 +459,7 @@ impl Sink for KafkaSink {
     }
 }
 
-impl Place {
+impl PartitionOffset {
     fn new(brokers: &str, topic: &str) -> Self {
         let brokers = brokers.split(',').map(str::to_owned).collect();
         Self { brokers, topic: topic.to_owned() }
@@ -461,7 +470,7 @@ impl Place {
         Self { topic: format!("{}-alive", self.topic), ..self.clone() }
     }
 
-    async fn client(&self) -> Result<Client, Failure> {
+    async fn client(&self) -> Result<Client, BrokerFailure> {
         // Who fails is tried again from the start, since the brokers may be others by then.
         let patience = BackoffConfig {
             init_backoff: Duration::from_millis(50),
@@ -474,7 +483,10 @@ impl Place {
     }
 
     /// The topic's partitions, in order.
-    async fn partitions(&self, client: &Client) -> Result<Vec<Arc<PartitionClient>>, Failure> {
+    async fn partitions(
+        &self,
+        client: &Client,
+    ) -> Result<Vec<Arc<PartitionClient>>, BrokerFailure> {
         let topics = in_time(client.list_topics()).await?;
         let topic = topics.into_iter().find(|topic| topic.name == self.topic);
         let numbers = topic.map(|topic| topic.partitions).unwrap_or_default();
@@ -488,13 +500,17 @@ impl Place {
         Ok(partitions)
     }
 
-    async fn partition(&self, client: &Client, number: i32) -> Result<PartitionClient, Failure> {
+    async fn partition(
+        &self,
+        client: &Client,
+        number: i32,
+    ) -> Result<PartitionClient, BrokerFailure> {
         let handling = UnknownTopicHandling::Error;
         in_time(client.partition_client(self.topic.clone(), number, handling)).await
     }
 
     /// The same, after making the topic if it is not there.
-    async fn made(&self, partitions: i32) -> Result<Vec<Arc<PartitionClient>>, Failure> {
+    async fn made(&self, partitions: i32) -> Result<Vec<Arc<PartitionClient>>, BrokerFailure> {
         let client = self.client().await?;
         if let Ok(partitions) = self.partitions(&client).await {
             return Ok(partitions);
@@ -507,7 +523,7 @@ impl Place {
     }
 }
 
-fn is_too_large(failure: &Failure) -> bool {
+fn is_too_large(failure: &BrokerFailure) -> bool {
     let too_large = [ProtocolError::MessageTooLarge, ProtocolError::RecordListTooLarge];
     matches!(
         failure.downcast_ref(),
@@ -530,7 +546,9 @@ fn value(record: &RecordAndOffset) -> &[u8] {
     record.record.value.as_deref().unwrap_or_default()
 }
 
-async fn in_time<T>(answer: impl Future<Output = Result<T, KafkaError>>) -> Result<T, Failure> {
+async fn in_time<T>(
+    answer: impl Future<Output = Result<T, KafkaError>>,
+) -> Result<T, BrokerFailure> {
     Ok(timeout(ANSWER_WITHIN, answer).await??)
 }
 

@@ -6,11 +6,11 @@
 //!
 //! Beats are plain messages to `<stream>-alive.<pod>`, outside the stream.
 
-use super::{Broker, Failure, Following, Marks, read, read_beat, take_replayed};
+use super::{Broker, BrokerFailure, BrokerFollower, Positions, read, read_beat, take_replayed};
 use crate::login::{Login, split};
+use crate::message::{Delivery, SourceMessage};
 use crate::relay::{KEPT_PER_POD, Sink, SinkError};
-use crate::said::{Said, Via};
-use crate::transport::{Heard, PodName};
+use crate::transport::{PodName, SourceSignal};
 use crate::wire::Envelope;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::pull::{Ordered, OrderedConfig};
@@ -27,31 +27,31 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const CURE: &str = "the server's `max_payload`, or the stream's `max_msg_size`";
 
 /// Reads the subjects of some pods.
-pub type Nats = Following<Subjects>;
+pub type Nats = BrokerFollower<Subjects>;
 
 /// The subjects of some pods.
 pub struct Subjects {
-    place: Place,
+    place: StreamPosition,
     pods: HashMap<String, PodName>,
-    marks: HashMap<PodName, Marks<u64>>,
+    marks: HashMap<PodName, Positions<u64>>,
     /// The last message read; unknown before the first connection.
     cursor: Option<u64>,
     /// When the stream was made in which that was.
     born: Option<i128>,
-    link: Option<Link>,
-    heard: VecDeque<Heard>,
+    link: Option<NatsLink>,
+    heard: VecDeque<SourceSignal>,
     asked: VecDeque<(PodName, u64)>,
 }
 
 /// Where a server is, and what the stream is called.
 #[derive(Clone)]
-struct Place {
+struct StreamPosition {
     url: String,
     login: Option<Login>,
     stream: String,
 }
 
-struct Link {
+struct NatsLink {
     stream: Stream,
     live: Ordered,
     beats: Subscriber,
@@ -63,7 +63,7 @@ impl Nats {
     /// For pods whose events are in `stream` at a `nats://` address.
     #[must_use]
     pub fn new(url: &str, stream: &str, pods: &[PodName]) -> Self {
-        let place = Place::new(url, stream);
+        let place = StreamPosition::new(url, stream);
         let name = format!("{}/{stream}", place.url);
         let subjects = Subjects {
             pods: pods.iter().map(|pod| (place.subject(pod), Arc::clone(pod))).collect(),
@@ -80,7 +80,7 @@ impl Nats {
 }
 
 impl Broker for Subjects {
-    fn heard(&mut self) -> &mut VecDeque<Heard> {
+    fn heard(&mut self) -> &mut VecDeque<SourceSignal> {
         &mut self.heard
     }
 
@@ -88,7 +88,7 @@ impl Broker for Subjects {
         self.link.is_some()
     }
 
-    async fn connect(&mut self) -> Result<(), Failure> {
+    async fn connect(&mut self) -> Result<(), BrokerFailure> {
         let (context, broken) = self.place.connect().await?;
         let stream = self.place.stream(&context).await?;
         let info = stream.cached_info();
@@ -106,8 +106,8 @@ impl Broker for Subjects {
         let live = ordered(&stream, cursor.saturating_add(1), String::new()).await?;
         let beats = context.client().subscribe(self.place.beat("*")).await?;
         self.cursor = Some(cursor);
-        self.link = Some(Link { stream, live, beats, replay: None, broken });
-        let connected = |pod: &PodName| Heard::Of(Arc::clone(pod), Said::Connected);
+        self.link = Some(NatsLink { stream, live, beats, replay: None, broken });
+        let connected = |pod: &PodName| SourceSignal::Of(Arc::clone(pod), SourceMessage::Connected);
         self.heard.extend(self.pods.values().map(connected));
         Ok(())
     }
@@ -118,7 +118,7 @@ impl Broker for Subjects {
     }
 
     /// Begins a replay, or takes a message.
-    async fn advance(&mut self) -> Result<(), Failure> {
+    async fn advance(&mut self) -> Result<(), BrokerFailure> {
         let Some(link) = &mut self.link else { return Ok(()) };
         if link.replay.is_none()
             && let Some((pod, from)) = self.asked.front().cloned()
@@ -131,7 +131,7 @@ impl Broker for Subjects {
             if waiting {
                 link.replay = Some((pod, from, replay));
             } else {
-                self.heard.push_back(Heard::Of(pod, Said::ReplayEnd));
+                self.heard.push_back(SourceSignal::Of(pod, SourceMessage::ReplayEnd));
             }
             return Ok(());
         }
@@ -169,13 +169,13 @@ impl Broker for Subjects {
 }
 
 impl Subjects {
-    fn arrived(&mut self, message: &jetstream::Message) -> Result<(), Failure> {
+    fn arrived(&mut self, message: &jetstream::Message) -> Result<(), BrokerFailure> {
         let position = message.info()?.stream_sequence;
         self.cursor = Some(position);
         let Some(pod) = self.pods.get(message.subject.as_str()) else { return Ok(()) };
-        let said = read(pod, &message.payload, Via::Live);
+        let said = read(pod, &message.payload, Delivery::Live);
         self.marks.entry(Arc::clone(pod)).or_default().note(&said, position);
-        self.heard.push_back(Heard::Of(Arc::clone(pod), said));
+        self.heard.push_back(SourceSignal::Of(Arc::clone(pod), said));
         Ok(())
     }
 
@@ -184,10 +184,10 @@ impl Subjects {
         let subject = token.map(|token| format!("{}.{token}", self.place.stream));
         let Some(pod) = subject.and_then(|subject| self.pods.get(&subject)) else { return };
         let said = read_beat(pod, &message.payload);
-        self.heard.extend(said.map(|said| Heard::Of(Arc::clone(pod), said)));
+        self.heard.extend(said.map(|said| SourceSignal::Of(Arc::clone(pod), said)));
     }
 
-    fn replayed(&mut self, message: &jetstream::Message) -> Result<(), Failure> {
+    fn replayed(&mut self, message: &jetstream::Message) -> Result<(), BrokerFailure> {
         let info = message.info()?;
         let (pending, position) = (info.pending, info.stream_sequence);
         let Some(link) = &mut self.link else { return Ok(()) };
@@ -195,7 +195,7 @@ impl Subjects {
         let marks = self.marks.entry(Arc::clone(pod)).or_default();
         take_replayed(pod, (&message.payload, position), (*from, marks), &mut self.heard);
         if pending == 0 {
-            self.heard.push_back(Heard::Of(Arc::clone(pod), Said::ReplayEnd));
+            self.heard.push_back(SourceSignal::Of(Arc::clone(pod), SourceMessage::ReplayEnd));
             link.replay = None;
         }
         Ok(())
@@ -204,18 +204,18 @@ impl Subjects {
 
 /// Publishes into a stream, which it makes if it is not there.
 pub struct NatsSink {
-    place: Place,
-    link: Option<Outlet>,
+    place: StreamPosition,
+    link: Option<NatsOutput>,
 }
 
 /// A connection to publish over.
-struct Outlet {
+struct NatsOutput {
     context: Context,
     stream: Stream,
     broken: mpsc::Receiver<()>,
 }
 
-impl Outlet {
+impl NatsOutput {
     /// The largest message that the server takes.
     fn most_bytes(&self) -> usize {
         let stream = self.stream.cached_info().config.max_message_size;
@@ -228,11 +228,11 @@ impl NatsSink {
     /// For `stream` at a `nats://` address.
     #[must_use]
     pub fn new(url: &str, stream: &str) -> Self {
-        Self { place: Place::new(url, stream), link: None }
+        Self { place: StreamPosition::new(url, stream), link: None }
     }
 
     /// The connection, which is made if there is none.
-    async fn outlet(&mut self) -> Result<Outlet, Failure> {
+    async fn outlet(&mut self) -> Result<NatsOutput, BrokerFailure> {
         match self.link.take() {
             Some(outlet) => Ok(outlet),
             None => self.place.outlet().await,
@@ -240,7 +240,11 @@ impl NatsSink {
     }
 
     /// Keeps the connection if what was done over it went well.
-    fn keep<T>(&mut self, outlet: Outlet, done: Result<T, Failure>) -> Result<T, SinkError> {
+    fn keep<T>(
+        &mut self,
+        outlet: NatsOutput,
+        done: Result<T, BrokerFailure>,
+    ) -> Result<T, SinkError> {
         self.link = done.is_ok().then_some(outlet);
         Ok(done?)
     }
@@ -283,8 +287,8 @@ impl Sink for NatsSink {
 /// A broker that is back at once is not the one that was asked: it will not answer.
 async fn unbroken<T>(
     broken: &mut mpsc::Receiver<()>,
-    what: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
+    what: impl Future<Output = Result<T, BrokerFailure>>,
+) -> Result<T, BrokerFailure> {
     tokio::select! {
         biased;
         _ = broken.recv() => Err("the connection was lost".into()),
@@ -292,7 +296,7 @@ async fn unbroken<T>(
     }
 }
 
-impl Place {
+impl StreamPosition {
     fn new(url: &str, stream: &str) -> Self {
         let (url, login) = split(url);
         Self { url, login, stream: stream.to_owned() }
@@ -309,7 +313,7 @@ impl Place {
 
     /// Connects once. A connection that breaks is told, and not mended behind our back: what we know of
     /// the stream may be wrong by then.
-    async fn connect(&self) -> Result<(Context, mpsc::Receiver<()>), Failure> {
+    async fn connect(&self) -> Result<(Context, mpsc::Receiver<()>), BrokerFailure> {
         let (tell, broken) = mpsc::channel(1);
         let options = ConnectOptions::new();
         let client = match self.login.clone() {
@@ -335,10 +339,10 @@ impl Place {
         Ok((context, broken))
     }
 
-    async fn outlet(&self) -> Result<Outlet, Failure> {
+    async fn outlet(&self) -> Result<NatsOutput, BrokerFailure> {
         let (context, broken) = self.connect().await?;
         let stream = self.stream(&context).await?;
-        Ok(Outlet { context, stream, broken })
+        Ok(NatsOutput { context, stream, broken })
     }
 
     /// Sends all and then waits for all answers; ends before one that the server would not take.
@@ -347,7 +351,7 @@ impl Place {
         context: &Context,
         most: usize,
         envelopes: &[Envelope<'_>],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BrokerFailure> {
         let mut sent = Vec::with_capacity(envelopes.len());
         let mut refused = None;
         for (at, envelope) in envelopes.iter().enumerate() {
@@ -366,7 +370,7 @@ impl Place {
         refused.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    async fn stream(&self, context: &Context) -> Result<Stream, Failure> {
+    async fn stream(&self, context: &Context) -> Result<Stream, BrokerFailure> {
         let config = Config {
             name: self.stream.clone(),
             subjects: vec![format!("{}.>", self.stream)],
@@ -391,7 +395,7 @@ fn token(pod: &str) -> String {
     token
 }
 
-async fn ordered(stream: &Stream, first: u64, subject: String) -> Result<Ordered, Failure> {
+async fn ordered(stream: &Stream, first: u64, subject: String) -> Result<Ordered, BrokerFailure> {
     let config = OrderedConfig {
         filter_subject: subject,
         deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },

@@ -5,10 +5,10 @@
 //!
 //! A beat is the value of `<prefix>-alive:<pod>` and expires soon after.
 
-use super::{Broker, Failure, Following, Marks, read, read_beat, take_replayed};
+use super::{Broker, BrokerFailure, BrokerFollower, Positions, read, read_beat, take_replayed};
+use crate::message::{Delivery, SourceMessage};
 use crate::relay::{KEPT_PER_POD, Sink, SinkError};
-use crate::said::{Said, Via};
-use crate::transport::{Heard, PodName};
+use crate::transport::{PodName, SourceSignal};
 use crate::wire::Envelope;
 use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamId, StreamRangeReply, StreamReadReply};
@@ -28,31 +28,31 @@ const BEATS_EVERY: Duration = Duration::from_secs(1);
 const BEAT_LASTS: Duration = Duration::from_secs(3);
 
 /// Reads the streams of some pods.
-pub type RedisStreams = Following<Streams>;
+pub type RedisStreams = BrokerFollower<Streams>;
 
 /// The streams of some pods.
 pub struct Streams {
     client: Client,
-    streams: Vec<Stream>,
+    streams: Vec<RedisStream>,
     connection: Option<MultiplexedConnection>,
     /// When beats are to be looked for.
     beats_at: Instant,
-    heard: VecDeque<Heard>,
-    replays: VecDeque<Replaying>,
+    heard: VecDeque<SourceSignal>,
+    replays: VecDeque<RedisReplay>,
 }
 
-struct Stream {
+struct RedisStream {
     pod: PodName,
     key: String,
     /// Where its relay says that it is there.
     beat: String,
     /// The last entry read; unknown before the first connection.
     cursor: Option<String>,
-    marks: Marks<String>,
+    marks: Positions<String>,
 }
 
 /// A replay that is being read, piece by piece.
-struct Replaying {
+struct RedisReplay {
     stream: usize,
     /// The number asked from.
     from: u64,
@@ -67,12 +67,12 @@ impl RedisStreams {
     /// The address is none.
     pub fn new(url: &str, prefix: &str, pods: &[PodName]) -> Result<Self, RedisError> {
         let client = Client::open(url)?;
-        let stream = |pod: &PodName| Stream {
+        let stream = |pod: &PodName| RedisStream {
             pod: Arc::clone(pod),
             key: format!("{prefix}:{pod}"),
             beat: beat_key(prefix, pod),
             cursor: None,
-            marks: Marks::default(),
+            marks: Positions::default(),
         };
         let address = client.get_connection_info().addr().to_string();
         let streams = Streams {
@@ -88,7 +88,7 @@ impl RedisStreams {
 }
 
 impl Broker for Streams {
-    fn heard(&mut self) -> &mut VecDeque<Heard> {
+    fn heard(&mut self) -> &mut VecDeque<SourceSignal> {
         &mut self.heard
     }
 
@@ -96,7 +96,7 @@ impl Broker for Streams {
         self.connection.is_some()
     }
 
-    async fn connect(&mut self) -> Result<(), Failure> {
+    async fn connect(&mut self) -> Result<(), BrokerFailure> {
         let mut connection = connect(&self.client).await?;
         for stream in &mut self.streams {
             if stream.cursor.is_none() {
@@ -105,7 +105,9 @@ impl Broker for Streams {
             }
         }
         self.connection = Some(connection);
-        let connected = |stream: &Stream| Heard::Of(Arc::clone(&stream.pod), Said::Connected);
+        let connected = |stream: &RedisStream| {
+            SourceSignal::Of(Arc::clone(&stream.pod), SourceMessage::Connected)
+        };
         self.heard.extend(self.streams.iter().map(connected));
         Ok(())
     }
@@ -116,7 +118,7 @@ impl Broker for Streams {
     }
 
     /// Reads a piece of a replay, or what has come.
-    async fn advance(&mut self) -> Result<(), Failure> {
+    async fn advance(&mut self) -> Result<(), BrokerFailure> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         if self.streams.is_empty() {
             // A read without keys is an error, and nobody waits for anything.
@@ -129,7 +131,7 @@ impl Broker for Streams {
             self.beats_at = Instant::now() + BEATS_EVERY;
             for (stream, beat) in self.streams.iter().zip(beats) {
                 let said = beat.and_then(|beat| read_beat(&stream.pod, &beat));
-                self.heard.extend(said.map(|said| Heard::Of(Arc::clone(&stream.pod), said)));
+                self.heard.extend(said.map(|said| SourceSignal::Of(Arc::clone(&stream.pod), said)));
             }
             return Ok(());
         }
@@ -163,7 +165,7 @@ impl Broker for Streams {
         };
         let start = self.streams[stream].marks.before(from).unwrap_or("-".to_owned());
         self.replays.retain(|replaying| replaying.stream != stream);
-        self.replays.push_back(Replaying { stream, from, start });
+        self.replays.push_back(RedisReplay { stream, from, start });
     }
 }
 
@@ -171,23 +173,23 @@ impl Streams {
     fn arrived(&mut self, key: &str, entries: &[StreamId]) {
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.key == key) else { return };
         for entry in entries {
-            let said = read(&stream.pod, envelope(entry), Via::Live);
+            let said = read(&stream.pod, envelope(entry), Delivery::Live);
             stream.marks.note(&said, entry.id.clone());
             stream.cursor = Some(entry.id.clone());
-            self.heard.push_back(Heard::Of(Arc::clone(&stream.pod), said));
+            self.heard.push_back(SourceSignal::Of(Arc::clone(&stream.pod), said));
         }
     }
 
     fn replayed(&mut self, entries: &[StreamId]) {
         let Some(replaying) = self.replays.front_mut() else { return };
-        let Stream { pod, marks, .. } = &mut self.streams[replaying.stream];
+        let RedisStream { pod, marks, .. } = &mut self.streams[replaying.stream];
         for entry in entries {
             let (read, from) = ((envelope(entry), entry.id.clone()), replaying.from);
             take_replayed(pod, read, (from, marks), &mut self.heard);
             replaying.start = format!("({}", entry.id);
         }
         if entries.len() < AT_ONCE {
-            self.heard.push_back(Heard::Of(Arc::clone(pod), Said::ReplayEnd));
+            self.heard.push_back(SourceSignal::Of(Arc::clone(pod), SourceMessage::ReplayEnd));
             self.replays.pop_front();
         }
     }

@@ -1,8 +1,8 @@
 //! A checkpoint in a file: whole or not there.
 
 use super::format;
-use super::{CheckpointError, Record};
-use crate::pods::Pods;
+use super::{CheckpointError, PodCheckpoint};
+use crate::pods::EventPods;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// What was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Written {
+pub struct CheckpointSize {
     /// Pods of which there is a record.
     pub pods: usize,
     /// Pods that were left out: see the limits of a checkpoint.
@@ -25,12 +25,12 @@ pub struct Written {
 ///
 /// # Errors
 /// The system's. The file before is as it was then.
-pub fn write(path: &Path, pods: &Pods) -> io::Result<Written> {
+pub fn write(path: &Path, pods: &EventPods) -> io::Result<CheckpointSize> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let mut options = File::options();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    let (mut written, mut buffer) = (Written::default(), Vec::new());
+    let (mut written, mut buffer) = (CheckpointSize::default(), Vec::new());
     format::head(&mut buffer);
     for pod in pods.names() {
         match pods.record(&pod) {
@@ -71,7 +71,7 @@ pub enum ReadError {
 ///
 /// # Errors
 /// Why the file cannot be used. Whoever starts goes on without it.
-pub fn read(path: &Path) -> Result<Vec<Record>, ReadError> {
+pub fn read(path: &Path) -> Result<Vec<PodCheckpoint>, ReadError> {
     match fs::read(path) {
         Ok(bytes) => Ok(format::decode(&bytes)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

@@ -12,12 +12,12 @@
 //! place of another item plus one. In `shape` four bits name the tiers that hold the item, the fifth says that
 //! numbers of copies follow, the sixth that parts follow.
 
-use super::{Naming, Record};
-use crate::feed::Memo;
-use crate::said::Epoch;
-use crate::translate::Names;
+use super::{BlockIdentity, PodCheckpoint};
+use crate::feed::ResumePoint;
+use crate::message::Epoch;
+use crate::translate::BlockIdScheme;
 use wornpath_blocks::BlockHash;
-use wornpath_index::{Before, EngineHash, Item};
+use wornpath_index::{EngineHash, ExportedBlock, ExportedParent};
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"WORNPATH";
@@ -73,7 +73,7 @@ pub(super) fn head(out: &mut Vec<u8>) {
 }
 
 /// Appends the frame of one pod.
-pub(super) fn frame(record: &Record, out: &mut Vec<u8>) {
+pub(super) fn frame(record: &PodCheckpoint, out: &mut Vec<u8>) {
     let start = out.len() + 8;
     out.extend([0; 8]);
     body(record, out);
@@ -91,7 +91,7 @@ pub(super) fn end(frames: u64, out: &mut Vec<u8>) {
 
 /// A whole file.
 #[must_use]
-pub fn encode(records: &[Record]) -> Vec<u8> {
+pub fn encode(records: &[PodCheckpoint]) -> Vec<u8> {
     let mut out = Vec::new();
     head(&mut out);
     records.iter().for_each(|record| frame(record, &mut out));
@@ -99,15 +99,15 @@ pub fn encode(records: &[Record]) -> Vec<u8> {
     out
 }
 
-fn body(record: &Record, out: &mut Vec<u8>) {
-    let Record { pod, naming, memo, partial_groups, items } = record;
+fn body(record: &PodCheckpoint, out: &mut Vec<u8>) {
+    let PodCheckpoint { pod, naming, memo, partial_groups, items } = record;
     // Names are of people's making and never near the limit; a longer one is cut, and belongs to nobody then.
     let name = &pod.as_bytes()[..pod.len().min(usize::from(u16::MAX))];
     out.extend((name.len() as u16).to_le_bytes());
     out.extend(name);
     out.extend(naming.root.0.to_le_bytes());
     out.extend(naming.block_size.to_le_bytes());
-    out.push(u8::from(naming.names == Names::OfTheIndex));
+    out.push(u8::from(naming.names == BlockIdScheme::OfTheIndex));
     let given = |flag: u8, is_given: bool| if is_given { flag } else { 0 };
     out.push(
         given(EPOCH, memo.epoch.is_some())
@@ -123,13 +123,13 @@ fn body(record: &Record, out: &mut Vec<u8>) {
     items.iter().for_each(|one| item(one, out));
 }
 
-fn item(item: &Item, out: &mut Vec<u8>) {
+fn item(item: &ExportedBlock, out: &mut Vec<u8>) {
     out.extend(item.engine.0.to_le_bytes());
     out.extend(item.block.0.to_le_bytes());
     let before = match item.before {
-        Before::Start => 0,
-        Before::Item(place) => place + 1,
-        Before::Unknown => u32::MAX,
+        ExportedParent::Start => 0,
+        ExportedParent::Item(place) => place + 1,
+        ExportedParent::Unknown => u32::MAX,
     };
     out.extend(before.to_le_bytes());
     let counted = item.copies.iter().any(|count| *count > 1);
@@ -155,7 +155,7 @@ fn item(item: &Item, out: &mut Vec<u8>) {
 ///
 /// # Errors
 /// Why none of it can be used.
-pub fn decode(bytes: &[u8]) -> Result<Vec<Record>, CheckpointError> {
+pub fn decode(bytes: &[u8]) -> Result<Vec<PodCheckpoint>, CheckpointError> {
     let mut file = Bytes { rest: bytes, within: "its head" };
     if file.take(MAGIC.len()).is_ok_and(|magic| magic != MAGIC) {
         return Err(CheckpointError::Foreign);
@@ -176,7 +176,7 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Record>, CheckpointError> {
         if file.u64()? != xxh3_64(body) {
             return Err(CheckpointError::Checksum { frame: records.len() as u64 });
         }
-        records.push(Record::parse(body)?);
+        records.push(PodCheckpoint::parse(body)?);
     }
     file.within = "its end";
     let frames = file.u64()?;
@@ -191,7 +191,7 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Record>, CheckpointError> {
     Ok(records)
 }
 
-impl Record {
+impl PodCheckpoint {
     /// Reads the body of a frame.
     ///
     /// # Errors
@@ -208,8 +208,8 @@ impl Record {
         let root = BlockHash(bytes.u64()?);
         let block_size = bytes.u32()?;
         let names = match bytes.u8()? {
-            0 => Names::OfTheEngine,
-            1 => Names::OfTheIndex,
+            0 => BlockIdScheme::OfTheEngine,
+            1 => BlockIdScheme::OfTheIndex,
             found => return Err(field("names", found, "0 or 1")),
         };
         let given = bytes.u8()?;
@@ -217,7 +217,7 @@ impl Record {
             return Err(field("what is given", given, "three bits"));
         }
         let mut optional = |flag: u8| bytes.u64().map(|value| (given & flag != 0).then_some(value));
-        let memo = Memo {
+        let memo = ResumePoint {
             epoch: optional(EPOCH)?.map(Epoch),
             last: optional(NUMBERED)?,
             fingerprint: optional(FINGERPRINT)?,
@@ -232,17 +232,17 @@ impl Record {
             items.push(read_item(&mut bytes)?);
         }
         bytes.finish()?;
-        let naming = Naming { root, block_size, names };
-        Ok(Record { pod: pod.to_owned(), naming, memo, partial_groups, items })
+        let naming = BlockIdentity { root, block_size, names };
+        Ok(PodCheckpoint { pod: pod.to_owned(), naming, memo, partial_groups, items })
     }
 }
 
-fn read_item(bytes: &mut Bytes<'_>) -> Result<Item, CheckpointError> {
+fn read_item(bytes: &mut Bytes<'_>) -> Result<ExportedBlock, CheckpointError> {
     let (engine, block) = (EngineHash(bytes.u64()?), BlockHash(bytes.u64()?));
     let before = match bytes.u32()? {
-        0 => Before::Start,
-        u32::MAX => Before::Unknown,
-        place => Before::Item(place - 1),
+        0 => ExportedParent::Start,
+        u32::MAX => ExportedParent::Unknown,
+        place => ExportedParent::Item(place - 1),
     };
     let shape = bytes.u8()?;
     if shape & !(0xf | COUNTED | PARTED) != 0 {
@@ -257,7 +257,7 @@ fn read_item(bytes: &mut Bytes<'_>) -> Result<Item, CheckpointError> {
     }
     let parts = if shape & PARTED == 0 { 0 } else { bytes.count(8)? };
     let parts = (0..parts).map(|_| bytes.u64().map(BlockHash)).collect::<Result<_, _>>()?;
-    Ok(Item { engine, block, parts, before, copies })
+    Ok(ExportedBlock { engine, block, parts, before, copies })
 }
 
 fn field(field: &'static str, found: u8, expected: &'static str) -> CheckpointError {
@@ -328,17 +328,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_item() -> impl Strategy<Value = Item> {
+    fn any_item() -> impl Strategy<Value = ExportedBlock> {
         let before = prop_oneof![
-            Just(Before::Start),
-            Just(Before::Unknown),
-            (0..u32::MAX - 1).prop_map(Before::Item)
+            Just(ExportedParent::Start),
+            Just(ExportedParent::Unknown),
+            (0..u32::MAX - 1).prop_map(ExportedParent::Item)
         ];
         let copies =
             prop_oneof![any::<[bool; 4]>().prop_map(|held| held.map(u32::from)), any::<[u32; 4]>()];
         let parts = prop::collection::vec(any::<u64>(), 0..3);
         (any::<u64>(), any::<u64>(), parts, before, copies).prop_map(
-            |(engine, block, parts, before, copies)| Item {
+            |(engine, block, parts, before, copies)| ExportedBlock {
                 engine: EngineHash(engine),
                 block: BlockHash(block),
                 parts: parts.into_iter().map(BlockHash).collect(),
@@ -348,16 +348,17 @@ mod tests {
         )
     }
 
-    fn any_record() -> impl Strategy<Value = Record> {
+    fn any_record() -> impl Strategy<Value = PodCheckpoint> {
         let memo = (any::<Option<u64>>(), any::<Option<u64>>(), any::<Option<u64>>());
         let groups = prop::collection::vec(any::<u32>(), 0..3);
         let items = prop::collection::vec(any_item(), 0..5);
         (".{0,9}", any::<u64>(), any::<u32>(), any::<bool>(), memo, groups, items).prop_map(
             |(pod, root, block_size, named, (epoch, last, fingerprint), partial_groups, items)| {
-                let names = if named { Names::OfTheIndex } else { Names::OfTheEngine };
-                let naming = Naming { root: BlockHash(root), block_size, names };
-                let memo = Memo { epoch: epoch.map(Epoch), last, fingerprint };
-                Record { pod, naming, memo, partial_groups, items }
+                let names =
+                    if named { BlockIdScheme::OfTheIndex } else { BlockIdScheme::OfTheEngine };
+                let naming = BlockIdentity { root: BlockHash(root), block_size, names };
+                let memo = ResumePoint { epoch: epoch.map(Epoch), last, fingerprint };
+                PodCheckpoint { pod, naming, memo, partial_groups, items }
             },
         )
     }
@@ -385,7 +386,7 @@ mod tests {
         #[test]
         fn any_bytes_give_a_checkpoint_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
-            let _ = Record::parse(&bytes);
+            let _ = PodCheckpoint::parse(&bytes);
         }
     }
 

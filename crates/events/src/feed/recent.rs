@@ -10,7 +10,7 @@ const KEPT: usize = 256;
 
 /// The fingerprints of the last batches, by number.
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(super) struct RecentBatches {
     /// The number of the first.
     first: u64,
     fingerprints: VecDeque<Option<u64>>,
@@ -27,7 +27,7 @@ pub(super) enum Repetition {
     Unknown,
 }
 
-impl Recent {
+impl RecentBatches {
     /// Takes in a batch that was applied; numbers come in order.
     pub(super) fn note(&mut self, sequence: u64, fingerprint: Option<u64>) {
         if self.first.saturating_add(self.fingerprints.len() as u64) != sequence {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn only_what_was_noted_lately_is_known() {
-        let mut recent = Recent::default();
+        let mut recent = RecentBatches::default();
         for sequence in 100..600 {
             recent.note(sequence, Some(sequence * 7));
         }

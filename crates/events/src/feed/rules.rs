@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// When a feed does what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rules {
+pub struct FeedRules {
     /// How long a missing batch may be merely late.
     pub grace: Duration,
     /// The least time between two questions to one pod's sources.
@@ -29,7 +29,7 @@ pub struct Rules {
     pub early_most: usize,
 }
 
-impl Default for Rules {
+impl Default for FeedRules {
     fn default() -> Self {
         Self {
             grace: Duration::from_millis(100),

@@ -1,12 +1,12 @@
 //! What can be told about a pod's events.
 
-use crate::said::Epoch;
+use crate::message::Epoch;
 use std::time::Duration;
 use wornpath_index::Moment;
 
 /// How far a pod's state is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum FeedState {
     /// Nothing has been heard yet.
     Waiting,
     /// Everything the engine said is applied.
@@ -24,7 +24,7 @@ pub enum State {
 
 /// What became of a pod's state that a checkpoint had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Recalled {
+pub enum Resumed {
     /// It is there and counts for nothing: the pod's source has not confirmed it yet.
     Waiting,
     /// It was confirmed, and has counted since.
@@ -68,9 +68,9 @@ pub struct FeedCounters {
 
 /// Everything about one pod's events at one moment.
 #[derive(Clone, Debug)]
-pub struct Status {
+pub struct FeedStatus {
     /// How far the state is known.
-    pub state: State,
+    pub state: FeedState,
     /// How much of its cache score a pod should get: 1 when all is known, 0 when nothing is.
     pub confidence: f32,
     /// The same but for doubts: less than 1 when nothing was heard for too long, down to 0.
@@ -90,7 +90,7 @@ pub struct Status {
     /// Blocks that the pod held and was not credited with, by the last digest: at least so many.
     pub missing: u64,
     /// What became of the state that a checkpoint had, if it had any.
-    pub recalled: Option<Recalled>,
+    pub recalled: Option<Resumed>,
     /// What happened so far.
     pub counters: FeedCounters,
     /// What was wrong with the last batch that could not be understood.

@@ -1,38 +1,38 @@
 //! Claims about single decisions; `tests/chaos` has them all at once.
 
 use super::*;
-use crate::said::{Ask, Beat, EngineDigest};
+use crate::message::{EngineDigest, SourceHeartbeat, SourceQuery};
 use std::time::Duration;
-use wornpath_index::{Digest, PodDigest};
+use wornpath_index::{BlockDigest, PodDigest};
 
 const NOW: Moment = Duration::from_secs(100);
-const REPLAY: Abilities = Abilities { replay: true, snapshot: false, relayed: false };
-const SNAPSHOT: Abilities = Abilities { replay: false, snapshot: true, relayed: false };
-const RELAYED: Abilities = Abilities { replay: true, snapshot: false, relayed: true };
+const REPLAY: Capabilities = Capabilities { replay: true, snapshot: false, relayed: false };
+const SNAPSHOT: Capabilities = Capabilities { replay: false, snapshot: true, relayed: false };
+const RELAYED: Capabilities = Capabilities { replay: true, snapshot: false, relayed: true };
 
-fn feed(abilities: Abilities) -> (Feed, SourceId) {
-    let mut feed = Feed::new(Rules::default());
+fn feed(abilities: Capabilities) -> (Feed, SourceId) {
+    let mut feed = Feed::new(FeedRules::default());
     let source = feed.add_source(abilities);
     feed.connected(source, NOW);
     (feed, source)
 }
 
-fn heading(sequence: u64, fingerprint: u64) -> Heading {
-    Heading { epoch: None, sequence: Some(sequence), fingerprint: Some(fingerprint) }
+fn heading(sequence: u64, fingerprint: u64) -> BatchId {
+    BatchId { epoch: None, sequence: Some(sequence), fingerprint: Some(fingerprint) }
 }
 
-fn of_life(epoch: u64, sequence: u64) -> Heading {
-    Heading { epoch: Some(Epoch(epoch)), ..heading(sequence, epoch << 32 | sequence) }
+fn of_life(epoch: u64, sequence: u64) -> BatchId {
+    BatchId { epoch: Some(Epoch(epoch)), ..heading(sequence, epoch << 32 | sequence) }
 }
 
 /// Admits a batch and tells the feed what an index would: applied if it is next, else early.
-fn unread(sequence: u64) -> Heading {
-    Heading { sequence: Some(sequence), ..Heading::default() }
+fn unread(sequence: u64) -> BatchId {
+    BatchId { sequence: Some(sequence), ..BatchId::default() }
 }
 
-fn take(feed: &mut Feed, source: SourceId, heading: Heading, via: Via) -> Admission {
+fn take(feed: &mut Feed, source: SourceId, heading: BatchId, via: Delivery) -> BatchAdmission {
     let admission = feed.admit(source, heading, via, NOW);
-    if matches!(admission, Admission::Apply | Admission::RebuildAndApply(_)) {
+    if matches!(admission, BatchAdmission::Apply | BatchAdmission::RebuildAndApply(_)) {
         let outcome = match heading.sequence {
             Some(sequence) if sequence > feed.next => Applied::Early { expected: feed.next },
             _ => Applied::Now { caught_up: 0 },
@@ -42,38 +42,38 @@ fn take(feed: &mut Feed, source: SourceId, heading: Heading, via: Via) -> Admiss
     admission
 }
 
-fn ask(feed: &mut Feed, now: Moment) -> Option<Ask> {
+fn ask(feed: &mut Feed, now: Moment) -> Option<SourceQuery> {
     match feed.tick(now)? {
-        Step::Ask(_, ask) => Some(ask),
-        Step::Rebuild(rebuild) => panic!("{rebuild:?} instead of a question"),
+        FeedStep::Ask(_, ask) => Some(ask),
+        FeedStep::Rebuild(rebuild) => panic!("{rebuild:?} instead of a question"),
     }
 }
 
 /// A feed that has applied batches 0 to 9 of a stock engine.
 fn running() -> (Feed, SourceId) {
     let (mut feed, source) = feed(REPLAY);
-    assert_eq!(ask(&mut feed, NOW), Some(Ask::Replay { from: 0 }));
+    assert_eq!(ask(&mut feed, NOW), Some(SourceQuery::Replay { from: 0 }));
     assert_eq!(feed.replay_ended(source, NOW), None);
     for sequence in 0..10 {
         assert_eq!(
-            take(&mut feed, source, heading(sequence, sequence), Via::Live),
-            Admission::Apply
+            take(&mut feed, source, heading(sequence, sequence), Delivery::Live),
+            BatchAdmission::Apply
         );
     }
-    assert_eq!(feed.status(NOW).state, State::Live);
+    assert_eq!(feed.status(NOW).state, FeedState::Live);
     (feed, source)
 }
 
 #[test]
 fn a_batch_counts_once_and_one_of_an_earlier_life_never() {
     let (mut feed, source) = feed(SNAPSHOT);
-    assert_eq!(take(&mut feed, source, of_life(5, 0), Via::Live), Admission::Apply);
-    assert_eq!(take(&mut feed, source, of_life(5, 0), Via::Live), Admission::PassOver);
+    assert_eq!(take(&mut feed, source, of_life(5, 0), Delivery::Live), BatchAdmission::Apply);
+    assert_eq!(take(&mut feed, source, of_life(5, 0), Delivery::Live), BatchAdmission::PassOver);
     assert_eq!(
-        take(&mut feed, source, of_life(6, 0), Via::Live),
-        Admission::RebuildAndApply(Rebuild::ANEW)
+        take(&mut feed, source, of_life(6, 0), Delivery::Live),
+        BatchAdmission::RebuildAndApply(Rebuild::ANEW)
     );
-    assert_eq!(take(&mut feed, source, of_life(5, 1), Via::Live), Admission::PassOver);
+    assert_eq!(take(&mut feed, source, of_life(5, 1), Delivery::Live), BatchAdmission::PassOver);
     let counters = feed.status(NOW).counters;
     assert_eq!((counters.repeated, counters.outdated, counters.restarts), (1, 1, 1));
 }
@@ -81,10 +81,10 @@ fn a_batch_counts_once_and_one_of_an_earlier_life_never() {
 #[test]
 fn a_number_with_another_batch_than_before_is_a_restart() {
     let (mut feed, source) = running();
-    assert_eq!(take(&mut feed, source, heading(9, 9), Via::Live), Admission::PassOver);
+    assert_eq!(take(&mut feed, source, heading(9, 9), Delivery::Live), BatchAdmission::PassOver);
     assert_eq!(
-        take(&mut feed, source, heading(0, 77), Via::Live),
-        Admission::RebuildAndApply(Rebuild::ANEW)
+        take(&mut feed, source, heading(0, 77), Delivery::Live),
+        BatchAdmission::RebuildAndApply(Rebuild::ANEW)
     );
     assert_eq!(feed.status(NOW).last_sequence, Some(0));
 }
@@ -94,10 +94,10 @@ fn after_a_lost_connection_nothing_counts_until_the_last_batch_is_seen_again() {
     let (mut feed, source) = running();
     assert_eq!(feed.disconnected(source), None);
     feed.connected(source, NOW);
-    assert_eq!(take(&mut feed, source, heading(10, 10), Via::Live), Admission::Hold);
+    assert_eq!(take(&mut feed, source, heading(10, 10), Delivery::Live), BatchAdmission::Hold);
     let later = NOW + Duration::from_secs(1);
-    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
-    assert_eq!(take(&mut feed, source, heading(9, 9), Via::Replay), Admission::PassOver);
+    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
+    assert_eq!(take(&mut feed, source, heading(9, 9), Delivery::Replay), BatchAdmission::PassOver);
     assert!(feed.holds());
     assert_eq!(feed.replay_ended(source, later), None);
     assert!(!feed.holds());
@@ -109,45 +109,45 @@ fn after_a_lost_connection_another_last_batch_or_none_is_a_restart() {
     let (mut feed, source) = running();
     feed.disconnected(source);
     feed.connected(source, NOW);
-    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
+    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
     assert_eq!(
-        take(&mut feed, source, heading(9, 77), Via::Replay),
-        Admission::RebuildAndApply(Rebuild::ANEW)
+        take(&mut feed, source, heading(9, 77), Delivery::Replay),
+        BatchAdmission::RebuildAndApply(Rebuild::ANEW)
     );
 
     let (mut feed, source) = running();
     feed.disconnected(source);
     feed.connected(source, NOW);
-    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
+    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
     assert_eq!(feed.replay_ended(source, later), Some(Rebuild::ANEW));
 }
 
 #[test]
 fn a_gap_may_close_by_itself_before_anything_is_asked() {
     let (mut feed, source) = running();
-    take(&mut feed, source, heading(11, 11), Via::Live);
-    assert_eq!((feed.status(NOW).state, feed.status(NOW).lag), (State::Unsure, 2));
+    take(&mut feed, source, heading(11, 11), Delivery::Live);
+    assert_eq!((feed.status(NOW).state, feed.status(NOW).lag), (FeedState::Unsure, 2));
     assert_eq!(feed.tick(NOW), None);
-    feed.admit(source, heading(10, 10), Via::Live, NOW);
+    feed.admit(source, heading(10, 10), Delivery::Live, NOW);
     feed.applied(heading(10, 10), Applied::Now { caught_up: 1 }, 1, NOW);
-    assert_eq!((feed.status(NOW).state, feed.status(NOW).lag), (State::Live, 0));
+    assert_eq!((feed.status(NOW).state, feed.status(NOW).lag), (FeedState::Live, 0));
     // What had come early is remembered too.
-    assert_eq!(take(&mut feed, source, heading(11, 11), Via::Live), Admission::PassOver);
+    assert_eq!(take(&mut feed, source, heading(11, 11), Delivery::Live), BatchAdmission::PassOver);
 }
 
 #[test]
 fn unanswered_questions_are_asked_less_and_less_and_then_not_waited_for() {
     let (mut feed, source) = running();
-    take(&mut feed, source, heading(11, 11), Via::Live);
+    take(&mut feed, source, heading(11, 11), Delivery::Live);
     let mut asked = Vec::new();
     let mut now = NOW;
     let rebuild = loop {
         now += Duration::from_millis(100);
         // The engine goes on, so it could answer.
-        feed.admit(source, heading(11, 11), Via::Live, now);
+        feed.admit(source, heading(11, 11), Delivery::Live, now);
         match feed.tick(now) {
-            Some(Step::Ask(..)) => asked.push(now),
-            Some(Step::Rebuild(rebuild)) => break rebuild,
+            Some(FeedStep::Ask(..)) => asked.push(now),
+            Some(FeedStep::Rebuild(rebuild)) => break rebuild,
             None => {}
         }
     };
@@ -155,28 +155,32 @@ fn unanswered_questions_are_asked_less_and_less_and_then_not_waited_for() {
     assert_eq!(pauses, [2, 4]);
     assert_eq!(rebuild, Rebuild::From(11));
     feed.caught_up(1, now);
-    assert_eq!(feed.status(now).state, State::Partial);
+    assert_eq!(feed.status(now).state, FeedState::Partial);
 }
 
 #[test]
 fn a_digest_ahead_is_a_lost_tail_and_one_that_differs_is_cured_by_a_snapshot() {
     let (mut feed, source) = feed(SNAPSHOT);
-    take(&mut feed, source, of_life(1, 0), Via::Live);
+    take(&mut feed, source, of_life(1, 0), Delivery::Live);
     let mut engine =
         EngineDigest { epoch: Some(Epoch(1)), sequence: Some(3), ..Default::default() };
     let ours = PodDigest { last_sequence: Some(0), ..PodDigest::default() };
     feed.digest(&engine, &ours, NOW);
     assert_eq!(feed.status(NOW).lag, 3);
     engine.sequence = Some(0);
-    engine.tiers[0] = Digest { count: 2, xor: 5 };
+    engine.tiers[0] = BlockDigest { count: 2, xor: 5 };
     feed.digest(&engine, &ours, NOW);
     assert_eq!((feed.status(NOW).missing, feed.status(NOW).phantom), (2, 0));
-    assert_eq!(ask(&mut feed, NOW), Some(Ask::Snapshot));
-    assert_eq!(take(&mut feed, source, of_life(1, 1), Via::Live), Admission::Hold);
-    assert_eq!(feed.admit_snapshot(of_life(1, 3), NOW), Admission::Apply);
+    assert_eq!(ask(&mut feed, NOW), Some(SourceQuery::Snapshot));
+    assert_eq!(take(&mut feed, source, of_life(1, 1), Delivery::Live), BatchAdmission::Hold);
+    assert_eq!(feed.admit_snapshot(of_life(1, 3), NOW), BatchAdmission::Apply);
     feed.snapshot_applied(of_life(1, 3), 0, NOW);
-    assert_eq!(feed.status(NOW).state, State::Live);
-    assert_eq!(feed.admit_snapshot(of_life(1, 2), NOW), Admission::PassOver, "an old snapshot");
+    assert_eq!(feed.status(NOW).state, FeedState::Live);
+    assert_eq!(
+        feed.admit_snapshot(of_life(1, 2), NOW),
+        BatchAdmission::PassOver,
+        "an old snapshot"
+    );
 }
 
 #[test]
@@ -185,7 +189,7 @@ fn a_difference_that_snapshots_do_not_cure_is_asked_for_less_and_less() {
     let mut engine =
         EngineDigest { epoch: Some(Epoch(1)), sequence: Some(0), ..Default::default() };
     engine.tiers[0].add(9);
-    take(&mut feed, source, of_life(1, 0), Via::Live);
+    take(&mut feed, source, of_life(1, 0), Delivery::Live);
     let mut snapshots = 0;
     for second in 0..60 {
         let now = NOW + Duration::from_secs(second);
@@ -202,48 +206,51 @@ fn a_difference_that_snapshots_do_not_cure_is_asked_for_less_and_less() {
 #[test]
 fn many_malformed_batches_put_a_pod_in_quarantine_and_it_comes_back() {
     let (mut feed, source) = running();
-    let most = Rules::default().malformed_most;
+    let most = FeedRules::default().malformed_most;
     for _ in 0..most {
-        assert_eq!(feed.malformed(Heading::default(), "bad".to_owned(), NOW), None);
+        assert_eq!(feed.malformed(BatchId::default(), "bad".to_owned(), NOW), None);
     }
-    assert_eq!(feed.malformed(Heading::default(), "worse".to_owned(), NOW), Some(Rebuild::ANEW));
+    assert_eq!(feed.malformed(BatchId::default(), "worse".to_owned(), NOW), Some(Rebuild::ANEW));
     let status = feed.status(NOW);
-    assert_eq!((status.state, status.confidence), (State::Quarantined, 0.0));
+    assert_eq!((status.state, status.confidence), (FeedState::Quarantined, 0.0));
     assert_eq!(status.last_malformed.as_deref(), Some("worse"));
-    assert_eq!(take(&mut feed, source, heading(10, 10), Via::Live), Admission::PassOver);
-    let after = NOW + Rules::default().quarantine;
-    assert_eq!(ask(&mut feed, after), Some(Ask::Replay { from: 0 }));
+    assert_eq!(take(&mut feed, source, heading(10, 10), Delivery::Live), BatchAdmission::PassOver);
+    let after = NOW + FeedRules::default().quarantine;
+    assert_eq!(ask(&mut feed, after), Some(SourceQuery::Replay { from: 0 }));
 }
 
 #[test]
 fn what_could_not_be_understood_is_wanted_again_once_it_is_read_otherwise() {
     let (mut feed, source) = running();
-    for _ in 0..=Rules::default().malformed_most {
-        feed.malformed(Heading::default(), "another block size".to_owned(), NOW);
+    for _ in 0..=FeedRules::default().malformed_most {
+        feed.malformed(BatchId::default(), "another block size".to_owned(), NOW);
     }
-    assert_eq!(feed.status(NOW).state, State::Quarantined);
+    assert_eq!(feed.status(NOW).state, FeedState::Quarantined);
     assert_eq!(feed.begin_anew(), Rebuild::ANEW);
     let status = feed.status(NOW);
-    assert_ne!(status.state, State::Quarantined);
+    assert_ne!(status.state, FeedState::Quarantined);
     assert_eq!(status.last_malformed, None);
-    assert_eq!(take(&mut feed, source, heading(0, 0), Via::Live), Admission::Apply);
+    assert_eq!(take(&mut feed, source, heading(0, 0), Delivery::Live), BatchAdmission::Apply);
 }
 
 #[test]
 fn batches_without_numbers_are_believed_only_where_no_source_counts() {
     let (mut feed, source) = feed(SNAPSHOT);
-    let unnumbered = Heading::default();
-    assert_eq!(take(&mut feed, source, unnumbered, Via::Live), Admission::Apply);
-    assert_eq!(take(&mut feed, source, unnumbered, Via::Live), Admission::Apply);
-    take(&mut feed, source, of_life(1, 0), Via::Live);
-    assert_eq!(take(&mut feed, source, unnumbered, Via::Live), Admission::PassOver);
+    let unnumbered = BatchId::default();
+    assert_eq!(take(&mut feed, source, unnumbered, Delivery::Live), BatchAdmission::Apply);
+    assert_eq!(take(&mut feed, source, unnumbered, Delivery::Live), BatchAdmission::Apply);
+    take(&mut feed, source, of_life(1, 0), Delivery::Live);
+    assert_eq!(take(&mut feed, source, unnumbered, Delivery::Live), BatchAdmission::PassOver);
     assert_eq!(feed.status(NOW).counters.unnumbered, 1);
 }
 
 #[test]
 fn a_replay_nobody_asked_for_has_no_effect() {
     let (mut feed, source) = running();
-    assert_eq!(take(&mut feed, source, heading(10, 10), Via::Replay), Admission::PassOver);
+    assert_eq!(
+        take(&mut feed, source, heading(10, 10), Delivery::Replay),
+        BatchAdmission::PassOver
+    );
     assert_eq!(feed.replay_ended(source, NOW), None);
     assert_eq!(feed.status(NOW).last_sequence, Some(9));
 }
@@ -251,7 +258,7 @@ fn a_replay_nobody_asked_for_has_no_effect() {
 #[test]
 fn nothing_is_asked_of_a_source_that_cannot_be_reached() {
     let (mut feed, source) = running();
-    take(&mut feed, source, heading(20, 20), Via::Live);
+    take(&mut feed, source, heading(20, 20), Delivery::Live);
     feed.disconnected(source);
     assert_eq!(feed.next_tick(), None);
     assert_eq!(feed.tick(NOW + Duration::from_secs(60)), None);
@@ -261,25 +268,25 @@ fn nothing_is_asked_of_a_source_that_cannot_be_reached() {
 fn a_batch_that_no_replay_makes_readable_is_gone_past() {
     let (mut feed, source) = running();
     assert_eq!(feed.malformed(unread(10), "bad".to_owned(), NOW), None);
-    take(&mut feed, source, heading(11, 11), Via::Live);
+    take(&mut feed, source, heading(11, 11), Delivery::Live);
     let later = NOW + Duration::from_secs(1);
-    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
-    take(&mut feed, source, heading(9, 9), Via::Replay);
+    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
+    take(&mut feed, source, heading(9, 9), Delivery::Replay);
     assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), later), None);
-    take(&mut feed, source, heading(11, 11), Via::Replay);
+    take(&mut feed, source, heading(11, 11), Delivery::Replay);
     assert_eq!(feed.replay_ended(source, later), None);
     let last = later + Duration::from_secs(1);
-    assert_eq!(feed.tick(last), Some(Step::Rebuild(Rebuild::From(11))));
+    assert_eq!(feed.tick(last), Some(FeedStep::Rebuild(Rebuild::From(11))));
     feed.caught_up(1, last);
     let status = feed.status(last);
-    assert_eq!((status.state, status.last_sequence), (State::Partial, Some(11)));
+    assert_eq!((status.state, status.last_sequence), (FeedState::Partial, Some(11)));
 }
 
 #[test]
 fn an_unreadable_batch_of_an_earlier_life_is_missing_to_nobody() {
-    let (mut feed, source) = feed(Abilities { replay: true, ..Abilities::default() });
+    let (mut feed, source) = feed(Capabilities { replay: true, ..Capabilities::default() });
     feed.connected(source, NOW);
-    take(&mut feed, source, of_life(5, 0), Via::Live);
+    take(&mut feed, source, of_life(5, 0), Delivery::Live);
     assert_eq!(feed.malformed(of_life(4, 70), "bad".to_owned(), NOW), None);
     let status = feed.status(NOW);
     assert_eq!((status.lag, status.counters.malformed, status.counters.outdated), (0, 0, 1));
@@ -292,24 +299,24 @@ fn the_newest_batch_is_gone_past_too_if_no_replay_makes_it_readable_and_stays_so
     let (mut feed, source) = running();
     assert_eq!(feed.malformed(unread(10), "bad".to_owned(), NOW), None);
     let mut now = NOW + Duration::from_secs(1);
-    assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 9 }));
-    take(&mut feed, source, heading(9, 9), Via::Replay);
+    assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 9 }));
+    take(&mut feed, source, heading(9, 9), Delivery::Replay);
     assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), now), None);
     assert_eq!(feed.replay_ended(source, now), None);
-    assert_eq!(feed.status(now).state, State::Unsure);
+    assert_eq!(feed.status(now).state, FeedState::Unsure);
     now += Duration::from_secs(1);
-    assert_eq!(feed.tick(now), Some(Step::Rebuild(Rebuild::From(11))));
+    assert_eq!(feed.tick(now), Some(FeedStep::Rebuild(Rebuild::From(11))));
     for _ in 0..60 {
-        now += Rules::default().probe_after;
-        assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 10 }));
+        now += FeedRules::default().probe_after;
+        assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
         assert_eq!(feed.malformed(unread(10), "still bad".to_owned(), now), None);
         assert_eq!(feed.replay_ended(source, now), None);
         let status = feed.status(now);
-        assert_eq!((status.state, status.last_sequence), (State::Partial, Some(10)));
+        assert_eq!((status.state, status.last_sequence), (FeedState::Partial, Some(10)));
         assert_eq!((status.counters.gaps, status.counters.malformed), (1, 2));
     }
-    assert_eq!(take(&mut feed, source, heading(11, 11), Via::Live), Admission::Apply);
-    assert_eq!(feed.status(NOW).state, State::Partial);
+    assert_eq!(take(&mut feed, source, heading(11, 11), Delivery::Live), BatchAdmission::Apply);
+    assert_eq!(feed.status(NOW).state, FeedState::Partial);
 }
 
 #[test]
@@ -318,7 +325,7 @@ fn an_unreadable_batch_does_not_tell_that_the_engine_is_the_one_that_was_known()
     feed.disconnected(source);
     feed.connected(source, NOW);
     let later = NOW + Duration::from_secs(1);
-    assert_eq!(ask(&mut feed, later), Some(Ask::Replay { from: 9 }));
+    assert_eq!(ask(&mut feed, later), Some(SourceQuery::Replay { from: 9 }));
     assert_eq!(feed.malformed(unread(9), "bad".to_owned(), later), None);
     assert_eq!(feed.replay_ended(source, later), Some(Rebuild::ANEW));
 }
@@ -326,17 +333,17 @@ fn an_unreadable_batch_does_not_tell_that_the_engine_is_the_one_that_was_known()
 /// A feed that has applied batches 0 to 9 of life 5 from a broker.
 fn relayed() -> (Feed, SourceId) {
     let (mut feed, source) = feed(RELAYED);
-    assert_eq!(ask(&mut feed, NOW), Some(Ask::Replay { from: 0 }));
+    assert_eq!(ask(&mut feed, NOW), Some(SourceQuery::Replay { from: 0 }));
     assert_eq!(feed.replay_ended(source, NOW), None);
     for sequence in 0..10 {
-        take(&mut feed, source, of_life(5, sequence), Via::Live);
+        take(&mut feed, source, of_life(5, sequence), Delivery::Live);
     }
-    assert_eq!(feed.status(NOW).state, State::Live);
+    assert_eq!(feed.status(NOW).state, FeedState::Live);
     (feed, source)
 }
 
-fn beat(epoch: u64, next: u64) -> Beat {
-    Beat { epoch: Some(Epoch(epoch)), next }
+fn beat(epoch: u64, next: u64) -> SourceHeartbeat {
+    SourceHeartbeat { epoch: Some(Epoch(epoch)), next }
 }
 
 /// Answers every question until `end` with the last batch that a broker has.
@@ -344,9 +351,12 @@ fn repeat_the_last(feed: &mut Feed, source: SourceId, end: Moment) {
     let mut now = NOW;
     while now < end {
         now += Duration::from_millis(500);
-        if let Some(Ask::Replay { from }) = ask(feed, now) {
+        if let Some(SourceQuery::Replay { from }) = ask(feed, now) {
             assert_eq!(from, 9);
-            assert_eq!(feed.admit(source, of_life(5, 9), Via::Replay, now), Admission::PassOver);
+            assert_eq!(
+                feed.admit(source, of_life(5, 9), Delivery::Replay, now),
+                BatchAdmission::PassOver
+            );
             assert_eq!(feed.replay_ended(source, now), None);
         }
     }
@@ -355,23 +365,23 @@ fn repeat_the_last(feed: &mut Feed, source: SourceId, end: Moment) {
 #[test]
 fn a_broker_does_not_vouch_for_who_fills_it() {
     let (mut feed, source) = relayed();
-    let later = NOW + Rules::default().stale_after * 2;
+    let later = NOW + FeedRules::default().stale_after * 2;
     repeat_the_last(&mut feed, source, later);
     feed.disconnected(source);
     feed.connected(source, later);
     let status = feed.status(later);
-    assert_eq!((status.state, status.freshness), (State::Stale, 0.0));
+    assert_eq!((status.state, status.freshness), (FeedState::Stale, 0.0));
     assert_eq!(status.age, Some(later - NOW));
 }
 
 #[test]
 fn a_relay_that_beats_keeps_a_silent_pod_fresh_and_tells_of_a_lost_tail() {
     let (mut feed, _) = relayed();
-    let later = NOW + Rules::default().stale_after * 2;
+    let later = NOW + FeedRules::default().stale_after * 2;
     assert_eq!(feed.beat(beat(5, 10), later), None);
-    assert_eq!((feed.status(later).state, feed.status(later).lag), (State::Live, 0));
+    assert_eq!((feed.status(later).state, feed.status(later).lag), (FeedState::Live, 0));
     assert_eq!(feed.beat(beat(5, 12), later), None);
-    assert_eq!((feed.status(later).state, feed.status(later).lag), (State::Unsure, 2));
+    assert_eq!((feed.status(later).state, feed.status(later).lag), (FeedState::Unsure, 2));
     // An engine that restarted and has said nothing yet holds nothing.
     assert_eq!(feed.beat(beat(6, 0), later), Some(Rebuild::ANEW));
     assert_eq!(feed.status(later).last_sequence, None);
@@ -383,12 +393,15 @@ fn a_relay_that_beats_keeps_a_silent_pod_fresh_and_tells_of_a_lost_tail() {
 fn a_life_that_is_over_does_not_keep_a_pod_fresh() {
     for abilities in [RELAYED, SNAPSHOT] {
         let (mut feed, source) = feed(abilities);
-        take(&mut feed, source, of_life(5, 0), Via::Live);
+        take(&mut feed, source, of_life(5, 0), Delivery::Live);
         let later = NOW + Duration::from_secs(20);
         // Who posts is connected anew with every post.
         feed.connected(source, later);
-        assert_eq!(feed.admit(source, of_life(4, 1), Via::Live, later), Admission::PassOver);
-        assert_eq!(feed.admit_snapshot(of_life(4, 1), later), Admission::PassOver);
+        assert_eq!(
+            feed.admit(source, of_life(4, 1), Delivery::Live, later),
+            BatchAdmission::PassOver
+        );
+        assert_eq!(feed.admit_snapshot(of_life(4, 1), later), BatchAdmission::PassOver);
         let digest = EngineDigest { epoch: Some(Epoch(4)), ..Default::default() };
         assert_eq!(feed.digest(&digest, &PodDigest::default(), later), None);
         assert_eq!((feed.started(Epoch(4), later), feed.beat(beat(4, 9), later)), (None, None));
@@ -399,7 +412,7 @@ fn a_life_that_is_over_does_not_keep_a_pod_fresh() {
 #[test]
 fn an_earlier_life_that_speaks_on_while_the_known_one_is_silent_is_the_one_that_lives() {
     let (mut feed, source) = relayed();
-    let stale_after = Rules::default().stale_after;
+    let stale_after = FeedRules::default().stale_after;
     let second = Duration::from_secs(1);
     assert_eq!(feed.beat(beat(4, 3), NOW + second), None);
     assert_eq!(feed.beat(beat(5, 10), NOW + second * 2), None, "the known one speaks again");
@@ -409,9 +422,9 @@ fn an_earlier_life_that_speaks_on_while_the_known_one_is_silent_is_the_one_that_
     assert_eq!(feed.beat(beat(4, 3), now), Some(Rebuild::ANEW));
     assert_eq!((feed.status(now).epoch, feed.status(now).lag), (Some(Epoch(4)), 3));
     // What the broker still has of the one that fell silent changes nothing; a word of its own does.
-    assert_eq!(ask(&mut feed, now + second), Some(Ask::Replay { from: 0 }));
-    assert_eq!(take(&mut feed, source, of_life(5, 0), Via::Replay), Admission::PassOver);
-    assert_eq!(take(&mut feed, source, of_life(4, 0), Via::Replay), Admission::Apply);
+    assert_eq!(ask(&mut feed, now + second), Some(SourceQuery::Replay { from: 0 }));
+    assert_eq!(take(&mut feed, source, of_life(5, 0), Delivery::Replay), BatchAdmission::PassOver);
+    assert_eq!(take(&mut feed, source, of_life(4, 0), Delivery::Replay), BatchAdmission::Apply);
     assert_eq!(feed.beat(beat(5, 10), now + second), Some(Rebuild::ANEW));
 }
 
@@ -421,34 +434,34 @@ fn a_broker_that_was_wiped_takes_nothing_from_what_is_known() {
     let mut now = NOW;
     for _ in 0..5 {
         now += Duration::from_secs(2);
-        assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 9 }));
+        assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 9 }));
         assert_eq!(feed.replay_ended(source, now), None);
         assert_eq!(feed.status(now).last_sequence, Some(9));
     }
-    assert_eq!((feed.status(now).state, feed.status(now).counters.restarts), (State::Live, 0));
-    assert_eq!(take(&mut feed, source, of_life(5, 10), Via::Live), Admission::Apply);
+    assert_eq!((feed.status(now).state, feed.status(now).counters.restarts), (FeedState::Live, 0));
+    assert_eq!(take(&mut feed, source, of_life(5, 10), Delivery::Live), BatchAdmission::Apply);
     // What was missed is still missing, and asked for until it is there again.
     feed.beat(beat(5, 12), now);
     for _ in 0..5 {
         now += Duration::from_secs(2);
-        assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 10 }));
+        assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
         assert_eq!(feed.replay_ended(source, now), None);
-        assert_eq!(feed.status(now).state, State::Unsure);
+        assert_eq!(feed.status(now).state, FeedState::Unsure);
     }
     now += Duration::from_secs(2);
-    assert_eq!(ask(&mut feed, now), Some(Ask::Replay { from: 10 }));
-    take(&mut feed, source, of_life(5, 10), Via::Replay);
-    take(&mut feed, source, of_life(5, 11), Via::Replay);
+    assert_eq!(ask(&mut feed, now), Some(SourceQuery::Replay { from: 10 }));
+    take(&mut feed, source, of_life(5, 10), Delivery::Replay);
+    take(&mut feed, source, of_life(5, 11), Delivery::Replay);
     assert_eq!(feed.replay_ended(source, now), None);
-    assert_eq!(feed.status(NOW).state, State::Live);
+    assert_eq!(feed.status(NOW).state, FeedState::Live);
 }
 
 #[test]
 fn the_greatest_numbers_of_all_are_numbers_like_others() {
-    for abilities in [REPLAY, SNAPSHOT, RELAYED, Abilities::default()] {
+    for abilities in [REPLAY, SNAPSHOT, RELAYED, Capabilities::default()] {
         let (mut feed, source) = feed(abilities);
         for sequence in [u64::MAX - 1, u64::MAX, u64::MAX, 0, u64::MAX] {
-            take(&mut feed, source, of_life(u64::MAX, sequence), Via::Live);
+            take(&mut feed, source, of_life(u64::MAX, sequence), Delivery::Live);
             feed.beat(beat(u64::MAX, u64::MAX), NOW);
             feed.malformed(unread(u64::MAX), "bad".to_owned(), NOW);
             let digest = EngineDigest { sequence: Some(u64::MAX), ..Default::default() };
@@ -458,8 +471,8 @@ fn the_greatest_numbers_of_all_are_numbers_like_others() {
         for second in 0..60 {
             let now = NOW + Duration::from_secs(second);
             let _ = feed.status(now);
-            if let Some(Step::Ask(..)) = feed.tick(now) {
-                take(&mut feed, source, of_life(u64::MAX, u64::MAX), Via::Replay);
+            if let Some(FeedStep::Ask(..)) = feed.tick(now) {
+                take(&mut feed, source, of_life(u64::MAX, u64::MAX), Delivery::Replay);
                 feed.replay_ended(source, now);
                 feed.admit_snapshot(of_life(u64::MAX, u64::MAX), now);
                 feed.snapshot_applied(of_life(u64::MAX, u64::MAX), 1, now);

@@ -12,9 +12,9 @@ pub type TokenDigest = [u8; 32];
 
 /// The pods that may be spoken of, each with its own token's digest if it has one.
 #[derive(Debug, Default)]
-pub struct Guests(RwLock<BTreeMap<PodName, Option<TokenDigest>>>);
+pub struct PodTokens(RwLock<BTreeMap<PodName, Option<TokenDigest>>>);
 
-impl Guests {
+impl PodTokens {
     /// From now on these and no others.
     pub fn are(&self, pods: BTreeMap<PodName, Option<TokenDigest>>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = pods;
@@ -46,7 +46,7 @@ fn is_token(expected: TokenDigest, authorization: Option<&[u8]>) -> bool {
 
 /// Who may push events. The token is kept as its digest.
 #[derive(Clone)]
-pub struct Access(Option<[u8; 32]>);
+pub struct PushAccess(Option<[u8; 32]>);
 
 /// Events from anywhere would be believed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -54,17 +54,17 @@ pub struct Access(Option<[u8; 32]>);
     "event listener {address}: it can be reached from other machines and has no token; set one, or listen \
      on 127.0.0.1"
 )]
-pub struct AccessError {
+pub struct PushAccessError {
     /// Where it was to listen.
     pub address: SocketAddr,
 }
 
-impl Access {
+impl PushAccess {
     /// For a listener at `address`.
     ///
     /// # Errors
     /// Others can reach it and there is no token.
-    pub fn new(address: SocketAddr, token: Option<&str>) -> Result<Self, AccessError> {
+    pub fn new(address: SocketAddr, token: Option<&str>) -> Result<Self, PushAccessError> {
         Self::of_digest(address, token.map(|token| Sha256::digest(token).into()))
     }
 
@@ -72,9 +72,12 @@ impl Access {
     ///
     /// # Errors
     /// Others can reach it and there is no token.
-    pub fn of_digest(address: SocketAddr, digest: Option<[u8; 32]>) -> Result<Self, AccessError> {
+    pub fn of_digest(
+        address: SocketAddr,
+        digest: Option<[u8; 32]>,
+    ) -> Result<Self, PushAccessError> {
         if digest.is_none() && !address.ip().is_loopback() {
-            return Err(AccessError { address });
+            return Err(PushAccessError { address });
         }
         Ok(Self(digest))
     }
@@ -93,7 +96,7 @@ impl Access {
     /// Whether it may speak of this pod.
     pub(super) fn admits_to(
         &self,
-        guests: &Guests,
+        guests: &PodTokens,
         pod: &str,
         authorization: Option<&[u8]>,
     ) -> bool {
@@ -111,10 +114,10 @@ mod tests {
     #[test]
     fn whoever_can_be_reached_needs_a_token() {
         let (here, anywhere) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
-        assert!(Access::new(here, None).is_ok_and(|access| access.admits(None)));
-        let refusal = Access::new(anywhere, None).err().unwrap().to_string();
+        assert!(PushAccess::new(here, None).is_ok_and(|access| access.admits(None)));
+        let refusal = PushAccess::new(anywhere, None).err().unwrap().to_string();
         assert!(refusal.starts_with("event listener 0.0.0.0:1: it can be reached"), "{refusal}");
-        let access = Access::new(anywhere, Some("secret")).unwrap();
+        let access = PushAccess::new(anywhere, Some("secret")).unwrap();
         assert!(access.admits(Some(b"Bearer secret")));
         for wrong in [None, Some(&b"Bearer secre"[..]), Some(b"secret"), Some(b"Bearer ")] {
             assert!(!access.admits(wrong));
@@ -123,8 +126,8 @@ mod tests {
 
     #[test]
     fn a_pod_with_a_token_of_its_own_is_spoken_for_by_nobody_else() {
-        let access = Access::new("127.0.0.1:1".parse().unwrap(), Some("all")).unwrap();
-        let guests = Guests::default();
+        let access = PushAccess::new("127.0.0.1:1".parse().unwrap(), Some("all")).unwrap();
+        let guests = PodTokens::default();
         let digest = |token: &str| Some(Sha256::digest(token).into());
         guests.are([("a".into(), digest("own")), ("b".into(), None)].into());
         let (own, all) = (Some(&b"Bearer own"[..]), Some(&b"Bearer all"[..]));

@@ -1,14 +1,14 @@
 //! The messages of `proto/events.proto`, and what they say.
 
 use super::request::{named, with_salt};
-use crate::said::{EngineDigest, Epoch, Heading, Said, Via};
-use crate::wire::{self, Batch as WireBatch, Event as WireEvent, Limits, Removed as WireRemoved};
-use crate::wire::{ExtraKeysBuffer, Stored as WireStored, tier_by_name};
-use wornpath_index::{Digest as Sum, EngineHash, Tier};
+use crate::message::{BatchId, Delivery, EngineDigest, Epoch, SourceMessage};
+use crate::wire::{self, WireBatch, WireEvent, WireLimits, WireRemoved};
+use crate::wire::{ExtraKeysBuffer, WireStored, tier_by_name};
+use wornpath_index::{BlockDigest as Sum, EngineHash, Tier};
 
 /// One thing that an engine says.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Report {
+pub struct PushReport {
     /// The pod's name.
     #[prost(string, tag = "1")]
     pub pod: String,
@@ -19,28 +19,28 @@ pub struct Report {
     #[prost(uint64, optional, tag = "3")]
     pub sequence: Option<u64>,
     /// What is said.
-    #[prost(oneof = "Saying", tags = "4, 5, 6, 7, 8, 9")]
-    pub said: Option<Saying>,
+    #[prost(oneof = "PushBody", tags = "4, 5, 6, 7, 8, 9")]
+    pub said: Option<PushBody>,
 }
 
 /// What a report says.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Saying {
+pub enum PushBody {
     /// The engine has started, or found the router again.
     #[prost(message, tag = "4")]
-    Register(Nothing),
+    Register(PushEmpty),
     /// Blocks came and went.
     #[prost(message, tag = "5")]
-    Batch(Batch),
+    Batch(PushBatch),
     /// Everything that the engine holds.
     #[prost(message, tag = "6")]
-    Sync(Batch),
+    Sync(PushBatch),
     /// A sum, to compare.
     #[prost(message, tag = "7")]
-    Digest(Digest),
+    Digest(PushDigest),
     /// The engine ends.
     #[prost(message, tag = "8")]
-    Bye(Nothing),
+    Bye(PushEmpty),
     /// A batch as vLLM writes it.
     #[prost(bytes = "vec", tag = "9")]
     Raw(Vec<u8>),
@@ -48,41 +48,41 @@ pub enum Saying {
 
 /// Nothing more to say.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub struct Nothing {}
+pub struct PushEmpty {}
 
 /// Things that happened.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Batch {
+pub struct PushBatch {
     /// In order.
     #[prost(message, repeated, tag = "1")]
-    pub events: Vec<Event>,
+    pub events: Vec<PushEvent>,
 }
 
 /// One of them.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Event {
+pub struct PushEvent {
     /// Which.
-    #[prost(oneof = "What", tags = "1, 2, 3")]
-    pub what: Option<What>,
+    #[prost(oneof = "PushEventKind", tags = "1, 2, 3")]
+    pub what: Option<PushEventKind>,
 }
 
 /// What happened.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum What {
+pub enum PushEventKind {
     /// Blocks came.
     #[prost(message, tag = "1")]
-    Stored(Stored),
+    Stored(PushStored),
     /// Blocks went.
     #[prost(message, tag = "2")]
-    Removed(Removed),
+    Removed(PushRemoved),
     /// All blocks went.
     #[prost(message, tag = "3")]
-    Cleared(Nothing),
+    Cleared(PushEmpty),
 }
 
 /// Blocks that follow each other.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Stored {
+pub struct PushStored {
     /// The engine's hashes.
     #[prost(fixed64, repeated, tag = "1")]
     pub blocks: Vec<u64>,
@@ -108,7 +108,7 @@ pub struct Stored {
 
 /// Blocks that went.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Removed {
+pub struct PushRemoved {
     /// The engine's hashes.
     #[prost(fixed64, repeated, tag = "1")]
     pub blocks: Vec<u64>,
@@ -119,7 +119,7 @@ pub struct Removed {
 
 /// A sum of everything.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Digest {
+pub struct PushDigest {
     /// By tier.
     #[prost(message, repeated, tag = "1")]
     pub tiers: Vec<TierDigest>,
@@ -141,7 +141,7 @@ pub struct TierDigest {
 
 /// What the router would like to have.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub struct Wish {
+pub struct PushRequestedQuery {
     /// Everything.
     #[prost(bool, tag = "1")]
     pub sync: bool,
@@ -150,54 +150,58 @@ pub struct Wish {
     pub outdated: Option<u64>,
 }
 
-impl Report {
+impl PushReport {
     /// What it says of its pod.
     #[must_use]
-    pub fn said(&self) -> Option<Said> {
+    pub fn said(&self) -> Option<SourceMessage> {
         let heading =
-            Heading { epoch: self.epoch.map(Epoch), sequence: self.sequence, fingerprint: None };
+            BatchId { epoch: self.epoch.map(Epoch), sequence: self.sequence, fingerprint: None };
         Some(match self.said.as_ref()? {
-            Saying::Register(_) => Said::Started(Epoch(self.epoch?)),
-            Saying::Batch(batch) => {
-                Said::Batch { heading, via: Via::Live, batch: Box::new(batch.events()) }
+            PushBody::Register(_) => SourceMessage::Started(Epoch(self.epoch?)),
+            PushBody::Batch(batch) => SourceMessage::Batch {
+                heading,
+                via: Delivery::Live,
+                batch: Box::new(batch.events()),
+            },
+            PushBody::Sync(batch) => {
+                SourceMessage::Snapshot { heading, batch: Box::new(batch.events()) }
             }
-            Saying::Sync(batch) => Said::Snapshot { heading, batch: Box::new(batch.events()) },
-            Saying::Digest(digest) => Said::Digest(EngineDigest {
+            PushBody::Digest(digest) => SourceMessage::Digest(EngineDigest {
                 epoch: heading.epoch,
                 sequence: heading.sequence,
                 tiers: digest.sums(),
             }),
-            Saying::Bye(_) => Said::Bye,
-            Saying::Raw(payload) => {
+            PushBody::Bye(_) => SourceMessage::Bye,
+            PushBody::Raw(payload) => {
                 let mut batch = Box::<WireBatch>::default();
-                match wire::decode(payload, &Limits::default(), &mut batch) {
-                    Ok(()) => Said::Batch { heading, via: Via::Live, batch },
-                    Err(error) => Said::Malformed { heading, reason: error.to_string() },
+                match wire::decode(payload, &WireLimits::default(), &mut batch) {
+                    Ok(()) => SourceMessage::Batch { heading, via: Delivery::Live, batch },
+                    Err(error) => SourceMessage::Malformed { heading, reason: error.to_string() },
                 }
             }
         })
     }
 }
 
-impl Batch {
+impl PushBatch {
     fn events(&self) -> WireBatch {
         let mut batch = WireBatch::default();
         for what in self.events.iter().filter_map(|event| event.what.as_ref()) {
             match what {
-                What::Stored(stored) => stored.push_to(&mut batch),
-                What::Removed(removed) => batch.push(WireEvent::Removed(WireRemoved {
+                PushEventKind::Stored(stored) => stored.push_to(&mut batch),
+                PushEventKind::Removed(removed) => batch.push(WireEvent::Removed(WireRemoved {
                     blocks: &names(&removed.blocks),
                     tier: tier(&removed.tier),
                     group: None,
                 })),
-                What::Cleared(_) => batch.push(WireEvent::Cleared),
+                PushEventKind::Cleared(_) => batch.push(WireEvent::Cleared),
             }
         }
         batch
     }
 }
 
-impl Stored {
+impl PushStored {
     fn push_to(&self, batch: &mut WireBatch) {
         let blocks = names(&self.blocks);
         let is_first = self.parent.is_none();
@@ -214,7 +218,7 @@ impl Stored {
     }
 }
 
-impl Digest {
+impl PushDigest {
     fn sums(&self) -> [Sum; 4] {
         let mut sums = [Sum::default(); 4];
         for one in &self.tiers {
@@ -239,52 +243,63 @@ mod tests {
 
     #[test]
     fn fields_are_where_the_proto_file_says() {
-        let stored =
-            Stored { blocks: vec![1], tokens: vec![7, 300], block_size: 2, ..Stored::default() };
-        let batch = Batch { events: vec![Event { what: Some(What::Stored(stored)) }] };
-        let said = Some(Saying::Batch(batch));
-        let report = Report { pod: "a".to_owned(), epoch: Some(3), sequence: Some(0), said };
+        let stored = PushStored {
+            blocks: vec![1],
+            tokens: vec![7, 300],
+            block_size: 2,
+            ..PushStored::default()
+        };
+        let batch =
+            PushBatch { events: vec![PushEvent { what: Some(PushEventKind::Stored(stored)) }] };
+        let said = Some(PushBody::Batch(batch));
+        let report = PushReport { pod: "a".to_owned(), epoch: Some(3), sequence: Some(0), said };
         // Written out by hand from the proto file: numbers, wire types and packing.
         let stored = [10, 8, 1, 0, 0, 0, 0, 0, 0, 0, 26, 3, 7, 172, 2, 32, 2];
         let mut expected = vec![10, 1, b'a', 16, 3, 24, 0, 42, 21, 10, 19, 10, 17];
         expected.extend(stored);
         assert_eq!(report.encode_to_vec(), expected);
-        assert_eq!(Report::decode(&expected[..]).unwrap(), report);
-        assert_eq!(Wish { sync: true, outdated: None }.encode_to_vec(), [8, 1]);
-        let outdated = Wish { sync: false, outdated: Some(7) };
+        assert_eq!(PushReport::decode(&expected[..]).unwrap(), report);
+        assert_eq!(PushRequestedQuery { sync: true, outdated: None }.encode_to_vec(), [8, 1]);
+        let outdated = PushRequestedQuery { sync: false, outdated: Some(7) };
         assert_eq!(outdated.encode_to_vec(), [16, 7]);
     }
 
     #[test]
     fn reports_mean_what_the_same_posts_mean() {
-        let stored = Stored {
+        let stored = PushStored {
             blocks: vec![1, 2],
             tokens: vec![5, 5, 6, 6],
             block_size: 2,
             tier: "cpu".to_owned(),
             salt: "t".to_owned(),
-            ..Stored::default()
+            ..PushStored::default()
         };
-        let events = vec![Event { what: Some(What::Stored(stored)) }, Event { what: None }];
-        let said = Some(Saying::Batch(Batch { events }));
-        let report = Report { pod: "a".to_owned(), epoch: Some(3), sequence: Some(9), said };
-        let Some(Said::Batch { heading, batch, .. }) = report.said() else { panic!("{report:?}") };
+        let events =
+            vec![PushEvent { what: Some(PushEventKind::Stored(stored)) }, PushEvent { what: None }];
+        let said = Some(PushBody::Batch(PushBatch { events }));
+        let report = PushReport { pod: "a".to_owned(), epoch: Some(3), sequence: Some(9), said };
+        let Some(SourceMessage::Batch { heading, batch, .. }) = report.said() else {
+            panic!("{report:?}")
+        };
         assert_eq!((heading.epoch, heading.sequence), (Some(Epoch(3)), Some(9)));
-        let posted = super::super::Pushed::parse(
+        let posted = super::super::PushedMessage::parse(
             "/events/stored",
             br#"{"pod": "a", "epoch": 3, "sequence": 9, "stored": [{"hashes": [1, 2],
                "tokens": [5, 5, 6, 6], "block_size": 2, "tier": "cpu", "salt": "t"}]}"#,
         );
-        let Said::Batch { batch: posted, .. } = posted.unwrap().said.remove(0) else { panic!() };
+        let SourceMessage::Batch { batch: posted, .. } = posted.unwrap().said.remove(0) else {
+            panic!()
+        };
         assert!(batch.events().eq(posted.events()));
     }
 
     #[test]
     fn what_says_nothing_is_nothing() {
-        assert!(Report::default().said().is_none());
-        let register = Report { said: Some(Saying::Register(Nothing {})), ..Report::default() };
+        assert!(PushReport::default().said().is_none());
+        let register =
+            PushReport { said: Some(PushBody::Register(PushEmpty {})), ..PushReport::default() };
         assert!(register.said().is_none(), "a start of which the time is not known");
-        let raw = Report { said: Some(Saying::Raw(vec![0xc1])), ..Report::default() };
-        assert!(matches!(raw.said(), Some(Said::Malformed { .. })));
+        let raw = PushReport { said: Some(PushBody::Raw(vec![0xc1])), ..PushReport::default() };
+        assert!(matches!(raw.said(), Some(SourceMessage::Malformed { .. })));
     }
 }

@@ -1,13 +1,14 @@
 //! What a pushed request says: from a path and its JSON to typed events, without I/O.
 
-use crate::said::{EngineDigest, Epoch, Heading, Said, Via};
+use crate::message::{BatchId, Delivery, EngineDigest, Epoch, SourceMessage};
 use crate::transport::PodName;
 use crate::wire::{
-    Attention, Batch, Event, ExtraKey, ExtraKeysBuffer, Removed, Stored, tier_by_name,
+    DecodeNotice, ExtraKeysBuffer, WireBatch, WireEvent, WireExtraKey, WireRemoved, WireStored,
+    tier_by_name,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use wornpath_index::{Digest, EngineHash, Tier};
+use wornpath_index::{BlockDigest, EngineHash, Tier};
 
 /// Why a request was refused. The sidecar is at fault.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -42,25 +43,25 @@ pub enum PushError {
 }
 
 #[derive(Deserialize)]
-struct Body {
+struct JsonBody {
     #[serde(alias = "worker_id")]
     pod: String,
     epoch: Option<u64>,
     sequence: Option<u64>,
-    stored: Option<Vec<Run>>,
+    stored: Option<Vec<DigestRun>>,
     #[serde(alias = "evicted_hashes")]
-    evicted: Option<Vec<Name>>,
+    evicted: Option<Vec<JsonPodName>>,
     #[serde(alias = "active_hashes")]
-    active: Option<Vec<Name>>,
+    active: Option<Vec<JsonPodName>>,
     tier: Option<TierName>,
-    tiers: Option<BTreeMap<TierName, Sum>>,
+    tiers: Option<BTreeMap<TierName, JsonDigest>>,
 }
 
 /// Blocks that follow each other.
 #[derive(Deserialize)]
-struct Run {
-    hashes: Vec<Name>,
-    parent: Option<Name>,
+struct DigestRun {
+    hashes: Vec<JsonPodName>,
+    parent: Option<JsonPodName>,
     #[serde(default)]
     tokens: Vec<u32>,
     #[serde(default)]
@@ -71,32 +72,32 @@ struct Run {
 }
 
 #[derive(Deserialize)]
-struct Sum {
+struct JsonDigest {
     count: u64,
-    xor: Name,
+    xor: JsonPodName,
 }
 
 /// An engine's hash: a number of either sign, or hexadecimal digits of any even number.
 #[derive(Clone, Copy, Deserialize)]
-#[serde(try_from = "Written")]
-struct Name(EngineHash);
+#[serde(try_from = "JsonEvent")]
+struct JsonPodName(EngineHash);
 
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "a hash as a number or as hexadecimal digits")]
-enum Written {
+enum JsonEvent {
     Unsigned(u64),
     Signed(i64),
     Digits(String),
 }
 
-impl TryFrom<Written> for Name {
+impl TryFrom<JsonEvent> for JsonPodName {
     type Error = String;
 
-    fn try_from(written: Written) -> Result<Self, String> {
+    fn try_from(written: JsonEvent) -> Result<Self, String> {
         Ok(Self(match written {
-            Written::Unsigned(hash) => hash.into(),
-            Written::Signed(hash) => hash.into(),
-            Written::Digits(digits) => {
+            JsonEvent::Unsigned(hash) => hash.into(),
+            JsonEvent::Signed(hash) => hash.into(),
+            JsonEvent::Digits(digits) => {
                 let plain = digits.strip_prefix("0x").unwrap_or(&digits);
                 let is_hex = !plain.is_empty() && plain.bytes().all(|one| one.is_ascii_hexdigit());
                 let tail = plain.len().saturating_sub(16);
@@ -121,21 +122,21 @@ impl TryFrom<String> for TierName {
 
 /// What a request says.
 #[derive(Clone, Debug)]
-pub struct Pushed {
+pub struct PushedMessage {
     /// The pod it is about.
     pub pod: PodName,
     /// What is said, in order.
-    pub said: Vec<Said>,
+    pub said: Vec<SourceMessage>,
 }
 
-impl Pushed {
+impl PushedMessage {
     /// Reads a request.
     ///
     /// # Errors
     /// There is no such path, or its body is not what it should be.
     pub fn parse(path: &str, body: &[u8]) -> Result<Self, PushError> {
         let meaning = meaning(path)?;
-        let body: Body = serde_json::from_slice(body).map_err(|error| PushError::Json {
+        let body: JsonBody = serde_json::from_slice(body).map_err(|error| PushError::Json {
             path: path.to_owned(),
             problem: error.to_string(),
         })?;
@@ -143,23 +144,23 @@ impl Pushed {
     }
 }
 
-type Meaning = fn(&Body, &str) -> Result<Vec<Said>, PushError>;
+type JsonMeaning = fn(&JsonBody, &str) -> Result<Vec<SourceMessage>, PushError>;
 
-fn meaning(path: &str) -> Result<Meaning, PushError> {
+fn meaning(path: &str) -> Result<JsonMeaning, PushError> {
     Ok(match path {
         "/events/register" => |body, _| Ok(register(body)),
         "/events/stored" => stored,
         "/events/evicted" | "/internal/eviction" => evicted,
         "/events/sync" | "/internal/sync" => sync,
         "/events/digest" => digest,
-        "/events/bye" => |_, _| Ok(vec![Said::Bye]),
+        "/events/bye" => |_, _| Ok(vec![SourceMessage::Bye]),
         _ => return Err(PushError::Path { path: path.to_owned() }),
     })
 }
 
-impl Body {
-    fn heading(&self) -> Heading {
-        Heading { epoch: self.epoch.map(Epoch), sequence: self.sequence, fingerprint: None }
+impl JsonBody {
+    fn heading(&self) -> BatchId {
+        BatchId { epoch: self.epoch.map(Epoch), sequence: self.sequence, fingerprint: None }
     }
 
     fn tier(&self) -> Tier {
@@ -171,54 +172,54 @@ fn missing(path: &str, field: &'static str, expected: &'static str) -> PushError
     PushError::Missing { path: path.to_owned(), field, expected }
 }
 
-fn register(body: &Body) -> Vec<Said> {
-    vec![body.epoch.map_or(Said::Alive, |epoch| Said::Started(Epoch(epoch)))]
+fn register(body: &JsonBody) -> Vec<SourceMessage> {
+    vec![body.epoch.map_or(SourceMessage::Alive, |epoch| SourceMessage::Started(Epoch(epoch)))]
 }
 
-fn stored(body: &Body, path: &str) -> Result<Vec<Said>, PushError> {
+fn stored(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
     let runs = body.stored.as_deref().ok_or(missing(path, "stored", "a list of stored blocks"))?;
-    let mut batch = Box::<Batch>::default();
+    let mut batch = Box::<WireBatch>::default();
     runs.iter().for_each(|run| push_run(&mut batch, run));
-    Ok(vec![Said::Batch { heading: body.heading(), via: Via::Live, batch }])
+    Ok(vec![SourceMessage::Batch { heading: body.heading(), via: Delivery::Live, batch }])
 }
 
-fn evicted(body: &Body, path: &str) -> Result<Vec<Said>, PushError> {
+fn evicted(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
     let names = body.evicted.as_deref().ok_or(missing(path, "evicted", "a list of hashes"))?;
-    let mut batch = Box::<Batch>::default();
+    let mut batch = Box::<WireBatch>::default();
     let blocks = hashes(names);
-    batch.push(Event::Removed(Removed { blocks: &blocks, tier: body.tier(), group: None }));
-    Ok(vec![Said::Batch { heading: body.heading(), via: Via::Live, batch }])
+    batch.push(WireEvent::Removed(WireRemoved { blocks: &blocks, tier: body.tier(), group: None }));
+    Ok(vec![SourceMessage::Batch { heading: body.heading(), via: Delivery::Live, batch }])
 }
 
-fn sync(body: &Body, path: &str) -> Result<Vec<Said>, PushError> {
-    let mut batch = Box::<Batch>::default();
+fn sync(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
+    let mut batch = Box::<WireBatch>::default();
     match (&body.stored, &body.active) {
         (None, None) => return Err(missing(path, "active", "a list of hashes, or `stored`")),
         (runs, names) => {
             runs.iter().flatten().for_each(|run| push_run(&mut batch, run));
             // Of bare names it is not known which follows which, so each stands for itself.
             for name in names.iter().flatten() {
-                batch.push(Event::Stored(named(&[name.0], body.tier())));
+                batch.push(WireEvent::Stored(named(&[name.0], body.tier())));
             }
         }
     }
-    Ok(vec![Said::Snapshot { heading: body.heading(), batch }])
+    Ok(vec![SourceMessage::Snapshot { heading: body.heading(), batch }])
 }
 
-fn digest(body: &Body, path: &str) -> Result<Vec<Said>, PushError> {
+fn digest(body: &JsonBody, path: &str) -> Result<Vec<SourceMessage>, PushError> {
     let sums = body.tiers.as_ref().ok_or(missing(path, "tiers", "count and xor by tier"))?;
-    let mut tiers = [Digest::default(); 4];
+    let mut tiers = [BlockDigest::default(); 4];
     for (tier, sum) in sums {
-        tiers[tier.0 as usize] = Digest { count: sum.count, xor: sum.xor.0.0 };
+        tiers[tier.0 as usize] = BlockDigest { count: sum.count, xor: sum.xor.0.0 };
     }
-    let Heading { epoch, sequence, .. } = body.heading();
-    Ok(vec![Said::Digest(EngineDigest { epoch, sequence, tiers })])
+    let BatchId { epoch, sequence, .. } = body.heading();
+    Ok(vec![SourceMessage::Digest(EngineDigest { epoch, sequence, tiers })])
 }
 
-fn push_run(batch: &mut Batch, run: &Run) {
+fn push_run(batch: &mut WireBatch, run: &DigestRun) {
     let blocks = hashes(&run.hashes);
     let keys = with_salt(run.salt.as_deref().filter(|_| run.parent.is_none()), blocks.len());
-    batch.push(Event::Stored(Stored {
+    batch.push(WireEvent::Stored(WireStored {
         parent: run.parent.map(|parent| parent.0),
         tokens: &run.tokens,
         block_size: run.block_size,
@@ -232,15 +233,15 @@ fn push_run(batch: &mut Batch, run: &Run) {
 pub(super) fn with_salt(salt: Option<&str>, blocks: usize) -> ExtraKeysBuffer {
     let mut keys = ExtraKeysBuffer::default();
     if let Some(salt) = salt {
-        keys.push(&[ExtraKey::Text(salt)]);
+        keys.push(&[WireExtraKey::Text(salt)]);
         (1..blocks).for_each(|_| keys.push(&[]));
     }
     keys
 }
 
 /// Blocks of which nothing is known but their names.
-pub(super) fn named(blocks: &[EngineHash], tier: Tier) -> Stored<'_> {
-    Stored {
+pub(super) fn named(blocks: &[EngineHash], tier: Tier) -> WireStored<'_> {
+    WireStored {
         blocks,
         parent: None,
         tokens: &[],
@@ -250,11 +251,11 @@ pub(super) fn named(blocks: &[EngineHash], tier: Tier) -> Stored<'_> {
         tier,
         extra_keys: Default::default(),
         group: None,
-        attention: Attention::Unsaid,
+        attention: DecodeNotice::Unsaid,
     }
 }
 
-fn hashes(names: &[Name]) -> Vec<EngineHash> {
+fn hashes(names: &[JsonPodName]) -> Vec<EngineHash> {
     names.iter().map(|name| name.0).collect()
 }
 
@@ -262,8 +263,8 @@ fn hashes(names: &[Name]) -> Vec<EngineHash> {
 mod tests {
     use super::*;
 
-    fn one(path: &str, body: &str) -> (PodName, Said) {
-        let Pushed { pod, mut said } = Pushed::parse(path, body.as_bytes()).unwrap();
+    fn one(path: &str, body: &str) -> (PodName, SourceMessage) {
+        let PushedMessage { pod, mut said } = PushedMessage::parse(path, body.as_bytes()).unwrap();
         assert_eq!(said.len(), 1);
         (pod, said.remove(0))
     }
@@ -275,13 +276,13 @@ mod tests {
             r#"{"pod": "a", "epoch": 3, "sequence": 9, "stored": [{"hashes": [1, "0x2", -1],
                "tokens": [5, 5, 6, 6, 7, 7], "block_size": 2, "tier": "cpu", "salt": "t"}]}"#,
         );
-        let Said::Batch { heading, batch, .. } = said else { panic!("{said:?}") };
+        let SourceMessage::Batch { heading, batch, .. } = said else { panic!("{said:?}") };
         assert_eq!((&*pod, heading.epoch, heading.sequence), ("a", Some(Epoch(3)), Some(9)));
-        let Some(Event::Stored(stored)) = batch.events().next() else { panic!() };
+        let Some(WireEvent::Stored(stored)) = batch.events().next() else { panic!() };
         assert_eq!(stored.blocks, [1, 2, u64::MAX].map(EngineHash));
         assert_eq!((stored.tokens, stored.block_size), (&[5, 5, 6, 6, 7, 7][..], 2));
         assert_eq!((stored.tier, stored.extra_keys.len()), (Tier::Host, 3));
-        assert!(stored.extra_keys.block(0).eq([ExtraKey::Text("t")]));
+        assert!(stored.extra_keys.block(0).eq([WireExtraKey::Text("t")]));
     }
 
     #[test]
@@ -291,8 +292,8 @@ mod tests {
             r#"{"pod": "a", "stored": [{"hashes": [2], "parent": 1, "tokens": [6, 6], "block_size": 2,
                "salt": "t"}]}"#,
         );
-        let Said::Batch { batch, .. } = said else { panic!("{said:?}") };
-        let Some(Event::Stored(stored)) = batch.events().next() else { panic!() };
+        let SourceMessage::Batch { batch, .. } = said else { panic!("{said:?}") };
+        let Some(WireEvent::Stored(stored)) = batch.events().next() else { panic!() };
         assert_eq!((stored.parent, stored.extra_keys.len()), (Some(EngineHash(1)), 0));
     }
 
@@ -300,14 +301,14 @@ mod tests {
     fn the_older_paths_mean_the_same() {
         let (pod, said) =
             one("/internal/eviction", r#"{"worker_id": "b", "evicted_hashes": ["ff", 7]}"#);
-        let Said::Batch { batch, heading, .. } = said else { panic!("{said:?}") };
-        assert_eq!((&*pod, heading), ("b", Heading::default()));
+        let SourceMessage::Batch { batch, heading, .. } = said else { panic!("{said:?}") };
+        assert_eq!((&*pod, heading), ("b", BatchId::default()));
         let expected =
-            Removed { blocks: &[EngineHash(255), EngineHash(7)], tier: Tier::Gpu, group: None };
-        assert!(batch.events().eq([Event::Removed(expected)]));
+            WireRemoved { blocks: &[EngineHash(255), EngineHash(7)], tier: Tier::Gpu, group: None };
+        assert!(batch.events().eq([WireEvent::Removed(expected)]));
 
         let (_, said) = one("/internal/sync", r#"{"worker_id": "b", "active_hashes": [4, 5]}"#);
-        let Said::Snapshot { batch, .. } = said else { panic!("{said:?}") };
+        let SourceMessage::Snapshot { batch, .. } = said else { panic!("{said:?}") };
         assert_eq!(batch.len(), 2);
     }
 
@@ -317,15 +318,16 @@ mod tests {
             "/events/digest",
             r#"{"pod": "a", "sequence": 1, "tiers": {"GPU": {"count": 2, "xor": "3"}}}"#,
         );
-        let Said::Digest(digest) = said else { panic!("{said:?}") };
-        assert_eq!(digest.tiers[0], Digest { count: 2, xor: 3 });
+        let SourceMessage::Digest(digest) = said else { panic!("{said:?}") };
+        assert_eq!(digest.tiers[0], BlockDigest { count: 2, xor: 3 });
         assert_eq!(digest.sequence, Some(1));
     }
 
     #[test]
     fn what_is_wrong_is_named() {
-        let refusal =
-            |path: &str, body: &str| Pushed::parse(path, body.as_bytes()).unwrap_err().to_string();
+        let refusal = |path: &str, body: &str| {
+            PushedMessage::parse(path, body.as_bytes()).unwrap_err().to_string()
+        };
         assert!(refusal("/events/fly", "{}").contains("expected /events/ and register"));
         assert!(refusal("/events/bye", "{}").contains("missing field `pod`"));
         assert!(refusal("/events/bye", "[").contains("/events/bye: EOF"));

@@ -1,10 +1,10 @@
 //! The HTTP side of pushed events.
 
-use super::access::{Access, Guests};
-use super::lives::Lives;
-use super::request::{PushError, Pushed};
-use super::{MOST_WAITING_ITEMS, Waiting, Wanted, items};
-use crate::said::Said;
+use super::access::{PodTokens, PushAccess};
+use super::epochs::LatestEpochs;
+use super::request::{PushError, PushedMessage};
+use super::{MOST_WAITING_ITEMS, PushQuery, PushWaiter, items};
+use crate::message::SourceMessage;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
@@ -40,10 +40,10 @@ const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 /// Answers sidecars, and hands what they say to a [`Push`](super::Push).
 #[derive(Clone)]
 pub struct PushService {
-    pub(super) requests: mpsc::Sender<Waiting>,
-    pub(super) wanted: Arc<Wanted>,
-    pub(super) guests: Arc<Guests>,
-    pub(super) lives: Arc<Lives>,
+    pub(super) requests: mpsc::Sender<PushWaiter>,
+    pub(super) wanted: Arc<PushQuery>,
+    pub(super) guests: Arc<PodTokens>,
+    pub(super) lives: Arc<LatestEpochs>,
     /// Room for items that wait.
     pub(super) room: Arc<Semaphore>,
     /// Room for bodies that are being read, in KiB.
@@ -51,9 +51,9 @@ pub struct PushService {
 }
 
 /// What sidecars and engines come over.
-pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+pub trait PushConnection: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
-impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection for T {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> PushConnection for T {}
 
 #[cfg(not(feature = "grpc"))]
 type Answer = Full<Bytes>;
@@ -62,9 +62,9 @@ type Answer = http_body_util::Either<Full<Bytes>, tonic::body::Body>;
 
 impl PushService {
     pub(super) fn new(
-        requests: mpsc::Sender<Waiting>,
-        wanted: Arc<Wanted>,
-        guests: Arc<Guests>,
+        requests: mpsc::Sender<PushWaiter>,
+        wanted: Arc<PushQuery>,
+        guests: Arc<PodTokens>,
     ) -> Self {
         let room = Arc::new(Semaphore::new(MOST_WAITING_ITEMS));
         let bodies = Arc::new(Semaphore::new(MOST_BODIES_KIB));
@@ -72,7 +72,7 @@ impl PushService {
     }
 
     /// Serves until it is dropped.
-    pub async fn serve(self, listener: TcpListener, access: Access) -> Infallible {
+    pub async fn serve(self, listener: TcpListener, access: PushAccess) -> Infallible {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
@@ -90,7 +90,7 @@ impl PushService {
 
     /// One connection, to its end. A peer that breaks off is its own affair.
     #[cfg(not(feature = "grpc"))]
-    pub async fn speak(self, stream: impl Connection, access: Access) {
+    pub async fn speak(self, stream: impl PushConnection, access: PushAccess) {
         let answer = service_fn(move |request| self.clone().respond(request, access.clone()));
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
@@ -102,7 +102,7 @@ impl PushService {
     /// One connection, to its end: posts over HTTP/1, streams over HTTP/2. A peer that breaks off is its own
     /// affair.
     #[cfg(feature = "grpc")]
-    pub async fn speak(self, stream: impl Connection, access: Access) {
+    pub async fn speak(self, stream: impl PushConnection, access: PushAccess) {
         let answer = service_fn(move |request| self.clone().respond(request, access.clone()));
         let mut server =
             hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
@@ -120,7 +120,7 @@ impl PushService {
     async fn respond(
         self,
         request: Request<Incoming>,
-        access: Access,
+        access: PushAccess,
     ) -> Result<Response<Answer>, Infallible> {
         Ok(self.answer(request, &access).await)
     }
@@ -129,7 +129,7 @@ impl PushService {
     async fn respond(
         self,
         request: Request<Incoming>,
-        access: Access,
+        access: PushAccess,
     ) -> Result<Response<Answer>, Infallible> {
         let kind = request.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         if kind.is_some_and(|kind| kind.starts_with(b"application/grpc")) {
@@ -140,17 +140,26 @@ impl PushService {
     }
 
     /// Whether whoever brings this header may speak of some pod.
-    pub(super) fn admits_somebody(&self, access: &Access, authorization: Option<&[u8]>) -> bool {
+    pub(super) fn admits_somebody(
+        &self,
+        access: &PushAccess,
+        authorization: Option<&[u8]>,
+    ) -> bool {
         access.admits(authorization) | self.guests.has_token(authorization)
     }
 
     /// Whether whoever brings this header may speak of this pod.
-    pub(super) fn admits(&self, access: &Access, pod: &str, authorization: Option<&[u8]>) -> bool {
+    pub(super) fn admits(
+        &self,
+        access: &PushAccess,
+        pod: &str,
+        authorization: Option<&[u8]>,
+    ) -> bool {
         access.admits_to(&self.guests, pod, authorization)
     }
 
     /// Answers one request.
-    pub async fn answer<B>(&self, request: Request<B>, access: &Access) -> Response<Full<Bytes>>
+    pub async fn answer<B>(&self, request: Request<B>, access: &PushAccess) -> Response<Full<Bytes>>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -183,7 +192,7 @@ impl PushService {
             }
             Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("body: {error}")),
         };
-        let parsed = Pushed::parse(head.uri.path(), &body);
+        let parsed = PushedMessage::parse(head.uri.path(), &body);
         drop((body, room));
         match parsed {
             Ok(pushed) if !self.guests.knows(&pushed.pod) => {
@@ -204,13 +213,13 @@ impl PushService {
         }
     }
 
-    fn take(&self, Pushed { pod, mut said }: Pushed) -> Response<Full<Bytes>> {
+    fn take(&self, PushedMessage { pod, mut said }: PushedMessage) -> Response<Full<Bytes>> {
         let outdated = self.lives.note(&pod, &said, Instant::now());
         // Whoever posts can be told what is wanted.
-        said.insert(0, Said::Connected);
+        said.insert(0, SourceMessage::Connected);
         let room = Arc::clone(&self.room).try_acquire_many_owned(items(&said));
         let waiting =
-            room.ok().map(|room| Waiting { pod: Arc::clone(&pod), said, _room: Some(room) });
+            room.ok().map(|room| PushWaiter { pod: Arc::clone(&pod), said, _room: Some(room) });
         if waiting.is_none_or(|waiting| self.requests.try_send(waiting).is_err()) {
             return refuse(
                 StatusCode::SERVICE_UNAVAILABLE,

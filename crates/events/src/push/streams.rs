@@ -3,11 +3,11 @@
 //! A stream is driven by whoever sends the answer: no task of its own, nothing that outlives the connection.
 //! Reports wait for their turn in the router's queue, so that a flood holds up its sender and nobody else.
 
-use super::access::Access;
-use super::message::{Report, Wish};
+use super::access::PushAccess;
+use super::message::{PushReport, PushRequestedQuery};
 use super::service::PushService;
-use super::{Waiting, items};
-use crate::said::{Epoch, Said};
+use super::{PushWaiter, items};
+use crate::message::{Epoch, SourceMessage};
 use crate::transport::PodName;
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -26,7 +26,7 @@ const PATH: &str = "/wornpath.events.v1.CacheEvents/Follow";
 /// Answers one call.
 pub(super) async fn answer(
     service: PushService,
-    access: Access,
+    access: PushAccess,
     request: Request<Incoming>,
     most_bytes: usize,
 ) -> hyper::Response<tonic::body::Body> {
@@ -34,24 +34,24 @@ pub(super) async fn answer(
         let message = format!("{}: found no such method, expected {PATH}", request.uri().path());
         return Status::unimplemented(message).into_http();
     }
-    let codec = ProstCodec::<Wish, Report>::default();
+    let codec = ProstCodec::<PushRequestedQuery, PushReport>::default();
     let mut grpc = Grpc::new(codec).max_decoding_message_size(most_bytes);
-    grpc.streaming(Reporting { service, access }, request).await
+    grpc.streaming(StreamReport { service, access }, request).await
 }
 
-struct Reporting {
+struct StreamReport {
     service: PushService,
-    access: Access,
+    access: PushAccess,
 }
 
-type Wishes = Pin<Box<dyn Stream<Item = Result<Wish, Status>> + Send>>;
+type StreamQueries = Pin<Box<dyn Stream<Item = Result<PushRequestedQuery, Status>> + Send>>;
 
-impl StreamingService<Report> for Reporting {
-    type Response = Wish;
-    type ResponseStream = Wishes;
-    type Future = BoxFuture<Response<Wishes>, Status>;
+impl StreamingService<PushReport> for StreamReport {
+    type Response = PushRequestedQuery;
+    type ResponseStream = StreamQueries;
+    type Future = BoxFuture<Response<StreamQueries>, Status>;
 
-    fn call(&mut self, request: tonic::Request<Streaming<Report>>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<Streaming<PushReport>>) -> Self::Future {
         let (service, access) = (self.service.clone(), self.access.clone());
         Box::pin(async move {
             let token =
@@ -63,8 +63,9 @@ impl StreamingService<Report> for Reporting {
             }
             let changed = service.wanted.changed();
             let reports = request.into_inner();
-            let line = Line { service, access, token, reports, changed, pod: None, is_over: false };
-            let wishes: Wishes = Box::pin(unfold(line, |mut line| async move {
+            let line =
+                PushStream { service, access, token, reports, changed, pod: None, is_over: false };
+            let wishes: StreamQueries = Box::pin(unfold(line, |mut line| async move {
                 let wish = line.next().await?;
                 Some((wish, line))
             }));
@@ -74,29 +75,29 @@ impl StreamingService<Report> for Reporting {
 }
 
 /// One engine's stream.
-struct Line {
+struct PushStream {
     service: PushService,
-    access: Access,
+    access: PushAccess,
     token: Option<Vec<u8>>,
-    reports: Streaming<Report>,
+    reports: Streaming<PushReport>,
     changed: tokio::sync::watch::Receiver<()>,
     pod: Option<PodName>,
     is_over: bool,
 }
 
-impl Line {
+impl PushStream {
     /// The next thing that is wished of the engine; `None` when it has said everything.
-    async fn next(&mut self) -> Option<Result<Wish, Status>> {
+    async fn next(&mut self) -> Option<Result<PushRequestedQuery, Status>> {
         while !self.is_over {
             if self.pod.as_ref().is_some_and(|pod| self.service.wanted.take(pod)) {
-                return Some(Ok(Wish { sync: true, outdated: None }));
+                return Some(Ok(PushRequestedQuery { sync: true, outdated: None }));
             }
             tokio::select! {
                 report = self.reports.message() => match report {
                     Ok(Some(report)) => match self.take(&report).await {
                         Ok(None) => {}
                         Ok(Some(epoch)) => {
-                            return Some(Ok(Wish { sync: false, outdated: Some(epoch.0) }));
+                            return Some(Ok(PushRequestedQuery { sync: false, outdated: Some(epoch.0) }));
                         }
                         Err(refusal) => {
                             self.is_over = true;
@@ -112,7 +113,7 @@ impl Line {
     }
 
     /// Takes a report in. The epoch by which it is outdated, if it is.
-    async fn take(&mut self, report: &Report) -> Result<Option<Epoch>, Status> {
+    async fn take(&mut self, report: &PushReport) -> Result<Option<Epoch>, Status> {
         let pod = match &self.pod {
             None => self.introduce(&report.pod)?,
             Some(pod) if **pod == *report.pod => Arc::clone(pod),
@@ -122,12 +123,12 @@ impl Line {
                 return Err(Status::invalid_argument(message));
             }
         };
-        let said: Vec<_> = std::iter::once(Said::Connected).chain(report.said()).collect();
+        let said: Vec<_> = std::iter::once(SourceMessage::Connected).chain(report.said()).collect();
         let outdated = self.service.lives.note(&pod, &said, Instant::now());
         let ends = || Status::unavailable("the router ends");
         let room = Arc::clone(&self.service.room).acquire_many_owned(items(&said)).await;
         let _room = Some(room.map_err(|_| ends())?);
-        let sent = self.service.requests.send(Waiting { pod, said, _room }).await;
+        let sent = self.service.requests.send(PushWaiter { pod, said, _room }).await;
         sent.map(|()| outdated).map_err(|_| ends())
     }
 
@@ -147,12 +148,12 @@ impl Line {
 }
 
 /// However a stream ends, the router knows that it did.
-impl Drop for Line {
+impl Drop for PushStream {
     fn drop(&mut self) {
         if let Some(pod) = self.pod.take() {
             // If there is no room, the pod's silence says the same a little later.
-            let said = vec![Said::Disconnected];
-            let _ = self.service.requests.try_send(Waiting { pod, said, _room: None });
+            let said = vec![SourceMessage::Disconnected];
+            let _ = self.service.requests.try_send(PushWaiter { pod, said, _room: None });
         }
     }
 }

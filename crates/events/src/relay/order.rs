@@ -1,9 +1,9 @@
 //! One pod's batches in a relay: each once, in order, and the last ones kept.
 
 use super::{KEPT_PER_POD, is_numbered};
-use crate::feed::{Admission, Feed, Rebuild, Rules, SourceId, State, Step};
-use crate::said::{Abilities, Ask, Beat, Epoch, Heading, Said};
-use crate::wire::{Batch, Dialect, HashForm, Layout, encode};
+use crate::feed::{BatchAdmission, Feed, FeedRules, FeedState, FeedStep, Rebuild, SourceId};
+use crate::message::{BatchId, Capabilities, Epoch, SourceHeartbeat, SourceMessage, SourceQuery};
+use crate::wire::{HashForm, WireBatch, WireDialect, WireLayout, encode};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use wornpath_index::{Applied, Moment};
@@ -13,27 +13,27 @@ const KEPT_BYTES: usize = 256 << 20;
 /// An engine that was not heard for so long is not spoken for. Engines that can be asked answer every second, others
 /// are pinged every five.
 const HEARD_WITHIN: Duration = Duration::from_secs(10);
-const DIALECT: Dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
+const DIALECT: WireDialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
 
 /// A batch to be published: its life, its number, its payload.
-type Entry = (Epoch, u64, Vec<u8>);
+type OrderedEntry = (Epoch, u64, Vec<u8>);
 
-pub(super) struct Ordered {
+pub(super) struct OrderedBatches {
     feed: Feed,
     source: SourceId,
     epoch: Epoch,
     /// The number to be published next.
     next: u64,
     early: BTreeMap<u64, Vec<u8>>,
-    kept: VecDeque<Entry>,
+    kept: VecDeque<OrderedEntry>,
     kept_bytes: usize,
     /// How many of those kept have been published.
     published: usize,
 }
 
-impl Ordered {
-    pub(super) fn new(abilities: Abilities, epoch: Epoch) -> Self {
-        let mut feed = Feed::new(Rules { stale_after: HEARD_WITHIN, ..Rules::default() });
+impl OrderedBatches {
+    pub(super) fn new(abilities: Capabilities, epoch: Epoch) -> Self {
+        let mut feed = Feed::new(FeedRules { stale_after: HEARD_WITHIN, ..FeedRules::default() });
         let source = feed.add_source(abilities);
         Self {
             feed,
@@ -47,32 +47,34 @@ impl Ordered {
         }
     }
 
-    pub(super) fn hear(&mut self, said: Said, now: Moment) {
+    pub(super) fn hear(&mut self, said: SourceMessage, now: Moment) {
         let numbered = is_numbered(&said);
         let rebuild = match said {
-            Said::Connected => {
+            SourceMessage::Connected => {
                 self.feed.connected(self.source, now);
                 None
             }
-            Said::Disconnected => self.feed.disconnected(self.source),
-            Said::Unreachable(_) => None,
-            Said::Alive => {
+            SourceMessage::Disconnected => self.feed.disconnected(self.source),
+            SourceMessage::Unreachable(_) => None,
+            SourceMessage::Alive => {
                 self.feed.alive(now);
                 None
             }
-            Said::Malformed { heading, reason } => self.feed.malformed(heading, reason, now),
-            Said::ReplayEnd => self.feed.replay_ended(self.source, now),
-            Said::Refused => {
+            SourceMessage::Malformed { heading, reason } => {
+                self.feed.malformed(heading, reason, now)
+            }
+            SourceMessage::ReplayEnd => self.feed.replay_ended(self.source, now),
+            SourceMessage::Refused => {
                 self.feed.refused(self.source);
                 None
             }
-            Said::Started(epoch) => self.feed.started(epoch, now),
-            Said::Batch { heading, via, batch } if numbered => {
+            SourceMessage::Started(epoch) => self.feed.started(epoch, now),
+            SourceMessage::Batch { heading, via, batch } if numbered => {
                 match self.feed.admit(self.source, heading, via, now) {
                     // What is held elsewhere is missed here, and replayed.
-                    Admission::PassOver | Admission::Hold => {}
-                    Admission::Apply => self.take(heading, &batch, now),
-                    Admission::RebuildAndApply(rebuild) => {
+                    BatchAdmission::PassOver | BatchAdmission::Hold => {}
+                    BatchAdmission::Apply => self.take(heading, &batch, now),
+                    BatchAdmission::RebuildAndApply(rebuild) => {
                         self.rebuild(rebuild, now);
                         self.take(heading, &batch, now);
                     }
@@ -80,22 +82,22 @@ impl Ordered {
                 None
             }
             // Brokers carry numbered batches; all else routers get from the engine itself.
-            Said::Batch { .. }
-            | Said::Snapshot { .. }
-            | Said::Digest(_)
-            | Said::Beat(_)
-            | Said::Bye => None,
+            SourceMessage::Batch { .. }
+            | SourceMessage::Snapshot { .. }
+            | SourceMessage::Digest(_)
+            | SourceMessage::Beat(_)
+            | SourceMessage::Bye => None,
         };
         if let Some(rebuild) = rebuild {
             self.rebuild(rebuild, now);
         }
     }
 
-    pub(super) fn tick(&mut self, now: Moment) -> Option<Ask> {
+    pub(super) fn tick(&mut self, now: Moment) -> Option<SourceQuery> {
         while let Some(step) = self.feed.tick(now) {
             match step {
-                Step::Ask(_, ask) => return Some(ask),
-                Step::Rebuild(rebuild) => self.rebuild(rebuild, now),
+                FeedStep::Ask(_, ask) => return Some(ask),
+                FeedStep::Rebuild(rebuild) => self.rebuild(rebuild, now),
             }
         }
         None
@@ -104,7 +106,7 @@ impl Ordered {
     /// Goes on with the life that the broker has, if its last batch is one that the engine replayed: then only the relay
     /// was started again. Nothing was published yet.
     pub(super) fn take_up(&mut self, life: Epoch, sequence: u64, payload: &[u8]) -> bool {
-        let is_it = |entry: &Entry| entry.1 == sequence && entry.2 == payload;
+        let is_it = |entry: &OrderedEntry| entry.1 == sequence && entry.2 == payload;
         let is_one_life = self.kept.iter().all(|(epoch, ..)| *epoch == self.epoch);
         let Some(place) = self.kept.iter().position(is_it).filter(|_| is_one_life) else {
             return false;
@@ -125,16 +127,16 @@ impl Ordered {
 
     /// Whether all that the engine said is known.
     pub(super) fn is_sure(&self, now: Moment) -> bool {
-        matches!(self.feed.status(now).state, State::Live | State::Partial)
+        matches!(self.feed.status(now).state, FeedState::Live | FeedState::Partial)
     }
 
     /// What can be said while there is nothing new, if all that the engine said is known.
-    pub(super) fn beat(&self, now: Moment) -> Option<Beat> {
-        self.is_sure(now).then_some(Beat { epoch: Some(self.epoch), next: self.next })
+    pub(super) fn beat(&self, now: Moment) -> Option<SourceHeartbeat> {
+        self.is_sure(now).then_some(SourceHeartbeat { epoch: Some(self.epoch), next: self.next })
     }
 
     /// The batches to be published next.
-    pub(super) fn due(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn due(&self) -> impl Iterator<Item = &OrderedEntry> {
         self.kept.range(self.published..)
     }
 
@@ -159,8 +161,9 @@ impl Ordered {
     /// after one that it did not say it has: of several on their way when a connection broke, a later one may
     /// have come through. Routers pass over what comes twice.
     pub(super) fn resume_after(&mut self, last: Option<(Epoch, u64)>) {
-        let had =
-            |(epoch, sequence, _): &Entry| last.is_some_and(|last| (*epoch, *sequence) <= last);
+        let had = |(epoch, sequence, _): &OrderedEntry| {
+            last.is_some_and(|last| (*epoch, *sequence) <= last)
+        };
         self.published = self.published.min(self.kept.partition_point(had));
     }
 
@@ -173,7 +176,7 @@ impl Ordered {
         })
     }
 
-    fn take(&mut self, heading: Heading, batch: &Batch, now: Moment) {
+    fn take(&mut self, heading: BatchId, batch: &WireBatch, now: Moment) {
         let Some(sequence) = heading.sequence else { return };
         let payload = match &batch.original {
             Some(original) => original.to_vec(),
@@ -186,7 +189,7 @@ impl Ordered {
         let outcome = if sequence < self.next {
             Applied::Before
         } else if sequence > self.next {
-            let room = self.early.len() < Rules::default().early_most;
+            let room = self.early.len() < FeedRules::default().early_most;
             if room {
                 self.early.insert(sequence, payload);
                 Applied::Early { expected: self.next }
@@ -243,8 +246,8 @@ impl Ordered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::said::Via;
-    use crate::wire::{Limits, decode};
+    use crate::message::Delivery;
+    use crate::wire::{WireLimits, decode};
     use bytes::Bytes;
 
     #[test]
@@ -252,23 +255,24 @@ mod tests {
         // A later engine's batch: an event of an unknown type, and an unknown field at the end.
         let mut message = vec![0x94, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91, 0x81];
         message.extend(b"\xa4type\xabBlockWarmed\xc0\xa3new");
-        let mut batch = Box::<Batch>::default();
-        decode(&message, &Limits::default(), &mut batch).unwrap();
+        let mut batch = Box::<WireBatch>::default();
+        decode(&message, &WireLimits::default(), &mut batch).unwrap();
         assert_eq!((batch.len(), batch.unknown_events), (0, 1));
         batch.original = Some(Bytes::from(message.clone()));
-        let mut ordered = Ordered::new(Abilities::default(), Epoch(1));
-        let heading = Heading { sequence: Some(0), ..Heading::default() };
-        ordered.hear(Said::Connected, Moment::ZERO);
-        ordered.hear(Said::Batch { heading, via: Via::Live, batch }, Moment::ZERO);
+        let mut ordered = OrderedBatches::new(Capabilities::default(), Epoch(1));
+        let heading = BatchId { sequence: Some(0), ..BatchId::default() };
+        ordered.hear(SourceMessage::Connected, Moment::ZERO);
+        ordered.hear(SourceMessage::Batch { heading, via: Delivery::Live, batch }, Moment::ZERO);
         let due: Vec<_> = ordered.due().collect();
         assert_eq!(due, [&(Epoch(1), 0, message)]);
     }
 
     #[test]
     fn it_goes_on_after_what_the_broker_has_and_said_it_has() {
-        let mut ordered = Ordered::new(Abilities::default(), Epoch(1));
+        let mut ordered = OrderedBatches::new(Capabilities::default(), Epoch(1));
         (0..6).for_each(|sequence| ordered.keep(sequence, vec![sequence as u8]));
-        let next = |ordered: &Ordered| ordered.due().next().map(|(_, sequence, _)| *sequence);
+        let next =
+            |ordered: &OrderedBatches| ordered.due().next().map(|(_, sequence, _)| *sequence);
         ordered.published(4);
         ordered.resume_after(Some((Epoch(1), 5)));
         assert_eq!(
@@ -284,7 +288,7 @@ mod tests {
 
     #[test]
     fn of_a_batch_that_the_broker_does_not_take_only_the_number_goes() {
-        let mut ordered = Ordered::new(Abilities::default(), Epoch(1));
+        let mut ordered = OrderedBatches::new(Capabilities::default(), Epoch(1));
         (0..3).for_each(|sequence| ordered.keep(sequence, vec![1; 9]));
         ordered.published(1);
         ordered.leave_out();
@@ -297,12 +301,12 @@ mod tests {
 
     #[test]
     fn a_relay_whose_clock_is_behind_starts_after_what_the_broker_has() {
-        let mut ordered = Ordered::new(Abilities::default(), Epoch(3));
+        let mut ordered = OrderedBatches::new(Capabilities::default(), Epoch(3));
         ordered.keep(0, vec![0]);
         ordered.rebuild(Rebuild::ANEW, Moment::ZERO);
         ordered.keep(0, vec![1]);
         let lives =
-            |ordered: &Ordered| ordered.due().map(|(epoch, ..)| epoch.0).collect::<Vec<_>>();
+            |ordered: &OrderedBatches| ordered.due().map(|(epoch, ..)| epoch.0).collect::<Vec<_>>();
         ordered.start_after(Epoch(2));
         assert_eq!(lives(&ordered), [3, 4]);
         ordered.start_after(Epoch(7));
@@ -315,7 +319,7 @@ mod tests {
     #[test]
     fn a_relay_that_was_started_again_goes_on_where_the_last_one_was() {
         let kept = || {
-            let mut ordered = Ordered::new(Abilities::default(), Epoch(9));
+            let mut ordered = OrderedBatches::new(Capabilities::default(), Epoch(9));
             (4..8).for_each(|sequence| ordered.keep(sequence, vec![sequence as u8]));
             ordered
         };
@@ -331,7 +335,7 @@ mod tests {
 
     #[test]
     fn what_the_broker_has_lost_is_told_from_what_another_relay_gave_it() {
-        let mut ordered = Ordered::new(Abilities::default(), Epoch(2));
+        let mut ordered = OrderedBatches::new(Capabilities::default(), Epoch(2));
         (0..6).for_each(|sequence| ordered.keep(sequence, vec![sequence as u8]));
         assert!(!ordered.is_lost(None), "it was given nothing");
         ordered.published(6);

@@ -4,18 +4,18 @@
 //! described keeps whole prefixes: engines with one group do not describe it.
 
 use super::error::TranslateError;
-use crate::wire::Attention;
+use crate::wire::DecodeNotice;
 
 /// Engines have a handful. The bound is against one that makes up numbers.
 const LIMIT: usize = 64;
 
 /// The groups known to keep only a part.
 #[derive(Default)]
-pub(super) struct Groups {
+pub(super) struct CacheGroups {
     partial: Vec<u32>,
 }
 
-impl Groups {
+impl CacheGroups {
     /// As they were known before.
     pub(super) fn recalled(partial: &[u32]) -> Self {
         Self { partial: partial[..partial.len().min(LIMIT)].to_vec() }
@@ -29,19 +29,19 @@ impl Groups {
     pub(super) fn keeps_prefixes(
         &mut self,
         group: Option<u32>,
-        attention: Attention,
+        attention: DecodeNotice,
     ) -> Result<bool, TranslateError> {
-        let Some(number) = group else { return Ok(attention != Attention::Partial) };
+        let Some(number) = group else { return Ok(attention != DecodeNotice::Partial) };
         match attention {
-            Attention::Unsaid => return Ok(!self.is_partial(group)),
-            Attention::Full => self.partial.retain(|known| *known != number),
-            Attention::Partial if self.is_partial(group) => {}
-            Attention::Partial if self.partial.len() == LIMIT => {
+            DecodeNotice::Unsaid => return Ok(!self.is_partial(group)),
+            DecodeNotice::Full => self.partial.retain(|known| *known != number),
+            DecodeNotice::Partial if self.is_partial(group) => {}
+            DecodeNotice::Partial if self.partial.len() == LIMIT => {
                 return Err(TranslateError::Groups { limit: LIMIT });
             }
-            Attention::Partial => self.partial.push(number),
+            DecodeNotice::Partial => self.partial.push(number),
         }
-        Ok(attention == Attention::Full)
+        Ok(attention == DecodeNotice::Full)
     }
 
     pub(super) fn is_partial(&self, group: Option<u32>) -> bool {

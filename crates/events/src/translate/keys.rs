@@ -5,7 +5,7 @@
 //! (identifier, offset) pairs, so the last text on a first block is the salt. Older engines give images
 //! as bare text too: taken for a salt, such an image still gets a root that no other prompt has.
 
-use crate::wire::{ExtraKey, Stored};
+use crate::wire::{WireExtraKey, WireStored};
 use std::borrow::Cow;
 
 /// What seeds the chain that a store starts.
@@ -18,12 +18,12 @@ pub(super) struct RootKeys<'a> {
 
 impl<'a> RootKeys<'a> {
     /// The root's keys, and what is left on the first block.
-    pub(super) fn of(stored: &Stored<'a>) -> (Self, BlockKeys<'a>) {
+    pub(super) fn of(stored: &WireStored<'a>) -> (Self, BlockKeys<'a>) {
         let rest = BlockKeys::of(stored, 0);
-        let salt_at = rest.0.iter().rposition(|key| matches!(key, ExtraKey::Text(_)));
+        let salt_at = rest.0.iter().rposition(|key| matches!(key, WireExtraKey::Text(_)));
         let mut rest = rest;
         let salt = salt_at.and_then(|at| match rest.0.remove(at) {
-            ExtraKey::Text(salt) => Some(salt),
+            WireExtraKey::Text(salt) => Some(salt),
             _ => None,
         });
         (Self { lora_name: stored.lora_name, lora_id: stored.lora_id, salt }, rest)
@@ -41,14 +41,14 @@ impl<'a> RootKeys<'a> {
 }
 
 /// What keys one block beside its tokens and its root.
-pub(super) struct BlockKeys<'a>(Vec<ExtraKey<'a>>);
+pub(super) struct BlockKeys<'a>(Vec<WireExtraKey<'a>>);
 
 impl<'a> BlockKeys<'a> {
-    pub(super) fn of(stored: &Stored<'a>, block: usize) -> Self {
+    pub(super) fn of(stored: &WireStored<'a>, block: usize) -> Self {
         let mut keys: Vec<_> = stored.extra_keys.block(block).collect();
         let starts_with_lora = match keys.first() {
-            Some(ExtraKey::Text(name)) => stored.lora_name == Some(*name),
-            Some(ExtraKey::Unsigned(number)) => stored.lora_id.map(u64::from) == Some(*number),
+            Some(WireExtraKey::Text(name)) => stored.lora_name == Some(*name),
+            Some(WireExtraKey::Unsigned(number)) => stored.lora_id.map(u64::from) == Some(*number),
             _ => false,
         };
         if starts_with_lora {

@@ -1,7 +1,7 @@
 //! Translation, event by event.
 
 use super::*;
-use crate::wire::{Attention, ExtraKey, ExtraKeysBuffer, Removed};
+use crate::wire::{DecodeNotice, ExtraKeysBuffer, WireExtraKey, WireRemoved};
 use wornpath_index::{EngineHash, Tier};
 
 const MODEL: &str = "tiny";
@@ -19,8 +19,8 @@ fn stored<'a>(blocks: &'a [EngineHash], tokens: &'a [u32]) -> WireStored<'a> {
     WireStored { block_size: 4, ..WireStored::plain(blocks, None, tokens) }
 }
 
-fn batch_of(event: Wire<'_>) -> Batch {
-    let mut batch = Batch::default();
+fn batch_of(event: Wire<'_>) -> WireBatch {
+    let mut batch = WireBatch::default();
     batch.push(event);
     batch
 }
@@ -29,7 +29,7 @@ fn batch_of(event: Wire<'_>) -> Batch {
 fn chain_of(translator: &mut Translator, stored: WireStored<'_>) -> Vec<BlockHash> {
     let batch = batch_of(Wire::Stored(stored));
     let translated = translator.translate(&batch).unwrap();
-    let [Event::Stored(Stored { content, .. })] = translated.events[..] else {
+    let [CacheEvent::Stored(StoredBlocks { content, .. })] = translated.events[..] else {
         panic!("not one store: {translated:?}")
     };
     let Content::Chained { parent: Parent::Root(root), contents } = content else {
@@ -58,8 +58,8 @@ fn a_store_makes_the_chain_that_a_request_with_these_tokens_makes() {
 fn lora_and_salt_move_the_root_and_nothing_else() {
     let (names, tokens) = (hashes(&[1, 2]), [5, 6, 7, 8, 9, 10, 11, 12]);
     let mut keys = ExtraKeysBuffer::default();
-    keys.push(&[ExtraKey::Text("sql"), ExtraKey::Text("salt of a tenant")]);
-    keys.push(&[ExtraKey::Text("sql")]);
+    keys.push(&[WireExtraKey::Text("sql"), WireExtraKey::Text("salt of a tenant")]);
+    keys.push(&[WireExtraKey::Text("sql")]);
     let store =
         WireStored { lora_name: Some("sql"), extra_keys: keys.keys(), ..stored(&names, &tokens) };
     let scope = Scope { model: MODEL, lora: Some("sql"), salt: Some("salt of a tenant") };
@@ -72,7 +72,7 @@ fn an_image_changes_its_own_block_and_all_after_it() {
     let with_image = |image: &[u8]| {
         let mut keys = ExtraKeysBuffer::default();
         keys.push(&[]);
-        keys.push(&[ExtraKey::Bytes(image)]);
+        keys.push(&[WireExtraKey::Bytes(image)]);
         let store = WireStored { extra_keys: keys.keys(), ..stored(&names, &tokens) };
         chain_of(&mut translator(4), store)
     };
@@ -101,8 +101,8 @@ fn a_store_without_tokens_gives_names_only() {
     let mut translator = translator(16);
     let translated = translator.translate(&batch).unwrap();
     let named =
-        Stored { tier: Tier::Host, blocks: &names, content: Content::Named, locations: &[] };
-    assert_eq!(translated.events, [Event::Stored(named)]);
+        StoredBlocks { tier: Tier::Host, blocks: &names, content: Content::Named, locations: &[] };
+    assert_eq!(translated.events, [CacheEvent::Stored(named)]);
 }
 
 #[test]
@@ -116,15 +116,15 @@ fn a_window_group_is_left_out_with_its_removals_until_it_is_said_to_be_full() {
     };
     let store =
         |attention, group| Wire::Stored(WireStored { attention, group, ..stored(&names, &tokens) });
-    let removal = |group| Wire::Removed(Removed { blocks: &names, tier: Tier::Gpu, group });
+    let removal = |group| Wire::Removed(WireRemoved { blocks: &names, tier: Tier::Gpu, group });
     assert_eq!(events_of(removal(Some(1))), (1, 0));
-    assert_eq!(events_of(store(Attention::Partial, Some(1))), (0, 1));
+    assert_eq!(events_of(store(DecodeNotice::Partial, Some(1))), (0, 1));
     assert_eq!(events_of(removal(Some(1))), (0, 1));
-    assert_eq!(events_of(store(Attention::Unsaid, Some(1))), (0, 1));
-    assert_eq!(events_of(store(Attention::Full, Some(0))), (1, 0));
+    assert_eq!(events_of(store(DecodeNotice::Unsaid, Some(1))), (0, 1));
+    assert_eq!(events_of(store(DecodeNotice::Full, Some(0))), (1, 0));
     assert_eq!(events_of(removal(Some(0))), (1, 0));
     assert_eq!(events_of(removal(None)), (1, 0));
-    assert_eq!(events_of(store(Attention::Full, Some(1))), (1, 0));
+    assert_eq!(events_of(store(DecodeNotice::Full, Some(1))), (1, 0));
     assert_eq!(events_of(removal(Some(1))), (1, 0));
 }
 
@@ -160,11 +160,11 @@ fn made_up_group_numbers_are_bounded() {
     let (names, tokens) = (hashes(&[1]), [5, 6, 7, 8]);
     let mut translator = translator(4);
     for group in 0..64 {
-        let (group, attention) = (Some(group), Attention::Partial);
+        let (group, attention) = (Some(group), DecodeNotice::Partial);
         let store = WireStored { group, attention, ..stored(&names, &tokens) };
         translator.translate(&batch_of(Wire::Stored(store))).unwrap();
     }
-    let (group, attention) = (Some(64), Attention::Partial);
+    let (group, attention) = (Some(64), DecodeNotice::Partial);
     let store = WireStored { group, attention, ..stored(&names, &tokens) };
     let batch = batch_of(Wire::Stored(store));
     let error = translator.translate(&batch).unwrap_err();

@@ -3,7 +3,7 @@
 //! Hashes, tokens and extra keys of all events lie in three flat lists, and an event holds ranges into
 //! them: decoding a stream allocates nothing once the buffers have grown to its usual size.
 
-use super::extra::{ExtraKeys, ExtraKeysBuffer, Span};
+use super::extra::{ByteSpan, ExtraKeysBuffer, WireExtraKeys};
 use bytes::Bytes;
 use wornpath_index::{EngineHash, Tier};
 
@@ -12,7 +12,7 @@ const KEPT_ITEMS: usize = 1 << 17;
 
 /// Which blocks a cache group keeps. Engines with several kinds of attention keep one group for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Attention {
+pub enum DecodeNotice {
     /// The engine does not say; such engines have one group, of full attention.
     #[default]
     Unsaid,
@@ -24,7 +24,7 @@ pub enum Attention {
 
 /// Blocks came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stored<'a> {
+pub struct WireStored<'a> {
     /// The engine's names, each the child of the one before it.
     pub blocks: &'a [EngineHash],
     /// The block before the first; `None` when it starts a prompt, or when nothing is said at all.
@@ -40,14 +40,14 @@ pub struct Stored<'a> {
     /// Where the blocks now are.
     pub tier: Tier,
     /// What else keys each block.
-    pub extra_keys: ExtraKeys<'a>,
+    pub extra_keys: WireExtraKeys<'a>,
     /// The number of the cache group.
     pub group: Option<u32>,
     /// What that group keeps.
-    pub attention: Attention,
+    pub attention: DecodeNotice,
 }
 
-impl<'a> Stored<'a> {
+impl<'a> WireStored<'a> {
     /// Blocks on the GPU with nothing particular about them, each with its share of the tokens.
     #[must_use]
     pub fn plain(blocks: &'a [EngineHash], parent: Option<EngineHash>, tokens: &'a [u32]) -> Self {
@@ -59,16 +59,16 @@ impl<'a> Stored<'a> {
             lora_id: None,
             lora_name: None,
             tier: Tier::Gpu,
-            extra_keys: ExtraKeys::default(),
+            extra_keys: WireExtraKeys::default(),
             group: None,
-            attention: Attention::Unsaid,
+            attention: DecodeNotice::Unsaid,
         }
     }
 }
 
 /// Blocks went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Removed<'a> {
+pub struct WireRemoved<'a> {
     /// The engine's names.
     pub blocks: &'a [EngineHash],
     /// Where they were.
@@ -79,38 +79,38 @@ pub struct Removed<'a> {
 
 /// One event as the wire gives it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event<'a> {
+pub enum WireEvent<'a> {
     /// Blocks came.
-    Stored(Stored<'a>),
+    Stored(WireStored<'a>),
     /// Blocks went.
-    Removed(Removed<'a>),
+    Removed(WireRemoved<'a>),
     /// Everything went.
     Cleared,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StoredSlot {
-    pub(super) blocks: Span,
+    pub(super) blocks: ByteSpan,
     pub(super) parent: Option<EngineHash>,
-    pub(super) tokens: Span,
+    pub(super) tokens: ByteSpan,
     pub(super) block_size: u32,
     pub(super) lora_id: Option<u32>,
-    pub(super) lora_name: Option<Span>,
+    pub(super) lora_name: Option<ByteSpan>,
     pub(super) tier: Option<Tier>,
-    pub(super) extra_keys: Span,
+    pub(super) extra_keys: ByteSpan,
     pub(super) group: Option<u32>,
-    pub(super) attention: Attention,
+    pub(super) attention: DecodeNotice,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RemovedSlot {
-    pub(super) blocks: Span,
+    pub(super) blocks: ByteSpan,
     pub(super) tier: Option<Tier>,
     pub(super) group: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Slot {
+pub(super) enum EventSlot {
     Stored(StoredSlot),
     Removed(RemovedSlot),
     Cleared,
@@ -118,7 +118,7 @@ pub(super) enum Slot {
 
 /// The events of one message.
 #[derive(Clone, Debug, Default)]
-pub struct Batch {
+pub struct WireBatch {
     /// The engine's clock when it sent the message, in seconds. Informative only.
     pub sent_at: f64,
     /// The data-parallel rank that sent it.
@@ -127,14 +127,14 @@ pub struct Batch {
     pub unknown_events: usize,
     /// The message as it came, where it is to be passed on: with what this version does not know.
     pub original: Option<Bytes>,
-    pub(super) slots: Vec<Slot>,
+    pub(super) slots: Vec<EventSlot>,
     pub(super) hashes: Vec<EngineHash>,
     pub(super) tokens: Vec<u32>,
     pub(super) names: String,
     pub(super) extra_keys: ExtraKeysBuffer,
 }
 
-impl Batch {
+impl WireBatch {
     /// How many events there are, without unknown ones.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -148,7 +148,7 @@ impl Batch {
     }
 
     /// The events in the order in which they happened.
-    pub fn events(&self) -> impl ExactSizeIterator<Item = Event<'_>> {
+    pub fn events(&self) -> impl ExactSizeIterator<Item = WireEvent<'_>> {
         self.slots.iter().map(|slot| self.event(slot))
     }
 
@@ -177,26 +177,26 @@ impl Batch {
     }
 
     /// Appends an event, for an engine that makes batches instead of reading them.
-    pub fn push(&mut self, event: Event<'_>) {
+    pub fn push(&mut self, event: WireEvent<'_>) {
         let slot = match event {
-            Event::Stored(stored) => Slot::Stored(self.keep(stored)),
-            Event::Removed(removed) => Slot::Removed(RemovedSlot {
+            WireEvent::Stored(stored) => EventSlot::Stored(self.keep(stored)),
+            WireEvent::Removed(removed) => EventSlot::Removed(RemovedSlot {
                 blocks: append(&mut self.hashes, removed.blocks),
                 tier: Some(removed.tier),
                 group: removed.group,
             }),
-            Event::Cleared => Slot::Cleared,
+            WireEvent::Cleared => EventSlot::Cleared,
         };
         self.slots.push(slot);
     }
 
-    pub(super) fn keep_name(&mut self, name: &str) -> Span {
+    pub(super) fn keep_name(&mut self, name: &str) -> ByteSpan {
         let start = self.names.len();
         self.names.push_str(name);
-        Span::new(start, self.names.len())
+        ByteSpan::new(start, self.names.len())
     }
 
-    fn keep(&mut self, stored: Stored<'_>) -> StoredSlot {
+    fn keep(&mut self, stored: WireStored<'_>) -> StoredSlot {
         let first = self.extra_keys.block_count();
         for block in 0..stored.extra_keys.len() {
             self.extra_keys.push_msgpack(stored.extra_keys.msgpack_of(block));
@@ -209,15 +209,15 @@ impl Batch {
             lora_id: stored.lora_id,
             lora_name: stored.lora_name.map(|name| self.keep_name(name)),
             tier: Some(stored.tier),
-            extra_keys: Span::new(first, self.extra_keys.block_count()),
+            extra_keys: ByteSpan::new(first, self.extra_keys.block_count()),
             group: stored.group,
             attention: stored.attention,
         }
     }
 
-    fn event(&self, slot: &Slot) -> Event<'_> {
+    fn event(&self, slot: &EventSlot) -> WireEvent<'_> {
         match slot {
-            Slot::Stored(slot) => Event::Stored(Stored {
+            EventSlot::Stored(slot) => WireEvent::Stored(WireStored {
                 blocks: slot.blocks.of(&self.hashes),
                 parent: slot.parent,
                 tokens: slot.tokens.of(&self.tokens),
@@ -229,22 +229,22 @@ impl Batch {
                 group: slot.group,
                 attention: slot.attention,
             }),
-            Slot::Removed(slot) => Event::Removed(Removed {
+            EventSlot::Removed(slot) => WireEvent::Removed(WireRemoved {
                 blocks: slot.blocks.of(&self.hashes),
                 tier: slot.tier.unwrap_or(Tier::Gpu),
                 group: slot.group,
             }),
-            Slot::Cleared => Event::Cleared,
+            EventSlot::Cleared => WireEvent::Cleared,
         }
     }
 
-    fn name(&self, name: Span) -> Option<&str> {
+    fn name(&self, name: ByteSpan) -> Option<&str> {
         self.names.get(name.start as usize..name.end as usize)
     }
 }
 
-fn append<T: Copy>(items: &mut Vec<T>, more: &[T]) -> Span {
+fn append<T: Copy>(items: &mut Vec<T>, more: &[T]) -> ByteSpan {
     let start = items.len();
     items.extend_from_slice(more);
-    Span::new(start, items.len())
+    ByteSpan::new(start, items.len())
 }

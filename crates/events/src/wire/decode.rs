@@ -1,26 +1,30 @@
-//! A msgpack payload of vLLM or SGLang, decoded into a [`Batch`].
+//! A msgpack payload of vLLM or SGLang, decoded into a [`WireBatch`].
 //!
 //! Both engines wrote events as arrays with the tag first; vLLM went over to maps with a `type` in
 //! 0.24. Either may stand for the batch or for an event, and both grow at the end: unknown keys and
 //! further elements are passed over, unknown event types are counted. A field that is known must have
 //! the kind its name promises, or the whole message is refused: half a batch is worse than a known gap.
 
-use super::batch::{Batch, RemovedSlot, Slot, StoredSlot};
+use super::batch::{EventSlot, RemovedSlot, StoredSlot, WireBatch};
 use super::error::DecodeError;
-use super::extra::Span;
-use super::limits::{Limits, at_most};
-use super::msgpack::Reader;
+use super::extra::ByteSpan;
+use super::limits::{WireLimits, at_most};
+use super::msgpack::MsgpackReader;
 use wornpath_index::Tier;
 
 /// Decodes `payload` into `batch`, whose former events go. After an error the batch is empty.
 ///
 /// # Errors
 /// The payload is not a batch of cache events, or exceeds a limit.
-pub fn decode(payload: &[u8], limits: &Limits, batch: &mut Batch) -> Result<(), DecodeError> {
+pub fn decode(
+    payload: &[u8],
+    limits: &WireLimits,
+    batch: &mut WireBatch,
+) -> Result<(), DecodeError> {
     batch.clear();
     let limit = limits.payload_bytes.min(u32::MAX as usize);
     at_most("payload", payload.len(), limit)?;
-    let mut decoder = Decoder { reader: Reader::new(payload), limits, batch };
+    let mut decoder = Decoder { reader: MsgpackReader::new(payload), limits, batch };
     let result = decoder.batch();
     if result.is_err() {
         batch.clear();
@@ -29,9 +33,9 @@ pub fn decode(payload: &[u8], limits: &Limits, batch: &mut Batch) -> Result<(), 
 }
 
 pub(super) struct Decoder<'a, 'b> {
-    pub(super) reader: Reader<'a>,
-    pub(super) limits: &'b Limits,
-    pub(super) batch: &'b mut Batch,
+    pub(super) reader: MsgpackReader<'a>,
+    pub(super) limits: &'b WireLimits,
+    pub(super) batch: &'b mut WireBatch,
 }
 
 #[derive(Clone, Copy)]
@@ -175,11 +179,11 @@ impl<'a> Decoder<'a, '_> {
 
     fn event(&mut self, tag: &[u8], fields: usize, layout: Layout) -> Result<(), DecodeError> {
         let slot = match tag {
-            b"BlockStored" => Slot::Stored(self.stored(fields, layout)?),
-            b"BlockRemoved" => Slot::Removed(self.removed(fields, layout)?),
+            b"BlockStored" => EventSlot::Stored(self.stored(fields, layout)?),
+            b"BlockRemoved" => EventSlot::Removed(self.removed(fields, layout)?),
             b"AllBlocksCleared" => {
                 self.skip_fields(fields, layout)?;
-                Slot::Cleared
+                EventSlot::Cleared
             }
             _ => {
                 self.batch.unknown_events += 1;
@@ -269,13 +273,16 @@ impl<'a> Decoder<'a, '_> {
 }
 
 /// A map's key; one that is not a string is nobody we know, and is passed over.
-fn key<'a>(reader: &mut Reader<'a>, field: &'static str) -> Result<Option<&'a [u8]>, DecodeError> {
+fn key<'a>(
+    reader: &mut MsgpackReader<'a>,
+    field: &'static str,
+) -> Result<Option<&'a [u8]>, DecodeError> {
     match reader.peek(field)? {
         0xa0..=0xbf | 0xd9..=0xdb => reader.text(field).map(Some),
         _ => reader.skip(field).map(|()| None),
     }
 }
 
-fn required(span: Option<Span>, field: &'static str) -> Result<Span, DecodeError> {
+fn required(span: Option<ByteSpan>, field: &'static str) -> Result<ByteSpan, DecodeError> {
     span.ok_or(DecodeError::Missing { field, expected: "an array of hashes" })
 }

@@ -1,13 +1,13 @@
-//! A [`Batch`] as an engine would send it: for simulated engines and for tests of the decoder.
+//! A [`WireBatch`] as an engine would send it: for simulated engines and for tests of the decoder.
 
-use super::batch::{Attention, Batch, Event, Removed, Stored};
-use super::extra::ExtraKeys;
+use super::batch::{DecodeNotice, WireBatch, WireEvent, WireRemoved, WireStored};
+use super::extra::WireExtraKeys;
 use super::pack;
 use wornpath_index::{EngineHash, Tier};
 
 /// How events are laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Layout {
+pub enum WireLayout {
     /// Maps with a `type`: vLLM since 0.24.
     Maps,
     /// Arrays with the tag first: SGLang, and vLLM before 0.24.
@@ -27,29 +27,29 @@ pub enum HashForm {
 
 /// Which engine's dialect to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Dialect {
+pub struct WireDialect {
     /// How events are laid out.
-    pub layout: Layout,
+    pub layout: WireLayout,
     /// How hashes are written.
     pub hashes: HashForm,
 }
 
 /// Appends the payload of one message to `out`.
-pub fn encode(batch: &Batch, dialect: Dialect, out: &mut Vec<u8>) {
+pub fn encode(batch: &WireBatch, dialect: WireDialect, out: &mut Vec<u8>) {
     pack::array(out, 3);
     pack::float(out, batch.sent_at);
     pack::array(out, batch.len());
     for event in batch.events() {
         match event {
-            Event::Stored(stored) => write_stored(&stored, dialect, out),
-            Event::Removed(removed) => write_removed(&removed, dialect, out),
-            Event::Cleared => Fields::begin("AllBlocksCleared", 0, dialect.layout, out),
+            WireEvent::Stored(stored) => write_stored(&stored, dialect, out),
+            WireEvent::Removed(removed) => write_removed(&removed, dialect, out),
+            WireEvent::Cleared => Fields::begin("AllBlocksCleared", 0, dialect.layout, out),
         }
     }
     optional_u32(batch.dp_rank, out);
 }
 
-fn write_stored(stored: &Stored<'_>, dialect: Dialect, out: &mut Vec<u8>) {
+fn write_stored(stored: &WireStored<'_>, dialect: WireDialect, out: &mut Vec<u8>) {
     let mut fields = Fields::of("BlockStored", 10, dialect.layout, out);
     write_hashes(stored.blocks, dialect.hashes, fields.next("block_hashes"));
     let parent = fields.next("parent_block_hash");
@@ -69,14 +69,14 @@ fn write_stored(stored: &Stored<'_>, dialect: Dialect, out: &mut Vec<u8>) {
     write_extra_keys(stored.extra_keys, fields.next("extra_keys"));
     optional_u32(stored.group, fields.next("group_idx"));
     let kind = match stored.attention {
-        Attention::Unsaid => None,
-        Attention::Full => Some("full_attention"),
-        Attention::Partial => Some("sliding_window"),
+        DecodeNotice::Unsaid => None,
+        DecodeNotice::Full => Some("full_attention"),
+        DecodeNotice::Partial => Some("sliding_window"),
     };
     optional_text(kind, fields.next("kv_cache_spec_kind"));
 }
 
-fn write_removed(removed: &Removed<'_>, dialect: Dialect, out: &mut Vec<u8>) {
+fn write_removed(removed: &WireRemoved<'_>, dialect: WireDialect, out: &mut Vec<u8>) {
     let mut fields = Fields::of("BlockRemoved", 3, dialect.layout, out);
     write_hashes(removed.blocks, dialect.hashes, fields.next("block_hashes"));
     pack::text(fields.next("medium"), medium(removed.tier));
@@ -85,29 +85,29 @@ fn write_removed(removed: &Removed<'_>, dialect: Dialect, out: &mut Vec<u8>) {
 
 /// Writes an event's type and then, before each value, its key if the layout has keys.
 struct Fields<'a> {
-    layout: Layout,
+    layout: WireLayout,
     out: &'a mut Vec<u8>,
 }
 
 impl<'a> Fields<'a> {
-    fn begin(tag: &str, fields: usize, layout: Layout, out: &mut Vec<u8>) {
+    fn begin(tag: &str, fields: usize, layout: WireLayout, out: &mut Vec<u8>) {
         match layout {
-            Layout::Maps => {
+            WireLayout::Maps => {
                 pack::map(out, fields + 1);
                 pack::text(out, "type");
             }
-            Layout::Arrays => pack::array(out, fields + 1),
+            WireLayout::Arrays => pack::array(out, fields + 1),
         }
         pack::text(out, tag);
     }
 
-    fn of(tag: &str, fields: usize, layout: Layout, out: &'a mut Vec<u8>) -> Self {
+    fn of(tag: &str, fields: usize, layout: WireLayout, out: &'a mut Vec<u8>) -> Self {
         Self::begin(tag, fields, layout, out);
         Self { layout, out }
     }
 
     fn next(&mut self, key: &str) -> &mut Vec<u8> {
-        if self.layout == Layout::Maps {
+        if self.layout == WireLayout::Maps {
             pack::text(self.out, key);
         }
         self.out
@@ -133,7 +133,7 @@ fn write_hash(hash: EngineHash, form: HashForm, out: &mut Vec<u8>) {
     }
 }
 
-fn write_extra_keys(keys: ExtraKeys<'_>, out: &mut Vec<u8>) {
+fn write_extra_keys(keys: WireExtraKeys<'_>, out: &mut Vec<u8>) {
     if keys.is_empty() {
         return pack::nil(out);
     }

@@ -4,7 +4,7 @@
 //! be changed for another. Further elements are for later versions and passed over.
 
 use super::error::DecodeError;
-use super::msgpack::{Int, Reader};
+use super::msgpack::{Int, MsgpackReader};
 use super::pack;
 
 const VERSION: u64 = 1;
@@ -28,7 +28,7 @@ impl<'a> Envelope<'a> {
     /// # Errors
     /// The bytes are no envelope.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = MsgpackReader::new(bytes);
         let elements = reader.array("envelope")?;
         if elements < 5 {
             return Err(reader.unexpected("envelope", "an array of at least five"));
@@ -58,7 +58,7 @@ impl<'a> Envelope<'a> {
     }
 }
 
-fn unsigned(reader: &mut Reader<'_>, field: &'static str) -> Result<u64, DecodeError> {
+fn unsigned(reader: &mut MsgpackReader<'_>, field: &'static str) -> Result<u64, DecodeError> {
     match reader.int(field)? {
         Int::Unsigned(value) => Ok(value),
         Int::Negative(_) => Err(reader.unexpected(field, "a number from zero on")),

@@ -4,12 +4,12 @@
 //! embeddings; which is which follows from the rest of the event, so this module keeps them as they
 //! came. They are rare (most blocks have none), hence kept as msgpack and read again when asked for.
 
-use super::msgpack::{Int, Reader};
+use super::msgpack::{Int, MsgpackReader};
 use super::pack;
 
 /// One bare value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ExtraKey<'a> {
+pub enum WireExtraKey<'a> {
     /// A name, a salt, or the identifier of an image.
     Text(&'a str),
     /// A digest.
@@ -22,7 +22,7 @@ pub enum ExtraKey<'a> {
     Other(&'a [u8]),
 }
 
-impl ExtraKey<'_> {
+impl WireExtraKey<'_> {
     /// Appends the value as msgpack, in its shortest form.
     pub fn write(&self, out: &mut Vec<u8>) {
         match self {
@@ -36,12 +36,12 @@ impl ExtraKey<'_> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Span {
+pub(super) struct ByteSpan {
     pub(super) start: u32,
     pub(super) end: u32,
 }
 
-impl Span {
+impl ByteSpan {
     /// The decoder refuses payloads of 4 GiB, and no buffer holds more items than the payload has bytes.
     pub(super) const fn new(start: usize, end: usize) -> Self {
         Self { start: start as u32, end: end as u32 }
@@ -55,24 +55,24 @@ impl Span {
 /// The lists of several blocks, in order, reusable.
 #[derive(Clone, Debug, Default)]
 pub struct ExtraKeysBuffer {
-    blocks: Vec<Span>,
+    blocks: Vec<ByteSpan>,
     msgpack: Vec<u8>,
 }
 
 impl ExtraKeysBuffer {
     /// Appends the next block's list; an empty one means that the block has none.
-    pub fn push(&mut self, keys: &[ExtraKey<'_>]) {
+    pub fn push(&mut self, keys: &[WireExtraKey<'_>]) {
         let start = self.msgpack.len();
         for key in keys {
             key.write(&mut self.msgpack);
         }
-        self.blocks.push(Span::new(start, self.msgpack.len()));
+        self.blocks.push(ByteSpan::new(start, self.msgpack.len()));
     }
 
     /// All lists.
     #[must_use]
-    pub fn keys(&self) -> ExtraKeys<'_> {
-        ExtraKeys { blocks: &self.blocks, msgpack: &self.msgpack }
+    pub fn keys(&self) -> WireExtraKeys<'_> {
+        WireExtraKeys { blocks: &self.blocks, msgpack: &self.msgpack }
     }
 
     pub(super) fn clear(&mut self) {
@@ -93,22 +93,22 @@ impl ExtraKeysBuffer {
     pub(super) fn push_msgpack(&mut self, values: &[u8]) {
         let start = self.msgpack.len();
         self.msgpack.extend_from_slice(values);
-        self.blocks.push(Span::new(start, self.msgpack.len()));
+        self.blocks.push(ByteSpan::new(start, self.msgpack.len()));
     }
 
-    pub(super) fn slice(&self, blocks: Span) -> ExtraKeys<'_> {
-        ExtraKeys { blocks: blocks.of(&self.blocks), msgpack: &self.msgpack }
+    pub(super) fn slice(&self, blocks: ByteSpan) -> WireExtraKeys<'_> {
+        WireExtraKeys { blocks: blocks.of(&self.blocks), msgpack: &self.msgpack }
     }
 }
 
 /// The lists of one event's blocks. An engine that says nothing gives none at all.
 #[derive(Clone, Copy, Default)]
-pub struct ExtraKeys<'a> {
-    blocks: &'a [Span],
+pub struct WireExtraKeys<'a> {
+    blocks: &'a [ByteSpan],
     msgpack: &'a [u8],
 }
 
-impl<'a> ExtraKeys<'a> {
+impl<'a> WireExtraKeys<'a> {
     /// For how many blocks the engine gave a list, empty or not.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -122,8 +122,8 @@ impl<'a> ExtraKeys<'a> {
     }
 
     /// The values of block `index`, none if the engine gave none.
-    pub fn block(&self, index: usize) -> impl Iterator<Item = ExtraKey<'a>> + use<'a> {
-        let mut reader = Reader::new(self.msgpack_of(index));
+    pub fn block(&self, index: usize) -> impl Iterator<Item = WireExtraKey<'a>> + use<'a> {
+        let mut reader = MsgpackReader::new(self.msgpack_of(index));
         std::iter::from_fn(move || next_key(&mut reader))
     }
 
@@ -132,36 +132,36 @@ impl<'a> ExtraKeys<'a> {
     }
 }
 
-impl PartialEq for ExtraKeys<'_> {
+impl PartialEq for WireExtraKeys<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && (0..self.len()).all(|i| self.block(i).eq(other.block(i)))
     }
 }
 
-impl Eq for ExtraKeys<'_> {}
+impl Eq for WireExtraKeys<'_> {}
 
-impl std::fmt::Debug for ExtraKeys<'_> {
+impl std::fmt::Debug for WireExtraKeys<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries((0..self.len()).map(|i| self.block(i).collect::<Vec<_>>())).finish()
     }
 }
 
 /// The bytes were checked when they were taken in, so an error here can only mean the end.
-fn next_key<'a>(reader: &mut Reader<'a>) -> Option<ExtraKey<'a>> {
+fn next_key<'a>(reader: &mut MsgpackReader<'a>) -> Option<WireExtraKey<'a>> {
     const FIELD: &str = "extra_keys";
     let start = reader.position();
     let mut typed = *reader;
     reader.skip(FIELD).ok()?;
-    let other = ExtraKey::Other(reader.since(start));
+    let other = WireExtraKey::Other(reader.since(start));
     Some(match typed.peek(FIELD).ok()? {
         0xa0..=0xbf | 0xd9..=0xdb => {
             let text = std::str::from_utf8(typed.text(FIELD).ok()?);
-            text.map_or(other, ExtraKey::Text)
+            text.map_or(other, WireExtraKey::Text)
         }
-        0xc4..=0xc6 => ExtraKey::Bytes(typed.binary(FIELD).ok()?),
+        0xc4..=0xc6 => WireExtraKey::Bytes(typed.binary(FIELD).ok()?),
         0x00..=0x7f | 0xcc..=0xd3 | 0xe0..=0xff => match typed.int(FIELD).ok()? {
-            Int::Unsigned(value) => ExtraKey::Unsigned(value),
-            Int::Negative(value) => ExtraKey::Negative(value),
+            Int::Unsigned(value) => WireExtraKey::Unsigned(value),
+            Int::Negative(value) => WireExtraKey::Negative(value),
         },
         _ => other,
     })

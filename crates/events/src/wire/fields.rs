@@ -1,15 +1,15 @@
 //! The values of an event's fields, each checked against what its name promises.
 
-use super::batch::Attention;
+use super::batch::DecodeNotice;
 use super::decode::Decoder;
 use super::error::DecodeError;
-use super::extra::Span;
+use super::extra::ByteSpan;
 use super::limits::at_most;
 use super::msgpack::Int;
 use wornpath_index::{EngineHash, Tier};
 
 impl<'a> Decoder<'a, '_> {
-    pub(super) fn hashes(&mut self, field: &'static str) -> Result<Span, DecodeError> {
+    pub(super) fn hashes(&mut self, field: &'static str) -> Result<ByteSpan, DecodeError> {
         let count = self.reader.array(field)?;
         let start = self.batch.hashes.len();
         at_most(field, start + count, self.limits.blocks)?;
@@ -18,7 +18,7 @@ impl<'a> Decoder<'a, '_> {
             let hash = self.hash(field)?;
             self.batch.hashes.push(hash);
         }
-        Ok(Span::new(start, self.batch.hashes.len()))
+        Ok(ByteSpan::new(start, self.batch.hashes.len()))
     }
 
     #[inline]
@@ -46,11 +46,11 @@ impl<'a> Decoder<'a, '_> {
         if self.reader.nil(FIELD)? { Ok(None) } else { self.hash(FIELD).map(Some) }
     }
 
-    pub(super) fn tokens(&mut self) -> Result<Span, DecodeError> {
+    pub(super) fn tokens(&mut self) -> Result<ByteSpan, DecodeError> {
         const FIELD: &str = "BlockStored.token_ids";
         let start = self.batch.tokens.len();
         if self.reader.nil(FIELD)? {
-            return Ok(Span::new(start, start));
+            return Ok(ByteSpan::new(start, start));
         }
         let count = self.reader.array(FIELD)?;
         at_most(FIELD, start + count, self.limits.tokens)?;
@@ -59,7 +59,7 @@ impl<'a> Decoder<'a, '_> {
             let token = self.reader.u32(FIELD)?;
             self.batch.tokens.push(token);
         }
-        Ok(Span::new(start, self.batch.tokens.len()))
+        Ok(ByteSpan::new(start, self.batch.tokens.len()))
     }
 
     pub(super) fn optional_u32(&mut self, field: &'static str) -> Result<Option<u32>, DecodeError> {
@@ -80,7 +80,7 @@ impl<'a> Decoder<'a, '_> {
         Ok(locality.is_some_and(|text| text.eq_ignore_ascii_case(b"REMOTE")))
     }
 
-    pub(super) fn lora_name(&mut self) -> Result<Option<Span>, DecodeError> {
+    pub(super) fn lora_name(&mut self) -> Result<Option<ByteSpan>, DecodeError> {
         const FIELD: &str = "BlockStored.lora_name";
         let at = self.reader.position();
         let Some(name) = self.optional_text(FIELD)? else { return Ok(None) };
@@ -93,22 +93,22 @@ impl<'a> Decoder<'a, '_> {
         Ok(Some(self.batch.keep_name(name)))
     }
 
-    pub(super) fn attention(&mut self) -> Result<Attention, DecodeError> {
+    pub(super) fn attention(&mut self) -> Result<DecodeNotice, DecodeError> {
         const FULL: [&[u8]; 4] = [b"full_attention", b"mla", b"sink_full", b"sink full"];
         let Some(kind) = self.optional_text("BlockStored.kv_cache_spec_kind")? else {
-            return Ok(Attention::Unsaid);
+            return Ok(DecodeNotice::Unsaid);
         };
         let starts_with = |prefix: &&[u8]| {
             kind.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
         };
-        Ok(if FULL.iter().any(starts_with) { Attention::Full } else { Attention::Partial })
+        Ok(if FULL.iter().any(starts_with) { DecodeNotice::Full } else { DecodeNotice::Partial })
     }
 
-    pub(super) fn extra_keys(&mut self) -> Result<Span, DecodeError> {
+    pub(super) fn extra_keys(&mut self) -> Result<ByteSpan, DecodeError> {
         const FIELD: &str = "BlockStored.extra_keys";
         let first = self.batch.extra_keys.block_count();
         if self.reader.nil(FIELD)? {
-            return Ok(Span::new(first, first));
+            return Ok(ByteSpan::new(first, first));
         }
         let count = self.reader.array(FIELD)?;
         at_most(FIELD, first + count, self.limits.blocks)?;
@@ -122,7 +122,7 @@ impl<'a> Decoder<'a, '_> {
             (0..values).try_for_each(|_| self.reader.skip(FIELD))?;
             self.batch.extra_keys.push_msgpack(self.reader.since(start));
         }
-        Ok(Span::new(first, self.batch.extra_keys.block_count()))
+        Ok(ByteSpan::new(first, self.batch.extra_keys.block_count()))
     }
 }
 

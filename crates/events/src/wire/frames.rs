@@ -8,7 +8,7 @@ use super::error::DecodeError;
 
 /// One message of an engine's event stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Message<'a> {
+pub enum WireMessage<'a> {
     /// A batch of events.
     Batch {
         /// The publisher's topic, by convention `kv@<address>@<model>`; empty when it has none.
@@ -22,7 +22,7 @@ pub enum Message<'a> {
     ReplayEnd,
 }
 
-impl<'a> Message<'a> {
+impl<'a> WireMessage<'a> {
     /// What follows the last batch of a replay in place of a sequence number.
     pub const REPLAY_END: u64 = u64::MAX;
 
@@ -61,8 +61,8 @@ mod tests {
 
     #[test]
     fn a_published_message_and_both_forms_of_replay_say_the_same() {
-        let expected = |topic| Message::Batch { topic, sequence: 7, payload: b"p" };
-        let parse = |frames: &'static [&'static [u8]]| Message::parse(frames).unwrap();
+        let expected = |topic| WireMessage::Batch { topic, sequence: 7, payload: b"p" };
+        let parse = |frames: &'static [&'static [u8]]| WireMessage::parse(frames).unwrap();
         assert_eq!(parse(&[b"kv", &SEVEN, b"p"]), expected(b"kv"));
         assert_eq!(parse(&[b"", b"kv", &SEVEN, b"p"]), expected(b"kv"));
         assert_eq!(parse(&[b"", &SEVEN, b"p"]), expected(b""));
@@ -72,13 +72,13 @@ mod tests {
     #[test]
     fn the_end_of_a_replay_is_known_with_and_without_a_topic_frame() {
         let end = [0xFF_u8; 8];
-        assert_eq!(Message::parse(&[&[], &[], &end[..], &[]]), Ok(Message::ReplayEnd));
-        assert_eq!(Message::parse(&[&[], &end[..], &[]]), Ok(Message::ReplayEnd));
+        assert_eq!(WireMessage::parse(&[&[], &[], &end[..], &[]]), Ok(WireMessage::ReplayEnd));
+        assert_eq!(WireMessage::parse(&[&[], &end[..], &[]]), Ok(WireMessage::ReplayEnd));
     }
 
     #[test]
     fn other_shapes_are_refused_with_what_is_wrong() {
-        let refusal = |frames: &[&[u8]]| Message::parse(frames).unwrap_err().to_string();
+        let refusal = |frames: &[&[u8]]| WireMessage::parse(frames).unwrap_err().to_string();
         assert!(refusal(&[b"p"]).contains("fewer than two frames"));
         assert!(refusal(&[b"kv", b"7", b"p"]).contains("not eight bytes long"));
         assert!(refusal(&[b"id", b"kv", &SEVEN, b"p"]).contains("the first not empty"));

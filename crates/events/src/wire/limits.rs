@@ -4,7 +4,7 @@ use super::error::DecodeError;
 
 /// What one message may hold at most. Memory for a batch is bounded by these, whatever an engine sends.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct WireLimits {
     /// Bytes of the payload.
     pub payload_bytes: usize,
     /// Events, unknown ones included.
@@ -15,7 +15,7 @@ pub struct Limits {
     pub tokens: usize,
 }
 
-impl Default for Limits {
+impl Default for WireLimits {
     /// An engine that fills a cache of a million tokens in one step stays well below these.
     fn default() -> Self {
         Self { payload_bytes: 32 << 20, events: 1 << 18, blocks: 1 << 20, tokens: 1 << 23 }

@@ -10,7 +10,7 @@ use super::error::DecodeError;
 
 /// A cursor over one payload. `field` in every call names what is being read, for the error.
 #[derive(Clone, Copy)]
-pub(super) struct Reader<'a> {
+pub(super) struct MsgpackReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
@@ -22,7 +22,7 @@ pub(super) enum Int {
     Negative(i64),
 }
 
-impl<'a> Reader<'a> {
+impl<'a> MsgpackReader<'a> {
     pub(super) const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }

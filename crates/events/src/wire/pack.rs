@@ -5,21 +5,21 @@ pub(super) fn nil(out: &mut Vec<u8>) {
 }
 
 pub(super) fn array(out: &mut Vec<u8>, length: usize) {
-    header(out, length, &Header { short: Some((0x90, 15)), byte: None, wide: [0xdc, 0xdd] });
+    header(out, length, &MsgpackHeader { short: Some((0x90, 15)), byte: None, wide: [0xdc, 0xdd] });
 }
 
 pub(super) fn map(out: &mut Vec<u8>, length: usize) {
-    header(out, length, &Header { short: Some((0x80, 15)), byte: None, wide: [0xde, 0xdf] });
+    header(out, length, &MsgpackHeader { short: Some((0x80, 15)), byte: None, wide: [0xde, 0xdf] });
 }
 
 pub(super) fn text(out: &mut Vec<u8>, text: &str) {
-    let family = Header { short: Some((0xa0, 31)), byte: Some(0xd9), wide: [0xda, 0xdb] };
+    let family = MsgpackHeader { short: Some((0xa0, 31)), byte: Some(0xd9), wide: [0xda, 0xdb] };
     header(out, text.len(), &family);
     out.extend_from_slice(text.as_bytes());
 }
 
 pub(super) fn binary(out: &mut Vec<u8>, bytes: &[u8]) {
-    header(out, bytes.len(), &Header { short: None, byte: Some(0xc4), wide: [0xc5, 0xc6] });
+    header(out, bytes.len(), &MsgpackHeader { short: None, byte: Some(0xc4), wide: [0xc5, 0xc6] });
     out.extend_from_slice(bytes);
 }
 
@@ -49,7 +49,7 @@ pub(super) fn float(out: &mut Vec<u8>, value: f64) {
 }
 
 /// How one family of values writes its length.
-struct Header {
+struct MsgpackHeader {
     /// Marker to which a length up to the maximum is added.
     short: Option<(u8, usize)>,
     /// Marker before a length of one byte.
@@ -59,7 +59,7 @@ struct Header {
 }
 
 /// Lengths beyond 32 bits have no form in msgpack; a batch that long is never built.
-fn header(out: &mut Vec<u8>, length: usize, family: &Header) {
+fn header(out: &mut Vec<u8>, length: usize, family: &MsgpackHeader) {
     match (length, family.short, family.byte) {
         (_, Some((marker, most)), _) if length <= most => out.push(marker | length as u8),
         (0..=0xff, _, Some(marker)) => out.extend_from_slice(&[marker, length as u8]),

@@ -17,7 +17,7 @@ pub struct ZmqAddress {
 /// An address that cannot be one.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("event source `{address}`: {problem}; write zmq://host:port?replay=port&topic=prefix")]
-pub struct AddressError {
+pub struct ZmqAddressError {
     /// What was written.
     pub address: String,
     /// What is wrong with it.
@@ -29,7 +29,7 @@ impl ZmqAddress {
     ///
     /// # Errors
     /// There is no such port.
-    pub fn of_rank(&self, rank: u16) -> Result<Self, AddressError> {
+    pub fn of_rank(&self, rank: u16) -> Result<Self, ZmqAddressError> {
         let shifted = |address: &String| {
             let (host, port) = host_and_port(address).map_err(|problem| self.error(problem))?;
             let port = port.checked_add(rank).ok_or_else(|| {
@@ -44,16 +44,16 @@ impl ZmqAddress {
         })
     }
 
-    fn error(&self, problem: String) -> AddressError {
-        AddressError { address: self.to_string(), problem }
+    fn error(&self, problem: String) -> ZmqAddressError {
+        ZmqAddressError { address: self.to_string(), problem }
     }
 }
 
 impl FromStr for ZmqAddress {
-    type Err = AddressError;
+    type Err = ZmqAddressError;
 
-    fn from_str(address: &str) -> Result<Self, AddressError> {
-        parse(address).map_err(|problem| AddressError { address: address.to_owned(), problem })
+    fn from_str(address: &str) -> Result<Self, ZmqAddressError> {
+        parse(address).map_err(|problem| ZmqAddressError { address: address.to_owned(), problem })
     }
 }
 

@@ -1,26 +1,26 @@
 //! Connecting to a place that may be a name. What a name stands for is known only when it is resolved, and it may
 //! stand for something else each time: so that is when addresses are judged.
 
-use crate::zmtp::{Connection, Socket, ZmtpError, in_time};
+use crate::zmtp::{SocketKind, ZmtpConnection, ZmtpError, in_time};
 use std::io::{Error, ErrorKind};
 use std::net::IpAddr;
 use std::sync::Arc;
 use tokio::net::{TcpStream, lookup_host};
 
 /// Says of an address why nobody may connect to it, if so.
-pub type Judge = Arc<dyn Fn(IpAddr) -> Result<(), String> + Send + Sync>;
+pub type DialPolicy = Arc<dyn Fn(IpAddr) -> Result<(), String> + Send + Sync>;
 
 /// Connects where it may.
 #[derive(Clone, Default)]
-pub(super) struct Dial(pub(super) Option<Judge>);
+pub(super) struct Dialer(pub(super) Option<DialPolicy>);
 
-impl Dial {
+impl Dialer {
     pub(super) async fn connect(
         self,
         place: String,
-        own: Socket,
-    ) -> Result<Connection<TcpStream>, ZmtpError> {
-        let Some(judge) = self.0 else { return Connection::connect(place, own).await };
+        own: SocketKind,
+    ) -> Result<ZmtpConnection<TcpStream>, ZmtpError> {
+        let Some(judge) = self.0 else { return ZmtpConnection::connect(place, own).await };
         let named = in_time(async { Ok(lookup_host(&place).await?) }).await?;
         let (mut allowed, mut forbidden) = (Vec::new(), None);
         for address in named {
@@ -34,7 +34,7 @@ impl Dial {
                 let why = format!("{place}: {why}");
                 Err(Error::new(ErrorKind::PermissionDenied, why).into())
             }
-            _ => Connection::connect(&allowed[..], own).await,
+            _ => ZmtpConnection::connect(&allowed[..], own).await,
         }
     }
 }

@@ -3,19 +3,19 @@
 //! A connection is kept while each answer has come to its end. One that was given up is closed with what is
 //! still under way in it, so that no answer is taken for that of a later question.
 
-use super::dial::Dial;
-use crate::wire::Message;
-use crate::zmtp::{Connection, Socket, ZmtpError};
+use super::dial::Dialer;
+use crate::wire::WireMessage;
+use crate::zmtp::{SocketKind, ZmtpConnection, ZmtpError};
 use bytes::Bytes;
 use std::pin::Pin;
 use tokio::net::TcpStream;
 
-type Connecting = dyn Future<Output = Result<Connection<TcpStream>, ZmtpError>> + Send;
+type Connecting = dyn Future<Output = Result<ZmtpConnection<TcpStream>, ZmtpError>> + Send;
 
-pub(super) struct Replay {
+pub(super) struct ReplayQuery {
     address: String,
-    pub(super) dial: Dial,
-    connection: Option<Connection<TcpStream>>,
+    pub(super) dial: Dialer,
+    connection: Option<ZmtpConnection<TcpStream>>,
     /// Kept over calls: a busy live stream interrupts each of them before it could come to its end.
     connecting: Option<Pin<Box<Connecting>>>,
     /// The number to ask from, until it is asked.
@@ -24,9 +24,9 @@ pub(super) struct Replay {
     answering: bool,
 }
 
-impl Replay {
+impl ReplayQuery {
     pub(super) fn new(address: String) -> Self {
-        let dial = Dial::default();
+        let dial = Dialer::default();
         Self { address, dial, connection: None, connecting: None, wish: None, answering: false }
     }
 
@@ -48,7 +48,8 @@ impl Replay {
         loop {
             match self.exchange().await {
                 Ok(frames) => {
-                    self.answering = !matches!(Message::parse(&frames), Ok(Message::ReplayEnd));
+                    self.answering =
+                        !matches!(WireMessage::parse(&frames), Ok(WireMessage::ReplayEnd));
                     return frames;
                 }
                 Err(_) => self.forget(),
@@ -65,7 +66,7 @@ impl Replay {
             none => {
                 let (dial, address) = (&self.dial, &self.address);
                 let connecting = self.connecting.get_or_insert_with(|| {
-                    Box::pin(dial.clone().connect(address.clone(), Socket::Dealer))
+                    Box::pin(dial.clone().connect(address.clone(), SocketKind::Dealer))
                 });
                 let connected = connecting.await;
                 self.connecting = None;

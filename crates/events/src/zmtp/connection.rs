@@ -5,7 +5,7 @@
 
 use super::error::ZmtpError;
 use super::frame::{self, Frame, Inbox};
-use super::handshake::{self, GREETING, GREETING_BYTES, Socket};
+use super::handshake::{self, GREETING, GREETING_BYTES, SocketKind};
 use bytes::{Bytes, BytesMut};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -17,7 +17,7 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
 
 /// A peer that has shaken hands.
-pub struct Connection<S> {
+pub struct ZmtpConnection<S> {
     stream: S,
     inbox: Inbox,
     outbox: BytesMut,
@@ -34,12 +34,12 @@ enum Ping {
     Awaited,
 }
 
-impl Connection<TcpStream> {
+impl ZmtpConnection<TcpStream> {
     /// Connects and shakes hands.
     ///
     /// # Errors
     /// Nobody listens there, or not a socket that can speak with `own`.
-    pub async fn connect(address: impl ToSocketAddrs, own: Socket) -> Result<Self, ZmtpError> {
+    pub async fn connect(address: impl ToSocketAddrs, own: SocketKind) -> Result<Self, ZmtpError> {
         in_time(async {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
@@ -57,12 +57,12 @@ pub(crate) async fn in_time<T>(
     tokio::time::timeout(HANDSHAKE, attempt).await.unwrap_or(Err(silent))
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpConnection<S> {
     /// Shakes hands over a fresh stream of any kind.
     ///
     /// # Errors
     /// The peer is no ZeroMQ socket that can speak with `own`.
-    pub async fn handshake(stream: S, own: Socket) -> Result<Self, ZmtpError> {
+    pub async fn handshake(stream: S, own: SocketKind) -> Result<Self, ZmtpError> {
         let (inbox, frames) = (Inbox::default(), Vec::new());
         let outbox = BytesMut::from(&GREETING[..]);
         let mut this = Self { stream, inbox, outbox, frames, ping: Ping::NeverAnswered };

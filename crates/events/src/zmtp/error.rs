@@ -1,6 +1,6 @@
 //! Why a peer cannot be spoken with.
 
-use super::handshake::Socket;
+use super::handshake::SocketKind;
 
 /// The connection is of no more use; a new one may be.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,7 @@ pub enum ZmtpError {
     #[error("the peer is a {found} socket, which cannot speak with {own:?}; check the port")]
     WrongSocket {
         /// What we are.
-        own: Socket,
+        own: SocketKind,
         /// What the peer says it is.
         found: String,
     },

@@ -21,7 +21,7 @@ pub(super) const GREETING_BYTES: usize = 64;
 
 /// The kinds of socket that events need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Socket {
+pub enum SocketKind {
     /// Sends to whom it may concern.
     Pub,
     /// Receives what it subscribed to.
@@ -32,7 +32,7 @@ pub enum Socket {
     Router,
 }
 
-impl Socket {
+impl SocketKind {
     fn name(self) -> &'static str {
         match self {
             Self::Pub => "PUB",

@@ -3,9 +3,9 @@
 //! Handshakes run beside each other: a peer that connects and says nothing keeps nobody waiting, and there
 //! can only be so many of its kind.
 
-use super::connection::{Connection, in_time};
+use super::connection::{ZmtpConnection, in_time};
 use super::error::ZmtpError;
-use super::handshake::Socket;
+use super::handshake::SocketKind;
 use std::io;
 use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -14,19 +14,19 @@ use tokio::task::JoinSet;
 const MOST_HANDSHAKES: usize = 64;
 
 /// A bound socket.
-pub struct Listener {
+pub struct ZmtpListener {
     tcp: TcpListener,
     address: SocketAddr,
-    own: Socket,
-    handshakes: JoinSet<Result<Connection<TcpStream>, ZmtpError>>,
+    own: SocketKind,
+    handshakes: JoinSet<Result<ZmtpConnection<TcpStream>, ZmtpError>>,
 }
 
-impl Listener {
+impl ZmtpListener {
     /// Listens at `address`; port 0 is any free one.
     ///
     /// # Errors
     /// The address cannot be had.
-    pub async fn bind(address: impl ToSocketAddrs, own: Socket) -> io::Result<Self> {
+    pub async fn bind(address: impl ToSocketAddrs, own: SocketKind) -> io::Result<Self> {
         let tcp = TcpListener::bind(address).await?;
         let address = tcp.local_addr()?;
         Ok(Self { tcp, address, own, handshakes: JoinSet::new() })
@@ -42,13 +42,13 @@ impl Listener {
     ///
     /// # Errors
     /// The system gives no more connections.
-    pub async fn accept(&mut self) -> io::Result<Connection<TcpStream>> {
+    pub async fn accept(&mut self) -> io::Result<ZmtpConnection<TcpStream>> {
         loop {
             tokio::select! {
                 accepted = self.tcp.accept(), if self.handshakes.len() < MOST_HANDSHAKES => {
                     let (stream, _) = accepted?;
                     stream.set_nodelay(true)?;
-                    self.handshakes.spawn(in_time(Connection::handshake(stream, self.own)));
+                    self.handshakes.spawn(in_time(ZmtpConnection::handshake(stream, self.own)));
                 }
                 Some(shaken) = self.handshakes.join_next() => {
                     if let Ok(Ok(connection)) = shaken {

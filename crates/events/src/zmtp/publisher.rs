@@ -3,11 +3,11 @@
 //! A subscriber that reads too slowly fills its queue, and then messages are lost to it and counted; that
 //! is what engines do too, and why events have numbers.
 
-use super::connection::Connection;
+use super::connection::ZmtpConnection;
 use super::error::ZmtpError;
 use super::frame;
-use super::handshake::Socket;
-use super::listener::Listener;
+use super::handshake::SocketKind;
+use super::listener::ZmtpListener;
 use bytes::{Bytes, BytesMut};
 use std::io;
 use std::net::SocketAddr;
@@ -28,14 +28,14 @@ const MOST_SUBSCRIBERS: usize = 1024;
 const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 
 /// A bound publisher. Dropping it closes its connections.
-pub struct Publisher {
+pub struct ZmtpPublisher {
     address: SocketAddr,
-    audience: Arc<Audience>,
+    audience: Arc<Subscribers>,
     _tasks: JoinSet<()>,
 }
 
 #[derive(Default)]
-struct Audience {
+struct Subscribers {
     subscribers: Mutex<Vec<Subscriber>>,
     /// Subscribers that have asked for something, to wait for.
     count: watch::Sender<usize>,
@@ -48,15 +48,15 @@ struct Subscriber {
     lost: u64,
 }
 
-impl Publisher {
+impl ZmtpPublisher {
     /// Listens at `address`; port 0 is any free one.
     ///
     /// # Errors
     /// The address cannot be had.
     pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
-        let listener = Listener::bind(address, Socket::Pub).await?;
+        let listener = ZmtpListener::bind(address, SocketKind::Pub).await?;
         let address = listener.address();
-        let audience = Arc::<Audience>::default();
+        let audience = Arc::<Subscribers>::default();
         let mut tasks = JoinSet::new();
         tasks.spawn(serve(listener, Arc::clone(&audience)));
         Ok(Self { address, audience, _tasks: tasks })
@@ -96,7 +96,7 @@ impl Publisher {
     }
 }
 
-impl Audience {
+impl Subscribers {
     fn subscribers(&self) -> MutexGuard<'_, Vec<Subscriber>> {
         self.subscribers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,7 +127,7 @@ impl Audience {
     }
 }
 
-async fn serve(mut listener: Listener, audience: Arc<Audience>) {
+async fn serve(mut listener: ZmtpListener, audience: Arc<Subscribers>) {
     let mut connections = JoinSet::new();
     let mut numbers = 0..;
     loop {
@@ -154,9 +154,9 @@ async fn serve(mut listener: Listener, audience: Arc<Audience>) {
 
 /// One subscriber, until it goes.
 async fn attend(
-    mut connection: Connection<TcpStream>,
+    mut connection: ZmtpConnection<TcpStream>,
     mut messages: mpsc::Receiver<Bytes>,
-    audience: &Audience,
+    audience: &Subscribers,
     number: u64,
 ) -> Result<(), ZmtpError> {
     loop {

@@ -3,7 +3,7 @@
 
 use crate::world::{Faults, World};
 use crate::{BAD_LINK, SECOND, STOCK, seeds};
-use wornpath_events::{Abilities, Recalled, State};
+use wornpath_events::{Capabilities, FeedState, Resumed};
 
 /// Batches that the engine says while no router listens.
 const MEANWHILE: usize = 40;
@@ -24,7 +24,7 @@ fn warm(faults: Faults) {
         world.idle(SECOND / 10);
         world.assert_exact("a tenth of a second after connecting", seed);
         let status = world.status();
-        assert_eq!(status.recalled, Some(Recalled::Confirmed), "seed {seed}");
+        assert_eq!(status.recalled, Some(Resumed::Confirmed), "seed {seed}");
         assert_eq!((status.freshness, status.confidence), (1.0, 1.0), "seed {seed}");
         assert_eq!(status.counters.batches, MEANWHILE as u64, "seed {seed}: only what was new");
         world.work(SECOND);
@@ -46,7 +46,7 @@ fn a_checkpoint_of_an_engine_with_epochs_is_warm_at_once_and_exact() {
 #[test]
 fn a_digest_confirms_a_checkpoint_without_a_question() {
     for seed in seeds() {
-        let abilities = Abilities { replay: false, snapshot: true, relayed: false };
+        let abilities = Capabilities { replay: false, snapshot: true, relayed: false };
         let mut world = World::new(seed, Faults { lost: 0, abilities, ..BAD_LINK });
         world.work(SECOND * 2);
         world.idle(SECOND * 2);
@@ -54,7 +54,7 @@ fn a_digest_confirms_a_checkpoint_without_a_question() {
         world.start_again(&record);
         world.idle(SECOND * 2);
         world.assert_exact("after a digest", seed);
-        assert_eq!(world.status().recalled, Some(Recalled::Confirmed), "seed {seed}");
+        assert_eq!(world.status().recalled, Some(Resumed::Confirmed), "seed {seed}");
         assert_eq!(world.status().counters.snapshots, 0, "seed {seed}");
     }
 }
@@ -79,7 +79,7 @@ fn a_checkpoint_of_an_engine_that_restarted_meanwhile_never_counts() {
                 let counts = status.freshness > 0.0;
                 assert!(!counts || world.phantoms().unwrap_or(0) == 0, "seed {seed}: {status:?}");
             }
-            assert_eq!(world.status().recalled, Some(Recalled::Dropped), "seed {seed}");
+            assert_eq!(world.status().recalled, Some(Resumed::Dropped), "seed {seed}");
             if faults.ring > 5 {
                 world.assert_exact("two seconds later", seed);
             }
@@ -89,14 +89,14 @@ fn a_checkpoint_of_an_engine_that_restarted_meanwhile_never_counts() {
 
 #[test]
 fn a_checkpoint_that_nobody_can_confirm_is_given_up() {
-    let deaf = Faults { lost: 0, abilities: Abilities::default(), ..STOCK };
+    let deaf = Faults { lost: 0, abilities: Capabilities::default(), ..STOCK };
     let mut world = World::new(1, deaf);
     world.work(SECOND);
     let record = world.checkpoint();
     world.start_again(&record);
     world.connect();
     world.idle(SECOND);
-    assert_eq!((world.status().recalled, world.counts().0), (Some(Recalled::Dropped), 0));
+    assert_eq!((world.status().recalled, world.counts().0), (Some(Resumed::Dropped), 0));
 
     let mut world = World::new(1, STOCK);
     world.work(SECOND);
@@ -104,8 +104,8 @@ fn a_checkpoint_that_nobody_can_confirm_is_given_up() {
     let record = world.checkpoint();
     world.start_again(&record);
     world.idle(SECOND * 31);
-    assert_eq!((world.status().recalled, world.counts().0), (Some(Recalled::Dropped), 0));
-    assert_eq!(world.status().state, State::Waiting);
+    assert_eq!((world.status().recalled, world.counts().0), (Some(Resumed::Dropped), 0));
+    assert_eq!(world.status().state, FeedState::Waiting);
     world.connect();
     world.idle(SECOND * 2);
     world.assert_exact("when the engine came at last", 1);
@@ -123,6 +123,6 @@ fn a_checkpoint_of_other_blocks_is_dropped() {
     damaged.items[1].engine = damaged.items[0].engine;
     for record in [larger, damaged] {
         world.start_again(&record);
-        assert_eq!((world.status().recalled, world.counts().0), (Some(Recalled::Dropped), 0));
+        assert_eq!((world.status().recalled, world.counts().0), (Some(Resumed::Dropped), 0));
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::saying::{BLOCK, stored};
 use std::collections::BTreeMap;
-use wornpath_events::wire::{Batch, Event, Removed};
-use wornpath_events::{EngineDigest, Epoch, Heading};
-use wornpath_index::{Digest, EngineHash, Tier};
+use wornpath_events::wire::{WireBatch, WireEvent, WireRemoved};
+use wornpath_events::{BatchId, EngineDigest, Epoch};
+use wornpath_index::{BlockDigest, EngineHash, Tier};
 
 const CAPACITY: usize = 300;
 
@@ -41,7 +41,7 @@ struct Block {
 pub(crate) struct Engine {
     blocks: BTreeMap<EngineHash, Block>,
     pub(crate) life: u64,
-    pub(crate) said: Vec<Batch>,
+    pub(crate) said: Vec<WireBatch>,
 }
 
 impl Engine {
@@ -64,12 +64,12 @@ impl Engine {
 
     /// Does something, and says so in one batch: evictions first, as engines do.
     pub(crate) fn step(&mut self, random: &mut Random) {
-        let mut batch = Batch::default();
+        let mut batch = WireBatch::default();
         // The engine's clock, which is never the same in two lives.
         batch.sent_at = self.life as f64 * 1e6 + self.said.len() as f64;
         if random.below(400) == 0 {
             self.blocks.clear();
-            batch.push(Event::Cleared);
+            batch.push(WireEvent::Cleared);
         }
         while self.blocks.len() > CAPACITY || (random.chance(30) && !self.blocks.is_empty()) {
             self.evict(random, &mut batch);
@@ -80,7 +80,7 @@ impl Engine {
         self.said.push(batch);
     }
 
-    fn evict(&mut self, random: &mut Random, batch: &mut Batch) {
+    fn evict(&mut self, random: &mut Random, batch: &mut WireBatch) {
         let leaves = self.blocks.iter().filter(|(_, block)| block.children == 0);
         let leaves: Vec<_> = leaves.map(|(name, _)| *name).collect();
         let name = leaves[random.below(leaves.len() as u64) as usize];
@@ -93,12 +93,16 @@ impl Engine {
                 self.blocks.get_mut(&parent).unwrap().children -= 1;
             }
         }
-        batch.push(Event::Removed(Removed { blocks: &[name], tier: Tier::Gpu, group: None }));
+        batch.push(WireEvent::Removed(WireRemoved {
+            blocks: &[name],
+            tier: Tier::Gpu,
+            group: None,
+        }));
     }
 
     /// A chain of blocks after some block or at the start. Few tokens are possible, so the same prefixes
     /// come again: then another copy is made.
-    fn store(&mut self, random: &mut Random, batch: &mut Batch) {
+    fn store(&mut self, random: &mut Random, batch: &mut WireBatch) {
         let names: Vec<_> = self.blocks.keys().copied().collect();
         let parent = match random.below(4) {
             0 => None,
@@ -130,26 +134,26 @@ impl Engine {
         EngineHash(Random(prefix ^ u64::from(token).rotate_left(40)).next())
     }
 
-    pub(crate) fn heading(&self, sequence: u64) -> Heading {
+    pub(crate) fn heading(&self, sequence: u64) -> BatchId {
         let fingerprint = Some(Random(self.life << 32 | sequence).next());
-        Heading { epoch: Some(Epoch(self.life)), sequence: Some(sequence), fingerprint }
+        BatchId { epoch: Some(Epoch(self.life)), sequence: Some(sequence), fingerprint }
     }
 
     /// Everything it holds, in no particular order.
-    pub(crate) fn snapshot(&self) -> (Heading, Batch) {
-        let mut batch = Batch::default();
+    pub(crate) fn snapshot(&self) -> (BatchId, WireBatch) {
+        let mut batch = WireBatch::default();
         for (name, block) in &self.blocks {
             for _ in 0..block.copies {
                 batch.push(stored(&[*name], block.parent, &block.tokens));
             }
         }
         let heading =
-            Heading { epoch: Some(Epoch(self.life)), sequence: self.last(), fingerprint: None };
+            BatchId { epoch: Some(Epoch(self.life)), sequence: self.last(), fingerprint: None };
         (heading, batch)
     }
 
     pub(crate) fn digest(&self) -> EngineDigest {
-        let mut tiers = [Digest::default(); 4];
+        let mut tiers = [BlockDigest::default(); 4];
         self.blocks.keys().for_each(|name| tiers[Tier::Gpu as usize].add(name.0));
         EngineDigest { epoch: Some(Epoch(self.life)), sequence: self.last(), tiers }
     }

@@ -13,7 +13,7 @@ mod world;
 use std::ops::Range;
 use std::time::Duration;
 use world::{Faults, World};
-use wornpath_events::{Abilities, State};
+use wornpath_events::{Capabilities, FeedState};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -23,7 +23,7 @@ const BAD_LINK: Faults = Faults {
     doubled: 5,
     reordered: 32,
     epochs: true,
-    abilities: Abilities { replay: true, snapshot: true, relayed: false },
+    abilities: Capabilities { replay: true, snapshot: true, relayed: false },
     refuses_replay: false,
     ring: 10_000,
     digest_every: Some(SECOND),
@@ -36,7 +36,7 @@ const STOCK: Faults = Faults {
     doubled: 0,
     reordered: 0,
     epochs: false,
-    abilities: Abilities { replay: true, snapshot: false, relayed: false },
+    abilities: Capabilities { replay: true, snapshot: false, relayed: false },
     refuses_replay: false,
     ring: 10_000,
     digest_every: None,
@@ -83,7 +83,7 @@ fn an_engine_with_replay_snapshot_and_digest_is_exact_within_two_seconds() {
 #[test]
 fn an_engine_that_cannot_replay_is_exact_within_two_seconds() {
     survive(Faults {
-        abilities: Abilities { replay: false, snapshot: true, relayed: false },
+        abilities: Capabilities { replay: false, snapshot: true, relayed: false },
         ..BAD_LINK
     });
 }
@@ -132,10 +132,10 @@ fn a_wrong_state_is_put_right_by_one_snapshot_while_the_engine_goes_on() {
 
 #[test]
 fn total_loss_for_half_a_minute_heals_within_a_digest_and_a_second() {
-    let all = Abilities { replay: true, snapshot: true, relayed: false };
+    let all = Capabilities { replay: true, snapshot: true, relayed: false };
     for (abilities, interval) in [
         (all, 1),
-        (Abilities { replay: false, snapshot: true, relayed: false }, 1),
+        (Capabilities { replay: false, snapshot: true, relayed: false }, 1),
         (all, 3),
         (all, 5),
     ] {
@@ -172,7 +172,7 @@ fn a_stock_engine_that_was_cut_off_for_half_a_minute_is_exact_within_two_seconds
 
 #[test]
 fn a_source_that_can_nothing_holds_nothing_that_the_engine_does_not() {
-    let abilities = Abilities::default();
+    let abilities = Capabilities::default();
     let deaf = Faults { lost: 0, abilities, ..STOCK };
     for seed in seeds() {
         let mut world = World::new(seed, deaf);
@@ -185,7 +185,7 @@ fn a_source_that_can_nothing_holds_nothing_that_the_engine_does_not() {
         world.work(SECOND / 5);
         world.idle(SECOND);
         let (ours, theirs) = world.counts();
-        assert_eq!(world.status().state, State::Partial, "seed {seed}");
+        assert_eq!(world.status().state, FeedState::Partial, "seed {seed}");
         assert!(ours <= theirs, "seed {seed}: {ours} blocks in the index, {theirs} in the engine");
         assert_eq!(world.status().counters.rebuilds, 1, "seed {seed}");
     }
@@ -193,7 +193,7 @@ fn a_source_that_can_nothing_holds_nothing_that_the_engine_does_not() {
 
 #[test]
 fn a_source_that_can_nothing_and_loses_much_shows_no_phantom_within_two_seconds() {
-    let deaf = Faults { abilities: Abilities::default(), ..STOCK };
+    let deaf = Faults { abilities: Capabilities::default(), ..STOCK };
     let mut looked = 0;
     for seed in seeds() {
         let mut world = World::new(seed, deaf);
@@ -216,15 +216,15 @@ fn silence_is_told_from_certainty() {
     let mut world = World::new(1, Faults { lost: 0, ..BAD_LINK });
     world.work(SECOND);
     world.idle(SECOND);
-    assert_eq!((world.status().state, world.status().confidence), (State::Live, 1.0));
+    assert_eq!((world.status().state, world.status().confidence), (FeedState::Live, 1.0));
     world.cut = true;
     world.idle(SECOND * 45);
     let status = world.status();
-    assert_eq!(status.state, State::Stale);
+    assert_eq!(status.state, FeedState::Stale);
     assert!((0.2..0.8).contains(&status.confidence), "{}", status.confidence);
     world.idle(SECOND * 30);
     assert_eq!(world.status().confidence, 0.0);
     world.cut = false;
     world.idle(SECOND * 2);
-    assert_eq!((world.status().state, world.status().confidence), (State::Live, 1.0));
+    assert_eq!((world.status().state, world.status().confidence), (FeedState::Live, 1.0));
 }

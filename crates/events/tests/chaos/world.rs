@@ -5,10 +5,14 @@ use crate::saying::serving;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
-use wornpath_events::checkpoint::{Record, decode, encode};
-use wornpath_events::{Abilities, Ask, Heading, Pod, Rules, Said, SourceId, State, Status, Via};
+use wornpath_events::checkpoint::{PodCheckpoint, decode, encode};
+use wornpath_events::{
+    BatchId, Capabilities, Delivery, FeedRules, FeedState, FeedStatus, PodFeed, SourceId,
+    SourceMessage, SourceQuery,
+};
 use wornpath_index::{
-    Content, EngineHash, Event, Index, Item, Limits, Moment, Stored, Tier, Writer,
+    CacheEvent, Content, EngineHash, ExportedBlock, Index, IndexLimits, IndexWriter, Moment,
+    StoredBlocks, Tier,
 };
 
 /// What the link and the engine are like.
@@ -23,7 +27,7 @@ pub(crate) struct Faults {
     /// Whether epochs travel with the batches.
     pub(crate) epochs: bool,
     /// What the engine says it can.
-    pub(crate) abilities: Abilities,
+    pub(crate) abilities: Capabilities,
     /// Whether it refuses what it said it can.
     pub(crate) refuses_replay: bool,
     /// How many batches it keeps for replay.
@@ -36,8 +40,8 @@ pub(crate) const STEP: Duration = Duration::from_millis(10);
 
 /// Something on its way, by the time it arrives.
 enum Parcel {
-    Said(Box<Said>),
-    Asked(Ask),
+    Said(Box<SourceMessage>),
+    Asked(SourceQuery),
 }
 
 pub(crate) struct World {
@@ -47,10 +51,10 @@ pub(crate) struct World {
     faults: Faults,
     /// Nothing passes.
     pub(crate) cut: bool,
-    pod: Pod,
+    pod: PodFeed,
     source: SourceId,
     index: Index,
-    writer: Writer,
+    writer: IndexWriter,
     /// Arrival, order of sending, position among the parcels.
     arrivals: BinaryHeap<Reverse<(Moment, usize)>>,
     parcels: Vec<Option<Parcel>>,
@@ -59,10 +63,10 @@ pub(crate) struct World {
 }
 
 /// A router that listens to one source.
-fn listener(seed: u64, abilities: Abilities) -> (Index, Pod, SourceId) {
-    let index = Index::new(Limits::default(), seed);
+fn listener(seed: u64, abilities: Capabilities) -> (Index, PodFeed, SourceId) {
+    let index = Index::new(IndexLimits::default(), seed);
     let id = index.add_pod().unwrap();
-    let mut pod = Pod::new(&index, id, serving(), Rules::default()).unwrap();
+    let mut pod = PodFeed::new(&index, id, serving(), FeedRules::default()).unwrap();
     let source = pod.add_source(abilities);
     (index, pod, source)
 }
@@ -85,18 +89,18 @@ impl World {
             next_digest: faults.digest_every.unwrap_or(Duration::MAX),
             asked_at: Vec::new(),
         };
-        world.hear(Said::Connected);
+        world.hear(SourceMessage::Connected);
         world
     }
 
     /// What the router would write down, as bytes and back.
-    pub(crate) fn checkpoint(&self) -> Record {
+    pub(crate) fn checkpoint(&self) -> PodCheckpoint {
         let record = self.pod.record("pod").unwrap().expect("there is something worth keeping");
         decode(&encode(&[record])).unwrap().remove(0)
     }
 
     /// The router ends, and another starts with what was written down. It has not connected yet.
-    pub(crate) fn start_again(&mut self, record: &Record) {
+    pub(crate) fn start_again(&mut self, record: &PodCheckpoint) {
         (self.index, self.pod, self.source) = listener(self.random.next(), self.faults.abilities);
         self.writer = self.index.writer();
         self.arrivals.clear();
@@ -104,14 +108,14 @@ impl World {
     }
 
     pub(crate) fn connect(&mut self) {
-        self.hear(Said::Connected);
+        self.hear(SourceMessage::Connected);
     }
 
     /// Blocks that the index has and the engine has not; unknown while some wait for their prefix.
     pub(crate) fn phantoms(&self) -> Option<usize> {
         let items = self.index.inventory(self.pod.id()).unwrap()?;
-        let is_held = |item: &&Item| item.copies != [0; 4];
-        let is_phantom = |item: &&Item| !self.engine.holds(item.engine);
+        let is_held = |item: &&ExportedBlock| item.copies != [0; 4];
+        let is_phantom = |item: &&ExportedBlock| !self.engine.holds(item.engine);
         Some(items.iter().filter(is_held).filter(is_phantom).count())
     }
 
@@ -144,23 +148,23 @@ impl World {
 
     /// The connection breaks and comes back, as it does when nothing passes for long.
     pub(crate) fn reconnect(&mut self) {
-        self.hear(Said::Disconnected);
-        self.hear(Said::Connected);
+        self.hear(SourceMessage::Disconnected);
+        self.hear(SourceMessage::Connected);
     }
 
     /// The engine is started again while nobody listens, and comes as far as it was before.
     pub(crate) fn restart_unheard(&mut self) {
         let batches = self.engine.said.len();
         self.arrivals.clear();
-        self.hear(Said::Disconnected);
+        self.hear(SourceMessage::Disconnected);
         self.engine.restart();
         self.lose_the_tail(batches);
-        self.hear(Said::Connected);
+        self.hear(SourceMessage::Connected);
     }
 
     /// Something that the engine never said gets into the index.
     pub(crate) fn corrupt(&mut self) {
-        let stored = Event::Stored(Stored {
+        let stored = CacheEvent::Stored(StoredBlocks {
             tier: Tier::Gpu,
             blocks: &[EngineHash(0xBAD)],
             content: Content::Native,
@@ -184,7 +188,7 @@ impl World {
         self.now = end;
     }
 
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> FeedStatus {
         self.pod.status(self.now)
     }
 
@@ -203,7 +207,7 @@ impl World {
         let status = self.status();
         let (ours, theirs) = self.counts();
         assert!(
-            self.is_exact() && matches!(status.state, State::Live),
+            self.is_exact() && matches!(status.state, FeedState::Live),
             "seed {seed}, {when}: {ours} blocks in the index, {theirs} in the engine; {status:?}"
         );
     }
@@ -224,19 +228,19 @@ impl World {
         let times = 1 + u64::from(self.random.chance(self.faults.doubled));
         for _ in 0..times {
             let delay = STEP * self.random.below(self.faults.reordered + 1) as u32;
-            let said = self.batch(sequence, Via::Live);
+            let said = self.batch(sequence, Delivery::Live);
             self.send(delay + Duration::from_millis(1), Parcel::Said(Box::new(said)));
         }
     }
 
-    fn batch(&self, sequence: u64, via: Via) -> Said {
+    fn batch(&self, sequence: u64, via: Delivery) -> SourceMessage {
         let heading = self.travelling(self.engine.heading(sequence));
         let batch = Box::new(self.engine.said[sequence as usize].clone());
-        Said::Batch { heading, via, batch }
+        SourceMessage::Batch { heading, via, batch }
     }
 
-    fn travelling(&self, heading: Heading) -> Heading {
-        Heading { epoch: heading.epoch.filter(|_| self.faults.epochs), ..heading }
+    fn travelling(&self, heading: BatchId) -> BatchId {
+        BatchId { epoch: heading.epoch.filter(|_| self.faults.epochs), ..heading }
     }
 
     fn digest(&mut self) {
@@ -247,7 +251,10 @@ impl World {
         if !self.cut {
             let mut digest = self.engine.digest();
             digest.epoch = digest.epoch.filter(|_| self.faults.epochs);
-            self.send(Duration::from_millis(1), Parcel::Said(Box::new(Said::Digest(digest))));
+            self.send(
+                Duration::from_millis(1),
+                Parcel::Said(Box::new(SourceMessage::Digest(digest))),
+            );
         }
     }
 
@@ -268,14 +275,14 @@ impl World {
         }
     }
 
-    fn hear(&mut self, said: Said) {
+    fn hear(&mut self, said: SourceMessage) {
         self.pod.hear(&mut self.writer, self.source, said, self.now).unwrap();
         self.tick();
     }
 
     fn tick(&mut self) {
         while let Some((_, ask)) = self.pod.tick(&mut self.writer, self.now).unwrap() {
-            let refused = matches!(ask, Ask::Replay { .. }) && self.faults.refuses_replay;
+            let refused = matches!(ask, SourceQuery::Replay { .. }) && self.faults.refuses_replay;
             if !refused {
                 self.asked_at.push(self.now);
             }
@@ -286,26 +293,28 @@ impl World {
     }
 
     /// The engine answers a question, reliably and in order.
-    fn answer(&mut self, ask: Ask) {
+    fn answer(&mut self, ask: SourceQuery) {
         match ask {
-            Ask::Replay { .. } if self.faults.refuses_replay => self.reply(Said::Refused),
-            Ask::Snapshot => {
+            SourceQuery::Replay { .. } if self.faults.refuses_replay => {
+                self.reply(SourceMessage::Refused)
+            }
+            SourceQuery::Snapshot => {
                 let (heading, batch) = self.engine.snapshot();
                 let (heading, batch) = (self.travelling(heading), Box::new(batch));
-                self.reply(Said::Snapshot { heading, batch });
+                self.reply(SourceMessage::Snapshot { heading, batch });
             }
-            Ask::Replay { from } => {
+            SourceQuery::Replay { from } => {
                 let kept = self.engine.said.len().saturating_sub(self.faults.ring) as u64;
                 for sequence in from.max(kept)..self.engine.said.len() as u64 {
-                    self.reply(self.batch(sequence, Via::Replay));
+                    self.reply(self.batch(sequence, Delivery::Replay));
                 }
-                self.reply(Said::ReplayEnd);
+                self.reply(SourceMessage::ReplayEnd);
             }
         }
     }
 
     /// Longer under way than live batches are apart, so that some come between question and answer.
-    fn reply(&mut self, said: Said) {
+    fn reply(&mut self, said: SourceMessage) {
         self.send(Duration::from_millis(35), Parcel::Said(Box::new(said)));
     }
 }

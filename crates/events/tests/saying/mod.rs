@@ -2,20 +2,20 @@
 
 use std::num::NonZeroUsize;
 use wornpath_blocks::HashKey;
-use wornpath_events::wire::{Event, Stored};
-use wornpath_events::{Names, Serving};
+use wornpath_events::wire::{WireEvent, WireStored};
+use wornpath_events::{BlockIdScheme, ServedModel};
 use wornpath_index::EngineHash;
 
 /// Tokens in a block.
 pub(crate) const BLOCK: usize = 16;
 
 /// How their pods are understood.
-pub(crate) fn serving() -> Serving {
-    Serving {
+pub(crate) fn serving() -> ServedModel {
+    ServedModel {
         key: HashKey::DEFAULT,
         model: "any".to_owned(),
         block_size: NonZeroUsize::new(BLOCK).unwrap(),
-        names: Names::OfTheEngine,
+        names: BlockIdScheme::OfTheEngine,
     }
 }
 
@@ -24,6 +24,6 @@ pub(crate) fn stored<'a>(
     blocks: &'a [EngineHash],
     parent: Option<EngineHash>,
     tokens: &'a [u32],
-) -> Event<'a> {
-    Event::Stored(Stored::plain(blocks, parent, tokens))
+) -> WireEvent<'a> {
+    WireEvent::Stored(WireStored::plain(blocks, parent, tokens))
 }

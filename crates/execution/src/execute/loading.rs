@@ -3,39 +3,39 @@
 //! The pod that fails to load is healthy; the one that produced the KV cache may be dead. So the producer is blamed, probed
 //! and excluded, and the consumer stays a candidate.
 
-use super::{Run, Stop};
-use crate::breaker::Verdict;
-use crate::course::{Next, Producer};
-use crate::dispatch::{Dispatch, Taken};
+use super::{PlanExecution, RunStop};
+use crate::breaker::CallOutcome;
 use crate::failure::CallError;
+use crate::replan::{PrefillResult, Replan};
+use crate::retry_state::{Producer, RetryDecision};
 use bytes::Bytes;
 use wornpath_routing::{Mutation, PlanStep, Rejection, RoutingPlan};
 
-impl<D: Dispatch> Run<'_, D> {
+impl<D: Replan> PlanExecution<'_, D> {
     /// A step's pod produces KV cache, if that is for the next step to load; whether it is.
     pub(super) fn produced(&mut self, step: &PlanStep, answer: Bytes) -> bool {
         if !gives(step) {
             return false;
         }
         let pod = step.pod;
-        self.taken = Some(Box::new(Taken { pod, cache: step.cache.clone(), answer }));
+        self.taken = Some(Box::new(PrefillResult { pod, cache: step.cache.clone(), answer }));
         self.producer = Some(Producer { pod, failure: step.failure });
         true
     }
 
     /// The step's engine could not load the KV cache: the plan starts again without the pod that produced it, or the step
     /// goes on without it.
-    pub(super) fn load_failed(&mut self, step: &PlanStep) -> Result<(), Stop> {
+    pub(super) fn load_failed(&mut self, step: &PlanStep) -> Result<(), RunStop> {
         let name = step.name.clone();
         let Some(producer) = self.producer else {
-            return Err(self.stop(Next::GiveUp, name, CallError::KvLoad));
+            return Err(self.stop(RetryDecision::GiveUp, name, CallError::KvLoad));
         };
         let (budget, now) = (self.kit.budget, self.dispatch.now());
         if let Some(target) = producer.pod.and_then(|pod| self.dispatch.target(pod)) {
-            target.endpoint.judge(Verdict::Suspect, now);
+            target.endpoint.judge(CallOutcome::Suspect, now);
         }
         match self.course.load_failed(producer, step.failure.then, || budget.spend(now)) {
-            Next::Skip => {
+            RetryDecision::Skip => {
                 self.compute_alone();
                 Ok(())
             }

@@ -4,8 +4,8 @@ use crate::engine::{ANSWERS, Act, PREFILLS, PREFILLS_AND_DIES};
 use crate::world::{Step, World, step};
 use crate::{FAILS, MS, policy};
 use std::time::Duration;
-use wornpath_execution::{BudgetRules, CallError, Failure, RetryBudget, Verdict};
-use wornpath_routing::{Breaker, Mutation, Start, Then, Transfer};
+use wornpath_execution::{BudgetRules, CallError, CallFailure, CallOutcome, RetryBudget};
+use wornpath_routing::{AfterFailure, BreakerState, Mutation, Start, Transfer};
 
 const JSON: &str = "content-type: application/json\r\n";
 const EVENTS: &str = "content-type: text/event-stream; charset=utf-8\r\n";
@@ -21,9 +21,9 @@ const LOADS: Act = Act::Loads(&NOT_LOADED);
 /// A prefill step on these pods and a decode step on those, as the shipped profile has them.
 fn steps(prefill: &[usize], decode: &[usize]) -> [Step; 2] {
     let mut steps = [step("prefill", prefill), step("decode", decode)];
-    steps[0].failure = policy(2, Then::Skip);
+    steps[0].failure = policy(2, AfterFailure::Skip);
     steps[0].mutations = vec![Mutation::OfferKv(Transfer::Nixl)];
-    steps[1].failure = policy(2, Then::Restart);
+    steps[1].failure = policy(2, AfterFailure::Restart);
     steps[1].mutations = vec![Mutation::TakeKv(Transfer::Nixl)];
     steps
 }
@@ -33,10 +33,10 @@ fn is_probed(world: &World, pod: usize) -> bool {
     world.pods[pod].endpoint.tick(Duration::from_secs(3600))
 }
 
-fn cause(failure: Failure) -> CallError {
+fn cause(failure: CallFailure) -> CallError {
     match failure {
-        Failure::Step { cause, .. } => cause,
-        Failure::Rejected(rejection) => panic!("{}", rejection.reason),
+        CallFailure::Step { cause, .. } => cause,
+        CallFailure::Rejected(rejection) => panic!("{}", rejection.reason),
     }
 }
 
@@ -52,12 +52,12 @@ async fn eight_requests_whose_prefill_pod_died_are_answered_and_the_decode_pod_i
     let all = [all.0, all.1, all.2, all.3, all.4, all.5, all.6, all.7];
     assert_eq!(all, [(200, 1, false); 8]);
     assert_eq!(world.asked(), [8, 8, 16]);
-    assert_eq!(world.pods[2].endpoint.breaker(), (Breaker::Closed, 0));
+    assert_eq!(world.pods[2].endpoint.breaker(), (BreakerState::Closed, 0));
     assert!(!is_probed(&world, 2) && !is_probed(&world, 1));
     assert!(is_probed(&world, 0), "it may be dead");
     let prefill = &world.pods[0].endpoint;
-    prefill.probed(Verdict::Gone, Duration::from_secs(3600));
-    assert_eq!(prefill.breaker().0, Breaker::Open);
+    prefill.probed(CallOutcome::Gone, Duration::from_secs(3600));
+    assert_eq!(prefill.breaker().0, BreakerState::Open);
     // Another request, which needs no prefill.
     world.steps = vec![step("answer", &[2])];
     assert_eq!(world.whole().await.0, 200);
@@ -106,7 +106,7 @@ async fn a_stream_of_responses_that_breaks_off_before_its_first_token_is_begun_a
     let engines: [&[Act]; 3] = [&[PREFILLS_AND_DIES], &[PREFILLS], &[Act::Loads(&BEGUN)]];
     let world = World::new(&engines, &steps(&[0, 1], &[2])).await;
     assert_eq!(world.whole().await.0, 200);
-    assert_eq!(world.pods[2].endpoint.breaker(), (Breaker::Closed, 0));
+    assert_eq!(world.pods[2].endpoint.breaker(), (BreakerState::Closed, 0));
     assert!(is_probed(&world, 0));
 }
 
@@ -122,7 +122,7 @@ async fn of_two_that_start_together_the_one_that_cannot_load_is_not_blamed_eithe
     let carried = world.run().await.unwrap();
     assert!(carried.answer.head.status.is_success() && !carried.is_degraded);
     assert_eq!(world.asked()[2], 2);
-    assert_eq!(world.pods[2].endpoint.breaker(), (Breaker::Closed, 0));
+    assert_eq!(world.pods[2].endpoint.breaker(), (BreakerState::Closed, 0));
     assert!(is_probed(&world, 0) && !is_probed(&world, 1));
 }
 
@@ -178,7 +178,7 @@ async fn without_another_prefill_pod_the_same_one_computes_the_prompt_again_if_i
     for (then, is_alive) in [(PREFILLS, true), (Act::Closes(Duration::ZERO), false)] {
         let prefill = [PREFILLS_AND_DIES, then];
         let mut steps = steps(&[0], &[1]);
-        steps[0].failure = policy(2, Then::Fail);
+        steps[0].failure = policy(2, AfterFailure::Fail);
         let world = World::new(&[&prefill, &[LOADS]], &steps).await;
         match world.run().await {
             Ok(carried) => assert!(is_alive && !carried.is_degraded),
@@ -186,7 +186,7 @@ async fn without_another_prefill_pod_the_same_one_computes_the_prompt_again_if_i
                 assert!(!is_alive && matches!(cause(failure), CallError::Broken(_)));
             }
         }
-        assert_eq!(world.pods[1].endpoint.breaker(), (Breaker::Closed, 0));
+        assert_eq!(world.pods[1].endpoint.breaker(), (BreakerState::Closed, 0));
     }
 }
 
@@ -196,7 +196,7 @@ async fn a_plan_is_begun_again_twice_at_most_and_only_within_the_budget() {
         let dies = [PREFILLS_AND_DIES];
         let engines: [&[Act]; 6] = [&dies, &dies, &dies, &dies, &dies, &[LOADS]];
         let mut steps = steps(&[0, 1, 2, 3, 4], &[5]);
-        steps[0].failure = policy(9, Then::Fail);
+        steps[0].failure = policy(9, AfterFailure::Fail);
         let mut world = World::new(&engines, &steps).await;
         let rules = BudgetRules { per_second, ..BudgetRules::default() };
         world.budget = RetryBudget::new(rules, Duration::from_secs(9));
@@ -204,7 +204,7 @@ async fn a_plan_is_begun_again_twice_at_most_and_only_within_the_budget() {
         assert_eq!(failure.status().as_u16(), 502);
         assert!(matches!(cause(failure), CallError::KvLoad));
         assert_eq!(world.asked()[5], plans);
-        assert_eq!(world.pods[5].endpoint.breaker(), (Breaker::Closed, 0));
+        assert_eq!(world.pods[5].endpoint.breaker(), (BreakerState::Closed, 0));
     }
 }
 
@@ -215,17 +215,17 @@ async fn what_a_decode_pod_fails_by_itself_is_its_own_fault() {
         let engines: [&[Act]; 3] = [&[PREFILLS], &[fails], &[ANSWERS]];
         let world = World::new(&engines, &steps(&[0], &[1, 2])).await;
         for _ in 0..5 {
-            assert_eq!(world.pods[1].breaker(), Breaker::Closed);
+            assert_eq!(world.pods[1].breaker(), BreakerState::Closed);
             assert_eq!(world.whole().await.0, 200);
         }
-        assert_eq!(world.pods[1].breaker(), Breaker::Open);
+        assert_eq!(world.pods[1].breaker(), BreakerState::Open);
         assert!(!is_probed(&world, 0), "its prompts were not what failed");
     }
     let closes = Act::Closes(20 * MS);
     let engines: [&[Act]; 3] = [&[PREFILLS], &[closes], &[ANSWERS]];
     let world = World::new(&engines, &steps(&[0], &[1, 2])).await;
     assert_eq!(world.whole().await.0, 200);
-    assert_eq!((world.pods[1].breaker(), is_probed(&world, 0)), (Breaker::Open, false));
+    assert_eq!((world.pods[1].breaker(), is_probed(&world, 0)), (BreakerState::Open, false));
 }
 
 #[tokio::test]
@@ -234,7 +234,7 @@ async fn a_pod_that_took_nothing_over_fails_by_itself_whatever_it_says() {
     for _ in 0..5 {
         assert_eq!(world.whole().await.0, 200);
     }
-    assert_eq!(world.pods[0].breaker(), Breaker::Open);
+    assert_eq!(world.pods[0].breaker(), BreakerState::Open);
 }
 
 #[tokio::test]

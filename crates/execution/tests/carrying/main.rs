@@ -9,13 +9,13 @@ use engine::{ANSWERS, Act};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use world::{Step, World, step};
-use wornpath_execution::{CallError, Failure, Verdict};
-use wornpath_routing::{Breaker, FailurePolicy, Mutation, Start, Then, Transfer};
+use wornpath_execution::{CallError, CallFailure, CallOutcome};
+use wornpath_routing::{AfterFailure, BreakerState, FailurePolicy, Mutation, Start, Transfer};
 
 const MS: Duration = Duration::from_millis(1);
 const FAILS: Act = Act::Says(500, "", "{}");
 
-fn policy(attempts: u32, then: Then) -> FailurePolicy {
+fn policy(attempts: u32, then: AfterFailure) -> FailurePolicy {
     FailurePolicy { attempts, then }
 }
 
@@ -31,7 +31,7 @@ async fn a_request_that_a_kept_connection_swallowed_is_not_sent_there_again() {
     world.whole().await;
     let carried = world.run().await.unwrap();
     assert_eq!((world.asked(), carried.retries), (vec![2, 1], 1));
-    assert_eq!(world.pods[0].breaker(), Breaker::Open, "it was judged");
+    assert_eq!(world.pods[0].breaker(), BreakerState::Open, "it was judged");
 }
 
 #[tokio::test]
@@ -41,7 +41,7 @@ async fn a_connection_that_is_closed_while_it_is_taken_up_says_nothing_of_its_po
     world.whole().await;
     let carried = world.run().await.unwrap();
     assert_eq!((world.asked(), carried.retries), (vec![3, 0], 0));
-    assert_eq!(world.pods[0].breaker(), Breaker::Closed);
+    assert_eq!(world.pods[0].breaker(), BreakerState::Closed);
 }
 
 #[tokio::test]
@@ -54,12 +54,12 @@ async fn clients_that_leave_a_pod_which_streams_to_others_are_no_blame() {
     let leave = || tokio::time::timeout(1200 * MS, world.run());
     let left = tokio::join!(leave(), leave(), leave(), leave(), leave());
     assert!(left.0.is_err() && left.4.is_err());
-    assert_eq!(world.pods[0].breaker(), Breaker::Closed);
+    assert_eq!(world.pods[0].breaker(), BreakerState::Closed);
     streaming.abort();
     let _aborted = streaming.await;
     let left = tokio::join!(leave(), leave(), leave(), leave(), leave());
     assert!(left.0.is_err() && left.4.is_err());
-    assert_eq!(world.pods[0].breaker(), Breaker::Open, "now it answers nobody");
+    assert_eq!(world.pods[0].breaker(), BreakerState::Open, "now it answers nobody");
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn if_all_refuse_the_last_refusal_is_the_answer() {
 async fn what_ran_beside_a_failed_step_has_no_load_when_the_plan_is_made_again() {
     let engines: [&[Act]; 4] = [&[Act::Hangs], &[FAILS], &[ANSWERS], &[ANSWERS]];
     let mut steps = pair(&[0], &[1, 2]);
-    steps[1].failure = policy(1, Then::Restart);
+    steps[1].failure = policy(1, AfterFailure::Restart);
     let world = World::new(&engines, &steps).await;
     world.run().await.unwrap();
     assert_eq!(world.loads.lock().unwrap()[0], [0; 4]);
@@ -92,16 +92,16 @@ async fn what_ran_beside_a_failed_step_has_no_load_when_the_plan_is_made_again()
 async fn a_step_that_begins_and_hangs_or_lacks_what_is_needed_counts_against_its_pod() {
     for acts in [[Act::Begins], [ANSWERS]] {
         let mut prefill = step("prefill", &[0]);
-        prefill.failure = policy(1, Then::Skip);
+        prefill.failure = policy(1, AfterFailure::Skip);
         prefill.mutations = vec![Mutation::OfferKv(Transfer::Nixl)];
         let steps = [prefill, step("decode", &[1])];
         let mut world = World::new(&[&acts, &[ANSWERS]], &steps).await;
         world.timeouts.between_bytes = 20 * MS;
         for _ in 0..5 {
-            assert_eq!(world.pods[0].breaker(), Breaker::Closed);
+            assert_eq!(world.pods[0].breaker(), BreakerState::Closed);
             assert!(world.run().await.unwrap().is_degraded);
         }
-        assert_eq!(world.pods[0].breaker(), Breaker::Open, "{acts:?}");
+        assert_eq!(world.pods[0].breaker(), BreakerState::Open, "{acts:?}");
     }
 }
 
@@ -109,13 +109,13 @@ async fn a_step_that_begins_and_hangs_or_lacks_what_is_needed_counts_against_its
 async fn a_companion_that_begins_and_hangs_counts_against_its_pod() {
     let engines: [&[Act]; 2] = [&[Act::Begins], &[Act::SaysAfter(100 * MS, "{}")]];
     let mut steps = pair(&[0], &[1]);
-    steps[0].failure = policy(1, Then::Skip);
+    steps[0].failure = policy(1, AfterFailure::Skip);
     let mut world = World::new(&engines, &steps).await;
     world.timeouts.between_bytes = 20 * MS;
     for _ in 0..5 {
         assert!(world.run().await.unwrap().is_degraded);
     }
-    assert_eq!(world.pods[0].breaker(), Breaker::Open);
+    assert_eq!(world.pods[0].breaker(), BreakerState::Open);
 }
 
 #[tokio::test]
@@ -124,15 +124,15 @@ async fn a_companion_under_way_is_a_trial_of_its_pod() {
     let world = World::new(&engines, &pair(&[0], &[1])).await;
     let endpoint = &world.pods[0].endpoint;
     let at = Duration::from_secs;
-    endpoint.judge(Verdict::Gone, at(0));
-    endpoint.probed(Verdict::Good, at(1));
-    assert_eq!(world.pods[0].breaker(), Breaker::HalfOpen);
+    endpoint.judge(CallOutcome::Gone, at(0));
+    endpoint.probed(CallOutcome::Good, at(1));
+    assert_eq!(world.pods[0].breaker(), BreakerState::HalfOpen);
     world.run().await.unwrap();
     while world.pods[0].engine.asked() == 0 {
         tokio::task::yield_now().await;
     }
-    endpoint.probed(Verdict::Good, at(5));
-    assert_eq!(world.pods[0].breaker(), Breaker::HalfOpen, "nobody knows yet");
+    endpoint.probed(CallOutcome::Good, at(5));
+    assert_eq!(world.pods[0].breaker(), BreakerState::HalfOpen, "nobody knows yet");
 }
 
 #[tokio::test]
@@ -168,7 +168,7 @@ async fn to_connect_takes_no_longer_than_the_step_may() {
     let failed = tokio::time::timeout(1000 * MS, world.run()).await.expect("in time");
     let cause = failed.unwrap_err();
     assert!(
-        matches!(&cause, Failure::Step { cause: CallError::ConnectTimeout(time), .. } if *time == 100 * MS),
+        matches!(&cause, CallFailure::Step { cause: CallError::ConnectTimeout(time), .. } if *time == 100 * MS),
         "{cause}"
     );
 }
@@ -177,8 +177,8 @@ async fn to_connect_takes_no_longer_than_the_step_may() {
 async fn a_plan_that_was_begun_again_and_left_nothing_out_is_not_degraded() {
     let engines: [&[Act]; 4] = [&[FAILS], &[ANSWERS], &[FAILS], &[ANSWERS]];
     let mut steps = [step("prefill", &[0, 1]), step("decode", &[2, 3])];
-    steps[0].failure = policy(1, Then::Skip);
-    steps[1].failure = policy(1, Then::Restart);
+    steps[0].failure = policy(1, AfterFailure::Skip);
+    steps[1].failure = policy(1, AfterFailure::Restart);
     let world = World::new(&engines, &steps).await;
     assert!(!world.run().await.unwrap().is_degraded);
     assert_eq!(world.asked(), [1, 1, 1, 1]);
@@ -194,14 +194,14 @@ async fn steps_beside_one_that_does_not_answer_are_waited_for() {
 
     let engines: [&[Act]; 3] = [&[FAILS], &[Act::SaysAfter(100 * MS, "{}")], &[ANSWERS]];
     let [mut first, second] = pair(&[0], &[1]);
-    first.failure = policy(1, Then::Fail);
+    first.failure = policy(1, AfterFailure::Fail);
     let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
     assert_eq!(world.run().await.unwrap_err().status().as_u16(), 502);
     assert_eq!(world.asked()[2], 0, "what it needs is not there");
 
     let engines: [&[Act]; 3] = [&[Act::Hangs], &[FAILS], &[ANSWERS]];
     let [first, mut second] = pair(&[0], &[1]);
-    second.failure = policy(1, Then::Fail);
+    second.failure = policy(1, AfterFailure::Fail);
     let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
     let ended = tokio::time::timeout(5000 * MS, world.run()).await;
     assert!(ended.expect("nobody waits for what is of no use").is_err());

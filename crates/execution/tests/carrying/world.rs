@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
 use wornpath_execution::{
-    BreakerRules, BudgetRules, Call, Carried, Dispatch, Endpoint, Failure, Kit, RetryBudget,
-    Target, Timeouts, WorkerNumber, execute,
+    BreakerRules, BudgetRules, CallFailure, CallOptions, Endpoint, PlanResponse, Replan,
+    RetryBudget, StepCall, Target, Timeouts, WorkerNumber, execute,
 };
-use wornpath_index::{Index, Limits, Moment, PodId};
+use wornpath_index::{Index, IndexLimits, Moment, PodId};
 use wornpath_routing::{
-    Breaker as Seen, CacheHint, FailurePolicy, Mark, Mutation, PlanStep, Rejection, Reservation,
-    Retry, Role, RoutingPlan, SkippedBecause, Start, Then, Vitals,
+    AfterFailure, BreakerState as Seen, CacheHint, FailurePolicy, Mark, Mutation, PlanStep,
+    Rejection, Reservation, Retry, Role, RoutingPlan, SkippedBecause, Start, Vitals,
 };
 
 /// When a world begins.
@@ -56,7 +56,7 @@ pub(crate) fn step(name: &'static str, pods: &[usize]) -> Step {
         pods: pods.to_vec(),
         by_whole_plan: Vec::new(),
         start: Start::After,
-        failure: FailurePolicy { attempts: 3, then: Then::Fail },
+        failure: FailurePolicy { attempts: 3, then: AfterFailure::Fail },
         mutations: Vec::new(),
         deadline: None,
         lease: None,
@@ -77,7 +77,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn new(engines: &[&[Act]], steps: &[Step]) -> Self {
-        let index = Index::new(Limits::default(), 1);
+        let index = Index::new(IndexLimits::default(), 1);
         let mut pods = Vec::new();
         for acts in engines {
             let (id, engine) = (index.add_pod().unwrap(), Engine::new(acts).await);
@@ -105,15 +105,15 @@ impl World {
     }
 
     /// One request, to the first byte of its answer.
-    pub(crate) async fn run(&self) -> Result<Carried, Failure> {
+    pub(crate) async fn run(&self) -> Result<PlanResponse, CallFailure> {
         let plan = self.plan(None, &[]).unwrap();
-        let call = Call {
+        let call = StepCall {
             method: Method::POST,
             path: "/v1/completions".parse().unwrap(),
             headers: HeaderMap::new(),
             body: Bytes::from_static(self.body.as_bytes()),
         };
-        let kit = Kit {
+        let kit = CallOptions {
             budget: &self.budget,
             timeouts: self.timeouts,
             whole_answer: None,
@@ -140,7 +140,7 @@ impl World {
             let mut pods = step.pods.iter().chain(besides).map(|at| &self.pods[*at]);
             match pods.find(|pod| !excluded.contains(&pod.id)) {
                 Some(pod) => plan.steps.push(bound(step, pod)),
-                None if only.is_none() && step.failure.then == Then::Skip => {
+                None if only.is_none() && step.failure.then == AfterFailure::Skip => {
                     let (step, why) = (step.name.into(), SkippedBecause::NoPod);
                     plan.marks.push(Mark::StepSkipped { step, why });
                 }
@@ -177,7 +177,7 @@ fn bound(step: &Step, pod: &Pod) -> PlanStep {
 /// Decides for one request.
 struct Decider<'a>(&'a World);
 
-impl Dispatch for Decider<'_> {
+impl Replan for Decider<'_> {
     fn target(&self, pod: PodId) -> Option<Target> {
         let pod = self.0.pods.iter().find(|it| it.id == pod)?;
         let (endpoint, bootstrap_port) = (Arc::clone(&pod.endpoint), pod.engine.port);

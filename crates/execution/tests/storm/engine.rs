@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-use wornpath_events::wire::{Batch, Event, Removed, Stored};
-use wornpath_events::{EngineDigest, Epoch, Heading};
-use wornpath_index::{Digest, EngineHash, Moment, Tier};
+use wornpath_events::wire::{WireBatch, WireEvent, WireRemoved, WireStored};
+use wornpath_events::{BatchId, EngineDigest, Epoch};
+use wornpath_index::{BlockDigest, EngineHash, Moment, Tier};
 use wornpath_routing::Rng;
 
 pub(crate) const BLOCK: usize = 8;
@@ -35,7 +35,7 @@ pub(crate) struct Engine {
     blocks: BTreeMap<EngineHash, Block>,
     uses: u64,
     first_kept: u64,
-    said: VecDeque<Batch>,
+    said: VecDeque<WireBatch>,
     free_at: Moment,
 }
 
@@ -86,7 +86,7 @@ impl Engine {
         if held == names.len() {
             return None;
         }
-        let mut batch = Batch::default();
+        let mut batch = WireBatch::default();
         // The engine's clock, which is never the same in two lives.
         batch.sent_at = self.life as f64 * 1e6 + self.next() as f64;
         while self.blocks.len() + names.len() - held > CAPACITY {
@@ -107,21 +107,25 @@ impl Engine {
     /// Forgets everything and says so.
     pub(crate) fn reset(&mut self) -> u64 {
         self.blocks.clear();
-        let mut batch = Batch::default();
+        let mut batch = WireBatch::default();
         batch.sent_at = self.life as f64 * 1e6 + self.next() as f64;
-        batch.push(Event::Cleared);
+        batch.push(WireEvent::Cleared);
         self.say(batch)
     }
 
     /// The oldest that nothing follows and that is not in use right now.
-    fn evict(&mut self, batch: &mut Batch) {
+    fn evict(&mut self, batch: &mut WireBatch) {
         let leaves = self.blocks.iter().filter(|(_, block)| block.children == 0);
         let oldest = leaves.filter(|(_, block)| block.used < self.uses);
         let oldest = oldest.min_by_key(|(name, block)| (block.used, **name)).map(|(name, _)| *name);
         let name = oldest.expect("a prompt is shorter than the cache");
         let block = self.blocks.remove(&name).unwrap();
         self.count_child(block.parent, -1);
-        batch.push(Event::Removed(Removed { blocks: &[name], tier: Tier::Gpu, group: None }));
+        batch.push(WireEvent::Removed(WireRemoved {
+            blocks: &[name],
+            tier: Tier::Gpu,
+            group: None,
+        }));
     }
 
     fn count_child(&mut self, parent: Option<EngineHash>, change: isize) {
@@ -130,7 +134,7 @@ impl Engine {
         }
     }
 
-    fn say(&mut self, batch: Batch) -> u64 {
+    fn say(&mut self, batch: WireBatch) -> u64 {
         self.said.push_back(batch);
         if self.said.len() > RING {
             self.said.pop_front();
@@ -148,24 +152,24 @@ impl Engine {
         from.max(self.first_kept)..self.next()
     }
 
-    pub(crate) fn batch(&self, sequence: u64) -> (Heading, Batch) {
+    pub(crate) fn batch(&self, sequence: u64) -> (BatchId, WireBatch) {
         let fingerprint = Some(Rng::new(self.life << 32 | sequence).bits());
         let heading =
-            Heading { epoch: Some(Epoch(self.life)), sequence: Some(sequence), fingerprint };
+            BatchId { epoch: Some(Epoch(self.life)), sequence: Some(sequence), fingerprint };
         (heading, self.said[(sequence - self.first_kept) as usize].clone())
     }
 
     /// Everything it holds, in no particular order.
-    pub(crate) fn snapshot(&self) -> (Heading, Batch) {
-        let mut batch = Batch::default();
+    pub(crate) fn snapshot(&self) -> (BatchId, WireBatch) {
+        let mut batch = WireBatch::default();
         for (name, block) in &self.blocks {
             batch.push(stored(&[*name], block.parent, &[block.token; BLOCK]));
         }
-        (Heading { epoch: Some(Epoch(self.life)), sequence: self.last(), fingerprint: None }, batch)
+        (BatchId { epoch: Some(Epoch(self.life)), sequence: self.last(), fingerprint: None }, batch)
     }
 
     pub(crate) fn digest(&self) -> EngineDigest {
-        let mut tiers = [Digest::default(); 4];
+        let mut tiers = [BlockDigest::default(); 4];
         self.blocks.keys().for_each(|name| tiers[Tier::Gpu as usize].add(name.0));
         EngineDigest { epoch: Some(Epoch(self.life)), sequence: self.last(), tiers }
     }
@@ -189,6 +193,6 @@ fn stored<'a>(
     blocks: &'a [EngineHash],
     parent: Option<EngineHash>,
     tokens: &'a [u32],
-) -> Event<'a> {
-    Event::Stored(Stored::plain(blocks, parent, tokens))
+) -> WireEvent<'a> {
+    WireEvent::Stored(WireStored::plain(blocks, parent, tokens))
 }

@@ -4,7 +4,7 @@ use crate::link::{Kind, Link};
 use crate::router::{End, Router, Then};
 use crate::world::{Happening, PODS, ROUTERS, World};
 use std::time::Duration;
-use wornpath_execution::Verdict;
+use wornpath_execution::CallOutcome;
 
 /// Whether a broker loses what it kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,7 +25,7 @@ impl World {
             // Who cannot hear that the connection broke finds out by its timeouts.
             if !self.links[router][pod].is_data_cut {
                 let delay = self.delay();
-                self.after(delay, Happening::Failed { call, verdict: Verdict::Gone });
+                self.after(delay, Happening::Failed { call, verdict: CallOutcome::Gone });
             }
         }
         // Connections break with it, even if it is back at once.

@@ -2,7 +2,7 @@
 //! broker that a relay fills. Each loses, repeats, delays and breaks in its own way.
 
 use std::time::Duration;
-use wornpath_events::Abilities;
+use wornpath_events::Capabilities;
 use wornpath_index::Moment;
 use wornpath_routing::Rng;
 
@@ -20,8 +20,8 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Ours, Self::Stock, Self::Broker];
 
-    pub(crate) const fn abilities(self) -> Abilities {
-        Abilities { replay: true, snapshot: matches!(self, Self::Ours), relayed: false }
+    pub(crate) const fn abilities(self) -> Capabilities {
+        Capabilities { replay: true, snapshot: matches!(self, Self::Ours), relayed: false }
     }
 
     pub(crate) const fn tells_epochs(self) -> bool {

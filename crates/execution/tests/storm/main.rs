@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 use world::{PODS, ROUTERS, World};
-use wornpath_routing::Breaker;
+use wornpath_routing::BreakerState;
 
 const SECOND: Duration = Duration::from_secs(1);
 const STORM: u32 = 12;
@@ -187,7 +187,7 @@ fn survive(every_fourth_from: u64) {
         for router in &world.routers {
             router.assert_idle(seed);
             let seen: Vec<_> = router.breakers.iter().map(|breaker| breaker.seen()).collect();
-            assert!(!seen.contains(&Breaker::Open), "seed {seed}: {seen:?}");
+            assert!(!seen.contains(&BreakerState::Open), "seed {seed}: {seen:?}");
         }
         assert_calm(&mut world);
     }
@@ -240,7 +240,7 @@ fn assert_calm(world: &mut World) {
     }
     assert_exact(world, "in calm weather");
     let breakers = world.routers.iter().flat_map(|router| &router.breakers);
-    let closed = breakers.filter(|breaker| breaker.seen() == Breaker::Closed).count();
+    let closed = breakers.filter(|breaker| breaker.seen() == BreakerState::Closed).count();
     assert_eq!(closed, ROUTERS * PODS, "seed {seed}");
 }
 

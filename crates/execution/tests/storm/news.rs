@@ -4,7 +4,7 @@ use crate::link::Kind;
 use crate::router::Router;
 use crate::world::{DIGEST_EVERY, Happening, PODS, ROUTERS, World};
 use std::time::Duration;
-use wornpath_events::{Ask, Heading, Said, Via};
+use wornpath_events::{BatchId, Delivery, SourceMessage, SourceQuery};
 
 /// How long a question or its answer is under way at most.
 const ANSWER: Duration = Duration::from_millis(20);
@@ -35,7 +35,11 @@ impl World {
         if self.kinds[pod] != Kind::Ours {
             link.connection += 1;
         }
-        self.hear(router, pod, if is_connected { Said::Connected } else { Said::Disconnected });
+        self.hear(
+            router,
+            pod,
+            if is_connected { SourceMessage::Connected } else { SourceMessage::Disconnected },
+        );
     }
 
     /// An engine has something to say to everybody.
@@ -77,18 +81,18 @@ impl World {
         }
         let connection = link.connection;
         for at in link.arrivals(self.kinds[pod], self.now, &mut self.rng) {
-            let said = Box::new(self.batch(pod, sequence, Via::Live));
+            let said = Box::new(self.batch(pod, sequence, Delivery::Live));
             self.at(at, Happening::Said { router, pod, connection, said });
         }
     }
 
-    fn batch(&self, pod: usize, sequence: u64, via: Via) -> Said {
+    fn batch(&self, pod: usize, sequence: u64, via: Delivery) -> SourceMessage {
         let (heading, batch) = self.engines[pod].batch(sequence);
-        Said::Batch { heading: self.travelling(pod, heading), via, batch: Box::new(batch) }
+        SourceMessage::Batch { heading: self.travelling(pod, heading), via, batch: Box::new(batch) }
     }
 
-    fn travelling(&self, pod: usize, heading: Heading) -> Heading {
-        Heading { epoch: heading.epoch.filter(|_| self.kinds[pod].tells_epochs()), ..heading }
+    fn travelling(&self, pod: usize, heading: BatchId) -> BatchId {
+        BatchId { epoch: heading.epoch.filter(|_| self.kinds[pod].tells_epochs()), ..heading }
     }
 
     pub(crate) fn digests(&mut self) {
@@ -96,7 +100,7 @@ impl World {
         for pod in self.of_kind(Kind::Ours) {
             for router in 0..ROUTERS {
                 if self.engines[pod].is_up && !self.links[router][pod].is_event_cut {
-                    let said = Said::Digest(self.engines[pod].digest());
+                    let said = SourceMessage::Digest(self.engines[pod].digest());
                     self.answer(router, pod, said);
                 }
             }
@@ -104,7 +108,7 @@ impl World {
     }
 
     /// Something for one router, which is neither lost nor repeated.
-    fn answer(&mut self, router: usize, pod: usize, said: Said) {
+    fn answer(&mut self, router: usize, pod: usize, said: SourceMessage) {
         let link = &mut self.links[router][pod];
         let connection = link.connection;
         let at = link.answer(self.kinds[pod], self.now, &mut self.rng);
@@ -113,12 +117,12 @@ impl World {
     }
 
     /// A router hears something. What an earlier life of an engine said has no effect once a later one is known.
-    pub(crate) fn hear(&mut self, router: usize, pod: usize, said: Said) {
+    pub(crate) fn hear(&mut self, router: usize, pod: usize, said: SourceMessage) {
         let clock = self.routers[router].clock(self.now);
         let Router { listeners, writer, index, .. } = &mut self.routers[router];
         let (listener, source) = &mut listeners[pod];
         let known = listener.status(clock).epoch;
-        let is_outdated = matches!(&said, Said::Batch { heading, .. } if heading.epoch.is_some() && heading.epoch < known);
+        let is_outdated = matches!(&said, SourceMessage::Batch { heading, .. } if heading.epoch.is_some() && heading.epoch < known);
         let before = is_outdated.then(|| index.digest(listener.id()).unwrap());
         listener.hear(writer, *source, said, clock).unwrap();
         if let Some(before) = before {
@@ -144,16 +148,16 @@ impl World {
     }
 
     /// An engine, or the broker, answers a question.
-    pub(crate) fn reply(&mut self, router: usize, pod: usize, ask: Ask) {
+    pub(crate) fn reply(&mut self, router: usize, pod: usize, ask: SourceQuery) {
         let engine = &self.engines[pod];
         match (ask, self.kinds[pod]) {
-            (Ask::Snapshot, Kind::Ours) if engine.is_up => {
+            (SourceQuery::Snapshot, Kind::Ours) if engine.is_up => {
                 let (heading, batch) = engine.snapshot();
                 let (heading, batch) = (self.travelling(pod, heading), Box::new(batch));
-                self.answer(router, pod, Said::Snapshot { heading, batch });
+                self.answer(router, pod, SourceMessage::Snapshot { heading, batch });
             }
-            (Ask::Snapshot, _) => self.answer(router, pod, Said::Refused),
-            (Ask::Replay { from }, kind) => {
+            (SourceQuery::Snapshot, _) => self.answer(router, pod, SourceMessage::Refused),
+            (SourceQuery::Replay { from }, kind) => {
                 let (life, next) = self.broker.has[pod];
                 let mut kept = engine.kept_from(from);
                 if kind == Kind::Broker {
@@ -162,9 +166,9 @@ impl World {
                     return;
                 }
                 for sequence in kept {
-                    self.answer(router, pod, self.batch(pod, sequence, Via::Replay));
+                    self.answer(router, pod, self.batch(pod, sequence, Delivery::Replay));
                 }
-                self.answer(router, pod, Said::ReplayEnd);
+                self.answer(router, pod, SourceMessage::ReplayEnd);
             }
         }
     }

@@ -8,13 +8,18 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
-use wornpath_events::{Ask, Names, Pod as Listener, Rules, Serving, SourceId, State};
-use wornpath_execution::{Breaker, BreakerRules, BudgetRules, Course, Next, RetryBudget, Verdict};
-use wornpath_index::{Answer, Index, Limits, Moment, Writer};
-use wornpath_routing::queue::{Again, Held, Settled, Ticket, WaitingRoom};
+use wornpath_events::{
+    BlockIdScheme, FeedRules, FeedState, PodFeed as Listener, ServedModel, SourceId, SourceQuery,
+};
+use wornpath_execution::{
+    BreakerRules, BudgetRules, CallOutcome, CircuitBreaker, RetryBudget, RetryDecision, RetryState,
+};
+use wornpath_index::{Depths, Index, IndexLimits, IndexWriter, Moment};
+use wornpath_routing::queue::{Dequeued, HeldRequest, HeldRequests, Redecision, Ticket};
 use wornpath_routing::{
-    Breaker as Seen, Desk, EventTrust, Fleet, ModelChoice, Models, Outcome, Pod, PodFacts, Profile,
-    Prompt as Routed, Request, Retry, Rng, RoutingContext, RoutingPlan, Surroundings, World,
+    BreakerState as Seen, DecisionEnv, DecisionState, EventTrust, Fleet, FleetPod, ModelChoice,
+    Models, Outcome, PodFacts, Profile, ProfileEnv, Prompt as Routed, Request, Retry, Rng,
+    RoutingContext, RoutingPlan,
 };
 
 const MODEL: &str = "stormy";
@@ -52,7 +57,7 @@ pub(crate) enum Then {
 
 struct Ongoing {
     context: Option<RoutingContext>,
-    course: Course,
+    course: RetryState,
     plan: Option<RoutingPlan>,
     ticket: Option<Ticket>,
     has_begun: bool,
@@ -62,12 +67,12 @@ pub(crate) struct Router {
     profile: Arc<Profile>,
     pub(crate) fleet: Fleet,
     pub(crate) index: Index,
-    desk: Desk,
-    pub(crate) writer: Writer,
+    desk: DecisionState,
+    pub(crate) writer: IndexWriter,
     rng: Rng,
-    room: WaitingRoom<u64>,
+    room: HeldRequests<u64>,
     pub(crate) listeners: Vec<(Listener, SourceId)>,
-    pub(crate) breakers: Vec<Breaker>,
+    pub(crate) breakers: Vec<CircuitBreaker>,
     pub(crate) is_probing: Vec<bool>,
     budget: RetryBudget,
     ongoing: BTreeMap<u64, Ongoing>,
@@ -81,20 +86,20 @@ impl Router {
     pub(crate) fn new(profile: (&str, &str), kinds: &[Kind], seed: u64, now: Moment) -> Self {
         let size = NonZeroUsize::new(BLOCK).unwrap();
         let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, size, None));
-        let surroundings = Surroundings { models, ..Surroundings::default() };
+        let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
         let profile = Arc::new(Profile::check(profile.0, profile.1, &surroundings).unwrap());
-        let index = Index::new(Limits::default(), seed);
+        let index = Index::new(IndexLimits::default(), seed);
         let (mut pods, mut listeners) = (Vec::new(), Vec::new());
         for (number, kind) in kinds.iter().enumerate() {
             let id = index.add_pod().unwrap();
-            pods.push(Pod::new(id, PodFacts::serving(&format!("p{number}"), MODEL)));
-            let serving = Serving {
+            pods.push(FleetPod::new(id, PodFacts::serving(&format!("p{number}"), MODEL)));
+            let serving = ServedModel {
                 key: HashKey::DEFAULT,
                 model: MODEL.to_owned(),
                 block_size: size,
-                names: Names::OfTheEngine,
+                names: BlockIdScheme::OfTheEngine,
             };
-            let mut listener = Listener::new(&index, id, serving, Rules::default()).unwrap();
+            let mut listener = Listener::new(&index, id, serving, FeedRules::default()).unwrap();
             let source = listener.add_source(kind.abilities());
             listeners.push((listener, source));
         }
@@ -102,15 +107,15 @@ impl Router {
         let ahead = Duration::from_millis(rng.below(3_600_000) as u64);
         let rate = 950 + rng.below(101) as u32;
         Self {
-            room: WaitingRoom::new(profile.queue_rules()).unwrap(),
+            room: HeldRequests::new(profile.queue_rules()).unwrap(),
             profile,
             fleet: Fleet::new(pods),
-            desk: Desk::new(&index),
+            desk: DecisionState::new(&index),
             writer: index.writer(),
             index,
             rng,
             listeners,
-            breakers: kinds.iter().map(|_| Breaker::new(BreakerRules::default())).collect(),
+            breakers: kinds.iter().map(|_| CircuitBreaker::new(BreakerRules::default())).collect(),
             is_probing: vec![false; kinds.len()],
             budget: RetryBudget::new(BudgetRules::default(), ahead),
             ongoing: BTreeMap::new(),
@@ -139,7 +144,7 @@ impl Router {
         self.profile.prepare(&mut context).unwrap();
         let new = Ongoing {
             context: Some(context),
-            course: Course::default(),
+            course: RetryState::default(),
             plan: None,
             ticket: None,
             has_begun: false,
@@ -155,7 +160,7 @@ impl Router {
         let one = ongoing.get_mut(&request)?;
         let mut context = one.context.take()?;
         let excluded = one.course.excluded().to_vec();
-        let mut world = World { fleet, desk, now, rng };
+        let mut world = DecisionEnv { fleet, desk, now, rng };
         let retry = Retry { step: None, excluded: &excluded };
         match profile.replan(&mut context, &mut world, retry) {
             Outcome::Plan(plan) => {
@@ -167,8 +172,9 @@ impl Router {
                 Some(self.end(request, End::TurnedAway))
             }
             Outcome::Hold(hold) => {
-                let again = Again { step: None, excluded };
-                let held = Held { profile: Arc::clone(profile), context, again, item: request };
+                let again = Redecision { step: None, excluded };
+                let held =
+                    HeldRequest { profile: Arc::clone(profile), context, again, item: request };
                 match self.room.hold(now, hold.class, held) {
                     Ok(pushed) => {
                         one.ticket = Some(pushed.ticket);
@@ -213,14 +219,14 @@ impl Router {
         let mut settled = Vec::new();
         let now = self.clock(now);
         let Self { fleet, desk, rng, room, .. } = self;
-        room.poll(&mut World { fleet, desk, now, rng }, &mut settled);
+        room.poll(&mut DecisionEnv { fleet, desk, now, rng }, &mut settled);
         let mut then = Vec::new();
         for (held, how) in settled {
             let Some(one) = self.ongoing.get_mut(&held.item) else { continue };
             one.context = Some(held.context);
             then.push(match how {
-                Settled::Plan(plan) => self.send(held.item, plan),
-                Settled::Reject(_) => self.end(held.item, End::TurnedAway),
+                Dequeued::Plan(plan) => self.send(held.item, plan),
+                Dequeued::Reject(_) => self.end(held.item, End::TurnedAway),
             });
         }
         then
@@ -239,7 +245,7 @@ impl Router {
 
     /// The last byte came.
     pub(crate) fn answered(&mut self, request: u64, pod: usize, now: Moment) -> Then {
-        self.judge(pod, Verdict::Good, now);
+        self.judge(pod, CallOutcome::Good, now);
         self.end(request, End::Whole)
     }
 
@@ -247,7 +253,7 @@ impl Router {
     pub(crate) fn failed(
         &mut self,
         request: u64,
-        (pod, verdict): (usize, Verdict),
+        (pod, verdict): (usize, CallOutcome),
         now: Moment,
     ) -> Option<Then> {
         self.judge(pod, verdict, now);
@@ -260,8 +266,8 @@ impl Router {
         let policy = one.plan.take().map(|plan| plan.steps[0].failure)?;
         let pod = Some(fleet.pods()[pod].id());
         match one.course.failed(pod, policy, || budget.spend(clock)) {
-            Next::OtherPod | Next::Restart => self.decide(request, now),
-            Next::Skip | Next::GiveUp => Some(self.end(request, End::Exhausted)),
+            RetryDecision::OtherPod | RetryDecision::Restart => self.decide(request, now),
+            RetryDecision::Skip | RetryDecision::GiveUp => Some(self.end(request, End::Exhausted)),
         }
     }
 
@@ -278,13 +284,13 @@ impl Router {
         self.ongoing.contains_key(&request)
     }
 
-    pub(crate) fn judge(&mut self, pod: usize, verdict: Verdict, now: Moment) {
+    pub(crate) fn judge(&mut self, pod: usize, verdict: CallOutcome, now: Moment) {
         let clock = self.clock(now);
         self.breakers[pod].judge(verdict, clock);
         self.show(pod);
     }
 
-    pub(crate) fn probed(&mut self, pod: usize, verdict: Verdict, now: Moment) {
+    pub(crate) fn probed(&mut self, pod: usize, verdict: CallOutcome, now: Moment) {
         let clock = self.clock(now);
         self.is_probing[pod] = false;
         self.breakers[pod].probed(verdict, clock);
@@ -310,8 +316,8 @@ impl Router {
             let (status, vitals) =
                 (self.listeners[number].0.status(clock), self.fleet.pods()[number].vitals());
             vitals.set_trust(match status.state {
-                State::Live => EventTrust::Exact,
-                State::Partial => EventTrust::Partial,
+                FeedState::Live => EventTrust::Exact,
+                FeedState::Partial => EventTrust::Partial,
                 _ => EventTrust::Unsure,
             });
             if let Some(age) = status.age {
@@ -322,7 +328,11 @@ impl Router {
     }
 
     /// What a pod's feed wants to ask by now.
-    pub(crate) fn question(&mut self, pod: usize, clock: Moment) -> Option<(SourceId, Ask)> {
+    pub(crate) fn question(
+        &mut self,
+        pod: usize,
+        clock: Moment,
+    ) -> Option<(SourceId, SourceQuery)> {
         let listener = &mut self.listeners[pod].0;
         if listener.next_tick().is_none_or(|due| due > clock) {
             return None;
@@ -340,7 +350,7 @@ impl Router {
             prompt.iter().flat_map(|token| std::iter::repeat_n(*token, BLOCK)).collect();
         let mut chain = Vec::new();
         hasher.hash_tokens(&tokens, root, &mut chain);
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         self.index.reader().lookup(&chain, &mut answer);
         self.fleet.pods().iter().map(|pod| answer.depth(pod.slot())).collect()
     }

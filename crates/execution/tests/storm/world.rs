@@ -6,8 +6,8 @@ use crate::router::{End, Router, Send, Then};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
-use wornpath_events::{Ask, Said};
-use wornpath_execution::Verdict;
+use wornpath_events::{SourceMessage, SourceQuery};
+use wornpath_execution::CallOutcome;
 use wornpath_index::Moment;
 use wornpath_routing::Rng;
 
@@ -25,12 +25,12 @@ pub(crate) enum Happening {
     Reached { call: u64 },
     FirstByte { call: u64 },
     Answered { call: u64 },
-    Failed { call: u64, verdict: Verdict },
+    Failed { call: u64, verdict: CallOutcome },
     TimedOut { call: u64, before_first_byte: bool },
     Left { router: usize, request: u64 },
-    Probed { router: usize, life: u64, pod: usize, verdict: Verdict },
-    Said { router: usize, pod: usize, connection: u64, said: Box<Said> },
-    Questioned { router: usize, pod: usize, connection: u64, ask: Ask },
+    Probed { router: usize, life: u64, pod: usize, verdict: CallOutcome },
+    Said { router: usize, pod: usize, connection: u64, said: Box<SourceMessage> },
+    Questioned { router: usize, pod: usize, connection: u64, ask: SourceQuery },
     Back { pod: usize, life: u64 },
     Recovered { pod: usize, life: u64 },
     Tick,
@@ -175,7 +175,7 @@ impl World {
             Happening::TimedOut { call, before_first_byte } => {
                 let is_due = |call: &Call| !(before_first_byte && call.has_begun);
                 if self.calls.get(&call).is_some_and(is_due) {
-                    self.failed(call, Verdict::Failed);
+                    self.failed(call, CallOutcome::Failed);
                 }
             }
             Happening::Probed { router, life, pod, verdict } => {
@@ -247,7 +247,8 @@ impl World {
         }
         let engine = &mut self.engines[pod];
         if !engine.is_up {
-            return self.after(delay, Happening::Failed { call: number, verdict: Verdict::Gone });
+            return self
+                .after(delay, Happening::Failed { call: number, verdict: CallOutcome::Gone });
         }
         call.life = Some(engine.life);
         if engine.hangs {
@@ -302,7 +303,7 @@ impl World {
         })
     }
 
-    fn failed(&mut self, number: u64, verdict: Verdict) {
+    fn failed(&mut self, number: u64, verdict: CallOutcome) {
         if !self.is_awaited(number) {
             self.calls.remove(&number);
             return;
@@ -321,9 +322,9 @@ impl World {
                 let (delay, engine) = (self.delay(), &self.engines[pod]);
                 let is_silent = engine.hangs || self.links[router][pod].is_data_cut;
                 let (delay, verdict) = match (is_silent, engine.is_up) {
-                    (true, _) => (FIRST_BYTE_WITHIN, Verdict::Failed),
-                    (false, true) => (delay, Verdict::Good),
-                    (false, false) => (delay, Verdict::Gone),
+                    (true, _) => (FIRST_BYTE_WITHIN, CallOutcome::Failed),
+                    (false, true) => (delay, CallOutcome::Good),
+                    (false, false) => (delay, CallOutcome::Gone),
                 };
                 let life = self.eras[router];
                 self.after(delay, Happening::Probed { router, life, pod, verdict });

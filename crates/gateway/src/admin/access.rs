@@ -19,7 +19,7 @@ const SCHEME: &[u8] = b"Bearer ";
 
 /// Who may operate.
 #[derive(Clone, Copy, Debug)]
-pub enum Access {
+pub enum AdminAccess {
     /// Who knows the token.
     Token(KeyDigest),
     /// Whom the listener lets in, having seen a certificate.
@@ -34,12 +34,12 @@ pub enum Access {
     "admin listener {address}: it can be reached from other machines and has no token; set `token_digest` or `tls.client_ca`, or \
      listen on 127.0.0.1"
 )]
-pub struct AccessError {
+pub struct AdminAccessError {
     /// Where it was to listen.
     pub address: SocketAddr,
 }
 
-impl Access {
+impl AdminAccess {
     /// For a listener at `address` with a token, certificates, or neither.
     ///
     /// # Errors
@@ -48,12 +48,12 @@ impl Access {
         address: SocketAddr,
         token: Option<KeyDigest>,
         tls: Option<&ListenerTls>,
-    ) -> Result<Self, AccessError> {
+    ) -> Result<Self, AdminAccessError> {
         match token {
             Some(token) => Ok(Self::Token(token)),
             None if tls.is_some_and(ListenerTls::is_mutual) => Ok(Self::Certificate),
             None if address.ip().is_loopback() => Ok(Self::Here),
-            None => Err(AccessError { address }),
+            None => Err(AdminAccessError { address }),
         }
     }
 
@@ -128,10 +128,10 @@ mod tests {
     #[test]
     fn whoever_can_be_reached_needs_a_token() {
         let (here, anywhere) = ("[::1]:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
-        assert!(Access::new(here, None, None).is_ok());
-        let refusal = Access::new(anywhere, None, None).unwrap_err().to_string();
+        assert!(AdminAccess::new(here, None, None).is_ok());
+        let refusal = AdminAccess::new(anywhere, None, None).unwrap_err().to_string();
         assert!(refusal.starts_with("admin listener 0.0.0.0:1: it can be reached"), "{refusal}");
-        let access = Access::new(anywhere, Some(KeyDigest::of(b"secret")), None).unwrap();
+        let access = AdminAccess::new(anywhere, Some(KeyDigest::of(b"secret")), None).unwrap();
         let good = headers(&[("authorization", "Bearer secret"), ("origin", "http://tool")]);
         assert_eq!(access.refuses(&good), None);
         for wrong in ["Bearer secre", "secret", "Bearer ", "Basic secret"] {
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn pages_of_other_people_cannot_operate_through_a_browser_on_this_machine() {
-        let access = Access::new("127.0.0.1:1".parse().unwrap(), None, None).unwrap();
+        let access = AdminAccess::new("127.0.0.1:1".parse().unwrap(), None, None).unwrap();
         for good in ["127.0.0.1:8081", "localhost", "localhost:8081", "[::1]:8081", "[::1]"] {
             assert_eq!(access.refuses(&headers(&[("host", good)])), None, "{good}");
         }
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn pages_of_other_people_cannot_operate_with_the_certificate_of_an_operator() {
-        let access = Access::Certificate;
+        let access = AdminAccess::Certificate;
         let request = |origin| headers(&[("host", "router.example:8081"), ("origin", origin)]);
         for origin in ["https://evil.example", "https://router.example", "null", ""] {
             assert!(access.refuses(&request(origin)).is_some(), "{origin}");

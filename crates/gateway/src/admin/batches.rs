@@ -1,18 +1,18 @@
 //! What offline work was planned.
 
-use super::routes::{Answer, Call, Refusal, Reply};
+use super::routes::{AdminCall, AdminError, AdminReply, AdminResult};
 
-pub(super) fn forest(call: &Call<'_>) -> Answer {
+pub(super) fn forest(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();
     let batches = gateway.batches().ok_or_else(|| {
-        Refusal::new(404, "batches are not served; start with `wornpath serve --batches FOLDER`")
+        AdminError::new(404, "batches are not served; start with `wornpath serve --batches FOLDER`")
     })?;
     let forest = batches.forest(call.name).ok_or_else(|| {
         let message = format!(
             "no plan of batch `{}` is remembered; only those that run and the last that ended have one",
             call.name
         );
-        Refusal::new(404, message)
+        AdminError::new(404, message)
     })?;
-    Ok(Reply::Json((*forest).clone()))
+    Ok(AdminReply::Json((*forest).clone()))
 }

@@ -3,55 +3,55 @@
 use serde_json::{Value, json};
 use std::str::FromStr;
 
-use wornpath_routing::{Desk, Name, Outcome, Recorder, Rng, World};
+use wornpath_routing::{DecisionEnv, DecisionState, Name, Outcome, Recorder, Rng};
 
 use super::recent;
-use super::routes::{Answer, Call, Refusal, Reply};
+use super::routes::{AdminCall, AdminError, AdminReply, AdminResult};
 use crate::client::head::api;
-use crate::client::read::{Read, read, tree};
-use crate::settings::Sharing;
+use crate::client::parse::{ParsedBody, read, tree};
+use crate::settings::ReplicaSettings;
 use crate::state::Gateway;
 
-pub(super) fn list(call: &Call<'_>) -> Answer {
+pub(super) fn list(call: &AdminCall<'_>) -> AdminResult {
     let last = number(call, "last")?.unwrap_or(20);
     let decisions: Vec<_> =
         call.admin.recent.last(last).iter().map(|record| recent::json(record)).collect();
-    Ok(Reply::Json(json!({ "decisions": decisions })))
+    Ok(AdminReply::Json(json!({ "decisions": decisions })))
 }
 
-pub(super) fn get(call: &Call<'_>) -> Answer {
+pub(super) fn get(call: &AdminCall<'_>) -> AdminResult {
     let record = call.admin.recent.find(call.name).ok_or_else(|| {
         let message = format!(
             "request `{}` is not remembered; GET /decisions lists the last ones",
             call.name
         );
-        Refusal::new(404, message)
+        AdminError::new(404, message)
     })?;
-    Ok(Reply::Json(recent::json(&record)))
+    Ok(AdminReply::Json(recent::json(&record)))
 }
 
-pub(super) fn traffic(call: &Call<'_>) -> Answer {
+pub(super) fn traffic(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();
-    Ok(Reply::Json(gateway.tape.since(number(call, "after")?, gateway.now())))
+    Ok(AdminReply::Json(gateway.tape.since(number(call, "after")?, gateway.now())))
 }
 
 /// A number in the query.
-fn number<T: FromStr>(call: &Call<'_>, name: &str) -> Result<Option<T>, Refusal> {
+fn number<T: FromStr>(call: &AdminCall<'_>, name: &str) -> Result<Option<T>, AdminError> {
     let mut pairs = call.query.split('&').filter_map(|pair| pair.split_once('='));
     let Some((_, text)) = pairs.find(|(known, _)| *known == name) else { return Ok(None) };
-    let wrong = |_| Refusal::new(400, format!("`{name}` is `{text}`; give a whole number"));
+    let wrong = |_| AdminError::new(400, format!("`{name}` is `{text}`; give a whole number"));
     text.parse().map(Some).map_err(wrong)
 }
 
-pub(super) fn explain(call: &Call<'_>) -> Answer {
+pub(super) fn explain(call: &AdminCall<'_>) -> AdminResult {
     let asked = tree(call.body)
-        .map_err(|error| Refusal::new(400, format!("the body is not JSON: {error}")))?;
+        .map_err(|error| AdminError::new(400, format!("the body is not JSON: {error}")))?;
     let Some(body) = asked.get("body").filter(|body| body.is_object()) else {
-        return Err(Refusal::new(400, "give `body`: the request as a client would send it"));
+        return Err(AdminError::new(400, "give `body`: the request as a client would send it"));
     };
     let path = text(&asked, "path")?.unwrap_or("/v1/chat/completions");
     let mut read = read(api(path), &body.to_string().into()).map_err(|refusal| {
-        Refusal::new(400, format!("`body` is no request: {}", refusal.message()))
+        AdminError::new(400, format!("`body` is no request: {}", refusal.message()))
     })?;
     let gateway = call.admin.running.gateway();
     read.request.headers = headers(&asked["headers"])?;
@@ -59,25 +59,25 @@ pub(super) fn explain(call: &Call<'_>) -> Answer {
         let settings = gateway.settings();
         let tenant =
             settings.tenants.iter().find(|tenant| tenant.name == *name).ok_or_else(|| {
-                Refusal::new(400, format!("there is no tenant `{name}`; name one of `tenants`"))
+                AdminError::new(400, format!("there is no tenant `{name}`; name one of `tenants`"))
             })?;
         read.request.priority = tenant.priority;
         read.request.weight = tenant.weight;
         read.request.tenant = Some(tenant.name.clone());
     }
-    Ok(Reply::Json(explained(gateway, path, read)))
+    Ok(AdminReply::Json(explained(gateway, path, read)))
 }
 
 /// What is asked under that name, if anything is.
-fn text<'a>(asked: &'a Value, name: &str) -> Result<Option<&'a str>, Refusal> {
+fn text<'a>(asked: &'a Value, name: &str) -> Result<Option<&'a str>, AdminError> {
     match &asked[name] {
         Value::Null => Ok(None),
         Value::String(text) => Ok(Some(text)),
-        other => Err(Refusal::new(400, format!("`{name}` is {other}; it must be a string"))),
+        other => Err(AdminError::new(400, format!("`{name}` is {other}; it must be a string"))),
     }
 }
 
-fn headers(given: &Value) -> Result<Vec<(String, String)>, Refusal> {
+fn headers(given: &Value) -> Result<Vec<(String, String)>, AdminError> {
     let header = |(name, value): (&String, &Value)| {
         Some((name.to_ascii_lowercase(), value.as_str()?.to_owned()))
     };
@@ -86,17 +86,17 @@ fn headers(given: &Value) -> Result<Vec<(String, String)>, Refusal> {
         Value::Object(headers) => headers.iter().map(header).collect(),
         _ => None,
     };
-    headers.ok_or_else(|| Refusal::new(400, "`headers` must be a map from names to texts"))
+    headers.ok_or_else(|| AdminError::new(400, "`headers` must be a map from names to texts"))
 }
 
 /// Decides as for a client, and sends nothing. Pickers that take turns count it as a turn.
-fn explained(gateway: &Gateway, path: &str, read: Read) -> Value {
+fn explained(gateway: &Gateway, path: &str, read: ParsedBody) -> Value {
     let (roster, routing, settings) = (gateway.roster(), gateway.routing(), gateway.settings());
     let mut request = read.request;
     request.model = roster.model(&read.model);
     request.arrival = gateway.now();
     request.wall = crate::batches::unix_time();
-    if settings.sharing == Sharing::Isolated {
+    if settings.sharing == ReplicaSettings::Isolated {
         // As for clients: who has no name has a salt all the same.
         let tenant = request.tenant.as_ref().map_or("", Name::as_str);
         request.salt = Some(settings.key.cache_salt(tenant));
@@ -108,9 +108,13 @@ fn explained(gateway: &Gateway, path: &str, read: Read) -> Value {
     let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
         Err(rejection) => Outcome::Reject(rejection),
         Ok(()) => {
-            let (mut desk, mut rng) = (Desk::new(gateway.index()), Rng::new(0));
-            let mut world =
-                World { fleet: roster.fleet(), desk: &mut desk, now: gateway.now(), rng: &mut rng };
+            let (mut desk, mut rng) = (DecisionState::new(gateway.index()), Rng::new(0));
+            let mut world = DecisionEnv {
+                fleet: roster.fleet(),
+                desk: &mut desk,
+                now: gateway.now(),
+                rng: &mut rng,
+            };
             profile.decide_explained(&mut context, &mut world, &mut recorder)
         }
     };

@@ -31,10 +31,10 @@ const WINDOW: Duration = Duration::from_secs(5);
 
 /// Who watches.
 #[derive(Default)]
-pub(super) struct Viewers(Mutex<Inner>);
+pub(super) struct LiveViewers(Mutex<LiveState>);
 
 #[derive(Default)]
-struct Inner {
+struct LiveState {
     viewers: Vec<mpsc::Sender<Bytes>>,
     /// The last picture, for whoever comes next.
     last: Option<Bytes>,
@@ -43,12 +43,12 @@ struct Inner {
 
 /// Too many watch.
 #[derive(Debug)]
-pub(super) struct Full;
+pub(super) struct TooManyViewers;
 
 /// An endless answer: server-sent events.
-pub(super) struct Stream(mpsc::Receiver<Bytes>);
+pub(super) struct LiveStream(mpsc::Receiver<Bytes>);
 
-impl Body for Stream {
+impl Body for LiveStream {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -60,8 +60,8 @@ impl Body for Stream {
     }
 }
 
-impl Viewers {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+impl LiveViewers {
+    fn inner(&self) -> MutexGuard<'_, LiveState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -81,11 +81,11 @@ impl Viewers {
 }
 
 /// Lets somebody watch from now on.
-pub(super) fn watch(admin: &Arc<Admin>) -> Result<Stream, Full> {
+pub(super) fn watch(admin: &Arc<Admin>) -> Result<LiveStream, TooManyViewers> {
     let mut inner = admin.viewers.inner();
     inner.viewers.retain(|viewer| !viewer.is_closed());
     if inner.viewers.len() >= MOST_VIEWERS {
-        return Err(Full);
+        return Err(TooManyViewers);
     }
     let (viewer, pictures) = mpsc::channel(WAITING);
     if let Some(last) = &inner.last {
@@ -97,11 +97,11 @@ pub(super) fn watch(admin: &Arc<Admin>) -> Result<Stream, Full> {
         let background = admin.running.gateway().background();
         background.spawn(named("dashboard snapshots", run(Arc::clone(admin))));
     }
-    Ok(Stream(pictures))
+    Ok(LiveStream(pictures))
 }
 
 async fn run(admin: Arc<Admin>) {
-    let mut window = Window::default();
+    let mut window = RateWindow::default();
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -114,7 +114,7 @@ async fn run(admin: Arc<Admin>) {
         });
         let Ok((picture, kept)) = made.await else {
             // Whoever comes next starts it again.
-            *admin.viewers.inner() = Inner::default();
+            *admin.viewers.inner() = LiveState::default();
             return;
         };
         window = kept;
@@ -126,7 +126,7 @@ async fn run(admin: Arc<Admin>) {
 
 /// What was counted at the last few looks.
 #[derive(Default)]
-pub(super) struct Window(VecDeque<(Moment, Totals)>);
+pub(super) struct RateWindow(VecDeque<(Moment, Totals)>);
 
 /// What was counted between two looks.
 pub(super) struct Between {
@@ -134,7 +134,7 @@ pub(super) struct Between {
     pub(super) by_pod: Totals,
 }
 
-impl Window {
+impl RateWindow {
     /// Looks again; what came within the window, if there was a look before.
     pub(super) fn look(&mut self, now: Moment, totals: Totals) -> Option<Between> {
         while self.0.len() > 1 && self.0[1].0 + WINDOW <= now {
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn rates_are_over_the_last_seconds_and_forget_what_was_before() {
-        let mut window = Window::default();
+        let mut window = RateWindow::default();
         let requests = |count| {
             Totals::from([("a".to_owned(), Figures { requests: count, ..Figures::default() })])
         };
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_viewer_that_does_not_keep_up_misses_pictures_and_one_that_has_gone_is_forgotten() {
-        let viewers = Viewers::default();
+        let viewers = LiveViewers::default();
         let (slow, mut pictures) = mpsc::channel(WAITING);
         viewers.inner().viewers.push(slow);
         for number in 0..5_u8 {

@@ -1,6 +1,6 @@
 //! The admin plane: what operators can see and change while the router runs.
 //!
-//! A listener of its own, on loopback unless there is a token ([`Access`]). Everything that can be asked is one
+//! A listener of its own, on loopback unless there is a token ([`AdminAccess`]). Everything that can be asked is one
 //! line of a table ([`routes`]), from which requests are served and the OpenAPI description is written, so
 //! that neither can forget the other.
 
@@ -22,22 +22,22 @@ mod table;
 
 use std::sync::Arc;
 
-pub use access::{Access, AccessError};
+pub use access::{AdminAccess, AdminAccessError};
 pub use openapi::description;
-pub use recent::Recent;
+pub use recent::RecentDecisions;
 pub use serve::serve;
-pub use start::{Around, Setup, StartError, start, start_with};
+pub use start::{AdminContext, Setup, StartError, start, start_with};
 pub(crate) use table::decoded;
 
-use crate::config::Running;
+use crate::config::RunningConfig;
 
 /// What the admin plane works with.
 pub struct Admin {
-    running: Arc<Running>,
-    recent: Arc<Recent>,
-    access: Access,
+    running: Arc<RunningConfig>,
+    recent: Arc<RecentDecisions>,
+    access: AdminAccess,
     logging: Box<dyn Logging>,
-    viewers: live::Viewers,
+    viewers: live::LiveViewers,
 }
 
 /// Changes what is logged.
@@ -56,11 +56,11 @@ impl Admin {
     /// An admin plane for what runs.
     #[must_use]
     pub fn new(
-        running: Arc<Running>,
-        recent: Arc<Recent>,
-        access: Access,
+        running: Arc<RunningConfig>,
+        recent: Arc<RecentDecisions>,
+        access: AdminAccess,
         logging: Box<dyn Logging>,
     ) -> Self {
-        Self { running, recent, access, logging, viewers: live::Viewers::default() }
+        Self { running, recent, access, logging, viewers: live::LiveViewers::default() }
     }
 }

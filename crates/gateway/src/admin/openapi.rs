@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::routes::{Body, ROUTES, Route};
+use super::routes::{AdminBody, AdminRoute, ROUTES};
 
 /// OpenAPI 3.1, as JSON.
 #[must_use]
@@ -78,12 +78,12 @@ fn named(word: &str) -> Value {
     }
 }
 
-fn operation(route: &Route) -> Value {
+fn operation(route: &AdminRoute) -> Value {
     let kind = match route.answers {
-        Body::Json => "application/json",
-        Body::Text => "text/plain",
-        Body::Stream => "text/event-stream",
-        Body::Asset => "*/*",
+        AdminBody::Json => "application/json",
+        AdminBody::Text => "text/plain",
+        AdminBody::Stream => "text/event-stream",
+        AdminBody::Asset => "*/*",
     };
     let content = |kind: &str, it: &str| json!({kind: {"schema": named(it)}});
     let answer =
@@ -113,8 +113,8 @@ fn operation(route: &Route) -> Value {
     }
     if let Some((kind, what)) = route.takes {
         let kind = match kind {
-            Body::Json => "application/json",
-            Body::Text | Body::Stream | Body::Asset => "application/yaml",
+            AdminBody::Json => "application/json",
+            AdminBody::Text | AdminBody::Stream | AdminBody::Asset => "application/yaml",
         };
         operation["requestBody"] =
             json!({"required": true, "description": what, "content": {kind: {}}});

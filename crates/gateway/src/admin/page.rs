@@ -9,7 +9,7 @@ use hyper::header::{
     X_FRAME_OPTIONS,
 };
 
-use super::routes::{Answer, Call, Refusal, Reply};
+use super::routes::{AdminCall, AdminError, AdminReply, AdminResult};
 
 /// A file of the dashboard.
 #[derive(Clone, Copy)]
@@ -51,18 +51,21 @@ assets! {
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub(super) fn page(_: &Call<'_>) -> Answer {
+pub(super) fn page(_: &AdminCall<'_>) -> AdminResult {
     asset("index.html")
 }
 
-pub(super) fn file(call: &Call<'_>) -> Answer {
+pub(super) fn file(call: &AdminCall<'_>) -> AdminResult {
     asset(call.name)
 }
 
-fn asset(name: &str) -> Answer {
+fn asset(name: &str) -> AdminResult {
     let found = ASSETS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, asset)| Reply::Asset(*asset)).ok_or_else(|| {
-        Refusal::new(404, format!("the dashboard has no file `{name}`; GET / is where it begins"))
+    found.map(|(_, asset)| AdminReply::Asset(*asset)).ok_or_else(|| {
+        AdminError::new(
+            404,
+            format!("the dashboard has no file `{name}`; GET / is where it begins"),
+        )
     })
 }
 

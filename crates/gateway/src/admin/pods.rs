@@ -1,97 +1,97 @@
 //! Pods: who they are, how they are, and changes to who is there.
 
 use serde_json::{Value, json};
-use wornpath_events::{Guessed, PodStatus, Trouble};
+use wornpath_events::{ApproximateSize, PodStatus, SourceError};
 
-use super::routes::{Answer, Call, Refusal, Reply};
+use super::routes::{AdminCall, AdminError, AdminReply, AdminResult};
 use crate::block_size::{mismatch, model_of};
-use crate::config::{BringError, Running};
-use crate::discovery::Bringer;
+use crate::config::{AddPodError, RunningConfig};
+use crate::discovery::PodOwner;
+use crate::fleet::PodEntry;
 use crate::metrics::{breaker, feed_state, health, recalled, trust};
-use crate::roster::Seat;
 
-pub(super) fn list(call: &Call<'_>) -> Answer {
+pub(super) fn list(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();
     let events = gateway.events().status(gateway.now());
     let roster = gateway.roster();
     let pods: Vec<_> =
         roster.seats().iter().map(|seat| shown(&call.admin.running, seat, &events)).collect();
-    Ok(Reply::Json(json!({ "pods": pods })))
+    Ok(AdminReply::Json(json!({ "pods": pods })))
 }
 
-pub(super) fn get(call: &Call<'_>) -> Answer {
+pub(super) fn get(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();
     let events = gateway.events().status(gateway.now());
     let roster = gateway.roster();
     let seat = roster.named(call.name).ok_or_else(|| unknown(call.name))?;
-    Ok(Reply::Json(shown(&call.admin.running, seat, &events)))
+    Ok(AdminReply::Json(shown(&call.admin.running, seat, &events)))
 }
 
 /// A pod in JSON is a pod in YAML: it is checked by the same code, against what is configured.
-pub(super) fn add(call: &Call<'_>) -> Answer {
+pub(super) fn add(call: &AdminCall<'_>) -> AdminResult {
     let pod: Value = serde_json::from_slice(call.body)
-        .map_err(|error| Refusal::new(400, format!("the body is not JSON: {error}")))?;
+        .map_err(|error| AdminError::new(400, format!("the body is not JSON: {error}")))?;
     if pod.get("key_file").is_some() {
         // Else whoever may add pods could have any file of this machine sent somewhere.
         let message =
             "a pod that is added by request cannot have a `key_file`; list it in the configuration";
-        return Err(Refusal::new(422, message));
+        return Err(AdminError::new(422, message));
     }
     let running = &call.admin.running;
     let checked = running.config().check_pods("request", &json!({ "pods": [pod] }).to_string());
-    let pods = checked.map_err(|refused| Refusal {
+    let pods = checked.map_err(|refused| AdminError {
         status: 422,
         message: "this pod cannot be added".to_owned(),
         problems: Some(refused.to_json()),
     })?;
-    let [pod] = <[_; 1]>::try_from(pods).map_err(|_| Refusal::new(422, "give one pod"))?;
+    let [pod] = <[_; 1]>::try_from(pods).map_err(|_| AdminError::new(422, "give one pod"))?;
     let names: Vec<_> = pod.settings().iter().map(|pod| pod.facts.name.to_string()).collect();
     if names.iter().any(|name| running.gateway().roster().named(name).is_some()) {
         let message = format!("there is a pod `{}` already; remove it first", pod.name);
-        return Err(Refusal::new(409, message));
+        return Err(AdminError::new(409, message));
     }
     // Who was listed or discovered and removed by an operator gives its name and address up.
     running.forget(&pod);
-    running.bring(Bringer::Operator, &pod, &[]).map_err(|error| {
-        Refusal::new(
-            if matches!(error, BringError::Taken(_)) { 409 } else { 422 },
+    running.bring(PodOwner::Operator, &pod, &[]).map_err(|error| {
+        AdminError::new(
+            if matches!(error, AddPodError::Taken(_)) { 409 } else { 422 },
             error.to_string(),
         )
     })?;
     tracing::info!(pods = ?names, "added by an operator");
-    Ok(Reply::Json(json!({ "added": names })))
+    Ok(AdminReply::Json(json!({ "added": names })))
 }
 
-pub(super) fn remove(call: &Call<'_>) -> Answer {
+pub(super) fn remove(call: &AdminCall<'_>) -> AdminResult {
     let running = &call.admin.running;
     let name = call.name;
-    let is_operators = matches!(running.roll().get(name), Some((Bringer::Operator, _)));
+    let is_operators = matches!(running.roll().get(name), Some((PodOwner::Operator, _)));
     if is_operators {
-        running.release(Bringer::Operator, name);
+        running.release(PodOwner::Operator, name);
     } else {
         // A listed or discovered pod stays away until it is added, its entry changes, or the router starts anew.
         for_each_rank(call, |name| running.gateway().remove_pod(name))?;
         running.tell_changed();
     }
     tracing::info!(pod = name, "removed by an operator");
-    Ok(Reply::Json(json!({ "removed": name })))
+    Ok(AdminReply::Json(json!({ "removed": name })))
 }
 
-pub(super) fn drain(call: &Call<'_>) -> Answer {
+pub(super) fn drain(call: &AdminCall<'_>) -> AdminResult {
     for_each_rank(call, |name| call.admin.running.gateway().drain_pod(name))?;
     tracing::info!(pod = call.name, "drained by an operator");
-    Ok(Reply::Json(json!({ "draining": call.name })))
+    Ok(AdminReply::Json(json!({ "draining": call.name })))
 }
 
-pub(super) fn resume(call: &Call<'_>) -> Answer {
+pub(super) fn resume(call: &AdminCall<'_>) -> AdminResult {
     for_each_rank(call, |name| call.admin.running.gateway().resume_pod(name))?;
     tracing::info!(pod = call.name, "resumed by an operator");
-    Ok(Reply::Json(json!({ "resumed": call.name })))
+    Ok(AdminReply::Json(json!({ "resumed": call.name })))
 }
 
 /// Does something with the pod that the call names: with all ranks, if that is what it has. `action` says
 /// whether there was one.
-fn for_each_rank(call: &Call<'_>, action: impl Fn(&str) -> bool) -> Result<(), Refusal> {
+fn for_each_rank(call: &AdminCall<'_>, action: impl Fn(&str) -> bool) -> Result<(), AdminError> {
     let mut was_there = action(call.name);
     if let Some((_, pod)) = call.admin.running.roll().get(call.name).filter(|_| !was_there) {
         for rank in pod.settings() {
@@ -101,7 +101,7 @@ fn for_each_rank(call: &Call<'_>, action: impl Fn(&str) -> bool) -> Result<(), R
     if was_there { Ok(()) } else { Err(unknown(call.name)) }
 }
 
-pub(super) fn index(call: &Call<'_>) -> Answer {
+pub(super) fn index(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();
     let stats = gateway.index().stats();
     let roster = gateway.roster();
@@ -115,19 +115,19 @@ pub(super) fn index(call: &Call<'_>) -> Answer {
             "digest": format!("{}:{:016x}", digest.blocks.count, digest.blocks.xor),
         }))
     });
-    Ok(Reply::Json(json!({
+    Ok(AdminReply::Json(json!({
         "pods": stats.pods, "leaving": stats.leaving, "suspects": stats.suspects,
         "blocks": stats.blocks, "entries": stats.entries, "sets": stats.sets,
         "table_bytes": stats.table_bytes, "by_pod": pods.collect::<Vec<_>>(),
     })))
 }
 
-fn unknown(name: &str) -> Refusal {
-    Refusal::new(404, format!("there is no pod `{name}`; GET /pods lists them"))
+fn unknown(name: &str) -> AdminError {
+    AdminError::new(404, format!("there is no pod `{name}`; GET /pods lists them"))
 }
 
 /// A pod as operators see it.
-pub(super) fn shown(running: &Running, seat: &Seat, events: &[PodStatus]) -> Value {
+pub(super) fn shown(running: &RunningConfig, seat: &PodEntry, events: &[PodStatus]) -> Value {
     let (facts, vitals) = (seat.pod.facts(), seat.pod.vitals());
     let names = |names: &[wornpath_routing::Name]| -> Vec<String> {
         names.iter().map(ToString::to_string).collect()
@@ -162,7 +162,7 @@ pub(super) fn shown(running: &Running, seat: &Seat, events: &[PodStatus]) -> Val
 }
 
 /// Tokens in a block of the index and of the engine, and what is wrong with that; nothing of a model that is not listed.
-fn block_size_shown(running: &Running, seat: &Seat) -> Option<Value> {
+fn block_size_shown(running: &RunningConfig, seat: &PodEntry) -> Option<Value> {
     let (settings, roster) = (running.gateway().settings(), running.gateway().roster());
     let index = model_of(seat, &settings)?.block_size;
     let mismatch = mismatch(seat, roster.seats(), &settings);
@@ -173,11 +173,11 @@ fn block_size_shown(running: &Running, seat: &Seat) -> Option<Value> {
 }
 
 /// Of a pod that says nothing: how full its cache is guessed to be.
-fn guess_shown(guess: Guessed) -> Value {
+fn guess_shown(guess: ApproximateSize) -> Value {
     json!({"blocks": guess.blocks, "tokens": guess.tokens, "capacity_tokens": guess.capacity})
 }
 
-fn trouble_shown(trouble: &Trouble) -> Value {
+fn trouble_shown(trouble: &SourceError) -> Value {
     json!({"source": *trouble.source, "reason": trouble.reason})
 }
 

@@ -1,16 +1,16 @@
 //! The largest prefixes in the caches, and who holds them.
 
 use serde_json::{Value, json};
-use wornpath_index::{PrefixLimits, Run};
+use wornpath_index::{PrefixLimits, PrefixRun};
 
-use super::routes::{Answer, Call, Reply};
+use super::routes::{AdminCall, AdminReply, AdminResult};
 
 /// Blocks that are looked at over all pods: some tens of milliseconds, off the way of requests.
 const MOST_BLOCKS: usize = 200_000;
 /// Runs that are told: more than a screen can show.
 const MOST_RUNS: usize = 240;
 
-pub(super) fn list(call: &Call<'_>) -> Answer {
+pub(super) fn list(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();
     let roster = gateway.roster();
     let pods: Vec<_> = roster.seats().iter().map(|seat| seat.pod.id()).collect();
@@ -22,7 +22,7 @@ pub(super) fn list(call: &Call<'_>) -> Answer {
     let mut sizes = settings.models.iter().map(|model| model.block_size.tokens().get());
     // A block is not known by its model: where models have blocks of different sizes, there is no telling.
     let block_size = sizes.next().filter(|first| sizes.all(|size| size == *first));
-    Ok(Reply::Json(json!({
+    Ok(AdminReply::Json(json!({
         "pods": names,
         "block_size": block_size,
         "looked_at": prefixes.looked_at,
@@ -32,7 +32,7 @@ pub(super) fn list(call: &Call<'_>) -> Answer {
     })))
 }
 
-fn shown(run: &Run) -> Value {
+fn shown(run: &PrefixRun) -> Value {
     json!({
         "follows": run.follows, "prefix": format!("{:016x}", run.last.0), "depth": run.depth,
         "blocks": run.blocks, "holders": run.holders, "weight": run.weight,

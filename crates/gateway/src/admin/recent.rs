@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use wornpath_index::Moment;
 use wornpath_routing::Name;
 
-use crate::record::{Observe, Record};
-use crate::seen::CallSeen;
+use crate::request_trace::CallTrace;
+use crate::summary::{RequestSummary, SummaryObserver};
 
 /// How many are remembered of each kind.
 const PLACES: usize = 256;
@@ -20,54 +20,54 @@ const PLACES: usize = 256;
 /// The last requests; and apart from them those whose decision was taken down, which are few and would be pushed out
 /// within a second.
 #[derive(Default)]
-pub struct Recent {
-    all: Ring,
-    explained: Ring,
+pub struct RecentDecisions {
+    all: DecisionRing,
+    explained: DecisionRing,
     /// How many there were.
     count: AtomicUsize,
 }
 
-struct Ring {
-    places: Box<[Mutex<Option<Numbered>>]>,
+struct DecisionRing {
+    places: Box<[Mutex<Option<NumberedDecision>>]>,
     count: AtomicUsize,
 }
 
 /// A record, and how many there had been before it.
-type Numbered = (usize, Record);
+type NumberedDecision = (usize, RequestSummary);
 
-impl Default for Ring {
+impl Default for DecisionRing {
     fn default() -> Self {
         Self { places: (0..PLACES).map(|_| Mutex::default()).collect(), count: AtomicUsize::new(0) }
     }
 }
 
-impl Ring {
-    fn keep(&self, number: usize, record: &Record) {
+impl DecisionRing {
+    fn keep(&self, number: usize, record: &RequestSummary) {
         let place = self.count.fetch_add(1, Relaxed) % PLACES;
         if let Ok(mut place) = self.places[place].try_lock() {
             *place = Some((number, record.clone()));
         }
     }
 
-    fn read(&self, into: &mut Vec<Numbered>) {
+    fn read(&self, into: &mut Vec<NumberedDecision>) {
         for place in &self.places {
             into.extend(place.lock().unwrap_or_else(PoisonError::into_inner).clone());
         }
     }
 }
 
-impl Observe for Recent {
-    fn ended(&self, record: &Record) {
+impl SummaryObserver for RecentDecisions {
+    fn ended(&self, record: &RequestSummary) {
         let number = self.count.fetch_add(1, Relaxed);
         let ring = if record.seen.is_some() { &self.explained } else { &self.all };
         ring.keep(number, record);
     }
 }
 
-impl Recent {
+impl RecentDecisions {
     /// The last `most`, the latest first.
     #[must_use]
-    pub fn last(&self, most: usize) -> Vec<Arc<Record>> {
+    pub fn last(&self, most: usize) -> Vec<Arc<RequestSummary>> {
         let mut all = Vec::new();
         self.all.read(&mut all);
         self.explained.read(&mut all);
@@ -78,16 +78,17 @@ impl Recent {
 
     /// The request that was called so, while it is remembered.
     #[must_use]
-    pub fn find(&self, id: &str) -> Option<Arc<Record>> {
+    pub fn find(&self, id: &str) -> Option<Arc<RequestSummary>> {
         self.last(usize::MAX).into_iter().find(|record| record.id == id)
     }
 
     /// Up to `most` that are worth a look, the latest first: those whose decision was taken down and those that
     /// did not go well, and others where there is room.
-    pub(super) fn worth_a_look(&self, most: usize) -> Vec<Arc<Record>> {
+    pub(super) fn worth_a_look(&self, most: usize) -> Vec<Arc<RequestSummary>> {
         let mut all = self.last(usize::MAX);
-        let is_told =
-            |record: &Record| record.seen.is_some() || record.retries > 0 || record.status >= 400;
+        let is_told = |record: &RequestSummary| {
+            record.seen.is_some() || record.retries > 0 || record.status >= 400
+        };
         // What went wrong a thousand times leaves half of the room to what can be explained.
         let explained = all.iter().filter(|record| record.seen.is_some()).count();
         let mut wrong = most - explained.min(most / 2);
@@ -109,7 +110,7 @@ impl Recent {
 }
 
 /// A record as one line of a list, as JSON. Times are in microseconds.
-pub(super) fn line(record: &Record) -> Value {
+pub(super) fn line(record: &RequestSummary) -> Value {
     let (usage, (computed_by, computed)) = (record.usage, record.computed());
     json!({
         "id": record.id,
@@ -139,7 +140,7 @@ pub(super) fn line(record: &Record) -> Value {
 }
 
 /// A record as JSON, with everything that was taken down of it.
-pub(super) fn json(record: &Record) -> Value {
+pub(super) fn json(record: &RequestSummary) -> Value {
     let mut shown = line(record);
     // Taken down for some only; the others have no such fields.
     if let Some(seen) = &record.seen {
@@ -151,7 +152,7 @@ pub(super) fn json(record: &Record) -> Value {
     shown
 }
 
-fn called(call: &CallSeen, arrived: Moment) -> Value {
+fn called(call: &CallTrace, arrived: Moment) -> Value {
     json!({
         "step": call.step.as_str(),
         "url": call.url,
@@ -168,15 +169,15 @@ fn micros(time: std::time::Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Api;
+    use crate::summary::Api;
 
-    fn record(id: usize) -> Record {
-        Record::new(&id.to_string(), Api::Chat)
+    fn record(id: usize) -> RequestSummary {
+        RequestSummary::new(&id.to_string(), Api::Chat)
     }
 
     #[test]
     fn the_latest_come_first_and_the_oldest_give_way() {
-        let recent = Recent::default();
+        let recent = RecentDecisions::default();
         assert!(recent.last(9).is_empty());
         (0..PLACES + 3).for_each(|id| recent.ended(&record(id)));
         let ids: Vec<_> = recent.last(2).iter().map(|record| record.id.clone()).collect();
@@ -189,11 +190,11 @@ mod tests {
 
     #[test]
     fn what_can_be_explained_or_went_wrong_is_shown_before_the_rest() {
-        let recent = Recent::default();
+        let recent = RecentDecisions::default();
         for id in 0..20 {
-            let seen = (id == 3).then(|| Arc::new(crate::seen::Seen::default()));
+            let seen = (id == 3).then(|| Arc::new(crate::request_trace::RequestTrace::default()));
             let status = if id == 7 { 503 } else { 200 };
-            recent.ended(&Record { seen, status, ..record(id) });
+            recent.ended(&RequestSummary { seen, status, ..record(id) });
         }
         let ids = |most| -> Vec<String> {
             recent.worth_a_look(most).iter().map(|record| record.id.clone()).collect()

@@ -5,14 +5,14 @@ use serde_json::Value;
 
 use std::sync::Arc;
 
-use super::live::{self, Stream};
+use super::live::{self, LiveStream};
 use super::page::{self, Asset};
 use super::table::Pattern;
 use super::{Admin, batches, decisions, pods, prefixes, setup};
 
 /// What a body is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Body {
+pub(super) enum AdminBody {
     Json,
     /// Prometheus' format in answers, YAML in requests.
     Text,
@@ -52,7 +52,7 @@ impl Verb {
 }
 
 /// What somebody asks.
-pub(super) struct Call<'a> {
+pub(super) struct AdminCall<'a> {
     pub(super) admin: &'a Arc<Admin>,
     /// The name in the path.
     pub(super) name: &'a str,
@@ -61,31 +61,31 @@ pub(super) struct Call<'a> {
 }
 
 /// What is answered.
-pub(super) enum Reply {
+pub(super) enum AdminReply {
     Json(Value),
     Text(String),
-    Stream(Stream),
+    Stream(LiveStream),
     Asset(Asset),
 }
 
 /// Why nothing is answered.
-pub(super) struct Refusal {
+pub(super) struct AdminError {
     pub(super) status: u16,
     pub(super) message: String,
     pub(super) problems: Option<Value>,
 }
 
-impl Refusal {
+impl AdminError {
     pub(super) fn new(status: u16, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), problems: None }
     }
 }
 
-pub(super) type Answer = Result<Reply, Refusal>;
+pub(super) type AdminResult = Result<AdminReply, AdminError>;
 
 /// One thing that can be asked.
 #[derive(Clone, Copy)]
-pub(super) struct Route {
+pub(super) struct AdminRoute {
     pub(super) method: Verb,
     pub(super) path: Pattern,
     pub(super) id: &'static str,
@@ -95,11 +95,11 @@ pub(super) struct Route {
     /// What may be asked for after the path's `?`, and what it means.
     pub(super) query: Option<(&'static str, &'static str)>,
     /// What must be posted.
-    pub(super) takes: Option<(Body, &'static str)>,
-    pub(super) answers: Body,
+    pub(super) takes: Option<(AdminBody, &'static str)>,
+    pub(super) answers: AdminBody,
     /// What is answered in JSON: a name in `schemas.json`, or a type.
     pub(super) tells: &'static str,
-    pub(super) answer: fn(&Call<'_>) -> Answer,
+    pub(super) answer: fn(&AdminCall<'_>) -> AdminResult,
 }
 
 const fn route(
@@ -107,63 +107,65 @@ const fn route(
     path: &'static str,
     id: &'static str,
     summary: &'static str,
-    answer: fn(&Call<'_>) -> Answer,
-) -> Route {
-    let (named, answers) = ("The pod's name, percent-encoded.", Body::Json);
+    answer: fn(&AdminCall<'_>) -> AdminResult,
+) -> AdminRoute {
+    let (named, answers) = ("The pod's name, percent-encoded.", AdminBody::Json);
     let path = Pattern(path);
     let (query, takes, tells) = (None, None, "");
-    Route { method, path, id, summary, named, query, takes, answers, tells, answer }
+    AdminRoute { method, path, id, summary, named, query, takes, answers, tells, answer }
 }
 
-const fn telling(tells: &'static str, route: Route) -> Route {
-    Route { tells, ..route }
+const fn telling(tells: &'static str, route: AdminRoute) -> AdminRoute {
+    AdminRoute { tells, ..route }
 }
 
-const fn taking(route: Route, kind: Body, what: &'static str) -> Route {
-    Route { takes: Some((kind, what)), ..route }
+const fn taking(route: AdminRoute, kind: AdminBody, what: &'static str) -> AdminRoute {
+    AdminRoute { takes: Some((kind, what)), ..route }
 }
 
-impl Route {
+impl AdminRoute {
     /// Whether it is answered before a token is shown: only what everybody can read in the source.
     pub(super) fn is_public(&self) -> bool {
-        self.answers == Body::Asset
+        self.answers == AdminBody::Asset
     }
 }
 
 /// Everything that changes, once a second.
-fn live(call: &Call<'_>) -> Answer {
-    let full = |live::Full| Refusal::new(503, "too many watch already; close another dashboard");
-    live::watch(call.admin).map(Reply::Stream).map_err(full)
+fn live(call: &AdminCall<'_>) -> AdminResult {
+    let full = |live::TooManyViewers| {
+        AdminError::new(503, "too many watch already; close another dashboard")
+    };
+    live::watch(call.admin).map(AdminReply::Stream).map_err(full)
 }
 
 use Verb::{Delete, Get, Post, Put};
 
 /// Everything that can be asked.
 #[rustfmt::skip]
-pub(super) const ROUTES: &[Route] = &[
-    Route { answers: Body::Asset, ..route(Get, "/", "getDashboard", "The dashboard, for browsers.", page::page) },
-    Route { answers: Body::Asset, named: "The file's name.", ..route(Get, "/dashboard/{name}", "getDashboardFile", "A file of the dashboard.", page::file) },
-    Route { answers: Body::Stream, ..route(Get, "/live", "watch", "Everything that changes, once a second, as events `snapshot` with JSON.", live) },
+pub(super) const ROUTES: &[AdminRoute] = &[
+    AdminRoute { answers: AdminBody::Asset, ..route(Get, "/", "getDashboard", "The dashboard, for browsers.", page::page) },
+    AdminRoute { answers: AdminBody::Asset, named: "The file's name.", ..route(Get, "/dashboard/{name}", "getDashboardFile", "A file of the dashboard.", page::file) },
+    AdminRoute { answers: AdminBody::Stream, ..route(Get, "/live", "watch", "Everything that changes, once a second, as events `snapshot` with JSON.", live) },
     telling("Pods", route(Get, "/pods", "listPods", "Every pod: who it is, its load, health, breaker and events.", pods::list)),
-    telling("Added", taking(route(Post, "/pods", "addPod", "Add a pod until it is removed or the router ends.", pods::add), Body::Json, "A pod as in `pods` of the configuration.")),
+    telling("Added", taking(route(Post, "/pods", "addPod", "Add a pod until it is removed or the router ends.", pods::add), AdminBody::Json, "A pod as in `pods` of the configuration.")),
     telling("Pod", route(Get, "/pods/{name}", "getPod", "One pod.", pods::get)),
     telling("Removed", route(Delete, "/pods/{name}", "removePod", "Remove a pod; requests that it works on may finish.", pods::remove)),
     telling("Draining", route(Post, "/pods/{name}/drain", "drainPod", "Send a pod nothing new.", pods::drain)),
     telling("Resumed", route(Post, "/pods/{name}/resume", "resumePod", "Send a drained pod requests again, once it has answered.", pods::resume)),
     telling("Index", route(Get, "/index", "getIndex", "How large the index is, in all and for every pod.", pods::index)),
     telling("Prefixes", route(Get, "/index/prefixes", "listPrefixes", "The largest prefixes in the caches, and who holds them.", prefixes::list)),
-    telling("Forest", Route { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) }),
-    telling("Decisions", Route { query: Some(("last", "How many; 20 if not given.")), ..route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list) }),
-    telling("Decision", Route { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) }),
-    telling("Traffic", Route { query: Some(("after", "The number of the last one that is known; all if not given.")), ..route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic) }),
-    telling("Explained", taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), Body::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`")),
+    telling("Forest", AdminRoute { named: "The batch's id.", ..route(Get, "/batches/{name}/forest", "getBatchForest", "The prefix forest of a batch's plan, while it runs and for the last ten that ended.", batches::forest) }),
+    telling("Decisions", AdminRoute { query: Some(("last", "How many; 20 if not given.")), ..route(Get, "/decisions", "listDecisions", "The last requests and who answered them; `?last=20`.", decisions::list) }),
+    telling("Decision", AdminRoute { named: "The request's `x-request-id`, percent-encoded.", ..route(Get, "/decisions/{name}", "getDecision", "One request, with everything that was taken down of it.", decisions::get) }),
+    telling("Traffic", AdminRoute { query: Some(("after", "The number of the last one that is known; all if not given.")), ..route(Get, "/traffic", "listTraffic", "Requests that ended since `?after=`, as lengths and names of blocks; asking begins to take them down, for 10 s.", decisions::traffic) }),
+    telling("Explained", taking(route(Post, "/explain", "explain", "How a request would be decided now, and why.", decisions::explain), AdminBody::Json, "`{\"path\": \"/v1/chat/completions\", \"headers\": {…}, \"tenant\": \"…\", \"body\": {…}}`")),
     telling("Profiles", route(Get, "/profiles", "listProfiles", "The profiles that decide, with every default, and the routes to them.", setup::profiles)),
-    telling("Checked", taking(route(Post, "/profiles/check", "checkProfile", "What is wrong with a profile; changes nothing.", setup::check_profile), Body::Text, "A profile.")),
+    telling("Checked", taking(route(Post, "/profiles/check", "checkProfile", "What is wrong with a profile; changes nothing.", setup::check_profile), AdminBody::Text, "A profile.")),
     telling("Config", route(Get, "/config", "getConfig", "Which file is configured, and what was wrong with it the last time it was read.", setup::config)),
-    telling("Checked", taking(route(Post, "/config/check", "checkConfig", "What is wrong with a configuration; changes nothing.", setup::check_config), Body::Text, "A configuration.")),
+    telling("Checked", taking(route(Post, "/config/check", "checkConfig", "What is wrong with a configuration; changes nothing.", setup::check_config), AdminBody::Text, "A configuration.")),
     telling("Reloaded", route(Post, "/config/reload", "reloadConfig", "Read the configuration again; a bad one changes nothing.", setup::reload)),
     telling("LogLevel", route(Get, "/log-level", "getLogLevel", "What is logged.", setup::log_level)),
-    telling("LogLevel", taking(route(Put, "/log-level", "setLogLevel", "Log more or less.", setup::set_log_level), Body::Json, "`{\"level\": \"debug\"}`")),
-    Route { answers: Body::Text, ..route(Get, "/metrics", "getMetrics", "The metrics, for Prometheus.", setup::metrics) },
+    telling("LogLevel", taking(route(Put, "/log-level", "setLogLevel", "Log more or less.", setup::set_log_level), AdminBody::Json, "`{\"level\": \"debug\"}`")),
+    AdminRoute { answers: AdminBody::Text, ..route(Get, "/metrics", "getMetrics", "The metrics, for Prometheus.", setup::metrics) },
     telling("object", route(Get, "/openapi.json", "getDescription", "This description.", setup::description)),
 ];

@@ -14,14 +14,14 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use super::live::Stream;
+use super::live::LiveStream;
 use super::page::protect;
-use super::table::{Found, find};
+use super::table::{RouteMatch, find};
 use super::{Admin, routes};
-use crate::door;
+use crate::http_conn;
 use crate::serve::leave_after;
 use crate::watchdog::named;
-use routes::{Answer, Body, Call, ROUTES, Refusal, Reply, Route};
+use routes::{AdminBody, AdminCall, AdminError, AdminReply, AdminResult, AdminRoute, ROUTES};
 
 /// A request to be explained may be as long as any.
 const MOST_BYTES: usize = 16 << 20;
@@ -31,7 +31,7 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 /// How long to wait when the system gives no more connections.
 const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 
-type Out = Response<Either<Full<Bytes>, Stream>>;
+type AdminOutput = Response<Either<Full<Bytes>, LiveStream>>;
 
 /// Serves until it is dropped.
 pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible {
@@ -51,43 +51,48 @@ pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible 
                     let admin = Arc::clone(&admin);
                     async move { Ok::<_, Infallible>(respond(admin, request).await) }
                 });
-                connections.spawn(named("admin connection", door::converse(stream, tls, answer)));
+                connections.spawn(named("admin connection", http_conn::converse(stream, tls, answer)));
             }
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> Out {
+async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
     let routes = ROUTES.iter().map(|route| (route.method.method(), route.path, route));
     let found = find(routes, &head.method, &path);
-    let is_public = matches!(&found, Found::Route(route, _) if route.is_public());
+    let is_public = matches!(&found, RouteMatch::Route(route, _) if route.is_public());
     if let Some(why) = admin.access.refuses(&head.headers)
         && !(is_public && admin.access.wants_token())
     {
-        return shown(Err(Refusal::new(401, why)));
+        return shown(Err(AdminError::new(401, why)));
     }
     let (route, name) = match found {
-        Found::Route(route, name) => (route, name.unwrap_or_default()),
-        Found::OtherMethods(methods) => {
+        RouteMatch::Route(route, name) => (route, name.unwrap_or_default()),
+        RouteMatch::OtherMethods(methods) => {
             let methods: Vec<_> = methods.iter().map(hyper::Method::as_str).collect();
             let methods = methods.join(", ");
-            let mut answer = shown(Err(Refusal::new(405, format!("{path} takes {methods}"))));
+            let mut answer = shown(Err(AdminError::new(405, format!("{path} takes {methods}"))));
             if let Ok(methods) = HeaderValue::from_str(&methods) {
                 answer.headers_mut().insert(ALLOW, methods);
             }
             return answer;
         }
-        Found::Nothing => {
+        RouteMatch::Nothing => {
             let message = format!("there is no {path}; GET /openapi.json says what there is");
-            return shown(Err(Refusal::new(404, message)));
+            return shown(Err(AdminError::new(404, message)));
         }
     };
     if is_public {
         // Who shows no token is not waited for.
-        return shown((route.answer)(&Call { admin: &admin, name: &name, query: "", body: b"" }));
+        return shown((route.answer)(&AdminCall {
+            admin: &admin,
+            name: &name,
+            query: "",
+            body: b"",
+        }));
     }
     if let Err(refusal) = check_content_type(&head.headers, route) {
         return shown(Err(refusal));
@@ -96,34 +101,32 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> Out {
     let body = match tokio::time::timeout(BODY_WITHIN, body).await {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            return shown(Err(Refusal::new(
+            return shown(Err(AdminError::new(
                 413,
                 format!("the body has more than {MOST_BYTES} bytes"),
             )));
         }
         Ok(Err(error)) => {
-            return shown(Err(Refusal::new(400, format!("the body broke off: {error}"))));
+            return shown(Err(AdminError::new(400, format!("the body broke off: {error}"))));
         }
-        Err(_) => return shown(Err(Refusal::new(408, "the body did not come in time"))),
+        Err(_) => return shown(Err(AdminError::new(408, "the body did not come in time"))),
     };
     let query = head.uri.query().unwrap_or_default().to_owned();
     // Reading files, loading tokenizers and explaining long prompts take a while.
     let answered = tokio::task::spawn_blocking(move || {
-        (route.answer)(&Call { admin: &admin, name: &name, query: &query, body: &body })
+        (route.answer)(&AdminCall { admin: &admin, name: &name, query: &query, body: &body })
     });
-    shown(
-        answered.await.unwrap_or_else(|_| {
-            Err(Refusal::new(500, "this could not be answered; the log says why"))
-        }),
-    )
+    shown(answered.await.unwrap_or_else(|_| {
+        Err(AdminError::new(500, "this could not be answered; the log says why"))
+    }))
 }
 
 /// Refuses bodies of another type than the route reads: forms of web pages can send theirs to any address.
-fn check_content_type(headers: &HeaderMap, route: &Route) -> Result<(), Refusal> {
+fn check_content_type(headers: &HeaderMap, route: &AdminRoute) -> Result<(), AdminError> {
     let Some(found) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let found = String::from_utf8_lossy(found.as_bytes());
     let expected = match route.takes {
-        Some((Body::Text, _)) => "application/yaml",
+        Some((AdminBody::Text, _)) => "application/yaml",
         _ => "application/json",
     };
     let essence = found.split(';').next().unwrap_or_default().trim();
@@ -131,19 +134,21 @@ fn check_content_type(headers: &HeaderMap, route: &Route) -> Result<(), Refusal>
         return Ok(());
     }
     let path = route.path.0;
-    Err(Refusal::new(415, format!("content-type is `{found}`; {path} takes `{expected}`")))
+    Err(AdminError::new(415, format!("content-type is `{found}`; {path} takes `{expected}`")))
 }
 
-fn shown(answer: Answer) -> Out {
+fn shown(answer: AdminResult) -> AdminOutput {
     let whole = |text: String| Either::Left(Full::new(Bytes::from(text)));
     let (status, kind, body) = match answer {
-        Ok(Reply::Json(value)) => (200, "application/json", whole(value.to_string())),
-        Ok(Reply::Text(text)) => (200, "text/plain; version=0.0.4; charset=utf-8", whole(text)),
-        Ok(Reply::Stream(stream)) => (200, "text/event-stream", Either::Right(stream)),
-        Ok(Reply::Asset(asset)) => {
+        Ok(AdminReply::Json(value)) => (200, "application/json", whole(value.to_string())),
+        Ok(AdminReply::Text(text)) => {
+            (200, "text/plain; version=0.0.4; charset=utf-8", whole(text))
+        }
+        Ok(AdminReply::Stream(stream)) => (200, "text/event-stream", Either::Right(stream)),
+        Ok(AdminReply::Asset(asset)) => {
             (200, asset.kind, Either::Left(Full::new(Bytes::from_static(asset.text.as_bytes()))))
         }
-        Err(Refusal { status, message, problems }) => {
+        Err(AdminError { status, message, problems }) => {
             let mut error = json!({ "message": message });
             if let Some(problems) = problems {
                 error["problems"] = problems;

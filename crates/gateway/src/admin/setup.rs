@@ -1,14 +1,14 @@
 //! What is configured: profiles, the file, what is logged; and this plane itself.
 
 use serde_json::{Value, json};
-use wornpath_routing::{EventTrust, Profile, Surroundings, WithoutEvents};
+use wornpath_routing::{EventTrust, Profile, ProfileEnv, WithoutEvents};
 
 use super::openapi;
-use super::routes::{Answer, Call, Refusal, Reply};
-use crate::config::{Beside, Config};
+use super::routes::{AdminCall, AdminError, AdminReply, AdminResult};
+use crate::config::{Config, RelativePaths};
 use crate::metrics;
 
-pub(super) fn profiles(call: &Call<'_>) -> Answer {
+pub(super) fn profiles(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();
     let (routing, settings) = (gateway.routing(), gateway.settings());
     let profiles = routing.profiles().iter().map(|(name, profile)| {
@@ -24,13 +24,13 @@ pub(super) fn profiles(call: &Call<'_>) -> Answer {
             "tenant": route.tenant.as_ref().map(ToString::to_string), "profile": route.profile,
         })
     });
-    Ok(Reply::Json(json!({
+    Ok(AdminReply::Json(json!({
         "profiles": profiles.collect::<Vec<_>>(), "routes": routes.collect::<Vec<_>>(),
     })))
 }
 
 /// What a profile's knowledge of caches rests on, and for which pods it rests on less.
-fn cache_mode(call: &Call<'_>, profile: &Profile) -> Value {
+fn cache_mode(call: &AdminCall<'_>, profile: &Profile) -> Value {
     if !profile.looks_up() {
         return json!({"mode": "none", "meaning": "the profile does not look at what pods hold"});
     }
@@ -60,35 +60,39 @@ fn cache_mode(call: &Call<'_>, profile: &Profile) -> Value {
     })
 }
 
-pub(super) fn check_profile(call: &Call<'_>) -> Answer {
+pub(super) fn check_profile(call: &AdminCall<'_>) -> AdminResult {
     let models = std::sync::Arc::clone(call.admin.running.gateway().routing().models());
-    let surroundings = Surroundings { models, ..Surroundings::default() };
+    let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
     Ok(match Profile::check("request", text(call)?, &surroundings) {
         Ok(profile) => {
-            Reply::Json(json!({"good": true, "problems": [], "text": profile.printed()}))
+            AdminReply::Json(json!({"good": true, "problems": [], "text": profile.printed()}))
         }
-        Err(problems) => Reply::Json(json!({"good": false, "problems": problems.to_json()})),
+        Err(problems) => AdminReply::Json(json!({"good": false, "problems": problems.to_json()})),
     })
 }
 
-pub(super) fn config(call: &Call<'_>) -> Answer {
-    Ok(Reply::Json(call.admin.running.status()))
+pub(super) fn config(call: &AdminCall<'_>) -> AdminResult {
+    Ok(AdminReply::Json(call.admin.running.status()))
 }
 
-pub(super) fn check_config(call: &Call<'_>) -> Answer {
-    let beside = call.admin.running.path().map_or_else(|| Beside::new("".as_ref()), Beside::new);
+pub(super) fn check_config(call: &AdminCall<'_>) -> AdminResult {
+    let beside = call
+        .admin
+        .running
+        .path()
+        .map_or_else(|| RelativePaths::new("".as_ref()), RelativePaths::new);
     Ok(match Config::check("request", text(call)?, &beside) {
-        Ok(_) => Reply::Json(json!({"good": true, "problems": []})),
-        Err(refused) => Reply::Json(json!({"good": false, "problems": refused.to_json()})),
+        Ok(_) => AdminReply::Json(json!({"good": true, "problems": []})),
+        Err(refused) => AdminReply::Json(json!({"good": false, "problems": refused.to_json()})),
     })
 }
 
-pub(super) fn reload(call: &Call<'_>) -> Answer {
+pub(super) fn reload(call: &AdminCall<'_>) -> AdminResult {
     match call.admin.running.reload() {
         Ok(reloaded) => {
-            Ok(Reply::Json(json!({"reloaded": true, "wants_restart": reloaded.wants_restart})))
+            Ok(AdminReply::Json(json!({"reloaded": true, "wants_restart": reloaded.wants_restart})))
         }
-        Err(error) => Err(Refusal {
+        Err(error) => Err(AdminError {
             status: 422,
             message: "the configuration was refused, and the old one stays".to_owned(),
             problems: error.problems().or_else(|| Some(json!([{"message": error.to_string()}]))),
@@ -96,27 +100,27 @@ pub(super) fn reload(call: &Call<'_>) -> Answer {
     }
 }
 
-pub(super) fn log_level(call: &Call<'_>) -> Answer {
-    Ok(Reply::Json(json!({ "level": call.admin.logging.level() })))
+pub(super) fn log_level(call: &AdminCall<'_>) -> AdminResult {
+    Ok(AdminReply::Json(json!({ "level": call.admin.logging.level() })))
 }
 
-pub(super) fn set_log_level(call: &Call<'_>) -> Answer {
+pub(super) fn set_log_level(call: &AdminCall<'_>) -> AdminResult {
     let asked: Value = serde_json::from_slice(call.body)
-        .map_err(|error| Refusal::new(400, format!("the body is not JSON: {error}")))?;
-    let level = asked["level"].as_str().ok_or_else(|| Refusal::new(400, "give `level`"))?;
-    call.admin.logging.set_level(level).map_err(|error| Refusal::new(422, error))?;
+        .map_err(|error| AdminError::new(400, format!("the body is not JSON: {error}")))?;
+    let level = asked["level"].as_str().ok_or_else(|| AdminError::new(400, "give `level`"))?;
+    call.admin.logging.set_level(level).map_err(|error| AdminError::new(422, error))?;
     log_level(call)
 }
 
-pub(super) fn metrics(call: &Call<'_>) -> Answer {
+pub(super) fn metrics(call: &AdminCall<'_>) -> AdminResult {
     let running = &call.admin.running;
-    Ok(Reply::Text(metrics::page(running.gateway(), running.metrics())))
+    Ok(AdminReply::Text(metrics::page(running.gateway(), running.metrics())))
 }
 
-pub(super) fn description(_: &Call<'_>) -> Answer {
-    Ok(Reply::Json(openapi::description()))
+pub(super) fn description(_: &AdminCall<'_>) -> AdminResult {
+    Ok(AdminReply::Json(openapi::description()))
 }
 
-fn text<'a>(call: &Call<'a>) -> Result<&'a str, Refusal> {
-    std::str::from_utf8(call.body).map_err(|_| Refusal::new(400, "the body is no text"))
+fn text<'a>(call: &AdminCall<'a>) -> Result<&'a str, AdminError> {
+    std::str::from_utf8(call.body).map_err(|_| AdminError::new(400, "the body is no text"))
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::live::{Between, Window};
+use super::live::{Between, RateWindow};
 use super::{Admin, pods, recent};
 use crate::metrics::Figures;
 use crate::state::{Gateway, Readiness};
@@ -11,7 +11,7 @@ use crate::state::{Gateway, Readiness};
 const DECISIONS: usize = 40;
 
 /// The present state. Rates come with the second look.
-pub(super) fn snapshot(admin: &Admin, window: &mut Window) -> Value {
+pub(super) fn snapshot(admin: &Admin, window: &mut RateWindow) -> Value {
     let (running, gateway) = (&admin.running, admin.running.gateway());
     let now = gateway.now();
     let totals = running.metrics().totals();

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
-use wornpath_events::{Access as EventAccess, AccessError as EventAccessError};
-use wornpath_execution::AddressError;
+use wornpath_events::{PushAccess as EventAccess, PushAccessError as EventAccessError};
+use wornpath_execution::EndpointError;
 
-use super::{Access, AccessError, Admin, Logging, Recent, serve};
-use crate::config::{Config, OnTop, Running, Tokenizers};
+use super::{Admin, AdminAccess, AdminAccessError, Logging, RecentDecisions, serve};
+use crate::config::{CommandLineOverrides, Config, RunningConfig, Tokenizers};
 use crate::discovery::{find_pods, read_brokers, read_engines, take_pushes};
 use crate::metrics::{self, Metrics};
-use crate::record::Observe;
 use crate::state::Gateway;
+use crate::summary::SummaryObserver;
+use crate::supervise::tend;
 use crate::telemetry::exporter;
-use crate::tend::tend;
 use crate::watchdog::named;
 
 /// What a gateway was started with, for whoever changes it while it runs.
@@ -31,13 +31,13 @@ pub struct Setup {
 }
 
 /// What was set up.
-pub struct Around {
+pub struct AdminContext {
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// The configuration that runs.
-    pub running: Arc<Running>,
+    pub running: Arc<RunningConfig>,
     /// The last requests.
-    pub recent: Arc<Recent>,
+    pub recent: Arc<RecentDecisions>,
     /// Where operators come, if anywhere.
     pub admin: Option<SocketAddr>,
 }
@@ -47,10 +47,10 @@ pub struct Around {
 pub enum StartError {
     /// Anybody could operate.
     #[error(transparent)]
-    Access(#[from] AccessError),
+    Access(#[from] AdminAccessError),
     /// Traces have nowhere to go.
     #[error("telemetry: {0}")]
-    Telemetry(#[from] AddressError),
+    Telemetry(#[from] EndpointError),
     /// Anybody could post events.
     #[error(transparent)]
     EventAccess(#[from] EventAccessError),
@@ -88,7 +88,7 @@ impl StartError {
 ///
 /// # Errors
 /// If operators cannot be listened for.
-pub fn start(gateway: &Arc<Gateway>, setup: Setup) -> Result<Around, StartError> {
+pub fn start(gateway: &Arc<Gateway>, setup: Setup) -> Result<AdminContext, StartError> {
     start_with(gateway, setup, Box::new(Ok))
 }
 
@@ -99,10 +99,10 @@ pub fn start(gateway: &Arc<Gateway>, setup: Setup) -> Result<Around, StartError>
 pub fn start_with(
     gateway: &Arc<Gateway>,
     setup: Setup,
-    on_top: OnTop,
-) -> Result<Around, StartError> {
-    let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<Recent>::default());
-    let mut observers: Vec<Arc<dyn Observe>> =
+    on_top: CommandLineOverrides,
+) -> Result<AdminContext, StartError> {
+    let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<RecentDecisions>::default());
+    let mut observers: Vec<Arc<dyn SummaryObserver>> =
         vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _];
     if let Some(telemetry) = &gateway.settings().telemetry {
         let reach = &gateway.settings().reach;
@@ -115,13 +115,14 @@ pub fn start_with(
     gateway.count(Arc::clone(&metrics));
     let Setup { path, config, tokenizers, logging } = setup;
     let running = (Arc::clone(gateway), Arc::clone(&metrics));
-    let running = Arc::new(Running::new(running, (path, config), tokenizers, on_top));
+    let running = Arc::new(RunningConfig::new(running, (path, config), tokenizers, on_top));
     let background = gateway.background();
     let settings = gateway.settings();
     let admin = match settings.admin {
         None => None,
         Some(address) => {
-            let access = Access::new(address, settings.admin_token, settings.tls.admin.as_ref())?;
+            let access =
+                AdminAccess::new(address, settings.admin_token, settings.tls.admin.as_ref())?;
             let listener = background.block_on(TcpListener::bind(address));
             let failed = |cause| StartError::Listen { address, cause };
             let listener = listener.map_err(failed)?;
@@ -134,7 +135,7 @@ pub fn start_with(
             Some(bound)
         }
     };
-    tend(background, "watching files", &running, Running::follow);
+    tend(background, "watching files", &running, RunningConfig::follow);
     if let Some(guarded) = running.config().listen().events.clone() {
         let address = guarded.address;
         let access = match (guarded.token, &guarded.tls) {
@@ -155,5 +156,5 @@ pub fn start_with(
     tend(background, "judging predictions", gateway, move |gateway| {
         metrics::watch(gateway, Arc::clone(&counts))
     });
-    Ok(Around { metrics, running, recent, admin })
+    Ok(AdminContext { metrics, running, recent, admin })
 }

@@ -24,7 +24,7 @@ impl Pattern {
 }
 
 /// What was found for a request.
-pub(super) enum Found<T> {
+pub(super) enum RouteMatch<T> {
     /// This, with the name in the path.
     Route(T, Option<String>),
     /// The path is known, with other methods.
@@ -38,16 +38,16 @@ pub(super) fn find<T: Copy>(
     routes: impl Iterator<Item = (Method, Pattern, T)>,
     method: &Method,
     path: &str,
-) -> Found<T> {
+) -> RouteMatch<T> {
     let mut others = Vec::new();
     for (known, pattern, route) in routes {
         match pattern.matches(path) {
-            Some(name) if known == *method => return Found::Route(route, name),
+            Some(name) if known == *method => return RouteMatch::Route(route, name),
             Some(_) => others.push(known),
             None => {}
         }
     }
-    if others.is_empty() { Found::Nothing } else { Found::OtherMethods(others) }
+    if others.is_empty() { RouteMatch::Nothing } else { RouteMatch::OtherMethods(others) }
 }
 
 /// Undoes percent-encoding: pods' names have colons and slashes.
@@ -99,10 +99,10 @@ mod tests {
         let routes = || {
             [(Method::GET, Pattern("/pods"), 1), (Method::POST, Pattern("/pods"), 2)].into_iter()
         };
-        assert!(matches!(find(routes(), &Method::POST, "/pods"), Found::Route(2, None)));
+        assert!(matches!(find(routes(), &Method::POST, "/pods"), RouteMatch::Route(2, None)));
         assert!(
-            matches!(find(routes(), &Method::PUT, "/pods"), Found::OtherMethods(methods) if methods.len() == 2)
+            matches!(find(routes(), &Method::PUT, "/pods"), RouteMatch::OtherMethods(methods) if methods.len() == 2)
         );
-        assert!(matches!(find(routes(), &Method::GET, "/pod"), Found::Nothing));
+        assert!(matches!(find(routes(), &Method::GET, "/pod"), RouteMatch::Nothing));
     }
 }

@@ -1,7 +1,7 @@
 //! The gateway's pods as a batch sees them: through the pipeline that serves clients.
 
 use super::Batches;
-use crate::client::{Planned, Reply as Answered, send_planned};
+use crate::client::{BatchRequest, ClientReply as Answered, send_planned};
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::http::uri::PathAndQuery;
@@ -9,13 +9,14 @@ use hyper::{Method, Response};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
-use wornpath_execution::{Call, Edit, splice};
+use wornpath_execution::{Edit, StepCall, splice};
 use wornpath_index::PodId;
 use wornpath_jobs::{
-    Engines, Health as Standing, Outgoing, Prefilled, Reply, Trouble, read_whole, streaming, whole,
+    EngineHealth as Standing, LineDispatch, LineReply, Outgoing, Prefilled, ReplyError, read_whole,
+    streaming, whole,
 };
-use wornpath_planner::Vitals;
-use wornpath_routing::{Health, Name, Pod, Role};
+use wornpath_planner::PodLoad;
+use wornpath_routing::{FleetPod, Health, Name, Role};
 
 /// Pods that a batch was planned for, by number.
 pub(super) struct PlannedPods {
@@ -38,12 +39,12 @@ impl PlannedPod {
 }
 
 /// Whether it can play the part that planned requests need.
-pub(super) fn is_serving(pod: &Pod) -> bool {
+pub(super) fn is_serving(pod: &FleetPod) -> bool {
     pod.facts().roles.contains(&Role::named(Role::SERVE))
 }
 
 /// Whether requests can be planned for it now.
-pub(super) fn is_ready(pod: &Pod) -> bool {
+pub(super) fn is_ready(pod: &FleetPod) -> bool {
     pod.vitals().health() == Health::Up && is_serving(pod)
 }
 
@@ -84,27 +85,27 @@ impl Drop for OnPod<'_> {
     }
 }
 
-impl Engines for PlannedPods {
+impl LineDispatch for PlannedPods {
     async fn send(
         &self,
         pod: usize,
         request: Outgoing,
         prefilled: Prefilled,
-    ) -> Result<Reply, Trouble> {
+    ) -> Result<LineReply, ReplyError> {
         let streamed = streaming(request.interface, &request.body).filter(|_| request.is_awaited);
         let mut edits = Vec::from(streamed.unwrap_or_else(whole));
         edits.extend(self.batches.rules.priority.map(|it| Edit::set("priority", &it.into())));
         let body = splice(&request.body, &edits);
-        let body = body.map_err(|error| Trouble::Broken(error.to_string()))?;
+        let body = body.map_err(|error| ReplyError::Broken(error.to_string()))?;
         let pod = &self.pods[pod];
         let on_pod = OnPod { offline: &pod.offline, counts: AtomicBool::new(false) };
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let path = PathAndQuery::from_static(request.interface.path());
-        let call = Call { method: Method::POST, path, headers, body };
+        let call = StepCall { method: Method::POST, path, headers, body };
         let worker = &self.batches.worker;
         let profile = self.batches.profile.now(&worker.gateway);
-        let planned = Planned {
+        let planned = BatchRequest {
             pod: pod.id,
             profile: &profile,
             tenant: self.owner.as_ref(),
@@ -129,7 +130,7 @@ impl Engines for PlannedPods {
         let ceiling = self.batches.ceiling(model, (gateway.now(), pod.id, online));
         // What there is room for is shared by the batches that run.
         let ceiling = (ceiling / self.batches.turns_taken().max(1)).max(1);
-        let seen = Vitals {
+        let seen = PodLoad {
             running: vitals.requests() as usize,
             waiting: vitals.waiting() as usize,
             kv_usage: vitals.kv_usage(),
@@ -139,14 +140,14 @@ impl Engines for PlannedPods {
 }
 
 /// An answer, read to its end.
-async fn reply(response: Response<Answered>) -> Result<Reply, Trouble> {
+async fn reply(response: Response<Answered>) -> Result<LineReply, ReplyError> {
     let (head, body) = response.into_parts();
     let header = |name: &str| {
         head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
     };
     let retry_after = header(RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());
     let body: Bytes = read_whole(&head.headers, body).await?;
-    Ok(Reply {
+    Ok(LineReply {
         status: head.status.as_u16(),
         request_id: header("x-request-id"),
         body,

@@ -3,22 +3,22 @@
 //! It is made anew from the input whenever somebody asks, for the pods that are up: a plan follows from both alone.
 
 use super::Batches;
+use super::error::BatchError;
+use super::file_reader::{StoredBytes, needed};
 use super::forest::drawn;
-use super::life::{RATES, most_bytes, reading};
-use super::matched::match_to_caches;
 use super::model::BatchModel;
-use super::stored::{StoredBytes, needed};
-use super::trouble::Trouble;
+use super::prefix_match::match_to_caches;
+use super::task::{RATES, most_bytes, reading};
 use serde_json::{Value, json};
 use std::io::BufReader;
 use std::sync::Arc;
-use wornpath_jobs::{Batch, Intake, IntakeError, StoreError};
-use wornpath_planner::{Forest, Groups, Plan, Speeds};
+use wornpath_jobs::{Batch, Input, InputError, StoreError};
+use wornpath_planner::{Forest, Plan, PromptGroups, Speeds};
 
 /// Groups that are listed.
 const LISTED: usize = 8;
 
-pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, Trouble> {
+pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Value, BatchError> {
     let (own, most) = (Arc::clone(batches), most_bytes(batches, &batch));
     let turn = batches.turn_to_read().await;
     let explained = batches
@@ -38,11 +38,11 @@ pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
             })?;
             let reader = StoredBytes { store, file: &batch.input_file_id, offset: 0 };
             let reader = BufReader::with_capacity(1 << 20, reader);
-            let read = Intake::read_bounded(reader, &rules, &sketcher, spill, most);
+            let read = Input::read_bounded(reader, &rules, &sketcher, spill, most);
             let intake = read.map_err(|error| match error {
-                IntakeError::Read(error) => StoreError::Unreachable(error.to_string()),
-                IntakeError::Spill(error) => error.into(),
-                wrong @ IntakeError::Lines { .. } => {
+                InputError::Read(error) => StoreError::Unreachable(error.to_string()),
+                InputError::Spill(error) => error.into(),
+                wrong @ InputError::Lines { .. } => {
                     StoreError::Conflict(format!("batch `{}` has no plan: {wrong}", batch.id))
                 }
             })?;
@@ -55,14 +55,14 @@ pub(super) async fn explained(batches: &Arc<Batches>, batch: Batch) -> Result<Va
     Ok(explained)
 }
 
-fn page(batch: &Batch, intake: &Intake, (plan, whole): (&Plan, &Forest), pods: &[String]) -> Value {
+fn page(batch: &Batch, intake: &Input, (plan, whole): (&Plan, &Forest), pods: &[String]) -> Value {
     let queue = &intake.queue;
     let (all, least, planned) = (intake.prompt_tokens, plan.least_tokens(), plan.planned_tokens());
     let share = |computed: u64| 1.0 - computed as f64 / all.max(1) as f64;
     let stops = plan.route().stops();
     let parts = plan.segments().iter().map(|segment| {
         let stops = &stops[segment.stops.clone()];
-        let tokens = |tokens: fn(&wornpath_planner::Stop) -> u32| {
+        let tokens = |tokens: fn(&wornpath_planner::RouteStop) -> u32| {
             stops.iter().map(|stop| u64::from(tokens(stop))).sum::<u64>()
         };
         json!({
@@ -74,7 +74,7 @@ fn page(batch: &Batch, intake: &Intake, (plan, whole): (&Plan, &Forest), pods: &
     });
     let parts: Vec<_> = parts.collect();
     let drawn = drawn(plan, queue, pods, |job| intake.spans[job.index()].number);
-    let groups = Groups::of(whole.shared().iter().copied());
+    let groups = PromptGroups::of(whole.shared().iter().copied());
     let block = queue.block_size().get();
     let listed = groups.biggest(LISTED).into_iter().map(|id| {
         let group = &groups.all()[id.index()];

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use wornpath_planner::{GroupId, Groups, JobId, Plan, Queue};
+use wornpath_planner::{GroupId, JobId, Plan, PromptGroups, Queue};
 
 /// Groups that are told: more than a screen can show.
 const MOST: usize = 96;
@@ -19,7 +19,7 @@ pub(super) fn drawn(
     line: impl Fn(JobId) -> u32,
 ) -> Value {
     let stops = plan.route().stops();
-    let groups = Groups::of(stops.iter().map(|stop| stop.shared));
+    let groups = PromptGroups::of(stops.iter().map(|stop| stop.shared));
     let block = queue.block_size().get();
     let mut told = groups.biggest(MOST);
     let places = |id: &GroupId| &groups.all()[id.index()].places;
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
     use std::num::NonZeroUsize;
     use wornpath_blocks::BlockHash;
-    use wornpath_planner::{Job, Rates, Speeds};
+    use wornpath_planner::{Job, PlannerRates, Speeds};
 
     fn planned(chains: &[&[u64]]) -> Value {
         let mut queue = Queue::new(NonZeroUsize::new(16).unwrap());
@@ -74,7 +74,7 @@ mod tests {
             };
             queue.push(&job).unwrap();
         }
-        let plan = Plan::new(&queue, &Speeds::equal(1).unwrap(), &Rates::flat(1.0, 1.0));
+        let plan = Plan::new(&queue, &Speeds::equal(1).unwrap(), &PlannerRates::flat(1.0, 1.0));
         drawn(&plan, &queue, &["pod-0".to_owned()], |job| job.0 + 1)
     }
 

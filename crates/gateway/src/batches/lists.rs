@@ -1,6 +1,6 @@
 //! Lists in pages, and files as they are read.
 
-use super::trouble::Trouble;
+use super::error::BatchError;
 use super::{Batches, DOWNLOADS};
 use crate::watchdog::named;
 use bytes::Bytes;
@@ -11,14 +11,14 @@ use wornpath_jobs::{FileEntry, Store, StoreError};
 
 /// How long pages are if nobody says, and at most.
 #[derive(Clone, Copy)]
-pub(super) struct Pages {
+pub(super) struct ListPages {
     usual: usize,
     most: usize,
 }
 
 /// As OpenAI has them.
-pub(super) const OF_BATCHES: Pages = Pages { usual: 20, most: 100 };
-pub(super) const OF_FILES: Pages = Pages { usual: 10_000, most: 10_000 };
+pub(super) const OF_BATCHES: ListPages = ListPages { usual: 20, most: 100 };
+pub(super) const OF_FILES: ListPages = ListPages { usual: 10_000, most: 10_000 };
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
 /// Bytes that a client takes at once: few, so that a slow one is seen to take something.
@@ -26,14 +26,14 @@ const PART: usize = 32 << 10;
 
 /// What a list is asked for.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct ListQuery {
     pub(super) after: Option<String>,
     pub(super) limit: Option<String>,
     pub(super) order: Option<String>,
     pub(super) purpose: Option<String>,
 }
 
-impl Asked {
+impl ListQuery {
     /// From the query of a URL.
     pub(super) fn of(query: Option<&str>) -> Self {
         let mut asked = Self::default();
@@ -50,7 +50,7 @@ impl Asked {
     }
 
     /// Those of a list of files, newest first, that are wanted, in the order in which they are.
-    pub(super) fn chosen(&self, mut files: Vec<FileEntry>) -> Result<Vec<FileEntry>, Trouble> {
+    pub(super) fn chosen(&self, mut files: Vec<FileEntry>) -> Result<Vec<FileEntry>, BatchError> {
         if let Some(purpose) = &self.purpose {
             files.retain(|file| file.purpose == *purpose);
         }
@@ -59,21 +59,21 @@ impl Asked {
             Some("asc") => files.reverse(),
             Some(other) => {
                 let message = format!("`order` is `{other}`; it must be `asc` or `desc`");
-                return Err(Trouble::bad(&message, Some("order")));
+                return Err(BatchError::bad(&message, Some("order")));
             }
         }
         Ok(files)
     }
 
     /// One page of `all`, which has an `id` each.
-    pub(super) fn page(&self, all: Vec<Value>, pages: Pages) -> Result<Value, Trouble> {
-        let Pages { usual, most } = pages;
+    pub(super) fn page(&self, all: Vec<Value>, pages: ListPages) -> Result<Value, BatchError> {
+        let ListPages { usual, most } = pages;
         let limit = match &self.limit {
             None => usual,
             Some(limit) => {
                 let limit = limit.parse().ok().filter(|limit| (1..=most).contains(limit));
                 let wrong =
-                    || Trouble::bad(&format!("`limit` must be from 1 to {most}"), Some("limit"));
+                    || BatchError::bad(&format!("`limit` must be from 1 to {most}"), Some("limit"));
                 limit.ok_or_else(wrong)?
             }
         };
@@ -82,7 +82,7 @@ impl Asked {
             Some(after) => {
                 let at = all.iter().position(|item| item["id"] == after.as_str());
                 at.ok_or_else(|| {
-                    Trouble::bad(
+                    BatchError::bad(
                         &format!("`after` is `{after}`, which is not in the list"),
                         Some("after"),
                     )
@@ -104,9 +104,9 @@ impl Asked {
 pub(super) fn content(
     batches: &Arc<Batches>,
     read: impl Fn(&dyn Store, u64, &mut [u8]) -> Result<usize, StoreError> + Send + Sync + 'static,
-) -> Result<mpsc::Receiver<Option<Bytes>>, Trouble> {
+) -> Result<mpsc::Receiver<Option<Bytes>>, BatchError> {
     let place = Arc::clone(&batches.downloads).try_acquire_owned();
-    let place = place.map_err(|_| Trouble::busy("downloads", DOWNLOADS))?;
+    let place = place.map_err(|_| BatchError::busy("downloads", DOWNLOADS))?;
     let (sender, pieces) = mpsc::channel(1);
     let (batches, handle) = (Arc::clone(batches), batches.worker.gateway.background().clone());
     handle.spawn(named("batch file download", async move {
@@ -151,9 +151,9 @@ async fn pass_on(
 mod tests {
     use super::*;
 
-    fn page(query: &str) -> Result<Value, Trouble> {
+    fn page(query: &str) -> Result<Value, BatchError> {
         let all = (0..5).map(|id| json!({"id": format!("b{id}")})).collect();
-        Asked::of(Some(query)).page(all, OF_BATCHES)
+        ListQuery::of(Some(query)).page(all, OF_BATCHES)
     }
 
     #[test]
@@ -182,15 +182,15 @@ mod tests {
                 of: None,
             };
             let all = [("c", "batch"), ("b", "batch_output"), ("a", "batch")].map(file).to_vec();
-            let chosen = Asked::of(Some(query)).chosen(all)?;
-            Ok::<_, Trouble>(chosen.into_iter().map(|file| file.id).collect::<String>())
+            let chosen = ListQuery::of(Some(query)).chosen(all)?;
+            Ok::<_, BatchError>(chosen.into_iter().map(|file| file.id).collect::<String>())
         };
         assert_eq!(files(""), Ok("cba".to_owned()));
         assert_eq!(files("order=asc"), Ok("abc".to_owned()));
         assert_eq!(files("purpose=batch&order=desc"), Ok("ca".to_owned()));
         assert_eq!(files("purpose=vision"), Ok(String::new()));
         assert!(files("order=up").is_err());
-        let many = |query: &str| Asked::of(Some(query)).page(Vec::new(), OF_FILES);
+        let many = |query: &str| ListQuery::of(Some(query)).page(Vec::new(), OF_FILES);
         assert!(many("limit=10000").is_ok() && many("limit=10001").is_err());
     }
 }

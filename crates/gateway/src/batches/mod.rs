@@ -1,49 +1,49 @@
 //! OpenAI's Files and Batches interface, on the gateway's own pipeline.
 //!
 //! What clients upload and create is kept in a [`Store`] before they are answered. Every batch that has not ended
-//! is run by one task ([`life`]): read, planned over the pods that are there, and sent through the same
+//! is run by one task ([`task`]): read, planned over the pods that are there, and sent through the same
 //! decisions and the same queue as everybody's requests, at the lowest priority and with its planned pod
 //! as a hint. How many are under way at once shrinks as clients want more.
 
-mod ending;
+mod eligible_pods;
 mod engines;
+mod error;
 mod explained;
+mod file_reader;
+mod finalize;
 mod forest;
-mod life;
 mod lists;
-mod matched;
 mod model;
 mod overview;
+mod prefix_match;
 mod profile;
-mod ready;
 mod retry;
-mod room;
 mod routes;
 mod rules;
-mod scratch;
-mod stored;
-mod trouble;
+mod storage_quota;
+mod task;
+mod temp_files;
 mod upload;
 
 pub(crate) use routes::respond;
-pub use rules::{BatchRules, Kept, Quota};
+pub use rules::{BatchQuota, BatchRules, BatchStoreSettings};
 
-use crate::desk::Worker;
 use crate::state::Gateway;
-use crate::tend::tend;
+use crate::supervise::tend;
 use crate::watchdog::Watched;
+use crate::worker::Worker;
 use overview::Overview;
 use profile::PlannedProfile;
-use room::Rooms;
-use scratch::Scratches;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use storage_quota::StorageQuotas;
+use temp_files::TempFiles;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use wornpath_index::{Moment, PodId};
-use wornpath_jobs::{RealDisk, Shelf, Store, StoreError, UnixTime, Wish};
-use wornpath_planner::Courtesy;
+use wornpath_jobs::{FsStore, RealDisk, RunControl, Store, StoreError, UnixTime};
+use wornpath_planner::OnlinePriority;
 use wornpath_routing::{Name, Problems};
 
 /// Batches that are run at once.
@@ -110,23 +110,23 @@ pub(crate) struct Batches {
     _watched: Option<Watched>,
     store: Arc<dyn Store>,
     rules: BatchRules,
-    scratch: Scratches,
+    scratch: TempFiles,
     profile: PlannedProfile,
     worker: Arc<Worker>,
     /// Who runs or waits for its turn, and how to tell it what is wished.
-    running: Mutex<BTreeMap<String, watch::Sender<Wish>>>,
+    running: Mutex<BTreeMap<String, watch::Sender<RunControl>>>,
     turns: Semaphore,
     /// For those that end before their turn: they only need records, but their inputs are read for that.
     leaving: Semaphore,
     readings: Arc<Semaphore>,
     uploads: Semaphore,
     downloads: Arc<Semaphore>,
-    rooms: Rooms,
+    rooms: StorageQuotas,
     overview: Overview,
     /// Requests of all batches on each pod.
     offline: Mutex<Vec<(PodId, Arc<AtomicU32>)>>,
     /// How many those may be, for the pods of each model: its clients need others than those of the next.
-    courtesies: Mutex<Vec<(Option<Name>, Courtesy<PodId>)>>,
+    courtesies: Mutex<Vec<(Option<Name>, OnlinePriority<PodId>)>>,
 }
 
 /// Opens what was kept, goes on with what had not ended, and serves from now on.
@@ -141,7 +141,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
     let batches = Arc::new(Batches {
         _watched: watched,
         store,
-        scratch: Scratches::of(&rules),
+        scratch: TempFiles::of(&rules),
         rules,
         profile,
         worker: Arc::new(Worker::new(Arc::clone(gateway), number)),
@@ -151,7 +151,7 @@ pub fn serve_batches(gateway: &Arc<Gateway>, rules: BatchRules) -> Result<(), Ba
         readings: Arc::new(Semaphore::new(READINGS)),
         uploads: Semaphore::new(UPLOADS),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
-        rooms: Rooms::default(),
+        rooms: StorageQuotas::default(),
         overview: Overview::default(),
         offline: Mutex::default(),
         courtesies: Mutex::default(),
@@ -168,17 +168,19 @@ type Opened = (Arc<dyn Store>, Option<Watched>);
 fn open(gateway: &Arc<Gateway>, rules: &BatchRules) -> Result<Opened, BatchesError> {
     let opening = || -> Result<Opened, BatchesError> {
         match &rules.kept {
-            Kept::Folder(folder) => Ok((Arc::new(Shelf::open(Arc::new(RealDisk), folder)?), None)),
+            BatchStoreSettings::Folder(folder) => {
+                Ok((Arc::new(FsStore::open(Arc::new(RealDisk), folder)?), None))
+            }
             #[cfg(feature = "postgres")]
-            Kept::Postgres(address) => {
+            BatchStoreSettings::Postgres(address) => {
                 let runner = gateway_name(gateway);
-                let sharing = wornpath_jobs::Sharing { runner, term: TERM };
+                let sharing = wornpath_jobs::PostgresSharing { runner, term: TERM };
                 let store = wornpath_jobs::Postgres::open(address, sharing)?;
                 let watched = gateway.threads.add("postgres").beat_on(store.event_loop());
                 Ok((Arc::new(store), Some(watched)))
             }
             #[cfg(not(feature = "postgres"))]
-            Kept::Postgres(_) => {
+            BatchStoreSettings::Postgres(_) => {
                 let _ = gateway;
                 Err(BatchesError::NotBuilt)
             }
@@ -205,7 +207,7 @@ async fn keep_house(batches: Arc<Batches>) {
         if is_first || term < Duration::MAX {
             match batches.ask(|store| store.unfinished()).await {
                 Ok(open) => {
-                    open.into_iter().for_each(|batch| life::start(&batches, batch.id));
+                    open.into_iter().for_each(|batch| task::start(&batches, batch.id));
                     is_first = false;
                 }
                 Err(error) => tracing::warn!(%error, "batches cannot be looked through"),
@@ -228,7 +230,7 @@ impl Batches {
         format!("{prefix}{:016x}{:08x}", self.worker.random(), self.worker.random() as u32)
     }
 
-    fn running(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<Wish>>> {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<RunControl>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -259,7 +261,7 @@ impl Batches {
     fn ceiling(&self, model: Option<Name>, (now, pod, clients): (Moment, PodId, usize)) -> usize {
         let mut all = self.courtesies.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().position(|(known, _)| *known == model).unwrap_or_else(|| {
-            all.push((model, Courtesy::new(self.rules.window.get())));
+            all.push((model, OnlinePriority::new(self.rules.window.get())));
             all.len() - 1
         });
         let courtesy = &mut all[known].1;

@@ -4,13 +4,13 @@
 //! only the pipeline knows where.
 
 use super::engines::{is_ready, is_serving};
-use super::stored::StoredBytes;
-use crate::roster::Roster;
+use super::file_reader::StoredBytes;
+use crate::fleet::FleetSnapshot;
 use crate::settings::{ModelSettings, Settings};
 use std::io::{self, BufRead, BufReader, Read};
 use wornpath_execution::field;
 use wornpath_jobs::Store;
-use wornpath_routing::Pod;
+use wornpath_routing::FleetPod;
 
 /// What the first line of a batch calls its model; empty if it does not say.
 #[derive(PartialEq, Eq, Debug)]
@@ -39,7 +39,7 @@ impl BatchModel {
     /// a batch must come to the same order, whatever each of them knows of its pods; what says nothing is the first model's.
     pub(super) fn settings<'a>(
         &self,
-        roster: &Roster,
+        roster: &FleetSnapshot,
         settings: &'a Settings,
     ) -> Option<&'a ModelSettings> {
         let (models, name) = (&settings.models, &self.0);
@@ -54,14 +54,14 @@ impl BatchModel {
 
     /// The pods that it can be planned for now. If none serves it, nor is one there that has yet to say what it serves,
     /// those are all: its lines are refused as clients' requests would be.
-    pub(super) fn ready<'a>(&self, roster: &'a Roster) -> Vec<&'a Pod> {
+    pub(super) fn ready<'a>(&self, roster: &'a FleetSnapshot) -> Vec<&'a FleetPod> {
         let wanted = roster.model(&self.0);
-        let serves = |pod: &Pod| {
+        let serves = |pod: &FleetPod| {
             let (models, loras) = (&pod.facts().models, &pod.facts().loras);
             models.contains(&wanted.base)
                 && wanted.lora.as_ref().is_none_or(|lora| loras.contains(lora))
         };
-        let may_serve = |pod: &&Pod| serves(pod) || pod.facts().models.is_empty();
+        let may_serve = |pod: &&FleetPod| serves(pod) || pod.facts().models.is_empty();
         let pods = roster.fleet().pods();
         let is_unknown = !pods.iter().filter(|pod| is_serving(pod)).any(|pod| may_serve(&pod));
         pods.iter().filter(|pod| is_ready(pod) && (is_unknown || serves(pod))).collect()

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use wornpath_index::Moment;
-use wornpath_jobs::{Batch, Progress};
+use wornpath_jobs::{Batch, RunProgress};
 use wornpath_planner::{Plan, Queue};
 
 /// Batches that have ended and are still shown.
@@ -16,18 +16,18 @@ const ENDED: usize = 10;
 
 /// What is known of batches beside what is stored.
 #[derive(Default)]
-pub(super) struct Overview(Mutex<Known>);
+pub(super) struct Overview(Mutex<KnownBatch>);
 
 #[derive(Default)]
-struct Known {
+struct KnownBatch {
     underway: BTreeMap<String, Underway>,
     /// The latest first, each with its plan and its forest if it came to them.
-    ended: VecDeque<(String, Option<Planned>)>,
+    ended: VecDeque<(String, Option<PlannedBatch>)>,
 }
 
 /// What was planned for a batch.
 #[derive(Clone)]
-pub(super) struct Planned {
+pub(super) struct PlannedBatch {
     /// In figures, which every snapshot has.
     pub(super) figures: Value,
     /// Its prefix forest, for those who ask.
@@ -36,8 +36,8 @@ pub(super) struct Planned {
 
 /// A batch whose requests are being sent.
 pub(super) struct Underway {
-    pub(super) plan: Planned,
-    pub(super) progress: watch::Receiver<Progress>,
+    pub(super) plan: PlannedBatch,
+    pub(super) progress: watch::Receiver<RunProgress>,
     /// When it began to be sent.
     pub(super) began: Moment,
     /// Lines that had a record then.
@@ -58,7 +58,7 @@ impl Overview {
         known.ended.truncate(ENDED);
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownBatch> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,17 +5,17 @@ use crate::routing::Routing;
 use crate::settings::Settings;
 use crate::state::Gateway;
 use std::sync::{Arc, Mutex, PoisonError};
-use wornpath_routing::{Profile, Surroundings};
+use wornpath_routing::{Profile, ProfileEnv};
 
 /// The profile, and what it was made by.
-struct Made {
+struct BuiltProfile {
     settings: Arc<Settings>,
     routing: Arc<Routing>,
     profile: Arc<Profile>,
 }
 
 /// The profile of planned requests.
-pub(super) struct PlannedProfile(Mutex<Made>);
+pub(super) struct PlannedProfile(Mutex<BuiltProfile>);
 
 impl PlannedProfile {
     /// By what is in force.
@@ -25,7 +25,7 @@ impl PlannedProfile {
     pub(super) fn new(gateway: &Gateway) -> Result<Self, BatchesError> {
         let (settings, routing) = (gateway.settings(), gateway.routing());
         let profile = Arc::new(check(&settings, &routing)?);
-        Ok(Self(Mutex::new(Made { settings, routing, profile })))
+        Ok(Self(Mutex::new(BuiltProfile { settings, routing, profile })))
     }
 
     /// By what is in force now. Should it not fit any more, by what was before.
@@ -44,8 +44,7 @@ impl PlannedProfile {
 }
 
 fn check(settings: &Settings, routing: &Routing) -> Result<Profile, BatchesError> {
-    let surroundings =
-        Surroundings { models: Arc::clone(routing.models()), ..Surroundings::default() };
+    let surroundings = ProfileEnv { models: Arc::clone(routing.models()), ..ProfileEnv::default() };
     let models = &settings.models;
     let is_exact = !models.is_empty() && models.iter().all(|model| model.tokenizer.is_some());
     let planned = if is_exact { PLANNED } else { PLANNED_BY_TEXT };

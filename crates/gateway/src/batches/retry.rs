@@ -1,30 +1,30 @@
 //! The failed lines of a batch, as a batch of their own.
 
 use super::Batches;
-use super::room::Taken;
-use super::stored::{StoredBytes, needed};
-use super::trouble::Trouble;
+use super::error::BatchError;
+use super::file_reader::{StoredBytes, needed};
+use super::storage_quota::StorageReservation;
 use super::unix_time;
 use super::upload::{over_quota, room};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
-use wornpath_jobs::{Batch, FileEntry, Interface, Kind, NewBatch, Store, StoreError};
+use wornpath_jobs::{Batch, FileEntry, Interface, NewBatch, RecordKind, Store, StoreError};
 
 /// Makes a batch of the lines that failed.
 pub(super) async fn retry(
     batches: &Arc<Batches>,
     old: Batch,
     turn: Option<OwnedSemaphorePermit>,
-) -> Result<Batch, Trouble> {
+) -> Result<Batch, BatchError> {
     if !old.status().is_final() || old.counts.failed == 0 {
         let status = old.status().word();
         let message = format!(
             "batch `{}` is {status} with {} failed lines; only an ended one with failures can be retried",
             old.id, old.counts.failed
         );
-        return Err(Trouble::from(StoreError::Conflict(message)));
+        return Err(BatchError::from(StoreError::Conflict(message)));
     }
     let (file_id, id) = (batches.new_id("file-"), batches.new_id("batch_"));
     let own = Arc::clone(batches);
@@ -83,7 +83,7 @@ pub(super) async fn retry(
             Ok(Ok(batch))
         })
         .await??;
-    super::life::start(batches, batch.id.clone());
+    super::task::start(batches, batch.id.clone());
     Ok(batch)
 }
 
@@ -112,7 +112,7 @@ struct Errors<'a> {
 
 impl Read for Errors<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let read = self.store.read_results(self.batch, Kind::Error, self.offset, buffer);
+        let read = self.store.read_results(self.batch, RecordKind::Error, self.offset, buffer);
         let read = read.map_err(std::io::Error::other)?;
         self.offset += read as u64;
         Ok(read)
@@ -159,7 +159,7 @@ impl<R: BufRead> Read for FailedLines<R> {
 /// Lines, as many as their owner has room for.
 struct Bounded<'a, R> {
     lines: R,
-    taken: Taken<'a>,
+    taken: StorageReservation<'a>,
     is_full: bool,
 }
 

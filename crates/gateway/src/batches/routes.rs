@@ -1,10 +1,10 @@
 //! Which call does what.
 
-use super::lists::{Asked, OF_BATCHES, OF_FILES, content};
-use super::trouble::Trouble;
-use super::{Batches, explained, life, retry, unix_time, upload};
-use crate::client::Reply;
-use crate::desk::Worker;
+use super::error::BatchError;
+use super::lists::{ListQuery, OF_BATCHES, OF_FILES, content};
+use super::{Batches, explained, retry, task, unix_time, upload};
+use crate::client::ClientReply;
+use crate::worker::Worker;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -12,7 +12,9 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use wornpath_jobs::{Batch, FileEntry, Interface, Kind, NewBatch, Status, Store, Wish};
+use wornpath_jobs::{
+    Batch, BatchStatus, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store,
+};
 
 /// The most bytes of a call that is no upload.
 const MOST_BYTES: usize = 1 << 20;
@@ -22,7 +24,7 @@ const MOST_METADATA: usize = 16;
 pub(crate) async fn respond(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
-) -> Result<Response<Reply>, Request<Incoming>> {
+) -> Result<Response<ClientReply>, Request<Incoming>> {
     let path = request.uri().path();
     let is_ours = ["/v1/files", "/v1/batches"].iter().any(|ours| {
         path.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -31,7 +33,7 @@ pub(crate) async fn respond(
     let settings = worker.gateway.settings();
     let owner = match crate::client::tenant(request.headers(), &settings) {
         Ok(tenant) => tenant.map_or(String::new(), |tenant| tenant.name.to_string()),
-        Err(refusal) => return Ok(refusal.response(crate::record::Api::Other)),
+        Err(refusal) => return Ok(refusal.response(crate::summary::Api::Other)),
     };
     let answered = Box::pin(answer(batches, &owner, request)).await;
     Ok(answered.unwrap_or_else(|trouble| trouble.response()))
@@ -41,9 +43,9 @@ async fn answer(
     batches: &Arc<Batches>,
     owner: &str,
     request: Request<Incoming>,
-) -> Result<Response<Reply>, Trouble> {
+) -> Result<Response<ClientReply>, BatchError> {
     let path = request.uri().path().to_owned();
-    let asked = Asked::of(request.uri().query());
+    let asked = ListQuery::of(request.uri().query());
     let parts: Vec<_> = path.trim_matches('/').split('/').skip(1).collect();
     match (request.method(), &parts[..]) {
         (&Method::POST, ["files"]) => {
@@ -70,7 +72,7 @@ async fn answer(
             let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
                 store.read_file(&id, offset, buffer)
             };
-            Ok(lines_response(Reply::Pieces(content(batches, read)?)))
+            Ok(lines_response(ClientReply::Pieces(content(batches, read)?)))
         }
         (&Method::POST, ["batches"]) => create(batches, owner, request).await,
         (&Method::GET, ["batches"]) => {
@@ -94,50 +96,50 @@ async fn answer(
             Ok(json_response(&explained::explained(batches, batch).await?))
         }
         (&Method::GET, ["batches", id, "results"]) => results(batches, owner, id, &asked).await,
-        (_, _) => Err(Trouble::missing(&format!("{} {path}", request.method()))),
+        (_, _) => Err(BatchError::missing(&format!("{} {path}", request.method()))),
     }
 }
 
-async fn file(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<FileEntry, Trouble> {
+async fn file(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<FileEntry, BatchError> {
     let wanted = id.to_owned();
     let found = batches.ask(move |store| store.file(&wanted)).await?;
     // Somebody else's is not there.
     Some(found)
         .filter(|file| file.owner == owner)
-        .ok_or_else(|| Trouble::missing(&format!("file `{id}`")))
+        .ok_or_else(|| BatchError::missing(&format!("file `{id}`")))
 }
 
-async fn batch(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<Batch, Trouble> {
+async fn batch(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<Batch, BatchError> {
     let wanted = id.to_owned();
     let found = batches.ask(move |store| store.batch(&wanted)).await?;
     Some(found)
         .filter(|batch| batch.owner == owner)
-        .ok_or_else(|| Trouble::missing(&format!("batch `{id}`")))
+        .ok_or_else(|| BatchError::missing(&format!("batch `{id}`")))
 }
 
 async fn create(
     batches: &Arc<Batches>,
     owner: &str,
     request: Request<Incoming>,
-) -> Result<Response<Reply>, Trouble> {
+) -> Result<Response<ClientReply>, BatchError> {
     let body = whole(batches, request).await?;
     let value: Value = serde_json::from_slice(&body)
-        .map_err(|error| Trouble::bad(&format!("the body is not JSON: {error}"), None))?;
+        .map_err(|error| BatchError::bad(&format!("the body is not JSON: {error}"), None))?;
     let text = |field: &'static str| {
         value[field].as_str().ok_or_else(|| {
-            Trouble::bad(&format!("missing required parameter: `{field}`"), Some(field))
+            BatchError::bad(&format!("missing required parameter: `{field}`"), Some(field))
         })
     };
     let endpoint = text("endpoint")?;
     let interface = Interface::at(endpoint).ok_or_else(|| {
         let known: Vec<_> = Interface::ALL.iter().map(|known| known.path()).collect();
         let message = format!("`endpoint` is `{endpoint}`; it must be one of {}", known.join(", "));
-        Trouble::bad(&message, Some("endpoint"))
+        BatchError::bad(&message, Some("endpoint"))
     })?;
     let window = window(text("completion_window")?)?;
     let input = file(batches, owner, text("input_file_id")?).await?;
     if input.purpose != "batch" {
-        return Err(Trouble::bad("the input is no file for batches", Some("input_file_id")));
+        return Err(BatchError::bad("the input is no file for batches", Some("input_file_id")));
     }
     has_room(batches, owner).await?;
     let new = NewBatch {
@@ -153,22 +155,22 @@ async fn create(
     batch.identical_once = identical_once(&value["identical_once"])?;
     let kept = batch.clone();
     batches.ask(move |store| store.add_batch(kept)).await?;
-    life::start(batches, batch.id.clone());
+    task::start(batches, batch.id.clone());
     Ok(json_response(&batch.to_json()))
 }
 
 /// The body of a call, within the time that a client may take to send it.
-async fn whole(batches: &Batches, request: Request<Incoming>) -> Result<Bytes, Trouble> {
+async fn whole(batches: &Batches, request: Request<Incoming>) -> Result<Bytes, BatchError> {
     let time = batches.worker.gateway.settings().limits.body_time;
     let body = Limited::new(request.into_body(), MOST_BYTES).collect();
     let body = tokio::time::timeout(time, body).await;
-    let body = body.map_err(|_| Trouble::late("the body did not come", time))?;
-    let body = body.map_err(|_| Trouble::bad("the body is too large or broke off", None))?;
+    let body = body.map_err(|_| BatchError::late("the body did not come", time))?;
+    let body = body.map_err(|_| BatchError::bad("the body is too large or broke off", None))?;
     Ok(body.to_bytes())
 }
 
 /// Whether an owner may have one batch more.
-pub(super) async fn has_room(batches: &Arc<Batches>, owner: &str) -> Result<(), Trouble> {
+pub(super) async fn has_room(batches: &Arc<Batches>, owner: &str) -> Result<(), BatchError> {
     let (own, most) = (owner.to_owned(), batches.rules.quota.batches);
     let open = batches.ask(|store| store.unfinished()).await?;
     if open.iter().filter(|batch| batch.owner == own).count() < most {
@@ -176,14 +178,14 @@ pub(super) async fn has_room(batches: &Arc<Batches>, owner: &str) -> Result<(), 
     }
     let message =
         format!("{most} batches have not ended, the most at a time; wait for one, or cancel one");
-    Err(Trouble::new(StatusCode::TOO_MANY_REQUESTS, message))
+    Err(BatchError::new(StatusCode::TOO_MANY_REQUESTS, message))
 }
 
 /// `24h`, or any number of minutes, hours or days; with its seconds.
-fn window(text: &str) -> Result<(String, u64), Trouble> {
+fn window(text: &str) -> Result<(String, u64), BatchError> {
     let wrong = || {
         let message = format!("`completion_window` is `{text}`; write it like 24h, 30m or 7d");
-        Trouble::bad(&message, Some("completion_window"))
+        BatchError::bad(&message, Some("completion_window"))
     };
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
     let unit = match unit {
@@ -198,25 +200,25 @@ fn window(text: &str) -> Result<(String, u64), Trouble> {
 }
 
 /// `{"anchor": "created_at", "seconds": 86400}`
-fn expires_after(value: &Value) -> Result<Option<u64>, Trouble> {
+fn expires_after(value: &Value) -> Result<Option<u64>, BatchError> {
     if value.is_null() {
         return Ok(None);
     }
     let seconds = value["seconds"].as_u64().filter(|_| value["anchor"] == "created_at");
     let wrong =
         "`output_expires_after` is not like {\"anchor\": \"created_at\", \"seconds\": 86400}";
-    seconds.map(Some).ok_or_else(|| Trouble::bad(wrong, Some("output_expires_after")))
+    seconds.map(Some).ok_or_else(|| BatchError::bad(wrong, Some("output_expires_after")))
 }
 
-fn identical_once(value: &Value) -> Result<bool, Trouble> {
+fn identical_once(value: &Value) -> Result<bool, BatchError> {
     let wrong = || {
         let message = format!("`identical_once` is {value}; it must be true or false");
-        Trouble::bad(&message, Some("identical_once"))
+        BatchError::bad(&message, Some("identical_once"))
     };
     if value.is_null() { Ok(false) } else { value.as_bool().ok_or_else(wrong) }
 }
 
-fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, Trouble> {
+fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, BatchError> {
     match value {
         Value::Null => Ok(None),
         Value::Object(pairs)
@@ -227,24 +229,28 @@ fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, Trouble> {
         _ => {
             let message =
                 format!("`metadata` must be an object of at most {MOST_METADATA} strings");
-            Err(Trouble::bad(&message, Some("metadata")))
+            Err(BatchError::bad(&message, Some("metadata")))
         }
     }
 }
 
-async fn cancel(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<Response<Reply>, Trouble> {
+async fn cancel(
+    batches: &Arc<Batches>,
+    owner: &str,
+    id: &str,
+) -> Result<Response<ClientReply>, BatchError> {
     let id = batch(batches, owner, id).await?.id;
     let wanted = id.clone();
     let cancelled = batches
         .ask(move |store| {
             store.change(&wanted, &mut |batch| match batch.status() {
-                Status::Cancelling => Ok(()),
-                _ => batch.reach(Status::Cancelling, unix_time()),
+                BatchStatus::Cancelling => Ok(()),
+                _ => batch.reach(BatchStatus::Cancelling, unix_time()),
             })
         })
         .await?;
     if let Some(running) = batches.running().get(&id) {
-        running.send_replace(Wish::Finish);
+        running.send_replace(RunControl::Finish);
     }
     Ok(json_response(&cancelled.to_json()))
 }
@@ -254,27 +260,27 @@ async fn results(
     batches: &Arc<Batches>,
     owner: &str,
     id: &str,
-    asked: &Asked,
-) -> Result<Response<Reply>, Trouble> {
+    asked: &ListQuery,
+) -> Result<Response<ClientReply>, BatchError> {
     let id = batch(batches, owner, id).await?.id;
-    let wrong = || Trouble::bad("`after` is no number of bytes", Some("after"));
+    let wrong = || BatchError::bad("`after` is no number of bytes", Some("after"));
     let after: u64 = match &asked.after {
         None => 0,
         Some(after) => after.parse().map_err(|_| wrong())?,
     };
     let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
-        store.read_results(&id, Kind::Output, after.saturating_add(offset), buffer)
+        store.read_results(&id, RecordKind::Output, after.saturating_add(offset), buffer)
     };
-    Ok(lines_response(Reply::Pieces(content(batches, read)?)))
+    Ok(lines_response(ClientReply::Pieces(content(batches, read)?)))
 }
 
-fn json_response(value: &Value) -> Response<Reply> {
-    let mut response = Response::new(Reply::whole(Bytes::from(value.to_string())));
+fn json_response(value: &Value) -> Response<ClientReply> {
+    let mut response = Response::new(ClientReply::whole(Bytes::from(value.to_string())));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
-fn lines_response(reply: Reply) -> Response<Reply> {
+fn lines_response(reply: ClientReply) -> Response<ClientReply> {
     let mut response = Response::new(reply);
     let kind = HeaderValue::from_static("application/jsonl");
     response.headers_mut().insert(CONTENT_TYPE, kind);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Where files and batches are.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Kept {
+pub enum BatchStoreSettings {
     /// In a folder that is this gateway's alone.
     Folder(PathBuf),
     /// In a PostgreSQL database, at this address, which several gateways share.
@@ -15,7 +15,7 @@ pub enum Kept {
 }
 
 /// Not the address of a database: a password may stand in it.
-impl fmt::Debug for Kept {
+impl fmt::Debug for BatchStoreSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Folder(folder) => write!(f, "Folder({})", folder.display()),
@@ -24,7 +24,7 @@ impl fmt::Debug for Kept {
     }
 }
 
-impl Kept {
+impl BatchStoreSettings {
     /// As it is written on a command line: a folder, or `postgres://…`.
     #[must_use]
     pub fn at(written: &str) -> Self {
@@ -37,7 +37,7 @@ impl Kept {
 
 /// How much one owner may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Quota {
+pub struct BatchQuota {
     /// Bytes of all its files.
     pub bytes: u64,
     /// Batches that have not ended.
@@ -48,7 +48,7 @@ pub struct Quota {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BatchRules {
     /// Where they are kept.
-    pub kept: Kept,
+    pub kept: BatchStoreSettings,
     /// Lines of an input.
     pub most_lines: usize,
     /// Bytes of an upload.
@@ -60,7 +60,7 @@ pub struct BatchRules {
     /// What engines are told as `priority` of offline requests, if anything.
     pub priority: Option<i32>,
     /// How much one owner may have.
-    pub quota: Quota,
+    pub quota: BatchQuota,
     /// Bytes of hashes that planning a batch keeps in memory; what is more goes to disk.
     pub planning_memory: usize,
     /// How long an ended batch and its results are kept.
@@ -70,7 +70,7 @@ pub struct BatchRules {
 impl BatchRules {
     /// As OpenAI has it, but for higher limits.
     #[must_use]
-    pub const fn kept(kept: Kept) -> Self {
+    pub const fn kept(kept: BatchStoreSettings) -> Self {
         Self {
             kept,
             most_lines: 1_000_000,
@@ -78,7 +78,7 @@ impl BatchRules {
             window: NonZeroUsize::new(128).expect("128 is not zero"),
             block_size: NonZeroUsize::new(16).expect("16 is not zero"),
             priority: None,
-            quota: Quota { bytes: 64 << 30, batches: 1_000 },
+            quota: BatchQuota { bytes: 64 << 30, batches: 1_000 },
             planning_memory: 64 << 20,
             keep: Duration::from_secs(30 * 86_400),
         }

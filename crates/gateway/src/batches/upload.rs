@@ -1,8 +1,8 @@
 //! A file on its way into the store: read as it comes, written as it comes, bounded.
 
-use super::trouble::Trouble;
+use super::error::BatchError;
 use super::{Batches, UPLOADS};
-use crate::multipart::{Event, Multipart};
+use crate::multipart::{Multipart, MultipartEvent};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -47,7 +47,7 @@ impl Read for Incomings {
 
 /// The fields of a form, as far as they came.
 #[derive(Default)]
-struct Form {
+struct UploadForm {
     /// The field that is being read.
     field: String,
     purpose: Option<String>,
@@ -67,7 +67,7 @@ pub(super) async fn upload(
     batches: &Arc<Batches>,
     owner: &str,
     request: Request<Incoming>,
-) -> Result<FileEntry, Trouble> {
+) -> Result<FileEntry, BatchError> {
     let (parts, mut body) = request.into_parts();
     let taken = take(batches, owner, &parts, &mut body).await;
     // Who sends nothing listens, if it is there at all.
@@ -83,17 +83,18 @@ async fn take(
     owner: &str,
     parts: &Parts,
     body: &mut Incoming,
-) -> Result<FileEntry, Trouble> {
+) -> Result<FileEntry, BatchError> {
     let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let mut parser = kind.and_then(Multipart::of).ok_or_else(|| {
-        Trouble::bad("files are uploaded as multipart/form-data with `purpose` and `file`", None)
+        BatchError::bad("files are uploaded as multipart/form-data with `purpose` and `file`", None)
     })?;
-    let _place = batches.uploads.try_acquire().map_err(|_| Trouble::busy("uploads", UPLOADS))?;
+    let _place = batches.uploads.try_acquire().map_err(|_| BatchError::busy("uploads", UPLOADS))?;
     let time = batches.worker.gateway.settings().limits.body_time;
     let mut taken = batches.rooms.enter(owner);
     let (own, most) = (owner.to_owned(), batches.rules.quota.bytes);
     taken.measure(batches.ask(move |store| room(store, &own, most)).await?);
-    let (mut form, mut writing, mut bytes, mut events) = (Form::default(), None, 0, Vec::new());
+    let (mut form, mut writing, mut bytes, mut events) =
+        (UploadForm::default(), None, 0, Vec::new());
     while let Some(data) = next(body, time).await? {
         bytes += data.len() as u64;
         if bytes > batches.rules.most_bytes {
@@ -101,44 +102,45 @@ async fn take(
                 "the file has more than {} bytes, the most that is taken",
                 batches.rules.most_bytes
             );
-            return Err(Trouble::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+            return Err(BatchError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
         }
         if !taken.take(data.len() as u64) {
             return Err(over_quota(batches));
         }
-        parser.feed(&data, &mut events).map_err(|what| Trouble::bad(what, None))?;
+        parser.feed(&data, &mut events).map_err(|what| BatchError::bad(what, None))?;
         for event in events.drain(..) {
             form.take(event, &mut writing, |form, filename| begin(batches, owner, form, filename))
                 .await?;
         }
     }
-    let missing = |what| Trouble::bad(&format!("missing required parameter: `{what}`"), Some(what));
+    let missing =
+        |what| BatchError::bad(&format!("missing required parameter: `{what}`"), Some(what));
     if !parser.is_over() {
-        return Err(Trouble::bad("the upload broke off", None));
+        return Err(BatchError::bad("the upload broke off", None));
     }
     let Writing { pieces, kept } = writing.ok_or_else(|| missing("file"))?;
     match form.purpose.as_deref() {
         Some("batch") => {}
         Some(other) => {
             let message = format!("`purpose` is `{other}`; only `batch` is served");
-            return Err(Trouble::bad(&message, Some("purpose")));
+            return Err(BatchError::bad(&message, Some("purpose")));
         }
         None => return Err(missing("purpose")),
     }
     // Only now does the file count: everything else drops it unfinished.
     let _ = pieces.send(None).await;
-    let kept = kept.await.map_err(|_| Trouble::ending())??;
+    let kept = kept.await.map_err(|_| BatchError::ending())??;
     taken.keep(kept.bytes);
     Ok(kept)
 }
 
 /// The next piece. A file may be long, so the time is for each piece and not for all of them.
-async fn next(body: &mut Incoming, time: Duration) -> Result<Option<Bytes>, Trouble> {
+async fn next(body: &mut Incoming, time: Duration) -> Result<Option<Bytes>, BatchError> {
     loop {
         let frame = timeout(time, body.frame()).await;
-        let frame = frame.map_err(|_| Trouble::late("nothing more of the upload came", time))?;
+        let frame = frame.map_err(|_| BatchError::late("nothing more of the upload came", time))?;
         let Some(frame) = frame else { return Ok(None) };
-        let frame = frame.map_err(|_| Trouble::bad("the upload broke off", None))?;
+        let frame = frame.map_err(|_| BatchError::bad("the upload broke off", None))?;
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
         }
@@ -151,14 +153,14 @@ pub(super) fn room(store: &dyn Store, owner: &str, most: u64) -> Result<u64, Sto
     Ok(most.saturating_sub(used))
 }
 
-pub(super) fn over_quota(batches: &Batches) -> Trouble {
+pub(super) fn over_quota(batches: &Batches) -> BatchError {
     let most = batches.rules.quota.bytes;
     let message =
         format!("your files may have {most} bytes in all; delete some with DELETE /v1/files/ID");
-    Trouble::new(StatusCode::FORBIDDEN, message)
+    BatchError::new(StatusCode::FORBIDDEN, message)
 }
 
-fn begin(batches: &Arc<Batches>, owner: &str, form: &Form, filename: String) -> Writing {
+fn begin(batches: &Arc<Batches>, owner: &str, form: &UploadForm, filename: String) -> Writing {
     let (sender, pieces) = mpsc::channel(WAITING);
     let now = super::unix_time();
     let entry = FileEntry {
@@ -179,61 +181,61 @@ fn begin(batches: &Arc<Batches>, owner: &str, form: &Form, filename: String) -> 
     Writing { pieces: sender, kept }
 }
 
-impl Form {
+impl UploadForm {
     async fn take(
         &mut self,
-        event: Event,
+        event: MultipartEvent,
         writing: &mut Option<Writing>,
         begin: impl Fn(&Self, String) -> Writing,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), BatchError> {
         match event {
-            Event::Part { name, filename } => {
+            MultipartEvent::Part { name, filename } => {
                 if name == "file" {
                     if writing.is_some() {
-                        return Err(Trouble::bad("`file` is given twice", Some("file")));
+                        return Err(BatchError::bad("`file` is given twice", Some("file")));
                     }
                     *writing = Some(begin(self, filename.unwrap_or_else(|| "file".to_owned())));
                 }
                 (self.field, self.value) = (name, Vec::new());
             }
-            Event::Data(data) if self.field == "file" => {
+            MultipartEvent::Data(data) if self.field == "file" => {
                 if let Some(writing) = writing
                     && writing.pieces.send(Some(data.into())).await.is_err()
                 {
                     // The store has given up and says why.
-                    let kept = (&mut writing.kept).await.map_err(|_| Trouble::ending())?;
-                    return Err(kept.err().map_or_else(Trouble::ending, Trouble::from));
+                    let kept = (&mut writing.kept).await.map_err(|_| BatchError::ending())?;
+                    return Err(kept.err().map_or_else(BatchError::ending, BatchError::from));
                 }
             }
-            Event::Data(data) => {
+            MultipartEvent::Data(data) => {
                 self.value.extend_from_slice(&data);
                 if self.value.len() > MOST_FIELD {
-                    return Err(Trouble::bad("a field of the form is too long", None));
+                    return Err(BatchError::bad("a field of the form is too long", None));
                 }
             }
-            Event::PartEnd => self.end(writing.is_some())?,
+            MultipartEvent::PartEnd => self.end(writing.is_some())?,
         }
         Ok(())
     }
 
-    fn end(&mut self, has_file: bool) -> Result<(), Trouble> {
+    fn end(&mut self, has_file: bool) -> Result<(), BatchError> {
         let value = String::from_utf8_lossy(&self.value).into_owned();
         match self.field.as_str() {
             "purpose" => self.purpose = Some(value),
             "expires_after[anchor]" if value != "created_at" => {
                 let message =
                     format!("`expires_after[anchor]` is `{value}`; it must be `created_at`");
-                return Err(Trouble::bad(&message, Some("expires_after")));
+                return Err(BatchError::bad(&message, Some("expires_after")));
             }
             "expires_after[seconds]" => {
                 let wrong = || {
-                    Trouble::bad(
+                    BatchError::bad(
                         "`expires_after[seconds]` is no number of seconds",
                         Some("expires_after"),
                     )
                 };
                 if has_file {
-                    return Err(Trouble::bad(
+                    return Err(BatchError::bad(
                         "`expires_after` must come before `file`",
                         Some("expires_after"),
                     ));

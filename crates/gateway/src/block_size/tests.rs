@@ -4,10 +4,12 @@ use super::*;
 use crate::settings::{EventSource, NamedProfile, PodSettings};
 use serde_json::json;
 use tokio::runtime::Runtime;
-use wornpath_events::checkpoint::Naming;
-use wornpath_events::wire::{Batch, Event, Stored};
-use wornpath_events::{Abilities, Heading, Heard, Memo, Names, Said, Via};
-use wornpath_index::{Answer, EngineHash};
+use wornpath_events::checkpoint::BlockIdentity;
+use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
+use wornpath_events::{
+    BatchId, BlockIdScheme, Capabilities, Delivery, ResumePoint, SourceMessage, SourceSignal,
+};
+use wornpath_index::{Depths, EngineHash};
 use wornpath_routing::ByteTokenizer;
 
 fn tokens(tokens: usize) -> NonZeroUsize {
@@ -59,15 +61,15 @@ const WHOLE: usize = 192;
 
 /// The size of `m` in the settings, by which its prompts are hashed too, and the events of its first pod translated.
 fn size(gateway: &Gateway) -> BlockSize {
-    let source = gateway.events().attach("push", Abilities::default());
+    let source = gateway.events().attach("push", Capabilities::default());
     let pod = gateway.roster().seats()[0].pod.clone();
-    let mut batch = Box::<Batch>::default();
-    batch.push(Event::Stored(Stored::plain(&[EngineHash(1)], None, &[7; WHOLE])));
-    let said = Said::Batch { heading: Heading::default(), via: Via::Live, batch };
-    let heard = Heard::Of(pod.facts().name.as_str().into(), said);
+    let mut batch = Box::<WireBatch>::default();
+    batch.push(WireEvent::Stored(WireStored::plain(&[EngineHash(1)], None, &[7; WHOLE])));
+    let said = SourceMessage::Batch { heading: BatchId::default(), via: Delivery::Live, batch };
+    let heard = SourceSignal::Of(pod.facts().name.as_str().into(), said);
     gateway.events().hear(&mut gateway.index().writer(), &source, heard, gateway.now());
 
-    let (routing, mut chain, mut answer) = (gateway.routing(), Vec::new(), Answer::default());
+    let (routing, mut chain, mut answer) = (gateway.routing(), Vec::new(), Depths::default());
     let hasher = routing.models().find(&"m".into()).unwrap().hasher();
     let root = gateway.settings().key.root(&Scope::model("m"));
     hasher.hash_tokens(&[7; WHOLE], root, &mut chain);
@@ -202,9 +204,9 @@ fn what_was_reported_stays_under_a_new_configuration_and_is_known_of_a_model_tha
 fn a_checkpoint_is_read_by_the_size_that_it_was_written_by_unless_another_is_configured() {
     let record = |model: &str, block_size| {
         let root = Settings::default().key.root(&Scope::model(model));
-        let naming = Naming { root, block_size, names: Names::default() };
-        let (memo, partial_groups, items) = (Memo::default(), Vec::new(), Vec::new());
-        Record { pod: "a".into(), naming, memo, partial_groups, items }
+        let naming = BlockIdentity { root, block_size, names: BlockIdScheme::default() };
+        let (memo, partial_groups, items) = (ResumePoint::default(), Vec::new(), Vec::new());
+        PodCheckpoint { pod: "a".into(), naming, memo, partial_groups, items }
     };
     let configured = BlockSize::Configured(tokens(16));
     let models = vec![

@@ -1,6 +1,6 @@
 //! Headers: what goes on, what stays, what is added.
 
-use crate::record::Api;
+use crate::summary::Api;
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
     HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,

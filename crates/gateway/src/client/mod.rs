@@ -1,51 +1,53 @@
 //! The client plane: one HTTP request in, one answer out.
 
-mod arrival;
+mod batch_request;
 mod converted;
-mod ending;
+mod error_response;
 pub(crate) mod head;
-mod lost;
-mod planned;
-pub(crate) mod read;
-mod refusal;
+mod ingress;
+mod multi_step;
+pub(crate) mod parse;
 mod relay;
-mod several;
+mod stream_end;
+mod stream_error;
 
 use crate::admin::decoded;
-use crate::aside::aside;
 use crate::batches::unix_time;
-use crate::desk::{Dispatcher, Untold, Worker};
-use crate::lobby::Waiter;
-use crate::quota::Turn;
-use crate::record::{Api, Computed, Ended, Record, Speculative};
-use crate::roster::{Roster, Seat};
-use crate::seen::{Seen, kept};
-use crate::settings::{Length, Reveal, Settings, Sharing, TenantSettings};
+use crate::fleet::{FleetSnapshot, PodEntry};
+use crate::low_priority_pool::aside;
+use crate::quota::QuotaPermit;
+use crate::request_trace::{RequestTrace, kept};
+use crate::settings::{DebugHeaders, Length, ReplicaSettings, Settings, TenantSettings};
 use crate::state::Readiness;
+use crate::summary::{Api, Computed, RequestEnd, RequestSummary, Speculative};
 use crate::usage::UsageScan;
+use crate::wait_queue::Waiter;
 use crate::watchdog::{TaskName, running};
-use arrival::Arrival;
-pub(crate) use arrival::tenant;
+use crate::worker::{Dispatcher, PendingIndexUpdate, Worker};
+pub(crate) use batch_request::{BatchRequest, send_planned};
 use bytes::Bytes;
+use error_response::ErrorResponse;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, TRANSFER_ENCODING};
 use hyper::{Method, Request, Response, StatusCode, Version};
-pub(crate) use planned::{Planned, send_planned};
-use read::Read;
-use refusal::Refusal;
-pub(crate) use relay::Reply;
-use relay::{End, Relay, Told};
+use ingress::Ingress;
+pub(crate) use ingress::tenant;
+pub(crate) use multi_step::KvLease;
+use multi_step::StartedPlan;
+use parse::ParsedBody;
+pub(crate) use relay::ClientReply;
+use relay::{End, EndMarker, Relay};
 use serde_json::{Value, json};
-use several::Begun;
-pub(crate) use several::Handover;
 use std::convert::Infallible;
 use std::sync::Arc;
-use wornpath_execution::{Call, Carried, Edit, Kit, Taken, execute, splice};
+use wornpath_execution::{
+    CallOptions, Edit, PlanResponse, PrefillResult, StepCall, execute, splice,
+};
 use wornpath_index::Moment;
-use wornpath_routing::queue::Again;
+use wornpath_routing::queue::Redecision;
 use wornpath_routing::{
-    Explanation, Health, Name, Outcome, Profile, Recorder, Rejection, RoutingContext, RoutingPlan,
-    World,
+    DecisionEnv, Explanation, Health, Name, Outcome, Profile, Recorder, Rejection, RoutingContext,
+    RoutingPlan,
 };
 
 /// Where one model is asked for.
@@ -62,7 +64,7 @@ static METRICS: TaskName = TaskName::new("write the metrics");
 pub(crate) async fn respond(
     worker: Arc<Worker>,
     request: Request<Incoming>,
-) -> Result<Response<Reply>, Infallible> {
+) -> Result<Response<ClientReply>, Infallible> {
     let id = head::request_id(request.headers(), || worker.random());
     let mut response = match own(&worker, request).await {
         Ok(own) => own,
@@ -81,7 +83,7 @@ pub(crate) async fn respond(
 async fn own(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
-) -> Result<Response<Reply>, Request<Incoming>> {
+) -> Result<Response<ClientReply>, Request<Incoming>> {
     #[cfg(debug_assertions)]
     crate::fault::inject(worker, request.headers());
     match (request.method(), request.uri().path()) {
@@ -107,44 +109,44 @@ async fn relayed(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
     id: &HeaderValue,
-) -> Response<Reply> {
+) -> Response<ClientReply> {
     let arrived = worker.gateway.now();
     let api = head::api(request.uri().path());
     let shape = head::shape(request.uri().path());
-    let record = Some(Record::new(id.to_str().unwrap_or_default(), api));
-    let mut unanswered = Unanswered { worker, record, arrived };
+    let record = Some(RequestSummary::new(id.to_str().unwrap_or_default(), api));
+    let mut unanswered = ClientError { worker, record, arrived };
     let routed = route(worker, request, (id.clone(), arrived), unanswered.record()).await;
     match routed {
         Ok((carried, turn)) => answer(worker, (carried, turn), unanswered.answered(), arrived),
         Err(refusal) => {
-            unanswered.end(Ended::Refused, refusal.status.as_u16());
+            unanswered.end(RequestEnd::Refused, refusal.status.as_u16());
             refusal.response(shape)
         }
     }
 }
 
 /// A request without an answer. If it is dropped as such, its client has left.
-struct Unanswered<'a> {
+struct ClientError<'a> {
     worker: &'a Worker,
     /// None once its end is told, or another's to tell.
-    record: Option<Record>,
+    record: Option<RequestSummary>,
     arrived: Moment,
 }
 
 /// What nginx says of a client that has closed its connection, and monitors know.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-impl Unanswered<'_> {
-    fn record(&mut self) -> &mut Record {
-        self.record.get_or_insert_with(|| Record::new("", Api::Other))
+impl ClientError<'_> {
+    fn record(&mut self) -> &mut RequestSummary {
+        self.record.get_or_insert_with(|| RequestSummary::new("", Api::Other))
     }
 
     /// Its answer has begun, and tells of its end.
-    fn answered(mut self) -> Record {
-        self.record.take().unwrap_or_else(|| Record::new("", Api::Other))
+    fn answered(mut self) -> RequestSummary {
+        self.record.take().unwrap_or_else(|| RequestSummary::new("", Api::Other))
     }
 
-    fn end(&mut self, how: Ended, status: u16) {
+    fn end(&mut self, how: RequestEnd, status: u16) {
         let Some(mut record) = self.record.take() else { return };
         (record.ended, record.status) = (how, status);
         record.total = self.worker.gateway.now().saturating_sub(self.arrived);
@@ -152,9 +154,9 @@ impl Unanswered<'_> {
     }
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for ClientError<'_> {
     fn drop(&mut self) {
-        self.end(Ended::ClientLeft, CLIENT_CLOSED_REQUEST);
+        self.end(RequestEnd::ClientLeft, CLIENT_CLOSED_REQUEST);
     }
 }
 
@@ -163,10 +165,10 @@ async fn route(
     worker: &Arc<Worker>,
     request: Request<Incoming>,
     (id, arrived): (HeaderValue, Moment),
-    record: &mut Record,
-) -> Result<(Carried, Option<Turn>), Refusal> {
+    record: &mut RequestSummary,
+) -> Result<(PlanResponse, Option<QuotaPermit>), ErrorResponse> {
     let (gateway, settings) = (&worker.gateway, worker.gateway.settings());
-    let Arrival { tenant, mut call, shown } = arrival::take_in(request, id, &settings).await?;
+    let Ingress { tenant, mut call, shown } = ingress::take_in(request, id, &settings).await?;
     let turn = turn(worker, tenant)?;
     let random = || worker.random();
     let mut seen = gateway.sampler.look(&settings, &call.headers, arrived, random);
@@ -214,7 +216,7 @@ async fn route(
     let (context, plan, untold) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
     let (budget, timeouts) = (&gateway.budget, settings.timeouts);
-    let kit = Kit { budget, timeouts, whole_answer, worker: worker.number };
+    let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
     if plan.steps.len() == 1 {
         let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &untold);
         let (handover, record) = (None, Some(record));
@@ -228,23 +230,28 @@ async fn route(
         return Ok((carried?, turn));
     }
     untold.tell(worker);
-    let begun = Begun { plan, call, context, seen, turn, whole_answer };
-    let (carried, seen, turn) = Box::pin(several::carry(worker, profile, begun)).await?;
+    let begun = StartedPlan { plan, call, context, seen, turn, whole_answer };
+    let (carried, seen, turn) = Box::pin(multi_step::carry(worker, profile, begun)).await?;
     record.seen = kept(seen);
     Ok((carried?, turn))
 }
 
 /// Calls the model what its engines call it, if the client used another name of the configuration's.
-fn renamed(read: &Read, call: &mut Call, roster: &Roster) -> Result<(), Refusal> {
+fn renamed(
+    read: &ParsedBody,
+    call: &mut StepCall,
+    roster: &FleetSnapshot,
+) -> Result<(), ErrorResponse> {
     if let Some(name) = roster.alias_of(&read.model) {
         if !read.is_object {
-            return Err(Refusal::bad(format!(
+            return Err(ErrorResponse::bad(format!(
                 "`{}` is another name of `{name}`, which cannot be put into a form; write `{name}`",
                 read.model
             )));
         }
         let edit = Edit::set("model", &name.as_str().into());
-        call.body = splice(&call.body, &[edit]).map_err(|error| Refusal::bad(error.to_string()))?;
+        call.body =
+            splice(&call.body, &[edit]).map_err(|error| ErrorResponse::bad(error.to_string()))?;
     }
     Ok(())
 }
@@ -259,21 +266,26 @@ const BETWEEN_ROUTER_AND_ENGINE: [&str; 5] = [
 ];
 
 /// Puts the tenant's salt into the request, if tenants share nothing.
-fn salted(api: Api, read: &mut Read, call: &mut Call, settings: &Settings) -> Result<(), Refusal> {
-    if settings.sharing == Sharing::Isolated && api == Api::Messages {
+fn salted(
+    api: Api,
+    read: &mut ParsedBody,
+    call: &mut StepCall,
+    settings: &Settings,
+) -> Result<(), ErrorResponse> {
+    if settings.sharing == ReplicaSettings::Isolated && api == Api::Messages {
         // vLLM drops what it does not know there, and a salt is among that.
-        return Err(Refusal::bad(
+        return Err(ErrorResponse::bad(
             "tenants are isolated, and engines take no `cache_salt` at `/v1/messages`; use `/v1/chat/completions`"
                 .to_owned(),
         ));
     }
-    if settings.sharing == Sharing::Isolated && !read.is_object {
-        read::saltable(call)?;
+    if settings.sharing == ReplicaSettings::Isolated && !read.is_object {
+        parse::saltable(call)?;
     }
-    if settings.sharing == Sharing::Isolated && read.is_object {
+    if settings.sharing == ReplicaSettings::Isolated && read.is_object {
         let fields = &read.request.fields;
         if let Some(field) = BETWEEN_ROUTER_AND_ENGINE.iter().find(|it| fields.contains_key(**it)) {
-            return Err(Refusal::bad(format!(
+            return Err(ErrorResponse::bad(format!(
                 "`{field}` is between the router and its engines, where it could name another tenant's blocks; leave it out"
             )));
         }
@@ -281,21 +293,25 @@ fn salted(api: Api, read: &mut Read, call: &mut Call, settings: &Settings) -> Re
         let salt = settings.key.cache_salt(name);
         // Whatever the client said: it must not reach into another tenant's cache.
         let edit = Edit::set("cache_salt", &salt.as_str().into());
-        call.body = splice(&call.body, &[edit]).map_err(|error| Refusal::bad(error.to_string()))?;
+        call.body =
+            splice(&call.body, &[edit]).map_err(|error| ErrorResponse::bad(error.to_string()))?;
         read.request.salt = Some(salt);
     }
     Ok(())
 }
 
 /// A tenant with a quota must have a turn left.
-fn turn(worker: &Worker, tenant: Option<&TenantSettings>) -> Result<Option<Turn>, Refusal> {
+fn turn(
+    worker: &Worker,
+    tenant: Option<&TenantSettings>,
+) -> Result<Option<QuotaPermit>, ErrorResponse> {
     let Some((tenant, quota)) = tenant.and_then(|tenant| Some((tenant, tenant.quota?))) else {
         return Ok(None);
     };
     let turn = worker.gateway.quotas.turn(&tenant.name, quota);
     turn.map(Some).ok_or_else(|| {
         let why = format!("{quota} of your requests are under way or wait, as many as may");
-        Refusal::from(Rejection::busy(&why))
+        ErrorResponse::from(Rejection::busy(&why))
     })
 }
 
@@ -303,16 +319,16 @@ fn turn(worker: &Worker, tenant: Option<&TenantSettings>) -> Result<Option<Turn>
 async fn read_body(
     worker: &Arc<Worker>,
     api: Api,
-    call: &Call,
+    call: &StepCall,
     length: Length,
-) -> Result<Read, Refusal> {
+) -> Result<ParsedBody, ErrorResponse> {
     if call.body.is_empty() && call.method != Method::POST {
-        return Ok(Read::default());
+        return Ok(ParsedBody::default());
     }
-    let form = read::form(api, call);
+    let form = parse::form(api, call);
     let read = move |body: &Bytes| match form {
-        Some(form) => Ok(read::read_form(form, body)),
-        None => read::read(api, body),
+        Some(form) => Ok(parse::read_form(form, body)),
+        None => parse::read(api, body),
     };
     if !length.is_long {
         let _running = running(&PARSE);
@@ -325,9 +341,9 @@ async fn read_body(
 async fn prepare(
     worker: &Arc<Worker>,
     profile: &Arc<Profile>,
-    (read, length): (Read, Length),
-    seen: &mut Option<Box<Seen>>,
-) -> Result<RoutingContext, Refusal> {
+    (read, length): (ParsedBody, Length),
+    seen: &mut Option<Box<RequestTrace>>,
+) -> Result<RoutingContext, ErrorResponse> {
     let mut context = profile.context(read.request);
     let is_short = !length.is_long;
     if is_short && seen.is_none() {
@@ -366,9 +382,9 @@ async fn apart<T: Send + 'static>(
     task: &'static TaskName,
     length: Length,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Refusal> {
+) -> Result<T, ErrorResponse> {
     let gateway = &worker.gateway;
-    let gone = || Refusal::from(Rejection::unavailable("the gateway is ending"));
+    let gone = || ErrorResponse::from(Rejection::unavailable("the gateway is ending"));
     let preparers = Arc::clone(&gateway.preparers);
     let permit = preparers.acquire_owned().await.map_err(|_| gone())?;
     // The work goes on if its client leaves, and only its end makes room.
@@ -381,12 +397,12 @@ async fn decide(
     worker: &Worker,
     profile: &Arc<Profile>,
     (mut context, length): (RoutingContext, Length),
-    seen: &mut Option<Box<Seen>>,
-) -> Result<(Option<RoutingContext>, RoutingPlan, Untold), Refusal> {
+    seen: &mut Option<Box<RequestTrace>>,
+) -> Result<(Option<RoutingContext>, RoutingPlan, PendingIndexUpdate), ErrorResponse> {
     let gateway = &worker.gateway;
     let mut is_first = true;
     loop {
-        let decide = |world: &mut World<'_>| match &mut *seen {
+        let decide = |world: &mut DecisionEnv<'_>| match &mut *seen {
             None => profile.decide(&mut context, world),
             Some(seen) => {
                 let clock = || gateway.now();
@@ -404,7 +420,7 @@ async fn decide(
             Outcome::Reject(rejection) => (Some(context), Err(rejection)),
             Outcome::Hold(hold) => {
                 let bytes = length.bytes;
-                let waiter = Waiter { profile, context, again: Again::default(), bytes };
+                let waiter = Waiter { profile, context, again: Redecision::default(), bytes };
                 if let Some(seen) = seen {
                     seen.has_waited = true;
                 }
@@ -431,10 +447,10 @@ fn model_of(context: &RoutingContext) -> &str {
 /// The engine's answer as the client gets it.
 fn answer(
     worker: &Arc<Worker>,
-    (carried, turn): (Carried, Option<Turn>),
-    mut record: Record,
+    (carried, turn): (PlanResponse, Option<QuotaPermit>),
+    mut record: RequestSummary,
     arrived: wornpath_index::Moment,
-) -> Response<Reply> {
+) -> Response<ClientReply> {
     let gateway = &worker.gateway;
     let (roster, settings) = (gateway.roster(), gateway.settings());
     let mut response_head = carried.answer.head;
@@ -467,7 +483,7 @@ fn answer(
     record.computed = carried.taken.map(|taken| Box::new(computed(&roster, &taken)));
     let seat = carried.step.pod.and_then(|pod| roster.seat(pod));
     record.pod = seat.map(|seat| (seat.pod.id(), seat.pod.facts().name.clone()));
-    if settings.reveal == Reveal::Pod
+    if settings.reveal == DebugHeaders::Pod
         && let Some((_, name)) = &record.pod
     {
         head::reveal(&mut response_head.headers, name, &carried.step, carried.is_degraded);
@@ -475,16 +491,16 @@ fn answer(
     if carried.is_degraded {
         response_head.headers.insert(head::DEGRADED, HeaderValue::from_static("true"));
     }
-    let told = Told::by(record.api, &response_head.headers);
+    let told = EndMarker::by(record.api, &response_head.headers);
     let end = if ends_by_closing { End::Closing } else { End::Told };
     let load = (carried.step, carried.endpoint, turn);
     let relay =
         Relay::new((carried.answer.body, end), load, told, (Arc::clone(worker), record, arrived));
-    Response::from_parts(response_head, Reply::Relay(Box::new(relay)))
+    Response::from_parts(response_head, ClientReply::Relay(Box::new(relay)))
 }
 
 /// Who computed the prompt for another pod, and what it said of it.
-fn computed(roster: &Roster, taken: &Taken) -> Computed {
+fn computed(roster: &FleetSnapshot, taken: &PrefillResult) -> Computed {
     let mut scan = UsageScan::default();
     scan.feed(&taken.answer);
     let seat = taken.pod.and_then(|pod| roster.seat(pod));
@@ -492,33 +508,33 @@ fn computed(roster: &Roster, taken: &Taken) -> Computed {
 }
 
 /// Whether the process should go on. Takes no lock that a stuck thread could hold.
-fn health(worker: &Worker) -> Response<Reply> {
+fn health(worker: &Worker) -> Response<ClientReply> {
     match worker.gateway.threads.why_unhealthy() {
-        None => Response::new(Reply::whole(Bytes::new())),
+        None => Response::new(ClientReply::whole(Bytes::new())),
         Some(why) => unavailable(why.into()),
     }
 }
 
-fn ready(worker: &Worker) -> Response<Reply> {
+fn ready(worker: &Worker) -> Response<ClientReply> {
     if let Some(why) = worker.gateway.threads.why_unhealthy() {
         return unavailable(why.into());
     }
     match worker.gateway.readiness() {
-        Readiness::Ready => Response::new(Reply::whole(Bytes::from_static(b"ready"))),
+        Readiness::Ready => Response::new(ClientReply::whole(Bytes::from_static(b"ready"))),
         Readiness::Starting => unavailable(none_is_up(&worker.gateway.roster()).into()),
         Readiness::Draining => unavailable("draining".into()),
     }
 }
 
-fn unavailable(why: Bytes) -> Response<Reply> {
-    let mut response = Response::new(Reply::whole(why));
+fn unavailable(why: Bytes) -> Response<ClientReply> {
+    let mut response = Response::new(ClientReply::whole(why));
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     response
 }
 
 /// Why no pod takes requests.
-fn none_is_up(roster: &Roster) -> &'static str {
-    let is_draining = |seat: &Seat| seat.pod.vitals().health() == Health::Draining;
+fn none_is_up(roster: &FleetSnapshot) -> &'static str {
+    let is_draining = |seat: &PodEntry| seat.pod.vitals().health() == Health::Draining;
     match roster.seats() {
         [] => "starting: there is no pod",
         seats if seats.iter().all(is_draining) => "no pod takes requests: all are drained",
@@ -527,22 +543,22 @@ fn none_is_up(roster: &Roster) -> &'static str {
 }
 
 /// The page of metrics. It looks at every pod, so it is written where it keeps no request waiting.
-async fn metrics(worker: &Worker) -> Option<Response<Reply>> {
+async fn metrics(worker: &Worker) -> Option<Response<ClientReply>> {
     let (gateway, counted) = (Arc::clone(&worker.gateway), Arc::clone(worker.gateway.metrics()?));
     let write = move || crate::metrics::page(&gateway, &counted);
     let page = aside(&worker.gateway, &METRICS, 0, write).await.ok()?;
-    let mut response = Response::new(Reply::whole(Bytes::from(page)));
+    let mut response = Response::new(ClientReply::whole(Bytes::from(page)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Some(response)
 }
 
-fn models(worker: &Worker) -> Response<Reply> {
+fn models(worker: &Worker) -> Response<ClientReply> {
     shown(&json!({"object": "list", "data": worker.gateway.roster().cards()}))
 }
 
 /// One model, by a name that may be written with escapes, as `org%2Fmodel`.
-fn model(worker: &Worker, name: &str) -> Response<Reply> {
+fn model(worker: &Worker, name: &str) -> Response<ClientReply> {
     let name = decoded(name).unwrap_or_else(|| name.to_owned());
     let roster = worker.gateway.roster();
     match roster.cards().iter().find(|card| card["id"] == *name) {
@@ -550,13 +566,13 @@ fn model(worker: &Worker, name: &str) -> Response<Reply> {
         None => {
             let message =
                 format!("there is no model `{name}`; GET /v1/models lists what is served");
-            Refusal::new(StatusCode::NOT_FOUND, message).response(Api::Other)
+            ErrorResponse::new(StatusCode::NOT_FOUND, message).response(Api::Other)
         }
     }
 }
 
-fn shown(json: &Value) -> Response<Reply> {
-    let mut response = Response::new(Reply::whole(json.to_string().into()));
+fn shown(json: &Value) -> Response<ClientReply> {
+    let mut response = Response::new(ClientReply::whole(json.to_string().into()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

@@ -1,24 +1,24 @@
 //! The answer's body on its way to the client: bytes untouched, load and tokens counted, a broken stream
 //! ended by an error that no client can take for success.
 
-use super::ending::Ending;
-use super::lost::{lost_event, next_number};
-use crate::desk::Worker;
-use crate::quota::Turn;
-use crate::record::{Api, Ended, Record};
+use super::stream_end::StreamEnd;
+use super::stream_error::{lost_event, next_number};
+use crate::quota::QuotaPermit;
+use crate::summary::{Api, RequestEnd, RequestSummary};
 use crate::usage::UsageScan;
+use crate::worker::Worker;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use wornpath_execution::{AnswerBody, CallError, Endpoint};
+use wornpath_execution::{CallError, Endpoint, EngineBody};
 use wornpath_index::Moment;
 use wornpath_routing::PlanStep;
 
 /// What a client gets.
-pub(crate) enum Reply {
+pub(crate) enum ClientReply {
     /// Something of the gateway's own.
     Whole(Option<Bytes>),
     /// What an engine says.
@@ -29,7 +29,7 @@ pub(crate) enum Reply {
 
 /// How a client can be told that its stream broke.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Told {
+pub(super) enum EndMarker {
     /// By an event in the stream.
     ByEvent(Api),
     /// By nothing but the end of the connection.
@@ -47,11 +47,11 @@ pub(super) enum End {
 
 /// An engine's answer under way.
 pub(crate) struct Relay {
-    body: AnswerBody,
+    body: EngineBody,
     ends_by: End,
-    told: Told,
+    told: EndMarker,
     /// Whether the stream has said that it is over.
-    ending: Ending,
+    ending: StreamEnd,
     /// Whether the last bytes sent end an event.
     is_between_events: bool,
     /// Of the next event, where events are numbered.
@@ -65,13 +65,13 @@ struct Open {
     step: PlanStep,
     endpoint: Arc<Endpoint>,
     /// Its place in its tenant's quota.
-    turn: Option<Turn>,
+    turn: Option<QuotaPermit>,
     worker: Arc<Worker>,
-    record: Record,
+    record: RequestSummary,
     arrived: Moment,
 }
 
-impl Told {
+impl EndMarker {
     pub(super) fn by(api: Api, headers: &HeaderMap) -> Self {
         const STREAM: &[u8] = b"text/event-stream";
         let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
@@ -83,7 +83,7 @@ impl Told {
     }
 }
 
-impl Reply {
+impl ClientReply {
     pub(crate) fn whole(bytes: Bytes) -> Self {
         Self::Whole(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
@@ -91,24 +91,24 @@ impl Reply {
 
 impl Relay {
     pub(super) fn new(
-        (body, ends_by): (AnswerBody, End),
-        (step, endpoint, turn): (PlanStep, Arc<Endpoint>, Option<Turn>),
-        told: Told,
-        (worker, record, arrived): (Arc<Worker>, Record, Moment),
+        (body, ends_by): (EngineBody, End),
+        (step, endpoint, turn): (PlanStep, Arc<Endpoint>, Option<QuotaPermit>),
+        told: EndMarker,
+        (worker, record, arrived): (Arc<Worker>, RequestSummary, Moment),
     ) -> Self {
         let open = Open { step, endpoint, turn, worker, record, arrived };
         let mut relay = Self {
             body,
             ends_by,
             told,
-            ending: Ending::default(),
+            ending: StreamEnd::default(),
             is_between_events: true,
             next_number: 0,
             scan: UsageScan::default(),
             open: Some(open),
         };
         if relay.body.is_end_stream() && !relay.lacks_its_end() {
-            relay.end(Ended::Whole);
+            relay.end(RequestEnd::Whole);
         }
         relay
     }
@@ -116,17 +116,17 @@ impl Relay {
     fn passes(&mut self, data: &Bytes) {
         self.is_between_events = data.ends_with(b"\n\n");
         self.scan.feed(data);
-        if self.told == Told::ByEvent(Api::Responses) {
+        if self.told == EndMarker::ByEvent(Api::Responses) {
             self.next_number = next_number(data).unwrap_or(self.next_number);
         }
         match (self.ends_by, self.told) {
-            (End::Closing, Told::ByEvent(api))
-            | (_, Told::ByEvent(api @ (Api::Messages | Api::Responses))) => {
+            (End::Closing, EndMarker::ByEvent(api))
+            | (_, EndMarker::ByEvent(api @ (Api::Messages | Api::Responses))) => {
                 self.ending.look_at(api, data);
             }
-            (End::Told, Told::ByEvent(_)) => self.ending.look_at_chunk(data),
+            (End::Told, EndMarker::ByEvent(_)) => self.ending.look_at_chunk(data),
             // Whatever a text that is no stream of events says, it is not its end.
-            (_, Told::ByBreaking) => {}
+            (_, EndMarker::ByBreaking) => {}
         }
         let Some(open) = &mut self.open else { return };
         let has_begun = open.record.pieces > 0;
@@ -137,9 +137,9 @@ impl Relay {
                 load.decoded(1);
             } else {
                 match self.told {
-                    Told::ByEvent(_) => load.first_token_at(open.worker.gateway.now()),
+                    EndMarker::ByEvent(_) => load.first_token_at(open.worker.gateway.now()),
                     // It came with all others, and tells nothing about speed.
-                    Told::ByBreaking => load.first_token(),
+                    EndMarker::ByBreaking => load.first_token(),
                 }
                 // Its prompt is computed: whoever waits for this pod may go now, or at its end if that is now.
                 if !self.body.is_end_stream() {
@@ -154,50 +154,50 @@ impl Relay {
         if self.open.is_some() && self.lacks_its_end() {
             return self.breaks(CallError::Unfinished);
         }
-        self.end(Ended::Whole);
+        self.end(RequestEnd::Whole);
         Poll::Ready(None)
     }
 
     /// Whether only a stream's last word could say that it is over, and has not come.
     fn lacks_its_end(&self) -> bool {
-        let is_known = matches!(self.told, Told::ByEvent(api) if api != Api::Other);
+        let is_known = matches!(self.told, EndMarker::ByEvent(api) if api != Api::Other);
         self.ends_by == End::Closing && is_known && !self.ending.has_come()
     }
 
     fn breaks(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         if self.ending.has_come() {
             // What follows the last word is nobody's loss.
-            self.end(Ended::Whole);
-            self.body = AnswerBody::empty();
+            self.end(RequestEnd::Whole);
+            self.body = EngineBody::empty();
             return Poll::Ready(None);
         }
         if let Some(open) = &self.open {
             open.endpoint.judge(error.verdict(), open.worker.gateway.now());
         }
-        self.end(Ended::Broken);
-        self.body = AnswerBody::empty();
-        let Told::ByEvent(api) = self.told else { return Poll::Ready(Some(Err(error))) };
+        self.end(RequestEnd::Broken);
+        self.body = EngineBody::empty();
+        let EndMarker::ByEvent(api) = self.told else { return Poll::Ready(Some(Err(error))) };
         let start = if self.is_between_events { "" } else { "\n\n" };
         let event = lost_event(api, &error, self.next_number);
         Poll::Ready(Some(Ok(Frame::data(format!("{start}{event}").into()))))
     }
 
-    fn end(&mut self, how: Ended) {
+    fn end(&mut self, how: RequestEnd) {
         let Some(Open { mut step, turn, worker, mut record, arrived, .. }) = self.open.take()
         else {
             return;
         };
         // What a client sent is repeated at the start of such a stream, and only its end says what was counted.
-        if how == Ended::Whole || record.api != Api::Responses {
+        if how == RequestEnd::Whole || record.api != Api::Responses {
             record.usage = std::mem::take(&mut self.scan).usage();
         }
-        if let (Some(load), Told::ByBreaking, Some(tokens)) =
+        if let (Some(load), EndMarker::ByBreaking, Some(tokens)) =
             (&mut step.reservation, self.told, record.usage.output_tokens)
         {
             // What was not streamed was not counted token by token: how long answers are is learnt here.
             load.decoded(tokens);
         }
-        if let (Ended::Whole, Told::ByEvent(_), Some(load)) =
+        if let (RequestEnd::Whole, EndMarker::ByEvent(_), Some(load)) =
             (how, self.told, &mut step.reservation)
         {
             load.ended_at(worker.gateway.now());
@@ -215,11 +215,11 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.end(Ended::ClientLeft);
+        self.end(RequestEnd::ClientLeft);
     }
 }
 
-impl Body for Reply {
+impl Body for ClientReply {
     type Data = Bytes;
     type Error = CallError;
 
@@ -245,7 +245,7 @@ impl Body for Reply {
                     relay.passes(data);
                 }
                 if relay.body.is_end_stream() && relay.ends_by == End::Told {
-                    relay.end(Ended::Whole);
+                    relay.end(RequestEnd::Whole);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }

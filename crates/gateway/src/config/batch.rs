@@ -4,11 +4,11 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use wornpath_routing::document::Node;
-use wornpath_routing::{Kind, Parameter, Problem, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::section::Section;
-use crate::batches::{BatchRules, Kept, Quota};
+use crate::batches::{BatchQuota, BatchRules, BatchStoreSettings};
 
 #[rustfmt::skip]
 pub(super) const BATCH: &[Parameter] = &[
@@ -24,7 +24,7 @@ pub(super) const BATCH: &[Parameter] = &[
     Parameter::with_default("planning_memory", Takes::Size(1 << 10, 1 << 40), "64MiB", "Bytes of hashes that planning a batch keeps in memory; what is more goes to a file in `folder`, or where the system has its temporary ones."),
 ];
 
-pub(super) fn batch(root: &Node, notes: &mut Notes) -> Option<BatchRules> {
+pub(super) fn batch(root: &Node, notes: &mut Diagnostics) -> Option<BatchRules> {
     let node = root.get("batch")?;
     let section = Section::of(Some(node), ("batch", node.span), BATCH, &mut notes.problems);
     notes.must_not_be_zero(&section, "keep");
@@ -35,7 +35,7 @@ pub(super) fn batch(root: &Node, notes: &mut Notes) -> Option<BatchRules> {
         most_bytes: section.or("file", plain.most_bytes as usize) as u64,
         window: NonZeroUsize::new(section.or("window", 0)).unwrap_or(plain.window),
         priority: section.maybe::<usize>("priority").and_then(|it| it.try_into().ok()),
-        quota: Quota {
+        quota: BatchQuota {
             bytes: section.or("quota_bytes", plain.quota.bytes as usize) as u64,
             batches: section.or("quota_batches", plain.quota.batches),
         },
@@ -45,39 +45,41 @@ pub(super) fn batch(root: &Node, notes: &mut Notes) -> Option<BatchRules> {
     })
 }
 
-fn kept(section: &Section<'_>, notes: &mut Notes) -> Option<Kept> {
+fn kept(section: &Section<'_>, notes: &mut Diagnostics) -> Option<BatchStoreSettings> {
     let (folder, file) =
         (section.maybe::<String>("folder"), section.maybe::<String>("postgres_file"));
     let file = match (folder, file) {
         (Some(folder), None) => {
             if notes.outside.is_folder(Path::new(&folder)) == Some(false) {
                 let message = format!("`folder` of `batch` is `{folder}`, and that is a file");
-                let problem = Problem::new(Kind::BadParameter, section.at("folder"), message);
+                let problem =
+                    Problem::new(ProblemKind::BadParameter, section.at("folder"), message);
                 notes.problems.push(problem.cure("name a folder; it is made if it is not there"));
                 return None;
             }
-            return Some(Kept::Folder(PathBuf::from(folder)));
+            return Some(BatchStoreSettings::Folder(PathBuf::from(folder)));
         }
         (None, Some(file)) => file,
         (folder, _) => {
             let found = if folder.is_some() { "both" } else { "neither" };
             let message = format!("`batch` has {found} of `folder` and `postgres_file`");
-            let problem = Problem::new(Kind::BadParameter, section.span(), message);
+            let problem = Problem::new(ProblemKind::BadParameter, section.span(), message);
             notes.problems.push(problem.cure("give one of them: there is one place for batches"));
             return None;
         }
     };
     let read = notes.outside.text(Path::new(&file)).map_err(|error| error.to_string());
-    let address = read.and_then(|text| match Kept::at(text.trim()) {
-        address @ Kept::Postgres(_) => Ok(address),
+    let address = read.and_then(|text| match BatchStoreSettings::at(text.trim()) {
+        address @ BatchStoreSettings::Postgres(_) => Ok(address),
         // What stands there may be a secret: nobody is shown it.
-        Kept::Folder(_) => Err("it does not begin with `postgres://`".to_owned()),
+        BatchStoreSettings::Folder(_) => Err("it does not begin with `postgres://`".to_owned()),
     });
     match address {
         Ok(address) => Some(address),
         Err(error) => {
             let message = format!("the address in `{file}` cannot be used: {error}");
-            let problem = Problem::new(Kind::BadParameter, section.at("postgres_file"), message);
+            let problem =
+                Problem::new(ProblemKind::BadParameter, section.at("postgres_file"), message);
             notes
                 .problems
                 .push(problem.cure("write `postgres://user:password@host:5432/name` there"));

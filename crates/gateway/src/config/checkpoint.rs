@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use wornpath_routing::document::Node;
-use wornpath_routing::{Kind, Parameter, Problem, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::section::Section;
 use crate::settings::CheckpointSettings;
 
@@ -16,7 +16,7 @@ pub(super) const CHECKPOINT: &[Parameter] = &[
     Parameter::with_default("every", Takes::Time, "30s", "How often it is written, besides when wornpath ends."),
 ];
 
-pub(super) fn checkpoint(root: &Node, notes: &mut Notes) -> Option<CheckpointSettings> {
+pub(super) fn checkpoint(root: &Node, notes: &mut Diagnostics) -> Option<CheckpointSettings> {
     let node = root.get("checkpoint")?;
     let name = ("checkpoint", node.span);
     let section = Section::of(Some(node), name, CHECKPOINT, &mut notes.problems);
@@ -27,7 +27,7 @@ pub(super) fn checkpoint(root: &Node, notes: &mut Notes) -> Option<CheckpointSet
     let Some(file) = place else {
         let why = if is_folder { "that is a folder" } else { "there is no such folder" };
         let message = format!("`file` of `checkpoint` is `{written}`, and {why}");
-        let kind = if is_folder { Kind::BadParameter } else { Kind::NotFound };
+        let kind = if is_folder { ProblemKind::BadParameter } else { ProblemKind::NotFound };
         let problem = Problem::new(kind, section.at("file"), message);
         notes.problems.push(
             problem.cure("name a file in a folder that is there; paths start beside this file"),

@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use wornpath_routing::document::{Entry, Node};
-use wornpath_routing::{Kind, Parameter, Problem, Takes};
+use wornpath_routing::document::{Node, SettingEntry};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
 use super::PodConfig;
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::pods::{FACTS, PodScope, facts};
 use super::section::{Section, maps};
 
 /// One way to find pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Finder {
+pub enum DiscoveryConfig {
     /// A file with `pods`, read again when it changes.
     File {
         /// The file.
@@ -51,7 +51,11 @@ pub(super) const DNS: &[Parameter] = &[
 ];
 
 /// The finders under `discovery`.
-pub(super) fn discovery(root: &Node, scope: PodScope<'_>, notes: &mut Notes) -> Vec<Finder> {
+pub(super) fn discovery(
+    root: &Node,
+    scope: PodScope<'_>,
+    notes: &mut Diagnostics,
+) -> Vec<DiscoveryConfig> {
     let mut finders = Vec::new();
     for entry in maps(root, "discovery", &mut notes.problems) {
         let has = |key: &str| entry.settings.iter().any(|(name, _)| name.text() == Some(key));
@@ -61,7 +65,7 @@ pub(super) fn discovery(root: &Node, scope: PodScope<'_>, notes: &mut Notes) -> 
             _ => {
                 let message = "a way to find pods is either a `file` or a `dns` name";
                 notes.problems.push(
-                    Problem::new(Kind::Syntax, entry.span, message)
+                    Problem::new(ProblemKind::Syntax, entry.span, message)
                         .cure("write `- file: pods.yaml` or `- {dns: name, port: 8000}`"),
                 );
             }
@@ -70,14 +74,18 @@ pub(super) fn discovery(root: &Node, scope: PodScope<'_>, notes: &mut Notes) -> 
     finders
 }
 
-fn file(entry: Entry<'_>, notes: &mut Notes) -> Option<Finder> {
+fn file(entry: SettingEntry<'_>, notes: &mut Diagnostics) -> Option<DiscoveryConfig> {
     let section = Section::read(entry, FILE, &[], &mut notes.problems);
     notes.must_not_be_zero(&section, "every");
     let every = section.or("every", Duration::ZERO);
-    Some(Finder::File { path: section.maybe::<String>("file")?.into(), every })
+    Some(DiscoveryConfig::File { path: section.maybe::<String>("file")?.into(), every })
 }
 
-fn dns(entry: Entry<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<Finder> {
+fn dns(
+    entry: SettingEntry<'_>,
+    scope: PodScope<'_>,
+    notes: &mut Diagnostics,
+) -> Option<DiscoveryConfig> {
     let section = Section::read(entry, &[DNS, FACTS].concat(), &[], &mut notes.problems);
     notes.must_not_be_zero(&section, "every");
     let pod = Box::new(facts(&section, scope, notes));
@@ -86,8 +94,8 @@ fn dns(entry: Entry<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<Finde
     let scheme = section.or("scheme", "http");
     if section.maybe::<String>("dns").is_some_and(|host| host.trim().is_empty()) {
         let message = "`dns` is empty, and no name has no address";
-        let problem = Problem::new(Kind::Syntax, section.span(), message);
+        let problem = Problem::new(ProblemKind::Syntax, section.span(), message);
         notes.problems.push(problem.cure("write a name, such as `dns: engines.default.svc`"));
     }
-    Some(Finder::Dns { host: section.maybe("dns")?, port, scheme, every, pod })
+    Some(DiscoveryConfig::Dns { host: section.maybe("dns")?, port, scheme, every, pod })
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use wornpath_execution::{BreakerRules, BudgetRules, Timeouts};
 use wornpath_routing::document::Node;
-use wornpath_routing::{Kind, Parameter, Problem, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::section::Section;
-use crate::settings::{Drain, Limits, Settings};
+use crate::settings::{Drain, GatewayLimits, Settings};
 
 #[rustfmt::skip]
 pub(super) const LIMITS: &[Parameter] = &[
@@ -53,7 +53,7 @@ pub(super) const DRAIN: &[Parameter] = &[
 ];
 
 /// Fills in the bounds of `settings`.
-pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Notes) {
+pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
     let mut section = |key, parameters: &[Parameter]| {
         Section::of(root.get(key), (key, root.span), parameters, &mut notes.problems)
     };
@@ -73,7 +73,7 @@ pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Notes) {
             notes.must_not_be_zero(section, key);
         }
     }
-    settings.limits = Limits {
+    settings.limits = GatewayLimits {
         body_bytes: limits.or("body", 0),
         headers: limits.or("headers", 0),
         head_bytes: limits.or("head", 0),
@@ -109,7 +109,7 @@ pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Notes) {
 fn whole_is_longest(
     section: &Section<'_>,
     (timeouts, unstreamed): (Timeouts, Duration),
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) {
     let Timeouts { connect, first_byte, between_bytes, total } = timeouts;
     for (key, part) in [
@@ -120,7 +120,7 @@ fn whole_is_longest(
     ] {
         if part > total && section.node(key).is_some() {
             let message = format!("`{key}` is longer than `total`, so it never ends a call");
-            let problem = Problem::new(Kind::Unreachable, section.at(key), message);
+            let problem = Problem::new(ProblemKind::Unreachable, section.at(key), message);
             notes.problems.push(problem.cure("make it shorter than `total`"));
         }
     }

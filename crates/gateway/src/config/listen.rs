@@ -2,10 +2,10 @@
 
 use std::net::{AddrParseError, SocketAddr};
 
-use wornpath_routing::document::{Entry, Node, Yaml};
-use wornpath_routing::{Kind, Parameter, Problem, Span, Takes};
+use wornpath_routing::document::{Node, SettingEntry, Yaml};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
 
-use super::notes::{DIGEST_CURE, Notes};
+use super::diagnostics::{DIGEST_CURE, Diagnostics};
 use super::section::{Section, refused};
 use super::tls;
 use crate::settings::KeyDigest;
@@ -19,14 +19,14 @@ pub struct Listen {
     /// What clients are shown, if they come over TLS.
     pub client_tls: Option<ListenerTls>,
     /// For operators, if at all.
-    pub admin: Option<Guarded>,
+    pub admin: Option<ListenerGuard>,
     /// For events that sidecars push, if at all.
-    pub events: Option<Guarded>,
+    pub events: Option<ListenerGuard>,
 }
 
 /// A listener that needs a token, or callers' certificates, unless it can only be reached from this machine.
 #[derive(Clone, Debug)]
-pub struct Guarded {
+pub struct ListenerGuard {
     /// Where.
     pub address: SocketAddr,
     /// The digest of the token, if one is needed.
@@ -50,15 +50,15 @@ pub(super) const GUARDED: &[Parameter] = &[
 
 const ADDRESS: &str = "give an address and a port, such as `127.0.0.1:8080` or `[::]:8080`";
 
-pub(super) fn listen(root: &Node, notes: &mut Notes) -> Listen {
+pub(super) fn listen(root: &Node, notes: &mut Diagnostics) -> Listen {
     let Some(node) = root.get("listen") else { return Listen::default() };
     let Yaml::Map(settings) = &node.value else {
         let message = format!("`listen` holds {} where a map belongs", node.kind());
         let cure = "write `listen: {client: \"127.0.0.1:8080\"}`";
-        notes.problems.push(Problem::new(Kind::Syntax, node.span, message).cure(cure));
+        notes.problems.push(Problem::new(ProblemKind::Syntax, node.span, message).cure(cure));
         return Listen::default();
     };
-    let entry = Entry { name: "listen", span: node.span, settings };
+    let entry = SettingEntry { name: "listen", span: node.span, settings };
     Section::read(entry, &[], &["client", "admin", "events"], &mut notes.problems);
     let (client, client_tls) = client(node.get("client"), notes);
     let listen = Listen {
@@ -79,7 +79,7 @@ impl Default for Listen {
 }
 
 /// `client: 127.0.0.1:8080` or `client: {address: …, tls: …}`.
-fn client(node: Option<&Node>, notes: &mut Notes) -> (SocketAddr, Option<ListenerTls>) {
+fn client(node: Option<&Node>, notes: &mut Diagnostics) -> (SocketAddr, Option<ListenerTls>) {
     let default = Listen::default().client;
     let Some(node) = node else { return (default, None) };
     if let Some(text) = node.text() {
@@ -98,24 +98,28 @@ fn nested<'a>(
     node: &'a Node,
     name: &'static str,
     parameters: &[Parameter],
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) -> Option<Section<'a>> {
     let Yaml::Map(settings) = &node.value else {
         let message = format!("`{name}` holds {} where an address or a map belongs", node.kind());
-        notes.problems.push(Problem::new(Kind::Syntax, node.span, message).cure(ADDRESS));
+        notes.problems.push(Problem::new(ProblemKind::Syntax, node.span, message).cure(ADDRESS));
         return None;
     };
-    let entry = Entry { name, span: node.span, settings };
+    let entry = SettingEntry { name, span: node.span, settings };
     Some(Section::read(entry, parameters, &["tls"], &mut notes.problems))
 }
 
 /// `admin: 127.0.0.1:9090` or `admin: {address: …, token_digest: …}`.
-fn guarded(node: Option<&Node>, key: &'static str, notes: &mut Notes) -> Option<Guarded> {
+fn guarded(
+    node: Option<&Node>,
+    key: &'static str,
+    notes: &mut Diagnostics,
+) -> Option<ListenerGuard> {
     let node = node?;
     if let Some(text) = node.text() {
         return match text.parse() {
             Ok(address) => {
-                let guarded = Guarded { address, token: None, tls: None };
+                let guarded = ListenerGuard { address, token: None, tls: None };
                 guard(key, guarded, node.span, notes)
             }
             Err(error) => {
@@ -129,7 +133,7 @@ fn guarded(node: Option<&Node>, key: &'static str, notes: &mut Notes) -> Option<
     let token = notes.digest(&section, "token_digest");
     let tls = tls::listener(node.get("tls"), notes);
     let address = section.parsed("address", ADDRESS, &mut notes.problems)?;
-    let guarded = Guarded { address, token, tls };
+    let guarded = ListenerGuard { address, token, tls };
     // What is wrong with a certificate that was given is told already.
     let is_guarded = section.node("token_digest").is_some()
         || node.get("tls").is_some_and(|tls| tls.get("client_ca").is_some());
@@ -140,7 +144,12 @@ fn guarded(node: Option<&Node>, key: &'static str, notes: &mut Notes) -> Option<
 }
 
 /// Refuses to be reached by everybody.
-fn guard(key: &str, guarded: Guarded, span: Span, notes: &mut Notes) -> Option<Guarded> {
+fn guard(
+    key: &str,
+    guarded: ListenerGuard,
+    span: Span,
+    notes: &mut Diagnostics,
+) -> Option<ListenerGuard> {
     let address = guarded.address;
     if !address.ip().is_loopback() {
         let message =
@@ -148,13 +157,13 @@ fn guard(key: &str, guarded: Guarded, span: Span, notes: &mut Notes) -> Option<G
         let cure = format!(
             "listen at 127.0.0.1, or write `{key}: {{address: \"{address}\", token_digest: …}}`; {DIGEST_CURE}"
         );
-        notes.problems.push(Problem::new(Kind::Unsafe, span, message).cure(cure));
+        notes.problems.push(Problem::new(ProblemKind::Unsafe, span, message).cure(cure));
     }
     Some(guarded)
 }
 
 /// Two listeners cannot share an address; port 0 is any free one.
-fn same_address(node: &Node, listen: &Listen, notes: &mut Notes) {
+fn same_address(node: &Node, listen: &Listen, notes: &mut Diagnostics) {
     let all = [
         ("client", Some(listen.client)),
         ("admin", listen.admin.as_ref().map(|guarded| guarded.address)),
@@ -167,7 +176,7 @@ fn same_address(node: &Node, listen: &Listen, notes: &mut Notes) {
         };
         let span = node.get(key).map_or(node.span, |node| node.span);
         let message = format!("`{key}` listens at {address}, as `{other}` does");
-        let problem = Problem::new(Kind::Twice, span, message);
+        let problem = Problem::new(ProblemKind::Twice, span, message);
         notes.problems.push(problem.cure("give each a port of its own"));
     }
 }

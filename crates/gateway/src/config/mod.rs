@@ -6,22 +6,22 @@
 //! secret is in it: keys and tokens stand there as digests, the cell's secret in a file of its own.
 
 mod batch;
+mod builtin;
 mod checkpoint;
+mod diagnostics;
 mod discovery;
+mod env;
 mod limits;
 mod listen;
 mod models;
-mod notes;
-mod outside;
 mod pods;
 mod profiles;
 mod reference;
+mod reload;
+mod resolve;
 mod routes;
-mod running;
 mod secret;
 mod section;
-mod settle;
-mod shipped;
 mod sources;
 mod telemetry;
 mod tenants;
@@ -33,28 +33,28 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use wornpath_execution::Reach;
+use wornpath_execution::EgressPolicy;
 use wornpath_routing::document::{Node, Yaml, parse, unknown_keys};
-use wornpath_routing::{Kind, Parameter, Problem, Problems, Role, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Problems, Role, Takes};
 
-pub use discovery::Finder;
-pub use listen::{Guarded, Listen};
-pub use models::{Model, TokenizerChoice};
-pub use outside::{Beside, Outside};
-pub use pods::{Engine, Events, PodConfig, authority};
+pub use builtin::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
+pub use discovery::DiscoveryConfig;
+pub use env::{Environment, RelativePaths};
+pub use listen::{Listen, ListenerGuard};
+pub use models::{ModelConfig, TokenizerChoice};
+pub use pods::{EngineKind, Events, PodConfig, authority};
 pub use reference::reference;
+pub use reload::{AddPodError, CommandLineOverrides, ReloadError, Reloaded, RunningConfig};
 pub use routes::needs_tokens;
-pub use running::{BringError, OnTop, ReloadError, Reloaded, Running};
 pub(crate) use secret::authorization;
 pub use secret::{DigestError, KeyError};
-pub use shipped::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
-pub use sources::{EventSource, Semantics, SourceKind};
-pub use tokenizers::{TokenizerError, Tokenizers};
-pub use watch::{Look, Watch};
+pub use sources::{EventSourceConfig, Semantics, SourceKind};
+pub use tokenizers::{TokenizerConfigError, Tokenizers};
+pub use watch::{FileState, FileWatch};
 
-use crate::settings::{Credentials, Reveal, Settings, Sharing};
+use crate::settings::{Credentials, DebugHeaders, ReplicaSettings, Settings};
 use crate::tls::ListenerTls;
-use notes::Notes;
+use diagnostics::Diagnostics;
 use pods::PodScope;
 use section::Section;
 
@@ -64,20 +64,20 @@ pub struct Config {
     /// Everything but pods, and tokenizers that must be loaded first.
     settings: Settings,
     listen: Listen,
-    models: Vec<Model>,
+    models: Vec<ModelConfig>,
     pods: Vec<PodConfig>,
-    finders: Vec<Finder>,
-    sources: Vec<EventSource>,
+    finders: Vec<DiscoveryConfig>,
+    sources: Vec<EventSourceConfig>,
     isolates: bool,
     /// Certificates and keys that it names.
     certificates: Vec<PathBuf>,
     /// How its files looked when they were read.
-    look: Look,
+    look: FileState,
 }
 
 /// Everything that is wrong with a configuration and the files it names.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct ConfigRefused {
     files: Vec<Problems>,
 }
 
@@ -123,22 +123,25 @@ impl Config {
     ///
     /// # Errors
     /// Everything that is wrong with it and the files it names.
-    pub fn read(path: &Path) -> Result<Self, Refused> {
+    pub fn read(path: &Path) -> Result<Self, ConfigRefused> {
         let file = path.display().to_string();
-        let before = Look::at(&[path.to_owned()]);
+        let before = FileState::at(&[path.to_owned()]);
         match std::fs::read_to_string(path) {
             Ok(text) => {
-                let beside = Beside::new(path);
+                let beside = RelativePaths::new(path);
                 let mut config = Self::check(&file, &text, &beside)?;
                 let others: Vec<_> = config.files().iter().map(|file| beside.path(file)).collect();
-                config.look = before.and(Look::at(&others));
+                config.look = before.and(FileState::at(&others));
                 Ok(config)
             }
             Err(error) => {
-                let problem =
-                    Problem::new(Kind::NotFound, FIRST, format!("it cannot be read: {error}"));
+                let problem = Problem::new(
+                    ProblemKind::NotFound,
+                    FIRST,
+                    format!("it cannot be read: {error}"),
+                );
                 let problem = problem.cure("give the path of a configuration");
-                Err(Refused {
+                Err(ConfigRefused {
                     files: vec![Problems::new("configuration", &file, "", vec![problem])],
                 })
             }
@@ -149,8 +152,8 @@ impl Config {
     ///
     /// # Errors
     /// Everything that is wrong with it and the files it names.
-    pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Self, Refused> {
-        let mut notes = Notes::new(outside);
+    pub fn check(file: &str, text: &str, outside: &dyn Environment) -> Result<Self, ConfigRefused> {
+        let mut notes = Diagnostics::new(outside);
         let config = match parse(text) {
             Ok(root) => Some(whole(&root, &mut notes)),
             Err(problem) => {
@@ -174,7 +177,7 @@ impl Config {
             sources: Vec::new(),
             isolates: false,
             certificates: Vec::new(),
-            look: Look::default(),
+            look: FileState::default(),
         }
     }
 
@@ -182,9 +185,9 @@ impl Config {
     ///
     /// # Errors
     /// Everything that is wrong with it.
-    pub fn check_pods(&self, file: &str, text: &str) -> Result<Vec<PodConfig>, Refused> {
-        let beside = Beside::new(Path::new(file));
-        let mut notes = Notes::new(&beside);
+    pub fn check_pods(&self, file: &str, text: &str) -> Result<Vec<PodConfig>, ConfigRefused> {
+        let beside = RelativePaths::new(Path::new(file));
+        let mut notes = Diagnostics::new(&beside);
         let pods = match parse(text) {
             Ok(root) => {
                 if let Yaml::Map(entries) = &root.value {
@@ -215,13 +218,13 @@ impl Config {
 
     /// How other pods are found.
     #[must_use]
-    pub fn finders(&self) -> &[Finder] {
+    pub fn finders(&self) -> &[DiscoveryConfig] {
         &self.finders
     }
 
     /// Where events come from besides the engines themselves.
     #[must_use]
-    pub fn sources(&self) -> &[EventSource] {
+    pub fn sources(&self) -> &[EventSourceConfig] {
         &self.sources
     }
 
@@ -263,25 +266,25 @@ pub fn is_configuration(text: &str) -> bool {
     }
 }
 
-fn whole(root: &Node, notes: &mut Notes) -> Config {
+fn whole(root: &Node, notes: &mut Diagnostics) -> Config {
     match &root.value {
         Yaml::Map(entries) => unknown_keys(entries, &KEYS, "a configuration", &mut notes.problems),
         _ => {
             let message = format!("a configuration is a map of sections, not {}", root.kind());
-            let problem = Problem::new(Kind::Syntax, root.span, message);
+            let problem = Problem::new(ProblemKind::Syntax, root.span, message);
             notes.problems.push(problem.cure("begin with `pods:` and list an engine"));
         }
     }
     let mut settings = Settings::default();
     let listen = listen::listen(root, notes);
     (settings.client, settings.tls.client) = (listen.client, listen.client_tls.clone());
-    if let Some(Guarded { address, token, tls }) = listen.admin.clone() {
+    if let Some(ListenerGuard { address, token, tls }) = listen.admin.clone() {
         (settings.admin, settings.admin_token, settings.tls.admin) = (Some(address), token, tls);
     }
     let events = listen.events.as_ref().and_then(|events| events.tls.clone());
     settings.tls.events =
         if cfg!(feature = "grpc") { events.map(ListenerTls::with_http2) } else { events };
-    let reach = Reach { allowed: pods::allowed(root, notes), tls: tls::pods(root, notes) };
+    let reach = EgressPolicy { allowed: pods::allowed(root, notes), tls: tls::pods(root, notes) };
     settings.reach = Arc::new(reach);
     let models = models::models(root, notes);
     let sources = sources::sources(root, &listen, notes);
@@ -289,7 +292,7 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
     settings.tenants = tenants::tenants(root, notes);
     let isolation = tenants::isolation(root, notes);
     if let Some((_, key)) = &isolation {
-        settings.sharing = Sharing::Isolated;
+        settings.sharing = ReplicaSettings::Isolated;
         settings.key.clone_from(key.as_ref().unwrap_or(&wornpath_blocks::HashKey::DEFAULT));
     }
     let scope = PodScope {
@@ -321,11 +324,11 @@ fn whole(root: &Node, notes: &mut Notes) -> Config {
         sources,
         isolates: isolation.is_some(),
         certificates: std::mem::take(&mut notes.files),
-        look: Look::default(),
+        look: FileState::default(),
     }
 }
 
-fn top(root: &Node, settings: &mut Settings, notes: &mut Notes) {
+fn top(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
     let Yaml::Map(entries) = &root.value else { return };
     let others: Vec<_> =
         KEYS.into_iter().filter(|key| TOP.iter().all(|own| own.name != *key)).collect();
@@ -334,14 +337,14 @@ fn top(root: &Node, settings: &mut Settings, notes: &mut Notes) {
         .filter(|(key, _)| TOP.iter().any(|own| key.text() == Some(own.name)))
         .cloned()
         .collect();
-    let entry = wornpath_routing::document::Entry {
+    let entry = wornpath_routing::document::SettingEntry {
         name: "the configuration",
         span: root.span,
         settings: &own,
     };
     let section = Section::read(entry, TOP, &others, &mut notes.problems);
     if section.or("reveal", "nothing") == "pod" {
-        settings.reveal = Reveal::Pod;
+        settings.reveal = DebugHeaders::Pod;
     }
     if section.or("credentials", "none") == "forwarded" {
         settings.upstream_credentials = Credentials::Forwarded;
@@ -358,14 +361,14 @@ fn top(root: &Node, settings: &mut Settings, notes: &mut Notes) {
 fn has_pods(
     root: &Node,
     pods: &[PodConfig],
-    finders: &[Finder],
+    finders: &[DiscoveryConfig],
     listen: &Listen,
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) {
     let may_come = !finders.is_empty() || listen.admin.is_some();
     if pods.is_empty() && !may_come && notes.problems.is_empty() {
         let problem = Problem::new(
-            Kind::MissingDependency,
+            ProblemKind::MissingDependency,
             root.span,
             "there are no pods, and no way to find any",
         );
@@ -377,21 +380,30 @@ fn has_pods(
 }
 
 /// The roles that pods can play, if pods cannot come from elsewhere.
-fn known_roles(pods: &[PodConfig], finders: &[Finder], listen: &Listen) -> Option<Vec<Role>> {
+fn known_roles(
+    pods: &[PodConfig],
+    finders: &[DiscoveryConfig],
+    listen: &Listen,
+) -> Option<Vec<Role>> {
     let closed = finders.is_empty() && listen.admin.is_none() && !pods.is_empty();
     closed.then(|| pods.iter().flat_map(|pod| pod.roles.iter().cloned()).collect())
 }
 
-fn refuse(notes: Notes, subject: &'static str, file: &str, text: &str) -> Result<(), Refused> {
+fn refuse(
+    notes: Diagnostics,
+    subject: &'static str,
+    file: &str,
+    text: &str,
+) -> Result<(), ConfigRefused> {
     let shown = notes.shown(text);
-    let Notes { problems, elsewhere: mut files, .. } = notes;
+    let Diagnostics { problems, elsewhere: mut files, .. } = notes;
     if !problems.is_empty() {
         files.insert(0, Problems::new(subject, file, &shown, problems));
     }
-    if files.is_empty() { Ok(()) } else { Err(Refused { files }) }
+    if files.is_empty() { Ok(()) } else { Err(ConfigRefused { files }) }
 }
 
-impl Refused {
+impl ConfigRefused {
     /// The problems of each file.
     #[must_use]
     pub fn files(&self) -> &[Problems] {
@@ -410,16 +422,16 @@ impl Refused {
 }
 
 /// As a compiler would show them.
-impl fmt::Display for Refused {
+impl fmt::Display for ConfigRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.files.iter().try_for_each(|problems| problems.fmt(f))
     }
 }
 
-impl fmt::Debug for Refused {
+impl fmt::Debug for ConfigRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for ConfigRefused {}

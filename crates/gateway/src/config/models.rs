@@ -4,14 +4,14 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use wornpath_routing::document::Node;
-use wornpath_routing::{Kind, Parameter, Problem, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::section::{Section, maps};
 
 /// A base model.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Model {
+pub struct ModelConfig {
     /// Its name, as engines list it.
     pub name: String,
     /// How its prompts are tokenized.
@@ -41,8 +41,8 @@ pub(super) const MODEL: &[Parameter] = &[
     Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines get the model's own."),
 ];
 
-pub(super) fn models(root: &Node, notes: &mut Notes) -> Vec<Model> {
-    let mut models: Vec<Model> = Vec::new();
+pub(super) fn models(root: &Node, notes: &mut Diagnostics) -> Vec<ModelConfig> {
+    let mut models: Vec<ModelConfig> = Vec::new();
     let mut names = Vec::new();
     for entry in maps(root, "models", &mut notes.problems) {
         let section = Section::read(entry, MODEL, &[], &mut notes.problems);
@@ -55,7 +55,7 @@ pub(super) fn models(root: &Node, notes: &mut Notes) -> Vec<Model> {
             notes.must_be_a_name(("models", "aliases"), (&alias, span), cure);
             notes.only_once(&mut names, "model", &alias, span);
         }
-        models.push(Model {
+        models.push(ModelConfig {
             tokenizer: tokenizer(&section, notes),
             block_size: section.maybe::<usize>("block_size").and_then(NonZeroUsize::new),
             aliases: section.maybe("aliases").unwrap_or_default(),
@@ -65,7 +65,7 @@ pub(super) fn models(root: &Node, notes: &mut Notes) -> Vec<Model> {
     models
 }
 
-fn tokenizer(section: &Section<'_>, notes: &mut Notes) -> TokenizerChoice {
+fn tokenizer(section: &Section<'_>, notes: &mut Diagnostics) -> TokenizerChoice {
     let Some(text) = section.maybe::<String>("tokenizer") else { return TokenizerChoice::None };
     if text == "bytes" {
         return TokenizerChoice::Bytes;
@@ -74,7 +74,7 @@ fn tokenizer(section: &Section<'_>, notes: &mut Notes) -> TokenizerChoice {
     if !notes.outside.has_tokenizer(&folder) {
         let message = format!("`tokenizer` is `{text}`, where there is no `tokenizer.json`");
         notes.problems.push(
-            Problem::new(Kind::NotFound, section.at("tokenizer"), message).cure(
+            Problem::new(ProblemKind::NotFound, section.at("tokenizer"), message).cure(
                 "give the folder of the model's `tokenizer.json`; paths start beside this file",
             ),
         );

@@ -4,15 +4,17 @@ use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
 use wornpath_events::ZmqAddress;
-use wornpath_execution::{AddressError, AddressRange, BreakerRules, Endpoint, RangeError, Reach};
+use wornpath_execution::{
+    AddressRange, BreakerRules, EgressPolicy, Endpoint, EndpointError, RangeError,
+};
 use wornpath_routing::document::{Node, Yaml};
-use wornpath_routing::{Kind, Parameter, Problem, Role, Span, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Role, Span, Takes};
 
-use super::Model;
-use super::notes::Notes;
+use super::ModelConfig;
+use super::diagnostics::Diagnostics;
 use super::secret::authorization;
 use super::section::{Section, maps, refused};
-use super::sources::{EventSource, Semantics};
+use super::sources::{EventSourceConfig, Semantics};
 use crate::settings::KeyDigest;
 
 /// An engine's address, and what is known of it.
@@ -37,7 +39,7 @@ pub struct PodConfig {
     /// What whoever speaks of it must show, if that is not the same for all pods.
     pub event_token: Option<KeyDigest>,
     /// Which software it is.
-    pub engine: Engine,
+    pub engine: EngineKind,
     /// Which fitted speed it has.
     pub speed: Option<String>,
     /// The longest prompt plus answer, in tokens.
@@ -87,7 +89,7 @@ impl PodConfig {
 
 /// Which software an engine is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Engine {
+pub enum EngineKind {
     /// vLLM.
     Vllm,
     /// SGLang.
@@ -101,7 +103,7 @@ pub enum Engine {
     OpenAi,
 }
 
-impl Engine {
+impl EngineKind {
     const WORDS: &[&'static str] = &["vllm", "sglang", "trtllm", "max", "openai"];
 
     /// Its name in a configuration.
@@ -143,7 +145,7 @@ pub(super) const FACTS: &[Parameter] = &[
     Parameter::with_default("ranks", Takes::Whole(1, 1024), "1", "Data-parallel ranks behind the address; each is a pod of its own."),
     Parameter::with_default("events", Takes::Texts, "[]", "Where its cache events come from: `zmq://host:port?replay=port`, where `{host}` is the pod's own; `auto`, if the engine says where at `/kv_event_sources`; or names of `event_sources`. Without any, what it holds is only guessed from what it was sent."),
     Parameter::optional("event_token_digest", Takes::Text, "`sha256:` and the digest of the token that its sidecar must bring to speak of it; then no other token will do."),
-    Parameter::with_default("engine", Takes::OneOf(Engine::WORDS), "openai", "Which software it is; `openai` is anything with that interface."),
+    Parameter::with_default("engine", Takes::OneOf(EngineKind::WORDS), "openai", "Which software it is; `openai` is anything with that interface."),
     Parameter::optional("speed", Takes::OneOf(&wornpath_routing::SPEEDS), "Which fitted speed it has, for profiles that predict times."),
     Parameter::optional("context_tokens", Takes::Whole(1, 1 << 31), "The longest prompt plus answer, in tokens."),
     Parameter::optional("kv_tokens", Takes::Whole(1, 1 << 40), "How many tokens its KV cache holds; where text is matched, four bytes count as one."),
@@ -160,21 +162,21 @@ pub(super) const FACTS: &[Parameter] = &[
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PodScope<'a> {
     /// The models there are.
-    pub(super) models: &'a [Model],
+    pub(super) models: &'a [ModelConfig],
     /// The event sources there are.
-    pub(super) sources: &'a [EventSource],
+    pub(super) sources: &'a [EventSourceConfig],
     /// Where isolation was asked for, if it was.
     pub(super) isolation: Option<Span>,
     /// Where pods may be.
-    pub(super) reach: &'a Reach,
+    pub(super) reach: &'a EgressPolicy,
 }
 
 /// The ranges of `pod_addresses`, if there are any.
-pub(super) fn allowed(root: &Node, notes: &mut Notes) -> Option<Vec<AddressRange>> {
+pub(super) fn allowed(root: &Node, notes: &mut Diagnostics) -> Option<Vec<AddressRange>> {
     let node = root.get("pod_addresses")?;
     let Yaml::List(items) = &node.value else {
         let message = format!("`pod_addresses` must be a list; this is {}", node.kind());
-        let problem = Problem::new(Kind::Syntax, node.span, message);
+        let problem = Problem::new(ProblemKind::Syntax, node.span, message);
         notes.problems.push(problem.cure("write `pod_addresses: [10.0.0.0/8]`"));
         return None;
     };
@@ -185,7 +187,7 @@ pub(super) fn allowed(root: &Node, notes: &mut Notes) -> Option<Vec<AddressRange
             Err(error) => {
                 let error: RangeError = error;
                 let message = format!("`pod_addresses`: {error}");
-                let problem = Problem::new(Kind::BadParameter, item.span, message);
+                let problem = Problem::new(ProblemKind::BadParameter, item.span, message);
                 notes.problems.push(problem.cure("give ranges such as `10.0.0.0/8` or `fd00::/8`"));
             }
         }
@@ -194,7 +196,7 @@ pub(super) fn allowed(root: &Node, notes: &mut Notes) -> Option<Vec<AddressRange
 }
 
 /// The pods under `pods`.
-pub(super) fn pods(root: &Node, scope: PodScope<'_>, notes: &mut Notes) -> Vec<PodConfig> {
+pub(super) fn pods(root: &Node, scope: PodScope<'_>, notes: &mut Diagnostics) -> Vec<PodConfig> {
     let (mut pods, mut names, mut urls) = (Vec::new(), Vec::new(), Vec::new());
     for entry in maps(root, "pods", &mut notes.problems) {
         let section = Section::read(entry, &[ADDRESS, FACTS].concat(), &[], &mut notes.problems);
@@ -213,7 +215,7 @@ pub(super) fn pods(root: &Node, scope: PodScope<'_>, notes: &mut Notes) -> Vec<P
 }
 
 /// Takes down names that another pod's ranks have: `r/0`, where `r` has ranks.
-fn only_one_rank(pods: &[(PodConfig, Span)], notes: &mut Notes) {
+fn only_one_rank(pods: &[(PodConfig, Span)], notes: &mut Diagnostics) {
     for (pod, span) in pods {
         let Some((base, number)) = pod.name.rsplit_once('/') else { continue };
         let is_of = |other: &PodConfig| {
@@ -223,14 +225,14 @@ fn only_one_rank(pods: &[(PodConfig, Span)], notes: &mut Notes) {
         let Some((other, first)) = pods.iter().find(|(other, _)| is_of(other)) else { continue };
         let (name, ranks) = (&pod.name, other.ranks);
         notes.problems.push(
-            Problem::new(Kind::Twice, *span, format!("pod `{name}` is there twice"))
+            Problem::new(ProblemKind::Twice, *span, format!("pod `{name}` is there twice"))
                 .also(*first, format!("has {ranks} ranks, and this is one of them"))
                 .cure(format!("call it otherwise; `{base}/` and a number are ranks of `{base}`")),
         );
     }
 }
 
-fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<PodConfig> {
+fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Diagnostics) -> Option<PodConfig> {
     let text: String = section.maybe("url")?;
     let url = text.trim_end_matches('/').to_owned();
     let host = match authority(&url) {
@@ -254,20 +256,24 @@ fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> Option<
 }
 
 /// Everything but name and address: what discovery adds to the addresses it finds.
-pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Notes) -> PodConfig {
+pub(super) fn facts(
+    section: &Section<'_>,
+    scope: PodScope<'_>,
+    notes: &mut Diagnostics,
+) -> PodConfig {
     // Without `models`, nothing but the name matters, and any name will do.
     let models = section.texts("model").into_iter().filter(|_| !scope.models.is_empty());
     for (model, span) in models {
         let known = scope.models.iter().map(|model| model.name.as_str());
         notes.must_be_known("model", &model, span, known);
     }
-    let engine = Engine::of_word(section.or("engine", "openai"));
+    let engine = EngineKind::of_word(section.or("engine", "openai"));
     if let Some(isolation) = scope.isolation.filter(|_| !engine.knows_salt()) {
         let span = section.node("engine").map_or(section.span(), |node| node.span);
         let message = format!("tenants cannot be kept apart on an engine `{}`", engine.word());
         notes
             .problems
-            .push(Problem::new(Kind::Unsafe, span, message).also(isolation, "asked for here").cure(
+            .push(Problem::new(ProblemKind::Unsafe, span, message).also(isolation, "asked for here").cure(
             "it knows no `cache_salt`; write `engine: vllm` if it is one, or remove `isolation`",
         ));
     }
@@ -280,7 +286,7 @@ pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Note
     if !events.is_empty() && scope.models.is_empty() {
         let message = "the pod's events cannot be understood without knowing its model";
         notes.problems.push(
-            Problem::new(Kind::MissingDependency, section.at("events"), message)
+            Problem::new(ProblemKind::MissingDependency, section.at("events"), message)
                 .cure("list the model with its `tokenizer` under `models`"),
         );
     }
@@ -308,7 +314,7 @@ pub(super) fn facts(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Note
 }
 
 /// Where a pod's own metrics are, if not at its address.
-fn metrics(section: &Section<'_>, notes: &mut Notes) -> Option<String> {
+fn metrics(section: &Section<'_>, notes: &mut Diagnostics) -> Option<String> {
     let metrics: String = section.maybe("metrics")?;
     if let Err(problem) = authority(&metrics) {
         let span = section.at("metrics");
@@ -320,7 +326,7 @@ fn metrics(section: &Section<'_>, notes: &mut Notes) -> Option<String> {
 }
 
 /// Where a pod's key is, if it wants one and there is one.
-fn key_file(section: &Section<'_>, notes: &mut Notes) -> Option<PathBuf> {
+fn key_file(section: &Section<'_>, notes: &mut Diagnostics) -> Option<PathBuf> {
     let file: String = section.maybe("key_file")?;
     let path = notes.outside.place(Path::new(&file)).unwrap_or_else(|| PathBuf::from(&file));
     notes.files.push(PathBuf::from(&file));
@@ -328,7 +334,7 @@ fn key_file(section: &Section<'_>, notes: &mut Notes) -> Option<PathBuf> {
         Ok(_) => Some(path),
         Err(error) => {
             let message = format!("`key_file`: the file `{file}` {error}");
-            let problem = Problem::new(Kind::BadParameter, section.at("key_file"), message);
+            let problem = Problem::new(ProblemKind::BadParameter, section.at("key_file"), message);
             notes.problems.push(problem.cure("write the key there that the engine was given"));
             None
         }
@@ -337,7 +343,11 @@ fn key_file(section: &Section<'_>, notes: &mut Notes) -> Option<PathBuf> {
 
 /// A pod's sources. One ledger counts copies, so a source that only says whether a block is there may not
 /// feed a pod beside one that counts.
-fn events(section: &Section<'_>, sources: &[EventSource], notes: &mut Notes) -> Vec<Events> {
+fn events(
+    section: &Section<'_>,
+    sources: &[EventSourceConfig],
+    notes: &mut Diagnostics,
+) -> Vec<Events> {
     let mut events = Vec::new();
     let mut counted: Option<(String, Span)> = None;
     let mut set: Option<(String, Span)> = None;
@@ -366,7 +376,7 @@ fn events(section: &Section<'_>, sources: &[EventSource], notes: &mut Notes) -> 
             sources
                 .iter()
                 .find(|source| source.name == text)
-                .map_or(Semantics::Sequenced, EventSource::semantics)
+                .map_or(Semantics::Sequenced, EventSourceConfig::semantics)
         };
         match semantics {
             Semantics::Sequenced => counted.get_or_insert((text, span)),
@@ -376,7 +386,7 @@ fn events(section: &Section<'_>, sources: &[EventSource], notes: &mut Notes) -> 
     if let (Some((counted, counts)), Some((set, says))) = (counted, set) {
         let message = format!("`{set}` numbers nothing and cannot feed a pod beside `{counted}`");
         notes.problems.push(
-            Problem::new(Kind::Conflict, says, message)
+            Problem::new(ProblemKind::Conflict, says, message)
                 .also(counts, "counts the copies of each block")
                 .cure(format!("remove one of them, or write `numbered: true` if the sidecars of `{set}` number their requests")),
         );
@@ -385,7 +395,7 @@ fn events(section: &Section<'_>, sources: &[EventSource], notes: &mut Notes) -> 
 }
 
 /// Each rank publishes at a port of its own, counted up from the first.
-fn last_port(section: &Section<'_>, address: &ZmqAddress, span: Span, notes: &mut Notes) {
+fn last_port(section: &Section<'_>, address: &ZmqAddress, span: Span, notes: &mut Diagnostics) {
     let last = section.or("ranks", 1_u32) - 1;
     if let Err(error) = address.of_rank(u16::try_from(last).unwrap_or(u16::MAX)) {
         let problem = refused("pods", "events", &address.to_string(), span, &error.problem);
@@ -395,7 +405,7 @@ fn last_port(section: &Section<'_>, address: &ZmqAddress, span: Span, notes: &mu
     }
 }
 
-fn may_be_called(url: &str, reach: &Reach) -> Result<(), AddressError> {
+fn may_be_called(url: &str, reach: &EgressPolicy) -> Result<(), EndpointError> {
     Endpoint::new(url, BreakerRules::default(), 1)?.may_be_called(reach)
 }
 

@@ -3,27 +3,27 @@
 use std::path::Path;
 
 use wornpath_routing::document::{Node, Yaml, nearest};
-use wornpath_routing::{Kind, Problem, Profile, Role, Surroundings};
+use wornpath_routing::{Problem, ProblemKind, Profile, ProfileEnv, Role};
 
-use super::notes::Notes;
-use super::shipped::{SHIPPED, shipped};
-use crate::record::OFFLINE;
+use super::builtin::{SHIPPED, shipped};
+use super::diagnostics::Diagnostics;
 use crate::settings::NamedProfile;
+use crate::summary::OFFLINE;
 
 /// The profiles under `profiles`. `roles` are those that pods can play, if all pods are known.
 pub(super) fn profiles(
     root: &Node,
     roles: Option<Vec<Role>>,
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) -> Vec<NamedProfile> {
-    let surroundings = Surroundings { roles, ..Surroundings::default() };
+    let surroundings = ProfileEnv { roles, ..ProfileEnv::default() };
     let entries = match root.get("profiles").map(|node| (&node.value, node)) {
         None | Some((Yaml::Null, _)) => return Vec::new(),
         Some((Yaml::Map(entries), _)) => entries,
         Some((_, node)) => {
             let message =
                 format!("`profiles` is {}, not a map from names to profiles", node.kind());
-            let problem = Problem::new(Kind::Syntax, node.span, message);
+            let problem = Problem::new(ProblemKind::Syntax, node.span, message);
             notes.problems.push(problem.cure("write `profiles: {chat: chat.yaml}`"));
             return Vec::new();
         }
@@ -33,7 +33,7 @@ pub(super) fn profiles(
         let name = key.text().unwrap_or_default().to_owned();
         if name == OFFLINE {
             let message = format!("a profile cannot be called `{name}`");
-            let problem = Problem::new(Kind::Conflict, key.span, message);
+            let problem = Problem::new(ProblemKind::Conflict, key.span, message);
             notes.problems.push(problem.cure("batches are counted by that name; choose another"));
         }
         let (file, checked) = match &node.value {
@@ -71,8 +71,8 @@ pub(super) fn resolve(name: &str, profiles: &mut Vec<NamedProfile>) -> bool {
 fn from_file(
     path: &str,
     node: &Node,
-    surroundings: &Surroundings,
-    notes: &mut Notes,
+    surroundings: &ProfileEnv,
+    notes: &mut Diagnostics,
 ) -> Option<Profile> {
     match notes.outside.text(Path::new(path)) {
         Ok(text) => match Profile::check(path, &text, surroundings) {
@@ -91,7 +91,7 @@ fn from_file(
                 }
                 None => "give a file; paths start beside this one".to_owned(),
             };
-            notes.problems.push(Problem::new(Kind::NotFound, node.span, message).cure(cure));
+            notes.problems.push(Problem::new(ProblemKind::NotFound, node.span, message).cure(cure));
             None
         }
     }

@@ -22,9 +22,9 @@ own. It is read again on SIGHUP, when it changes, and when the admin plane says 
 nothing. An option of `wornpath serve` overrides what stands here ([which one what](operations.md#changing-the-configuration)).
 ";
 
-type Part = (&'static str, &'static str, &'static [Parameter]);
+type ReferencePart = (&'static str, &'static str, &'static [Parameter]);
 
-const PARTS: &[Part] = &[
+const PARTS: &[ReferencePart] = &[
     ("listen.client", "Where clients come: an address alone, or a map.", listen::LISTEN),
     (
         "listen.admin, listen.events",

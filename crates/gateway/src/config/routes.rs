@@ -2,15 +2,15 @@
 
 use wornpath_routing::document::{Node, Yaml};
 use wornpath_routing::{
-    Card, Kind, Parameter, Problem, Profile, Role, Slot, Span, Surroundings, Takes, Tokens,
-    WithoutEvents,
+    Parameter, PluginView, Problem, ProblemKind, Profile, ProfileEnv, Role, Slot, Span, Takes,
+    Tokens, WithoutEvents,
 };
 
-use super::notes::Notes;
+use super::builtin::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
+use super::diagnostics::Diagnostics;
 use super::profiles::resolve;
 use super::section::{Section, maps};
-use super::shipped::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
-use super::{Model, PodConfig, TokenizerChoice};
+use super::{ModelConfig, PodConfig, TokenizerChoice};
 use crate::settings::{NamedProfile, RouteSettings, Settings, TenantSettings};
 
 #[rustfmt::skip]
@@ -29,9 +29,9 @@ pub(super) const MATCH: &[Parameter] = &[
 /// nothing about routing: there is no route, and the shipped default is the first profile.
 pub(super) fn routes(
     root: &Node,
-    (models, tenants): (&[Model], &[TenantSettings]),
+    (models, tenants): (&[ModelConfig], &[TenantSettings]),
     profiles: &mut Vec<NamedProfile>,
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) -> Vec<RouteSettings> {
     let entries = maps(root, "routes", &mut notes.problems);
     if entries.is_empty() {
@@ -46,9 +46,13 @@ pub(super) fn routes(
         must_have_tokens(&route, section.at("profile"), models, profiles, notes);
         if let Some(first) = catch_all {
             notes.problems.push(
-                Problem::new(Kind::Unreachable, span, "no request comes as far as this route")
-                    .also(first, "matches every request")
-                    .cure("put it before that one, or remove it"),
+                Problem::new(
+                    ProblemKind::Unreachable,
+                    span,
+                    "no request comes as far as this route",
+                )
+                .also(first, "matches every request")
+                .cure("put it before that one, or remove it"),
             );
         }
         if route.path.is_none() && route.model.is_none() && route.tenant.is_none() {
@@ -58,7 +62,8 @@ pub(super) fn routes(
     }
     if catch_all.is_none() {
         let span = root.get("routes").map_or(root.span, |node| node.span);
-        let problem = Problem::new(Kind::MissingDependency, span, "some requests match no route");
+        let problem =
+            Problem::new(ProblemKind::MissingDependency, span, "some requests match no route");
         notes.problems.push(
             problem.cure(format!("end with one for all others: `- profile: {DEFAULT_PROFILE}`")),
         );
@@ -68,9 +73,9 @@ pub(super) fn routes(
 
 fn route(
     section: &Section<'_>,
-    (models, tenants): (&[Model], &[TenantSettings]),
+    (models, tenants): (&[ModelConfig], &[TenantSettings]),
     profiles: &mut Vec<NamedProfile>,
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) -> RouteSettings {
     let profile: String = section.or("profile", String::new());
     if !profile.is_empty() && !resolve(&profile, profiles) {
@@ -85,7 +90,7 @@ fn route(
         && (!path.starts_with('/') || path[..path.len() - 1].contains('*'))
     {
         let message = format!("`{path}` is no path that a request can have");
-        let problem = Problem::new(Kind::BadParameter, matched.at("path"), message);
+        let problem = Problem::new(ProblemKind::BadParameter, matched.at("path"), message);
         notes.problems.push(problem.cure("begin with `/`, and use `*` only at the end"));
     }
     let model: Option<String> = matched.maybe("model");
@@ -104,8 +109,8 @@ fn route(
 /// Whether a profile works with tokens. One that cannot be used needs none.
 #[must_use]
 pub fn needs_tokens(profile: &NamedProfile) -> bool {
-    let checked = Profile::check(&profile.file, &profile.text, &Surroundings::default());
-    let writes_tokens = |card: &Card| card.writes.iter().any(|slot| slot == Tokens::NAME);
+    let checked = Profile::check(&profile.file, &profile.text, &ProfileEnv::default());
+    let writes_tokens = |card: &PluginView| card.writes.iter().any(|slot| slot == Tokens::NAME);
     checked.is_ok_and(|profile| profile.graph().prepare.iter().any(writes_tokens))
 }
 
@@ -113,9 +118,9 @@ pub fn needs_tokens(profile: &NamedProfile) -> bool {
 fn must_have_tokens(
     route: &RouteSettings,
     span: Span,
-    models: &[Model],
+    models: &[ModelConfig],
     profiles: &[NamedProfile],
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) {
     let Some(profile) = profiles.iter().find(|profile| profile.name == route.profile) else {
         return;
@@ -123,8 +128,9 @@ fn must_have_tokens(
     if !needs_tokens(profile) {
         return;
     }
-    let is_meant =
-        |model: &&Model| route.model.as_ref().is_none_or(|name| *name == *model.name.as_str());
+    let is_meant = |model: &&ModelConfig| {
+        route.model.as_ref().is_none_or(|name| *name == *model.name.as_str())
+    };
     let without =
         models.iter().filter(is_meant).find(|model| model.tokenizer == TokenizerChoice::None);
     let message = match without {
@@ -137,7 +143,7 @@ fn must_have_tokens(
         None => return,
     };
     let cure = format!("give models a `tokenizer`, or use `{TEXT_PROFILE}`, which needs none");
-    notes.problems.push(Problem::new(Kind::MissingDependency, span, message).cure(cure));
+    notes.problems.push(Problem::new(ProblemKind::MissingDependency, span, message).cure(cure));
 }
 
 /// A profile may want no guesses about what pods hold; then every pod must tell.
@@ -145,14 +151,14 @@ pub(super) fn must_be_heard(
     root: &Node,
     pods: &[PodConfig],
     settings: &Settings,
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) {
     let routes = &settings.routes;
     let is_used = |profile: &&NamedProfile| {
         routes.is_empty() || routes.iter().any(|route| route.profile == profile.name)
     };
     let refuses = |profile: &&NamedProfile| {
-        let checked = Profile::check(&profile.file, &profile.text, &Surroundings::default());
+        let checked = Profile::check(&profile.file, &profile.text, &ProfileEnv::default());
         checked.is_ok_and(|profile| profile.without_events() == Some(WithoutEvents::Refuse))
     };
     let Some(profile) = settings.profiles.iter().filter(is_used).find(refuses) else { return };
@@ -167,7 +173,7 @@ pub(super) fn must_be_heard(
         let message =
             format!("pod `{pod}` sends no cache events, and profile `{profile}` wants no guesses");
         notes.problems.push(
-            Problem::new(Kind::Conflict, span, message)
+            Problem::new(ProblemKind::Conflict, span, message)
                 .cure("give it `events`, or write `without_events: approximate` in the profile"),
         );
     }
@@ -175,11 +181,11 @@ pub(super) fn must_be_heard(
 
 fn everything(
     root: &Node,
-    models: &[Model],
+    models: &[ModelConfig],
     profiles: &mut Vec<NamedProfile>,
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) -> Option<RouteSettings> {
-    let has_tokenizer = |model: &Model| model.tokenizer != TokenizerChoice::None;
+    let has_tokenizer = |model: &ModelConfig| model.tokenizer != TokenizerChoice::None;
     let profile = match &profiles[..] {
         [] => {
             let all = !models.is_empty() && models.iter().all(has_tokenizer);
@@ -191,7 +197,9 @@ fn everything(
             let span = root.get("profiles").map_or(root.span, |node| node.span);
             let message = format!("there are {} profiles and no route to any", profiles.len());
             let cure = format!("say which decides: `routes: [{{profile: {}}}]`", first.name);
-            notes.problems.push(Problem::new(Kind::MissingDependency, span, message).cure(cure));
+            notes
+                .problems
+                .push(Problem::new(ProblemKind::MissingDependency, span, message).cure(cure));
             first.name.clone()
         }
     };
@@ -207,9 +215,9 @@ pub(super) fn must_be_played(
     root: &Node,
     roles: Option<Vec<Role>>,
     settings: &Settings,
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
 ) {
-    let surroundings = Surroundings { roles, ..Surroundings::default() };
+    let surroundings = ProfileEnv { roles, ..ProfileEnv::default() };
     for profile in &settings.profiles {
         let is_shipped = shipped(&profile.name).is_some_and(|text| text == profile.text);
         let Err(problems) = Profile::check(&profile.file, &profile.text, &surroundings) else {
@@ -219,7 +227,7 @@ pub(super) fn must_be_played(
             let (name, what) = (&profile.name, problem.message());
             let message = format!("the shipped profile `{name}` does not fit the pods: {what}");
             let span = root.get("pods").map_or(root.span, |node| node.span);
-            notes.problems.push(Problem::new(Kind::NoPodForRole, span, message).cure(
+            notes.problems.push(Problem::new(ProblemKind::NoPodForRole, span, message).cure(
                 "give a pod that role, or route to a profile that fits, as `prefill-decode` fits pods with `role: prefill` \
                  and `role: decode`",
             ));

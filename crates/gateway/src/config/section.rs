@@ -3,24 +3,24 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use wornpath_routing::document::{Entry, Node, Settings, Yaml};
-use wornpath_routing::{FromValue, Kind, Parameter, Problem, Span};
+use wornpath_routing::document::{Node, PluginSettings, SettingEntry, Yaml};
+use wornpath_routing::{FromValue, Parameter, Problem, ProblemKind, Span};
 
 /// A map whose parameters were read.
 pub(super) struct Section<'a> {
-    entry: Entry<'a>,
-    settings: Settings,
+    entry: SettingEntry<'a>,
+    settings: PluginSettings,
 }
 
 impl<'a> Section<'a> {
     /// Reads `parameters`; keys in `nested` are read by the caller.
     pub(super) fn read(
-        entry: Entry<'a>,
+        entry: SettingEntry<'a>,
         parameters: &[Parameter],
         nested: &[&'static str],
         problems: &mut Vec<Problem>,
     ) -> Self {
-        let settings = Settings::read(&entry, parameters, nested, problems);
+        let settings = PluginSettings::read(&entry, parameters, nested, problems);
         Self { entry, settings }
     }
 
@@ -32,7 +32,7 @@ impl<'a> Section<'a> {
         parameters: &[Parameter],
         problems: &mut Vec<Problem>,
     ) -> Self {
-        let empty = Entry { name, span, settings: &[] };
+        let empty = SettingEntry { name, span, settings: &[] };
         match node.map(|node| map(node, name)) {
             Some(Ok(entry)) => Self::read(entry, parameters, &[], problems),
             None => Self::read(empty, parameters, &[], problems),
@@ -110,7 +110,7 @@ pub(super) fn refused(
     error: &dyn Display,
 ) -> Problem {
     let message = format!("`{key}` of `{owner}` is `{text}`: {error}");
-    Problem::new(Kind::BadParameter, span, message)
+    Problem::new(ProblemKind::BadParameter, span, message)
 }
 
 /// The maps in the list under `key`.
@@ -118,14 +118,14 @@ pub(super) fn maps<'a>(
     root: &'a Node,
     key: &'static str,
     problems: &mut Vec<Problem>,
-) -> Vec<Entry<'a>> {
+) -> Vec<SettingEntry<'a>> {
     let items = match root.get(key).map(|node| (&node.value, node)) {
         None | Some((Yaml::Null, _)) => return Vec::new(),
         Some((Yaml::List(items), _)) => items,
         Some((_, node)) => {
             let message = format!("`{key}` must be a list; this is {}", node.kind());
             problems.push(
-                Problem::new(Kind::Syntax, node.span, message)
+                Problem::new(ProblemKind::Syntax, node.span, message)
                     .cure("write each on lines of its own, the first with `- ` before it"),
             );
             return Vec::new();
@@ -141,13 +141,13 @@ pub(super) fn maps<'a>(
     entries
 }
 
-fn map<'a>(node: &'a Node, key: &'static str) -> Result<Entry<'a>, Problem> {
+fn map<'a>(node: &'a Node, key: &'static str) -> Result<SettingEntry<'a>, Problem> {
     match &node.value {
-        Yaml::Null => Ok(Entry { name: key, span: node.span, settings: &[] }),
-        Yaml::Map(settings) => Ok(Entry { name: key, span: node.span, settings }),
+        Yaml::Null => Ok(SettingEntry { name: key, span: node.span, settings: &[] }),
+        Yaml::Map(settings) => Ok(SettingEntry { name: key, span: node.span, settings }),
         _ => {
             let message = format!("`{key}` holds {} where a map belongs", node.kind());
-            Err(Problem::new(Kind::Syntax, node.span, message)
+            Err(Problem::new(ProblemKind::Syntax, node.span, message)
                 .cure("write `key: value` on lines of their own, or `{key: value, …}`"))
         }
     }

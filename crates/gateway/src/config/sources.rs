@@ -1,15 +1,15 @@
 //! Where events come from besides the engines themselves.
 
 use wornpath_routing::document::Node;
-use wornpath_routing::{Kind, Parameter, Problem, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
 use super::Listen;
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::section::{Section, maps};
 
 /// A source of events for several pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EventSource {
+pub struct EventSourceConfig {
     /// What pods call it.
     pub name: String,
     /// What it is.
@@ -56,7 +56,7 @@ pub enum Semantics {
     Set,
 }
 
-impl EventSource {
+impl EventSourceConfig {
     /// What its events mean.
     #[must_use]
     pub const fn semantics(&self) -> Semantics {
@@ -78,7 +78,11 @@ pub(super) const SOURCE: &[Parameter] = &[
     Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without a gap; then copies of blocks are counted."),
 ];
 
-pub(super) fn sources(root: &Node, listen: &Listen, notes: &mut Notes) -> Vec<EventSource> {
+pub(super) fn sources(
+    root: &Node,
+    listen: &Listen,
+    notes: &mut Diagnostics,
+) -> Vec<EventSourceConfig> {
     let (mut sources, mut names) = (Vec::new(), Vec::new());
     for entry in maps(root, "event_sources", &mut notes.problems) {
         let section = Section::read(entry, SOURCE, &[], &mut notes.problems);
@@ -90,7 +94,7 @@ pub(super) fn sources(root: &Node, listen: &Listen, notes: &mut Notes) -> Vec<Ev
             "push" => {
                 if listen.events.is_none() {
                     let problem = Problem::new(
-                        Kind::MissingDependency,
+                        ProblemKind::MissingDependency,
                         section.at("kind"),
                         "sidecars have nowhere to post to",
                     );
@@ -124,33 +128,33 @@ pub(super) fn sources(root: &Node, listen: &Listen, notes: &mut Notes) -> Vec<Ev
                 SourceKind::Redis { url: url(&section, "redis", notes), stream }
             }
         };
-        sources.push(EventSource { name, kind });
+        sources.push(EventSourceConfig { name, kind });
     }
     sources
 }
 
 /// Brokers are for fleets of routers; most builds do without their clients.
-fn not_built_in(section: &Section<'_>, kind: &str, notes: &mut Notes) {
+fn not_built_in(section: &Section<'_>, kind: &str, notes: &mut Diagnostics) {
     let message = format!("this build of wornpath cannot read from `{kind}`");
-    let problem = Problem::new(Kind::MissingDependency, section.at("kind"), message);
+    let problem = Problem::new(ProblemKind::MissingDependency, section.at("kind"), message);
     notes.problems.push(problem.cure(format!("build it with `--features {kind}`")));
 }
 
-fn url(section: &Section<'_>, scheme: &str, notes: &mut Notes) -> String {
+fn url(section: &Section<'_>, scheme: &str, notes: &mut Diagnostics) -> String {
     let example = format!("give `url: {scheme}://host:port`");
     let Some(url) = section.maybe::<String>("url") else {
         let message = format!("a `{scheme}` source needs `url`, which is not given");
-        notes
-            .problems
-            .push(Problem::new(Kind::MissingParameter, section.span(), message).cure(example));
+        notes.problems.push(
+            Problem::new(ProblemKind::MissingParameter, section.span(), message).cure(example),
+        );
         return String::new();
     };
     if !url.starts_with(&format!("{scheme}://")) {
         notes.shown_address(&url, section.at("url"));
         let message = format!("`url` of a `{scheme}` source does not begin with `{scheme}://`");
-        notes
-            .problems
-            .push(Problem::new(Kind::BadParameter, section.at("url"), message).cure(example));
+        notes.problems.push(
+            Problem::new(ProblemKind::BadParameter, section.at("url"), message).cure(example),
+        );
     }
     url
 }

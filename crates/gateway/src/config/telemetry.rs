@@ -3,7 +3,7 @@
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Takes};
 
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::pods::authority;
 use super::section::{Section, refused};
 use crate::settings::TelemetrySettings;
@@ -15,7 +15,7 @@ pub(super) const TELEMETRY: &[Parameter] = &[
     Parameter::with_default("service", Takes::Text, "wornpath", "What this gateway is called there."),
 ];
 
-pub(super) fn telemetry(root: &Node, notes: &mut Notes) -> Option<TelemetrySettings> {
+pub(super) fn telemetry(root: &Node, notes: &mut Diagnostics) -> Option<TelemetrySettings> {
     let node = root.get("telemetry")?;
     let name = ("telemetry", node.span);
     let section = Section::of(Some(node), name, TELEMETRY, &mut notes.problems);

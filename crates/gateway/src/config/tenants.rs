@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use wornpath_blocks::HashKey;
 use wornpath_routing::document::Node;
 use wornpath_routing::queue::Priority;
-use wornpath_routing::{Kind, Parameter, Problem, Span, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
 
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::secret::bytes;
 use super::section::{Section, maps};
 use crate::settings::TenantSettings;
@@ -26,7 +26,7 @@ pub(super) const ISOLATION: &[Parameter] = &[
     Parameter::required("secret_file", Takes::Text, "A file with 64 hexadecimal digits, the same for all routers of a cell; make one with `openssl rand -hex 32`."),
 ];
 
-pub(super) fn tenants(root: &Node, notes: &mut Notes) -> Vec<TenantSettings> {
+pub(super) fn tenants(root: &Node, notes: &mut Diagnostics) -> Vec<TenantSettings> {
     let (mut tenants, mut names, mut keys) = (Vec::new(), Vec::new(), Vec::new());
     for entry in maps(root, "tenants", &mut notes.problems) {
         let section = Section::read(entry, TENANT, &[], &mut notes.problems);
@@ -49,7 +49,7 @@ pub(super) fn tenants(root: &Node, notes: &mut Notes) -> Vec<TenantSettings> {
 }
 
 /// Where isolation is asked for, if it is; its secret, if that could be read.
-pub(super) fn isolation(root: &Node, notes: &mut Notes) -> Option<(Span, Option<HashKey>)> {
+pub(super) fn isolation(root: &Node, notes: &mut Diagnostics) -> Option<(Span, Option<HashKey>)> {
     let node = root.get("isolation")?;
     let span = node.span;
     let section = Section::of(Some(node), ("isolation", span), ISOLATION, &mut notes.problems);
@@ -66,9 +66,9 @@ pub(super) fn isolation(root: &Node, notes: &mut Notes) -> Option<(Span, Option<
         Err(error) => {
             let message = format!("the secret in `{file}` cannot be used: {error}");
             notes.problems.push(
-                Problem::new(Kind::BadParameter, section.at("secret_file"), message).cure(format!(
-                    "write 64 hexadecimal digits there: `openssl rand -hex 32 > {file}`"
-                )),
+                Problem::new(ProblemKind::BadParameter, section.at("secret_file"), message).cure(
+                    format!("write 64 hexadecimal digits there: `openssl rand -hex 32 > {file}`"),
+                ),
             );
             Some((span, None))
         }

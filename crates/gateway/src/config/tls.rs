@@ -5,11 +5,11 @@ use std::path::Path;
 
 use wornpath_execution::PodTls;
 use wornpath_routing::document::Node;
-use wornpath_routing::{Kind, Parameter, Problem, Span, Takes};
+use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
 
-use super::notes::Notes;
+use super::diagnostics::Diagnostics;
 use super::section::Section;
-use crate::tls::{Identity, ListenerTls, Oldest, TlsError, pod_tls, roots};
+use crate::tls::{ListenerTls, Oldest, ServerIdentity, TlsError, pod_tls, roots};
 
 #[rustfmt::skip]
 pub(super) const LISTENER_TLS: &[Parameter] = &[
@@ -28,7 +28,7 @@ pub(super) const POD_TLS: &[Parameter] = &[
 ];
 
 /// The `tls` of a listener, if it has one.
-pub(super) fn listener(node: Option<&Node>, notes: &mut Notes) -> Option<ListenerTls> {
+pub(super) fn listener(node: Option<&Node>, notes: &mut Diagnostics) -> Option<ListenerTls> {
     let node = node?;
     let name = ("tls", node.span);
     let section = Section::of(Some(node), name, LISTENER_TLS, &mut notes.problems);
@@ -43,7 +43,7 @@ pub(super) fn listener(node: Option<&Node>, notes: &mut Notes) -> Option<Listene
 }
 
 /// How pods at `https://` are recognised, if that is said.
-pub(super) fn pods(root: &Node, notes: &mut Notes) -> Option<PodTls> {
+pub(super) fn pods(root: &Node, notes: &mut Diagnostics) -> Option<PodTls> {
     let node = root.get("pod_tls")?;
     let name = ("pod_tls", node.span);
     let section = Section::of(Some(node), name, POD_TLS, &mut notes.problems);
@@ -54,7 +54,7 @@ pub(super) fn pods(root: &Node, notes: &mut Notes) -> Option<PodTls> {
         (Some(half), None) | (None, Some(half)) => {
             let message = "`certificate` and `key` of `pod_tls` belong together; one is not given";
             notes.problems.push(
-                Problem::new(Kind::MissingParameter, half.span, message)
+                Problem::new(ProblemKind::MissingParameter, half.span, message)
                     .cure("give both, or neither if pods ask for no certificate"),
             );
             return None;
@@ -65,17 +65,17 @@ pub(super) fn pods(root: &Node, notes: &mut Notes) -> Option<PodTls> {
     tls.map_err(|error| unusable(at, section.at(at), &error, notes)).ok()
 }
 
-fn identity(section: &Section<'_>, notes: &mut Notes) -> Option<Identity> {
-    let chain = file(section, "certificate", notes, Identity::chain);
-    let key = file(section, "key", notes, Identity::key);
-    Some(Identity::new(chain?, key?))
+fn identity(section: &Section<'_>, notes: &mut Diagnostics) -> Option<ServerIdentity> {
+    let chain = file(section, "certificate", notes, ServerIdentity::chain);
+    let key = file(section, "key", notes, ServerIdentity::key);
+    Some(ServerIdentity::new(chain?, key?))
 }
 
-/// What `read` makes of the file that a key names. Never shows what is in it.
+/// What `parse` makes of the file that a key names. Never shows what is in it.
 fn file<T>(
     section: &Section<'_>,
     key: &'static str,
-    notes: &mut Notes,
+    notes: &mut Diagnostics,
     read: impl Fn(&str) -> Result<T, TlsError>,
 ) -> Option<T> {
     let name: String = section.maybe(key)?;
@@ -84,7 +84,7 @@ fn file<T>(
         Ok(text) => text,
         Err(error) => {
             let message = format!("`{key}`: the file `{name}` cannot be read: {error}");
-            let problem = Problem::new(Kind::NotFound, section.at(key), message);
+            let problem = Problem::new(ProblemKind::NotFound, section.at(key), message);
             notes.problems.push(problem.cure("give the path of a PEM file"));
             return None;
         }
@@ -92,8 +92,8 @@ fn file<T>(
     read(&text).map_err(|error| unusable(key, section.at(key), &error, notes)).ok()
 }
 
-fn unusable(key: &str, span: Span, error: &dyn Display, notes: &mut Notes) {
+fn unusable(key: &str, span: Span, error: &dyn Display, notes: &mut Diagnostics) {
     let message = format!("`{key}` cannot be used: {error}");
-    let problem = Problem::new(Kind::BadParameter, span, message);
+    let problem = Problem::new(ProblemKind::BadParameter, span, message);
     notes.problems.push(problem.cure("give a file that `openssl x509` or `openssl pkey` can read"));
 }

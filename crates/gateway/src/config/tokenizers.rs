@@ -10,17 +10,17 @@ use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
 use wornpath_routing::{ByteTokenizer, TextTokenizer, Tokenize};
 
 use super::TokenizerChoice;
-use super::outside::Beside;
+use super::env::RelativePaths;
 
 /// Tokenizers that were loaded.
 pub struct Tokenizers {
-    beside: Beside,
+    beside: RelativePaths,
     loaded: Vec<(PathBuf, Option<SystemTime>, Arc<dyn Tokenize>)>,
 }
 
 /// A tokenizer that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenizerError {
+pub enum TokenizerConfigError {
     /// The file cannot be read.
     #[error("tokenizer {path}: {error}; give the folder of the model's `tokenizer.json`")]
     Unreadable {
@@ -43,7 +43,7 @@ impl Tokenizers {
     /// None yet; folders are looked for beside the configuration at `path`.
     #[must_use]
     pub fn new(path: &Path) -> Self {
-        Self { beside: Beside::new(path), loaded: Vec::new() }
+        Self { beside: RelativePaths::new(path), loaded: Vec::new() }
     }
 
     /// The tokenizer of a choice; loaded if it is new or its file has changed.
@@ -53,7 +53,7 @@ impl Tokenizers {
     pub fn get(
         &mut self,
         choice: &TokenizerChoice,
-    ) -> Result<Option<Arc<dyn Tokenize>>, TokenizerError> {
+    ) -> Result<Option<Arc<dyn Tokenize>>, TokenizerConfigError> {
         let folder = match choice {
             TokenizerChoice::None => return Ok(None),
             TokenizerChoice::Bytes => return Ok(Some(Arc::new(ByteTokenizer))),
@@ -73,11 +73,12 @@ impl Tokenizers {
     }
 }
 
-fn load(folder: &Path) -> Result<TextTokenizer, TokenizerError> {
+fn load(folder: &Path) -> Result<TextTokenizer, TokenizerConfigError> {
     let read = |path: &PathBuf| {
-        fs::read(path).map_err(|error| TokenizerError::Unreadable { path: path.clone(), error })
+        fs::read(path)
+            .map_err(|error| TokenizerConfigError::Unreadable { path: path.clone(), error })
     };
-    let unusable = |path: &Path, error: &dyn std::fmt::Display| TokenizerError::Unusable {
+    let unusable = |path: &Path, error: &dyn std::fmt::Display| TokenizerConfigError::Unusable {
         path: path.to_owned(),
         error: error.to_string(),
     };

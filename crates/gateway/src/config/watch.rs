@@ -10,9 +10,9 @@ use std::time::SystemTime;
 
 /// How files look: when they were written and how long they are.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Look(Vec<Option<(SystemTime, u64)>>);
+pub struct FileState(Vec<Option<(SystemTime, u64)>>);
 
-impl Look {
+impl FileState {
     /// How these files look now.
     #[must_use]
     pub fn at(files: &[PathBuf]) -> Self {
@@ -24,7 +24,7 @@ impl Look {
     }
 }
 
-impl Look {
+impl FileState {
     /// These files and those.
     #[must_use]
     pub fn and(mut self, others: Self) -> Self {
@@ -35,20 +35,20 @@ impl Look {
 
 /// Remembers how files looked.
 #[derive(Clone, Debug)]
-pub struct Watch {
-    taken: Look,
-    last: Look,
+pub struct FileWatch {
+    taken: FileState,
+    last: FileState,
 }
 
-impl Watch {
+impl FileWatch {
     /// The files were just read and looked so.
     #[must_use]
-    pub fn new(look: Look) -> Self {
+    pub fn new(look: FileState) -> Self {
         Self { last: look.clone(), taken: look }
     }
 
     /// Whether the files have changed since they were last taken, and stay as they are.
-    pub fn look(&mut self, now: Look) -> bool {
+    pub fn look(&mut self, now: FileState) -> bool {
         let is_new = now != self.taken && now == self.last;
         if is_new {
             self.taken.clone_from(&now);
@@ -63,13 +63,13 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn written(seconds: u64) -> Look {
-        Look(vec![Some((SystemTime::UNIX_EPOCH + Duration::from_secs(seconds), 9))])
+    fn written(seconds: u64) -> FileState {
+        FileState(vec![Some((SystemTime::UNIX_EPOCH + Duration::from_secs(seconds), 9))])
     }
 
     #[test]
     fn a_change_counts_once_and_only_when_the_file_is_at_rest() {
-        let mut watch = Watch::new(written(1));
+        let mut watch = FileWatch::new(written(1));
         assert!(!watch.look(written(1)));
         assert!(!watch.look(written(2)), "it may be half written");
         assert!(!watch.look(written(3)));
@@ -79,8 +79,8 @@ mod tests {
 
     #[test]
     fn a_file_that_vanishes_for_a_moment_is_not_taken_twice() {
-        let mut watch = Watch::new(written(1));
-        assert!(!watch.look(Look(vec![None])));
+        let mut watch = FileWatch::new(written(1));
+        assert!(!watch.look(FileState(vec![None])));
         assert!(!watch.look(written(1)));
         assert!(!watch.look(written(1)));
     }

@@ -1,38 +1,38 @@
 //! How pods come that nobody listed, and how pods are besides what the router sent them.
 //!
-//! Finders look at files and names and bring pods ([`found`], [`roll`], [`seeker`]); readers ask engines for
-//! their own figures, slowly ([`pace`]); and events come from sidecars and brokers ([`sources`]).
-//! What decides is pure; this file, [`seeker`], [`reader`] and [`sources`] do the asking.
+//! Finders look at files and names and bring pods ([`diff`], [`ownership`], [`watcher`]); readers ask engines for
+//! their own figures, slowly ([`backoff`]); and events come from sidecars and brokers ([`sources`]).
+//! What decides is pure; this file, [`watcher`], [`reader`] and [`sources`] do the asking.
 
-mod found;
-mod pace;
+mod backoff;
+mod diff;
+mod ownership;
 mod reader;
-mod roll;
-mod seeker;
 mod sources;
+mod watcher;
 
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-pub use found::{Changes, Found, Sight};
-pub use pace::{Pace, Reading};
+pub use backoff::{ScrapeBackoff, ScrapeReading};
+pub use diff::{DiscoveredPod, DiscoveredPods, PodDiff};
+pub use ownership::{OwnedName, Ownership, PodOwner};
 pub use reader::read_engines;
-pub use roll::{Bringer, Roll, Taken};
 pub use sources::{read_brokers, take_pushes};
 
-use crate::config::{Config, Finder, Running};
-pub use crate::scrape::{Reported, block_size, read};
+use crate::config::{Config, DiscoveryConfig, RunningConfig};
+pub use crate::scrape::{EngineMetrics, block_size, read};
 use crate::watchdog::named;
-use seeker::Seeker;
+use watcher::Watcher;
 
 /// Looks for pods in every way that is configured, for as long as it is polled.
 ///
 /// With every configuration that takes over all finders look at once: a pod that could not come by the old one
 /// may come by the new one. A finder that is still there goes on with what it knows, and the pods of one that
 /// is not stay until all others have looked: one of them may find them too.
-pub async fn find_pods(running: Arc<Running>) {
+pub async fn find_pods(running: Arc<RunningConfig>) {
     let (mut seekers, mut count) = (Vec::new(), 0);
     // Whoever looked before a bug ended that. What they found stays until it can be looked for again.
     let mut must_see = running.roll().abandon_all();
@@ -54,7 +54,7 @@ pub async fn find_pods(running: Arc<Running>) {
             first_looks.recv().await;
             // Another configuration ends looks halfway; then those who look by it find what stays.
             if Arc::ptr_eq(&running.config(), &config) {
-                release_all(&running, Bringer::FormerFinder);
+                release_all(&running, PodOwner::FormerFinder);
             }
         };
         (seekers, ()) = tokio::join!(until_replaced(&running, &config, &mut looking), settled);
@@ -65,10 +65,10 @@ pub async fn find_pods(running: Arc<Running>) {
 /// Waits until another configuration runs; who has ended by then. A finder that breaks off breaks all off, so that all
 /// begin again.
 async fn until_replaced(
-    running: &Running,
+    running: &RunningConfig,
     config: &Arc<Config>,
-    looking: &mut JoinSet<Seeker>,
-) -> Vec<Seeker> {
+    looking: &mut JoinSet<Watcher>,
+) -> Vec<Watcher> {
     let mut ended = Vec::new();
     let replaced = replaced(running, config);
     tokio::pin!(replaced);
@@ -87,16 +87,16 @@ async fn until_replaced(
 /// Who seeks by each of `finders`, if need be somebody new; and who did and does no longer. `count` is how many
 /// there ever were.
 fn assign(
-    finders: &[Finder],
-    mut before: Vec<Seeker>,
+    finders: &[DiscoveryConfig],
+    mut before: Vec<Watcher>,
     count: &mut usize,
-) -> (Vec<Seeker>, Vec<Seeker>) {
+) -> (Vec<Watcher>, Vec<Watcher>) {
     let mut seekers = Vec::new();
     for finder in finders.iter().cloned() {
         match before.iter().position(|seeker| seeker.finds_as(&finder)) {
             Some(at) => seekers.push(before.swap_remove(at).at_pace_of(finder)),
             None => {
-                seekers.push(Seeker::new(*count, finder));
+                seekers.push(Watcher::new(*count, finder));
                 *count += 1;
             }
         }
@@ -107,11 +107,11 @@ fn assign(
 /// Looks again and again until another configuration runs. `first` is dropped after the first look, or if it must have
 /// seen something once it has.
 async fn follow(
-    (running, config): (Arc<Running>, Arc<Config>),
-    mut seeker: Seeker,
+    (running, config): (Arc<RunningConfig>, Arc<Config>),
+    mut seeker: Watcher,
     first: mpsc::Sender<()>,
     must_see: bool,
-) -> Seeker {
+) -> Watcher {
     let looks = async {
         let mut first = Some(first);
         loop {
@@ -130,14 +130,14 @@ async fn follow(
 }
 
 /// Waits until another configuration than `config` runs.
-async fn replaced(running: &Running, config: &Arc<Config>) {
+async fn replaced(running: &RunningConfig, config: &Arc<Config>) {
     let mut changes = running.changes();
     while Arc::ptr_eq(&running.config(), config) {
         changes.changed().await.expect("`running` holds the other end");
     }
 }
 
-fn release_all(running: &Running, bringer: Bringer) {
+fn release_all(running: &RunningConfig, bringer: PodOwner) {
     for pod in running.roll().brought_by(bringer) {
         running.release(bringer, &pod.name);
         tracing::info!(pod = pod.name, url = pod.url, "a pod is no longer found");

@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::pace::{Pace, Reading};
-use crate::config::Running;
+use super::backoff::{ScrapeBackoff, ScrapeReading};
+use crate::config::RunningConfig;
+use crate::fleet::PodEntry;
 use crate::metrics::Scrape;
 use crate::probe::metrics_page;
-use crate::roster::Seat;
 use crate::scrape;
 use crate::watchdog::named;
 
@@ -22,8 +22,8 @@ const WITHIN: Duration = Duration::from_secs(2);
 const MOST: usize = 32;
 
 /// Reads the metrics of every engine into its vitals, for as long as it is polled.
-pub async fn read_engines(running: Arc<Running>) {
-    let mut due: HashMap<String, (Instant, Pace)> = HashMap::new();
+pub async fn read_engines(running: Arc<RunningConfig>) {
+    let mut due: HashMap<String, (Instant, ScrapeBackoff)> = HashMap::new();
     let mut tick = Instant::now();
     loop {
         sleep_until(tick).await;
@@ -33,7 +33,7 @@ pub async fn read_engines(running: Arc<Running>) {
         let mut reading = JoinSet::new();
         for seat in &engines {
             let url = &seat.settings.url;
-            let (at, _) = due.entry(url.clone()).or_insert((tick, Pace::default()));
+            let (at, _) = due.entry(url.clone()).or_insert((tick, ScrapeBackoff::default()));
             if *at <= tick && reading.len() < MOST {
                 let (url, seat) = (url.clone(), seat.clone());
                 let reach = Arc::clone(&running.gateway().settings().reach);
@@ -55,8 +55,8 @@ pub async fn read_engines(running: Arc<Running>) {
 }
 
 /// One pod of every address.
-fn engines(running: &Running) -> Vec<Seat> {
-    let mut engines: Vec<Seat> = Vec::new();
+fn engines(running: &RunningConfig) -> Vec<PodEntry> {
+    let mut engines: Vec<PodEntry> = Vec::new();
     for seat in running.gateway().roster().seats() {
         if engines.iter().all(|known| known.settings.url != seat.settings.url) {
             engines.push(seat.clone());
@@ -66,7 +66,7 @@ fn engines(running: &Running) -> Vec<Seat> {
 }
 
 /// Reports what a page says to every pod behind the endpoint.
-fn take_in(running: &Running, url: &str, page: Option<&str>) -> Reading {
+fn take_in(running: &RunningConfig, url: &str, page: Option<&str>) -> ScrapeReading {
     let (mut result, mut is_busy) = (Scrape::Missed, false);
     if let Some(page) = page {
         // The engine may have been restarted with another.
@@ -88,14 +88,14 @@ fn take_in(running: &Running, url: &str, page: Option<&str>) -> Reading {
         running.metrics().scraped(&facts.name, result);
     }
     match result {
-        Scrape::Read if is_busy => Reading::Busy,
-        Scrape::Read => Reading::Idle,
-        Scrape::Missed => Reading::Missed,
+        Scrape::Read if is_busy => ScrapeReading::Busy,
+        Scrape::Read => ScrapeReading::Idle,
+        Scrape::Missed => ScrapeReading::Missed,
     }
 }
 
 /// What was reported long ago says nothing any more.
-fn forget(running: &Running, url: &str) {
+fn forget(running: &RunningConfig, url: &str) {
     for seat in running.gateway().roster().seats().iter().filter(|seat| seat.settings.url == url) {
         seat.pod.vitals().report(0, 0.0);
     }

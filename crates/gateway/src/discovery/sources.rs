@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use wornpath_events::{Access, Guests, PodName, Push, PushService, TokenDigest, consume};
+use wornpath_events::{PodName, PodTokens, Push, PushAccess, PushService, TokenDigest, consume};
 use wornpath_index::PodId;
 
-use crate::config::{EventSource, Events, Running, SourceKind};
-use crate::door;
+use crate::config::{EventSourceConfig, Events, RunningConfig, SourceKind};
+use crate::http_conn;
 use crate::tls::ListenerTls;
 use crate::watchdog::named;
 
@@ -19,8 +19,12 @@ const MOST_CONNECTIONS: usize = 4096;
 const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
 
 /// Listens for sidecars, for as long as it is polled.
-pub async fn take_pushes(running: Arc<Running>, listener: Arc<TcpListener>, access: Access) {
-    let guests = Arc::<Guests>::default();
+pub async fn take_pushes(
+    running: Arc<RunningConfig>,
+    listener: Arc<TcpListener>,
+    access: PushAccess,
+) {
+    let guests = Arc::<PodTokens>::default();
     let (push, service) = Push::new(Arc::clone(&guests));
     let events = Arc::clone(running.gateway().events());
     let follow = async {
@@ -46,10 +50,10 @@ pub async fn take_pushes(running: Arc<Running>, listener: Arc<TcpListener>, acce
 
 /// Lets sidecars in, and answers them.
 async fn listen(
-    running: &Arc<Running>,
+    running: &Arc<RunningConfig>,
     service: &PushService,
     listener: &TcpListener,
-    access: Access,
+    access: PushAccess,
 ) -> Infallible {
     let mut connections = JoinSet::new();
     loop {
@@ -71,14 +75,14 @@ async fn listen(
 /// One connection, to its end.
 async fn hear_out(
     service: PushService,
-    access: Access,
+    access: PushAccess,
     stream: TcpStream,
     tls: Option<ListenerTls>,
 ) {
     match tls {
         None => service.speak(stream, access).await,
         Some(tls) => {
-            if let Some(stream) = door::greeted(stream, &tls).await {
+            if let Some(stream) = http_conn::greeted(stream, &tls).await {
                 service.speak(stream, access).await;
             }
         }
@@ -86,7 +90,7 @@ async fn hear_out(
 }
 
 /// Reads brokers, each from the beginning again when its pods change, for as long as it is polled.
-pub async fn read_brokers(running: Arc<Running>) {
+pub async fn read_brokers(running: Arc<RunningConfig>) {
     let mut changes = running.changes();
     loop {
         changes.mark_unchanged();
@@ -105,12 +109,12 @@ pub async fn read_brokers(running: Arc<Running>) {
 }
 
 /// Every broker with the pods that it speaks of, and which incarnations of them are there.
-fn brokers(running: &Running) -> Vec<(SourceKind, Vec<PodName>, Vec<PodId>)> {
+fn brokers(running: &RunningConfig) -> Vec<(SourceKind, Vec<PodName>, Vec<PodId>)> {
     let config = running.config();
-    let is_broker = |source: &&EventSource| !matches!(source.kind, SourceKind::Push { .. });
+    let is_broker = |source: &&EventSourceConfig| !matches!(source.kind, SourceKind::Push { .. });
     let brokers = config.sources().iter().filter(is_broker);
     let roster = running.gateway().roster();
-    let with_pods = |source: &EventSource| {
+    let with_pods = |source: &EventSourceConfig| {
         let pods: Vec<_> = fed_by(running, source).into_iter().map(|(pod, _)| pod).collect();
         let there = pods.iter().filter_map(|pod| roster.named(pod));
         let there = there.map(|seat| seat.pod.id()).collect();
@@ -120,7 +124,10 @@ fn brokers(running: &Running) -> Vec<(SourceKind, Vec<PodName>, Vec<PodId>)> {
 }
 
 /// The pods that name a source, and the tokens of those that have their own.
-fn fed_by(running: &Running, source: &EventSource) -> Vec<(PodName, Option<TokenDigest>)> {
+fn fed_by(
+    running: &RunningConfig,
+    source: &EventSourceConfig,
+) -> Vec<(PodName, Option<TokenDigest>)> {
     let named = Events::Source(source.name.clone());
     let mut fed = Vec::new();
     for pod in running.roll().all().into_iter().filter(|pod| pod.events.contains(&named)) {
@@ -134,7 +141,12 @@ fn fed_by(running: &Running, source: &EventSource) -> Vec<(PodName, Option<Token
     not(any(feature = "nats", feature = "redis", feature = "kafka")),
     expect(unused_variables, reason = "no broker is built in")
 )]
-fn read(reading: &mut JoinSet<()>, running: &Arc<Running>, kind: &SourceKind, pods: &[PodName]) {
+fn read(
+    reading: &mut JoinSet<()>,
+    running: &Arc<RunningConfig>,
+    kind: &SourceKind,
+    pods: &[PodName],
+) {
     match kind {
         SourceKind::Push { .. } => {}
         #[cfg(feature = "nats")]

@@ -17,7 +17,7 @@ const TOLERANCE: f64 = 0.1;
 
 /// What a number of answers said, summed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Tally {
+pub struct PredictionTally {
     /// Answers that were compared.
     pub checked: u64,
     /// Those that were off by more than the tolerance.
@@ -30,7 +30,7 @@ pub struct Tally {
 
 /// What to think of a pod's predictions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Verdict {
+pub enum AccuracyVerdict {
     /// Too few answers could be compared.
     #[default]
     Unknown,
@@ -48,7 +48,7 @@ pub(super) fn is_wrong(prompt: u64, predicted: u64, actual: u64) -> bool {
     predicted.abs_diff(actual) as f64 > (prompt as f64 * TOLERANCE).max(1.0)
 }
 
-impl Tally {
+impl PredictionTally {
     /// What came since `earlier`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
@@ -73,20 +73,20 @@ impl Tally {
 
     /// What to think of it: nine in ten wrong is broken.
     #[must_use]
-    pub const fn verdict(self) -> Verdict {
+    pub const fn verdict(self) -> AccuracyVerdict {
         if self.checked < ENOUGH {
-            Verdict::Unknown
+            AccuracyVerdict::Unknown
         } else if self.wrong * 10 < self.checked * 9 {
-            Verdict::Good
+            AccuracyVerdict::Good
         } else if self.predicted > self.actual {
-            Verdict::Optimistic
+            AccuracyVerdict::Optimistic
         } else {
-            Verdict::Pessimistic
+            AccuracyVerdict::Pessimistic
         }
     }
 }
 
-impl Verdict {
+impl AccuracyVerdict {
     /// Its word in JSON.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -106,7 +106,7 @@ impl Verdict {
 }
 
 /// What it means and what to do.
-impl fmt::Display for Verdict {
+impl fmt::Display for AccuracyVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unknown => "too few answers told how much was cached",
@@ -125,23 +125,23 @@ impl fmt::Display for Verdict {
 
 /// A pod's verdict over time: judged anew whenever enough answers came since the last time.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Judge {
-    seen: Tally,
-    verdict: Verdict,
+pub struct AccuracyMeter {
+    seen: PredictionTally,
+    verdict: AccuracyVerdict,
 }
 
 /// One who judges by what comes after that.
-impl From<Tally> for Judge {
-    fn from(seen: Tally) -> Self {
-        Self { seen, verdict: Verdict::Unknown }
+impl From<PredictionTally> for AccuracyMeter {
+    fn from(seen: PredictionTally) -> Self {
+        Self { seen, verdict: AccuracyVerdict::Unknown }
     }
 }
 
-impl Judge {
+impl AccuracyMeter {
     /// Looks at what was counted so far. The new verdict, if it changed.
-    pub fn look(&mut self, now: Tally) -> Option<Verdict> {
+    pub fn look(&mut self, now: PredictionTally) -> Option<AccuracyVerdict> {
         let verdict = now.since(self.seen).verdict();
-        if verdict == Verdict::Unknown {
+        if verdict == AccuracyVerdict::Unknown {
             return None;
         }
         self.seen = now;
@@ -152,7 +152,7 @@ impl Judge {
 
     /// The last verdict.
     #[must_use]
-    pub const fn verdict(&self) -> Verdict {
+    pub const fn verdict(&self) -> AccuracyVerdict {
         self.verdict
     }
 }
@@ -169,21 +169,26 @@ mod tests {
 
     #[test]
     fn only_predictions_that_are_nearly_always_wrong_are_broken() {
-        let tally = |wrong, predicted, actual| Tally { checked: 100, wrong, predicted, actual };
-        assert_eq!(tally(89, 9, 0).verdict(), Verdict::Good);
-        assert_eq!(tally(90, 9, 0).verdict(), Verdict::Optimistic);
-        assert_eq!(tally(90, 0, 9).verdict(), Verdict::Pessimistic);
-        assert_eq!(Tally { checked: 19, wrong: 19, ..tally(0, 9, 0) }.verdict(), Verdict::Unknown);
+        let tally =
+            |wrong, predicted, actual| PredictionTally { checked: 100, wrong, predicted, actual };
+        assert_eq!(tally(89, 9, 0).verdict(), AccuracyVerdict::Good);
+        assert_eq!(tally(90, 9, 0).verdict(), AccuracyVerdict::Optimistic);
+        assert_eq!(tally(90, 0, 9).verdict(), AccuracyVerdict::Pessimistic);
+        assert_eq!(
+            PredictionTally { checked: 19, wrong: 19, ..tally(0, 9, 0) }.verdict(),
+            AccuracyVerdict::Unknown
+        );
     }
 
     #[test]
     fn a_verdict_is_told_once_and_revised_by_what_came_since() {
-        let mut judge = Judge::default();
-        let bad = Tally { checked: 50, wrong: 50, predicted: 500, actual: 0 };
-        assert_eq!(judge.look(bad), Some(Verdict::Optimistic));
+        let mut judge = AccuracyMeter::default();
+        let bad = PredictionTally { checked: 50, wrong: 50, predicted: 500, actual: 0 };
+        assert_eq!(judge.look(bad), Some(AccuracyVerdict::Optimistic));
         assert_eq!(judge.look(bad), None, "nothing new");
-        let healed = bad.and(Tally { checked: 30, wrong: 0, predicted: 300, actual: 300 });
-        assert_eq!(judge.look(healed), Some(Verdict::Good));
-        assert_eq!(judge.verdict(), Verdict::Good);
+        let healed =
+            bad.and(PredictionTally { checked: 30, wrong: 0, predicted: 300, actual: 300 });
+        assert_eq!(judge.look(healed), Some(AccuracyVerdict::Good));
+        assert_eq!(judge.verdict(), AccuracyVerdict::Good);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wornpath_routing::{EventTrust, Name};
 
-use super::{Metrics, Verdict};
+use super::{AccuracyVerdict, Metrics};
 use crate::state::Gateway;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -22,10 +22,12 @@ pub async fn watch(gateway: Arc<Gateway>, metrics: Arc<Metrics>) {
         metrics.forget(gateway.now(), |pod| roster.named(pod.as_str()).is_some());
         for (pod, verdict) in metrics.judge() {
             match verdict {
-                Verdict::Optimistic | Verdict::Pessimistic => {
+                AccuracyVerdict::Optimistic | AccuracyVerdict::Pessimistic => {
                     tracing::error!(%pod, "predictions are nearly always wrong: {verdict}");
                 }
-                Verdict::Good | Verdict::Unknown => tracing::info!(%pod, "{verdict}"),
+                AccuracyVerdict::Good | AccuracyVerdict::Unknown => {
+                    tracing::info!(%pod, "{verdict}")
+                }
             }
         }
         let now: HashSet<_> = silent_pods(&gateway, &metrics).into_iter().collect();

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 /// What a metric's numbers mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows.
     Counter,
     /// Goes up and down.
@@ -13,7 +13,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for MetricKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Counter => "counter",
@@ -29,7 +29,7 @@ pub struct Family {
     /// Its name.
     pub name: &'static str,
     /// What its numbers mean.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its labels, in order.
     pub labels: &'static [&'static str],
     /// What it tells, in one sentence.
@@ -39,7 +39,7 @@ pub struct Family {
 macro_rules! families {
     ($($id:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
         $(#[doc = $help] pub(super) const $id: Family =
-            Family { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };)*
+            Family { name: $name, kind: MetricKind::$kind, labels: &[$($label),*], help: $help };)*
 
         /// All metrics, in the order of the page.
         pub const FAMILIES: &[Family] = &[$($id),*];
@@ -212,10 +212,10 @@ mod tests {
         for (at, family) in FAMILIES.iter().enumerate() {
             let Family { name, kind, .. } = family;
             assert!(name.starts_with("wornpath_"), "{name}");
-            assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
+            assert_eq!(*kind == MetricKind::Counter, name.ends_with("_total"), "{name}");
             assert_eq!(
-                *kind == Kind::Histogram,
-                name.ends_with("_seconds") && *kind != Kind::Gauge,
+                *kind == MetricKind::Histogram,
+                name.ends_with("_seconds") && *kind != MetricKind::Gauge,
                 "{name}"
             );
             assert!(FAMILIES[..at].iter().all(|other| other.name != *name), "{name} twice");

@@ -1,23 +1,23 @@
 //! What is read from where it lives when the page is asked for: pods, index, events, queue.
 
-use wornpath_events::{FeedCounters, PodStatus, Recalled, State as FeedState, Status};
-use wornpath_index::Limits;
-use wornpath_routing::{Breaker, EventTrust, Health, Pod, Profile, Vitals};
+use wornpath_events::{FeedCounters, FeedState, FeedStatus, PodStatus, Resumed};
+use wornpath_index::IndexLimits;
+use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, Profile, Vitals};
 
-use super::text::Page;
+use super::text::MetricsPage;
 use super::{Family, Metrics, family};
 use crate::checkpoint::Checkpoint;
 use crate::state::Gateway;
 
-type Figure = fn(&Pod) -> f64;
-type State = fn(&Pod) -> &'static str;
-type Counter = fn(&FeedCounters) -> u64;
-type EventFigure = fn(&Status) -> Option<f64>;
+type Figure = fn(&FleetPod) -> f64;
+type GaugeState = fn(&FleetPod) -> &'static str;
+type GaugeCounter = fn(&FeedCounters) -> u64;
+type EventFigure = fn(&FeedStatus) -> Option<f64>;
 
 /// The page, in Prometheus' text format.
 #[must_use]
 pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
-    let mut page = Page::default();
+    let mut page = MetricsPage::default();
     let stuck = gateway.threads.stuck().len();
     page.family(family::THREADS_STUCK).value(&[], stuck);
     page.family(family::THREAD_STALLS).value(&[], gateway.threads.stalls());
@@ -54,7 +54,7 @@ pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
     page.finish()
 }
 
-fn loads(page: &mut Page, pods: &[Pod]) {
+fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {
     let figures: [(Family, Figure); 5] = [
         (family::POD_REQUESTS, |pod| f64::from(pod.vitals().requests())),
         (family::POD_PREFILL, |pod| pod.vitals().prefill_tokens() as f64),
@@ -70,8 +70,8 @@ fn loads(page: &mut Page, pods: &[Pod]) {
     }
 }
 
-fn states(page: &mut Page, pods: &[Pod]) {
-    let states: [(Family, &[&str], State); 3] = [
+fn states(page: &mut MetricsPage, pods: &[FleetPod]) {
+    let states: [(Family, &[&str], GaugeState); 3] = [
         (family::POD_HEALTH, &["up", "draining", "down"], |pod| health(pod.vitals())),
         (family::POD_BREAKER, &["closed", "half_open", "open", "resting"], |pod| {
             breaker(pod.vitals().breaker())
@@ -88,13 +88,13 @@ fn states(page: &mut Page, pods: &[Pod]) {
     }
 }
 
-fn index(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
+fn index(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
     let stats = gateway.index().stats();
     for (family, figure) in [
         (family::INDEX_PODS, stats.pods),
         (family::INDEX_BLOCKS, stats.blocks),
         (family::INDEX_ENTRIES, stats.entries),
-        (family::INDEX_ENTRIES_LIMIT, Limits::MOST_BLOCKS),
+        (family::INDEX_ENTRIES_LIMIT, IndexLimits::MOST_BLOCKS),
         (family::INDEX_SETS, stats.sets),
         (family::INDEX_BYTES, stats.table_bytes),
         (family::INDEX_SUSPECTS, stats.suspects),
@@ -102,7 +102,7 @@ fn index(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
         page.family(family).value(&[], figure);
     }
     // A pod that is just leaving has none to tell.
-    let told = |pod: &Pod| {
+    let told = |pod: &FleetPod| {
         let stats = gateway.index().pod_stats(pod.id()).ok()?;
         Some((pod.facts().name.clone(), stats.blocks, stats.counters.refused))
     };
@@ -117,7 +117,7 @@ fn index(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
     }
 }
 
-fn events(page: &mut Page, all: &[PodStatus]) {
+fn events(page: &mut MetricsPage, all: &[PodStatus]) {
     let mut lines = page.family(family::EVENT_SOURCES);
     for pod in all {
         for source in &pod.sources {
@@ -152,7 +152,7 @@ fn events(page: &mut Page, all: &[PodStatus]) {
             lines.value(&[&*pod.pod, fate], count);
         }
     }
-    let counters: [(Family, Counter); 5] = [
+    let counters: [(Family, GaugeCounter); 5] = [
         (family::EVENT_GAPS, |counters| counters.gaps),
         (family::EVENT_REPLAYS, |counters| counters.replays),
         (family::EVENT_RESYNCS, |counters| counters.snapshots + counters.rebuilds),
@@ -167,7 +167,7 @@ fn events(page: &mut Page, all: &[PodStatus]) {
     }
 }
 
-fn modes(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
+fn modes(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
     let routing = gateway.routing();
     let mut lines = page.family(family::CACHE_MODE);
     for (name, profile) in routing.profiles() {
@@ -178,7 +178,7 @@ fn modes(page: &mut Page, gateway: &Gateway, pods: &[Pod]) {
 }
 
 /// What a profile's knowledge of caches rests on.
-pub(crate) fn cache_mode(profile: &Profile, pods: &[Pod]) -> &'static str {
+pub(crate) fn cache_mode(profile: &Profile, pods: &[FleetPod]) -> &'static str {
     let guessed = pods.iter().filter(|pod| pod.vitals().trust() == EventTrust::Guessed).count();
     match guessed {
         _ if !profile.looks_up() => "none",
@@ -189,7 +189,7 @@ pub(crate) fn cache_mode(profile: &Profile, pods: &[Pod]) -> &'static str {
 }
 
 /// Families without lines where there is no checkpoint, or none was written yet.
-fn checkpoint(page: &mut Page, gateway: &Gateway) {
+fn checkpoint(page: &mut MetricsPage, gateway: &Gateway) {
     let history = gateway.checkpoint.as_ref().map(Checkpoint::history);
     let mut writes = page.family(family::CHECKPOINT_WRITES);
     if let Some(history) = history {
@@ -213,7 +213,7 @@ fn checkpoint(page: &mut Page, gateway: &Gateway) {
     let mut lines = page.family(family::CHECKPOINT_RECALLED);
     if history.is_some() {
         let all = gateway.events().status(gateway.now());
-        for state in [Recalled::Waiting, Recalled::Confirmed, Recalled::Dropped] {
+        for state in [Resumed::Waiting, Resumed::Confirmed, Resumed::Dropped] {
             let count = all.iter().filter(|pod| pod.status.recalled == Some(state)).count();
             lines.value(&[recalled(state)], count);
         }
@@ -221,11 +221,11 @@ fn checkpoint(page: &mut Page, gateway: &Gateway) {
 }
 
 /// The word for it in metrics and JSON.
-pub(crate) const fn recalled(recalled: Recalled) -> &'static str {
+pub(crate) const fn recalled(recalled: Resumed) -> &'static str {
     match recalled {
-        Recalled::Waiting => "waiting",
-        Recalled::Confirmed => "confirmed",
-        Recalled::Dropped => "dropped",
+        Resumed::Waiting => "waiting",
+        Resumed::Confirmed => "confirmed",
+        Resumed::Dropped => "dropped",
     }
 }
 
@@ -257,18 +257,18 @@ pub(crate) fn health(vitals: &Vitals) -> &'static str {
     match (vitals.health(), vitals.breaker()) {
         // Whoever drains it may well stop it next, and it gets nothing whether it answers or not.
         (Health::Draining, _) => "draining",
-        (Health::Down, _) | (_, Breaker::Open) => "down",
+        (Health::Down, _) | (_, BreakerState::Open) => "down",
         (Health::Up, _) => "up",
     }
 }
 
 /// The word for it in metrics and JSON.
-pub(crate) const fn breaker(breaker: Breaker) -> &'static str {
+pub(crate) const fn breaker(breaker: BreakerState) -> &'static str {
     match breaker {
-        Breaker::Closed => "closed",
-        Breaker::HalfOpen => "half_open",
-        Breaker::Open => "open",
-        Breaker::Resting => "resting",
+        BreakerState::Closed => "closed",
+        BreakerState::HalfOpen => "half_open",
+        BreakerState::Open => "open",
+        BreakerState::Resting => "resting",
     }
 }
 

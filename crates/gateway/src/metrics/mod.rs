@@ -22,34 +22,34 @@ use std::time::Duration;
 use wornpath_index::Moment;
 use wornpath_routing::Name;
 
-pub use accuracy::{Judge, Tally, Verdict};
+pub use accuracy::{AccuracyMeter, AccuracyVerdict, PredictionTally};
 pub use alarm::watch;
-pub use family::{FAMILIES, Family, Kind, reference};
+pub use family::{FAMILIES, Family, MetricKind, reference};
 pub use gauges::page;
 pub(crate) use gauges::{breaker, cache_mode, feed_state, health, recalled, trust};
 pub use histogram::{BOUNDS, Histogram};
 pub(crate) use totals::{Figures, Totals};
 
-use crate::record::{Api, Ended, Observe, Record, Usage};
+use crate::summary::{Api, RequestEnd, RequestSummary, SummaryObserver, Usage};
 use crate::telemetry::SpanCounts;
-use series::Table;
-use text::Page;
+use series::SeriesTable;
+use text::MetricsPage;
 
 /// Everything that is counted while requests are served.
 #[derive(Default)]
 pub struct Metrics {
-    ends: Table<EndKey, AtomicU64>,
-    lines: Table<LineKey, Line>,
+    ends: SeriesTable<EndKey, AtomicU64>,
+    lines: SeriesTable<LineKey, LineCounters>,
     dropped: AtomicU64,
-    judges: Mutex<HashMap<Name, Judge>>,
-    scrapes: Table<Name, [AtomicU64; 2]>,
+    judges: Mutex<HashMap<Name, AccuracyMeter>>,
+    scrapes: SeriesTable<Name, [AtomicU64; 2]>,
     reloads: [AtomicU64; 2],
     /// Pods that should send events and never did.
     silent: Mutex<HashSet<Name>>,
     /// What was counted for pods that have gone and are forgotten.
     gone: Mutex<Figures>,
     /// Pods that have gone, and maybe come again.
-    past: Mutex<HashMap<Name, Past>>,
+    past: Mutex<HashMap<Name, RemovedPods>>,
     spans: OnceLock<Arc<SpanCounts>>,
 }
 
@@ -60,7 +60,7 @@ struct EndKey {
     profile: Name,
     pod: Option<Name>,
     status: u16,
-    ended: Ended,
+    ended: RequestEnd,
 }
 
 /// What everything else is told by.
@@ -75,17 +75,17 @@ const TOLD_AFTERWARDS: Duration = Duration::from_secs(600);
 
 /// A pod that has gone.
 #[derive(Clone, Copy, Default)]
-struct Past {
+struct RemovedPods {
     /// Since when, unless there is one of its name again.
     since: Option<Moment>,
     /// How often it had answered by then.
     answers: u64,
 }
 
-type Counter = fn(&Line) -> &AtomicU64;
+type Counter = fn(&LineCounters) -> &AtomicU64;
 
 #[derive(Default)]
-struct Line {
+struct LineCounters {
     total: Histogram,
     first_byte: Histogram,
     prompt_tokens: AtomicU64,
@@ -120,8 +120,8 @@ pub enum Reload {
     Refused,
 }
 
-impl Observe for Metrics {
-    fn ended(&self, record: &Record) {
+impl SummaryObserver for Metrics {
+    fn ended(&self, record: &RequestSummary) {
         let pod = record.pod.as_ref().map(|(_, name)| name.clone());
         let line = LineKey { profile: record.profile.clone(), pod: pod.clone() };
         let (computed_by, usage) = record.computed();
@@ -134,7 +134,7 @@ impl Observe for Metrics {
         };
         let counted = self.ends.with(&end, |count| add(count, 1));
         let is_alone = computed_by == line.pod.as_ref();
-        let counts = |line: &Line| {
+        let counts = |line: &LineCounters| {
             line.count(record);
             if is_alone {
                 line.compare(record, usage);
@@ -163,14 +163,14 @@ impl Metrics {
     }
 
     /// Looks at the predictions of every pod that is there. Those whose verdict changed.
-    pub fn judge(&self) -> Vec<(Name, Verdict)> {
+    pub fn judge(&self) -> Vec<(Name, AccuracyVerdict)> {
         let mut changed = Vec::new();
         let tallies = self.tallies();
         let (past, mut judges) = (self.past(), self.judges());
         for (pod, tally) in tallies {
             if past.get(&pod).is_some_and(|past| past.since.is_some()) {
                 // Another of its name would be judged by what comes then.
-                judges.insert(pod, Judge::from(tally));
+                judges.insert(pod, AccuracyMeter::from(tally));
                 continue;
             }
             if let Some(verdict) = judges.entry(pod.clone()).or_default().look(tally) {
@@ -182,8 +182,8 @@ impl Metrics {
 
     /// The last verdict about a pod's predictions.
     #[must_use]
-    pub fn verdict(&self, pod: &Name) -> Verdict {
-        self.judges().get(pod).map(Judge::verdict).unwrap_or_default()
+    pub fn verdict(&self, pod: &Name) -> AccuracyVerdict {
+        self.judges().get(pod).map(AccuracyMeter::verdict).unwrap_or_default()
     }
 
     /// Whether a pod should send events and never did, though it answered often enough.
@@ -215,7 +215,7 @@ impl Metrics {
             } else {
                 let answers = answers.get(&pod).copied().unwrap_or(0);
                 let since = past.get(&pod).and_then(|past| past.since);
-                past.insert(pod, Past { since: since.or(Some(now)), answers });
+                past.insert(pod, RemovedPods { since: since.or(Some(now)), answers });
             }
         }
         past.retain(|pod, it| {
@@ -235,7 +235,7 @@ impl Metrics {
         ends.chain(self.lines.all().into_iter().filter_map(|(key, _)| key.pod)).collect()
     }
 
-    fn past(&self) -> MutexGuard<'_, HashMap<Name, Past>> {
+    fn past(&self) -> MutexGuard<'_, HashMap<Name, RemovedPods>> {
         self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -259,8 +259,8 @@ impl Metrics {
         answers
     }
 
-    fn tallies(&self) -> HashMap<Name, Tally> {
-        let mut tallies = HashMap::<Name, Tally>::new();
+    fn tallies(&self) -> HashMap<Name, PredictionTally> {
+        let mut tallies = HashMap::<Name, PredictionTally>::new();
         for (key, line) in self.lines.all() {
             let Some(pod) = key.pod else { continue };
             let tally = tallies.entry(pod).or_default();
@@ -269,12 +269,12 @@ impl Metrics {
         tallies
     }
 
-    fn judges(&self) -> MutexGuard<'_, HashMap<Name, Judge>> {
+    fn judges(&self) -> MutexGuard<'_, HashMap<Name, AccuracyMeter>> {
         self.judges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What requests counted, in a stable order.
-    fn counted(&self, page: &mut Page) {
+    fn counted(&self, page: &mut MetricsPage) {
         let mut ends = self.ends.all();
         ends.sort_by_cached_key(|(key, _)| {
             (key.profile.to_string(), word(key.pod.as_ref()), key.api.word(), key.status)
@@ -289,7 +289,9 @@ impl Metrics {
         let mut lines = self.lines.all();
         lines.sort_by_cached_key(|(key, _)| (key.profile.to_string(), word(key.pod.as_ref())));
         let each =
-            |page: &mut Page, family, show: &dyn Fn(&mut text::Lines<'_>, &[&str], &Line)| {
+            |page: &mut MetricsPage,
+             family,
+             show: &dyn Fn(&mut text::MetricLines<'_>, &[&str], &LineCounters)| {
                 let mut family = page.family(family);
                 for (key, line) in &lines {
                     show(&mut family, &[key.profile.as_str(), &word(key.pod.as_ref())], line);
@@ -344,8 +346,8 @@ impl Metrics {
     }
 }
 
-impl Line {
-    fn count(&self, record: &Record) {
+impl LineCounters {
+    fn count(&self, record: &RequestSummary) {
         self.total.record(record.total);
         if let Some(first_byte) = record.first_byte {
             self.first_byte.record(first_byte);
@@ -358,7 +360,7 @@ impl Line {
     }
 
     /// Compares what was predicted to be cached with what was, by the count of the pod that computed the prompt.
-    fn compare(&self, record: &Record, usage: Usage) {
+    fn compare(&self, record: &RequestSummary, usage: Usage) {
         if let (Some(prompt), Some(cached)) = (usage.prompt_tokens, usage.cached_tokens) {
             add(&self.told, prompt);
             add(&self.cached, cached);
@@ -378,8 +380,8 @@ impl Line {
         }
     }
 
-    fn tally(&self) -> Tally {
-        Tally {
+    fn tally(&self) -> PredictionTally {
+        PredictionTally {
             checked: self.checked.load(Relaxed),
             wrong: self.wrong.load(Relaxed),
             predicted: self.predicted.load(Relaxed),

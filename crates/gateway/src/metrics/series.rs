@@ -14,19 +14,19 @@ use arc_swap::ArcSwap;
 const MOST: usize = 16_384;
 
 /// Lines of `V`, found by `K`.
-pub(super) struct Table<K, V> {
+pub(super) struct SeriesTable<K, V> {
     lines: ArcSwap<HashMap<K, Arc<V>>>,
     /// Held while the table is copied.
     growing: Mutex<()>,
 }
 
-impl<K, V> Default for Table<K, V> {
+impl<K, V> Default for SeriesTable<K, V> {
     fn default() -> Self {
         Self { lines: ArcSwap::default(), growing: Mutex::default() }
     }
 }
 
-impl<K: Eq + Hash + Clone, V: Default> Table<K, V> {
+impl<K: Eq + Hash + Clone, V: Default> SeriesTable<K, V> {
     /// Counts on the line of `key`. Whether there was room for it.
     pub(super) fn with(&self, key: &K, count: impl FnOnce(&V)) -> bool {
         if let Some(line) = self.lines.load().get(key) {
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn many_threads_that_meet_new_keys_lose_no_count() {
-        let table = Table::<u64, AtomicU64>::default();
+        let table = SeriesTable::<u64, AtomicU64>::default();
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded_and_makes_room_when_pods_go() {
-        let table = Table::<usize, AtomicU64>::default();
+        let table = SeriesTable::<usize, AtomicU64>::default();
         let lines: HashMap<_, _> = (0..MOST).map(|key| (key, Arc::default())).collect();
         table.lines.store(Arc::new(lines));
         assert!(!table.with(&MOST, |_| panic!("no room")));

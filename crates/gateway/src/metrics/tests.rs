@@ -1,30 +1,30 @@
 //! What requests count.
 
 use super::*;
-use crate::record::{Computed, OFFLINE, Speculative, Usage};
+use crate::summary::{Computed, OFFLINE, Speculative, Usage};
 use std::time::Duration;
 use wornpath_blocks::BlockHash;
-use wornpath_index::{Index, Limits};
+use wornpath_index::{Index, IndexLimits};
 
-fn record(predicted: Option<u64>, cached: Option<u64>) -> Record {
-    let pod = Index::new(Limits::default(), 1).add_pod().unwrap();
-    Record {
+fn record(predicted: Option<u64>, cached: Option<u64>) -> RequestSummary {
+    let pod = Index::new(IndexLimits::default(), 1).add_pod().unwrap();
+    RequestSummary {
         profile: "cache-aware".into(),
         model: "m".into(),
         pod: Some((pod, "a".into())),
         status: 200,
-        ended: Ended::Whole,
+        ended: RequestEnd::Whole,
         first_byte: Some(Duration::from_millis(3)),
         total: Duration::from_millis(40),
         retries: 1,
         predicted_tokens: predicted,
         usage: Usage { prompt_tokens: Some(100), cached_tokens: cached, output_tokens: Some(7) },
-        ..Record::new("r", Api::Chat)
+        ..RequestSummary::new("r", Api::Chat)
     }
 }
 
 fn page(metrics: &Metrics) -> String {
-    let mut page = Page::default();
+    let mut page = MetricsPage::default();
     metrics.counted(&mut page);
     page.finish()
 }
@@ -61,7 +61,10 @@ fn what_a_pod_took_over_from_another_is_no_cache_hit_of_its_own() {
         let computed = Some(Box::new(Computed { pod: Some("p".into()), usage }));
         for _ in 0..30 {
             // The decode engine counts everything that it took over as cached.
-            metrics.ended(&Record { computed: computed.clone(), ..record(Some(32), Some(99)) });
+            metrics.ended(&RequestSummary {
+                computed: computed.clone(),
+                ..record(Some(32), Some(99))
+            });
         }
         let totals = metrics.totals();
         let of = |pod: &str| totals.get(pod).copied().unwrap_or_default();
@@ -71,7 +74,7 @@ fn what_a_pod_took_over_from_another_is_no_cache_hit_of_its_own() {
         let counted = (prefill.told_tokens, prefill.cached_tokens, prefill.checked);
         assert_eq!(counted, (30 * expected.0, 30 * expected.1, 30 * expected.2));
         metrics.judge();
-        assert_eq!(metrics.verdict(&"a".into()), Verdict::Unknown);
+        assert_eq!(metrics.verdict(&"a".into()), AccuracyVerdict::Unknown);
         assert!(!metrics.verdict(&"p".into()).is_broken());
     }
 }
@@ -79,12 +82,12 @@ fn what_a_pod_took_over_from_another_is_no_cache_hit_of_its_own() {
 #[test]
 fn a_speculative_prediction_is_counted_apart_and_never_judged() {
     let metrics = Metrics::default();
-    let pod = Index::new(Limits::default(), 1).add_pod().unwrap();
+    let pod = Index::new(IndexLimits::default(), 1).add_pod().unwrap();
     let speculative = Some(Speculative { pod, last: BlockHash(1) });
     for _ in 0..30 {
-        metrics.ended(&Record { speculative, ..record(Some(64), Some(64)) });
+        metrics.ended(&RequestSummary { speculative, ..record(Some(64), Some(64)) });
         // Nothing to compare with.
-        metrics.ended(&Record { speculative, ..record(Some(64), None) });
+        metrics.ended(&RequestSummary { speculative, ..record(Some(64), None) });
     }
     let text = page(&metrics);
     for (name, count) in [
@@ -100,7 +103,7 @@ fn a_speculative_prediction_is_counted_apart_and_never_judged() {
     }
     let figures = metrics.totals()["a"];
     assert_eq!((figures.checked, figures.speculative), (0, 30));
-    assert_eq!((metrics.judge(), metrics.verdict(&"a".into())), (vec![], Verdict::Unknown));
+    assert_eq!((metrics.judge(), metrics.verdict(&"a".into())), (vec![], AccuracyVerdict::Unknown));
 }
 
 #[test]
@@ -110,7 +113,7 @@ fn what_a_batch_waits_for_is_no_clients_wait() {
     let slow = Some(Duration::from_secs(9));
     for _ in 0..99 {
         let batch = record(None, None);
-        metrics.ended(&Record { profile: OFFLINE.into(), first_byte: slow, ..batch });
+        metrics.ended(&RequestSummary { profile: OFFLINE.into(), first_byte: slow, ..batch });
     }
     let figures = metrics.totals()["a"];
     assert_eq!((figures.requests, figures.prompt_tokens), (100, 10_000), "the work counts");
@@ -120,7 +123,12 @@ fn what_a_batch_waits_for_is_no_clients_wait() {
 #[test]
 fn a_request_without_a_pod_has_an_empty_label() {
     let metrics = Metrics::default();
-    metrics.ended(&Record { pod: None, status: 503, ended: Ended::Refused, ..record(None, None) });
+    metrics.ended(&RequestSummary {
+        pod: None,
+        status: 503,
+        ended: RequestEnd::Refused,
+        ..record(None, None)
+    });
     let line = r#"wornpath_requests_total{api="chat",profile="cache-aware",pod="",status="503",end="refused"} 1"#;
     assert!(page(&metrics).contains(line));
 }
@@ -131,9 +139,9 @@ fn a_pod_whose_predictions_never_come_true_is_told_once() {
     for _ in 0..30 {
         metrics.ended(&record(Some(64), Some(0)));
     }
-    assert_eq!(metrics.judge(), [("a".into(), Verdict::Optimistic)]);
+    assert_eq!(metrics.judge(), [("a".into(), AccuracyVerdict::Optimistic)]);
     assert_eq!(metrics.judge(), []);
-    assert_eq!(metrics.verdict(&"a".into()), Verdict::Optimistic);
+    assert_eq!(metrics.verdict(&"a".into()), AccuracyVerdict::Optimistic);
 }
 
 #[test]
@@ -144,7 +152,7 @@ fn what_was_counted_for_a_pod_goes_some_time_after_it() {
     metrics.ended(&record(Some(64), Some(0)));
     metrics.scraped(&"a".into(), Scrape::Read);
     forget(100);
-    metrics.ended(&Record { ended: Ended::Broken, ..record(None, None) });
+    metrics.ended(&RequestSummary { ended: RequestEnd::Broken, ..record(None, None) });
     forget(699);
     assert!(is_told() && page(&metrics).contains("end=\"broken\""), "also what ended later");
     forget(700);
@@ -164,7 +172,7 @@ fn a_pod_is_judged_by_what_it_did_itself_and_not_by_one_of_its_name() {
     metrics.forget(Duration::from_secs(2), |_| true);
     assert_eq!((metrics.judge(), metrics.answers()[&Name::from("a")]), (vec![], 0));
     answers();
-    assert_eq!(metrics.judge(), [(Name::from("a"), Verdict::Optimistic)]);
+    assert_eq!(metrics.judge(), [(Name::from("a"), AccuracyVerdict::Optimistic)]);
     assert_eq!(metrics.answers()[&Name::from("a")], 30);
     metrics.forget(Duration::from_secs(9000), |_| true);
     assert_eq!(metrics.totals()["a"].requests, 60);

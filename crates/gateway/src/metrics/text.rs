@@ -2,26 +2,26 @@
 
 use std::fmt::{Display, Write};
 
-use super::family::{Family, Kind};
+use super::family::{Family, MetricKind};
 use super::histogram::{BOUNDS, Histogram};
 
 /// A page of metrics while it is written.
 #[derive(Debug, Default)]
-pub(super) struct Page(String);
+pub(super) struct MetricsPage(String);
 
 /// One metric on the page.
-pub(super) struct Lines<'a> {
+pub(super) struct MetricLines<'a> {
     page: &'a mut String,
     family: Family,
 }
 
-impl Page {
+impl MetricsPage {
     /// Begins a metric.
-    pub(super) fn family(&mut self, family: Family) -> Lines<'_> {
+    pub(super) fn family(&mut self, family: Family) -> MetricLines<'_> {
         let Family { name, kind, help, .. } = family;
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        Lines { page: &mut self.0, family }
+        MetricLines { page: &mut self.0, family }
     }
 
     /// The text.
@@ -31,7 +31,7 @@ impl Page {
     }
 }
 
-impl Lines<'_> {
+impl MetricLines<'_> {
     /// One value, with a value for each label.
     ///
     /// # Panics
@@ -49,7 +49,7 @@ impl Lines<'_> {
 
     /// All lines of a histogram.
     pub(super) fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
-        assert_eq!(self.family.kind, Kind::Histogram, "{} is no histogram", self.family.name);
+        assert_eq!(self.family.kind, MetricKind::Histogram, "{} is no histogram", self.family.name);
         let name = self.family.name;
         let counts = histogram.cumulative();
         let bounds = BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_label_cannot_break_out_of_its_quotes() {
-        let mut page = Page::default();
+        let mut page = MetricsPage::default();
         page.family(POD_REQUESTS).value(&["a\"} 1\nb\\"], 3);
         page.family(WAITING).value(&[], 0);
         let text = page.finish();

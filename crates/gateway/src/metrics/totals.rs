@@ -8,8 +8,8 @@ use std::time::Duration;
 use wornpath_routing::Name;
 
 use super::histogram::{Cumulative, FINE};
-use super::{Line, Metrics, word};
-use crate::record::{Ended, OFFLINE};
+use super::{LineCounters, Metrics, word};
+use crate::summary::{OFFLINE, RequestEnd};
 
 /// What was counted, by the pod that answered; under the empty name where none did.
 pub(crate) type Totals = BTreeMap<String, Figures>;
@@ -145,7 +145,7 @@ impl Metrics {
             let figures = totals.entry(word(key.pod.as_ref())).or_default();
             let count = count.load(Relaxed);
             figures.requests += count;
-            if key.status >= 500 || key.ended == Ended::Broken {
+            if key.status >= 500 || key.ended == RequestEnd::Broken {
                 figures.failed += count;
             }
         }
@@ -161,7 +161,7 @@ impl Metrics {
     }
 }
 
-impl Line {
+impl LineCounters {
     fn figures(&self) -> Figures {
         Figures {
             retries: self.retries.load(Relaxed),

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::stall::{Reading, STUCK_AFTER, Stall};
+use super::stall::{HeartbeatReading, STUCK_AFTER, Stall};
 use super::task::{TaskName, WORDS};
 
 /// Between two beats of an event loop.
@@ -76,8 +76,8 @@ impl Heartbeat {
         self.is_stuck.store(is_stuck, Relaxed);
     }
 
-    pub(super) fn read(&self) -> Reading<'_> {
-        Reading {
+    pub(super) fn read(&self) -> HeartbeatReading<'_> {
+        HeartbeatReading {
             thread: &self.thread,
             task: self.task(),
             beats: self.is_active.load(Relaxed).then(|| self.beats.load(Relaxed)),

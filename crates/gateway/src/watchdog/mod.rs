@@ -21,14 +21,14 @@ pub(crate) use systemd::Supervisor;
 pub(crate) use task::TaskName;
 
 use shutdown::Shutdown;
-use stall::{Change, Reading, Stall, StallDetector};
+use stall::{HeartbeatReading, Stall, StallChange, StallDetector};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle, park_timeout};
 use std::time::Duration;
-use wornpath_events::Clock;
+use wornpath_events::EventClock;
 
 /// Between two looks at all heartbeats.
 const LOOK: Duration = Duration::from_millis(500);
@@ -42,8 +42,8 @@ const MOST_REPORTS: usize = 256;
 const EXIT_DEADLINE_PASSED: i32 = 70;
 
 /// What is logged.
-enum Report {
-    Change(Change),
+enum WatchdogReport {
+    Change(StallChange),
     /// The process exits, by fault of these threads as far as is known; and where to say that this was logged.
     Exit(Vec<Stall>, SyncSender<()>),
 }
@@ -61,14 +61,14 @@ impl Watchdog {
     /// If the system refuses threads.
     pub(crate) fn start(
         threads: Arc<Threads>,
-        clock: Clock,
+        clock: EventClock,
         shutdown: Arc<Shutdown>,
     ) -> std::io::Result<Self> {
         let (reports, to_log) = sync_channel(MOST_REPORTS);
         // Ends with the other side of the channel; not waited for, since writing the log may never end.
         Builder::new().name("watchdog-log".to_owned()).spawn(move || log(&to_log))?;
         let is_over = Arc::<AtomicBool>::default();
-        let mut watch = Watch {
+        let mut watch = WatchdogHandle {
             threads,
             clock,
             shutdown,
@@ -93,17 +93,17 @@ impl Drop for Watchdog {
     }
 }
 
-struct Watch {
+struct WatchdogHandle {
     threads: Arc<Threads>,
-    clock: Clock,
+    clock: EventClock,
     shutdown: Arc<Shutdown>,
     supervisor: Supervisor,
     detector: StallDetector,
-    reports: SyncSender<Report>,
+    reports: SyncSender<WatchdogReport>,
     is_over: Arc<AtomicBool>,
 }
 
-impl Watch {
+impl WatchdogHandle {
     fn run(&mut self) {
         while !self.is_over.load(Relaxed) {
             self.look();
@@ -117,7 +117,8 @@ impl Watch {
 
     fn look(&mut self) {
         let all = self.threads.all();
-        let readings: Vec<Reading<'_>> = all.iter().map(|heartbeat| heartbeat.read()).collect();
+        let readings: Vec<HeartbeatReading<'_>> =
+            all.iter().map(|heartbeat| heartbeat.read()).collect();
         let changes = self.detector.look(self.clock.now(), &readings);
         let stuck = self.detector.stuck();
         for (heartbeat, reading) in all.iter().zip(&readings) {
@@ -126,18 +127,18 @@ impl Watch {
         if stuck.is_empty() {
             self.supervisor.notify("WATCHDOG=1");
         }
-        let new = changes.iter().filter(|change| matches!(change, Change::Stuck(_))).count();
+        let new = changes.iter().filter(|change| matches!(change, StallChange::Stuck(_))).count();
         self.threads.set_stuck(stuck, new);
         for change in changes {
             // A log that takes no more lines must not stop the watchdog.
-            let _ = self.reports.try_send(Report::Change(change));
+            let _ = self.reports.try_send(WatchdogReport::Change(change));
         }
     }
 
     /// The process has not ended by its deadline.
     fn exit(&self) -> ! {
         let (logged, is_logged) = sync_channel(1);
-        let report = Report::Exit(self.detector.still(SUSPICIOUS), logged);
+        let report = WatchdogReport::Exit(self.detector.still(SUSPICIOUS), logged);
         if self.reports.try_send(report).is_ok() {
             let _ = is_logged.recv_timeout(LOGGED_WITHIN);
         }
@@ -146,17 +147,17 @@ impl Watch {
 }
 
 /// Writes log lines for the watchdog.
-fn log(reports: &Receiver<Report>) {
+fn log(reports: &Receiver<WatchdogReport>) {
     const EXITING: &str = "shutdown deadline passed; exiting";
     for report in reports {
         match report {
-            Report::Change(Change::Stuck(Stall { thread, task, stuck_for })) => {
+            WatchdogReport::Change(StallChange::Stuck(Stall { thread, task, stuck_for })) => {
                 tracing::error!(%thread, task = task.to_string(), ?stuck_for, "thread stuck");
             }
-            Report::Change(Change::Moves(Stall { thread, task, stuck_for })) => {
+            WatchdogReport::Change(StallChange::Moves(Stall { thread, task, stuck_for })) => {
                 tracing::warn!(%thread, task = task.to_string(), ?stuck_for, "thread moves again");
             }
-            Report::Exit(suspects, logged) => {
+            WatchdogReport::Exit(suspects, logged) => {
                 for Stall { thread, task, stuck_for } in &suspects {
                     tracing::error!(%thread, task = task.to_string(), ?stuck_for, "{EXITING}");
                 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
-use wornpath_events::Clock;
+use wornpath_events::EventClock;
 use wornpath_index::Moment;
 
 /// What remains to be done once requests have ended or their time is over: the last checkpoint and the last traces.
@@ -107,7 +107,7 @@ pub(crate) struct SignalThread {
 /// # Errors
 /// If the system refuses that.
 pub(crate) fn listen(
-    clock: Clock,
+    clock: EventClock,
     drain: impl Fn() -> Drain + Send + 'static,
 ) -> std::io::Result<(Arc<Shutdown>, SignalThread)> {
     let (shutdown, is_over) = (Arc::<Shutdown>::default(), Arc::<Notify>::default());

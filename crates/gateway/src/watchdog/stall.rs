@@ -16,7 +16,7 @@ const MOST_PER_LOOK: Duration = Duration::from_secs(1);
 
 /// What a thread's heartbeat says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading<'a> {
+pub(super) struct HeartbeatReading<'a> {
     pub(super) thread: &'a str,
     pub(super) task: TaskName,
     /// None while it has nothing to do, or has ended.
@@ -35,7 +35,7 @@ pub(crate) struct Stall {
 
 /// What a look at all threads found.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Change {
+pub(super) enum StallChange {
     Stuck(Stall),
     /// It was stuck and is no longer.
     Moves(Stall),
@@ -57,7 +57,11 @@ struct Followed {
 
 impl StallDetector {
     /// Looks at all threads, of which those that have ended are missing.
-    pub(super) fn look(&mut self, now: Moment, readings: &[Reading<'_>]) -> Vec<Change> {
+    pub(super) fn look(
+        &mut self,
+        now: Moment,
+        readings: &[HeartbeatReading<'_>],
+    ) -> Vec<StallChange> {
         let passed = self.last.map_or(Duration::ZERO, |last| now.saturating_sub(last));
         let passed = passed.min(MOST_PER_LOOK);
         self.last = Some(now);
@@ -65,7 +69,7 @@ impl StallDetector {
         self.threads.retain(|thread, followed| {
             let is_there = readings.iter().any(|reading| reading.thread == thread);
             if !is_there && followed.is_stuck {
-                changes.push(Change::Moves(followed.stall(thread)));
+                changes.push(StallChange::Moves(followed.stall(thread)));
             }
             is_there
         });
@@ -101,9 +105,9 @@ impl StallDetector {
 }
 
 impl Followed {
-    fn read(&mut self, reading: &Reading<'_>, passed: Duration) -> Option<Change> {
+    fn read(&mut self, reading: &HeartbeatReading<'_>, passed: Duration) -> Option<StallChange> {
         if reading.beats.is_none() || reading.beats != self.beats {
-            let moves = self.is_stuck.then(|| Change::Moves(self.stall(reading.thread)));
+            let moves = self.is_stuck.then(|| StallChange::Moves(self.stall(reading.thread)));
             self.beats = reading.beats;
             self.still_for = Duration::ZERO;
             self.is_stuck = false;
@@ -115,7 +119,7 @@ impl Followed {
             return None;
         }
         self.is_stuck = true;
-        Some(Change::Stuck(self.stall(reading.thread)))
+        Some(StallChange::Stuck(self.stall(reading.thread)))
     }
 
     fn stall(&self, thread: &str) -> Stall {
@@ -130,20 +134,20 @@ mod tests {
     const HALF: Duration = Duration::from_millis(500);
     const FIVE: Duration = STUCK_AFTER;
 
-    fn reading(thread: &str, beats: Option<u64>) -> Reading<'_> {
-        Reading { thread, task: TaskName::new("decide"), beats, allowance: FIVE }
+    fn reading(thread: &str, beats: Option<u64>) -> HeartbeatReading<'_> {
+        HeartbeatReading { thread, task: TaskName::new("decide"), beats, allowance: FIVE }
     }
 
     fn stall(thread: &str, stuck_for: Duration) -> Stall {
         Stall { thread: thread.to_owned(), task: TaskName::new("decide"), stuck_for }
     }
 
-    /// Looks every half second, from look `from` on, with what `read` says of each look.
+    /// Looks every half second, from look `from` on, with what `parse` says of each look.
     fn looks<'a>(
         detector: &mut StallDetector,
         looks: std::ops::Range<u32>,
-        read: impl Fn(u32) -> Vec<Reading<'a>>,
-    ) -> Vec<(u32, Change)> {
+        read: impl Fn(u32) -> Vec<HeartbeatReading<'a>>,
+    ) -> Vec<(u32, StallChange)> {
         let changes = looks.flat_map(|look| {
             let found = detector.look(HALF * look, &read(look));
             found.into_iter().map(move |change| (look, change))
@@ -164,7 +168,10 @@ mod tests {
         let changes = looks(&mut detector, 14..40, read);
         assert_eq!(
             changes,
-            [(14, Change::Stuck(stall("b", FIVE))), (30, Change::Moves(stall("b", 25 * HALF))),]
+            [
+                (14, StallChange::Stuck(stall("b", FIVE))),
+                (30, StallChange::Moves(stall("b", 25 * HALF))),
+            ]
         );
         assert_eq!(detector.stuck(), []);
     }
@@ -174,18 +181,18 @@ mod tests {
         let mut detector = StallDetector::default();
         let read = |look: u32| vec![reading("pool", (look >= 20).then_some(7))];
         let changes = looks(&mut detector, 0..40, read);
-        assert_eq!(changes, [(30, Change::Stuck(stall("pool", FIVE)))]);
+        assert_eq!(changes, [(30, StallChange::Stuck(stall("pool", FIVE)))]);
         assert_eq!(detector.stuck(), [stall("pool", 19 * HALF)]);
         let changes = looks(&mut detector, 40..41, |_| vec![reading("pool", None)]);
-        assert_eq!(changes, [(40, Change::Moves(stall("pool", 19 * HALF)))]);
+        assert_eq!(changes, [(40, StallChange::Moves(stall("pool", 19 * HALF)))]);
     }
 
     #[test]
     fn a_job_with_more_to_do_may_stand_still_for_longer() {
         let mut detector = StallDetector::default();
-        let read = |_| vec![Reading { allowance: 2 * FIVE, ..reading("pool", Some(1)) }];
+        let read = |_| vec![HeartbeatReading { allowance: 2 * FIVE, ..reading("pool", Some(1)) }];
         let changes = looks(&mut detector, 0..40, read);
-        assert_eq!(changes, [(20, Change::Stuck(stall("pool", 2 * FIVE)))]);
+        assert_eq!(changes, [(20, StallChange::Stuck(stall("pool", 2 * FIVE)))]);
     }
 
     #[test]
@@ -194,7 +201,7 @@ mod tests {
         looks(&mut detector, 0..12, |_| vec![reading("a", Some(1))]);
         assert_eq!(detector.stuck().len(), 1);
         let changes = looks(&mut detector, 12..13, |_| Vec::new());
-        assert!(matches!(&changes[..], [(12, Change::Moves(_))]), "{changes:?}");
+        assert!(matches!(&changes[..], [(12, StallChange::Moves(_))]), "{changes:?}");
         assert_eq!(detector.stuck(), []);
     }
 

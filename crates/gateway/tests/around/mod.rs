@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use wornpath_gateway::Gateway;
-use wornpath_gateway::admin::{Around, Logging, Setup, start};
+use wornpath_gateway::admin::{AdminContext, Logging, Setup, start};
 use wornpath_gateway::config::{Config, Tokenizers};
 
 /// A folder of this test alone, empty.
@@ -23,7 +23,7 @@ pub(crate) fn folder(test: &str) -> PathBuf {
 /// A gateway that runs until it is dropped.
 pub(crate) struct World {
     pub(crate) gateway: Arc<Gateway>,
-    pub(crate) around: Around,
+    pub(crate) around: AdminContext,
     /// Last, since everything runs on it.
     pub(crate) runtime: Runtime,
 }

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use wornpath_blocks::{BlockHash, ContentHash};
 
 use wornpath_index::{
-    Answer, Content, EngineHash, Event, Index, Limits, Parent, PodId, Reader, Stored, Tier, Writer,
-    within_steps,
+    CacheEvent, Content, Depths, EngineHash, Index, IndexLimits, IndexReader, IndexWriter, Parent,
+    PodId, StoredBlocks, Tier, within_steps,
 };
 
 use crate::world::Rng;
@@ -33,15 +33,15 @@ struct Engine {
     prompts: VecDeque<Prompt>,
     rng: Rng,
     pod: PodId,
-    writer: Writer,
-    reader: Reader,
+    writer: IndexWriter,
+    reader: IndexReader,
     sequence: u64,
     stored: usize,
 }
 
 impl Engine {
     fn new(size: usize) -> Self {
-        let index = Index::new(Limits::default(), size as u64);
+        let index = Index::new(IndexLimits::default(), size as u64);
         let pod = index.add_pod().expect("a slot is free");
         let mut writer = index.writer();
         writer.start_at(pod, 0).expect("it lives");
@@ -58,7 +58,7 @@ impl Engine {
         }
     }
 
-    fn apply(&mut self, event: Event<'_>, blocks: usize) {
+    fn apply(&mut self, event: CacheEvent<'_>, blocks: usize) {
         // While the cache fills, its tables grow, which takes a step for every block in them.
         let is_full = self.stored > self.size;
         let budget = if is_full { STEPS_PER_BLOCK * blocks as u64 } else { u64::MAX };
@@ -80,7 +80,7 @@ impl Engine {
             }
         }
         if !evicted.is_empty() {
-            self.apply(Event::Removed { tier: Tier::Gpu, blocks: &evicted }, evicted.len());
+            self.apply(CacheEvent::Removed { tier: Tier::Gpu, blocks: &evicted }, evicted.len());
         }
     }
 
@@ -91,13 +91,13 @@ impl Engine {
         let names: Vec<_> = (0..blocks).map(|_| EngineHash(self.rng.next())).collect();
         let contents: Vec<_> = (0..blocks).map(|_| ContentHash(self.rng.next())).collect();
         let root = BlockHash(7);
-        let stored = Stored {
+        let stored = StoredBlocks {
             tier: Tier::Gpu,
             blocks: &names,
             content: Content::Chained { parent: Parent::Root(root), contents: &contents },
             locations: &[],
         };
-        self.apply(Event::Stored(stored), blocks);
+        self.apply(CacheEvent::Stored(stored), blocks);
         self.held += blocks;
         self.stored += blocks;
         let chain = root.chain(&contents).collect();
@@ -109,7 +109,7 @@ impl Engine {
         let other = self.rng.next() as usize % self.prompts.len();
         for at in [0, other] {
             let prompt = &self.prompts[at];
-            let mut answer = Answer::default();
+            let mut answer = Depths::default();
             self.reader.lookup(&prompt.chain, &mut answer);
             assert_eq!(answer.depth(self.pod.slot()), prompt.held, "cache of {} blocks", self.size);
         }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use wornpath_blocks::BlockHash;
 use wornpath_index::{
-    Answer, Capacity, Content, EngineHash, Event, Index, Limits, Moment, Parent, PodId, Stored,
-    Tier,
+    CacheEvent, Capacity, Content, Depths, EngineHash, Index, IndexLimits, Moment, Parent, PodId,
+    StoredBlocks, Tier,
 };
 
 use crate::world::{Pod, Rng, Tree, alias};
@@ -13,11 +13,12 @@ use crate::world::{Pod, Rng, Tree, alias};
 pub(crate) fn run(seed: u64, operations: usize) {
     let mut rng = Rng(seed ^ 0xE1EC);
     let tree = Tree::random(&mut rng, 120, 20);
-    let index = Index::new(Limits { capacity: Capacity::Pods64, ..Limits::default() }, seed);
+    let index =
+        Index::new(IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() }, seed);
     let (mut writer, mut reader) = (index.writer(), index.reader());
     let mut pods: Vec<(PodId, Pod)> =
         (0..5).map(|_| (index.add_pod().expect("a slot"), Pod::default())).collect();
-    let mut answer = Answer::default();
+    let mut answer = Depths::default();
     let mut now = Moment::ZERO;
     for operation in 0..operations {
         now += Duration::from_millis(rng.below(20) as u64);
@@ -34,8 +35,9 @@ pub(crate) fn run(seed: u64, operations: usize) {
                 let contents: Vec<_> = path.iter().map(|node| tree.content[*node]).collect();
                 let content =
                     Content::Chained { parent: Parent::Root(tree.root), contents: &contents };
-                let stored = Stored { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
-                writer.apply(*id, None, &[Event::Stored(stored)]).expect("it lives");
+                let stored =
+                    StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
+                writer.apply(*id, None, &[CacheEvent::Stored(stored)]).expect("it lives");
                 for node in &path {
                     pod.store(*node, variant, Tier::Gpu, false);
                     pod.told.insert(*node);
@@ -48,7 +50,7 @@ pub(crate) fn run(seed: u64, operations: usize) {
                 rng.shuffle(&mut keys);
                 keys.truncate(1 + rng.below(6));
                 let blocks: Vec<_> = keys.iter().map(|(n, v)| alias(*id, *n, *v)).collect();
-                let removed = Event::Removed { tier: Tier::Gpu, blocks: &blocks };
+                let removed = CacheEvent::Removed { tier: Tier::Gpu, blocks: &blocks };
                 writer.apply(*id, None, &[removed]).expect("it lives");
                 for (node, variant) in keys {
                     pod.remove(node, variant, Tier::Gpu, false);

@@ -3,8 +3,8 @@
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
-    Answer, Applied, Capacity, Content, EngineHash, Event, Index, Limits, Parent, PodId, Reader,
-    Snapshot, Stored, Swept, Tier, Writer,
+    Applied, CacheEvent, Capacity, Content, Depths, EngineHash, Index, IndexLimits, IndexReader,
+    IndexWriter, Parent, PodId, Snapshot, StoredBlocks, Swept, Tier,
 };
 
 use crate::world::{Pod, Rng, Tree, alias};
@@ -30,8 +30,8 @@ struct Run {
     rng: Rng,
     tree: Tree,
     index: Index,
-    writer: Writer,
-    reader: Reader,
+    writer: IndexWriter,
+    reader: IndexReader,
     pods: Vec<Live>,
     most_pods: usize,
     operations: usize,
@@ -43,7 +43,7 @@ pub(crate) fn run(seed: u64, operations: usize) {
     let capacity = capacities[seed as usize % 4];
     let (nodes, depth) = (50 + rng.below(400), 4 + rng.below(40));
     let tree = Tree::random(&mut rng, nodes, depth);
-    let index = Index::new(Limits { capacity, ..Limits::default() }, seed);
+    let index = Index::new(IndexLimits { capacity, ..IndexLimits::default() }, seed);
     let (writer, reader) = (index.writer(), index.reader());
     let most_pods = 3 + rng.below(if seed.is_multiple_of(3) { 60 } else { 12 });
     let mut run =
@@ -224,7 +224,7 @@ impl Run {
             .iter()
             .zip(&lists)
             .filter_map(|(act, lists)| match lists.event(act) {
-                Event::Stored(stored) => Some(stored),
+                CacheEvent::Stored(stored) => Some(stored),
                 _ => None,
             })
             .collect();
@@ -247,7 +247,7 @@ impl Run {
         for _ in 0..self.rng.below(6) {
             chain.push(BlockHash(self.rng.next()));
         }
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         self.reader.lookup(&chain, &mut answer);
         let mut credited = 0;
         for pod in &self.pods {
@@ -314,9 +314,9 @@ impl Lists {
         }
     }
 
-    fn event(&self, act: &Act) -> Event<'_> {
+    fn event(&self, act: &Act) -> CacheEvent<'_> {
         match act {
-            Act::Store { tier, named, .. } => Event::Stored(Stored {
+            Act::Store { tier, named, .. } => CacheEvent::Stored(StoredBlocks {
                 tier: *tier,
                 blocks: &self.blocks,
                 content: if *named {
@@ -326,8 +326,8 @@ impl Lists {
                 },
                 locations: &[],
             }),
-            Act::Remove { tier, .. } => Event::Removed { tier: *tier, blocks: &self.blocks },
-            Act::Clear => Event::Cleared,
+            Act::Remove { tier, .. } => CacheEvent::Removed { tier: *tier, blocks: &self.blocks },
+            Act::Clear => CacheEvent::Cleared,
         }
     }
 }

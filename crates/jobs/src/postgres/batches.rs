@@ -1,7 +1,7 @@
 //! Batches: an entry each, counts that publishers add to, and segments.
 
 use super::{signed, unsigned};
-use crate::batch::{Batch, Status};
+use crate::batch::{Batch, BatchStatus};
 use crate::problem::StoreError;
 use crate::record::{Counts, TokenUsage};
 use tokio_postgres::{Client, GenericClient, Row};
@@ -83,7 +83,7 @@ pub(super) async fn write(client: &impl GenericClient, batch: &Batch) -> Result<
     let text =
         "UPDATE wornpath_batches SET entry = $2, ended_at = $3, is_cancelled = $4 WHERE id = $1";
     let ended = batch.ended_at().map(signed);
-    let is_cancelled = batch.status() == Status::Cancelling;
+    let is_cancelled = batch.status() == BatchStatus::Cancelling;
     client.execute(text, &[&batch.id, &json(batch), &ended, &is_cancelled]).await?;
     Ok(())
 }

@@ -65,14 +65,14 @@ async fn free(client: &Transaction<'_>, batch: &str, runner: &str) -> Result<i64
     Ok(client.query_one(&text, &[&batch, &runner]).await?.get(0))
 }
 
-type Taken = Option<(u64, Vec<u32>)>;
+type TakenLease = Option<(u64, Vec<u32>)>;
 
 async fn claim(
     client: &Transaction<'_>,
     batch: &str,
     (runner, term): (&str, f64),
     most: i64,
-) -> Result<Taken, StoreError> {
+) -> Result<TakenLease, StoreError> {
     // One number for all of them: the sequence is asked once, before the rows.
     let text = format!(
         "WITH fresh AS MATERIALIZED (SELECT nextval('wornpath_epochs') AS epoch), \
@@ -92,7 +92,7 @@ async fn reopen(
     client: &Transaction<'_>,
     batch: &str,
     (runner, term): (&str, f64),
-) -> Result<Taken, StoreError> {
+) -> Result<TakenLease, StoreError> {
     // Of several who come at once, the others see what the first has taken.
     if batches::find_locked(client, batch).await?.status().is_final() {
         return Err(has_ended(batch));
@@ -111,7 +111,7 @@ fn has_ended(batch: &str) -> StoreError {
     StoreError::Conflict(format!("batch `{batch}` has ended"))
 }
 
-fn taken(rows: &[tokio_postgres::Row]) -> Taken {
+fn taken(rows: &[tokio_postgres::Row]) -> TakenLease {
     let first = rows.first()?;
     let mut segments: Vec<_> = rows.iter().map(|row| row.get::<_, i32>(1) as u32).collect();
     segments.sort_unstable();

@@ -2,34 +2,38 @@
 
 use super::{leases, signed, unsigned};
 use crate::problem::StoreError;
-use crate::record::{Counts, Kind, Record, TokenUsage};
+use crate::record::{Counts, LineRecord, RecordKind, TokenUsage};
 use crate::results::InputMark;
-use crate::store::{Lease, Standing};
+use crate::store::{BatchState, Lease};
 use std::collections::BTreeSet;
 use tokio_postgres::{Client, GenericClient, Transaction};
 
 /// Records that are read at once, at most.
 const READ: i64 = 256;
 
-const fn number(kind: Kind) -> i16 {
+const fn number(kind: RecordKind) -> i16 {
     match kind {
-        Kind::Output => 0,
-        Kind::Error => 1,
+        RecordKind::Output => 0,
+        RecordKind::Error => 1,
     }
 }
 
-pub(super) async fn bytes(client: &Client, batch: &str, kind: Kind) -> Result<u64, StoreError> {
+pub(super) async fn bytes(
+    client: &Client,
+    batch: &str,
+    kind: RecordKind,
+) -> Result<u64, StoreError> {
     let text = "SELECT output_end, error_end FROM wornpath_batches WHERE id = $1";
     let row = client.query_opt(text, &[&batch]).await?;
     let row = row.ok_or_else(|| StoreError::Missing(format!("batch `{batch}`")))?;
-    Ok(unsigned(row.get(usize::from(kind == Kind::Error))))
+    Ok(unsigned(row.get(usize::from(kind == RecordKind::Error))))
 }
 
 pub(super) async fn standing(
     client: &mut Client,
     lease: (&Lease, f64),
     input: InputMark,
-) -> Result<Standing, StoreError> {
+) -> Result<BatchState, StoreError> {
     let transaction = client.transaction().await?;
     leases::held(&transaction, lease).await?;
     let id = &lease.0.batch;
@@ -44,7 +48,7 @@ pub(super) async fn standing(
     }
     transaction.commit().await?;
     let missing = (0..input.lines).filter(|line| !is_done[*line as usize]).collect();
-    Ok(Standing { counts: batch.counts, usage: batch.usage, missing })
+    Ok(BatchState { counts: batch.counts, usage: batch.usage, missing })
 }
 
 /// Notes of what the results are, or compares.
@@ -65,13 +69,13 @@ async fn begin(client: &Transaction<'_>, batch: &str, input: InputMark) -> Resul
 pub(super) async fn publish(
     client: &mut Client,
     lease: (&Lease, f64),
-    records: &[Record],
+    records: &[LineRecord],
 ) -> Result<usize, StoreError> {
     let transaction = client.transaction().await?;
     let batch = leases::held(&transaction, lease).await?;
     let row = "SELECT output_end, error_end FROM wornpath_batches WHERE id = $1";
     let row = transaction.query_one(row, &[&batch.id]).await?;
-    let mut group = Group::new([row.get(0), row.get(1)]);
+    let mut group = ResultRows::new([row.get(0), row.get(1)]);
     let lines: Vec<i32> = records.iter().map(|record| record.line as i32).collect();
     let there = "SELECT line FROM wornpath_records WHERE batch = $1 AND line = ANY($2)";
     for row in transaction.query(there, &[&batch.id, &lines]).await? {
@@ -105,7 +109,7 @@ pub(super) async fn publish(
 }
 
 /// New records, column by column.
-struct Group<'a> {
+struct ResultRows<'a> {
     /// Lines that have a record.
     seen: BTreeSet<i32>,
     lines: Vec<i32>,
@@ -117,7 +121,7 @@ struct Group<'a> {
     usage: TokenUsage,
 }
 
-impl<'a> Group<'a> {
+impl<'a> ResultRows<'a> {
     fn new(ends: [i64; 2]) -> Self {
         Self {
             seen: BTreeSet::new(),
@@ -131,7 +135,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    fn add(&mut self, record: &'a Record) {
+    fn add(&mut self, record: &'a LineRecord) {
         if !self.seen.insert(record.line as i32) {
             return;
         }
@@ -150,7 +154,7 @@ impl<'a> Group<'a> {
 
 pub(super) async fn read(
     client: &impl GenericClient,
-    (batch, kind): (&str, Kind),
+    (batch, kind): (&str, RecordKind),
     offset: u64,
     buffer: &mut [u8],
 ) -> Result<usize, StoreError> {

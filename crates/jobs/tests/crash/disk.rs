@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use wornpath_jobs::{Disk, Stored};
+use wornpath_jobs::{Disk, StoredFile};
 
 /// A stream of numbers that is the same for the same seed.
 #[derive(Clone, Debug)]
@@ -217,7 +217,7 @@ fn survivor(node: &Node, dice: &mut Dice) -> Vec<u8> {
 }
 
 impl Disk for FaultyDisk {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn StoredFile>> {
         let mut world = self.world();
         if world.is_dead {
             return Err(dead());
@@ -288,7 +288,7 @@ impl Drop for Handle {
     }
 }
 
-impl Stored for Handle {
+impl StoredFile for Handle {
     fn length(&self) -> io::Result<u64> {
         Ok(self.alive()?.nodes[self.node].bytes.len() as u64)
     }

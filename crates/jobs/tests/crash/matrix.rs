@@ -4,7 +4,8 @@ use crate::disk::{Cut, Death, Dice, FaultyDisk};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use wornpath_jobs::{
-    Disk, InputMark, Kind, Publish, Record, ResultPaths, Results, StoreError, TokenUsage, places,
+    Disk, InputMark, LineRecord, Publish, RecordKind, ResultPaths, Results, StoreError, TokenUsage,
+    places,
 };
 
 const LINES: u32 = 13;
@@ -16,12 +17,12 @@ pub(crate) fn paths() -> ResultPaths {
 }
 
 /// Every fifth line fails; the answer differs from attempt to attempt, as engines' answers do.
-fn record(line: u32, attempt: usize) -> Record {
-    let kind = if line % 5 == 4 { Kind::Error } else { Kind::Output };
+fn record(line: u32, attempt: usize) -> LineRecord {
+    let kind = if line % 5 == 4 { RecordKind::Error } else { RecordKind::Output };
     let bytes =
         format!("{{\"line\":{line},\"attempt\":{attempt},\"text\":\"{}\"}}", "x".repeat(40));
     let usage = TokenUsage { input: 10, cached: 4, output: 1 };
-    Record { line, kind, bytes: bytes.into_bytes(), usage }
+    LineRecord { line, kind, bytes: bytes.into_bytes(), usage }
 }
 
 /// What a client was told is published.

@@ -11,10 +11,10 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
-use wornpath_jobs::{Lease, Postgres, Sharing, Status, Store, StoreError};
+use wornpath_jobs::{BatchStatus, Lease, Postgres, PostgresSharing, Store, StoreError};
 
-fn sharing(runner: &str, term: Duration) -> Sharing {
-    Sharing { runner: runner.to_owned(), term }
+fn sharing(runner: &str, term: Duration) -> PostgresSharing {
+    PostgresSharing { runner: runner.to_owned(), term }
 }
 
 fn open(address: &str, runner: &str, term: Duration) -> Result<Postgres, StoreError> {
@@ -233,7 +233,7 @@ fn shares_segments(first: &Postgres, database: &Database) {
     first.settle(&last).unwrap();
     assert_eq!(second.lease("batch_big").unwrap(), None, "it is about to end it");
     first.renew(&last).unwrap();
-    for status in [Status::Cancelling, Status::Cancelled] {
+    for status in [BatchStatus::Cancelling, BatchStatus::Cancelled] {
         first.change_leased(&last, &mut |batch| batch.reach(status, 9)).unwrap();
     }
     let late = first.publish(&last, &[record(0, "late")]);
@@ -335,6 +335,7 @@ fn a_server_that_crashes_loses_and_doubles_nothing() {
     assert_eq!((told, batch.counts.completed, batch.counts.pending()), (lines, lines, 0));
     assert!(store.standing(&lease, input).unwrap().missing.is_empty());
     let mut buffer = vec![0; 1 << 20];
-    let read = store.read_results("batch_a", wornpath_jobs::Kind::Output, 0, &mut buffer).unwrap();
+    let read =
+        store.read_results("batch_a", wornpath_jobs::RecordKind::Output, 0, &mut buffer).unwrap();
     assert_eq!(buffer[..read].split(|byte| *byte == b'\n').count(), lines as usize + 1);
 }

@@ -12,11 +12,12 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    Conductor, Copies, Engines, Form, Health, Identical, Intake, IntakeRules, Outgoing, Patience,
-    Prefilled, Progress, Publish, Reply, ResultPaths, Results, Scratch, Sketcher, Source, Spill,
-    StoreError, Trouble, Wish, Work, run,
+    CapacitySource, DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules,
+    LineDispatch, LineForm, LineReply, Outgoing, Prefilled, PromptHasher, Publish, ReplyError,
+    ResultPaths, Results, RetryDelay, RunControl, RunProgress, RunWork, Scheduler, SortScratch,
+    StoreError, run,
 };
-use wornpath_planner::{Plan, Rates, Speeds, Window};
+use wornpath_planner::{Plan, PlannerRates, Speeds, Window};
 
 const LINES: usize = 40;
 const PODS: usize = 3;
@@ -53,7 +54,7 @@ struct Lines {
     calls: AtomicUsize,
 }
 
-impl Source for Lines {
+impl CapacitySource for Lines {
     fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let call = self.calls.fetch_add(1, Relaxed);
         if self.away.is_some_and(|away| call < away || (call / 50).is_multiple_of(2)) {
@@ -75,17 +76,17 @@ impl Fickle {
     }
 }
 
-impl Engines for Fickle {
+impl LineDispatch for Fickle {
     async fn send(
         &self,
         _: usize,
         request: Outgoing,
         prefilled: Prefilled,
-    ) -> Result<Reply, Trouble> {
+    ) -> Result<LineReply, ReplyError> {
         sleep(Duration::from_millis(self.roll(50) as u64)).await;
         let answer = |status, body: &str| {
             let body = Bytes::copy_from_slice(body.as_bytes());
-            Ok(Reply { status, request_id: None, body, retry_after: None })
+            Ok(LineReply { status, request_id: None, body, retry_after: None })
         };
         if self.roll(4) > 0 {
             prefilled();
@@ -94,8 +95,8 @@ impl Engines for Fickle {
             return answer(404, r#"{"error":"no such model"}"#);
         }
         match self.roll(12) {
-            0 => Err(Trouble::Unreachable("refused".into())),
-            1 => Err(Trouble::Broken("cut".into())),
+            0 => Err(ReplyError::Unreachable("refused".into())),
+            1 => Err(ReplyError::Broken("cut".into())),
             2 => answer(429, "{}"),
             3 => answer(500, "oh\nno"),
             _ => {
@@ -106,8 +107,8 @@ impl Engines for Fickle {
         }
     }
 
-    async fn health(&self, _: usize) -> Option<Health> {
-        (self.roll(3) > 0).then_some(Health { vitals: None, ceiling: 6 })
+    async fn health(&self, _: usize) -> Option<EngineHealth> {
+        (self.roll(3) > 0).then_some(EngineHealth { vitals: None, ceiling: 6 })
     }
 }
 
@@ -133,41 +134,42 @@ async fn live_from(
     dice: &mut Dice,
 ) -> Result<bool, StoreError> {
     let text = input();
-    let rules = IntakeRules {
-        form: Form::Free,
+    let rules = InputRules {
+        form: LineForm::Free,
         most_lines: 1_000,
         output_tokens: 8,
         most_problems: 1,
         identical,
     };
-    let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+    let sketcher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
     // Some lives plan from disk.
-    let scratch = Scratch {
+    let scratch = SortScratch {
         path: std::env::temp_dir().join(format!("wornpath-{}.spill", std::process::id())),
         cure: "",
         memory: [usize::MAX, 300][dice.below(2)],
     };
-    let spill = Spill::to(scratch);
-    let intake = Intake::read_long(text.as_bytes(), &rules, &sketcher, spill).unwrap();
+    let spill = ExternalSort::to(scratch);
+    let intake = Input::read_long(text.as_bytes(), &rules, &sketcher, spill).unwrap();
     let results = Results::open(disk, &paths(), intake.mark)?;
     let forest = intake.forest(|line| !results.is_done(line)).unwrap();
-    let (speeds, rates) = (Speeds::equal(PODS).unwrap(), Rates::flat(1.0, 1.0));
+    let (speeds, rates) = (Speeds::equal(PODS).unwrap(), PlannerRates::flat(1.0, 1.0));
     let plan = Plan::of_forest(&intake.queue, forest, &speeds, &rates);
-    let copies = Copies::of(&plan);
-    let patience = Patience { attempts: 30, ..Patience::default() };
-    let conductor = Conductor::new(plan, vec![Window::new(8, 4_096); PODS], patience);
+    let copies = DedupGroups::of(&plan);
+    let patience = RetryDelay { attempts: 30, ..RetryDelay::default() };
+    let conductor = Scheduler::new(plan, vec![Window::new(8, 4_096); PODS], patience);
     source.lines = text.lines().map(|line| Bytes::from(line.to_owned())).collect();
-    let work = Work {
+    let work = RunWork {
         source: Arc::new(source),
         name: "test".into(),
         numbers: Arc::new(|line| line + 1),
         copies,
     };
-    let (wish, wishes) = watch::channel(Wish::GoOn);
+    let (wish, wishes) = watch::channel(RunControl::GoOn);
     let engines = Arc::new(Fickle(Mutex::new(Dice(dice.below(1 << 30) as u64))));
-    let progress = watch::Sender::new(Progress::default());
+    let progress = watch::Sender::new(RunProgress::default());
     // Some lives end by a wish.
-    let (after, wanted) = (dice.below(2_000), [Wish::Stop, Wish::Finish][dice.below(2)]);
+    let (after, wanted) =
+        (dice.below(2_000), [RunControl::Stop, RunControl::Finish][dice.below(2)]);
     let mut stopper = tokio::task::JoinSet::new();
     stopper.spawn(async move {
         sleep(Duration::from_millis(after as u64)).await;
@@ -311,18 +313,23 @@ struct Slow {
     most: AtomicUsize,
 }
 
-impl Engines for Slow {
-    async fn send(&self, _: usize, _: Outgoing, prefilled: Prefilled) -> Result<Reply, Trouble> {
+impl LineDispatch for Slow {
+    async fn send(
+        &self,
+        _: usize,
+        _: Outgoing,
+        prefilled: Prefilled,
+    ) -> Result<LineReply, ReplyError> {
         self.most.fetch_max(1 + self.now.fetch_add(1, Relaxed), Relaxed);
         sleep(Duration::from_secs(60)).await;
         self.now.fetch_sub(1, Relaxed);
         prefilled();
         let body = Bytes::from_static(b"{}");
-        Ok(Reply { status: 200, request_id: None, body, retry_after: None })
+        Ok(LineReply { status: 200, request_id: None, body, retry_after: None })
     }
 
-    async fn health(&self, _: usize) -> Option<Health> {
-        Some(Health { vitals: None, ceiling: usize::MAX })
+    async fn health(&self, _: usize) -> Option<EngineHealth> {
+        Some(EngineHealth { vitals: None, ceiling: usize::MAX })
     }
 }
 
@@ -335,28 +342,28 @@ async fn requests_that_are_being_decoded_leave_room_for_the_prompts_of_others() 
         )
     };
     let lines: Vec<_> = (100..150).map(|number| Bytes::from(line(number))).collect();
-    let rules = IntakeRules {
-        form: Form::Free,
+    let rules = InputRules {
+        form: LineForm::Free,
         most_lines: 1_000,
         output_tokens: 8,
         most_problems: 1,
         identical: Identical::Each,
     };
-    let sketcher = Sketcher::new(&HashKey::DEFAULT, NonZeroUsize::new(16).unwrap(), None);
-    let intake = Intake::read(&lines.join(&b'\n')[..], &rules, &sketcher).unwrap();
+    let sketcher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(16).unwrap(), None);
+    let intake = Input::read(&lines.join(&b'\n')[..], &rules, &sketcher).unwrap();
     let results = Results::open(&FaultyDisk::default(), &paths(), intake.mark).unwrap();
-    let plan = Plan::new(&intake.queue, &Speeds::equal(1).unwrap(), &Rates::flat(1.0, 1.0));
+    let plan = Plan::new(&intake.queue, &Speeds::equal(1).unwrap(), &PlannerRates::flat(1.0, 1.0));
     // Four prompts are more than it computes at once.
-    let conductor = Conductor::new(plan, vec![Window::new(128, 2_000)], Patience::default());
-    let work = Work {
+    let conductor = Scheduler::new(plan, vec![Window::new(128, 2_000)], RetryDelay::default());
+    let work = RunWork {
         source: Arc::new(Lines { lines, ..Lines::default() }),
         name: "test".into(),
         numbers: Arc::new(|line| line + 1),
-        copies: Copies::default(),
+        copies: DedupGroups::default(),
     };
     let engines = Arc::new(Slow { now: AtomicUsize::new(0), most: AtomicUsize::new(0) });
-    let (_wish, wishes) = watch::channel(Wish::GoOn);
-    let telling = (wishes, watch::Sender::new(Progress::default()));
+    let (_wish, wishes) = watch::channel(RunControl::GoOn);
+    let telling = (wishes, watch::Sender::new(RunProgress::default()));
     let finished = run(conductor, work, Arc::clone(&engines), results, telling).await.unwrap();
     assert_eq!(finished.publisher.counts().completed, 50);
     assert_eq!(engines.most.load(Relaxed), 50);

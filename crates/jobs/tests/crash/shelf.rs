@@ -6,14 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use wornpath_jobs::{Disk, Kind, Lease, Shelf, Status, Store, StoreError, Stored};
+use wornpath_jobs::{BatchStatus, Disk, FsStore, Lease, RecordKind, Store, StoreError, StoredFile};
 
-fn open(disk: &FaultyDisk) -> Result<Shelf, StoreError> {
-    Shelf::open(Arc::new(disk.clone()), Path::new("shelf"))
+fn open(disk: &FaultyDisk) -> Result<FsStore, StoreError> {
+    FsStore::open(Arc::new(disk.clone()), Path::new("shelf"))
 }
 
 /// A shelf with a batch whose results have begun.
-fn with_a_batch(disk: &FaultyDisk) -> (Shelf, Lease) {
+fn with_a_batch(disk: &FaultyDisk) -> (FsStore, Lease) {
     let shelf = open(disk).unwrap();
     shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
     shelf.add_batch(batch("batch_a", "file-a")).unwrap();
@@ -184,9 +184,9 @@ fn with_the_last_file_of_its_results_their_bytes_go_and_the_batch_stays() {
     let (shelf, lease) = with_a_batch(&disk);
     shelf.publish(&lease, &[record(0, "one")]).unwrap();
     let mut result = entry("file-result");
-    result.of = Some(("batch_a".into(), Kind::Output));
+    result.of = Some(("batch_a".into(), RecordKind::Output));
     shelf.add_file(result, &mut std::io::empty()).unwrap();
-    for status in [Status::Cancelling, Status::Cancelled] {
+    for status in [BatchStatus::Cancelling, BatchStatus::Cancelled] {
         shelf.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
     }
     let path = Path::new("shelf/results/batch_a.output.jsonl");
@@ -215,7 +215,7 @@ fn a_full_disk_refuses_a_file_and_leaves_nothing_of_it() {
 struct Counting(FaultyDisk, AtomicUsize);
 
 impl Disk for Counting {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Stored>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn StoredFile>> {
         self.1.fetch_add(1, Relaxed);
         Disk::open(&self.0, path)
     }
@@ -248,7 +248,7 @@ impl Disk for Counting {
 #[test]
 fn a_file_that_is_read_line_by_line_is_opened_once_and_few_stay_open() {
     let disk = Arc::new(Counting(FaultyDisk::default(), AtomicUsize::new(0)));
-    let shelf = Shelf::open(disk.clone(), Path::new("shelf")).unwrap();
+    let shelf = FsStore::open(disk.clone(), Path::new("shelf")).unwrap();
     let opened = |count: usize, read: &dyn Fn()| {
         let before = disk.1.load(Relaxed);
         read();
@@ -274,7 +274,7 @@ fn a_file_that_is_read_line_by_line_is_opened_once_and_few_stay_open() {
 #[test]
 fn results_of_ended_batches_are_closed_and_few_that_are_read_stay_open() {
     let disk = Arc::new(Counting(FaultyDisk::default(), AtomicUsize::new(0)));
-    let shelf = Shelf::open(disk.clone(), Path::new("shelf")).unwrap();
+    let shelf = FsStore::open(disk.clone(), Path::new("shelf")).unwrap();
     shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
     let names: Vec<_> = (0..20).map(|number| format!("batch_{number}")).collect();
     for name in &names {
@@ -282,16 +282,19 @@ fn results_of_ended_batches_are_closed_and_few_that_are_read_stay_open() {
         let lease = shelf.lease(name).unwrap().unwrap();
         shelf.standing(&lease, crate::suite::INPUT).unwrap();
         shelf.publish(&lease, &[record(0, "one")]).unwrap();
-        for status in [Status::Cancelling, Status::Cancelled] {
+        for status in [BatchStatus::Cancelling, BatchStatus::Cancelled] {
             shelf.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
         }
     }
     let opened = |read: &[String]| {
         let before = disk.1.load(Relaxed);
         for name in read {
-            let bytes = shelf.result_bytes(name, Kind::Output).unwrap() as usize;
+            let bytes = shelf.result_bytes(name, RecordKind::Output).unwrap() as usize;
             let mut buffer = vec![0; bytes + 1];
-            assert_eq!(shelf.read_results(name, Kind::Output, 0, &mut buffer).unwrap(), bytes);
+            assert_eq!(
+                shelf.read_results(name, RecordKind::Output, 0, &mut buffer).unwrap(),
+                bytes
+            );
             assert!(buffer.starts_with(b"{\"line\":0"), "{buffer:?}");
         }
         disk.1.load(Relaxed) - before

@@ -4,8 +4,8 @@
 use crate::disk::{Cut, Death, Dice};
 use std::collections::{BTreeMap, BTreeSet};
 use wornpath_jobs::{
-    Batch, FileEntry, InputMark, Interface, Kind, Lease, NewBatch, Record, Status, Store,
-    StoreError, TokenUsage,
+    Batch, BatchStatus, FileEntry, InputMark, Interface, Lease, LineRecord, NewBatch, RecordKind,
+    Store, StoreError, TokenUsage,
 };
 
 pub(crate) const LINES: u32 = 6;
@@ -52,18 +52,18 @@ pub(crate) fn batch(id: &str, input: &str) -> Batch {
     Batch::new(new, 1)
 }
 
-pub(crate) fn record(line: u32, runner: &str) -> Record {
+pub(crate) fn record(line: u32, runner: &str) -> LineRecord {
     let bytes = format!("{{\"line\":{line},\"runner\":\"{runner}\"}}").into_bytes();
-    Record { line, kind: Kind::Output, bytes, usage: TokenUsage::default() }
+    LineRecord { line, kind: RecordKind::Output, bytes, usage: TokenUsage::default() }
 }
 
 pub(crate) fn output(store: &dyn Store, batch: &str) -> String {
     let mut buffer = vec![0; 4_096];
-    let read = store.read_results(batch, Kind::Output, 0, &mut buffer).unwrap();
+    let read = store.read_results(batch, RecordKind::Output, 0, &mut buffer).unwrap();
     // From any byte on, the same bytes.
     for offset in (0..read).step_by(7) {
         let mut rest = vec![0; 4_096];
-        let left = store.read_results(batch, Kind::Output, offset as u64, &mut rest).unwrap();
+        let left = store.read_results(batch, RecordKind::Output, offset as u64, &mut rest).unwrap();
         assert_eq!(rest[..left], buffer[offset..read]);
     }
     String::from_utf8(buffer[..read].to_vec()).unwrap()
@@ -109,8 +109,8 @@ fn work(
     }
     told.batch = true;
     let status = store.batch(id)?.status();
-    assert!(!told.completed || status == Status::Completed, "what has ended stays so");
-    if status == Status::Completed {
+    assert!(!told.completed || status == BatchStatus::Completed, "what has ended stays so");
+    if status == BatchStatus::Completed {
         return Ok(());
     }
     // The runner of an earlier life thinks it still has it.
@@ -121,8 +121,8 @@ fn work(
     for line in told.lines.keys() {
         assert!(!standing.missing.contains(line), "line {line} was acknowledged and is lost");
     }
-    if status == Status::Validating {
-        store.change_leased(&lease, &mut |batch| batch.reach(Status::InProgress, 2))?;
+    if status == BatchStatus::Validating {
+        store.change_leased(&lease, &mut |batch| batch.reach(BatchStatus::InProgress, 2))?;
     }
     let runner = format!("runner-{life}");
     for group in standing.missing.chunks(2) {
@@ -141,10 +141,10 @@ fn work(
         assert_eq!(counts.completed + counts.pending(), LINES);
     }
     store.settle(&lease)?;
-    if store.batch(id)?.status() == Status::InProgress {
-        store.change_leased(&lease, &mut |batch| batch.reach(Status::Finalizing, 3))?;
+    if store.batch(id)?.status() == BatchStatus::InProgress {
+        store.change_leased(&lease, &mut |batch| batch.reach(BatchStatus::Finalizing, 3))?;
     }
-    store.change_leased(&lease, &mut |batch| batch.reach(Status::Completed, 4))?;
+    store.change_leased(&lease, &mut |batch| batch.reach(BatchStatus::Completed, 4))?;
     told.completed = true;
     Ok(())
 }
@@ -215,13 +215,13 @@ pub(crate) fn race(store: &dyn Store) {
     assert!(matches!(store.standing(&second, other), Err(StoreError::OtherInput { .. })));
     for refused in [
         store.publish(&first, &[record(2, "first")]).map(drop),
-        store.change_leased(&first, &mut |batch| batch.reach(Status::InProgress, 2)).map(drop),
+        store.change_leased(&first, &mut |batch| batch.reach(BatchStatus::InProgress, 2)).map(drop),
         store.renew(&first).map(drop),
         store.settle(&first),
     ] {
         assert!(matches!(refused, Err(StoreError::Fenced(_))), "{refused:?}");
     }
-    assert_eq!(store.renew(&second).unwrap(), Status::Validating);
+    assert_eq!(store.renew(&second).unwrap(), BatchStatus::Validating);
     assert_eq!(store.publish(&second, &[record(1, "second"), record(2, "second")]).unwrap(), 1);
     let text = output(store, "batch_race");
     let runners: Vec<_> = text.lines().map(|line| line.contains("\"first\"")).collect();
@@ -244,8 +244,8 @@ pub(crate) fn grow_old(store: &dyn Store) {
     let records: Vec<_> = (0..LINES).map(|line| record(line, "one")).collect();
     store.publish(&lease, &records).unwrap();
     let result = FileEntry {
-        bytes: store.result_bytes("batch_old", Kind::Output).unwrap(),
-        of: Some(("batch_old".into(), Kind::Output)),
+        bytes: store.result_bytes("batch_old", RecordKind::Output).unwrap(),
+        of: Some(("batch_old".into(), RecordKind::Output)),
         expires_at: Some(500),
         ..entry("file-result")
     };
@@ -256,11 +256,11 @@ pub(crate) fn grow_old(store: &dyn Store) {
         assert_eq!(store.file("file-result").unwrap().created_at, created_at);
     }
     for (status, time) in
-        [(Status::InProgress, 3), (Status::Finalizing, 4), (Status::Completed, 200)]
+        [(BatchStatus::InProgress, 3), (BatchStatus::Finalizing, 4), (BatchStatus::Completed, 200)]
     {
         store.change_leased(&lease, &mut |batch| batch.reach(status, time)).unwrap();
     }
-    let ended = store.change("batch_old", &mut |batch| batch.reach(Status::Cancelling, 201));
+    let ended = store.change("batch_old", &mut |batch| batch.reach(BatchStatus::Cancelling, 201));
     assert!(matches!(ended, Err(StoreError::Conflict(_))), "what has ended stays so");
     assert!(matches!(store.lease("batch_old"), Err(StoreError::Conflict(_))));
     assert_eq!(store.sweep(99, 1_000).unwrap(), 0);
@@ -269,7 +269,7 @@ pub(crate) fn grow_old(store: &dyn Store) {
     let mut buffer = [0; 64];
     assert!(store.read_file("file-result", 0, &mut buffer).unwrap() > 0);
     assert_eq!(store.sweep(500, 1_000).unwrap(), 1, "the last file of its results");
-    let left = store.read_results("batch_old", Kind::Output, 0, &mut buffer).unwrap();
+    let left = store.read_results("batch_old", RecordKind::Output, 0, &mut buffer).unwrap();
     assert_eq!(left, 0, "and the results with it");
     assert_eq!(store.batch("batch_old").unwrap().counts.completed, LINES);
     assert_eq!(store.sweep(1_199, 1_000).unwrap(), 0);
@@ -277,7 +277,7 @@ pub(crate) fn grow_old(store: &dyn Store) {
     for missing in [
         store.batch("batch_old").map(drop),
         store.file("file-result").map(drop),
-        store.read_results("batch_old", Kind::Output, 0, &mut buffer).map(drop),
+        store.read_results("batch_old", RecordKind::Output, 0, &mut buffer).map(drop),
     ] {
         assert!(matches!(missing, Err(StoreError::Missing(_))), "{missing:?}");
     }

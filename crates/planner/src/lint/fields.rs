@@ -4,7 +4,7 @@ use super::keys;
 
 /// What varies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum FieldKind {
     /// A date or a time.
     Time,
     /// A UUID, a hash, or a name with a number in it.
@@ -15,7 +15,7 @@ pub enum Kind {
     KeyOrder,
 }
 
-impl Kind {
+impl FieldKind {
     /// All kinds, the most telling first.
     pub(super) const ALL: [Self; 4] = [Self::Time, Self::Identifier, Self::Number, Self::KeyOrder];
 

@@ -1,16 +1,16 @@
 //! From selected pods to a plan: what each step is told, and who has to know of it.
 
-use super::{Deciding, PER_TOKEN, Taken};
+use super::{DecisionRun, PER_TOKEN, ReservedPod};
 use crate::fleet::{Candidate, EventTrust, Reservation};
 use crate::plan::{CacheHint, CacheRun, Mutation, PlanStep, RoutingPlan, Start};
-use crate::workflow::Step;
+use crate::workflow::WorkflowStep;
 
-impl<'a> Deciding<'a, '_> {
+impl<'a> DecisionRun<'a, '_> {
     /// Reserves load, expects what will be held, tells the plugins, and writes the plan down.
-    pub(super) fn plan(mut self, taken: Vec<Taken<'a>>) -> RoutingPlan {
+    pub(super) fn plan(mut self, taken: Vec<ReservedPod<'a>>) -> RoutingPlan {
         let (profile, prompt_tokens) = (self.profile, self.prompt_tokens());
         let mut steps = Vec::with_capacity(taken.len());
-        for (at, Taken { step, bound, .. }) in taken.into_iter().enumerate() {
+        for (at, ReservedPod { step, bound, .. }) in taken.into_iter().enumerate() {
             let rules = &step.rules;
             let mut mutations = rules.mutations.clone();
             let before = profile.steps.iter().take_while(|other| other.name != step.name);
@@ -60,7 +60,7 @@ impl<'a> Deciding<'a, '_> {
         RoutingPlan { steps, marks: self.marks }
     }
 
-    fn tell(&self, step: &Step, candidate: Candidate) {
+    fn tell(&self, step: &WorkflowStep, candidate: Candidate) {
         let scene = self.scene(step);
         for scoring in &step.selector.scorers {
             scoring.scorer.chosen(&scene, candidate);
@@ -70,7 +70,7 @@ impl<'a> Deciding<'a, '_> {
 
     /// On a miss, the chosen pod is expected to hold the prompt soon, so that the next request with
     /// the same prefix follows this one. Whether it is.
-    fn speculate(&mut self, step: &Step, candidate: Candidate) -> bool {
+    fn speculate(&mut self, step: &WorkflowStep, candidate: Candidate) -> bool {
         let (Some(lasts), Some(blocks)) = (self.profile.speculate, &self.profile.blocks) else {
             return false;
         };

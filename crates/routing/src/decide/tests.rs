@@ -10,7 +10,7 @@ use crate::name::{Name, Role};
 use crate::plan::{CacheHint, CacheRun, Mutation, RoutingPlan, Start, Transfer};
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::testing::{BLOCK, Bench};
+use crate::testing::{BLOCK, TestBench};
 
 mod speculative;
 
@@ -44,26 +44,26 @@ fn prompt(seed: u32, blocks: usize) -> Vec<u32> {
 }
 
 /// Two prefill pods and two decode pods; `p2` stands beside `p0`, `p3` beside `p1`.
-fn two_by_two() -> Bench {
-    Bench::with(4, |at, facts: &mut PodFacts| {
+fn two_by_two() -> TestBench {
+    TestBench::with(4, |at, facts: &mut PodFacts| {
         facts.roles = vec![Role::named(if at < 2 { Role::PREFILL } else { Role::DECODE })];
         facts.topology.host = Some(["h0", "h1"][at % 2].into());
     })
 }
 
-fn names(bench: &Bench, pods: impl IntoIterator<Item = PodId>) -> Vec<String> {
+fn names(bench: &TestBench, pods: impl IntoIterator<Item = PodId>) -> Vec<String> {
     let name = |pod| bench.fleet[bench.fleet.find(pod).unwrap()].facts().name.to_string();
     pods.into_iter().map(name).collect()
 }
 
 #[test]
 fn a_request_goes_where_its_prefix_is_and_the_plan_says_what_is_held_on_which_tier() {
-    let mut bench = Bench::with_pods(4);
+    let mut bench = TestBench::with_pods(4);
     let tokens = prompt(1, 4);
     bench.cache(2, &tokens[..8], Tier::Gpu);
     bench.cache(3, &tokens[..4], Tier::Gpu);
     let profile = bench.profile(CACHE_AFFINITY);
-    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let plan = bench.plan(&profile, TestBench::request(&tokens));
     let step = &plan.steps[0];
     assert_eq!(names(&bench, step.pod), ["p2"]);
     assert_eq!(names(&bench, step.fallbacks.clone())[0], "p3", "the next best holds some of it");
@@ -77,13 +77,13 @@ fn a_request_goes_where_its_prefix_is_and_the_plan_says_what_is_held_on_which_ti
 
 #[test]
 fn the_plan_says_on_which_tier_each_run_of_blocks_begins_where() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     let tokens = prompt(1, 3);
     let places = [7_u64, 8, 9].map(|offset| Location { offset, length: 64, device: 2 });
     bench.cache_at(0, &tokens, Tier::Disk, &places);
     bench.cache(0, &tokens[..4], Tier::Gpu);
     let profile = bench.profile(CACHE_AFFINITY);
-    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let plan = bench.plan(&profile, TestBench::request(&tokens));
     let runs = vec![
         CacheRun { blocks: 1, tier: Tier::Gpu, location: None },
         CacheRun { blocks: 2, tier: Tier::Disk, location: Some(places[1]) },
@@ -97,12 +97,12 @@ fn the_plan_says_on_which_tier_each_run_of_blocks_begins_where() {
 
 #[test]
 fn a_pod_is_told_what_it_is_believed_to_hold_where_the_profile_asks_for_it() {
-    let mut bench = Bench::with_pods(2);
+    let mut bench = TestBench::with_pods(2);
     let tokens = prompt(1, 4);
     bench.cache(1, &tokens[..8], Tier::Host);
     let told = "workflow: {single: {cache_hint: kv_hint}}\n";
     let profile = bench.profile(&format!("{CACHE_AFFINITY}{told}"));
-    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let plan = bench.plan(&profile, TestBench::request(&tokens));
     let runs = serde_json::json!([{"blocks": 2, "tier": "host", "location": null}]);
     let value = serde_json::json!({"tokens": 8, "runs": runs});
     let expected = [Mutation::Set { field: "kv_hint".to_owned(), value }];
@@ -112,28 +112,28 @@ fn a_pod_is_told_what_it_is_believed_to_hold_where_the_profile_asks_for_it() {
 
 #[test]
 fn a_step_can_be_narrowed_to_pods_that_play_another_role_too() {
-    let mut bench = Bench::with(3, |at, facts| {
+    let mut bench = TestBench::with(3, |at, facts| {
         let more = ["prefill", "decode", "serve"][at];
         facts.roles = [Role::SERVE, more].map(Role::named).to_vec();
     });
     let profile = bench.profile("filter: [role: {any_of: [decode]}]\npick: round_robin\n");
     for _ in 0..3 {
-        assert_eq!(bench.chosen(&profile, Bench::request(&[])), 1);
+        assert_eq!(bench.chosen(&profile, TestBench::request(&[])), 1);
     }
-    let dropped = bench.kept("role: {any_of: [decode]}", Bench::request(&[]));
+    let dropped = bench.kept("role: {any_of: [decode]}", TestBench::request(&[]));
     assert_eq!(dropped[0], Err("plays serve, prefill, not decode".to_owned()));
 }
 
 #[test]
 fn a_request_waits_no_longer_than_it_says_itself() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     let _busy = Reservation::new(bench.pod(0).vitals(), 0, 0);
     let profile = bench.profile(
         "prepare: [attributes: {headers: [deadline_ms=x-deadline-ms]}]\npick: max_score\n\
          hold: {unless: [concurrency: {requests: 1}], deadline: 30s, order: deadline}\n",
     );
     let mut deadline = |header: Option<&str>| {
-        let mut request = Bench::request(&[]);
+        let mut request = TestBench::request(&[]);
         request.arrival = Duration::from_secs(5);
         request.headers.extend(header.map(|value| ("x-deadline-ms".into(), value.into())));
         match bench.decide(&profile, request) {
@@ -149,11 +149,11 @@ fn a_request_waits_no_longer_than_it_says_itself() {
 
 #[test]
 fn an_infinite_cost_without_weight_adds_nothing() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     let profile = bench.profile(
         "score:\n  - expression: {cost: '2.0'}\n  - expression: {cost: 1.0 / 0.0, weight: 0}\npick: max_score\n",
     );
-    let (_, explanation) = bench.explain(&profile, Bench::request(&[]));
+    let (_, explanation) = bench.explain(&profile, TestBench::request(&[]));
     let pod = &explanation.steps[0].candidates[0];
     assert_eq!((pod.scores[1], pod.contributions[1]), (f64::INFINITY, 0.0));
     assert_eq!(pod.total, Some(-2.0));
@@ -161,16 +161,16 @@ fn an_infinite_cost_without_weight_adds_nothing() {
 
 #[test]
 fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_ends() {
-    let mut bench = Bench::with_pods(8);
+    let mut bench = TestBench::with_pods(8);
     let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: 2s\n"));
-    let first = bench.chosen(&profile, Bench::request(&prompt(1, 8)));
+    let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
     for _ in 0..20 {
-        assert_eq!(bench.chosen(&profile, Bench::request(&prompt(1, 8))), first);
+        assert_eq!(bench.chosen(&profile, TestBench::request(&prompt(1, 8))), first);
     }
     bench.desk.expire(Duration::from_secs(3));
     let answer = {
-        let mut answer = wornpath_index::Answer::default();
-        let context = bench.prepared(&profile, Bench::request(&prompt(1, 8)));
+        let mut answer = wornpath_index::Depths::default();
+        let context = bench.prepared(&profile, TestBench::request(&prompt(1, 8)));
         let blocks = context.slots.read(profile.blocks.as_ref().unwrap()).unwrap();
         bench.index.reader().lookup(&blocks.chain, &mut answer);
         answer
@@ -180,37 +180,37 @@ fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_e
 
 #[test]
 fn what_is_expected_is_known_to_other_threads_once_it_is_settled() {
-    let mut bench = Bench::with_pods(8);
+    let mut bench = TestBench::with_pods(8);
     let profile = bench.profile(CACHE_AFFINITY);
-    let first = bench.chosen(&profile, Bench::request(&prompt(1, 8)));
+    let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
     bench.desk.settle();
-    bench.desk = crate::context::Desk::new(&bench.index);
-    assert_eq!(bench.chosen(&profile, Bench::request(&prompt(1, 8))), first);
+    bench.desk = crate::context::DecisionState::new(&bench.index);
+    assert_eq!(bench.chosen(&profile, TestBench::request(&prompt(1, 8))), first);
 }
 
 #[test]
 fn whoever_decided_at_the_same_time_and_settles_later_is_beaten_and_follows() {
     for seed in 0..20 {
-        let mut bench = Bench::with_pods(8);
+        let mut bench = TestBench::with_pods(8);
         let profile = bench.profile(CACHE_AFFINITY);
-        let mut other = Bench { rng: Rng::new(seed), ..Bench::with_pods(8) };
-        other.desk = crate::context::Desk::new(&bench.index);
-        let first = bench.chosen(&profile, Bench::request(&prompt(1, 8)));
+        let mut other = TestBench { rng: Rng::new(seed), ..TestBench::with_pods(8) };
+        other.desk = crate::context::DecisionState::new(&bench.index);
+        let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
         let (mut longer, mut elsewhere) = (prompt(1, 8), prompt(2, 8));
         longer.extend(prompt(3, 2));
-        other.chosen(&profile, Bench::request(&longer));
+        other.chosen(&profile, TestBench::request(&longer));
         let (one, another) = (bench.desk.unsettled().unwrap(), other.desk.unsettled().unwrap());
         assert_eq!(one.frontier(), another.frontier());
         assert!(!bench.desk.is_beaten(&one));
         bench.desk.tell(one);
         assert!(other.desk.is_beaten(&another), "wherever it would go");
-        assert_eq!(other.chosen(&profile, Bench::request(&longer)), first);
+        assert_eq!(other.chosen(&profile, TestBench::request(&longer)), first);
         let following = other.desk.unsettled().unwrap();
         assert!(!other.desk.is_beaten(&following));
         following.tell(&bench.index);
         elsewhere.truncate(longer.len());
-        other.chosen(&profile, Bench::request(&elsewhere));
-        bench.chosen(&profile, Bench::request(&longer));
+        other.chosen(&profile, TestBench::request(&elsewhere));
+        bench.chosen(&profile, TestBench::request(&longer));
         let elsewhere = other.desk.unsettled().unwrap();
         assert!(!other.desk.is_beaten(&elsewhere), "another prefix is no race");
     }
@@ -218,26 +218,26 @@ fn whoever_decided_at_the_same_time_and_settles_later_is_beaten_and_follows() {
 
 #[test]
 fn without_speculation_nothing_is_expected() {
-    let mut bench = Bench::with_pods(8);
+    let mut bench = TestBench::with_pods(8);
     let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: off\n"));
-    bench.plan(&profile, Bench::request(&prompt(1, 8)));
+    bench.plan(&profile, TestBench::request(&prompt(1, 8)));
     bench.desk.settle();
     assert_eq!(bench.index.stats().blocks, 0);
 }
 
 #[test]
 fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
-    let mut bench = Bench::with_pods(2);
+    let mut bench = TestBench::with_pods(2);
     let tokens = prompt(1, 4);
     bench.cache(1, &tokens, Tier::Gpu);
     let hold = "hold: {unless: [{concurrency: {requests: 1}}], deadline: 5s}\n";
     let profile = bench.profile(&format!("{CACHE_AFFINITY}{hold}"));
-    let busy = bench.plan(&profile, Bench::request(&tokens));
-    let mut request = Bench::request(&tokens);
+    let busy = bench.plan(&profile, TestBench::request(&tokens));
+    let mut request = TestBench::request(&tokens);
     request.arrival = Duration::from_secs(1);
     let mut context = bench.prepared(&profile, request);
-    let Bench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = World { fleet, desk, now: Duration::from_secs(1), rng };
+    let TestBench { fleet, desk, rng, .. } = &mut bench;
+    let mut world = DecisionEnv { fleet, desk, now: Duration::from_secs(1), rng };
     match profile.decide(&mut context, &mut world) {
         Outcome::Hold(hold) => assert_eq!(hold.deadline(), Duration::from_secs(6)),
         other => panic!("p1 holds it and is busy, p0 must not get it: {other:?}"),
@@ -248,14 +248,14 @@ fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
 
 #[test]
 fn a_filter_that_leaves_nobody_rejects_waits_or_does_not_count_as_the_profile_says() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
     let mut outcome = |on_empty: &str| {
         let yaml = format!(
             "filter: [{{concurrency: {{requests: 1, on_empty: {on_empty}}}}}]\npick: max_score\n"
         );
         let profile = bench.profile(&yaml);
-        bench.decide(&profile, Bench::request(&[]))
+        bench.decide(&profile, TestBench::request(&[]))
     };
     assert!(matches!(outcome("reject"), Outcome::Reject(rejection) if rejection.status == 429));
     assert!(matches!(outcome("hold"), Outcome::Hold(_)));
@@ -274,12 +274,12 @@ fn a_long_cold_prompt_is_prefilled_beside_the_pod_that_will_decode_it() {
     let tokens = prompt(1, 4);
     bench.cache(1, &tokens[..4], Tier::Gpu);
     let profile = bench.profile(PREFILL_DECODE);
-    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let plan = bench.plan(&profile, TestBench::request(&tokens));
     let [prefill, decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert_eq!(names(&bench, [prefill.pod.unwrap(), decode.pod.unwrap()]), ["p1", "p3"]);
     assert_eq!(prefill.mutations, [Mutation::PrefillOnly, Mutation::OfferKv(Transfer::Nixl)]);
     assert_eq!(decode.mutations, [Mutation::TakeKv(Transfer::Nixl)]);
-    assert_eq!((prefill.failure.attempts, prefill.failure.then), (2, Then::Skip));
+    assert_eq!((prefill.failure.attempts, prefill.failure.then), (2, AfterFailure::Skip));
     assert_eq!(prefill.lease, Some(Duration::from_secs(30)));
     assert_eq!(bench.pod(1).vitals().requests(), 1);
     assert_eq!(bench.pod(3).vitals().requests(), 1);
@@ -293,7 +293,7 @@ fn a_prompt_that_the_decode_pod_mostly_holds_stays_with_one_step() {
         bench.cache(at, &tokens[..12], Tier::Gpu);
     }
     let profile = bench.profile(PREFILL_DECODE);
-    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let plan = bench.plan(&profile, TestBench::request(&tokens));
     let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert!(decode.mutations.is_empty(), "there is nothing to take over");
     assert_eq!(plan.marks[0].to_string(), "prefill: left out, only 4 tokens are uncached");
@@ -302,13 +302,13 @@ fn a_prompt_that_the_decode_pod_mostly_holds_stays_with_one_step() {
 
 #[test]
 fn without_a_prefill_pod_the_profile_may_go_on_with_decode_alone() {
-    let mut bench = Bench::with(1, |_, facts| facts.roles = vec![Role::named(Role::DECODE)]);
+    let mut bench = TestBench::with(1, |_, facts| facts.roles = vec![Role::named(Role::DECODE)]);
     let profile = bench.profile(PREFILL_DECODE);
-    let plan = bench.plan(&profile, Bench::request(&prompt(1, 4)));
+    let plan = bench.plan(&profile, TestBench::request(&prompt(1, 4)));
     assert_eq!(plan.steps.len(), 1);
     assert_eq!(plan.marks[0].to_string(), "prefill: left out, no pod can take it");
     let strict = bench.profile(&PREFILL_DECODE.replace("then: skip", "then: fail"));
-    let outcome = bench.decide(&strict, Bench::request(&prompt(2, 4)));
+    let outcome = bench.decide(&strict, TestBench::request(&prompt(2, 4)));
     assert!(matches!(outcome, Outcome::Reject(rejection) if rejection.status == 503));
 }
 
@@ -322,7 +322,7 @@ fn concurrent_protocols_start_both_steps_together_and_only_sglangs_prefill_is_no
         let yaml = PREFILL_DECODE.replace("min_uncached_tokens: 8", &transfers);
         let yaml = yaml.replace("prefill: {", "prefill: {min_uncached_tokens: 1, ");
         let profile = bench.profile(&yaml);
-        let plan = bench.plan(&profile, Bench::request(&prompt(1, 4)));
+        let plan = bench.plan(&profile, TestBench::request(&prompt(1, 4)));
         assert_eq!(plan.steps[1].start, Start::Together);
         let told: Vec<_> = only.into_iter().chain([Mutation::OfferKv(transfer)]).collect();
         assert_eq!(plan.steps[0].mutations, told);
@@ -333,7 +333,7 @@ fn concurrent_protocols_start_both_steps_together_and_only_sglangs_prefill_is_no
 fn several_prompts_stay_with_one_step_because_one_hand_over_cannot_be_for_all() {
     let mut bench = two_by_two();
     let profile = bench.profile(PREFILL_DECODE);
-    let request = Request { is_several: true, ..Bench::request(&prompt(1, 4)) };
+    let request = Request { is_several: true, ..TestBench::request(&prompt(1, 4)) };
     let plan = bench.plan(&profile, request);
     let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert_eq!((decode.name.as_str(), &decode.mutations[..]), ("decode", &[][..]));
@@ -342,7 +342,7 @@ fn several_prompts_stay_with_one_step_because_one_hand_over_cannot_be_for_all() 
 
 #[test]
 fn any_number_of_steps_comes_from_yaml_alone_and_late_ones_are_bound_when_they_start() {
-    let mut bench = Bench::with(6, |at, facts| {
+    let mut bench = TestBench::with(6, |at, facts| {
         facts.roles = vec![Role::named(["preprocess", "prefill", "decode"][at / 2])];
         facts.topology.host = Some(["h0", "h1"][at % 2].into());
     });
@@ -358,10 +358,10 @@ workflow:
     - decode: {selector: near, takes: nixl, bind: late}
 ",
     );
-    let request = Bench::request(&prompt(1, 4));
+    let request = TestBench::request(&prompt(1, 4));
     let mut context = bench.prepared(&profile, request);
-    let Bench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = World { fleet, desk, now: Duration::ZERO, rng };
+    let TestBench { fleet, desk, rng, .. } = &mut bench;
+    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
     let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
     let pods: Vec<_> = plan.steps.iter().map(|step| step.pod).collect();
     assert!(pods[0].is_some() && pods[1].is_some() && pods[2].is_none());
@@ -382,11 +382,11 @@ workflow:
 
 #[test]
 fn after_a_failure_the_failed_pods_are_not_chosen_again() {
-    let mut bench = Bench::with_pods(3);
+    let mut bench = TestBench::with_pods(3);
     let profile = bench.profile("pick: max_score\n");
-    let mut context = bench.prepared(&profile, Bench::request(&[1]));
-    let Bench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = World { fleet, desk, now: Duration::ZERO, rng };
+    let mut context = bench.prepared(&profile, TestBench::request(&[1]));
+    let TestBench { fleet, desk, rng, .. } = &mut bench;
+    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
     let mut excluded = Vec::new();
     for _ in 0..3 {
         let retry = Retry { step: None, excluded: &excluded };
@@ -402,13 +402,13 @@ fn after_a_failure_the_failed_pods_are_not_chosen_again() {
 
 /// Two hundred requests of ten prefixes on a fleet whose load changes as they come and go.
 fn transcript(seed: u64, yaml: &str) -> String {
-    let mut bench = Bench::with_pods(7);
+    let mut bench = TestBench::with_pods(7);
     bench.rng = crate::rng::Rng::new(seed);
     let profile = bench.profile(yaml);
     let (mut running, mut transcript) = (std::collections::VecDeque::new(), String::new());
     for number in 0..200_u32 {
         bench.now = Duration::from_millis(u64::from(number) * 10);
-        let plan = bench.plan(&profile, Bench::request(&prompt(number % 10, 6)));
+        let plan = bench.plan(&profile, TestBench::request(&prompt(number % 10, 6)));
         let name = |pod| names(&bench, [pod]).remove(0);
         transcript.push_str(&plan.to_json(name).to_string());
         running.push_back(plan);
@@ -432,7 +432,7 @@ fn the_same_seed_fleet_and_requests_give_the_same_plans_byte_for_byte() {
 fn an_explanation_adds_up_and_changes_nothing() {
     let tokens = prompt(1, 4);
     let world = || {
-        let bench = Bench::with_pods(5);
+        let bench = TestBench::with_pods(5);
         bench.cache(2, &tokens[..8], Tier::Gpu);
         bench.pod(4).vitals().set_health(crate::fleet::Health::Down);
         bench
@@ -440,11 +440,11 @@ fn an_explanation_adds_up_and_changes_nothing() {
     let (mut plain, mut explained) = (world(), world());
     let load = [plain.pod(1), explained.pod(1)].map(|pod| Reservation::new(pod.vitals(), 9, 9));
     let profile = plain.profile(CACHE_AFFINITY);
-    let plan = plain.plan(&profile, Bench::request(&tokens));
-    let (outcome, explanation) = explained.explain(&profile, Bench::request(&tokens));
+    let plan = plain.plan(&profile, TestBench::request(&tokens));
+    let (outcome, explanation) = explained.explain(&profile, TestBench::request(&tokens));
     let Outcome::Plan(same) = outcome else { panic!() };
     let json =
-        |plan: &RoutingPlan, bench: &Bench| plan.to_json(|pod| names(bench, [pod]).remove(0));
+        |plan: &RoutingPlan, bench: &TestBench| plan.to_json(|pod| names(bench, [pod]).remove(0));
     assert_eq!(json(&plan, &plain), json(&same, &explained));
     let step = &explanation.steps[0];
     assert_eq!(step.candidates[4].dropped, Some(("healthy", "down".to_owned())));
@@ -461,25 +461,25 @@ fn an_explanation_adds_up_and_changes_nothing() {
 #[test]
 #[should_panic(expected = "the context was made by another profile")]
 fn a_context_of_another_profile_is_refused() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     let (one, other) = (bench.profile("pick: max_score\n"), bench.profile("pick: max_score\n"));
-    let mut context = bench.prepared(&one, Bench::request(&[]));
-    let Bench { fleet, desk, rng, .. } = &mut bench;
-    other.decide(&mut context, &mut World { fleet, desk, now: Duration::ZERO, rng });
+    let mut context = bench.prepared(&one, TestBench::request(&[]));
+    let TestBench { fleet, desk, rng, .. } = &mut bench;
+    other.decide(&mut context, &mut DecisionEnv { fleet, desk, now: Duration::ZERO, rng });
 }
 
 #[test]
 fn contexts_are_reused_without_a_trace_of_the_last_request() {
-    let mut bench = Bench::with_pods(2);
+    let mut bench = TestBench::with_pods(2);
     let tokens = prompt(1, 4);
     bench.cache(1, &tokens, Tier::Gpu);
     let profile = bench.profile(CACHE_AFFINITY);
-    let mut context = bench.prepared(&profile, Bench::request(&tokens));
-    let last = context.reuse(Request { ..Bench::request(&prompt(2, 1)) });
-    assert_eq!(last, Bench::request(&tokens));
+    let mut context = bench.prepared(&profile, TestBench::request(&tokens));
+    let last = context.reuse(Request { ..TestBench::request(&prompt(2, 1)) });
+    assert_eq!(last, TestBench::request(&tokens));
     profile.prepare(&mut context).unwrap();
-    let Bench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = World { fleet, desk, now: Duration::ZERO, rng };
+    let TestBench { fleet, desk, rng, .. } = &mut bench;
+    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
     let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
     assert_eq!(plan.steps[0].cache, CacheHint::default());
 }
@@ -502,11 +502,11 @@ fn a_step_is_left_out_by_what_is_held_although_no_plugin_asks() {
     bench.cache(2, &tokens, Tier::Gpu);
     bench.cache(3, &tokens, Tier::Gpu);
     let profile = bench.profile(BLIND);
-    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let plan = bench.plan(&profile, TestBench::request(&tokens));
     let steps: Vec<_> = plan.steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(steps, ["decode"]);
     assert_eq!(plan.steps[0].cache.tokens, 12, "the last block is computed anew");
-    let cold = bench.plan(&profile, Bench::request(&prompt(2, 4)));
+    let cold = bench.plan(&profile, TestBench::request(&prompt(2, 4)));
     assert_eq!(cold.steps.len(), 2);
 }
 
@@ -519,9 +519,9 @@ fn nobody_for_a_step_that_is_not_needed_is_no_reason_to_refuse() {
         bench.cache(at + 2, &tokens, Tier::Gpu);
     }
     let profile = bench.profile(BLIND);
-    let plan = bench.plan(&profile, Bench::request(&tokens));
+    let plan = bench.plan(&profile, TestBench::request(&tokens));
     assert_eq!(plan.steps.len(), 1, "decode alone: {plan:?}");
-    match bench.decide(&profile, Bench::request(&prompt(2, 4))) {
+    match bench.decide(&profile, TestBench::request(&prompt(2, 4))) {
         Outcome::Reject(rejection) => assert_eq!(rejection.status, 503, "prefill is needed"),
         other => panic!("{other:?}"),
     }
@@ -529,11 +529,11 @@ fn nobody_for_a_step_that_is_not_needed_is_no_reason_to_refuse() {
 
 #[test]
 fn an_explanation_names_the_filter_that_makes_a_request_wait() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
     let judged = "pick: max_score\nhold: {unless: [healthy, {concurrency: {requests: 1}}]}\n";
     let profile = bench.profile(judged);
-    let (outcome, explanation) = bench.explain(&profile, Bench::request(&[]));
+    let (outcome, explanation) = bench.explain(&profile, TestBench::request(&[]));
     assert!(matches!(outcome, Outcome::Hold(_)));
     let said: Vec<_> =
         explanation.hold.iter().map(|judge| (judge.name, judge.objection.is_some())).collect();
@@ -544,7 +544,7 @@ fn an_explanation_names_the_filter_that_makes_a_request_wait() {
 
     let emptied = "filter: [{concurrency: {requests: 1, on_empty: hold}}]\npick: max_score\n";
     let profile = bench.profile(emptied);
-    let (outcome, explanation) = bench.explain(&profile, Bench::request(&[]));
+    let (outcome, explanation) = bench.explain(&profile, TestBench::request(&[]));
     assert!(matches!(outcome, Outcome::Hold(_)));
     let shown = explanation.to_string();
     assert!(shown.contains("filter concurrency: dropped 1, nobody is left: the request waits"));
@@ -553,12 +553,12 @@ fn an_explanation_names_the_filter_that_makes_a_request_wait() {
 
 #[test]
 fn a_tenant_waits_with_the_share_that_the_profile_gives_it() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
     let hold = "hold: {unless: [{concurrency: {requests: 1}}], shares: {acme: 3}}";
     let profile = bench.profile(&format!("pick: max_score\n{hold}\n"));
     for (tenant, share) in [(Some("acme"), 3), (Some("other"), 1), (None, 1)] {
-        let request = Request { tenant: tenant.map(Name::from), ..Bench::request(&[]) };
+        let request = Request { tenant: tenant.map(Name::from), ..TestBench::request(&[]) };
         let Outcome::Hold(hold) = bench.decide(&profile, request) else { panic!() };
         assert_eq!(hold.class.weight, share, "{tenant:?}");
     }
@@ -566,13 +566,13 @@ fn a_tenant_waits_with_the_share_that_the_profile_gives_it() {
 
 #[test]
 fn hold_concerns_whole_requests_and_a_filter_that_holds_also_single_steps() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
     let mut again = |yaml: &str| {
         let profile = bench.profile(yaml);
-        let mut context = bench.prepared(&profile, Bench::request(&[]));
-        let Bench { fleet, desk, rng, .. } = &mut bench;
-        let mut world = World { fleet, desk, now: Duration::ZERO, rng };
+        let mut context = bench.prepared(&profile, TestBench::request(&[]));
+        let TestBench { fleet, desk, rng, .. } = &mut bench;
+        let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
         let step = Name::from("serve");
         profile.replan(&mut context, &mut world, Retry { step: Some(&step), excluded: &[] })
     };

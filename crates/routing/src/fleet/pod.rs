@@ -9,7 +9,7 @@ use crate::name::{Name, Role};
 
 /// An engine process, or one data-parallel rank of it.
 #[derive(Clone, Debug)]
-pub struct Pod {
+pub struct FleetPod {
     id: PodId,
     facts: Arc<PodFacts>,
     vitals: Arc<Vitals>,
@@ -90,7 +90,7 @@ impl PodFacts {
     }
 }
 
-impl Pod {
+impl FleetPod {
     /// A pod that has just come: healthy and idle.
     #[must_use]
     pub fn new(id: PodId, facts: PodFacts) -> Self {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use wornpath_index::Moment;
 
-use super::learnt::Glimpse;
+use super::learnt_rates::LearntRate;
 use super::vitals::Vitals;
 
 /// Load that one step of a plan puts on one pod. Dropping it gives the load back.
@@ -22,7 +22,7 @@ pub struct Reservation {
     /// Tokens in the context, once it decodes.
     decoding: Option<u64>,
     /// The pod when the request was sent; later, when it got its first token.
-    seen: Option<Glimpse>,
+    seen: Option<LearntRate>,
 }
 
 impl Reservation {

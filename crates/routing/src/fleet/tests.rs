@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wornpath_index::{Index, Limits};
+use wornpath_index::{Index, IndexLimits};
 
 use super::*;
 
@@ -48,7 +48,7 @@ fn a_pod_learns_how_long_answers_are_from_those_that_ended() {
 }
 
 /// A model in which a prompt token takes 0.01 ms and a step 10 ms.
-fn model(work: &Work) -> f64 {
+fn model(work: &PrefillWork) -> f64 {
     0.01 * work.tokens + 10.0 * work.steps
 }
 
@@ -65,10 +65,13 @@ fn answered(vitals: &std::sync::Arc<Vitals>, from: u64, tokens: u64, first: u64,
 #[test]
 fn a_pods_pace_is_learnt_from_its_requests_and_forgotten_when_it_changes() {
     let vitals = std::sync::Arc::new(Vitals::default());
-    assert_eq!(vitals.slowness(Paced::Prefill, model), 1.0, "nothing was seen");
+    assert_eq!(vitals.slowness(MeasuredPrefill::Prefill, model), 1.0, "nothing was seen");
     // 8,192 tokens in two and a half steps: 106.92 ms by the model, and twice that in truth.
     (0..100).for_each(|at| answered(&vitals, at * 10_000, 8192, 214, 20));
-    let paces = || [Paced::Prefill, Paced::Steps].map(|paced| vitals.slowness(paced, model));
+    let paces = || {
+        [MeasuredPrefill::Prefill, MeasuredPrefill::Steps]
+            .map(|paced| vitals.slowness(paced, model))
+    };
     assert_eq!(paces(), [2.0, 2.0]);
     (100..400).for_each(|at| answered(&vitals, at * 10_000, 8192, 107, 10));
     assert_eq!(paces(), [1.0, 1.0]);
@@ -80,21 +83,24 @@ fn a_pods_pace_is_learnt_from_its_requests_and_forgotten_when_it_changes() {
 fn what_a_pod_is_told_to_be_counts_until_it_shows_what_it_is() {
     let vitals = std::sync::Arc::new(Vitals::default());
     vitals.tell_pace(2.0);
-    assert_eq!(vitals.slowness(Paced::Prefill, model), 2.0);
+    assert_eq!(vitals.slowness(MeasuredPrefill::Prefill, model), 2.0);
     (0..100).for_each(|at| answered(&vitals, at * 10_000, 8192, 107, 10));
-    assert_eq!(vitals.slowness(Paced::Prefill, model), 1.0);
+    assert_eq!(vitals.slowness(MeasuredPrefill::Prefill, model), 1.0);
     vitals.tell_pace(1e9);
-    assert!(vitals.slowness(Paced::Steps, model) <= 8.0, "no pace is believed that cannot be");
+    assert!(
+        vitals.slowness(MeasuredPrefill::Steps, model) <= 8.0,
+        "no pace is believed that cannot be"
+    );
 }
 
 #[test]
 fn short_prompts_and_engines_that_queue_teach_nothing() {
     let vitals = std::sync::Arc::new(Vitals::default());
     (0..100).for_each(|at| answered(&vitals, at * 10_000, 100, 900, 10));
-    assert_eq!(vitals.slowness(Paced::Prefill, model), 1.0);
+    assert_eq!(vitals.slowness(MeasuredPrefill::Prefill, model), 1.0);
     vitals.report(9, 1.0);
     (0..100).for_each(|at| answered(&vitals, at * 10_000, 8192, 9_000, 10));
-    assert_eq!(vitals.slowness(Paced::Prefill, model), 1.0, "they waited for memory");
+    assert_eq!(vitals.slowness(MeasuredPrefill::Prefill, model), 1.0, "they waited for memory");
 }
 
 #[test]
@@ -112,9 +118,9 @@ fn progress_counts_from_the_last_news_of_it() {
 
 #[test]
 fn a_new_incarnation_in_the_same_slot_is_another_pod() {
-    let index = Index::new(Limits::default(), 1);
+    let index = Index::new(IndexLimits::default(), 1);
     let first = index.add_pod().unwrap();
-    let fleet = Fleet::new(vec![Pod::new(first, PodFacts::serving("a", "m"))]);
+    let fleet = Fleet::new(vec![FleetPod::new(first, PodFacts::serving("a", "m"))]);
     let found = fleet.find(first).unwrap();
     assert!(fleet[found].facts().name == *"a");
     index.remove_pod(first);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use wornpath_index::Moment;
 
-use super::learnt::{Glimpse, Learnt, Paced, Work};
+use super::learnt_rates::{LearntRate, LearntRates, MeasuredPrefill, PrefillWork};
 
 /// Whether a pod answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,7 +24,7 @@ pub enum Health {
 
 /// Whether what a pod did lately keeps requests away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Breaker {
+pub enum BreakerState {
     /// It does not.
     #[default]
     Closed,
@@ -83,7 +83,7 @@ pub struct Vitals {
     faded: AtomicU8,
     /// In sixteenths; zero for as the profile says.
     told_pace: AtomicU8,
-    learnt: Learnt,
+    learnt: LearntRates,
 }
 
 /// Three lines for every pod, of which a decision reads what its plugins ask for.
@@ -174,7 +174,11 @@ impl Vitals {
 
     /// How many times longer it takes than `model` says of some work, as far as its requests have shown.
     #[inline]
-    pub(crate) fn slowness(&self, paced: Paced, model: impl Fn(&Work) -> f64) -> f64 {
+    pub(crate) fn slowness(
+        &self,
+        paced: MeasuredPrefill,
+        model: impl Fn(&PrefillWork) -> f64,
+    ) -> f64 {
         let told = match self.told_pace.load(Relaxed) {
             0 => 1.0,
             sixteenths => f64::from(sixteenths) / 16.0,
@@ -221,19 +225,19 @@ impl Vitals {
     /// Whether what it did lately keeps requests away.
     #[inline]
     #[must_use]
-    pub fn breaker(&self) -> Breaker {
+    pub fn breaker(&self) -> BreakerState {
         match self.breaker.load(Relaxed) {
-            0 => Breaker::Closed,
-            1 => Breaker::HalfOpen,
-            2 => Breaker::Open,
-            _ => Breaker::Resting,
+            0 => BreakerState::Closed,
+            1 => BreakerState::HalfOpen,
+            2 => BreakerState::Open,
+            _ => BreakerState::Resting,
         }
     }
 
     /// How long it still rests, if it does. Right for weeks.
     #[must_use]
     pub fn rest(&self, now: Moment) -> Option<Duration> {
-        if self.breaker() != Breaker::Resting {
+        if self.breaker() != BreakerState::Resting {
             return None;
         }
         let left = self.rests_until.load(Relaxed).wrapping_sub(now.as_millis() as u32);
@@ -297,7 +301,7 @@ impl Vitals {
     }
 
     /// The breaker opened or closed.
-    pub fn set_breaker(&self, breaker: Breaker) {
+    pub fn set_breaker(&self, breaker: BreakerState) {
         self.breaker.store(breaker as u8, Relaxed);
     }
 
@@ -332,9 +336,9 @@ impl Vitals {
         self.prefill_pairs.fetch_sub(prefill_pairs, Relaxed);
     }
 
-    pub(super) fn glimpse(&self, now: Moment) -> Glimpse {
+    pub(super) fn glimpse(&self, now: Moment) -> LearntRate {
         let (tokens, pairs) = self.learnt.counts();
-        Glimpse {
+        LearntRate {
             milliseconds: now.as_secs_f64() * 1e3,
             tokens,
             pairs,
@@ -345,14 +349,14 @@ impl Vitals {
 
     /// A request that was sent when the pod was seen as `sent` has its first token. What waited inside the
     /// engine for memory tells nothing about its speed.
-    pub(super) fn learn_prefill(&self, sent: &Glimpse, now: Moment) {
+    pub(super) fn learn_prefill(&self, sent: &LearntRate, now: Moment) {
         const MOST_WAITING: u32 = 4;
         if self.waiting() <= MOST_WAITING {
             self.learnt.first_token(sent, &self.glimpse(now));
         }
     }
 
-    pub(super) fn learn_steps(&self, first: &Glimpse, now: Moment, tokens: u64) {
+    pub(super) fn learn_steps(&self, first: &LearntRate, now: Moment, tokens: u64) {
         self.learnt.decoded(first, &self.glimpse(now), tokens);
     }
 

@@ -2,14 +2,14 @@
 
 use std::borrow::Cow;
 
-use wornpath_blocks::chat::Turn;
+use wornpath_blocks::chat::ChatTurn;
 
 use super::Messages;
-use super::walk::{Walk, Written};
+use super::walk::{Walk, WrittenSpan};
 
 impl Messages {
     /// The turns of a conversation of nothing but texts that was taken from a body, without a tree.
-    pub(crate) fn turns(&self) -> Option<Vec<Turn<'_>>> {
+    pub(crate) fn turns(&self) -> Option<Vec<ChatTurn<'_>>> {
         let mut walk = Walk::new(self.written()?);
         let mut turns = Vec::new();
         while walk.has_member(b']')? {
@@ -19,7 +19,7 @@ impl Messages {
     }
 }
 
-fn turn<'a>(walk: &mut Walk<'a>) -> Option<Turn<'a>> {
+fn turn<'a>(walk: &mut Walk<'a>) -> Option<ChatTurn<'a>> {
     if walk.next()? != b'{' {
         return None;
     }
@@ -37,11 +37,11 @@ fn turn<'a>(walk: &mut Walk<'a>) -> Option<Turn<'a>> {
             return None;
         }
     }
-    Some(Turn { role: text(role?), content: text(content?) })
+    Some(ChatTurn { role: text(role?), content: text(content?) })
 }
 
 /// A string's text, copied only if it has escapes.
-fn text(written: Written<'_>) -> Cow<'_, str> {
+fn text(written: WrittenSpan<'_>) -> Cow<'_, str> {
     if written.has_escapes { written.text().into() } else { written.text.into() }
 }
 
@@ -59,7 +59,7 @@ mod tests {
 
     /// The turns as a parser finds them, which are the messages.
     fn spelled_out(messages: &Messages) -> Option<Vec<Value>> {
-        let spell = |turn: Turn<'_>| json!({"role": turn.role, "content": turn.content});
+        let spell = |turn: ChatTurn<'_>| json!({"role": turn.role, "content": turn.content});
         let turns: Vec<_> = messages.turns()?.into_iter().map(spell).collect();
         assert_eq!(turns, messages[..]);
         Some(turns)

@@ -25,14 +25,14 @@ pub(crate) enum Token<'a> {
     /// It ends.
     Close,
     /// A string.
-    Text(Written<'a>),
+    Text(WrittenSpan<'a>),
     /// A number, or a word.
     Scalar(&'a [u8]),
 }
 
 /// A string as it is written between its quotes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Written<'a> {
+pub(crate) struct WrittenSpan<'a> {
     pub(super) text: &'a str,
     /// Whether there is any backslash: whoever looked for the end knows.
     pub(super) has_escapes: bool,
@@ -137,7 +137,7 @@ impl<'a> Walk<'a> {
 
     fn value(&mut self, depth: usize) -> Option<()> {
         match self.next()? {
-            b'"' => self.string().filter(Written::is_text).map(|_| ()),
+            b'"' => self.string().filter(WrittenSpan::is_text).map(|_| ()),
             open @ (b'[' | b'{') if depth < DEEPEST => self.members(open, depth),
             b'[' | b'{' => None,
             _ => {
@@ -172,11 +172,11 @@ impl<'a> Walk<'a> {
     }
 
     /// A name and the colon after it.
-    fn name(&mut self) -> Option<Written<'a>> {
+    fn name(&mut self) -> Option<WrittenSpan<'a>> {
         if self.next()? != b'"' {
             return None;
         }
-        let name = self.string().filter(Written::is_text)?;
+        let name = self.string().filter(WrittenSpan::is_text)?;
         self.expect(b':')?;
         Some(name)
     }
@@ -194,14 +194,14 @@ impl<'a> Walk<'a> {
     }
 
     /// What stands between two quotes.
-    pub(super) fn string(&mut self) -> Option<Written<'a>> {
+    pub(super) fn string(&mut self) -> Option<WrittenSpan<'a>> {
         let start = self.at + 1;
         let (mut at, mut has_escapes) = (start, false);
         loop {
             at += memchr2(b'"', b'\\', self.bytes().get(at..)?)?;
             if self.bytes()[at] == b'"' {
                 self.at = at + 1;
-                return Some(Written { text: self.text.get(start..at)?, has_escapes });
+                return Some(WrittenSpan { text: self.text.get(start..at)?, has_escapes });
             }
             has_escapes = true;
             at += 2;
@@ -219,7 +219,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl Written<'_> {
+impl WrittenSpan<'_> {
     /// Gives the string's text to `push`, piece by piece, without its escapes. For one that was checked.
     pub(crate) fn unescaped(self, mut push: impl FnMut(&str)) {
         let mut rest = self.text;
@@ -265,7 +265,7 @@ impl Written<'_> {
     }
 }
 
-/// Whether it is a number that a [`Value`] holds as engines read it: an integer of 64 bits, or a float.
+/// Whether it is a number that a [`CelValue`] holds as engines read it: an integer of 64 bits, or a float.
 fn is_held(scalar: &[u8]) -> bool {
     let is_float = || scalar.iter().any(|byte| matches!(byte, b'.' | b'e' | b'E'));
     let number = serde_json::from_slice::<serde_json::Number>(scalar);

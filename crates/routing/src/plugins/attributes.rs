@@ -1,7 +1,7 @@
 //! `attributes`: headers and body fields as named values, for filters, scorers and expressions.
 
-use super::source::Source;
-use crate::assembly::{Assembly, Refused};
+use super::source::DepthSource;
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -39,10 +39,10 @@ const OWN: [&str; 4] = ["tenant", "model", "lora", "priority"];
 struct AttributesFrom {
     attributes: Writes<Attributes>,
     own: [Name; 4],
-    sources: Vec<(Name, Source)>,
+    sources: Vec<(Name, DepthSource)>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
     let mut sources = Vec::new();
     for parameter in ["headers", "fields"] {
         for item in assembly.get::<Vec<String>>(parameter) {
@@ -58,8 +58,11 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
                 let message = format!("`{name}` is an attribute already");
                 return Err(assembly.refuse(parameter, &message, "choose another name"));
             }
-            let source =
-                if parameter == "headers" { Source::header(place) } else { Source::field(place) };
+            let source = if parameter == "headers" {
+                DepthSource::header(place)
+            } else {
+                DepthSource::field(place)
+            };
             sources.push((name.into(), source));
         }
     }
@@ -84,7 +87,7 @@ impl Prepare for AttributesFrom {
         ];
         let own = own.into_iter().filter_map(|(name, value)| Some((name.clone(), value?)));
         attributes.extend(own);
-        let found = |(name, source): &(Name, Source)| {
+        let found = |(name, source): &(Name, DepthSource)| {
             Some((name.clone(), source.with_text(request, |text| Name::from(text))?))
         };
         attributes.extend(self.sources.iter().filter_map(found));
@@ -96,11 +99,11 @@ impl Prepare for AttributesFrom {
 mod tests {
     use super::*;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn headers_and_fields_get_names_and_absent_ones_are_absent() {
-        let mut rehearsal = Rehearsal::of(1);
+        let mut rehearsal = Harness::of(1);
         rehearsal.request.headers = vec![("x-region".into(), "eu".into())];
         rehearsal.request.tenant = Some("t".into());
         let yaml = ["attributes: {headers: [region=X-Region, x-none], fields: [user]}"];
@@ -115,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_header_cannot_pass_for_the_tenant_and_names_are_unique() {
-        let complaint = |yaml| Rehearsal::complaint(Stage::Prepare, yaml);
+        let complaint = |yaml| Harness::complaint(Stage::Prepare, yaml);
         assert_eq!(
             complaint("attributes: {headers: [tenant=x-tenant]}"),
             "`headers` of `attributes`: `tenant` is an attribute already"

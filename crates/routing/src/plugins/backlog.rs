@@ -4,13 +4,13 @@
 //! elsewhere nor be overtaken; what waits in the router can, until a pod is about to have time for it. The cap is in
 //! milliseconds, so that it means the same for every engine and every length of prompt.
 
-use super::cost::Speeds;
+use super::cost::PodSpeeds;
 use super::predicted_ttft::{ENGINE, RATES, SPEED, speeds};
-use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Candidate, Pod};
+use crate::assembly::{Assembly, AssemblyRefused};
+use crate::fleet::{Candidate, FleetPod};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
-use crate::stage::{Decision, Filter, Held, Rejection, WhenEmpty};
+use crate::stage::{Decision, Filter, HeldDepth, Rejection, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "backlog",
@@ -45,33 +45,33 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 };
 
 struct Backlog {
-    speeds: Speeds,
+    speeds: PodSpeeds,
     at_most: f64,
     waiting: u32,
     room: Option<f64>,
-    held: Option<Held>,
+    held: Option<HeldDepth>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     Ok(Box::new(Backlog {
         speeds: speeds(assembly)?,
         at_most: assembly.get("at_most_ms"),
         waiting: assembly.maybe("waiting").unwrap_or(u32::MAX),
         room: assembly.maybe("room"),
-        held: assembly.blueprint.reads_if_written().map(|blocks| Held { blocks }),
+        held: assembly.blueprint.reads_if_written().map(|blocks| HeldDepth { blocks }),
     }))
 }
 
 impl Backlog {
     #[inline]
-    fn milliseconds(&self, scene: &Decision<'_>, pod: &Pod) -> f64 {
+    fn milliseconds(&self, scene: &Decision<'_>, pod: &FleetPod) -> f64 {
         let speed = self.speeds.of(pod.facts().engine.as_ref());
         speed.backlog(pod, self.speeds.paces(pod, speed), scene.now())
     }
 
     /// The share of the pod's KV cache that will be in use: what it reports, what is on its way and this request.
     #[inline]
-    fn usage(&self, scene: &Decision<'_>, pod: &Pod) -> f64 {
+    fn usage(&self, scene: &Decision<'_>, pod: &FleetPod) -> f64 {
         let (vitals, request) = (pod.vitals(), scene.request());
         let Some(size) = pod.facts().kv_tokens else { return vitals.kv_usage() };
         let held = self.held.as_ref().and_then(|handle| scene.held(handle));
@@ -118,11 +118,11 @@ impl Filter for Backlog {
 mod tests {
     use crate::fleet::{PodFacts, Reservation};
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn the_cap_is_in_time_so_one_long_prompt_counts_more_than_many_short_ones() {
-        let rehearsal = Rehearsal::of(2);
+        let rehearsal = Harness::of(2);
         let _short: Vec<_> =
             (0..20).map(|_| Reservation::new(rehearsal.vitals(0), 1_000, 1_000)).collect();
         let _long = Reservation::new(rehearsal.vitals(1), 20_000, 20_000);
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_pod_whose_engine_queues_gets_nothing() {
-        let rehearsal = Rehearsal::of(2);
+        let rehearsal = Harness::of(2);
         rehearsal.vitals(0).report(3, 0.5);
         let played = rehearsal.play(&[], Stage::Filter, "backlog: {waiting: 2}");
         assert_eq!(played.kept(), [1]);
@@ -149,8 +149,7 @@ mod tests {
     #[test]
     fn a_pod_has_room_if_the_request_fits_into_what_it_says_is_free() {
         let size = |name: &str| PodFacts { kv_tokens: Some(1000), ..PodFacts::serving(name, "m") };
-        let rehearsal =
-            Rehearsal::with(vec![size("a"), size("b")]).prompt(&[7; 100]).holding(1, 40);
+        let rehearsal = Harness::with(vec![size("a"), size("b")]).prompt(&[7; 100]).holding(1, 40);
         let running: Vec<_> =
             (0..2).map(|pod| Reservation::new(rehearsal.vitals(pod), 10, 0)).collect();
         (0..2).for_each(|pod| rehearsal.vitals(pod).report(0, 0.95));

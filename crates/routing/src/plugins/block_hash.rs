@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::models::Models;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -32,7 +32,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Prepare(make),
 };
 
-struct BlockHash {
+struct HashBlocks {
     tokens: Reads<Tokens>,
     blocks: Writes<BlockHashes>,
     models: Arc<Models>,
@@ -40,8 +40,8 @@ struct BlockHash {
     length_field: String,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
-    Ok(Box::new(BlockHash {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
+    Ok(Box::new(HashBlocks {
         tokens: assembly.reads(),
         blocks: assembly.writes(),
         models: assembly.models(),
@@ -50,7 +50,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
     }))
 }
 
-impl Prepare for BlockHash {
+impl Prepare for HashBlocks {
     fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
         let request = scene.request();
         let Some(model) = self.models.find(&request.model.base) else {

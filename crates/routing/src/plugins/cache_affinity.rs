@@ -4,13 +4,13 @@
 //! who hold most, until nobody else could score higher; the others count as on the lightest tier, so
 //! that nobody gains by not being asked.
 
-use wornpath_index::{Holding, Tier};
+use wornpath_index::{BlockLocation, Tier};
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, EventTrust};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
-use crate::stage::{Decision, Held, Scale, Score};
+use crate::stage::{Decision, HeldDepth, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "cache_affinity",
@@ -41,7 +41,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 };
 
 struct CacheAffinity {
-    held: Held,
+    held: HeldDepth,
     tiers: Option<Tiers>,
     unsure: f64,
 }
@@ -51,7 +51,7 @@ struct Tiers {
     best: usize,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let tiers = match assembly.maybe::<Vec<(String, f64)>>("tiers") {
         None => None,
         Some(given) => {
@@ -61,7 +61,10 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
     Ok(Box::new(CacheAffinity { held: assembly.held(), tiers, unsure: assembly.get("unsure") }))
 }
 
-fn weights(assembly: &mut Assembly<'_>, given: &[(String, f64)]) -> Result<[f64; 4], Refused> {
+fn weights(
+    assembly: &mut Assembly<'_>,
+    given: &[(String, f64)],
+) -> Result<[f64; 4], AssemblyRefused> {
     let mut weights = [1.0; 4];
     for (tier, weight) in given {
         let Some(at) = ["gpu", "host", "disk", "other"].iter().position(|known| known == tier)
@@ -110,11 +113,11 @@ impl CacheAffinity {
     ) {
         let Some(held) = scene.held(&self.held) else { return };
         let depth = |candidate: &Candidate| held.depth(scene.pod(*candidate));
-        let weight = |holding: &Holding| tiers.weights[place(holding.tier)];
+        let weight = |holding: &BlockLocation| tiers.weights[place(holding.tier)];
         let heaviest = tiers.weights.iter().copied().fold(0.0, f64::max);
         let lightest = tiers.weights.iter().copied().fold(1.0, f64::min);
         let blocks = held.prompt().chain.len().max(1) as f64;
-        let mut holdings: Vec<Holding> = Vec::new();
+        let mut holdings: Vec<BlockLocation> = Vec::new();
         let (mut asked, mut best, mut level) = (0, 0.0_f64, u32::MAX);
         // One depth after the other, so that equals are all asked or all not.
         while let Some(next) =

@@ -1,6 +1,6 @@
 //! `concurrency`: keeps pods that are below a cap.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, Vitals};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -28,15 +28,15 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Filter(make),
 };
 
-struct Caps {
+struct ConcurrencyCaps {
     requests: u64,
     prefill_tokens: u64,
     decode_tokens: u64,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     let cap = |name| assembly.maybe(name).unwrap_or(u64::MAX);
-    let caps = Caps {
+    let caps = ConcurrencyCaps {
         requests: cap("requests"),
         prefill_tokens: cap("prefill_tokens"),
         decode_tokens: cap("decode_tokens"),
@@ -48,7 +48,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
     Ok(Box::new(caps))
 }
 
-impl Caps {
+impl ConcurrencyCaps {
     #[inline]
     fn reached(&self, vitals: &Vitals) -> bool {
         u64::from(vitals.requests()) >= self.requests
@@ -57,7 +57,7 @@ impl Caps {
     }
 }
 
-impl Filter for Caps {
+impl Filter for ConcurrencyCaps {
     fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
             *keep = !self.reached(scene.pod(*candidate).vitals());
@@ -91,11 +91,11 @@ impl Filter for Caps {
 mod tests {
     use crate::fleet::Reservation;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn a_pod_at_its_cap_gets_nothing_until_something_ends() {
-        let rehearsal = Rehearsal::of(2);
+        let rehearsal = Harness::of(2);
         let played = rehearsal.play(&[], Stage::Filter, "concurrency: {requests: 2}");
         let first = Reservation::new(rehearsal.vitals(0), 10, 10);
         let _second = Reservation::new(rehearsal.vitals(0), 10, 10);
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn tokens_can_be_capped_too() {
-        let rehearsal = Rehearsal::of(2);
+        let rehearsal = Harness::of(2);
         let yaml = "concurrency: {prefill_tokens: 100, decode_tokens: 50}";
         let played = rehearsal.play(&[], Stage::Filter, yaml);
         let mut long = Reservation::new(rehearsal.vitals(0), 100, 100);
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn no_cap_at_all_is_refused() {
         assert_eq!(
-            Rehearsal::complaint(Stage::Filter, "concurrency"),
+            Harness::complaint(Stage::Filter, "concurrency"),
             "`concurrency`: no cap is given"
         );
     }

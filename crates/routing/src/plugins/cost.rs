@@ -9,7 +9,7 @@
 
 use wornpath_index::Moment;
 
-use crate::fleet::{Paced, Pod, Work};
+use crate::fleet::{FleetPod, MeasuredPrefill, PrefillWork};
 use crate::name::Name;
 
 /// An engine's speed. Times in milliseconds.
@@ -71,7 +71,7 @@ impl EngineSpeed {
 
     /// Milliseconds for work that was done.
     #[inline]
-    fn time(&self, work: &Work) -> f64 {
+    fn time(&self, work: &PrefillWork) -> f64 {
         self.prefill(work.tokens, work.pairs)
             + self.base * work.steps
             + self.sequence * work.sequences
@@ -84,7 +84,7 @@ impl EngineSpeed {
     /// time since the last news is taken off, less what decoding takes of it. But some is always left, or the pod
     /// would have told.
     #[inline]
-    pub(crate) fn backlog(&self, pod: &Pod, paces: Paces, now: Moment) -> f64 {
+    pub(crate) fn backlog(&self, pod: &FleetPod, paces: Paces, now: Moment) -> f64 {
         /// The share of an engine's time that prompts get, roughly.
         const PREFILL_SHARE: f64 = 0.8;
         /// What is left at least.
@@ -103,7 +103,7 @@ impl EngineSpeed {
 
 /// Whether pods are as fast as they are said to be, or as they are seen to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Rates {
+pub(crate) enum EngineRates {
     /// As said.
     Fixed,
     /// As seen.
@@ -121,26 +121,26 @@ pub(crate) struct Paces {
 
 /// The speed of each kind of engine, found by a pod's `engine`, and the pace of each pod.
 #[derive(Clone, Debug)]
-pub(crate) struct Speeds {
+pub(crate) struct PodSpeeds {
     named: [(Name, EngineSpeed); 3],
     otherwise: EngineSpeed,
-    rates: Rates,
+    rates: EngineRates,
 }
 
-impl Speeds {
+impl PodSpeeds {
     /// The published speeds, and `otherwise` for pods that name none of them.
-    pub(crate) fn new(otherwise: EngineSpeed, rates: Rates) -> Self {
+    pub(crate) fn new(otherwise: EngineSpeed, rates: EngineRates) -> Self {
         Self { named: PUBLISHED.map(|(name, speed)| (name.into(), speed)), otherwise, rates }
     }
 
     /// How much slower or faster a pod is than `speed`, as far as anybody knows.
     #[inline]
-    pub(crate) fn paces(&self, pod: &Pod, speed: &EngineSpeed) -> Paces {
+    pub(crate) fn paces(&self, pod: &FleetPod, speed: &EngineSpeed) -> Paces {
         let pace = |paced| match self.rates {
-            Rates::Fixed => 1.0,
-            Rates::Learnt => pod.vitals().slowness(paced, |work| speed.time(work)),
+            EngineRates::Fixed => 1.0,
+            EngineRates::Learnt => pod.vitals().slowness(paced, |work| speed.time(work)),
         };
-        Paces { prefill: pace(Paced::Prefill), steps: pace(Paced::Steps) }
+        Paces { prefill: pace(MeasuredPrefill::Prefill), steps: pace(MeasuredPrefill::Steps) }
     }
 
     #[inline]
@@ -197,7 +197,7 @@ pub(crate) struct Prices {
 
 /// The cost of a placement, term by term, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct CostTerms {
     /// Computing the prompts that were sent before.
     pub(crate) queued: f64,
     /// Computing this prompt's uncached tokens.
@@ -214,7 +214,7 @@ pub(crate) struct Terms {
     pub(crate) interference: f64,
 }
 
-impl Terms {
+impl CostTerms {
     #[inline]
     pub(crate) fn total(&self) -> f64 {
         self.queued
@@ -233,7 +233,7 @@ pub(crate) fn terms(
     prices: &Prices,
     placement: Placement,
     burden: Burden,
-) -> Terms {
+) -> CostTerms {
     let Placement { prompt, new, output } = placement;
     let cached = prompt - new;
     let work = speed.prefill(new, new * (new + 2.0 * cached));
@@ -253,7 +253,7 @@ pub(crate) fn terms(
     // Prices are by work and not by the pod's own time: with both, whoever is slow would get nothing, and the memory
     // of the others would not do for all.
     let delay = work + speed.sequence + speed.context * prompt;
-    Terms {
+    CostTerms {
         queued,
         own,
         steps: burden.paces.steps * steps * step,
@@ -298,7 +298,7 @@ mod tests {
         kv_tokens: 945_029.0,
     };
 
-    fn of(prices: &Prices, new: f64, burden: Burden) -> Terms {
+    fn of(prices: &Prices, new: f64, burden: Burden) -> CostTerms {
         terms(&PUBLISHED[0].1, prices, Placement { prompt: 8000.0, new, output: 0.0 }, burden)
     }
 
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_priced_by_its_own_engine() {
-        let speeds = Speeds::new(PUBLISHED[0].1, Rates::Learnt);
+        let speeds = PodSpeeds::new(PUBLISHED[0].1, EngineRates::Learnt);
         assert_eq!(speeds.of(Some(&"70b-h100x4".into())), &PUBLISHED[2].1);
         assert_eq!(speeds.of(Some(&"unheard-of".into())), &PUBLISHED[0].1);
         assert_eq!(speeds.of(None), &PUBLISHED[0].1);

@@ -6,17 +6,17 @@
 mod placed;
 mod vocabulary;
 
-use super::cel::{Batch, FUNCTIONS, Program, compile};
-use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Candidate, Pod};
+use super::cel::{CelBatch, FUNCTIONS, Program, compile};
+use crate::assembly::{Assembly, AssemblyRefused};
+use crate::fleet::{Candidate, FleetPod};
 use crate::name::Name;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Reads;
-use crate::stage::{Decision, Held, HeldBlocks, Scale, Score};
+use crate::stage::{Decision, HeldBlocks, HeldDepth, Scale, Score};
 use crate::values::Attributes;
 use placed::Placed;
-use vocabulary::{Field, FleetField, PodField, RequestField, Words};
+use vocabulary::{Field, FieldNames, FleetField, PodField, RequestField};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "expression",
@@ -54,13 +54,13 @@ struct Expression {
     scale: Scale,
     labels: Vec<Name>,
     names: Vec<Name>,
-    held: Option<Held>,
+    held: Option<HeldDepth>,
     attributes: Option<Reads<Attributes>>,
     /// Unless the rule does not ask.
     placed: Option<Placed>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let (score, cost) = (assembly.maybe::<String>("score"), assembly.maybe::<String>("cost"));
     let (parameter, text, scale) = match (score, cost) {
         (Some(text), None) => ("score", text, Scale::Unit),
@@ -74,7 +74,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
             return Err(assembly.refuse("score", "there is no expression", cure));
         }
     };
-    let words = Words::default();
+    let words = FieldNames::default();
     let program = match compile(&text, &words) {
         Ok(program) => program,
         Err(error) => {
@@ -97,7 +97,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
 }
 
 /// The candidates as an expression sees them.
-struct Scope<'a> {
+struct ExpressionScope<'a> {
     rule: &'a Expression,
     scene: &'a Decision<'a>,
     candidates: &'a [Candidate],
@@ -105,7 +105,7 @@ struct Scope<'a> {
     attributes: Option<&'a Attributes>,
 }
 
-impl Scope<'_> {
+impl ExpressionScope<'_> {
     fn prompt_tokens(&self) -> u64 {
         match self.held {
             Some(held) => held.prompt().prompt_tokens as u64,
@@ -113,13 +113,13 @@ impl Scope<'_> {
         }
     }
 
-    fn uncached_tokens(&self, pod: &Pod) -> u64 {
+    fn uncached_tokens(&self, pod: &FleetPod) -> u64 {
         self.held.map_or_else(|| self.prompt_tokens(), |held| held.uncached_tokens(pod))
     }
 
     /// One number for each candidate.
     #[inline]
-    fn each(&self, column: &mut [f64], figure: impl Fn(&Pod) -> f64) {
+    fn each(&self, column: &mut [f64], figure: impl Fn(&FleetPod) -> f64) {
         for (candidate, place) in self.candidates.iter().zip(column) {
             *place = figure(self.scene.pod(*candidate));
         }
@@ -192,7 +192,7 @@ impl Scope<'_> {
     }
 }
 
-impl Batch<Field> for Scope<'_> {
+impl CelBatch<Field> for ExpressionScope<'_> {
     fn len(&self) -> usize {
         self.candidates.len()
     }
@@ -232,8 +232,12 @@ impl Batch<Field> for Scope<'_> {
 }
 
 impl Expression {
-    fn scope<'a>(&'a self, scene: &'a Decision<'a>, candidates: &'a [Candidate]) -> Scope<'a> {
-        Scope {
+    fn scope<'a>(
+        &'a self,
+        scene: &'a Decision<'a>,
+        candidates: &'a [Candidate],
+    ) -> ExpressionScope<'a> {
+        ExpressionScope {
             rule: self,
             scene,
             candidates,

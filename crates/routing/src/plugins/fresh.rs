@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, EventTrust, Vitals};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -34,18 +34,21 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct Fresh {
     max_age: Duration,
-    guessed: Guessed,
+    guessed: ApproximateDepths,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Guessed {
+enum ApproximateDepths {
     Keep,
     Drop,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
-    let guessed =
-        if assembly.get::<&str>("guessed") == "keep" { Guessed::Keep } else { Guessed::Drop };
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
+    let guessed = if assembly.get::<&str>("guessed") == "keep" {
+        ApproximateDepths::Keep
+    } else {
+        ApproximateDepths::Drop
+    };
     Ok(Box::new(Fresh { max_age: assembly.get("max_age"), guessed }))
 }
 
@@ -53,7 +56,7 @@ impl Fresh {
     #[inline]
     fn stale(&self, vitals: &Vitals, now: Duration) -> Option<&'static str> {
         match (vitals.trust(), vitals.silence(now)) {
-            (EventTrust::Guessed, _) if self.guessed == Guessed::Keep => None,
+            (EventTrust::Guessed, _) if self.guessed == ApproximateDepths::Keep => None,
             (EventTrust::Guessed, _) => Some("its engine sends no events"),
             (EventTrust::Unsure, _) => Some("an event is missing"),
             (_, None) => Some("no event has come yet"),
@@ -87,11 +90,11 @@ impl Filter for Fresh {
 mod tests {
     use super::*;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn silence_gaps_and_missing_streams_are_told_apart() {
-        let rehearsal = Rehearsal::of(5);
+        let rehearsal = Harness::of(5);
         let ago = |seconds| rehearsal.now - Duration::from_secs(seconds);
         rehearsal.vitals(0).heard_at(ago(1));
         rehearsal.vitals(1).heard_at(ago(6));

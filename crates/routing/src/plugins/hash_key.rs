@@ -1,8 +1,8 @@
 //! `hash_key`: what consistent hashing hashes.
 
 use super::rendezvous::affinity;
-use super::source::Source;
-use crate::assembly::{Assembly, Refused};
+use super::source::DepthSource;
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -39,28 +39,28 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Prepare(make),
 };
 
-struct HashKey {
+struct HashKeyFrom {
     key: Writes<RingKey>,
     hashed: Hashed,
 }
 
 enum Hashed {
-    Text(Source),
+    Text(DepthSource),
     Attribute(Reads<Attributes>, Name),
     Session(Reads<SessionKey>),
     Tokens(Reads<Tokens>, usize),
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
     let mut hashed = Vec::new();
     if let Some(name) = assembly.maybe::<String>("header") {
-        hashed.push(("header", Hashed::Text(Source::header(&name))));
+        hashed.push(("header", Hashed::Text(DepthSource::header(&name))));
     }
     if let Some(name) = assembly.maybe::<String>("cookie") {
-        hashed.push(("cookie", Hashed::Text(Source::cookie(&name))));
+        hashed.push(("cookie", Hashed::Text(DepthSource::cookie(&name))));
     }
     if let Some(path) = assembly.maybe::<String>("field") {
-        hashed.push(("field", Hashed::Text(Source::field(&path))));
+        hashed.push(("field", Hashed::Text(DepthSource::field(&path))));
     }
     if let Some(name) = assembly.maybe::<String>("attribute") {
         hashed.push(("attribute", Hashed::Attribute(assembly.reads(), name.into())));
@@ -72,7 +72,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
         hashed.push(("first_tokens", Hashed::Tokens(assembly.reads(), tokens)));
     }
     match (hashed.pop(), hashed.is_empty()) {
-        (Some((_, hashed)), true) => Ok(Box::new(HashKey { key: assembly.writes(), hashed })),
+        (Some((_, hashed)), true) => Ok(Box::new(HashKeyFrom { key: assembly.writes(), hashed })),
         (None, _) => {
             let cure = "give one of header, cookie, field, attribute, session, first_tokens";
             Err(assembly.refuse("header", "nothing says what to hash", cure))
@@ -84,7 +84,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
     }
 }
 
-impl Prepare for HashKey {
+impl Prepare for HashKeyFrom {
     fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
         let request = scene.request();
         let key = match &self.hashed {
@@ -109,12 +109,12 @@ impl Prepare for HashKey {
 mod tests {
     use super::*;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn prompts_alike_in_their_first_tokens_have_one_key() {
         let key = |tokens: &[u32]| {
-            let rehearsal = Rehearsal::of(1).prompt(tokens);
+            let rehearsal = Harness::of(1).prompt(tokens);
             let yaml = ["tokenize", "hash_key: {first_tokens: 3}"];
             rehearsal.prepared::<RingKey>(&yaml).unwrap().unwrap()
         };
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn fields_attributes_and_sessions_are_hashed_and_absent_ones_are_not() {
-        let mut rehearsal = Rehearsal::of(1);
+        let mut rehearsal = Harness::of(1);
         rehearsal.request.fields.insert("user".into(), "u".into());
         let field: Option<RingKey> = rehearsal.prepared(&["hash_key: {field: user}"]).unwrap();
         let attribute: Option<RingKey> = rehearsal
@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn nothing_and_two_things_are_refused() {
-        let nothing = Rehearsal::complaint(Stage::Prepare, "hash_key");
+        let nothing = Harness::complaint(Stage::Prepare, "hash_key");
         assert_eq!(nothing, "`hash_key`: nothing says what to hash");
-        let two = Rehearsal::complaint(Stage::Prepare, "hash_key: {header: a, field: b}");
+        let two = Harness::complaint(Stage::Prepare, "hash_key: {header: a, field: b}");
         assert_eq!(two, "`field` of `hash_key`: something else is given to hash as well");
     }
 }

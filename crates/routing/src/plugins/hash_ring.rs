@@ -3,13 +3,13 @@
 //! By rendezvous instead of points on a circle; why is told in [`rendezvous`](super::rendezvous).
 
 use super::rendezvous::{LoadBound, affinity};
-use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Candidate, Pod};
+use crate::assembly::{Assembly, AssemblyRefused};
+use crate::fleet::{Candidate, FleetPod};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
 use crate::slot::Reads;
-use crate::stage::{Choice, Decision, Fallbacks, Pick, Slate};
+use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 use crate::values::RingKey;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -41,7 +41,7 @@ struct HashRing {
     otherwise: Box<dyn Pick>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
     Ok(Box::new(HashRing {
         key: assembly.reads(),
         bound: assembly.maybe("load_factor").and_then(LoadBound::new),
@@ -51,12 +51,12 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
 
 /// Pods are told apart by name, which every router knows alike, not by their place in this one's fleet.
 #[inline]
-fn wish(key: u64, pod: &Pod) -> u64 {
+fn wish(key: u64, pod: &FleetPod) -> u64 {
     affinity(key, pod.facts().name.key())
 }
 
 impl Pick for HashRing {
-    fn pick(&self, scene: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
+    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
         let Some(RingKey(key)) = scene.read(&self.key).copied() else {
             return self.otherwise.pick(scene, slate, rng);
         };
@@ -80,7 +80,7 @@ impl Pick for HashRing {
     fn fallbacks(
         &self,
         scene: &Decision<'_>,
-        slate: Slate<'_>,
+        slate: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
@@ -114,12 +114,12 @@ mod tests {
     use super::*;
     use crate::fleet::Reservation;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     const PREPARE: [&str; 1] = ["hash_key: {header: k}"];
 
-    fn rehearsal(key: &str) -> Rehearsal {
-        let mut rehearsal = Rehearsal::of(6);
+    fn rehearsal(key: &str) -> Harness {
+        let mut rehearsal = Harness::of(6);
         rehearsal.request.headers = vec![("k".into(), key.into())];
         rehearsal
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Breaker, Candidate, Health, Pod, Vitals};
+use crate::assembly::{Assembly, AssemblyRefused};
+use crate::fleet::{BreakerState, Candidate, FleetPod, Health, Vitals};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection};
 
@@ -20,7 +20,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct Healthy;
 
-fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     Ok(Box::new(Healthy))
 }
 
@@ -38,7 +38,7 @@ impl Filter for Healthy {
     fn rejection(&self, scene: &Decision<'_>) -> Rejection {
         let wanted = &scene.request().model.base;
         let serves =
-            |pod: &Pod| pod.facts().models.is_empty() || pod.facts().models.contains(wanted);
+            |pod: &FleetPod| pod.facts().models.is_empty() || pod.facts().models.contains(wanted);
         resting(scene, serves).unwrap_or_else(|| Rejection::unavailable("no pod is healthy"))
     }
 }
@@ -46,7 +46,7 @@ impl Filter for Healthy {
 /// How a request is turned away if pods that could take it only rest: after the shortest rest one may.
 pub(super) fn resting(
     scene: &Decision<'_>,
-    could_take: impl Fn(&Pod) -> bool,
+    could_take: impl Fn(&FleetPod) -> bool,
 ) -> Option<Rejection> {
     let of_role = scene.fleet().with_role(scene.role()).iter().map(|at| scene.pod(*at));
     let up = of_role.filter(|pod| pod.vitals().health() == Health::Up && could_take(pod));
@@ -63,9 +63,9 @@ fn ailment(vitals: &Vitals) -> Option<&'static str> {
     match (vitals.health(), vitals.breaker()) {
         (Health::Down, _) => Some("down"),
         (Health::Draining, _) => Some("draining"),
-        (Health::Up, Breaker::Open) => Some("breaker open"),
-        (Health::Up, Breaker::Resting) => Some("busy, and left alone for a while"),
-        (Health::Up, Breaker::HalfOpen) if vitals.requests() > 0 => {
+        (Health::Up, BreakerState::Open) => Some("breaker open"),
+        (Health::Up, BreakerState::Resting) => Some("busy, and left alone for a while"),
+        (Health::Up, BreakerState::HalfOpen) if vitals.requests() > 0 => {
             Some("breaker half open, and a request is trying")
         }
         (Health::Up, _) => None,

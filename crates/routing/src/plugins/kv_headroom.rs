@@ -1,7 +1,7 @@
 //! `kv_headroom`: keeps pods whose KV cache has room for the request.
 
-use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Candidate, Pod};
+use crate::assembly::{Assembly, AssemblyRefused};
+use crate::fleet::{Candidate, FleetPod};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Reads;
@@ -41,7 +41,7 @@ struct KvHeadroom {
     blocks: Option<Reads<BlockHashes>>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     Ok(Box::new(KvHeadroom {
         at_most: assembly.get("at_most"),
         output_tokens: assembly.get("output_tokens"),
@@ -63,7 +63,7 @@ impl KvHeadroom {
 /// The share of the pod's KV cache that is in use with `tokens` more. What the router sent counts at
 /// once, what the engine reports counts when it is more.
 #[inline]
-fn usage_with(pod: &Pod, tokens: u64) -> f64 {
+fn usage_with(pod: &FleetPod, tokens: u64) -> f64 {
     let vitals = pod.vitals();
     let Some(size) = pod.facts().kv_tokens.filter(|size| *size > 0) else {
         return vitals.kv_usage();
@@ -74,7 +74,7 @@ fn usage_with(pod: &Pod, tokens: u64) -> f64 {
 
 /// Whoever waited for more room than all of it would wait for ever.
 #[inline]
-fn is_idle(pod: &Pod) -> bool {
+fn is_idle(pod: &FleetPod) -> bool {
     let vitals = pod.vitals();
     vitals.requests() == 0 && vitals.waiting() == 0 && vitals.kv_usage() < IDLE_USAGE
 }
@@ -106,13 +106,13 @@ impl Filter for KvHeadroom {
 mod tests {
     use crate::fleet::{PodFacts, Reservation};
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn the_request_itself_must_fit() {
         let sized = |name: &str, kv_tokens| PodFacts { kv_tokens, ..PodFacts::serving(name, "m") };
         let pods = vec![sized("small", Some(1000)), sized("large", Some(10_000)), sized("?", None)];
-        let mut rehearsal = Rehearsal::with(pods).prompt(&[7; 500]);
+        let mut rehearsal = Harness::with(pods).prompt(&[7; 500]);
         rehearsal.request.output_tokens = Some(100);
         for pod in 0..3 {
             rehearsal.vitals(pod).report(0, 0.5);
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn an_idle_pod_has_room_for_whatever_comes() {
         let sized = PodFacts { kv_tokens: Some(1000), ..PodFacts::serving("small", "m") };
-        let rehearsal = Rehearsal::with(vec![sized]).prompt(&[7; 990]);
+        let rehearsal = Harness::with(vec![sized]).prompt(&[7; 990]);
         let played = rehearsal.play(&["tokenize", "block_hash"], Stage::Filter, "kv_headroom");
         assert_eq!(played.kept(), [0], "it would wait for ever");
         let _sent = Reservation::new(rehearsal.vitals(0), 10, 10);

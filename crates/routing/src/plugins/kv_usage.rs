@@ -1,6 +1,6 @@
 //! `kv_usage`: the emptier a pod's KV cache, the better.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
@@ -17,7 +17,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct KvUsage;
 
-fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     Ok(Box::new(KvUsage))
 }
 
@@ -36,11 +36,11 @@ impl Score for KvUsage {
 #[cfg(test)]
 mod tests {
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn an_empty_cache_scores_one_and_a_full_one_zero() {
-        let rehearsal = Rehearsal::of(3);
+        let rehearsal = Harness::of(3);
         rehearsal.vitals(1).report(0, 0.25);
         rehearsal.vitals(2).report(0, 1.0);
         assert_eq!(rehearsal.play(&[], Stage::Score, "kv_usage").scores(), [1.0, 0.75, 0.0]);

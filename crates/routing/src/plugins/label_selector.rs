@@ -37,7 +37,7 @@ pub(crate) struct LabelSelectorError {
 
 impl LabelSelector {
     pub(crate) fn parse(text: &str) -> Result<Self, LabelSelectorError> {
-        let mut parser = Parser { text, at: 0 };
+        let mut parser = SelectorParser { text, at: 0 };
         let mut requirements = vec![parser.requirement()?];
         while parser.take(",") {
             requirements.push(parser.requirement()?);
@@ -93,12 +93,12 @@ impl std::fmt::Display for Requirement {
     }
 }
 
-struct Parser<'a> {
+struct SelectorParser<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> SelectorParser<'a> {
     fn requirement(&mut self) -> Result<Requirement, LabelSelectorError> {
         if self.take("!") {
             return Ok(Requirement { label: self.word("a label")?.into(), test: Test::Absent });

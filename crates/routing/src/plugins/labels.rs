@@ -1,7 +1,7 @@
 //! `labels`: keeps pods whose labels match a selector, or agree with the request's attributes.
 
 use super::label_selector::LabelSelector;
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, PodFacts};
 use crate::name::Name;
 use crate::parameter::{Parameter, Takes};
@@ -40,7 +40,7 @@ struct Labels {
     attributes: Option<Reads<Attributes>>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     let selector = match assembly.maybe::<String>("match") {
         None => None,
         Some(text) => match LabelSelector::parse(&text) {
@@ -115,14 +115,14 @@ impl Filter for Labels {
 mod tests {
     use crate::fleet::PodFacts;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
-    fn rehearsal() -> Rehearsal {
+    fn rehearsal() -> Harness {
         let pod = |labels: &[(&str, &str)]| PodFacts {
             labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
             ..PodFacts::serving(&format!("{labels:?}"), "m")
         };
-        Rehearsal::with(vec![
+        Harness::with(vec![
             pod(&[("gpu", "h100"), ("pool", "acme")]),
             pod(&[("gpu", "a100"), ("pool", "acme")]),
             pod(&[]),
@@ -152,12 +152,12 @@ mod tests {
     #[test]
     fn a_selector_that_does_not_parse_is_refused_with_the_column() {
         assert_eq!(
-            Rehearsal::complaint(Stage::Filter, "labels: {match: 'gpu is h100'}"),
+            Harness::complaint(Stage::Filter, "labels: {match: 'gpu is h100'}"),
             "`match` of `labels`: column 5 of `gpu is h100`: \
              expected `=`, `!=`, `in`, `notin` or `,`, found `is`"
         );
         assert_eq!(
-            Rehearsal::complaint(Stage::Filter, "labels"),
+            Harness::complaint(Stage::Filter, "labels"),
             "`labels`: nothing says which labels"
         );
     }

@@ -1,6 +1,6 @@
 //! `least_load`: the less a pod has to do, the better.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, Vitals};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -25,7 +25,7 @@ struct LeastLoad {
     load: fn(&Vitals) -> f64,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let load: fn(&Vitals) -> f64 = match assembly.get("of") {
         "prefill_tokens" => |vitals| vitals.prefill_tokens() as f64,
         "decode_tokens" => |vitals| vitals.decode_tokens() as f64,

@@ -1,6 +1,6 @@
 //! `locality`: the nearer to the pod of an earlier step, the better.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, Topology};
 use crate::name::Name;
 use crate::parameter::{Parameter, Takes};
@@ -35,7 +35,7 @@ struct Locality {
     near: [f64; 4],
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let mut near = [0.0; 4];
     for (place, worth) in assembly.get::<Vec<(String, f64)>>("near") {
         let Some(at) = PLACES.iter().position(|known| *known == place) else {
@@ -79,9 +79,9 @@ impl Score for Locality {
 mod tests {
     use crate::fleet::{PodFacts, Topology};
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
-    fn rehearsal() -> Rehearsal {
+    fn rehearsal() -> Harness {
         let pod = |name: &str, [host, rack, zone, region]: [&str; 4]| PodFacts {
             topology: Topology {
                 host: Some(host.into()),
@@ -91,7 +91,7 @@ mod tests {
             },
             ..PodFacts::serving(name, "m")
         };
-        Rehearsal::with(vec![
+        Harness::with(vec![
             pod("prefill", ["h1", "r1", "z1", "eu"]),
             pod("a", ["h1", "r1", "z1", "eu"]),
             pod("b", ["h2", "r1", "z1", "eu"]),
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn places_that_do_not_exist_are_refused() {
         assert_eq!(
-            Rehearsal::complaint(Stage::Score, "locality: {step: prefill, near: {room: 1}}"),
+            Harness::complaint(Stage::Score, "locality: {step: prefill, near: {room: 1}}"),
             "`near` of `locality`: there is no place `room`"
         );
     }

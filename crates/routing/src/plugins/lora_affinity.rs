@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use wornpath_index::{Moment, PodId};
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -40,7 +40,7 @@ struct LoraAffinity {
     given: Mutex<HashMap<u64, Vec<(PodId, Moment)>>>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     Ok(Box::new(LoraAffinity { ttl: assembly.get("ttl"), given: Mutex::default() }))
 }
 
@@ -90,12 +90,12 @@ mod tests {
 
     use crate::fleet::PodFacts;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
-    fn rehearsal() -> Rehearsal {
+    fn rehearsal() -> Harness {
         let able =
             |name: &str| PodFacts { loras: vec!["sql".into()], ..PodFacts::serving(name, "m") };
-        Rehearsal::with(vec![able("a"), able("b"), PodFacts::serving("c", "m")])
+        Harness::with(vec![able("a"), able("b"), PodFacts::serving("c", "m")])
     }
 
     #[test]

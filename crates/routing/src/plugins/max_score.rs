@@ -1,9 +1,9 @@
 //! `max_score`: the best total; among equals, one at random.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
-use crate::stage::{Choice, Decision, Pick, Slate};
+use crate::stage::{CandidateSet, Choice, Decision, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "max_score",
@@ -17,12 +17,12 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct MaxScore;
 
-fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
     Ok(Box::new(MaxScore))
 }
 
 impl Pick for MaxScore {
-    fn pick(&self, _: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
+    fn pick(&self, _: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
         let (mut best, mut first, mut equals) = (f64::NEG_INFINITY, 0, 0);
         for (at, total) in slate.totals.iter().enumerate() {
             if *total > best {

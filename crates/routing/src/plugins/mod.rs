@@ -5,7 +5,6 @@ mod backlog;
 mod block_hash;
 mod cache_affinity;
 mod cel;
-mod chance;
 mod concurrency;
 mod cost;
 mod expression;
@@ -41,10 +40,11 @@ mod source;
 mod steady;
 mod text_blocks;
 mod tokenize;
+mod weighted_choice;
 mod weighted_random;
 
 #[cfg(test)]
-mod rehearsal;
+mod harness;
 #[cfg(test)]
 mod tests;
 

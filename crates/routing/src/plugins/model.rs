@@ -1,8 +1,8 @@
 //! `model`: keeps pods that serve the model, the adapter and a context of the request's length.
 
 use super::healthy;
-use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Candidate, Pod};
+use crate::assembly::{Assembly, AssemblyRefused};
+use crate::fleet::{Candidate, FleetPod};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Filter, Rejection};
@@ -19,16 +19,16 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Filter(make),
 };
 
-struct Model {
+struct ServesModel {
     /// If some preparer tokenizes. An estimate from the text would turn away what fits.
     tokens: Option<Reads<Tokens>>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
-    Ok(Box::new(Model { tokens: assembly.reads_if_written() }))
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
+    Ok(Box::new(ServesModel { tokens: assembly.reads_if_written() }))
 }
 
-impl Model {
+impl ServesModel {
     /// The tokens that the context must hold, as far as they are known.
     fn tokens(&self, scene: &Decision<'_>) -> u64 {
         let prompt = self.tokens.as_ref().and_then(|handle| scene.read(handle));
@@ -38,7 +38,7 @@ impl Model {
 }
 
 #[inline]
-fn unfit(scene: &Decision<'_>, pod: &Pod, tokens: u64) -> Option<&'static str> {
+fn unfit(scene: &Decision<'_>, pod: &FleetPod, tokens: u64) -> Option<&'static str> {
     let (facts, wanted) = (pod.facts(), &scene.request().model);
     if !facts.models.contains(&wanted.base) {
         return Some("does not serve the model");
@@ -50,7 +50,7 @@ fn unfit(scene: &Decision<'_>, pod: &Pod, tokens: u64) -> Option<&'static str> {
     short.then_some("its context is too short")
 }
 
-impl Filter for Model {
+impl Filter for ServesModel {
     fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         let (fleet, tokens) = (scene.fleet(), self.tokens(scene));
         let fits = |pod: Candidate| unfit(scene, scene.pod(pod), tokens).is_none();
@@ -80,7 +80,7 @@ impl Filter for Model {
             (&scene.request().model, self.tokens(scene), scene.fleet().pods());
         let name = model.lora.as_ref().unwrap_or(&model.base);
         if pods.iter().any(|pod| unfit(scene, pod, tokens).is_none()) {
-            let fits = |pod: &Pod| unfit(scene, pod, tokens).is_none();
+            let fits = |pod: &FleetPod| unfit(scene, pod, tokens).is_none();
             if let Some(busy) = healthy::resting(scene, fits) {
                 return busy;
             }
@@ -110,12 +110,12 @@ impl Filter for Model {
 mod tests {
     use crate::fleet::PodFacts;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn model_adapter_and_context_must_fit() {
         let plain = PodFacts::serving("plain", "m");
-        let mut rehearsal = Rehearsal::with(vec![
+        let mut rehearsal = Harness::with(vec![
             plain.clone(),
             PodFacts::serving("other", "n"),
             PodFacts { loras: vec!["sql".into()], ..plain.clone() },
@@ -139,8 +139,7 @@ mod tests {
     fn who_is_turned_away_learns_whether_it_will_be_served_later() {
         let short = PodFacts { context_tokens: Some(6), ..PodFacts::serving("short", "m") };
         let mut rehearsal =
-            Rehearsal::with(vec![short.clone(), PodFacts::serving("down", "other")])
-                .prompt(&[1; 9]);
+            Harness::with(vec![short.clone(), PodFacts::serving("down", "other")]).prompt(&[1; 9]);
         let mut says = |model: &str| {
             rehearsal.request.model.base = model.into();
             rehearsal.play(&["tokenize"], Stage::Filter, "model").rejection()
@@ -150,7 +149,7 @@ mod tests {
         assert!(long.reason.contains("10 tokens") && long.reason.contains("more than 6"));
         assert!(later.retry_after.is_some() && never.reason.contains("`mm`"));
         let silent = PodFacts { models: Vec::new(), ..short };
-        let rehearsal = Rehearsal::with(vec![silent]).prompt(&[1]);
+        let rehearsal = Harness::with(vec![silent]).prompt(&[1]);
         let rejection = rehearsal.play(&[], Stage::Filter, "model").rejection();
         assert_eq!(rejection.status, 503, "it may serve it");
     }

@@ -1,6 +1,6 @@
 //! `plan_hint`: the pod that an offline plan put the request on.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};
@@ -21,7 +21,7 @@ struct FromPlan {
     hint: Writes<PlanHint>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
     Ok(Box::new(FromPlan { hint: assembly.writes() }))
 }
 
@@ -37,12 +37,12 @@ impl Prepare for FromPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
     use crate::request::Request;
 
     #[test]
     fn the_hint_is_the_planned_pod() {
-        let mut rehearsal = Rehearsal::of(2);
+        let mut rehearsal = Harness::of(2);
         let pod = rehearsal.fleet.pods()[1].id();
         rehearsal.request.planned = Some(pod);
         let hint: Option<PlanHint> = rehearsal.prepared(&["plan_hint"]).unwrap();
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn nothing_that_a_client_sends_is_a_hint() {
-        let mut rehearsal = Rehearsal::of(2);
+        let mut rehearsal = Harness::of(2);
         let body = br#"{"prompt":"p","planned":"pod-1","plan_hint":"pod-1","pod":1}"#;
         rehearsal.request = Request::from_json(body).unwrap();
         let names = ["planned", "plan-hint", "x-plan-hint", "x-wornpath-pod", "x-planned-pod"];

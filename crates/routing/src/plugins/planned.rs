@@ -1,12 +1,12 @@
 //! `planned`: the pod that an offline plan names, if it survived the filters; else another picker.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
 use crate::slot::Reads;
-use crate::stage::{Choice, Decision, Fallbacks, Pick, Slate};
+use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 use crate::values::PlanHint;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -30,13 +30,13 @@ struct Planned {
     otherwise: Box<dyn Pick>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
     let hint = assembly.reads();
     Ok(Box::new(Planned { hint, otherwise: assembly.picker("otherwise")? }))
 }
 
 impl Pick for Planned {
-    fn pick(&self, scene: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
+    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
         let Some(planned) = scene.read(&self.hint).and_then(|hint| hint.0) else {
             return self.otherwise.pick(scene, slate, rng);
         };
@@ -50,7 +50,7 @@ impl Pick for Planned {
     fn fallbacks(
         &self,
         scene: &Decision<'_>,
-        slate: Slate<'_>,
+        slate: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
@@ -72,14 +72,14 @@ impl Pick for Planned {
 #[cfg(test)]
 mod tests {
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
     use crate::rng::Rng;
 
     const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];
 
     #[test]
     fn the_plan_counts_if_its_pod_can_take_the_request() {
-        let mut rehearsal = Rehearsal::of(3);
+        let mut rehearsal = Harness::of(3);
         let rng = &mut Rng::new(1);
         let unplanned = rehearsal.play(&["plan_hint"], Stage::Pick, "planned");
         let (pod, choice) = unplanned.pick(&BEST_IS_TWO, rng);
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_plan_for_an_earlier_incarnation_of_the_pod_is_void() {
-        let mut rehearsal = Rehearsal::of(2);
+        let mut rehearsal = Harness::of(2);
         let gone = rehearsal.index.add_pod().unwrap();
         rehearsal.request.planned = Some(gone);
         let planned = rehearsal.play(&["plan_hint"], Stage::Pick, "planned");

@@ -2,11 +2,11 @@
 //!
 //! Two choices avoid the herd: routers that see the same stale figures do not all pick the same pod.
 
-use super::chance::two_of;
-use crate::assembly::{Assembly, Refused};
+use super::weighted_choice::two_of;
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
-use crate::stage::{Choice, Decision, Pick, Slate};
+use crate::stage::{CandidateSet, Choice, Decision, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "power_of_two",
@@ -20,12 +20,12 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct PowerOfTwo;
 
-fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
     Ok(Box::new(PowerOfTwo))
 }
 
 impl Pick for PowerOfTwo {
-    fn pick(&self, _: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
+    fn pick(&self, _: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
         let (one, other) = two_of(slate.candidates.len(), rng);
         (if slate.totals[other] > slate.totals[one] { other } else { one }).into()
     }
@@ -34,12 +34,12 @@ impl Pick for PowerOfTwo {
 #[cfg(test)]
 mod tests {
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
     use crate::rng::Rng;
 
     #[test]
     fn the_worst_is_never_picked_and_the_others_are_by_rank() {
-        let rehearsal = Rehearsal::of(4);
+        let rehearsal = Harness::of(4);
         let played = rehearsal.play(&[], Stage::Pick, "power_of_two");
         let (mut rng, mut picked) = (Rng::new(4), [0_u32; 4]);
         for _ in 0..6000 {

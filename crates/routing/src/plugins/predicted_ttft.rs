@@ -3,12 +3,14 @@
 
 use wornpath_index::Moment;
 
-use super::cost::{Burden, EngineSpeed, PUBLISHED, Paces, Placement, Prices, Rates, Speeds, terms};
-use crate::assembly::{Assembly, Refused};
-use crate::fleet::{Candidate, Pod};
+use super::cost::{
+    Burden, EngineRates, EngineSpeed, PUBLISHED, Paces, Placement, PodSpeeds, Prices, terms,
+};
+use crate::assembly::{Assembly, AssemblyRefused};
+use crate::fleet::{Candidate, FleetPod};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
-use crate::stage::{Decision, Held, Scale, Score};
+use crate::stage::{Decision, HeldDepth, Scale, Score};
 
 /// Which speed pods have that do not say it themselves.
 pub(super) const ENGINE: Parameter = Parameter::with_default(
@@ -82,14 +84,14 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 };
 
 struct PredictedTtft {
-    held: Held,
-    speeds: Speeds,
+    held: HeldDepth,
+    speeds: PodSpeeds,
     prices: Prices,
     output_tokens: f64,
 }
 
 /// The speeds that `engine` and `speed` ask for.
-pub(super) fn speeds(assembly: &mut Assembly<'_>) -> Result<Speeds, Refused> {
+pub(super) fn speeds(assembly: &mut Assembly<'_>) -> Result<PodSpeeds, AssemblyRefused> {
     let engine: &str = assembly.get("engine");
     let published = PUBLISHED.iter().find(|(name, _)| *name == engine);
     let mut speed = published.map_or(PUBLISHED[0].1, |(_, speed)| *speed);
@@ -105,13 +107,13 @@ pub(super) fn speeds(assembly: &mut Assembly<'_>) -> Result<Speeds, Refused> {
         return Err(assembly.refuse("speed", &message, "give at least 1"));
     }
     let rates = match assembly.get::<&str>("rates") {
-        "fixed" => Rates::Fixed,
-        _ => Rates::Learnt,
+        "fixed" => EngineRates::Fixed,
+        _ => EngineRates::Learnt,
     };
-    Ok(Speeds::new(speed, rates))
+    Ok(PodSpeeds::new(speed, rates))
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let speeds = speeds(assembly)?;
     let prices = Prices {
         miss: assembly.get("miss"),
@@ -128,7 +130,7 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
 }
 
 #[inline]
-fn burden(pod: &Pod, speed: &EngineSpeed, paces: Paces, now: Moment) -> Burden {
+fn burden(pod: &FleetPod, speed: &EngineSpeed, paces: Paces, now: Moment) -> Burden {
     let vitals = pod.vitals();
     let kv_tokens = pod.facts().kv_tokens.map_or(speed.kv_tokens, |tokens| tokens as f64);
     Burden {
@@ -174,14 +176,14 @@ mod tests {
 
     use crate::fleet::{PodFacts, Reservation};
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
     const PLAIN: &str = "predicted_ttft: {eviction: 0, pressure_ms: 0}";
 
     #[test]
     fn what_is_cached_and_what_waits_decide_between_equal_pods() {
-        let rehearsal = Rehearsal::of(3).prompt(&[7; 2000]).holding(1, 500);
+        let rehearsal = Harness::of(3).prompt(&[7; 2000]).holding(1, 500);
         let played = rehearsal.play(&PREPARE, Stage::Score, PLAIN);
         let idle = played.scores();
         assert!((idle[0] - (4.4 + 0.01594 * 2000.0 + 3.74e-7 * 4e6)).abs() < 1e-9);
@@ -194,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_waits_shrinks_with_time_but_not_to_nothing() {
-        let rehearsal = Rehearsal::of(2).prompt(&[7; 2000]);
+        let rehearsal = Harness::of(2).prompt(&[7; 2000]);
         let _sent = Reservation::new(rehearsal.vitals(0), 20_000, 20_000).sent_at(rehearsal.now);
         let excess = |later: u64| {
             let played = rehearsal.play(&PREPARE, Stage::Score, PLAIN);
@@ -207,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_was_seen_to_be_slow_is_predicted_to_be_slow_unless_rates_are_fixed() {
-        let rehearsal = Rehearsal::of(2).prompt(&[7; 2000]);
+        let rehearsal = Harness::of(2).prompt(&[7; 2000]);
         let time = Duration::from_millis;
         for at in (0..100).map(|number| 10_000 * number) {
             let mut load = Reservation::new(rehearsal.vitals(0), 8000, 8000).sent_at(time(at));
@@ -224,14 +226,14 @@ mod tests {
     fn a_pod_is_as_fast_as_its_own_engine() {
         let slow = PodFacts { engine: Some("70b-h100x4".into()), ..PodFacts::serving("b", "m") };
         let pods = vec![PodFacts::serving("a", "m"), slow];
-        let rehearsal = Rehearsal::with(pods).prompt(&[7; 1000]);
+        let rehearsal = Harness::with(pods).prompt(&[7; 1000]);
         let scores = rehearsal.play(&PREPARE, Stage::Score, PLAIN).scores();
         assert!(scores[1] > 5.0 * scores[0]);
     }
 
     #[test]
     fn a_full_cache_costs_more_than_a_miss() {
-        let rehearsal = Rehearsal::of(2).prompt(&[7; 2000]).holding(0, 1000);
+        let rehearsal = Harness::of(2).prompt(&[7; 2000]).holding(0, 1000);
         rehearsal.vitals(0).report(0, 0.99);
         let yaml = "predicted_ttft: {output_tokens: 1000}";
         let scores = rehearsal.play(&PREPARE, Stage::Score, yaml).scores();
@@ -240,7 +242,7 @@ mod tests {
 
     #[test]
     fn speeds_that_do_not_exist_or_cannot_be_are_refused() {
-        let complaint = |yaml| Rehearsal::complaint(Stage::Score, yaml);
+        let complaint = |yaml| Harness::complaint(Stage::Score, yaml);
         assert_eq!(
             complaint("predicted_ttft: {speed: {tokens: 1}}"),
             "`speed` of `predicted_ttft`: there is no `tokens`"

@@ -4,11 +4,11 @@
 //! it lets go when the warm pods have that much more prefill pending than the others, so that a
 //! popular prefix spreads instead of melting one pod.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
-use crate::stage::{Decision, Filter, Held, WhenEmpty};
+use crate::stage::{Decision, Filter, HeldDepth, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "prefix_held",
@@ -35,12 +35,12 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 };
 
 struct PrefixHeld {
-    held: Held,
+    held: HeldDepth,
     share: f64,
     lead_tokens: Option<u64>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     Ok(Box::new(PrefixHeld {
         held: assembly.held(),
         share: assembly.get("share"),
@@ -79,13 +79,13 @@ impl Filter for PrefixHeld {
 mod tests {
     use crate::fleet::Reservation;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
 
-    fn rehearsal() -> Rehearsal {
+    fn rehearsal() -> Harness {
         let tokens: Vec<u32> = (0..20).collect();
-        Rehearsal::of(3).prompt(&tokens).holding(0, 8).holding(1, 7)
+        Harness::of(3).prompt(&tokens).holding(0, 8).holding(1, 7)
     }
 
     #[test]
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn when_nobody_holds_it_nobody_is_kept_and_the_profile_goes_on_without() {
-        let rehearsal = Rehearsal::of(2).prompt(&[1, 2, 3, 4]);
+        let rehearsal = Harness::of(2).prompt(&[1, 2, 3, 4]);
         let yaml = "prefix_held: {lead_tokens: 0}";
         let played = rehearsal.play(&PREPARE, Stage::Filter, yaml);
         assert!(played.kept().is_empty());

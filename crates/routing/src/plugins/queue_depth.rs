@@ -1,6 +1,6 @@
 //! `queue_depth`: the fewer requests wait inside the engine, the better.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
@@ -18,7 +18,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct QueueDepth;
 
-fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     Ok(Box::new(QueueDepth))
 }
 
@@ -43,11 +43,11 @@ impl Score for QueueDepth {
 #[cfg(test)]
 mod tests {
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn the_shortest_queue_scores_one_and_the_longest_zero() {
-        let rehearsal = Rehearsal::of(3);
+        let rehearsal = Harness::of(3);
         let played = rehearsal.play(&[], Stage::Score, "queue_depth");
         assert_eq!(played.scores(), [1.0, 1.0, 1.0]);
         for (pod, waiting) in [4, 2, 6].into_iter().enumerate() {

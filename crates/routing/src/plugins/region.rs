@@ -1,6 +1,6 @@
 //! `region`: the nearer a pod's region to the client's, the better.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::name::Name;
 use crate::parameter::{Parameter, Takes};
@@ -38,7 +38,7 @@ struct Region {
     near: Vec<(Name, Name, f64)>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let mut near = Vec::new();
     for (pair, worth) in assembly.maybe::<Vec<(String, f64)>>("near").unwrap_or_default() {
         let Some((one, other)) = pair.split_once('/') else {
@@ -87,7 +87,7 @@ impl Score for Region {
 mod tests {
     use crate::fleet::{PodFacts, Topology};
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn the_clients_own_region_comes_before_its_neighbours() {
@@ -97,7 +97,7 @@ mod tests {
         };
         let pods =
             vec![pod("eu-west"), pod("eu-central"), pod("us-east"), PodFacts::serving("?", "m")];
-        let mut rehearsal = Rehearsal::with(pods);
+        let mut rehearsal = Harness::with(pods);
         let prepare = ["attributes: {headers: [region=x-region]}"];
         let yaml = "region: {near: {eu-west/eu-central: 0.8}}";
         assert_eq!(rehearsal.play(&prepare, Stage::Score, yaml).scores(), [0.0; 4]);
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn what_is_no_pair_is_refused() {
         assert_eq!(
-            Rehearsal::complaint(Stage::Score, "region: {near: {eu: 1}}"),
+            Harness::complaint(Stage::Score, "region: {near: {eu: 1}}"),
             "`near` of `region`: `eu` is not a pair of regions"
         );
     }

@@ -1,6 +1,6 @@
 //! `role`: of the pods that can play the step's role, keeps those that can play another one too.
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::name::Role;
 use crate::parameter::{Parameter, Takes};
@@ -26,7 +26,7 @@ struct HasRole {
     any_of: Vec<Role>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     let any_of: Vec<String> = assembly.get("any_of");
     if any_of.is_empty() {
         let cure = "name a role; every candidate can play the step's own";
@@ -63,14 +63,14 @@ mod tests {
     use crate::fleet::PodFacts;
     use crate::name::Role;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
-    fn rehearsal() -> Rehearsal {
+    fn rehearsal() -> Harness {
         let facts = |roles: &[&str]| PodFacts {
             roles: roles.iter().map(|role| Role::named(role)).collect(),
             ..PodFacts::serving(&roles.join("-"), "m")
         };
-        Rehearsal::with(vec![facts(&["serve"]), facts(&["prefill"]), facts(&["prefill", "decode"])])
+        Harness::with(vec![facts(&["serve"]), facts(&["prefill"]), facts(&["prefill", "decode"])])
     }
 
     #[test]
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn no_role_at_all_is_refused() {
-        let nothing = Rehearsal::complaint(Stage::Filter, "role: {any_of: []}");
+        let nothing = Harness::complaint(Stage::Filter, "role: {any_of: []}");
         assert_eq!(nothing, "`any_of` of `role`: no role is named");
     }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
-use crate::stage::{Choice, Decision, Fallbacks, Pick, Slate};
+use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "round_robin",
@@ -18,19 +18,19 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Pick(make),
 };
 
-struct RoundRobin {
+struct RoundRobinPick {
     /// One more than the position in the fleet of the pod that was chosen last. Remembering who was
     /// last, not how many there were, keeps the turns fair while filters come and go.
     next: AtomicUsize,
 }
 
-fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
-    Ok(Box::new(RoundRobin { next: AtomicUsize::new(0) }))
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
+    Ok(Box::new(RoundRobinPick { next: AtomicUsize::new(0) }))
 }
 
-impl Pick for RoundRobin {
+impl Pick for RoundRobinPick {
     /// Takes the turn with the pick, so that no other thread takes it too.
-    fn pick(&self, _: &Decision<'_>, slate: Slate<'_>, _: &mut Rng) -> Choice {
+    fn pick(&self, _: &Decision<'_>, slate: CandidateSet<'_>, _: &mut Rng) -> Choice {
         let whose = |next| {
             let at = slate.candidates.partition_point(|candidate| candidate.position() < next);
             if at == slate.candidates.len() { 0 } else { at }
@@ -43,7 +43,7 @@ impl Pick for RoundRobin {
     fn fallbacks(
         &self,
         _: &Decision<'_>,
-        slate: Slate<'_>,
+        slate: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
@@ -62,12 +62,12 @@ impl Pick for RoundRobin {
 #[cfg(test)]
 mod tests {
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
     use crate::rng::Rng;
 
     #[test]
     fn everybody_has_a_turn_and_those_filtered_out_are_passed_over() {
-        let rehearsal = Rehearsal::of(4);
+        let rehearsal = Harness::of(4);
         let played = rehearsal.play(&[], Stage::Pick, "round_robin");
         let turn = |pods: &[usize]| {
             let slate: Vec<_> = pods.iter().map(|pod| (*pod, 0.0)).collect();
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_pick_that_comes_to_nothing_uses_up_no_turn() {
-        let rehearsal = Rehearsal::of(2);
+        let rehearsal = Harness::of(2);
         let played = rehearsal.play(&[], Stage::Pick, "round_robin");
         let slate = [(0, 0.0), (1, 0.0)];
         let pick = || played.pick(&slate, &mut Rng::new(1)).0;
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn two_that_pick_before_either_has_its_plan_have_different_turns() {
-        let rehearsal = Rehearsal::of(3);
+        let rehearsal = Harness::of(3);
         let played = rehearsal.play(&[], Stage::Pick, "round_robin");
         let slate = [(0, 0.0), (1, 0.0), (2, 0.0)];
         let pick = || played.pick(&slate, &mut Rng::new(1)).0;

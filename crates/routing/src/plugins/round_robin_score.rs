@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
@@ -17,16 +17,16 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Score(make),
 };
 
-struct RoundRobin {
+struct RoundRobinScore {
     /// One more than the position in the fleet of the pod that was chosen last.
     next: AtomicUsize,
 }
 
-fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
-    Ok(Box::new(RoundRobin { next: AtomicUsize::new(0) }))
+fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
+    Ok(Box::new(RoundRobinScore { next: AtomicUsize::new(0) }))
 }
 
-impl Score for RoundRobin {
+impl Score for RoundRobinScore {
     fn scale(&self) -> Scale {
         Scale::Unit
     }
@@ -50,11 +50,11 @@ impl Score for RoundRobin {
 #[cfg(test)]
 mod tests {
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn the_best_score_goes_round() {
-        let rehearsal = Rehearsal::of(4);
+        let rehearsal = Harness::of(4);
         let played = rehearsal.play(&[], Stage::Score, "round_robin");
         assert_eq!(played.scores(), [1.0, 0.75, 0.5, 0.25]);
         played.chosen(1);

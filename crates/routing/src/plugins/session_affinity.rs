@@ -1,7 +1,7 @@
 //! `session_affinity`: the pod that a session was last sent to is better than the others.
 
 use super::sessions::{CAPACITY, LastPods, TTL};
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
@@ -18,7 +18,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct SessionAffinity(LastPods);
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     Ok(Box::new(SessionAffinity(LastPods::new(assembly))))
 }
 
@@ -42,11 +42,11 @@ impl Score for SessionAffinity {
 #[cfg(test)]
 mod tests {
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     #[test]
     fn a_session_prefers_where_it_was_and_others_do_not() {
-        let mut rehearsal = Rehearsal::of(3);
+        let mut rehearsal = Harness::of(3);
         rehearsal.request.headers = vec![("s".into(), "one".into())];
         let prepare = ["session_key: {header: s}"];
         let played = rehearsal.play(&prepare, Stage::Score, "session_affinity");
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_request_without_session_is_neither_preferred_nor_remembered() {
-        let rehearsal = Rehearsal::of(2);
+        let rehearsal = Harness::of(2);
         let prepare = ["session_key: {header: s}"];
         let played = rehearsal.play(&prepare, Stage::Score, "session_affinity");
         played.chosen(1);

@@ -1,8 +1,8 @@
 //! `session_key`: which session a request belongs to, by a header, a cookie or a field of the body.
 
 use super::rendezvous::affinity;
-use super::source::Source;
-use crate::assembly::{Assembly, Refused};
+use super::source::DepthSource;
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -31,13 +31,13 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct SessionKeyFrom {
     session: Writes<SessionKey>,
-    sources: Vec<Source>,
+    sources: Vec<DepthSource>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
-    let header = assembly.maybe::<String>("header").map(|name| Source::header(&name));
-    let cookie = assembly.maybe::<String>("cookie").map(|name| Source::cookie(&name));
-    let field = assembly.maybe::<String>("field").map(|path| Source::field(&path));
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
+    let header = assembly.maybe::<String>("header").map(|name| DepthSource::header(&name));
+    let cookie = assembly.maybe::<String>("cookie").map(|name| DepthSource::cookie(&name));
+    let field = assembly.maybe::<String>("field").map(|path| DepthSource::field(&path));
     let sources: Vec<_> = [header, cookie, field].into_iter().flatten().collect();
     if sources.is_empty() {
         let cure = "give `header`, `cookie` or `field`, or several of them";
@@ -63,12 +63,12 @@ impl Prepare for SessionKeyFrom {
 mod tests {
     use super::*;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     const YAML: [&str; 1] = ["session_key: {header: X-Session, cookie: sid, field: user}"];
 
     fn key(headers: &[(&str, &str)], tenant: Option<&str>) -> Option<SessionKey> {
-        let mut rehearsal = Rehearsal::of(1);
+        let mut rehearsal = Harness::of(1);
         rehearsal.request.headers =
             headers.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
         rehearsal.request.tenant = tenant.map(Name::from);
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn a_key_from_nowhere_is_refused() {
         assert_eq!(
-            Rehearsal::complaint(Stage::Prepare, "session_key"),
+            Harness::complaint(Stage::Prepare, "session_key"),
             "`session_key`: nothing says where the session's name is"
         );
     }

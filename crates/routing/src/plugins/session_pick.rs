@@ -2,12 +2,12 @@
 //! whose pod cannot take them.
 
 use super::sessions::{CAPACITY, LastPods, TTL};
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
-use crate::stage::{Choice, Decision, Fallbacks, Pick, Slate};
+use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "session",
@@ -29,20 +29,20 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Pick(make),
 };
 
-struct Session {
+struct SessionPick {
     last: LastPods,
     otherwise: Box<dyn Pick>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
-    Ok(Box::new(Session {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
+    Ok(Box::new(SessionPick {
         last: LastPods::new(assembly),
         otherwise: assembly.picker("otherwise")?,
     }))
 }
 
-impl Pick for Session {
-    fn pick(&self, scene: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
+impl Pick for SessionPick {
+    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
         let Some(last) = self.last.find(scene) else {
             return self.otherwise.pick(scene, slate, rng);
         };
@@ -56,7 +56,7 @@ impl Pick for Session {
     fn fallbacks(
         &self,
         scene: &Decision<'_>,
-        slate: Slate<'_>,
+        slate: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
@@ -80,14 +80,14 @@ mod tests {
     use std::time::Duration;
 
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
     use crate::rng::Rng;
 
     const PREPARE: [&str; 1] = ["session_key: {header: s}"];
     const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];
 
-    fn rehearsal() -> Rehearsal {
-        let mut rehearsal = Rehearsal::of(3);
+    fn rehearsal() -> Harness {
+        let mut rehearsal = Harness::of(3);
         rehearsal.request.headers = vec![("s".into(), "one".into())];
         rehearsal
     }

@@ -62,14 +62,14 @@ impl LastPods {
 
 #[derive(Debug)]
 struct Sessions {
-    entries: HashMap<u64, Entry>,
+    entries: HashMap<u64, SessionEntry>,
     reminders: VecDeque<(Moment, u64)>,
     capacity: usize,
     ttl: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct SessionEntry {
     pod: PodId,
     expires: Moment,
 }
@@ -88,7 +88,7 @@ impl Sessions {
     fn remember(&mut self, session: u64, pod: PodId, now: Moment) {
         self.drop_expired(now);
         let expires = now.saturating_add(self.ttl);
-        if self.entries.insert(session, Entry { pod, expires }).is_none() {
+        if self.entries.insert(session, SessionEntry { pod, expires }).is_none() {
             self.reminders.push_back((expires, session));
             while self.entries.len() > self.capacity {
                 self.drop_oldest(session);
@@ -134,10 +134,10 @@ impl Sessions {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use wornpath_index::{Index, Limits};
+    use wornpath_index::{Index, IndexLimits};
 
     fn pods(count: usize) -> Vec<PodId> {
-        let index = Index::new(Limits::default(), 1);
+        let index = Index::new(IndexLimits::default(), 1);
         (0..count).map(|_| index.add_pod().unwrap()).collect()
     }
 

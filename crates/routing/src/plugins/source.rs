@@ -6,7 +6,7 @@ use crate::request::Request;
 
 /// One place to look.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Source {
+pub(crate) enum DepthSource {
     /// A header, by its name in lower case.
     Header(String),
     /// A cookie, by its name.
@@ -15,7 +15,7 @@ pub(crate) enum Source {
     Field(Vec<String>),
 }
 
-impl Source {
+impl DepthSource {
     pub(crate) fn header(name: &str) -> Self {
         Self::Header(name.to_ascii_lowercase())
     }
@@ -68,7 +68,7 @@ fn field<'a>(request: &'a Request, path: &[String]) -> Option<&'a Value> {
 mod tests {
     use super::*;
 
-    fn find(source: &Source) -> Option<String> {
+    fn find(source: &DepthSource) -> Option<String> {
         let body = br#"{"prompt":"p","user":"u1","metadata":{"session":7,"tags":[]},"empty":""}"#;
         let mut request = Request::from_json(body).unwrap();
         request.headers = vec![
@@ -80,18 +80,18 @@ mod tests {
 
     #[test]
     fn values_are_found_in_headers_cookies_and_fields() {
-        assert_eq!(find(&Source::header("X-Session")).as_deref(), Some("s1"));
-        assert_eq!(find(&Source::cookie("sid")).as_deref(), Some("c1"));
-        assert_eq!(find(&Source::field("user")).as_deref(), Some("u1"));
-        assert_eq!(find(&Source::field("metadata.session")).as_deref(), Some("7"));
+        assert_eq!(find(&DepthSource::header("X-Session")).as_deref(), Some("s1"));
+        assert_eq!(find(&DepthSource::cookie("sid")).as_deref(), Some("c1"));
+        assert_eq!(find(&DepthSource::field("user")).as_deref(), Some("u1"));
+        assert_eq!(find(&DepthSource::field("metadata.session")).as_deref(), Some("7"));
     }
 
     #[test]
     fn what_is_absent_empty_or_not_a_scalar_is_nothing() {
         for path in ["empty", "metadata", "metadata.tags", "metadata.session.x", "none", ""] {
-            assert_eq!(find(&Source::field(path)), None, "{path}");
+            assert_eq!(find(&DepthSource::field(path)), None, "{path}");
         }
-        assert_eq!(find(&Source::cookie("SID")), None);
-        assert_eq!(find(&Source::header("x-other")), None);
+        assert_eq!(find(&DepthSource::cookie("SID")), None);
+        assert_eq!(find(&DepthSource::header("x-other")), None);
     }
 }

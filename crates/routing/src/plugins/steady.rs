@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
@@ -54,7 +54,7 @@ struct Steady {
     pause: Duration,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     Ok(Box::new(Steady {
         factor: assembly.get("factor"),
         answers: assembly.get("answers"),
@@ -113,7 +113,7 @@ mod tests {
 
     use crate::fleet::Vitals;
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
 
     const YAML: &str = "steady: {factor: 4, answers: 4, pause: 1s}";
 
@@ -122,8 +122,8 @@ mod tests {
     }
 
     /// Pods with these paces, which they had a moment ago.
-    fn paced(paces: &[f64]) -> Rehearsal {
-        let rehearsal = Rehearsal::of(paces.len());
+    fn paced(paces: &[f64]) -> Harness {
+        let rehearsal = Harness::of(paces.len());
         for (at, pace) in paces.iter().enumerate() {
             answers(rehearsal.vitals(at), *pace, rehearsal.now);
         }
@@ -151,7 +151,7 @@ mod tests {
     fn neither_a_few_answers_nor_a_few_pods_condemn_anybody() {
         let rehearsal = paced(&[1.0, 9.0]);
         assert_eq!(rehearsal.play(&[], Stage::Filter, YAML).kept(), [0, 1]);
-        let rehearsal = Rehearsal::of(4);
+        let rehearsal = Harness::of(4);
         (0..3).for_each(|at| answers(rehearsal.vitals(at), 1.0, rehearsal.now));
         (0..3).for_each(|_| rehearsal.vitals(3).paced(90.0, rehearsal.now));
         assert_eq!(rehearsal.play(&[], Stage::Filter, YAML).kept(), [0, 1, 2, 3]);

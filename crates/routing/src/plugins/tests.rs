@@ -6,12 +6,12 @@ use std::time::Duration;
 use wornpath_blocks::HashKey;
 use wornpath_index::Tier;
 
-use super::rehearsal::Rehearsal;
-use crate::fleet::{Breaker, EventTrust, Health, Reservation};
+use super::harness::Harness;
+use crate::fleet::{BreakerState, EventTrust, Health, Reservation};
 use crate::models::{Models, Tokenize, TokenizeError};
 use crate::plan::Outcome;
 use crate::request::{Prompt, Request};
-use crate::testing::Bench;
+use crate::testing::TestBench;
 use crate::values::Tokens;
 
 const PROMPT: [u32; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
@@ -32,8 +32,8 @@ impl Tokenize for Letters {
 
 #[test]
 fn tokenize_takes_ids_as_they_are_and_asks_the_model_for_the_tokens_of_a_text() {
-    let mut rehearsal = Rehearsal::of(1);
-    let says = |rehearsal: &Rehearsal| rehearsal.prepared::<Tokens>(&["tokenize"]);
+    let mut rehearsal = Harness::of(1);
+    let says = |rehearsal: &Harness| rehearsal.prepared::<Tokens>(&["tokenize"]);
     rehearsal.request.prompt = Prompt::Tokens(vec![7, 8]);
     assert_eq!(says(&rehearsal).unwrap(), Some(Tokens(vec![7, 8])));
     rehearsal.request.prompt = Prompt::Text("ab".to_owned());
@@ -54,10 +54,10 @@ fn tokenize_takes_ids_as_they_are_and_asks_the_model_for_the_tokens_of_a_text() 
 
 #[test]
 fn cache_affinity_is_the_share_of_the_prompt_that_a_pod_holds() {
-    let mut bench = Bench::with_pods(3);
+    let mut bench = TestBench::with_pods(3);
     bench.cache(0, &PROMPT[..8], Tier::Gpu);
     bench.cache(1, &PROMPT, Tier::Host);
-    let request = Bench::request(&PROMPT);
+    let request = TestBench::request(&PROMPT);
     let scores = bench.scores("tokenize, block_hash", "cache_affinity", request.clone());
     assert_eq!(scores, [0.5, 1.0, 0.0]);
     let tiers = "cache_affinity: {tiers: {host: 0.25}}";
@@ -68,8 +68,8 @@ fn cache_affinity_is_the_share_of_the_prompt_that_a_pod_holds() {
 #[test]
 fn nobody_gains_by_not_being_asked_for_the_tier() {
     let tiers = "cache_affinity: {tiers: {host: 0.25}}";
-    let request = Bench::request(&PROMPT);
-    let mut bench = Bench::with_pods(11);
+    let request = TestBench::request(&PROMPT);
+    let mut bench = TestBench::with_pods(11);
     for at in 0..10 {
         bench.cache(at, &PROMPT, Tier::Host);
     }
@@ -78,7 +78,7 @@ fn nobody_gains_by_not_being_asked_for_the_tier() {
     assert_eq!(scores[..10], [0.25; 10], "more than `best`, and all on the host");
     assert_eq!(scores[10..], [0.5], "it holds less, on a better tier");
 
-    let mut bench = Bench::with_pods(9);
+    let mut bench = TestBench::with_pods(9);
     for at in 0..8 {
         bench.cache(at, &PROMPT, Tier::Gpu);
     }
@@ -90,7 +90,7 @@ fn nobody_gains_by_not_being_asked_for_the_tier() {
 
 #[test]
 fn cache_affinity_fades_when_events_are_missing_or_silent() {
-    let mut bench = Bench::with_pods(4);
+    let mut bench = TestBench::with_pods(4);
     for at in 0..4 {
         bench.cache(at, &PROMPT, Tier::Gpu);
     }
@@ -100,45 +100,45 @@ fn cache_affinity_fades_when_events_are_missing_or_silent() {
     bench.pod(2).vitals().set_freshness(0.0);
     // How long it has been silent was judged already, by the rules for events.
     bench.pod(3).vitals().heard_at(Duration::from_secs(10));
-    let request = Bench::request(&PROMPT);
+    let request = TestBench::request(&PROMPT);
     let scores = bench.scores("tokenize, block_hash", "cache_affinity", request);
     assert_eq!(scores, [0.5, 0.5, 0.0, 1.0]);
 }
 
 #[test]
 fn least_load_compares_with_the_busiest_candidate() {
-    let mut bench = Bench::with_pods(3);
+    let mut bench = TestBench::with_pods(3);
     let _two = [0, 0].map(|_| Reservation::new(bench.pod(0).vitals(), 100, 100));
     let _one = Reservation::new(bench.pod(1).vitals(), 100, 100);
-    assert_eq!(bench.scores("", "least_load", Bench::request(&[])), [0.0, 0.5, 1.0]);
+    assert_eq!(bench.scores("", "least_load", TestBench::request(&[])), [0.0, 0.5, 1.0]);
     assert_eq!(
-        bench.scores("", "least_load: {of: decode_tokens}", Bench::request(&[])),
+        bench.scores("", "least_load: {of: decode_tokens}", TestBench::request(&[])),
         [1.0, 1.0, 1.0]
     );
 }
 
 #[test]
 fn healthy_drops_what_cannot_answer_and_says_why() {
-    let mut bench = Bench::with_pods(6);
+    let mut bench = TestBench::with_pods(6);
     bench.pod(0).vitals().set_health(Health::Down);
     bench.pod(1).vitals().set_health(Health::Draining);
-    bench.pod(2).vitals().set_breaker(Breaker::Open);
-    bench.pod(3).vitals().set_breaker(Breaker::HalfOpen);
-    bench.pod(4).vitals().set_breaker(Breaker::Resting);
-    let kept = bench.kept("healthy", Bench::request(&[]));
+    bench.pod(2).vitals().set_breaker(BreakerState::Open);
+    bench.pod(3).vitals().set_breaker(BreakerState::HalfOpen);
+    bench.pod(4).vitals().set_breaker(BreakerState::Resting);
+    let kept = bench.kept("healthy", TestBench::request(&[]));
     let dropped = |why: &str| Err(why.to_owned());
     assert_eq!(kept[..3], [dropped("down"), dropped("draining"), dropped("breaker open")]);
     assert_eq!(kept[3..], [Ok(()), dropped("busy, and left alone for a while"), Ok(())]);
     let _probe = Reservation::new(bench.pod(3).vitals(), 1, 1);
-    assert!(bench.kept("healthy", Bench::request(&[]))[3].is_err(), "one probe at a time");
+    assert!(bench.kept("healthy", TestBench::request(&[]))[3].is_err(), "one probe at a time");
 }
 
 #[test]
 fn a_fleet_that_is_down_is_answered_with_503() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     bench.pod(0).vitals().set_health(Health::Down);
     let profile = bench.profile("filter: [healthy]\npick: max_score\n");
-    match bench.decide(&profile, Bench::request(&[])) {
+    match bench.decide(&profile, TestBench::request(&[])) {
         Outcome::Reject(rejection) => assert_eq!(rejection.status, 503),
         other => panic!("{other:?}"),
     }
@@ -146,15 +146,15 @@ fn a_fleet_that_is_down_is_answered_with_503() {
 
 #[test]
 fn a_fleet_that_rests_is_answered_with_429_and_the_shortest_rest_that_is_left() {
-    let mut bench = Bench::with_pods(3);
+    let mut bench = TestBench::with_pods(3);
     bench.now = Duration::from_secs(5);
     bench.pod(0).vitals().set_health(Health::Down);
     for (at, until) in [(1, 15), (2, 12)] {
         bench.pod(at).vitals().set_rest(Duration::from_secs(until));
-        bench.pod(at).vitals().set_breaker(Breaker::Resting);
+        bench.pod(at).vitals().set_breaker(BreakerState::Resting);
     }
     let profile = bench.profile("filter: [healthy]\npick: max_score\n");
-    match bench.decide(&profile, Bench::request(&[])) {
+    match bench.decide(&profile, TestBench::request(&[])) {
         Outcome::Reject(rejection) => {
             let told = (rejection.status, rejection.retry_after);
             assert_eq!(told, (429, Some(Duration::from_secs(7))));
@@ -165,21 +165,21 @@ fn a_fleet_that_rests_is_answered_with_429_and_the_shortest_rest_that_is_left() 
 
 #[test]
 fn equals_are_picked_evenly_whatever_their_order() {
-    let mut bench = Bench::with_pods(4);
+    let mut bench = TestBench::with_pods(4);
     let profile = bench.profile("pick: max_score\n");
     let mut counts = [0; 4];
     for _ in 0..4_000 {
-        counts[bench.chosen(&profile, Bench::request(&[]))] += 1;
+        counts[bench.chosen(&profile, TestBench::request(&[]))] += 1;
     }
     assert!(counts.iter().all(|count| (900..1_100).contains(count)), "{counts:?}");
 }
 
 #[test]
 fn a_key_of_the_first_tokens_is_as_long_as_the_profile_or_the_request_says() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     bench.cache(0, &PROMPT[..4], Tier::Gpu);
     let prepare = "tokenize, {block_hash: {first_tokens: 4}}";
-    let mut request = Bench::request(&PROMPT);
+    let mut request = TestBench::request(&PROMPT);
     assert_eq!(bench.scores(prepare, "cache_affinity", request.clone()), [1.0]);
     request.fields.insert("prefix_len".to_owned(), 8.into());
     assert_eq!(bench.scores(prepare, "cache_affinity", request), [0.5]);
@@ -187,9 +187,9 @@ fn a_key_of_the_first_tokens_is_as_long_as_the_profile_or_the_request_says() {
 
 #[test]
 fn a_key_that_is_asked_to_be_longer_than_any_prompt_is_the_prompt() {
-    let mut bench = Bench::with_pods(1);
+    let mut bench = TestBench::with_pods(1);
     bench.cache(0, &PROMPT[..8], Tier::Gpu);
-    let mut request = Bench::request(&PROMPT[..14]);
+    let mut request = TestBench::request(&PROMPT[..14]);
     let prepare = format!("tokenize, {{block_hash: {{first_tokens: {}}}}}", u64::MAX);
     assert_eq!(bench.scores(&prepare, "cache_affinity", request.clone()), [2.0 / 3.0]);
     request.fields.insert("prefix_len".to_owned(), u64::MAX.into());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use wornpath_blocks::{BlockHash, TextChain, TextHasher};
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::messages::{Token, Walk};
 use crate::models::Models;
 use crate::parameter::{Parameter, Takes};
@@ -45,7 +45,7 @@ struct TextBlocks {
     hasher: TextHasher,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
     let models = assembly.models();
     let chunk: usize = assembly.get("chunk_bytes");
     let Ok(chunk) = chunk.try_into() else {
@@ -140,11 +140,11 @@ impl Spelled<'_> {
 mod tests {
     use super::*;
     use crate::messages::Messages;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
     use serde_json::json;
 
     fn blocks(prompt: Prompt) -> BlockHashes {
-        let mut rehearsal = Rehearsal::of(1);
+        let mut rehearsal = Harness::of(1);
         rehearsal.request.prompt = prompt;
         rehearsal.prepared(&["text_blocks: {chunk_bytes: 16}"]).unwrap().unwrap()
     }
@@ -183,9 +183,9 @@ mod tests {
         let text = |text: &str| blocks(Prompt::Text(text.repeat(4))).chain;
         assert_eq!(text("0123456789abcdef").len(), 4);
         assert_ne!(text("0123456789abcdef")[0], text("0123456789abcdeF")[0]);
-        let mut rehearsal = Rehearsal::of(1);
+        let mut rehearsal = Harness::of(1);
         rehearsal.request.prompt = Prompt::Text("0123456789abcdef".into());
-        let first = |rehearsal: &Rehearsal| {
+        let first = |rehearsal: &Harness| {
             let yaml = ["text_blocks: {chunk_bytes: 16}"];
             rehearsal.prepared::<BlockHashes>(&yaml).unwrap().unwrap().chain[0]
         };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::assembly::{Assembly, Refused};
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::models::{Models, TokenizeError};
 use crate::plugin::{Make, Plugin};
 use crate::request::Prompt;
@@ -26,7 +26,7 @@ struct Tokenizing {
     models: Arc<Models>,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
     Ok(Box::new(Tokenizing { tokens: assembly.writes(), models: assembly.models() }))
 }
 

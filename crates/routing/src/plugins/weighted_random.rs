@@ -1,11 +1,11 @@
 //! `weighted_random`: at random, the better the likelier.
 
-use super::chance::draw;
-use crate::assembly::{Assembly, Refused};
+use super::weighted_choice::draw;
+use crate::assembly::{Assembly, AssemblyRefused};
 use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
-use crate::stage::{Choice, Decision, Pick, Slate};
+use crate::stage::{CandidateSet, Choice, Decision, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "weighted_random",
@@ -26,12 +26,12 @@ struct WeightedRandom {
     temperature: f64,
 }
 
-fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, Refused> {
+fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
     Ok(Box::new(WeightedRandom { temperature: assembly.get("temperature") }))
 }
 
 impl Pick for WeightedRandom {
-    fn pick(&self, _: &Decision<'_>, slate: Slate<'_>, rng: &mut Rng) -> Choice {
+    fn pick(&self, _: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
         draw(slate.totals, self.temperature, rng).into()
     }
 }
@@ -39,12 +39,12 @@ impl Pick for WeightedRandom {
 #[cfg(test)]
 mod tests {
     use crate::plugin::Stage;
-    use crate::plugins::rehearsal::Rehearsal;
+    use crate::plugins::harness::Harness;
     use crate::rng::Rng;
 
     #[test]
     fn the_temperature_decides_how_even_picks_are() {
-        let rehearsal = Rehearsal::of(2);
+        let rehearsal = Harness::of(2);
         let share_of_best = |yaml: &str| {
             let played = rehearsal.play(&[], Stage::Pick, yaml);
             let mut rng = Rng::new(3);

@@ -10,9 +10,9 @@ const WIDEST: usize = 120;
 const LEAD: usize = 40;
 
 /// A text, cut into lines once.
-pub(super) struct Lines<'a>(Vec<&'a str>);
+pub(super) struct SnippetLines<'a>(Vec<&'a str>);
 
-impl<'a> Lines<'a> {
+impl<'a> SnippetLines<'a> {
     pub(super) fn of(text: &'a str) -> Self {
         Self(text.lines().collect())
     }
@@ -52,9 +52,9 @@ fn blank(c: char) -> String {
 }
 
 /// A text of a few words that may quote a file.
-pub(super) struct Words<'a>(pub(super) &'a str);
+pub(super) struct SnippetText<'a>(pub(super) &'a str);
 
-impl fmt::Display for Words<'_> {
+impl fmt::Display for SnippetText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|c| Shown(c).fmt(f))
     }
@@ -84,7 +84,7 @@ mod tests {
     fn shown(text: &str, column: usize, length: usize) -> String {
         let mut out = String::new();
         let span = Span { line: 1, column, length };
-        Lines::of(text).show(&mut out, span, '^', "here").unwrap();
+        SnippetLines::of(text).show(&mut out, span, '^', "here").unwrap();
         out
     }
 
@@ -103,6 +103,6 @@ mod tests {
     fn nothing_that_is_shown_moves_the_cursor_and_marks_stand_below_what_they_mark() {
         let out = shown("\u{1b}[2J\tx\u{202e}y: 1", 7, 2);
         assert_eq!(out, "   |\n 1 | \\u{1b}[2J\tx\\u{202e}y: 1\n   |          \t ^^^^^^^^^ here\n");
-        assert_eq!(Words("a\u{7}\nb").to_string(), "a\\u{7}\\u{a}b");
+        assert_eq!(SnippetText("a\u{7}\nb").to_string(), "a\\u{7}\\u{a}b");
     }
 }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use super::sheet::Sheet;
-use super::{Holding, slots, stages};
+use super::render::ProfileView;
+use super::{HoldPolicy, slots, stages};
 use crate::assembly::Blueprint;
 use crate::parameter::{Parameter, Takes, Value};
-use crate::problem::{Kind, Problem, Span};
-use crate::queue::{Order, QueueRules, Tenant};
-use crate::settings::{Entry, Given, Settings};
+use crate::problem::{Problem, ProblemKind, Span};
+use crate::queue::{QueueOrder, QueueRules, Tenant};
+use crate::settings::{GivenSetting, PluginSettings, SettingEntry};
 use crate::values::{Attributes, BlockHashes};
-use crate::written;
 use crate::yaml::{Node, Yaml};
+use crate::yaml_writer;
 
 /// What can be said of `hold`.
 pub(crate) const HOLD: &[Parameter] = &[
@@ -62,26 +62,26 @@ pub(crate) const HOLD: &[Parameter] = &[
 pub(super) fn holding(
     node: Option<&Node>,
     blueprint: &mut Blueprint,
-    sheet: &mut Sheet,
-) -> Holding {
+    sheet: &mut ProfileView,
+) -> HoldPolicy {
     let span = node.map_or(Span::default(), |node| node.span);
     let entries: &[(Node, Node)] = match node.map(|node| &node.value) {
         Some(Yaml::Map(entries)) => entries,
         None | Some(Yaml::Null) => &[],
         Some(_) => {
             blueprint.problems.push(
-                Problem::new(Kind::Syntax, span, "`hold` is not a map")
+                Problem::new(ProblemKind::Syntax, span, "`hold` is not a map")
                     .cure("write `hold: {unless: [concurrency: {requests: 8}], deadline: 30s}`"),
             );
             &[]
         }
     };
-    let entry = Entry { name: "hold", span, settings: entries };
-    let settings = Settings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
+    let entry = SettingEntry { name: "hold", span, settings: entries };
+    let settings = PluginSettings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
     let order = order(&entry, &settings, blueprint);
-    let has_patience = matches!(order, Order::ShortestFirst { .. });
+    let has_patience = matches!(order, QueueOrder::ShortestFirst { .. });
     for setting in &settings.all {
-        if let Given::Value(value) = &setting.value
+        if let GivenSetting::Value(value) = &setting.value
             && (has_patience || setting.name != "patience")
         {
             sheet.hold.push_str(&format!("  {}: {value}\n", setting.name));
@@ -95,12 +95,12 @@ pub(super) fn holding(
         let span = settings.find("promote_after").map_or(span, |setting| setting.span);
         let message = "`promote_after` of `hold` is no time at all: everybody would rise at once";
         blueprint.problems.push(
-            Problem::new(Kind::BadParameter, span, message)
+            Problem::new(ProblemKind::BadParameter, span, message)
                 .cure("give a time above zero, such as `10s`"),
         );
     }
     let shares = shares(&settings, blueprint);
-    Holding {
+    HoldPolicy {
         unless,
         shares,
         patience: settings.or("deadline", Duration::from_secs(30)),
@@ -114,30 +114,34 @@ pub(super) fn holding(
 }
 
 /// Reads `order`, and whether what else is said goes with it.
-fn order(entry: &Entry<'_>, settings: &Settings, blueprint: &mut Blueprint) -> Order {
+fn order(
+    entry: &SettingEntry<'_>,
+    settings: &PluginSettings,
+    blueprint: &mut Blueprint,
+) -> QueueOrder {
     let word = settings.or("order", "shortest_first");
     let order = match word {
         "shortest_first" => {
-            return Order::ShortestFirst { patience: settings.or("patience", 10.0) };
+            return QueueOrder::ShortestFirst { patience: settings.or("patience", 10.0) };
         }
         "deadline" => {
             let span = settings.find("order").map_or(entry.span, |setting| setting.span);
             slots::pipeline_reads::<Attributes>(blueprint, "order: deadline", span);
-            Order::Deadline
+            QueueOrder::Deadline
         }
-        _ => Order::Arrival,
+        _ => QueueOrder::Arrival,
     };
     if let Some((key, _)) = entry.settings.iter().find(|(key, _)| key.text() == Some("patience")) {
         let message = format!("`patience` of `hold` says nothing with `order: {word}`");
         blueprint.problems.push(
-            Problem::new(Kind::BadParameter, key.span, message)
+            Problem::new(ProblemKind::BadParameter, key.span, message)
                 .cure("remove it, or order `shortest_first`"),
         );
     }
     order
 }
 
-fn shares(settings: &Settings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
+fn shares(settings: &PluginSettings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
     const MOST: f64 = 1_000_000.0;
     let given: Vec<(String, f64)> = settings.or("shares", Vec::new());
     let is_share = |share: f64| (1.0..=MOST).contains(&share) && share.fract() == 0.0;
@@ -145,7 +149,7 @@ fn shares(settings: &Settings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> 
     for (tenant, share) in given.iter().filter(|(_, share)| !is_share(*share)) {
         let message = format!("the share of `{tenant}` in `shares` of `hold` is {share}");
         blueprint.problems.push(
-            Problem::new(Kind::BadParameter, span, message)
+            Problem::new(ProblemKind::BadParameter, span, message)
                 .cure(format!("give a whole number from 1 to {MOST}")),
         );
     }
@@ -157,7 +161,7 @@ fn shares(settings: &Settings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> 
 pub(super) fn speculate(
     node: Option<&Node>,
     blueprint: &mut Blueprint,
-    sheet: &mut Sheet,
+    sheet: &mut ProfileView,
 ) -> Option<Duration> {
     let time = match node {
         None => slots::is_written::<BlockHashes>(blueprint).then_some(Duration::from_secs(10)),
@@ -170,13 +174,13 @@ pub(super) fn speculate(
             _ => {
                 let found = node.text().unwrap_or_else(|| node.kind());
                 let message = format!("`speculate` is `{found}`");
-                blueprint.problems.push(Problem::new(Kind::BadParameter, node.span, message).cure(
+                blueprint.problems.push(Problem::new(ProblemKind::BadParameter, node.span, message).cure(
                     "give `off`, or how long a pod is expected to hold what it was sent, such as `10s`",
                 ));
                 None
             }
         },
     };
-    sheet.speculate = time.map_or_else(|| "off".to_owned(), written::time);
+    sheet.speculate = time.map_or_else(|| "off".to_owned(), yaml_writer::time);
     time
 }

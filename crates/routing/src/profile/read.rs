@@ -1,14 +1,14 @@
 //! From YAML to a profile, taking down every problem on the way.
 
 use super::hold::{holding, speculate};
-use super::sheet::Sheet;
+use super::render::ProfileView;
 use super::stages::list;
 use super::steps::steps;
-use super::unheard::without_events;
-use super::{Profile, Surroundings, slots};
-use crate::assembly::{Blueprint, Made, make};
+use super::without_events::without_events;
+use super::{Profile, ProfileEnv, slots};
+use crate::assembly::{Blueprint, BuiltPlugin, make};
 use crate::plugin::Stage;
-use crate::problem::{Kind, Problem};
+use crate::problem::{Problem, ProblemKind};
 use crate::settings::unknown_keys;
 use crate::workflow;
 use crate::yaml::{Node, Yaml};
@@ -26,13 +26,13 @@ const KEYS: [&str; 10] = [
     "without_events",
 ];
 
-pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profile, Vec<Problem>> {
+pub(super) fn profile(root: &Node, surroundings: &ProfileEnv) -> Result<Profile, Vec<Problem>> {
     let mut blueprint = Blueprint::new(&surroundings.registry, &surroundings.models);
     blueprint.roles.clone_from(&surroundings.roles);
     let Yaml::Map(entries) = &root.value else {
         let message = format!("a profile is a map of stages, not {}", root.kind());
         return Err(vec![
-            Problem::new(Kind::Syntax, root.span, message)
+            Problem::new(ProblemKind::Syntax, root.span, message)
                 .cure("write stages as keys, for instance `pick: round_robin`"),
         ]);
     };
@@ -41,15 +41,15 @@ pub(super) fn profile(root: &Node, surroundings: &Surroundings) -> Result<Profil
     let description = root.get("description");
     if let Some(node) = description.filter(|node| node.text().is_none()) {
         let message = format!("`description` is {}, not text", node.kind());
-        let problem = Problem::new(Kind::BadParameter, node.span, message);
+        let problem = Problem::new(ProblemKind::BadParameter, node.span, message);
         blueprint.problems.push(problem.cure("write a sentence, or remove it"));
     }
     let description = description.and_then(Node::text).map(str::to_owned);
-    let mut sheet = Sheet { description, ..Sheet::default() };
+    let mut sheet = ProfileView { description, ..ProfileView::default() };
     let mut preparers = Vec::new();
     for (turn, node) in list(root.get("prepare"), Stage::Prepare, &mut blueprint).enumerate() {
         let Ok(made) = make(&mut blueprint, node, Stage::Prepare, turn) else { continue };
-        let Made::Prepare(preparer) = made.plugin else { continue };
+        let BuiltPlugin::Prepare(preparer) = made.plugin else { continue };
         preparers.push((made.card.plugin, preparer));
         sheet.graph.prepare.push(made.card);
     }

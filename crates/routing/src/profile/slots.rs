@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::assembly::{Access, Blueprint, LATE, Use, make};
+use crate::assembly::{Blueprint, LATE, SlotAccess, Use, make};
 use crate::plugin::{Plugin, Stage};
-use crate::problem::{Kind, Problem, Span};
+use crate::problem::{Problem, ProblemKind, Span};
 use crate::slot::Slot;
 
 /// Takes down that the pipeline itself reads a slot.
@@ -12,7 +12,7 @@ pub(super) fn pipeline_reads<T: Slot>(blueprint: &mut Blueprint, user: &str, spa
     let slot = blueprint.slot::<T>(None);
     blueprint.uses.push(Use {
         slot,
-        access: Access::Read,
+        access: SlotAccess::Read,
         user: user.to_owned(),
         stage: Stage::Pick,
         turn: usize::MAX,
@@ -31,7 +31,7 @@ pub(super) fn check(blueprint: &mut Blueprint) {
     for slot in 0..blueprint.slots.len() {
         let uses = blueprint.uses.iter().filter(|used| used.slot == slot);
         let (readers, writers): (Vec<_>, Vec<_>) =
-            uses.partition(|used| used.access == Access::Read);
+            uses.partition(|used| used.access == SlotAccess::Read);
         let name = blueprint.slots[slot].to_string();
         if let [first, others @ ..] = &writers[..] {
             for second in others {
@@ -61,7 +61,7 @@ pub(super) fn check(blueprint: &mut Blueprint) {
 
 fn two_writers(slot: &str, first: &Use, second: &Use) -> Problem {
     let message = format!("`{}` and `{}` both write `{slot}`", first.user, second.user);
-    Problem::new(Kind::TwoWriters, second.span, message)
+    Problem::new(ProblemKind::TwoWriters, second.span, message)
         .also(first.span, "the first writer")
         .cure("remove one of them; a slot has one writer")
 }
@@ -76,12 +76,12 @@ fn wrong_order(blueprint: &Blueprint, reader: &Use, writer: &Use) -> Problem {
     } else {
         ("written here", format!("move `{writes}` before `{reads}`"))
     };
-    Problem::new(Kind::WrongOrder, reader.span, message).also(writer.span, note).cure(cure)
+    Problem::new(ProblemKind::WrongOrder, reader.span, message).also(writer.span, note).cure(cure)
 }
 
 fn in_a_cycle(reader: &Use, path: &[String]) -> Problem {
     let path = path.join(" → ");
-    Problem::new(Kind::Cycle, reader.span, format!("plugins wait for each other: {path}"))
+    Problem::new(ProblemKind::Cycle, reader.span, format!("plugins wait for each other: {path}"))
         .cure("no order can satisfy all of them; remove one")
 }
 
@@ -97,7 +97,7 @@ fn no_writer(blueprint: &Blueprint, slot: usize, reader: &Use) -> Problem {
             names => format!("add {} to `prepare`", names.join(" or ")),
         },
     };
-    Problem::new(Kind::NoWriter, reader.span, message).cure(cure)
+    Problem::new(ProblemKind::NoWriter, reader.span, message).cure(cure)
 }
 
 /// The registered plugins that write a slot, found by making each from its example.
@@ -108,7 +108,7 @@ fn writers_of(blueprint: &Blueprint, slot: usize) -> Vec<String> {
         let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
         draft.slots = blueprint.slots.clone();
         let _ = make(&mut draft, &node, plugin.stage(), 0);
-        if draft.uses.iter().any(|used| used.slot == slot && used.access == Access::Write) {
+        if draft.uses.iter().any(|used| used.slot == slot && used.access == SlotAccess::Write) {
             names.push(format!("`{}`", plugin.name));
         }
     }
@@ -118,19 +118,19 @@ fn writers_of(blueprint: &Blueprint, slot: usize) -> Vec<String> {
 /// The way from the writer back to the reader, if the writer itself waits for the reader.
 fn cycle(blueprint: &Blueprint, reader: &Use, writer: &Use) -> Option<Vec<String>> {
     let mut way =
-        Way { blueprint, to: reader.turn, path: vec![reader.user.clone()], tried: vec![] };
+        SlotUse { blueprint, to: reader.turn, path: vec![reader.user.clone()], tried: vec![] };
     way.leads_from(writer.turn).then_some(way.path)
 }
 
 /// A search among the preparers for one that waits, directly or not, for another.
-struct Way<'a> {
+struct SlotUse<'a> {
     blueprint: &'a Blueprint,
     to: usize,
     path: Vec<String>,
     tried: Vec<usize>,
 }
 
-impl Way<'_> {
+impl SlotUse<'_> {
     fn leads_from(&mut self, from: usize) -> bool {
         let uses = &self.blueprint.uses;
         let at = |used: &&Use| used.turn == from && used.stage == Stage::Prepare;
@@ -143,10 +143,10 @@ impl Way<'_> {
         if from == self.to {
             return true;
         }
-        for read in uses.iter().filter(at).filter(|used| used.access == Access::Read) {
+        for read in uses.iter().filter(at).filter(|used| used.access == SlotAccess::Read) {
             let writers = uses.iter().filter(|used| {
                 used.slot == read.slot
-                    && used.access == Access::Write
+                    && used.access == SlotAccess::Write
                     && used.stage == Stage::Prepare
             });
             for writer in writers {
@@ -176,7 +176,7 @@ pub(super) fn check_neighbours(blueprint: &mut Blueprint) {
             if excludes(plugin, other) || excludes(other, plugin) {
                 let message = format!("`{}` and `{}` exclude each other", other.name, plugin.name);
                 problems.push(
-                    Problem::new(Kind::Conflict, *span, message)
+                    Problem::new(ProblemKind::Conflict, *span, message)
                         .also(*place, "the other one")
                         .cure("remove one of them"),
                 );
@@ -189,5 +189,5 @@ pub(super) fn check_neighbours(blueprint: &mut Blueprint) {
 fn missing(plugin: &Plugin, (stage, needed): (Stage, &str), span: Span) -> Problem {
     let message = format!("`{}` needs `{needed}`, which is missing", plugin.name);
     let cure = format!("add `{needed}` to `{}`", stage.key());
-    Problem::new(Kind::MissingDependency, span, message).cure(cure)
+    Problem::new(ProblemKind::MissingDependency, span, message).cure(cure)
 }

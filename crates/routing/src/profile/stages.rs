@@ -1,10 +1,10 @@
 //! The plugins of one stage: made, weighed, and judged together.
 
-use super::sheet::Card;
-use crate::assembly::{Blueprint, LATE, Made, make};
+use super::render::PluginView;
+use crate::assembly::{Blueprint, BuiltPlugin, LATE, make};
 use crate::parameter::number;
 use crate::plugin::Stage;
-use crate::problem::{Kind, Problem, Span};
+use crate::problem::{Problem, ProblemKind, Span};
 use crate::selector::{Filtering, Scoring};
 use crate::stage::{Scale, WhenEmpty};
 use crate::yaml::{Node, Yaml};
@@ -25,7 +25,7 @@ pub(super) fn list<'a>(
             let (key, count) = (stage.key(), items.len());
             let message = format!("`{key}` has {count} plugins; {MOST_PLUGINS} are the most");
             blueprint.problems.push(
-                Problem::new(Kind::Syntax, beyond.span, message)
+                Problem::new(ProblemKind::Syntax, beyond.span, message)
                     .cure("remove this one and those after it"),
             );
             [].iter()
@@ -37,7 +37,8 @@ pub(super) fn list<'a>(
         Some(node) => {
             let message = format!("`{}` is {}, not a list of plugins", stage.key(), node.kind());
             blueprint.problems.push(
-                Problem::new(Kind::Syntax, node.span, message).cure("start each plugin with `- `"),
+                Problem::new(ProblemKind::Syntax, node.span, message)
+                    .cure("start each plugin with `- `"),
             );
             [].iter()
         }
@@ -49,13 +50,13 @@ pub(super) fn filters(
     node: Option<&Node>,
     turn: usize,
     blueprint: &mut Blueprint,
-    cards: &mut Vec<Card>,
+    cards: &mut Vec<PluginView>,
 ) -> Vec<Filtering> {
     let mut filters = Vec::new();
     for node in list(node, Stage::Filter, blueprint) {
         let Ok(mut made) = make(blueprint, node, Stage::Filter, turn) else { continue };
         let name = made.card.plugin;
-        let Made::Filter(filter) = made.plugin else { continue };
+        let BuiltPlugin::Filter(filter) = made.plugin else { continue };
         let given = made.reserved.iter().find(|(name, _)| *name == "on_empty");
         let when_empty = match given {
             None => filter.when_empty(),
@@ -65,7 +66,7 @@ pub(super) fn filters(
                     let found = node.text().unwrap_or_else(|| node.kind());
                     let message = format!("`on_empty` of `{name}` is `{found}`");
                     blueprint.problems.push(
-                        Problem::new(Kind::BadParameter, node.span, message)
+                        Problem::new(ProblemKind::BadParameter, node.span, message)
                             .cure("give one of `reject`, `skip`, `hold`"),
                     );
                     continue;
@@ -85,17 +86,17 @@ pub(super) fn filters(
 pub(super) fn judges(
     node: Option<&Node>,
     blueprint: &mut Blueprint,
-    cards: &mut Vec<Card>,
+    cards: &mut Vec<PluginView>,
 ) -> Vec<Filtering> {
     let mut judges = Vec::new();
     for node in list(node, Stage::Filter, blueprint) {
         let Ok(made) = make(blueprint, node, Stage::Filter, LATE - 1) else { continue };
         let name = made.card.plugin;
-        let Made::Filter(filter) = made.plugin else { continue };
+        let BuiltPlugin::Filter(filter) = made.plugin else { continue };
         if let Some((_, given)) = made.reserved.iter().find(|(name, _)| *name == "on_empty") {
             let message = format!("`on_empty` of `{name}` says nothing in `unless` of `hold`");
             blueprint.problems.push(
-                Problem::new(Kind::BadParameter, given.span, message)
+                Problem::new(ProblemKind::BadParameter, given.span, message)
                     .cure("remove it: whoever does not pass makes the request wait"),
             );
         }
@@ -111,12 +112,12 @@ pub(super) fn scorers(
     node: Option<&Node>,
     turn: usize,
     blueprint: &mut Blueprint,
-    cards: &mut Vec<Card>,
+    cards: &mut Vec<PluginView>,
 ) -> Vec<Scoring> {
     let mut scorers: Vec<(Span, Scoring)> = Vec::new();
     for item in list(node, Stage::Score, blueprint) {
         let Ok(mut made) = make(blueprint, item, Stage::Score, turn) else { continue };
-        let Made::Score(scorer) = made.plugin else { continue };
+        let BuiltPlugin::Score(scorer) = made.plugin else { continue };
         let name = made.card.plugin;
         let reserved =
             |key| made.reserved.iter().find(|(name, _)| *name == key).map(|(_, node)| node);
@@ -142,8 +143,12 @@ pub(super) fn scorers(
         && scorers.iter().all(|(_, scoring)| scoring.weight == 0.0)
     {
         blueprint.problems.push(
-            Problem::new(Kind::BadWeight, *span, "all weights are zero: the scores decide nothing")
-                .cure("give at least one scorer a weight above 0, or remove `score`"),
+            Problem::new(
+                ProblemKind::BadWeight,
+                *span,
+                "all weights are zero: the scores decide nothing",
+            )
+            .cure("give at least one scorer a weight above 0, or remove `score`"),
         );
     }
     mixed_scales(&scorers, blueprint);
@@ -161,7 +166,8 @@ fn weight(name: &str, node: &Node) -> Result<f64, Problem> {
             _ => "numbers up to 1e12",
         };
         let message = format!("weight of `{name}` is {found}; weights must be {rule}");
-        Problem::new(Kind::BadWeight, node.span, message).cure("give a number from 0 to 1e12")
+        Problem::new(ProblemKind::BadWeight, node.span, message)
+            .cure("give a number from 0 to 1e12")
     })
 }
 
@@ -169,7 +175,7 @@ fn scale_ms(name: &str, scale: Scale, node: &Node) -> Result<f64, Problem> {
     let usable = number(node).filter(|ms| *ms > 0.0 && *ms <= LARGEST && scale == Scale::Unit);
     usable.ok_or_else(|| {
         let message = format!("`scale_ms` of `{name}` is not usable");
-        Problem::new(Kind::BadParameter, node.span, message).cure(
+        Problem::new(ProblemKind::BadParameter, node.span, message).cure(
             "give a number above 0 and up to 1e12, and only to scorers from 0 to 1: \
              what the whole way from 1 to 0 costs in milliseconds",
         )
@@ -188,7 +194,7 @@ fn mixed_scales(scorers: &[(Span, Scoring)], blueprint: &mut Blueprint) {
                     "`{name}` scores from 0 to 1 and `{cost}` in milliseconds; they cannot be added"
                 );
                 blueprint.problems.push(
-                    Problem::new(Kind::MixedScales, *span, message)
+                    Problem::new(ProblemKind::MixedScales, *span, message)
                         .also(*cost_span, "in milliseconds")
                         .cure(format!("give `{name}` a `scale_ms`: what the whole way from 1 to 0 costs in milliseconds")),
                 );
@@ -199,7 +205,7 @@ fn mixed_scales(scorers: &[(Span, Scoring)], blueprint: &mut Blueprint) {
                 let message =
                     format!("`scale_ms` of `{}` has nothing to be scaled to", scoring.name);
                 blueprint.problems.push(
-                    Problem::new(Kind::MixedScales, *span, message)
+                    Problem::new(ProblemKind::MixedScales, *span, message)
                         .cure("remove it: no scorer here is in milliseconds"),
                 );
             }

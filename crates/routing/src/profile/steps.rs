@@ -1,18 +1,18 @@
 //! The steps of the workflow, each with the selector that finds its pod.
 
-use super::sheet::{Card, Sheet, StepCard};
+use super::render::{PluginView, ProfileView, StepView};
 use super::stages::{filters, list, scorers};
-use crate::assembly::{Blueprint, LATE, Made, make};
+use crate::assembly::{Blueprint, BuiltPlugin, LATE, make};
 use crate::plugin::Stage;
-use crate::problem::{Kind, Problem};
+use crate::problem::{Problem, ProblemKind};
 use crate::selector::{Picking, Selector};
 use crate::settings::unknown_keys;
 use crate::slot::Slot;
 use crate::suggest::nearest;
 use crate::values::Picked;
-use crate::workflow::{Bind, SelectorPlace, Step, StepDraft};
-use crate::written::word;
+use crate::workflow::{Bind, SelectorPlace, StepDraft, WorkflowStep};
 use crate::yaml::{Node, Yaml};
+use crate::yaml_writer::word;
 
 const SELECTOR_KEYS: [&str; 3] = ["filter", "score", "pick"];
 
@@ -22,8 +22,8 @@ pub(super) fn steps(
     root: &Node,
     drafts: Vec<StepDraft>,
     blueprint: &mut Blueprint,
-    sheet: &mut Sheet,
-) -> Vec<Step> {
+    sheet: &mut ProfileView,
+) -> Vec<WorkflowStep> {
     let selectors = root.get("selectors");
     let first_turn = match root.get("prepare").map(|node| &node.value) {
         Some(Yaml::List(items)) => items.len(),
@@ -53,14 +53,14 @@ pub(super) fn steps(
             continue;
         };
         let StepDraft { name, selector: place, rules, .. } = draft;
-        sheet.graph.steps.push(StepCard {
+        sheet.graph.steps.push(StepView {
             name: name.clone(),
             role: rules.role.clone(),
             plugins,
             selector: place,
             rules: rules.written(),
         });
-        steps.push(Step { name, selector, rules, picked });
+        steps.push(WorkflowStep { name, selector, rules, picked });
     }
     // A workflow that could not be read names no selectors.
     if !used.is_empty() {
@@ -89,7 +89,7 @@ fn find_selector<'a>(
     };
     blueprint
         .problems
-        .push(Problem::new(Kind::NoSelector, draft.selector_span, message).cure(cure));
+        .push(Problem::new(ProblemKind::NoSelector, draft.selector_span, message).cure(cure));
     Err(meant)
 }
 
@@ -111,7 +111,7 @@ fn unused(
             if !used.contains(&SelectorPlace::Named(name.to_owned())) {
                 let message = format!("no step uses the selector `{name}`");
                 blueprint.problems.push(
-                    Problem::new(Kind::NoSelector, key.span, message)
+                    Problem::new(ProblemKind::NoSelector, key.span, message)
                         .cure("name it in a step of `workflow`, or remove it"),
                 );
             }
@@ -127,7 +127,7 @@ fn unused(
             let name = key.text().unwrap_or_default();
             let message = format!("`{name}` at the top level is used by no step of the workflow");
             blueprint.problems.push(
-                Problem::new(Kind::NoSelector, key.span, message)
+                Problem::new(ProblemKind::NoSelector, key.span, message)
                     .cure("move it into one of `selectors`"),
             );
         }
@@ -139,7 +139,7 @@ fn selector(
     draft: &StepDraft,
     turn: usize,
     blueprint: &mut Blueprint,
-    cards: &mut Vec<Card>,
+    cards: &mut Vec<PluginView>,
 ) -> Option<Selector> {
     if let SelectorPlace::Named(name) = &draft.selector {
         match &node.value {
@@ -149,7 +149,7 @@ fn selector(
             _ => {
                 let message = format!("selector `{name}` is {}, not a map", node.kind());
                 blueprint.problems.push(
-                    Problem::new(Kind::Syntax, node.span, message)
+                    Problem::new(ProblemKind::Syntax, node.span, message)
                         .cure("give it `filter`, `score` and `pick`"),
                 );
                 return None;
@@ -164,18 +164,22 @@ fn selector(
         [] => {
             let message = format!("step `{}` has no `pick`", draft.name);
             let cure = "add `pick: max_score`, or another picker";
-            blueprint.problems.push(Problem::new(Kind::NoSelector, draft.span, message).cure(cure));
+            blueprint
+                .problems
+                .push(Problem::new(ProblemKind::NoSelector, draft.span, message).cure(cure));
             return None;
         }
         [_, second, ..] => {
             let message = format!("step `{}` has {} pickers", draft.name, pickers.len());
             let cure = "keep one; some pickers take another one as `otherwise`";
-            blueprint.problems.push(Problem::new(Kind::Conflict, second.span, message).cure(cure));
+            blueprint
+                .problems
+                .push(Problem::new(ProblemKind::Conflict, second.span, message).cure(cure));
             return None;
         }
     };
     let mut made = make(blueprint, node, Stage::Pick, turn).ok()?;
-    let Made::Pick(picker) = made.plugin else { return None };
+    let BuiltPlugin::Pick(picker) = made.plugin else { return None };
     made.card.writes.push(format!("{}({})", Picked::NAME, draft.name));
     let picker = Picking { name: made.card.plugin, picker };
     cards.push(made.card);

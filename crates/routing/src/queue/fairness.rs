@@ -14,19 +14,19 @@ use std::time::Duration;
 
 use wornpath_index::Moment;
 
-use super::holding::Ticket;
-use super::rules::{Tenant, Waiting};
+use super::rules::{QueueEntry, Tenant};
+use super::wait_queue::Ticket;
 
 const MOST_REMEMBERED: usize = 1024;
 /// The least a request counts, lest requests that cost nothing be served without end.
 pub(super) const LEAST_WORK: Duration = Duration::from_millis(1);
 
 /// A place in a tenant's line: due first, then the order of arrival.
-pub(super) type Place = (Moment, Ticket);
+pub(super) type FairnessKey = (Moment, Ticket);
 
 #[derive(Debug, Default)]
-pub(super) struct Level {
-    lines: BTreeMap<Tenant, Line>,
+pub(super) struct PriorityLevel {
+    lines: BTreeMap<Tenant, TenantQueue>,
     /// Tenants that wait, by what they were given.
     turns: BTreeSet<(Duration, Tenant)>,
     /// Tenants that do not wait but are ahead of the clock.
@@ -35,21 +35,21 @@ pub(super) struct Level {
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct TenantQueue {
     served: Duration,
-    places: BTreeSet<Place>,
+    places: BTreeSet<FairnessKey>,
 }
 
 /// What one poll has refused, tenant by tenant: how often, and up to which place.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(Vec<(Tenant, usize, Place)>);
+pub(super) struct Refusals(Vec<(Tenant, usize, FairnessKey)>);
 
-impl Level {
+impl PriorityLevel {
     pub(super) fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }
 
-    pub(super) fn insert(&mut self, tenant: Tenant, place: Place) {
+    pub(super) fn insert(&mut self, tenant: Tenant, place: FairnessKey) {
         let line = self.lines.entry(tenant).or_default();
         if line.places.is_empty() {
             self.away.remove(&(line.served, tenant));
@@ -59,7 +59,7 @@ impl Level {
         line.places.insert(place);
     }
 
-    pub(super) fn remove(&mut self, tenant: Tenant, place: Place) {
+    pub(super) fn remove(&mut self, tenant: Tenant, place: FairnessKey) {
         let Some(line) = self.lines.get_mut(&tenant) else { return };
         if line.places.remove(&place) && line.places.is_empty() {
             self.turns.remove(&(line.served, tenant));
@@ -69,7 +69,7 @@ impl Level {
     }
 
     /// The request is served: its tenant pays for it.
-    pub(super) fn serve(&mut self, waiting: &Waiting, place: Place) {
+    pub(super) fn serve(&mut self, waiting: &QueueEntry, place: FairnessKey) {
         let Some(line) = self.lines.get_mut(&waiting.tenant) else { return };
         self.clock = self.clock.max(line.served);
         self.turns.remove(&(line.served, waiting.tenant));
@@ -80,7 +80,7 @@ impl Level {
 
     /// Who is offered next in a poll. Tenants that were refused less often come first, so that one
     /// tenant's requests, which often want the same pod, do not use up the poll for all.
-    pub(super) fn next_offer(&self, refusals: &Refusals) -> Option<(Tenant, Place)> {
+    pub(super) fn next_offer(&self, refusals: &Refusals) -> Option<(Tenant, FairnessKey)> {
         let fresh = self.turns.iter().find(|(_, tenant)| !refusals.knows(*tenant));
         if let Some((_, tenant)) = fresh {
             return Some((*tenant, *self.lines.get(tenant)?.places.first()?));
@@ -95,7 +95,7 @@ impl Level {
 
     /// The last of the longest line, where cutting does the least harm to others. Of equally long
     /// ones, that of `newcomer`.
-    pub(super) fn last_of_longest(&self, newcomer: Tenant) -> Option<(Tenant, Place)> {
+    pub(super) fn last_of_longest(&self, newcomer: Tenant) -> Option<(Tenant, FairnessKey)> {
         self.lines
             .iter()
             .max_by_key(|(tenant, line)| (line.places.len(), **tenant == newcomer, **tenant))
@@ -116,7 +116,7 @@ impl Level {
 }
 
 impl Refusals {
-    pub(super) fn add(&mut self, tenant: Tenant, place: Place) {
+    pub(super) fn add(&mut self, tenant: Tenant, place: FairnessKey) {
         match self.0.iter_mut().find(|(known, ..)| *known == tenant) {
             Some((_, times, seen)) => (*times, *seen) = (*times + 1, place),
             None => self.0.push((tenant, 1, place)),

@@ -56,7 +56,7 @@ impl Default for Priority {
 
 /// What the queue knows of a waiting request.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Waiting {
+pub struct QueueEntry {
     /// Between whom service is fair.
     pub tenant: Tenant,
     /// The tenant's share: twice the weight, twice the work. Zero counts as one.
@@ -71,7 +71,7 @@ pub struct Waiting {
 
 /// Which of a tenant's requests of equal priority is due first.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub enum Order {
+pub enum QueueOrder {
     /// First come, first served.
     #[default]
     Arrival,
@@ -85,8 +85,8 @@ pub enum Order {
     Deadline,
 }
 
-impl Order {
-    pub(super) fn due(self, arrival: Moment, waiting: &Waiting) -> Moment {
+impl QueueOrder {
+    pub(super) fn due(self, arrival: Moment, waiting: &QueueEntry) -> Moment {
         match self {
             Self::Arrival => arrival,
             Self::ShortestFirst { patience } => {
@@ -105,7 +105,7 @@ pub struct QueueRules {
     /// How many requests may wait.
     pub capacity: usize,
     /// Which of a tenant's requests goes first.
-    pub order: Order,
+    pub order: QueueOrder,
     /// Waiting this long raises a request by one priority.
     pub promote_after: Duration,
     /// How many refused offers end a poll: what a poll may cost when there is no room.
@@ -116,7 +116,7 @@ impl Default for QueueRules {
     fn default() -> Self {
         Self {
             capacity: 4096,
-            order: Order::ShortestFirst { patience: 10.0 },
+            order: QueueOrder::ShortestFirst { patience: 10.0 },
             promote_after: Duration::from_secs(10),
             lookahead: 16,
         }
@@ -156,7 +156,9 @@ impl QueueRules {
             return Err(QueueRulesError::NoPromotion);
         }
         match self.order {
-            Order::ShortestFirst { patience } if !(patience.is_finite() && patience >= 0.0) => {
+            QueueOrder::ShortestFirst { patience }
+                if !(patience.is_finite() && patience >= 0.0) =>
+            {
                 Err(QueueRulesError::Patience(patience))
             }
             _ => Ok(self),
@@ -176,7 +178,10 @@ mod tests {
             (QueueRules { capacity: 0, ..good }, "capacity"),
             (QueueRules { lookahead: 0, ..good }, "lookahead"),
             (QueueRules { promote_after: Duration::ZERO, ..good }, "promote_after"),
-            (QueueRules { order: Order::ShortestFirst { patience: f64::NAN }, ..good }, "patience"),
+            (
+                QueueRules { order: QueueOrder::ShortestFirst { patience: f64::NAN }, ..good },
+                "patience",
+            ),
         ];
         for (rules, name) in bad {
             let error = rules.check().unwrap_err().to_string();
@@ -186,14 +191,14 @@ mod tests {
 
     #[test]
     fn an_endless_cost_is_due_at_the_end_of_time() {
-        let waiting = Waiting {
+        let waiting = QueueEntry {
             tenant: Tenant(1),
             weight: 1,
             priority: Priority::NORMAL,
             cost: Duration::MAX,
             deadline: Duration::from_secs(1),
         };
-        let order = Order::ShortestFirst { patience: 1e300 };
+        let order = QueueOrder::ShortestFirst { patience: 1e300 };
         assert_eq!(order.due(Duration::from_secs(5), &waiting), Moment::MAX);
     }
 }

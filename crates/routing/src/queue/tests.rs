@@ -6,14 +6,14 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::fairness::LEAST_WORK;
-use super::{HoldingQueue, Order, Priority, QueueRules, Tenant, Waiting};
+use super::{Priority, QueueEntry, QueueOrder, QueueRules, Tenant, WaitQueue};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn waiting(tenant: u64, priority: u8, cost: u64) -> Waiting {
-    Waiting {
+fn waiting(tenant: u64, priority: u8, cost: u64) -> QueueEntry {
+    QueueEntry {
         tenant: Tenant(tenant),
         weight: 1,
         priority: Priority::new(priority).unwrap(),
@@ -33,7 +33,7 @@ struct Model {
 #[derive(Clone)]
 struct Entry {
     id: usize,
-    waiting: Waiting,
+    waiting: QueueEntry,
     level: usize,
     due: Duration,
     promotion: Duration,
@@ -62,7 +62,7 @@ impl Model {
         entry
     }
 
-    fn push(&mut self, now: Duration, waiting: Waiting) -> Option<usize> {
+    fn push(&mut self, now: Duration, waiting: QueueEntry) -> Option<usize> {
         let id = self.pushed;
         self.pushed += 1;
         let due = self.rules.order.due(now, &waiting);
@@ -160,11 +160,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn order() -> impl Strategy<Value = Order> {
+fn order() -> impl Strategy<Value = QueueOrder> {
     prop_oneof![
-        Just(Order::Arrival),
-        Just(Order::Deadline),
-        (0.0..20.0).prop_map(|patience| Order::ShortestFirst { patience }),
+        Just(QueueOrder::Arrival),
+        Just(QueueOrder::Deadline),
+        (0.0..20.0).prop_map(|patience| QueueOrder::ShortestFirst { patience }),
     ]
 }
 
@@ -178,7 +178,7 @@ proptest! {
         steps in prop::collection::vec(step(), 0..120),
     ) {
         let rules = QueueRules { capacity, order, promote_after: ms(promote_after), lookahead };
-        let mut queue = HoldingQueue::new(rules).unwrap();
+        let mut queue = WaitQueue::new(rules).unwrap();
         let mut model =
             Model { rules, entries: vec![], levels: Default::default(), pushed: 0 };
         let (mut tickets, mut now) = (vec![], Duration::ZERO);
@@ -186,7 +186,7 @@ proptest! {
             match step {
                 Step::Push { tenant, weight, priority, cost, patience } => {
                     let deadline = now + ms(patience);
-                    let waiting = Waiting { weight, deadline, ..waiting(tenant, priority, cost) };
+                    let waiting = QueueEntry { weight, deadline, ..waiting(tenant, priority, cost) };
                     let id = model.pushed;
                     let gone = match queue.push(now, waiting, id) {
                         Ok(pushed) => {
@@ -233,10 +233,10 @@ proptest! {
         costs in prop::collection::vec((1..100_u64, 1..100_u64), 60),
         weight in 1..5_u32,
     ) {
-        let mut queue = HoldingQueue::new(QueueRules::default()).unwrap();
+        let mut queue = WaitQueue::new(QueueRules::default()).unwrap();
         for (one, two) in costs {
             for (tenant, weight, cost) in [(1, 1, one), (2, weight, two)] {
-                let waiting = Waiting { weight, ..waiting(tenant, 4, cost) };
+                let waiting = QueueEntry { weight, ..waiting(tenant, 4, cost) };
                 queue.push(Duration::ZERO, waiting, (tenant, cost)).unwrap();
             }
         }
@@ -257,10 +257,10 @@ proptest! {
 /// Serves one request a step while `flood` pushes two a step, and says when the first push went.
 fn steps_until_served(
     rules: QueueRules,
-    first: Waiting,
-    flood: impl Fn(u64) -> Waiting,
+    first: QueueEntry,
+    flood: impl Fn(u64) -> QueueEntry,
 ) -> Option<u64> {
-    let mut queue = HoldingQueue::new(rules).unwrap();
+    let mut queue = WaitQueue::new(rules).unwrap();
     queue.push(Duration::ZERO, first, 0).unwrap();
     (1..2000).find(|step| {
         let now = ms(step * 10);
@@ -283,7 +283,7 @@ fn offline_work_is_served_under_a_flood_of_urgent_requests_once_it_has_waited() 
 
 #[test]
 fn a_long_prefill_is_overtaken_only_until_it_is_due() {
-    let order = Order::ShortestFirst { patience: 2.0 };
+    let order = QueueOrder::ShortestFirst { patience: 2.0 };
     let rules = QueueRules { order, ..QueueRules::default() };
     // Due after 2 × 1000 ms = 200 steps; of the two a step that came before, half are still there.
     let step = steps_until_served(rules, waiting(1, 7, 1000), |_| waiting(1, 7, 1));
@@ -292,7 +292,7 @@ fn a_long_prefill_is_overtaken_only_until_it_is_due() {
 
 #[test]
 fn a_tenant_cannot_gain_turns_by_leaving_and_coming_back() {
-    let mut queue = HoldingQueue::new(QueueRules::default()).unwrap();
+    let mut queue = WaitQueue::new(QueueRules::default()).unwrap();
     for _ in 0..20 {
         queue.push(Duration::ZERO, waiting(1, 4, 10), 1).unwrap();
     }
@@ -312,7 +312,7 @@ fn a_tenant_cannot_gain_turns_by_leaving_and_coming_back() {
 #[test]
 fn in_a_full_queue_offline_work_and_busy_tenants_give_way() {
     let rules = QueueRules { capacity: 3, ..QueueRules::default() };
-    let mut queue = HoldingQueue::new(rules).unwrap();
+    let mut queue = WaitQueue::new(rules).unwrap();
     for name in ["a1", "a2", "a3"] {
         queue.push(Duration::ZERO, waiting(1, 4, 10), name).unwrap();
     }
@@ -332,7 +332,7 @@ fn in_a_full_queue_offline_work_and_busy_tenants_give_way() {
 #[test]
 fn a_refused_tenant_does_not_use_up_the_poll_of_others() {
     let rules = QueueRules { lookahead: 2, ..QueueRules::default() };
-    let mut queue = HoldingQueue::new(rules).unwrap();
+    let mut queue = WaitQueue::new(rules).unwrap();
     for item in ["a1", "a2", "a3"] {
         queue.push(Duration::ZERO, waiting(1, 4, 1), item).unwrap();
     }
@@ -344,8 +344,8 @@ fn a_refused_tenant_does_not_use_up_the_poll_of_others() {
 
 #[test]
 fn cancelled_requests_are_not_offered_and_expired_ones_come_back_once() {
-    let mut queue = HoldingQueue::new(QueueRules::default()).unwrap();
-    let soon = Waiting { deadline: ms(5), ..waiting(1, 4, 1) };
+    let mut queue = WaitQueue::new(QueueRules::default()).unwrap();
+    let soon = QueueEntry { deadline: ms(5), ..waiting(1, 4, 1) };
     let gone = queue.push(Duration::ZERO, soon, "gone").unwrap().ticket;
     queue.push(Duration::ZERO, soon, "late").unwrap();
     assert_eq!(queue.cancel(gone), Some("gone"));

@@ -3,7 +3,7 @@
 //! All of them gain one token per step, so only sums need to be kept up, and a sequence is looked at
 //! again when it ends or when its last block is full. A queue by step number says when that is.
 
-use super::sequence::{Sequence, Sequences, Slot};
+use super::sequence::{SequenceSlot, Sequences, SimSequence};
 use crate::cost::StepLoad;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,13 +17,13 @@ pub(super) struct Decoding {
     /// Tokens with key/value vectors of all of them.
     context_tokens: usize,
     /// After which step which sequence is to be looked at; one entry for each.
-    due: BinaryHeap<Reverse<(u64, Slot)>>,
+    due: BinaryHeap<Reverse<(u64, SequenceSlot)>>,
     /// What was true of all after the step in which one came or went.
-    shape: Option<Shape>,
+    shape: Option<BatchShape>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct BatchShape {
     step: u64,
     longest: usize,
     shared_prefix: usize,
@@ -35,7 +35,12 @@ impl Decoding {
     }
 
     /// A sequence has its first token, or one more after a preemption, and goes on from here.
-    pub(super) fn add(&mut self, slot: Slot, sequence: &mut Sequence, block_size: usize) {
+    pub(super) fn add(
+        &mut self,
+        slot: SequenceSlot,
+        sequence: &mut SimSequence,
+        block_size: usize,
+    ) {
         sequence.decodes_since = Some(self.step);
         self.count += 1;
         self.context_tokens += sequence.context_by(self.step);
@@ -44,7 +49,7 @@ impl Decoding {
     }
 
     /// A sequence stops decoding, if it does decode.
-    pub(super) fn remove(&mut self, slot: Slot, sequence: &mut Sequence) {
+    pub(super) fn remove(&mut self, slot: SequenceSlot, sequence: &mut SimSequence) {
         if sequence.decodes_since.is_none() {
             return;
         }
@@ -57,7 +62,7 @@ impl Decoding {
     }
 
     /// Says when to look at a sequence again: when it has all its tokens or its last block is full.
-    pub(super) fn plan(&mut self, slot: Slot, sequence: &Sequence, block_size: usize) {
+    pub(super) fn plan(&mut self, slot: SequenceSlot, sequence: &SimSequence, block_size: usize) {
         let missing = sequence.request.output_tokens - sequence.generated_by(self.step);
         let to_boundary = block_size - sequence.context_by(self.step) % block_size;
         let step = self.step + missing.min(to_boundary) as u64;
@@ -71,7 +76,7 @@ impl Decoding {
     }
 
     /// The next sequence to be looked at after the current step.
-    pub(super) fn pop_due(&mut self) -> Option<Slot> {
+    pub(super) fn pop_due(&mut self) -> Option<SequenceSlot> {
         match self.due.peek() {
             Some(Reverse((step, slot))) if *step <= self.step => {
                 let slot = *slot;
@@ -94,7 +99,12 @@ impl Decoding {
     }
 
     /// Finds the longest context and the prefix that all share, if one came or went since.
-    pub(super) fn measure(&mut self, running: &[Slot], sequences: &Sequences, block_size: usize) {
+    pub(super) fn measure(
+        &mut self,
+        running: &[SequenceSlot],
+        sequences: &Sequences,
+        block_size: usize,
+    ) {
         if self.shape.is_some() {
             return;
         }
@@ -109,6 +119,6 @@ impl Decoding {
             shared = pairs.take_while(|(one, other)| one == other).count();
         }
         let shared_prefix = if self.count > 1 { shared * block_size } else { 0 };
-        self.shape = Some(Shape { step: self.step, longest, shared_prefix });
+        self.shape = Some(BatchShape { step: self.step, longest, shared_prefix });
     }
 }

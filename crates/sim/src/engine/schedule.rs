@@ -1,10 +1,10 @@
 //! The beginning of a step: who decodes, who prefills how much, who is admitted.
 
-use super::sequence::Slot;
-use super::{Admission, Chunk, Engine};
+use super::sequence::SequenceSlot;
+use super::{Chunk, EngineAdmission, SimEngine};
 use crate::cost::StepLoad;
 use crate::pool::BlockId;
-use crate::request::{Outcome, Output, PromptSource};
+use crate::request::{Output, PromptSource, SimOutcome};
 use std::time::Duration;
 
 /// Whether decoding went on undisturbed.
@@ -25,11 +25,11 @@ struct Fit {
     blocks: usize,
 }
 
-impl Engine {
+impl SimEngine {
     /// Starts a step if there is anything to compute.
     pub(super) fn begin_step(&mut self, outputs: &mut Vec<Output>) {
         if std::mem::take(&mut self.cleared) {
-            self.emit(outputs, Outcome::Cleared);
+            self.emit(outputs, SimOutcome::Cleared);
         }
         self.expire_leases();
         self.accept_arrivals();
@@ -95,7 +95,7 @@ impl Engine {
         growth
     }
 
-    fn preempt(&mut self, slot: Slot, outputs: &mut Vec<Output>) {
+    fn preempt(&mut self, slot: SequenceSlot, outputs: &mut Vec<Output>) {
         self.leave_queues(slot);
         let sequence = &mut self.sequences[slot];
         let blocks = std::mem::take(&mut sequence.blocks);
@@ -106,11 +106,11 @@ impl Engine {
         }
         self.waiting.push_front(slot);
         self.load.preemptions += 1;
-        self.emit(outputs, Outcome::Preempted { request });
+        self.emit(outputs, SimOutcome::Preempted { request });
     }
 
     /// As much of a prompt as the budget allows.
-    fn add_chunk(&mut self, slot: Slot, budget: usize, load: &mut StepLoad) -> usize {
+    fn add_chunk(&mut self, slot: SequenceSlot, budget: usize, load: &mut StepLoad) -> usize {
         let sequence = &self.sequences[slot];
         let tokens = budget.min(sequence.target() - sequence.computed);
         if tokens > 0 {
@@ -145,7 +145,7 @@ impl Engine {
     }
 
     /// Looks a request's chain up and counts whether its blocks fit.
-    fn fit(&self, slot: Slot) -> Option<Fit> {
+    fn fit(&self, slot: SequenceSlot) -> Option<Fit> {
         let sequence = &self.sequences[slot];
         let target = sequence.target();
         // The last token is always computed: its output is the first thing asked for.
@@ -153,8 +153,8 @@ impl Engine {
         let chain = &sequence.request.chain[..reusable];
         let hits: Vec<_> = chain.iter().map_while(|name| self.device.find(*name)).collect();
         let tokens = match self.settings.admission {
-            Admission::PromptFits => target,
-            Admission::WholeFits => sequence.total_tokens().max(target),
+            EngineAdmission::PromptFits => target,
+            EngineAdmission::WholeFits => sequence.total_tokens().max(target),
         };
         let blocks = tokens.div_ceil(self.block_size);
         let free_hits = hits.iter().filter(|block| self.device.is_free(**block)).count();
@@ -177,7 +177,7 @@ impl Engine {
     }
 
     /// Gives a request its blocks.
-    fn place(&mut self, slot: Slot, fit: Fit, outputs: &mut Vec<Output>) {
+    fn place(&mut self, slot: SequenceSlot, fit: Fit, outputs: &mut Vec<Output>) {
         let Fit { mut hits, loaded_tokens, blocks, .. } = fit;
         for block in &hits {
             self.device.take(*block);
@@ -204,7 +204,7 @@ impl Engine {
             if sequence.request.source == PromptSource::Computed {
                 self.load.hit_tokens += cached_tokens as u64;
             }
-            self.emit(outputs, Outcome::Admitted { request, cached_tokens });
+            self.emit(outputs, SimOutcome::Admitted { request, cached_tokens });
         }
         self.emit_evicted(outputs);
     }

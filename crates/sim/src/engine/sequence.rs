@@ -1,17 +1,17 @@
 //! A request inside the engine, and the table of all of them.
 
 use crate::pool::BlockId;
-use crate::request::{Request, RequestId};
+use crate::request::{RequestId, SimRequest};
 use std::ops::{Index, IndexMut};
 
 /// Where a sequence lies in the table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Slot(usize);
+pub(super) struct SequenceSlot(usize);
 
 /// A request's state.
 #[derive(Clone, Debug)]
-pub(super) struct Sequence {
-    pub(super) request: Request,
+pub(super) struct SimSequence {
+    pub(super) request: SimRequest,
     /// Its blocks in order, each referenced once.
     pub(super) blocks: Vec<BlockId>,
     /// How many of them, from the first, carry their names.
@@ -26,8 +26,8 @@ pub(super) struct Sequence {
     pub(super) admitted: bool,
 }
 
-impl Sequence {
-    pub(super) fn new(request: Request) -> Self {
+impl SimSequence {
+    pub(super) fn new(request: SimRequest) -> Self {
         Self {
             request,
             blocks: Vec::new(),
@@ -63,46 +63,46 @@ impl Sequence {
 /// All sequences; a slot is used again after its sequence has gone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sequences {
-    slots: Vec<Option<Sequence>>,
+    slots: Vec<Option<SimSequence>>,
     vacant: Vec<usize>,
 }
 
 impl Sequences {
-    pub(super) fn insert(&mut self, sequence: Sequence) -> Slot {
+    pub(super) fn insert(&mut self, sequence: SimSequence) -> SequenceSlot {
         match self.vacant.pop() {
             Some(index) => {
                 self.slots[index] = Some(sequence);
-                Slot(index)
+                SequenceSlot(index)
             }
             None => {
                 self.slots.push(Some(sequence));
-                Slot(self.slots.len() - 1)
+                SequenceSlot(self.slots.len() - 1)
             }
         }
     }
 
-    pub(super) fn remove(&mut self, slot: Slot) -> Sequence {
+    pub(super) fn remove(&mut self, slot: SequenceSlot) -> SimSequence {
         self.vacant.push(slot.0);
         self.slots[slot.0].take().expect("a slot in a queue holds a sequence")
     }
 
-    pub(super) fn find(&self, request: RequestId) -> Option<Slot> {
+    pub(super) fn find(&self, request: RequestId) -> Option<SequenceSlot> {
         let holds =
-            |slot: &Option<Sequence>| slot.as_ref().is_some_and(|s| s.request.id == request);
-        self.slots.iter().position(holds).map(Slot)
+            |slot: &Option<SimSequence>| slot.as_ref().is_some_and(|s| s.request.id == request);
+        self.slots.iter().position(holds).map(SequenceSlot)
     }
 }
 
-impl Index<Slot> for Sequences {
-    type Output = Sequence;
+impl Index<SequenceSlot> for Sequences {
+    type Output = SimSequence;
 
-    fn index(&self, slot: Slot) -> &Sequence {
+    fn index(&self, slot: SequenceSlot) -> &SimSequence {
         self.slots[slot.0].as_ref().expect("a slot in a queue holds a sequence")
     }
 }
 
-impl IndexMut<Slot> for Sequences {
-    fn index_mut(&mut self, slot: Slot) -> &mut Sequence {
+impl IndexMut<SequenceSlot> for Sequences {
+    fn index_mut(&mut self, slot: SequenceSlot) -> &mut SimSequence {
         self.slots[slot.0].as_mut().expect("a slot in a queue holds a sequence")
     }
 }

@@ -1,26 +1,26 @@
 //! The end of a step: tokens come out, full blocks enter the cache, requests end.
 
-use super::sequence::Slot;
-use super::{Engine, TokenReports};
-use crate::request::{Outcome, Output, RequestId};
+use super::sequence::SequenceSlot;
+use super::{SimEngine, TokenReports};
+use crate::request::{Output, RequestId, SimOutcome};
 use std::ops::Range;
 use std::sync::Arc;
 use wornpath_index::{EngineHash, Tier};
 
 /// Blocks of a chain that have just been filled.
-struct Stored {
+struct StoredRun {
     request: RequestId,
     chain: Arc<[EngineHash]>,
     blocks: Range<usize>,
 }
 
-impl Stored {
-    fn outcome(&self, blocks: Range<usize>, tier: Tier) -> Outcome {
-        Outcome::Stored { request: self.request, chain: self.chain.clone(), blocks, tier }
+impl StoredRun {
+    fn outcome(&self, blocks: Range<usize>, tier: Tier) -> SimOutcome {
+        SimOutcome::Stored { request: self.request, chain: self.chain.clone(), blocks, tier }
     }
 }
 
-impl Engine {
+impl SimEngine {
     /// Counts what the step has computed.
     pub(super) fn settle(&mut self, outputs: &mut Vec<Output>) {
         if self.decoding.len() > 0 {
@@ -46,13 +46,13 @@ impl Engine {
             let sequence = &self.sequences[*slot];
             if sequence.decodes_since.is_some() {
                 let index = sequence.generated_by(self.decoding.step) - 1;
-                self.emit(outputs, Outcome::Token { request: sequence.request.id, index });
+                self.emit(outputs, SimOutcome::Token { request: sequence.request.id, index });
             }
         }
     }
 
     /// A decoding sequence has all its tokens, or its last block is full.
-    fn look_at(&mut self, slot: Slot, outputs: &mut Vec<Output>) {
+    fn look_at(&mut self, slot: SequenceSlot, outputs: &mut Vec<Output>) {
         let step = self.decoding.step;
         self.store_full_blocks(slot, self.sequences[slot].context_by(step), outputs);
         let sequence = &self.sequences[slot];
@@ -64,7 +64,7 @@ impl Engine {
         }
     }
 
-    fn end_prefill(&mut self, slot: Slot, outputs: &mut Vec<Output>) {
+    fn end_prefill(&mut self, slot: SequenceSlot, outputs: &mut Vec<Output>) {
         self.prefilling.retain(|other| *other != slot);
         let sequence = &mut self.sequences[slot];
         let (request, asked) = (sequence.request.id, sequence.request.output_tokens);
@@ -74,7 +74,7 @@ impl Engine {
         sequence.generated += 1;
         let index = sequence.generated - 1;
         if index == 0 || self.settings.tokens == TokenReports::Each {
-            self.emit(outputs, Outcome::Token { request, index });
+            self.emit(outputs, SimOutcome::Token { request, index });
         }
         if index + 1 == asked {
             return self.finish(slot, outputs);
@@ -83,14 +83,14 @@ impl Engine {
         self.want_block_if_full(slot);
     }
 
-    fn want_block_if_full(&mut self, slot: Slot) {
+    fn want_block_if_full(&mut self, slot: SequenceSlot) {
         let sequence = &self.sequences[slot];
         if sequence.context_by(self.decoding.step) == sequence.blocks.len() * self.block_size {
             self.wanting.push(slot);
         }
     }
 
-    fn finish(&mut self, slot: Slot, outputs: &mut Vec<Output>) {
+    fn finish(&mut self, slot: SequenceSlot, outputs: &mut Vec<Output>) {
         self.leave_queues(slot);
         let sequence = self.sequences.remove(slot);
         let request = sequence.request.id;
@@ -98,13 +98,13 @@ impl Engine {
             Some(lease) => self.leased.push((self.now + lease, request, sequence)),
             None => self.release(&sequence),
         }
-        self.emit(outputs, Outcome::Finished { request });
+        self.emit(outputs, SimOutcome::Finished { request });
     }
 
     /// Names the blocks that `tokens` fill, as far as the chain names them.
     pub(super) fn store_full_blocks(
         &mut self,
-        slot: Slot,
+        slot: SequenceSlot,
         tokens: usize,
         outputs: &mut Vec<Output>,
     ) {
@@ -119,7 +119,7 @@ impl Engine {
         for index in blocks.clone() {
             self.device.name(self.sequences[slot].blocks[index], chain[index]);
         }
-        let stored = Stored { request, chain, blocks };
+        let stored = StoredRun { request, chain, blocks };
         self.emit(outputs, stored.outcome(stored.blocks.clone(), Tier::Gpu));
         if self.host.capacity() > 0 {
             self.copy_to_host(&stored, outputs);
@@ -128,7 +128,7 @@ impl Engine {
 
     /// Keeps a second copy in host memory of what is not there yet. A host tier smaller than a prompt
     /// pushes out what it has just taken in, so removals are told where they happen.
-    fn copy_to_host(&mut self, stored: &Stored, outputs: &mut Vec<Output>) {
+    fn copy_to_host(&mut self, stored: &StoredRun, outputs: &mut Vec<Output>) {
         let mut copied = stored.blocks.start..stored.blocks.start;
         for index in stored.blocks.clone() {
             let name = stored.chain[index];
@@ -144,7 +144,7 @@ impl Engine {
             self.host.release(block);
             if !evicted.is_empty() {
                 self.emit_copied(stored, &mut copied, index, outputs);
-                self.emit(outputs, Outcome::Removed { blocks: evicted, tier: Tier::Host });
+                self.emit(outputs, SimOutcome::Removed { blocks: evicted, tier: Tier::Host });
             }
             copied.end = index + 1;
         }
@@ -154,7 +154,7 @@ impl Engine {
     /// Reports the run of blocks copied so far and starts the next one at `next`.
     fn emit_copied(
         &self,
-        stored: &Stored,
+        stored: &StoredRun,
         copied: &mut Range<usize>,
         next: usize,
         outputs: &mut Vec<Output>,

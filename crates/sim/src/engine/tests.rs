@@ -6,26 +6,26 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-fn profile() -> Profile {
-    Profile::built_in("8b-h200").unwrap()
+fn profile() -> EngineProfile {
+    EngineProfile::built_in("8b-h200").unwrap()
 }
 
 /// A small engine whose blocks have four tokens.
-fn settings(blocks: usize) -> Settings {
-    Settings {
+fn settings(blocks: usize) -> EngineSettings {
+    EngineSettings {
         block_size: NonZeroUsize::new(4).unwrap(),
         kv_tokens: Some(4 * blocks),
         tokens: TokenReports::Each,
-        ..Settings::default()
+        ..EngineSettings::default()
     }
 }
 
-fn request(id: u64, prompt_tokens: usize, output_tokens: usize, chain: &[u64]) -> Request {
+fn request(id: u64, prompt_tokens: usize, output_tokens: usize, chain: &[u64]) -> SimRequest {
     let chain: Arc<[EngineHash]> = chain.iter().copied().map(EngineHash).collect();
-    Request { chain, ..Request::anonymous(RequestId(id), prompt_tokens, output_tokens) }
+    SimRequest { chain, ..SimRequest::anonymous(RequestId(id), prompt_tokens, output_tokens) }
 }
 
-fn run_until_idle(engine: &mut Engine) -> Vec<Output> {
+fn run_until_idle(engine: &mut SimEngine) -> Vec<Output> {
     let mut outputs = Vec::new();
     while let Some(time) = engine.next_event_time() {
         engine.advance(time, &mut outputs);
@@ -35,7 +35,7 @@ fn run_until_idle(engine: &mut Engine) -> Vec<Output> {
 
 fn cached_tokens(outputs: &[Output], id: u64) -> usize {
     let admitted = outputs.iter().find_map(|output| match output.outcome {
-        Outcome::Admitted { request, cached_tokens } if request == RequestId(id) => {
+        SimOutcome::Admitted { request, cached_tokens } if request == RequestId(id) => {
             Some(cached_tokens)
         }
         _ => None,
@@ -45,7 +45,7 @@ fn cached_tokens(outputs: &[Output], id: u64) -> usize {
 
 fn removed(outputs: &[Output]) -> Vec<u64> {
     let blocks = outputs.iter().filter_map(|output| match &output.outcome {
-        Outcome::Removed { blocks, tier: Tier::Gpu } => Some(blocks),
+        SimOutcome::Removed { blocks, tier: Tier::Gpu } => Some(blocks),
         _ => None,
     });
     blocks.flatten().map(|name| name.0).collect()
@@ -53,15 +53,15 @@ fn removed(outputs: &[Output]) -> Vec<u64> {
 
 #[test]
 fn a_prompt_of_8236_tokens_takes_175_milliseconds() {
-    let mut engine = Engine::new(&profile(), &Settings::default());
-    engine.submit(Duration::ZERO, Request::anonymous(RequestId(1), 8_236, 1)).unwrap();
+    let mut engine = SimEngine::new(&profile(), &EngineSettings::default());
+    engine.submit(Duration::ZERO, SimRequest::anonymous(RequestId(1), 8_236, 1)).unwrap();
     let milliseconds = run_until_idle(&mut engine).last().unwrap().at.as_secs_f64() * 1e3;
     assert!((milliseconds / 175.0 - 1.0).abs() < 0.03, "{milliseconds}");
 }
 
 #[test]
 fn a_second_turn_reuses_all_but_its_last_block() {
-    let mut engine = Engine::new(&profile(), &settings(100));
+    let mut engine = SimEngine::new(&profile(), &settings(100));
     let chain: Vec<u64> = (1..=5).collect();
     engine.submit(Duration::ZERO, request(1, 18, 3, &chain)).unwrap();
     assert_eq!(cached_tokens(&run_until_idle(&mut engine), 1), 0);
@@ -75,7 +75,7 @@ fn a_second_turn_reuses_all_but_its_last_block() {
 
 #[test]
 fn a_prompts_tail_is_evicted_before_its_head_and_the_older_prompt_before_the_newer() {
-    let mut engine = Engine::new(&profile(), &settings(4));
+    let mut engine = SimEngine::new(&profile(), &settings(4));
     engine.submit(Duration::ZERO, request(1, 8, 1, &[11, 12])).unwrap();
     run_until_idle(&mut engine);
     engine.submit(engine.now, request(2, 8, 1, &[21, 22])).unwrap();
@@ -86,13 +86,13 @@ fn a_prompts_tail_is_evicted_before_its_head_and_the_older_prompt_before_the_new
 
 #[test]
 fn equal_prompts_in_one_step_are_stored_twice_and_removed_twice() {
-    let mut engine = Engine::new(&profile(), &settings(4));
+    let mut engine = SimEngine::new(&profile(), &settings(4));
     engine.submit(Duration::ZERO, request(1, 8, 1, &[1, 2])).unwrap();
     engine.submit(Duration::ZERO, request(2, 8, 1, &[1, 2])).unwrap();
     let stored = run_until_idle(&mut engine)
         .iter()
         .filter(
-            |output| matches!(&output.outcome, Outcome::Stored { blocks, .. } if *blocks == (0..2)),
+            |output| matches!(&output.outcome, SimOutcome::Stored { blocks, .. } if *blocks == (0..2)),
         )
         .count();
     assert_eq!(stored, 2);
@@ -102,23 +102,23 @@ fn equal_prompts_in_one_step_are_stored_twice_and_removed_twice() {
 
 #[test]
 fn whoever_came_last_is_preempted_and_still_gets_every_token_once() {
-    let mut engine = Engine::new(&profile(), &settings(6));
+    let mut engine = SimEngine::new(&profile(), &settings(6));
     for id in 1..=2 {
         engine.submit(Duration::ZERO, request(id, 8, 16, &[])).unwrap();
     }
     let outputs = run_until_idle(&mut engine);
     let preempted: Vec<_> =
-        outputs.iter().filter(|o| matches!(o.outcome, Outcome::Preempted { .. })).collect();
+        outputs.iter().filter(|o| matches!(o.outcome, SimOutcome::Preempted { .. })).collect();
     assert_eq!(preempted.len(), 1);
-    assert_eq!(preempted[0].outcome, Outcome::Preempted { request: RequestId(2) });
+    assert_eq!(preempted[0].outcome, SimOutcome::Preempted { request: RequestId(2) });
     assert_tokens(&outputs, &HashMap::from([(1, 16), (2, 16)]));
     assert_eq!(engine.load().used_blocks, 0);
 }
 
 #[test]
 fn nobody_is_preempted_where_whole_requests_must_fit() {
-    let admission = Admission::WholeFits;
-    let mut engine = Engine::new(&profile(), &Settings { admission, ..settings(6) });
+    let admission = EngineAdmission::WholeFits;
+    let mut engine = SimEngine::new(&profile(), &EngineSettings { admission, ..settings(6) });
     for id in 1..=2 {
         engine.submit(Duration::ZERO, request(id, 8, 16, &[])).unwrap();
     }
@@ -128,7 +128,8 @@ fn nobody_is_preempted_where_whole_requests_must_fit() {
 
 #[test]
 fn what_left_the_device_comes_back_from_host_memory_at_the_speed_of_the_copy() {
-    let mut engine = Engine::new(&profile(), &Settings { host_tokens: 400, ..settings(5) });
+    let mut engine =
+        SimEngine::new(&profile(), &EngineSettings { host_tokens: 400, ..settings(5) });
     let chain = [1, 2, 3, 4];
     engine.submit(Duration::ZERO, request(1, 17, 1, &chain)).unwrap();
     run_until_idle(&mut engine);
@@ -156,15 +157,15 @@ impl StepLoadOf {
 
 #[test]
 fn a_host_tier_smaller_than_a_prompt_tells_what_it_pushes_out_in_order() {
-    let mut engine = Engine::new(&profile(), &Settings { host_tokens: 8, ..settings(8) });
+    let mut engine = SimEngine::new(&profile(), &EngineSettings { host_tokens: 8, ..settings(8) });
     engine.submit(Duration::ZERO, request(1, 16, 1, &[1, 2, 3, 4])).unwrap();
     let mut host: Vec<u64> = Vec::new();
     for output in run_until_idle(&mut engine) {
         match output.outcome {
-            Outcome::Stored { chain, blocks, tier: Tier::Host, .. } => {
+            SimOutcome::Stored { chain, blocks, tier: Tier::Host, .. } => {
                 host.extend(chain[blocks].iter().map(|name| name.0));
             }
-            Outcome::Removed { blocks, tier: Tier::Host } => {
+            SimOutcome::Removed { blocks, tier: Tier::Host } => {
                 host.retain(|name| !blocks.contains(&EngineHash(*name)));
             }
             _ => {}
@@ -175,8 +176,8 @@ fn a_host_tier_smaller_than_a_prompt_tells_what_it_pushes_out_in_order() {
 
 #[test]
 fn a_transferred_prompt_waits_for_the_network_and_computes_one_token() {
-    let mut engine = Engine::new(&profile(), &settings(100));
-    let sent = Request { source: PromptSource::Transferred, ..request(1, 40, 1, &[]) };
+    let mut engine = SimEngine::new(&profile(), &settings(100));
+    let sent = SimRequest { source: PromptSource::Transferred, ..request(1, 40, 1, &[]) };
     engine.submit(Duration::ZERO, sent).unwrap();
     let outputs = run_until_idle(&mut engine);
     let expected = profile().request_time() + profile().network_time(39) + StepLoadOf::one(39);
@@ -185,11 +186,11 @@ fn a_transferred_prompt_waits_for_the_network_and_computes_one_token() {
 
 #[test]
 fn leased_blocks_stay_until_they_are_fetched_or_the_lease_ends() {
-    let mut engine = Engine::new(&profile(), &settings(4));
+    let mut engine = SimEngine::new(&profile(), &settings(4));
     let lease = Some(Duration::from_secs(30));
     let mut outputs = Vec::new();
     for id in 1..=2 {
-        engine.submit(engine.now, Request { lease, ..request(id, 8, 1, &[]) }).unwrap();
+        engine.submit(engine.now, SimRequest { lease, ..request(id, 8, 1, &[]) }).unwrap();
         engine.advance(engine.now + Duration::from_secs(1), &mut outputs);
     }
     assert_eq!(engine.load().used_blocks, 4);
@@ -202,7 +203,7 @@ fn leased_blocks_stay_until_they_are_fetched_or_the_lease_ends() {
 
 #[test]
 fn an_emptied_cache_is_announced_with_the_next_request_and_not_while_in_use() {
-    let mut engine = Engine::new(&profile(), &settings(4));
+    let mut engine = SimEngine::new(&profile(), &settings(4));
     engine.submit(Duration::ZERO, request(1, 8, 1, &[1, 2])).unwrap();
     engine.advance(Duration::from_millis(11), &mut Vec::new());
     assert_eq!(engine.clear_cache(), Err(2));
@@ -211,16 +212,16 @@ fn an_emptied_cache_is_announced_with_the_next_request_and_not_while_in_use() {
     assert_eq!(engine.next_event_time(), None);
     engine.submit(engine.now, request(2, 9, 1, &[1, 2])).unwrap();
     let outputs = run_until_idle(&mut engine);
-    assert_eq!(outputs[0].outcome, Outcome::Cleared);
+    assert_eq!(outputs[0].outcome, SimOutcome::Cleared);
     assert_eq!(cached_tokens(&outputs, 2), 0);
 }
 
 #[test]
 fn what_can_never_be_served_is_refused_with_the_reason() {
-    let mut engine = Engine::new(&profile(), &settings(4));
+    let mut engine = SimEngine::new(&profile(), &settings(4));
     let refusal = engine.submit(Duration::ZERO, request(1, 12, 5, &[])).unwrap_err();
-    assert_eq!(refusal, Refused::TooLong { tokens: 17, capacity: 16 });
-    assert_eq!(engine.submit(Duration::ZERO, request(1, 0, 5, &[])), Err(Refused::EmptyPrompt));
+    assert_eq!(refusal, SimRefused::TooLong { tokens: 17, capacity: 16 });
+    assert_eq!(engine.submit(Duration::ZERO, request(1, 0, 5, &[])), Err(SimRefused::EmptyPrompt));
 }
 
 /// Every request gets its tokens in order, then ends, once.
@@ -229,12 +230,12 @@ fn assert_tokens(outputs: &[Output], expected: &HashMap<u64, usize>) {
     let mut ended = Vec::new();
     for output in outputs {
         match output.outcome {
-            Outcome::Token { request, index } => {
+            SimOutcome::Token { request, index } => {
                 let next = next.entry(request.0).or_default();
                 assert_eq!(index, *next, "{request:?}");
                 *next += 1;
             }
-            Outcome::Finished { request } => ended.push(request.0),
+            SimOutcome::Finished { request } => ended.push(request.0),
             _ => {}
         }
     }
@@ -254,15 +255,15 @@ struct Told {
 }
 
 impl Told {
-    fn follow(&mut self, outputs: &[Output], requests: &HashMap<u64, Request>) {
+    fn follow(&mut self, outputs: &[Output], requests: &HashMap<u64, SimRequest>) {
         for output in outputs {
             match &output.outcome {
-                Outcome::Stored { chain, blocks, tier: Tier::Gpu, .. } => {
+                SimOutcome::Stored { chain, blocks, tier: Tier::Gpu, .. } => {
                     for name in &chain[blocks.clone()] {
                         *self.copies.entry(*name).or_default() += 1;
                     }
                 }
-                Outcome::Removed { blocks, tier: Tier::Gpu } => {
+                SimOutcome::Removed { blocks, tier: Tier::Gpu } => {
                     for name in blocks {
                         let copies = self.copies.get_mut(name).expect("removed, never stored");
                         *copies -= 1;
@@ -271,7 +272,7 @@ impl Told {
                         }
                     }
                 }
-                Outcome::Admitted { request, cached_tokens } => {
+                SimOutcome::Admitted { request, cached_tokens } => {
                     let request = &requests[&request.0];
                     let reusable = (request.prompt_tokens - 1) / 4;
                     let held = request.chain.iter().take(reusable);
@@ -308,7 +309,7 @@ fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
 }
 
 /// Requests of one family share their chain, which goes on into the output.
-fn requests_of(arrivals: &[Arrival]) -> HashMap<u64, Request> {
+fn requests_of(arrivals: &[Arrival]) -> HashMap<u64, SimRequest> {
     let request = |(id, arrival): (u64, &Arrival)| {
         let blocks = (arrival.prompt + arrival.output / 2) / 4;
         let chain: Vec<u64> =
@@ -320,10 +321,10 @@ fn requests_of(arrivals: &[Arrival]) -> HashMap<u64, Request> {
 
 fn drive(
     arrivals: &[Arrival],
-    requests: &HashMap<u64, Request>,
-    settings: &Settings,
-) -> (Engine, Vec<Output>) {
-    let mut engine = Engine::new(&profile(), settings);
+    requests: &HashMap<u64, SimRequest>,
+    settings: &EngineSettings,
+) -> (SimEngine, Vec<Output>) {
+    let mut engine = SimEngine::new(&profile(), settings);
     let mut outputs = Vec::new();
     let mut now = Duration::ZERO;
     for (id, arrival) in (0_u64..).zip(arrivals) {
@@ -343,14 +344,14 @@ fn drive(
 proptest! {
     #[test]
     fn no_token_and_no_block_is_lost_and_events_tell_every_hit(arrivals in arrivals(), blocks in 18..60_usize) {
-        for admission in [Admission::PromptFits, Admission::WholeFits] {
-            let settings = Settings { admission, ..settings(blocks) };
+        for admission in [EngineAdmission::PromptFits, EngineAdmission::WholeFits] {
+            let settings = EngineSettings { admission, ..settings(blocks) };
             let requests = requests_of(&arrivals);
             let (engine, outputs) = drive(&arrivals, &requests, &settings);
             let served = arrivals.iter().enumerate().filter(|(_, a)| a.fate == Fate::Served);
             let expected = served.map(|(id, arrival)| (id as u64, arrival.output)).collect();
             let kept: Vec<_> = outputs.iter().filter(|output| {
-                let (Outcome::Token { request, .. } | Outcome::Finished { request }) = output.outcome
+                let (SimOutcome::Token { request, .. } | SimOutcome::Finished { request }) = output.outcome
                     else { return true };
                 arrivals[request.0 as usize].fate == Fate::Served
             }).cloned().collect();
@@ -376,13 +377,13 @@ proptest! {
     #[test]
     fn one_unlimited_engine_finds_all_that_was_ever_seen(arrivals in arrivals()) {
         let requests = requests_of(&arrivals);
-        let settings = Settings { kv_tokens: Some(usize::MAX), ..settings(1) };
-        let mut engine = Engine::new(&profile(), &settings);
+        let settings = EngineSettings { kv_tokens: Some(usize::MAX), ..settings(1) };
+        let mut engine = SimEngine::new(&profile(), &settings);
         let mut seen = std::collections::HashSet::new();
         for id in 0..arrivals.len() as u64 {
             let request = &requests[&id];
             let full = request.chain.len().min(request.prompt_tokens / 4);
-            let prompt = Request { chain: request.chain[..full].into(), ..request.clone() };
+            let prompt = SimRequest { chain: request.chain[..full].into(), ..request.clone() };
             let reusable = prompt.chain.iter().take((prompt.prompt_tokens - 1) / 4);
             let ideal = 4 * reusable.take_while(|name| seen.contains(*name)).count();
             seen.extend(prompt.chain.iter().copied());

@@ -5,21 +5,21 @@
 //! serves as many sequences as the engine allows and as fit into its memory, where each holds at least the
 //! tokens that it shares with nobody, beside one shared prefix. And no queue ends before its longest request would alone.
 
-use super::Engines;
+use super::OfflineEngines;
 use crate::cost::StepLoad;
 use std::time::Duration;
-use wornpath_planner::{Forest, Queue, Rates};
+use wornpath_planner::{Forest, PlannerRates, Queue};
 
 /// What a queue takes at least.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Bound {
+pub struct ThroughputBound {
     /// The work of all requests, spread over the pods.
     pub work: Duration,
     /// The longest request alone.
     pub longest: Duration,
 }
 
-impl Bound {
+impl ThroughputBound {
     /// The larger of the two.
     #[must_use]
     pub fn least(&self) -> Duration {
@@ -29,10 +29,10 @@ impl Bound {
 
 /// What requests are expected to cost such an engine, for a plan.
 #[must_use]
-pub fn rates(engines: &Engines) -> Rates {
+pub fn rates(engines: &OfflineEngines) -> PlannerRates {
     let cost = engines.engine.step_cost();
     let step = engines.engine.max_step_tokens() as f64;
-    Rates {
+    PlannerRates {
         per_prefill_token: cost.per_prefill_token + (cost.base + cost.prefill) / step,
         per_pair: cost.per_pair,
         per_output_token: cost.per_sequence + cost.base / engines.engine.max_sequences() as f64,
@@ -42,9 +42,14 @@ pub fn rates(engines: &Engines) -> Rates {
 
 /// The least time for a queue, whose output lengths are the true ones, on so many engines.
 #[must_use]
-pub fn least_time(queue: &Queue, forest: &Forest, engines: &Engines, pods: usize) -> Bound {
+pub fn least_time(
+    queue: &Queue,
+    forest: &Forest,
+    engines: &OfflineEngines,
+    pods: usize,
+) -> ThroughputBound {
     let cost = engines.engine.step_cost();
-    let work = Rates {
+    let work = PlannerRates {
         per_prefill_token: cost.per_prefill_token,
         per_pair: cost.per_pair,
         per_output_token: cost.per_sequence,
@@ -69,14 +74,14 @@ pub fn least_time(queue: &Queue, forest: &Forest, engines: &Engines, pods: usize
     let steps = (tokens / engines.engine.max_sequences() as f64)
         .max(memory / engines.kv_tokens().saturating_sub(least_kept).max(1) as f64);
     let milliseconds = |time: f64| Duration::from_secs_f64(time / 1e3);
-    Bound {
+    ThroughputBound {
         work: milliseconds((total + steps * cost.base) / pods as f64),
         longest: milliseconds(longest),
     }
 }
 
 /// Milliseconds of one request on an idle engine.
-fn alone(engines: &Engines, prompt: usize, output: usize) -> f64 {
+fn alone(engines: &OfflineEngines, prompt: usize, output: usize) -> f64 {
     let cost = engines.engine.step_cost();
     let budget = engines.engine.max_step_tokens();
     let mut time = engines.engine.request_time().as_secs_f64() * 1e3;

@@ -1,13 +1,13 @@
 //! A planned queue beside a trace's own traffic: it is routed by the same router, behind everybody else.
 //!
-//! It is carried out as the gateway does it: the planner's [`Run`] says what comes next, a [`Window`]
+//! It is carried out as the gateway does it: the planner's [`ReplayRun`] says what comes next, a [`Window`]
 //! per pod and a [`Courtesy`] how much at once, and a profile of its own decides and may hold it back.
 
-use super::trace::{Trace, Turn};
-use crate::engine::Engine;
+use super::trace::{Trace, TraceTurn};
+use crate::engine::SimEngine;
 use std::sync::Arc;
 use std::time::Duration;
-use wornpath_planner::{Courtesy, JobId, Plan, Run, Vitals, Window};
+use wornpath_planner::{JobId, OnlinePriority, Plan, PlanRun, PodLoad, Window};
 use wornpath_routing::Profile;
 
 /// How often the gateway looks how its pods are.
@@ -15,7 +15,7 @@ pub(super) const LOOK: Duration = Duration::from_millis(500);
 
 /// A queue that is computed beside a trace.
 #[derive(Clone, Debug)]
-pub struct Beside<'a> {
+pub struct BackgroundLoad<'a> {
     /// Its requests.
     pub trace: &'a Trace,
     /// The plan for them, over the pods of the fleet.
@@ -25,12 +25,12 @@ pub struct Beside<'a> {
     /// Offline requests on one pod at most.
     pub window: usize,
     /// How it gives way to clients.
-    pub courtesy: Courtesy<usize>,
+    pub courtesy: OnlinePriority<usize>,
 }
 
 /// What became of it by the time that the trace was over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Done {
+pub struct BackgroundResult {
     /// Requests that have ended.
     pub requests: usize,
     /// Prompt tokens of those.
@@ -39,33 +39,37 @@ pub struct Done {
 
 pub(super) struct Background<'a> {
     trace: &'a Trace,
-    run: Run,
+    run: PlanRun,
     pub(super) profile: Arc<Profile>,
     windows: Vec<Window>,
-    courtesy: Courtesy<usize>,
+    courtesy: OnlinePriority<usize>,
     /// Requests on each pod that have been sent there.
     sent: Vec<usize>,
     /// For each job the pod it was claimed for, and the one it was sent to.
     places: Vec<(usize, Option<usize>)>,
-    pub(super) done: Done,
+    pub(super) done: BackgroundResult,
 }
 
 impl<'a> Background<'a> {
-    pub(super) fn new(beside: Beside<'a>, profile: Arc<Profile>, step_tokens: usize) -> Self {
+    pub(super) fn new(
+        beside: BackgroundLoad<'a>,
+        profile: Arc<Profile>,
+        step_tokens: usize,
+    ) -> Self {
         let (pods, jobs) = (beside.plan.speeds().pods(), beside.trace.turns.len());
         Self {
             trace: beside.trace,
-            run: Run::new(beside.plan),
+            run: PlanRun::new(beside.plan),
             profile,
             windows: vec![Window::new(beside.window, step_tokens); pods],
             courtesy: beside.courtesy,
             sent: vec![0; pods],
             places: vec![(0, None); jobs],
-            done: Done::default(),
+            done: BackgroundResult::default(),
         }
     }
 
-    pub(super) fn turn(&self, job: usize) -> &'a Turn {
+    pub(super) fn turn(&self, job: usize) -> &'a TraceTurn {
         &self.trace.turns[job]
     }
 
@@ -79,9 +83,9 @@ impl<'a> Background<'a> {
     }
 
     /// How an engine is, and with how many requests.
-    pub(super) fn look(&mut self, now: Duration, pod: usize, engine: &Engine) {
+    pub(super) fn look(&mut self, now: Duration, pod: usize, engine: &SimEngine) {
         let load = engine.load();
-        self.windows[pod].observe(Vitals {
+        self.windows[pod].observe(PodLoad {
             running: load.running,
             waiting: load.waiting,
             kv_usage: load.used_blocks as f64 / load.total_blocks as f64,

@@ -1,6 +1,6 @@
 //! A replay as one HTML page that needs nothing else: a table and plots, drawn as SVG.
 
-use super::run::Record;
+use super::run::RequestRecord;
 use super::summary::Summary;
 use super::trace::Trace;
 use std::fmt::Write;
@@ -23,18 +23,18 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:820px;ma
 
 /// One profile's run.
 #[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
+pub struct ReplayRun<'a> {
     /// The profile's name.
     pub name: &'a str,
     /// What was replayed.
     pub trace: &'a Trace,
     /// What happened.
-    pub records: &'a [Record],
+    pub records: &'a [RequestRecord],
 }
 
 /// The page.
 #[must_use]
-pub fn html_report(title: &str, runs: &[Run<'_>]) -> String {
+pub fn html_report(title: &str, runs: &[ReplayRun<'_>]) -> String {
     let title = escaped(title);
     let mut page = format!(
         "<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>\n"
@@ -57,7 +57,7 @@ pub fn html_report(title: &str, runs: &[Run<'_>]) -> String {
     page
 }
 
-fn table(runs: &[Run<'_>], page: &mut String) {
+fn table(runs: &[ReplayRun<'_>], page: &mut String) {
     page.push_str(
         "<table><tr><th>profile<th>TTFT p50 ms<th>p95<th>p99<th>longest<th>TPOT p50 ms<th>p99<th>hit rate<th>failed\n",
     );
@@ -90,8 +90,8 @@ fn table(runs: &[Run<'_>], page: &mut String) {
 }
 
 /// Points in the unit square; x is the logarithm of the time from a millisecond to 100 seconds.
-fn first_token_curve(run: &Run<'_>) -> Vec<(f64, f64)> {
-    let time = |record: &Record| Some(record.first_token?.saturating_sub(record.arrival));
+fn first_token_curve(run: &ReplayRun<'_>) -> Vec<(f64, f64)> {
+    let time = |record: &RequestRecord| Some(record.first_token?.saturating_sub(record.arrival));
     let mut times: Vec<Duration> = run.records.iter().filter_map(time).collect();
     times.sort_unstable();
     let all = run.records.len() as f64;
@@ -103,7 +103,7 @@ fn first_token_curve(run: &Run<'_>) -> Vec<(f64, f64)> {
     (0..=200).filter_map(point).collect()
 }
 
-fn hit_rate_curve(run: &Run<'_>) -> Vec<(f64, f64)> {
+fn hit_rate_curve(run: &ReplayRun<'_>) -> Vec<(f64, f64)> {
     let span = span(run);
     let mut slices = [(0_usize, 0_usize); SLICES];
     for (turn, record) in run.trace.turns.iter().zip(run.records) {
@@ -119,7 +119,7 @@ fn hit_rate_curve(run: &Run<'_>) -> Vec<(f64, f64)> {
     slices.iter().enumerate().filter_map(point).collect()
 }
 
-fn heat(run: &Run<'_>, page: &mut String) {
+fn heat(run: &ReplayRun<'_>, page: &mut String) {
     let span = span(run);
     let mut load: Vec<[u32; SLICES]> = Vec::new();
     for record in run.records {
@@ -184,7 +184,7 @@ fn plot(lines: &[Vec<(f64, f64)>], ends: [&str; 2], page: &mut String) {
 }
 
 /// The time from the start until the last request ended.
-fn span(run: &Run<'_>) -> Duration {
+fn span(run: &ReplayRun<'_>) -> Duration {
     run.records.iter().filter_map(|record| record.end).max().unwrap_or(Duration::from_secs(1))
 }
 

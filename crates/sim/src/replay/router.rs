@@ -1,19 +1,20 @@
 //! The router of a replay: the decision and index code of the live server, with virtual time.
 
-use super::trace::Turn;
-use crate::request::Outcome as EngineOutcome;
+use super::trace::TraceTurn;
+use crate::request::SimOutcome as EngineOutcome;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::{BlockHash, ContentHash, HashKey};
 use wornpath_index::{
-    Content, EngineHash, Event, Index, Limits, Parent, PodId, Stored, Tier, Writer,
+    CacheEvent, Content, EngineHash, Index, IndexLimits, IndexWriter, Parent, PodId, StoredBlocks,
+    Tier,
 };
-use wornpath_routing::queue::{Again, Held, Priority, Settled, WaitingRoom};
+use wornpath_routing::queue::{Dequeued, HeldRequest, HeldRequests, Priority, Redecision};
 use wornpath_routing::{
-    Desk, Fleet, Health, ModelChoice, Models, Outcome, Pod, PodFacts, Problems, Profile, Prompt,
-    Request, Rng, RoutingPlan, Surroundings, World,
+    DecisionEnv, DecisionState, Fleet, FleetPod, Health, ModelChoice, Models, Outcome, PodFacts,
+    Problems, Profile, ProfileEnv, Prompt, Request, Rng, RoutingPlan,
 };
 
 /// The name of the one model of a replay.
@@ -36,7 +37,7 @@ pub(super) struct RouterSettings<'a> {
 }
 
 /// What became of a request.
-pub(super) enum Verdict {
+pub(super) enum RouterOutcome {
     /// It goes to that pod now; the plan holds its load.
     Sent { turn: usize, pod: usize, plan: RoutingPlan },
     /// It waits in the router.
@@ -57,11 +58,11 @@ pub(super) struct Router {
     profile: Arc<Profile>,
     models: Arc<Models>,
     fleet: Fleet,
-    desk: Desk,
-    writer: Writer,
+    desk: DecisionState,
+    writer: IndexWriter,
     index: Index,
     rng: Rng,
-    room: WaitingRoom<usize>,
+    room: HeldRequests<usize>,
     delay: Duration,
     delayed: VecDeque<Delayed>,
     block_size: NonZeroUsize,
@@ -80,9 +81,9 @@ impl Router {
         settings: RouterSettings<'_>,
     ) -> Result<Self, Problems> {
         let models = Arc::new(Models::new(HashKey::DEFAULT).with(MODEL, settings.block_size, None));
-        let surroundings = Surroundings { models: Arc::clone(&models), ..Surroundings::default() };
+        let surroundings = ProfileEnv { models: Arc::clone(&models), ..ProfileEnv::default() };
         let profile = Arc::new(Profile::check(name, yaml, &surroundings)?);
-        let index = Index::new(Limits::default(), settings.seed);
+        let index = Index::new(IndexLimits::default(), settings.seed);
         let pod = |number: usize| {
             let id = index.add_pod().expect("the index has room for as many pods as were checked");
             let facts = PodFacts {
@@ -90,7 +91,7 @@ impl Router {
                 engine: Some(settings.engine.into()),
                 ..PodFacts::serving(&format!("pod-{number}"), MODEL)
             };
-            Pod::new(id, facts)
+            FleetPod::new(id, facts)
         };
         let fleet = Fleet::new((0..settings.pods).map(pod).collect());
         for (pod, factor) in settings.slow {
@@ -98,12 +99,12 @@ impl Router {
         }
         let choice = ModelChoice { base: MODEL.into(), lora: None };
         Ok(Self {
-            room: WaitingRoom::new(profile.queue_rules())
+            room: HeldRequests::new(profile.queue_rules())
                 .expect("a checked profile has valid rules"),
             root: models.root(&choice, None),
             profile,
             models,
-            desk: Desk::new(&index),
+            desk: DecisionState::new(&index),
             writer: index.writer(),
             index,
             fleet,
@@ -117,7 +118,12 @@ impl Router {
     }
 
     /// Decides a request that has just come.
-    pub(super) fn arrive(&mut self, now: Duration, number: usize, turn: &Turn) -> Verdict {
+    pub(super) fn arrive(
+        &mut self,
+        now: Duration,
+        number: usize,
+        turn: &TraceTurn,
+    ) -> RouterOutcome {
         self.decide(now, (number, turn), (Arc::clone(&self.profile), None))
     }
 
@@ -125,9 +131,9 @@ impl Router {
     pub(super) fn arrive_planned(
         &mut self,
         now: Duration,
-        turn: (usize, &Turn),
+        turn: (usize, &TraceTurn),
         (profile, pod): (&Arc<Profile>, usize),
-    ) -> Verdict {
+    ) -> RouterOutcome {
         let planned = self.fleet.pods()[pod].id();
         self.decide(now, turn, (Arc::clone(profile), Some(planned)))
     }
@@ -135,16 +141,16 @@ impl Router {
     /// A profile for planned requests.
     pub(super) fn second_profile(&self, name: &str, yaml: &str) -> Result<Arc<Profile>, Problems> {
         let models = Arc::clone(&self.models);
-        let surroundings = Surroundings { models, ..Surroundings::default() };
+        let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
         Ok(Arc::new(Profile::check(name, yaml, &surroundings)?))
     }
 
     fn decide(
         &mut self,
         now: Duration,
-        (number, turn): (usize, &Turn),
+        (number, turn): (usize, &TraceTurn),
         (profile, planned): (Arc<Profile>, Option<PodId>),
-    ) -> Verdict {
+    ) -> RouterOutcome {
         let session = turn.session.map(|session| ("x-session-id".to_owned(), session.to_string()));
         let request = Request {
             model: ModelChoice { base: MODEL.into(), lora: None },
@@ -157,37 +163,40 @@ impl Router {
         };
         let mut context = profile.context(request);
         if profile.prepare(&mut context).is_err() {
-            return Verdict::Refused { turn: number };
+            return RouterOutcome::Refused { turn: number };
         }
-        let mut world = World { fleet: &self.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
+        let mut world =
+            DecisionEnv { fleet: &self.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
         match profile.decide(&mut context, &mut world) {
             Outcome::Plan(plan) => self.sent(number, plan),
-            Outcome::Reject(_) => Verdict::Refused { turn: number },
+            Outcome::Reject(_) => RouterOutcome::Refused { turn: number },
             Outcome::Hold(hold) => {
-                let held = Held { profile, context, again: Again::default(), item: number };
+                let held =
+                    HeldRequest { profile, context, again: Redecision::default(), item: number };
                 match self.room.hold(now, hold.class, held) {
                     Ok(pushed) => match pushed.displaced {
-                        Some(displaced) => Verdict::Refused { turn: displaced.item },
-                        None => Verdict::Held,
+                        Some(displaced) => RouterOutcome::Refused { turn: displaced.item },
+                        None => RouterOutcome::Held,
                     },
-                    Err(full) => Verdict::Refused { turn: full.item.item },
+                    Err(full) => RouterOutcome::Refused { turn: full.item.item },
                 }
             }
         }
     }
 
     /// Decides the waiting requests again.
-    pub(super) fn poll(&mut self, now: Duration, verdicts: &mut Vec<Verdict>) {
+    pub(super) fn poll(&mut self, now: Duration, verdicts: &mut Vec<RouterOutcome>) {
         if self.room.is_empty() {
             return;
         }
         let mut settled = Vec::new();
-        let mut world = World { fleet: &self.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
+        let mut world =
+            DecisionEnv { fleet: &self.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
         self.room.poll(&mut world, &mut settled);
         for (held, outcome) in settled {
             verdicts.push(match outcome {
-                Settled::Plan(plan) => self.sent(held.item, plan),
-                Settled::Reject(_) => Verdict::Refused { turn: held.item },
+                Dequeued::Plan(plan) => self.sent(held.item, plan),
+                Dequeued::Reject(_) => RouterOutcome::Refused { turn: held.item },
             });
         }
     }
@@ -235,11 +244,11 @@ impl Router {
         self.writer.expire(now);
     }
 
-    fn sent(&self, turn: usize, plan: RoutingPlan) -> Verdict {
+    fn sent(&self, turn: usize, plan: RoutingPlan) -> RouterOutcome {
         let pod = plan.steps.first().and_then(|step| step.pod);
         match pod.and_then(|pod| self.fleet.find(pod)) {
-            Some(candidate) => Verdict::Sent { turn, pod: candidate.position(), plan },
-            None => Verdict::Refused { turn },
+            Some(candidate) => RouterOutcome::Sent { turn, pod: candidate.position(), plan },
+            None => RouterOutcome::Refused { turn },
         }
     }
 
@@ -259,15 +268,15 @@ impl Router {
                     Some(parent) => Parent::Block(chain[parent]),
                     None => Parent::Root(self.root),
                 };
-                Event::Stored(Stored {
+                CacheEvent::Stored(StoredBlocks {
                     tier: *tier,
                     blocks: &chain[blocks.clone()],
                     content: Content::Chained { parent, contents: &contents },
                     locations: &[],
                 })
             }
-            EngineOutcome::Removed { blocks, tier } => Event::Removed { tier: *tier, blocks },
-            EngineOutcome::Cleared => Event::Cleared,
+            EngineOutcome::Removed { blocks, tier } => CacheEvent::Removed { tier: *tier, blocks },
+            EngineOutcome::Cleared => CacheEvent::Cleared,
             _ => return,
         };
         let sequence = self.sequences[number];
@@ -290,7 +299,7 @@ pub(super) fn is_cache_event(outcome: &EngineOutcome) -> bool {
 }
 
 /// Tokens that stand for the names of a prompt's blocks, as traces have no text.
-fn tokens_of(turn: &Turn, block_size: NonZeroUsize) -> Vec<u32> {
+fn tokens_of(turn: &TraceTurn, block_size: NonZeroUsize) -> Vec<u32> {
     let mut tokens = vec![0; turn.prompt_tokens];
     for (block, name) in tokens.chunks_mut(block_size.get()).zip(turn.blocks.iter()) {
         write_name(*name, block);

@@ -1,11 +1,11 @@
 //! The event loop: arrivals, engines, cache events and the holding queue in one order of time.
 
-use super::background::{Background, Beside, Done, LOOK};
-use super::router::{Router, RouterSettings, Verdict, is_cache_event};
-use super::trace::{Start, Trace, Turn};
-use crate::engine::{Admission, Engine, Settings};
-use crate::profile::Profile;
-use crate::request::{Outcome, Output, PromptSource, Request, RequestId};
+use super::background::{Background, BackgroundLoad, BackgroundResult, LOOK};
+use super::router::{Router, RouterOutcome, RouterSettings, is_cache_event};
+use super::trace::{Trace, TraceStart, TraceTurn};
+use crate::engine::{EngineAdmission, EngineSettings, SimEngine};
+use crate::profile::EngineProfile;
+use crate::request::{Output, PromptSource, RequestId, SimOutcome, SimRequest};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// A fleet of equal engines, how it is watched, and what befalls it.
 #[derive(Clone, Debug)]
-pub struct Fleet {
+pub struct ReplayFleet {
     /// How fast each engine is.
-    pub engine: Profile,
+    pub engine: EngineProfile,
     /// How many there are, at least one and at most 256.
     pub pods: usize,
     /// Tokens that each engine's cache holds, if not as its profile says.
@@ -40,10 +40,10 @@ pub struct Fleet {
     pub seed: u64,
 }
 
-impl Fleet {
+impl ReplayFleet {
     /// Engines as their profile says, in front of them one router that hears of everything at once.
     #[must_use]
-    pub fn new(engine: Profile, pods: usize, seed: u64) -> Self {
+    pub fn new(engine: EngineProfile, pods: usize, seed: u64) -> Self {
         Self {
             engine,
             pods,
@@ -60,7 +60,7 @@ impl Fleet {
 
 /// What happened to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Record {
+pub struct RequestRecord {
     /// When it came.
     pub arrival: Duration,
     /// When it was sent to an engine, and to which.
@@ -74,7 +74,7 @@ pub struct Record {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Due {
+enum DueEvent {
     Arrival(usize),
     Engine(usize),
     Leave(usize),
@@ -83,28 +83,28 @@ enum Due {
     Tick,
 }
 
-struct Replay<'a> {
+struct ReplayState<'a> {
     trace: &'a Trace,
     routers: Vec<Router>,
     /// Which of them gets the next request.
     balancer: Rng,
-    engines: Vec<Engine>,
+    engines: Vec<SimEngine>,
     /// When each engine is next looked at; other entries of the agenda are stale.
     planned: Vec<Option<Duration>>,
     /// When the routers are next asked though no engine has anything to say; other entries are stale.
     wakeup: Option<Duration>,
-    agenda: BinaryHeap<Reverse<(Duration, Due)>>,
+    agenda: BinaryHeap<Reverse<(Duration, DueEvent)>>,
     /// Turns that start when another ends.
     following: Vec<Option<(usize, Duration)>>,
     plans: Vec<Option<RoutingPlan>>,
-    records: Vec<Record>,
+    records: Vec<RequestRecord>,
     unfinished: usize,
     /// What is computed besides; its requests have the numbers after the trace's own.
     background: Option<Background<'a>>,
     /// Whether cache events come soon enough to tell how far a prompt is computed.
     tells_progress: bool,
     outputs: Vec<Output>,
-    verdicts: Vec<Verdict>,
+    verdicts: Vec<RouterOutcome>,
     /// Told how many requests have ended, after each.
     watch: &'a mut dyn FnMut(usize),
 }
@@ -119,8 +119,8 @@ struct Replay<'a> {
 pub fn replay(
     trace: &Trace,
     profile: (&str, &str),
-    fleet: &Fleet,
-) -> Result<Vec<Record>, Problems> {
+    fleet: &ReplayFleet,
+) -> Result<Vec<RequestRecord>, Problems> {
     replay_watched(trace, profile, fleet, &mut |_| {})
 }
 
@@ -134,9 +134,9 @@ pub fn replay(
 pub fn replay_watched(
     trace: &Trace,
     profile: (&str, &str),
-    fleet: &Fleet,
+    fleet: &ReplayFleet,
     watch: &mut dyn FnMut(usize),
-) -> Result<Vec<Record>, Problems> {
+) -> Result<Vec<RequestRecord>, Problems> {
     Ok(carried_out(trace, profile, fleet, (None, watch))?.0)
 }
 
@@ -150,26 +150,26 @@ pub fn replay_watched(
 pub fn replay_beside(
     trace: &Trace,
     profile: (&str, &str),
-    fleet: &Fleet,
-    beside: Beside<'_>,
-) -> Result<(Vec<Record>, Done), Problems> {
+    fleet: &ReplayFleet,
+    beside: BackgroundLoad<'_>,
+) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
     carried_out(trace, profile, fleet, (Some(beside), &mut |_| {}))
 }
 
 fn carried_out<'a>(
     trace: &'a Trace,
     (name, yaml): (&str, &str),
-    fleet: &Fleet,
-    (beside, watch): (Option<Beside<'a>>, &'a mut dyn FnMut(usize)),
-) -> Result<(Vec<Record>, Done), Problems> {
+    fleet: &ReplayFleet,
+    (beside, watch): (Option<BackgroundLoad<'a>>, &'a mut dyn FnMut(usize)),
+) -> Result<(Vec<RequestRecord>, BackgroundResult), Problems> {
     assert!((1..=256).contains(&fleet.pods), "a fleet has 1 to 256 pods, not {}", fleet.pods);
-    let settings = Settings {
+    let settings = EngineSettings {
         block_size: trace.block_size,
         kv_tokens: fleet.kv_tokens,
-        admission: Admission::WholeFits,
-        ..Settings::default()
+        admission: EngineAdmission::WholeFits,
+        ..EngineSettings::default()
     };
-    let mut engines = vec![Engine::new(&fleet.engine, &settings); fleet.pods];
+    let mut engines = vec![SimEngine::new(&fleet.engine, &settings); fleet.pods];
     for (pod, factor) in &fleet.slow {
         engines[*pod].set_slowdown(*factor);
     }
@@ -193,7 +193,7 @@ fn carried_out<'a>(
         turns += beside.trace.turns.len();
         background = Some(Background::new(beside, profile, fleet.engine.max_step_tokens()));
     }
-    let mut replay = Replay {
+    let mut replay = ReplayState {
         trace,
         routers,
         balancer: Rng::new(fleet.seed),
@@ -203,7 +203,7 @@ fn carried_out<'a>(
         agenda: BinaryHeap::new(),
         following: vec![None; trace.turns.len()],
         plans: std::iter::repeat_with(|| None).take(turns).collect(),
-        records: vec![Record::default(); turns],
+        records: vec![RequestRecord::default(); turns],
         unfinished: trace.turns.len(),
         background,
         tells_progress: fleet.events_delay.is_zero(),
@@ -211,24 +211,27 @@ fn carried_out<'a>(
         verdicts: Vec::new(),
         watch,
     };
-    replay.agenda.extend(fleet.leaves.map(|(pod, time)| Reverse((time, Due::Leave(pod)))));
+    replay.agenda.extend(fleet.leaves.map(|(pod, time)| Reverse((time, DueEvent::Leave(pod)))));
     replay.run();
-    let done = replay.background.map_or_else(Done::default, |background| background.done);
+    let done =
+        replay.background.map_or_else(BackgroundResult::default, |background| background.done);
     replay.records.truncate(trace.turns.len());
     Ok((replay.records, done))
 }
 
-impl<'a> Replay<'a> {
+impl<'a> ReplayState<'a> {
     fn run(&mut self) {
         for (number, turn) in self.trace.turns.iter().enumerate() {
             match turn.start {
-                Start::At(time) => self.agenda.push(Reverse((time, Due::Arrival(number)))),
-                Start::After { turn, delay } => self.following[turn] = Some((number, delay)),
+                TraceStart::At(time) => {
+                    self.agenda.push(Reverse((time, DueEvent::Arrival(number))))
+                }
+                TraceStart::After { turn, delay } => self.following[turn] = Some((number, delay)),
             }
         }
-        self.agenda.push(Reverse((Duration::ZERO, Due::Tick)));
+        self.agenda.push(Reverse((Duration::ZERO, DueEvent::Tick)));
         if self.background.is_some() {
-            self.agenda.push(Reverse((Duration::ZERO, Due::Look)));
+            self.agenda.push(Reverse((Duration::ZERO, DueEvent::Look)));
         }
         while self.unfinished > 0 {
             let Some(Reverse((now, due))) = self.agenda.pop() else { break };
@@ -236,28 +239,28 @@ impl<'a> Replay<'a> {
                 router.catch_up(now);
             }
             match due {
-                Due::Arrival(number) => {
+                DueEvent::Arrival(number) => {
                     self.records[number].arrival = now;
                     self.decide(now, number);
                 }
-                Due::Engine(pod) if self.planned[pod] == Some(now) => self.advance(now, pod),
-                Due::Engine(_) => continue,
-                Due::Leave(pod) => self.leave(now, pod),
-                Due::Look => {
+                DueEvent::Engine(pod) if self.planned[pod] == Some(now) => self.advance(now, pod),
+                DueEvent::Engine(_) => continue,
+                DueEvent::Leave(pod) => self.leave(now, pod),
+                DueEvent::Look => {
                     self.look(now);
-                    self.agenda.push(Reverse((now + LOOK, Due::Look)));
+                    self.agenda.push(Reverse((now + LOOK, DueEvent::Look)));
                 }
-                Due::Routers if self.wakeup == Some(now) => {
+                DueEvent::Routers if self.wakeup == Some(now) => {
                     self.wakeup = None;
                     self.poll(now);
                 }
-                Due::Routers => continue,
-                Due::Tick => {
+                DueEvent::Routers => continue,
+                DueEvent::Tick => {
                     self.routers.iter_mut().for_each(|router| router.tick(now));
-                    self.agenda.push(Reverse((now + self.until_tick(now), Due::Tick)));
+                    self.agenda.push(Reverse((now + self.until_tick(now), DueEvent::Tick)));
                 }
             }
-            if due != Due::Tick {
+            if due != DueEvent::Tick {
                 self.plan_routers(now);
             }
         }
@@ -277,12 +280,12 @@ impl<'a> Replay<'a> {
         let next = next.map(|time| time.max(now));
         if next.is_some() && next != self.wakeup {
             self.wakeup = next;
-            self.agenda.extend(next.map(|time| Reverse((time, Due::Routers))));
+            self.agenda.extend(next.map(|time| Reverse((time, DueEvent::Routers))));
         }
     }
 
     /// The turn of a number, the trace's own or one of the background.
-    fn turn(&self, number: usize) -> &'a Turn {
+    fn turn(&self, number: usize) -> &'a TraceTurn {
         match number.checked_sub(self.trace.turns.len()) {
             None => &self.trace.turns[number],
             Some(job) => {
@@ -316,7 +319,7 @@ impl<'a> Replay<'a> {
             let (turn, profile) = (background.turn(job), Arc::clone(&background.profile));
             // All of it comes from the gateway that runs it.
             let verdict = self.routers[0].arrive_planned(now, (number, turn), (&profile, pod));
-            let is_refused = matches!(verdict, Verdict::Refused { .. });
+            let is_refused = matches!(verdict, RouterOutcome::Refused { .. });
             self.carry_out(now, verdict);
             if is_refused {
                 break;
@@ -361,18 +364,18 @@ impl<'a> Replay<'a> {
         self.verdicts = verdicts;
     }
 
-    fn carry_out(&mut self, now: Duration, verdict: Verdict) {
+    fn carry_out(&mut self, now: Duration, verdict: RouterOutcome) {
         match verdict {
-            Verdict::Held => {}
-            Verdict::Refused { turn } => self.end(now, turn),
-            Verdict::Sent { turn, pod, plan } => {
+            RouterOutcome::Held => {}
+            RouterOutcome::Refused { turn } => self.end(now, turn),
+            RouterOutcome::Sent { turn, pod, plan } => {
                 self.records[turn].sent = Some((now, pod));
                 if let Some((background, job)) = self.behind(turn) {
                     background.sent(job, pod);
                 }
                 let asked = self.turn(turn);
                 let names = asked.full_blocks(self.trace.block_size);
-                let request = Request {
+                let request = SimRequest {
                     id: RequestId(turn as u64),
                     prompt_tokens: asked.prompt_tokens,
                     output_tokens: asked.output_tokens,
@@ -395,7 +398,7 @@ impl<'a> Replay<'a> {
         let next = self.engines[pod].next_event_time();
         if next != self.planned[pod] {
             self.planned[pod] = next;
-            self.agenda.extend(next.map(|time| Reverse((time, Due::Engine(pod)))));
+            self.agenda.extend(next.map(|time| Reverse((time, DueEvent::Engine(pod)))));
         }
     }
 
@@ -418,12 +421,12 @@ impl<'a> Replay<'a> {
         self.fill(now, pod);
     }
 
-    fn take_in(&mut self, now: Duration, pod: usize, outcome: &Outcome) {
+    fn take_in(&mut self, now: Duration, pod: usize, outcome: &SimOutcome) {
         match *outcome {
-            Outcome::Admitted { request, cached_tokens } => {
+            SimOutcome::Admitted { request, cached_tokens } => {
                 self.records[request.0 as usize].cached_tokens = cached_tokens;
             }
-            Outcome::Token { request, .. } => {
+            SimOutcome::Token { request, .. } => {
                 let turn = request.0 as usize;
                 self.records[turn].first_token = Some(now);
                 if let Some((background, job)) = self.behind(turn) {
@@ -433,7 +436,7 @@ impl<'a> Replay<'a> {
                     reservation.first_token_at(now);
                 }
             }
-            Outcome::Finished { request } => {
+            SimOutcome::Finished { request } => {
                 let turn = request.0 as usize;
                 self.records[turn].end = Some(now);
                 let generated = self.turn(turn).output_tokens.saturating_sub(1) as u64;
@@ -443,7 +446,7 @@ impl<'a> Replay<'a> {
                 }
                 self.end(now, turn);
             }
-            Outcome::Stored { request, ref blocks, .. } => {
+            SimOutcome::Stored { request, ref blocks, .. } => {
                 let tokens = (blocks.len() * self.trace.block_size.get()) as u64;
                 // Late events say too late how far a prompt has come.
                 if self.tells_progress
@@ -475,7 +478,7 @@ impl<'a> Replay<'a> {
         self.unfinished -= 1;
         (self.watch)(self.trace.turns.len() - self.unfinished);
         if let Some((next, delay)) = self.following[turn] {
-            self.agenda.push(Reverse((now + delay, Due::Arrival(next))));
+            self.agenda.push(Reverse((now + delay, DueEvent::Arrival(next))));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The figures of a replay.
 
-use super::run::Record;
+use super::run::RequestRecord;
 use super::trace::Trace;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub struct Summary {
 impl Summary {
     /// The figures of a trace's records, on so many pods; on as many as got requests if there were more.
     #[must_use]
-    pub fn of(trace: &Trace, records: &[Record], pods: usize) -> Self {
+    pub fn of(trace: &Trace, records: &[RequestRecord], pods: usize) -> Self {
         let (mut ttft, mut tpot) = (Vec::new(), Vec::new());
         let (mut hit, mut asked, mut failures) = (0, 0, 0);
         let mut sent = vec![0; pods];

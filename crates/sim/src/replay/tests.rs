@@ -1,7 +1,7 @@
 //! What a replay promises, on small generated traffic.
 
 use super::*;
-use crate::Profile;
+use crate::EngineProfile;
 use std::fmt::Write;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -12,8 +12,8 @@ const CACHE_AWARE: &str = include_str!("../../../../profiles/cache-aware.yaml");
 
 const BLOCK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
-fn fleet(pods: usize) -> Fleet {
-    Fleet::new(Profile::built_in("8b-h200").unwrap(), pods, 1)
+fn fleet(pods: usize) -> ReplayFleet {
+    ReplayFleet::new(EngineProfile::built_in("8b-h200").unwrap(), pods, 1)
 }
 
 /// Sessions that share a prompt of three blocks and grow by one block a turn.
@@ -45,7 +45,7 @@ fn conversations(sessions: u64, gap: Duration) -> Trace {
 fn one_engine_with_room_for_everything_finds_exactly_the_ideal() {
     // Far apart, so that a session has ended before the next begins.
     let trace = conversations(40, Duration::from_secs(60));
-    let fleet = Fleet { kv_tokens: Some(usize::MAX >> 16), ..fleet(1) };
+    let fleet = ReplayFleet { kv_tokens: Some(usize::MAX >> 16), ..fleet(1) };
     let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet).unwrap();
     let found: u64 = records.iter().map(|record| record.cached_tokens as u64).sum();
     assert!(found > 0);
@@ -60,7 +60,7 @@ fn every_request_is_answered_once_and_in_order_of_its_session() {
         for (turn, record) in trace.turns.iter().zip(&records) {
             let (first, end) = (record.first_token.unwrap(), record.end.unwrap());
             assert!(record.arrival < first && first <= end);
-            if let Start::After { turn, delay } = turn.start {
+            if let TraceStart::After { turn, delay } = turn.start {
                 assert_eq!(record.arrival, records[turn].end.unwrap() + delay);
             }
         }
@@ -82,7 +82,7 @@ fn a_router_that_knows_the_caches_reuses_more_than_one_that_does_not() {
 #[test]
 fn what_cannot_be_served_is_a_failure_and_ends_nothing_else() {
     let trace = conversations(10, Duration::from_millis(200));
-    let small = Fleet { kv_tokens: Some(5 * 512), ..fleet(2) };
+    let small = ReplayFleet { kv_tokens: Some(5 * 512), ..fleet(2) };
     let summary =
         Summary::of(&trace, &replay(&trace, ("least-load", LEAST_LOAD), &small).unwrap(), 0);
     assert!(summary.failures > 0 && summary.failures < summary.requests, "{summary:?}");
@@ -92,8 +92,8 @@ fn what_cannot_be_served_is_a_failure_and_ends_nothing_else() {
 fn the_page_needs_nothing_else_and_names_nobody_raw() {
     let trace = conversations(20, Duration::from_millis(100));
     let records = replay(&trace, ("least-load", LEAST_LOAD), &fleet(3)).unwrap();
-    let run = Run { name: "a<b>", trace: &trace, records: &records };
-    let page = html_report("<script>", &[run, Run { name: "second", ..run }]);
+    let run = ReplayRun { name: "a<b>", trace: &trace, records: &records };
+    let page = html_report("<script>", &[run, ReplayRun { name: "second", ..run }]);
     assert!(page.contains("a&lt;b&gt;") && !page.contains("<script"), "{page}");
     assert_eq!(page.matches("<polyline").count(), 4, "two lines in two plots");
     assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
@@ -105,7 +105,7 @@ fn the_page_needs_nothing_else_and_names_nobody_raw() {
 #[test]
 fn late_events_delay_what_is_known_and_not_the_replay() {
     let trace = conversations(60, Duration::from_millis(20));
-    let late = Fleet { events_delay: Duration::from_secs(1), ..fleet(4) };
+    let late = ReplayFleet { events_delay: Duration::from_secs(1), ..fleet(4) };
     for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
         let records = replay(&trace, profile, &late).unwrap();
         assert!(records.iter().all(|record| record.end.is_some()), "{}", profile.0);
@@ -116,10 +116,10 @@ fn late_events_delay_what_is_known_and_not_the_replay() {
 fn a_pod_that_leaves_gets_nothing_more_and_nobody_loses_an_answer() {
     let trace = conversations(60, Duration::from_millis(20));
     let gone = Duration::from_millis(700);
-    let leaving = Fleet { leaves: Some((1, gone)), ..fleet(3) };
+    let leaving = ReplayFleet { leaves: Some((1, gone)), ..fleet(3) };
     for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
         let records = replay(&trace, profile, &leaving).unwrap();
-        let at = |record: &Record| record.sent.unwrap();
+        let at = |record: &RequestRecord| record.sent.unwrap();
         assert!(records.iter().all(|record| record.end.is_some()));
         assert!(records.iter().any(|record| at(record).1 == 1), "it had something to do");
         assert!(records.iter().all(|record| at(record).1 != 1 || at(record).0 < gone));
@@ -133,12 +133,12 @@ fn a_pod_that_leaves_gets_nothing_more_and_nobody_loses_an_answer() {
 #[test]
 fn routers_that_do_not_see_each_other_serve_everything_between_them() {
     let trace = conversations(60, Duration::from_millis(20));
-    let two = Fleet { routers: 2, ..fleet(4) };
+    let two = ReplayFleet { routers: 2, ..fleet(4) };
     for profile in [("least-load", LEAST_LOAD), ("cache-aware", CACHE_AWARE)] {
         let records = replay(&trace, profile, &two).unwrap();
         assert!(records.iter().all(|record| record.end.is_some()));
     }
-    let busiest = |fleet: &Fleet| {
+    let busiest = |fleet: &ReplayFleet| {
         let records = replay(&trace, ("least-load", LEAST_LOAD), fleet).unwrap();
         Summary::of(&trace, &records, 4).imbalance
     };
@@ -151,7 +151,7 @@ fn slow_pods_get_less_once_their_pace_is_seen_or_told() {
     let trace = conversations(300, Duration::from_millis(60));
     let slow = vec![(0, 4.0)];
     let share = |told_slow: Vec<(usize, f64)>| {
-        let fleet = Fleet { slow: slow.clone(), told_slow, ..fleet(4) };
+        let fleet = ReplayFleet { slow: slow.clone(), told_slow, ..fleet(4) };
         // Whatever the shipped profile does: this is about rates that are learnt.
         let yaml = CACHE_AWARE.replace(", rates: fixed", "");
         let records = replay(&trace, ("cache-aware", &yaml), &fleet).unwrap();
@@ -170,7 +170,7 @@ fn times_of_any_clock_and_pauses_of_years_are_replayed_at_once() {
     let (now, year) = (1_700_000_000_000, 31_536_000_000);
     let text = format!("\u{feff}{}{}{}", line(now), line(now + 5), line(now + 1_000 * year));
     let trace = Trace::read("clock", &text, BLOCK).unwrap();
-    let Start::At(second) = trace.turns[1].start else { panic!("it has a time") };
+    let TraceStart::At(second) = trace.turns[1].start else { panic!("it has a time") };
     assert_eq!(second.as_millis(), 5);
     let records = replay(&trace, ("cache-aware", CACHE_AWARE), &fleet(2)).unwrap();
     assert!(records.iter().all(|record| record.end.is_some()), "{records:?}");

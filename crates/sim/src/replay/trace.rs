@@ -29,7 +29,7 @@ const LONGEST_ANSWER: usize = 1 << 30;
 
 /// When a turn starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Start {
+pub enum TraceStart {
     /// Then.
     At(Duration),
     /// After another turn has ended.
@@ -43,9 +43,9 @@ pub enum Start {
 
 /// One request of a trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Turn {
+pub struct TraceTurn {
     /// When it starts.
-    pub start: Start,
+    pub start: TraceStart,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
     /// Tokens of its answer.
@@ -56,16 +56,16 @@ pub struct Turn {
     pub session: Option<usize>,
 }
 
-impl Turn {
+impl TraceTurn {
     /// The request of a line of blocks that waits in a queue: it starts at once, whatever the line says.
     ///
     /// # Errors
     /// Says what is wrong with the line.
     pub fn queued(line: &Value, block_size: NonZeroUsize) -> Result<Self, String> {
-        let line = Line::deserialize(line).map_err(|error| error.to_string())?;
+        let line = TraceLine::deserialize(line).map_err(|error| error.to_string())?;
         let ids = line.hash_ids.as_deref().ok_or("no `hash_ids`")?;
         Ok(Self {
-            start: Start::At(Duration::ZERO),
+            start: TraceStart::At(Duration::ZERO),
             prompt_tokens: line.length_of(ids, block_size)?,
             output_tokens: line.answer()?,
             blocks: ids.into(),
@@ -86,7 +86,7 @@ pub struct Trace {
     /// Tokens per block.
     pub block_size: NonZeroUsize,
     /// Requests; a turn comes after the one it follows.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<TraceTurn>,
 }
 
 /// A line that is no request.
@@ -125,7 +125,7 @@ fn named(lines: &[BadLine]) -> String {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct TraceLine {
     timestamp: Option<f64>,
     delay: Option<f64>,
     session_id: Option<Value>,
@@ -136,7 +136,7 @@ struct Line {
     messages: Option<Value>,
 }
 
-impl Line {
+impl TraceLine {
     /// Tokens of a prompt of these blocks.
     fn length_of(&self, ids: &[u64], block_size: NonZeroUsize) -> Result<usize, String> {
         let tokens = self.input_length.ok_or("`hash_ids` without `input_length`")?;
@@ -169,7 +169,7 @@ impl Trace {
     /// # Errors
     /// Names the lines that are no requests.
     pub fn read(file: &str, text: &str, block_size: NonZeroUsize) -> Result<Self, TraceError> {
-        let mut reader = Reader { block_size, turns: Vec::new(), last: HashMap::new() };
+        let mut reader = TraceReader { block_size, turns: Vec::new(), last: HashMap::new() };
         let mut bad = Vec::new();
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (number, line) in (1..).zip(text.lines()) {
@@ -196,8 +196,8 @@ impl Trace {
     fn beginning_at_zero(mut self) -> Self {
         const DAY: Duration = Duration::from_secs(24 * 3600);
         let starts = self.turns.iter_mut().filter_map(|turn| match &mut turn.start {
-            Start::At(time) => Some(time),
-            Start::After { .. } => None,
+            TraceStart::At(time) => Some(time),
+            TraceStart::After { .. } => None,
         });
         let starts: Vec<&mut Duration> = starts.collect();
         let first = starts.iter().map(|time| **time).min().unwrap_or_default();
@@ -212,7 +212,7 @@ impl Trace {
     #[must_use]
     pub fn faster(mut self, speed: f64) -> Self {
         for turn in &mut self.turns {
-            if let Start::At(time) = &mut turn.start {
+            if let TraceStart::At(time) = &mut turn.start {
                 *time = time.div_f64(speed);
             }
         }
@@ -224,7 +224,7 @@ impl Trace {
     pub fn jittered(mut self, most: Duration, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         for turn in &mut self.turns {
-            if let Start::At(time) = &mut turn.start {
+            if let TraceStart::At(time) = &mut turn.start {
                 *time += most.mul_f64(rng.unit());
             }
         }
@@ -237,8 +237,8 @@ impl Trace {
     pub fn cloned(mut self, copies: usize, seed: u64) -> Self {
         let shared = self.blocks_of_several_sessions();
         let starts = self.turns.iter().filter_map(|turn| match turn.start {
-            Start::At(time) => Some(time),
-            Start::After { .. } => None,
+            TraceStart::At(time) => Some(time),
+            TraceStart::After { .. } => None,
         });
         let span = starts.max().unwrap_or_default();
         let mut rng = Rng::new(seed);
@@ -256,12 +256,14 @@ impl Trace {
                     false => renamed(*id, copy as u64, highest),
                 };
                 let start = match turn.start {
-                    Start::At(_) => Start::At(span.mul_f64(rng.unit())),
-                    Start::After { turn, delay } => Start::After { turn: place[&turn], delay },
+                    TraceStart::At(_) => TraceStart::At(span.mul_f64(rng.unit())),
+                    TraceStart::After { turn, delay } => {
+                        TraceStart::After { turn: place[&turn], delay }
+                    }
                 };
                 let blocks = turn.blocks.iter().map(own).collect();
                 let session = Some(session + sessions * copy);
-                self.turns.push(Turn { start, blocks, session, ..turn.clone() });
+                self.turns.push(TraceTurn { start, blocks, session, ..turn.clone() });
             }
         }
         self
@@ -314,24 +316,24 @@ fn renamed(id: u64, copy: u64, highest: u64) -> u64 {
     })
 }
 
-struct Reader {
+struct TraceReader {
     block_size: NonZeroUsize,
-    turns: Vec<Turn>,
+    turns: Vec<TraceTurn>,
     /// Each session's number and last turn so far.
     last: HashMap<String, (usize, usize)>,
 }
 
-impl Reader {
+impl TraceReader {
     fn add(&mut self, line: &str) -> Result<(), String> {
-        let line: Line = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        let line: TraceLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
         let name = line.session_id.as_ref().map(Value::to_string);
         let before = name.as_ref().and_then(|name| self.last.get(name)).copied();
         let start = match (line.timestamp, line.delay, before) {
             (_, Some(delay), Some((_, turn))) => {
-                Start::After { turn, delay: milliseconds("delay", delay)? }
+                TraceStart::After { turn, delay: milliseconds("delay", delay)? }
             }
-            (_, None, Some((_, turn))) => Start::After { turn, delay: Duration::ZERO },
-            (Some(time), _, None) => Start::At(milliseconds("timestamp", time)?),
+            (_, None, Some((_, turn))) => TraceStart::After { turn, delay: Duration::ZERO },
+            (Some(time), _, None) => TraceStart::At(milliseconds("timestamp", time)?),
             (None, _, None) => {
                 return Err("no `timestamp`; only later turns of a session have none".to_owned());
             }
@@ -343,11 +345,11 @@ impl Reader {
             self.last.insert(name, (number, self.turns.len()));
             number
         });
-        self.turns.push(Turn { start, prompt_tokens, output_tokens, blocks, session });
+        self.turns.push(TraceTurn { start, prompt_tokens, output_tokens, blocks, session });
         Ok(())
     }
 
-    fn prompt(&self, line: &Line) -> Result<(usize, Arc<[u64]>), String> {
+    fn prompt(&self, line: &TraceLine) -> Result<(usize, Arc<[u64]>), String> {
         let text = match (&line.hash_ids, &line.prompt, &line.messages) {
             (Some(ids), ..) => {
                 let tokens = line.length_of(ids, self.block_size)?;
@@ -396,8 +398,8 @@ mod tests {
     fn turns_of_a_session_follow_each_other() {
         let trace = Trace::read("t", SESSIONS, FOUR).unwrap();
         let starts: Vec<_> = trace.turns.iter().map(|turn| turn.start).collect();
-        let (at, ms) = (Start::At, Duration::from_millis);
-        assert_eq!(starts, [at(ms(10)), at(ms(90)), Start::After { turn: 0, delay: ms(5) }]);
+        let (at, ms) = (TraceStart::At, Duration::from_millis);
+        assert_eq!(starts, [at(ms(10)), at(ms(90)), TraceStart::After { turn: 0, delay: ms(5) }]);
         assert_eq!(trace.turns[0].full_blocks(FOUR), [1]);
         assert_eq!(trace.ideal_hit_tokens(), 4 + 4);
         assert_eq!(trace.faster(2.0).turns[1].start, at(ms(45)));
@@ -410,9 +412,9 @@ mod tests {
         assert_eq!(*trace.turns[3].blocks, [1, 8]);
         assert_eq!(*trace.turns[5].blocks, [1, 10, 11]);
         assert_eq!(trace.turns[5].session, Some(2));
-        assert!(matches!(trace.turns[5].start, Start::After { turn: 3, .. }));
+        assert!(matches!(trace.turns[5].start, TraceStart::After { turn: 3, .. }));
         assert!(
-            matches!(trace.turns[4].start, Start::At(time) if time <= Duration::from_millis(90))
+            matches!(trace.turns[4].start, TraceStart::At(time) if time <= Duration::from_millis(90))
         );
     }
 

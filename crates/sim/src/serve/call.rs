@@ -1,7 +1,7 @@
 //! An OpenAI request, read as far as an engine without a model needs it.
 
 use super::dialect;
-use super::text::Text;
+use super::text::TextModel;
 use crate::request::PromptSource;
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ const COMPLETION_TOKENS: u64 = 16;
 
 /// Which interface a request came by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum CallKind {
     Chat,
     Completion,
     /// Anthropic's.
@@ -22,7 +22,7 @@ pub(super) enum Kind {
 
 /// How the answer travels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Delivery {
+pub(super) enum CallDelivery {
     Whole,
     Stream,
     StreamWithUsage,
@@ -46,7 +46,7 @@ impl Reason {
 
 /// This engine's part in a prefill/decode pair.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Part {
+pub(super) enum ContentPart {
     /// It does both.
     Whole,
     /// It computes the prompt and keeps it for another engine.
@@ -67,36 +67,36 @@ pub(super) struct Remote {
 
 /// A request for an answer.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
-    pub(super) kind: Kind,
+pub(super) struct EngineCall {
+    pub(super) kind: CallKind,
     pub(super) model: String,
     pub(super) prompt: Vec<u32>,
     pub(super) output_tokens: usize,
     pub(super) reason: Reason,
-    pub(super) delivery: Delivery,
+    pub(super) delivery: CallDelivery,
     pub(super) salt: Option<String>,
-    pub(super) part: Part,
+    pub(super) part: ContentPart,
     /// The tool that must be called.
     pub(super) tool: Option<String>,
 }
 
-impl Call {
+impl EngineCall {
     pub(super) fn source(&self) -> PromptSource {
         match self.part {
-            Part::Decode(_) => PromptSource::Transferred,
-            Part::Whole | Part::Prefill => PromptSource::Computed,
+            ContentPart::Decode(_) => PromptSource::Transferred,
+            ContentPart::Whole | ContentPart::Prefill => PromptSource::Computed,
         }
     }
 }
 
 /// A request that is answered with an error.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Refusal {
+pub(super) struct CallRefusal {
     pub(super) status: StatusCode,
     pub(super) message: String,
 }
 
-impl Refusal {
+impl CallRefusal {
     pub(super) fn bad(message: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, message: message.into() }
     }
@@ -114,51 +114,59 @@ impl Refusal {
 }
 
 /// What a reader of requests knows of its engine.
-pub(super) struct Reader<'a> {
-    pub(super) text: &'a Text,
+pub(super) struct CallReader<'a> {
+    pub(super) text: &'a TextModel,
     /// The model and its adapters.
     pub(super) models: &'a [String],
     /// How long answers are that nothing cuts short.
     pub(super) answer_tokens: usize,
 }
 
-impl Reader<'_> {
-    pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>, Refusal> {
+impl CallReader<'_> {
+    pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>, CallRefusal> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(object)) => Ok(object),
-            Ok(_) => Err(Refusal::bad("the body must be a JSON object")),
-            Err(error) => Err(Refusal::bad(format!("the body is not JSON: {error}"))),
+            Ok(_) => Err(CallRefusal::bad("the body must be a JSON object")),
+            Err(error) => Err(CallRefusal::bad(format!("the body is not JSON: {error}"))),
         }
     }
 
-    pub(super) fn call(&self, kind: Kind, body: &Map<String, Value>) -> Result<Call, Refusal> {
+    pub(super) fn call(
+        &self,
+        kind: CallKind,
+        body: &Map<String, Value>,
+    ) -> Result<EngineCall, CallRefusal> {
         let model = self.model(body)?;
         if count(body, "n")?.is_some_and(|n| n != 1) {
-            return Err(Refusal::bad("this engine gives one answer; leave `n` out or make it 1"));
+            return Err(CallRefusal::bad(
+                "this engine gives one answer; leave `n` out or make it 1",
+            ));
         }
         let prompt = self.tokens(kind, body)?;
         let (output_tokens, reason) = self.length(kind, body)?;
         let usage = body.get("stream_options").and_then(|options| options.get("include_usage"));
         let delivery = match (flag(body, "stream")?, usage.and_then(Value::as_bool)) {
-            (true, Some(true)) => Delivery::StreamWithUsage,
-            (true, _) => Delivery::Stream,
-            (false, _) => Delivery::Whole,
+            (true, Some(true)) => CallDelivery::StreamWithUsage,
+            (true, _) => CallDelivery::Stream,
+            (false, _) => CallDelivery::Whole,
         };
         let salt = match body.get("cache_salt") {
             None | Some(Value::Null) => None,
             Some(Value::String(salt)) if !salt.is_empty() => Some(salt.clone()),
-            Some(_) => return Err(Refusal::bad("`cache_salt` must be a string that is not empty")),
+            Some(_) => {
+                return Err(CallRefusal::bad("`cache_salt` must be a string that is not empty"));
+            }
         };
         let (part, tool) = (part(body)?, dialect::tool(kind, body));
-        Ok(Call { kind, model, prompt, output_tokens, reason, delivery, salt, part, tool })
+        Ok(EngineCall { kind, model, prompt, output_tokens, reason, delivery, salt, part, tool })
     }
 
     /// The model or adapter that a request names; without a name, the model.
-    pub(super) fn model(&self, body: &Map<String, Value>) -> Result<String, Refusal> {
+    pub(super) fn model(&self, body: &Map<String, Value>) -> Result<String, CallRefusal> {
         match body.get("model") {
             None | Some(Value::Null) => Ok(self.models[0].clone()),
             Some(Value::String(name)) if self.models.contains(name) => Ok(name.clone()),
-            Some(other) => Err(Refusal {
+            Some(other) => Err(CallRefusal {
                 status: StatusCode::NOT_FOUND,
                 message: format!(
                     "the model {other} does not exist; here is {}",
@@ -171,37 +179,37 @@ impl Reader<'_> {
     /// The tokens of a request's prompt.
     pub(super) fn tokens(
         &self,
-        kind: Kind,
+        kind: CallKind,
         body: &Map<String, Value>,
-    ) -> Result<Vec<u32>, Refusal> {
+    ) -> Result<Vec<u32>, CallRefusal> {
         let tokens = match kind {
-            Kind::Chat => self.text.chat(body).map_err(Refusal::bad)?,
-            Kind::Messages | Kind::Responses => {
-                self.text.chat(&dialect::as_chat(kind, body)).map_err(Refusal::bad)?
+            CallKind::Chat => self.text.chat(body).map_err(CallRefusal::bad)?,
+            CallKind::Messages | CallKind::Responses => {
+                self.text.chat(&dialect::as_chat(kind, body)).map_err(CallRefusal::bad)?
             }
-            Kind::Completion => {
+            CallKind::Completion => {
                 let prompts = self.inputs(body.get("prompt").unwrap_or(&Value::Null), "prompt")?;
                 let Ok([tokens]) = <[Vec<u32>; 1]>::try_from(prompts) else {
-                    return Err(Refusal::bad("this engine takes one prompt per request"));
+                    return Err(CallRefusal::bad("this engine takes one prompt per request"));
                 };
                 tokens
             }
         };
         if tokens.is_empty() {
-            return Err(Refusal::bad("the prompt has no tokens; send at least one"));
+            return Err(CallRefusal::bad("the prompt has no tokens; send at least one"));
         }
         Ok(tokens)
     }
 
     /// Texts or token lists, one or several, as `prompt` and `input` have them.
-    pub(super) fn inputs(&self, value: &Value, field: &str) -> Result<Vec<Vec<u32>>, Refusal> {
+    pub(super) fn inputs(&self, value: &Value, field: &str) -> Result<Vec<Vec<u32>>, CallRefusal> {
         let wrong = || {
-            Refusal::bad(format!(
+            CallRefusal::bad(format!(
                 "`{field}` must be a string, an array of strings, an array of token ids or an array of such arrays"
             ))
         };
         match value {
-            Value::String(text) => Ok(vec![self.text.prompt(text).map_err(Refusal::bad)?]),
+            Value::String(text) => Ok(vec![self.text.prompt(text).map_err(CallRefusal::bad)?]),
             Value::Array(items) if items.iter().all(Value::is_u64) && !items.is_empty() => {
                 let token = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
                 let tokens: Option<Vec<u32>> = items.iter().map(token).collect();
@@ -224,15 +232,21 @@ impl Reader<'_> {
     }
 
     /// How many tokens to generate, and why it ends there.
-    fn length(&self, kind: Kind, body: &Map<String, Value>) -> Result<(usize, Reason), Refusal> {
+    fn length(
+        &self,
+        kind: CallKind,
+        body: &Map<String, Value>,
+    ) -> Result<(usize, Reason), CallRefusal> {
         let mut asked = None;
         for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
             asked = asked.or(count(body, name)?);
         }
         let most = match (asked, kind) {
-            (Some(0), _) => return Err(Refusal::bad("`max_tokens` is 0; it must be at least 1")),
+            (Some(0), _) => {
+                return Err(CallRefusal::bad("`max_tokens` is 0; it must be at least 1"));
+            }
             (Some(most), _) => most,
-            (None, Kind::Completion) => COMPLETION_TOKENS,
+            (None, CallKind::Completion) => COMPLETION_TOKENS,
             (None, _) => u64::MAX,
         };
         let least = count(body, "min_tokens")?.unwrap_or(0);
@@ -246,28 +260,28 @@ impl Reader<'_> {
     }
 }
 
-fn part(body: &Map<String, Value>) -> Result<Part, Refusal> {
+fn part(body: &Map<String, Value>) -> Result<ContentPart, CallRefusal> {
     let Some(Value::Object(fields)) = body.get("kv_transfer_params") else {
-        return Ok(Part::Whole);
+        return Ok(ContentPart::Whole);
     };
     if flag(fields, "do_remote_decode")? {
-        return Ok(Part::Prefill);
+        return Ok(ContentPart::Prefill);
     }
     if !flag(fields, "do_remote_prefill")? {
-        return Ok(Part::Whole);
+        return Ok(ContentPart::Whole);
     }
     let text = |name: &str| {
         let value = fields.get(name).and_then(Value::as_str);
         value.map(str::to_owned).ok_or_else(|| {
-            Refusal::bad(format!(
+            CallRefusal::bad(format!(
                 "`kv_transfer_params.{name}` must be as the prefill engine gave it"
             ))
         })
     };
     let port = count(fields, "remote_port")?.and_then(|port| u16::try_from(port).ok());
     let port =
-        port.ok_or_else(|| Refusal::bad("`kv_transfer_params.remote_port` must be a port"))?;
-    Ok(Part::Decode(Remote {
+        port.ok_or_else(|| CallRefusal::bad("`kv_transfer_params.remote_port` must be a port"))?;
+    Ok(ContentPart::Decode(Remote {
         host: text("remote_host")?,
         port,
         engine: text("remote_engine_id").ok(),
@@ -275,21 +289,25 @@ fn part(body: &Map<String, Value>) -> Result<Part, Refusal> {
     }))
 }
 
-fn count(body: &Map<String, Value>, name: &str) -> Result<Option<u64>, Refusal> {
+fn count(body: &Map<String, Value>, name: &str) -> Result<Option<u64>, CallRefusal> {
     match body.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => match value.as_u64() {
             Some(count) => Ok(Some(count)),
-            None => Err(Refusal::bad(format!("`{name}` is {value}; it must be a whole number"))),
+            None => {
+                Err(CallRefusal::bad(format!("`{name}` is {value}; it must be a whole number")))
+            }
         },
     }
 }
 
-fn flag(body: &Map<String, Value>, name: &str) -> Result<bool, Refusal> {
+fn flag(body: &Map<String, Value>, name: &str) -> Result<bool, CallRefusal> {
     match body.get(name) {
         None | Some(Value::Null) => Ok(false),
         Some(Value::Bool(flag)) => Ok(*flag),
-        Some(other) => Err(Refusal::bad(format!("`{name}` is {other}; it must be true or false"))),
+        Some(other) => {
+            Err(CallRefusal::bad(format!("`{name}` is {other}; it must be true or false")))
+        }
     }
 }
 
@@ -297,16 +315,16 @@ fn flag(body: &Map<String, Value>, name: &str) -> Result<bool, Refusal> {
 mod tests {
     use super::*;
 
-    fn read(kind: Kind, body: &Value) -> Result<Call, Refusal> {
+    fn read(kind: CallKind, body: &Value) -> Result<EngineCall, CallRefusal> {
         let models = ["base".to_owned(), "tuned".to_owned()];
-        let reader = Reader { text: &Text::Bytes, models: &models, answer_tokens: 50 };
+        let reader = CallReader { text: &TextModel::Bytes, models: &models, answer_tokens: 50 };
         reader.call(kind, body.as_object().unwrap())
     }
 
     #[test]
     fn an_answer_ends_by_itself_or_where_it_is_told_to() {
         let length = |body: Value| {
-            let call = read(Kind::Completion, &body).unwrap();
+            let call = read(CallKind::Completion, &body).unwrap();
             (call.output_tokens, call.reason)
         };
         assert_eq!(length(json!({"prompt": "a"})), (16, Reason::Length));
@@ -314,13 +332,13 @@ mod tests {
         let exact = json!({"prompt": "a", "max_tokens": 80, "ignore_eos": true});
         assert_eq!(length(exact), (80, Reason::Length));
         let chat = json!({"messages": [{"role": "user", "content": "a"}]});
-        assert_eq!(read(Kind::Chat, &chat).unwrap().output_tokens, 50);
+        assert_eq!(read(CallKind::Chat, &chat).unwrap().output_tokens, 50);
     }
 
     #[test]
     fn prompts_may_be_text_or_tokens() {
         let prompt =
-            |value: Value| read(Kind::Completion, &json!({"prompt": value})).map(|c| c.prompt);
+            |value: Value| read(CallKind::Completion, &json!({"prompt": value})).map(|c| c.prompt);
         assert_eq!(prompt(json!("ab")), Ok(vec![97, 98]));
         assert_eq!(prompt(json!([97, 98])), Ok(vec![97, 98]));
         assert_eq!(prompt(json!(["ab"])), Ok(vec![97, 98]));
@@ -338,7 +356,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let message = |body: Value| read(Kind::Completion, &body).unwrap_err().message;
+        let message = |body: Value| read(CallKind::Completion, &body).unwrap_err().message;
         assert!(
             message(json!({"prompt": "a", "model": "other"}))
                 .contains("\"other\" does not exist; here is base, tuned")

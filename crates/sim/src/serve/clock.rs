@@ -5,13 +5,13 @@ use tokio::time::Instant;
 
 /// Virtual time since an engine's start.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
+pub(super) struct EngineClock {
     start: Instant,
     /// Virtual seconds per real second.
     speed: f64,
 }
 
-impl Clock {
+impl EngineClock {
     pub(super) fn start(speed: f64) -> Self {
         Self { start: Instant::now(), speed }
     }

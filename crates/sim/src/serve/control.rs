@@ -1,9 +1,9 @@
 //! The control port: faults, crashes and restarts of all engines of a process.
 
-use super::answer::{AnswerBody, Cut};
-use super::call::Refusal;
+use super::call::CallRefusal;
 use super::faults::Faults;
-use super::{ServeError, ServedEngine, cannot, http, listen};
+use super::response::{Cut, SimBody};
+use super::{EngineServeError, ServedEngine, cannot, http, listen};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
@@ -29,7 +29,7 @@ impl Control {
     pub async fn start(
         address: SocketAddr,
         engines: Arc<[ServedEngine]>,
-    ) -> Result<Self, ServeError> {
+    ) -> Result<Self, EngineServeError> {
         let bound = TcpListener::bind(address).await;
         let listener = bound.map_err(|cause| cannot("control", address, cause))?;
         let address = listener.local_addr().map_err(|cause| cannot("control", address, cause))?;
@@ -48,7 +48,7 @@ impl Control {
 async fn respond(
     engines: Arc<[ServedEngine]>,
     request: Request<Incoming>,
-) -> Result<Response<AnswerBody>, Cut> {
+) -> Result<Response<SimBody>, Cut> {
     let answered = answer(&engines, request).await;
     Ok(match answered {
         Ok(value) => http::whole(&value),
@@ -56,11 +56,14 @@ async fn respond(
     })
 }
 
-async fn answer(engines: &[ServedEngine], request: Request<Incoming>) -> Result<Value, Refusal> {
+async fn answer(
+    engines: &[ServedEngine],
+    request: Request<Incoming>,
+) -> Result<Value, CallRefusal> {
     let path = request.uri().path().to_owned();
     let method = request.method().clone();
     let parts: Vec<_> = path.trim_matches('/').split('/').collect();
-    let unknown = || Refusal {
+    let unknown = || CallRefusal {
         status: StatusCode::NOT_FOUND,
         message: format!(
             "no {method} {path} here; there is GET /engines, GET and PUT /engines/<number>/faults, \
@@ -73,7 +76,7 @@ async fn answer(engines: &[ServedEngine], request: Request<Incoming>) -> Result<
         _ => return Err(unknown()),
     };
     let engine = number.parse().ok().and_then(|number: usize| engines.get(number));
-    let engine = engine.ok_or_else(|| Refusal {
+    let engine = engine.ok_or_else(|| CallRefusal {
         status: StatusCode::NOT_FOUND,
         message: format!("no engine {number} here; they are numbered 0 to {}", engines.len() - 1),
     })?;
@@ -81,12 +84,12 @@ async fn answer(engines: &[ServedEngine], request: Request<Incoming>) -> Result<
         (&Method::GET, "faults") => {}
         (&Method::PUT, "faults") => {
             let body = Limited::new(request.into_body(), MOST_BODY_BYTES).collect().await;
-            let body = body.map_err(|error| Refusal::bad(error.to_string()))?.to_bytes();
+            let body = body.map_err(|error| CallRefusal::bad(error.to_string()))?.to_bytes();
             let faults = Faults::from_json(&body);
-            engine.set_faults(faults.map_err(|error| Refusal::bad(error.to_string()))?);
+            engine.set_faults(faults.map_err(|error| CallRefusal::bad(error.to_string()))?);
         }
         (&Method::POST, "crash") => engine.crash().await,
-        (&Method::POST, "restart") => engine.restart().await.map_err(|error| Refusal {
+        (&Method::POST, "restart") => engine.restart().await.map_err(|error| CallRefusal {
             status: StatusCode::INTERNAL_SERVER_ERROR,
             message: error.to_string(),
         })?,

@@ -2,15 +2,15 @@
 //!
 //! A tool is called when the request leaves no choice: the answer's words become its only argument.
 
-use super::answer::Story;
-use super::call::{Kind, Reason};
+use super::call::{CallKind, Reason};
+use super::response::AnswerScript;
 use serde_json::{Map, Value, json};
 
 /// The tool that must be called, if one must: `required`, `any`, or one by name.
-pub(super) fn tool(kind: Kind, body: &Map<String, Value>) -> Option<String> {
+pub(super) fn tool(kind: CallKind, body: &Map<String, Value>) -> Option<String> {
     let choice = body.get("tool_choice")?;
     let named = match kind {
-        Kind::Messages => &choice["name"],
+        CallKind::Messages => &choice["name"],
         _ => &choice["function"]["name"],
     };
     if let Some(name) = named.as_str() {
@@ -18,15 +18,15 @@ pub(super) fn tool(kind: Kind, body: &Map<String, Value>) -> Option<String> {
     }
     let must = choice == "required" || choice["type"] == "any";
     let first = body.get("tools")?.get(0)?;
-    let name = if kind == Kind::Messages { &first["name"] } else { &first["function"]["name"] };
+    let name = if kind == CallKind::Messages { &first["name"] } else { &first["function"]["name"] };
     name.as_str().filter(|_| must).map(str::to_owned)
 }
 
 /// The conversation of a request that is not a chat in OpenAI's words.
-pub(super) fn as_chat(kind: Kind, body: &Map<String, Value>) -> Map<String, Value> {
+pub(super) fn as_chat(kind: CallKind, body: &Map<String, Value>) -> Map<String, Value> {
     let mut chat = body.clone();
     let (system, rest) = match kind {
-        Kind::Responses => ("instructions", "input"),
+        CallKind::Responses => ("instructions", "input"),
         _ => ("system", "messages"),
     };
     let mut messages = Vec::new();
@@ -43,7 +43,7 @@ pub(super) fn as_chat(kind: Kind, body: &Map<String, Value>) -> Map<String, Valu
     chat
 }
 
-impl Story {
+impl AnswerScript {
     /// The message of a chat, or the tool that it calls.
     pub(super) fn chat_message(&self) -> Value {
         match &self.call.tool {

@@ -1,38 +1,38 @@
 //! The task that owns an engine: lets its time pass, and tells everybody what happened to them.
 
-use super::clock::Clock;
+use super::clock::EngineClock;
 use super::events::{EventStream, Subject};
 use super::faults::Faults;
-use super::metrics::Counters;
-use crate::engine::{Engine, Load};
-use crate::request::{Outcome, Output, Refused, Request, RequestId};
+use super::metrics::EngineCounters;
+use crate::engine::{EngineLoad, SimEngine};
+use crate::request::{Output, RequestId, SimOutcome, SimRefused, SimRequest};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// What the engine is asked to do.
-pub(super) enum Command {
+pub(super) enum DriverCommand {
     Submit(Box<Submission>),
     Cancel(RequestId),
     ReleaseLease(RequestId, oneshot::Sender<bool>),
     ClearCache(oneshot::Sender<Result<(), usize>>),
-    Report(oneshot::Sender<Report>),
+    Report(oneshot::Sender<DriverReport>),
 }
 
 /// A request with everything its answer and its events need.
 pub(super) struct Submission {
-    pub(super) request: Request,
+    pub(super) request: SimRequest,
     pub(super) subject: Subject,
     /// Why its answer will end, for the metrics.
     pub(super) reason: &'static str,
-    pub(super) progress: mpsc::UnboundedSender<Progress>,
+    pub(super) progress: mpsc::UnboundedSender<SubmissionProgress>,
 }
 
 /// What happens to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Progress {
-    Refused(Refused),
+pub(super) enum SubmissionProgress {
+    Refused(SimRefused),
     Accepted,
     Admitted { cached_tokens: usize },
     Token,
@@ -40,43 +40,43 @@ pub(super) enum Progress {
 }
 
 /// How an engine does, for its metrics.
-pub(super) struct Report {
-    pub(super) load: Load,
-    pub(super) counters: Counters,
+pub(super) struct DriverReport {
+    pub(super) load: EngineLoad,
+    pub(super) counters: EngineCounters,
 }
 
 struct Flight {
     subject: Subject,
     reason: &'static str,
-    progress: mpsc::UnboundedSender<Progress>,
+    progress: mpsc::UnboundedSender<SubmissionProgress>,
     submitted: Duration,
     prompt_tokens: usize,
 }
 
 /// An engine and those who wait for it.
 pub(super) struct Driver {
-    engine: Engine,
-    clock: Clock,
+    engine: SimEngine,
+    clock: EngineClock,
     events: EventStream,
     faults: Arc<Mutex<Faults>>,
     flights: HashMap<RequestId, Flight>,
-    counters: Counters,
+    counters: EngineCounters,
     outputs: Vec<Output>,
 }
 
 impl Driver {
     pub(super) fn new(
-        engine: Engine,
-        clock: Clock,
+        engine: SimEngine,
+        clock: EngineClock,
         events: EventStream,
         faults: Arc<Mutex<Faults>>,
     ) -> Self {
-        let (flights, counters) = (HashMap::new(), Counters::default());
+        let (flights, counters) = (HashMap::new(), EngineCounters::default());
         Self { engine, clock, events, faults, flights, counters, outputs: Vec::new() }
     }
 
     /// Runs until nobody can command any more.
-    pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+    pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<DriverCommand>) {
         loop {
             let wake = self.engine.next_event_time().map(|time| self.clock.when(time));
             let sleep = async {
@@ -98,24 +98,25 @@ impl Driver {
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: DriverCommand) {
         match command {
-            Command::Submit(submission) => self.submit(*submission),
-            Command::Cancel(request) => {
+            DriverCommand::Submit(submission) => self.submit(*submission),
+            DriverCommand::Cancel(request) => {
                 if self.flights.remove(&request).is_some() {
                     self.engine.cancel(request);
                     self.counters.count_end("abort");
                 }
             }
             // Whoever asked may have gone; then nobody needs the answer.
-            Command::ReleaseLease(request, answer) => {
+            DriverCommand::ReleaseLease(request, answer) => {
                 let _ = answer.send(self.engine.release_lease(request));
             }
-            Command::ClearCache(answer) => {
+            DriverCommand::ClearCache(answer) => {
                 let _ = answer.send(self.engine.clear_cache());
             }
-            Command::Report(answer) => {
-                let report = Report { load: self.engine.load(), counters: self.counters.clone() };
+            DriverCommand::Report(answer) => {
+                let report =
+                    DriverReport { load: self.engine.load(), counters: self.counters.clone() };
                 let _ = answer.send(report);
             }
         }
@@ -127,12 +128,12 @@ impl Driver {
         let submitted = self.clock.now();
         match self.engine.submit(submitted, request) {
             Ok(()) => {
-                let _ = progress.send(Progress::Accepted);
+                let _ = progress.send(SubmissionProgress::Accepted);
                 let flight = Flight { subject, reason, progress, submitted, prompt_tokens };
                 self.flights.insert(id, flight);
             }
             Err(refused) => {
-                let _ = progress.send(Progress::Refused(refused));
+                let _ = progress.send(SubmissionProgress::Refused(refused));
             }
         }
     }
@@ -157,24 +158,26 @@ impl Driver {
 
     fn tell(&mut self, output: &Output) {
         let (request, progress) = match output.outcome {
-            Outcome::Admitted { request, cached_tokens } => {
-                (request, Progress::Admitted { cached_tokens })
+            SimOutcome::Admitted { request, cached_tokens } => {
+                (request, SubmissionProgress::Admitted { cached_tokens })
             }
-            Outcome::Token { request, .. } => (request, Progress::Token),
-            Outcome::Finished { request } => (request, Progress::Finished),
-            Outcome::Stored { request, .. } => {
+            SimOutcome::Token { request, .. } => (request, SubmissionProgress::Token),
+            SimOutcome::Finished { request } => (request, SubmissionProgress::Finished),
+            SimOutcome::Stored { request, .. } => {
                 let subject = self.flights.get(&request).map(|flight| &flight.subject);
                 return self.events.add(&output.outcome, subject);
             }
-            Outcome::Preempted { .. } => return,
-            Outcome::Removed { .. } | Outcome::Cleared => {
+            SimOutcome::Preempted { .. } => return,
+            SimOutcome::Removed { .. } | SimOutcome::Cleared => {
                 return self.events.add(&output.outcome, None);
             }
         };
         let Some(flight) = self.flights.get(&request) else { return };
         match output.outcome {
-            Outcome::Admitted { .. } => self.counters.prompt_tokens += flight.prompt_tokens as u64,
-            Outcome::Token { index, .. } => {
+            SimOutcome::Admitted { .. } => {
+                self.counters.prompt_tokens += flight.prompt_tokens as u64
+            }
+            SimOutcome::Token { index, .. } => {
                 self.counters.generation_tokens += 1;
                 if index == 0 {
                     self.counters.count_first_token(output.at.saturating_sub(flight.submitted));
@@ -184,7 +187,7 @@ impl Driver {
         }
         // A receiver that has gone will cancel, or has.
         let _ = flight.progress.send(progress);
-        if progress == Progress::Finished {
+        if progress == SubmissionProgress::Finished {
             self.flights.remove(&request);
         }
     }

@@ -2,28 +2,28 @@
 
 use super::clock::unix_seconds;
 use super::faults::Faults;
-use crate::request::Outcome;
+use crate::request::SimOutcome;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinSet;
 use wornpath_events::wire::{
-    Attention, Batch, Dialect, Event, ExtraKey, ExtraKeysBuffer, HashForm, Layout, Message,
-    Removed, Stored, encode,
+    DecodeNotice, ExtraKeysBuffer, HashForm, WireBatch, WireDialect, WireEvent, WireExtraKey,
+    WireLayout, WireMessage, WireRemoved, WireStored, encode,
 };
-use wornpath_events::zmtp::{Listener, Publisher};
+use wornpath_events::zmtp::{ZmtpListener, ZmtpPublisher};
 
 /// Batches that replay reaches back, as in vLLM.
 const REPLAYABLE: usize = 10_000;
 
 /// What vLLM 0.32 writes.
-const DIALECT: Dialect = Dialect { layout: Layout::Maps, hashes: HashForm::Unsigned };
+const DIALECT: WireDialect = WireDialect { layout: WireLayout::Maps, hashes: HashForm::Unsigned };
 
 /// A batch with its number.
-type Numbered = (u64, Bytes);
+type NumberedBatch = (u64, Bytes);
 
 /// The batches that can still be asked for.
-pub(super) type Ring = Arc<Mutex<VecDeque<Numbered>>>;
+pub(super) type ReplayBuffer = Arc<Mutex<VecDeque<NumberedBatch>>>;
 
 /// The tokens and the scope of a request, which its events carry.
 pub(super) struct Subject {
@@ -34,30 +34,35 @@ pub(super) struct Subject {
 
 /// One engine's event stream.
 pub(super) struct EventStream {
-    publisher: Publisher,
+    publisher: ZmtpPublisher,
     topic: String,
     block_size: usize,
     next: u64,
-    ring: Ring,
-    batch: Batch,
+    ring: ReplayBuffer,
+    batch: WireBatch,
     /// A batch that waits to be overtaken.
-    held: Option<Numbered>,
+    held: Option<NumberedBatch>,
 }
 
 impl EventStream {
-    pub(super) fn new(publisher: Publisher, topic: String, block_size: usize, ring: Ring) -> Self {
-        let batch = Batch::default();
+    pub(super) fn new(
+        publisher: ZmtpPublisher,
+        topic: String,
+        block_size: usize,
+        ring: ReplayBuffer,
+    ) -> Self {
+        let batch = WireBatch::default();
         Self { publisher, topic, block_size, next: 0, ring, batch, held: None }
     }
 
     /// Adds an outcome to the current batch, if it is about the cache.
-    pub(super) fn add(&mut self, outcome: &Outcome, subject: Option<&Subject>) {
+    pub(super) fn add(&mut self, outcome: &SimOutcome, subject: Option<&Subject>) {
         match outcome {
-            Outcome::Stored { chain, blocks, tier, .. } => {
+            SimOutcome::Stored { chain, blocks, tier, .. } => {
                 let Some(subject) = subject else { return };
                 let tokens = blocks.start * self.block_size..blocks.end * self.block_size;
                 let extra = extra_keys(subject, blocks.start, blocks.len());
-                self.batch.push(Event::Stored(Stored {
+                self.batch.push(WireEvent::Stored(WireStored {
                     blocks: &chain[blocks.clone()],
                     parent: blocks.start.checked_sub(1).map(|parent| chain[parent]),
                     tokens: &subject.tokens[tokens],
@@ -67,21 +72,21 @@ impl EventStream {
                     tier: *tier,
                     extra_keys: extra.keys(),
                     group: Some(0),
-                    attention: Attention::Full,
+                    attention: DecodeNotice::Full,
                 }));
             }
-            Outcome::Removed { blocks, tier } => {
+            SimOutcome::Removed { blocks, tier } => {
                 // vLLM announces every evicted block on its own.
                 for block in blocks {
                     let blocks = std::slice::from_ref(block);
-                    self.batch.push(Event::Removed(Removed {
+                    self.batch.push(WireEvent::Removed(WireRemoved {
                         blocks,
                         tier: *tier,
                         group: Some(0),
                     }));
                 }
             }
-            Outcome::Cleared => self.batch.push(Event::Cleared),
+            SimOutcome::Cleared => self.batch.push(WireEvent::Cleared),
             _ => {}
         }
     }
@@ -108,7 +113,7 @@ impl EventStream {
         self.publish(numbered, faults);
     }
 
-    fn publish(&mut self, numbered: Numbered, faults: &Faults) {
+    fn publish(&mut self, numbered: NumberedBatch, faults: &Faults) {
         let dropped = faults.drop_events_every.is_some_and(|every| numbered.0 % every == every - 1);
         if faults.lose_tail || dropped {
             return;
@@ -123,7 +128,7 @@ impl EventStream {
         }
     }
 
-    fn send(&self, (sequence, payload): &Numbered, faults: &Faults) {
+    fn send(&self, (sequence, payload): &NumberedBatch, faults: &Faults) {
         let times = if faults.duplicate_events { 2 } else { 1 };
         for _ in 0..times {
             let sequence = sequence.to_be_bytes();
@@ -141,7 +146,7 @@ fn extra_keys(subject: &Subject, first: usize, count: usize) -> ExtraKeysBuffer 
     for block in first..first + count {
         let salt = subject.salt.as_deref().filter(|_| block == 0);
         let keys: Vec<_> =
-            [subject.lora.as_deref(), salt].into_iter().flatten().map(ExtraKey::Text).collect();
+            [subject.lora.as_deref(), salt].into_iter().flatten().map(WireExtraKey::Text).collect();
         buffer.push(&keys);
     }
     buffer
@@ -149,9 +154,9 @@ fn extra_keys(subject: &Subject, first: usize, count: usize) -> ExtraKeysBuffer 
 
 /// Answers replay requests until the listener fails.
 pub(super) async fn serve_replay(
-    mut listener: Listener,
+    mut listener: ZmtpListener,
     topic: String,
-    ring: Ring,
+    ring: ReplayBuffer,
     faults: Arc<Mutex<Faults>>,
 ) {
     let mut connections = JoinSet::new();
@@ -165,7 +170,7 @@ pub(super) async fn serve_replay(
                 let (Some(start), false) = (start.map(u64::from_be_bytes), silent) else {
                     continue;
                 };
-                let batches: Vec<Numbered> = {
+                let batches: Vec<NumberedBatch> = {
                     let ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
                     ring.iter().filter(|(sequence, _)| *sequence >= start).cloned().collect()
                 };
@@ -176,7 +181,7 @@ pub(super) async fn serve_replay(
                         return;
                     }
                 }
-                let end = Message::REPLAY_END.to_be_bytes();
+                let end = WireMessage::REPLAY_END.to_be_bytes();
                 if connection.send(&[&b""[..], b"", &end, b""]).await.is_err() {
                     return;
                 }

@@ -1,17 +1,19 @@
 //! The engine's port: which path does what.
 
-use super::answer::{self, AnswerBody, Cut, Story, Stream, Ticket};
-use super::call::{Call, Delivery, Kind, Part, Reader, Reason, Refusal};
+use super::call::{
+    CallDelivery, CallKind, CallReader, CallRefusal, ContentPart, EngineCall, Reason,
+};
 use super::clock::unix_seconds;
-use super::driver::{Command, Progress, Submission};
+use super::driver::{DriverCommand, Submission, SubmissionProgress};
+use super::engine_site::EngineSite;
 use super::events::Subject;
 use super::faults::KvLoadFailure;
-use super::metrics::{self, Identity};
-use super::site::Site;
+use super::metrics::{self, EngineIdentity};
+use super::response::{self, AnswerScript, Cut, SimBody, SimStream, SimTicket};
 use super::text::mix;
 use super::transfer::{self, Fetched};
 use super::unloaded;
-use crate::request::{PromptSource, Request as EngineRequest, RequestId};
+use crate::request::{PromptSource, RequestId, SimRequest as EngineRequest};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -30,10 +32,10 @@ const LEASE: Duration = Duration::from_secs(30);
 /// Numbers in an embedding.
 const DIMENSIONS: usize = 64;
 
-type Answered = Result<Response<AnswerBody>, Cut>;
+type Answered = Result<Response<SimBody>, Cut>;
 
 /// Answers one request.
-pub(super) async fn respond(site: Arc<Site>, request: Request<Incoming>) -> Answered {
+pub(super) async fn respond(site: Arc<EngineSite>, request: Request<Incoming>) -> Answered {
     let faults = site.faults();
     if faults.hang {
         std::future::pending::<()>().await;
@@ -51,16 +53,16 @@ pub(super) async fn respond(site: Arc<Site>, request: Request<Incoming>) -> Answ
     };
     let answered = match (&head.method, path) {
         (&Method::POST, "/v1/chat/completions") => {
-            generate(&site, Kind::Chat, &body, &head.headers).await?
+            generate(&site, CallKind::Chat, &body, &head.headers).await?
         }
         (&Method::POST, "/v1/completions") => {
-            generate(&site, Kind::Completion, &body, &head.headers).await?
+            generate(&site, CallKind::Completion, &body, &head.headers).await?
         }
         (&Method::POST, "/v1/messages") => {
-            generate(&site, Kind::Messages, &body, &head.headers).await?
+            generate(&site, CallKind::Messages, &body, &head.headers).await?
         }
         (&Method::POST, "/v1/responses") => {
-            generate(&site, Kind::Responses, &body, &head.headers).await?
+            generate(&site, CallKind::Responses, &body, &head.headers).await?
         }
         (&Method::POST, "/v1/embeddings") => embed(&site, &body).await,
         (&Method::POST, "/v1/rerank" | "/rerank") => rerank(&site, &body),
@@ -71,8 +73,8 @@ pub(super) async fn respond(site: Arc<Site>, request: Request<Incoming>) -> Answ
         (&Method::GET, "/metrics") => metrics_page(&site).await,
         (&Method::GET, "/version") => Ok(whole(&json!({"version": env!("CARGO_PKG_VERSION")}))),
         (&Method::GET, "/kv_event_sources") => Ok(whole(&site.event_sources())),
-        (&Method::GET, "/health" | "/ping") => Ok(Response::new(AnswerBody::Whole(None))),
-        _ => Err(Refusal {
+        (&Method::GET, "/health" | "/ping") => Ok(Response::new(SimBody::Whole(None))),
+        _ => Err(CallRefusal {
             status: StatusCode::NOT_FOUND,
             message: format!("no {} {path} here; see `wornpath engine --help`", head.method),
         }),
@@ -85,19 +87,19 @@ pub(super) async fn respond(site: Arc<Site>, request: Request<Incoming>) -> Answ
 }
 
 async fn generate(
-    site: &Arc<Site>,
-    kind: Kind,
+    site: &Arc<EngineSite>,
+    kind: CallKind,
     body: &[u8],
     headers: &HeaderMap,
-) -> Result<Result<Response<AnswerBody>, Refusal>, Cut> {
-    let call = Reader::object(body).and_then(|object| site.reader().call(kind, &object));
+) -> Result<Result<Response<SimBody>, CallRefusal>, Cut> {
+    let call = CallReader::object(body).and_then(|object| site.reader().call(kind, &object));
     let mut call = match call {
         Ok(call) => call,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let fetched = match &call.part {
-        Part::Decode(remote) => transfer::fetch(remote).await,
-        Part::Whole | Part::Prefill => Fetched::Prompt,
+        ContentPart::Decode(remote) => transfer::fetch(remote).await,
+        ContentPart::Whole | ContentPart::Prefill => Fetched::Prompt,
     };
     let id = site.next_request();
     if fetched == Fetched::Nothing {
@@ -105,7 +107,7 @@ async fn generate(
             KvLoadFailure::Fail => {
                 return Ok(Ok(unloaded::answer(&story(site, id, call, Vec::new(), headers))));
             }
-            KvLoadFailure::Recompute => call.part = Part::Whole,
+            KvLoadFailure::Recompute => call.part = ContentPart::Whole,
             KvLoadFailure::Hang => std::future::pending().await,
         }
     }
@@ -113,7 +115,7 @@ async fn generate(
     if fetched == Fetched::SomethingElse {
         answer.pieces.fill(" wrong".to_owned());
     }
-    let lease = (call.part == Part::Prefill).then_some(LEASE);
+    let lease = (call.part == ContentPart::Prefill).then_some(LEASE);
     let tokens = [&call.prompt[..], &answer.tokens].concat();
     let ticket = match submit(site, id, &call, tokens, lease).await {
         Ok(ticket) => ticket,
@@ -121,19 +123,19 @@ async fn generate(
     };
     let story = story(site, id, call, answer.pieces, headers);
     Ok(Ok(match story.call.delivery {
-        Delivery::Whole => {
-            let mut response = whole(&answer::whole(ticket, &story).await?);
-            if story.call.part == Part::Prefill
+        CallDelivery::Whole => {
+            let mut response = whole(&response::whole(ticket, &story).await?);
+            if story.call.part == ContentPart::Prefill
                 && let Some(crash) = site.prefilled()
-                && let AnswerBody::Whole(bytes) = response.body_mut()
+                && let SimBody::Whole(bytes) = response.body_mut()
             {
-                *response.body_mut() = AnswerBody::Last(bytes.take(), crash);
+                *response.body_mut() = SimBody::Last(bytes.take(), crash);
             }
             response
         }
-        Delivery::Stream | Delivery::StreamWithUsage => {
+        CallDelivery::Stream | CallDelivery::StreamWithUsage => {
             let mut response =
-                Response::new(AnswerBody::Stream(Box::new(Stream::new(ticket, story))));
+                Response::new(SimBody::Stream(Box::new(SimStream::new(ticket, story))));
             let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
             response.headers_mut().insert(CONTENT_TYPE, kind);
             response
@@ -142,18 +144,18 @@ async fn generate(
 }
 
 fn story(
-    site: &Site,
+    site: &EngineSite,
     id: RequestId,
-    call: Call,
+    call: EngineCall,
     pieces: Vec<String>,
     headers: &HeaderMap,
-) -> Story {
+) -> AnswerScript {
     let name = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let prefix = match call.kind {
-        Kind::Chat => "chatcmpl",
-        Kind::Completion => "cmpl",
-        Kind::Messages => "msg",
-        Kind::Responses => "resp",
+        CallKind::Chat => "chatcmpl",
+        CallKind::Completion => "cmpl",
+        CallKind::Messages => "msg",
+        CallKind::Responses => "resp",
     };
     // Ends with the request's number, by which a decode engine will ask for its blocks.
     let id_text = format!("{prefix}-{}-{}", name.unwrap_or(site.engine_id()), id.0);
@@ -169,17 +171,17 @@ fn story(
         "tp_size": 1,
     });
     let created = unix_seconds() as u64;
-    Story { id: id_text, created, call, pieces, faults: site.faults(), transfer }
+    AnswerScript { id: id_text, created, call, pieces, faults: site.faults(), transfer }
 }
 
 /// Gives a request to the engine.
 async fn submit(
-    site: &Site,
+    site: &EngineSite,
     id: RequestId,
-    call: &Call,
+    call: &EngineCall,
     tokens: Vec<u32>,
     lease: Option<Duration>,
-) -> Result<Ticket, Refusal> {
+) -> Result<SimTicket, CallRefusal> {
     let lora = site.lora(&call.model);
     let request = EngineRequest {
         id,
@@ -195,26 +197,26 @@ async fn submit(
 }
 
 async fn enter(
-    site: &Site,
+    site: &EngineSite,
     request: EngineRequest,
     subject: Subject,
     reason: Reason,
-) -> Result<Ticket, Refusal> {
+) -> Result<SimTicket, CallRefusal> {
     let (sender, progress) = mpsc::unbounded_channel();
     let id = request.id;
     let commands = site.commands().clone();
     let submission = Submission { request, subject, reason: reason.name(), progress: sender };
     // A stopped engine drops the sender, which the receiver sees next.
-    let _ = commands.send(Command::Submit(Box::new(submission)));
-    let mut ticket = Ticket { id, progress, commands };
+    let _ = commands.send(DriverCommand::Submit(Box::new(submission)));
+    let mut ticket = SimTicket { id, progress, commands };
     match ticket.progress.recv().await {
-        Some(Progress::Refused(refused)) => Err(Refusal::bad(refused.to_string())),
+        Some(SubmissionProgress::Refused(refused)) => Err(CallRefusal::bad(refused.to_string())),
         _ => Ok(ticket),
     }
 }
 
-async fn embed(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
-    let object = Reader::object(body)?;
+async fn embed(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRefusal> {
+    let object = CallReader::object(body)?;
     let reader = site.reader();
     let model = reader.model(&object)?;
     let inputs = reader.inputs(object.get("input").unwrap_or(&Value::Null), "input")?;
@@ -237,15 +239,20 @@ async fn embed(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal
         tickets.push(enter(site, request, subject, Reason::Stop).await?);
     }
     for mut ticket in tickets {
-        while ticket.progress.recv().await.is_some_and(|progress| progress != Progress::Finished) {}
+        while ticket
+            .progress
+            .recv()
+            .await
+            .is_some_and(|progress| progress != SubmissionProgress::Finished)
+        {}
     }
     let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
     Ok(whole(&json!({"object": "list", "model": model, "data": data, "usage": usage})))
 }
 
 /// Documents by how much of the query's direction they share.
-fn rerank(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
-    let object = Reader::object(body)?;
+fn rerank(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRefusal> {
+    let object = CallReader::object(body)?;
     let reader = site.reader();
     let model = reader.model(&object)?;
     let of = |field: &'static str| {
@@ -276,42 +283,42 @@ fn embedding(tokens: &[u32]) -> Vec<f64> {
     numbers.iter().map(|number| number / length).collect()
 }
 
-fn tokenize(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
-    let object = Reader::object(body)?;
-    let kind = if object.contains_key("messages") { Kind::Chat } else { Kind::Completion };
+fn tokenize(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRefusal> {
+    let object = CallReader::object(body)?;
+    let kind = if object.contains_key("messages") { CallKind::Chat } else { CallKind::Completion };
     let tokens = site.reader().tokens(kind, &object)?;
     let answer =
         json!({"count": tokens.len(), "max_model_len": site.max_tokens(), "tokens": tokens});
     Ok(whole(&answer))
 }
 
-async fn reset(site: &Site) -> Result<Response<AnswerBody>, Refusal> {
-    match ask(site, Command::ClearCache).await? {
-        Ok(()) => Ok(Response::new(AnswerBody::Whole(None))),
-        Err(blocks) => Err(Refusal {
+async fn reset(site: &EngineSite) -> Result<Response<SimBody>, CallRefusal> {
+    match ask(site, DriverCommand::ClearCache).await? {
+        Ok(()) => Ok(Response::new(SimBody::Whole(None))),
+        Err(blocks) => Err(CallRefusal {
             status: StatusCode::SERVICE_UNAVAILABLE,
             message: format!("{blocks} blocks are in use; wait for running requests to end"),
         }),
     }
 }
 
-async fn hand_over(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Refusal> {
+async fn hand_over(site: &EngineSite, body: &[u8]) -> Result<Response<SimBody>, CallRefusal> {
     let faults = site.faults();
     let is_cut_off = faults.no_kv_transfer || faults.crash_after_prefills.is_some();
-    let object = Reader::object(body)?;
+    let object = CallReader::object(body)?;
     let engine = object.get("remote_engine_id").and_then(Value::as_str);
     if is_cut_off || engine.is_some_and(|engine| engine != site.engine_id()) {
         let message =
             "nothing can be loaded: a fault asked so, or it was another engine's".to_owned();
-        return Err(Refusal { status: StatusCode::SERVICE_UNAVAILABLE, message });
+        return Err(CallRefusal { status: StatusCode::SERVICE_UNAVAILABLE, message });
     }
     let name = object.get("remote_request_id").and_then(Value::as_str).unwrap_or_default();
     let number = name.rsplit('-').next().and_then(|number| number.parse().ok());
     let number =
-        number.ok_or_else(|| Refusal::bad("`remote_request_id` is none of this engine"))?;
-    match ask(site, |answer| Command::ReleaseLease(RequestId(number), answer)).await? {
+        number.ok_or_else(|| CallRefusal::bad("`remote_request_id` is none of this engine"))?;
+    match ask(site, |answer| DriverCommand::ReleaseLease(RequestId(number), answer)).await? {
         true => Ok(whole(&json!({"handed_over": name}))),
-        false => Err(Refusal {
+        false => Err(CallRefusal {
             status: StatusCode::NOT_FOUND,
             message: format!(
                 "no blocks are leased for {name}; the lease lasts {} s",
@@ -321,17 +328,20 @@ async fn hand_over(site: &Site, body: &[u8]) -> Result<Response<AnswerBody>, Ref
     }
 }
 
-async fn metrics_page(site: &Site) -> Result<Response<AnswerBody>, Refusal> {
-    let report = ask(site, Command::Report).await?;
-    let identity =
-        Identity { model: site.model(), block_size: site.block_size(), started: site.started() };
+async fn metrics_page(site: &EngineSite) -> Result<Response<SimBody>, CallRefusal> {
+    let report = ask(site, DriverCommand::Report).await?;
+    let identity = EngineIdentity {
+        model: site.model(),
+        block_size: site.block_size(),
+        started: site.started(),
+    };
     let mut response = Response::new(body(metrics::page(&identity, &report)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
 }
 
-fn models(site: &Site) -> Value {
+fn models(site: &EngineSite) -> Value {
     let card = |(place, name): (usize, &String)| {
         let parent = if place == 0 { Value::Null } else { json!(site.model()) };
         json!({
@@ -350,11 +360,11 @@ fn models(site: &Site) -> Value {
 
 /// A question to the engine's own task.
 async fn ask<T>(
-    site: &Site,
-    command: impl FnOnce(oneshot::Sender<T>) -> Command,
-) -> Result<T, Refusal> {
+    site: &EngineSite,
+    command: impl FnOnce(oneshot::Sender<T>) -> DriverCommand,
+) -> Result<T, CallRefusal> {
     let (sender, answer) = oneshot::channel();
-    let stopped = || Refusal {
+    let stopped = || CallRefusal {
         status: StatusCode::SERVICE_UNAVAILABLE,
         message: "the engine has stopped".to_owned(),
     };
@@ -362,33 +372,33 @@ async fn ask<T>(
     answer.await.map_err(|_| stopped())
 }
 
-fn too_large(error: &(dyn std::error::Error + Send + Sync)) -> Refusal {
+fn too_large(error: &(dyn std::error::Error + Send + Sync)) -> CallRefusal {
     let message = format!("the body cannot be read: {error}; at most {MOST_BODY_BYTES} bytes are");
-    Refusal { status: StatusCode::PAYLOAD_TOO_LARGE, message }
+    CallRefusal { status: StatusCode::PAYLOAD_TOO_LARGE, message }
 }
 
-fn refused(status: u16) -> Response<AnswerBody> {
+fn refused(status: u16) -> Response<SimBody> {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     let message = "refused, as a fault asked".to_owned();
-    let mut response = refusal(&Refusal { status, message });
+    let mut response = refusal(&CallRefusal { status, message });
     if matches!(status.as_u16(), 429 | 503) {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
     response
 }
 
-pub(super) fn refusal(refusal: &Refusal) -> Response<AnswerBody> {
+pub(super) fn refusal(refusal: &CallRefusal) -> Response<SimBody> {
     let mut response = whole(&refusal.body());
     *response.status_mut() = refusal.status;
     response
 }
 
-pub(super) fn whole(value: &Value) -> Response<AnswerBody> {
+pub(super) fn whole(value: &Value) -> Response<SimBody> {
     let mut response = Response::new(body(value.to_string()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
-fn body(text: String) -> AnswerBody {
-    AnswerBody::Whole(Some(Bytes::from(text)))
+fn body(text: String) -> SimBody {
+    SimBody::Whole(Some(Bytes::from(text)))
 }

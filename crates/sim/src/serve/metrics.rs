@@ -1,6 +1,6 @@
 //! `/metrics` under vLLM's names.
 
-use super::driver::Report;
+use super::driver::DriverReport;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,7 +11,7 @@ const TTFT_SECONDS: [f64; 14] =
 
 /// What is counted from an engine's start.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct EngineCounters {
     pub(super) prompt_tokens: u64,
     pub(super) generation_tokens: u64,
     ended: BTreeMap<&'static str, u64>,
@@ -20,7 +20,7 @@ pub(super) struct Counters {
     first_token_seconds: f64,
 }
 
-impl Counters {
+impl EngineCounters {
     pub(super) fn count_end(&mut self, reason: &'static str) {
         *self.ended.entry(reason).or_default() += 1;
     }
@@ -34,15 +34,15 @@ impl Counters {
 }
 
 /// What does not change while an engine runs.
-pub(super) struct Identity<'a> {
+pub(super) struct EngineIdentity<'a> {
     pub(super) model: &'a str,
     pub(super) block_size: usize,
     pub(super) started: f64,
 }
 
 /// The page, in Prometheus' text format.
-pub(super) fn page(identity: &Identity<'_>, report: &Report) -> String {
-    let mut page = Page {
+pub(super) fn page(identity: &EngineIdentity<'_>, report: &DriverReport) -> String {
+    let mut page = EngineMetricsPage {
         text: String::new(),
         labels: format!("engine=\"0\",model_name={:?}", identity.model),
     };
@@ -89,12 +89,12 @@ pub(super) fn page(identity: &Identity<'_>, report: &Report) -> String {
     page.text
 }
 
-struct Page {
+struct EngineMetricsPage {
     text: String,
     labels: String,
 }
 
-impl Page {
+impl EngineMetricsPage {
     fn head(&mut self, kind: &str, name: &str) {
         // Writing to a string does not fail.
         let _ = writeln!(self.text, "# TYPE {name} {kind}");

@@ -2,20 +2,20 @@
 
 use super::faults::Faults;
 use super::text::TextError;
-use crate::engine::{Settings, TokenReports};
-use crate::profile::Profile;
+use crate::engine::{EngineSettings, TokenReports};
+use crate::profile::EngineProfile;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use wornpath_blocks::vllm::{DEFAULT_SEED, EngineAlgorithm};
+use wornpath_blocks::vllm::{DEFAULT_SEED, VllmAlgorithm};
 
 /// One engine behind a port.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// How fast it is.
-    pub profile: Profile,
+    pub profile: EngineProfile,
     /// How it is run. Every token is reported, whatever it says of that.
-    pub settings: Settings,
+    pub settings: EngineSettings,
     /// Virtual seconds per real second.
     pub speed: f64,
     /// The model's name.
@@ -25,7 +25,7 @@ pub struct EngineOptions {
     /// The model's tokenizer directory; without one, bytes are tokens.
     pub tokenizer: Option<PathBuf>,
     /// How blocks are named.
-    pub hash_algorithm: EngineAlgorithm,
+    pub hash_algorithm: VllmAlgorithm,
     /// What the names start from: vLLM's `PYTHONHASHSEED`.
     pub hash_seed: String,
     /// Tokens of an answer that nothing cuts short.
@@ -39,15 +39,15 @@ pub struct EngineOptions {
 impl EngineOptions {
     /// A healthy engine in real time, as a profile describes it.
     #[must_use]
-    pub fn new(profile: Profile) -> Self {
+    pub fn new(profile: EngineProfile) -> Self {
         Self {
             model: profile.name().to_owned(),
             profile,
-            settings: Settings { tokens: TokenReports::Each, ..Settings::default() },
+            settings: EngineSettings { tokens: TokenReports::Each, ..EngineSettings::default() },
             speed: 1.0,
             adapters: Vec::new(),
             tokenizer: None,
-            hash_algorithm: EngineAlgorithm::Sha256,
+            hash_algorithm: VllmAlgorithm::Sha256,
             hash_seed: DEFAULT_SEED.to_owned(),
             answer_tokens: 128,
             topic: None,
@@ -69,7 +69,7 @@ pub struct Addresses {
 
 /// An engine that cannot be started.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
+pub enum EngineServeError {
     /// An address cannot be had.
     #[error(
         "cannot listen at {address} for {what}: {cause}; choose another port, or 0 for any free one"

@@ -1,13 +1,13 @@
 //! The same answer in the words of OpenAI's responses: an object that is whole, or comes about in events.
 
-use super::answer::Story;
 use super::dialect::named;
+use super::response::AnswerScript;
 use serde_json::{Value, json};
 
 /// Events before the first piece of text.
 const OPENING: usize = 4;
 
-impl Story {
+impl AnswerScript {
     /// The whole answer.
     pub(super) fn response(&self, cached_tokens: usize) -> Value {
         let (prompt, output) = (self.call.prompt.len(), self.pieces.len());

@@ -36,14 +36,14 @@ pub enum TextError {
 }
 
 /// How one engine reads and writes text.
-pub(super) enum Text {
+pub(super) enum TextModel {
     /// A token is a byte.
     Bytes,
     /// A model's own tokens.
-    Model(Box<Model>),
+    Model(Box<ServedText>),
 }
 
-pub(super) struct Model {
+pub(super) struct ServedText {
     tokenizer: Tokenizer,
     /// Chats are refused without one, as engines do.
     template: Option<ChatTemplate>,
@@ -51,13 +51,13 @@ pub(super) struct Model {
 }
 
 /// What an engine answers.
-pub(super) struct Answer {
+pub(super) struct GeneratedText {
     pub(super) tokens: Vec<u32>,
     /// The text of each token.
     pub(super) pieces: Vec<String>,
 }
 
-impl Text {
+impl TextModel {
     /// Reads a model's tokenizer directory.
     pub(super) fn load(directory: &Path) -> Result<Self, TextError> {
         let read = |name: &str| {
@@ -76,7 +76,7 @@ impl Text {
             return Err(TextError::NoWords(directory.to_owned()));
         }
         let template = ChatTemplate::from_config(&config).ok();
-        Ok(Self::Model(Box::new(Model { tokenizer, template, words })))
+        Ok(Self::Model(Box::new(ServedText { tokenizer, template, words })))
     }
 
     /// The tokens of a completion prompt.
@@ -98,12 +98,14 @@ impl Text {
     }
 
     /// An answer of `length` tokens that depends on the prompt alone.
-    pub(super) fn answer(&self, prompt: &[u32], length: usize) -> Answer {
+    pub(super) fn answer(&self, prompt: &[u32], length: usize) -> GeneratedText {
         let mut seed = prompt
             .iter()
             .fold(0x9E37_79B9_7F4A_7C15_u64, |seed, token| mix(seed ^ u64::from(*token)));
-        let mut answer =
-            Answer { tokens: Vec::with_capacity(length), pieces: Vec::with_capacity(length) };
+        let mut answer = GeneratedText {
+            tokens: Vec::with_capacity(length),
+            pieces: Vec::with_capacity(length),
+        };
         let all: Vec<_> = WORDS.split_whitespace().collect();
         while answer.tokens.len() < length {
             seed = mix(seed);
@@ -128,7 +130,7 @@ impl Text {
     }
 }
 
-impl Model {
+impl ServedText {
     fn encode(&self, text: &str, framing: Framing) -> Result<Vec<u32>, String> {
         let mut tokens = Vec::new();
         self.tokenizer.encode(text, framing, &mut tokens).map_err(|error| error.to_string())?;
@@ -204,7 +206,7 @@ mod tests {
     #[test]
     fn an_answer_sent_back_continues_the_prompts_tokens() {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../blocks/tests/models/tiny-llama");
-        for text in [Text::Bytes, Text::load(&tiny).unwrap()] {
+        for text in [TextModel::Bytes, TextModel::load(&tiny).unwrap()] {
             let prompt = text.prompt("once upon a time").unwrap();
             let answer = text.answer(&prompt, 40);
             assert_eq!((answer.tokens.len(), answer.pieces.len()), (40, 40));
@@ -227,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_missing_directory_is_named_with_what_belongs_there() {
-        let error = Text::load(Path::new("nowhere")).err().unwrap().to_string();
+        let error = TextModel::load(Path::new("nowhere")).err().unwrap().to_string();
         assert!(error.starts_with("nowhere/tokenizer.json: "), "{error}");
         assert!(error.contains("tokenizer_config.json"), "{error}");
     }

@@ -5,8 +5,10 @@ use anyhow::{Context, ensure};
 use std::collections::HashMap;
 use wornpath_blocks::{BlockHash, BlockHasher, HashKey, Scope};
 use wornpath_events::Translator;
-use wornpath_events::wire::{Batch, Event, ExtraKey, Limits, Message, decode, records};
-use wornpath_index::{EngineHash, Index, PodId, Writer};
+use wornpath_events::wire::{
+    WireBatch, WireEvent, WireExtraKey, WireLimits, WireMessage, decode, records,
+};
+use wornpath_index::{EngineHash, Index, IndexWriter, PodId};
 
 /// What was captured from one engine.
 pub(super) struct Recording {
@@ -21,7 +23,7 @@ impl Recording {
         let mut messages = Vec::new();
         for record in records(self.bytes) {
             let frames = record.with_context(|| format!("recording of {}", self.name))?;
-            if let Message::Batch { sequence, payload, .. } = Message::parse(&frames)? {
+            if let WireMessage::Batch { sequence, payload, .. } = WireMessage::parse(&frames)? {
                 // The payload is the last frame, taken from there because the frames' list ends here.
                 ensure!(frames.last() == Some(&payload), "{}: payload is not last", self.name);
                 messages.extend(frames.last().map(|payload| (sequence, *payload)));
@@ -32,16 +34,16 @@ impl Recording {
 }
 
 /// One pod of the demo.
-pub(super) struct Engine {
+pub(super) struct RecordedEngine {
     pub(super) name: &'static str,
     pod: PodId,
-    writer: Writer,
+    writer: IndexWriter,
     translator: Translator,
-    batch: Batch,
+    batch: WireBatch,
     messages: std::vec::IntoIter<(u64, &'static [u8])>,
 }
 
-impl Engine {
+impl RecordedEngine {
     pub(super) fn start(
         recording: &Recording,
         index: &Index,
@@ -52,7 +54,7 @@ impl Engine {
             pod: index.add_pod()?,
             writer: index.writer(),
             translator: Translator::new(key, MODEL, BLOCK_SIZE),
-            batch: Batch::default(),
+            batch: WireBatch::default(),
             messages: recording.messages()?.into_iter(),
         })
     }
@@ -68,7 +70,7 @@ impl Engine {
                 break;
             }
             self.messages.next();
-            decode(payload, &Limits::default(), &mut self.batch)
+            decode(payload, &WireLimits::default(), &mut self.batch)
                 .with_context(|| format!("message {sequence} of {}", self.name))?;
             let translated = self.translator.translate(&self.batch)?;
             self.writer.apply(self.pod, Some(sequence), &translated.events)?;
@@ -78,13 +80,13 @@ impl Engine {
 }
 
 /// A prompt as a client would send it: tokens, and the tenant's salt.
-pub(super) struct Prompt {
+pub(super) struct RecordedPrompt {
     pub(super) name: &'static str,
     pub(super) tokens: Vec<u32>,
     salt: Option<String>,
 }
 
-impl Prompt {
+impl RecordedPrompt {
     /// The prompt whose last blocks an engine stored in message `number`, put together from the
     /// stores before it.
     pub(super) fn cached_at(
@@ -93,11 +95,11 @@ impl Prompt {
         number: u64,
     ) -> anyhow::Result<Self> {
         let mut stored: HashMap<EngineHash, (Vec<u32>, Option<String>)> = HashMap::new();
-        let mut batch = Batch::default();
+        let mut batch = WireBatch::default();
         for (sequence, payload) in recording.messages()? {
-            decode(payload, &Limits::default(), &mut batch)?;
+            decode(payload, &WireLimits::default(), &mut batch)?;
             for event in batch.events() {
-                let Event::Stored(event) = event else { continue };
+                let WireEvent::Stored(event) = event else { continue };
                 let (mut tokens, salt) = match event.parent {
                     Some(parent) => {
                         stored.get(&parent).context("a block without its parent")?.clone()
@@ -127,9 +129,9 @@ impl Prompt {
     }
 }
 
-fn salt<'a>(mut keys: impl Iterator<Item = ExtraKey<'a>>) -> Option<String> {
+fn salt<'a>(mut keys: impl Iterator<Item = WireExtraKey<'a>>) -> Option<String> {
     keys.find_map(|key| match key {
-        ExtraKey::Text(salt) => Some(salt.to_owned()),
+        WireExtraKey::Text(salt) => Some(salt.to_owned()),
         _ => None,
     })
 }

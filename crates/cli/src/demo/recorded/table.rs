@@ -1,10 +1,10 @@
 //! Who holds how much of each prompt, as a table.
 
 use super::BLOCK_SIZE;
-use super::engine::{Engine, Prompt};
+use super::engine::{RecordedEngine, RecordedPrompt};
 use std::io::Write;
 use wornpath_blocks::HashKey;
-use wornpath_index::{Answer, Index, Tier};
+use wornpath_index::{Depths, Index, Tier};
 
 const PROMPT_WIDTH: usize = 26;
 const ENGINE_WIDTH: usize = 12;
@@ -19,13 +19,13 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn of_all(
-        prompts: &[Prompt],
-        engines: &[&Engine],
+        prompts: &[RecordedPrompt],
+        engines: &[&RecordedEngine],
         index: &Index,
         key: &HashKey,
     ) -> anyhow::Result<Vec<Self>> {
         let mut reader = index.reader();
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         let mut rows = Vec::new();
         for prompt in prompts {
             let chain = prompt.chain(key);
@@ -53,7 +53,7 @@ impl Row {
 /// Tokens held and the slowest tier among them, which is what a reuse waits for.
 fn describe(
     index: &Index,
-    engine: &Engine,
+    engine: &RecordedEngine,
     blocks: &[wornpath_blocks::BlockHash],
 ) -> anyhow::Result<String> {
     let mut holdings = Vec::new();
@@ -72,7 +72,7 @@ fn describe(
 pub(super) fn write(
     out: &mut dyn Write,
     title: &str,
-    engines: &[&Engine],
+    engines: &[&RecordedEngine],
     rows: &[Row],
 ) -> anyhow::Result<()> {
     writeln!(out, "\n{title}")?;

@@ -1,7 +1,7 @@
 //! From syntax to a program: every name is resolved, every operand has a type that fits.
 
-use super::parse::{CelError, Part, Problem, Syntax, error, parse};
-use super::program::{Binary, Number, Program, Text, TextTest};
+use super::parse::{CelError, CelPart, CelProblem, Syntax, error, parse};
+use super::program::{Binary, CelNumber, CelText, Program, TextTest};
 use super::{Type, Vocabulary};
 use crate::suggest::nearest;
 
@@ -19,7 +19,7 @@ pub(crate) fn compile<V: Vocabulary>(
         Typed::Int(number) | Typed::Double(number) => Ok(Program(number)),
         other => {
             let wanted = "a score is a number; choose one with `condition ? 1.0 : 0.0`";
-            let problem = Problem::Result { found: other.kind(), wanted };
+            let problem = CelProblem::Result { found: other.kind(), wanted };
             Err(error(text, syntax.at, problem))
         }
     }
@@ -27,18 +27,18 @@ pub(crate) fn compile<V: Vocabulary>(
 
 /// A part of the program and its type.
 enum Typed<F> {
-    Int(Number<F>),
-    Double(Number<F>),
-    Truth(Number<F>),
-    Text(Text<F>),
+    Int(CelNumber<F>),
+    Double(CelNumber<F>),
+    Truth(CelNumber<F>),
+    Text(CelText<F>),
 }
 
 /// Two operands of one type. An int beside a double is one: they are kept alike.
 enum Both<F> {
-    Ints(Box<[Number<F>; 2]>),
-    Doubles(Box<[Number<F>; 2]>),
-    Truths(Box<[Number<F>; 2]>),
-    Texts(Box<[Text<F>; 2]>),
+    Ints(Box<[CelNumber<F>; 2]>),
+    Doubles(Box<[CelNumber<F>; 2]>),
+    Truths(Box<[CelNumber<F>; 2]>),
+    Texts(Box<[CelText<F>; 2]>),
 }
 
 impl<F> Typed<F> {
@@ -100,32 +100,34 @@ impl<V: Vocabulary> Checker<'_, V> {
     fn check(&self, syntax: &Syntax) -> Checked<V::Field> {
         let at = syntax.at;
         match &syntax.part {
-            Part::Int(value) => Ok(Typed::Int(Number::Literal(*value as f64))),
-            Part::Double(value) => Ok(Typed::Double(Number::Literal(*value))),
-            Part::Bool(value) => Ok(Typed::Truth(Number::Literal(f64::from(u8::from(*value))))),
-            Part::Text(text) => Ok(Typed::Text(Text::Literal(text.as_str().into()))),
-            Part::List(_) => Err(self.error(at, Problem::List)),
-            Part::Path(path) => Ok(match self.field(at, path)? {
-                (field, Type::Int) => Typed::Int(Number::Field(field)),
-                (field, Type::Double) => Typed::Double(Number::Field(field)),
-                (field, Type::Bool) => Typed::Truth(Number::Field(field)),
-                (field, Type::String) => Typed::Text(Text::Field(field)),
-            }),
-            Part::Call { name, method: false, arguments } => self.function(at, name, arguments),
-            Part::Call { name, method: true, arguments } => self.method(at, name, arguments),
-            Part::Not(operand) => {
-                Ok(Typed::Truth(Number::Not(Box::new(self.truth("!", operand)?))))
+            CelPart::Int(value) => Ok(Typed::Int(CelNumber::Literal(*value as f64))),
+            CelPart::Double(value) => Ok(Typed::Double(CelNumber::Literal(*value))),
+            CelPart::Bool(value) => {
+                Ok(Typed::Truth(CelNumber::Literal(f64::from(u8::from(*value)))))
             }
-            Part::Negate(operand) => match self.check(operand)? {
+            CelPart::Text(text) => Ok(Typed::Text(CelText::Literal(text.as_str().into()))),
+            CelPart::List(_) => Err(self.error(at, CelProblem::List)),
+            CelPart::Path(path) => Ok(match self.field(at, path)? {
+                (field, Type::Int) => Typed::Int(CelNumber::Field(field)),
+                (field, Type::Double) => Typed::Double(CelNumber::Field(field)),
+                (field, Type::Bool) => Typed::Truth(CelNumber::Field(field)),
+                (field, Type::String) => Typed::Text(CelText::Field(field)),
+            }),
+            CelPart::Call { name, method: false, arguments } => self.function(at, name, arguments),
+            CelPart::Call { name, method: true, arguments } => self.method(at, name, arguments),
+            CelPart::Not(operand) => {
+                Ok(Typed::Truth(CelNumber::Not(Box::new(self.truth("!", operand)?))))
+            }
+            CelPart::Negate(operand) => match self.check(operand)? {
                 Typed::Int(int) => {
-                    let from_zero = Box::new([Number::Literal(0.0), int]);
-                    Ok(Typed::Int(Number::Binary(Binary::IntSubtract, from_zero)))
+                    let from_zero = Box::new([CelNumber::Literal(0.0), int]);
+                    Ok(Typed::Int(CelNumber::Binary(Binary::IntSubtract, from_zero)))
                 }
-                Typed::Double(double) => Ok(Typed::Double(Number::Negate(Box::new(double)))),
+                Typed::Double(double) => Ok(Typed::Double(CelNumber::Negate(Box::new(double)))),
                 other => Err(self.operands(at, "-", other.kind().to_string(), "a number")),
             },
-            Part::Binary(operator, pair) => self.binary(at, operator, pair),
-            Part::Choose(parts) => self.choose(at, parts),
+            CelPart::Binary(operator, pair) => self.binary(at, operator, pair),
+            CelPart::Choose(parts) => self.choose(at, parts),
         }
     }
 
@@ -137,14 +139,14 @@ impl<V: Vocabulary> Checker<'_, V> {
         if let "&&" | "||" = operator {
             let logic = if operator == "&&" { Binary::And } else { Binary::Or };
             let both = [self.truth(operator, left)?, self.truth(operator, right)?];
-            return Ok(Typed::Truth(Number::Binary(logic, Box::new(both))));
+            return Ok(Typed::Truth(CelNumber::Binary(logic, Box::new(both))));
         }
         match COMPARISONS.iter().find(|(known, ..)| *known == operator) {
             Some((_, numbers, texts)) => Ok(Typed::Truth(match self.both(at, operator, pair)? {
                 Both::Ints(pair) | Both::Doubles(pair) | Both::Truths(pair) => {
-                    Number::Binary(*numbers, pair)
+                    CelNumber::Binary(*numbers, pair)
                 }
-                Both::Texts(pair) => Number::Texts(*texts, pair),
+                Both::Texts(pair) => CelNumber::Texts(*texts, pair),
             })),
             None => self.arithmetic(at, operator, pair),
         }
@@ -153,12 +155,12 @@ impl<V: Vocabulary> Checker<'_, V> {
     fn arithmetic(&self, at: usize, name: &str, pair: &[Syntax; 2]) -> Checked<V::Field> {
         let Some((name, ints, doubles)) = ARITHMETIC.iter().find(|(known, ..)| *known == name)
         else {
-            return Err(self.error(at, Problem::UnknownFunction { name: name.to_owned() }));
+            return Err(self.error(at, CelProblem::UnknownFunction { name: name.to_owned() }));
         };
         match (self.both(at, name, pair)?, doubles) {
-            (Both::Ints(pair), _) => Ok(Typed::Int(Number::Binary(*ints, pair))),
+            (Both::Ints(pair), _) => Ok(Typed::Int(CelNumber::Binary(*ints, pair))),
             (Both::Doubles(pair), Some(doubles)) => {
-                Ok(Typed::Double(Number::Binary(*doubles, pair)))
+                Ok(Typed::Double(CelNumber::Binary(*doubles, pair)))
             }
             (Both::Doubles(_), None) => {
                 Err(self.operands(at, name, "double".to_owned(), "two ints"))
@@ -173,7 +175,7 @@ impl<V: Vocabulary> Checker<'_, V> {
         let (yes, no) = (self.check(yes)?, self.check(no)?);
         let both = yes.with(no).map_err(|(yes, no)| self.mismatch(at, "? :", yes, no))?;
         let chosen =
-            |[yes, no]: [Number<V::Field>; 2]| Number::Choose(Box::new([condition, yes, no]));
+            |[yes, no]: [CelNumber<V::Field>; 2]| CelNumber::Choose(Box::new([condition, yes, no]));
         match both {
             Both::Ints(pair) => Ok(Typed::Int(chosen(*pair))),
             Both::Doubles(pair) => Ok(Typed::Double(chosen(*pair))),
@@ -188,20 +190,20 @@ impl<V: Vocabulary> Checker<'_, V> {
     }
 
     fn among(&self, at: usize, value: &Syntax, list: &Syntax) -> Checked<V::Field> {
-        let Part::List(items) = &list.part else {
-            return Err(self.error(list.at, Problem::List));
+        let CelPart::List(items) = &list.part else {
+            return Err(self.error(list.at, CelProblem::List));
         };
-        let misfit = |item: &Syntax| self.error(item.at, Problem::List);
+        let misfit = |item: &Syntax| self.error(item.at, CelProblem::List);
         let number = |item: &Syntax| literal_number(item).ok_or_else(|| misfit(item));
         let text = |item: &Syntax| literal_text(item).ok_or_else(|| misfit(item));
         Ok(Typed::Truth(match self.check(value)? {
             Typed::Int(value) | Typed::Double(value) => {
                 let list: Result<_, _> = items.iter().map(number).collect();
-                Number::Among(Box::new(value), list?)
+                CelNumber::Among(Box::new(value), list?)
             }
             Typed::Text(value) => {
                 let list: Result<_, _> = items.iter().map(text).collect();
-                Number::AmongTexts(value, list?)
+                CelNumber::AmongTexts(value, list?)
             }
             Typed::Truth(_) => {
                 return Err(self.operands(at, "in", "bool".to_owned(), "a number or a string"));
@@ -215,7 +217,7 @@ impl<V: Vocabulary> Checker<'_, V> {
                 self.arithmetic(at, name, &[left.clone(), right.clone()])
             }
             ("int", [number]) => match self.check(number)? {
-                Typed::Double(double) => Ok(Typed::Int(Number::Truncate(Box::new(double)))),
+                Typed::Double(double) => Ok(Typed::Int(CelNumber::Truncate(Box::new(double)))),
                 int @ Typed::Int(_) => Ok(int),
                 _ => Err(self.arguments(at, name, "one number")),
             },
@@ -223,14 +225,14 @@ impl<V: Vocabulary> Checker<'_, V> {
                 Typed::Int(number) | Typed::Double(number) => Ok(Typed::Double(number)),
                 _ => Err(self.arguments(at, name, "one number")),
             },
-            ("has", [Syntax { at, part: Part::Path(path) }]) => match self.field(*at, path)? {
-                (field, Type::String) => Ok(Typed::Truth(Number::Has(field))),
-                _ => Ok(Typed::Truth(Number::Literal(1.0))),
+            ("has", [Syntax { at, part: CelPart::Path(path) }]) => match self.field(*at, path)? {
+                (field, Type::String) => Ok(Typed::Truth(CelNumber::Has(field))),
+                _ => Ok(Typed::Truth(CelNumber::Literal(1.0))),
             },
             ("min" | "max", _) => Err(self.arguments(at, name, "two numbers")),
             ("int" | "double", _) => Err(self.arguments(at, name, "one number")),
             ("has", _) => Err(self.arguments(at, name, "one field")),
-            _ => Err(self.error(at, Problem::UnknownFunction { name: name.to_owned() })),
+            _ => Err(self.error(at, CelProblem::UnknownFunction { name: name.to_owned() })),
         }
     }
 
@@ -242,18 +244,18 @@ impl<V: Vocabulary> Checker<'_, V> {
                 let Typed::Text(text) = self.check(text)? else {
                     return Err(self.arguments(at, name, "a string before the dot"));
                 };
-                return Ok(Typed::Int(Number::Size(text)));
+                return Ok(Typed::Int(CelNumber::Size(text)));
             }
             "contains" => TextTest::Contains,
             "startsWith" => TextTest::StartsWith,
             "endsWith" => TextTest::EndsWith,
-            _ => return Err(self.error(at, Problem::UnknownFunction { name: name.to_owned() })),
+            _ => return Err(self.error(at, CelProblem::UnknownFunction { name: name.to_owned() })),
         };
         let takes = "a string before the dot and one in the parentheses";
         let [text, part] = arguments else { return Err(self.arguments(at, name, takes)) };
         match (self.check(text)?, self.check(part)?) {
             (Typed::Text(text), Typed::Text(part)) => {
-                Ok(Typed::Truth(Number::Texts(test, Box::new([text, part]))))
+                Ok(Typed::Truth(CelNumber::Texts(test, Box::new([text, part]))))
             }
             _ => Err(self.arguments(at, name, takes)),
         }
@@ -268,11 +270,15 @@ impl<V: Vocabulary> Checker<'_, V> {
                 Some(close) => format!("; did you mean `{close}`?"),
                 None => format!("; the fields are {}", known.join(", ")),
             };
-            self.error(at, Problem::UnknownField { path, suggestion })
+            self.error(at, CelProblem::UnknownField { path, suggestion })
         })
     }
 
-    fn truth(&self, operator: &'static str, syntax: &Syntax) -> Result<Number<V::Field>, CelError> {
+    fn truth(
+        &self,
+        operator: &'static str,
+        syntax: &Syntax,
+    ) -> Result<CelNumber<V::Field>, CelError> {
         match self.check(syntax)? {
             Typed::Truth(truth) => Ok(truth),
             other => Err(self.operands(syntax.at, operator, other.kind().to_string(), "a bool")),
@@ -300,26 +306,26 @@ impl<V: Vocabulary> Checker<'_, V> {
         operands: String,
         takes: &'static str,
     ) -> CelError {
-        self.error(at, Problem::Operands { operator, operands, takes })
+        self.error(at, CelProblem::Operands { operator, operands, takes })
     }
 
     fn arguments(&self, at: usize, name: &str, takes: &'static str) -> CelError {
-        self.error(at, Problem::Arguments { name: name.to_owned(), takes })
+        self.error(at, CelProblem::Arguments { name: name.to_owned(), takes })
     }
 
-    fn error(&self, at: usize, problem: Problem) -> CelError {
+    fn error(&self, at: usize, problem: CelProblem) -> CelError {
         error(self.text, at, problem)
     }
 }
 
 fn literal_number(syntax: &Syntax) -> Option<f64> {
     match syntax.part {
-        Part::Int(value) => Some(value as f64),
-        Part::Double(value) => Some(value),
+        CelPart::Int(value) => Some(value as f64),
+        CelPart::Double(value) => Some(value),
         _ => None,
     }
 }
 
 fn literal_text(syntax: &Syntax) -> Option<Box<str>> {
-    if let Part::Text(text) = &syntax.part { Some(text.as_str().into()) } else { None }
+    if let CelPart::Text(text) = &syntax.part { Some(text.as_str().into()) } else { None }
 }

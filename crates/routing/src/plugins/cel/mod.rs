@@ -17,7 +17,7 @@ mod program;
 mod tests;
 
 pub(crate) use check::compile;
-pub(crate) use program::{Batch, Program};
+pub(crate) use program::{CelBatch, Program};
 
 /// What an expression's value, or a field's, can be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

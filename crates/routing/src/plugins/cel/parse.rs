@@ -14,12 +14,12 @@ pub(crate) struct CelError {
     /// From one, in characters.
     pub(crate) column: usize,
     /// What is wrong there.
-    pub(crate) problem: Problem,
+    pub(crate) problem: CelProblem,
 }
 
 /// What can be wrong with an expression.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub(crate) enum Problem {
+pub(crate) enum CelProblem {
     #[error("expected {expected}, found {found}")]
     Unexpected { expected: &'static str, found: String },
     #[error("a string starts here and does not end; close it with {quote}")]
@@ -54,11 +54,11 @@ const MOST_OPERATORS: usize = 256;
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Syntax {
     pub(super) at: usize,
-    pub(super) part: Part,
+    pub(super) part: CelPart,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Part {
+pub(super) enum CelPart {
     Int(i64),
     Double(f64),
     Bool(bool),
@@ -80,7 +80,7 @@ pub(super) enum Part {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-enum Token {
+enum CelToken {
     Int(String),
     Double(String),
     Text(String),
@@ -89,7 +89,7 @@ enum Token {
     End,
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for CelToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Int(text) | Self::Double(text) | Self::Word(text) => write!(f, "`{text}`"),
@@ -101,7 +101,7 @@ impl fmt::Display for Token {
 }
 
 /// Where `at` is in `text`, as an error.
-pub(super) fn error(text: &str, at: usize, problem: Problem) -> CelError {
+pub(super) fn error(text: &str, at: usize, problem: CelProblem) -> CelError {
     let before = text.get(..at).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     CelError {
@@ -112,20 +112,21 @@ pub(super) fn error(text: &str, at: usize, problem: Problem) -> CelError {
 }
 
 pub(super) fn parse(text: &str) -> Result<Syntax, CelError> {
-    let mut parser = Parser { text, at: 0, token: Token::End, start: 0, depth: 0, operators: 0 };
+    let mut parser =
+        CelParser { text, at: 0, token: CelToken::End, start: 0, depth: 0, operators: 0 };
     parser.advance()?;
     let syntax = parser.expression()?;
     match parser.token {
-        Token::End => Ok(syntax),
+        CelToken::End => Ok(syntax),
         _ => Err(parser.unexpected("an operator or the end")),
     }
 }
 
-struct Parser<'a> {
+struct CelParser<'a> {
     text: &'a str,
     /// After the token.
     at: usize,
-    token: Token,
+    token: CelToken,
     /// Where the token starts.
     start: usize,
     depth: usize,
@@ -136,11 +137,11 @@ struct Parser<'a> {
 const LEVELS: [&[&str]; 5] =
     [&["||"], &["&&"], &["<=", ">=", "<", ">", "==", "!=", "in"], &["+", "-"], &["*", "/", "%"]];
 
-impl Parser<'_> {
+impl CelParser<'_> {
     fn expression(&mut self) -> Result<Syntax, CelError> {
         self.depth += 1;
         if self.depth > MOST_DEPTH {
-            return Err(error(self.text, self.start, Problem::TooDeep));
+            return Err(error(self.text, self.start, CelProblem::TooDeep));
         }
         let condition = self.binary(0)?;
         let at = self.start;
@@ -148,7 +149,7 @@ impl Parser<'_> {
             let yes = self.binary(0)?;
             self.expect(":")?;
             let no = self.expression()?;
-            Syntax { at, part: Part::Choose(Box::new([condition, yes, no])) }
+            Syntax { at, part: CelPart::Choose(Box::new([condition, yes, no])) }
         } else {
             condition
         };
@@ -164,7 +165,7 @@ impl Parser<'_> {
             self.count_operator()?;
             self.advance()?;
             let right = self.binary(level + 1)?;
-            left = Syntax { at, part: Part::Binary(operator, Box::new([left, right])) };
+            left = Syntax { at, part: CelPart::Binary(operator, Box::new([left, right])) };
         }
         Ok(left)
     }
@@ -172,7 +173,7 @@ impl Parser<'_> {
     fn count_operator(&mut self) -> Result<(), CelError> {
         self.operators += 1;
         let most = self.operators <= MOST_OPERATORS;
-        if most { Ok(()) } else { Err(error(self.text, self.start, Problem::TooLong)) }
+        if most { Ok(()) } else { Err(error(self.text, self.start, CelProblem::TooLong)) }
     }
 
     fn unary(&mut self) -> Result<Syntax, CelError> {
@@ -183,11 +184,11 @@ impl Parser<'_> {
         }
         self.depth += 1;
         if self.depth > MOST_DEPTH {
-            return Err(error(self.text, at, Problem::TooDeep));
+            return Err(error(self.text, at, CelProblem::TooDeep));
         }
         self.advance()?;
         let operand = Box::new(self.unary()?);
-        let part = if negates { Part::Negate(operand) } else { Part::Not(operand) };
+        let part = if negates { CelPart::Negate(operand) } else { CelPart::Not(operand) };
         self.depth -= 1;
         Ok(Syntax { at, part })
     }
@@ -201,12 +202,12 @@ impl Parser<'_> {
             if self.take("(")? {
                 let mut arguments = vec![syntax];
                 arguments.extend(self.list(")")?);
-                syntax = Syntax { at, part: Part::Call { name, method: true, arguments } };
-            } else if let Part::Path(path) = &mut syntax.part {
+                syntax = Syntax { at, part: CelPart::Call { name, method: true, arguments } };
+            } else if let CelPart::Path(path) = &mut syntax.part {
                 path.push(name);
             } else {
                 let found = format!("`.{name}`");
-                let problem = Problem::Unexpected { expected: "an operator", found };
+                let problem = CelProblem::Unexpected { expected: "an operator", found };
                 return Err(error(self.text, at, problem));
             }
         }
@@ -216,24 +217,24 @@ impl Parser<'_> {
     fn primary(&mut self) -> Result<Syntax, CelError> {
         let at = self.start;
         let part = match self.token.clone() {
-            Token::Int(digits) => self.int(&digits, at)?,
-            Token::Double(digits) => match digits.parse::<f64>() {
-                Ok(value) if value.is_finite() => Part::Double(value),
-                _ => return Err(error(self.text, at, Problem::Number(digits))),
+            CelToken::Int(digits) => self.int(&digits, at)?,
+            CelToken::Double(digits) => match digits.parse::<f64>() {
+                Ok(value) if value.is_finite() => CelPart::Double(value),
+                _ => return Err(error(self.text, at, CelProblem::Number(digits))),
             },
-            Token::Text(text) => Part::Text(text),
-            Token::Word(word) if word == "true" => Part::Bool(true),
-            Token::Word(word) if word == "false" => Part::Bool(false),
-            Token::Word(_) => return self.name(at),
-            Token::Sign("(") => {
+            CelToken::Text(text) => CelPart::Text(text),
+            CelToken::Word(word) if word == "true" => CelPart::Bool(true),
+            CelToken::Word(word) if word == "false" => CelPart::Bool(false),
+            CelToken::Word(_) => return self.name(at),
+            CelToken::Sign("(") => {
                 self.advance()?;
                 let inner = self.expression()?;
                 self.expect(")")?;
                 return Ok(inner);
             }
-            Token::Sign("[") => {
+            CelToken::Sign("[") => {
                 self.advance()?;
-                return Ok(Syntax { at, part: Part::List(self.list("]")?) });
+                return Ok(Syntax { at, part: CelPart::List(self.list("]")?) });
             }
             _ => return Err(self.unexpected("a value")),
         };
@@ -244,9 +245,9 @@ impl Parser<'_> {
     fn name(&mut self, at: usize) -> Result<Syntax, CelError> {
         let name = self.word()?;
         let part = if self.take("(")? {
-            Part::Call { name, method: false, arguments: self.list(")")? }
+            CelPart::Call { name, method: false, arguments: self.list(")")? }
         } else {
-            Part::Path(vec![name])
+            CelPart::Path(vec![name])
         };
         Ok(Syntax { at, part })
     }
@@ -263,15 +264,15 @@ impl Parser<'_> {
         Ok(items)
     }
 
-    fn int(&self, digits: &str, at: usize) -> Result<Part, CelError> {
+    fn int(&self, digits: &str, at: usize) -> Result<CelPart, CelError> {
         match digits.parse::<i64>() {
-            Ok(int) if int as f64 <= LARGEST_INT => Ok(Part::Int(int)),
-            _ => Err(error(self.text, at, Problem::Number(digits.to_owned()))),
+            Ok(int) if int as f64 <= LARGEST_INT => Ok(CelPart::Int(int)),
+            _ => Err(error(self.text, at, CelProblem::Number(digits.to_owned()))),
         }
     }
 
     fn word(&mut self) -> Result<String, CelError> {
-        let Token::Word(word) = self.token.clone() else {
+        let CelToken::Word(word) = self.token.clone() else {
             return Err(self.unexpected("a name"));
         };
         self.advance()?;
@@ -280,8 +281,8 @@ impl Parser<'_> {
 
     fn sees(&self, sign: &str) -> bool {
         match &self.token {
-            Token::Sign(seen) => *seen == sign,
-            Token::Word(word) => sign == "in" && word == "in",
+            CelToken::Sign(seen) => *seen == sign,
+            CelToken::Word(word) => sign == "in" && word == "in",
             _ => false,
         }
     }
@@ -299,7 +300,7 @@ impl Parser<'_> {
     }
 
     fn unexpected(&self, expected: &'static str) -> CelError {
-        let problem = Problem::Unexpected { expected, found: self.token.to_string() };
+        let problem = CelProblem::Unexpected { expected, found: self.token.to_string() };
         error(self.text, self.start, problem)
     }
 
@@ -315,18 +316,19 @@ impl Parser<'_> {
             rest.find(|character| !matches(character)).unwrap_or(rest.len())
         };
         let (token, length) = match rest.chars().next() {
-            None => (Token::End, 0),
+            None => (CelToken::End, 0),
             Some('"' | '\'') => self.string(rest)?,
             Some('0'..='9') => number(rest),
             Some(first) if first.is_ascii_alphabetic() || first == '_' => {
                 let length = length_while(|c| c.is_ascii_alphanumeric() || c == '_');
-                (Token::Word(rest[..length].to_owned()), length)
+                (CelToken::Word(rest[..length].to_owned()), length)
             }
             Some(first) => match SIGNS.iter().find(|sign| rest.starts_with(**sign)) {
-                Some(sign) => (Token::Sign(sign), sign.len()),
+                Some(sign) => (CelToken::Sign(sign), sign.len()),
                 None => {
                     let found = format!("`{first}`");
-                    let problem = Problem::Unexpected { expected: "an operator or value", found };
+                    let problem =
+                        CelProblem::Unexpected { expected: "an operator or value", found };
                     return Err(error(self.text, self.start, problem));
                 }
             },
@@ -336,32 +338,32 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn string(&self, rest: &str) -> Result<(Token, usize), CelError> {
+    fn string(&self, rest: &str) -> Result<(CelToken, usize), CelError> {
         let mut characters = rest.char_indices();
         let quote = characters.next().map_or('"', |(_, quote)| quote);
         let mut text = String::new();
         while let Some((at, character)) = characters.next() {
             match character {
                 '\n' => break,
-                _ if character == quote => return Ok((Token::Text(text), at + 1)),
+                _ if character == quote => return Ok((CelToken::Text(text), at + 1)),
                 '\\' => match characters.next() {
                     Some((_, 'n')) => text.push('\n'),
                     Some((_, 't')) => text.push('\t'),
                     Some((_, escaped @ ('\\' | '"' | '\''))) => text.push(escaped),
                     Some((_, other)) => {
-                        return Err(error(self.text, self.start + at, Problem::Escape(other)));
+                        return Err(error(self.text, self.start + at, CelProblem::Escape(other)));
                     }
                     None => break,
                 },
                 _ => text.push(character),
             }
         }
-        Err(error(self.text, self.start, Problem::OpenString { quote }))
+        Err(error(self.text, self.start, CelProblem::OpenString { quote }))
     }
 }
 
 /// Digits, and a fraction and an exponent if they follow.
-fn number(rest: &str) -> (Token, usize) {
+fn number(rest: &str) -> (CelToken, usize) {
     let digits = |from: usize| {
         rest[from..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |length| from + length)
     };
@@ -376,5 +378,5 @@ fn number(rest: &str) -> (Token, usize) {
         end = if digits(exponent) > exponent { digits(exponent) } else { end };
     }
     let text = rest[..end].to_owned();
-    (if end == whole { Token::Int(text) } else { Token::Double(text) }, end)
+    (if end == whole { CelToken::Int(text) } else { CelToken::Double(text) }, end)
 }

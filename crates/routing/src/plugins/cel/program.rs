@@ -9,7 +9,7 @@
 //! whatever is computed from it, except where the other side of `&&` or `||` decides.
 
 /// The values of fields for a list of candidates.
-pub(crate) trait Batch<F> {
+pub(crate) trait CelBatch<F> {
     /// How many candidates there are.
     fn len(&self) -> usize;
     /// Whether the field can differ between candidates.
@@ -22,15 +22,15 @@ pub(crate) trait Batch<F> {
 
 /// A checked expression whose value is a number.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Program<F>(pub(super) Number<F>);
+pub(crate) struct Program<F>(pub(super) CelNumber<F>);
 
 impl<F: Copy> Program<F> {
     /// Writes the expression's value for each candidate, NaN for a fault. Allocates as many columns as
     /// the expression is deep, never anything per candidate.
-    pub(crate) fn evaluate(&self, batch: &impl Batch<F>, values: &mut [f64]) {
+    pub(crate) fn evaluate(&self, batch: &impl CelBatch<F>, values: &mut [f64]) {
         match self.0.value(batch, &mut Columns::default()) {
-            Value::Same(value) => values.fill(value),
-            Value::Each(column) => values.copy_from_slice(&column),
+            CelValue::Same(value) => values.fill(value),
+            CelValue::Each(column) => values.copy_from_slice(&column),
         }
     }
 }
@@ -75,32 +75,32 @@ pub(super) enum TextTest {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Text<F> {
+pub(super) enum CelText<F> {
     Literal(Box<str>),
     Field(F),
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Number<F> {
+pub(super) enum CelNumber<F> {
     Literal(f64),
     Field(F),
-    Negate(Box<Number<F>>),
-    Not(Box<Number<F>>),
+    Negate(Box<CelNumber<F>>),
+    Not(Box<CelNumber<F>>),
     /// To an int, towards zero.
-    Truncate(Box<Number<F>>),
-    Binary(Binary, Box<[Number<F>; 2]>),
-    Choose(Box<[Number<F>; 3]>),
-    Among(Box<Number<F>>, Box<[f64]>),
-    Texts(TextTest, Box<[Text<F>; 2]>),
-    AmongTexts(Text<F>, Box<[Box<str>]>),
+    Truncate(Box<CelNumber<F>>),
+    Binary(Binary, Box<[CelNumber<F>; 2]>),
+    Choose(Box<[CelNumber<F>; 3]>),
+    Among(Box<CelNumber<F>>, Box<[f64]>),
+    Texts(TextTest, Box<[CelText<F>; 2]>),
+    AmongTexts(CelText<F>, Box<[Box<str>]>),
     /// In Unicode characters.
-    Size(Text<F>),
+    Size(CelText<F>),
     /// Whether a text is there.
     Has(F),
 }
 
 /// What a part of an expression comes to.
-enum Value {
+enum CelValue {
     Same(f64),
     Each(Vec<f64>),
 }
@@ -123,46 +123,46 @@ impl Columns {
         column
     }
 
-    fn map(value: Value, change: impl Fn(f64) -> f64) -> Value {
+    fn map(value: CelValue, change: impl Fn(f64) -> f64) -> CelValue {
         match value {
-            Value::Same(number) => Value::Same(change(number)),
-            Value::Each(mut column) => {
+            CelValue::Same(number) => CelValue::Same(change(number)),
+            CelValue::Each(mut column) => {
                 for number in &mut column {
                     *number = change(*number);
                 }
-                Value::Each(column)
+                CelValue::Each(column)
             }
         }
     }
 
-    fn zip(&mut self, left: Value, right: Value, join: impl Fn(f64, f64) -> f64) -> Value {
+    fn zip(&mut self, left: CelValue, right: CelValue, join: impl Fn(f64, f64) -> f64) -> CelValue {
         match (left, right) {
-            (left, Value::Same(right)) => Self::map(left, |left| join(left, right)),
-            (Value::Same(left), right) => Self::map(right, |right| join(left, right)),
-            (Value::Each(mut left), Value::Each(right)) => {
+            (left, CelValue::Same(right)) => Self::map(left, |left| join(left, right)),
+            (CelValue::Same(left), right) => Self::map(right, |right| join(left, right)),
+            (CelValue::Each(mut left), CelValue::Each(right)) => {
                 for (left, right) in left.iter_mut().zip(&right) {
                     *left = join(*left, *right);
                 }
                 self.0.push(right);
-                Value::Each(left)
+                CelValue::Each(left)
             }
         }
     }
 }
 
-impl<F: Copy> Number<F> {
-    fn value(&self, batch: &impl Batch<F>, columns: &mut Columns) -> Value {
+impl<F: Copy> CelNumber<F> {
+    fn value(&self, batch: &impl CelBatch<F>, columns: &mut Columns) -> CelValue {
         match self {
-            Self::Literal(number) => Value::Same(*number),
+            Self::Literal(number) => CelValue::Same(*number),
             Self::Field(field) if batch.varies(*field) => {
                 let mut column = columns.column(batch.len());
                 batch.fill(*field, &mut column);
-                Value::Each(column)
+                CelValue::Each(column)
             }
             Self::Field(field) => {
                 let mut number = [0.0];
                 batch.fill(*field, &mut number);
-                Value::Same(number[0])
+                CelValue::Same(number[0])
             }
             Self::Negate(operand) => Columns::map(operand.value(batch, columns), |x| -x),
             Self::Not(operand) => Columns::map(operand.value(batch, columns), |x| 1.0 - x),
@@ -205,15 +205,15 @@ impl<F: Copy> Number<F> {
     }
 }
 
-impl<F: Copy> Text<F> {
-    fn spread(&self, batch: &impl Batch<F>) -> Spread {
+impl<F: Copy> CelText<F> {
+    fn spread(&self, batch: &impl CelBatch<F>) -> Spread {
         match self {
             Self::Literal(_) => Spread::Same,
             Self::Field(field) => Spread::of(*field, batch),
         }
     }
 
-    fn at<'a>(&'a self, batch: &'a impl Batch<F>, candidate: usize) -> &'a str {
+    fn at<'a>(&'a self, batch: &'a impl CelBatch<F>, candidate: usize) -> &'a str {
         match self {
             Self::Literal(text) => text,
             Self::Field(field) => batch.text(*field, candidate).unwrap_or_default(),
@@ -222,7 +222,7 @@ impl<F: Copy> Text<F> {
 }
 
 impl Spread {
-    fn of<F>(field: F, batch: &impl Batch<F>) -> Self {
+    fn of<F>(field: F, batch: &impl CelBatch<F>) -> Self {
         if batch.varies(field) { Self::Each } else { Self::Same }
     }
 
@@ -233,32 +233,32 @@ impl Spread {
 
 fn each<F>(
     spread: Spread,
-    batch: &impl Batch<F>,
+    batch: &impl CelBatch<F>,
     columns: &mut Columns,
     number: impl Fn(usize) -> f64,
-) -> Value {
+) -> CelValue {
     if spread == Spread::Same {
-        return Value::Same(number(0));
+        return CelValue::Same(number(0));
     }
     let mut column = columns.column(batch.len());
     for (at, place) in column.iter_mut().enumerate() {
         *place = number(at);
     }
-    Value::Each(column)
+    CelValue::Each(column)
 }
 
-fn choose(condition: Value, yes: Value, no: Value, columns: &mut Columns) -> Value {
-    let Value::Each(mut chosen) = condition else {
-        let Value::Same(condition) = condition else { return condition };
+fn choose(condition: CelValue, yes: CelValue, no: CelValue, columns: &mut Columns) -> CelValue {
+    let CelValue::Each(mut chosen) = condition else {
+        let CelValue::Same(condition) = condition else { return condition };
         return match condition {
             1.0 => yes,
             0.0 => no,
-            _ => Value::Same(f64::NAN),
+            _ => CelValue::Same(f64::NAN),
         };
     };
-    let side = |side: &Value, at: usize| match side {
-        Value::Same(number) => *number,
-        Value::Each(column) => column[at],
+    let side = |side: &CelValue, at: usize| match side {
+        CelValue::Same(number) => *number,
+        CelValue::Each(column) => column[at],
     };
     for (at, place) in chosen.iter_mut().enumerate() {
         *place = match *place {
@@ -268,11 +268,11 @@ fn choose(condition: Value, yes: Value, no: Value, columns: &mut Columns) -> Val
         };
     }
     for side in [yes, no] {
-        if let Value::Each(column) = side {
+        if let CelValue::Each(column) = side {
             columns.0.push(column);
         }
     }
-    Value::Each(chosen)
+    CelValue::Each(chosen)
 }
 
 /// Whether a relation holds, unless a side is a fault.
@@ -286,7 +286,7 @@ fn exact(int: f64) -> f64 {
 }
 
 impl Binary {
-    fn apply(self, left: Value, right: Value, columns: &mut Columns) -> Value {
+    fn apply(self, left: CelValue, right: CelValue, columns: &mut Columns) -> CelValue {
         match self {
             Self::Add => columns.zip(left, right, |a, b| a + b),
             Self::Subtract => columns.zip(left, right, |a, b| a - b),

@@ -1,6 +1,6 @@
 //! Expressions mean what CEL says, and what makes no sense is refused with its place.
 
-use super::parse::Problem;
+use super::parse::CelProblem;
 use super::*;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -40,7 +40,7 @@ impl Vocabulary for Pod {
     }
 }
 
-impl Batch<Field> for Pod {
+impl CelBatch<Field> for Pod {
     fn len(&self) -> usize {
         3
     }
@@ -225,11 +225,11 @@ fn what_makes_no_sense_is_refused_with_its_place() {
 fn hostile_nesting_and_length_are_refused_without_overflowing_the_stack() {
     for text in ["(".repeat(4000), "!".repeat(4000), "-".repeat(4000), "[".repeat(4000)] {
         let error = compile(&text, &Pod(Varying::No)).map(|_| ()).unwrap_err();
-        assert_eq!(error.problem, Problem::TooDeep, "{}", &text[..1]);
+        assert_eq!(error.problem, CelProblem::TooDeep, "{}", &text[..1]);
     }
     let long =
         compile(&format!("1{}", "+1".repeat(3000)), &Pod(Varying::No)).map(|_| ()).unwrap_err();
-    assert_eq!((long.problem, long.column), (Problem::TooLong, 514));
+    assert_eq!((long.problem, long.column), (CelProblem::TooLong, 514));
     assert_eq!(value(&format!("1{}", "+1".repeat(256))), Some(257.0));
 }
 

@@ -7,14 +7,14 @@ use std::sync::{Mutex, PoisonError};
 
 use wornpath_index::PodId;
 
-use crate::fleet::Pod;
+use crate::fleet::FleetPod;
 
 #[derive(Debug, Default)]
 pub(super) struct Placed(Mutex<Vec<Option<(PodId, u64)>>>);
 
 impl Placed {
     /// One sum for each pod.
-    pub(super) fn fill<'a>(&self, pods: impl Iterator<Item = &'a Pod>, column: &mut [f64]) {
+    pub(super) fn fill<'a>(&self, pods: impl Iterator<Item = &'a FleetPod>, column: &mut [f64]) {
         let sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (pod, place) in pods.zip(column) {
             let sum = sums.get(pod.slot().position()).copied().flatten();
@@ -22,7 +22,7 @@ impl Placed {
         }
     }
 
-    pub(super) fn add(&self, pod: &Pod, tokens: u64) {
+    pub(super) fn add(&self, pod: &FleetPod, tokens: u64) {
         let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = pod.slot().position();
         if sums.len() <= at {
@@ -37,14 +37,14 @@ impl Placed {
 mod tests {
     use super::*;
     use crate::fleet::PodFacts;
-    use wornpath_index::{Index, Limits, Swept};
+    use wornpath_index::{Index, IndexLimits, Swept};
 
     #[test]
     fn the_next_pod_in_a_slot_starts_at_nothing() {
-        let index = Index::new(Limits::default(), 1);
-        let pod = || Pod::new(index.add_pod().unwrap(), PodFacts::serving("p", "m"));
+        let index = Index::new(IndexLimits::default(), 1);
+        let pod = || FleetPod::new(index.add_pod().unwrap(), PodFacts::serving("p", "m"));
         let placed = Placed::default();
-        let sum = |pod: &Pod| {
+        let sum = |pod: &FleetPod| {
             let mut column = [f64::NAN];
             placed.fill(std::iter::once(pod), &mut column);
             column[0]

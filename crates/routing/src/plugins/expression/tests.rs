@@ -3,12 +3,12 @@
 use crate::fleet::{PodFacts, Reservation, Topology};
 use crate::plugin::Stage;
 use crate::plugins::cel::Vocabulary;
-use crate::plugins::rehearsal::Rehearsal;
+use crate::plugins::harness::Harness;
 
 const HASHED: [&str; 2] = ["tokenize", "block_hash"];
 
 /// Two pods: a busy one that holds four of ten blocks, and an idle one with labels.
-fn rehearsal() -> Rehearsal {
+fn rehearsal() -> Harness {
     let labelled = PodFacts {
         labels: vec![("gpu".into(), "h100".into())],
         topology: Topology { zone: Some("z1".into()), ..Topology::default() },
@@ -16,7 +16,7 @@ fn rehearsal() -> Rehearsal {
         ..PodFacts::serving("second", "m")
     };
     let tokens: Vec<u32> = (0..21).collect();
-    let mut rehearsal = Rehearsal::with(vec![PodFacts::serving("first", "m"), labelled])
+    let mut rehearsal = Harness::with(vec![PodFacts::serving("first", "m"), labelled])
         .prompt(&tokens)
         .holding(0, 4);
     rehearsal.request.output_tokens = Some(9);
@@ -25,7 +25,7 @@ fn rehearsal() -> Rehearsal {
     rehearsal
 }
 
-fn costs(rehearsal: &Rehearsal, expression: &str) -> Vec<f64> {
+fn costs(rehearsal: &Harness, expression: &str) -> Vec<f64> {
     let yaml = format!("expression: {{cost: \"{expression}\"}}");
     rehearsal.play(&HASHED, Stage::Score, &yaml).scores()
 }
@@ -71,7 +71,7 @@ fn figures_of_the_pod_the_request_and_the_fleet_can_be_named() {
 #[test]
 fn every_field_is_documented() {
     let doc = super::PLUGIN.parameters[0].doc;
-    for field in super::Words::default().known() {
+    for field in super::FieldNames::default().known() {
         assert!(doc.contains(&field), "{field}");
     }
 }
@@ -114,7 +114,7 @@ fn scores_are_cut_to_a_unit_and_faults_are_the_worst() {
 
 #[test]
 fn what_does_not_compile_is_refused_with_line_and_column() {
-    let complaint = |yaml| Rehearsal::complaint(Stage::Score, yaml);
+    let complaint = |yaml| Harness::complaint(Stage::Score, yaml);
     assert_eq!(
         complaint("expression: {score: '1.0 - pod.kv_use'}"),
         "`score` of `expression`: line 1, column 7: there is no field `pod.kv_use`; \
@@ -134,7 +134,7 @@ fn what_does_not_compile_is_refused_with_line_and_column() {
 
 #[test]
 fn an_infinite_cost_without_weight_says_nothing() {
-    let mut bench = crate::testing::Bench::with_pods(2);
+    let mut bench = crate::testing::TestBench::with_pods(2);
     let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
     let profile = bench.profile(
         "score:\n  - expression: {cost: '1.0 / double(pod.requests)', weight: 0}\n  \

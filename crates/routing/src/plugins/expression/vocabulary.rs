@@ -79,7 +79,7 @@ fields! {
 
 /// The names that an expression uses, gathered while it is compiled.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct FieldNames {
     pub(super) labels: RefCell<Vec<Name>>,
     pub(super) attributes: RefCell<Vec<Name>>,
     /// Whether it asks what pods hold.
@@ -102,7 +102,7 @@ fn find<F: Copy>(all: &[(&str, F, Type)], word: &str) -> Option<(F, Type)> {
     all.iter().find(|(known, ..)| *known == word).map(|(_, field, kind)| (*field, *kind))
 }
 
-impl Vocabulary for Words {
+impl Vocabulary for FieldNames {
     type Field = Field;
 
     fn resolve(&self, path: &[&str]) -> Option<(Field, Type)> {

@@ -1,0 +1,240 @@
+//! Where a text may be cut so that its parts' tokens are the whole's tokens.
+//!
+//! Two kinds of cut are proven, and only these are used:
+//!
+//! - **After an added token.** Hugging Face takes added tokens out first, from left to right, and
+//!   works on what is between them piece by piece. So the tokens on one side never depend on the
+//!   other, if (1) no part of the pipeline knows its place in the text, and (2) whether an added
+//!   token matches does not depend on what follows it: none holds another except at its end, none
+//!   strips spaces around it or asks for a word's edge, and all are matched on the same text, either
+//!   before normalization or without any.
+//! - **Between a letter and a space or line feed**, for the splitting rules listed here. In all of
+//!   them a piece with a letter in it ends before white space, none looks back, and only runs of white
+//!   space look ahead. Normalization is no obstacle: neither a space nor a line feed ever composes
+//!   with what is before it. Such a cut is known only together with the white space after it, and
+//!   no added token may hold white space, lest one lies across the cut.
+//!
+//! A tokenizer for which this does not hold has no cuts, and nothing is remembered for it.
+use std::collections::HashSet;
+
+use aho_corasick::{AhoCorasick, Input, MatchKind};
+use serde_json::Value;
+
+/// The rules for which the cut before white space is proven: Qwen 2 and 3; Llama 3 and cl100k;
+/// GPT-2, which is also what `ByteLevel` does by itself.
+const KNOWN_SPLITS: [&str; 3] = [
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+];
+
+/// An added token in a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct AddedToken {
+    /// Where it starts.
+    pub(crate) start: usize,
+    /// Where it ends.
+    pub(crate) end: usize,
+    /// Its token id.
+    pub(crate) id: u32,
+}
+
+/// Finds the cuts of one tokenizer.
+pub(crate) struct SplitPoints {
+    added: Option<AhoCorasick>,
+    ids: Vec<u32>,
+    longest: usize,
+    before_space: bool,
+}
+
+impl SplitPoints {
+    /// The cuts that are proven for this `tokenizer.json`, if any are.
+    pub(crate) fn of(json: &Value) -> Option<Self> {
+        let model = &json["model"];
+        let fixed = model["type"] == "BPE" && model["dropout"].is_null();
+        let normalizer = &json["normalizer"];
+        let local = normalizer.is_null() || normalizer["type"] == "NFC";
+        if !fixed || !local || !splitter_is_local(&json["pre_tokenizer"]) {
+            return None;
+        }
+        let tokens = json["added_tokens"].as_array()?;
+        let mut texts = Vec::new();
+        let mut ids = Vec::new();
+        for token in tokens {
+            let flag = |name: &str| token[name].as_bool().unwrap_or(false);
+            let plain = !(flag("single_word") || flag("lstrip") || flag("rstrip"));
+            let raw = normalizer.is_null() || !flag("normalized");
+            if !plain || !raw || token["normalized"] != tokens[0]["normalized"] {
+                return None;
+            }
+            texts.push(token["content"].as_str().filter(|text| !text.is_empty())?);
+            ids.push(u32::try_from(token["id"].as_u64()?).ok()?);
+        }
+        let before_space = split_is_known(&json["pre_tokenizer"])
+            && texts.iter().all(|text| !text.contains(char::is_whitespace));
+        let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+        let added = match texts.as_slice() {
+            [] => None,
+            texts if each_stands_alone(texts)? => {
+                let mut builder = AhoCorasick::builder();
+                Some(builder.match_kind(MatchKind::LeftmostLongest).build(texts).ok()?)
+            }
+            _ => return None,
+        };
+        Some(Self { added, ids, longest, before_space })
+    }
+
+    /// The first added token at or after `from`.
+    pub(crate) fn next_added(&self, text: &str, from: usize) -> Option<AddedToken> {
+        let found = self.added.as_ref()?.find(Input::new(text).range(from..))?;
+        let id = self.ids[found.pattern().as_usize()];
+        Some(AddedToken { start: found.start(), end: found.end(), id })
+    }
+
+    /// The end of the first added token that starts before `limit` and ends at `from` or later.
+    ///
+    /// All that start before `limit`, up to and with that one, are appended to `passed`.
+    pub(crate) fn hard_cut(
+        &self,
+        text: &str,
+        from: usize,
+        limit: usize,
+        passed: &mut Vec<AddedToken>,
+    ) -> Option<usize> {
+        let window = &text[..text.floor_char_boundary(limit.saturating_add(self.longest))];
+        let mut at = 0;
+        while let Some(added) = self.next_added(window, at).filter(|added| added.start < limit) {
+            at = added.end;
+            passed.push(added);
+            if at >= from {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// The first cut before white space at or after `from`.
+    pub(crate) fn soft_cut(&self, text: &str, from: usize) -> Option<usize> {
+        (from.max(1)..text.len()).find(|&cut| self.cuts_before_space(text, cut))
+    }
+
+    /// The last cut of either kind; 0 if there is none.
+    pub(crate) fn last(&self, text: &str) -> usize {
+        let mut hard = 0;
+        while let Some(added) = self.next_added(text, hard) {
+            hard = added.end;
+        }
+        let soft = (hard + 1..text.len()).rev().find(|&cut| self.cuts_before_space(text, cut));
+        soft.unwrap_or(hard)
+    }
+
+    fn cuts_before_space(&self, text: &str, cut: usize) -> bool {
+        self.before_space
+            && matches!(text.as_bytes()[cut], b' ' | b'\n')
+            && text[..cut].chars().next_back().is_some_and(is_plain_letter)
+    }
+}
+
+/// Letters in every version of Unicode, each its own composed form: some of `\p{L}` is enough.
+fn is_plain_letter(c: char) -> bool {
+    c.is_ascii_alphabetic()
+        || matches!(c, '\u{4e00}'..='\u{9fa5}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}')
+        || matches!(c, '\u{ac00}'..='\u{d7a3}' | '\u{410}'..='\u{44f}')
+}
+
+/// Splitters that treat every piece alike, wherever it stands.
+fn splitter_is_local(splitter: &Value) -> bool {
+    match splitter["type"].as_str() {
+        Some("Sequence") => splitter["pretokenizers"]
+            .as_array()
+            .is_some_and(|all| all.iter().all(splitter_is_local)),
+        Some("ByteLevel") => splitter["add_prefix_space"] == false,
+        Some("Split" | "Digits" | "Punctuation") => true,
+        _ => false,
+    }
+}
+
+fn split_is_known(splitter: &Value) -> bool {
+    if splitter["type"] == "ByteLevel" {
+        return splitter["use_regex"] != false;
+    }
+    let Some([split, bytes]) = splitter["pretokenizers"].as_array().map(Vec::as_slice) else {
+        return false;
+    };
+    let rule = split["pattern"]["Regex"].as_str();
+    split["type"] == "Split"
+        && split["behavior"] == "Isolated"
+        && split["invert"] == false
+        && rule.is_some_and(|rule| KNOWN_SPLITS.contains(&rule))
+        && bytes["type"] == "ByteLevel"
+        && bytes["use_regex"] == false
+}
+
+/// Whether no text occurs twice, or inside another anywhere but at its end.
+fn each_stands_alone(texts: &[&str]) -> Option<bool> {
+    let distinct: HashSet<_> = texts.iter().collect();
+    let finder = AhoCorasick::builder().match_kind(MatchKind::Standard).build(texts).ok()?;
+    let alone =
+        |text: &&str| finder.find_overlapping_iter(text).all(|found| found.end() == text.len());
+    Some(distinct.len() == texts.len() && texts.iter().all(alone))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn tokenizer(added: &[&str]) -> Value {
+        let added: Vec<_> = added
+            .iter()
+            .enumerate()
+            .map(|(id, text)| json!({"id": id, "content": text, "normalized": false}))
+            .collect();
+        json!({
+            "added_tokens": added, "normalizer": null, "model": {"type": "BPE"},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+        })
+    }
+
+    #[test]
+    fn cuts_come_after_added_tokens_and_before_white_space_after_letters() {
+        let cuts = SplitPoints::of(&tokenizer(&["<a>", "<bb>"])).unwrap();
+        let (a, b) =
+            (AddedToken { start: 0, end: 3, id: 0 }, AddedToken { start: 5, end: 9, id: 1 });
+        let mut passed = Vec::new();
+        assert_eq!(cuts.hard_cut("<a>..<bb>z", 4, 6, &mut passed), Some(9));
+        assert_eq!(passed, [a, b]);
+        passed.clear();
+        assert_eq!(cuts.hard_cut("<a>..<bb>z", 4, 5, &mut passed), None);
+        assert_eq!(passed, [a]);
+        assert_eq!(cuts.soft_cut("1 . a b", 0), Some(5));
+        assert_eq!(cuts.soft_cut("ab  c", 3), None);
+        assert_eq!(cuts.last("a b<a>c d e"), 9);
+        assert_eq!(cuts.last("<a>1 2"), 3);
+        assert_eq!(cuts.last("文\n"), 3);
+    }
+
+    #[test]
+    fn a_tokenizer_outside_the_proof_has_no_cuts() {
+        assert!(SplitPoints::of(&tokenizer(&["<a>", "<a><b>"])).is_none(), "one begins another");
+        assert!(SplitPoints::of(&tokenizer(&["<a>", "x<a>y"])).is_none(), "one holds another");
+        assert!(SplitPoints::of(&tokenizer(&["<a>", "x<a>"])).is_some(), "one ends another");
+        assert!(SplitPoints::of(&tokenizer(&["<a>", "<a>"])).is_none(), "twice the same");
+        for (pointer, value) in [
+            ("/added_tokens/0/lstrip", json!(true)),
+            ("/added_tokens/0/single_word", json!(true)),
+            ("/normalizer", json!({"type": "Prepend", "prepend": "_"})),
+            ("/pre_tokenizer", json!({"type": "Metaspace"})),
+            ("/pre_tokenizer/add_prefix_space", json!(true)),
+            ("/model/dropout", json!(0.1)),
+            ("/model/type", json!("Unigram")),
+        ] {
+            let mut json = tokenizer(&["<a>"]);
+            let (parent, name) = pointer.rsplit_once('/').unwrap();
+            json.pointer_mut(parent).unwrap()[name] = value;
+            assert!(SplitPoints::of(&json).is_none(), "{pointer}");
+        }
+        let spaced = SplitPoints::of(&tokenizer(&["<a b>"])).unwrap();
+        assert_eq!(spaced.soft_cut("a b", 0), None, "an added token might lie across");
+    }
+}

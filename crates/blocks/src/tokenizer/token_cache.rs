@@ -1,0 +1,208 @@
+//! Tokenization memory: a conversation's next turn costs its new text.
+//!
+//! A text is cut into pieces of some kilobytes where cutting is proven harmless ([`SplitPoints`]), each cut
+//! depending only on the text before it and one character after. A piece's token ids depend on
+//! nothing but the piece, so they are remembered with it: a grown prompt repeats the pieces of the
+//! shorter one, and so does any other prompt with the same beginning, or the same document.
+//!
+//! A piece is found by its length and a keyed hash of its two ends, and its text is compared in full:
+//! no collision can give wrong ids, it can only hide a piece. Looking for the cuts takes longer than
+//! all of that, so the length that followed a beginning last time is tried first.
+//!
+//! Memory is bounded in bytes; the least recently used pieces go first. While hardly any is used before it goes, new ones are
+//! kept only at second sight.
+mod shard;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shard::TokenCacheShard;
+use xxhash_rust::xxh3::xxh3_64_with_secret;
+
+use super::{AddedToken, Framing, SplitPoints, Tokenizer, TokenizerError};
+use crate::key::HashKey;
+
+/// A piece ends after the first added token from here on…
+const PIECE_MIN: usize = 1024;
+/// …or else at the first proven cut from here on.
+const PIECE_MAX: usize = 16 * 1024;
+/// Independent parts, so that threads seldom wait for each other.
+const SHARDS: usize = 16;
+/// How much of either end is hashed.
+const END_BYTES: usize = 256;
+
+/// Remembers the token ids of texts one tokenizer has seen.
+pub struct TokenCache {
+    tokenizer: Arc<Tokenizer>,
+    secret: [u8; 192],
+    shards: [Mutex<TokenCacheShard>; SHARDS],
+}
+
+/// What a [`TokenCache`] holds and did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TokenCacheStats {
+    /// Pieces found.
+    pub hits: u64,
+    /// Pieces that had to be tokenized.
+    pub misses: u64,
+    /// Pieces dropped to stay within the capacity.
+    pub evictions: u64,
+    /// Pieces held.
+    pub pieces: usize,
+    /// Bytes they take.
+    pub bytes: usize,
+}
+
+impl TokenCache {
+    /// A memory of at most about `capacity_bytes`.
+    #[must_use]
+    pub fn new(tokenizer: Arc<Tokenizer>, key: &HashKey, capacity_bytes: usize) -> Self {
+        let shard = |_| Mutex::new(TokenCacheShard::new(capacity_bytes / SHARDS));
+        Self {
+            tokenizer,
+            secret: key.hashing_secret(b"token memory"),
+            shards: std::array::from_fn(shard),
+        }
+    }
+
+    /// The tokenizer whose ids these are.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Appends the ids of `text` to `out`: the very ids of [`Tokenizer::encode`].
+    ///
+    /// # Errors
+    /// If the tokenizer has no token for some of the text.
+    pub fn encode(
+        &self,
+        text: &str,
+        framing: Framing,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        // Mostly a token has more bytes than three: this is where all ids go, in one allocation.
+        out.reserve(text.len() / 3);
+        self.tokenizer.framed(framing, out, |out| {
+            let Some(cuts) = &self.tokenizer.cuts else {
+                return self.tokenizer.encode_bare(text, out);
+            };
+            let mut rest = text;
+            let mut added = Vec::new();
+            while rest.len() >= PIECE_MIN {
+                let head = self.hash(&rest.as_bytes()[..END_BYTES]);
+                let end = match self.recall(head, rest.as_bytes(), out) {
+                    Some(end) => end,
+                    None => match Piece::first(cuts, rest, &mut added) {
+                        Some(piece) => self.encode_piece(head, piece, &added, out)?,
+                        None => return self.tokenizer.encode_around(rest, &added, out),
+                    },
+                };
+                rest = &rest[end..];
+            }
+            self.tokenizer.encode_bare(rest, out)
+        })
+    }
+
+    /// Counters and sizes.
+    #[must_use]
+    pub fn stats(&self) -> TokenCacheStats {
+        let mut sum = TokenCacheStats::default();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            sum.hits += shard.stats.hits;
+            sum.misses += shard.stats.misses;
+            sum.evictions += shard.stats.evictions;
+            sum.pieces += shard.stats.pieces;
+            sum.bytes += shard.stats.bytes;
+        }
+        sum
+    }
+
+    /// The piece that followed this head last time, if `text` begins with it; returns its end.
+    fn recall(&self, head: u64, text: &[u8], out: &mut Vec<u32>) -> Option<usize> {
+        let mut shard = self.shard(head);
+        let length = shard.hint(head).filter(|length| (PIECE_MIN..=text.len()).contains(length))?;
+        let text = &text[..length];
+        shard.recall(self.key(head, text), text, out)
+    }
+
+    /// A piece whose cut had to be looked for; returns its end.
+    fn encode_piece(
+        &self,
+        head: u64,
+        piece: Piece<'_>,
+        added: &[AddedToken],
+        out: &mut Vec<u32>,
+    ) -> Result<usize, TokenizerError> {
+        let text = piece.text.as_bytes();
+        let key = self.key(head, text);
+        if let Some(end) = self.shard(head).recall(key, text, out) {
+            return Ok(end);
+        }
+        // Not under the lock: tokenizing takes longer than everything else here.
+        let start = out.len();
+        self.tokenizer.encode_around(&piece.text[..piece.end], added, out)?;
+        self.shard(head).remember(key, text, piece.end, &out[start..]);
+        Ok(piece.end)
+    }
+
+    fn shard(&self, head: u64) -> MutexGuard<'_, TokenCacheShard> {
+        let shard = &self.shards[(head >> 32) as usize % SHARDS];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn key(&self, head: u64, text: &[u8]) -> TokenCacheKey {
+        let tail = &text[text.len().saturating_sub(END_BYTES)..];
+        TokenCacheKey { head, tail: self.hash(tail), length: text.len() }
+    }
+
+    fn hash(&self, bytes: &[u8]) -> u64 {
+        xxh3_64_with_secret(bytes, &self.secret)
+    }
+}
+
+/// What a piece is looked up by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct TokenCacheKey {
+    head: u64,
+    tail: u64,
+    length: usize,
+}
+
+impl std::fmt::Debug for TokenCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TokenMemory").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Piece<'a> {
+    /// Its text, with the white space after it that makes a soft cut known.
+    text: &'a str,
+    end: usize,
+}
+
+impl<'a> Piece<'a> {
+    /// The first piece of `text`, and the added tokens in it; all of them if its end is not in sight.
+    fn first(cuts: &SplitPoints, text: &'a str, added: &mut Vec<AddedToken>) -> Option<Self> {
+        added.clear();
+        if let Some(end) = cuts.hard_cut(text, PIECE_MIN, PIECE_MAX, added) {
+            return Some(Self { text: &text[..end], end });
+        }
+        if text.len() <= PIECE_MAX {
+            return None;
+        }
+        if let Some(end) = cuts.soft_cut(text, PIECE_MAX) {
+            // Added tokens from the limit to the cut were not looked for yet.
+            let mut at = added.last().map_or(0, |last| last.end);
+            while let Some(next) = cuts.next_added(&text[..end], at) {
+                at = next.end;
+                added.push(next);
+            }
+            return Some(Self { text: &text[..=end], end });
+        }
+        added.clear();
+        let end = cuts.hard_cut(text, PIECE_MIN, text.len(), added)?;
+        Some(Self { text: &text[..end], end })
+    }
+}

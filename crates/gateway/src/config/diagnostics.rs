@@ -1,0 +1,158 @@
+//! What is taken down while a configuration is read, and the rules that several sections share.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use wornpath_routing::document::nearest;
+use wornpath_routing::{Problem, ProblemKind, Problems, Span};
+
+use super::env::Environment;
+use super::section::{Section, refused};
+use crate::settings::KeyDigest;
+
+/// How to get a digest.
+pub(super) const DIGEST_CURE: &str =
+    "a digest is what `printf %s SECRET | sha256sum` prints, with `sha256:` before it";
+
+/// Problems so far.
+pub(super) struct Diagnostics<'a> {
+    pub(super) outside: &'a dyn Environment,
+    /// In the configuration itself.
+    pub(super) problems: Vec<Problem>,
+    /// In files that it names.
+    pub(super) elsewhere: Vec<Problems>,
+    /// Certificates and keys that it names, for whoever watches them.
+    pub(super) files: Vec<PathBuf>,
+    /// What may be a secret and must not be shown.
+    masked: Vec<Span>,
+}
+
+impl<'a> Diagnostics<'a> {
+    pub(super) fn new(outside: &'a dyn Environment) -> Self {
+        let (files, masked) = (Vec::new(), Vec::new());
+        Self { outside, problems: Vec::new(), elsewhere: Vec::new(), files, masked }
+    }
+
+    /// A digest. What is none may be the secret itself, so nobody is shown it.
+    pub(super) fn digest(&mut self, section: &Section<'_>, key: &'static str) -> Option<KeyDigest> {
+        let text: String = section.maybe(key)?;
+        match text.parse() {
+            Ok(digest) => Some(digest),
+            Err(error) => {
+                let span = section.at(key);
+                self.masked.push(span);
+                let message = format!("`{key}` is no digest: {error}");
+                self.problems
+                    .push(Problem::new(ProblemKind::Unsafe, span, message).cure(DIGEST_CURE));
+                None
+            }
+        }
+    }
+
+    /// An address that is refused, as it may be shown: without a password that may be in it, there and where it stands.
+    pub(super) fn shown_address<'t>(&mut self, address: &'t str, span: Span) -> &'t str {
+        if !address.contains('@') {
+            return address;
+        }
+        self.masked.push(span);
+        "…"
+    }
+
+    /// Takes down a name that was given before.
+    pub(super) fn only_once(
+        &mut self,
+        names: &mut Vec<(String, Span)>,
+        what: &str,
+        name: &str,
+        span: Span,
+    ) {
+        let first = names.iter().find(|(known, _)| known == name && !name.is_empty());
+        if let Some((_, first)) = first {
+            self.problems.push(
+                Problem::new(ProblemKind::Twice, span, format!("{what} `{name}` is there twice"))
+                    .also(*first, "first given here")
+                    .cure("give each another one, or remove one of them"),
+            );
+        }
+        names.push((name.to_owned(), span));
+    }
+
+    /// Whether a name is known; takes it down if not.
+    pub(super) fn must_be_known<'n>(
+        &mut self,
+        what: &str,
+        name: &str,
+        span: Span,
+        known: impl Iterator<Item = &'n str>,
+    ) -> bool {
+        let known: Vec<_> = known.collect();
+        if known.contains(&name) {
+            return true;
+        }
+        let cure = match nearest(name, known.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None if known.is_empty() => format!("the configuration has no {what}; add it"),
+            None => format!("there are: {}", known.join(", ")),
+        };
+        let message = format!("there is no {what} `{name}`");
+        self.problems.push(Problem::new(ProblemKind::NotFound, span, message).cure(cure));
+        false
+    }
+
+    /// Takes down a `name` without anything in it.
+    pub(super) fn must_be_called_something(
+        &mut self,
+        section: &Section<'_>,
+        owner: &str,
+        cure: &str,
+    ) {
+        if let Some(name) = section.maybe::<String>("name") {
+            self.must_be_a_name((owner, "name"), (&name, section.at("name")), cure);
+        }
+    }
+
+    /// Takes down a name without anything in it, which nobody could ask for, and one that terminals would obey.
+    pub(super) fn must_be_a_name(
+        &mut self,
+        (owner, key): (&str, &str),
+        (name, span): (&str, Span),
+        cure: &str,
+    ) {
+        let rule = if name.trim().is_empty() {
+            "a name needs at least one letter, digit or sign"
+        } else if name.chars().any(char::is_control) {
+            "a name has no control characters"
+        } else {
+            return;
+        };
+        let shown = name.escape_debug().to_string();
+        self.problems.push(refused(owner, key, &shown, span, &rule).cure(cure));
+    }
+
+    /// Takes down a time of nothing where something would then never stop.
+    pub(super) fn must_not_be_zero(&mut self, section: &Section<'_>, key: &'static str) {
+        if section.maybe(key) == Some(Duration::ZERO) {
+            let problem = Problem::new(
+                ProblemKind::BadParameter,
+                section.at(key),
+                format!("`{key}` is no time at all"),
+            );
+            self.problems.push(problem.cure("give a time above zero, such as `5s`"));
+        }
+    }
+
+    /// The text to show problems in, without what may be a secret.
+    pub(super) fn shown(&self, text: &str) -> String {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        for span in &self.masked {
+            if let Some(line) = lines.get_mut(span.line - 1) {
+                let hidden = span.column - 1..span.column - 1 + span.length;
+                *line = (0..)
+                    .zip(line.chars())
+                    .map(|(at, c)| if hidden.contains(&at) { '*' } else { c })
+                    .collect();
+            }
+        }
+        lines.join("\n")
+    }
+}

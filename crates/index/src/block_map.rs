@@ -1,0 +1,30 @@
+//! Maps by block hash, which is a keyed hash already: nobody can choose where it falls, so it is used
+//! as it is. The standard library's hasher would cost more than the rest of an expectation.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use wornpath_blocks::BlockHash;
+
+/// A map by block hash.
+pub(crate) type BlockMap<T> = HashMap<BlockHash, T, BuildHasherDefault<IdentityHasher>>;
+
+/// Takes a hash for its own hash.
+#[derive(Default)]
+pub(crate) struct IdentityHasher(u64);
+
+impl Hasher for IdentityHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = self.0.rotate_left(8) ^ hash;
+    }
+}

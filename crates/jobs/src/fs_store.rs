@@ -1,0 +1,444 @@
+//! The store that needs nothing but a folder.
+//!
+//! Files lie in `files`, results in `results`, and a journal says what of it counts: every change of a file's or
+//! a batch's entry is a frame with the whole new entry. A file is synced before the journal names it and
+//! removed after the journal has forgotten it, so a crash leaves at most files that nobody knows, and
+//! those are swept when the shelf is opened. The journal has its first frame before there is any file: one without
+//! frames that lies beside files was lost, and is refused. How far a running batch is stands in its results
+//! alone. When most of the journal is about what has changed since, it is written anew ([`Journal::replace`]).
+//!
+//! The folder belongs to one process, so a lease is always on a whole batch, and lasts until the next.
+
+mod opened;
+mod removal;
+
+use crate::batch::{Batch, BatchStatus, UnixTime};
+use crate::disk::{Disk, StoredFile};
+use crate::journal::Journal;
+use crate::problem::StoreError;
+use crate::record::{LineRecord, Publish, RecordKind};
+use crate::results::{InputMark, ResultPaths, Results};
+use crate::store::{BatchState, FileEntry, Lease, Store};
+use opened::OpenedStore;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A change, as the journal has it.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum JournalEntry {
+    /// The first of a journal.
+    Founded,
+    File(FileEntry),
+    Batch(Box<Batch>),
+    Begun(String, InputMark),
+    /// Of a file.
+    Gone(String),
+    /// The results of a batch, not the batch.
+    Dropped(String),
+    /// A batch, with its results and their files.
+    Forgotten(String),
+}
+
+/// Entries that a journal may have beyond those that count, before it is written anew.
+const SLACK: usize = 1_000;
+
+/// A store in a folder.
+pub struct FsStore {
+    disk: Arc<dyn Disk>,
+    folder: PathBuf,
+    inner: Mutex<StoreInner>,
+}
+
+struct StoreInner {
+    journal: Journal,
+    known: StoreState,
+    /// Of batches that have not ended and that somebody has asked about since the start.
+    results: BTreeMap<String, Results>,
+    /// Results of ended batches that somebody reads.
+    ended: OpenedStore<Results>,
+    /// Files that somebody reads.
+    opened: OpenedStore<dyn StoredFile>,
+}
+
+#[derive(Default)]
+struct StoreState {
+    files: BTreeMap<String, FileEntry>,
+    batches: BTreeMap<String, Batch>,
+    /// What the results of a batch are of, once they were begun.
+    begun: BTreeMap<String, InputMark>,
+}
+
+impl std::fmt::Debug for FsStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Shelf({})", self.folder.display())
+    }
+}
+
+impl StoreState {
+    fn apply(&mut self, change: JournalEntry) {
+        match change {
+            JournalEntry::Founded => {}
+            JournalEntry::File(file) => drop(self.files.insert(file.id.clone(), file)),
+            JournalEntry::Batch(batch) => drop(self.batches.insert(batch.id.clone(), *batch)),
+            JournalEntry::Begun(batch, mark) => drop(self.begun.insert(batch, mark)),
+            JournalEntry::Gone(file) => drop(self.files.remove(&file)),
+            JournalEntry::Dropped(batch) => drop(self.begun.remove(&batch)),
+            JournalEntry::Forgotten(batch) => {
+                self.batches.remove(&batch);
+                self.begun.remove(&batch);
+                self.files.retain(|_, file| file.of.as_ref().is_none_or(|(of, _)| *of != batch));
+            }
+        }
+    }
+
+    /// What would have to be noted to know the same.
+    fn changes(&self) -> Vec<JournalEntry> {
+        let files = self.files.values().cloned().map(JournalEntry::File);
+        let batches =
+            self.batches.values().cloned().map(|batch| JournalEntry::Batch(Box::new(batch)));
+        let begun =
+            self.begun.iter().map(|(batch, mark)| JournalEntry::Begun(batch.clone(), *mark));
+        std::iter::once(JournalEntry::Founded).chain(files).chain(batches).chain(begun).collect()
+    }
+
+    fn entries(&self) -> usize {
+        self.files.len() + self.batches.len() + self.begun.len()
+    }
+
+    fn file(&self, id: &str) -> Result<&FileEntry, StoreError> {
+        self.files.get(id).ok_or_else(|| StoreError::Missing(format!("file `{id}`")))
+    }
+
+    fn batch(&self, id: &str) -> Result<&Batch, StoreError> {
+        self.batches.get(id).ok_or_else(|| StoreError::Missing(format!("batch `{id}`")))
+    }
+
+    fn leased(&self, lease: &Lease) -> Result<&Batch, StoreError> {
+        let batch = self.batch(&lease.batch)?;
+        if batch.epoch != lease.epoch || batch.status().is_final() {
+            return Err(StoreError::Fenced(lease.batch.clone()));
+        }
+        Ok(batch)
+    }
+}
+
+impl StoreInner {
+    /// Writes a change, and only then believes it.
+    fn note(&mut self, change: JournalEntry) -> Result<(), StoreError> {
+        self.journal.append(&json(&change))?;
+        self.known.apply(change);
+        Ok(())
+    }
+
+    /// Writes the journal anew if most of it is about what has changed since.
+    fn tidy(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
+        if self.journal.frames() <= 2 * self.known.entries() + SLACK {
+            return Ok(());
+        }
+        let entries: Vec<_> = self.known.changes().iter().map(json).collect();
+        self.journal.replace(disk, &entries)
+    }
+}
+
+fn json(change: &JournalEntry) -> Vec<u8> {
+    serde_json::to_vec(change).expect("entries are always JSON")
+}
+
+impl FsStore {
+    /// Opens the store in a folder, or begins one.
+    ///
+    /// # Errors
+    /// If another process has it, it is damaged or lost its journal, or the file system refuses.
+    pub fn open(disk: Arc<dyn Disk>, folder: &Path) -> Result<Self, StoreError> {
+        for path in [folder.to_owned(), folder.join("files"), folder.join("results")] {
+            disk.make_folder(&path).map_err(StoreError::io("make", &path))?;
+        }
+        let mut known = StoreState::default();
+        let journal = Journal::open(&*disk, &folder.join("journal"), |payload| {
+            known.apply(serde_json::from_slice(payload).map_err(|_| "no entry of a store")?);
+            Ok(())
+        })?;
+        let (results, ended, opened) =
+            (BTreeMap::new(), OpenedStore::default(), OpenedStore::default());
+        let mut inner = StoreInner { journal, known, results, ended, opened };
+        inner.tidy(&*disk)?;
+        let shelf = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
+        shelf.found()?;
+        shelf.remove_unknown()?;
+        Ok(shelf)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, StoreInner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path_of(&self, file: &str) -> PathBuf {
+        self.folder.join("files").join(file)
+    }
+
+    fn paths_of(&self, batch: &str) -> ResultPaths {
+        let path = |suffix: &str| self.folder.join("results").join(format!("{batch}{suffix}"));
+        ResultPaths {
+            output: path(".output.jsonl"),
+            errors: path(".errors.jsonl"),
+            log: path(".log"),
+        }
+    }
+
+    fn open_file(&self, path: &Path) -> Result<Box<dyn StoredFile>, StoreError> {
+        self.disk.open(path).map_err(StoreError::io("open", path))
+    }
+
+    fn open_results(&self, known: &StoreState, batch: &str) -> Result<Results, StoreError> {
+        let mark = known.begun.get(batch).copied();
+        let mark = mark.ok_or_else(|| StoreError::Missing(format!("result of `{batch}`")))?;
+        Results::open(&*self.disk, &self.paths_of(batch), mark)
+    }
+
+    /// The results of a batch that has not ended, as far as they were begun.
+    fn results<'a>(
+        &self,
+        inner: &'a mut StoreInner,
+        batch: &str,
+    ) -> Result<&'a mut Results, StoreError> {
+        let StoreInner { known, results, .. } = inner;
+        if !results.contains_key(batch) {
+            results.insert(batch.to_owned(), self.open_results(known, batch)?);
+        }
+        Ok(results.get_mut(batch).expect("it was inserted if it was not there"))
+    }
+
+    /// Looks at the results of a batch; none if there are none yet.
+    fn look<T>(
+        &self,
+        batch: &str,
+        look: impl FnOnce(&Results) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        let mut inner = self.lock();
+        let has_ended = inner.known.batch(batch)?.status().is_final();
+        if !inner.known.begun.contains_key(batch) {
+            return Ok(None);
+        }
+        if !has_ended {
+            return look(self.results(&mut inner, batch)?).map(Some);
+        }
+        let StoreInner { known, ended, .. } = &mut *inner;
+        let results = ended.get(batch, || Ok(Box::new(self.open_results(known, batch)?)))?;
+        look(&results).map(Some)
+    }
+
+    /// A batch with the counts of its results.
+    fn with_counts(&self, inner: &mut StoreInner, mut batch: Batch) -> Result<Batch, StoreError> {
+        // What has ended was noted with its counts.
+        if inner.known.begun.contains_key(&batch.id) && !batch.status().is_final() {
+            let results = self.results(inner, &batch.id)?;
+            (batch.counts, batch.usage) = (results.counts(), results.usage());
+        }
+        Ok(batch)
+    }
+
+    /// Copies a content to its place and makes it survive.
+    fn keep(&self, path: &Path, content: &mut dyn Read) -> Result<u64, StoreError> {
+        let mut file = self.open_file(path)?;
+        let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0);
+        loop {
+            let count = content.read(&mut buffer).map_err(StoreError::io("receive", path))?;
+            if count == 0 {
+                break;
+            }
+            file.append(&buffer[..count]).map_err(StoreError::io("write", path))?;
+            bytes += count as u64;
+        }
+        file.sync().map_err(StoreError::io("sync", path))?;
+        let folder = self.folder.join("files");
+        self.disk.sync_folder(&folder).map_err(StoreError::io("sync", &folder))?;
+        Ok(bytes)
+    }
+}
+
+impl Store for FsStore {
+    fn add_file(
+        &self,
+        mut entry: FileEntry,
+        content: &mut dyn Read,
+    ) -> Result<FileEntry, StoreError> {
+        let path = self.path_of(&entry.id);
+        let kept = match &entry.of {
+            Some(_) => Ok(entry.bytes),
+            None => self.keep(&path, content),
+        };
+        let noted = kept.and_then(|bytes| {
+            entry.bytes = bytes;
+            self.lock().note(JournalEntry::File(entry.clone()))
+        });
+        if let Err(error) = noted {
+            // What cannot be removed now is swept at the next start.
+            let _ = self.disk.remove(&path);
+            return Err(error);
+        }
+        Ok(entry)
+    }
+
+    fn file(&self, id: &str) -> Result<FileEntry, StoreError> {
+        self.lock().known.file(id).cloned()
+    }
+
+    fn files(&self, owner: &str) -> Result<Vec<FileEntry>, StoreError> {
+        let inner = self.lock();
+        let own = inner.known.files.values().filter(|file| file.owner == owner);
+        let mut files: Vec<_> = own.cloned().collect();
+        files.sort_by(|one, other| (other.created_at, &other.id).cmp(&(one.created_at, &one.id)));
+        Ok(files)
+    }
+
+    fn read_file(&self, id: &str, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
+        let mut inner = self.lock();
+        let entry = inner.known.file(id)?.clone();
+        if let Some((batch, kind)) = entry.of {
+            drop(inner);
+            return self.read_results(&batch, kind, offset, buffer);
+        }
+        let path = self.path_of(id);
+        let file = inner.opened.get(id, || self.open_file(&path))?;
+        // Others need not wait for its bytes.
+        drop(inner);
+        file.read_at(buffer, offset).map_err(StoreError::io("read", &path))
+    }
+
+    fn remove_file(&self, id: &str) -> Result<(), StoreError> {
+        self.remove_one(&mut self.lock(), id)
+    }
+
+    fn add_batch(&self, batch: Batch) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        inner.known.file(&batch.input_file_id)?;
+        inner.note(JournalEntry::Batch(Box::new(batch)))
+    }
+
+    fn batch(&self, id: &str) -> Result<Batch, StoreError> {
+        let mut inner = self.lock();
+        let batch = inner.known.batch(id)?.clone();
+        self.with_counts(&mut inner, batch)
+    }
+
+    fn batches(&self, owner: &str) -> Result<Vec<Batch>, StoreError> {
+        let mut inner = self.lock();
+        let own = inner.known.batches.values().filter(|batch| batch.owner == owner);
+        let mut batches: Vec<_> = own.cloned().collect();
+        batches.sort_by(|one, other| {
+            (other.created_at(), &other.id).cmp(&(one.created_at(), &one.id))
+        });
+        batches.into_iter().map(|batch| self.with_counts(&mut inner, batch)).collect()
+    }
+
+    fn unfinished(&self) -> Result<Vec<Batch>, StoreError> {
+        let inner = self.lock();
+        let open = inner.known.batches.values().filter(|batch| !batch.status().is_final());
+        Ok(open.cloned().collect())
+    }
+
+    fn result_bytes(&self, batch: &str, kind: RecordKind) -> Result<u64, StoreError> {
+        let ends = self.look(batch, |results| Ok(results.ends()))?.unwrap_or_default();
+        Ok(ends[usize::from(kind == RecordKind::Error)])
+    }
+
+    fn change(
+        &self,
+        id: &str,
+        change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
+    ) -> Result<Batch, StoreError> {
+        let mut inner = self.lock();
+        let batch = inner.known.batch(id)?.clone();
+        let mut batch = self.with_counts(&mut inner, batch)?;
+        change(&mut batch)?;
+        inner.note(JournalEntry::Batch(Box::new(batch.clone())))?;
+        if batch.status().is_final() {
+            inner.results.remove(id);
+        }
+        Ok(batch)
+    }
+
+    fn lease(&self, batch: &str) -> Result<Option<Lease>, StoreError> {
+        let changed = self.change(batch, &mut |batch| match batch.status().is_final() {
+            true => Err(StoreError::Conflict(format!("batch `{}` has ended", batch.id))),
+            false => {
+                batch.epoch += 1;
+                Ok(())
+            }
+        })?;
+        let (batch, epoch) = (batch.to_owned(), changed.epoch);
+        Ok(Some(Lease { batch, epoch, segments: vec![0], of: 1 }))
+    }
+
+    fn term(&self) -> Duration {
+        Duration::MAX
+    }
+
+    fn renew(&self, lease: &Lease) -> Result<BatchStatus, StoreError> {
+        Ok(self.lock().known.leased(lease)?.status())
+    }
+
+    fn settle(&self, lease: &Lease) -> Result<(), StoreError> {
+        self.renew(lease).map(drop)
+    }
+
+    fn release(&self, _lease: &Lease) -> Result<(), StoreError> {
+        // Whoever comes next takes it anyway.
+        Ok(())
+    }
+
+    fn change_leased(
+        &self,
+        lease: &Lease,
+        change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
+    ) -> Result<Batch, StoreError> {
+        self.change(&lease.batch, &mut |batch| {
+            if batch.epoch != lease.epoch || batch.status().is_final() {
+                return Err(StoreError::Fenced(lease.batch.clone()));
+            }
+            change(batch)
+        })
+    }
+
+    fn standing(&self, lease: &Lease, input: InputMark) -> Result<BatchState, StoreError> {
+        let mut inner = self.lock();
+        inner.known.leased(lease)?;
+        match inner.known.begun.get(&lease.batch) {
+            None => inner.note(JournalEntry::Begun(lease.batch.clone(), input))?,
+            Some(begun) if *begun != input => {
+                let (path, what) = (self.folder.join("results"), "it was begun with another input");
+                return Err(StoreError::OtherInput { path, what: what.to_owned() });
+            }
+            Some(_) => {}
+        }
+        let results = self.results(&mut inner, &lease.batch)?;
+        let missing = (0..input.lines).filter(|line| !results.is_done(*line)).collect();
+        Ok(BatchState { counts: results.counts(), usage: results.usage(), missing })
+    }
+
+    fn publish(&self, lease: &Lease, records: &[LineRecord]) -> Result<usize, StoreError> {
+        let mut inner = self.lock();
+        inner.known.leased(lease)?;
+        self.results(&mut inner, &lease.batch)?.publish(records)
+    }
+
+    fn read_results(
+        &self,
+        batch: &str,
+        kind: RecordKind,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize, StoreError> {
+        let read = self.look(batch, |results| results.read(kind, offset, buffer))?;
+        Ok(read.unwrap_or(0))
+    }
+
+    fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError> {
+        self.remove_old(&mut self.lock(), now, keep)
+    }
+}

@@ -1,0 +1,158 @@
+//! What all requests of one engine share.
+
+use super::call::CallReader;
+use super::driver::DriverCommand;
+use super::faults::Faults;
+use super::options::{Addresses, EngineOptions};
+use super::response::Crash;
+use super::text::TextModel;
+use crate::request::RequestId;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{mpsc, watch};
+use wornpath_blocks::vllm::{ExtraKey, ExtraKeys, VllmHasher};
+use wornpath_index::EngineHash;
+
+/// One incarnation of an engine, seen from its port.
+pub(super) struct EngineSite {
+    options: Arc<EngineOptions>,
+    text: Arc<TextModel>,
+    hasher: VllmHasher,
+    /// The model, then its adapters.
+    models: Vec<String>,
+    commands: mpsc::UnboundedSender<DriverCommand>,
+    faults: Arc<Mutex<Faults>>,
+    requests: AtomicU64,
+    /// Prompts that were computed for other engines.
+    prefills: AtomicU64,
+    crash: watch::Sender<bool>,
+    started: f64,
+    addresses: Addresses,
+    topic: String,
+    engine_id: String,
+}
+
+/// What a new site is made of beside its options.
+pub(super) struct SiteState {
+    pub(super) text: Arc<TextModel>,
+    pub(super) commands: mpsc::UnboundedSender<DriverCommand>,
+    pub(super) faults: Arc<Mutex<Faults>>,
+    /// Ends the incarnation.
+    pub(super) crash: watch::Sender<bool>,
+    pub(super) started: f64,
+    pub(super) addresses: Addresses,
+    pub(super) topic: String,
+}
+
+impl EngineSite {
+    pub(super) fn new(options: Arc<EngineOptions>, ground: SiteState) -> Self {
+        let SiteState { text, commands, faults, crash, started, addresses, topic } = ground;
+        let models = std::iter::once(&options.model).chain(&options.adapters).cloned().collect();
+        let engine_id = format!("{:x}-{}", (started * 1e6) as u64, addresses.http.port());
+        Self {
+            hasher: VllmHasher::new(options.hash_algorithm, &options.hash_seed),
+            options,
+            text,
+            models,
+            commands,
+            faults,
+            requests: AtomicU64::new(1),
+            prefills: AtomicU64::new(0),
+            crash,
+            started,
+            addresses,
+            topic,
+            engine_id,
+        }
+    }
+
+    pub(super) fn reader(&self) -> CallReader<'_> {
+        let answer_tokens = self.options.answer_tokens;
+        CallReader { text: &self.text, models: &self.models, answer_tokens }
+    }
+
+    pub(super) fn text(&self) -> &TextModel {
+        &self.text
+    }
+
+    pub(super) fn model(&self) -> &str {
+        &self.options.model
+    }
+
+    pub(super) fn models(&self) -> &[String] {
+        &self.models
+    }
+
+    /// The adapter that a request for `model` uses, if that is one.
+    pub(super) fn lora<'a>(&self, model: &'a str) -> Option<&'a str> {
+        (model != self.options.model).then_some(model)
+    }
+
+    pub(super) fn block_size(&self) -> usize {
+        self.options.settings.block_size.get()
+    }
+
+    pub(super) fn max_tokens(&self) -> usize {
+        self.options.settings.kv_tokens.unwrap_or(self.options.profile.kv_tokens())
+    }
+
+    pub(super) fn commands(&self) -> &mpsc::UnboundedSender<DriverCommand> {
+        &self.commands
+    }
+
+    pub(super) fn faults(&self) -> Faults {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn started(&self) -> f64 {
+        self.started
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.addresses.http
+    }
+
+    /// Where its cache events are, as vLLM lists it.
+    pub(super) fn event_sources(&self) -> Value {
+        let Addresses { events, replay, .. } = self.addresses;
+        json!({"0": {
+            "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": format!("tcp://{events}"),
+            "replay_endpoint": format!("tcp://{replay}"), "topic": self.topic,
+        }})
+    }
+
+    pub(super) fn engine_id(&self) -> &str {
+        &self.engine_id
+    }
+
+    pub(super) fn next_request(&self) -> RequestId {
+        RequestId(self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A prefill is answered; what ends the engine after that, if a fault asks for it.
+    pub(super) fn prefilled(&self) -> Option<Crash> {
+        let answered = self.prefills.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_last = self.faults().crash_after_prefills.is_some_and(|most| answered >= most);
+        is_last.then(|| Crash(self.crash.clone()))
+    }
+
+    /// The names of the full blocks of `tokens`, as vLLM computes them.
+    pub(super) fn chain(
+        &self,
+        tokens: &[u32],
+        salt: Option<&str>,
+        lora: Option<&str>,
+    ) -> Arc<[EngineHash]> {
+        let lora =
+            lora.map(|name| [ExtraKey::Text("lora"), ExtraKey::Text(name), ExtraKey::Text(name)]);
+        let salt = salt.map(|salt| [ExtraKey::Text("cache_salt"), ExtraKey::Text(salt)]);
+        let every: Vec<_> = lora.iter().map(|keys| ExtraKey::Tuple(keys)).collect();
+        let first: Vec<_> = salt.iter().map(|keys| ExtraKey::Tuple(keys)).collect();
+        let extra = ExtraKeys { every_block: &every, first_block: &first };
+        let mut hashes = Vec::new();
+        self.hasher.hash_tokens(tokens, self.options.settings.block_size, extra, &mut hashes);
+        hashes.iter().map(|hash| EngineHash(hash.truncated())).collect()
+    }
+}
