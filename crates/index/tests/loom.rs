@@ -15,7 +15,7 @@ use wornpath_index::{
 const ROOT: BlockHash = BlockHash(1);
 
 fn index() -> Index {
-    Index::new(Limits { capacity: Capacity::Pods64, ..Limits::default() }, 0)
+    Index::new(IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() }, 0)
 }
 
 /// The chain of a prompt whose blocks have these contents.
@@ -29,18 +29,18 @@ fn store(index: &Index, pod: PodId, sequence: Option<u64>, contents: &[u64]) {
     let blocks: Vec<_> = contents.iter().map(|content| EngineHash(*content)).collect();
     let contents: Vec<_> = contents.iter().map(|content| ContentHash(*content)).collect();
     let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents };
-    let stored = Stored { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
-    let _ = index.writer().apply(pod, sequence, &[Event::Stored(stored)]);
+    let stored = StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
+    let _ = index.writer().apply(pod, sequence, &[CacheEvent::Stored(stored)]);
 }
 
 fn evict(index: &Index, pod: PodId, sequence: Option<u64>, names: &[u64]) {
     let blocks: Vec<_> = names.iter().map(|name| EngineHash(*name)).collect();
-    let removed = Event::Removed { tier: Tier::Gpu, blocks: &blocks };
+    let removed = CacheEvent::Removed { tier: Tier::Gpu, blocks: &blocks };
     let _ = index.writer().apply(pod, sequence, &[removed]);
 }
 
 fn depth(index: &Index, pod: PodId, contents: &[u64]) -> usize {
-    let mut answer = Answer::default();
+    let mut answer = Depths::default();
     index.reader().lookup(&chain(contents), &mut answer);
     answer.depth(pod.slot())
 }
@@ -120,7 +120,7 @@ fn a_snapshot_and_the_event_after_it_give_one_state_in_either_order() {
         let (blocks, contents) =
             ([EngineHash(10), EngineHash(11)], [ContentHash(10), ContentHash(11)]);
         let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents };
-        let stored = [Stored { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] }];
+        let stored = [StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] }];
         let snapshot = Snapshot { sequence: Some(5), stored: &stored };
         index.writer().apply_snapshot(pod, snapshot).unwrap();
         removing.join().unwrap();
@@ -188,7 +188,7 @@ fn a_recycled_set_is_never_taken_for_the_one_it_was() {
                 store(&index, third, None, &[20]);
             }
         });
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         index.reader().lookup(&chain(&[10]), &mut answer);
         assert_eq!(answer.depth(first.slot()), 1, "it held the block all the time");
         assert_eq!(answer.depth(third.slot()), 0, "it never held the block");

@@ -136,17 +136,17 @@ fn blocks_without_known_prefixes_that_come_and_go_during_a_query_bridge_no_hole(
 }
 
 /// What happens to the pod that two sources speak for, batch by batch.
-fn send(writer: &mut Writer, pod: PodId, number: u64) -> usize {
+fn send(writer: &mut IndexWriter, pod: PodId, number: u64) -> usize {
     let removed = |nodes| {
         let blocks = names(pod.slot(), nodes);
-        move |writer: &mut Writer| {
-            let event = Event::Removed { tier: Tier::Gpu, blocks: &blocks };
+        move |writer: &mut IndexWriter| {
+            let event = CacheEvent::Removed { tier: Tier::Gpu, blocks: &blocks };
             writer.apply(pod, Some(number), &[event])
         }
     };
-    let stored = |writer: &mut Writer, nodes| {
+    let stored = |writer: &mut IndexWriter, nodes| {
         chained(pod.slot(), nodes, |stored| {
-            writer.apply(pod, Some(number), &[Event::Stored(stored)])
+            writer.apply(pod, Some(number), &[CacheEvent::Stored(stored)])
         })
     };
     let applied = match number {
@@ -178,7 +178,7 @@ fn two_sources_with_the_same_numbers_count_every_batch_once() {
             })
         });
         let mut reader = world.index.reader();
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         for _ in 0..4 {
             reader.lookup(&world.chain(MAIN), &mut answer);
             assert!(answer.depth(pod.slot()) <= 20, "no batch stores more");
@@ -218,7 +218,7 @@ fn a_snapshot_among_the_batches_leads_to_the_same_state() {
             send(&mut writer, pod, number);
         }
         numbered.join().unwrap();
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         world.index.reader().lookup(&world.chain(MAIN), &mut answer);
         assert_eq!(answer.depth(pod.slot()), 15);
         assert_eq!(world.index.digest(pod).unwrap().last_sequence, Some(5));
@@ -264,7 +264,7 @@ fn names(slot: PodSlot, nodes: &[Node]) -> Vec<EngineHash> {
 }
 
 /// Gives `use_it` the event that stores consecutive nodes of a path.
-fn chained<T>(slot: PodSlot, nodes: &[Node], use_it: impl FnOnce(Stored<'_>) -> T) -> T {
+fn chained<T>(slot: PodSlot, nodes: &[Node], use_it: impl FnOnce(StoredBlocks<'_>) -> T) -> T {
     let parent = match nodes.first().copied().unwrap_or(0) {
         0 => Parent::Root(ROOT),
         first if first == MAIN.len() => Parent::Block(names(slot, &[FORK - 1])[0]),
@@ -273,7 +273,7 @@ fn chained<T>(slot: PodSlot, nodes: &[Node], use_it: impl FnOnce(Stored<'_>) -> 
     let blocks = names(slot, nodes);
     let contents: Vec<_> = nodes.iter().map(|node| content(*node)).collect();
     let content = Content::Chained { parent, contents: &contents };
-    use_it(Stored { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] })
+    use_it(StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] })
 }
 
 /// An index, and what must be true of it.
@@ -302,7 +302,7 @@ struct Watch {
 
 impl World {
     fn new() -> Self {
-        let limits = Limits { capacity: Capacity::Pods64, ..Limits::default() };
+        let limits = IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() };
         let (index, lives) = (Index::new(limits, 7), Mutex::new(vec![]));
         let mut blocks = vec![BlockHash(0); NODES];
         for path in [MAIN, BRANCH] {
@@ -362,13 +362,13 @@ impl World {
 
     /// Asks about a path, with something unknown after it, and holds the answer to what was true
     /// during the query. One thread asks at a time.
-    fn ask(&self, reader: &mut Reader, path: &[Node]) -> Answer {
+    fn ask(&self, reader: &mut IndexReader, path: &[Node]) -> Depths {
         let mut chain = self.chain(path);
         chain.extend([BlockHash(2), BlockHash(3)]);
         for watch in self.lives().iter_mut().flat_map(|life| &mut life.watches) {
             (watch.may_have, watch.was_sure) = (watch.may, watch.sure);
         }
-        let mut answer = Answer::default();
+        let mut answer = Depths::default();
         reader.lookup(&chain, &mut answer);
         let lives = self.lives();
         let slots: BTreeSet<_> = lives.iter().map(|life| life.slot).collect();
@@ -421,7 +421,7 @@ enum Manner {
 
 struct Speaker {
     world: Arc<World>,
-    writer: Writer,
+    writer: IndexWriter,
     manner: Manner,
     pod: PodId,
     life: usize,
@@ -475,7 +475,8 @@ impl Speaker {
     fn store(&mut self, nodes: &[Node]) {
         self.world.coming(self.life, nodes.iter().copied());
         let (writer, pod) = (&mut self.writer, self.pod);
-        let apply = |stored: Stored<'_>| writer.apply(pod, None, &[Event::Stored(stored)]);
+        let apply =
+            |stored: StoredBlocks<'_>| writer.apply(pod, None, &[CacheEvent::Stored(stored)]);
         match self.manner {
             Manner::Native => native(&self.world, nodes, apply),
             Manner::Chained | Manner::Expecting => chained(pod.slot(), nodes, apply),
@@ -491,7 +492,7 @@ impl Speaker {
             Manner::Native => native_names(&self.world, nodes),
             Manner::Chained | Manner::Expecting => names(self.slot(), nodes),
         };
-        let event = Event::Removed { tier: Tier::Gpu, blocks: &blocks };
+        let event = CacheEvent::Removed { tier: Tier::Gpu, blocks: &blocks };
         self.writer.apply(self.pod, None, &[event]).unwrap();
         let gone: Vec<_> = nodes.iter().copied().filter(|n| !self.expected.contains(n)).collect();
         self.world.gone(self.life, gone);
@@ -500,7 +501,7 @@ impl Speaker {
 
     fn clear(&mut self) {
         self.world.going(self.life, self.world.all());
-        self.writer.apply(self.pod, None, &[Event::Cleared]).unwrap();
+        self.writer.apply(self.pod, None, &[CacheEvent::Cleared]).unwrap();
         self.forget();
     }
 
@@ -510,7 +511,7 @@ impl Speaker {
         let others: Vec<_> = self.world.all().filter(|node| !nodes.contains(node)).collect();
         self.world.going(self.life, others.iter().copied());
         let (writer, pod) = (&mut self.writer, self.pod);
-        let apply = |stored: Stored<'_>| {
+        let apply = |stored: StoredBlocks<'_>| {
             writer.apply_snapshot(pod, Snapshot { sequence: None, stored: &[stored] })
         };
         match self.manner {
@@ -548,7 +549,7 @@ impl Speaker {
         self.world.going(self.life, self.world.all());
         assert!(self.world.index.remove_pod(self.pod));
         self.forget();
-        self.writer.apply(self.pod, None, &[Event::Cleared]).expect_err("it has gone");
+        self.writer.apply(self.pod, None, &[CacheEvent::Cleared]).expect_err("it has gone");
     }
 
     fn forget(&mut self) {
@@ -562,7 +563,12 @@ fn native_names(world: &World, nodes: &[Node]) -> Vec<EngineHash> {
     world.chain(nodes).into_iter().map(|BlockHash(hash)| EngineHash(hash)).collect()
 }
 
-fn native<T>(world: &World, nodes: &[Node], use_it: impl FnOnce(Stored<'_>) -> T) -> T {
+fn native<T>(world: &World, nodes: &[Node], use_it: impl FnOnce(StoredBlocks<'_>) -> T) -> T {
     let blocks = native_names(world, nodes);
-    use_it(Stored { tier: Tier::Gpu, blocks: &blocks, content: Content::Native, locations: &[] })
+    use_it(StoredBlocks {
+        tier: Tier::Gpu,
+        blocks: &blocks,
+        content: Content::Native,
+        locations: &[],
+    })
 }
