@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use wornpath_blocks::HashKey;
-use wornpath_gateway::config::{Config, Environment, TEXT_PROFILE, shipped};
+use wornpath_config::{Config, Environment, TEXT_PROFILE, shipped};
 use wornpath_index::{Index, IndexLimits};
 use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{

@@ -1,7 +1,7 @@
 //! Addresses on the command line: what must not be in one, and what cannot be called.
 
 use anyhow::bail;
-use wornpath_gateway::config::authority;
+use wornpath_config::authority;
 
 /// Refuses what is no address of an engine, by the rule that configurations have. What an address is called by is seen
 /// in logs, metrics and headers, so it must hold no secret; of one that does, nothing is shown here either.

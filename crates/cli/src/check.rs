@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use wornpath_gateway::config::{Config, SHIPPED, is_configuration, shipped};
+use wornpath_config::{Config, SHIPPED, is_configuration, shipped};
 use wornpath_routing::{Problems, Profile, ProfileEnv};
 
 /// What a configuration that cannot be used ends with: `EX_CONFIG` of `sysexits.h`.

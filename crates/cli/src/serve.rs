@@ -10,12 +10,13 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use wornpath_gateway::admin::{Setup, StartError, start_with};
-use wornpath_gateway::config::{Config, Tokenizers};
-use wornpath_gateway::{
-    BatchRules, BatchStoreSettings, BatchesError, BlockSize, DebugHeaders, EventSource,
-    ModelSettings, PodSettings, ReplicaSettings, ServeError, Settings, serve, serve_batches,
+use wornpath_config::{
+    BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DebugHeaders, EventSource,
+    ModelSettings, PodSettings, Settings,
 };
+use wornpath_config::{Config, Tokenizers};
+use wornpath_gateway::admin::{Setup, StartError, start_with};
+use wornpath_gateway::{BatchesError, ServeError, serve, serve_batches};
 use wornpath_routing::Role;
 
 use crate::address;
@@ -220,7 +221,7 @@ fn settings(arguments: &ServeArguments, from_file: Settings) -> anyhow::Result<S
         settings.client = SocketAddr::new(host, arguments.port.unwrap_or(settings.client.port()));
     }
     if arguments.isolate_tenants {
-        settings.sharing = ReplicaSettings::Isolated;
+        settings.sharing = CacheSharing::Isolated;
         tracing::warn!(
             "--isolate-tenants: tenants are kept apart by `cache_salt`, which vLLM and SGLang know; an engine that does not \
              know it shares its cache between them"

@@ -16,8 +16,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use wornpath_config::tls::{ServerIdentity, TlsError, pod_tls, roots};
 use wornpath_execution::{PodTls, tls_error};
-use wornpath_gateway::tls::{ServerIdentity, TlsError, pod_tls, roots};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 

@@ -14,12 +14,12 @@
 use crate::fleet::PodEntry;
 use crate::routing::Routing;
 use crate::scrape;
-use crate::settings::{BlockSize, ModelSettings, Settings};
 use crate::state::{Gateway, lock};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, PoisonError};
 use wornpath_blocks::Scope;
+use wornpath_config::{BlockSize, ModelSettings, Settings};
 use wornpath_events::checkpoint::PodCheckpoint;
 use wornpath_routing::Name;
 

@@ -2,10 +2,10 @@
 //!
 //! Nothing depends on it. A file that cannot be read or written is said aloud and counted, and the router goes on.
 
-use crate::settings::CheckpointSettings;
 use crate::state::{Gateway, lock};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use wornpath_config::CheckpointSettings;
 use wornpath_events::checkpoint::{CheckpointSize, PodCheckpoint, read, write};
 use wornpath_index::Moment;
 

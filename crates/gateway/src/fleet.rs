@@ -3,13 +3,13 @@
 //! A roster is never changed: a pod that comes, goes or learns its models makes a new one, and requests
 //! under way keep the one they began with.
 
-use crate::settings::PodSettings;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::task::AbortHandle;
+use wornpath_config::PodSettings;
 use wornpath_execution::{Endpoint, Target};
 use wornpath_index::PodId;
 use wornpath_routing::{Fleet, FleetPod, Health, ModelChoice, Name};

@@ -1,6 +1,5 @@
 //! One connection of a listener that few come to.
 
-use crate::tls::ListenerTls;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::HttpService;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
+use wornpath_config::tls::ListenerTls;
 
 /// For the greeting over TLS, and for the head of each request.
 const WITHIN: Duration = Duration::from_secs(5);

@@ -13,7 +13,6 @@ mod block_size;
 mod breakers;
 mod checkpoint;
 mod client;
-pub mod config;
 pub mod discovery;
 mod event_alerts;
 mod event_source_probe;
@@ -30,35 +29,27 @@ mod pod_model;
 mod prefix_locks;
 mod probe;
 mod quota;
+mod reload;
 mod request_trace;
 mod routing;
 mod routing_history;
 mod scrape;
 mod serve;
-mod settings;
 mod state;
 mod summary;
 mod supervise;
 mod telemetry;
-pub mod tls;
 mod traffic_recorder;
 mod usage;
 mod wait_queue;
 mod watchdog;
 mod worker;
 
-pub use batches::{
-    BatchQuota, BatchRules, BatchStoreSettings, BatchesError, PLANNED, serve_batches,
-};
+pub use batches::{BatchesError, PLANNED, serve_batches};
 pub use fleet::{FleetSnapshot, PodEntry};
 pub use request_trace::{CallTrace, RequestTrace, TraceContext};
 pub use routing::{Routing, RoutingError};
 pub use serve::{RunningServer, ServeError, serve};
-pub use settings::{
-    BlockSize, CheckpointSettings, Credentials, DebugHeaders, Drain, EventSource, GatewayLimits,
-    KeyDigest, Listeners, ModelSettings, NamedProfile, PodSettings, ReplicaSettings, RouteSettings,
-    Settings, TelemetrySettings, TenantSettings,
-};
 pub use state::{ApplyError, Gateway, Readiness};
 pub use summary::{Api, Computed, RequestEnd, RequestSummary, Speculative, SummaryObserver, Usage};
 pub use traffic_recorder::TrafficStream;

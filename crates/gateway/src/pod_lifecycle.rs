@@ -4,12 +4,10 @@
 //! found before anything changes.
 
 use crate::block_size;
-use crate::config::authorization;
 use crate::event_source_probe::EventSourceProbe;
 use crate::fleet::{FleetSnapshot, PodEntry};
 use crate::pod_model::serving;
 use crate::routing::Routing;
-use crate::settings::{EventSource, PodSettings, Settings};
 use crate::state::{ApplyError, Gateway, lock};
 use crate::watchdog::{TaskName, named};
 use serde_json::Value;
@@ -17,6 +15,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use tokio::task::AbortHandle;
+use wornpath_config::authorization;
+use wornpath_config::{EventSource, PodSettings, Settings};
 use wornpath_events::{DialPolicy, ZeroMq, supervise};
 use wornpath_execution::{Endpoint, EndpointError};
 use wornpath_index::{NoSlot, PodId};

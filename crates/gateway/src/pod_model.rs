@@ -5,8 +5,8 @@
 //! the first listed model's, which is right wherever there is only one.
 
 use crate::fleet::PodEntry;
-use crate::settings::{ModelSettings, PodSettings, Settings};
 use crate::state::{ApplyError, Gateway};
+use wornpath_config::{ModelSettings, PodSettings, Settings};
 use wornpath_events::{BlockIdScheme, ServedModel};
 use wornpath_routing::Name;
 

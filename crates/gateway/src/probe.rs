@@ -4,7 +4,6 @@
 use crate::breakers::Breakers;
 use crate::event_alerts::{EventAlert, EventAlerts};
 use crate::fleet::{FleetSnapshot, PodEntry};
-use crate::settings::Credentials;
 use crate::state::{Gateway, lock};
 use crate::watchdog::named;
 use crate::worker::Worker;
@@ -19,6 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
+use wornpath_config::Credentials;
 use wornpath_events::{FeedState, PodStatus, Resumed};
 use wornpath_execution::{
     BreakerRules, CallError, CallOutcome, EgressPolicy, Endpoint, Timeouts, WorkerNumber, call,

@@ -3,11 +3,11 @@
 //! Decisions a second are taken down for operators, and a share of all requests for a collector of traces.
 //! All others cost a comparison.
 
-use crate::settings::Settings;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+use wornpath_config::Settings;
 use wornpath_index::Moment;
 use wornpath_routing::{Explanation, Name};
 
@@ -176,7 +176,7 @@ pub(crate) fn kept(seen: Option<Box<RequestTrace>>) -> Option<Arc<RequestTrace>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::TelemetrySettings;
+    use wornpath_config::TelemetrySettings;
 
     fn headers(traceparent: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();

@@ -1,7 +1,7 @@
 //! The checked profiles, and which request goes by which.
 
-use crate::settings::{RouteSettings, Settings};
 use std::sync::Arc;
+use wornpath_config::{RouteSettings, Settings};
 use wornpath_routing::{Models, Name, Problems, Profile, ProfileEnv, WithoutEvents};
 
 /// Profiles that cannot be used.

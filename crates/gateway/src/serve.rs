@@ -7,7 +7,6 @@
 use crate::checkpoint;
 use crate::client::respond;
 use crate::probe::look_after;
-use crate::settings::{GatewayLimits, Settings};
 use crate::state::{ApplyError, Gateway};
 use crate::supervise::tend;
 use crate::watchdog::shutdown::{Shutdown, listen};
@@ -28,6 +27,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
+use wornpath_config::{GatewayLimits, Settings};
 use wornpath_events::{EventPods, keep_time};
 use wornpath_execution::beat;
 

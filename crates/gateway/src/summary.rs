@@ -91,9 +91,6 @@ impl RequestEnd {
     }
 }
 
-/// What stands for a profile where a request came from a batch, which goes by its plan.
-pub(crate) const OFFLINE: &str = "offline";
-
 /// One request from its arrival to its end. Never holds what a client wrote, but names of models.
 #[derive(Clone, Debug)]
 pub struct RequestSummary {

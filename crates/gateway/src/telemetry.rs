@@ -5,7 +5,6 @@
 
 use crate::probe::NOBODY;
 use crate::request_trace::{RequestTrace, TraceContext};
-use crate::settings::TelemetrySettings;
 use crate::summary::{RequestSummary, SummaryObserver};
 use bytes::Bytes;
 use http_body_util::Full;
@@ -17,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+use wornpath_config::TelemetrySettings;
 use wornpath_execution::{BreakerRules, EgressPolicy, Endpoint, EndpointError, Timeouts, call};
 use wornpath_index::Moment;
 use wornpath_routing::StepExplanation;

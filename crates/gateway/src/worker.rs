@@ -5,7 +5,6 @@ use crate::fleet::FleetSnapshot;
 use crate::low_priority_pool::aside;
 use crate::prefix_locks::PrefixLock;
 use crate::request_trace::{CallTrace, RequestTrace, kept};
-use crate::settings::Length;
 use crate::state::Gateway;
 use crate::summary::{RequestSummary, Speculative};
 use crate::wait_queue::Waiter;
@@ -14,6 +13,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wornpath_blocks::BlockHash;
+use wornpath_config::BodyLength;
 use wornpath_execution::{CallAttempt, Replan, Target, WorkerNumber};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Redecision;
@@ -81,7 +81,7 @@ impl Worker {
     /// same new prefix somewhere.
     pub(crate) async fn decide(
         &self,
-        length: Length,
+        length: BodyLength,
         mut decide: impl FnMut(&mut DecisionEnv<'_>) -> Outcome,
     ) -> (Outcome, PendingIndexUpdate) {
         let gateway = &self.gateway;

@@ -180,7 +180,7 @@ fn pods_are_listed_added_drained_and_removed() {
         assert!(told.starts_with(cure), "{refused}");
     }
 
-    let other = wornpath_gateway::PodSettings::at("http://127.0.0.1:8");
+    let other = wornpath_config::PodSettings::at("http://127.0.0.1:8");
     world.gateway.add_pod(other).unwrap();
     let same = r#"{"url": "http://127.0.0.1:9", "name": "127.0.0.1:8"}"#;
     assert_eq!(world.ask("POST", "/pods", same).0, 409, "somebody has the name");

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use wornpath_events::ZmqAddress;
-use wornpath_gateway::config::shipped;
-use wornpath_gateway::{
+use wornpath_config::shipped;
+use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, DebugHeaders, Drain, EventSource, ModelSettings,
     NamedProfile, PodSettings, Settings,
 };
+use wornpath_events::ZmqAddress;
 use wornpath_routing::{ByteTokenizer, Role};
 use wornpath_sim::serve::{Addresses, EngineOptions, ServedEngine};
 use wornpath_sim::{EngineProfile, EngineSettings};

@@ -7,11 +7,10 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::Duration;
+use wornpath_config::Settings;
+use wornpath_config::{Config, Tokenizers};
 use wornpath_gateway::admin::{Logging, RecentDecisions, Setup, start};
-use wornpath_gateway::config::{Config, Tokenizers};
-use wornpath_gateway::{
-    Gateway, Readiness, RequestSummary, ServeError, Settings, serve, serve_batches,
-};
+use wornpath_gateway::{Gateway, Readiness, RequestSummary, ServeError, serve, serve_batches};
 use wornpath_routing::{BreakerState, Health};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

@@ -7,8 +7,8 @@
 use anyhow::{Context, ensure};
 use std::collections::BTreeSet;
 use std::fs;
-use wornpath_gateway::config::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, needs_tokens, shipped};
-use wornpath_gateway::{NamedProfile, Settings};
+use wornpath_config::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, needs_tokens, shipped};
+use wornpath_config::{NamedProfile, Settings};
 
 use super::ServeArguments;
 

@@ -5,7 +5,7 @@
 
 use anyhow::{bail, ensure};
 use sha2::{Digest, Sha256};
-use wornpath_gateway::{KeyDigest, TenantSettings};
+use wornpath_config::{KeyDigest, TenantSettings};
 use wornpath_routing::Name;
 use wornpath_routing::queue::Priority;
 

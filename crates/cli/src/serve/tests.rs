@@ -235,7 +235,7 @@ fn the_file_alone_turns_on_what_a_flag_can_only_turn_on() {
         "isolation: {secret_file: secret}\npods: [{url: \"http://127.0.0.1:1\", engine: vllm}]";
     for given in [&[][..], &["--isolate-tenants", "--api-key", "t=key"]] {
         let settings = file.settings(text, given).unwrap();
-        assert_eq!(settings.sharing, ReplicaSettings::Isolated, "{given:?}");
+        assert_eq!(settings.sharing, CacheSharing::Isolated, "{given:?}");
         assert_eq!(
             settings.key,
             HashKey::new([0xab; 32]),

@@ -12,8 +12,8 @@ use std::net::{IpAddr, SocketAddr};
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
 
-use crate::settings::KeyDigest;
-use crate::tls::ListenerTls;
+use wornpath_config::KeyDigest;
+use wornpath_config::tls::ListenerTls;
 
 const SCHEME: &[u8] = b"Bearer ";
 

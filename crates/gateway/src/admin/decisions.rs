@@ -9,8 +9,8 @@ use super::recent;
 use super::routes::{AdminCall, AdminError, AdminReply, AdminResult};
 use crate::client::head::api;
 use crate::client::parse::{ParsedBody, read, tree};
-use crate::settings::ReplicaSettings;
 use crate::state::Gateway;
+use wornpath_config::CacheSharing;
 
 pub(super) fn list(call: &AdminCall<'_>) -> AdminResult {
     let last = number(call, "last")?.unwrap_or(20);
@@ -96,7 +96,7 @@ fn explained(gateway: &Gateway, path: &str, read: ParsedBody) -> Value {
     request.model = roster.model(&read.model);
     request.arrival = gateway.now();
     request.wall = crate::batches::unix_time();
-    if settings.sharing == ReplicaSettings::Isolated {
+    if settings.sharing == CacheSharing::Isolated {
         // As for clients: who has no name has a salt all the same.
         let tenant = request.tenant.as_ref().map_or("", Name::as_str);
         request.salt = Some(settings.key.cache_salt(tenant));

@@ -29,7 +29,7 @@ pub use serve::serve;
 pub use start::{AdminContext, Setup, StartError, start, start_with};
 pub(crate) use table::decoded;
 
-use crate::config::RunningConfig;
+use crate::reload::RunningConfig;
 
 /// What the admin plane works with.
 pub struct Admin {

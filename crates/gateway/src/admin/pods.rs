@@ -5,10 +5,10 @@ use wornpath_events::{ApproximateSize, PodStatus, SourceError};
 
 use super::routes::{AdminCall, AdminError, AdminReply, AdminResult};
 use crate::block_size::{mismatch, model_of};
-use crate::config::{AddPodError, RunningConfig};
 use crate::discovery::PodOwner;
 use crate::fleet::PodEntry;
 use crate::metrics::{breaker, feed_state, health, recalled, trust};
+use crate::reload::{AddPodError, RunningConfig};
 
 pub(super) fn list(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();

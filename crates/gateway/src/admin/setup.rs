@@ -5,8 +5,8 @@ use wornpath_routing::{EventTrust, Profile, ProfileEnv, WithoutEvents};
 
 use super::openapi;
 use super::routes::{AdminCall, AdminError, AdminReply, AdminResult};
-use crate::config::{Config, RelativePaths};
 use crate::metrics;
+use wornpath_config::{Config, RelativePaths};
 
 pub(super) fn profiles(call: &AdminCall<'_>) -> AdminResult {
     let gateway = call.admin.running.gateway();

@@ -9,14 +9,15 @@ use wornpath_events::{PushAccess as EventAccess, PushAccessError as EventAccessE
 use wornpath_execution::EndpointError;
 
 use super::{Admin, AdminAccess, AdminAccessError, Logging, RecentDecisions, serve};
-use crate::config::{CommandLineOverrides, Config, RunningConfig, Tokenizers};
 use crate::discovery::{find_pods, read_brokers, read_engines, take_pushes};
 use crate::metrics::{self, Metrics};
+use crate::reload::{CommandLineOverrides, RunningConfig};
 use crate::state::Gateway;
 use crate::summary::SummaryObserver;
 use crate::supervise::tend;
 use crate::telemetry::exporter;
 use crate::watchdog::named;
+use wornpath_config::{Config, Tokenizers};
 
 /// What a gateway was started with, for whoever changes it while it runs.
 pub struct Setup {

@@ -19,14 +19,12 @@ mod prefix_match;
 mod profile;
 mod retry;
 mod routes;
-mod rules;
 mod storage_quota;
 mod task;
 mod temp_files;
 mod upload;
 
 pub(crate) use routes::respond;
-pub use rules::{BatchQuota, BatchRules, BatchStoreSettings};
 
 use crate::state::Gateway;
 use crate::supervise::tend;
@@ -41,6 +39,7 @@ use std::time::Duration;
 use storage_quota::StorageQuotas;
 use temp_files::TempFiles;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use wornpath_config::{BatchRules, BatchStoreSettings};
 use wornpath_index::{Moment, PodId};
 use wornpath_jobs::{FsStore, RealDisk, RunControl, Store, StoreError, UnixTime};
 use wornpath_planner::OnlinePriority;

@@ -6,8 +6,8 @@
 use super::engines::{is_ready, is_serving};
 use super::file_reader::StoredBytes;
 use crate::fleet::FleetSnapshot;
-use crate::settings::{ModelSettings, Settings};
 use std::io::{self, BufRead, BufReader, Read};
+use wornpath_config::{ModelSettings, Settings};
 use wornpath_execution::field;
 use wornpath_jobs::Store;
 use wornpath_routing::FleetPod;

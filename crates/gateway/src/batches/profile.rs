@@ -2,9 +2,9 @@
 
 use super::{BatchesError, PLANNED, PLANNED_BY_TEXT};
 use crate::routing::Routing;
-use crate::settings::Settings;
 use crate::state::Gateway;
 use std::sync::{Arc, Mutex, PoisonError};
+use wornpath_config::Settings;
 use wornpath_routing::{Profile, ProfileEnv};
 
 /// The profile, and what it was made by.

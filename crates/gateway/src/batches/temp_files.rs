@@ -1,9 +1,9 @@
 //! Names for what planning a long batch does not keep in memory. A file loses its name as soon as it is open; one that a
 //! gateway could not take away before it died goes at the next start.
 
-use super::rules::{BatchRules, BatchStoreSettings};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use wornpath_config::{BatchRules, BatchStoreSettings};
 use wornpath_jobs::SortScratch;
 
 const PREFIX: &str = "spill-";

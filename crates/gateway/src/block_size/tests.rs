@@ -1,9 +1,9 @@
 //! What engines report, and what becomes of it.
 
 use super::*;
-use crate::settings::{EventSource, NamedProfile, PodSettings};
 use serde_json::json;
 use tokio::runtime::Runtime;
+use wornpath_config::{EventSource, NamedProfile, PodSettings};
 use wornpath_events::checkpoint::BlockIdentity;
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{

@@ -3,10 +3,11 @@
 use super::error_response::ErrorResponse;
 use super::{ClientReply, answer, decide, head, prepare, read_body, renamed, salted};
 use crate::batches::unix_time;
-use crate::summary::{OFFLINE, RequestSummary};
+use crate::summary::RequestSummary;
 use crate::worker::{Dispatcher, Worker};
 use hyper::Response;
 use std::sync::Arc;
+use wornpath_config::OFFLINE;
 use wornpath_execution::{CallOptions, PlanResponse, StepCall, Timeouts, execute};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Priority;

@@ -4,7 +4,6 @@ use super::error_response::ErrorResponse;
 use super::head;
 use crate::request_trace::TraceContext;
 use crate::routing::is_path;
-use crate::settings::{Credentials, KeyDigest, Settings, TenantSettings};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
@@ -12,6 +11,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, StatusCode};
 use sha2::{Digest, Sha256};
+use wornpath_config::{Credentials, KeyDigest, Settings, TenantSettings};
 use wornpath_execution::{StepCall, take_turn};
 
 /// A request that may be answered.

@@ -17,7 +17,6 @@ use crate::fleet::{FleetSnapshot, PodEntry};
 use crate::low_priority_pool::aside;
 use crate::quota::QuotaPermit;
 use crate::request_trace::{RequestTrace, kept};
-use crate::settings::{DebugHeaders, Length, ReplicaSettings, Settings, TenantSettings};
 use crate::state::Readiness;
 use crate::summary::{Api, Computed, RequestEnd, RequestSummary, Speculative};
 use crate::usage::UsageScan;
@@ -40,6 +39,7 @@ use relay::{End, EndMarker, Relay};
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
+use wornpath_config::{BodyLength, CacheSharing, DebugHeaders, Settings, TenantSettings};
 use wornpath_execution::{
     CallOptions, Edit, PlanResponse, PrefillResult, StepCall, execute, splice,
 };
@@ -272,17 +272,17 @@ fn salted(
     call: &mut StepCall,
     settings: &Settings,
 ) -> Result<(), ErrorResponse> {
-    if settings.sharing == ReplicaSettings::Isolated && api == Api::Messages {
+    if settings.sharing == CacheSharing::Isolated && api == Api::Messages {
         // vLLM drops what it does not know there, and a salt is among that.
         return Err(ErrorResponse::bad(
             "tenants are isolated, and engines take no `cache_salt` at `/v1/messages`; use `/v1/chat/completions`"
                 .to_owned(),
         ));
     }
-    if settings.sharing == ReplicaSettings::Isolated && !read.is_object {
+    if settings.sharing == CacheSharing::Isolated && !read.is_object {
         parse::saltable(call)?;
     }
-    if settings.sharing == ReplicaSettings::Isolated && read.is_object {
+    if settings.sharing == CacheSharing::Isolated && read.is_object {
         let fields = &read.request.fields;
         if let Some(field) = BETWEEN_ROUTER_AND_ENGINE.iter().find(|it| fields.contains_key(**it)) {
             return Err(ErrorResponse::bad(format!(
@@ -320,7 +320,7 @@ async fn read_body(
     worker: &Arc<Worker>,
     api: Api,
     call: &StepCall,
-    length: Length,
+    length: BodyLength,
 ) -> Result<ParsedBody, ErrorResponse> {
     if call.body.is_empty() && call.method != Method::POST {
         return Ok(ParsedBody::default());
@@ -341,7 +341,7 @@ async fn read_body(
 async fn prepare(
     worker: &Arc<Worker>,
     profile: &Arc<Profile>,
-    (read, length): (ParsedBody, Length),
+    (read, length): (ParsedBody, BodyLength),
     seen: &mut Option<Box<RequestTrace>>,
 ) -> Result<RoutingContext, ErrorResponse> {
     let mut context = profile.context(read.request);
@@ -380,7 +380,7 @@ async fn prepare(
 async fn apart<T: Send + 'static>(
     worker: &Worker,
     task: &'static TaskName,
-    length: Length,
+    length: BodyLength,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorResponse> {
     let gateway = &worker.gateway;
@@ -396,7 +396,7 @@ async fn apart<T: Send + 'static>(
 async fn decide(
     worker: &Worker,
     profile: &Arc<Profile>,
-    (mut context, length): (RoutingContext, Length),
+    (mut context, length): (RoutingContext, BodyLength),
     seen: &mut Option<Box<RequestTrace>>,
 ) -> Result<(Option<RoutingContext>, RoutingPlan, PendingIndexUpdate), ErrorResponse> {
     let gateway = &worker.gateway;

@@ -5,7 +5,7 @@
 //! chance, since resolvers leave records out now and then; one that is missing twice has gone. What was found
 //! is compared with what came, not with what was found before: so a pod that could not come comes later.
 
-use crate::config::PodConfig;
+use wornpath_config::PodConfig;
 
 /// Looks in a row that a pod must be missing from.
 const GONE_AFTER: u32 = 2;

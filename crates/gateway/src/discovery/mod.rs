@@ -22,10 +22,11 @@ pub use ownership::{OwnedName, Ownership, PodOwner};
 pub use reader::read_engines;
 pub use sources::{read_brokers, take_pushes};
 
-use crate::config::{Config, DiscoveryConfig, RunningConfig};
+use crate::reload::RunningConfig;
 pub use crate::scrape::{EngineMetrics, block_size, read};
 use crate::watchdog::named;
 use watcher::Watcher;
+use wornpath_config::{Config, DiscoveryConfig};
 
 /// Looks for pods in every way that is configured, for as long as it is polled.
 ///

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::config::PodConfig;
+use wornpath_config::PodConfig;
 
 /// Who brought a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

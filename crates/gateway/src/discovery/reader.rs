@@ -8,10 +8,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::backoff::{ScrapeBackoff, ScrapeReading};
-use crate::config::RunningConfig;
 use crate::fleet::PodEntry;
 use crate::metrics::Scrape;
 use crate::probe::metrics_page;
+use crate::reload::RunningConfig;
 use crate::scrape;
 use crate::watchdog::named;
 

@@ -9,10 +9,11 @@ use tokio::task::JoinSet;
 use wornpath_events::{PodName, PodTokens, Push, PushAccess, PushService, TokenDigest, consume};
 use wornpath_index::PodId;
 
-use crate::config::{EventSourceConfig, Events, RunningConfig, SourceKind};
 use crate::http_conn;
-use crate::tls::ListenerTls;
+use crate::reload::RunningConfig;
 use crate::watchdog::named;
+use wornpath_config::tls::ListenerTls;
+use wornpath_config::{EventSourceConfig, Events, SourceKind};
 
 const MOST_CONNECTIONS: usize = 4096;
 /// How long to wait when the system gives no more connections.

@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use super::diff::{DiscoveredPod, DiscoveredPods, PodDiff};
 use super::ownership::PodOwner;
-use crate::config::{
-    AddPodError, Config, DiscoveryConfig, FileState, FileWatch, PodConfig, RelativePaths,
-    RunningConfig,
-};
 use crate::fleet::PodEntry;
+use crate::reload::{AddPodError, RunningConfig};
+use wornpath_config::{Config, DiscoveryConfig, FileState, FileWatch, PodConfig, RelativePaths};
 
 /// A finder, and what it remembers from one look to the next.
 pub(super) struct Watcher {

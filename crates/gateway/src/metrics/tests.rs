@@ -1,9 +1,10 @@
 //! What requests count.
 
 use super::*;
-use crate::summary::{Computed, OFFLINE, Speculative, Usage};
+use crate::summary::{Computed, Speculative, Usage};
 use std::time::Duration;
 use wornpath_blocks::BlockHash;
+use wornpath_config::OFFLINE;
 use wornpath_index::{Index, IndexLimits};
 
 fn record(predicted: Option<u64>, cached: Option<u64>) -> RequestSummary {

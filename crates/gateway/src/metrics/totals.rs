@@ -9,7 +9,8 @@ use wornpath_routing::Name;
 
 use super::histogram::{Cumulative, FINE};
 use super::{LineCounters, Metrics, word};
-use crate::summary::{OFFLINE, RequestEnd};
+use crate::summary::RequestEnd;
+use wornpath_config::OFFLINE;
 
 /// What was counted, by the pod that answered; under the empty name where none did.
 pub(crate) type Totals = BTreeMap<String, Figures>;

@@ -1,10 +1,10 @@
 //! Who is who after a change: the same pod, the same engine in a new seat, or another.
 
 use super::*;
-use crate::settings::{BlockSize, ModelSettings, NamedProfile};
 use serde_json::json;
 use std::time::Duration;
 use tokio::runtime::Runtime;
+use wornpath_config::{BlockSize, ModelSettings, NamedProfile};
 use wornpath_events::wire::{WireBatch, WireEvent, WireStored};
 use wornpath_events::{
     AttachedPod, BatchId, Capabilities, Delivery, FeedState, SourceMessage, SourceSignal,

@@ -3,7 +3,6 @@
 //! Signals are waited for on a thread of their own, which does nothing else: whichever other thread is stuck, the
 //! deadline begins with the signal. The watchdog holds the process to it.
 
-use crate::settings::Drain;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -11,6 +10,7 @@ use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
+use wornpath_config::Drain;
 use wornpath_events::EventClock;
 use wornpath_index::Moment;
 

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use tokio::runtime::Runtime;
+use wornpath_config::{Config, Tokenizers};
 use wornpath_gateway::Gateway;
 use wornpath_gateway::admin::{AdminContext, Logging, Setup, start};
-use wornpath_gateway::config::{Config, Tokenizers};
 
 /// A folder of this test alone, empty.
 pub(crate) fn folder(test: &str) -> PathBuf {

@@ -6,10 +6,10 @@ use std::time::Duration;
 use wornpath_routing::document::{Node, SettingEntry};
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::PodConfig;
-use super::diagnostics::Diagnostics;
+use super::pods::PodConfig;
 use super::pods::{FACTS, PodScope, facts};
-use super::section::{Section, maps};
+use crate::diagnostics::Diagnostics;
+use crate::section::{Section, maps};
 
 /// One way to find pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,13 +37,13 @@ pub enum DiscoveryConfig {
 }
 
 #[rustfmt::skip]
-pub(super) const FILE: &[Parameter] = &[
+pub(crate) const FILE: &[Parameter] = &[
     Parameter::required("file", Takes::Text, "A file with `pods`, in the form of this one; read again when it changes."),
     Parameter::with_default("every", Takes::Time, "2s", "How often it is looked at."),
 ];
 
 #[rustfmt::skip]
-pub(super) const DNS: &[Parameter] = &[
+pub(crate) const DNS: &[Parameter] = &[
     Parameter::required("dns", Takes::Text, "A name whose every address is a pod, such as a headless service."),
     Parameter::required("port", Takes::Whole(1, 65_535), "The port of every pod."),
     Parameter::with_default("every", Takes::Time, "5s", "How often the name is asked for."),
@@ -51,7 +51,7 @@ pub(super) const DNS: &[Parameter] = &[
 ];
 
 /// The finders under `discovery`.
-pub(super) fn discovery(
+pub(crate) fn discovery(
     root: &Node,
     scope: PodScope<'_>,
     notes: &mut Diagnostics,

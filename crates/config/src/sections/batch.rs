@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::diagnostics::Diagnostics;
-use super::section::Section;
-use crate::batches::{BatchQuota, BatchRules, BatchStoreSettings};
+use crate::batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
+use crate::diagnostics::Diagnostics;
+use crate::section::Section;
 
 #[rustfmt::skip]
-pub(super) const BATCH: &[Parameter] = &[
+pub(crate) const BATCH: &[Parameter] = &[
     Parameter::optional("folder", Takes::Text, "Where files and batches are kept; it belongs to one gateway at a time."),
     Parameter::optional("postgres_file", Takes::Text, "A file with the address of a PostgreSQL database that keeps them instead, for several gateways: `postgres://user:password@host:5432/name`."),
     Parameter::with_default("lines", Takes::Whole(1, 10_000_000), "1000000", "Lines of an input at most."),
@@ -24,7 +24,7 @@ pub(super) const BATCH: &[Parameter] = &[
     Parameter::with_default("planning_memory", Takes::Size(1 << 10, 1 << 40), "64MiB", "Bytes of hashes that planning a batch keeps in memory; what is more goes to a file in `folder`, or where the system has its temporary ones."),
 ];
 
-pub(super) fn batch(root: &Node, notes: &mut Diagnostics) -> Option<BatchRules> {
+pub(crate) fn batch(root: &Node, notes: &mut Diagnostics) -> Option<BatchRules> {
     let node = root.get("batch")?;
     let section = Section::of(Some(node), ("batch", node.span), BATCH, &mut notes.problems);
     notes.must_not_be_zero(&section, "keep");

@@ -3,19 +3,19 @@
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Takes};
 
-use super::diagnostics::Diagnostics;
 use super::pods::authority;
-use super::section::{Section, refused};
+use crate::diagnostics::Diagnostics;
+use crate::section::{Section, refused};
 use crate::settings::TelemetrySettings;
 
 #[rustfmt::skip]
-pub(super) const TELEMETRY: &[Parameter] = &[
+pub(crate) const TELEMETRY: &[Parameter] = &[
     Parameter::required("otlp", Takes::Text, "A collector that takes OTLP over HTTP in JSON, such as `http://127.0.0.1:4318`; `/v1/traces` is added."),
     Parameter::with_default("share", Takes::Number(0.0, 1.0), "0.01", "Of the requests whose caller sends no `traceparent`, how many are traced; who sends one decides alone."),
     Parameter::with_default("service", Takes::Text, "wornpath", "What this gateway is called there."),
 ];
 
-pub(super) fn telemetry(root: &Node, notes: &mut Diagnostics) -> Option<TelemetrySettings> {
+pub(crate) fn telemetry(root: &Node, notes: &mut Diagnostics) -> Option<TelemetrySettings> {
     let node = root.get("telemetry")?;
     let name = ("telemetry", node.span);
     let section = Section::of(Some(node), name, TELEMETRY, &mut notes.problems);

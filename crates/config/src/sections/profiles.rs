@@ -5,13 +5,13 @@ use std::path::Path;
 use wornpath_routing::document::{Node, Yaml, nearest};
 use wornpath_routing::{Problem, ProblemKind, Profile, ProfileEnv, Role};
 
-use super::builtin::{SHIPPED, shipped};
-use super::diagnostics::Diagnostics;
+use crate::builtin::{SHIPPED, shipped};
+use crate::diagnostics::Diagnostics;
 use crate::settings::NamedProfile;
-use crate::summary::OFFLINE;
+use crate::settings::OFFLINE;
 
 /// The profiles under `profiles`. `roles` are those that pods can play, if all pods are known.
-pub(super) fn profiles(
+pub(crate) fn profiles(
     root: &Node,
     roles: Option<Vec<Role>>,
     notes: &mut Diagnostics,
@@ -54,11 +54,11 @@ pub(super) fn profiles(
 }
 
 /// How what a shipped profile came from begins: it is no file.
-pub(super) const SHIPPED_FILE: &str = "shipped profile `";
+pub(crate) const SHIPPED_FILE: &str = "shipped profile `";
 
 /// The profile that a route names, taken from the shipped ones where the configuration has none of that
 /// name. Whether there is one.
-pub(super) fn resolve(name: &str, profiles: &mut Vec<NamedProfile>) -> bool {
+pub(crate) fn resolve(name: &str, profiles: &mut Vec<NamedProfile>) -> bool {
     if profiles.iter().any(|profile| profile.name == name) {
         return true;
     }

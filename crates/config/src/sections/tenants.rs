@@ -7,13 +7,13 @@ use wornpath_routing::document::Node;
 use wornpath_routing::queue::Priority;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
 
-use super::diagnostics::Diagnostics;
-use super::secret::bytes;
-use super::section::{Section, maps};
+use crate::diagnostics::Diagnostics;
+use crate::secret::bytes;
+use crate::section::{Section, maps};
 use crate::settings::TenantSettings;
 
 #[rustfmt::skip]
-pub(super) const TENANT: &[Parameter] = &[
+pub(crate) const TENANT: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "What they are called in routes and logs."),
     Parameter::required("key_digest", Takes::Text, "`sha256:` and the digest of their API key; the key itself is never written down."),
     Parameter::with_default("priority", Takes::Whole(0, 7), "4", "How urgent their requests are; 7 goes first."),
@@ -22,11 +22,11 @@ pub(super) const TENANT: &[Parameter] = &[
 ];
 
 #[rustfmt::skip]
-pub(super) const ISOLATION: &[Parameter] = &[
+pub(crate) const ISOLATION: &[Parameter] = &[
     Parameter::required("secret_file", Takes::Text, "A file with 64 hexadecimal digits, the same for all routers of a cell; make one with `openssl rand -hex 32`."),
 ];
 
-pub(super) fn tenants(root: &Node, notes: &mut Diagnostics) -> Vec<TenantSettings> {
+pub(crate) fn tenants(root: &Node, notes: &mut Diagnostics) -> Vec<TenantSettings> {
     let (mut tenants, mut names, mut keys) = (Vec::new(), Vec::new(), Vec::new());
     for entry in maps(root, "tenants", &mut notes.problems) {
         let section = Section::read(entry, TENANT, &[], &mut notes.problems);
@@ -49,7 +49,7 @@ pub(super) fn tenants(root: &Node, notes: &mut Diagnostics) -> Vec<TenantSetting
 }
 
 /// Where isolation is asked for, if it is; its secret, if that could be read.
-pub(super) fn isolation(root: &Node, notes: &mut Diagnostics) -> Option<(Span, Option<HashKey>)> {
+pub(crate) fn isolation(root: &Node, notes: &mut Diagnostics) -> Option<(Span, Option<HashKey>)> {
     let node = root.get("isolation")?;
     let span = node.span;
     let section = Section::of(Some(node), ("isolation", span), ISOLATION, &mut notes.problems);

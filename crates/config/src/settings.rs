@@ -1,6 +1,6 @@
 //! What a gateway is started with: values that `wornpath.yaml` or the command line have been checked into.
 
-use crate::batches::BatchRules;
+use crate::batch_rules::BatchRules;
 use crate::tls::ListenerTls;
 use std::fmt;
 use std::net::SocketAddr;
@@ -38,7 +38,7 @@ pub struct Settings {
     /// Who may come; everybody if there is none.
     pub tenants: Vec<TenantSettings>,
     /// Whether tenants share cached prompts.
-    pub sharing: ReplicaSettings,
+    pub sharing: CacheSharing,
     /// The secret that all routers of a cell share.
     pub key: HashKey,
     /// When what events said is doubted.
@@ -104,7 +104,7 @@ impl Default for Settings {
             profiles: Vec::new(),
             routes: Vec::new(),
             tenants: Vec::new(),
-            sharing: ReplicaSettings::Shared,
+            sharing: CacheSharing::Shared,
             key: HashKey::DEFAULT,
             event_rules: FeedRules::default(),
             checkpoint: None,
@@ -306,7 +306,7 @@ pub struct TenantSettings {
 
 /// Whether tenants share cached prompts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ReplicaSettings {
+pub enum CacheSharing {
     /// All use each other's.
     #[default]
     Shared,
@@ -355,15 +355,18 @@ impl Default for GatewayLimits {
 
 /// How long a body is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Length {
-    pub(crate) bytes: usize,
+pub struct BodyLength {
+    /// Bytes of the body.
+    pub bytes: usize,
     /// Whether what takes long with it is done apart.
-    pub(crate) is_long: bool,
+    pub is_long: bool,
 }
 
 impl GatewayLimits {
-    pub(crate) const fn length(&self, bytes: usize) -> Length {
-        Length { bytes, is_long: bytes >= self.inline_bytes }
+    /// The length of a body, and whether it is too long for the thread that answers.
+    #[must_use]
+    pub const fn length(&self, bytes: usize) -> BodyLength {
+        BodyLength { bytes, is_long: bytes >= self.inline_bytes }
     }
 }
 
@@ -401,3 +404,6 @@ pub enum Credentials {
     /// The client's own.
     Forwarded,
 }
+
+/// The profile name under which batch requests are counted; no configured profile may have it.
+pub const OFFLINE: &str = "offline";

@@ -10,11 +10,11 @@ use wornpath_execution::{
 use wornpath_routing::document::{Node, Yaml};
 use wornpath_routing::{Parameter, Problem, ProblemKind, Role, Span, Takes};
 
-use super::ModelConfig;
-use super::diagnostics::Diagnostics;
-use super::secret::authorization;
-use super::section::{Section, maps, refused};
+use super::models::ModelConfig;
 use super::sources::{EventSourceConfig, Semantics};
+use crate::diagnostics::Diagnostics;
+use crate::secret::authorization;
+use crate::section::{Section, maps, refused};
 use crate::settings::KeyDigest;
 
 /// An engine's address, and what is known of it.
@@ -131,13 +131,13 @@ impl EngineKind {
 }
 
 #[rustfmt::skip]
-pub(super) const ADDRESS: &[Parameter] = &[
+pub(crate) const ADDRESS: &[Parameter] = &[
     Parameter::required("url", Takes::Text, "Where it is called, such as `http://10.0.0.5:8000`."),
     Parameter::optional("name", Takes::Text, "What people call it; by default host and port."),
 ];
 
 #[rustfmt::skip]
-pub(super) const FACTS: &[Parameter] = &[
+pub(crate) const FACTS: &[Parameter] = &[
     Parameter::with_default("model", Takes::Texts, "[]", "The models it serves, by name; by default the engine is asked. Give it to a pod with `events` where several models are listed and there is a `checkpoint`: what that knows of a pod counts only if its model is known from the start."),
     Parameter::with_default("role", Takes::Texts, "[serve]", "The parts it can play in a plan: `serve`, `prefill`, `decode`, or others that profiles name."),
     Parameter::with_default("loras", Takes::Texts, "[]", "LoRA adapters that it can serve."),
@@ -160,19 +160,19 @@ pub(super) const FACTS: &[Parameter] = &[
 
 /// What a pod may refer to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PodScope<'a> {
+pub(crate) struct PodScope<'a> {
     /// The models there are.
-    pub(super) models: &'a [ModelConfig],
+    pub(crate) models: &'a [ModelConfig],
     /// The event sources there are.
-    pub(super) sources: &'a [EventSourceConfig],
+    pub(crate) sources: &'a [EventSourceConfig],
     /// Where isolation was asked for, if it was.
-    pub(super) isolation: Option<Span>,
+    pub(crate) isolation: Option<Span>,
     /// Where pods may be.
-    pub(super) reach: &'a EgressPolicy,
+    pub(crate) reach: &'a EgressPolicy,
 }
 
 /// The ranges of `pod_addresses`, if there are any.
-pub(super) fn allowed(root: &Node, notes: &mut Diagnostics) -> Option<Vec<AddressRange>> {
+pub(crate) fn allowed(root: &Node, notes: &mut Diagnostics) -> Option<Vec<AddressRange>> {
     let node = root.get("pod_addresses")?;
     let Yaml::List(items) = &node.value else {
         let message = format!("`pod_addresses` must be a list; this is {}", node.kind());
@@ -196,7 +196,7 @@ pub(super) fn allowed(root: &Node, notes: &mut Diagnostics) -> Option<Vec<Addres
 }
 
 /// The pods under `pods`.
-pub(super) fn pods(root: &Node, scope: PodScope<'_>, notes: &mut Diagnostics) -> Vec<PodConfig> {
+pub(crate) fn pods(root: &Node, scope: PodScope<'_>, notes: &mut Diagnostics) -> Vec<PodConfig> {
     let (mut pods, mut names, mut urls) = (Vec::new(), Vec::new(), Vec::new());
     for entry in maps(root, "pods", &mut notes.problems) {
         let section = Section::read(entry, &[ADDRESS, FACTS].concat(), &[], &mut notes.problems);
@@ -256,7 +256,7 @@ fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Diagnostics) -> O
 }
 
 /// Everything but name and address: what discovery adds to the addresses it finds.
-pub(super) fn facts(
+pub(crate) fn facts(
     section: &Section<'_>,
     scope: PodScope<'_>,
     notes: &mut Diagnostics,
@@ -424,7 +424,7 @@ pub fn authority(url: &str) -> Result<&str, &'static str> {
     if authority.contains('@') {
         return Err("it has a user or a password");
     }
-    let uri: hyper::Uri = url.parse().map_err(|_| "it is no URL")?;
+    let uri: http::Uri = url.parse().map_err(|_| "it is no URL")?;
     if uri.host().is_none_or(str::is_empty) {
         return Err("it has no host");
     }

@@ -6,17 +6,17 @@ use std::time::Duration;
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::diagnostics::Diagnostics;
-use super::section::Section;
+use crate::diagnostics::Diagnostics;
+use crate::section::Section;
 use crate::settings::CheckpointSettings;
 
 #[rustfmt::skip]
-pub(super) const CHECKPOINT: &[Parameter] = &[
+pub(crate) const CHECKPOINT: &[Parameter] = &[
     Parameter::required("file", Takes::Text, "The file, on a local disk; its folder must be there."),
     Parameter::with_default("every", Takes::Time, "30s", "How often it is written, besides when wornpath ends."),
 ];
 
-pub(super) fn checkpoint(root: &Node, notes: &mut Diagnostics) -> Option<CheckpointSettings> {
+pub(crate) fn checkpoint(root: &Node, notes: &mut Diagnostics) -> Option<CheckpointSettings> {
     let node = root.get("checkpoint")?;
     let name = ("checkpoint", node.span);
     let section = Section::of(Some(node), name, CHECKPOINT, &mut notes.problems);

@@ -6,20 +6,21 @@ use wornpath_routing::{
     Tokens, WithoutEvents,
 };
 
-use super::builtin::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
-use super::diagnostics::Diagnostics;
+use super::models::{ModelConfig, TokenizerChoice};
+use super::pods::PodConfig;
 use super::profiles::resolve;
-use super::section::{Section, maps};
-use super::{ModelConfig, PodConfig, TokenizerChoice};
+use crate::builtin::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
+use crate::diagnostics::Diagnostics;
+use crate::section::{Section, maps};
 use crate::settings::{NamedProfile, RouteSettings, Settings, TenantSettings};
 
 #[rustfmt::skip]
-pub(super) const ROUTE: &[Parameter] = &[
+pub(crate) const ROUTE: &[Parameter] = &[
     Parameter::required("profile", Takes::Text, "The profile: a name in `profiles`, or a shipped one."),
 ];
 
 #[rustfmt::skip]
-pub(super) const MATCH: &[Parameter] = &[
+pub(crate) const MATCH: &[Parameter] = &[
     Parameter::optional("path", Takes::Text, "The path, such as `/v1/embeddings`; with `*` at the end, all that begin so. What operates an engine, as `/sleep` or `/flush_cache`, is passed on only if a route names it."),
     Parameter::optional("model", Takes::Text, "The base model, by its name."),
     Parameter::optional("tenant", Takes::Text, "The tenant, by name."),
@@ -27,7 +28,7 @@ pub(super) const MATCH: &[Parameter] = &[
 
 /// The routes under `routes`; without any, everything goes to the only profile. Where there is none either, the file says
 /// nothing about routing: there is no route, and the shipped default is the first profile.
-pub(super) fn routes(
+pub(crate) fn routes(
     root: &Node,
     (models, tenants): (&[ModelConfig], &[TenantSettings]),
     profiles: &mut Vec<NamedProfile>,
@@ -147,7 +148,7 @@ fn must_have_tokens(
 }
 
 /// A profile may want no guesses about what pods hold; then every pod must tell.
-pub(super) fn must_be_heard(
+pub(crate) fn must_be_heard(
     root: &Node,
     pods: &[PodConfig],
     settings: &Settings,
@@ -211,7 +212,7 @@ fn everything(
 
 /// Every role in a shipped profile that is used needs a pod; the configuration's own profiles were checked for that
 /// where they stand.
-pub(super) fn must_be_played(
+pub(crate) fn must_be_played(
     root: &Node,
     roles: Option<Vec<Role>>,
     settings: &Settings,
@@ -236,7 +237,7 @@ pub(super) fn must_be_played(
 }
 
 /// Puts the profile first that decides about requests which match nothing else.
-pub(super) fn default_first(routes: &[RouteSettings], profiles: &mut [NamedProfile]) {
+pub(crate) fn default_first(routes: &[RouteSettings], profiles: &mut [NamedProfile]) {
     let Some(last) = routes.last() else { return };
     if let Some(at) = profiles.iter().position(|profile| profile.name == last.profile) {
         profiles[..=at].rotate_right(1);

@@ -1,7 +1,7 @@
 //! Everything that can be wrong with `wornpath.yaml`: what is said, where, and the cure.
 //!
 //! `tests/config/<case>.yaml` is wrong, `<case>.txt` is what people are told. After a change of words,
-//! `UPDATE=1 cargo test -p wornpath-gateway --test config` writes the texts and the reference page anew, to be
+//! `UPDATE=1 cargo test -p wornpath-config` writes the texts and the reference page anew, to be
 //! read.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use wornpath_gateway::config::{Config, RelativePaths, Tokenizers, reference};
+use wornpath_config::{Config, RelativePaths, Tokenizers, reference};
 use wornpath_routing::ProblemKind;
 
 fn here(path: &str) -> PathBuf {
@@ -89,14 +89,14 @@ fn a_minimal_configuration_has_every_default_of_the_settings() {
     let text = "pods: [{url: \"http://127.0.0.1:8000/\"}]\n";
     let config = Config::check("w.yaml", text, &RelativePaths::new(Path::new(""))).unwrap();
     let settings = config.settings(&mut Tokenizers::new(Path::new(""))).unwrap();
-    let default = wornpath_gateway::Settings::default();
+    let default = wornpath_config::Settings::default();
     assert_eq!(settings.limits, default.limits);
     assert_eq!(settings.timeouts, default.timeouts);
     assert_eq!(settings.breaker, default.breaker);
     assert_eq!(settings.retries, default.retries);
     assert_eq!(settings.drain, default.drain);
     assert_eq!((settings.client, settings.admin), (default.client, None));
-    assert_eq!(settings.pods, [wornpath_gateway::PodSettings::at("http://127.0.0.1:8000")]);
+    assert_eq!(settings.pods, [wornpath_config::PodSettings::at("http://127.0.0.1:8000")]);
 }
 
 #[test]
@@ -122,6 +122,6 @@ fn the_reference_page_is_current() {
     assert!(
         written == page,
         "docs/configuration.md is not current; write it with \
-         `UPDATE=1 cargo test -p wornpath-gateway --test config`"
+         `UPDATE=1 cargo test -p wornpath-config`"
     );
 }

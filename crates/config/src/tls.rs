@@ -146,10 +146,7 @@ impl ListenerTls {
     ///
     /// # Errors
     /// If they cannot agree, or the caller shows no certificate that counts.
-    pub(crate) async fn accept<S>(
-        &self,
-        stream: S,
-    ) -> std::io::Result<tokio_rustls::server::TlsStream<S>>
+    pub async fn accept<S>(&self, stream: S) -> std::io::Result<tokio_rustls::server::TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {

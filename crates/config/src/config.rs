@@ -1,33 +1,4 @@
-//! `wornpath.yaml`: read, checked as a whole, and turned into [`Settings`].
-//!
-//! Every section is a table of parameters that are declared as data, so that they can be checked, filled in
-//! and documented alike. Reading never stops at the first problem: what can be read is read, what cannot is
-//! taken down with its place and its cure, and only a file without any problem becomes a [`Config`]. Nothing
-//! secret is in it: keys and tokens stand there as digests, the cell's secret in a file of its own.
-
-mod batch;
-mod builtin;
-mod checkpoint;
-mod diagnostics;
-mod discovery;
-mod env;
-mod limits;
-mod listen;
-mod models;
-mod pods;
-mod profiles;
-mod reference;
-mod reload;
-mod resolve;
-mod routes;
-mod secret;
-mod section;
-mod sources;
-mod telemetry;
-mod tenants;
-mod tls;
-mod tokenizers;
-mod watch;
+//! The whole file: its sections put together, and everything that is wrong with it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -37,35 +8,30 @@ use wornpath_execution::EgressPolicy;
 use wornpath_routing::document::{Node, Yaml, parse, unknown_keys};
 use wornpath_routing::{Parameter, Problem, ProblemKind, Problems, Role, Takes};
 
-pub use builtin::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
-pub use discovery::DiscoveryConfig;
-pub use env::{Environment, RelativePaths};
-pub use listen::{Listen, ListenerGuard};
-pub use models::{ModelConfig, TokenizerChoice};
-pub use pods::{EngineKind, Events, PodConfig, authority};
-pub use reference::reference;
-pub use reload::{AddPodError, CommandLineOverrides, ReloadError, Reloaded, RunningConfig};
-pub use routes::needs_tokens;
-pub(crate) use secret::authorization;
-pub use secret::{DigestError, KeyError};
-pub use sources::{EventSourceConfig, Semantics, SourceKind};
-pub use tokenizers::{TokenizerConfigError, Tokenizers};
-pub use watch::{FileState, FileWatch};
-
-use crate::settings::{Credentials, DebugHeaders, ReplicaSettings, Settings};
+use crate::diagnostics::Diagnostics;
+use crate::env::{Environment, RelativePaths};
+use crate::section::Section;
+use crate::sections::discovery::DiscoveryConfig;
+use crate::sections::listen::{Listen, ListenerGuard};
+use crate::sections::models::ModelConfig;
+use crate::sections::pods::{PodConfig, PodScope};
+use crate::sections::sources::EventSourceConfig;
+use crate::sections::{
+    batch, checkpoint, discovery, limits, listen, models, pods, profiles, routes, sources,
+    telemetry, tenants, tls,
+};
+use crate::settings::{CacheSharing, Credentials, DebugHeaders, Settings};
 use crate::tls::ListenerTls;
-use diagnostics::Diagnostics;
-use pods::PodScope;
-use section::Section;
+use crate::watch::FileState;
 
 /// A configuration that was checked: only [`Config::check`] makes one.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Everything but pods, and tokenizers that must be loaded first.
-    settings: Settings,
+    pub(crate) settings: Settings,
     listen: Listen,
-    models: Vec<ModelConfig>,
-    pods: Vec<PodConfig>,
+    pub(crate) models: Vec<ModelConfig>,
+    pub(crate) pods: Vec<PodConfig>,
     finders: Vec<DiscoveryConfig>,
     sources: Vec<EventSourceConfig>,
     isolates: bool,
@@ -110,7 +76,7 @@ const KEYS: [&str; 24] = [
 ];
 
 #[rustfmt::skip]
-const TOP: &[Parameter] = &[
+pub(crate) const TOP: &[Parameter] = &[
     Parameter::with_default("reveal", Takes::OneOf(&["nothing", "pod"]), "nothing", "`pod`: answers carry `x-wornpath-pod` and a reason."),
     Parameter::with_default("credentials", Takes::OneOf(&["none", "forwarded"]), "none", "`forwarded`: pods see the client's `authorization`, unless they have a `key_file`."),
     Parameter::with_default("stale_after", Takes::Time, "30s", "How long a pod's cache events may be silent before what is known of its cache counts less; nothing after twice that."),
@@ -204,6 +170,18 @@ impl Config {
         Ok(pods)
     }
 
+    /// The settings without pods and without models, whose tokenizers are not loaded yet.
+    #[must_use]
+    pub const fn base_settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The state of the configuration's files when they were read.
+    #[must_use]
+    pub const fn file_state(&self) -> &FileState {
+        &self.look
+    }
+
     /// Where it listens.
     #[must_use]
     pub const fn listen(&self) -> &Listen {
@@ -292,7 +270,7 @@ fn whole(root: &Node, notes: &mut Diagnostics) -> Config {
     settings.tenants = tenants::tenants(root, notes);
     let isolation = tenants::isolation(root, notes);
     if let Some((_, key)) = &isolation {
-        settings.sharing = ReplicaSettings::Isolated;
+        settings.sharing = CacheSharing::Isolated;
         settings.key.clone_from(key.as_ref().unwrap_or(&wornpath_blocks::HashKey::DEFAULT));
     }
     let scope = PodScope {

@@ -3,9 +3,9 @@
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::Listen;
-use super::diagnostics::Diagnostics;
-use super::section::{Section, maps};
+use super::listen::Listen;
+use crate::diagnostics::Diagnostics;
+use crate::section::{Section, maps};
 
 /// A source of events for several pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,7 +70,7 @@ impl EventSourceConfig {
 }
 
 #[rustfmt::skip]
-pub(super) const SOURCE: &[Parameter] = &[
+pub(crate) const SOURCE: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "What pods call it in their `events`."),
     Parameter::required("kind", Takes::OneOf(&["push", "nats", "redis", "kafka"]), "`push`: sidecars post to `listen.events`, or stream to it by gRPC; `nats`, `redis`, `kafka`: a broker that `wornpath relay` fills."),
     Parameter::optional("url", Takes::Text, "Where the broker is, such as `nats://10.0.0.9:4222`."),
@@ -78,7 +78,7 @@ pub(super) const SOURCE: &[Parameter] = &[
     Parameter::with_default("numbered", Takes::Flag, "false", "Whether sidecars number their posts without a gap; then copies of blocks are counted."),
 ];
 
-pub(super) fn sources(
+pub(crate) fn sources(
     root: &Node,
     listen: &Listen,
     notes: &mut Diagnostics,

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::diagnostics::Diagnostics;
-use super::section::{Section, maps};
+use crate::diagnostics::Diagnostics;
+use crate::section::{Section, maps};
 
 /// A base model.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,14 +34,14 @@ pub enum TokenizerChoice {
 }
 
 #[rustfmt::skip]
-pub(super) const MODEL: &[Parameter] = &[
+pub(crate) const MODEL: &[Parameter] = &[
     Parameter::required("name", Takes::Text, "Its name, as engines list it."),
     Parameter::optional("tokenizer", Takes::Text, "Folder of its `tokenizer.json` and `tokenizer_config.json`, or `bytes` for simulated engines; without it, only profiles that need no tokens can serve it."),
     Parameter::optional("block_size", Takes::Whole(1, 1 << 16), "Tokens in a block of the index. By default as its engines report at `/metrics`, the greatest size that divides those of all of them, and 16 if none reports any. An engine that reports another size is warned of."),
     Parameter::with_default("aliases", Takes::Texts, "[]", "Other names that clients may use; engines get the model's own."),
 ];
 
-pub(super) fn models(root: &Node, notes: &mut Diagnostics) -> Vec<ModelConfig> {
+pub(crate) fn models(root: &Node, notes: &mut Diagnostics) -> Vec<ModelConfig> {
     let mut models: Vec<ModelConfig> = Vec::new();
     let mut names = Vec::new();
     for entry in maps(root, "models", &mut notes.problems) {

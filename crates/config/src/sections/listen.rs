@@ -5,9 +5,9 @@ use std::net::{AddrParseError, SocketAddr};
 use wornpath_routing::document::{Node, SettingEntry, Yaml};
 use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
 
-use super::diagnostics::{DIGEST_CURE, Diagnostics};
-use super::section::{Section, refused};
 use super::tls;
+use crate::diagnostics::{DIGEST_CURE, Diagnostics};
+use crate::section::{Section, refused};
 use crate::settings::KeyDigest;
 use crate::tls::ListenerTls;
 
@@ -38,19 +38,19 @@ pub struct ListenerGuard {
 const CLIENT: &str = "127.0.0.1:8080";
 
 #[rustfmt::skip]
-pub(super) const LISTEN: &[Parameter] = &[
+pub(crate) const LISTEN: &[Parameter] = &[
     Parameter::with_default("address", Takes::Text, CLIENT, "Address and port for clients."),
 ];
 
 #[rustfmt::skip]
-pub(super) const GUARDED: &[Parameter] = &[
+pub(crate) const GUARDED: &[Parameter] = &[
     Parameter::required("address", Takes::Text, "Address and port."),
     Parameter::optional("token_digest", Takes::Text, "`sha256:` and the digest of the token that callers must bring; needed unless the address is a loopback one or `tls` has a `client_ca`."),
 ];
 
 const ADDRESS: &str = "give an address and a port, such as `127.0.0.1:8080` or `[::]:8080`";
 
-pub(super) fn listen(root: &Node, notes: &mut Diagnostics) -> Listen {
+pub(crate) fn listen(root: &Node, notes: &mut Diagnostics) -> Listen {
     let Some(node) = root.get("listen") else { return Listen::default() };
     let Yaml::Map(settings) = &node.value else {
         let message = format!("`listen` holds {} where a map belongs", node.kind());

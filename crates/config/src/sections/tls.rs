@@ -7,12 +7,12 @@ use wornpath_execution::PodTls;
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Span, Takes};
 
-use super::diagnostics::Diagnostics;
-use super::section::Section;
+use crate::diagnostics::Diagnostics;
+use crate::section::Section;
 use crate::tls::{ListenerTls, Oldest, ServerIdentity, TlsError, pod_tls, roots};
 
 #[rustfmt::skip]
-pub(super) const LISTENER_TLS: &[Parameter] = &[
+pub(crate) const LISTENER_TLS: &[Parameter] = &[
     Parameter::required("certificate", Takes::Text, "A PEM file with the listener's certificate, and those that lead to its signer."),
     Parameter::required("key", Takes::Text, "A PEM file with its private key."),
     Parameter::optional("client_ca", Takes::Text, "A PEM file with the certificates of those who sign callers'; only such callers are let in."),
@@ -20,7 +20,7 @@ pub(super) const LISTENER_TLS: &[Parameter] = &[
 ];
 
 #[rustfmt::skip]
-pub(super) const POD_TLS: &[Parameter] = &[
+pub(crate) const POD_TLS: &[Parameter] = &[
     Parameter::required("ca", Takes::Text, "A PEM file with the certificates of those who sign pods'; whoever else answers at `https://` gets nothing."),
     Parameter::optional("certificate", Takes::Text, "A PEM file with the certificate that pods are shown, if they ask for one."),
     Parameter::optional("key", Takes::Text, "A PEM file with its private key."),
@@ -28,7 +28,7 @@ pub(super) const POD_TLS: &[Parameter] = &[
 ];
 
 /// The `tls` of a listener, if it has one.
-pub(super) fn listener(node: Option<&Node>, notes: &mut Diagnostics) -> Option<ListenerTls> {
+pub(crate) fn listener(node: Option<&Node>, notes: &mut Diagnostics) -> Option<ListenerTls> {
     let node = node?;
     let name = ("tls", node.span);
     let section = Section::of(Some(node), name, LISTENER_TLS, &mut notes.problems);
@@ -43,7 +43,7 @@ pub(super) fn listener(node: Option<&Node>, notes: &mut Diagnostics) -> Option<L
 }
 
 /// How pods at `https://` are recognised, if that is said.
-pub(super) fn pods(root: &Node, notes: &mut Diagnostics) -> Option<PodTls> {
+pub(crate) fn pods(root: &Node, notes: &mut Diagnostics) -> Option<PodTls> {
     let node = root.get("pod_tls")?;
     let name = ("pod_tls", node.span);
     let section = Section::of(Some(node), name, POD_TLS, &mut notes.problems);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use hyper::header::HeaderValue;
+use http::HeaderValue;
 use sha2::{Digest, Sha256};
 
 use crate::settings::KeyDigest;
@@ -17,7 +17,7 @@ pub enum DigestError {
     Bare,
     /// The wrong number of digits.
     #[error("it has {0} characters after `sha256:`, not 64")]
-    Length(usize),
+    BodyLength(usize),
     /// Not hexadecimal.
     #[error("it has a character that is no hexadecimal digit")]
     Digit,
@@ -35,7 +35,7 @@ pub enum KeyError {
 }
 
 /// The `authorization` that shows the key in a file.
-pub(crate) fn authorization(file: &Path) -> Result<HeaderValue, KeyError> {
+pub fn authorization(file: &Path) -> Result<HeaderValue, KeyError> {
     let text = std::fs::read_to_string(file)?;
     let key = text.trim();
     if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -69,9 +69,9 @@ impl FromStr for KeyDigest {
 }
 
 /// 32 bytes as 64 hexadecimal digits.
-pub(super) fn bytes(digits: &str) -> Result<[u8; 32], DigestError> {
+pub(crate) fn bytes(digits: &str) -> Result<[u8; 32], DigestError> {
     if digits.chars().count() != 64 {
-        return Err(DigestError::Length(digits.chars().count()));
+        return Err(DigestError::BodyLength(digits.chars().count()));
     }
     let mut bytes = [0; 32];
     for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
@@ -108,7 +108,7 @@ mod tests {
     fn what_is_no_digest_is_refused_without_being_repeated() {
         let says = |text: &str| text.parse::<KeyDigest>().unwrap_err();
         assert_eq!(says("sk-123"), DigestError::Bare);
-        assert_eq!(says("sha256:12"), DigestError::Length(2));
+        assert_eq!(says("sha256:12"), DigestError::BodyLength(2));
         assert_eq!(says(&format!("sha256:{}", "g0".repeat(32))), DigestError::Digit);
         assert_eq!(says(&format!("sha256:{}", "+0".repeat(32))), DigestError::Digit);
         assert_eq!(says(&format!("sha256:{}", "é".repeat(64))), DigestError::Digit);

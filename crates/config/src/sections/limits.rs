@@ -6,12 +6,12 @@ use wornpath_execution::{BreakerRules, BudgetRules, Timeouts};
 use wornpath_routing::document::Node;
 use wornpath_routing::{Parameter, Problem, ProblemKind, Takes};
 
-use super::diagnostics::Diagnostics;
-use super::section::Section;
+use crate::diagnostics::Diagnostics;
+use crate::section::Section;
 use crate::settings::{Drain, GatewayLimits, Settings};
 
 #[rustfmt::skip]
-pub(super) const LIMITS: &[Parameter] = &[
+pub(crate) const LIMITS: &[Parameter] = &[
     Parameter::with_default("body", Takes::Size(1 << 10, 1 << 32), "16MiB", "The largest body of a request; larger ones are answered with 413."),
     Parameter::with_default("headers", Takes::Whole(16, 1024), "100", "Header lines of a request."),
     Parameter::with_default("head", Takes::Size(8 << 10, 1 << 20), "64KiB", "Bytes of a request's line and headers."),
@@ -24,7 +24,7 @@ pub(super) const LIMITS: &[Parameter] = &[
 ];
 
 #[rustfmt::skip]
-pub(super) const TIMEOUTS: &[Parameter] = &[
+pub(crate) const TIMEOUTS: &[Parameter] = &[
     Parameter::with_default("connect", Takes::Time, "2s", "Until a connection to a pod stands."),
     Parameter::with_default("first_byte", Takes::Time, "120s", "From sending a request to the first byte of its answer."),
     Parameter::with_default("unstreamed", Takes::Time, "600s", "The same where the client wants no stream and the answer is generated: its first byte comes when all of it is. Never less than `first_byte`."),
@@ -33,27 +33,27 @@ pub(super) const TIMEOUTS: &[Parameter] = &[
 ];
 
 #[rustfmt::skip]
-pub(super) const RETRIES: &[Parameter] = &[
+pub(crate) const RETRIES: &[Parameter] = &[
     Parameter::with_default("share", Takes::Number(0.0, 1.0), "0.2", "Retries for each request, over all requests."),
     Parameter::with_default("per_second", Takes::Number(0.0, 1e6), "10", "Retries a second besides."),
     Parameter::with_default("most", Takes::Number(1.0, 1e6), "100", "Retries that may be saved up."),
 ];
 
 #[rustfmt::skip]
-pub(super) const BREAKER: &[Parameter] = &[
+pub(crate) const BREAKER: &[Parameter] = &[
     Parameter::with_default("failures", Takes::Whole(1, 1000), "5", "Failures in a row that cut a pod off; one that refuses connections is cut off at once."),
     Parameter::with_default("first_pause", Takes::Time, "100ms", "How long until it is probed; doubled each time, up to a second."),
     Parameter::with_default("longest_rest", Takes::Time, "10s", "The longest that a busy pod is left alone, whether it asked for it or not."),
 ];
 
 #[rustfmt::skip]
-pub(super) const DRAIN: &[Parameter] = &[
+pub(crate) const DRAIN: &[Parameter] = &[
     Parameter::with_default("lame_duck", Takes::Time, "1s", "How long connections are still accepted after SIGTERM, while `/ready` says no."),
     Parameter::with_default("grace", Takes::Time, "30s", "How long requests may take to finish after that. 2s later the process has ended, whatever is stuck."),
 ];
 
 /// Fills in the bounds of `settings`.
-pub(super) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
+pub(crate) fn bounds(root: &Node, settings: &mut Settings, notes: &mut Diagnostics) {
     let mut section = |key, parameters: &[Parameter]| {
         Section::of(root.get(key), (key, root.span), parameters, &mut notes.problems)
     };

@@ -5,8 +5,9 @@ use std::fmt::Write;
 use wornpath_routing::Parameter;
 use wornpath_routing::document::parameter_table;
 
-use super::{
-    TOP, batch, checkpoint, discovery, limits, listen, models, pods, routes, sources, telemetry,
+use crate::config::TOP;
+use crate::sections::{
+    batch, checkpoint, discovery, limits, listen, models, pods, routes, sources, telemetry,
     tenants, tls,
 };
 

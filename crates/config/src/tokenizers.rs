@@ -9,8 +9,8 @@ use wornpath_blocks::Tokenizer;
 use wornpath_blocks::chat::{ChatTemplate, TokenizerConfig};
 use wornpath_routing::{ByteTokenizer, TextTokenizer, Tokenize};
 
-use super::TokenizerChoice;
-use super::env::RelativePaths;
+use crate::env::RelativePaths;
+use crate::sections::models::TokenizerChoice;
 
 /// Tokenizers that were loaded.
 pub struct Tokenizers {

@@ -7,17 +7,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::watch::{FileState, FileWatch};
-use super::{
-    Config, ConfigRefused, Listen, ListenerGuard, PodConfig, RelativePaths, TokenizerConfigError,
-    Tokenizers,
-};
 use crate::discovery::{OwnedName, Ownership, PodOwner};
 use crate::fleet::PodEntry;
 use crate::metrics::{Metrics, Reload};
-use crate::settings::{BlockSize, Listeners, Settings};
 use crate::state::{ApplyError, Gateway};
-use crate::tls::ListenerTls;
+use wornpath_config::tls::ListenerTls;
+use wornpath_config::{BlockSize, Listeners, Settings};
+use wornpath_config::{
+    Config, ConfigRefused, FileState, FileWatch, Listen, ListenerGuard, PodConfig, RelativePaths,
+    TokenizerConfigError, Tokenizers,
+};
 
 /// How often files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -276,7 +275,7 @@ impl RunningConfig {
                 tracing::warn!("SIGHUP: {}", ReloadError::NoFile);
             }
         };
-        let mut watch = FileWatch::new(self.config().look.clone());
+        let mut watch = FileWatch::new(self.config().file_state().clone());
         loop {
             let asked = tokio::select! {
                 () = hangups.next() => true,
@@ -288,7 +287,11 @@ impl RunningConfig {
                 // Loading a tokenizer takes a while. What went wrong was told by `reload`.
                 let reloaded = tokio::task::spawn_blocking(move || running.reload()).await;
                 let took_over = matches!(reloaded, Ok(Ok(_)));
-                watch = FileWatch::new(if took_over { self.config().look.clone() } else { now });
+                watch = FileWatch::new(if took_over {
+                    self.config().file_state().clone()
+                } else {
+                    now
+                });
             }
         }
     }
@@ -386,32 +389,32 @@ fn wants_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     if doors(old.listen()) != doors(new.listen()) {
         sections.push("listen");
     }
-    if new.settings.tenants.is_empty() && !old.settings.tenants.is_empty() {
+    if new.base_settings().tenants.is_empty() && !old.base_settings().tenants.is_empty() {
         sections.push("tenants");
     }
-    if old.settings.workers != new.settings.workers {
+    if old.base_settings().workers != new.base_settings().workers {
         sections.push("workers");
     }
-    if old.settings.telemetry != new.settings.telemetry {
+    if old.base_settings().telemetry != new.base_settings().telemetry {
         sections.push("telemetry");
     }
-    if old.settings.checkpoint != new.settings.checkpoint {
+    if old.base_settings().checkpoint != new.base_settings().checkpoint {
         sections.push("checkpoint");
     }
-    if old.settings.batch != new.settings.batch {
+    if old.base_settings().batch != new.base_settings().batch {
         sections.push("batch");
     }
-    if old.settings.limits.pods != new.settings.limits.pods {
+    if old.base_settings().limits.pods != new.base_settings().limits.pods {
         sections.push("limits.pods");
     }
-    if old.settings.retries != new.settings.retries {
+    if old.base_settings().retries != new.base_settings().retries {
         sections.push("retries");
     }
-    if old.settings.breaker != new.settings.breaker {
+    if old.base_settings().breaker != new.base_settings().breaker {
         sections.push("breaker");
     }
-    let (sharing, key) = (new.settings.sharing, &new.settings.key);
-    if (old.settings.sharing, &old.settings.key) != (sharing, key) {
+    let (sharing, key) = (new.base_settings().sharing, &new.base_settings().key);
+    if (old.base_settings().sharing, &old.base_settings().key) != (sharing, key) {
         sections.push("isolation");
     }
     sections

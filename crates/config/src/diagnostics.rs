@@ -6,35 +6,35 @@ use std::time::Duration;
 use wornpath_routing::document::nearest;
 use wornpath_routing::{Problem, ProblemKind, Problems, Span};
 
-use super::env::Environment;
-use super::section::{Section, refused};
+use crate::env::Environment;
+use crate::section::{Section, refused};
 use crate::settings::KeyDigest;
 
 /// How to get a digest.
-pub(super) const DIGEST_CURE: &str =
+pub(crate) const DIGEST_CURE: &str =
     "a digest is what `printf %s SECRET | sha256sum` prints, with `sha256:` before it";
 
 /// Problems so far.
-pub(super) struct Diagnostics<'a> {
-    pub(super) outside: &'a dyn Environment,
+pub(crate) struct Diagnostics<'a> {
+    pub(crate) outside: &'a dyn Environment,
     /// In the configuration itself.
-    pub(super) problems: Vec<Problem>,
+    pub(crate) problems: Vec<Problem>,
     /// In files that it names.
-    pub(super) elsewhere: Vec<Problems>,
+    pub(crate) elsewhere: Vec<Problems>,
     /// Certificates and keys that it names, for whoever watches them.
-    pub(super) files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
     /// What may be a secret and must not be shown.
     masked: Vec<Span>,
 }
 
 impl<'a> Diagnostics<'a> {
-    pub(super) fn new(outside: &'a dyn Environment) -> Self {
+    pub(crate) fn new(outside: &'a dyn Environment) -> Self {
         let (files, masked) = (Vec::new(), Vec::new());
         Self { outside, problems: Vec::new(), elsewhere: Vec::new(), files, masked }
     }
 
     /// A digest. What is none may be the secret itself, so nobody is shown it.
-    pub(super) fn digest(&mut self, section: &Section<'_>, key: &'static str) -> Option<KeyDigest> {
+    pub(crate) fn digest(&mut self, section: &Section<'_>, key: &'static str) -> Option<KeyDigest> {
         let text: String = section.maybe(key)?;
         match text.parse() {
             Ok(digest) => Some(digest),
@@ -50,7 +50,7 @@ impl<'a> Diagnostics<'a> {
     }
 
     /// An address that is refused, as it may be shown: without a password that may be in it, there and where it stands.
-    pub(super) fn shown_address<'t>(&mut self, address: &'t str, span: Span) -> &'t str {
+    pub(crate) fn shown_address<'t>(&mut self, address: &'t str, span: Span) -> &'t str {
         if !address.contains('@') {
             return address;
         }
@@ -59,7 +59,7 @@ impl<'a> Diagnostics<'a> {
     }
 
     /// Takes down a name that was given before.
-    pub(super) fn only_once(
+    pub(crate) fn only_once(
         &mut self,
         names: &mut Vec<(String, Span)>,
         what: &str,
@@ -78,7 +78,7 @@ impl<'a> Diagnostics<'a> {
     }
 
     /// Whether a name is known; takes it down if not.
-    pub(super) fn must_be_known<'n>(
+    pub(crate) fn must_be_known<'n>(
         &mut self,
         what: &str,
         name: &str,
@@ -100,7 +100,7 @@ impl<'a> Diagnostics<'a> {
     }
 
     /// Takes down a `name` without anything in it.
-    pub(super) fn must_be_called_something(
+    pub(crate) fn must_be_called_something(
         &mut self,
         section: &Section<'_>,
         owner: &str,
@@ -112,7 +112,7 @@ impl<'a> Diagnostics<'a> {
     }
 
     /// Takes down a name without anything in it, which nobody could ask for, and one that terminals would obey.
-    pub(super) fn must_be_a_name(
+    pub(crate) fn must_be_a_name(
         &mut self,
         (owner, key): (&str, &str),
         (name, span): (&str, Span),
@@ -130,7 +130,7 @@ impl<'a> Diagnostics<'a> {
     }
 
     /// Takes down a time of nothing where something would then never stop.
-    pub(super) fn must_not_be_zero(&mut self, section: &Section<'_>, key: &'static str) {
+    pub(crate) fn must_not_be_zero(&mut self, section: &Section<'_>, key: &'static str) {
         if section.maybe(key) == Some(Duration::ZERO) {
             let problem = Problem::new(
                 ProblemKind::BadParameter,
@@ -142,7 +142,7 @@ impl<'a> Diagnostics<'a> {
     }
 
     /// The text to show problems in, without what may be a secret.
-    pub(super) fn shown(&self, text: &str) -> String {
+    pub(crate) fn shown(&self, text: &str) -> String {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         for span in &self.masked {
             if let Some(line) = lines.get_mut(span.line - 1) {

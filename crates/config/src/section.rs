@@ -7,14 +7,14 @@ use wornpath_routing::document::{Node, PluginSettings, SettingEntry, Yaml};
 use wornpath_routing::{FromValue, Parameter, Problem, ProblemKind, Span};
 
 /// A map whose parameters were read.
-pub(super) struct Section<'a> {
+pub(crate) struct Section<'a> {
     entry: SettingEntry<'a>,
     settings: PluginSettings,
 }
 
 impl<'a> Section<'a> {
     /// Reads `parameters`; keys in `nested` are read by the caller.
-    pub(super) fn read(
+    pub(crate) fn read(
         entry: SettingEntry<'a>,
         parameters: &[Parameter],
         nested: &[&'static str],
@@ -26,7 +26,7 @@ impl<'a> Section<'a> {
 
     /// The map called `name`, read even if it is not there: then every default holds. `span` is where it
     /// would stand.
-    pub(super) fn of(
+    pub(crate) fn of(
         node: Option<&'a Node>,
         (name, span): (&'static str, Span),
         parameters: &[Parameter],
@@ -45,32 +45,32 @@ impl<'a> Section<'a> {
     }
 
     /// Where it stands.
-    pub(super) const fn span(&self) -> Span {
+    pub(crate) const fn span(&self) -> Span {
         self.entry.span
     }
 
     /// What stands under a key.
-    pub(super) fn node(&self, key: &str) -> Option<&'a Node> {
+    pub(crate) fn node(&self, key: &str) -> Option<&'a Node> {
         self.entry.settings.iter().find(|(name, _)| name.text() == Some(key)).map(|(_, node)| node)
     }
 
     /// Where the value of a key stands; the section itself if it is not given.
-    pub(super) fn at(&self, key: &str) -> Span {
+    pub(crate) fn at(&self, key: &str) -> Span {
         self.node(key).map_or(self.entry.span, |node| node.span)
     }
 
     /// A parameter that may be left out or was refused.
-    pub(super) fn maybe<T: FromValue>(&self, key: &str) -> Option<T> {
+    pub(crate) fn maybe<T: FromValue>(&self, key: &str) -> Option<T> {
         self.settings.maybe(key)
     }
 
     /// A parameter that is required or has a default; `otherwise` only if it was refused.
-    pub(super) fn or<T: FromValue>(&self, key: &str, otherwise: T) -> T {
+    pub(crate) fn or<T: FromValue>(&self, key: &str, otherwise: T) -> T {
         self.settings.or(key, otherwise)
     }
 
     /// The texts of a parameter, each with its place.
-    pub(super) fn texts(&self, key: &str) -> Vec<(String, Span)> {
+    pub(crate) fn texts(&self, key: &str) -> Vec<(String, Span)> {
         let texts: Vec<String> = self.maybe(key).unwrap_or_default();
         let places: Vec<_> = match self.node(key).map(|node| &node.value) {
             Some(Yaml::List(items)) => items.iter().map(|item| item.span).collect(),
@@ -80,7 +80,7 @@ impl<'a> Section<'a> {
     }
 
     /// A text that must be of some form, which `cure` tells.
-    pub(super) fn parsed<T>(
+    pub(crate) fn parsed<T>(
         &self,
         key: &'static str,
         cure: &str,
@@ -102,7 +102,7 @@ impl<'a> Section<'a> {
 }
 
 /// A value that is not of the form it must be.
-pub(super) fn refused(
+pub(crate) fn refused(
     owner: &str,
     key: &str,
     text: &str,
@@ -114,7 +114,7 @@ pub(super) fn refused(
 }
 
 /// The maps in the list under `key`.
-pub(super) fn maps<'a>(
+pub(crate) fn maps<'a>(
     root: &'a Node,
     key: &'static str,
     problems: &mut Vec<Problem>,

@@ -2,9 +2,10 @@
 
 use wornpath_routing::{PodFacts, Role, Topology};
 
-use super::tokenizers::{TokenizerConfigError, Tokenizers};
-use super::{Config, Events, PodConfig};
+use crate::config::Config;
+use crate::sections::pods::{Events, PodConfig};
 use crate::settings::{EventSource, ModelSettings, PodSettings, Settings};
+use crate::tokenizers::{TokenizerConfigError, Tokenizers};
 
 impl Config {
     /// The settings, with the tokenizers of all models loaded.

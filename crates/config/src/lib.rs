@@ -1,0 +1,47 @@
+//! `wornpath.yaml`: read, checked as a whole, and turned into the [`Settings`] of a gateway.
+//!
+//! Every section is a table of parameters declared as data, so that one mechanism checks them,
+//! fills in defaults and writes the reference page. Reading does not stop at the first problem:
+//! each problem is recorded with its position and its cure, and only a file without any becomes a
+//! [`Config`]. A configuration holds no secrets: keys and tokens are digests, and the secret of
+//! isolation is in a file of its own.
+//!
+//! Layers, lowest first: [`Settings`] (what a gateway runs with), diagnostics and `section` (how a
+//! section is read), `sections` (one file each), [`Config`] (the whole file), and the conversion of
+//! a [`Config`] to [`Settings`].
+#![forbid(unsafe_code)]
+
+mod batch_rules;
+mod builtin;
+mod config;
+mod diagnostics;
+mod env;
+mod reference;
+mod resolve;
+mod secret;
+mod section;
+mod sections;
+mod settings;
+pub mod tls;
+mod tokenizers;
+mod watch;
+
+pub use batch_rules::{BatchQuota, BatchRules, BatchStoreSettings};
+pub use builtin::{DEFAULT_PROFILE, SHIPPED, TEXT_PROFILE, shipped};
+pub use config::{Config, ConfigRefused, is_configuration};
+pub use env::{Environment, RelativePaths};
+pub use reference::reference;
+pub use secret::{DigestError, KeyError, authorization};
+pub use sections::discovery::DiscoveryConfig;
+pub use sections::listen::{Listen, ListenerGuard};
+pub use sections::models::{ModelConfig, TokenizerChoice};
+pub use sections::pods::{EngineKind, Events, PodConfig, authority};
+pub use sections::routes::needs_tokens;
+pub use sections::sources::{EventSourceConfig, Semantics, SourceKind};
+pub use settings::{
+    BlockSize, BodyLength, CacheSharing, CheckpointSettings, Credentials, DebugHeaders, Drain,
+    EventSource, GatewayLimits, KeyDigest, Listeners, ModelSettings, NamedProfile, OFFLINE,
+    PodSettings, RouteSettings, Settings, TelemetrySettings, TenantSettings,
+};
+pub use tokenizers::{TokenizerConfigError, Tokenizers};
+pub use watch::{FileState, FileWatch};

@@ -1,0 +1,15 @@
+//! The sections of the file, one module each: its parameters as a table, and how they are read.
+
+pub(crate) mod batch;
+pub(crate) mod checkpoint;
+pub(crate) mod discovery;
+pub(crate) mod limits;
+pub(crate) mod listen;
+pub(crate) mod models;
+pub(crate) mod pods;
+pub(crate) mod profiles;
+pub(crate) mod routes;
+pub(crate) mod sources;
+pub(crate) mod telemetry;
+pub(crate) mod tenants;
+pub(crate) mod tls;
