@@ -4,7 +4,8 @@ use crate::pieces::pieces;
 use bytes::Bytes;
 use serde_json::Value;
 use std::iter::once;
-use wornpath_gateway::{discovery, fuzzing};
+use wornpath_gateway::fleet::discovery;
+use wornpath_gateway::fuzzing;
 use wornpath_jobs::{Assembler, StreamError};
 
 /// The first byte says how the stream is cut: it means the same as in one piece. An answer that is put together

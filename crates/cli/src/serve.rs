@@ -10,13 +10,14 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use wornpath_admin::{Setup, StartError, start_with};
+use wornpath_batch::{BatchesError, serve_batches};
 use wornpath_config::{
     BatchRules, BatchStoreSettings, BlockSize, CacheSharing, DebugHeaders, EventSource,
     ModelSettings, PodSettings, Settings,
 };
 use wornpath_config::{Config, Tokenizers};
-use wornpath_gateway::admin::{Setup, StartError, start_with};
-use wornpath_gateway::{BatchesError, ServeError, serve, serve_batches};
+use wornpath_gateway::{ServeError, serve};
 use wornpath_routing::Role;
 
 use crate::address;

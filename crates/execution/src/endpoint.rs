@@ -25,6 +25,11 @@ use wornpath_routing::{BreakerState as Seen, Vitals};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WorkerNumber(pub usize);
 
+impl WorkerNumber {
+    /// Of calls that no worker makes, such as probes: they keep no connection.
+    pub const NONE: Self = Self(usize::MAX);
+}
+
 /// Idle connections that a worker keeps for one endpoint, and for how long.
 const MOST_IDLE: usize = 256;
 const LONGEST_IDLE: Duration = Duration::from_secs(60);

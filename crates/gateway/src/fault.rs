@@ -1,12 +1,14 @@
 //! Faults that tests inject: a thread that never comes back. Only debug builds have them, and only where
 //! `WORNPATH_TEST_FAULTS` is set.
 
-use crate::state::Gateway;
-use crate::watchdog::{TaskName, named};
-use crate::worker::Worker;
+use crate::proxy::gateway::Gateway;
+use crate::proxy::worker::Worker;
+use crate::watchdog::heartbeat::named;
+use crate::watchdog::task::TaskName;
 use hyper::HeaderMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use wornpath_index::{CacheEvent, EngineHash, Tier};
 
 /// Names the fault in a request.
@@ -45,15 +47,15 @@ fn stick() {
 /// Keeps the thread that takes events in at work for minutes, with the ledger of the first pod locked: a batch of
 /// removals of blocks that it never held.
 fn stick_events(gateway: &Arc<Gateway>) {
-    let roster = gateway.roster();
-    let Some(seat) = roster.seats().first() else { return };
-    let (pod, gateway) = (seat.pod.id(), Arc::clone(gateway));
-    let background = gateway.background().clone();
-    let task = TaskName::new(&format!("cache events of {}", seat.pod.facts().name));
+    let snapshot = gateway.snapshot();
+    let Some(entry) = snapshot.entries().first() else { return };
+    let (pod, gateway) = (entry.pod.id(), Arc::clone(gateway));
+    let background = gateway.pods().background().clone();
+    let task = TaskName::new(&format!("cache events of {}", entry.pod.facts().name));
     background.spawn(named(task, async move {
         let unknown: Vec<EngineHash> = (0..1 << 16).map(|at| EngineHash(u64::MAX - at)).collect();
         let removed = CacheEvent::Removed { tier: Tier::Gpu, blocks: &unknown };
         // An error says that the pod has gone: then nothing sticks.
-        let _ = gateway.index().writer().apply(pod, None, &vec![removed; 1 << 20]);
+        let _ = gateway.pods().index().writer().apply(pod, None, &vec![removed; 1 << 20]);
     }));
 }

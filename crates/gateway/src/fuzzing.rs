@@ -1,10 +1,10 @@
 //! What reads the bytes of clients and engines, so that any bytes can be tried on it: the face of the fuzz targets.
 //! Whoever serves takes them as they come, piece by piece, by the same code.
 
-use crate::client::parse::read;
-use crate::multipart::{Multipart, MultipartEvent};
-use crate::summary::{Api, Usage};
-use crate::usage::UsageScan;
+use crate::observe::summary::{Api, Usage};
+use crate::proxy::multipart::{Multipart, MultipartEvent};
+use crate::proxy::parse::read;
+use crate::proxy::usage::UsageScan;
 use bytes::Bytes;
 use wornpath_routing::Request;
 

@@ -1,56 +1,42 @@
 //! The HTTP server: OpenAI and Anthropic interfaces in front of a fleet of engines.
 //!
-//! Clients are answered by a few threads, each with an event loop, connections to pods and a desk of its
-//! own ([`serve`]); a request stays on its thread from its first byte to its last, and waits for no other
-//! thread. What they share is in [`Gateway`]: pods, profiles, the index, the waiting room. Everything
-//! that is not a request (events, probes, the admin plane, tokenization of long prompts) runs elsewhere. A watchdog
-//! notices if any of these threads is stuck.
+//! A few threads answer clients, each with an event loop and connections to pods of its own
+//! ([`serve`]); a request stays on its thread from its first byte to its last, and waits for no other
+//! thread. What the threads share is in [`Gateway`]. All else (events, probes, tokenization of long
+//! prompts) runs in the background. A watchdog notices a thread that is stuck.
+//!
+//! Modules, lowest first; none imports one that comes later:
+//!
+//! - [`watchdog`]: heartbeats of threads, shutdown
+//! - [`listener`], [`reply`], [`local_api`]: connections, bodies, and APIs served by this process
+//! - [`routes`]: which profile a request is for
+//! - [`observe`]: metrics, traces, recordings
+//! - [`fleet`]: pods, their events and where they come from
+//! - [`proxy`]: the life of a request, one file a stage
+//! - [`http`]: the server
 #![forbid(unsafe_code)]
 
-pub mod admin;
-mod batches;
-mod block_size;
-mod breakers;
-mod checkpoint;
-mod client;
-pub mod discovery;
-mod event_alerts;
-mod event_source_probe;
 #[cfg(debug_assertions)]
 mod fault;
-mod fleet;
+pub mod fleet;
 pub mod fuzzing;
-mod http_conn;
-mod low_priority_pool;
-pub mod metrics;
-mod multipart;
-mod pod_lifecycle;
-mod pod_model;
-mod prefix_locks;
-mod probe;
-mod quota;
-mod reload;
-mod request_trace;
-mod routing;
-mod routing_history;
-mod scrape;
-mod serve;
-mod state;
-mod summary;
-mod supervise;
-mod telemetry;
-mod traffic_recorder;
-mod usage;
-mod wait_queue;
-mod watchdog;
-mod worker;
+pub mod http;
+pub mod listener;
+pub mod local_api;
+pub mod observe;
+pub mod percent;
+pub mod proxy;
+pub mod reply;
+pub mod routes;
+pub mod watchdog;
 
-pub use batches::{BatchesError, PLANNED, serve_batches};
-pub use fleet::{FleetSnapshot, PodEntry};
-pub use request_trace::{CallTrace, RequestTrace, TraceContext};
-pub use routing::{Routing, RoutingError};
-pub use serve::{RunningServer, ServeError, serve};
-pub use state::{ApplyError, Gateway, Readiness};
-pub use summary::{Api, Computed, RequestEnd, RequestSummary, Speculative, SummaryObserver, Usage};
-pub use traffic_recorder::TrafficStream;
+pub use fleet::registry::{ApplyError, PodRegistry};
+pub use fleet::snapshot::{FleetSnapshot, PodEntry};
+pub use http::server::{RunningServer, ServeError, serve};
+pub use observe::request_trace::{CallTrace, RequestTrace, TraceContext};
+pub use observe::summary::{
+    Api, Computed, RequestEnd, RequestSummary, Speculative, SummaryObserver, TrafficStream, Usage,
+};
+pub use proxy::gateway::{Gateway, Readiness};
+pub use routes::{RouteTable, RoutingError};
 pub use watchdog::shutdown::told_to_end;

@@ -7,10 +7,11 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::Duration;
+use wornpath_admin::{Logging, RecentDecisions, Setup, start};
+use wornpath_batch::serve_batches;
 use wornpath_config::Settings;
 use wornpath_config::{Config, Tokenizers};
-use wornpath_gateway::admin::{Logging, RecentDecisions, Setup, start};
-use wornpath_gateway::{Gateway, Readiness, RequestSummary, ServeError, serve, serve_batches};
+use wornpath_gateway::{Gateway, Readiness, RequestSummary, ServeError, serve};
 use wornpath_routing::{BreakerState, Health};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -65,14 +66,14 @@ impl<'scope> DemoGateway<'scope> {
 
     /// Goes by other settings from now on.
     pub(super) fn apply(&self, settings: Settings) -> anyhow::Result<()> {
-        Ok(self.gateway.apply(settings)?)
+        Ok(self.gateway.pods().apply(settings)?)
     }
 
     /// Waits until requests go to all pods: they answer, and none is kept away for what it did before.
     pub(super) async fn all_up(&self) -> anyhow::Result<()> {
         let is_up = || {
-            let roster = self.gateway.roster();
-            roster.seats().iter().map(|seat| seat.pod.vitals()).all(|vitals| {
+            let snapshot = self.gateway.snapshot();
+            snapshot.entries().iter().map(|entry| entry.pod.vitals()).all(|vitals| {
                 vitals.health() == Health::Up && vitals.breaker() == BreakerState::Closed
             })
         };
@@ -82,9 +83,10 @@ impl<'scope> DemoGateway<'scope> {
     /// Waits until nothing is known to be cached.
     pub(super) async fn all_forgotten(&self) -> anyhow::Result<()> {
         let is_empty = || {
-            let roster = self.gateway.roster();
-            let blocks = |pod| self.gateway.index().pod_stats(pod).map_or(0, |stats| stats.blocks);
-            roster.seats().iter().all(|seat| blocks(seat.pod.id()) == 0)
+            let snapshot = self.gateway.snapshot();
+            let blocks =
+                |pod| self.gateway.pods().index().pod_stats(pod).map_or(0, |stats| stats.blocks);
+            snapshot.entries().iter().all(|entry| blocks(entry.pod.id()) == 0)
         };
         until(is_empty).await.context("the index still holds blocks of caches that were emptied")
     }

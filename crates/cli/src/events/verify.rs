@@ -22,7 +22,7 @@ use wornpath_events::{
     BlockIdScheme, EventClock, EventPods, FeedRules, FeedState, PodName, ServedModel, ZeroMq,
     ZmqAddress, consume, keep_time,
 };
-use wornpath_gateway::discovery::block_size;
+use wornpath_gateway::fleet::discovery::block_size;
 use wornpath_index::{Depths, Index, IndexLimits, IndexReader, PodId};
 use wornpath_routing::Rng;
 

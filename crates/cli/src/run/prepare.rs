@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wornpath_blocks::HashKey;
 use wornpath_execution::{EgressPolicy, Timeouts};
-use wornpath_gateway::discovery::read as read_metrics;
+use wornpath_gateway::fleet::discovery::read as read_metrics;
 use wornpath_jobs::{
     BatchPods, DedupGroups, ExternalSort, Identical, Input, InputError, InputFile, InputMark,
     InputRules, LineForm, PromptHasher, RealDisk, RecordKind, ResultPaths, ResultPosition, Results,

@@ -3,7 +3,7 @@
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt};
-use wornpath_gateway::admin::Logging;
+use wornpath_admin::Logging;
 
 /// The log's level.
 pub(crate) struct LogLevel(reload::Handle<LevelFilter, Registry>);

@@ -14,7 +14,7 @@ mod served;
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
-use wornpath_gateway::PLANNED;
+use wornpath_batch::PLANNED;
 use wornpath_planner::{OnlinePriority, Plan, Speeds};
 use wornpath_sim::EngineProfile;
 use wornpath_sim::offline::{OfflineEngines, queue_of, rates};

@@ -10,14 +10,15 @@ use arc_swap::ArcSwap;
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::stall::{HeartbeatReading, STUCK_AFTER, Stall};
-use super::task::{TaskName, WORDS};
+use crate::watchdog::stall::{HeartbeatReading, STUCK_AFTER, Stall};
+use crate::watchdog::task::{TaskName, WORDS};
 
 /// Between two beats of an event loop.
 const BEAT: Duration = Duration::from_millis(500);
@@ -29,7 +30,7 @@ thread_local! {
 
 /// One thread's heartbeat.
 #[derive(Debug)]
-pub(crate) struct Heartbeat {
+pub struct Heartbeat {
     thread: String,
     beats: AtomicU64,
     /// Whether it has to beat: its event loop runs, or a job does.
@@ -54,7 +55,7 @@ impl Heartbeat {
     }
 
     /// Beats on an event loop of one thread, which is watched until the guard is dropped.
-    pub(crate) fn beat_on(self: &Arc<Self>, event_loop: &Handle) -> Watched {
+    pub fn beat_on(self: &Arc<Self>, event_loop: &Handle) -> Watched {
         self.begin(STUCK_AFTER);
         let heartbeat = Arc::clone(self);
         let task = event_loop.spawn(async move {
@@ -76,7 +77,7 @@ impl Heartbeat {
         self.is_stuck.store(is_stuck, Relaxed);
     }
 
-    pub(super) fn read(&self) -> HeartbeatReading<'_> {
+    pub(crate) fn read(&self) -> HeartbeatReading<'_> {
         HeartbeatReading {
             thread: &self.thread,
             task: self.task(),
@@ -108,7 +109,7 @@ impl Heartbeat {
 }
 
 /// The heartbeat of an event loop or a job that is watched, until this is dropped.
-pub(crate) struct Watched {
+pub struct Watched {
     heartbeat: Arc<Heartbeat>,
     task: Option<AbortHandle>,
 }
@@ -124,10 +125,7 @@ impl Drop for Watched {
 }
 
 /// Polls a task under its name.
-pub(crate) fn named<F: Future>(
-    task: impl Into<TaskName>,
-    future: F,
-) -> impl Future<Output = F::Output> {
+pub fn named<F: Future>(task: impl Into<TaskName>, future: F) -> impl Future<Output = F::Output> {
     let (task, mut future) = (task.into(), Box::pin(future));
     poll_fn(move |context| {
         let _running = running(&task);
@@ -171,7 +169,7 @@ fn on_current<T>(look: impl FnOnce(&Heartbeat) -> T) -> Option<T> {
 
 /// All threads with a heartbeat, and which of them are stuck. Reading it takes no lock.
 #[derive(Default)]
-pub(crate) struct Threads {
+pub struct Threads {
     all: ArcSwap<Vec<Weak<Heartbeat>>>,
     /// Held while one is added.
     adding: Mutex<()>,
@@ -181,7 +179,7 @@ pub(crate) struct Threads {
 
 impl Threads {
     /// A thread of this name, which is watched once it beats.
-    pub(crate) fn add(&self, thread: &str) -> Arc<Heartbeat> {
+    pub fn add(&self, thread: &str) -> Arc<Heartbeat> {
         self.add_as(|_| thread.to_owned())
     }
 
@@ -216,7 +214,7 @@ impl Threads {
         self.stalls.load(Relaxed)
     }
 
-    pub(super) fn set_stuck(&self, stuck: Vec<Stall>, new: usize) {
+    pub(crate) fn set_stuck(&self, stuck: Vec<Stall>, new: usize) {
         self.stalls.fetch_add(new as u64, Relaxed);
         self.stuck.store(Arc::new(stuck));
     }

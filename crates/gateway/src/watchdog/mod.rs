@@ -9,25 +9,24 @@
 //!
 //! Limit: a thread that moves but makes no progress, as one whose tasks wait for each other, is not found.
 
-mod heartbeat;
-pub(crate) mod shutdown;
-mod stall;
-mod systemd;
-mod task;
+pub mod heartbeat;
+pub mod shutdown;
+pub(crate) mod stall;
+pub mod supervise;
+pub(crate) mod systemd;
+pub mod task;
 
-pub(crate) use heartbeat::{Heartbeat, Threads, Watched, named, running, step};
-pub(crate) use stall::STUCK_AFTER;
-pub(crate) use systemd::Supervisor;
-pub(crate) use task::TaskName;
-
+use heartbeat::Threads;
 use shutdown::Shutdown;
 use stall::{HeartbeatReading, Stall, StallChange, StallDetector};
 use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle, park_timeout};
 use std::time::Duration;
+use systemd::Supervisor;
 use wornpath_events::EventClock;
 
 /// Between two looks at all heartbeats.

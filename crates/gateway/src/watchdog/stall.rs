@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use wornpath_index::Moment;
 
-use super::task::TaskName;
+use crate::watchdog::task::TaskName;
 
 /// How long a thread may stand still.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(5);
@@ -16,13 +16,13 @@ const MOST_PER_LOOK: Duration = Duration::from_secs(1);
 
 /// What a thread's heartbeat says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HeartbeatReading<'a> {
-    pub(super) thread: &'a str,
-    pub(super) task: TaskName,
+pub(crate) struct HeartbeatReading<'a> {
+    pub(crate) thread: &'a str,
+    pub(crate) task: TaskName,
     /// None while it has nothing to do, or has ended.
-    pub(super) beats: Option<u64>,
+    pub(crate) beats: Option<u64>,
     /// How long it may stand still.
-    pub(super) allowance: Duration,
+    pub(crate) allowance: Duration,
 }
 
 /// A thread that does not move.
@@ -35,7 +35,7 @@ pub(crate) struct Stall {
 
 /// What a look at all threads found.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum StallChange {
+pub(crate) enum StallChange {
     Stuck(Stall),
     /// It was stuck and is no longer.
     Moves(Stall),
@@ -43,7 +43,7 @@ pub(super) enum StallChange {
 
 /// Follows all heartbeats.
 #[derive(Default)]
-pub(super) struct StallDetector {
+pub(crate) struct StallDetector {
     last: Option<Moment>,
     threads: BTreeMap<String, Followed>,
 }
@@ -57,7 +57,7 @@ struct Followed {
 
 impl StallDetector {
     /// Looks at all threads, of which those that have ended are missing.
-    pub(super) fn look(
+    pub(crate) fn look(
         &mut self,
         now: Moment,
         readings: &[HeartbeatReading<'_>],
@@ -86,7 +86,7 @@ impl StallDetector {
     }
 
     /// The threads that are stuck.
-    pub(super) fn stuck(&self) -> Vec<Stall> {
+    pub(crate) fn stuck(&self) -> Vec<Stall> {
         self.threads
             .iter()
             .filter(|(_, followed)| followed.is_stuck)
@@ -95,7 +95,7 @@ impl StallDetector {
     }
 
     /// The threads that have stood still for `at_least`, stuck or not yet.
-    pub(super) fn still(&self, at_least: Duration) -> Vec<Stall> {
+    pub(crate) fn still(&self, at_least: Duration) -> Vec<Stall> {
         self.threads
             .iter()
             .filter(|(_, followed)| followed.still_for >= at_least)

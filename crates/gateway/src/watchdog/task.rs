@@ -3,14 +3,14 @@
 use std::fmt;
 
 /// Words of a name.
-pub(super) const WORDS: usize = 6;
+pub(crate) const WORDS: usize = 6;
 
 /// The first 48 bytes of a task's name.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct TaskName([u64; WORDS]);
+pub struct TaskName([u64; WORDS]);
 
 impl TaskName {
-    pub(crate) const fn new(name: &str) -> Self {
+    pub const fn new(name: &str) -> Self {
         let (bytes, mut words, mut at) = (name.as_bytes(), [0; WORDS], 0);
         while at < bytes.len() && at < WORDS * 8 {
             words[at / 8] |= (bytes[at] as u64) << (at % 8 * 8);
@@ -19,11 +19,11 @@ impl TaskName {
         Self(words)
     }
 
-    pub(super) const fn from_words(words: [u64; WORDS]) -> Self {
+    pub(crate) const fn from_words(words: [u64; WORDS]) -> Self {
         Self(words)
     }
 
-    pub(super) const fn words(&self) -> [u64; WORDS] {
+    pub(crate) const fn words(&self) -> [u64; WORDS] {
         self.0
     }
 }

@@ -1,0 +1,135 @@
+//! Why requests went where they went.
+
+use serde_json::{Value, json};
+use std::str::FromStr;
+
+use wornpath_routing::{DecisionEnv, DecisionState, Name, Outcome, Recorder, Rng};
+
+use crate::recent;
+use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
+use wornpath_config::CacheSharing;
+use wornpath_gateway::proxy::gateway::Gateway;
+use wornpath_gateway::proxy::headers::api;
+use wornpath_gateway::proxy::parse::{ParsedBody, read, tree};
+
+pub(crate) fn list(call: &AdminCall<'_>) -> AdminResult {
+    let last = number(call, "last")?.unwrap_or(20);
+    let decisions: Vec<_> =
+        call.admin.recent.last(last).iter().map(|record| recent::json(record)).collect();
+    Ok(AdminReply::Json(json!({ "decisions": decisions })))
+}
+
+pub(crate) fn get(call: &AdminCall<'_>) -> AdminResult {
+    let record = call.admin.recent.find(call.name).ok_or_else(|| {
+        let message = format!(
+            "request `{}` is not remembered; GET /decisions lists the last ones",
+            call.name
+        );
+        AdminError::new(404, message)
+    })?;
+    Ok(AdminReply::Json(recent::json(&record)))
+}
+
+pub(crate) fn traffic(call: &AdminCall<'_>) -> AdminResult {
+    let gateway = &call.admin.gateway;
+    Ok(AdminReply::Json(gateway.recorder().since(number(call, "after")?, gateway.now())))
+}
+
+/// A number in the query.
+fn number<T: FromStr>(call: &AdminCall<'_>, name: &str) -> Result<Option<T>, AdminError> {
+    let mut pairs = call.query.split('&').filter_map(|pair| pair.split_once('='));
+    let Some((_, text)) = pairs.find(|(known, _)| *known == name) else { return Ok(None) };
+    let wrong = |_| AdminError::new(400, format!("`{name}` is `{text}`; give a whole number"));
+    text.parse().map(Some).map_err(wrong)
+}
+
+pub(crate) fn explain(call: &AdminCall<'_>) -> AdminResult {
+    let asked = tree(call.body)
+        .map_err(|error| AdminError::new(400, format!("the body is not JSON: {error}")))?;
+    let Some(body) = asked.get("body").filter(|body| body.is_object()) else {
+        return Err(AdminError::new(400, "give `body`: the request as a client would send it"));
+    };
+    let path = text(&asked, "path")?.unwrap_or("/v1/chat/completions");
+    let mut read = read(api(path), &body.to_string().into()).map_err(|refusal| {
+        AdminError::new(400, format!("`body` is no request: {}", refusal.message()))
+    })?;
+    let gateway = &call.admin.gateway;
+    read.request.headers = headers(&asked["headers"])?;
+    if let Some(name) = text(&asked, "tenant")? {
+        let settings = gateway.settings();
+        let tenant =
+            settings.tenants.iter().find(|tenant| tenant.name == *name).ok_or_else(|| {
+                AdminError::new(400, format!("there is no tenant `{name}`; name one of `tenants`"))
+            })?;
+        read.request.priority = tenant.priority;
+        read.request.weight = tenant.weight;
+        read.request.tenant = Some(tenant.name.clone());
+    }
+    Ok(AdminReply::Json(explained(gateway, path, read)))
+}
+
+/// What is asked under that name, if anything is.
+fn text<'a>(asked: &'a Value, name: &str) -> Result<Option<&'a str>, AdminError> {
+    match &asked[name] {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text)),
+        other => Err(AdminError::new(400, format!("`{name}` is {other}; it must be a string"))),
+    }
+}
+
+fn headers(given: &Value) -> Result<Vec<(String, String)>, AdminError> {
+    let header = |(name, value): (&String, &Value)| {
+        Some((name.to_ascii_lowercase(), value.as_str()?.to_owned()))
+    };
+    let headers = match given {
+        Value::Null => Some(Vec::new()),
+        Value::Object(headers) => headers.iter().map(header).collect(),
+        _ => None,
+    };
+    headers.ok_or_else(|| AdminError::new(400, "`headers` must be a map from names to texts"))
+}
+
+/// Decides as for a client, and sends nothing. Pickers that take turns count it as a turn.
+fn explained(gateway: &Gateway, path: &str, read: ParsedBody) -> Value {
+    let (snapshot, routing, settings) = (gateway.snapshot(), gateway.routes(), gateway.settings());
+    let mut request = read.request;
+    request.model = snapshot.model(&read.model);
+    request.arrival = gateway.now();
+    request.wall = wornpath_gateway::proxy::unix_time();
+    if settings.sharing == CacheSharing::Isolated {
+        // As for clients: who has no name has a salt all the same.
+        let tenant = request.tenant.as_ref().map_or("", Name::as_str);
+        request.salt = Some(settings.key.cache_salt(tenant));
+    }
+    let (name, profile) = routing.profile(path, &request.model.base, request.tenant.as_ref());
+    let clock = || gateway.now();
+    let mut recorder = Recorder::new(&clock);
+    let mut context = profile.context(request);
+    let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
+        Err(rejection) => Outcome::Reject(rejection),
+        Ok(()) => {
+            let (mut desk, mut rng) = (DecisionState::new(gateway.pods().index()), Rng::new(0));
+            let mut world = DecisionEnv {
+                fleet: snapshot.fleet(),
+                desk: &mut desk,
+                now: gateway.now(),
+                rng: &mut rng,
+            };
+            profile.decide_explained(&mut context, &mut world, &mut recorder)
+        }
+    };
+    let pod = |pod| {
+        snapshot.entry(pod).map_or_else(
+            || "a pod that has gone".to_owned(),
+            |entry| entry.pod.facts().name.to_string(),
+        )
+    };
+    let outcome = match outcome {
+        Outcome::Plan(plan) => json!({"plan": plan.to_json(pod)}),
+        Outcome::Hold(_) => json!({"hold": "it would wait until a pod has room"}),
+        Outcome::Reject(rejection) => {
+            json!({"reject": {"status": rejection.status, "reason": rejection.reason}})
+        }
+    };
+    json!({"profile": name.as_str(), "explanation": recorder.finish().to_json(), "outcome": outcome})
+}

@@ -1,0 +1,109 @@
+//! The dashboard: plain files that are part of the binary, and the headers that keep them to themselves.
+//!
+//! The page asks only this listener, runs only scripts that come from it, and can be framed by nobody. It holds no
+//! secret, so a browser gets it before it can show a token; everything that it then asks for needs one.
+
+use hyper::HeaderMap;
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
+};
+
+use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
+
+/// A file of the dashboard.
+#[derive(Clone, Copy)]
+pub(crate) struct Asset {
+    pub(crate) kind: &'static str,
+    pub(crate) text: &'static str,
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const IMAGE: &str = "image/svg+xml";
+
+macro_rules! assets {
+    ($($name:literal $kind:ident;)*) => {
+        const ASSETS: &[(&str, Asset)] =
+            &[$(($name, Asset { kind: $kind, text: include_str!(concat!("dashboard/", $name)) })),*];
+    };
+}
+
+assets! {
+    "index.html" HTML;
+    "style.css" CSS;
+    "icon.svg" IMAGE;
+    "main.js" SCRIPT;
+    "draw.js" SCRIPT;
+    "stream.js" SCRIPT;
+    "fleet.js" SCRIPT;
+    "icicle.js" SCRIPT;
+    "prefixes.js" SCRIPT;
+    "decisions.js" SCRIPT;
+    "profiles.js" SCRIPT;
+    "batches.js" SCRIPT;
+    "events.js" SCRIPT;
+    "setup.js" SCRIPT;
+}
+
+/// Nothing from elsewhere, nothing inline, nobody around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+pub(crate) fn page(_: &AdminCall<'_>) -> AdminResult {
+    asset("index.html")
+}
+
+pub(crate) fn file(call: &AdminCall<'_>) -> AdminResult {
+    asset(call.name)
+}
+
+fn asset(name: &str) -> AdminResult {
+    let found = ASSETS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, asset)| AdminReply::Asset(*asset)).ok_or_else(|| {
+        AdminError::new(
+            404,
+            format!("the dashboard has no file `{name}`; GET / is where it begins"),
+        )
+    })
+}
+
+/// Says what a browser may do with the page.
+pub(crate) fn protect(headers: &mut HeaderMap) {
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (X_FRAME_OPTIONS, "DENY"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-cache"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_and_its_scripts_name_only_files_that_are_there_and_no_other_host() {
+        for (name, asset) in ASSETS {
+            let named = asset
+                .text
+                .split(['"', '\''])
+                .filter(|word| word.starts_with("./") || word.starts_with("/dashboard/"));
+            for word in named {
+                let file = word.trim_start_matches("./").trim_start_matches("/dashboard/");
+                assert!(ASSETS.iter().any(|(known, _)| *known == file), "{name} wants {word}");
+            }
+            let hosts = asset.text.match_indices("://").map(|(at, _)| &asset.text[at..]);
+            for host in hosts {
+                let is_name_of_a_format = host.starts_with("://www.w3.org/");
+                assert!(is_name_of_a_format, "{name} names another host: {host:.40}");
+            }
+            assert!(!asset.text.contains("style=\""), "{name}: the policy forbids inline styles");
+            assert!(!asset.text.contains("innerHTML"), "{name}: text is never read as markup");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The HTTP side of the admin plane.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Request, Response, StatusCode};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use crate::admin::Admin;
+use crate::live::LiveStream;
+use crate::page::protect;
+use crate::routes;
+use crate::table::{RouteMatch, find};
+use routes::{AdminBody, AdminCall, AdminError, AdminReply, AdminResult, AdminRoute, ROUTES};
+use wornpath_gateway::listener;
+use wornpath_gateway::listener::leave_after;
+use wornpath_gateway::watchdog::heartbeat::named;
+
+/// A request to be explained may be as long as any.
+const MOST_BYTES: usize = 16 << 20;
+const MOST_CONNECTIONS: usize = 64;
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+/// How long to wait when the system gives no more connections.
+const OUT_OF_CONNECTIONS: Duration = Duration::from_millis(100);
+
+type AdminOutput = Response<Either<Full<Bytes>, LiveStream>>;
+
+/// Serves until it is dropped.
+pub async fn serve(admin: Arc<Admin>, listener: Arc<TcpListener>) -> Infallible {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => {
+                let Ok((stream, _)) = accepted else {
+                    tokio::time::sleep(OUT_OF_CONNECTIONS).await;
+                    continue;
+                };
+                // Whoever stops reading would keep its place, and a viewer's too.
+                let _ = leave_after(&stream, TAKEN_WITHIN);
+                let tls = admin.gateway.settings().tls.admin.clone();
+                let admin = Arc::clone(&admin);
+                let answer = service_fn(move |request| {
+                    let admin = Arc::clone(&admin);
+                    async move { Ok::<_, Infallible>(respond(admin, request).await) }
+                });
+                connections.spawn(named("admin connection", listener::converse(stream, tls, answer)));
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    let routes = ROUTES.iter().map(|route| (route.method.method(), route.path, route));
+    let found = find(routes, &head.method, &path);
+    let is_public = matches!(&found, RouteMatch::Route(route, _) if route.is_public());
+    if let Some(why) = admin.access.refuses(&head.headers)
+        && !(is_public && admin.access.wants_token())
+    {
+        return shown(Err(AdminError::new(401, why)));
+    }
+    let (route, name) = match found {
+        RouteMatch::Route(route, name) => (route, name.unwrap_or_default()),
+        RouteMatch::OtherMethods(methods) => {
+            let methods: Vec<_> = methods.iter().map(hyper::Method::as_str).collect();
+            let methods = methods.join(", ");
+            let mut answer = shown(Err(AdminError::new(405, format!("{path} takes {methods}"))));
+            if let Ok(methods) = HeaderValue::from_str(&methods) {
+                answer.headers_mut().insert(ALLOW, methods);
+            }
+            return answer;
+        }
+        RouteMatch::Nothing => {
+            let message = format!("there is no {path}; GET /openapi.json says what there is");
+            return shown(Err(AdminError::new(404, message)));
+        }
+    };
+    if is_public {
+        // Who shows no token is not waited for.
+        return shown((route.answer)(&AdminCall {
+            admin: &admin,
+            name: &name,
+            query: "",
+            body: b"",
+        }));
+    }
+    if let Err(refusal) = check_content_type(&head.headers, route) {
+        return shown(Err(refusal));
+    }
+    let body = Limited::new(body, MOST_BYTES).collect();
+    let body = match tokio::time::timeout(BODY_WITHIN, body).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            return shown(Err(AdminError::new(
+                413,
+                format!("the body has more than {MOST_BYTES} bytes"),
+            )));
+        }
+        Ok(Err(error)) => {
+            return shown(Err(AdminError::new(400, format!("the body broke off: {error}"))));
+        }
+        Err(_) => return shown(Err(AdminError::new(408, "the body did not come in time"))),
+    };
+    let query = head.uri.query().unwrap_or_default().to_owned();
+    // Reading files, loading tokenizers and explaining long prompts take a while.
+    let answered = tokio::task::spawn_blocking(move || {
+        (route.answer)(&AdminCall { admin: &admin, name: &name, query: &query, body: &body })
+    });
+    shown(answered.await.unwrap_or_else(|_| {
+        Err(AdminError::new(500, "this could not be answered; the log says why"))
+    }))
+}
+
+/// Refuses bodies of another type than the route reads: forms of web pages can send theirs to any address.
+fn check_content_type(headers: &HeaderMap, route: &AdminRoute) -> Result<(), AdminError> {
+    let Some(found) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let found = String::from_utf8_lossy(found.as_bytes());
+    let expected = match route.takes {
+        Some((AdminBody::Text, _)) => "application/yaml",
+        _ => "application/json",
+    };
+    let essence = found.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    let path = route.path.0;
+    Err(AdminError::new(415, format!("content-type is `{found}`; {path} takes `{expected}`")))
+}
+
+fn shown(answer: AdminResult) -> AdminOutput {
+    let whole = |text: String| Either::Left(Full::new(Bytes::from(text)));
+    let (status, kind, body) = match answer {
+        Ok(AdminReply::Json(value)) => (200, "application/json", whole(value.to_string())),
+        Ok(AdminReply::Text(text)) => {
+            (200, "text/plain; version=0.0.4; charset=utf-8", whole(text))
+        }
+        Ok(AdminReply::Stream(stream)) => (200, "text/event-stream", Either::Right(stream)),
+        Ok(AdminReply::Asset(asset)) => {
+            (200, asset.kind, Either::Left(Full::new(Bytes::from_static(asset.text.as_bytes()))))
+        }
+        Err(AdminError { status, message, problems }) => {
+            let mut error = json!({ "message": message });
+            if let Some(problems) = problems {
+                error["problems"] = problems;
+            }
+            (status, "application/json", whole(json!({ "error": error }).to_string()))
+        }
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() =
+        StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    protect(response.headers_mut());
+    response
+}

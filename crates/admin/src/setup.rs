@@ -1,0 +1,126 @@
+//! What is configured: profiles, the file, what is logged; and this plane itself.
+
+use serde_json::{Value, json};
+use wornpath_routing::{EventTrust, Profile, ProfileEnv, WithoutEvents};
+
+use crate::openapi;
+use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
+use wornpath_config::{Config, RelativePaths};
+use wornpath_gateway::http::metrics_page;
+
+pub(crate) fn profiles(call: &AdminCall<'_>) -> AdminResult {
+    let gateway = &call.admin.gateway;
+    let (routing, settings) = (gateway.routes(), gateway.settings());
+    let profiles = routing.profiles().iter().map(|(name, profile)| {
+        json!({
+            "name": name.as_str(), "description": profile.description(),
+            "text": profile.printed(), "graph": profile.graph().to_json(),
+            "cache": cache_mode(call, profile),
+        })
+    });
+    let routes = settings.routes.iter().map(|route| {
+        json!({
+            "path": route.path, "model": route.model.as_ref().map(ToString::to_string),
+            "tenant": route.tenant.as_ref().map(ToString::to_string), "profile": route.profile,
+        })
+    });
+    Ok(AdminReply::Json(json!({
+        "profiles": profiles.collect::<Vec<_>>(), "routes": routes.collect::<Vec<_>>(),
+    })))
+}
+
+/// What a profile's knowledge of caches rests on, and for which pods it rests on less.
+fn cache_mode(call: &AdminCall<'_>, profile: &Profile) -> Value {
+    if !profile.looks_up() {
+        return json!({"mode": "none", "meaning": "the profile does not look at what pods hold"});
+    }
+    let (gateway, counted) = (&call.admin.gateway, call.admin.running.metrics());
+    let (mut guessed, mut doubtful) = (Vec::new(), Vec::new());
+    let snapshot = gateway.snapshot();
+    for pod in snapshot.fleet().pods() {
+        let name = &pod.facts().name;
+        if pod.vitals().trust() == EventTrust::Guessed {
+            guessed.push(name.to_string());
+        }
+        if counted.is_silent(name) || counted.verdict(name).is_broken() {
+            doubtful.push(name.to_string());
+        }
+    }
+    let mode = metrics_page::cache_mode(profile, snapshot.fleet().pods());
+    let meaning = match mode {
+        "events" => "every pod tells what it holds",
+        "mixed" => {
+            "some pods do not tell what they hold: theirs is guessed from what they were sent"
+        }
+        _ => "no pod tells what it holds: it is guessed from what they were sent",
+    };
+    json!({
+        "mode": mode, "meaning": meaning, "guessed": guessed, "doubtful": doubtful,
+        "without_events": profile.without_events().map(WithoutEvents::word),
+    })
+}
+
+pub(crate) fn check_profile(call: &AdminCall<'_>) -> AdminResult {
+    let models = std::sync::Arc::clone(call.admin.gateway.routes().models());
+    let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
+    Ok(match Profile::check("request", text(call)?, &surroundings) {
+        Ok(profile) => {
+            AdminReply::Json(json!({"good": true, "problems": [], "text": profile.printed()}))
+        }
+        Err(problems) => AdminReply::Json(json!({"good": false, "problems": problems.to_json()})),
+    })
+}
+
+pub(crate) fn config(call: &AdminCall<'_>) -> AdminResult {
+    Ok(AdminReply::Json(call.admin.running.status()))
+}
+
+pub(crate) fn check_config(call: &AdminCall<'_>) -> AdminResult {
+    let beside = call
+        .admin
+        .running
+        .path()
+        .map_or_else(|| RelativePaths::new("".as_ref()), RelativePaths::new);
+    Ok(match Config::check("request", text(call)?, &beside) {
+        Ok(_) => AdminReply::Json(json!({"good": true, "problems": []})),
+        Err(refused) => AdminReply::Json(json!({"good": false, "problems": refused.to_json()})),
+    })
+}
+
+pub(crate) fn reload(call: &AdminCall<'_>) -> AdminResult {
+    match call.admin.running.reload() {
+        Ok(reloaded) => {
+            Ok(AdminReply::Json(json!({"reloaded": true, "wants_restart": reloaded.wants_restart})))
+        }
+        Err(error) => Err(AdminError {
+            status: 422,
+            message: "the configuration was refused, and the old one stays".to_owned(),
+            problems: error.problems().or_else(|| Some(json!([{"message": error.to_string()}]))),
+        }),
+    }
+}
+
+pub(crate) fn log_level(call: &AdminCall<'_>) -> AdminResult {
+    Ok(AdminReply::Json(json!({ "level": call.admin.logging.level() })))
+}
+
+pub(crate) fn set_log_level(call: &AdminCall<'_>) -> AdminResult {
+    let asked: Value = serde_json::from_slice(call.body)
+        .map_err(|error| AdminError::new(400, format!("the body is not JSON: {error}")))?;
+    let level = asked["level"].as_str().ok_or_else(|| AdminError::new(400, "give `level`"))?;
+    call.admin.logging.set_level(level).map_err(|error| AdminError::new(422, error))?;
+    log_level(call)
+}
+
+pub(crate) fn metrics(call: &AdminCall<'_>) -> AdminResult {
+    let running = &call.admin.running;
+    Ok(AdminReply::Text(metrics_page::page(&call.admin.gateway, running.metrics())))
+}
+
+pub(crate) fn description(_: &AdminCall<'_>) -> AdminResult {
+    Ok(AdminReply::Json(openapi::description()))
+}
+
+fn text<'a>(call: &AdminCall<'a>) -> Result<&'a str, AdminError> {
+    std::str::from_utf8(call.body).map_err(|_| AdminError::new(400, "the body is no text"))
+}

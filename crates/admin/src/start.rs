@@ -1,0 +1,173 @@
+//! Sets everything up that stands around a gateway: counting, operating, finding pods, reading engines.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use wornpath_events::{PushAccess as EventAccess, PushAccessError as EventAccessError};
+use wornpath_execution::EndpointError;
+
+use crate::access::{AdminAccess, AdminAccessError};
+use crate::admin::{Admin, Logging};
+use crate::recent::RecentDecisions;
+use crate::serve;
+use wornpath_config::{Config, Tokenizers};
+use wornpath_gateway::fleet::discovery::find_pods;
+use wornpath_gateway::fleet::discovery::reader::read_engines;
+use wornpath_gateway::fleet::discovery::sources::{read_brokers, take_pushes};
+use wornpath_gateway::fleet::reload::{CommandLineOverrides, RunningConfig};
+use wornpath_gateway::fleet::silent_pods;
+use wornpath_gateway::observe::metrics::Metrics;
+use wornpath_gateway::observe::summary::SummaryObserver;
+use wornpath_gateway::observe::telemetry::exporter;
+use wornpath_gateway::proxy::gateway::Gateway;
+use wornpath_gateway::watchdog::heartbeat::named;
+use wornpath_gateway::watchdog::supervise::tend;
+
+/// What a gateway was started with, for whoever changes it while it runs.
+pub struct Setup {
+    /// The configuration's file, if there is one.
+    pub path: Option<PathBuf>,
+    /// The configuration; [`Config::bare`] if everything was said on the command line.
+    pub config: Config,
+    /// The tokenizers that were loaded for it.
+    pub tokenizers: Tokenizers,
+    /// Changes what is logged.
+    pub logging: Box<dyn Logging>,
+}
+
+/// What was set up.
+pub struct AdminContext {
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// The configuration that runs.
+    pub running: Arc<RunningConfig>,
+    /// The last requests.
+    pub recent: Arc<RecentDecisions>,
+    /// Where operators come, if anywhere.
+    pub admin: Option<SocketAddr>,
+}
+
+/// Why operators cannot come.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Anybody could operate.
+    #[error(transparent)]
+    Access(#[from] AdminAccessError),
+    /// Traces have nowhere to go.
+    #[error("telemetry: {0}")]
+    Telemetry(#[from] EndpointError),
+    /// Anybody could post events.
+    #[error(transparent)]
+    EventAccess(#[from] EventAccessError),
+    /// It cannot listen for events there.
+    #[error("event listener {address}: {cause}; is something else listening there?")]
+    Events {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// It cannot listen there.
+    #[error("admin listener {address}: {cause}; is something else listening there?")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        cause: std::io::Error,
+    },
+}
+
+impl StartError {
+    /// Whether the configuration is at fault: starting again would end alike.
+    #[must_use]
+    pub const fn is_of_configuration(&self) -> bool {
+        match self {
+            Self::Access(_) | Self::Telemetry(_) | Self::EventAccess(_) => true,
+            Self::Events { .. } | Self::Listen { .. } => false,
+        }
+    }
+}
+
+/// Sets it up on the gateway's background event loop; before the first request comes, and not from within an
+/// event loop.
+///
+/// # Errors
+/// If operators cannot be listened for.
+pub fn start(gateway: &Arc<Gateway>, setup: Setup) -> Result<AdminContext, StartError> {
+    start_with(gateway, setup, Box::new(Ok))
+}
+
+/// Like [`start`], where a configuration that is read again has something put on top of it.
+///
+/// # Errors
+/// If operators cannot be listened for.
+pub fn start_with(
+    gateway: &Arc<Gateway>,
+    setup: Setup,
+    on_top: CommandLineOverrides,
+) -> Result<AdminContext, StartError> {
+    let (metrics, recent) = (Arc::<Metrics>::default(), Arc::<RecentDecisions>::default());
+    let mut observers: Vec<Arc<dyn SummaryObserver>> =
+        vec![Arc::clone(&metrics) as _, Arc::clone(&recent) as _];
+    if let Some(telemetry) = &gateway.settings().telemetry {
+        let reach = &gateway.settings().reach;
+        let (exporter, sender) = exporter(telemetry, reach, gateway.now())?;
+        metrics.count_spans(Arc::clone(exporter.counts()));
+        observers.push(Arc::new(exporter));
+        gateway.pods().background().spawn(named("trace export", sender.run()));
+    }
+    gateway.observe(observers);
+    gateway.count(Arc::clone(&metrics));
+    let Setup { path, config, tokenizers, logging } = setup;
+    let running = (Arc::clone(gateway.pods()), Arc::clone(&metrics));
+    let running = Arc::new(RunningConfig::new(running, (path, config), tokenizers, on_top));
+    let background = gateway.pods().background();
+    let settings = gateway.settings();
+    let admin = match settings.admin {
+        None => None,
+        Some(address) => {
+            let access =
+                AdminAccess::new(address, settings.admin_token, settings.tls.admin.as_ref())?;
+            let listener = background.block_on(TcpListener::bind(address));
+            let failed = |cause| StartError::Listen { address, cause };
+            let listener = listener.map_err(failed)?;
+            let bound = listener.local_addr().map_err(failed)?;
+            let admin = Admin::new(
+                Arc::clone(gateway),
+                Arc::clone(&running),
+                Arc::clone(&recent),
+                access,
+                logging,
+            );
+            let listener = Arc::new(listener);
+            tend(background, "listening to operators", &Arc::new(admin), move |admin| {
+                serve(admin, Arc::clone(&listener))
+            });
+            Some(bound)
+        }
+    };
+    tend(background, "watching files", &running, RunningConfig::follow);
+    if let Some(guarded) = running.config().listen().events.clone() {
+        let address = guarded.address;
+        let access = match (guarded.token, &guarded.tls) {
+            (None, Some(tls)) if tls.is_mutual() => EventAccess::elsewhere_checked(),
+            (token, _) => EventAccess::of_digest(address, token.map(|digest| digest.0))?,
+        };
+        let listener = background.block_on(TcpListener::bind(address));
+        let listener = listener.map_err(|cause| StartError::Events { address, cause })?;
+        let listener = Arc::new(listener);
+        tend(background, "listening to sidecars", &running, move |running| {
+            take_pushes(running, Arc::clone(&listener), access.clone())
+        });
+    }
+    tend(background, "reading brokers", &running, read_brokers);
+    tend(background, "finding pods", &running, find_pods);
+    tend(background, "reading engines", &running, read_engines);
+    let counts = Arc::clone(&metrics);
+    tend(background, "judging predictions", gateway.pods(), move |pods| {
+        silent_pods::watch(pods, Arc::clone(&counts))
+    });
+    Ok(AdminContext { metrics, running, recent, admin })
+}

@@ -1,0 +1,7 @@
+//! The admin plane, discovery and the metrics page over real connections.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod admin;
+mod around;
+mod discovery;
+mod metrics;

@@ -1,0 +1,187 @@
+//! The end of a batch: records for lines that nobody computes any more, the files of its results, and its last state.
+
+use crate::batches::Batches;
+use crate::file_reader::StoredLines;
+use std::io;
+use std::sync::Arc;
+use wornpath_gateway::proxy::unix_time;
+use wornpath_jobs::{
+    Batch, BatchLine, BatchStatus, FileEntry, InputMark, Lease, LineForm, Owner, RecordKind, Store,
+    StoreError,
+};
+
+/// Whether a batch has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FinishedBatch {
+    Yes,
+    /// Others run parts of it, or lines are left to compute.
+    NotYet,
+    /// No pod that could compute it can be reached from here, and perhaps from elsewhere.
+    Unserved,
+}
+
+/// Gives every line that is left its record, and the batch its end.
+pub(crate) async fn end(
+    batches: &Arc<Batches>,
+    lease: Lease,
+    (source, mark): (Arc<StoredLines>, InputMark),
+) -> Result<FinishedBatch, StoreError> {
+    batches
+        .ask(move |store| {
+            let batch = store.batch(&lease.batch)?;
+            let is_cancelled = batch.status() == BatchStatus::Cancelling;
+            if batch.counts.pending() > 0 && !lease.is_whole() {
+                return Ok(FinishedBatch::NotYet);
+            }
+            if batch.counts.pending() > 0 {
+                let (code, message) = match is_cancelled {
+                    true => (
+                        "batch_cancelled",
+                        "This request was not executed before the batch was cancelled.",
+                    ),
+                    false if unix_time() < batch.expires_at => return Ok(FinishedBatch::NotYet),
+                    false => (
+                        "batch_expired",
+                        "This request could not be executed before the completion window expired.",
+                    ),
+                };
+                leave(store, &lease, (&source, mark), (code, message))?;
+            }
+            let is_expired = batch.counts.pending() > 0 && !is_cancelled;
+            let batch = store.batch(&lease.batch)?;
+            let mut files = [None, None];
+            for (at, kind) in [RecordKind::Output, RecordKind::Error].into_iter().enumerate() {
+                let count = [batch.counts.completed, batch.counts.failed][at];
+                if count > 0 {
+                    files[at] = Some(add_results(store, &batch, kind)?.id);
+                }
+            }
+            store.change_leased(&lease, &mut |batch| {
+                [batch.output_file_id, batch.error_file_id] = files.clone();
+                let now = unix_time();
+                match batch.status() {
+                    BatchStatus::Cancelling => batch.reach(BatchStatus::Cancelled, now),
+                    BatchStatus::InProgress if is_expired => batch.reach(BatchStatus::Expired, now),
+                    BatchStatus::InProgress => {
+                        batch.reach(BatchStatus::Finalizing, now)?;
+                        batch.reach(BatchStatus::Completed, now)
+                    }
+                    _ => batch.reach(BatchStatus::Completed, now),
+                }
+            })?;
+            Ok(FinishedBatch::Yes)
+        })
+        .await
+}
+
+/// Records for lines that nobody will compute any more.
+fn leave(
+    store: &dyn Store,
+    lease: &Lease,
+    (source, mark): (&StoredLines, InputMark),
+    (code, message): (&str, &str),
+) -> Result<(), StoreError> {
+    let name = lease.batch.trim_start_matches("batch_");
+    let missing = store.standing(lease, mark)?.missing;
+    for lines in source.pieces(&missing) {
+        let read = source.piece(lines)?;
+        let records: Vec<_> = lines
+            .iter()
+            .zip(read)
+            .map(|(line, bytes)| {
+                let parsed =
+                    BatchLine::parse(&bytes, LineForm::Free).ok().and_then(|line| line.custom_id);
+                let custom_id = serde_json::Value::from(parsed).to_string().into_bytes();
+                let owner = Owner { line: *line, custom_id, name: name.to_owned() };
+                owner.error(code, message)
+            })
+            .collect();
+        store.publish(lease, &records)?;
+    }
+    Ok(())
+}
+
+/// Makes a file of results. Its name follows from the batch's: whoever ends it after another that was interrupted makes the same.
+fn add_results(
+    store: &dyn Store,
+    batch: &Batch,
+    kind: RecordKind,
+) -> Result<FileEntry, StoreError> {
+    let now = unix_time();
+    let word = if kind == RecordKind::Output { "output" } else { "error" };
+    let entry = FileEntry {
+        id: format!("file-{}-{word}", batch.id.trim_start_matches("batch_")),
+        owner: batch.owner.clone(),
+        filename: format!("{}_{word}.jsonl", batch.id),
+        purpose: "batch_output".to_owned(),
+        bytes: store.result_bytes(&batch.id, kind)?,
+        created_at: now,
+        expires_at: batch.output_expires_after.map(|seconds| now.saturating_add(seconds)),
+        of: Some((batch.id.clone(), kind)),
+    };
+    store.add_file(entry, &mut io::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wornpath_jobs::{FsStore, Interface, LineSpan, NewBatch, RealDisk};
+
+    #[test]
+    fn lines_that_nobody_computes_get_their_records_and_answered_ones_keep_theirs() {
+        let folder = std::env::temp_dir().join(format!("wornpath-ending-{}", std::process::id()));
+        let store: Arc<dyn Store> = Arc::new(FsStore::open(Arc::new(RealDisk), &folder).unwrap());
+        let line = |number: u32| {
+            format!(
+                "{{\"custom_id\":\"id-{number}\",\"url\":\"/v1/chat/completions\",\"body\":{{}}}}"
+            )
+        };
+        let text: Vec<_> = (0..3_000).map(line).collect();
+        let mut offset = 0;
+        let span = |(number, line): (usize, &String)| {
+            let span = LineSpan { offset, bytes: line.len() as u32, number: number as u32 + 1 };
+            offset += line.len() as u64 + 1;
+            span
+        };
+        let spans: Vec<_> = text.iter().enumerate().map(span).collect();
+        let new = NewBatch {
+            id: "batch_a".into(),
+            owner: String::new(),
+            interface: Interface::Chat,
+            input_file_id: "file-a".into(),
+            window: ("24h".into(), 86_400),
+            metadata: None,
+        };
+        let batch = Batch::new(new, unix_time());
+        let entry = FileEntry {
+            id: "file-a".into(),
+            owner: String::new(),
+            filename: "in.jsonl".into(),
+            purpose: "batch".into(),
+            bytes: 0,
+            created_at: 1,
+            expires_at: None,
+            of: None,
+        };
+        store.add_file(entry, &mut text.join("\n").as_bytes()).unwrap();
+        store.add_batch(batch).unwrap();
+        let lease = store.lease("batch_a").unwrap().unwrap();
+        let mark = InputMark { bytes: offset, hash: 1, lines: 3_000 };
+        store.standing(&lease, mark).unwrap();
+        let owner = |line| Owner { line, custom_id: b"\"mine\"".to_vec(), name: "a".into() };
+        let answered: Vec<_> =
+            (0..3_000).step_by(2).map(|line| owner(line).error("x", "")).collect();
+        store.publish(&lease, &answered).unwrap();
+        let source = StoredLines { store: Arc::clone(&store), file: "file-a".into(), spans };
+        leave(&*store, &lease, (&source, mark), ("batch_cancelled", "")).unwrap();
+        assert_eq!(store.batch("batch_a").unwrap().counts.pending(), 0);
+        let mut errors = vec![0; 1 << 20];
+        let read = store.read_results("batch_a", RecordKind::Error, 0, &mut errors).unwrap();
+        let errors = std::str::from_utf8(&errors[..read]).unwrap();
+        assert_eq!(errors.matches("\"mine\"").count(), 1_500);
+        let left: Vec<_> = errors.lines().filter(|line| line.contains("batch_cancelled")).collect();
+        assert_eq!(left.len(), 1_500);
+        assert!((0..1_500).all(|at| left[at].contains(&format!("\"id-{}\"", 2 * at + 1))));
+        let _ = std::fs::remove_dir_all(folder);
+    }
+}

@@ -1,0 +1,90 @@
+//! The model that a batch is for: the one that its first line names, since a batch has one.
+//!
+//! It says how prompts are cut into blocks and which pods a plan is for. Lines that name another are sent all the same, and then
+//! only the pipeline knows where.
+
+use crate::engines::{is_ready, is_serving};
+use crate::file_reader::StoredBytes;
+use std::io::{self, BufRead, BufReader, Read};
+use wornpath_config::{ModelSettings, Settings};
+use wornpath_execution::field;
+use wornpath_gateway::fleet::snapshot::FleetSnapshot;
+use wornpath_jobs::Store;
+use wornpath_routing::FleetPod;
+
+/// What the first line of a batch calls its model; empty if it does not say.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct BatchModel(String);
+
+impl BatchModel {
+    /// Looks into an input whose lines have so many bytes at most.
+    pub(crate) fn read(store: &dyn Store, file: &str, most_bytes: usize) -> io::Result<Self> {
+        let reader = StoredBytes { store, file, offset: 0 };
+        Self::of(BufReader::new(reader).take(most_bytes as u64))
+    }
+
+    fn of(mut input: impl BufRead) -> io::Result<Self> {
+        let mut line = Vec::new();
+        while input.read_until(b'\n', &mut line)? > 0 {
+            let text = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&line).trim_ascii();
+            if !text.is_empty() {
+                return Ok(Self(named(text).unwrap_or_default()));
+            }
+            line.clear();
+        }
+        Ok(Self(String::new()))
+    }
+
+    /// What the configuration says about it. As far as its name stands there the pods are not asked, because gateways that share
+    /// a batch must come to the same order, whatever each of them knows of its pods; what says nothing is the first model's.
+    pub(crate) fn settings<'a>(
+        &self,
+        snapshot: &FleetSnapshot,
+        settings: &'a Settings,
+    ) -> Option<&'a ModelSettings> {
+        let (models, name) = (&settings.models, &self.0);
+        let known = models.iter().find(|model| model.name == *name || model.aliases.contains(name));
+        known
+            .or_else(|| {
+                let base = snapshot.model(name).base;
+                models.iter().find(|model| base == *model.name.as_str())
+            })
+            .or(models.first())
+    }
+
+    /// The pods that it can be planned for now. If none serves it, nor is one there that has yet to say what it serves,
+    /// those are all: its lines are refused as clients' requests would be.
+    pub(crate) fn ready<'a>(&self, snapshot: &'a FleetSnapshot) -> Vec<&'a FleetPod> {
+        let wanted = snapshot.model(&self.0);
+        let serves = |pod: &FleetPod| {
+            let (models, loras) = (&pod.facts().models, &pod.facts().loras);
+            models.contains(&wanted.base)
+                && wanted.lora.as_ref().is_none_or(|lora| loras.contains(lora))
+        };
+        let may_serve = |pod: &&FleetPod| serves(pod) || pod.facts().models.is_empty();
+        let pods = snapshot.fleet().pods();
+        let is_unknown = !pods.iter().filter(|pod| is_serving(pod)).any(|pod| may_serve(&pod));
+        pods.iter().filter(|pod| is_ready(pod) && (is_unknown || serves(pod))).collect()
+    }
+}
+
+fn named(line: &[u8]) -> Option<String> {
+    let body = field(line, "body").ok()??;
+    serde_json::from_slice(field(body, "model").ok()??).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_that_of_the_first_line_that_is_one() {
+        let model = |input: &str| BatchModel::of(input.as_bytes()).unwrap().0;
+        let line =
+            |model: &str| format!("{{\"body\": {{\"model\": \"{model}\", \"prompt\": \"p\"}}}}\n");
+        assert_eq!(model(&format!("\u{feff}\n \r\n{}{}", line("a"), line("b"))), "a");
+        for silent in ["", "\n", "no object", "{\"body\": {\"prompt\": \"p\"}}", "{\"body\": 1}"] {
+            assert_eq!(model(silent), "", "{silent}");
+        }
+    }
+}

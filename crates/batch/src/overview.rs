@@ -1,0 +1,137 @@
+//! Batches as operators see them: how far each is, how long it will take, and what was planned for it.
+//!
+//! Whoever runs a batch leaves here what it planned; nothing is asked of the disk but the batch itself.
+
+use crate::batches::Batches;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+use wornpath_gateway::proxy::unix_time;
+use wornpath_index::Moment;
+use wornpath_jobs::{Batch, RunProgress};
+use wornpath_planner::{Plan, Queue};
+
+/// Batches that have ended and are still shown.
+const ENDED: usize = 10;
+
+/// What is known of batches beside what is stored.
+#[derive(Default)]
+pub(crate) struct Overview(Mutex<KnownBatch>);
+
+#[derive(Default)]
+struct KnownBatch {
+    underway: BTreeMap<String, Underway>,
+    /// The latest first, each with its plan and its forest if it came to them.
+    ended: VecDeque<(String, Option<PlannedBatch>)>,
+}
+
+/// What was planned for a batch.
+#[derive(Clone)]
+pub(crate) struct PlannedBatch {
+    /// In figures, which every snapshot has.
+    pub(crate) figures: Value,
+    /// Its prefix forest, for those who ask.
+    pub(crate) forest: Arc<Value>,
+}
+
+/// A batch whose requests are being sent.
+pub(crate) struct Underway {
+    pub(crate) plan: PlannedBatch,
+    pub(crate) progress: watch::Receiver<RunProgress>,
+    /// When it began to be sent.
+    pub(crate) began: Moment,
+    /// Lines that had a record then.
+    pub(crate) done_before: u32,
+}
+
+impl Overview {
+    /// A batch is being sent.
+    pub(crate) fn begins(&self, id: &str, underway: Underway) {
+        self.known().underway.insert(id.to_owned(), underway);
+    }
+
+    /// Nobody runs a batch any more.
+    pub(crate) fn ends(&self, id: &str) {
+        let mut known = self.known();
+        let plan = known.underway.remove(id).map(|underway| underway.plan);
+        known.ended.push_front((id.to_owned(), plan));
+        known.ended.truncate(ENDED);
+    }
+
+    fn known(&self) -> MutexGuard<'_, KnownBatch> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A plan in figures: what each pod gets, and what sharing prefixes saves.
+pub(crate) fn figures(plan: &Plan, queue: &Queue, pods: &[String]) -> Value {
+    let stops = plan.route().stops().iter();
+    let prompt_tokens: u64 = stops.map(|stop| queue.prompt_tokens(stop.job) as u64).sum();
+    let share =
+        |(at, pod): (usize, &String)| json!({"pod": pod, "requests": plan.jobs_of(at).count()});
+    json!({
+        "requests": plan.route().stops().len() + plan.copies().len(),
+        "copies": plan.copies().len(),
+        "prompt_tokens": prompt_tokens,
+        // What is computed at least, whoever plans, and by this plan.
+        "least_tokens": plan.least_tokens(),
+        "planned_tokens": plan.planned_tokens(),
+        "pods": pods.iter().enumerate().map(share).collect::<Vec<_>>(),
+    })
+}
+
+impl Batches {
+    /// Those that run, the newest first, and then those that ended last. Those that the store cannot tell of are
+    /// left out.
+    pub(crate) fn overview(&self, now: Moment) -> Vec<Value> {
+        let running: Vec<String> = self.running().keys().cloned().collect();
+        let ended: Vec<_> = self.overview.known().ended.iter().cloned().collect();
+        let stored = |id: &String| self.store.batch(id).ok();
+        let mut batches: Vec<Batch> = running.iter().filter_map(stored).collect();
+        batches.sort_by_key(|batch| std::cmp::Reverse((batch.created_at(), batch.id.clone())));
+        let running = batches.iter().map(|batch| self.shown(batch, now));
+        let ended = ended.into_iter().filter_map(|(id, plan)| {
+            let mut shown = self.shown(&stored(&id)?, now);
+            shown["plan"] = plan.map(|plan| plan.figures).into();
+            Some(shown)
+        });
+        running.chain(ended).collect()
+    }
+
+    /// The prefix forest of a batch's plan, if it runs or was among the last to end.
+    pub(crate) fn forest(&self, id: &str) -> Option<Arc<Value>> {
+        let known = self.overview.known();
+        let ended = || known.ended.iter().find(|(ended, _)| ended == id)?.1.as_ref();
+        let plan = known.underway.get(id).map(|underway| &underway.plan).or_else(ended);
+        plan.map(|plan| Arc::clone(&plan.forest))
+    }
+
+    fn shown(&self, batch: &Batch, now: Moment) -> Value {
+        let mut shown = json!({
+            "id": batch.id,
+            "owner": batch.owner,
+            "endpoint": batch.endpoint,
+            "status": batch.status().word(),
+            "lines": batch.counts,
+            "prompt_tokens": batch.usage.input,
+            "cached_tokens": batch.usage.cached,
+            "output_tokens": batch.usage.output,
+            "expires_in_seconds": batch.expires_at.saturating_sub(unix_time()),
+        });
+        if let Some(underway) = self.overview.known().underway.get(&batch.id) {
+            let progress = underway.progress.borrow();
+            shown["plan"] = underway.plan.figures.clone();
+            shown["in_flight"] = progress.in_flight.into();
+            shown["pods_gone"] = progress.gone.into();
+            shown["blocked"] = progress.blocked.clone().into();
+            let done = batch.counts.total - batch.counts.pending();
+            let done = done.saturating_sub(underway.done_before);
+            if done > 0 {
+                let each = now.saturating_sub(underway.began).as_secs_f64() / f64::from(done);
+                shown["seconds_left"] = (each * f64::from(batch.counts.pending())).into();
+            }
+        }
+        shown
+    }
+}

@@ -1,0 +1,302 @@
+//! Which call does what.
+
+use crate::batches::Batches;
+use crate::error::BatchError;
+use crate::lists::{ListQuery, OF_BATCHES, OF_FILES, content};
+use crate::{explained, retry, task, upload};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use wornpath_gateway::Api;
+use wornpath_gateway::local_api::{LocalApi, LocalResponse};
+use wornpath_gateway::proxy::ingress::tenant;
+use wornpath_gateway::proxy::unix_time;
+use wornpath_gateway::reply::ClientReply;
+use wornpath_index::Moment;
+use wornpath_jobs::{
+    Batch, BatchStatus, FileEntry, Interface, NewBatch, RecordKind, RunControl, Store,
+};
+
+/// The most bytes of a call that is no upload.
+const MOST_BYTES: usize = 1 << 20;
+const MOST_METADATA: usize = 16;
+
+impl LocalApi for Batches {
+    fn serves(&self, path: &str) -> bool {
+        ["/v1/files", "/v1/batches"].iter().any(|ours| {
+            path.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+    }
+
+    fn respond(self: Arc<Self>, request: Request<Incoming>) -> LocalResponse {
+        Box::pin(async move {
+            let settings = self.worker.gateway().settings();
+            let owner = match tenant(request.headers(), &settings) {
+                Ok(tenant) => tenant.map_or(String::new(), |tenant| tenant.name.to_string()),
+                Err(refusal) => return refusal.response(Api::Other),
+            };
+            let answered = answer(&self, &owner, request).await;
+            answered.unwrap_or_else(|error| error.response())
+        })
+    }
+
+    fn overview(&self, now: Moment) -> Value {
+        self.overview(now).into()
+    }
+
+    fn forest(&self, batch: &str) -> Option<Value> {
+        self.forest(batch).map(|forest| Value::clone(&forest))
+    }
+}
+
+async fn answer(
+    batches: &Arc<Batches>,
+    owner: &str,
+    request: Request<Incoming>,
+) -> Result<Response<ClientReply>, BatchError> {
+    let path = request.uri().path().to_owned();
+    let asked = ListQuery::of(request.uri().query());
+    let parts: Vec<_> = path.trim_matches('/').split('/').skip(1).collect();
+    match (request.method(), &parts[..]) {
+        (&Method::POST, ["files"]) => {
+            Ok(json_response(&upload::upload(batches, owner, request).await?.to_json()))
+        }
+        (&Method::GET, ["files"]) => {
+            let own = owner.to_owned();
+            let all = batches.ask(move |store| store.files(&own)).await?;
+            let all = asked.chosen(all)?.iter().map(FileEntry::to_json).collect();
+            Ok(json_response(&asked.page(all, OF_FILES)?))
+        }
+        (&Method::GET, ["files", id]) => {
+            Ok(json_response(&file(batches, owner, id).await?.to_json()))
+        }
+        (&Method::DELETE, ["files", id]) => {
+            let FileEntry { id, bytes, .. } = file(batches, owner, id).await?;
+            let gone = id.clone();
+            batches.ask(move |store| store.remove_file(&gone)).await?;
+            batches.rooms.freed(owner, bytes);
+            Ok(json_response(&json!({"id": id, "object": "file", "deleted": true})))
+        }
+        (&Method::GET, ["files", id, "content"]) => {
+            let id = file(batches, owner, id).await?.id;
+            let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
+                store.read_file(&id, offset, buffer)
+            };
+            Ok(lines_response(ClientReply::Pieces(content(batches, read)?)))
+        }
+        (&Method::POST, ["batches"]) => create(batches, owner, request).await,
+        (&Method::GET, ["batches"]) => {
+            let own = owner.to_owned();
+            let all = batches.ask(move |store| store.batches(&own)).await?;
+            let all = all.iter().map(Batch::to_json).collect();
+            Ok(json_response(&asked.page(all, OF_BATCHES)?))
+        }
+        (&Method::GET, ["batches", id]) => {
+            Ok(json_response(&batch(batches, owner, id).await?.to_json()))
+        }
+        (&Method::POST, ["batches", id, "cancel"]) => cancel(batches, owner, id).await,
+        (&Method::POST, ["batches", id, "retry"]) => {
+            let old = batch(batches, owner, id).await?;
+            let turn = batches.turn_to_read().await;
+            has_room(batches, owner).await?;
+            Ok(json_response(&retry::retry(batches, old, turn).await?.to_json()))
+        }
+        (&Method::GET, ["batches", id, "plan"]) => {
+            let batch = batch(batches, owner, id).await?;
+            Ok(json_response(&explained::explained(batches, batch).await?))
+        }
+        (&Method::GET, ["batches", id, "results"]) => results(batches, owner, id, &asked).await,
+        (_, _) => Err(BatchError::missing(&format!("{} {path}", request.method()))),
+    }
+}
+
+async fn file(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<FileEntry, BatchError> {
+    let wanted = id.to_owned();
+    let found = batches.ask(move |store| store.file(&wanted)).await?;
+    // Somebody else's is not there.
+    Some(found)
+        .filter(|file| file.owner == owner)
+        .ok_or_else(|| BatchError::missing(&format!("file `{id}`")))
+}
+
+async fn batch(batches: &Arc<Batches>, owner: &str, id: &str) -> Result<Batch, BatchError> {
+    let wanted = id.to_owned();
+    let found = batches.ask(move |store| store.batch(&wanted)).await?;
+    Some(found)
+        .filter(|batch| batch.owner == owner)
+        .ok_or_else(|| BatchError::missing(&format!("batch `{id}`")))
+}
+
+async fn create(
+    batches: &Arc<Batches>,
+    owner: &str,
+    request: Request<Incoming>,
+) -> Result<Response<ClientReply>, BatchError> {
+    let body = whole(batches, request).await?;
+    let value: Value = serde_json::from_slice(&body)
+        .map_err(|error| BatchError::bad(&format!("the body is not JSON: {error}"), None))?;
+    let text = |field: &'static str| {
+        value[field].as_str().ok_or_else(|| {
+            BatchError::bad(&format!("missing required parameter: `{field}`"), Some(field))
+        })
+    };
+    let endpoint = text("endpoint")?;
+    let interface = Interface::at(endpoint).ok_or_else(|| {
+        let known: Vec<_> = Interface::ALL.iter().map(|known| known.path()).collect();
+        let message = format!("`endpoint` is `{endpoint}`; it must be one of {}", known.join(", "));
+        BatchError::bad(&message, Some("endpoint"))
+    })?;
+    let window = window(text("completion_window")?)?;
+    let input = file(batches, owner, text("input_file_id")?).await?;
+    if input.purpose != "batch" {
+        return Err(BatchError::bad("the input is no file for batches", Some("input_file_id")));
+    }
+    has_room(batches, owner).await?;
+    let new = NewBatch {
+        id: batches.new_id("batch_"),
+        owner: owner.to_owned(),
+        interface,
+        input_file_id: input.id,
+        window,
+        metadata: metadata(&value["metadata"])?,
+    };
+    let mut batch = Batch::new(new, unix_time());
+    batch.output_expires_after = expires_after(&value["output_expires_after"])?;
+    batch.identical_once = identical_once(&value["identical_once"])?;
+    let kept = batch.clone();
+    batches.ask(move |store| store.add_batch(kept)).await?;
+    task::start(batches, batch.id.clone());
+    Ok(json_response(&batch.to_json()))
+}
+
+/// The body of a call, within the time that a client may take to send it.
+async fn whole(batches: &Batches, request: Request<Incoming>) -> Result<Bytes, BatchError> {
+    let time = batches.worker.gateway().settings().limits.body_time;
+    let body = Limited::new(request.into_body(), MOST_BYTES).collect();
+    let body = tokio::time::timeout(time, body).await;
+    let body = body.map_err(|_| BatchError::late("the body did not come", time))?;
+    let body = body.map_err(|_| BatchError::bad("the body is too large or broke off", None))?;
+    Ok(body.to_bytes())
+}
+
+/// Whether an owner may have one batch more.
+pub(crate) async fn has_room(batches: &Arc<Batches>, owner: &str) -> Result<(), BatchError> {
+    let (own, most) = (owner.to_owned(), batches.rules.quota.batches);
+    let open = batches.ask(|store| store.unfinished()).await?;
+    if open.iter().filter(|batch| batch.owner == own).count() < most {
+        return Ok(());
+    }
+    let message =
+        format!("{most} batches have not ended, the most at a time; wait for one, or cancel one");
+    Err(BatchError::new(StatusCode::TOO_MANY_REQUESTS, message))
+}
+
+/// `24h`, or any number of minutes, hours or days; with its seconds.
+fn window(text: &str) -> Result<(String, u64), BatchError> {
+    let wrong = || {
+        let message = format!("`completion_window` is `{text}`; write it like 24h, 30m or 7d");
+        BatchError::bad(&message, Some("completion_window"))
+    };
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
+    let unit = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().ok().filter(|number| *number > 0).ok_or_else(wrong)?;
+    Ok((text.to_owned(), number.checked_mul(unit).ok_or_else(wrong)?))
+}
+
+/// `{"anchor": "created_at", "seconds": 86400}`
+fn expires_after(value: &Value) -> Result<Option<u64>, BatchError> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let seconds = value["seconds"].as_u64().filter(|_| value["anchor"] == "created_at");
+    let wrong =
+        "`output_expires_after` is not like {\"anchor\": \"created_at\", \"seconds\": 86400}";
+    seconds.map(Some).ok_or_else(|| BatchError::bad(wrong, Some("output_expires_after")))
+}
+
+fn identical_once(value: &Value) -> Result<bool, BatchError> {
+    let wrong = || {
+        let message = format!("`identical_once` is {value}; it must be true or false");
+        BatchError::bad(&message, Some("identical_once"))
+    };
+    if value.is_null() { Ok(false) } else { value.as_bool().ok_or_else(wrong) }
+}
+
+fn metadata(value: &Value) -> Result<Option<Map<String, Value>>, BatchError> {
+    match value {
+        Value::Null => Ok(None),
+        Value::Object(pairs)
+            if pairs.len() <= MOST_METADATA && pairs.values().all(Value::is_string) =>
+        {
+            Ok(Some(pairs.clone()))
+        }
+        _ => {
+            let message =
+                format!("`metadata` must be an object of at most {MOST_METADATA} strings");
+            Err(BatchError::bad(&message, Some("metadata")))
+        }
+    }
+}
+
+async fn cancel(
+    batches: &Arc<Batches>,
+    owner: &str,
+    id: &str,
+) -> Result<Response<ClientReply>, BatchError> {
+    let id = batch(batches, owner, id).await?.id;
+    let wanted = id.clone();
+    let cancelled = batches
+        .ask(move |store| {
+            store.change(&wanted, &mut |batch| match batch.status() {
+                BatchStatus::Cancelling => Ok(()),
+                _ => batch.reach(BatchStatus::Cancelling, unix_time()),
+            })
+        })
+        .await?;
+    if let Some(running) = batches.running().get(&id) {
+        running.send_replace(RunControl::Finish);
+    }
+    Ok(json_response(&cancelled.to_json()))
+}
+
+/// What has been published so far, from a byte on.
+async fn results(
+    batches: &Arc<Batches>,
+    owner: &str,
+    id: &str,
+    asked: &ListQuery,
+) -> Result<Response<ClientReply>, BatchError> {
+    let id = batch(batches, owner, id).await?.id;
+    let wrong = || BatchError::bad("`after` is no number of bytes", Some("after"));
+    let after: u64 = match &asked.after {
+        None => 0,
+        Some(after) => after.parse().map_err(|_| wrong())?,
+    };
+    let read = move |store: &dyn Store, offset: u64, buffer: &mut [u8]| {
+        store.read_results(&id, RecordKind::Output, after.saturating_add(offset), buffer)
+    };
+    Ok(lines_response(ClientReply::Pieces(content(batches, read)?)))
+}
+
+fn json_response(value: &Value) -> Response<ClientReply> {
+    let mut response = Response::new(ClientReply::whole(Bytes::from(value.to_string())));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn lines_response(reply: ClientReply) -> Response<ClientReply> {
+    let mut response = Response::new(reply);
+    let kind = HeaderValue::from_static("application/jsonl");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,283 @@
+//! What is read from where it lives when the page is asked for: pods, index, events, queue.
+
+use wornpath_events::{FeedCounters, FeedState, FeedStatus, PodStatus, Resumed};
+use wornpath_index::IndexLimits;
+use wornpath_routing::{BreakerState, EventTrust, FleetPod, Health, Profile, Vitals};
+
+use crate::observe::metrics::family::Family;
+use crate::observe::metrics::text::MetricsPage;
+use crate::observe::metrics::{Metrics, family};
+use crate::proxy::gateway::Gateway;
+
+type Figure = fn(&FleetPod) -> f64;
+type GaugeState = fn(&FleetPod) -> &'static str;
+type GaugeCounter = fn(&FeedCounters) -> u64;
+type EventFigure = fn(&FeedStatus) -> Option<f64>;
+
+/// The page, in Prometheus' text format.
+#[must_use]
+pub fn page(gateway: &Gateway, metrics: &Metrics) -> String {
+    let mut page = MetricsPage::default();
+    let stuck = gateway.threads().stuck().len();
+    page.family(family::THREADS_STUCK).value(&[], stuck);
+    page.family(family::THREAD_STALLS).value(&[], gateway.threads().stalls());
+    if stuck > 0 {
+        metrics.counted(&mut page);
+        return page.finish();
+    }
+    let snapshot = gateway.snapshot();
+    let pods = snapshot.fleet().pods();
+    metrics.forget(gateway.now(), |name| snapshot.named(name.as_str()).is_some());
+    metrics.counted(&mut page);
+    loads(&mut page, pods);
+    states(&mut page, pods);
+    let mut broken = page.family(family::PREDICTIONS_BROKEN);
+    for pod in pods {
+        let name = &pod.facts().name;
+        broken.value(&[name.as_str()], u8::from(metrics.verdict(name).is_broken()));
+    }
+    let mut silent = page.family(family::EVENTS_SILENT);
+    for pod in pods {
+        let name = &pod.facts().name;
+        silent.value(&[name.as_str()], u8::from(metrics.is_silent(name)));
+    }
+    index(&mut page, gateway, pods);
+    events(&mut page, &gateway.pods().events().status(gateway.now()));
+    modes(&mut page, gateway, pods);
+    checkpoint(&mut page, gateway);
+    page.family(family::STRANGERS).value(&[], gateway.pods().events().strangers());
+    let (spent, refused) = gateway.retries();
+    let mut budget = page.family(family::RETRY_BUDGET);
+    budget.value(&["spent"], spent);
+    budget.value(&["refused"], refused);
+    page.family(family::WAITING).value(&[], gateway.waiting());
+    page.finish()
+}
+
+fn loads(page: &mut MetricsPage, pods: &[FleetPod]) {
+    let figures: [(Family, Figure); 5] = [
+        (family::POD_REQUESTS, |pod| f64::from(pod.vitals().requests())),
+        (family::POD_PREFILL, |pod| pod.vitals().prefill_tokens() as f64),
+        (family::POD_DECODE, |pod| pod.vitals().decode_tokens() as f64),
+        (family::POD_WAITING, |pod| f64::from(pod.vitals().waiting())),
+        (family::POD_KV_USAGE, |pod| pod.vitals().kv_usage()),
+    ];
+    for (family, figure) in figures {
+        let mut lines = page.family(family);
+        for pod in pods {
+            lines.value(&[pod.facts().name.as_str()], figure(pod));
+        }
+    }
+}
+
+fn states(page: &mut MetricsPage, pods: &[FleetPod]) {
+    let states: [(Family, &[&str], GaugeState); 3] = [
+        (family::POD_HEALTH, &["up", "draining", "down"], |pod| health(pod.vitals())),
+        (family::POD_BREAKER, &["closed", "half_open", "open", "resting"], |pod| {
+            breaker(pod.vitals().breaker())
+        }),
+        (family::POD_TRUST, &["exact", "unsure", "partial", "guessed"], |pod| {
+            trust(pod.vitals().trust())
+        }),
+    ];
+    for (family, all, state) in states {
+        let mut lines = page.family(family);
+        for pod in pods {
+            lines.state(pod.facts().name.as_str(), all, state(pod));
+        }
+    }
+}
+
+fn index(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
+    let stats = gateway.pods().index().stats();
+    for (family, figure) in [
+        (family::INDEX_PODS, stats.pods),
+        (family::INDEX_BLOCKS, stats.blocks),
+        (family::INDEX_ENTRIES, stats.entries),
+        (family::INDEX_ENTRIES_LIMIT, IndexLimits::MOST_BLOCKS),
+        (family::INDEX_SETS, stats.sets),
+        (family::INDEX_BYTES, stats.table_bytes),
+        (family::INDEX_SUSPECTS, stats.suspects),
+    ] {
+        page.family(family).value(&[], figure);
+    }
+    // A pod that is just leaving has none to tell.
+    let told = |pod: &FleetPod| {
+        let stats = gateway.pods().index().pod_stats(pod.id()).ok()?;
+        Some((pod.facts().name.clone(), stats.blocks, stats.counters.refused))
+    };
+    let told: Vec<_> = pods.iter().filter_map(told).collect();
+    let mut lines = page.family(family::POD_BLOCKS);
+    for (name, blocks, _) in &told {
+        lines.value(&[name.as_str()], *blocks);
+    }
+    let mut lines = page.family(family::INDEX_REFUSED);
+    for (name, _, refused) in &told {
+        lines.value(&[name.as_str()], *refused);
+    }
+}
+
+fn events(page: &mut MetricsPage, all: &[PodStatus]) {
+    let mut lines = page.family(family::EVENT_SOURCES);
+    for pod in all {
+        for source in &pod.sources {
+            lines.value(&[&*pod.pod, source], 1);
+        }
+    }
+    let states = ["waiting", "live", "unsure", "partial", "stale", "quarantined"];
+    let mut lines = page.family(family::EVENT_STATE);
+    for pod in all {
+        lines.state(&pod.pod, &states, feed_state(pod.status.state));
+    }
+    for (family, figure) in EVENT_FIGURES {
+        let mut lines = page.family(family);
+        for pod in all {
+            if let Some(figure) = figure(&pod.status) {
+                lines.value(&[&*pod.pod], figure);
+            }
+        }
+    }
+    let mut lines = page.family(family::EVENT_BATCHES);
+    for pod in all {
+        let FeedCounters { batches, repeated, outdated, unnumbered, malformed, dropped, .. } =
+            pod.status.counters;
+        for (fate, count) in [
+            ("applied", batches),
+            ("repeated", repeated),
+            ("outdated", outdated),
+            ("unnumbered", unnumbered),
+            ("malformed", malformed),
+            ("dropped", dropped),
+        ] {
+            lines.value(&[&*pod.pod, fate], count);
+        }
+    }
+    let counters: [(Family, GaugeCounter); 5] = [
+        (family::EVENT_GAPS, |counters| counters.gaps),
+        (family::EVENT_REPLAYS, |counters| counters.replays),
+        (family::EVENT_RESYNCS, |counters| counters.snapshots + counters.rebuilds),
+        (family::EVENT_RESTARTS, |counters| counters.restarts),
+        (family::EVENT_DISAGREEMENTS, |counters| counters.disagreements),
+    ];
+    for (family, counter) in counters {
+        let mut lines = page.family(family);
+        for pod in all {
+            lines.value(&[&*pod.pod], counter(&pod.status.counters));
+        }
+    }
+}
+
+fn modes(page: &mut MetricsPage, gateway: &Gateway, pods: &[FleetPod]) {
+    let routes = gateway.routes();
+    let mut lines = page.family(family::CACHE_MODE);
+    for (name, profile) in routes.profiles() {
+        if let Some(without_events) = profile.without_events() {
+            lines.value(&[name.as_str(), cache_mode(profile, pods), without_events.word()], 1);
+        }
+    }
+}
+
+/// What a profile's knowledge of caches rests on.
+pub fn cache_mode(profile: &Profile, pods: &[FleetPod]) -> &'static str {
+    let guessed = pods.iter().filter(|pod| pod.vitals().trust() == EventTrust::Guessed).count();
+    match guessed {
+        _ if !profile.looks_up() => "none",
+        0 => "events",
+        some if some < pods.len() => "mixed",
+        _ => "approximate",
+    }
+}
+
+/// Families without lines where there is no checkpoint, or none was written yet.
+fn checkpoint(page: &mut MetricsPage, gateway: &Gateway) {
+    let history = gateway.checkpoint.as_ref().map(|checkpoint| checkpoint.history());
+    let mut writes = page.family(family::CHECKPOINT_WRITES);
+    if let Some(history) = history {
+        writes.value(&["written"], history.written);
+        writes.value(&["failed"], history.failed);
+    }
+    let last = history.and_then(|history| history.last);
+    let mut age = page.family(family::CHECKPOINT_AGE);
+    if let Some((at, _)) = last {
+        age.value(&[], gateway.now().saturating_sub(at).as_secs_f64());
+    }
+    let mut bytes = page.family(family::CHECKPOINT_BYTES);
+    if let Some((_, written)) = last {
+        bytes.value(&[], written.bytes);
+    }
+    let mut pods = page.family(family::CHECKPOINT_PODS);
+    if let Some((_, written)) = last {
+        pods.value(&["kept"], written.pods);
+        pods.value(&["left_out"], written.left_out);
+    }
+    let mut lines = page.family(family::CHECKPOINT_RECALLED);
+    if history.is_some() {
+        let all = gateway.pods().events().status(gateway.now());
+        for state in [Resumed::Waiting, Resumed::Confirmed, Resumed::Dropped] {
+            let count = all.iter().filter(|pod| pod.status.recalled == Some(state)).count();
+            lines.value(&[recalled(state)], count);
+        }
+    }
+}
+
+/// The word for it in metrics and JSON.
+pub const fn recalled(recalled: Resumed) -> &'static str {
+    match recalled {
+        Resumed::Waiting => "waiting",
+        Resumed::Confirmed => "confirmed",
+        Resumed::Dropped => "dropped",
+    }
+}
+
+/// What is one number for a pod, as far as it is known.
+const EVENT_FIGURES: [(Family, EventFigure); 6] = [
+    (family::EVENT_SEQUENCE, |status| status.last_sequence.map(|last| last as f64)),
+    (family::EVENT_LAG, |status| Some(status.lag as f64)),
+    (family::EVENT_AGE, |status| status.age.map(|age| age.as_secs_f64())),
+    (family::EVENT_RATE, |status| Some(status.rate)),
+    (family::EVENT_PHANTOM, |status| Some(status.phantom as f64)),
+    (family::EVENT_MISSING, |status| Some(status.missing as f64)),
+];
+
+/// The word for it in metrics and JSON.
+pub const fn feed_state(state: FeedState) -> &'static str {
+    match state {
+        FeedState::Waiting => "waiting",
+        FeedState::Live => "live",
+        FeedState::Unsure => "unsure",
+        FeedState::Partial => "partial",
+        FeedState::Stale => "stale",
+        FeedState::Quarantined => "quarantined",
+    }
+}
+
+/// The word for it in metrics and JSON. A pod that said what it serves is not up for ever: behind an open breaker
+/// nobody answers.
+pub fn health(vitals: &Vitals) -> &'static str {
+    match (vitals.health(), vitals.breaker()) {
+        // Whoever drains it may well stop it next, and it gets nothing whether it answers or not.
+        (Health::Draining, _) => "draining",
+        (Health::Down, _) | (_, BreakerState::Open) => "down",
+        (Health::Up, _) => "up",
+    }
+}
+
+/// The word for it in metrics and JSON.
+pub const fn breaker(breaker: BreakerState) -> &'static str {
+    match breaker {
+        BreakerState::Closed => "closed",
+        BreakerState::HalfOpen => "half_open",
+        BreakerState::Open => "open",
+        BreakerState::Resting => "resting",
+    }
+}
+
+/// The word for it in metrics and JSON.
+pub const fn trust(trust: EventTrust) -> &'static str {
+    match trust {
+        EventTrust::Exact => "exact",
+        EventTrust::Unsure => "unsure",
+        EventTrust::Partial => "partial",
+        EventTrust::Guessed => "guessed",
+    }
+}

@@ -1,0 +1,5 @@
+//! The server: how it starts, accepts connections, routes requests, drains and shuts down.
+
+pub mod metrics_page;
+pub(crate) mod router;
+pub mod server;

@@ -1,0 +1,27 @@
+//! APIs that this process serves itself, beside those of the engines: files and batches.
+
+use crate::reply::ClientReply;
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use serde_json::Value;
+use std::pin::Pin;
+use std::sync::Arc;
+use wornpath_index::Moment;
+
+/// A response that is being computed.
+pub type LocalResponse = Pin<Box<dyn Future<Output = Response<ClientReply>> + Send>>;
+
+/// An API that this process serves itself.
+pub trait LocalApi: Send + Sync {
+    /// Whether a path belongs to the API.
+    fn serves(&self, path: &str) -> bool;
+
+    /// Answers a request to one of its paths.
+    fn respond(self: Arc<Self>, request: Request<Incoming>) -> LocalResponse;
+
+    /// Its state, for the dashboard.
+    fn overview(&self, now: Moment) -> Value;
+
+    /// The prefix forest of a batch's plan, if the batch is known.
+    fn forest(&self, batch: &str) -> Option<Value>;
+}

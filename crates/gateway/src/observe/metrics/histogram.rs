@@ -1,0 +1,124 @@
+//! Times counted by size, with relaxed additions and nothing else.
+//!
+//! Counted finely, because people read percentiles, and within a bucket nobody knows where a time was: steps of an
+//! eighth at most put no percentile further off than that. Exported coarsely, because Prometheus keeps every bucket
+//! of every pod. Every exported bound is a fine one too, so that the coarse counts are sums and exact.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Upper bounds that are exported, in seconds: from a proxy's own cost to a long answer.
+pub const BOUNDS: [f64; 16] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+/// The bounds of one power of ten.
+const DECADE: [u64; 24] = [
+    100, 110, 120, 132, 145, 160, 175, 190, 210, 230, 250, 275, 300, 330, 365, 400, 450, 500, 550,
+    600, 660, 730, 800, 900,
+];
+
+/// The first bound, a millisecond, over the first of [`DECADE`].
+const SMALLEST_NANOS: u64 = 10_000;
+
+/// Upper bounds that are counted by, in nanoseconds: from one millisecond to five minutes.
+pub(crate) const FINE: [u64; 133] = {
+    let mut bounds = [0; 133];
+    let (mut at, mut scale) = (0, SMALLEST_NANOS);
+    while at < bounds.len() {
+        bounds[at] = DECADE[at % DECADE.len()] * scale;
+        at += 1;
+        if at % DECADE.len() == 0 {
+            scale *= 10;
+        }
+    }
+    bounds
+};
+
+/// For every fine bound, and then for all, how many times were at most that.
+pub(crate) type Cumulative = [u64; FINE.len() + 1];
+
+/// How many times fell between which bounds.
+#[derive(Debug)]
+pub struct Histogram {
+    /// By the smallest bound they keep to; the last is beyond all bounds.
+    counts: [AtomicU64; FINE.len() + 1],
+    nanos: AtomicU64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: [const { AtomicU64::new(0) }; FINE.len() + 1], nanos: AtomicU64::new(0) }
+    }
+}
+
+impl Histogram {
+    /// Counts a time.
+    pub fn record(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = FINE.partition_point(|bound| *bound < nanos);
+        self.counts[bucket].fetch_add(1, Relaxed);
+        self.nanos.fetch_add(nanos, Relaxed);
+    }
+
+    /// For every bound that is exported, and then for all, how many times were at most that.
+    #[must_use]
+    pub fn cumulative(&self) -> [u64; BOUNDS.len() + 1] {
+        let fine = self.fine();
+        std::array::from_fn(|bucket| {
+            let bound = BOUNDS.get(bucket).map(|bound| Duration::from_secs_f64(*bound).as_nanos());
+            let at = bound
+                .map_or(FINE.len(), |bound| FINE.partition_point(|fine| u128::from(*fine) < bound));
+            fine[at]
+        })
+    }
+
+    /// For every bound that is counted by, and then for all, how many times were at most that.
+    pub(crate) fn fine(&self) -> Cumulative {
+        let mut total = 0;
+        std::array::from_fn(|bucket| {
+            total += self.counts[bucket].load(Relaxed);
+            total
+        })
+    }
+
+    /// The sum of all times, in seconds.
+    #[must_use]
+    pub fn sum(&self) -> f64 {
+        Duration::from_nanos(self.nanos.load(Relaxed)).as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_on_a_bound_counts_below_it_and_a_long_one_beyond_all() {
+        let histogram = Histogram::default();
+        for millis in [1, 2, 400_000] {
+            histogram.record(Duration::from_millis(millis));
+        }
+        let counts = histogram.cumulative();
+        assert_eq!((counts[0], counts[1], counts[15], counts[16]), (1, 2, 2, 3));
+        assert!((histogram.sum() - 400.003).abs() < 1e-9);
+    }
+
+    #[test]
+    fn every_exported_bound_is_counted_by_and_no_step_is_longer_than_an_eighth() {
+        for bound in BOUNDS {
+            let nanos = Duration::from_secs_f64(bound).as_nanos() as u64;
+            assert!(FINE.contains(&nanos), "{bound}");
+            let histogram = Histogram::default();
+            histogram.record(Duration::from_nanos(nanos));
+            histogram.record(Duration::from_nanos(nanos + 1));
+            let at = BOUNDS.iter().position(|other| *other == bound).unwrap();
+            assert_eq!((histogram.cumulative()[at], histogram.cumulative()[at + 1]), (1, 2));
+        }
+        assert_eq!((FINE[0], FINE[FINE.len() - 1]), (1_000_000, 300_000_000_000));
+        for pair in FINE.windows(2) {
+            assert!(pair[0] < pair[1] && pair[1] * 8 <= pair[0] * 9, "{pair:?}");
+        }
+    }
+}

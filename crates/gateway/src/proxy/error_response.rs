@@ -1,0 +1,84 @@
+//! What the gateway answers by itself, in the words of the interface that was used.
+
+use crate::observe::summary::Api;
+use crate::reply::ClientReply;
+use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::{Response, StatusCode};
+use serde_json::{Value, json};
+use std::time::Duration;
+use wornpath_execution::CallFailure;
+use wornpath_routing::Rejection;
+
+/// A request that is turned away.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ErrorResponse {
+    pub(crate) status: StatusCode,
+    message: String,
+    retry_after: Option<Duration>,
+}
+
+impl ErrorResponse {
+    pub(crate) const fn new(status: StatusCode, message: String) -> Self {
+        Self { status, message, retry_after: None }
+    }
+
+    pub(crate) const fn bad(message: String) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// Why.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub fn response(&self, api: Api) -> Response<ClientReply> {
+        let body = error_body(api, self.status, &self.message).to_string();
+        let mut response = Response::new(ClientReply::whole(body.into()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(after) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        response
+    }
+}
+
+impl From<Rejection> for ErrorResponse {
+    fn from(rejection: Rejection) -> Self {
+        let status = StatusCode::from_u16(rejection.status);
+        Self {
+            status: status.unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
+            message: rejection.reason,
+            retry_after: rejection.retry_after,
+        }
+    }
+}
+
+impl From<CallFailure> for ErrorResponse {
+    fn from(failure: CallFailure) -> Self {
+        let (status, retry_after) = (failure.status(), failure.retry_after());
+        Self { status, message: failure.to_string(), retry_after }
+    }
+}
+
+/// An error as clients of the interface expect it.
+pub(crate) fn error_body(api: Api, status: StatusCode, message: &str) -> Value {
+    let kind = kind(status);
+    if api == Api::Messages {
+        return json!({"type": "error", "error": {"type": kind, "message": message}});
+    }
+    json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}})
+}
+
+const fn kind(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 => "authentication_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        400..500 => "invalid_request_error",
+        _ => "api_error",
+    }
+}

@@ -1,0 +1,274 @@
+//! What the threads that answer clients share.
+
+use crate::fleet::block_size;
+use crate::fleet::checkpoint::Checkpoint;
+use crate::fleet::registry::{ApplyError, PodRegistry};
+use crate::fleet::snapshot::FleetSnapshot;
+use crate::local_api::LocalApi;
+use crate::observe::metrics::Metrics;
+use crate::observe::request_trace::Sampler;
+use crate::observe::summary::{RequestSummary, SummaryObserver};
+use crate::observe::traffic_recorder::TrafficRecorder;
+use crate::proxy::low_priority_pool::LowPriorityPool;
+use crate::proxy::prefix_locks::PrefixLocks;
+use crate::proxy::quota::Quotas;
+use crate::proxy::wait_queue::WaitRooms;
+use crate::routes::RouteTable;
+use crate::watchdog::heartbeat::Threads;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use tokio::runtime::Handle;
+use wornpath_config::Settings;
+use wornpath_events::EventClock;
+use wornpath_execution::RetryBudget;
+use wornpath_index::Moment;
+use wornpath_routing::{FleetPod, Health, Rng};
+
+/// Whether the gateway takes requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Readiness {
+    /// No pod has answered yet.
+    Starting,
+    /// It takes requests.
+    Ready,
+    /// It is shutting down.
+    Draining,
+}
+
+/// Shared by all threads that answer clients, and by the APIs around them.
+pub struct Gateway {
+    pods: Arc<PodRegistry>,
+    pub(crate) checkpoint: Option<Arc<Checkpoint>>,
+    pub(crate) prefix_locks: PrefixLocks,
+    pub(crate) wait_queue: WaitRooms,
+    pub(crate) quotas: Quotas,
+    pub(crate) budget: RetryBudget,
+    pub(crate) sampler: Sampler,
+    recorder: TrafficRecorder,
+    pub(crate) pool: LowPriorityPool,
+    threads: Arc<Threads>,
+    seed: u64,
+    is_draining: AtomicBool,
+    connections: AtomicUsize,
+    observers: OnceLock<Vec<Arc<dyn SummaryObserver>>>,
+    metrics: OnceLock<Arc<Metrics>>,
+    local_api: OnceLock<Arc<dyn LocalApi>>,
+}
+
+impl Gateway {
+    /// A gateway that has no clients yet. Everything that is not a request runs on `background`.
+    ///
+    /// # Errors
+    /// If the settings cannot be used.
+    pub fn new(
+        mut settings: Settings,
+        background: Handle,
+        seed: u64,
+    ) -> Result<Arc<Self>, ApplyError> {
+        let checkpoint = settings.checkpoint.clone().map(Checkpoint::new).map(Arc::new);
+        let records = checkpoint.as_ref().map_or_else(Vec::new, |checkpoint| checkpoint.read());
+        block_size::recall(&mut settings, &records);
+        let clock = EventClock::start();
+        let threads = Arc::<Threads>::default();
+        let pods = settings.pods.clone();
+        let gateway = Arc::new(Self {
+            checkpoint,
+            prefix_locks: PrefixLocks::default(),
+            wait_queue: WaitRooms::default(),
+            quotas: Quotas::default(),
+            budget: RetryBudget::new(settings.retries, clock.now()),
+            sampler: Sampler::default(),
+            recorder: TrafficRecorder::default(),
+            pool: LowPriorityPool::new(
+                background.clone(),
+                Arc::clone(&threads),
+                settings.workers.get(),
+            ),
+            threads,
+            pods: Arc::new(PodRegistry::new(settings, background, clock, seed)?),
+            seed,
+            is_draining: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            observers: OnceLock::new(),
+            metrics: OnceLock::new(),
+            local_api: OnceLock::new(),
+        });
+        gateway.pods.events().recall(records);
+        for pod in pods {
+            gateway.pods.add_pod(pod)?;
+        }
+        Ok(gateway)
+    }
+
+    /// The pods, their settings, events and index.
+    #[must_use]
+    pub const fn pods(&self) -> &Arc<PodRegistry> {
+        &self.pods
+    }
+
+    /// The time since the start.
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        self.pods.now()
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> Arc<Settings> {
+        self.pods.settings()
+    }
+
+    /// The profiles in force, and which requests each is for.
+    #[must_use]
+    pub fn routes(&self) -> Arc<RouteTable> {
+        self.pods.routes()
+    }
+
+    /// The pods as they are now.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<FleetSnapshot> {
+        self.pods.snapshot()
+    }
+
+    /// The traffic recorder.
+    #[must_use]
+    pub const fn recorder(&self) -> &TrafficRecorder {
+        &self.recorder
+    }
+
+    /// The heartbeats of all threads.
+    #[must_use]
+    pub const fn threads(&self) -> &Arc<Threads> {
+        &self.threads
+    }
+
+    /// Requests in the wait queue.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.wait_queue.waiting()
+    }
+
+    /// Retries made, and retries that the budget refused.
+    #[must_use]
+    pub fn retries(&self) -> (u64, u64) {
+        (self.budget.spent(), self.budget.refused())
+    }
+
+    /// Open connections of clients.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.load(Relaxed)
+    }
+
+    /// Whether it is shutting down.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Relaxed)
+    }
+
+    /// Whether it takes requests.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        if self.is_draining() {
+            return Readiness::Draining;
+        }
+        let is_up = |pod: &FleetPod| pod.vitals().health() == Health::Up;
+        if self.snapshot().fleet().pods().iter().any(is_up) {
+            Readiness::Ready
+        } else {
+            Readiness::Starting
+        }
+    }
+
+    /// Sets what observes every request; before the first one comes.
+    pub fn observe(&self, observers: Vec<Arc<dyn SummaryObserver>>) {
+        // Set once, when the server is put together.
+        let _ = self.observers.set(observers);
+    }
+
+    /// Lets the observers flush before the process ends.
+    pub(crate) async fn finish(&self) {
+        for observer in self.observers.get().into_iter().flatten() {
+            observer.finish().await;
+        }
+    }
+
+    /// Sets the metrics that `/metrics` shows; before the first request comes.
+    pub fn count(&self, metrics: Arc<Metrics>) {
+        // Set once, when the server is put together.
+        let _ = self.metrics.set(metrics);
+    }
+
+    /// The metrics, if any are kept.
+    #[must_use]
+    pub fn metrics(&self) -> Option<&Arc<Metrics>> {
+        self.metrics.get()
+    }
+
+    /// Serves an API beside the engines'; before the first request comes.
+    pub fn serve_locally(&self, api: Arc<dyn LocalApi>) {
+        // Set once, when the server is put together.
+        let _ = self.local_api.set(api);
+    }
+
+    /// The API that is served beside the engines', if there is one.
+    #[must_use]
+    pub fn local_api(&self) -> Option<&Arc<dyn LocalApi>> {
+        self.local_api.get()
+    }
+
+    /// Tells the observers that a request has ended.
+    pub(crate) fn ended(&self, record: &RequestSummary) {
+        // Neither the client's name for it nor its prompt: both are the client's own words.
+        tracing::debug!(
+            api = record.api.word(),
+            profile = %record.profile,
+            pod = record.pod.as_ref().map(|(_, name)| name.as_str()),
+            status = record.status,
+            end = record.ended.word(),
+            retries = record.retries,
+            took = ?record.total,
+            "request ended"
+        );
+        self.recorder.ended(record);
+        for observer in self.observers.get().into_iter().flatten() {
+            observer.ended(record);
+        }
+    }
+
+    pub(crate) fn start_draining(&self) {
+        self.is_draining.store(true, Relaxed);
+    }
+
+    pub(crate) const fn connection_count(&self) -> &AtomicUsize {
+        &self.connections
+    }
+
+    /// The random generator of a worker.
+    pub(crate) fn rng(&self, worker: usize) -> Rng {
+        rng(self.seed, worker)
+    }
+}
+
+/// A generator for each worker. Its state is itself drawn: with states one step apart, two workers
+/// would draw the same numbers, and their requests would get the same ids.
+fn rng(seed: u64, worker: usize) -> Rng {
+    Rng::new(Rng::new(seed.wrapping_add(worker as u64)).bits())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_two_workers_draw_the_same_numbers() {
+        for seed in 0..20 {
+            let drawn = (0..64).flat_map(|worker| {
+                let mut rng = rng(seed, worker);
+                (0..100).map(move |_| rng.bits()).collect::<Vec<_>>()
+            });
+            assert_eq!(drawn.collect::<HashSet<_>>().len(), 6400, "{seed}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The life of a request, one file a stage.
+//!
+//! | stage | file | what it does |
+//! |---|---|---|
+//! | ingress | `ingress` | authenticates, checks the head, reads the body within its limit |
+//! | parse | `parse` | reads the body by its API: model, prompt, limits |
+//! | tenancy | `tenancy` | quota, model aliases, cache isolation |
+//! | prepare | `prepare` | tokenizes and hashes the prompt |
+//! | decide | `decide` | chooses pods, or waits in the queue |
+//! | execute | `worker`, `multi_step` | runs the plan, replans after failures |
+//! | respond | `response` | the head of the answer |
+//! | relay | `relay` | the body of the answer, byte by byte |
+//! | account | `relay` | gives load back and tells observers |
+//!
+//! `handle` calls the stages in this order.
+
+pub mod batch_request;
+mod converted;
+mod decide;
+pub mod error_response;
+pub mod gateway;
+pub(crate) mod handle;
+pub mod headers;
+pub mod ingress;
+mod kv_lease;
+pub(crate) mod low_priority_pool;
+mod multi_step;
+pub mod multipart;
+pub mod parse;
+mod prefix_locks;
+mod prepare;
+pub(crate) mod quota;
+pub mod relay;
+mod response;
+mod stream_end;
+mod stream_error;
+mod tenancy;
+pub(crate) mod usage;
+pub(crate) mod wait_queue;
+pub mod worker;
+
+/// Seconds since 1970.
+#[allow(clippy::disallowed_methods, reason = "the APIs tell times of day")]
+#[must_use]
+pub fn unix_time() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

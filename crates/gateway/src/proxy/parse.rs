@@ -1,0 +1,319 @@
+//! From a JSON body to what routing needs of it.
+//!
+//! What is not JSON is refused here, so that no engine and no splice ever sees it. What is JSON but makes
+//! no sense is the engine's to refuse, in its own words: it is routed as well as it can be.
+
+use crate::observe::summary::Api;
+use crate::proxy::converted;
+use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::multipart::Multipart;
+use crate::proxy::worker::Worker;
+use crate::watchdog::heartbeat::running;
+use crate::watchdog::task::TaskName;
+use bytes::Bytes;
+use hyper::Method;
+use hyper::header::CONTENT_TYPE;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use wornpath_blocks::chat::{Grammar, exact_numbers};
+use wornpath_config::BodyLength;
+use wornpath_execution::StepCall;
+use wornpath_routing::{Messages, Prompt, Request};
+
+/// What was read.
+#[derive(Debug, Default)]
+pub struct ParsedBody {
+    /// What the client calls the model.
+    pub model: String,
+    pub request: Request,
+    /// Whether fields can be set in the body.
+    pub is_object: bool,
+}
+
+/// The form that a body of another interface is said to be: audio to be written down comes in one.
+pub(crate) fn form(api: Api, call: &StepCall) -> Option<Multipart> {
+    let kind = call.headers.get(CONTENT_TYPE).filter(|_| api == Api::Other)?;
+    Multipart::of(kind.to_str().ok()?)
+}
+
+static PARSE: TaskName = TaskName::new("parse a request");
+
+/// Short bodies are read at once; long ones apart, so that they keep nobody waiting.
+pub(crate) async fn read_body(
+    worker: &Arc<Worker>,
+    api: Api,
+    call: &StepCall,
+    length: BodyLength,
+) -> Result<ParsedBody, ErrorResponse> {
+    if call.body.is_empty() && call.method != Method::POST {
+        return Ok(ParsedBody::default());
+    }
+    let form = form(api, call);
+    let read = move |body: &Bytes| match form {
+        Some(form) => Ok(read_form(form, body)),
+        None => read(api, body),
+    };
+    if !length.is_long {
+        let _running = running(&PARSE);
+        return read(&call.body);
+    }
+    let body = call.body.clone();
+    Box::pin(worker.run_apart(&PARSE, length, move || read(&body))).await?
+}
+
+/// Reads a form. Not ours to judge; but if it names a model, it goes where that is.
+pub(crate) fn read_form(form: Multipart, body: &[u8]) -> ParsedBody {
+    ParsedBody { model: form.field(body, "model").unwrap_or_default(), ..ParsedBody::default() }
+}
+
+/// Reads a body of that interface.
+pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
+    if api == Api::Other {
+        // Not ours to judge; but if it names a model, it goes where that is.
+        let fields = parse(api, body).unwrap_or_default();
+        let is_object = !fields.is_empty();
+        let model = text(&fields, "model");
+        return Ok(ParsedBody {
+            model,
+            request: Request { fields, ..Request::default() },
+            is_object,
+        });
+    }
+    let taken = if api == Api::Chat { Messages::take_from(body) } else { None };
+    let (messages, mut fields) = match taken {
+        Some((messages, fields)) => (Some(messages), fields),
+        None => (None, parse(api, body)?),
+    };
+    if let Some(model) = fields.get("model").filter(|model| !model.is_string() && !model.is_null())
+    {
+        return Err(ErrorResponse::bad(format!("`model` is {model}; it must be a string")));
+    }
+    let model = text(&fields, "model");
+    let output = ["max_completion_tokens", "max_tokens", "max_output_tokens"]
+        .into_iter()
+        .find_map(|field| fields.get(field).and_then(Value::as_u64))
+        .map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+    let salt = fields.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
+    let is_several = fields.get("prompt").is_some_and(is_several);
+    let prompt = match messages {
+        Some(messages) => chat(messages, &mut fields),
+        None => prompt(api, &mut fields),
+    };
+    let output_tokens = output;
+    let is_converted = matches!(api, Api::Messages | Api::Responses);
+    let request = Request {
+        prompt,
+        is_several,
+        is_converted,
+        output_tokens,
+        salt,
+        fields,
+        ..Request::default()
+    };
+    Ok(ParsedBody { model, request, is_object: true })
+}
+
+/// Refuses a body into which no salt can be put although an engine may find fields in it: engines take what is not quite
+/// JSON too, in other encodings and at any depth. Without a type it is JSON for them.
+pub(crate) fn saltable(call: &StepCall) -> Result<(), ErrorResponse> {
+    let kind = call.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
+    let is_json = kind.is_none_or(|kind| memchr::memmem::find(&kind, b"json").is_some());
+    if call.body.is_empty() || !(is_json || call.body.trim_ascii_start().starts_with(b"{")) {
+        return Ok(());
+    }
+    serde_json::from_slice::<Value>(&call.body).map(|_| ()).map_err(|error| {
+        let cure = "tenants are isolated, so send JSON as RFC 8259 has it";
+        ErrorResponse::bad(format!("the body is not JSON: {error}; {cure}"))
+    })
+}
+
+fn parse(api: Api, body: &[u8]) -> Result<Map<String, Value>, ErrorResponse> {
+    let tree = match api {
+        Api::Chat | Api::Messages | Api::Responses => tree(body),
+        // No number of it is rendered, and there may be a hundred thousand of them: token ids.
+        _ => serde_json::from_slice(body).or_else(|_| tree(body)),
+    };
+    match tree {
+        Ok(Value::Object(fields)) => Ok(fields),
+        Ok(_) => Err(ErrorResponse::bad("the body is JSON, but not an object".to_owned())),
+        Err(error) => Err(ErrorResponse::bad(format!("the body is not JSON: {error}"))),
+    }
+}
+
+/// A tree of JSON in which every number is one that templates show as engines do, however long it is.
+pub fn tree(json: &[u8]) -> serde_json::Result<Value> {
+    match std::str::from_utf8(json) {
+        Ok(text) => serde_json::from_str(&exact_numbers(text, Grammar::Json)),
+        // Says where it is no text.
+        Err(_) => serde_json::from_slice(json),
+    }
+}
+
+fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
+    match api {
+        Api::Completions => of_completion(fields.remove("prompt")),
+        Api::Chat => conversation(Vec::new(), fields),
+        Api::Messages => {
+            let system = fields.remove("system");
+            let messages = match fields.remove("messages") {
+                Some(Value::Array(messages)) => messages,
+                _ => Vec::new(),
+            };
+            if let Some(Value::Array(tools)) = fields.get_mut("tools") {
+                converted::tools(tools);
+            }
+            chat(converted::of_messages(system.as_ref(), messages).into(), fields)
+        }
+        Api::Responses => {
+            let first = fields.remove("instructions").filter(|value| !value.is_null());
+            let mut before: Vec<_> = first
+                .map(|content| json!({"role": "system", "content": content}))
+                .into_iter()
+                .collect();
+            match fields.remove("input") {
+                Some(Value::Array(items)) => match converted::of_items(items) {
+                    Some(messages) => before.extend(messages),
+                    // What engines make of it is not known, so nothing of it is looked for.
+                    None => return Prompt::default(),
+                },
+                Some(text) => before.push(json!({"role": "user", "content": text})),
+                None => {}
+            }
+            conversation(before, fields)
+        }
+        // Nothing of it stays in a prefix cache.
+        Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Other => Prompt::default(),
+    }
+}
+
+/// Whether a completion's `prompt` is a list of prompts, and not one of tokens.
+fn is_several(prompt: &Value) -> bool {
+    let items = prompt.as_array().map_or(&[][..], Vec::as_slice);
+    items.len() > 1 && items.iter().any(|item| !item.is_number())
+}
+
+fn of_completion(prompt: Option<Value>) -> Prompt {
+    match prompt {
+        Some(Value::String(text)) => Prompt::Text(text),
+        Some(Value::Array(items)) => {
+            let id = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
+            match items.iter().map(id).collect::<Option<Vec<u32>>>() {
+                Some(tokens) => Prompt::Tokens(tokens),
+                // Of several prompts the first decides.
+                None => of_completion(items.into_iter().next()),
+            }
+        }
+        _ => Prompt::default(),
+    }
+}
+
+/// A chat whose messages come after those `before`.
+fn conversation(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
+    if let Some(Value::Array(messages)) = fields.remove("messages") {
+        if before.is_empty() {
+            before = messages;
+        } else {
+            before.extend(messages);
+        }
+    }
+    chat(before.into(), fields)
+}
+
+fn chat(messages: Messages, fields: &mut Map<String, Value>) -> Prompt {
+    let tools = match fields.remove("tools") {
+        Some(Value::Array(tools)) => Some(tools),
+        _ => None,
+    };
+    let kwargs = match fields.remove("chat_template_kwargs") {
+        Some(Value::Object(kwargs)) => Some(kwargs),
+        _ => None,
+    };
+    Prompt::Chat { messages, tools, kwargs }
+}
+
+fn text(fields: &Map<String, Value>, name: &str) -> String {
+    fields.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_interface_has_its_prompt() {
+        let prompt = |api, body: Value| read(api, &body.to_string().into()).unwrap().request.prompt;
+        assert_eq!(prompt(Api::Completions, json!({"prompt": "a"})), Prompt::Text("a".into()));
+        assert_eq!(
+            prompt(Api::Completions, json!({"prompt": ["a", "b"]})),
+            Prompt::Text("a".into())
+        );
+        assert_eq!(
+            prompt(Api::Completions, json!({"prompt": [[1, 2]]})),
+            Prompt::Tokens(vec![1, 2])
+        );
+        for (given, is_several) in [
+            (json!("a"), false),
+            (json!([1, 2]), false),
+            (json!(["a"]), false),
+            (json!([[1], [2]]), true),
+            (json!(["a", "b"]), true),
+        ] {
+            let body = json!({"prompt": given}).to_string();
+            let read = read(Api::Completions, &body.into()).unwrap();
+            assert_eq!(read.request.is_several, is_several, "{given}");
+        }
+        let Prompt::Chat { messages, .. } =
+            prompt(Api::Messages, json!({"system": "s", "messages": [{"role": "user"}]}))
+        else {
+            panic!("not a chat")
+        };
+        assert_eq!(
+            messages[..],
+            [json!({"role": "system", "content": "s"}), json!({"role": "user"})]
+        );
+        let Prompt::Chat { messages, .. } = prompt(Api::Responses, json!({"input": "i"})) else {
+            panic!("not a chat")
+        };
+        assert_eq!(messages[..], [json!({"role": "user", "content": "i"})]);
+        assert_eq!(prompt(Api::Embeddings, json!({"input": "i"})), Prompt::default());
+    }
+
+    #[test]
+    fn what_engines_may_read_as_json_and_nobody_can_salt_is_refused() {
+        let call = |kind: Option<&'static str>, body: &str| {
+            let mut headers = hyper::HeaderMap::new();
+            if let Some(kind) = kind {
+                headers.insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+            }
+            let path = hyper::http::uri::PathAndQuery::from_static("/pooling");
+            let body = Bytes::from(body.to_owned());
+            saltable(&StepCall { method: hyper::Method::POST, path, headers, body })
+        };
+        let nan = r#"{"cache_salt": "theirs", "x": NaN}"#;
+        let deep = format!(
+            "{{\"cache_salt\": \"theirs\", \"x\": {}{}}}",
+            "[".repeat(200),
+            "]".repeat(200)
+        );
+        for kind in [None, Some("application/json"), Some("Application/x+JSON"), Some("text/plain")]
+        {
+            assert!(call(kind, nan).is_err() && call(kind, &deep).is_err(), "{kind:?}");
+        }
+        assert!(call(Some("application/json"), "\u{feff}{}").is_err());
+        assert!(call(Some("multipart/form-data; boundary=x"), "--x").is_ok());
+        assert!(call(Some("application/json"), "[{}]").is_ok() && call(None, "").is_ok());
+    }
+
+    #[test]
+    fn what_is_no_json_object_is_refused_at_any_depth() {
+        let deep = "[".repeat(100_000);
+        for body in ["", "{", "[]", "3", "{\"a\":1}x", deep.as_str(), "{\"model\":3}", "\u{0}"] {
+            assert!(
+                read(Api::Chat, &Bytes::from(body.to_owned())).is_err(),
+                "{}",
+                &body[..body.len().min(20)]
+            );
+        }
+        assert!(read(Api::Other, &Bytes::from_static(b"not JSON")).is_ok());
+    }
+}

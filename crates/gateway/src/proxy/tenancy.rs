@@ -1,0 +1,90 @@
+//! What a tenant may: its quota, its names for models, and its own part of the prefix cache.
+
+use crate::fleet::snapshot::FleetSnapshot;
+use crate::observe::summary::Api;
+use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::parse::{self, ParsedBody};
+use crate::proxy::quota::QuotaPermit;
+use crate::proxy::worker::Worker;
+use wornpath_config::{CacheSharing, Settings, TenantSettings};
+use wornpath_execution::{Edit, StepCall, splice};
+use wornpath_routing::{Name, Rejection};
+
+/// A tenant with a quota must have a turn left.
+pub(crate) fn turn(
+    worker: &Worker,
+    tenant: Option<&TenantSettings>,
+) -> Result<Option<QuotaPermit>, ErrorResponse> {
+    let Some((tenant, quota)) = tenant.and_then(|tenant| Some((tenant, tenant.quota?))) else {
+        return Ok(None);
+    };
+    let turn = worker.gateway.quotas.turn(&tenant.name, quota);
+    turn.map(Some).ok_or_else(|| {
+        let why = format!("{quota} of your requests are under way or wait, as many as may");
+        ErrorResponse::from(Rejection::busy(&why))
+    })
+}
+
+/// Calls the model what its engines call it, if the client used another name of the configuration's.
+pub(crate) fn renamed(
+    read: &ParsedBody,
+    call: &mut StepCall,
+    snapshot: &FleetSnapshot,
+) -> Result<(), ErrorResponse> {
+    if let Some(name) = snapshot.alias_of(&read.model) {
+        if !read.is_object {
+            return Err(ErrorResponse::bad(format!(
+                "`{}` is another name of `{name}`, which cannot be put into a form; write `{name}`",
+                read.model
+            )));
+        }
+        let edit = Edit::set("model", &name.as_str().into());
+        call.body =
+            splice(&call.body, &[edit]).map_err(|error| ErrorResponse::bad(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// By which routers tell engines whose blocks to take, and where from.
+const BETWEEN_ROUTER_AND_ENGINE: [&str; 5] = [
+    "kv_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disaggregated_params",
+];
+
+/// Puts the tenant's salt into the request, if tenants share nothing.
+pub(crate) fn salted(
+    api: Api,
+    read: &mut ParsedBody,
+    call: &mut StepCall,
+    settings: &Settings,
+) -> Result<(), ErrorResponse> {
+    if settings.sharing == CacheSharing::Isolated && api == Api::Messages {
+        // vLLM drops what it does not know there, and a salt is among that.
+        return Err(ErrorResponse::bad(
+            "tenants are isolated, and engines take no `cache_salt` at `/v1/messages`; use `/v1/chat/completions`"
+                .to_owned(),
+        ));
+    }
+    if settings.sharing == CacheSharing::Isolated && !read.is_object {
+        parse::saltable(call)?;
+    }
+    if settings.sharing == CacheSharing::Isolated && read.is_object {
+        let fields = &read.request.fields;
+        if let Some(field) = BETWEEN_ROUTER_AND_ENGINE.iter().find(|it| fields.contains_key(**it)) {
+            return Err(ErrorResponse::bad(format!(
+                "`{field}` is between the router and its engines, where it could name another tenant's blocks; leave it out"
+            )));
+        }
+        let name = read.request.tenant.as_ref().map_or("", Name::as_str);
+        let salt = settings.key.cache_salt(name);
+        // Whatever the client said: it must not reach into another tenant's cache.
+        let edit = Edit::set("cache_salt", &salt.as_str().into());
+        call.body =
+            splice(&call.body, &[edit]).map_err(|error| ErrorResponse::bad(error.to_string()))?;
+        read.request.salt = Some(salt);
+    }
+    Ok(())
+}
