@@ -31,6 +31,8 @@ impl ErrorResponse {
         &self.message
     }
 
+    /// The response in the form that clients of the API expect.
+    #[must_use]
     pub fn response(&self, api: Api) -> Response<ClientReply> {
         let body = error_body(api, self.status, &self.message).to_string();
         let mut response = Response::new(ClientReply::whole(body.into()));

@@ -25,6 +25,7 @@ use wornpath_routing::{Messages, Prompt, Request};
 pub struct ParsedBody {
     /// What the client calls the model.
     pub model: String,
+    /// What routing needs of it.
     pub request: Request,
     /// Whether fields can be set in the body.
     pub is_object: bool,

@@ -10,6 +10,7 @@ pub(crate) const WORDS: usize = 6;
 pub struct TaskName([u64; WORDS]);
 
 impl TaskName {
+    /// A name.
     pub const fn new(name: &str) -> Self {
         let (bytes, mut words, mut at) = (name.as_bytes(), [0; WORDS], 0);
         while at < bytes.len() && at < WORDS * 8 {
