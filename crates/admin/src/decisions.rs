@@ -8,8 +8,8 @@ use wornpath_routing::{DecisionEnv, DecisionState, Name, Outcome, Recorder, Rng}
 use crate::recent;
 use crate::routes::{AdminCall, AdminError, AdminReply, AdminResult};
 use wornpath_config::CacheSharing;
+use wornpath_gateway::Api;
 use wornpath_gateway::proxy::gateway::Gateway;
-use wornpath_gateway::proxy::headers::api;
 use wornpath_gateway::proxy::parse::{ParsedBody, read, tree};
 
 pub(crate) fn list(call: &AdminCall<'_>) -> AdminResult {
@@ -50,7 +50,7 @@ pub(crate) fn explain(call: &AdminCall<'_>) -> AdminResult {
         return Err(AdminError::new(400, "give `body`: the request as a client would send it"));
     };
     let path = text(&asked, "path")?.unwrap_or("/v1/chat/completions");
-    let mut read = read(api(path), &body.to_string().into()).map_err(|refusal| {
+    let mut read = read(Api::at(path), &body.to_string().into()).map_err(|refusal| {
         AdminError::new(400, format!("`body` is no request: {}", refusal.message()))
     })?;
     let gateway = &call.admin.gateway;

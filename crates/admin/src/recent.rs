@@ -115,7 +115,7 @@ pub(crate) fn line(record: &RequestSummary) -> Value {
     let (usage, (computed_by, computed)) = (record.usage, record.computed());
     json!({
         "id": record.id,
-        "api": record.api.word(),
+        "api": record.api.name(),
         "profile": record.profile.as_str(),
         "model": record.model.as_str(),
         "tenant": record.tenant.as_ref().map(ToString::to_string),
@@ -170,10 +170,10 @@ fn micros(time: std::time::Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wornpath_gateway::observe::summary::Api;
+    use wornpath_gateway::Api;
 
     fn record(id: usize) -> RequestSummary {
-        RequestSummary::new(&id.to_string(), Api::Chat)
+        RequestSummary::new(&id.to_string(), Api::CHAT)
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl LocalApi for Batches {
             let settings = self.worker.gateway().settings();
             let owner = match tenant(request.headers(), &settings) {
                 Ok(tenant) => tenant.map_or(String::new(), |tenant| tenant.name.to_string()),
-                Err(refusal) => return refusal.response(Api::Other),
+                Err(refusal) => return refusal.response(Api::OTHER),
             };
             let answered = answer(&self, &owner, request).await;
             answered.unwrap_or_else(|error| error.response())

@@ -1,7 +1,8 @@
 //! What reads the bytes of clients and engines, so that any bytes can be tried on it: the face of the fuzz targets.
 //! Whoever serves takes them as they come, piece by piece, by the same code.
 
-use crate::observe::summary::{Api, Usage};
+use crate::dialect::Api;
+use crate::observe::summary::Usage;
 use crate::proxy::multipart::{Multipart, MultipartEvent};
 use crate::proxy::parse::read;
 use crate::proxy::usage::UsageScan;

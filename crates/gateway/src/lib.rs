@@ -9,6 +9,7 @@
 //!
 //! - [`watchdog`]: heartbeats of threads, shutdown
 //! - [`listener`], [`reply`], [`local_api`]: connections, bodies, and APIs served by this process
+//! - `dialect`: client APIs, one file each
 //! - [`routes`]: which profile a request is for
 //! - [`observe`]: metrics, traces, recordings
 //! - [`fleet`]: pods, their events and where they come from
@@ -16,6 +17,7 @@
 //! - [`http`]: the server
 #![forbid(unsafe_code)]
 
+mod dialect;
 #[cfg(debug_assertions)]
 mod fault;
 pub mod fleet;
@@ -30,12 +32,13 @@ pub mod reply;
 pub mod routes;
 pub mod watchdog;
 
+pub use dialect::Api;
 pub use fleet::registry::{ApplyError, PodRegistry};
 pub use fleet::snapshot::{FleetSnapshot, PodEntry};
 pub use http::server::{RunningServer, ServeError, serve};
 pub use observe::request_trace::{CallTrace, RequestTrace, TraceContext};
 pub use observe::summary::{
-    Api, Computed, RequestEnd, RequestSummary, Speculative, SummaryObserver, TrafficStream, Usage,
+    Computed, RequestEnd, RequestSummary, Speculative, SummaryObserver, TrafficStream, Usage,
 };
 pub use proxy::gateway::{Gateway, Readiness};
 pub use routes::{RouteTable, RoutingError};

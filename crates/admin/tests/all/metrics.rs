@@ -43,7 +43,7 @@ fn every_declared_metric_is_on_the_page_once_and_no_other() {
         total: Duration::from_millis(3),
         predicted_tokens: Some(16),
         usage: Usage { prompt_tokens: Some(32), cached_tokens: Some(16), output_tokens: Some(1) },
-        ..RequestSummary::new("r", Api::Chat)
+        ..RequestSummary::new("r", Api::CHAT)
     });
     let page = page(&world.gateway, &world.around.metrics);
     let mut told: Vec<_> =

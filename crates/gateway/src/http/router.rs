@@ -1,8 +1,8 @@
 //! Which part of the gateway answers a request: the gateway itself, a local API, or an engine.
 
+use crate::dialect::Api;
 use crate::fleet::snapshot::{FleetSnapshot, PodEntry};
 use crate::http::metrics_page;
-use crate::observe::summary::Api;
 use crate::percent::decoded;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::gateway::Readiness;
@@ -134,7 +134,7 @@ fn model(worker: &Worker, name: &str) -> Response<ClientReply> {
         None => {
             let message =
                 format!("there is no model `{name}`; GET /v1/models lists what is served");
-            ErrorResponse::new(StatusCode::NOT_FOUND, message).response(Api::Other)
+            ErrorResponse::new(StatusCode::NOT_FOUND, message).response(Api::OTHER)
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What is known of a request when it has ended, for whoever counts or remembers.
 
+use crate::dialect::Api;
 use crate::observe::request_trace::RequestTrace;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,62 +8,6 @@ use std::time::Duration;
 use wornpath_blocks::BlockHash;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::Name;
-
-/// Which interface a request came by.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Api {
-    /// `/v1/chat/completions`
-    Chat,
-    /// `/v1/completions`
-    Completions,
-    /// `/v1/embeddings`
-    Embeddings,
-    /// `/v1/responses`
-    Responses,
-    /// `/v1/rerank`
-    Rerank,
-    /// `/v1/messages`
-    Messages,
-    /// `/tokenize`
-    Tokenize,
-    /// Any other path of an engine.
-    Other,
-}
-
-impl Api {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Chat,
-        Self::Completions,
-        Self::Embeddings,
-        Self::Responses,
-        Self::Rerank,
-        Self::Messages,
-        Self::Tokenize,
-        Self::Other,
-    ];
-
-    /// Whether engines generate its answer token by token.
-    #[must_use]
-    pub const fn generates(self) -> bool {
-        matches!(self, Self::Chat | Self::Completions | Self::Messages | Self::Responses)
-    }
-
-    /// Its word in metrics and logs.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Chat => "chat",
-            Self::Completions => "completions",
-            Self::Embeddings => "embeddings",
-            Self::Responses => "responses",
-            Self::Rerank => "rerank",
-            Self::Messages => "messages",
-            Self::Tokenize => "tokenize",
-            Self::Other => "other",
-        }
-    }
-}
 
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -327,7 +327,7 @@ fn root(record: &RequestSummary, seen: &RequestTrace, context: TraceContext, zer
     let mut span = json!({
         "traceId": format!("{:032x}", context.trace),
         "spanId": format!("{:016x}", context.span),
-        "name": record.api.word(),
+        "name": record.api.name(),
         // A server's.
         "kind": 2,
         "startTimeUnixNano": nanos(zero, seen.arrived),
@@ -397,7 +397,8 @@ fn time_of_day() -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::summary::{Api, RequestEnd};
+    use crate::dialect::Api;
+    use crate::observe::summary::RequestEnd;
     use wornpath_routing::{Explanation, JudgeExplanation};
 
     #[test]
@@ -425,7 +426,7 @@ mod tests {
             ended: RequestEnd::Whole,
             decided: ms(61),
             total: ms(90),
-            ..RequestSummary::new("r", Api::Chat)
+            ..RequestSummary::new("r", Api::CHAT)
         };
         let spans = spans(&record, &seen, 0);
         let named = |name: &str| spans.iter().find(|span| span["name"] == name).unwrap();

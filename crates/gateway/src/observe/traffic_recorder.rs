@@ -134,7 +134,8 @@ fn millis(moment: Moment) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::summary::{Api, Usage};
+    use crate::dialect::Api;
+    use crate::observe::summary::Usage;
     use wornpath_blocks::BlockHash;
 
     fn record(blocks: usize) -> RequestSummary {
@@ -148,7 +149,7 @@ mod tests {
             trail: Some(Box::new(trail)),
             status: 200,
             ended: RequestEnd::Whole,
-            ..RequestSummary::new("a", Api::Chat)
+            ..RequestSummary::new("a", Api::CHAT)
         }
     }
 

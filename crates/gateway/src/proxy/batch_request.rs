@@ -1,5 +1,6 @@
 //! Requests of the gateway's own: planned offline, sent through the same pipeline, behind everybody else.
 
+use crate::dialect::Api;
 use crate::observe::summary::RequestSummary;
 use crate::proxy::decide::decide;
 use crate::proxy::error_response::ErrorResponse;
@@ -39,7 +40,7 @@ pub async fn send_planned(
     planned: BatchRequest<'_>,
 ) -> Response<ClientReply> {
     let arrived = worker.gateway.now();
-    let api = headers::api(call.path.path());
+    let api = Api::at(call.path.path());
     let id = headers::request_id(&call.headers, || worker.random());
     call.headers.insert(headers::REQUEST_ID, id.clone());
     let mut record = RequestSummary {

@@ -1,10 +1,9 @@
 //! What the gateway answers by itself, in the words of the interface that was used.
 
-use crate::observe::summary::Api;
+use crate::dialect::Api;
 use crate::reply::ClientReply;
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
-use serde_json::{Value, json};
 use std::time::Duration;
 use wornpath_execution::CallFailure;
 use wornpath_routing::Rejection;
@@ -34,7 +33,8 @@ impl ErrorResponse {
     /// The response in the form that clients of the API expect.
     #[must_use]
     pub fn response(&self, api: Api) -> Response<ClientReply> {
-        let body = error_body(api, self.status, &self.message).to_string();
+        let kind = kind(self.status);
+        let body = api.dialect().error_body(kind, self.status, &self.message).to_string();
         let mut response = Response::new(ClientReply::whole(body.into()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
@@ -62,15 +62,6 @@ impl From<CallFailure> for ErrorResponse {
         let (status, retry_after) = (failure.status(), failure.retry_after());
         Self { status, message: failure.to_string(), retry_after }
     }
-}
-
-/// An error as clients of the interface expect it.
-pub(crate) fn error_body(api: Api, status: StatusCode, message: &str) -> Value {
-    let kind = kind(status);
-    if api == Api::Messages {
-        return json!({"type": "error", "error": {"type": kind, "message": message}});
-    }
-    json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}})
 }
 
 const fn kind(status: StatusCode) -> &'static str {

@@ -221,7 +221,7 @@ impl Gateway {
     pub(crate) fn ended(&self, record: &RequestSummary) {
         // Neither the client's name for it nor its prompt: both are the client's own words.
         tracing::debug!(
-            api = record.api.word(),
+            api = record.api.name(),
             profile = %record.profile,
             pod = record.pod.as_ref().map(|(_, name)| name.as_str()),
             status = record.status,

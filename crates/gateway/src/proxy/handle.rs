@@ -1,7 +1,8 @@
 //! One request from its head to the first byte of its answer: the stages in their order.
 
+use crate::dialect::Api;
 use crate::observe::request_trace::kept;
-use crate::observe::summary::{Api, RequestEnd, RequestSummary};
+use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::decide::decide;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::ingress::{self, Ingress};
@@ -11,8 +12,8 @@ use crate::proxy::prepare::prepare;
 use crate::proxy::quota::QuotaPermit;
 use crate::proxy::response::answer;
 use crate::proxy::tenancy::{renamed, salted, turn};
+use crate::proxy::unix_time;
 use crate::proxy::worker::{Dispatcher, Worker};
-use crate::proxy::{headers, unix_time};
 use crate::reply::ClientReply;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
@@ -28,8 +29,8 @@ pub(crate) async fn relayed(
     id: &HeaderValue,
 ) -> Response<ClientReply> {
     let arrived = worker.gateway.now();
-    let api = headers::api(request.uri().path());
-    let shape = headers::shape(request.uri().path());
+    let api = Api::at(request.uri().path());
+    let shape = Api::of_errors_at(request.uri().path());
     let record = Some(RequestSummary::new(id.to_str().unwrap_or_default(), api));
     let mut unanswered = ClientError { worker, record, arrived };
     let routed = route(worker, request, (id.clone(), arrived), unanswered.record()).await;
@@ -55,12 +56,12 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 impl ClientError<'_> {
     fn record(&mut self) -> &mut RequestSummary {
-        self.record.get_or_insert_with(|| RequestSummary::new("", Api::Other))
+        self.record.get_or_insert_with(|| RequestSummary::new("", Api::OTHER))
     }
 
     /// Its answer has begun, and tells of its end.
     fn answered(mut self) -> RequestSummary {
-        self.record.take().unwrap_or_else(|| RequestSummary::new("", Api::Other))
+        self.record.take().unwrap_or_else(|| RequestSummary::new("", Api::OTHER))
     }
 
     fn end(&mut self, how: RequestEnd, status: u16) {

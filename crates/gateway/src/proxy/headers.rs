@@ -1,6 +1,5 @@
 //! Headers: what goes on, what stays, what is added.
 
-use crate::observe::summary::Api;
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
     HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
@@ -111,25 +110,6 @@ pub(crate) fn reveal(headers: &mut HeaderMap, pod: &Name, step: &PlanStep, is_de
     if let Ok(reason) = HeaderValue::from_str(&reason) {
         headers.insert(REASON, reason);
     }
-}
-
-/// Which interface a path belongs to.
-pub fn api(path: &str) -> Api {
-    match path {
-        "/v1/chat/completions" => Api::Chat,
-        "/v1/completions" => Api::Completions,
-        "/v1/embeddings" => Api::Embeddings,
-        "/v1/responses" => Api::Responses,
-        "/v1/rerank" | "/rerank" => Api::Rerank,
-        "/v1/messages" => Api::Messages,
-        "/tokenize" => Api::Tokenize,
-        _ => Api::Other,
-    }
-}
-
-/// In whose words errors at a path are told.
-pub(crate) fn shape(path: &str) -> Api {
-    if path.starts_with("/v1/messages/") { Api::Messages } else { api(path) }
 }
 
 /// Refuses a path that is not written in the one way in which rules for paths are. Engines decode and tidy paths, so

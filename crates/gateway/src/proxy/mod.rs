@@ -15,7 +15,6 @@
 //! `handle` calls the stages in this order.
 
 pub mod batch_request;
-mod converted;
 mod decide;
 pub mod error_response;
 pub mod gateway;
@@ -32,8 +31,6 @@ mod prepare;
 pub(crate) mod quota;
 pub mod relay;
 mod response;
-mod stream_end;
-mod stream_error;
 mod tenancy;
 pub(crate) mod usage;
 pub(crate) mod wait_queue;

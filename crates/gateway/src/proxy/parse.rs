@@ -3,8 +3,7 @@
 //! What is not JSON is refused here, so that no engine and no splice ever sees it. What is JSON but makes
 //! no sense is the engine's to refuse, in its own words: it is routed as well as it can be.
 
-use crate::observe::summary::Api;
-use crate::proxy::converted;
+use crate::dialect::{Api, chat};
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::multipart::Multipart;
 use crate::proxy::worker::Worker;
@@ -13,12 +12,12 @@ use crate::watchdog::task::TaskName;
 use bytes::Bytes;
 use hyper::Method;
 use hyper::header::CONTENT_TYPE;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use wornpath_blocks::chat::{Grammar, exact_numbers};
 use wornpath_config::BodyLength;
 use wornpath_execution::StepCall;
-use wornpath_routing::{Messages, Prompt, Request};
+use wornpath_routing::Request;
 
 /// What was read.
 #[derive(Debug, Default)]
@@ -33,7 +32,7 @@ pub struct ParsedBody {
 
 /// The form that a body of another interface is said to be: audio to be written down comes in one.
 pub(crate) fn form(api: Api, call: &StepCall) -> Option<Multipart> {
-    let kind = call.headers.get(CONTENT_TYPE).filter(|_| api == Api::Other)?;
+    let kind = call.headers.get(CONTENT_TYPE).filter(|_| !api.dialect().is_known())?;
     Multipart::of(kind.to_str().ok()?)
 }
 
@@ -69,7 +68,8 @@ pub(crate) fn read_form(form: Multipart, body: &[u8]) -> ParsedBody {
 
 /// Reads a body of that interface.
 pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
-    if api == Api::Other {
+    let dialect = api.dialect();
+    if !dialect.is_known() {
         // Not ours to judge; but if it names a model, it goes where that is.
         let fields = parse(api, body).unwrap_or_default();
         let is_object = !fields.is_empty();
@@ -80,8 +80,7 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
             is_object,
         });
     }
-    let taken = if api == Api::Chat { Messages::take_from(body) } else { None };
-    let (messages, mut fields) = match taken {
+    let (messages, mut fields) = match dialect.take_messages(body) {
         Some((messages, fields)) => (Some(messages), fields),
         None => (None, parse(api, body)?),
     };
@@ -97,11 +96,11 @@ pub fn read(api: Api, body: &Bytes) -> Result<ParsedBody, ErrorResponse> {
     let salt = fields.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
     let is_several = fields.get("prompt").is_some_and(is_several);
     let prompt = match messages {
-        Some(messages) => chat(messages, &mut fields),
-        None => prompt(api, &mut fields),
+        Some(messages) => chat::prompt(messages, &mut fields),
+        None => dialect.prompt(&mut fields),
     };
     let output_tokens = output;
-    let is_converted = matches!(api, Api::Messages | Api::Responses);
+    let is_converted = dialect.is_converted();
     let request = Request {
         prompt,
         is_several,
@@ -129,10 +128,11 @@ pub(crate) fn saltable(call: &StepCall) -> Result<(), ErrorResponse> {
 }
 
 fn parse(api: Api, body: &[u8]) -> Result<Map<String, Value>, ErrorResponse> {
-    let tree = match api {
-        Api::Chat | Api::Messages | Api::Responses => tree(body),
+    let tree = if api.dialect().renders_numbers() {
+        tree(body)
+    } else {
         // No number of it is rendered, and there may be a hundred thousand of them: token ids.
-        _ => serde_json::from_slice(body).or_else(|_| tree(body)),
+        serde_json::from_slice(body).or_else(|_| tree(body))
     };
     match tree {
         Ok(Value::Object(fields)) => Ok(fields),
@@ -150,86 +150,10 @@ pub fn tree(json: &[u8]) -> serde_json::Result<Value> {
     }
 }
 
-fn prompt(api: Api, fields: &mut Map<String, Value>) -> Prompt {
-    match api {
-        Api::Completions => of_completion(fields.remove("prompt")),
-        Api::Chat => conversation(Vec::new(), fields),
-        Api::Messages => {
-            let system = fields.remove("system");
-            let messages = match fields.remove("messages") {
-                Some(Value::Array(messages)) => messages,
-                _ => Vec::new(),
-            };
-            if let Some(Value::Array(tools)) = fields.get_mut("tools") {
-                converted::tools(tools);
-            }
-            chat(converted::of_messages(system.as_ref(), messages).into(), fields)
-        }
-        Api::Responses => {
-            let first = fields.remove("instructions").filter(|value| !value.is_null());
-            let mut before: Vec<_> = first
-                .map(|content| json!({"role": "system", "content": content}))
-                .into_iter()
-                .collect();
-            match fields.remove("input") {
-                Some(Value::Array(items)) => match converted::of_items(items) {
-                    Some(messages) => before.extend(messages),
-                    // What engines make of it is not known, so nothing of it is looked for.
-                    None => return Prompt::default(),
-                },
-                Some(text) => before.push(json!({"role": "user", "content": text})),
-                None => {}
-            }
-            conversation(before, fields)
-        }
-        // Nothing of it stays in a prefix cache.
-        Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Other => Prompt::default(),
-    }
-}
-
 /// Whether a completion's `prompt` is a list of prompts, and not one of tokens.
 fn is_several(prompt: &Value) -> bool {
     let items = prompt.as_array().map_or(&[][..], Vec::as_slice);
     items.len() > 1 && items.iter().any(|item| !item.is_number())
-}
-
-fn of_completion(prompt: Option<Value>) -> Prompt {
-    match prompt {
-        Some(Value::String(text)) => Prompt::Text(text),
-        Some(Value::Array(items)) => {
-            let id = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
-            match items.iter().map(id).collect::<Option<Vec<u32>>>() {
-                Some(tokens) => Prompt::Tokens(tokens),
-                // Of several prompts the first decides.
-                None => of_completion(items.into_iter().next()),
-            }
-        }
-        _ => Prompt::default(),
-    }
-}
-
-/// A chat whose messages come after those `before`.
-fn conversation(mut before: Vec<Value>, fields: &mut Map<String, Value>) -> Prompt {
-    if let Some(Value::Array(messages)) = fields.remove("messages") {
-        if before.is_empty() {
-            before = messages;
-        } else {
-            before.extend(messages);
-        }
-    }
-    chat(before.into(), fields)
-}
-
-fn chat(messages: Messages, fields: &mut Map<String, Value>) -> Prompt {
-    let tools = match fields.remove("tools") {
-        Some(Value::Array(tools)) => Some(tools),
-        _ => None,
-    };
-    let kwargs = match fields.remove("chat_template_kwargs") {
-        Some(Value::Object(kwargs)) => Some(kwargs),
-        _ => None,
-    };
-    Prompt::Chat { messages, tools, kwargs }
 }
 
 fn text(fields: &Map<String, Value>, name: &str) -> String {
@@ -239,17 +163,22 @@ fn text(fields: &Map<String, Value>, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+    use wornpath_routing::Prompt;
 
     #[test]
     fn each_interface_has_its_prompt() {
         let prompt = |api, body: Value| read(api, &body.to_string().into()).unwrap().request.prompt;
-        assert_eq!(prompt(Api::Completions, json!({"prompt": "a"})), Prompt::Text("a".into()));
         assert_eq!(
-            prompt(Api::Completions, json!({"prompt": ["a", "b"]})),
+            prompt(Api::at("/v1/completions"), json!({"prompt": "a"})),
             Prompt::Text("a".into())
         );
         assert_eq!(
-            prompt(Api::Completions, json!({"prompt": [[1, 2]]})),
+            prompt(Api::at("/v1/completions"), json!({"prompt": ["a", "b"]})),
+            Prompt::Text("a".into())
+        );
+        assert_eq!(
+            prompt(Api::at("/v1/completions"), json!({"prompt": [[1, 2]]})),
             Prompt::Tokens(vec![1, 2])
         );
         for (given, is_several) in [
@@ -260,11 +189,11 @@ mod tests {
             (json!(["a", "b"]), true),
         ] {
             let body = json!({"prompt": given}).to_string();
-            let read = read(Api::Completions, &body.into()).unwrap();
+            let read = read(Api::at("/v1/completions"), &body.into()).unwrap();
             assert_eq!(read.request.is_several, is_several, "{given}");
         }
         let Prompt::Chat { messages, .. } =
-            prompt(Api::Messages, json!({"system": "s", "messages": [{"role": "user"}]}))
+            prompt(Api::at("/v1/messages"), json!({"system": "s", "messages": [{"role": "user"}]}))
         else {
             panic!("not a chat")
         };
@@ -272,11 +201,12 @@ mod tests {
             messages[..],
             [json!({"role": "system", "content": "s"}), json!({"role": "user"})]
         );
-        let Prompt::Chat { messages, .. } = prompt(Api::Responses, json!({"input": "i"})) else {
+        let Prompt::Chat { messages, .. } = prompt(Api::at("/v1/responses"), json!({"input": "i"}))
+        else {
             panic!("not a chat")
         };
         assert_eq!(messages[..], [json!({"role": "user", "content": "i"})]);
-        assert_eq!(prompt(Api::Embeddings, json!({"input": "i"})), Prompt::default());
+        assert_eq!(prompt(Api::at("/v1/embeddings"), json!({"input": "i"})), Prompt::default());
     }
 
     #[test]
@@ -310,11 +240,11 @@ mod tests {
         let deep = "[".repeat(100_000);
         for body in ["", "{", "[]", "3", "{\"a\":1}x", deep.as_str(), "{\"model\":3}", "\u{0}"] {
             assert!(
-                read(Api::Chat, &Bytes::from(body.to_owned())).is_err(),
+                read(Api::CHAT, &Bytes::from(body.to_owned())).is_err(),
                 "{}",
                 &body[..body.len().min(20)]
             );
         }
-        assert!(read(Api::Other, &Bytes::from_static(b"not JSON")).is_ok());
+        assert!(read(Api::OTHER, &Bytes::from_static(b"not JSON")).is_ok());
     }
 }

@@ -1,10 +1,11 @@
 //! The answer's body on its way to the client: bytes untouched, load and tokens counted, a broken stream
 //! ended by an error that no client can take for success.
 
-use crate::observe::summary::{Api, RequestEnd, RequestSummary};
+use crate::dialect::stream_end::StreamEnd;
+use crate::dialect::stream_error::{lost_event, next_number};
+use crate::dialect::{Api, Dialect};
+use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::quota::QuotaPermit;
-use crate::proxy::stream_end::StreamEnd;
-use crate::proxy::stream_error::{lost_event, next_number};
 use crate::proxy::usage::UsageScan;
 use crate::proxy::worker::Worker;
 use bytes::Bytes;
@@ -42,6 +43,10 @@ pub(crate) struct Relay {
     told: EndMarker,
     /// Whether the stream has said that it is over.
     ending: StreamEnd,
+    /// Whether events of the stream have numbers.
+    numbers_events: bool,
+    /// Whether a chunk may end inside an event.
+    may_split_events: bool,
     /// Whether the last bytes sent end an event.
     is_between_events: bool,
     /// Of the next event, where events are numbered.
@@ -81,11 +86,18 @@ impl Relay {
         (worker, record, arrived): (Arc<Worker>, RequestSummary, Moment),
     ) -> Self {
         let open = Open { step, endpoint, turn, worker, record, arrived };
+        let dialect = match told {
+            EndMarker::ByEvent(api) => Some(api.dialect()),
+            EndMarker::ByBreaking => None,
+        };
         let mut relay = Self {
             body,
             ends_by,
             told,
             ending: StreamEnd::default(),
+            numbers_events: dialect.is_some_and(Dialect::numbers_events),
+            may_split_events: ends_by == End::Closing
+                || dialect.is_some_and(Dialect::may_split_events),
             is_between_events: true,
             next_number: 0,
             scan: UsageScan::default(),
@@ -100,17 +112,14 @@ impl Relay {
     fn passes(&mut self, data: &Bytes) {
         self.is_between_events = data.ends_with(b"\n\n");
         self.scan.feed(data);
-        if self.told == EndMarker::ByEvent(Api::Responses) {
+        if self.numbers_events {
             self.next_number = next_number(data).unwrap_or(self.next_number);
         }
-        match (self.ends_by, self.told) {
-            (End::Closing, EndMarker::ByEvent(api))
-            | (_, EndMarker::ByEvent(api @ (Api::Messages | Api::Responses))) => {
-                self.ending.look_at(api, data);
-            }
-            (End::Told, EndMarker::ByEvent(_)) => self.ending.look_at_chunk(data),
+        match self.told {
+            EndMarker::ByEvent(api) if self.may_split_events => self.ending.look_at(api, data),
+            EndMarker::ByEvent(_) => self.ending.look_at_chunk(data),
             // Whatever a text that is no stream of events says, it is not its end.
-            (_, EndMarker::ByBreaking) => {}
+            EndMarker::ByBreaking => {}
         }
         let Some(open) = &mut self.open else { return };
         let has_begun = open.record.pieces > 0;
@@ -144,7 +153,7 @@ impl Relay {
 
     /// Whether only a stream's last word could say that it is over, and has not come.
     fn lacks_its_end(&self) -> bool {
-        let is_known = matches!(self.told, EndMarker::ByEvent(api) if api != Api::Other);
+        let is_known = matches!(self.told, EndMarker::ByEvent(api) if api.dialect().is_known());
         self.ends_by == End::Closing && is_known && !self.ending.has_come()
     }
 
@@ -171,8 +180,7 @@ impl Relay {
         else {
             return;
         };
-        // What a client sent is repeated at the start of such a stream, and only its end says what was counted.
-        if how == RequestEnd::Whole || record.api != Api::Responses {
+        if how == RequestEnd::Whole || !record.api.dialect().counts_only_at_the_end() {
             record.usage = std::mem::take(&mut self.scan).usage();
         }
         if let (Some(load), EndMarker::ByBreaking, Some(tokens)) =

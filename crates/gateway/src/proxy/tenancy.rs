@@ -1,7 +1,7 @@
 //! What a tenant may: its quota, its names for models, and its own part of the prefix cache.
 
+use crate::dialect::Api;
 use crate::fleet::snapshot::FleetSnapshot;
-use crate::observe::summary::Api;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::parse::{self, ParsedBody};
 use crate::proxy::quota::QuotaPermit;
@@ -61,8 +61,7 @@ pub(crate) fn salted(
     call: &mut StepCall,
     settings: &Settings,
 ) -> Result<(), ErrorResponse> {
-    if settings.sharing == CacheSharing::Isolated && api == Api::Messages {
-        // vLLM drops what it does not know there, and a salt is among that.
+    if settings.sharing == CacheSharing::Isolated && !api.dialect().takes_salt() {
         return Err(ErrorResponse::bad(
             "tenants are isolated, and engines take no `cache_salt` at `/v1/messages`; use `/v1/chat/completions`"
                 .to_owned(),

@@ -26,7 +26,8 @@ pub use family::{FAMILIES, Family, MetricKind, reference};
 pub use histogram::{BOUNDS, Histogram};
 pub use totals::{Figures, Totals};
 
-use crate::observe::summary::{Api, RequestEnd, RequestSummary, SummaryObserver, Usage};
+use crate::dialect::Api;
+use crate::observe::summary::{RequestEnd, RequestSummary, SummaryObserver, Usage};
 use crate::observe::telemetry::SpanCounts;
 use series::SeriesTable;
 use text::MetricsPage;
@@ -273,13 +274,13 @@ impl Metrics {
     pub(crate) fn counted(&self, page: &mut MetricsPage) {
         let mut ends = self.ends.all();
         ends.sort_by_cached_key(|(key, _)| {
-            (key.profile.to_string(), word(key.pod.as_ref()), key.api.word(), key.status)
+            (key.profile.to_string(), word(key.pod.as_ref()), key.api.name(), key.status)
         });
         let mut family = page.family(family::REQUESTS);
         for (key, count) in &ends {
             let pod = word(key.pod.as_ref());
             let status = key.status.to_string();
-            let labels = [key.api.word(), key.profile.as_str(), &pod, &status, key.ended.word()];
+            let labels = [key.api.name(), key.profile.as_str(), &pod, &status, key.ended.word()];
             family.value(&labels, count.load(Relaxed));
         }
         let mut lines = self.lines.all();

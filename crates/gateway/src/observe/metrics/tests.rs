@@ -20,7 +20,7 @@ fn record(predicted: Option<u64>, cached: Option<u64>) -> RequestSummary {
         retries: 1,
         predicted_tokens: predicted,
         usage: Usage { prompt_tokens: Some(100), cached_tokens: cached, output_tokens: Some(7) },
-        ..RequestSummary::new("r", Api::Chat)
+        ..RequestSummary::new("r", Api::CHAT)
     }
 }
 

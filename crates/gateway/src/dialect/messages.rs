@@ -1,13 +1,70 @@
-//! Conversations of Anthropic's and OpenAI's newer interface as chats, the way vLLM makes chats of them: what its cache
-//! holds is what it made.
+//! Anthropic's `/v1/messages`. The conversation becomes a chat the way vLLM makes one of it, because
+//! what the engine's cache holds is what the engine made.
 
+use super::{Dialect, chat};
+use hyper::StatusCode;
 use serde_json::{Map, Value, json};
+use wornpath_routing::Prompt;
+
+/// Anthropic's messages API.
+pub(super) struct Messages;
+
+impl Dialect for Messages {
+    fn name(&self) -> &'static str {
+        "messages"
+    }
+
+    fn paths(&self) -> &'static [&'static str] {
+        &["/v1/messages"]
+    }
+
+    fn generates(&self) -> bool {
+        true
+    }
+
+    fn renders_numbers(&self) -> bool {
+        true
+    }
+
+    fn is_converted(&self) -> bool {
+        true
+    }
+
+    /// vLLM drops fields that it does not know there, and the salt is one of them.
+    fn takes_salt(&self) -> bool {
+        false
+    }
+
+    fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
+        let system = fields.remove("system");
+        let messages = match fields.remove("messages") {
+            Some(Value::Array(messages)) => messages,
+            _ => Vec::new(),
+        };
+        if let Some(Value::Array(tools)) = fields.get_mut("tools") {
+            convert_tools(tools);
+        }
+        chat::prompt(convert(system.as_ref(), messages).into(), fields)
+    }
+
+    fn end_words(&self) -> &'static [&'static [u8]] {
+        &[b"message_stop", b"[DONE]"]
+    }
+
+    fn may_split_events(&self) -> bool {
+        true
+    }
+
+    fn error_body(&self, kind: &str, _status: StatusCode, message: &str) -> Value {
+        json!({"type": "error", "error": {"type": kind, "message": message}})
+    }
+}
 
 /// What Claude Code begins a system text with, other in each request; vLLM leaves it out.
 const CHANGING_HEADER: &str = "x-anthropic-billing-header";
 
 /// Anthropic's `system` and `messages`.
-pub(crate) fn of_messages(system: Option<&Value>, messages: Vec<Value>) -> Vec<Value> {
+fn convert(system: Option<&Value>, messages: Vec<Value>) -> Vec<Value> {
     let is_system = |message: &&Value| message["role"] == "system";
     let within = messages.iter().filter(is_system).map(|message| &message["content"]);
     let system: String = system.into_iter().chain(within).map(system_text).collect();
@@ -96,30 +153,8 @@ fn of_result(block: &Value, chat: &mut Vec<Value>) {
     }
 }
 
-/// The items of a `/v1/responses` request; none if there is one that only engines can read.
-pub(crate) fn of_items(items: Vec<Value>) -> Option<Vec<Value>> {
-    let message = |item: Value| {
-        if item["role"].is_string() {
-            return Some(item);
-        }
-        match item["type"].as_str()? {
-            "function_call" => {
-                let (name, arguments) = (&item["name"], &item["arguments"]);
-                let function = json!({"name": name, "arguments": arguments});
-                let call = json!({"id": item["call_id"], "type": "function", "function": function});
-                Some(json!({"role": "assistant", "tool_calls": [call]}))
-            }
-            "function_call_output" => Some(json!({
-                "role": "tool", "tool_call_id": item["call_id"], "content": item["output"],
-            })),
-            _ => None,
-        }
-    };
-    items.into_iter().map(message).collect()
-}
-
 /// Anthropic's tools.
-pub(crate) fn tools(tools: &mut [Value]) {
+fn convert_tools(tools: &mut [Value]) {
     for tool in tools.iter_mut().filter(|tool| tool["name"].is_string()) {
         let (name, description) = (tool["name"].take(), tool["description"].take());
         let function = json!({
@@ -153,7 +188,7 @@ mod tests {
         ]);
         let Value::Array(messages) = messages else { unreachable!() };
         assert_eq!(
-            Value::from(of_messages(Some(&system), messages)),
+            Value::from(convert(Some(&system), messages)),
             json!([
                 {"role": "system", "content": "Be brief.Be kind."},
                 {"role": "user", "content": "weather?"},
@@ -165,30 +200,9 @@ mod tests {
             ])
         );
         let mut own = [json!({"name": "look", "input_schema": {"type": "object"}})];
-        tools(&mut own);
+        convert_tools(&mut own);
         let function =
             json!({"name": "look", "description": null, "parameters": {"type": "object"}});
         assert_eq!(own, [json!({"type": "function", "function": function})]);
-    }
-
-    #[test]
-    fn items_become_messages_or_nothing_at_all() {
-        let items = vec![
-            json!({"role": "user", "content": "hi"}),
-            json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}),
-            json!({"type": "function_call_output", "call_id": "c", "output": "x"}),
-        ];
-        let function = json!({"name": "f", "arguments": "{}"});
-        let call = json!({"id": "c", "type": "function", "function": function});
-        assert_eq!(
-            of_items(items),
-            Some(vec![
-                json!({"role": "user", "content": "hi"}),
-                json!({"role": "assistant", "tool_calls": [call]}),
-                json!({"role": "tool", "tool_call_id": "c", "content": "x"}),
-            ])
-        );
-        assert_eq!(of_items(vec![json!({"type": "item_reference", "id": "1"})]), None);
-        assert_eq!(of_items(vec![json!("odd")]), None);
     }
 }

@@ -1,10 +1,7 @@
 //! How a stream ends whose pod was lost: by an event that every client of its interface takes for an error.
 
-use crate::observe::summary::Api;
-use crate::proxy::error_response::error_body;
-use hyper::StatusCode;
+use crate::dialect::Api;
 use memchr::memmem;
-use serde_json::json;
 use wornpath_execution::CallError;
 
 const LOST: &str = "upstream_lost";
@@ -13,16 +10,7 @@ const NUMBER: &[u8] = b"\"sequence_number\":";
 /// The last event of such a stream; in OpenAI's responses events are numbered.
 pub(crate) fn lost_event(api: Api, cause: &CallError, number: u64) -> String {
     let message = format!("the pod was lost in the middle of its answer: {cause}");
-    let mut body = error_body(api, StatusCode::BAD_GATEWAY, &message);
-    body["error"]["type"] = json!(LOST);
-    if api == Api::Responses {
-        // The interface's own error event; the official clients make an exception of `error` beside it.
-        body["type"] = json!("error");
-        body["code"] = json!(LOST);
-        body["message"] = json!(message);
-        body["param"] = json!(null);
-        body["sequence_number"] = json!(number);
-    }
+    let body = api.dialect().error_event(LOST, &message, number);
     format!("event: error\ndata: {body}\n\n")
 }
 

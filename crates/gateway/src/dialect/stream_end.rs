@@ -1,6 +1,6 @@
 //! Whether a stream has said that it is over, for when it breaks: what comes after its last word is nobody's loss.
 
-use crate::observe::summary::Api;
+use crate::dialect::Api;
 use memchr::memmem;
 
 /// As many bytes as may be the beginning of a line that ends a stream: a line break, `event: response.incomplete`.
@@ -34,7 +34,7 @@ impl StreamEnd {
             self.tail.clear();
             self.tail.push(b' ');
         }
-        self.look_at(Api::Chat, &data[before..]);
+        self.look_at(Api::CHAT, &data[before..]);
         if is_whole {
             self.tail.clear();
         }
@@ -42,11 +42,7 @@ impl StreamEnd {
 
     /// Looks at the next bytes of a stream of that interface, which may be cut anywhere.
     pub(crate) fn look_at(&mut self, api: Api, data: &[u8]) {
-        let words: &[&[u8]] = match api {
-            Api::Messages => &[b"message_stop", b"[DONE]"],
-            Api::Responses => &[b"response.completed", b"response.failed", b"response.incomplete"],
-            _ => &[b"[DONE]"],
-        };
+        let words = api.dialect().end_words();
         if self.tail.is_empty() {
             // A stream begins as a line does.
             self.tail.push(b'\n');
@@ -98,20 +94,20 @@ mod tests {
     #[test]
     fn a_stream_ends_with_its_last_word_wherever_that_is_cut_and_not_with_a_text_that_has_it() {
         let ends = [
-            (Api::Chat, "data: {}\n\ndata: [DONE]\n\n"),
-            (Api::Completions, "data:{}\r\n\r\ndata:[DONE]\r\n\r\n"),
-            (Api::Chat, "data: [DONE]\n\n"),
+            (Api::CHAT, "data: {}\n\ndata: [DONE]\n\n"),
+            (Api::at("/v1/completions"), "data:{}\r\n\r\ndata:[DONE]\r\n\r\n"),
+            (Api::CHAT, "data: [DONE]\n\n"),
             (
-                Api::Messages,
+                Api::at("/v1/messages"),
                 "data: {}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
             ),
-            (Api::Responses, "data: {}\n\nevent: response.incomplete\ndata: {}\n\n"),
+            (Api::at("/v1/responses"), "data: {}\n\nevent: response.incomplete\ndata: {}\n\n"),
         ];
         let texts = [
-            (Api::Chat, r#"data: {"text":"say [DONE]\ndata: [DONE]"}"#),
-            (Api::Messages, r#"data: {"text":"event: message_stop"}"#),
-            (Api::Responses, r#"data: {"delta":"\nevent: response.completed\n"}"#),
-            (Api::Responses, "data: {}\n\nevent: response.created\ndata: {}\n\n"),
+            (Api::CHAT, r#"data: {"text":"say [DONE]\ndata: [DONE]"}"#),
+            (Api::at("/v1/messages"), r#"data: {"text":"event: message_stop"}"#),
+            (Api::at("/v1/responses"), r#"data: {"delta":"\nevent: response.completed\n"}"#),
+            (Api::at("/v1/responses"), "data: {}\n\nevent: response.created\ndata: {}\n\n"),
         ];
         for size in 1..60 {
             for (api, stream) in ends {

@@ -1,0 +1,41 @@
+//! OpenAI's `/v1/completions`: a prompt of text or token ids, or several.
+
+use super::Dialect;
+use serde_json::{Map, Value};
+use wornpath_routing::Prompt;
+
+/// OpenAI's completions API.
+pub(super) struct Completions;
+
+impl Dialect for Completions {
+    fn name(&self) -> &'static str {
+        "completions"
+    }
+
+    fn paths(&self) -> &'static [&'static str] {
+        &["/v1/completions"]
+    }
+
+    fn generates(&self) -> bool {
+        true
+    }
+
+    fn prompt(&self, fields: &mut Map<String, Value>) -> Prompt {
+        of_completion(fields.remove("prompt"))
+    }
+}
+
+fn of_completion(prompt: Option<Value>) -> Prompt {
+    match prompt {
+        Some(Value::String(text)) => Prompt::Text(text),
+        Some(Value::Array(items)) => {
+            let id = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
+            match items.iter().map(id).collect::<Option<Vec<u32>>>() {
+                Some(tokens) => Prompt::Tokens(tokens),
+                // Of several prompts the first decides.
+                None => of_completion(items.into_iter().next()),
+            }
+        }
+        _ => Prompt::default(),
+    }
+}
