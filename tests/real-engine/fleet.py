@@ -1,4 +1,4 @@
-"""Starts and ends real engines and routers, and talks to them."""
+"""Starts, stops and calls real engines and routers."""
 
 import json
 import os
@@ -13,11 +13,11 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
 DIR = pathlib.Path(os.environ.get("WORNPATH_ENGINE_DIR", CACHE / "wornpath-engine"))
-BLOCK = 32  # what vLLM can do on a CPU
+BLOCK = 32  # the block size that vLLM supports on a CPU
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now, and that the system gives nobody for a connection until the engine has started."""
+    """Ports that are free now, outside the range from which the system assigns ports to connections."""
     found = []
     while len(found) < count:
         port = random.randrange(20_000, 32_000)
@@ -32,7 +32,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def call(url: str, body: dict | None = None, headers: dict | None = None, timeout: float = 120) -> dict:
-    """GET, or POST if there is a body. The answer's JSON."""
+    """GET, or POST if there is a body. Returns the JSON of the response."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json", **(headers or {})})
     with urllib.request.urlopen(request, timeout=timeout) as answer:
@@ -44,22 +44,22 @@ def call(url: str, body: dict | None = None, headers: dict | None = None, timeou
 
 
 def until(what: str, is_so, seconds: float, process: subprocess.Popen | None = None) -> float:
-    """Waits until something is so; how long that took."""
+    """Waits until a condition holds; returns how long that took."""
     start = time.monotonic()
     while time.monotonic() - start < seconds:
         if process is not None and process.poll() is not None:
-            raise SystemExit(f"{what}: the process ended with {process.returncode}; see {DIR}/logs")
+            raise SystemExit(f"{what}: the process exited with {process.returncode}; see {DIR}/logs")
         try:
             if is_so():
                 return time.monotonic() - start
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             pass
         time.sleep(0.05)
-    raise SystemExit(f"{what}: not within {seconds:.0f} s")
+    raise SystemExit(f"{what}: timeout after {seconds:.0f} s")
 
 
 class Engine:
-    """A real vLLM engine. The ports stay its own over restarts."""
+    """A real vLLM engine. It keeps its ports across restarts."""
 
     def __init__(self, number: int, options: dict):
         self.number, self.options = number, options
@@ -71,7 +71,7 @@ class Engine:
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": f"tcp://*:{self.events}",  # vLLM listens only at `*`, and would connect to an address
+            "endpoint": f"tcp://*:{self.events}",  # vLLM listens only on `*`; with a host it would connect
             "replay_endpoint": f"tcp://127.0.0.1:{self.replay}",
             "topic": "kv-events",
         }
@@ -107,7 +107,7 @@ class Engine:
         return until(f"engine {self.number}", lambda: call(f"{self.url}/v1/models", timeout=2), 600, self.process)
 
     def stop(self, signal: int = 15) -> None:
-        """Ends the engine and the processes it started, which share its session."""
+        """Stops the engine and its child processes, which share its session."""
         if self.process is None or self.process.poll() is not None:
             return
         os.killpg(self.process.pid, signal)
@@ -118,7 +118,7 @@ class Engine:
             self.process.wait(30)
 
     def signal(self, signal: int) -> None:
-        """Sends a signal to the engine and the processes it started."""
+        """Sends a signal to the engine and its child processes."""
         os.killpg(self.process.pid, signal)
 
     def source(self) -> str:
@@ -126,7 +126,7 @@ class Engine:
 
 
 class Router:
-    """A running `wornpath serve` with a configuration of its own."""
+    """A running `wornpath serve` with its own configuration."""
 
     def __init__(self, binary: pathlib.Path, configuration: str, name: str):
         path = DIR / f"{name}.yaml"
@@ -150,17 +150,17 @@ class Router:
         return {pod["name"]: pod for pod in call(f"{self.admin}/pods")["pods"]}
 
     def digests(self) -> dict[str, tuple]:
-        """What each pod holds, as a count and a sum that two routers can compare."""
+        """The blocks of each pod as a count and a digest, to compare two routers."""
         found = call(f"{self.admin}/index")["by_pod"]
         return {pod["pod"]: (pod["blocks"], pod["digest"]) for pod in found}
 
     def speculative(self) -> int:
-        """Blocks that the router counts on only because it sent a request with them, and that no event has confirmed."""
+        """Speculative entries of the index: blocks of requests that were sent, which no event has confirmed yet."""
         return sum(pod["expected"] for pod in call(f"{self.admin}/index")["by_pod"])
 
     def quiet(self) -> None:
-        """Waits until all is applied, nothing more has come for a moment, and nothing is speculative: a repeat of a prompt
-        that was just sent would be predicted right whatever the router's template made of it."""
+        """Waits until all events are applied, none has arrived for a moment, and the index has no speculative entries: a
+        repeated prompt would be predicted right even if the router rendered or tokenized it wrongly."""
         seen, since = None, time.monotonic()
 
         def is_quiet() -> bool:

@@ -1,4 +1,4 @@
-"""Builds a tiny Llama of random weights around the repository's small tokenizer. The same bytes every time."""
+"""Builds a tiny Llama with random weights for the repository's small tokenizer. The output is deterministic."""
 
 import pathlib
 import shutil

@@ -9,7 +9,7 @@ WORDS = (
 
 
 class Prompts:
-    """A stream of requests: a few families with long common prefixes, conversations that grow, and loners."""
+    """A stream of requests: families with long common prefixes, growing conversations, and unrelated prompts."""
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
@@ -42,7 +42,7 @@ class Prompts:
         return self.rng.choice(self.families)
 
     def turn(self) -> list[dict]:
-        """One more turn of a conversation, which begins anew when it is long."""
+        """The next turn of a conversation; a long conversation starts again."""
         talk = self.rng.choice(self.talks)
         if len(talk) > 12:
             talk.clear()

@@ -1,8 +1,8 @@
-"""Real vLLM engines behind a real router: is what the router believes to be cached what the engines have cached?
+"""Real vLLM engines behind a real router: does the router predict exactly what the engines have cached?
 
-Every compared prompt is sent when nothing else is under way, and when events have confirmed all that the router counts on, or
-it has given it up: what it only expects because it sent it proves nothing. The router notes how many tokens it believed to be cached
-on the pod it chose; the engine says in `usage` how many were. They must be equal, for every prompt.
+Every compared prompt is sent when no other request is in flight, and when the index has no speculative entries: events have
+confirmed them, or they have expired. A prediction from a speculative entry would prove nothing. The router records how many
+tokens it predicted to be cached on the chosen pod; the engine reports in `usage` how many were. They must be equal for every prompt.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import urllib.request
 from fleet import BLOCK, DIR, ROOT, Engine, Router, call, until
 from prompts import Prompts
 
-# Different hash functions and encodings, as a fleet has them during an upgrade; small caches, so that much is evicted.
+# Different hash functions and encodings, as in a fleet during an upgrade; small caches, so that many blocks are evicted.
 ENGINES = [
     {"hash": "sha256", "int_hashes": False, "blocks": 160},
     {"hash": "sha256_cbor", "int_hashes": True, "blocks": 110},
@@ -37,7 +37,7 @@ pods:
 {pods}
 {routing}"""
 
-# Completions go to each engine in turn, so that both are tested whatever they hold; chats go where the prefix is.
+# Completions go to each engine in turn, so that both are tested whatever they hold; chats go to the pod with the prefix.
 EVERYWHERE = """\
 profiles:
   in-turn: {prepare: [tokenize, block_hash], filter: [healthy, model], pick: round_robin}
@@ -59,7 +59,7 @@ routes:
 """
 
 
-# As the shipped profile has it: what no prefill pod can do, the decode pod does.
+# As in the built-in profile: if no prefill pod can compute the prompt, the decode pod does.
 SKIPPED = HANDED_OVER.replace(
     "prefill: {lease: 30s}", "prefill: {attempts: 2, then: skip, lease: 30s}, decode: {attempts: 2, then: restart}"
 )
@@ -67,7 +67,7 @@ SKIPPED = HANDED_OVER.replace(
 
 @dataclasses.dataclass
 class Tally:
-    """What came of the compared prompts of one part."""
+    """Results of the compared prompts of one part."""
 
     part: str
     prompts: int = 0
@@ -87,7 +87,7 @@ class Tally:
 
 
 class Run:
-    """Engines, a router in front of them, and what was found so far."""
+    """Engines, a router in front of them, and the results so far."""
 
     def __init__(self, binary: pathlib.Path, seed: int):
         self.binary, self.seed = binary, seed
@@ -108,7 +108,7 @@ class Run:
         return router
 
     def compare(self, router: Router, part: str, count: int) -> None:
-        """Sends prompts one by one and compares."""
+        """Sends prompts one by one and compares prediction and report."""
         tally = Tally(part)
         self.tallies.append(tally)
         for _ in range(count):
@@ -132,7 +132,7 @@ class Run:
 
         until(f"the record of {name}", is_recorded, 10)
         if found[0]["cached_tokens"]["speculative"]:
-            raise SystemExit(f"{name}: its prediction is speculative, although the router was quiet")
+            raise SystemExit(f"{name}: the prediction is speculative, although the router was idle")
         predicted = found[0]["cached_tokens"]["predicted"] or 0
         tally.prompts += 1
         tally.equal += predicted == actual
@@ -146,7 +146,7 @@ class Run:
             tally.wrong.append(f"{name} at {answer['_pod']}: of {prompt} tokens {predicted} predicted, {actual} cached")
 
     def crowd(self, router: Router, count: int, width: int) -> None:
-        """Sends prompts many at a time; many of them the same, so that engines hold several copies of blocks."""
+        """Sends many prompts concurrently; many are equal, so that engines hold several copies of blocks."""
         asked = []
         while len(asked) < count:
             asked += [self.prompts.next()] * self.prompts.rng.choice([1, 1, 3])
@@ -155,20 +155,20 @@ class Run:
 
 
 def caches(run: Run) -> tuple[int, int]:
-    """The first half: what is cached where. How many prompts were compared, and how many were right."""
+    """The first half: predictions. Returns how many prompts were compared, and how many predictions were right."""
     engines = [Engine(number, options) for number, options in enumerate(ENGINES)]
     routers = []
     try:
         for engine in engines:
             engine.start()
         took = max(engine.ready() for engine in engines)
-        run.notes.append(f"both engines answered after {took:.0f} s")
+        run.notes.append(f"both engines were ready after {took:.0f} s")
         roles = ["serve", "serve"]
         routers.append(run.router("router-a", engines, roles, EVERYWHERE))
         first = routers[0]
         run.compare(first, "cold caches, mixed prompts", 60)
         run.crowd(first, 120, 8)
-        run.compare(first, "after 120 prompts by eight at a time, with many copies and evictions", 60)
+        run.compare(first, "after 120 prompts, eight at a time, with many copies and evictions", 60)
 
         engines[1].stop(9)
         run.crowd(first, 10, 2)
@@ -176,25 +176,25 @@ def caches(run: Run) -> tuple[int, int]:
         engines[1].ready()
         first.ready(2)
         until("the restart is noticed", lambda: first.pods()["e1"]["events"]["feed"]["restarts"] > 0, 30)
-        run.notes.append(f"of engine 1 the router held {first.digests()['e1'][0]} blocks after its restart")
-        run.compare(first, "after kill -9 and a restart of engine 1 at the same ports", 50)
+        run.notes.append(f"after the restart of engine 1 the index held {first.digests()['e1'][0]} of its blocks")
+        run.compare(first, "after kill -9 and a restart of engine 1 on the same ports", 50)
 
         call(f"{engines[0].url}/reset_prefix_cache", {})
-        # The engine says that its cache was cleared together with its next event, not before.
+        # The engine publishes that its cache was cleared together with its next event, not before.
         call(f"{engines[0].url}/v1/completions", {"model": "tiny", "prompt": run.prompts.text(40), "max_tokens": 1})
         run.compare(first, "after reset_prefix_cache of engine 0 and one prompt", 50)
 
-        # A router that starts now has only what the engines can replay.
+        # A router that starts now knows only what the engines can replay.
         routers.append(run.router("router-b", engines, roles, EVERYWHERE))
         second = routers[1]
         start = time.monotonic()
         until("equal digests", lambda: first.digests() == second.digests(), 30)
-        run.notes.append(f"a second router, started then, had equal digests after {time.monotonic() - start:.2f} s")
+        run.notes.append(f"a second router, started now, had equal digests after {time.monotonic() - start:.2f} s")
         run.crowd(first, 40, 8)
         run.crowd(second, 40, 8)
         first.quiet()
         until("equal digests", lambda: first.digests() == second.digests(), 5)
-        run.notes.append(f"after 80 prompts through both: {first.digests()} at both")
+        run.notes.append(f"after 80 prompts through both routers, digests of both: {first.digests()}")
         run.compare(second, "the second router", 40)
         run.notes.append(f"feeds at the end: {feeds(first)}")
     finally:
@@ -207,7 +207,7 @@ def caches(run: Run) -> tuple[int, int]:
 
 
 def full_cache(run: Run) -> None:
-    """An engine whose cache is full of 106 blocks and stays so: every prompt evicts others, 2,000 times."""
+    """An engine whose cache of 106 blocks is full and stays full: every prompt evicts others, 2,000 times."""
     engine = Engine(5, {"hash": "sha256_cbor", "int_hashes": True, "blocks": 106})
     router = None
     try:
@@ -223,8 +223,8 @@ def full_cache(run: Run) -> None:
             answers = list(pool.map(lambda body: call(f"{router.url}/v1/completions", body), bodies))
         took = time.monotonic() - start
         run.notes.append(
-            f"an engine with 106 blocks answered {len(answers)} prompts of 20 to 1,100 random tokens in {took:.0f} s; then "
-            f"the router held {router.digests()['e5'][0]} blocks of it"
+            f"an engine with 106 blocks served {len(answers)} prompts of 20 to 1,100 random tokens in {took:.0f} s; then "
+            f"the index held {router.digests()['e5'][0]} of its blocks"
         )
         run.compare(router, "after 2,000 prompts to an engine with 106 blocks", 20)
     finally:
@@ -244,7 +244,7 @@ def feeds(router: Router) -> str:
 
 
 def handing_over(run: Run) -> list[str]:
-    """The second half: one engine computes the prompt, the other generates, over NIXL."""
+    """The second half: prefill on one engine, decode on the other, over NIXL."""
     engines = [Engine(10 + number, {**options, "blocks": 400, "nixl": True}) for number, options in enumerate(ENGINES)]
     router = None
     try:
@@ -252,8 +252,8 @@ def handing_over(run: Run) -> list[str]:
             engine.start()
         for engine in engines:
             engine.ready()
-            # vLLM 0.32 dies on CPUs with AMX if the first step of its life is one that only decodes: nobody has asked
-            # the kernel for the tiles yet.
+            # vLLM 0.32 crashes on CPUs with AMX if its first step only decodes: the process has not yet requested
+            # AMX tiles from the kernel.
             call(f"{engine.url}/v1/completions", {"model": "tiny", "prompt": run.prompts.text(60), "max_tokens": 4})
         router = run.router("router-pd", engines, ["prefill", "decode"], HANDED_OVER)
         router.quiet()
@@ -269,9 +269,9 @@ def handing_over(run: Run) -> list[str]:
             texts.append((over, alone))
         moved = external(engines[1]) - before
         lines = [
-            f"- {same} of {len(texts)} answers that were computed by engine 10 and generated by engine 11 are word for word "
+            f"- {same} of {len(texts)} responses with prefill on engine 10 and decode on engine 11 are word for word equal to "
             "those of engine 10 alone.",
-            f"- By its own count the decoding engine took {moved:.0f} prompt tokens over from the other.",
+            f"- By its own metrics the decode engine loaded {moved:.0f} prompt tokens from the other.",
         ]
         for over, alone in texts:
             if over != alone:
@@ -289,20 +289,20 @@ def handing_over(run: Run) -> list[str]:
 
 
 def prefill_dies(run: Run, router: Router, prefill: Engine, decode: Engine) -> list[str]:
-    """Kills the prefill engine when it has answered eight requests, of which the decode engine has loaded none."""
+    """Kills the prefill engine after eight prefills, before the decode engine has loaded any of them."""
     bodies = [
         {"model": "tiny", "prompt": run.prompts.text(200), "max_tokens": 8, "temperature": 0, "stream": stream}
         for stream in [False, True] * 4
     ]
 
     def ask(body: dict) -> str:
-        """The status, or what was wrong with a stream."""
+        """The status, or the fault of a stream."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(f"{router.url}/v1/completions", data, {"content-type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 text = answer.read().decode()
-                return "an error in the answer" if '"error"' in text or '"text"' not in text else str(answer.status)
+                return "an error in the response" if '"error"' in text or '"text"' not in text else str(answer.status)
         except urllib.error.HTTPError as error:
             return str(error.code)
 
@@ -324,14 +324,14 @@ def prefill_dies(run: Run, router: Router, prefill: Engine, decode: Engine) -> l
     expected = {f"e{prefill.number}": ("down", "open"), f"e{decode.number}": ("up", "closed")}
     is_right = ends == {"200": len(bodies)} and states == expected and short == "200"
     return [
-        f"- Engine {prefill.number} was killed when it had computed {len(bodies)} prompts of which engine {decode.number} had "
-        f"loaded none: clients got {dict(ends)}, and {short} for a short prompt; the pods were {states}.",
+        f"- Engine {prefill.number} was killed after it had computed {len(bodies)} prompts, before engine {decode.number} had "
+        f"loaded any of them: clients got {dict(ends)}, and {short} for a short prompt; the pods were {states}.",
         *([] if is_right else ["- **FAILED**"]),
     ]
 
 
 def external(engine: Engine) -> float:
-    """Prompt tokens that an engine did not compute but received."""
+    """Prompt tokens that an engine loaded instead of computing them."""
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as page:
         lines = page.read().decode().splitlines()
     name = "vllm:external_prefix_cache_hits_total"
@@ -359,10 +359,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/wornpath")
     parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--report", type=pathlib.Path, help="write what was found here, as Markdown")
+    parser.add_argument("--report", type=pathlib.Path, help="write the results to this file, as Markdown")
     parser.add_argument("--part", choices=["caches", "handing-over", "both"], default="both")
     asked = parser.parse_args()
-    # So that engines end with this program, however it is told to end.
+    # Exit on SIGTERM, so that the `finally` blocks stop the engines.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (DIR / "logs").mkdir(exist_ok=True)
     run, start = Run(asked.binary, asked.seed), time.monotonic()
@@ -379,12 +379,12 @@ def main() -> int:
         *versions(asked.binary),
         f"- seed {asked.seed}, {time.monotonic() - start:.0f} s",
         "",
-        "## What the router believed to be cached, and what was",
+        "## Predicted and actual cached tokens",
         "",
-        "Two vLLM engines on the CPU. Each prompt was sent when nothing else was under way; it counts as equal if the tokens",
-        "that the router predicted are, to the token, those that the engine says it did not compute.",
+        "vLLM engines on the CPU. Each prompt was sent when no other request was in flight. It counts as equal if the router predicted",
+        "exactly as many cached tokens as the engine reports.",
         "",
-        "| after what | prompts | equal | with a hit | prompt tokens | predicted | cached | pods |",
+        "| situation | prompts | equal | with a hit | prompt tokens | predicted | cached | pods |",
         "|---|---|---|---|---|---|---|---|",
         *(tally.row() for tally in run.tallies),
         f"| **all** | **{total}** | **{right}** | | | | | |",
@@ -392,7 +392,7 @@ def main() -> int:
         *(f"- {wrong}" for tally in run.tallies for wrong in tally.wrong),
         *(f"- {note}" for note in run.notes),
         "",
-        "## One engine computes the prompt, the other generates, over NIXL",
+        "## Prefill on one engine, decode on the other, over NIXL",
         "",
         *over,
         "",
