@@ -30,52 +30,52 @@ const TEMPLATE: &str = "\
 {%- if numbers %}{{ show(numbers) }}{% endif -%}";
 
 /// A place for a list of numbers in a body.
-struct Place {
+struct NumberField {
     name: &'static str,
-    api: Api,
+    path: &'static str,
     /// The body, with `LIST` where the list stands and `TEXT` where it stands inside a JSON string.
     body: &'static str,
 }
 
-const PLACES: [Place; 7] = [
-    Place {
+const PLACES: [NumberField; 7] = [
+    NumberField {
         name: "arguments of a tool call",
-        api: Api::Chat,
+        path: "/v1/chat/completions",
         body: r#"{"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"n\": TEXT}"}}]}]}"#,
     },
-    Place {
+    NumberField {
         name: "parameters of a tool",
-        api: Api::Chat,
+        path: "/v1/chat/completions",
         body: r#"{"messages":[],"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":LIST}}}]}"#,
     },
-    Place {
+    NumberField {
         name: "chat_template_kwargs",
-        api: Api::Chat,
+        path: "/v1/chat/completions",
         body: r#"{"messages":[],"chat_template_kwargs":{"numbers":LIST}}"#,
     },
-    Place {
+    NumberField {
         name: "arguments that are an object",
-        api: Api::Chat,
+        path: "/v1/chat/completions",
         body: r#"{"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{"n":LIST}}}]}]}"#,
     },
-    Place {
+    NumberField {
         name: "input of a tool use",
-        api: Api::Messages,
+        path: "/v1/messages",
         body: r#"{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f","input":{"n":LIST}}]}]}"#,
     },
-    Place {
+    NumberField {
         name: "schema of an Anthropic tool",
-        api: Api::Messages,
+        path: "/v1/messages",
         body: r#"{"messages":[],"tools":[{"name":"f","input_schema":{"enum":LIST}}]}"#,
     },
-    Place {
+    NumberField {
         name: "arguments of a function call",
-        api: Api::Responses,
+        path: "/v1/responses",
         body: r#"{"input":[{"type":"function_call","call_id":"1","name":"f","arguments":"{\"n\": TEXT}"}]}"#,
     },
 ];
 
-impl Place {
+impl NumberField {
     /// Whether engines read it by a second `json.loads`, which takes `NaN` too; a body with it is not JSON.
     fn is_text(&self) -> bool {
         self.body.contains("TEXT")
@@ -85,7 +85,7 @@ impl Place {
     fn rendered(&self, template: &ChatTemplate, numbers: &[String]) -> Vec<String> {
         let list = format!("[{}]", numbers.join(", "));
         let body = self.body.replace("LIST", &list).replace("TEXT", &list);
-        let Some((_, request)) = client_body(self.api, &Bytes::from(body)) else {
+        let Some((_, request)) = client_body(Api::at(self.path), &Bytes::from(body)) else {
             return Vec::new();
         };
         let Prompt::Chat { messages, tools, kwargs } = request.prompt else {
@@ -253,7 +253,7 @@ impl Random {
 
 type Kind = fn(&mut Random) -> String;
 
-/// The last only where [`Place::is_text`]. A body has numbers of one kind, as some kinds change how it is read.
+/// The last only where [`NumberField::is_text`]. A body has numbers of one kind, as some kinds change how it is read.
 const KINDS: [Kind; 8] = [
     Random::plain,
     Random::double,
