@@ -108,7 +108,10 @@ async fn respond(admin: Arc<Admin>, request: Request<Incoming>) -> AdminOutput {
             )));
         }
         Ok(Err(error)) => {
-            return shown(Err(AdminError::new(400, format!("the body broke off: {error}"))));
+            return shown(Err(AdminError::new(
+                400,
+                format!("connection closed before the end of the body: {error}"),
+            )));
         }
         Err(_) => return shown(Err(AdminError::new(408, "the body did not come in time"))),
     };

@@ -45,7 +45,7 @@ impl BatchError {
     }
 
     pub(crate) fn ending() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the gateway is ending".to_owned())
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down".to_owned())
     }
 
     /// The client takes too long.

@@ -9,7 +9,7 @@ const NUMBER: &[u8] = b"\"sequence_number\":";
 
 /// The last event of such a stream; in OpenAI's responses events are numbered.
 pub(crate) fn lost_event(api: Api, cause: &CallError, number: u64) -> String {
-    let message = format!("the pod was lost in the middle of its answer: {cause}");
+    let message = format!("the pod was lost mid-stream: {cause}");
     let body = api.dialect().error_event(LOST, &message, number);
     format!("event: error\ndata: {body}\n\n")
 }

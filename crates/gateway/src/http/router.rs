@@ -104,8 +104,8 @@ fn unavailable(why: Bytes) -> Response<ClientReply> {
 fn none_is_up(snapshot: &FleetSnapshot) -> &'static str {
     let is_draining = |entry: &PodEntry| entry.pod.vitals().health() == Health::Draining;
     match snapshot.entries() {
-        [] => "starting: there is no pod",
-        entries if entries.iter().all(is_draining) => "no pod takes requests: all are drained",
+        [] => "starting: no pods configured",
+        entries if entries.iter().all(is_draining) => "no pod available: all are draining",
         _ => "starting: no pod has answered yet",
     }
 }
@@ -132,8 +132,7 @@ fn model(worker: &Worker, name: &str) -> Response<ClientReply> {
     match snapshot.cards().iter().find(|card| card["id"] == *name) {
         Some(card) => shown(card),
         None => {
-            let message =
-                format!("there is no model `{name}`; GET /v1/models lists what is served");
+            let message = format!("model `{name}` not found; GET /v1/models lists the models");
             ErrorResponse::new(StatusCode::NOT_FOUND, message).response(Api::OTHER)
         }
     }

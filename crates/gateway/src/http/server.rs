@@ -182,7 +182,7 @@ async fn accept_until_told(
     let mut signals = shutdown.signals();
     // It never fails: `shutdown` holds the other end.
     let _ = signals.wait_for(|count| *count >= 1).await;
-    tracing::info!("told to end: not ready from now on");
+    tracing::info!("shutdown signal received; draining");
     let drain = gateway.settings().drain;
     gateway.start_draining();
     // Whoever asks twice does not want to wait.
@@ -207,7 +207,10 @@ async fn accept_until_told(
         }
     };
     if !tokio::time::timeout(drain.grace, finished).await.unwrap_or(false) {
-        tracing::warn!(connections = gateway.connections(), "ended before its streams did");
+        tracing::warn!(
+            connections = gateway.connections(),
+            "drain timeout exceeded; closing open connections"
+        );
     }
     let _ = phase.send(Phase::Over);
     // A large checkpoint takes longer than a heartbeat allows.
@@ -292,7 +295,7 @@ async fn accept(listener: TcpListener, inboxes: Vec<WorkerInbox>, gateway: Arc<G
             continue;
         }
         if let Err(error) = leave_after(&stream, patience) {
-            tracing::debug!(%error, "a client that takes nothing of its answer will not be left");
+            tracing::debug!(%error, "cannot set the TCP user timeout");
         }
         gateway.connection_count().fetch_add(1, Relaxed);
         let handed = match stream.into_std() {
@@ -350,8 +353,8 @@ async fn connection(stream: TcpStream, counted: CountedConnection, phases: watch
             let greeted = tokio::time::timeout(limits.head_time, tls.accept(stream)).await;
             match greeted {
                 Ok(Ok(stream)) => converse(stream, counted, phases, limits).await,
-                Ok(Err(error)) => tracing::debug!(%error, "a client was not let in"),
-                Err(_) => tracing::debug!("a client did not finish its greeting in time"),
+                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake with a client failed"),
+                Err(_) => tracing::debug!("TLS handshake with a client timed out"),
             }
         }
     }

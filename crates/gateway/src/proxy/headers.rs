@@ -105,7 +105,7 @@ pub(crate) fn reveal(headers: &mut HeaderMap, pod: &Name, step: &PlanStep, is_de
     if let Ok(pod) = HeaderValue::from_str(pod.as_str()) {
         headers.insert(POD, pod);
     }
-    let degraded = if is_degraded { "; an earlier step failed and was left out" } else { "" };
+    let degraded = if is_degraded { "; an earlier step failed and was skipped" } else { "" };
     let reason = format!("{}: {}{degraded}", step.name, step.cache);
     if let Ok(reason) = HeaderValue::from_str(&reason) {
         headers.insert(REASON, reason);

@@ -33,7 +33,7 @@ pub(crate) async fn take_in(
     if found > most {
         // What is read at once may be more than the limit, and whole.
         let message = format!(
-            "the request's line and headers have {found} bytes; {most} are the most, `limits.head`"
+            "request line and headers too large: {found} bytes (limit {most}, `limits.head`)"
         );
         return Err(ErrorResponse::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
     }
@@ -44,30 +44,35 @@ pub(crate) async fn take_in(
         .iter()
         .any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
     {
-        let message = "bodies must not be encoded; send it without `content-encoding`".to_owned();
+        let message =
+            "encoded bodies are not supported; send the body without `content-encoding`".to_owned();
         return Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     if [Method::CONNECT, Method::TRACE].contains(&parts.method) {
-        let message = format!("{} is nothing that an engine answers", parts.method);
+        let message = format!("method {} not allowed", parts.method);
         return Err(ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, message));
     }
     let path = parts.uri.path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
     if !path.as_str().starts_with('/') {
-        return Err(ErrorResponse::bad(format!("the path `{path}` does not begin with a slash")));
+        return Err(ErrorResponse::bad(format!(
+            "invalid path `{path}`: it must begin with a slash"
+        )));
     }
     headers::plain(path.path()).map_err(ErrorResponse::bad)?;
     if !headers::is_for_clients(path.path()) && !is_named(path.path(), settings) {
         let path = path.path();
-        let message = format!(
-            "`{path}` is not passed on to engines; give it a route if clients may ask for it"
-        );
+        let message =
+            format!("`{path}` is not forwarded to engines; add a route with this path to allow it");
         return Err(ErrorResponse::new(StatusCode::NOT_FOUND, message));
     }
     let body = match tokio::time::timeout(settings.limits.body_time, whole(body, settings)).await {
         Ok(body) => body?,
         Err(_) => {
-            let message = format!("the body did not come within {:?}", settings.limits.body_time);
+            let message = format!(
+                "timeout reading the body: not complete after {:?}",
+                settings.limits.body_time
+            );
             return Err(ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, message));
         }
     };
@@ -104,7 +109,7 @@ pub fn tenant<'a>(
         .and_then(|(scheme, key)| scheme.eq_ignore_ascii_case("bearer").then_some(key))
         .or_else(|| headers.get(headers::API_KEY).and_then(|value| value.to_str().ok()));
     let Some(given) = given else {
-        let message = "an API key is needed; send it as `authorization: Bearer …`".to_owned();
+        let message = "missing API key; send it as `authorization: Bearer …`".to_owned();
         return Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, message));
     };
     let digest = KeyDigest(Sha256::digest(given.trim().as_bytes()).into());
@@ -114,8 +119,7 @@ pub fn tenant<'a>(
             found = Some(tenant);
         }
     }
-    let unknown =
-        || ErrorResponse::new(StatusCode::UNAUTHORIZED, "the API key is not known".to_owned());
+    let unknown = || ErrorResponse::new(StatusCode::UNAUTHORIZED, "invalid API key".to_owned());
     found.map_or_else(|| Err(unknown()), |tenant| Ok(Some(tenant)))
 }
 
@@ -127,7 +131,7 @@ fn is_equal(one: &KeyDigest, other: &KeyDigest) -> bool {
 async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, ErrorResponse> {
     let most = settings.limits.body_bytes;
     let too_large = || {
-        let message = format!("the body has more than {most} bytes, the most that is taken");
+        let message = format!("body too large: more than {most} bytes (`limits.body`)");
         ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
     let expected = body.size_hint().lower();
@@ -136,8 +140,9 @@ async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, ErrorRe
     }
     let (mut first, mut all) = (Bytes::new(), BytesMut::new());
     while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|error| ErrorResponse::bad(format!("the body broke off: {error}")))?;
+        let frame = frame.map_err(|error| {
+            ErrorResponse::bad(format!("connection closed before the end of the body: {error}"))
+        })?;
         let Ok(data) = frame.into_data() else { continue };
         take_turn(data.len()).await;
         if first.len() + all.len() + data.len() > most {

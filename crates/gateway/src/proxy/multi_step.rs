@@ -74,7 +74,8 @@ pub(crate) async fn carry(
     });
     let done = work.await;
     drop(client);
-    let given_up = || ErrorResponse::from(Rejection::unavailable("the plan was given up"));
+    let given_up =
+        || ErrorResponse::from(Rejection::unavailable("request canceled: the client disconnected"));
     done.ok().flatten().ok_or_else(given_up)
 }
 

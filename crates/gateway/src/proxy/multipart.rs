@@ -115,13 +115,13 @@ impl Multipart {
                     self.state = MultipartState::Head;
                     Ok(Some(2))
                 }
-                Some(_) => Err("a boundary is followed by something else than a line's end"),
+                Some(_) => Err("unexpected bytes after a boundary"),
             },
             MultipartState::Head => {
                 let found = find(rest, END_OF_HEAD);
                 // The same wherever the body was cut: as long as its end may still come in time, it is waited for.
                 if found.unwrap_or((rest.len() + 1).saturating_sub(END_OF_HEAD.len())) > MOST_HEAD {
-                    return Err("a part has too long a head");
+                    return Err("the headers of a part are too long");
                 }
                 let Some(length) = found else { return Ok(None) };
                 events.push(part(&rest[..length])?);
@@ -152,7 +152,7 @@ impl Multipart {
 }
 
 fn part(head: &[u8]) -> Result<MultipartEvent, &'static str> {
-    let head = std::str::from_utf8(head).map_err(|_| "a part's head is not text")?;
+    let head = std::str::from_utf8(head).map_err(|_| "the headers of a part are not UTF-8")?;
     for line in head.split("\r\n") {
         let Some((name, value)) = line.split_once(':') else { continue };
         if name.trim().eq_ignore_ascii_case("content-disposition") {
@@ -303,7 +303,7 @@ mod tests {
             for piece in pieces {
                 result = result.and_then(|()| parser.feed(piece.as_bytes(), &mut Vec::new()));
             }
-            assert_eq!(result, Err("a part has too long a head"));
+            assert_eq!(result, Err("the headers of a part are too long"));
         }
     }
 

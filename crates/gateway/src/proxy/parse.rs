@@ -122,7 +122,7 @@ pub(crate) fn saltable(call: &StepCall) -> Result<(), ErrorResponse> {
         return Ok(());
     }
     serde_json::from_slice::<Value>(&call.body).map(|_| ()).map_err(|error| {
-        let cure = "tenants are isolated, so send JSON as RFC 8259 has it";
+        let cure = "tenants are isolated, so only JSON as in RFC 8259 is accepted";
         ErrorResponse::bad(format!("the body is not JSON: {error}; {cure}"))
     })
 }

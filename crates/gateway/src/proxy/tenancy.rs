@@ -20,7 +20,9 @@ pub(crate) fn turn(
     };
     let turn = worker.gateway.quotas.turn(&tenant.name, quota);
     turn.map(Some).ok_or_else(|| {
-        let why = format!("{quota} of your requests are under way or wait, as many as may");
+        let why = format!(
+            "tenant quota exceeded: {quota} requests in flight (limit {quota}); retry later"
+        );
         ErrorResponse::from(Rejection::busy(&why))
     })
 }
@@ -34,7 +36,7 @@ pub(crate) fn renamed(
     if let Some(name) = snapshot.alias_of(&read.model) {
         if !read.is_object {
             return Err(ErrorResponse::bad(format!(
-                "`{}` is another name of `{name}`, which cannot be put into a form; write `{name}`",
+                "`{}` is an alias of `{name}`, which cannot be replaced in a form; send `{name}`",
                 read.model
             )));
         }
@@ -63,7 +65,7 @@ pub(crate) fn salted(
 ) -> Result<(), ErrorResponse> {
     if settings.sharing == CacheSharing::Isolated && !api.dialect().takes_salt() {
         return Err(ErrorResponse::bad(
-            "tenants are isolated, and engines take no `cache_salt` at `/v1/messages`; use `/v1/chat/completions`"
+            "tenants are isolated, and engines ignore `cache_salt` at `/v1/messages`; use `/v1/chat/completions`"
                 .to_owned(),
         ));
     }
@@ -74,7 +76,7 @@ pub(crate) fn salted(
         let fields = &read.request.fields;
         if let Some(field) = BETWEEN_ROUTER_AND_ENGINE.iter().find(|it| fields.contains_key(**it)) {
             return Err(ErrorResponse::bad(format!(
-                "`{field}` is between the router and its engines, where it could name another tenant's blocks; leave it out"
+                "`{field}` is reserved for the router, because it can name another tenant's blocks; remove it"
             )));
         }
         let name = read.request.tenant.as_ref().map_or("", Name::as_str);

@@ -131,12 +131,12 @@ impl WaitRooms {
         let before = self.bytes.fetch_add(bytes, Relaxed);
         let mut leave = WaitEnd { wait_queue: self, place: None, bytes };
         if before + bytes > most {
-            let why = "the requests that wait have as many bytes as they may; every pod is busy";
+            let why = "wait queue full: buffered bodies exceed `limits.waiting`; every pod is busy";
             return (Some(context), Err(busy(why)));
         }
         let (sender, news) = oneshot::channel();
         let held = HeldRequest { profile: Arc::clone(profile), context, again, item: sender };
-        let full = || busy("as many requests wait as may; every pod is busy");
+        let full = || busy("wait queue full: too many requests wait; every pod is busy");
         let (place, displaced) = match self.push(worker, hold, held) {
             Ok(pushed) => pushed,
             Err(context) => return (Some(*context), Err(full())),
@@ -150,7 +150,7 @@ impl WaitRooms {
         match news.await {
             Ok((context, Dequeued::Plan(plan))) => (Some(context), Ok(plan)),
             Ok((context, Dequeued::Reject(rejection))) => (Some(context), Err(rejection)),
-            Err(_) => (None, Err(Rejection::unavailable("the waiting room was closed"))),
+            Err(_) => (None, Err(Rejection::unavailable("the gateway is shutting down"))),
         }
     }
 

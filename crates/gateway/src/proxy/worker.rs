@@ -116,7 +116,7 @@ impl Worker {
             let owner = Arc::clone(gateway);
             let tell = move || unsettled.tell(owner.pods().index());
             let told = gateway.pool.spawn(&UPDATE_INDEX, length.bytes, tell);
-            // It fails only if the gateway is ending.
+            // It fails only if the gateway is shutting down.
             let _ = told.await;
             return (outcome, PendingIndexUpdate::default());
         }
@@ -271,9 +271,9 @@ impl Replan for Dispatcher<'_> {
         let (worker, gateway) = (self.worker, &self.worker.gateway);
         self.untold.tell(worker);
         if retry.step.is_none() && self.handover.is_some_and(KvLease::has_client_left) {
-            return Err(Rejection::unavailable("the client has left"));
+            return Err(Rejection::unavailable("the client disconnected"));
         }
-        let ending = || Rejection::unavailable("the gateway is ending");
+        let ending = || Rejection::unavailable("the gateway is shutting down");
         let mut context = self.context.take().ok_or_else(ending)?;
         self.snapshot = gateway.snapshot();
         let outcome = worker.with_world(&self.snapshot, gateway.now(), |world| {
