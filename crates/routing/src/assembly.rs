@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
+use wornpath_yaml::{
+    FromValue, GivenSetting, Node, Problem, ProblemKind, Setting, SettingEntry, Settings, Span,
+    nearest, parse,
+};
+
 use crate::models::Models;
 use crate::name::Role;
-use crate::parameter::FromValue;
 use crate::plugin::{Make, Plugin, Registry, Stage};
-use crate::problem::{Problem, ProblemKind, Span};
 use crate::profile::PluginView;
-use crate::settings::{GivenSetting, PluginSettings, Setting, SettingEntry};
 use crate::slot::{ProfileId, Reads, Slot, SlotKind, Writes};
 use crate::stage::{HeldDepth, Pick};
-use crate::suggest::nearest;
 use crate::values::{BlockHashes, Picked};
-use crate::yaml::Node;
 
 /// The profile has been told why this plugin cannot be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,7 +129,7 @@ pub struct Assembly<'a> {
     pub(crate) stage: Stage,
     pub(crate) span: Span,
     pub(crate) turn: usize,
-    pub(crate) settings: PluginSettings,
+    pub(crate) settings: Settings,
     /// Pickers made for it, as they would be printed.
     pub(crate) nested: Vec<(&'static str, String)>,
 }
@@ -212,7 +212,7 @@ impl Assembly<'_> {
     /// If the plugin does not declare the parameter as a picker that is required or has a default.
     pub fn picker(&mut self, parameter: &'static str) -> Result<Box<dyn Pick>, AssemblyRefused> {
         let setting = self.settings.find(parameter).cloned();
-        let Some(Setting { value: GivenSetting::Plugin(node), .. }) = setting else {
+        let Some(Setting { value: GivenSetting::Nested(node), .. }) = setting else {
             panic!("plugin `{}` must declare `{parameter}` as a picker", self.plugin);
         };
         let made = make(self.blueprint, &node, Stage::Pick, self.turn)?;
@@ -300,7 +300,7 @@ pub(crate) fn make(
     stage: Stage,
     turn: usize,
 ) -> Result<NamedPlugin, AssemblyRefused> {
-    let entry = SettingEntry::plugin(node, stage).map_err(|problem| refused(blueprint, problem))?;
+    let entry = plugin_entry(node, stage).map_err(|problem| refused(blueprint, problem))?;
     let first_use = blueprint.uses.len();
     let made = make_entry(blueprint, &entry, stage, turn);
     if made.is_err() {
@@ -324,8 +324,7 @@ fn make_entry(
     blueprint.meet(plugin, entry.span);
     let before = blueprint.problems.len();
     let reserved = reserved(stage);
-    let settings =
-        PluginSettings::read(entry, plugin.parameters, reserved, &mut blueprint.problems);
+    let settings = Settings::read(entry, plugin.parameters, reserved, &mut blueprint.problems);
     if blueprint.problems.len() > before {
         return Err(AssemblyRefused(()));
     }
@@ -361,6 +360,12 @@ fn make_entry(
     Ok(NamedPlugin { span: entry.span, plugin: made, card, reserved })
 }
 
+fn plugin_entry(node: &Node, stage: Stage) -> Result<SettingEntry<'_>, Problem> {
+    let key = stage.key();
+    let cure = format!("write `{key}` plugins as `name` or `name: {{parameter: value}}`");
+    SettingEntry::read(node, "plugin").map_err(|problem| problem.cure(cure))
+}
+
 /// Takes down the slots that a plugin would use if it could be made, or the one that was probably
 /// meant: so that one slip is one problem, and not a problem for each of its readers too.
 fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &SettingEntry<'_>, turn: usize) {
@@ -370,10 +375,8 @@ fn assume(blueprint: &mut Blueprint, stage: Stage, entry: &SettingEntry<'_>, tur
     blueprint.meet(plugin, entry.span);
     let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
     std::mem::swap(&mut draft.slots, &mut blueprint.slots);
-    let example = crate::yaml::parse(plugin.example);
-    if let Some(entry) =
-        example.as_ref().ok().and_then(|node| SettingEntry::plugin(node, stage).ok())
-    {
+    let example = parse(plugin.example);
+    if let Some(entry) = example.as_ref().ok().and_then(|node| plugin_entry(node, stage).ok()) {
         // Whether the example can be made here does not matter: only which slots it asks for.
         let _ = make_entry(&mut draft, &entry, stage, turn);
     }

@@ -9,17 +9,17 @@ mod holds;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use wornpath_yaml::{
+    Node, Parameter, Problem, ProblemKind, Problems, SettingEntry, Settings, Takes, Yaml, nearest,
+    parse, unknown_keys,
+};
+
 pub use build::{BuildError, BuiltFleet};
 pub(crate) use holds::HOLDS;
 pub use holds::{HeldPrompt, HeldText};
 
 use crate::fleet::{BreakerState, EventTrust, Health, PodFacts, Topology};
 use crate::name::Role;
-use crate::parameter::{Parameter, Takes};
-use crate::problem::{Problem, ProblemKind, Problems};
-use crate::settings::{PluginSettings, SettingEntry, unknown_keys};
-use crate::suggest::nearest;
-use crate::yaml::{self, Node, Yaml};
 
 /// A described fleet.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -108,7 +108,7 @@ impl FleetSpec {
     /// Everything that is wrong with it.
     pub fn read(file: &str, text: &str) -> Result<Self, Problems> {
         let mut problems = Vec::new();
-        let described = match yaml::parse(text) {
+        let described = match parse(text) {
             Ok(root) => description(&root, &mut problems),
             Err(problem) => {
                 problems.push(problem);
@@ -141,7 +141,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
     }
     let mut fleet = FleetSpec::default();
     for entry in maps(root, "models", problems) {
-        let settings = PluginSettings::read(&entry, MODEL, &[], problems);
+        let settings = Settings::read(&entry, MODEL, &[], problems);
         let name: String = settings.or("name", String::new());
         let twin = fleet.models.iter().find(|other| other.name == name).map(|_| "models");
         problems.extend(misnamed(&settings, twin));
@@ -154,7 +154,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
     }
     let served: Vec<_> = fleet.models.iter().map(|model| model.name.clone()).collect();
     for entry in maps(root, "pods", problems) {
-        let settings = PluginSettings::read(&entry, POD, &["holds"], problems);
+        let settings = Settings::read(&entry, POD, &["holds"], problems);
         let pod = pod(&entry, &settings, &served, problems);
         let twin = fleet.pods.iter().find(|other| other.facts.name == pod.facts.name);
         problems.extend(misnamed(&settings, twin.map(|_| "pods")));
@@ -168,7 +168,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
 }
 
 /// What is wrong with the name of a pod or a model: it is empty, or another of these has it.
-fn misnamed(settings: &PluginSettings, twins: Option<&str>) -> Option<Problem> {
+fn misnamed(settings: &Settings, twins: Option<&str>) -> Option<Problem> {
     let setting = settings.find("name")?;
     let name: String = settings.maybe("name")?;
     let message = match twins {
@@ -211,7 +211,7 @@ fn maps<'a>(
 
 fn pod(
     entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
+    settings: &Settings,
     served: &[String],
     problems: &mut Vec<Problem>,
 ) -> PodSpec {
@@ -277,17 +277,13 @@ fn pod(
 }
 
 /// A request computes its prompt or decodes, never both.
-fn least_requests(settings: &PluginSettings) -> u32 {
+fn least_requests(settings: &Settings) -> u32 {
     let some = |name| u32::from(settings.or::<u64>(name, 0) > 0);
     some("prefill_tokens") + some("decode_tokens")
 }
 
 /// What no pod can be.
-fn impossible(
-    entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
-    served: &[String],
-) -> Vec<Problem> {
+fn impossible(entry: &SettingEntry<'_>, settings: &Settings, served: &[String]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut refuse = |name: &str, message: String, cure: &str| {
         let span = settings.find(name).map_or(entry.span, |setting| setting.span);

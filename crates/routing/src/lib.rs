@@ -11,22 +11,25 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use wornpath_index::{Index, Limits};
+//! use wornpath_index::{Index, IndexLimits};
 //! use wornpath_routing::{
-//!     Desk, Fleet, Outcome, Pod, PodFacts, Profile, Request, Rng, Surroundings, World,
+//!     DecisionEnv, DecisionState, Fleet, FleetPod, Outcome, PodFacts, Profile, ProfileEnv, Request,
+//!     Rng,
 //! };
 //!
 //! let profile = "filter: [healthy]\nscore: [least_load]\npick: max_score\n";
-//! let profile = Profile::check("mine.yaml", profile, &Surroundings::default())?;
+//! let profile = Profile::check("mine.yaml", profile, &ProfileEnv::default())?;
 //!
-//! let index = Index::new(Limits::default(), 7);
-//! let pod = Pod::new(index.add_pod()?, PodFacts::serving("a", "qwen3"));
-//! let (fleet, mut desk, mut rng) = (Fleet::new(vec![pod]), Desk::new(&index), Rng::new(1));
+//! let index = Index::new(IndexLimits::default(), 7);
+//! let pod = FleetPod::new(index.add_pod()?, PodFacts::serving("a", "qwen3"));
+//! let fleet = Fleet::new(vec![pod]);
+//! let mut desk = DecisionState::new(&index);
+//! let mut rng = Rng::new(1);
 //!
 //! let mut context = profile.context(Request::from_json(br#"{"prompt": "hello"}"#)?);
 //! profile.prepare(&mut context).expect("it can be served");
 //! let now = Duration::ZERO;
-//! let mut world = World { fleet: &fleet, desk: &mut desk, now, rng: &mut rng };
+//! let mut world = DecisionEnv { fleet: &fleet, desk: &mut desk, now, rng: &mut rng };
 //! let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!("a pod is idle") };
 //! assert_eq!(plan.steps[0].pod, Some(fleet.pods()[0].id()));
 //! assert_eq!(fleet.pods()[0].vitals().requests(), 1);
@@ -40,36 +43,29 @@ mod assembly;
 mod bytes;
 mod context;
 mod decide;
-pub mod document;
 mod explain;
 mod fleet;
 pub mod fleet_spec;
 mod messages;
 mod models;
 mod name;
-mod parameter;
 mod plan;
 mod plugin;
 mod plugins;
-mod problem;
 mod profile;
 pub mod queue;
 mod reference;
 mod request;
 mod rng;
 mod selector;
-mod settings;
 pub mod slot;
 mod stage;
-mod suggest;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "text")]
 mod text;
 mod values;
 mod workflow;
-mod yaml;
-mod yaml_writer;
 
 pub use assembly::{Assembly, AssemblyRefused};
 pub use bytes::ByteTokenizer;
@@ -88,14 +84,12 @@ pub use fleet::{
 pub use messages::Messages;
 pub use models::{Models, RoutedModel, Tokenize, TokenizeError};
 pub use name::{Name, Role};
-pub use parameter::{Absent, FromValue, Parameter, Takes, Value};
 pub use plan::{
     AfterFailure, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome, PlanStep,
     RoutingPlan, SkippedBecause, Start, Transfer,
 };
-pub use plugin::{Make, Plugin, Registry, Stage};
+pub use plugin::{Make, PICKER, Plugin, Registry, Stage};
 pub use plugins::SPEEDS;
-pub use problem::{Problem, ProblemKind, Problems, Span};
 pub use profile::{PluginView, Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
 pub use request::{ModelChoice, Prompt, Request, RequestError};
 pub use rng::Rng;
@@ -107,3 +101,14 @@ pub use stage::{
 #[cfg(feature = "text")]
 pub use text::TextTokenizer;
 pub use values::{Attributes, BlockHashes, Picked, PlanHint, RingKey, SessionKey, Tokens};
+pub use wornpath_yaml::{
+    Absent, FromValue, Parameter, Problem, ProblemKind, Problems, Span, Takes, Value,
+};
+
+/// The reader of profiles, for crates whose own documents are read the same way.
+pub mod document {
+    pub use wornpath_yaml::{
+        Node, Quoted, SettingEntry, Settings as PluginSettings, Yaml, nearest, parameter_table,
+        parse, unknown_keys,
+    };
+}

@@ -1,8 +1,12 @@
 //! What the registry knows of a plugin, and the registry.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
-use crate::parameter::Parameter;
 use crate::stage::{Filter, Pick, Prepare, Score};
+
+/// The type of a parameter that is another picker; [`Assembly::picker`] makes it.
+pub const PICKER: Takes = Takes::Nested("a picker, such as `max_score`");
 
 /// A plugin as the registry knows it: everything but the running thing.
 #[derive(Clone, Copy, Debug)]

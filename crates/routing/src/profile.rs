@@ -11,6 +11,8 @@ mod without_events;
 use std::sync::Arc;
 use std::time::Duration;
 
+use wornpath_yaml::{Node, Problem, Problems, parse};
+
 pub(crate) use hold::HOLD;
 use render::ProfileView;
 pub use render::{PluginView, SlotGraph, StepView};
@@ -21,7 +23,6 @@ use crate::explain::Recorder;
 use crate::models::Models;
 use crate::name::Role;
 use crate::plugin::Registry;
-use crate::problem::{Problem, Problems};
 use crate::queue::{QueueRules, Tenant};
 use crate::request::Request;
 use crate::selector::Filtering;
@@ -29,7 +30,6 @@ use crate::slot::{ProfileId, Reads, SlotKind, Slots};
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::{Attributes, BlockHashes, Tokens};
 use crate::workflow::WorkflowStep;
-use crate::yaml::Node;
 
 /// How requests are routed: made by [`Profile::check`], shared by all threads.
 pub struct Profile {
@@ -77,7 +77,7 @@ impl Profile {
     /// # Errors
     /// Everything that is wrong with it, not only the first thing.
     pub fn check(file: &str, text: &str, surroundings: &ProfileEnv) -> Result<Self, Problems> {
-        crate::yaml::parse(text)
+        parse(text)
             .map_err(|problem| vec![problem])
             .and_then(|root| Self::check_node(&root, surroundings))
             .map_err(|problems| Problems::new("profile", file, text, problems))

@@ -7,18 +7,18 @@ mod dead_settings;
 
 use std::time::Duration;
 
+use wornpath_yaml::{
+    Node, Parameter, Problem, ProblemKind, Quoted, SettingEntry, Settings, Span, Takes, Value,
+    Yaml, writer,
+};
+
 use dead_settings::{SettingScope, before_late, said_by_transfer, says_nothing};
 
 use crate::name::{Name, Role};
-use crate::parameter::{Parameter, Takes, Value};
 use crate::plan::{AfterFailure, FailurePolicy, Mutation, Start, Transfer};
-use crate::problem::{Problem, ProblemKind, Span};
 use crate::selector::Selector;
-use crate::settings::{PluginSettings, SettingEntry};
 use crate::slot::Writes;
 use crate::values::Picked;
-use crate::yaml::{Node, Yaml};
-use crate::yaml_writer;
 
 /// More steps are no workflow that anybody has; every one is selected for with every decision.
 const MOST_STEPS: usize = 32;
@@ -178,10 +178,8 @@ pub(crate) fn read(
     whole: Span,
     problems: &mut Vec<Problem>,
 ) -> Vec<StepDraft> {
-    let nothing = Node {
-        span: whole,
-        value: Yaml::Scalar { text: "single".to_owned(), quoted: crate::yaml::Quoted::No },
-    };
+    let nothing =
+        Node { span: whole, value: Yaml::Scalar { text: "single".to_owned(), quoted: Quoted::No } };
     let node = node.unwrap_or(&nothing);
     if let Some(steps) = node.get("steps")
         && let Yaml::Map(entries) = &node.value
@@ -199,7 +197,7 @@ pub(crate) fn read(
     match entry.name {
         "single" => {
             let entry = SettingEntry { name: Role::SERVE, ..entry };
-            let settings = PluginSettings::read(&entry, STEP, &[], problems);
+            let settings = Settings::read(&entry, STEP, &[], problems);
             says_nothing(&entry, SettingScope { before: 0, after: 0 }, problems);
             vec![draft(&entry, &settings, SelectorPlace::Top)]
         }
@@ -247,7 +245,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
                             .cure("give each step a name of its own"),
                     );
                 }
-                let settings = PluginSettings::read(&entry, STEP, &[], problems);
+                let settings = Settings::read(&entry, STEP, &[], problems);
                 let after = items.len() - 1 - before;
                 says_nothing(&entry, SettingScope { before, after }, problems);
                 steps.push(draft(&entry, &settings, SelectorPlace::Named(entry.name.to_owned())));
@@ -261,7 +259,7 @@ fn read_steps(node: &Node, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
 /// Two steps with the protocol's mutations filled in.
 fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<StepDraft> {
     let steps = [Role::PREFILL, Role::DECODE];
-    let settings = PluginSettings::read(entry, PREFILL_DECODE, &steps, problems);
+    let settings = Settings::read(entry, PREFILL_DECODE, &steps, problems);
     let transfer = transfer(settings.or("transfer", "nixl"));
     let mut drafts = Vec::new();
     for name in steps {
@@ -274,7 +272,7 @@ fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<
                 continue;
             }
         };
-        let settings = PluginSettings::read(&step, STEP, &[], problems);
+        let settings = Settings::read(&step, STEP, &[], problems);
         said_by_transfer(&step, problems);
         if name == Role::DECODE {
             says_nothing(&step, SettingScope { before: 1, after: 0 }, problems);
@@ -295,11 +293,7 @@ fn prefill_decode(entry: &SettingEntry<'_>, problems: &mut Vec<Problem>) -> Vec<
     drafts
 }
 
-fn draft(
-    entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
-    selector: SelectorPlace,
-) -> StepDraft {
+fn draft(entry: &SettingEntry<'_>, settings: &Settings, selector: SelectorPlace) -> StepDraft {
     let span_of = |name| settings.find(name).map_or(entry.span, |setting| setting.span);
     let role = settings.maybe::<String>("role").unwrap_or_else(|| entry.name.to_owned());
     let selector = settings.maybe("selector").map_or(selector, SelectorPlace::Named);
@@ -360,13 +354,13 @@ impl StepRules {
     /// As it would be written in `steps`, without the name.
     pub(crate) fn written(&self) -> String {
         let mut all = vec![
-            format!("role: {}", yaml_writer::word(self.role.as_str())),
+            format!("role: {}", writer::word(self.role.as_str())),
             format!("attempts: {}", self.failure.attempts),
             format!("then: {}", self.failure.then.word()),
             format!("fallbacks: {}", self.fallbacks),
         ];
-        all.extend(self.deadline.map(|time| format!("deadline: {}", yaml_writer::time(time))));
-        all.extend(self.lease.map(|time| format!("lease: {}", yaml_writer::time(time))));
+        all.extend(self.deadline.map(|time| format!("deadline: {}", writer::time(time))));
+        all.extend(self.lease.map(|time| format!("lease: {}", writer::time(time))));
         all.push(format!("bind: {}", if self.bind == Bind::Late { "late" } else { "early" }));
         let start = if self.start == Start::Together { "together" } else { "after" };
         all.push(format!("start: {start}"));

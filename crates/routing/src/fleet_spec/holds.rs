@@ -2,13 +2,12 @@
 
 use serde_json::Value;
 use wornpath_index::Tier;
+use wornpath_yaml::{
+    Node, Parameter, Problem, ProblemKind, SettingEntry, Settings, Takes, Yaml, json,
+};
 
 use super::maps;
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes, json};
-use crate::problem::{Problem, ProblemKind};
-use crate::settings::{PluginSettings, SettingEntry};
-use crate::yaml::{Node, Yaml};
 
 /// A prompt that a pod holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,7 +58,7 @@ pub(super) fn holds(
     let whole = Node { span: key.span, value: Yaml::Map(vec![(key.clone(), value.clone())]) };
     let mut held = Vec::new();
     for entry in maps(&whole, "holds", problems) {
-        let settings = PluginSettings::read(&entry, HOLDS, &["messages"], problems);
+        let settings = Settings::read(&entry, HOLDS, &["messages"], problems);
         let prompt = match text(&entry, &settings) {
             Ok(prompt) => prompt,
             Err(problem) => {
@@ -88,7 +87,7 @@ pub(super) fn holds(
     held
 }
 
-fn text(entry: &SettingEntry<'_>, settings: &PluginSettings) -> Result<HeldText, Problem> {
+fn text(entry: &SettingEntry<'_>, settings: &Settings) -> Result<HeldText, Problem> {
     let messages = entry.settings.iter().find(|(key, _)| key.text() == Some("messages"));
     match (settings.maybe::<Vec<String>>("tokens"), settings.maybe("text"), messages) {
         (Some(ids), None, None) => tokens(&ids, entry, settings),
@@ -106,7 +105,7 @@ fn text(entry: &SettingEntry<'_>, settings: &PluginSettings) -> Result<HeldText,
 fn tokens(
     ids: &[String],
     entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
+    settings: &Settings,
 ) -> Result<HeldText, Problem> {
     let mut tokens = Vec::new();
     for id in ids {

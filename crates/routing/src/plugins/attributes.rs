@@ -1,9 +1,10 @@
 //! `attributes`: headers and body fields as named values, for filters, scorers and expressions.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::source::DepthSource;
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};

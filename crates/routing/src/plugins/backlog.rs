@@ -4,11 +4,12 @@
 //! elsewhere nor be overtaken; what waits in the router can, until a pod is about to have time for it. The cap is in
 //! milliseconds, so that it means the same for every engine and every length of prompt.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::cost::PodSpeeds;
 use super::predicted_ttft::{ENGINE, RATES, SPEED, speeds};
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Filter, HeldDepth, Rejection, WhenEmpty};
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::models::Models;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::{Reads, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};

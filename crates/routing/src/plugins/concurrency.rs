@@ -1,8 +1,9 @@
 //! `concurrency`: keeps pods that are below a cap.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, Vitals};
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, EventTrust, Vitals};
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 

@@ -1,10 +1,11 @@
 //! `hash_key`: what consistent hashing hashes.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::rendezvous::affinity;
 use super::source::DepthSource;
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::{Reads, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};

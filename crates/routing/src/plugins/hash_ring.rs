@@ -2,11 +2,12 @@
 //!
 //! By rendezvous instead of points on a circle; why is told in [`rendezvous`](super::rendezvous).
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::rendezvous::{LoadBound, affinity};
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::slot::Reads;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
@@ -24,7 +25,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
         ),
         Parameter::with_default(
             "otherwise",
-            Takes::Picker,
+            PICKER,
             "max_score",
             "Who picks for a request without key.",
         ),

@@ -1,8 +1,9 @@
 //! `kv_headroom`: keeps pods whose KV cache has room for the request.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};

@@ -1,8 +1,9 @@
 //! `least_load`: the less a pod has to do, the better.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, Vitals};
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 

@@ -1,9 +1,10 @@
 //! `locality`: the nearer to the pod of an earlier step, the better.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, Topology};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Scale, Score};

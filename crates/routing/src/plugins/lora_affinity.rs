@@ -8,10 +8,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use wornpath_index::{Moment, PodId};
+use wornpath_yaml::{Parameter, Takes};
 
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 

@@ -1,9 +1,10 @@
 //! `planned`: the pod that an offline plan names, if it survived the filters; else another picker.
 
+use wornpath_yaml::Parameter;
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::slot::Reads;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
@@ -15,7 +16,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
               picker, and the plan says so.",
     parameters: &[Parameter::with_default(
         "otherwise",
-        Takes::Picker,
+        PICKER,
         "max_score",
         "Who picks for a request without plan, or whose planned pod cannot take it.",
     )],

@@ -2,13 +2,13 @@
 //! the placement costs others. The model is in [`cost`](super::cost).
 
 use wornpath_index::Moment;
+use wornpath_yaml::{Parameter, Takes};
 
 use super::cost::{
     Burden, EngineRates, EngineSpeed, PUBLISHED, Paces, Placement, PodSpeeds, Prices, terms,
 };
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, HeldDepth, Scale, Score};
 

@@ -4,9 +4,10 @@
 //! it lets go when the warm pods have that much more prefill pending than the others, so that a
 //! popular prefix spreads instead of melting one pod.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Filter, HeldDepth, WhenEmpty};
 

@@ -1,9 +1,10 @@
 //! `region`: the nearer a pod's region to the client's, the better.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Scale, Score};

@@ -1,9 +1,10 @@
 //! `role`: of the pods that can play the step's role, keeps those that can play another one too.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
 use crate::name::Role;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection};
 

@@ -1,10 +1,11 @@
 //! `session_key`: which session a request belongs to, by a header, a cookie or a field of the body.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::rendezvous::affinity;
 use super::source::DepthSource;
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};

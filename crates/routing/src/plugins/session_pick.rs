@@ -1,11 +1,12 @@
 //! `session`: the pod that the session was last sent to; another picker for new sessions and for those
 //! whose pod cannot take them.
 
+use wornpath_yaml::Parameter;
+
 use super::sessions::{CAPACITY, LastPods, TTL};
 use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 
@@ -16,12 +17,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     parameters: &[
         TTL,
         CAPACITY,
-        Parameter::with_default(
-            "otherwise",
-            Takes::Picker,
-            "max_score",
-            "Who picks for a new session.",
-        ),
+        Parameter::with_default("otherwise", PICKER, "max_score", "Who picks for a new session."),
     ],
     needs: &[],
     conflicts: &[],

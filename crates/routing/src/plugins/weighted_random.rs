@@ -1,8 +1,9 @@
 //! `weighted_random`: at random, the better the likelier.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::weighted_choice::draw;
 use crate::assembly::{Assembly, AssemblyRefused};
-use crate::parameter::{Parameter, Takes};
 use crate::plugin::{Make, Plugin};
 use crate::rng::Rng;
 use crate::stage::{CandidateSet, Choice, Decision, Pick};

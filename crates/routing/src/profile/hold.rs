@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use wornpath_yaml::{
+    GivenSetting, Node, Parameter, Problem, ProblemKind, SettingEntry, Settings, Span, Takes,
+    Value, Yaml, writer,
+};
+
 use super::render::ProfileView;
 use super::{HoldPolicy, slots, stages};
 use crate::assembly::Blueprint;
-use crate::parameter::{Parameter, Takes, Value};
-use crate::problem::{Problem, ProblemKind, Span};
 use crate::queue::{QueueOrder, QueueRules, Tenant};
-use crate::settings::{GivenSetting, PluginSettings, SettingEntry};
 use crate::values::{Attributes, BlockHashes};
-use crate::yaml::{Node, Yaml};
-use crate::yaml_writer;
 
 /// What can be said of `hold`.
 pub(crate) const HOLD: &[Parameter] = &[
@@ -77,10 +77,10 @@ pub(super) fn holding(
         }
     };
     let entry = SettingEntry { name: "hold", span, settings: entries };
-    let settings = PluginSettings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
+    let settings = Settings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
     let order = order(&entry, &settings, blueprint);
     let has_patience = matches!(order, QueueOrder::ShortestFirst { .. });
-    for setting in &settings.all {
+    for setting in settings.all() {
         if let GivenSetting::Value(value) = &setting.value
             && (has_patience || setting.name != "patience")
         {
@@ -114,11 +114,7 @@ pub(super) fn holding(
 }
 
 /// Reads `order`, and whether what else is said goes with it.
-fn order(
-    entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
-    blueprint: &mut Blueprint,
-) -> QueueOrder {
+fn order(entry: &SettingEntry<'_>, settings: &Settings, blueprint: &mut Blueprint) -> QueueOrder {
     let word = settings.or("order", "shortest_first");
     let order = match word {
         "shortest_first" => {
@@ -141,7 +137,7 @@ fn order(
     order
 }
 
-fn shares(settings: &PluginSettings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
+fn shares(settings: &Settings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
     const MOST: f64 = 1_000_000.0;
     let given: Vec<(String, f64)> = settings.or("shares", Vec::new());
     let is_share = |share: f64| (1.0..=MOST).contains(&share) && share.fract() == 0.0;
@@ -181,6 +177,6 @@ pub(super) fn speculate(
             }
         },
     };
-    sheet.speculate = time.map_or_else(|| "off".to_owned(), yaml_writer::time);
+    sheet.speculate = time.map_or_else(|| "off".to_owned(), writer::time);
     time
 }

@@ -1,5 +1,7 @@
 //! From YAML to a profile, taking down every problem on the way.
 
+use wornpath_yaml::{Node, Problem, ProblemKind, Yaml, unknown_keys};
+
 use super::hold::{holding, speculate};
 use super::render::ProfileView;
 use super::stages::list;
@@ -8,10 +10,7 @@ use super::without_events::without_events;
 use super::{Profile, ProfileEnv, slots};
 use crate::assembly::{Blueprint, BuiltPlugin, make};
 use crate::plugin::Stage;
-use crate::problem::{Problem, ProblemKind};
-use crate::settings::unknown_keys;
 use crate::workflow;
-use crate::yaml::{Node, Yaml};
 
 const KEYS: [&str; 10] = [
     "description",

@@ -3,11 +3,11 @@
 use std::fmt::{self, Write};
 
 use serde_json::{Value, json};
+use wornpath_yaml::writer::{quoted, word};
 
 use crate::name::{Name, Role};
 use crate::plugin::Stage;
 use crate::workflow::SelectorPlace;
-use crate::yaml_writer::{quoted, word};
 
 /// One plugin in its place.
 #[derive(Clone, PartialEq, Debug)]

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use wornpath_yaml::{Problem, ProblemKind, Span, parse};
+
 use crate::assembly::{Blueprint, LATE, SlotAccess, Use, make};
 use crate::plugin::{Plugin, Stage};
-use crate::problem::{Problem, ProblemKind, Span};
 use crate::slot::Slot;
 
 /// Takes down that the pipeline itself reads a slot.
@@ -104,7 +105,7 @@ fn no_writer(blueprint: &Blueprint, slot: usize, reader: &Use) -> Problem {
 fn writers_of(blueprint: &Blueprint, slot: usize) -> Vec<String> {
     let mut names = Vec::new();
     for plugin in blueprint.registry.plugins() {
-        let Ok(node) = crate::yaml::parse(plugin.example) else { continue };
+        let Ok(node) = parse(plugin.example) else { continue };
         let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
         draft.slots = blueprint.slots.clone();
         let _ = make(&mut draft, &node, plugin.stage(), 0);

@@ -1,13 +1,12 @@
 //! The plugins of one stage: made, weighed, and judged together.
 
+use wornpath_yaml::{Node, Problem, ProblemKind, Span, Yaml, number};
+
 use super::render::PluginView;
 use crate::assembly::{Blueprint, BuiltPlugin, LATE, make};
-use crate::parameter::number;
 use crate::plugin::Stage;
-use crate::problem::{Problem, ProblemKind, Span};
 use crate::selector::{Filtering, Scoring};
 use crate::stage::{Scale, WhenEmpty};
-use crate::yaml::{Node, Yaml};
 
 /// More plugins in one stage are a slip of whoever wrote the file by a program.
 const MOST_PLUGINS: usize = 64;

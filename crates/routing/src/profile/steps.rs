@@ -1,18 +1,16 @@
 //! The steps of the workflow, each with the selector that finds its pod.
 
+use wornpath_yaml::writer::word;
+use wornpath_yaml::{Node, Problem, ProblemKind, Yaml, nearest, unknown_keys};
+
 use super::render::{PluginView, ProfileView, StepView};
 use super::stages::{filters, list, scorers};
 use crate::assembly::{Blueprint, BuiltPlugin, LATE, make};
 use crate::plugin::Stage;
-use crate::problem::{Problem, ProblemKind};
 use crate::selector::{Picking, Selector};
-use crate::settings::unknown_keys;
 use crate::slot::Slot;
-use crate::suggest::nearest;
 use crate::values::Picked;
 use crate::workflow::{Bind, SelectorPlace, StepDraft, WorkflowStep};
-use crate::yaml::{Node, Yaml};
-use crate::yaml_writer::word;
 
 const SELECTOR_KEYS: [&str; 3] = ["filter", "score", "pick"];
 

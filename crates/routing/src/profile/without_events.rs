@@ -3,12 +3,12 @@
 //! Their caches can only be guessed from what they were sent. Whether that is good enough is for a profile to say, not
 //! for the router to do in silence.
 
+use wornpath_yaml::{Node, Problem, ProblemKind};
+
 use super::render::ProfileView;
 use super::slots;
 use crate::assembly::Blueprint;
-use crate::problem::{Problem, ProblemKind};
 use crate::values::BlockHashes;
-use crate::yaml::Node;
 
 /// What becomes of pods that never tell what they hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,8 +1,8 @@
 //! What a step says in vain: it would be ignored, or contradict what is said elsewhere.
 
+use wornpath_yaml::{Problem, ProblemKind, SettingEntry};
+
 use super::{Bind, StepDraft};
-use crate::problem::{Problem, ProblemKind};
-use crate::settings::SettingEntry;
 
 /// How many steps stand around one.
 #[derive(Clone, Copy)]

@@ -1,33 +1,37 @@
-//! YAML with the place of every value, so that a problem can be shown where it stands.
+//! Parses YAML into a tree whose every value has a position.
+//!
+//! Serde-based readers lose the position of a value, and a diagnostic needs it. What could be read
+//! in two ways is an error: a key twice, a tag, an anchor, a second document.
 
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span as Range, Tag};
 
-use crate::problem::{Problem, ProblemKind, Span};
+use crate::problem::{Problem, ProblemKind};
+use crate::snippet::Span;
 
-/// Deeper nesting is no profile, and would only serve to exhaust the stack.
+/// Bounds the recursion, so that no document can exhaust the stack.
 const DEEPEST: usize = 32;
 
-/// YAML reads a key without ceremony only if it has at most 1024 characters, and each of ours may have to
-/// be escaped when it is printed.
+/// YAML allows 1024 characters for a key in this style, and each of ours may be printed as an escape
+/// of several.
 const LONGEST_KEY: usize = 128;
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Node {
-    /// Where it stands.
+    /// Line, column and length in the document.
     pub span: Span,
-    /// What it is.
+    /// The value itself.
     pub value: Yaml,
 }
 
-/// What a value is.
+/// A YAML value. Scalars keep their text; the reader of a setting gives it a type.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Yaml {
     /// Nothing, `~` or `null`.
     Null,
-    /// Text as written; `quoted` says that it is no number even if it looks like one.
+    /// Text as written. A quoted scalar is text even if it looks like a number.
     Scalar {
         /// The text.
         text: String,
@@ -50,7 +54,7 @@ pub enum Quoted {
 }
 
 impl Node {
-    pub(crate) fn null(span: Span) -> Self {
+    pub(crate) const fn null(span: Span) -> Self {
         Self { span, value: Yaml::Null }
     }
 
@@ -63,7 +67,7 @@ impl Node {
         }
     }
 
-    /// What it is, for messages.
+    /// The kind of value, as messages name it.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match &self.value {
@@ -84,10 +88,10 @@ impl Node {
     }
 }
 
-/// The one document in `text`.
+/// Parses the one document in `text`.
 ///
 /// # Errors
-/// If it is no YAML, or has what would be ignored or guessed.
+/// If `text` is not YAML, is empty, or uses a part of YAML that is not accepted.
 pub fn parse(text: &str) -> Result<Node, Problem> {
     let mut reader = YamlReader { parser: Parser::new_from_str(text), end: Span::default() };
     loop {
