@@ -12,10 +12,10 @@ use crate::fleet::Candidate;
 use crate::name::Name;
 use crate::plan::{AfterFailure, Hold, Mark, Outcome, SkippedBecause};
 use crate::profile::Profile;
-use crate::queue::{QueueEntry, Tenant};
-use crate::selector::{Filtering, NoCandidate, SelectedPod};
-use crate::stage::{Decision, Rejection};
+use crate::selector::{NoCandidate, SelectedPod};
+use crate::stage::{ConfiguredFilter, Decision, Rejection};
 use crate::values::Picked;
+use crate::wait_queue::{QueueEntry, Tenant};
 use crate::workflow::{Bind, WorkflowStep};
 
 /// For each token of a prompt that is to be computed: of the order of real engines, and used only where
@@ -156,7 +156,7 @@ impl<'a> DecisionRun<'a, '_> {
                 continue;
             }
             let is_last = at + 1 == profile.steps.len();
-            if self.context.request.is_several && step.rules.hands_over() && !is_last {
+            if self.context.request.is_several && step.rules.offers_kv() && !is_last {
                 self.leave_out(step, SkippedBecause::SeveralPrompts);
                 continue;
             }
@@ -179,7 +179,7 @@ impl<'a> DecisionRun<'a, '_> {
                     self.leave_out(step, SkippedBecause::NoPod);
                 }
                 // Only the next step's pod tells whether this one is needed at all.
-                Err(nobody) if retry.step.is_none() && step.rules.may_be_needless() && !is_last => {
+                Err(nobody) if retry.step.is_none() && step.rules.is_conditional() && !is_last => {
                     taken.push(ReservedPod { step, bound: None, nobody: Some(nobody) });
                 }
                 Err(nobody) => return Err(nobody),
@@ -309,7 +309,7 @@ impl<'a> DecisionRun<'a, '_> {
         let (step, bound) = first?;
         let scene = self.scene(step);
         let passes =
-            self.profile.holding.unless.iter().all(|Filtering { name, filter, .. }| {
+            self.profile.holding.unless.iter().all(|ConfiguredFilter { name, filter, .. }| {
                 let started = recorder.as_deref().map(Recorder::now);
                 let mut keep = [true];
                 filter.keep(&scene, &[bound.candidate], &mut keep);

@@ -11,8 +11,7 @@ use wornpath_index::PodId;
 
 use crate::fleet::{Candidate, Fleet, FleetPod};
 use crate::name::{Name, Role};
-use crate::selector::Scoring;
-use crate::stage::{CandidateSet, Choice, Decision, Scale, WhenEmpty};
+use crate::stage::{CandidateSet, Choice, ConfiguredScorer, Decision, Scale, WhenEmpty};
 
 /// Everything that went into one decision.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -210,7 +209,7 @@ impl<'a> Recorder<'a> {
 
     pub(crate) fn scored(
         &mut self,
-        scoring: &Scoring,
+        scoring: &ConfiguredScorer,
         candidates: &[Candidate],
         scores: &[f64],
         started: Duration,

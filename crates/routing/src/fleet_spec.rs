@@ -140,7 +140,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
         unknown_keys(entries, &["models", "pods"], "a fleet", problems);
     }
     let mut fleet = FleetSpec::default();
-    for entry in maps(root, "models", problems) {
+    for entry in SettingEntry::list(root, "models", problems) {
         let settings = Settings::read(&entry, MODEL, &[], problems);
         let name: String = settings.or("name", String::new());
         let twin = fleet.models.iter().find(|other| other.name == name).map(|_| "models");
@@ -153,7 +153,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
         });
     }
     let served: Vec<_> = fleet.models.iter().map(|model| model.name.clone()).collect();
-    for entry in maps(root, "pods", problems) {
+    for entry in SettingEntry::list(root, "pods", problems) {
         let settings = Settings::read(&entry, POD, &["holds"], problems);
         let pod = pod(&entry, &settings, &served, problems);
         let twin = fleet.pods.iter().find(|other| other.facts.name == pod.facts.name);
@@ -180,33 +180,6 @@ fn misnamed(settings: &Settings, twins: Option<&str>) -> Option<Problem> {
         Problem::new(ProblemKind::Syntax, setting.span, message)
             .cure("give each a name of its own"),
     )
-}
-
-/// The maps in the list under `key`.
-fn maps<'a>(
-    root: &'a Node,
-    key: &'static str,
-    problems: &mut Vec<Problem>,
-) -> Vec<SettingEntry<'a>> {
-    let Some(node) = root.get(key) else { return Vec::new() };
-    let wrong = |node: &Node| {
-        let message = format!("`{key}` must be a list of maps; this is {}", node.kind());
-        Problem::new(ProblemKind::Syntax, node.span, message).cure("write `- name: …` for each")
-    };
-    let Yaml::List(items) = &node.value else {
-        problems.push(wrong(node));
-        return Vec::new();
-    };
-    let mut entries = Vec::new();
-    for item in items {
-        match &item.value {
-            Yaml::Map(settings) => {
-                entries.push(SettingEntry { name: key, span: item.span, settings })
-            }
-            _ => problems.push(wrong(item)),
-        }
-    }
-    entries
 }
 
 fn pod(

@@ -40,12 +40,12 @@
 #![forbid(unsafe_code)]
 
 mod assembly;
-mod bytes;
 mod context;
 mod decide;
 mod explain;
 mod fleet;
 pub mod fleet_spec;
+mod held_requests;
 mod messages;
 mod models;
 mod name;
@@ -53,7 +53,6 @@ mod plan;
 mod plugin;
 mod plugins;
 mod profile;
-pub mod queue;
 mod reference;
 mod request;
 mod rng;
@@ -65,10 +64,10 @@ mod testing;
 #[cfg(feature = "text")]
 mod text;
 mod values;
+mod wait_queue;
 mod workflow;
 
-pub use assembly::{Assembly, AssemblyRefused};
-pub use bytes::ByteTokenizer;
+pub use assembly::PluginView;
 pub use context::{
     DecisionEnv, DecisionState, PendingInsert, PredictionRollback, RoutingContext, RoutingHistory,
 };
@@ -82,21 +81,21 @@ pub use fleet::{
     Vitals,
 };
 pub use messages::Messages;
-pub use models::{Models, RoutedModel, Tokenize, TokenizeError};
+pub use models::{ByteTokenizer, Models, RoutedModel, Tokenize, TokenizeError};
 pub use name::{Name, Role};
 pub use plan::{
     AfterFailure, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome, PlanStep,
     RoutingPlan, SkippedBecause, Start, Transfer,
 };
-pub use plugin::{Make, PICKER, Plugin, Registry, Stage};
+pub use plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin, Registry};
 pub use plugins::SPEEDS;
-pub use profile::{PluginView, Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
+pub use profile::{Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
 pub use request::{ModelChoice, Prompt, Request, RequestError};
 pub use rng::Rng;
 pub use slot::{Reads, Slot, Writes};
 pub use stage::{
     CandidateSet, Choice, Decision, Fallbacks, Filter, HeldBlocks, HeldDepth, Pick, Prepare,
-    Preparing, Rejection, Scale, Score, WhenEmpty,
+    Preparing, Rejection, Scale, Score, Stage, WhenEmpty,
 };
 #[cfg(feature = "text")]
 pub use text::TextTokenizer;
@@ -104,6 +103,15 @@ pub use values::{Attributes, BlockHashes, Picked, PlanHint, RingKey, SessionKey,
 pub use wornpath_yaml::{
     Absent, FromValue, Parameter, Problem, ProblemKind, Problems, Span, Takes, Value,
 };
+
+/// The queue of requests that wait for a pod.
+pub mod queue {
+    pub use crate::held_requests::{Dequeued, HeldRequest, HeldRequests, Redecision};
+    pub use crate::wait_queue::{
+        Enqueued, Priority, QueueEntry, QueueFull, QueueOrder, QueueRules, QueueRulesError, Tenant,
+        Ticket, WaitQueue,
+    };
+}
 
 /// The reader of profiles, for crates whose own documents are read the same way.
 pub mod document {

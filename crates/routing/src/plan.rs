@@ -9,8 +9,8 @@ use wornpath_index::{Location, Moment, PodId, Tier};
 
 use crate::fleet::Reservation;
 use crate::name::{Name, Role};
-use crate::queue::QueueEntry;
 use crate::stage::Rejection;
+use crate::wait_queue::QueueEntry;
 
 /// What is to become of a request now.
 #[derive(Debug)]

@@ -4,31 +4,28 @@ mod hold;
 mod read;
 mod render;
 mod slots;
+mod speculation;
 mod stages;
 mod steps;
-mod without_events;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use wornpath_yaml::{Node, Problem, Problems, parse};
-
 pub(crate) use hold::HOLD;
 use render::ProfileView;
-pub use render::{PluginView, SlotGraph, StepView};
-pub use without_events::WithoutEvents;
+pub use render::{SlotGraph, StepView};
+pub use speculation::WithoutEvents;
 
 use crate::context::RoutingContext;
 use crate::explain::Recorder;
 use crate::models::Models;
 use crate::name::Role;
 use crate::plugin::Registry;
-use crate::queue::{QueueRules, Tenant};
 use crate::request::Request;
-use crate::selector::Filtering;
 use crate::slot::{ProfileId, Reads, SlotKind, Slots};
-use crate::stage::{Prepare, Preparing, Rejection};
+use crate::stage::{ConfiguredFilter, Prepare, Preparing, Rejection};
 use crate::values::{Attributes, BlockHashes, Tokens};
+use crate::wait_queue::{QueueRules, Tenant};
 use crate::workflow::WorkflowStep;
 
 /// How requests are routed: made by [`Profile::check`], shared by all threads.
@@ -47,13 +44,13 @@ pub struct Profile {
     pub(crate) speculate: Option<Duration>,
     without_events: WithoutEvents,
     pub(crate) holding: HoldPolicy,
-    sheet: ProfileView,
+    view: ProfileView,
 }
 
 /// When a request waits, and how.
 pub(crate) struct HoldPolicy {
     /// The chosen pod must pass these, or the request waits.
-    pub(crate) unless: Vec<Filtering>,
+    pub(crate) unless: Vec<ConfiguredFilter>,
     /// Of tenants that get more than one share.
     pub(crate) shares: Vec<(Tenant, u32)>,
     pub(crate) patience: Duration,
@@ -72,25 +69,6 @@ pub struct ProfileEnv {
 }
 
 impl Profile {
-    /// Reads and checks a profile. `file` is what problems call it.
-    ///
-    /// # Errors
-    /// Everything that is wrong with it, not only the first thing.
-    pub fn check(file: &str, text: &str, surroundings: &ProfileEnv) -> Result<Self, Problems> {
-        parse(text)
-            .map_err(|problem| vec![problem])
-            .and_then(|root| Self::check_node(&root, surroundings))
-            .map_err(|problems| Problems::new("profile", file, text, problems))
-    }
-
-    /// Checks a profile that stands in a larger document.
-    ///
-    /// # Errors
-    /// Everything that is wrong with it.
-    pub fn check_node(root: &Node, surroundings: &ProfileEnv) -> Result<Self, Vec<Problem>> {
-        read::profile(root, surroundings)
-    }
-
     /// A context for a request that just came.
     #[must_use]
     pub fn context(&self, request: Request) -> RoutingContext {
@@ -130,19 +108,19 @@ impl Profile {
     /// What it says of itself.
     #[must_use]
     pub fn description(&self) -> Option<&str> {
-        self.sheet.description.as_deref()
+        self.view.description.as_deref()
     }
 
     /// The profile as YAML, with every default filled in.
     #[must_use]
     pub fn printed(&self) -> String {
-        self.sheet.printed()
+        self.view.printed()
     }
 
     /// The stages, the plugins in them, and the slots between them.
     #[must_use]
     pub const fn graph(&self) -> &SlotGraph {
-        &self.sheet.graph
+        &self.view.graph
     }
 
     /// Whether it looks at what pods hold.

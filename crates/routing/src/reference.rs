@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use wornpath_yaml::{Problem, parameter_table, parse};
 
-use crate::assembly::{Blueprint, BuiltPlugin, NamedPlugin, make};
+use crate::assembly::{BuiltPlugin, NamedPlugin, make};
 use crate::fleet_spec::{HOLDS, MODEL, POD};
 use crate::models::Models;
-use crate::plugin::{Plugin, Registry, Stage};
+use crate::plugin::{Blueprint, Plugin, Registry};
 use crate::profile::HOLD;
-use crate::stage::{Scale, WhenEmpty};
+use crate::stage::{Scale, Stage, WhenEmpty};
 use crate::workflow::{PREFILL_DECODE, STEP};
 
 const HEAD: &str = "\
@@ -97,11 +97,11 @@ impl Registry {
         let slots = |slots: &[String]| {
             slots.iter().map(|slot| format!("`{slot}`")).collect::<Vec<_>>().join(", ")
         };
-        if !made.card.reads.is_empty() {
-            facts.push(format!("reads {}", slots(&made.card.reads)));
+        if !made.view.reads.is_empty() {
+            facts.push(format!("reads {}", slots(&made.view.reads)));
         }
-        if !made.card.writes.is_empty() {
-            facts.push(format!("writes {}", slots(&made.card.writes)));
+        if !made.view.writes.is_empty() {
+            facts.push(format!("writes {}", slots(&made.view.writes)));
         }
         for (word, named) in [("needs", plugin.needs), ("excludes", plugin.conflicts)] {
             if !named.is_empty() {

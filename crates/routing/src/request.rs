@@ -8,7 +8,7 @@ use wornpath_index::{Moment, PodId};
 
 use crate::messages::Messages;
 use crate::name::Name;
-use crate::queue::Priority;
+use crate::wait_queue::Priority;
 
 /// One request, from arrival to the end of its response.
 #[derive(Clone, PartialEq, Debug, Default)]

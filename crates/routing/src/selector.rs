@@ -5,33 +5,15 @@ use crate::explain::Recorder;
 use crate::fleet::Candidate;
 use crate::rng::Rng;
 use crate::stage::{
-    CandidateSet, Decision, Fallbacks, Filter, Pick, Rejection, Scale, Score, WhenEmpty,
+    CandidateSet, ConfiguredFilter, ConfiguredPicker, ConfiguredScorer, Decision, Fallbacks,
+    Rejection, WhenEmpty,
 };
 
 /// The plugins of one step, made and weighed.
 pub(crate) struct Selector {
-    pub(crate) filters: Vec<Filtering>,
-    pub(crate) scorers: Vec<Scoring>,
-    pub(crate) picker: Picking,
-}
-
-pub(crate) struct Filtering {
-    pub(crate) name: &'static str,
-    pub(crate) filter: Box<dyn Filter>,
-    pub(crate) when_empty: WhenEmpty,
-}
-
-pub(crate) struct Scoring {
-    pub(crate) name: &'static str,
-    pub(crate) scorer: Box<dyn Score>,
-    pub(crate) weight: f64,
-    /// What a whole unit is worth in milliseconds, where units and milliseconds are added.
-    pub(crate) scale_ms: Option<f64>,
-}
-
-pub(crate) struct Picking {
-    pub(crate) name: &'static str,
-    pub(crate) picker: Box<dyn Pick>,
+    pub(crate) filters: Vec<ConfiguredFilter>,
+    pub(crate) scorers: Vec<ConfiguredScorer>,
+    pub(crate) picker: ConfiguredPicker,
 }
 
 /// Who was selected. Fallbacks are in the scratch, as positions among its candidates.
@@ -46,24 +28,6 @@ pub(crate) struct SelectedPod {
 pub(crate) enum NoCandidate {
     Hold,
     Reject(Rejection),
-}
-
-impl Scoring {
-    /// A score `s` adds `offset + factor * s` to the total, of which more is always better.
-    pub(crate) fn line(&self) -> (f64, f64) {
-        match (self.scorer.scale(), self.scale_ms) {
-            (Scale::Unit, None) => (0.0, self.weight),
-            (Scale::Unit, Some(ms)) => (-self.weight * ms, self.weight * ms),
-            (Scale::Milliseconds, _) => (0.0, -self.weight),
-        }
-    }
-
-    /// What a score adds to the total. Without weight nothing, even if a cost is infinite: the product
-    /// would be no number.
-    pub(crate) fn adds(&self, score: f64) -> f64 {
-        let (offset, factor) = self.line();
-        if factor == 0.0 { 0.0 } else { offset + factor * score }
-    }
 }
 
 impl Selector {
@@ -107,7 +71,7 @@ impl Selector {
                 "no pod can play the role `{role}`"
             ))));
         }
-        for Filtering { name, filter, when_empty } in &self.filters {
+        for ConfiguredFilter { name, filter, when_empty } in &self.filters {
             let started = recorder.as_deref().map(Recorder::now);
             scratch.keep.clear();
             scratch.keep.resize(scratch.candidates.len(), true);
@@ -149,7 +113,7 @@ impl Selector {
             scratch.scores.clear();
             scratch.scores.resize(scratch.candidates.len(), 0.0);
             scoring.scorer.score(scene, scratch.candidates, scratch.scores);
-            let (offset, factor) = scoring.line();
+            let (offset, factor) = scoring.linear();
             // Without weight it says nothing, not even of an infinite cost: that would be NaN.
             if factor != 0.0 {
                 for (total, score) in scratch.totals.iter_mut().zip(&*scratch.scores) {

@@ -41,6 +41,28 @@ impl<'a> SettingEntry<'a> {
         }
     }
 
+    /// Reads the list of maps under `key` of `root`; each entry is named `key`. An absent key is an
+    /// empty list.
+    pub fn list(root: &'a Node, key: &'static str, problems: &mut Vec<Problem>) -> Vec<Self> {
+        let Some(node) = root.get(key) else { return Vec::new() };
+        let not_maps = |node: &Node| {
+            let message = format!("`{key}` must be a list of maps; this is {}", node.kind());
+            Problem::new(ProblemKind::Syntax, node.span, message).cure("write `- name: …` for each")
+        };
+        let Yaml::List(items) = &node.value else {
+            problems.push(not_maps(node));
+            return Vec::new();
+        };
+        let mut entries = Vec::new();
+        for item in items {
+            match &item.value {
+                Yaml::Map(settings) => entries.push(Self { name: key, span: item.span, settings }),
+                _ => problems.push(not_maps(item)),
+            }
+        }
+        entries
+    }
+
     /// Reads a key and the map of its parameters.
     ///
     /// # Errors

@@ -6,7 +6,6 @@ use wornpath_yaml::{
     Node, Parameter, Problem, ProblemKind, SettingEntry, Settings, Takes, Yaml, json,
 };
 
-use super::maps;
 use crate::name::Name;
 
 /// A prompt that a pod holds.
@@ -57,7 +56,7 @@ pub(super) fn holds(
     };
     let whole = Node { span: key.span, value: Yaml::Map(vec![(key.clone(), value.clone())]) };
     let mut held = Vec::new();
-    for entry in maps(&whole, "holds", problems) {
+    for entry in SettingEntry::list(&whole, "holds", problems) {
         let settings = Settings::read(&entry, HOLDS, &["messages"], problems);
         let prompt = match text(&entry, &settings) {
             Ok(prompt) => prompt,

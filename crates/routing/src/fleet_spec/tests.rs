@@ -146,6 +146,6 @@ fn a_held_text_needs_a_tokenizer() {
     assert_eq!(
         error.to_string(),
         "pod `a` holds a text or messages, but model `m` cannot tokenize them: \
-         it has no tokenizer; give it one, or send token ids"
+         no tokenizer is configured; configure one, or use token ids"
     );
 }

@@ -3,9 +3,8 @@
 use wornpath_yaml::{Parameter, Takes};
 
 use super::source::DepthSource;
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::Attributes;
@@ -99,8 +98,8 @@ impl Prepare for AttributesFrom {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn headers_and_fields_get_names_and_absent_ones_are_absent() {

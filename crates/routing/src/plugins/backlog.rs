@@ -8,9 +8,8 @@ use wornpath_yaml::{Parameter, Takes};
 
 use super::cost::PodSpeeds;
 use super::predicted_ttft::{ENGINE, RATES, SPEED, speeds};
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, HeldDepth, Rejection, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -118,8 +117,8 @@ impl Filter for Backlog {
 #[cfg(test)]
 mod tests {
     use crate::fleet::{PodFacts, Reservation};
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn the_cap_is_in_time_so_one_long_prompt_counts_more_than_many_short_ones() {

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::models::Models;
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::{Reads, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::{BlockHashes, Tokens};

@@ -7,9 +7,8 @@
 use wornpath_index::{BlockLocation, Tier};
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, EventTrust};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, HeldDepth, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {

@@ -7,14 +7,16 @@ use wornpath_blocks::{BlockHash, HashKey};
 use wornpath_index::{Depths, Index, IndexLimits, Moment, PodId};
 use wornpath_yaml::Span;
 
-use crate::assembly::{Blueprint, BuiltPlugin, make};
+use crate::assembly::{BuiltPlugin, make};
 use crate::fleet::{Candidate, Fleet, FleetPod, PodFacts, Vitals};
 use crate::models::Models;
 use crate::name::Role;
-use crate::plugin::{Registry, Stage};
+use crate::plugin::Blueprint;
+use crate::plugin::Registry;
 use crate::request::{Prompt, Request};
 use crate::rng::Rng;
 use crate::slot::{Reads, Slot, Slots};
+use crate::stage::Stage;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Preparing, Rejection};
 use crate::values::BlockHashes;
 

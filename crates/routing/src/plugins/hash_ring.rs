@@ -5,9 +5,8 @@
 use wornpath_yaml::{Parameter, Takes};
 
 use super::rendezvous::{LoadBound, affinity};
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::plugin::{Make, PICKER, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::slot::Reads;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
@@ -114,8 +113,8 @@ impl Pick for HashRing {
 mod tests {
     use super::*;
     use crate::fleet::Reservation;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     const PREPARE: [&str; 1] = ["hash_key: {header: k}"];
 

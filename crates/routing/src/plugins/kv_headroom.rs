@@ -2,9 +2,8 @@
 
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 use crate::values::BlockHashes;
@@ -106,8 +105,8 @@ impl Filter for KvHeadroom {
 #[cfg(test)]
 mod tests {
     use crate::fleet::{PodFacts, Reservation};
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn the_request_itself_must_fit() {

@@ -2,9 +2,8 @@
 
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, Vitals};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {

@@ -2,9 +2,8 @@
 
 use wornpath_yaml::Parameter;
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::plugin::{Make, PICKER, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::slot::Reads;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
@@ -72,9 +71,9 @@ impl Pick for Planned {
 
 #[cfg(test)]
 mod tests {
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
     use crate::rng::Rng;
+    use crate::stage::Stage;
 
     const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];
 

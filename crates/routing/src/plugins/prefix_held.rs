@@ -6,9 +6,8 @@
 
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, HeldDepth, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -79,8 +78,8 @@ impl Filter for PrefixHeld {
 #[cfg(test)]
 mod tests {
     use crate::fleet::Reservation;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
 

@@ -4,9 +4,8 @@
 use wornpath_yaml::Parameter;
 
 use super::sessions::{CAPACITY, LastPods, TTL};
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::plugin::{Make, PICKER, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 
@@ -75,9 +74,9 @@ impl Pick for SessionPick {
 mod tests {
     use std::time::Duration;
 
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
     use crate::rng::Rng;
+    use crate::stage::Stage;
 
     const PREPARE: [&str; 1] = ["session_key: {header: s}"];
     const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];

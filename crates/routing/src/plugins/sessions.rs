@@ -12,8 +12,8 @@ use std::time::Duration;
 use wornpath_index::{Moment, PodId};
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::Assembly;
 use crate::fleet::Candidate;
+use crate::plugin::Assembly;
 use crate::slot::Reads;
 use crate::stage::Decision;
 use crate::values::SessionKey;

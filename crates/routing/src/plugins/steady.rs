@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -113,8 +112,8 @@ mod tests {
     use std::time::Duration;
 
     use crate::fleet::Vitals;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     const YAML: &str = "steady: {factor: 4, answers: 4, pause: 1s}";
 

@@ -320,7 +320,7 @@ fn in_a_full_queue_offline_work_and_busy_tenants_give_way() {
     assert_eq!(full.item, "a4");
     assert_eq!(
         full.to_string(),
-        "3 requests wait already, as many as the queue's `capacity`; retry later"
+        "wait queue full: 3 requests (limit: `capacity` of the queue); retry later"
     );
     let pushed = queue.push(Duration::ZERO, waiting(2, 4, 10), "b1").unwrap();
     assert_eq!(pushed.displaced, Some("a3"), "the longest line gives way");
