@@ -125,7 +125,7 @@ fn decide(profile: &Profile, index: &Index, fleet: &Fleet) {
         if let Outcome::Plan(plan) = outcome {
             let known = |id| fleet.pods().iter().any(|pod| pod.id() == id);
             assert!(plan.steps.iter().filter_map(|step| step.pod).all(known), "{plan:?}");
-            desk.settle();
+            desk.commit_pending();
         }
         let _ = recorder.finish();
     }

@@ -148,7 +148,7 @@ impl Contestant for Ours {
     }
 
     fn settle(&mut self) {
-        self.desk.settle();
+        self.desk.commit_pending();
     }
 
     /// What was expected of the last round is not confirmed and ends, so that every round finds the

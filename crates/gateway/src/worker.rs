@@ -3,7 +3,6 @@
 use crate::client::KvLease;
 use crate::fleet::FleetSnapshot;
 use crate::low_priority_pool::aside;
-use crate::prefix_locks::PrefixLock;
 use crate::request_trace::{CallTrace, RequestTrace, kept};
 use crate::settings::Length;
 use crate::state::Gateway;
@@ -13,21 +12,26 @@ use crate::watchdog::{TaskName, running};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::OwnedSemaphorePermit;
 use wornpath_blocks::BlockHash;
 use wornpath_execution::{CallAttempt, Replan, Target, WorkerNumber};
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::queue::Redecision;
 use wornpath_routing::{
-    DecisionEnv, DecisionState, Outcome, PendingInsert, Profile, Rejection, Retry, Rng,
-    RoutingContext, RoutingPlan,
+    DecisionEnv, DecisionState, Outcome, Profile, Rejection, Retry, Rng, RoutingContext,
+    RoutingPlan, SpeculativeInsert,
 };
 
-/// How often a request is decided again because another one with its prefix was faster. Each time it finds
-/// that other one, so it loses again only to a third.
+/// How often a request is decided again because a concurrent one with its prefix was faster. Each time it
+/// follows that one, so it loses again only to a third.
 const MOST_RACES: usize = 4;
 
 static DECIDE: TaskName = TaskName::new("decide a request");
 static UPDATE_INDEX: TaskName = TaskName::new("update the index");
+
+/// The speculative insert of a request's first plan, under the lock on its first missing block, until it is
+/// committed. Contended only by the parts of one request.
+pub(crate) type FirstInsert = Mutex<Option<SpeculativeInsert<OwnedSemaphorePermit>>>;
 
 /// A thread that answers clients. Its lock is only ever wanted by itself, and by who polls the waiting
 /// room: it costs next to nothing.
@@ -57,7 +61,7 @@ impl WorkerState {
 
 impl Worker {
     pub(crate) fn new(gateway: Arc<Gateway>, number: usize) -> Self {
-        let desk = DecisionState::with_memory(gateway.index(), Arc::new(gateway.memory.clone()));
+        let desk = DecisionState::with_history(gateway.index(), Arc::new(gateway.memory.clone()));
         let tools = WorkerState { desk, rng: gateway.chance(number) };
         Self { gateway, number: WorkerNumber(number), tools: Mutex::new(tools) }
     }
@@ -73,7 +77,7 @@ impl Worker {
         let decided = tools.look(roster, now, decide);
         // Not only with this thread's next decision: other threads decide too.
         let _running = running(&UPDATE_INDEX);
-        tools.desk.settle();
+        tools.desk.commit_pending();
         decided
     }
 
@@ -83,53 +87,80 @@ impl Worker {
         &self,
         length: Length,
         mut decide: impl FnMut(&mut DecisionEnv<'_>) -> Outcome,
-    ) -> (Outcome, PendingIndexUpdate) {
+    ) -> (Outcome, FirstInsert) {
         let gateway = &self.gateway;
         for _ in 0..MOST_RACES {
-            let (outcome, unsettled) = {
+            let (outcome, insert) = {
                 let mut tools = self.tools();
                 let outcome = tools.look(&gateway.roster(), gateway.now(), &mut decide);
-                (outcome, tools.desk.unsettled())
+                (outcome, tools.desk.take_pending())
             };
-            let Some(unsettled) = unsettled else {
-                return (outcome, PendingIndexUpdate::default());
-            };
-            let frontier = unsettled.frontier();
-            let Ok(claim) = gateway.claims.try_hold(frontier) else {
-                // Not with a plan: its load would be seen by all who decide meanwhile.
-                drop((outcome, unsettled));
-                gateway.claims.wait(frontier).await;
+            let Some(insert) = insert else { return (outcome, FirstInsert::default()) };
+            let block = insert.first_missing();
+            let Ok(lock) = gateway.claims.try_lock(block) else {
+                // Without the plan: other threads would see the load that it reserves.
+                drop((outcome, insert));
+                gateway.claims.wait(block).await;
                 continue;
             };
-            if self.tools().desk.is_beaten(&unsettled) {
+            if self.tools().desk.has_lost_race(&insert) {
                 continue;
             }
             if !length.is_long {
-                return (outcome, PendingIndexUpdate::new(unsettled, claim));
+                return (outcome, Mutex::new(Some(insert.with_lock(lock))));
             }
             // Apart for a long prompt: streams on this thread would feel it.
             let owner = Arc::clone(gateway);
-            let tell = move || unsettled.tell(owner.index());
-            let told = aside(gateway, &UPDATE_INDEX, length.bytes, tell);
+            let commit = move || insert.commit(owner.index());
+            let committed = aside(gateway, &UPDATE_INDEX, length.bytes, commit);
             // It fails only if the gateway is ending.
-            let _ = told.await;
-            return (outcome, PendingIndexUpdate::default());
+            let _ = committed.await;
+            return (outcome, FirstInsert::default());
         }
-        (self.with_world(&gateway.roster(), gateway.now(), decide), PendingIndexUpdate::default())
+        (self.with_world(&gateway.roster(), gateway.now(), decide), FirstInsert::default())
     }
 
-    /// A pod has refused a prompt of so many bytes, of which it was expected to hold the chain.
-    fn withdraw(&self, pod: PodId, chain: &[BlockHash], bytes: usize) {
+    /// Rolls back the insert of a prompt of `bytes` bytes that its pod has refused.
+    fn rollback(&self, pod: PodId, chain: &[BlockHash], bytes: usize) {
         let gateway = &self.gateway;
         let mut tools = self.tools();
         // Apart for a long prompt: streams on this thread would feel it.
         if !gateway.settings().limits.length(bytes).is_long {
             let _running = running(&UPDATE_INDEX);
-            tools.desk.withdraw(pod, chain);
+            tools.desk.rollback(pod, chain);
             return;
         }
-        let (withdrawal, owner) = (tools.desk.withdrawal(pod, chain), Arc::clone(gateway));
-        aside(gateway, &UPDATE_INDEX, bytes, move || withdrawal.tell(owner.index()));
+        let insert = tools.desk.committed(pod, chain);
+        let owner = Arc::clone(gateway);
+        aside(gateway, &UPDATE_INDEX, bytes, move || insert.rollback(owner.index()));
+    }
+
+    /// Commits the insert of a request's first plan, if that was not done yet.
+    pub(crate) fn commit(&self, insert: &FirstInsert) {
+        let insert = insert.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(insert) = insert {
+            let _running = running(&UPDATE_INDEX);
+            self.tools().desk.commit(insert);
+        }
+    }
+
+    /// Commits as soon as `sent` has to wait, which it does for its engine: that computes meanwhile.
+    pub(crate) async fn commit_after<T>(
+        &self,
+        insert: &FirstInsert,
+        sent: impl Future<Output = T>,
+    ) -> T {
+        let mut sent = pin!(sent);
+        let mut is_committed = false;
+        poll_fn(|context| {
+            let polled = sent.as_mut().poll(context);
+            if !is_committed {
+                self.commit(insert);
+                is_committed = true;
+            }
+            polled
+        })
+        .await
     }
 
     /// Whether events have confirmed by now that a pod holds what was speculative when a request was sent there.
@@ -147,39 +178,6 @@ impl Worker {
     }
 }
 
-/// What the index is to be told of a plan, and the claim under which that is done. Locked only ever by one request.
-#[derive(Default)]
-pub(crate) struct PendingIndexUpdate(Mutex<Option<(PendingInsert, Option<PrefixLock>)>>);
-
-impl PendingIndexUpdate {
-    fn new(unsettled: PendingInsert, claim: Option<PrefixLock>) -> Self {
-        Self(Mutex::new(Some((unsettled, claim))))
-    }
-
-    /// Tells it, if that was not done yet.
-    pub(crate) fn tell(&self, worker: &Worker) {
-        let untold = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((unsettled, _claim)) = untold {
-            let _running = running(&UPDATE_INDEX);
-            worker.tools().desk.tell(unsettled);
-        }
-    }
-
-    /// Tells it as soon as `sent` has to wait, which it does for its engine: that is at work meanwhile.
-    pub(crate) async fn tell_after<T>(&self, worker: &Worker, sent: impl Future<Output = T>) -> T {
-        let (mut sent, mut is_told) = (pin!(sent), false);
-        poll_fn(|context| {
-            let polled = sent.as_mut().poll(context);
-            if !is_told {
-                self.tell(worker);
-                is_told = true;
-            }
-            polled
-        })
-        .await
-    }
-}
-
 /// Decides for the executor, always in the fleet as it is at that moment.
 pub(crate) struct Dispatcher<'a> {
     pub(crate) worker: &'a Worker,
@@ -192,8 +190,8 @@ pub(crate) struct Dispatcher<'a> {
     pub(crate) seen: Option<Box<RequestTrace>>,
     /// The fleet of the first decision, which is good for its plan.
     pub(crate) roster: Arc<FleetSnapshot>,
-    /// Of the first decision, if nothing has come of it yet: whatever is told later follows that.
-    pub(crate) untold: &'a PendingIndexUpdate,
+    /// Committed before anything else that the index learns of this request.
+    pub(crate) insert: &'a FirstInsert,
     /// Where it is told what engines hold for each other, if several are at work.
     pub(crate) handover: Option<&'a KvLease>,
     /// Where it is told whose answer is waited for, and what was taken down: a client that leaves meanwhile lets nothing
@@ -232,7 +230,7 @@ impl Replan for Dispatcher<'_> {
 
     async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {
         let (worker, gateway) = (self.worker, &self.worker.gateway);
-        self.untold.tell(worker);
+        worker.commit(self.insert);
         if retry.step.is_none() && self.handover.is_some_and(KvLease::has_client_left) {
             return Err(Rejection::unavailable("the client has left"));
         }
@@ -281,8 +279,8 @@ impl Replan for Dispatcher<'_> {
     fn refused(&mut self, pod: PodId) {
         let blocks = self.context.as_ref().and_then(|it| self.profile.prompt_blocks(it));
         if let Some(blocks) = blocks {
-            self.untold.tell(self.worker);
-            self.worker.withdraw(pod, &blocks.chain, self.bytes);
+            self.worker.commit(self.insert);
+            self.worker.rollback(pod, &blocks.chain, self.bytes);
         }
     }
 

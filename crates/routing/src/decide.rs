@@ -122,7 +122,7 @@ impl Profile {
 impl<'a> DecisionRun<'a, '_> {
     /// Asks the index once, for all plugins and steps.
     fn lookup(&mut self, recorder: Option<&mut Recorder<'_>>) {
-        self.world.desk.settle();
+        self.world.desk.commit_pending();
         let scratch = &mut self.world.desk.scratch;
         scratch.depths.clear();
         let Some(blocks) = &self.profile.blocks else { return };

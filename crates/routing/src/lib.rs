@@ -58,6 +58,7 @@ mod request;
 mod rng;
 mod selector;
 pub mod slot;
+mod speculative_insert;
 mod stage;
 #[cfg(test)]
 mod testing;
@@ -68,9 +69,7 @@ mod wait_queue;
 mod workflow;
 
 pub use assembly::PluginView;
-pub use context::{
-    DecisionEnv, DecisionState, PendingInsert, PredictionRollback, RoutingContext, RoutingHistory,
-};
+pub use context::{DecisionEnv, DecisionState, RoutingContext};
 pub use decide::Retry;
 pub use explain::{
     CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,
@@ -93,6 +92,7 @@ pub use profile::{Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
 pub use request::{ModelChoice, Prompt, Request, RequestError};
 pub use rng::Rng;
 pub use slot::{Reads, Slot, Writes};
+pub use speculative_insert::{RoutingHistory, SpeculativeInsert};
 pub use stage::{
     CandidateSet, Choice, Decision, Fallbacks, Filter, HeldBlocks, HeldDepth, Pick, Prepare,
     Preparing, Rejection, Scale, Score, Stage, WhenEmpty,

@@ -200,7 +200,7 @@ impl Router {
     }
 
     fn send(&mut self, request: u64, plan: RoutingPlan) -> Then {
-        self.desk.settle();
+        self.desk.commit_pending();
         let step = &plan.steps[0];
         let pod = self.fleet.find(step.pod.unwrap()).unwrap().position();
         let predicted = step.cache.runs.iter().map(|run| run.blocks).sum();
@@ -304,7 +304,7 @@ impl Router {
     /// What is done now and then. Returns the pods that should be probed.
     pub(crate) fn tick(&mut self, now: Moment) -> Vec<usize> {
         let clock = self.clock(now);
-        self.desk.settle();
+        self.desk.commit_pending();
         self.writer.expire(clock);
         let mut probes = Vec::new();
         for number in 0..self.breakers.len() {

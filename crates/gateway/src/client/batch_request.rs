@@ -77,16 +77,16 @@ async fn carry(
     }
     let mut seen = None;
     let context = prepare(worker, profile, (read, length), &mut seen).await?;
-    let (context, plan, untold) = decide(worker, profile, (context, length), &mut seen).await?;
+    let (context, plan, insert) = decide(worker, profile, (context, length), &mut seen).await?;
     decided();
     record.decided = gateway.now().saturating_sub(arrived);
     // What is not streamed has its first byte when all of it has been computed.
     let timeouts = Timeouts { first_byte: settings.timeouts.total, ..settings.timeouts };
     let (budget, whole_answer) = (&gateway.budget, None);
     let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
-    let (bytes, roster, untold, handover) = (length.bytes, gateway.roster(), &untold, None);
+    let (bytes, roster, insert, handover) = (length.bytes, gateway.roster(), &insert, None);
     let record = None;
     let mut dispatcher =
-        Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover, record };
-    Ok(untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await?)
+        Dispatcher { worker, profile, context, bytes, seen, roster, insert, handover, record };
+    Ok(worker.commit_after(insert, execute(plan, &call, &kit, &mut dispatcher)).await?)
 }

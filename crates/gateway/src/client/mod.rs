@@ -23,7 +23,7 @@ use crate::summary::{Api, Computed, RequestEnd, RequestSummary, Speculative};
 use crate::usage::UsageScan;
 use crate::wait_queue::Waiter;
 use crate::watchdog::{TaskName, running};
-use crate::worker::{Dispatcher, PendingIndexUpdate, Worker};
+use crate::worker::{Dispatcher, FirstInsert, Worker};
 pub(crate) use batch_request::{BatchRequest, send_planned};
 use bytes::Bytes;
 use error_response::ErrorResponse;
@@ -213,23 +213,24 @@ async fn route(
     if decided.is_err() {
         record.seen = kept(seen.take());
     }
-    let (context, plan, untold) = decided?;
+    let (context, plan, insert) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
     let (budget, timeouts) = (&gateway.budget, settings.timeouts);
     let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
     if plan.steps.len() == 1 {
-        let (bytes, roster, untold) = (call.body.len(), gateway.roster(), &untold);
+        let (bytes, roster, insert) = (call.body.len(), gateway.roster(), &insert);
         let (handover, record) = (None, Some(record));
         let mut dispatcher =
-            Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover, record };
+            Dispatcher { worker, profile, context, bytes, seen, roster, insert, handover, record };
         dispatcher.goes_to(&plan);
-        let carried = untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await;
+        let carried =
+            worker.commit_after(insert, execute(plan, &call, &kit, &mut dispatcher)).await;
         if carried.is_err() {
             dispatcher.goes_nowhere();
         }
         return Ok((carried?, turn));
     }
-    untold.tell(worker);
+    worker.commit(&insert);
     let begun = StartedPlan { plan, call, context, seen, turn, whole_answer };
     let (carried, seen, turn) = Box::pin(multi_step::carry(worker, profile, begun)).await?;
     record.seen = kept(seen);
@@ -398,7 +399,7 @@ async fn decide(
     profile: &Arc<Profile>,
     (mut context, length): (RoutingContext, Length),
     seen: &mut Option<Box<RequestTrace>>,
-) -> Result<(Option<RoutingContext>, RoutingPlan, PendingIndexUpdate), ErrorResponse> {
+) -> Result<(Option<RoutingContext>, RoutingPlan, FirstInsert), ErrorResponse> {
     let gateway = &worker.gateway;
     let mut is_first = true;
     loop {
@@ -414,7 +415,7 @@ async fn decide(
                 outcome
             }
         };
-        let (outcome, untold) = worker.decide(length, decide).await;
+        let (outcome, insert) = worker.decide(length, decide).await;
         let (back, decided) = match outcome {
             Outcome::Plan(plan) => (Some(context), Ok(plan)),
             Outcome::Reject(rejection) => (Some(context), Err(rejection)),
@@ -428,7 +429,7 @@ async fn decide(
             }
         };
         context = match (back, decided) {
-            (back, Ok(plan)) => return Ok((back, plan, untold)),
+            (back, Ok(plan)) => return Ok((back, plan, insert)),
             // All who could have answered it may have been replaced since it came.
             (Some(back), Err(_)) if is_first && gateway.roster().may_yet_serve(model_of(&back)) => {
                 back

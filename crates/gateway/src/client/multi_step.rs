@@ -7,7 +7,7 @@
 use super::error_response::ErrorResponse;
 use crate::quota::QuotaPermit;
 use crate::request_trace::RequestTrace;
-use crate::worker::{Dispatcher, PendingIndexUpdate, Worker};
+use crate::worker::{Dispatcher, FirstInsert, Worker};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -50,11 +50,10 @@ pub(super) async fn carry(
         let StartedPlan { plan, call, context, seen, turn, whole_answer } = begun;
         let (budget, timeouts) = (&gateway.budget, gateway.settings().timeouts);
         let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
-        let (bytes, roster, untold) =
-            (call.body.len(), gateway.roster(), &PendingIndexUpdate::default());
+        let (bytes, roster, insert) = (call.body.len(), gateway.roster(), &FirstInsert::default());
         let (handover, record) = (Some(&handed), None);
         let mut dispatcher =
-            Dispatcher { worker, profile, context, bytes, seen, roster, untold, handover, record };
+            Dispatcher { worker, profile, context, bytes, seen, roster, insert, handover, record };
         tokio::select! {
             biased;
             carried = execute(plan, &call, &kit, &mut dispatcher) => {

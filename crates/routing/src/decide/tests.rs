@@ -183,13 +183,13 @@ fn what_is_expected_is_known_to_other_threads_once_it_is_settled() {
     let mut bench = TestBench::with_pods(8);
     let profile = bench.profile(CACHE_AFFINITY);
     let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
-    bench.desk.settle();
+    bench.desk.commit_pending();
     bench.desk = crate::context::DecisionState::new(&bench.index);
     assert_eq!(bench.chosen(&profile, TestBench::request(&prompt(1, 8))), first);
 }
 
 #[test]
-fn whoever_decided_at_the_same_time_and_settles_later_is_beaten_and_follows() {
+fn of_two_concurrent_decisions_the_later_commit_loses_the_race_and_follows() {
     for seed in 0..20 {
         let mut bench = TestBench::with_pods(8);
         let profile = bench.profile(CACHE_AFFINITY);
@@ -199,20 +199,21 @@ fn whoever_decided_at_the_same_time_and_settles_later_is_beaten_and_follows() {
         let (mut longer, mut elsewhere) = (prompt(1, 8), prompt(2, 8));
         longer.extend(prompt(3, 2));
         other.chosen(&profile, TestBench::request(&longer));
-        let (one, another) = (bench.desk.unsettled().unwrap(), other.desk.unsettled().unwrap());
-        assert_eq!(one.frontier(), another.frontier());
-        assert!(!bench.desk.is_beaten(&one));
-        bench.desk.tell(one);
-        assert!(other.desk.is_beaten(&another), "wherever it would go");
+        let (one, another) =
+            (bench.desk.take_pending().unwrap(), other.desk.take_pending().unwrap());
+        assert_eq!(one.first_missing(), another.first_missing());
+        assert!(!bench.desk.has_lost_race(&one));
+        bench.desk.commit(one);
+        assert!(other.desk.has_lost_race(&another), "wherever it would go");
         assert_eq!(other.chosen(&profile, TestBench::request(&longer)), first);
-        let following = other.desk.unsettled().unwrap();
-        assert!(!other.desk.is_beaten(&following));
-        following.tell(&bench.index);
+        let following = other.desk.take_pending().unwrap();
+        assert!(!other.desk.has_lost_race(&following));
+        following.commit(&bench.index);
         elsewhere.truncate(longer.len());
         other.chosen(&profile, TestBench::request(&elsewhere));
         bench.chosen(&profile, TestBench::request(&longer));
-        let elsewhere = other.desk.unsettled().unwrap();
-        assert!(!other.desk.is_beaten(&elsewhere), "another prefix is no race");
+        let elsewhere = other.desk.take_pending().unwrap();
+        assert!(!other.desk.has_lost_race(&elsewhere), "another prefix is no race");
     }
 }
 
@@ -221,7 +222,7 @@ fn without_speculation_nothing_is_expected() {
     let mut bench = TestBench::with_pods(8);
     let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: off\n"));
     bench.plan(&profile, TestBench::request(&prompt(1, 8)));
-    bench.desk.settle();
+    bench.desk.commit_pending();
     assert_eq!(bench.index.stats().blocks, 0);
 }
 
