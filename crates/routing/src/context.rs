@@ -6,9 +6,10 @@ use std::sync::Arc;
 use wornpath_blocks::BlockHash;
 use wornpath_index::{BlockLocation, Depths, Index, IndexReader, IndexWriter, Moment, PodId};
 
-use crate::fleet::{Candidate, Fleet};
+use crate::fleet::Fleet;
 use crate::request::Request;
 use crate::rng::Rng;
+use crate::selector::SelectionBuffers;
 use crate::slot::Slots;
 use crate::speculative_insert::{RoutingHistory, SpeculativeInsert, rollback};
 use crate::values::BlockHashes;
@@ -59,11 +60,7 @@ pub(crate) struct DecisionScratch {
     pub(crate) answer: Depths,
     /// The number of leading blocks that each pod holds, by its slot in the index.
     pub(crate) depths: Vec<u32>,
-    pub(crate) candidates: Vec<Candidate>,
-    pub(crate) keep: Vec<bool>,
-    pub(crate) scores: Vec<f64>,
-    pub(crate) totals: Vec<f64>,
-    pub(crate) fallbacks: Vec<usize>,
+    pub(crate) selection: SelectionBuffers,
     pub(crate) holdings: Vec<BlockLocation>,
 }
 
