@@ -1,7 +1,7 @@
 //! A fleet described in YAML: pods, their loads, and the prompts they hold.
 //!
-//! For `wornpath explain` and `wornpath check --fleet`, and for whoever wants to try a profile without
-//! engines. Only reads the description; whoever uses it brings tokenizers and builds the index.
+//! For `wornpath explain` and `wornpath check --fleet`, which try a profile without engines. This module
+//! only reads the description; the caller brings tokenizers and builds the index.
 
 mod build;
 mod holds;
@@ -44,7 +44,7 @@ pub struct ModelSpec {
 /// A pod as described.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PodSpec {
-    /// Who it is.
+    /// Its facts.
     pub facts: PodFacts,
     /// Requests in flight.
     pub requests: u32,
@@ -102,10 +102,10 @@ pub(crate) const POD: &[Parameter] = &[
 ];
 
 impl FleetSpec {
-    /// Reads a description. `file` is what problems call it.
+    /// Reads a description. Problems name it `file`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All its problems.
     pub fn read(file: &str, text: &str) -> Result<Self, Problems> {
         let mut problems = Vec::new();
         let described = match parse(text) {
@@ -122,7 +122,7 @@ impl FleetSpec {
         }
     }
 
-    /// The roles that somebody can play.
+    /// The roles that pods have.
     #[must_use]
     pub fn roles(&self) -> Vec<Role> {
         let mut roles = Vec::new();
@@ -167,7 +167,7 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
     fleet
 }
 
-/// What is wrong with the name of a pod or a model: it is empty, or another of these has it.
+/// The problem with the name of a pod or a model: it is empty, or taken.
 fn misnamed(settings: &Settings, twins: Option<&str>) -> Option<Problem> {
     let setting = settings.find("name")?;
     let name: String = settings.maybe("name")?;
@@ -255,7 +255,7 @@ fn least_requests(settings: &Settings) -> u32 {
     some("prefill_tokens") + some("decode_tokens")
 }
 
-/// What no pod can be.
+/// The problems of settings that contradict each other.
 fn impossible(entry: &SettingEntry<'_>, settings: &Settings, served: &[String]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut refuse = |name: &str, message: String, cure: &str| {

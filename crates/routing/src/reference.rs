@@ -22,8 +22,8 @@ A profile is a map of stages. `prepare` runs once for every request; `filter`, `
 step of the workflow. A plugin is written as `name` or as `name: {parameter: value}`. `wornpath check FILE` says
 what is wrong with a profile, `--print` shows it with all defaults, `--graph` draws it.
 
-Every filter also takes `on_empty`: what happens when it leaves nobody. `reject` turns the request away, `skip`
-goes on as if the filter were not there and marks the plan, `hold` lets the request wait.
+Every filter also takes `on_empty`: what happens when it drops every pod. `reject` rejects the request, `skip`
+skips the filter and marks the plan, `hold` lets the request wait.
 
 Every scorer also takes `weight` (1 by default). Scores from 0 to 1 and costs in milliseconds are added only if
 each of the former says with `scale_ms` what the whole way from 1 to 0 costs in milliseconds.
@@ -50,7 +50,7 @@ impl Registry {
         parameter_table(PREFILL_DECODE, &mut page);
         page.push_str(
             "\n## hold\n\nA request waits if the chosen pod does not pass every filter in `unless`, \
-             or if a filter with `on_empty: hold` leaves nobody.\n",
+             or if a filter with `on_empty: hold` drops every pod.\n",
         );
         parameter_table(HOLD, &mut page);
         page.push_str(

@@ -1,4 +1,4 @@
-//! A small seeded generator: the only source of randomness of a decision.
+//! A seeded random number generator: the only source of randomness of a decision.
 //!
 //! SplitMix64 (Steele, Lea, Flood 2014): one addition and one mix per number, passes `BigCrush`, and
 //! its whole state is the seed, so a decision replays from eight bytes.
@@ -10,7 +10,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// The generator that `seed` names.
+    /// The generator with this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }

@@ -92,17 +92,17 @@ pub trait Score: Send + Sync {
 /// Chooses one of the remaining candidates.
 pub trait Pick: Send + Sync {
     /// The position of the chosen candidate. There is at least one candidate.
-    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice;
+    fn pick(&self, scene: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice;
 
     /// The candidates to try if the chosen one fails, by position, best first.
     fn fallbacks(
         &self,
         _scene: &Decision<'_>,
-        slate: CandidateSet<'_>,
+        set: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
-        fallbacks.best_of(slate, chosen);
+        fallbacks.best_of(set, chosen);
     }
 
     /// Called when a plan uses the chosen pod.

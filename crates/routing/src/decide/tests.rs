@@ -175,7 +175,7 @@ fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_e
         bench.index.reader().lookup(&blocks.chain, &mut answer);
         answer
     };
-    assert!(answer.deepest().is_none(), "nobody confirmed it");
+    assert!(answer.deepest().is_none(), "no event confirmed it");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
 }
 
 #[test]
-fn a_filter_that_leaves_nobody_rejects_waits_or_does_not_count_as_the_profile_says() {
+fn a_filter_that_drops_every_pod_rejects_holds_or_is_skipped_as_the_profile_says() {
     let mut bench = TestBench::with_pods(1);
     let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
     let mut outcome = |on_empty: &str| {
@@ -297,7 +297,7 @@ fn a_prompt_that_the_decode_pod_mostly_holds_stays_with_one_step() {
     let plan = bench.plan(&profile, TestBench::request(&tokens));
     let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert!(decode.mutations.is_empty(), "there is nothing to take over");
-    assert_eq!(plan.marks[0].to_string(), "prefill: left out, only 4 tokens are uncached");
+    assert_eq!(plan.marks[0].to_string(), "prefill: left out: only 4 tokens are uncached");
     assert_eq!(bench.pod(0).vitals().requests() + bench.pod(1).vitals().requests(), 0);
 }
 
@@ -307,7 +307,7 @@ fn without_a_prefill_pod_the_profile_may_go_on_with_decode_alone() {
     let profile = bench.profile(PREFILL_DECODE);
     let plan = bench.plan(&profile, TestBench::request(&prompt(1, 4)));
     assert_eq!(plan.steps.len(), 1);
-    assert_eq!(plan.marks[0].to_string(), "prefill: left out, no pod can take it");
+    assert_eq!(plan.marks[0].to_string(), "prefill: left out: no pod can serve it");
     let strict = bench.profile(&PREFILL_DECODE.replace("then: skip", "then: fail"));
     let outcome = bench.decide(&strict, TestBench::request(&prompt(2, 4)));
     assert!(matches!(outcome, Outcome::Reject(rejection) if rejection.status == 503));
@@ -338,7 +338,10 @@ fn several_prompts_stay_with_one_step_because_one_hand_over_cannot_be_for_all() 
     let plan = bench.plan(&profile, request);
     let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert_eq!((decode.name.as_str(), &decode.mutations[..]), ("decode", &[][..]));
-    assert_eq!(plan.marks[0].to_string(), "prefill: left out, it cannot hand several prompts over");
+    assert_eq!(
+        plan.marks[0].to_string(),
+        "prefill: left out: it cannot transfer the KV of several prompts"
+    );
 }
 
 #[test]
@@ -512,7 +515,7 @@ fn a_step_is_left_out_by_what_is_held_although_no_plugin_asks() {
 }
 
 #[test]
-fn nobody_for_a_step_that_is_not_needed_is_no_reason_to_refuse() {
+fn a_needless_step_without_candidates_does_not_reject_the_request() {
     let mut bench = two_by_two();
     let tokens = prompt(1, 4);
     for at in 0..2 {
@@ -548,7 +551,7 @@ fn an_explanation_names_the_filter_that_makes_a_request_wait() {
     let (outcome, explanation) = bench.explain(&profile, TestBench::request(&[]));
     assert!(matches!(outcome, Outcome::Hold(_)));
     let shown = explanation.to_string();
-    assert!(shown.contains("filter concurrency: dropped 1, nobody is left: the request waits"));
+    assert!(shown.contains("filter concurrency: dropped 1, no pod left: the request waits"));
     assert_eq!(explanation.to_json()["steps"][0]["filters"][0]["on_empty"], "hold");
 }
 

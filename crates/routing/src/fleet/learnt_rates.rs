@@ -26,8 +26,8 @@ const STEP_TOKENS: f64 = 8192.0;
 const PRIOR: f64 = 500.0;
 /// What is left of older requests when a newer one is added.
 const KEPT: f64 = 63.0 / 64.0;
-/// The paces that are believed. No pod is more than eight times faster or slower than its engine's profile: whoever
-/// seems so is disturbed otherwise.
+/// The paces that are believed. No pod is more than eight times faster or slower than its engine's profile: a pod
+/// that seems so has another problem.
 const PACES: [f64; 13] = {
     use std::f64::consts::SQRT_2;
     let half = SQRT_2 / 2.0;
@@ -61,7 +61,7 @@ pub(crate) struct PrefillWork {
     pub(crate) contexts: f64,
 }
 
-/// Which pace.
+/// The kind of work whose pace is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MeasuredPrefill {
     /// Computing prompts.
@@ -87,7 +87,7 @@ struct RateSums {
     work: [AtomicU32; 5],
 }
 
-/// A pod at one moment of a request.
+/// A sample of a pod's counters at one moment of a request.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct LearntRate {
     pub(super) milliseconds: f64,

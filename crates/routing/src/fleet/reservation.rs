@@ -115,7 +115,7 @@ impl Drop for Reservation {
         self.vitals.spare(self.pending, pairs(self.prompt_tokens, self.pending));
         if let Some(context) = self.decoding {
             self.vitals.stop_decoding(context);
-            // Whoever reports no generated tokens says nothing about how long answers are.
+            // Without generated tokens there is nothing to learn about the length of responses.
             if context > self.prompt_tokens {
                 self.vitals.answered(context - self.prompt_tokens);
             }

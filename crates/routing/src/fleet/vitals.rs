@@ -1,7 +1,8 @@
-//! How a pod is now: load, health, and how far its cache events can be trusted.
+//! The current state of a pod: load, health, speed, and how far its cache events can be trusted.
 //!
-//! Two cache lines of relaxed atomics, the second for what is [learnt](super::learnt) of its speed. Each figure is exact on its own; two figures read one after
-//! another may be of slightly different moments, which no policy can notice.
+//! A few cache lines of relaxed atomics, one of them for the [learnt](super::learnt_rates) speed. Each
+//! figure is exact on its own; two figures that are read one after another may be of slightly different
+//! moments, which no policy can notice.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,26 +14,26 @@ use super::learnt_rates::{LearntRate, LearntRates, MeasuredPrefill, PrefillWork}
 /// Whether a pod answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Health {
-    /// It does.
+    /// It answers.
     #[default]
     Up,
-    /// It was told to finish what it has.
+    /// It finishes its requests and gets no new ones.
     Draining,
-    /// It does not.
+    /// It does not answer.
     Down,
 }
 
-/// Whether what a pod did lately keeps requests away.
+/// The state of a pod's circuit breaker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BreakerState {
-    /// It does not.
+    /// Requests pass.
     #[default]
     Closed,
     /// One request at a time may try.
     HalfOpen,
-    /// It failed: nobody answers there, or only with errors.
+    /// No request passes: it does not answer, or only with errors.
     Open,
-    /// It answered that it is busy, and is left alone for a while.
+    /// It answered that it is busy, and gets no requests for a while.
     Resting,
 }
 
@@ -44,9 +45,9 @@ pub enum EventTrust {
     Exact,
     /// An event is missing and is being fetched.
     Unsure,
-    /// Nothing false is known, but something may be missing.
+    /// Nothing in the index is false, but something may be missing.
     Partial,
-    /// The engine sends no events: what is known are guesses from routing.
+    /// The engine sends no events: its cache is approximated from routing.
     Guessed,
 }
 
@@ -60,7 +61,7 @@ pub struct Vitals {
     prefill_pairs: AtomicU64,
     decode_tokens: AtomicU64,
     /// Microseconds plus one; zero for never.
-    heard: AtomicU64,
+    last_event: AtomicU64,
     waiting: AtomicU32,
     kv_usage: AtomicU32,
     /// As bits of an `f32`; zero for unknown.
@@ -71,15 +72,14 @@ pub struct Vitals {
     paced_at: AtomicU32,
     /// Answers that the pace is of, as far as they can be counted here.
     paces: AtomicU8,
-    /// When something was last heard of the prompts it computes: milliseconds, of which the upper half of the time
-    /// of the caller is cut off; zero for never.
+    /// The last progress of its prefills, in wrapping milliseconds; zero for never.
     progress: AtomicU32,
     /// Until when it rests: milliseconds, counted round and round.
     rests_until: AtomicU32,
     health: AtomicU8,
     breaker: AtomicU8,
     trust: AtomicU8,
-    /// What is not believed any more, in 255ths.
+    /// The share of its known blocks that is disregarded, in 255ths.
     faded: AtomicU8,
     /// In sixteenths; zero for as the profile says.
     told_pace: AtomicU8,
@@ -186,15 +186,15 @@ impl Vitals {
         self.learnt.pace(paced, told, model)
     }
 
-    /// How long it has been computing prompts since something was last heard of them: that one was sent to
-    /// an idle pod, that some of one is computed, or a first token.
+    /// How long its prefills have made no progress. Progress is a prompt sent to an idle pod, a computed
+    /// part of a prompt, or a first token.
     #[inline]
     #[must_use]
     pub fn computing(&self, now: Moment) -> Duration {
         let passed = (now.as_millis() as u32).wrapping_sub(self.progress.load(Relaxed));
         match self.progress.load(Relaxed) {
             0 => Duration::ZERO,
-            // It was heard of after `now`.
+            // The progress is later than `now`.
             _ if passed > u32::MAX / 2 => Duration::ZERO,
             _ => Duration::from_millis(passed.into()),
         }
@@ -222,7 +222,7 @@ impl Vitals {
         }
     }
 
-    /// Whether what it did lately keeps requests away.
+    /// The state of its circuit breaker.
     #[inline]
     #[must_use]
     pub fn breaker(&self) -> BreakerState {
@@ -241,7 +241,7 @@ impl Vitals {
             return None;
         }
         let left = self.rests_until.load(Relaxed).wrapping_sub(now.as_millis() as u32);
-        // Its time may be over, and nobody has looked yet.
+        // The time may be over before the breaker was closed.
         let left = if left > u32::MAX / 2 { 0 } else { left };
         Some(Duration::from_millis(left.into()))
     }
@@ -258,7 +258,7 @@ impl Vitals {
         }
     }
 
-    /// What is left of `blocks` that it is known to hold, when its event stream has been silent for long.
+    /// The part of `blocks` known blocks that still counts after a long silence of its event stream.
     #[inline]
     #[must_use]
     pub fn believed(&self, blocks: u32) -> u32 {
@@ -268,24 +268,24 @@ impl Vitals {
         }
     }
 
-    /// How much of what is known of it is still believed, in `[0, 1]`.
+    /// Sets the share of its known blocks that still counts, in `[0, 1]`.
     pub fn set_freshness(&self, freshness: f64) {
         let faded = (1.0 - freshness.clamp(0.0, 1.0)) * f64::from(u8::MAX);
         self.faded.store(faded.round() as u8, Relaxed);
     }
 
-    /// How long ago its event stream gave a sign of life; `None` if it never did.
+    /// The time since the last sign of life of its event stream; `None` if there was none.
     #[inline]
     #[must_use]
     pub fn silence(&self, now: Moment) -> Option<Duration> {
-        let heard = self.heard.load(Relaxed).checked_sub(1)?;
-        Some(now.saturating_sub(Duration::from_micros(heard)))
+        let last_event = self.last_event.load(Relaxed).checked_sub(1)?;
+        Some(now.saturating_sub(Duration::from_micros(last_event)))
     }
 
-    /// Its event stream gave a sign of life: an event, a heartbeat, a matching digest.
+    /// Records a sign of life of its event stream: an event, a heartbeat, a matching digest.
     pub fn heard_at(&self, now: Moment) {
         let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX - 1);
-        self.heard.store(micros + 1, Relaxed);
+        self.last_event.store(micros + 1, Relaxed);
     }
 
     /// What the engine reports of itself. A usage outside `[0, 1]` counts as the nearer end.

@@ -80,8 +80,13 @@ pub(super) fn holds(
             "other" => Tier::Other,
             _ => Tier::Gpu,
         };
-        let (salt, first) = (settings.maybe("salt"), settings.maybe("first"));
-        held.push(HeldPrompt { prompt, lora, salt, tier, first });
+        held.push(HeldPrompt {
+            prompt,
+            lora,
+            salt: settings.maybe("salt"),
+            tier,
+            first: settings.maybe("first"),
+        });
     }
     held
 }
@@ -110,7 +115,7 @@ fn tokens(
     for id in ids {
         let span = settings.find("tokens").map_or(entry.span, |setting| setting.span);
         tokens.push(id.parse().map_err(|_| {
-            let message = format!("`{id}` in `tokens` of `holds` is no token id");
+            let message = format!("`{id}` in `tokens` of `holds` is not a token id");
             let cure = format!("give whole numbers from 0 to {}", u32::MAX);
             Problem::new(ProblemKind::BadParameter, span, message).cure(cure)
         })?);

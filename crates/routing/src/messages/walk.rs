@@ -1,7 +1,7 @@
-//! Walks over JSON, and makes something of it only where it is asked to.
+//! Scans JSON, and builds values only on request.
 //!
-//! Strings are jumped over from quote to quote, which is many times faster than parsing them. Whatever is
-//! no JSON ends the walk, and so does nesting deeper than any real prompt's.
+//! Strings are skipped from quote to quote, which is many times faster than parsing them. Invalid JSON
+//! ends the scan, and so does nesting deeper than any real prompt's.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(crate) enum Token<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WrittenSpan<'a> {
     pub(super) text: &'a str,
-    /// Whether there is any backslash: whoever looked for the end knows.
+    /// Whether there is any backslash; the scan for the end finds out.
     pub(super) has_escapes: bool,
 }
 
@@ -196,7 +196,8 @@ impl<'a> Walk<'a> {
     /// What stands between two quotes.
     pub(super) fn string(&mut self) -> Option<WrittenSpan<'a>> {
         let start = self.at + 1;
-        let (mut at, mut has_escapes) = (start, false);
+        let mut at = start;
+        let mut has_escapes = false;
         loop {
             at += memchr2(b'"', b'\\', self.bytes().get(at..)?)?;
             if self.bytes()[at] == b'"' {
