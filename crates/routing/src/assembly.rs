@@ -192,7 +192,7 @@ fn unknown_plugin(registry: &Registry, stage: Stage, entry: &SettingEntry<'_>) -
     let name = entry.name;
     let key = stage.key();
     let elsewhere = registry.plugins().iter().find(|plugin| plugin.name == name);
-    let message = format!("no `{key}` plugin is called `{name}`");
+    let message = format!("unknown `{key}` plugin `{name}`");
     let known = || {
         registry.plugins().iter().filter(|plugin| plugin.stage() == stage).map(|plugin| plugin.name)
     };
@@ -201,7 +201,7 @@ fn unknown_plugin(registry: &Registry, stage: Stage, entry: &SettingEntry<'_>) -
             format!("`{name}` belongs to `{}`; move it there", plugin.stage().key())
         }
         (None, Some(near)) => format!("did you mean `{near}`?"),
-        (None, None) => format!("there are: {}", known().collect::<Vec<_>>().join(", ")),
+        (None, None) => format!("use one of: {}", known().collect::<Vec<_>>().join(", ")),
     };
     Problem::new(ProblemKind::UnknownPlugin, entry.span, message).cure(cure)
 }

@@ -163,7 +163,7 @@ fn machines_get_the_same_problems_as_data() {
         problems,
         serde_json::json!([{
             "code": "unknown-plugin", "file": "p.yaml", "line": 1, "column": 7, "length": 8,
-            "message": "no `pick` plugin is called `max_scor`", "cure": "did you mean `max_score`?",
+            "message": "unknown `pick` plugin `max_scor`", "cure": "did you mean `max_score`?",
             "also": [],
         }])
     );

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_and_written_back_alike() {
+    fn values_print_as_yaml_that_reads_back() {
         assert_eq!(read(Takes::Time, "1.5s").unwrap(), "1500ms");
         assert_eq!(read(Takes::Time, "2m").unwrap(), "120s");
         assert_eq!(read(Takes::Time, "'2m'").unwrap(), "120s");
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_another_type_or_out_of_bounds_is_no_value() {
+    fn another_type_and_a_value_out_of_bounds_are_refused() {
         assert_eq!(read(Takes::Whole(1, 8), "9"), None);
         assert_eq!(read(Takes::Whole(1, 8), "'4'"), None, "quoted, so it is text");
         assert_eq!(read(Takes::Number(0.0, 1.0), "nan"), None);

@@ -34,7 +34,7 @@ impl<'a> SettingEntry<'a> {
                 [] => wrong(node.span, format!("a {what} without a name")),
                 [_, (second, _), ..] => {
                     let name = second.text().unwrap_or_default();
-                    wrong(second.span, format!("`{name}` stands beside a {what}, not in it"))
+                    wrong(second.span, format!("`{name}` is beside a {what}, not inside it"))
                 }
             },
             _ => wrong(node.span, format!("expected a {what}, found {}", node.kind())),
@@ -95,7 +95,7 @@ pub fn unknown_keys(
         }
         let cure = match nearest(name, known.iter().copied()) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => format!("it has: {}", known.join(", ")),
+            None => format!("use one of: {}", known.join(", ")),
         };
         let message = format!("{owner} has no key `{name}`");
         problems.push(Problem::new(ProblemKind::UnknownKey, key.span, message).cure(cure));
@@ -236,7 +236,7 @@ fn default(parameter: &Parameter, text: &'static str, span: Span) -> Setting {
 fn missing_parameter(entry: &SettingEntry<'_>, parameter: &Parameter) -> Problem {
     let name = parameter.name;
     let owner = entry.name;
-    let message = format!("`{owner}` needs `{name}`, which is not given");
+    let message = format!("`{owner}` requires `{name}`");
     let cure = format!("give `{name}`: {}", parameter.takes);
     Problem::new(ProblemKind::MissingParameter, entry.span, message).cure(cure)
 }
@@ -253,7 +253,7 @@ fn unknown_parameter(
     let cure = match nearest(name, known.iter().copied()) {
         Some(near) => format!("did you mean `{near}`?"),
         None if known.is_empty() => format!("`{owner}` takes none; remove it"),
-        None => format!("it has: {}", known.join(", ")),
+        None => format!("use one of: {}", known.join(", ")),
     };
     let message = format!("`{owner}` has no parameter `{name}`");
     Problem::new(ProblemKind::UnknownParameter, key.span, message).cure(cure)
