@@ -1,7 +1,8 @@
 //! Makes plugins from the entries of a profile.
 //!
-//! An entry names a plugin and gives its parameters. A plugin that cannot be made is a problem at its
-//! position, and assembly goes on with the next one, so that a profile reports all its problems.
+//! An entry names a plugin and gives its parameters. A plugin that cannot be made is a problem at
+//! its position, and assembly goes on with the next one, so that a profile reports all its
+//! problems.
 
 use std::fmt;
 
@@ -95,8 +96,8 @@ const fn reserved(stage: Stage) -> &'static [&'static str] {
     }
 }
 
-/// Makes the plugin that `node` names, or records every problem with it. `order` is that of its uses
-/// of slots.
+/// Makes the plugin that `node` names, or records every problem with it. `order` is that of its
+/// uses of slots.
 pub(crate) fn make(
     blueprint: &mut Blueprint,
     node: &Node,
@@ -170,8 +171,8 @@ fn plugin_entry(node: &Node, stage: Stage) -> Result<SettingEntry<'_>, Problem> 
     SettingEntry::read(node, "plugin").map_err(|problem| problem.cure(cure))
 }
 
-/// Records the uses of slots that a refused plugin would have had, or the plugin nearest to its name:
-/// one mistake is one problem, and not one more for each of its readers.
+/// Records the uses of slots that a refused plugin would have had, or the plugin nearest to its
+/// name: one mistake is one problem, and not one more for each of its readers.
 fn assume_uses(blueprint: &mut Blueprint, stage: Stage, entry: &SettingEntry<'_>, order: usize) {
     let known = blueprint.registry.plugins().iter().filter(|plugin| plugin.stage() == stage);
     let Some(meant) = nearest(entry.name, known.map(|plugin| plugin.name)) else { return };

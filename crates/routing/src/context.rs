@@ -28,8 +28,8 @@ impl RoutingContext {
         &self.request
     }
 
-    /// Replaces the request and returns the last one. Buffers are kept, so a server that reuses contexts
-    /// allocates little.
+    /// Replaces the request and returns the last one. Buffers are kept, so a server that reuses
+    /// contexts allocates little.
     pub fn reuse(&mut self, request: Request) -> Request {
         self.slots.clear();
         std::mem::replace(&mut self.request, request)
@@ -88,8 +88,8 @@ impl DecisionState {
         }
     }
 
-    /// Commits the speculative insert of the last plan. The next decision does so first; other threads
-    /// see the insert only once it is committed.
+    /// Commits the speculative insert of the last plan. The next decision does so first; other
+    /// threads see the insert only once it is committed.
     pub fn commit_pending(&mut self) {
         self.pending.write(&mut self.writer);
     }
@@ -101,8 +101,8 @@ impl DecisionState {
         (!self.pending.is_empty()).then(|| self.pending.take())
     }
 
-    /// Whether another thread has sent a request with the same prefix to a pod since the plan was made.
-    /// A new decision will find it there.
+    /// Whether another thread has sent a request with the same prefix to a pod since the plan was
+    /// made. A new decision will find it there.
     #[must_use]
     pub fn has_lost_race<L>(&mut self, insert: &SpeculativeInsert<L>) -> bool {
         insert.has_lost_race(&mut self.reader, &mut self.scratch.answer)
@@ -134,23 +134,23 @@ impl DecisionState {
         SpeculativeInsert::committed(pod, chain, self.history.clone())
     }
 
-    /// Whether events have confirmed by now that a pod holds a block and the blocks before it, which was
-    /// speculative when a plan was made.
+    /// Whether events have confirmed by now that a pod holds a block and the blocks before it,
+    /// which was speculative when a plan was made.
     #[must_use]
     pub fn is_confirmed(&mut self, pod: PodId, block: BlockHash) -> bool {
         self.reader.is_confirmed(pod, block, &mut self.scratch.answer)
     }
 
-    /// Removes the speculative blocks that expired before `now` without confirmation, and returns their
-    /// number. One thread calls it now and then.
+    /// Removes the speculative blocks that expired before `now` without confirmation, and returns
+    /// their number. One thread calls it now and then.
     pub fn expire(&mut self, now: Moment) -> usize {
         self.commit_pending();
         self.writer.expire(now)
     }
 }
 
-/// The inputs of a decision besides the request. Time and randomness are the caller's, so that equal
-/// inputs give equal decisions.
+/// The inputs of a decision besides the request. Time and randomness are the caller's, so that
+/// equal inputs give equal decisions.
 #[derive(Debug)]
 pub struct DecisionEnv<'a> {
     /// The pods.

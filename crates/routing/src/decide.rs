@@ -56,10 +56,10 @@ impl Profile {
         self.run(context, env, Retry::FIRST, Some(recorder))
     }
 
-    /// Decides again after a failure: the whole plan, or one step, and then the plan has that step only.
-    /// Also binds a late-bound step when it starts. The profile's `hold` does not apply to a single step,
-    /// whose request is in flight; a filter with `on_empty: hold` still gives [`Outcome::Hold`], and the
-    /// caller decides again later.
+    /// Decides again after a failure: the whole plan, or one step, and then the plan has that step
+    /// only. Also binds a late-bound step when it starts. The profile's `hold` does not apply to a
+    /// single step, whose request is in flight; a filter with `on_empty: hold` still gives
+    /// [`Outcome::Hold`], and the caller decides again later.
     ///
     /// # Panics
     /// If another profile made the context.
@@ -325,7 +325,8 @@ impl<'a> DecisionRun<'a, '_, '_> {
         self.env.desk.scratch.depths.get(slot).copied().unwrap_or(0)
     }
 
-    /// How long the request may wait: the profile's limit, or its own `deadline_ms` if that is less.
+    /// How long the request may wait: the profile's limit, or its own `deadline_ms` if that is
+    /// less.
     fn patience(&self) -> Duration {
         let most = self.profile.holding.patience;
         let Some(attributes) = &self.profile.attributes else { return most };

@@ -1,8 +1,8 @@
 //! The fleet as decisions see it: facts of the pods, and their current state.
 //!
-//! The set of pods changes seldom: a [`Fleet`] is immutable, and a change makes a new one. The state of
-//! a pod changes all the time: its [`Vitals`] are a few cache lines of counters that requests, probes and
-//! engine reports update in place, and that successive fleets share.
+//! The set of pods changes seldom: a [`Fleet`] is immutable, and a change makes a new one. The
+//! state of a pod changes all the time: its [`Vitals`] are a few cache lines of counters that
+//! requests, probes and engine reports update in place, and that successive fleets share.
 
 mod learnt_rates;
 mod pod;

@@ -1,7 +1,7 @@
 //! A fleet described in YAML: pods, their loads, and the prompts they hold.
 //!
-//! For `wornpath explain` and `wornpath check --fleet`, which try a profile without engines. This module
-//! only reads the description; the caller brings tokenizers and builds the index.
+//! For `wornpath explain` and `wornpath check --fleet`, which try a profile without engines. This
+//! module only reads the description; the caller brings tokenizers and builds the index.
 
 mod build;
 mod holds;

@@ -89,17 +89,17 @@ impl<T> HeldRequests<T> {
     /// A plan reserves its load at once, so the next request already sees it.
     pub fn poll(
         &mut self,
-        world: &mut DecisionEnv<'_>,
+        env: &mut DecisionEnv<'_>,
         settled: &mut Vec<(HeldRequest<T>, Dequeued)>,
     ) {
-        while let Some(held) = self.queue.pop_expired(world.now) {
-            let rejection = expired(held.context.request(), world.fleet);
+        while let Some(held) = self.queue.pop_expired(env.now) {
+            let rejection = expired(held.context.request(), env.fleet);
             settled.push((held, Dequeued::Reject(rejection)));
         }
-        self.queue.poll(world.now, settled, |held| {
+        self.queue.poll(env.now, settled, |held| {
             let Redecision { step, excluded } = &held.again;
             let retry = Retry { step: step.as_ref(), excluded };
-            match held.profile.replan(&mut held.context, world, retry) {
+            match held.profile.replan(&mut held.context, env, retry) {
                 Outcome::Plan(plan) => Some(Dequeued::Plan(plan)),
                 Outcome::Reject(rejection) => Some(Dequeued::Reject(rejection)),
                 Outcome::Hold(_) => None,
@@ -173,8 +173,8 @@ mod tests {
             request.arrival = self.bench.now;
             let mut context = self.bench.prepared(&profile, request);
             let TestBench { fleet, desk, rng, now, .. } = &mut self.bench;
-            let mut world = DecisionEnv { fleet, desk, now: *now, rng };
-            match profile.decide(&mut context, &mut world) {
+            let mut env = DecisionEnv { fleet, desk, now: *now, rng };
+            match profile.decide(&mut context, &mut env) {
                 Outcome::Plan(plan) => Some(plan),
                 Outcome::Hold(hold) => {
                     let held = HeldRequest { profile, context, again: Redecision::default(), item };

@@ -1,13 +1,13 @@
 //! Profiles of checked plugins, and the plans they make.
 //!
 //! A request passes five stages, always in this order: **prepare** computes something from it once
-//! (tokens, block hashes, a session key); **filter** says which pods cannot take it; **score** says how
-//! well each of the others suits; **pick** chooses; and the plan that results is **executed**, by a crate
-//! above this one. Plugins hand values to each other through typed slots ([`slot`]), and a profile is
-//! checked as a whole before it runs ([`Profile::check`]).
+//! (tokens, block hashes, a session key); **filter** says which pods cannot take it; **score** says
+//! how well each of the others suits; **pick** chooses; and the plan that results is **executed**,
+//! by a crate above this one. Plugins hand values to each other through typed slots ([`slot`]), and
+//! a profile is checked as a whole before it runs ([`Profile::check`]).
 //!
-//! Nothing here does I/O, reads a clock or spawns a thread: time and randomness are in the [`DecisionEnv`]
-//! that the caller passes in.
+//! Nothing here does I/O, reads a clock or spawns a thread: time and randomness are in the
+//! [`DecisionEnv`] that the caller passes in.
 //!
 //! ```
 //! use std::time::Duration;
@@ -29,8 +29,8 @@
 //! let mut context = profile.context(Request::from_json(br#"{"prompt": "hello"}"#)?);
 //! profile.prepare(&mut context).expect("it can be served");
 //! let now = Duration::ZERO;
-//! let mut world = DecisionEnv { fleet: &fleet, desk: &mut desk, now, rng: &mut rng };
-//! let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!("a pod is idle") };
+//! let mut env = DecisionEnv { fleet: &fleet, desk: &mut desk, now, rng: &mut rng };
+//! let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!("a pod is idle") };
 //! assert_eq!(plan.steps[0].pod, Some(fleet.pods()[0].id()));
 //! assert_eq!(fleet.pods()[0].vitals().requests(), 1);
 //! drop(plan);

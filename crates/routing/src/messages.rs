@@ -1,7 +1,8 @@
 //! The messages of a chat, parsed lazily.
 //!
-//! They are most of a body, and where prompts are matched by their text, parsing them would cost more
-//! than everything else. So they stay bytes: a scan only checks that they are JSON, and where they end.
+//! They are most of a body, and where prompts are matched by their text, parsing them would cost
+//! more than everything else. So they stay bytes: a scan only checks that they are JSON, and where
+//! they end.
 
 #[cfg(feature = "text")]
 mod turns;
@@ -26,8 +27,8 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Splits a body into its messages and its other fields. None if the body is not a JSON object with one
-    /// list of messages, or an unusual one: then a full parse decides.
+    /// Splits a body into its messages and its other fields. None if the body is not a JSON object
+    /// with one list of messages, or an unusual one: then a full parse decides.
     #[must_use]
     pub fn take_from(body: &Bytes) -> Option<(Self, Map<String, Value>)> {
         let body = ByteString::try_from(body.clone()).ok()?;

@@ -132,8 +132,8 @@ impl Models {
     }
 }
 
-/// Tokenizes without a model: every byte of the text is a token, and a chat is lines after `<|role|>`.
-/// Simulated engines without a tokenizer use it too.
+/// Tokenizes without a model: every byte of the text is a token, and a chat is lines after
+/// `<|role|>`. Simulated engines without a tokenizer use it too.
 #[derive(Clone, Copy, Debug)]
 pub struct ByteTokenizer;
 

@@ -1,8 +1,9 @@
 //! Names that are compared on the hot path: roles, models, adapters, labels, zones.
 //!
-//! A decision compares a request's names with those of every pod. A [`Name`] carries a 64-bit hash of
-//! its text, and equality compares the hash alone. The names of one installation are a few thousand at
-//! most, all from configuration or checked against it, so a chance collision is one in 10^12.
+//! A decision compares a request's names with those of every pod. A [`Name`] carries a 64-bit hash
+//! of its text, and equality compares the hash alone. The names of one installation are a few
+//! thousand at most, all from configuration or checked against it, so a chance collision is one in
+//! 10^12.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

@@ -62,8 +62,8 @@ pub struct PlanStep {
     pub cache: CacheHint,
     /// The changes to the request's body for this step.
     pub mutations: Vec<Mutation>,
-    /// When the prompt is probably computed, if no first byte shows it: a response that is not streamed
-    /// arrives as a whole, long after the pod has started on other prompts.
+    /// When the prompt is probably computed, if no first byte shows it: a response that is not
+    /// streamed arrives as a whole, long after the pod has started on other prompts.
     pub computed_after: Option<Duration>,
     /// The load that it puts on the pod.
     pub reservation: Option<Reservation>,
@@ -108,8 +108,9 @@ pub struct CacheHint {
     pub tokens: u64,
     /// The runs of blocks that hold them, in order.
     pub runs: Vec<CacheRun>,
-    /// The last block of `tokens`, if that is speculative: the pod was sent a request with it, and no event has confirmed it
-    /// yet. None for a pod without events, whose cache is always approximated.
+    /// The last block of `tokens`, if that is speculative: the pod was sent a request with it, and
+    /// no event has confirmed it yet. None for a pod without events, whose cache is always
+    /// approximated.
     pub speculative: Option<BlockHash>,
 }
 

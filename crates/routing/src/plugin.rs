@@ -1,9 +1,10 @@
 //! A plugin: what it declares of itself, and what it is made with.
 //!
 //! The registry knows a [`Plugin`] as data: its name, its parameters and a function that makes it.
-//! That function gets an [`Assembly`], asks it for parameters and for handles to slots, and holding a
-//! handle is the declaration that the plugin reads or writes the slot. The [`Blueprint`] records every
-//! use of a slot with its position in the YAML, and `profile/slots.rs` checks all of them together.
+//! That function gets an [`Assembly`], asks it for parameters and for handles to slots, and holding
+//! a handle is the declaration that the plugin reads or writes the slot. The [`Blueprint`] records
+//! every use of a slot with its position in the YAML, and `profile/slots.rs` checks all of them
+//! together.
 
 use std::sync::Arc;
 

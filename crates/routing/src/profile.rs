@@ -34,8 +34,8 @@ pub struct Profile {
     pub(crate) slots: Vec<SlotKind>,
     pub(crate) preparers: Vec<(&'static str, Box<dyn Prepare>)>,
     pub(crate) steps: Vec<WorkflowStep>,
-    /// The prompt's blocks. A profile that hashes prompts looks them up, whether or not a plugin reads
-    /// them: conditional steps, reservations and cache hints depend on the result.
+    /// The prompt's blocks. A profile that hashes prompts looks them up, whether or not a plugin
+    /// reads them: conditional steps, reservations and cache hints depend on the result.
     pub(crate) blocks: Option<Reads<BlockHashes>>,
     pub(crate) tokens: Option<Reads<Tokens>>,
     /// Among them the request's own deadline.

@@ -19,7 +19,8 @@ pub struct Request {
     pub prompt: Prompt,
     /// Whether it has further prompts, all for one engine.
     pub is_several: bool,
-    /// Whether the prompt is a best-effort conversion to a chat: a plugin that cannot read it ignores it.
+    /// Whether the prompt is a best-effort conversion to a chat: a plugin that cannot read it
+    /// ignores it.
     pub is_converted: bool,
     /// The limit of generated tokens, if it sets one.
     pub output_tokens: Option<u32>,

@@ -1,7 +1,7 @@
 //! Typed slots: plugins pass values to each other through them.
 //!
-//! A plugin can touch a slot only through a handle, and only assembly makes handles. So holding one is
-//! the declaration that assembly checks, and undeclared access does not compile:
+//! A plugin can touch a slot only through a handle, and only assembly makes handles. So holding one
+//! is the declaration that assembly checks, and undeclared access does not compile:
 //!
 //! ```compile_fail,E0451
 //! use wornpath_routing::{Reads, Tokens};
@@ -22,15 +22,16 @@
 //! }
 //! ```
 //!
-//! A handle is a position in a small array. It also carries its profile's identity, and a context made
-//! by another profile refuses it.
+//! A handle is a position in a small array. It also carries its profile's identity, and a context
+//! made by another profile refuses it.
 
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A value that plugins pass on. It is cleared between requests, not dropped, so that buffers are reused.
+/// A value that plugins pass on. It is cleared between requests, not dropped, so that buffers are
+/// reused.
 pub trait Slot: Default + Send + Sync + 'static {
     /// Its name in diagnostics.
     const NAME: &'static str;

@@ -4,10 +4,10 @@
 //! with the same prefix would find it on no pod and might go elsewhere. So every plan inserts the
 //! blocks that its pods are about to compute; the insert expires unless events confirm it.
 //!
-//! Two threads that decide at the same moment both find a new prefix on no pod. A caller with several
-//! threads therefore takes a lock on [`SpeculativeInsert::first_missing`], asks whether the plan has
-//! lost the race ([`DecisionState::has_lost_race`](crate::DecisionState::has_lost_race)), and commits
-//! under the lock, or decides again.
+//! Two threads that decide at the same moment both find a new prefix on no pod. A caller with
+//! several threads therefore takes a lock on [`SpeculativeInsert::first_missing`], asks whether the
+//! plan has lost the race ([`DecisionState::has_lost_race`](crate::DecisionState::has_lost_race)),
+//! and commits under the lock, or decides again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::values::BlockHashes;
 
 /// A record of what was sent to pods without cache events, whose caches are approximated from it.
 pub trait RoutingHistory: fmt::Debug + Send + Sync {
-    /// Records that a prompt of blocks of `block_tokens` tokens is sent to a pod. Returns whether the
-    /// pod is one without events; its blocks are in the index then.
+    /// Records that a prompt of blocks of `block_tokens` tokens is sent to a pod. Returns whether
+    /// the pod is one without events; its blocks are in the index then.
     fn sent(
         &self,
         writer: &mut IndexWriter,
@@ -35,16 +35,16 @@ pub trait RoutingHistory: fmt::Debug + Send + Sync {
 
 /// The speculative insert of one plan, not yet in the index.
 ///
-/// `commit` writes it. Dropping it uncommitted is its rollback: the index never learns of it. `L` is
-/// the lock under which it is committed, if any; it is released after the commit.
+/// `commit` writes it. Dropping it uncommitted is its rollback: the index never learns of it. `L`
+/// is the lock under which it is committed, if any; it is released after the commit.
 #[derive(Debug)]
 pub struct SpeculativeInsert<L = ()> {
     chain: Vec<BlockHash>,
     block_tokens: usize,
     /// The pods of the plan, each with the number of leading blocks that it held already.
     pods: Vec<(PodId, usize)>,
-    /// The most leading blocks that any pod held. Another thread may have been committing just then,
-    /// so that a part of its insert counts as held.
+    /// The most leading blocks that any pod held. Another thread may have been committing just
+    /// then, so that a part of its insert counts as held.
     deepest: usize,
     expires: Moment,
     history: Option<Arc<dyn RoutingHistory>>,
@@ -111,9 +111,9 @@ impl SpeculativeInsert {
 }
 
 impl<L> SpeculativeInsert<L> {
-    /// The first block that the plan's first pod has to compute. Threads that commit inserts with the
-    /// same block one after the other, and decide a plan that has lost the race again, send requests
-    /// with one new prefix to one pod.
+    /// The first block that the plan's first pod has to compute. Threads that commit inserts with
+    /// the same block one after the other, and decide a plan that has lost the race again, send
+    /// requests with one new prefix to one pod.
     #[must_use]
     pub fn first_missing(&self) -> Option<BlockHash> {
         let (_, held) = self.pods.first()?;
@@ -133,8 +133,8 @@ impl<L> SpeculativeInsert<L> {
         self.write(&mut index.writer());
     }
 
-    /// Removes a committed insert from the index, as far as no other request relies on it: the pod has
-    /// refused the prompt and computed none of it.
+    /// Removes a committed insert from the index, as far as no other request relies on it: the pod
+    /// has refused the prompt and computed none of it.
     pub fn rollback(self, index: &Index) {
         let mut writer = index.writer();
         for (pod, _) in &self.pods {

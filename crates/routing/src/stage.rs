@@ -55,16 +55,16 @@ pub trait Prepare: Send + Sync {
     ///
     /// # Errors
     /// If the request cannot be served at all.
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection>;
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection>;
 }
 
 /// Drops the pods that cannot serve a request.
 pub trait Filter: Send + Sync {
     /// Sets `keep` to false for each candidate to drop. All are true on entry.
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]);
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]);
 
     /// The reason a candidate was dropped, for people. Called only when a decision is explained.
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String;
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String;
 
     /// What happens when it drops every candidate, unless the profile sets `on_empty`.
     fn when_empty(&self) -> WhenEmpty {
@@ -72,7 +72,7 @@ pub trait Filter: Send + Sync {
     }
 
     /// The rejection when it drops every candidate.
-    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
+    fn rejection(&self, _decision: &Decision<'_>) -> Rejection {
         Rejection::unavailable("no pod passes the filters")
     }
 }
@@ -83,21 +83,21 @@ pub trait Score: Send + Sync {
     fn scale(&self) -> Scale;
 
     /// Writes one score per candidate. All are zero on entry.
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]);
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]);
 
     /// Called when a plan uses a pod that this scorer's selector chose.
-    fn chosen(&self, _scene: &Decision<'_>, _pod: Candidate) {}
+    fn chosen(&self, _decision: &Decision<'_>, _pod: Candidate) {}
 }
 
 /// Chooses one of the remaining candidates.
 pub trait Pick: Send + Sync {
     /// The position of the chosen candidate. There is at least one candidate.
-    fn pick(&self, scene: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice;
+    fn pick(&self, decision: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice;
 
     /// The candidates to try if the chosen one fails, by position, best first.
     fn fallbacks(
         &self,
-        _scene: &Decision<'_>,
+        _decision: &Decision<'_>,
         set: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
@@ -106,11 +106,11 @@ pub trait Pick: Send + Sync {
     }
 
     /// Called when a plan uses the chosen pod.
-    fn chosen(&self, _scene: &Decision<'_>, _pod: Candidate) {}
+    fn chosen(&self, _decision: &Decision<'_>, _pod: Candidate) {}
 
-    /// Called when no plan uses the chosen pod: the request waits or is rejected, or the step is left
-    /// out.
-    fn passed_over(&self, _scene: &Decision<'_>, _pod: Candidate) {}
+    /// Called when no plan uses the chosen pod: the request waits or is rejected, or the step is
+    /// left out.
+    fn passed_over(&self, _decision: &Decision<'_>, _pod: Candidate) {}
 }
 
 /// The unit of a scorer's scores.
@@ -256,8 +256,8 @@ impl<'a> Decision<'a> {
         Some(HeldBlocks { prompt, depths: self.depths })
     }
 
-    /// On which tiers a pod holds the first `depth` blocks of the prompt. Takes the pod's lock: for the
-    /// best few candidates only.
+    /// On which tiers a pod holds the first `depth` blocks of the prompt. Takes the pod's lock: for
+    /// the best few candidates only.
     pub fn holdings(
         &self,
         handle: &HeldDepth,

@@ -1,4 +1,4 @@
-//! A small world for the tests of plugins: pods, an index, and profiles from a few lines of YAML.
+//! A test bench for plugins and decisions: pods, an index, and profiles from a few lines of YAML.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -108,8 +108,8 @@ impl TestBench {
         let mut context = profile.context(request);
         profile.prepare_explained(&mut context, &mut recorder).unwrap();
         let Self { fleet, desk, rng, now, .. } = self;
-        let mut world = DecisionEnv { fleet, desk, now: *now, rng };
-        let outcome = profile.decide_explained(&mut context, &mut world, &mut recorder);
+        let mut env = DecisionEnv { fleet, desk, now: *now, rng };
+        let outcome = profile.decide_explained(&mut context, &mut env, &mut recorder);
         (outcome, recorder.finish())
     }
 
@@ -127,7 +127,8 @@ impl TestBench {
         self.fleet.find(plan.steps[0].pod.unwrap()).unwrap().position()
     }
 
-    /// What one scorer, given as in a profile, says of every pod. `prepare` lists preparers, or "".
+    /// The scores that one scorer, written as in a profile, gives every pod. `prepare` lists
+    /// preparers, or "".
     pub(crate) fn scores(&mut self, prepare: &str, scorer: &str, request: Request) -> Vec<f64> {
         let yaml = format!(
             "prepare: [{prepare}]\nscore:\n  - {scorer}\npick: max_score\nspeculate: off\n"

@@ -22,8 +22,8 @@ thread_local! {
     static PROMPT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// A model's tokenizer and, if it has one, its chat template. Caches tokens, so that the next turn of a
-/// conversation costs only its new text.
+/// A model's tokenizer and, if it has one, its chat template. Caches tokens, so that the next turn
+/// of a conversation costs only its new text.
 pub struct TextTokenizer {
     cache: TokenCache,
     template: Option<ChatTemplate>,
@@ -38,7 +38,8 @@ impl TextTokenizer {
         Self { cache, template }
     }
 
-    /// Tokenizes a chat; from the bytes of the body, without parsing the messages, if the template allows.
+    /// Tokenizes a chat; from the bytes of the body, without parsing the messages, if the template
+    /// allows.
     fn encode_chat(
         &self,
         request: &Request,

@@ -1,16 +1,16 @@
 //! Wait queue: holds requests that no pod has room for yet.
 //!
 //! Late binding wins. A request sent to a busy pod waits there, although another pod may be free
-//! first or may hold more of its prefix by then. So it waits here and is decided again whenever a pod
-//! gets room. The queue decides nothing about pods; it only orders the requests:
+//! first or may hold more of its prefix by then. So it waits here and is decided again whenever a
+//! pod gets room. The queue decides nothing about pods; it only orders the requests:
 //!
 //! 1. by priority, where waiting raises a request one priority at a time;
 //! 2. within a priority, by tenant: the tenant that got the least work is next ([`fairness`]);
 //! 3. within a tenant, by the profile's [`QueueOrder`].
 //!
 //! No request starves: every request rises to the highest priority, tenants share it, and within a
-//! tenant a request is overtaken only by those that arrived before it was due. The length is bounded;
-//! a full queue drops the last request of the longest tenant queue of the lowest priority.
+//! tenant a request is overtaken only by those that arrived before it was due. The length is
+//! bounded; a full queue drops the last request of the longest tenant queue of the lowest priority.
 //!
 //! A state machine: time is an argument, and [`WaitQueue::next_wakeup`] says when to poll next.
 
@@ -103,8 +103,8 @@ impl<T> WaitQueue<T> {
         self.requests.values().map(|request| request.priority).max()
     }
 
-    /// Adds a request. A full queue drops the last request of the longest tenant queue of the lowest
-    /// priority, so that neither offline work nor one busy tenant can lock the others out.
+    /// Adds a request. A full queue drops the last request of the longest tenant queue of the
+    /// lowest priority, so that neither offline work nor one busy tenant can lock the others out.
     ///
     /// # Errors
     /// Gives the request back if it would be the one dropped.

@@ -1,7 +1,7 @@
 //! Workflows: the steps that answer a request, and the selector that finds the pod of each.
 //!
-//! There is one mechanism, a list of steps; `single` and `prefill_decode` are shorthands for lists. A
-//! step can be left out when too little of the prompt is uncached to be worth it.
+//! There is one mechanism, a list of steps; `single` and `prefill_decode` are shorthands for lists.
+//! A step can be left out when too little of the prompt is uncached to be worth it.
 
 mod dead_settings;
 mod read;

@@ -13,8 +13,8 @@ use crate::snippet::Span;
 /// Bounds the recursion, so that no document can exhaust the stack.
 const DEEPEST: usize = 32;
 
-/// YAML allows 1024 characters for a key in this style, and each of ours may be printed as an escape
-/// of several.
+/// YAML allows 1024 characters for a key in this style, and each of ours may be printed as an
+/// escape of several.
 const LONGEST_KEY: usize = 128;
 
 /// A value and its position.

@@ -1,4 +1,5 @@
-//! Diagnostics: what is wrong with a document, where, and the cure, printed as a compiler prints errors.
+//! Diagnostics: what is wrong with a document, where, and the cure, printed as a compiler prints
+//! errors.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -129,8 +129,9 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads what `entry` gives for `parameters`. Keys in `reserved` are left to the caller. Problems
-    /// are added to `problems`, and the settings without problems are returned all the same.
+    /// Reads what `entry` gives for `parameters`. Keys in `reserved` are left to the caller.
+    /// Problems are added to `problems`, and the settings without problems are returned all the
+    /// same.
     pub fn read(
         entry: &SettingEntry<'_>,
         parameters: &[Parameter],

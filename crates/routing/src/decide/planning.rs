@@ -70,8 +70,9 @@ impl<'a> DecisionRun<'a, '_, '_> {
         step.selector.picker.picker.chosen(&decision, candidate);
     }
 
-    /// Adds the chosen pod to the plan's speculative insert, unless the pod holds the whole prompt, so
-    /// that the next request with the same prefix follows this one. Returns whether it was added.
+    /// Adds the chosen pod to the plan's speculative insert, unless the pod holds the whole prompt,
+    /// so that the next request with the same prefix follows this one. Returns whether it was
+    /// added.
     fn speculate(&mut self, step: &WorkflowStep, candidate: Candidate) -> bool {
         let (Some(lifetime), Some(blocks)) = (self.profile.speculate, &self.profile.blocks) else {
             return false;

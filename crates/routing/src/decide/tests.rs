@@ -160,73 +160,6 @@ fn an_infinite_cost_without_weight_adds_nothing() {
 }
 
 #[test]
-fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_ends() {
-    let mut bench = TestBench::with_pods(8);
-    let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: 2s\n"));
-    let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
-    for _ in 0..20 {
-        assert_eq!(bench.chosen(&profile, TestBench::request(&prompt(1, 8))), first);
-    }
-    bench.desk.expire(Duration::from_secs(3));
-    let answer = {
-        let mut answer = wornpath_index::Depths::default();
-        let context = bench.prepared(&profile, TestBench::request(&prompt(1, 8)));
-        let blocks = context.slots.read(profile.blocks.as_ref().unwrap()).unwrap();
-        bench.index.reader().lookup(&blocks.chain, &mut answer);
-        answer
-    };
-    assert!(answer.deepest().is_none(), "no event confirmed it");
-}
-
-#[test]
-fn what_is_expected_is_known_to_other_threads_once_it_is_settled() {
-    let mut bench = TestBench::with_pods(8);
-    let profile = bench.profile(CACHE_AFFINITY);
-    let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
-    bench.desk.commit_pending();
-    bench.desk = crate::context::DecisionState::new(&bench.index);
-    assert_eq!(bench.chosen(&profile, TestBench::request(&prompt(1, 8))), first);
-}
-
-#[test]
-fn of_two_concurrent_decisions_the_later_commit_loses_the_race_and_follows() {
-    for seed in 0..20 {
-        let mut bench = TestBench::with_pods(8);
-        let profile = bench.profile(CACHE_AFFINITY);
-        let mut other = TestBench { rng: Rng::new(seed), ..TestBench::with_pods(8) };
-        other.desk = crate::context::DecisionState::new(&bench.index);
-        let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
-        let (mut longer, mut elsewhere) = (prompt(1, 8), prompt(2, 8));
-        longer.extend(prompt(3, 2));
-        other.chosen(&profile, TestBench::request(&longer));
-        let (one, another) =
-            (bench.desk.take_pending().unwrap(), other.desk.take_pending().unwrap());
-        assert_eq!(one.first_missing(), another.first_missing());
-        assert!(!bench.desk.has_lost_race(&one));
-        bench.desk.commit(one);
-        assert!(other.desk.has_lost_race(&another), "wherever it would go");
-        assert_eq!(other.chosen(&profile, TestBench::request(&longer)), first);
-        let following = other.desk.take_pending().unwrap();
-        assert!(!other.desk.has_lost_race(&following));
-        following.commit(&bench.index);
-        elsewhere.truncate(longer.len());
-        other.chosen(&profile, TestBench::request(&elsewhere));
-        bench.chosen(&profile, TestBench::request(&longer));
-        let elsewhere = other.desk.take_pending().unwrap();
-        assert!(!other.desk.has_lost_race(&elsewhere), "another prefix is no race");
-    }
-}
-
-#[test]
-fn without_speculation_nothing_is_expected() {
-    let mut bench = TestBench::with_pods(8);
-    let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: off\n"));
-    bench.plan(&profile, TestBench::request(&prompt(1, 8)));
-    bench.desk.commit_pending();
-    assert_eq!(bench.index.stats().blocks, 0);
-}
-
-#[test]
 fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
     let mut bench = TestBench::with_pods(2);
     let tokens = prompt(1, 4);
@@ -238,13 +171,13 @@ fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
     request.arrival = Duration::from_secs(1);
     let mut context = bench.prepared(&profile, request);
     let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = DecisionEnv { fleet, desk, now: Duration::from_secs(1), rng };
-    match profile.decide(&mut context, &mut world) {
+    let mut env = DecisionEnv { fleet, desk, now: Duration::from_secs(1), rng };
+    match profile.decide(&mut context, &mut env) {
         Outcome::Hold(hold) => assert_eq!(hold.deadline(), Duration::from_secs(6)),
         other => panic!("p1 holds it and is busy, p0 must not get it: {other:?}"),
     }
     drop(busy);
-    assert!(matches!(profile.decide(&mut context, &mut world), Outcome::Plan(_)));
+    assert!(matches!(profile.decide(&mut context, &mut env), Outcome::Plan(_)));
 }
 
 #[test]
@@ -365,8 +298,8 @@ workflow:
     let request = TestBench::request(&prompt(1, 4));
     let mut context = bench.prepared(&profile, request);
     let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
-    let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
+    let mut env = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+    let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!() };
     let pods: Vec<_> = plan.steps.iter().map(|step| step.pod).collect();
     assert!(pods[0].is_some() && pods[1].is_some() && pods[2].is_none());
     assert_eq!(
@@ -377,7 +310,7 @@ workflow:
         ]
     );
     let retry = Retry { step: Some(&plan.steps[2].name), excluded: &[] };
-    let Outcome::Plan(late) = profile.replan(&mut context, &mut world, retry) else { panic!() };
+    let Outcome::Plan(late) = profile.replan(&mut context, &mut env, retry) else { panic!() };
     let host = |pod| fleet[fleet.find(pod).unwrap()].facts().topology.host.clone();
     assert_eq!(late.steps.len(), 1);
     assert_eq!(host(late.steps[0].pod.unwrap()), host(pods[1].unwrap()), "beside the prefill pod");
@@ -390,24 +323,24 @@ fn after_a_failure_the_failed_pods_are_not_chosen_again() {
     let profile = bench.profile("pick: max_score\n");
     let mut context = bench.prepared(&profile, TestBench::request(&[1]));
     let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+    let mut env = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
     let mut excluded = Vec::new();
     for _ in 0..3 {
         let retry = Retry { step: None, excluded: &excluded };
-        let Outcome::Plan(plan) = profile.replan(&mut context, &mut world, retry) else { panic!() };
+        let Outcome::Plan(plan) = profile.replan(&mut context, &mut env, retry) else { panic!() };
         let pod = plan.steps[0].pod.unwrap();
         assert!(!excluded.contains(&pod) && !plan.steps[0].fallbacks.contains(&pod));
         excluded.push(pod);
     }
     let retry = Retry { step: None, excluded: &excluded };
-    let outcome = profile.replan(&mut context, &mut world, retry);
+    let outcome = profile.replan(&mut context, &mut env, retry);
     assert!(matches!(outcome, Outcome::Reject(rejection) if rejection.status == 503));
 }
 
 /// Two hundred requests of ten prefixes on a fleet whose load changes as they come and go.
 fn transcript(seed: u64, yaml: &str) -> String {
     let mut bench = TestBench::with_pods(7);
-    bench.rng = crate::rng::Rng::new(seed);
+    bench.rng = Rng::new(seed);
     let profile = bench.profile(yaml);
     let (mut running, mut transcript) = (std::collections::VecDeque::new(), String::new());
     for number in 0..200_u32 {
@@ -435,13 +368,13 @@ fn the_same_seed_fleet_and_requests_give_the_same_plans_byte_for_byte() {
 #[test]
 fn an_explanation_adds_up_and_changes_nothing() {
     let tokens = prompt(1, 4);
-    let world = || {
+    let env = || {
         let bench = TestBench::with_pods(5);
         bench.cache(2, &tokens[..8], Tier::Gpu);
         bench.pod(4).vitals().set_health(crate::fleet::Health::Down);
         bench
     };
-    let (mut plain, mut explained) = (world(), world());
+    let (mut plain, mut explained) = (env(), env());
     let load = [plain.pod(1), explained.pod(1)].map(|pod| Reservation::new(pod.vitals(), 9, 9));
     let profile = plain.profile(CACHE_AFFINITY);
     let plan = plain.plan(&profile, TestBench::request(&tokens));
@@ -483,8 +416,8 @@ fn contexts_are_reused_without_a_trace_of_the_last_request() {
     assert_eq!(last, TestBench::request(&tokens));
     profile.prepare(&mut context).unwrap();
     let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
-    let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
+    let mut env = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+    let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!() };
     assert_eq!(plan.steps[0].cache, CacheHint::default());
 }
 
@@ -576,9 +509,9 @@ fn hold_concerns_whole_requests_and_a_filter_that_holds_also_single_steps() {
         let profile = bench.profile(yaml);
         let mut context = bench.prepared(&profile, TestBench::request(&[]));
         let TestBench { fleet, desk, rng, .. } = &mut bench;
-        let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+        let mut env = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
         let step = Name::from("serve");
-        profile.replan(&mut context, &mut world, Retry { step: Some(&step), excluded: &[] })
+        profile.replan(&mut context, &mut env, Retry { step: Some(&step), excluded: &[] })
     };
     let room = "concurrency: {requests: 1";
     let judged = again(&format!("pick: max_score\nhold: {{unless: [{{{room}}}}}]}}\n"));

@@ -75,8 +75,8 @@ impl Reservation {
         }
     }
 
-    /// The answer began `took` after the request was sent: what says whether the pod is slow for what it
-    /// was sent. Short prompts count as [`LEAST_TOKENS`], because no engine begins at once.
+    /// The answer began `took` after the request was sent: what says whether the pod is slow for
+    /// what it was sent. Short prompts count as [`LEAST_TOKENS`], because no engine begins at once.
     pub fn began(&self, took: Duration, now: Moment) {
         const LEAST_TOKENS: u64 = 512;
         let tokens = (self.uncached_tokens + LEAST_TOKENS) as f64;

@@ -1,8 +1,8 @@
 //! The current state of a pod: load, health, speed, and how far its cache events can be trusted.
 //!
-//! A few cache lines of relaxed atomics, one of them for the [learnt](super::learnt_rates) speed. Each
-//! figure is exact on its own; two figures that are read one after another may be of slightly different
-//! moments, which no policy can notice.
+//! A few cache lines of relaxed atomics, one of them for the [learnt](super::learnt_rates) speed.
+//! Each figure is exact on its own; two figures that are read one after another may be of slightly
+//! different moments, which no policy can notice.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -110,8 +110,8 @@ impl Vitals {
         self.prefill_tokens.load(Relaxed)
     }
 
-    /// Twice the pairs of tokens that these must attend to: what makes long prompts slower than short ones
-    /// of as many tokens together.
+    /// Twice the pairs of tokens that these must attend to: what makes long prompts slower than
+    /// short ones of as many tokens together.
     #[inline]
     #[must_use]
     pub fn prefill_pairs(&self) -> u64 {
@@ -144,8 +144,8 @@ impl Vitals {
         (mean > 0.0).then(|| f64::from(mean))
     }
 
-    /// How many milliseconds its recent answers took to begin, for each token that they had to compute, and
-    /// how many such answers are known, up to 255.
+    /// How many milliseconds its recent answers took to begin, for each token that they had to
+    /// compute, and how many such answers are known, up to 255.
     #[inline]
     #[must_use]
     pub fn pace(&self) -> Option<(f64, u32)> {
@@ -161,8 +161,8 @@ impl Vitals {
         Duration::from_millis(u64::from(ago))
     }
 
-    /// An answer took so many milliseconds for each token that it had to compute: the newest counts an
-    /// eighth.
+    /// An answer took so many milliseconds for each token that it had to compute: the newest counts
+    /// an eighth.
     pub fn paced(&self, per_token: f64, now: Moment) {
         const NEWEST: f64 = 1.0 / 8.0;
         let known = self.paces.load(Relaxed);
@@ -172,7 +172,8 @@ impl Vitals {
         self.paces.store(known.saturating_add(1), Relaxed);
     }
 
-    /// How many times longer it takes than `model` says of some work, as far as its requests have shown.
+    /// How many times longer it takes than `model` says of some work, as far as its requests have
+    /// shown.
     #[inline]
     pub(crate) fn slowness(
         &self,
@@ -186,8 +187,8 @@ impl Vitals {
         self.learnt.pace(paced, told, model)
     }
 
-    /// How long its prefills have made no progress. Progress is a prompt sent to an idle pod, a computed
-    /// part of a prompt, or a first token.
+    /// How long its prefills have made no progress. Progress is a prompt sent to an idle pod, a
+    /// computed part of a prompt, or a first token.
     #[inline]
     #[must_use]
     pub fn computing(&self, now: Moment) -> Duration {
@@ -204,8 +205,8 @@ impl Vitals {
         self.progress.store((now.as_millis() as u32).max(1), Relaxed);
     }
 
-    /// It is known to take so many times longer than its engine's profile says. What its requests show
-    /// counts more as soon as there are some.
+    /// It is known to take so many times longer than its engine's profile says. What its requests
+    /// show counts more as soon as there are some.
     pub fn tell_pace(&self, pace: f64) {
         // Whatever is out of range is cut to it.
         self.told_pace.store((pace * 16.0).round().max(1.0) as u8, Relaxed);
@@ -258,7 +259,8 @@ impl Vitals {
         }
     }
 
-    /// The part of `blocks` known blocks that still counts after a long silence of its event stream.
+    /// The part of `blocks` known blocks that still counts after a long silence of its event
+    /// stream.
     #[inline]
     #[must_use]
     pub fn believed(&self, blocks: u32) -> u32 {
@@ -347,8 +349,8 @@ impl Vitals {
         }
     }
 
-    /// A request that was sent when the pod was seen as `sent` has its first token. What waited inside the
-    /// engine for memory tells nothing about its speed.
+    /// A request that was sent when the pod was seen as `sent` has its first token. What waited
+    /// inside the engine for memory tells nothing about its speed.
     pub(super) fn learn_prefill(&self, sent: &LearntRate, now: Moment) {
         const MOST_WAITING: u32 = 4;
         if self.waiting() <= MOST_WAITING {
@@ -369,8 +371,8 @@ impl Vitals {
         self.decode_tokens.fetch_add(tokens, Relaxed);
     }
 
-    /// An answer of so many tokens has ended: the newest counts a thirty-second. Two that end at the same
-    /// moment may count as one, which the next ones make up for.
+    /// An answer of so many tokens has ended: the newest counts a thirty-second. Two that end at
+    /// the same moment may count as one, which the next ones make up for.
     pub(super) fn answered(&self, tokens: u64) {
         const NEWEST: f64 = 1.0 / 32.0;
         let mean = self

@@ -79,8 +79,8 @@ pub(super) fn filters(
     filters
 }
 
-/// Makes the filters of `hold`, which check the chosen pod. There is no other candidate, so `on_empty`
-/// has no effect.
+/// Makes the filters of `hold`, which check the chosen pod. There is no other candidate, so
+/// `on_empty` has no effect.
 pub(super) fn hold_filters(
     node: Option<&Node>,
     blueprint: &mut Blueprint,

@@ -15,8 +15,8 @@ use crate::workflow::{Bind, SelectorPlace, StepDraft, WorkflowStep};
 
 const SELECTOR_KEYS: [&str; 3] = ["filter", "score", "pick"];
 
-/// Makes every step of the workflow. Preparers use slots first, then each step's plugins, and its pick
-/// can be read after them.
+/// Makes every step of the workflow. Preparers use slots first, then each step's plugins, and its
+/// pick can be read after them.
 pub(super) fn steps(
     root: &Node,
     drafts: Vec<StepDraft>,

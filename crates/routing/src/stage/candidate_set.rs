@@ -47,8 +47,9 @@ impl Fallbacks<'_> {
         }
     }
 
-    /// Adds the candidates with the highest totals after the chosen one. Ties are broken in a circle that
-    /// starts behind the chosen one, so that no pod is the first fallback of all others.
+    /// Adds the candidates with the highest totals after the chosen one. Ties are broken in a
+    /// circle that starts behind the chosen one, so that no pod is the first fallback of all
+    /// others.
     pub fn best_of(&mut self, set: CandidateSet<'_>, chosen: usize) {
         let totals = set.totals;
         let given = self.positions.len();

@@ -31,8 +31,8 @@ impl ConfiguredScorer {
         }
     }
 
-    /// What a score adds to the total. Without weight it adds nothing, even if a cost is infinite: the
-    /// product would be NaN.
+    /// What a score adds to the total. Without weight it adds nothing, even if a cost is infinite:
+    /// the product would be NaN.
     pub(crate) fn adds(&self, score: f64) -> f64 {
         let (offset, factor) = self.linear();
         if factor == 0.0 { 0.0 } else { offset + factor * score }

@@ -1,9 +1,9 @@
 //! Fairness between the tenants of one priority: start-time fair queueing.
 //!
-//! Every tenant has a virtual time that grows by the work it gets, divided by its weight; the tenant
-//! with the least is next. A tenant that comes back continues at the level's clock or at its own
-//! virtual time, whichever is later: being idle neither saves up work nor sheds it. Deficit round
-//! robin would do as well, but must visit tenants that cannot afford their next request.
+//! Every tenant has a virtual time that grows by the work it gets, divided by its weight; the
+//! tenant with the least is next. A tenant that comes back continues at the level's clock or at its
+//! own virtual time, whichever is later: being idle neither saves up work nor sheds it. Deficit
+//! round robin would do as well, but must visit tenants that cannot afford their next request.
 //!
 //! An idle tenant is kept only while its virtual time is ahead of the clock, and at most
 //! [`MOST_IDLE`] of them; an empty level keeps none.

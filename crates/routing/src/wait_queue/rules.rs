@@ -80,8 +80,8 @@ pub enum QueueOrder {
     /// First come, first served.
     #[default]
     Arrival,
-    /// Short requests overtake long ones. A request is due `patience` times its cost after its arrival,
-    /// and requests that arrive later than that cannot overtake it: aging without a timer.
+    /// Short requests overtake long ones. A request is due `patience` times its cost after its
+    /// arrival, and requests that arrive later than that cannot overtake it: aging without a timer.
     ShortestFirst {
         /// How many times its own cost a request lets shorter ones pass.
         patience: f64,
