@@ -47,15 +47,10 @@ struct WorkerState {
 }
 
 impl WorkerState {
-    fn look<T>(
-        &mut self,
-        roster: &FleetSnapshot,
-        now: Moment,
-        decide: impl FnOnce(&mut DecisionEnv<'_>) -> T,
-    ) -> T {
+    /// The inputs of a decision in this fleet, at this time.
+    fn env<'a>(&'a mut self, roster: &'a FleetSnapshot, now: Moment) -> DecisionEnv<'a> {
         let Self { desk, rng } = self;
-        let _running = running(&DECIDE);
-        decide(&mut DecisionEnv { fleet: roster.fleet(), desk, now, rng })
+        DecisionEnv { fleet: roster.fleet(), desk, now, rng }
     }
 }
 
@@ -66,7 +61,7 @@ impl Worker {
         Self { gateway, number: WorkerNumber(number), tools: Mutex::new(tools) }
     }
 
-    /// Shows the world to `decide`, as it is now, and tells the index what comes of it.
+    /// Decides in this fleet, and commits the speculative insert of the plan at once.
     pub(crate) fn with_world<T>(
         &self,
         roster: &FleetSnapshot,
@@ -74,15 +69,18 @@ impl Worker {
         decide: impl FnOnce(&mut DecisionEnv<'_>) -> T,
     ) -> T {
         let mut tools = self.tools();
-        let decided = tools.look(roster, now, decide);
+        let decided = {
+            let _running = running(&DECIDE);
+            decide(&mut tools.env(roster, now))
+        };
         // Not only with this thread's next decision: other threads decide too.
         let _running = running(&UPDATE_INDEX);
         tools.desk.commit_pending();
         decided
     }
 
-    /// Decides for a request whose body is so long; again if another thread was faster to send the
-    /// same new prefix somewhere.
+    /// Decides for a request of this length; again if another thread was faster to send the same new
+    /// prefix to a pod.
     pub(crate) async fn decide(
         &self,
         length: Length,
@@ -92,7 +90,9 @@ impl Worker {
         for _ in 0..MOST_RACES {
             let (outcome, insert) = {
                 let mut tools = self.tools();
-                let outcome = tools.look(&gateway.roster(), gateway.now(), &mut decide);
+                let running = running(&DECIDE);
+                let outcome = decide(&mut tools.env(&gateway.roster(), gateway.now()));
+                drop(running);
                 (outcome, tools.desk.take_pending())
             };
             let Some(insert) = insert else { return (outcome, FirstInsert::default()) };
