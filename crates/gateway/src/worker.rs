@@ -42,22 +42,22 @@ pub(crate) struct Worker {
 }
 
 struct WorkerState {
-    desk: DecisionState,
+    state: DecisionState,
     rng: Rng,
 }
 
 impl WorkerState {
     /// The inputs of a decision in this fleet, at this time.
     fn env<'a>(&'a mut self, roster: &'a FleetSnapshot, now: Moment) -> DecisionEnv<'a> {
-        let Self { desk, rng } = self;
-        DecisionEnv { fleet: roster.fleet(), desk, now, rng }
+        let Self { state, rng } = self;
+        DecisionEnv { fleet: roster.fleet(), state, now, rng }
     }
 }
 
 impl Worker {
     pub(crate) fn new(gateway: Arc<Gateway>, number: usize) -> Self {
-        let desk = DecisionState::with_history(gateway.index(), Arc::new(gateway.memory.clone()));
-        let tools = WorkerState { desk, rng: gateway.chance(number) };
+        let state = DecisionState::with_history(gateway.index(), Arc::new(gateway.memory.clone()));
+        let tools = WorkerState { state, rng: gateway.chance(number) };
         Self { gateway, number: WorkerNumber(number), tools: Mutex::new(tools) }
     }
 
@@ -75,7 +75,7 @@ impl Worker {
         };
         // Not only with this thread's next decision: other threads decide too.
         let _running = running(&UPDATE_INDEX);
-        tools.desk.commit_pending();
+        tools.state.commit_pending();
         decided
     }
 
@@ -93,7 +93,7 @@ impl Worker {
                 let running = running(&DECIDE);
                 let outcome = decide(&mut tools.env(&gateway.roster(), gateway.now()));
                 drop(running);
-                (outcome, tools.desk.take_pending())
+                (outcome, tools.state.take_pending())
             };
             let Some(insert) = insert else { return (outcome, FirstInsert::default()) };
             let block = insert.first_missing();
@@ -103,7 +103,7 @@ impl Worker {
                 gateway.claims.wait(block).await;
                 continue;
             };
-            if self.tools().desk.has_lost_race(&insert) {
+            if self.tools().state.has_lost_race(&insert) {
                 continue;
             }
             if !length.is_long {
@@ -127,10 +127,10 @@ impl Worker {
         // Apart for a long prompt: streams on this thread would feel it.
         if !gateway.settings().limits.length(bytes).is_long {
             let _running = running(&UPDATE_INDEX);
-            tools.desk.rollback(pod, chain);
+            tools.state.rollback(pod, chain);
             return;
         }
-        let insert = tools.desk.committed(pod, chain);
+        let insert = tools.state.committed(pod, chain);
         let owner = Arc::clone(gateway);
         aside(gateway, &UPDATE_INDEX, bytes, move || insert.rollback(owner.index()));
     }
@@ -140,7 +140,7 @@ impl Worker {
         let insert = insert.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(insert) = insert {
             let _running = running(&UPDATE_INDEX);
-            self.tools().desk.commit(insert);
+            self.tools().state.commit(insert);
         }
     }
 
@@ -165,7 +165,7 @@ impl Worker {
 
     /// Whether events have confirmed by now that a pod holds what was speculative when a request was sent there.
     pub(crate) fn is_confirmed(&self, prefix: &Speculative) -> bool {
-        self.tools().desk.is_confirmed(prefix.pod, prefix.last)
+        self.tools().state.is_confirmed(prefix.pod, prefix.last)
     }
 
     fn tools(&self) -> MutexGuard<'_, WorkerState> {

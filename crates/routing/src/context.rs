@@ -156,7 +156,7 @@ pub struct DecisionEnv<'a> {
     /// The pods.
     pub fleet: &'a Fleet,
     /// The state of this thread.
-    pub desk: &'a mut DecisionState,
+    pub state: &'a mut DecisionState,
     /// The time, on the caller's clock.
     pub now: Moment,
     /// The source of randomness.

@@ -127,14 +127,14 @@ struct BoundPod {
 impl<'a> DecisionRun<'a, '_, '_> {
     /// Looks the prompt up in the index, once for all plugins and steps.
     fn lookup(&mut self) {
-        self.env.desk.commit_pending();
-        let scratch = &mut self.env.desk.scratch;
+        self.env.state.commit_pending();
+        let scratch = &mut self.env.state.scratch;
         scratch.depths.clear();
         let Some(blocks) = &self.profile.blocks else { return };
         let started = self.recorder.as_deref().map(Recorder::now);
         scratch.depths.resize(self.env.fleet.slots(), 0);
         if let Some(blocks) = self.context.slots.read(blocks) {
-            self.env.desk.reader.lookup(&blocks.chain, &mut scratch.answer);
+            self.env.state.reader.lookup(&blocks.chain, &mut scratch.answer);
             scratch.answer.depths_into(&mut scratch.depths);
             self.env.fleet.fade(&mut scratch.depths);
         }
@@ -203,9 +203,9 @@ impl<'a> DecisionRun<'a, '_, '_> {
 
     /// Selects a pod for one step: filter, score, pick.
     fn select(&mut self, step: &WorkflowStep) -> Result<BoundPod, NoCandidate> {
-        let DecisionEnv { fleet, desk, now, rng } = &mut *self.env;
+        let DecisionEnv { fleet, state, now, rng } = &mut *self.env;
         let fleet = *fleet;
-        let DecisionScratch { depths, selection, .. } = &mut desk.scratch;
+        let DecisionScratch { depths, selection, .. } = &mut state.scratch;
         let excluded = self.retry.excluded;
         selection.candidates.clear();
         let with_role = fleet.with_role(&step.rules.role).iter().copied();
@@ -222,7 +222,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
             role: &step.rules.role,
             slots: &self.context.slots,
             depths,
-            index: &desk.index,
+            index: &state.index,
         };
         let mut recorder = self.recorder.as_deref_mut();
         if let Some(recorder) = &mut recorder {
@@ -322,7 +322,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
 
     fn depth(&self, candidate: Candidate) -> u32 {
         let slot = self.env.fleet[candidate].slot().position();
-        self.env.desk.scratch.depths.get(slot).copied().unwrap_or(0)
+        self.env.state.scratch.depths.get(slot).copied().unwrap_or(0)
     }
 
     /// How long the request may wait: the profile's limit, or its own `deadline_ms` if that is
@@ -368,8 +368,8 @@ fn decision<'s>(
         now: env.now,
         role: &step.rules.role,
         slots: &context.slots,
-        depths: &env.desk.scratch.depths,
-        index: &env.desk.index,
+        depths: &env.state.scratch.depths,
+        index: &env.state.index,
     }
 }
 

@@ -172,8 +172,8 @@ mod tests {
             let mut request = TestBench::request(&vec![7; tokens]);
             request.arrival = self.bench.now;
             let mut context = self.bench.prepared(&profile, request);
-            let TestBench { fleet, desk, rng, now, .. } = &mut self.bench;
-            let mut env = DecisionEnv { fleet, desk, now: *now, rng };
+            let TestBench { fleet, state, rng, now, .. } = &mut self.bench;
+            let mut env = DecisionEnv { fleet, state, now: *now, rng };
             match profile.decide(&mut context, &mut env) {
                 Outcome::Plan(plan) => Some(plan),
                 Outcome::Hold(hold) => {
@@ -186,9 +186,9 @@ mod tests {
         }
 
         fn poll(&mut self) -> Vec<(&'static str, Dequeued)> {
-            let TestBench { fleet, desk, rng, now, .. } = &mut self.bench;
+            let TestBench { fleet, state, rng, now, .. } = &mut self.bench;
             let mut settled = vec![];
-            self.held.poll(&mut DecisionEnv { fleet, desk, now: *now, rng }, &mut settled);
+            self.held.poll(&mut DecisionEnv { fleet, state, now: *now, rng }, &mut settled);
             settled.into_iter().map(|(held, settled)| (held.item, settled)).collect()
         }
     }

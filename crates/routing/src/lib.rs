@@ -23,13 +23,13 @@
 //! let index = Index::new(IndexLimits::default(), 7);
 //! let pod = FleetPod::new(index.add_pod()?, PodFacts::serving("a", "qwen3"));
 //! let fleet = Fleet::new(vec![pod]);
-//! let mut desk = DecisionState::new(&index);
+//! let mut state = DecisionState::new(&index);
 //! let mut rng = Rng::new(1);
 //!
 //! let mut context = profile.context(Request::from_json(br#"{"prompt": "hello"}"#)?);
 //! profile.prepare(&mut context).expect("it can be served");
 //! let now = Duration::ZERO;
-//! let mut env = DecisionEnv { fleet: &fleet, desk: &mut desk, now, rng: &mut rng };
+//! let mut env = DecisionEnv { fleet: &fleet, state: &mut state, now, rng: &mut rng };
 //! let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!("a pod is idle") };
 //! assert_eq!(plan.steps[0].pod, Some(fleet.pods()[0].id()));
 //! assert_eq!(fleet.pods()[0].vitals().requests(), 1);

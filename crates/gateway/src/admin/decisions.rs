@@ -108,10 +108,10 @@ fn explained(gateway: &Gateway, path: &str, read: ParsedBody) -> Value {
     let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
         Err(rejection) => Outcome::Reject(rejection),
         Ok(()) => {
-            let (mut desk, mut rng) = (DecisionState::new(gateway.index()), Rng::new(0));
+            let (mut state, mut rng) = (DecisionState::new(gateway.index()), Rng::new(0));
             let mut world = DecisionEnv {
                 fleet: roster.fleet(),
-                desk: &mut desk,
+                state: &mut state,
                 now: gateway.now(),
                 rng: &mut rng,
             };

@@ -86,7 +86,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
             return false;
         }
         let pod = pod.id();
-        self.env.desk.expect(pod, blocks, self.env.now + lifetime);
+        self.env.state.expect(pod, blocks, self.env.now + lifetime);
         true
     }
 
@@ -100,11 +100,11 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let most = blocks.prompt_tokens.saturating_sub(1) / blocks.block_tokens.max(1);
         let counted = depth.min(most);
         let tokens = (counted * blocks.block_tokens) as u64;
-        let desk = &mut *self.env.desk;
-        let holdings = &mut desk.scratch.holdings;
+        let state = &mut *self.env.state;
+        let holdings = &mut state.scratch.holdings;
         let held = &blocks.chain[..depth.min(blocks.chain.len())];
         let pod = &self.env.fleet[candidate];
-        let Ok(confirmed) = desk.index.holdings(pod.id(), held, holdings) else {
+        let Ok(confirmed) = state.index.holdings(pod.id(), held, holdings) else {
             return CacheHint::default();
         };
         let is_speculative = confirmed < counted && pod.vitals().trust() != EventTrust::Guessed;

@@ -170,8 +170,8 @@ fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
     let mut request = TestBench::request(&tokens);
     request.arrival = Duration::from_secs(1);
     let mut context = bench.prepared(&profile, request);
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut env = DecisionEnv { fleet, desk, now: Duration::from_secs(1), rng };
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    let mut env = DecisionEnv { fleet, state, now: Duration::from_secs(1), rng };
     match profile.decide(&mut context, &mut env) {
         Outcome::Hold(hold) => assert_eq!(hold.deadline(), Duration::from_secs(6)),
         other => panic!("p1 holds it and is busy, p0 must not get it: {other:?}"),
@@ -297,8 +297,8 @@ workflow:
     );
     let request = TestBench::request(&prompt(1, 4));
     let mut context = bench.prepared(&profile, request);
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut env = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
     let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!() };
     let pods: Vec<_> = plan.steps.iter().map(|step| step.pod).collect();
     assert!(pods[0].is_some() && pods[1].is_some() && pods[2].is_none());
@@ -322,8 +322,8 @@ fn after_a_failure_the_failed_pods_are_not_chosen_again() {
     let mut bench = TestBench::with_pods(3);
     let profile = bench.profile("pick: max_score\n");
     let mut context = bench.prepared(&profile, TestBench::request(&[1]));
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut env = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
     let mut excluded = Vec::new();
     for _ in 0..3 {
         let retry = Retry { step: None, excluded: &excluded };
@@ -401,8 +401,8 @@ fn a_context_of_another_profile_is_refused() {
     let mut bench = TestBench::with_pods(1);
     let (one, other) = (bench.profile("pick: max_score\n"), bench.profile("pick: max_score\n"));
     let mut context = bench.prepared(&one, TestBench::request(&[]));
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    other.decide(&mut context, &mut DecisionEnv { fleet, desk, now: Duration::ZERO, rng });
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    other.decide(&mut context, &mut DecisionEnv { fleet, state, now: Duration::ZERO, rng });
 }
 
 #[test]
@@ -415,8 +415,8 @@ fn contexts_are_reused_without_a_trace_of_the_last_request() {
     let last = context.reuse(Request { ..TestBench::request(&prompt(2, 1)) });
     assert_eq!(last, TestBench::request(&tokens));
     profile.prepare(&mut context).unwrap();
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut env = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
     let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!() };
     assert_eq!(plan.steps[0].cache, CacheHint::default());
 }
@@ -508,8 +508,8 @@ fn hold_concerns_whole_requests_and_a_filter_that_holds_also_single_steps() {
     let mut again = |yaml: &str| {
         let profile = bench.profile(yaml);
         let mut context = bench.prepared(&profile, TestBench::request(&[]));
-        let TestBench { fleet, desk, rng, .. } = &mut bench;
-        let mut env = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+        let TestBench { fleet, state, rng, .. } = &mut bench;
+        let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
         let step = Name::from("serve");
         profile.replan(&mut context, &mut env, Retry { step: Some(&step), excluded: &[] })
     };
