@@ -342,7 +342,8 @@ fn transcript(seed: u64, yaml: &str) -> String {
     let mut bench = TestBench::with_pods(7);
     bench.rng = Rng::new(seed);
     let profile = bench.profile(yaml);
-    let (mut running, mut transcript) = (std::collections::VecDeque::new(), String::new());
+    let mut running = std::collections::VecDeque::new();
+    let mut transcript = String::new();
     for number in 0..200_u32 {
         bench.now = Duration::from_millis(u64::from(number) * 10);
         let plan = bench.plan(&profile, TestBench::request(&prompt(number % 10, 6)));
@@ -374,7 +375,8 @@ fn an_explanation_adds_up_and_changes_nothing() {
         bench.pod(4).vitals().set_health(crate::fleet::Health::Down);
         bench
     };
-    let (mut plain, mut explained) = (env(), env());
+    let mut plain = env();
+    let mut explained = env();
     let load = [plain.pod(1), explained.pod(1)].map(|pod| Reservation::new(pod.vitals(), 9, 9));
     let profile = plain.profile(CACHE_AFFINITY);
     let plan = plain.plan(&profile, TestBench::request(&tokens));
@@ -399,7 +401,8 @@ fn an_explanation_adds_up_and_changes_nothing() {
 #[should_panic(expected = "the context was made by another profile")]
 fn a_context_of_another_profile_is_refused() {
     let mut bench = TestBench::with_pods(1);
-    let (one, other) = (bench.profile("pick: max_score\n"), bench.profile("pick: max_score\n"));
+    let one = bench.profile("pick: max_score\n");
+    let other = bench.profile("pick: max_score\n");
     let mut context = bench.prepared(&one, TestBench::request(&[]));
     let TestBench { fleet, state, rng, .. } = &mut bench;
     other.decide(&mut context, &mut DecisionEnv { fleet, state, now: Duration::ZERO, rng });
