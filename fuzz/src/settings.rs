@@ -107,7 +107,7 @@ fn decide(profile: &Profile, index: &Index, fleet: &Fleet) {
         fleet.pods().iter().map(|pod| load(pod.vitals())).collect()
     };
     let before = loads();
-    let (mut desk, mut rng) = (DecisionState::new(index), Rng::new(1));
+    let (mut state, mut rng) = (DecisionState::new(index), Rng::new(1));
     for body in [
         &br#"{"model":"m","prompt":"one two three four","user":"u","max_tokens":9}"#[..],
         br#"{"model":"m","messages":[{"role":"user","content":"one two three"}],"stream":true}"#,
@@ -120,12 +120,12 @@ fn decide(profile: &Profile, index: &Index, fleet: &Fleet) {
         }
         let clock = || NOW;
         let mut recorder = Recorder::new(&clock);
-        let mut world = DecisionEnv { fleet, desk: &mut desk, now: NOW, rng: &mut rng };
+        let mut world = DecisionEnv { fleet, state: &mut state, now: NOW, rng: &mut rng };
         let outcome = profile.decide_explained(&mut context, &mut world, &mut recorder);
         if let Outcome::Plan(plan) = outcome {
             let known = |id| fleet.pods().iter().any(|pod| pod.id() == id);
             assert!(plan.steps.iter().filter_map(|step| step.pod).all(known), "{plan:?}");
-            desk.settle();
+            state.commit_pending();
         }
         let _ = recorder.finish();
     }

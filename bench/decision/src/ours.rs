@@ -32,7 +32,7 @@ struct Ours {
     judged: bool,
     profile: Profile,
     fleet: Arc<Fleet>,
-    desk: DecisionState,
+    state: DecisionState,
     rng: Rng,
     now: Duration,
     context: RoutingContext,
@@ -89,7 +89,7 @@ impl Ours {
             requests: workload.prompts.iter().map(request).collect(),
             profile,
             fleet: Arc::new(Fleet::new(pods)),
-            desk: DecisionState::new(&index),
+            state: DecisionState::new(&index),
             rng: Rng::new(1),
             now: Duration::ZERO,
             last: None,
@@ -128,7 +128,7 @@ impl Contestant for Ours {
     }
 
     fn decide(&mut self, request: usize) {
-        let Self { profile, fleet, desk, rng, now, context, requests, last, plans, .. } = self;
+        let Self { profile, fleet, state, rng, now, context, requests, last, plans, .. } = self;
         if *last != Some(request) {
             let next = requests[request].take().expect("only the last request is out");
             let done = context.reuse(next);
@@ -137,7 +137,7 @@ impl Contestant for Ours {
             }
         }
         profile.prepare(context).expect("every prompt can be served");
-        let mut world = DecisionEnv { fleet, desk, now: *now, rng };
+        let mut world = DecisionEnv { fleet, state, now: *now, rng };
         match profile.decide(context, &mut world) {
             Outcome::Plan(plan) => plans.push_back(plan),
             other => panic!("no plan: {other:?}"),
@@ -148,13 +148,13 @@ impl Contestant for Ours {
     }
 
     fn settle(&mut self) {
-        self.desk.settle();
+        self.state.commit_pending();
     }
 
     /// What was expected of the last round is not confirmed and ends, so that every round finds the
     /// same index.
     fn rest(&mut self) {
         self.now += Duration::from_secs(60);
-        self.desk.expire(self.now);
+        self.state.expire(self.now);
     }
 }

@@ -108,10 +108,11 @@ fn explained(gateway: &Gateway, path: &str, read: ParsedBody) -> Value {
     let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
         Err(rejection) => Outcome::Reject(rejection),
         Ok(()) => {
-            let (mut desk, mut rng) = (DecisionState::new(gateway.pods().index()), Rng::new(0));
+            let mut state = DecisionState::new(gateway.pods().index());
+            let mut rng = Rng::new(0);
             let mut world = DecisionEnv {
                 fleet: snapshot.fleet(),
-                desk: &mut desk,
+                state: &mut state,
                 now: gateway.now(),
                 rng: &mut rng,
             };

@@ -97,12 +97,12 @@ fn decide(
     let clock = clock();
     let mut recorder = Recorder::new(&clock);
     let mut context = profile.context(request);
-    let (mut desk, mut rng) = (DecisionState::new(&built.index), Rng::new(arguments.seed));
+    let (mut state, mut rng) = (DecisionState::new(&built.index), Rng::new(arguments.seed));
     let outcome = match profile.prepare_explained(&mut context, &mut recorder) {
         Err(rejection) => Outcome::Reject(rejection),
         Ok(()) => {
             let mut world =
-                DecisionEnv { fleet: &built.fleet, desk: &mut desk, now: NOW, rng: &mut rng };
+                DecisionEnv { fleet: &built.fleet, state: &mut state, now: NOW, rng: &mut rng };
             profile.decide_explained(&mut context, &mut world, &mut recorder)
         }
     };

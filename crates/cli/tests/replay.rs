@@ -131,8 +131,5 @@ fn profiles_that_do_not_check_end_with_78_before_anything_runs_and_all_are_liste
     assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
     let error = text(&output.stderr);
     assert!(error.contains("wrong-again.yaml: 2 problems"), "{error}");
-    assert!(
-        error.contains("step `decode` needs the role `decode`, which no pod can play"),
-        "{error}"
-    );
+    assert!(error.contains("step `decode` needs the role `decode`, which no pod has"), "{error}");
 }

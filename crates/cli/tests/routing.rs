@@ -67,7 +67,7 @@ fn a_role_that_no_described_pod_can_play_is_a_problem() {
     assert!(wornpath(&["check", profile], "").status.success());
     let checked = wornpath(&["check", profile, "--fleet", "tests/routing/fleet.yaml"], "");
     assert_eq!(checked.status.code(), Some(78));
-    assert!(text(&checked.stdout).contains("which no pod can play"));
+    assert!(text(&checked.stdout).contains("which no pod has"));
 }
 
 #[test]

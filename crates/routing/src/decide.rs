@@ -1,4 +1,4 @@
-//! From a prepared request to a plan: selects a pod for every step, and decides whether to wait.
+//! A decision: selects a pod for every step of a prepared request, then plans, holds or rejects it.
 
 mod planning;
 
@@ -6,23 +6,22 @@ use std::time::Duration;
 
 use wornpath_index::PodId;
 
-use crate::context::{DecisionEnv, RoutingContext};
+use crate::context::{DecisionEnv, DecisionScratch, RoutingContext};
 use crate::explain::Recorder;
 use crate::fleet::Candidate;
 use crate::name::Name;
 use crate::plan::{AfterFailure, Hold, Mark, Outcome, SkippedBecause};
 use crate::profile::Profile;
-use crate::queue::{QueueEntry, Tenant};
-use crate::selector::{Filtering, NoCandidate, SelectedPod};
-use crate::stage::{Decision, Rejection};
+use crate::selector::NoCandidate;
+use crate::stage::{ConfiguredFilter, Decision, Rejection};
 use crate::values::Picked;
+use crate::wait_queue::{QueueEntry, Tenant};
 use crate::workflow::{Bind, WorkflowStep};
 
-/// For each token of a prompt that is to be computed: of the order of real engines, and used only where
-/// that is good enough.
-const PER_TOKEN: std::time::Duration = std::time::Duration::from_micros(50);
+/// Prefill time per token, of the order of real engines. Used only for estimates that need no more.
+const PER_TOKEN: Duration = Duration::from_micros(50);
 
-/// What is to be decided again after a failure.
+/// The part of a plan that is decided again after a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retry<'a> {
     /// The step that failed, or none for the whole plan.
@@ -35,190 +34,229 @@ impl Retry<'_> {
     const FIRST: Self = Self { step: None, excluded: &[] };
 }
 
-/// Who takes a step of the profile.
-struct ReservedPod<'a> {
-    step: &'a WorkflowStep,
-    bound: Option<PinnedPod>,
-    /// Why nobody takes it, while it may still turn out not to be needed.
-    nobody: Option<NoCandidate>,
-}
-
-struct PinnedPod {
-    candidate: Candidate,
-    fallbacks: Vec<PodId>,
-    uncached_tokens: u64,
-}
-
-/// A decision under way.
-struct DecisionRun<'a, 'w> {
-    profile: &'a Profile,
-    context: &'a mut RoutingContext,
-    world: &'a mut DecisionEnv<'w>,
-    marks: Vec<Mark>,
-}
-
 impl Profile {
-    /// Decides what becomes of a prepared request. Never blocks; may be called again while it waits.
+    /// Decides a prepared request. Never blocks; may be called again while the request waits.
     ///
     /// # Panics
     /// If another profile made the context.
-    pub fn decide(&self, context: &mut RoutingContext, world: &mut DecisionEnv<'_>) -> Outcome {
-        self.run(context, world, Retry::FIRST, None)
+    pub fn decide(&self, context: &mut RoutingContext, env: &mut DecisionEnv<'_>) -> Outcome {
+        self.run(context, env, Retry::FIRST, None)
     }
 
-    /// Like [`Profile::decide`], taking down why.
+    /// Like [`Profile::decide`], and records why.
     ///
     /// # Panics
     /// If another profile made the context.
     pub fn decide_explained(
         &self,
         context: &mut RoutingContext,
-        world: &mut DecisionEnv<'_>,
+        env: &mut DecisionEnv<'_>,
         recorder: &mut Recorder<'_>,
     ) -> Outcome {
-        self.run(context, world, Retry::FIRST, Some(recorder))
+        self.run(context, env, Retry::FIRST, Some(recorder))
     }
 
-    /// Decides again after a failure: one step, whose plan has that step only, or all of them. Also
-    /// binds a step that was left open until it starts. The profile's `hold` does not concern a single
-    /// step, whose request is under way; a filter with `on_empty: hold` still answers
-    /// [`Outcome::Hold`], and whoever asked asks again.
+    /// Decides again after a failure: the whole plan, or one step, and then the plan has that step
+    /// only. Also binds a late-bound step when it starts. The profile's `hold` does not apply to a
+    /// single step, whose request is in flight; a filter with `on_empty: hold` still gives
+    /// [`Outcome::Hold`], and the caller decides again later.
     ///
     /// # Panics
     /// If another profile made the context.
     pub fn replan(
         &self,
         context: &mut RoutingContext,
-        world: &mut DecisionEnv<'_>,
+        env: &mut DecisionEnv<'_>,
         retry: Retry<'_>,
     ) -> Outcome {
-        self.run(context, world, retry, None)
+        self.run(context, env, retry, None)
     }
 
     fn run(
         &self,
         context: &mut RoutingContext,
-        world: &mut DecisionEnv<'_>,
+        env: &mut DecisionEnv<'_>,
         retry: Retry<'_>,
-        mut recorder: Option<&mut Recorder<'_>>,
+        recorder: Option<&mut Recorder<'_>>,
     ) -> Outcome {
         self.own(context);
-        let mut deciding = DecisionRun { profile: self, context, world, marks: Vec::new() };
-        deciding.lookup(recorder.as_deref_mut());
-        let mut taken = Vec::with_capacity(self.steps.len());
-        let no_plan = match deciding.steps(&mut taken, retry, recorder.as_deref_mut()) {
-            Ok(()) => match deciding.must_wait(&taken, retry, recorder) {
-                Some(hold) => Outcome::Hold(hold),
-                None => return Outcome::Plan(deciding.plan(taken)),
-            },
-            Err(NoCandidate::Hold) => Outcome::Hold(deciding.hold(None)),
+        let marks = Vec::new();
+        let mut run = DecisionRun { profile: self, context, env, retry, recorder, marks };
+        run.lookup();
+        let mut steps = Vec::with_capacity(self.steps.len());
+        let no_plan = match run.bind(&mut steps) {
+            Err(NoCandidate::Hold) => Outcome::Hold(run.hold(None)),
             Err(NoCandidate::Reject(rejection)) => Outcome::Reject(rejection),
+            Ok(()) => match run.must_wait(&steps) {
+                Some(hold) => Outcome::Hold(hold),
+                None => return Outcome::Plan(run.plan(steps)),
+            },
         };
-        taken.iter().for_each(|taken| deciding.pass_over(taken));
+        for step in &steps {
+            run.pass_over(step);
+        }
         no_plan
     }
 }
 
-impl<'a> DecisionRun<'a, '_> {
-    /// Asks the index once, for all plugins and steps.
-    fn lookup(&mut self, recorder: Option<&mut Recorder<'_>>) {
-        self.world.desk.settle();
-        let scratch = &mut self.world.desk.scratch;
+/// A decision in progress.
+struct DecisionRun<'a, 'e, 'r> {
+    profile: &'a Profile,
+    context: &'a mut RoutingContext,
+    env: &'a mut DecisionEnv<'e>,
+    retry: Retry<'a>,
+    recorder: Option<&'a mut Recorder<'r>>,
+    marks: Vec<Mark>,
+}
+
+/// A step of the profile, and its pod.
+struct BoundStep<'a> {
+    step: &'a WorkflowStep,
+    /// None for a late-bound step, and if there is no candidate.
+    pod: Option<BoundPod>,
+    /// Why there is no candidate, as long as the step may still be left out.
+    no_candidate: Option<NoCandidate>,
+}
+
+struct BoundPod {
+    candidate: Candidate,
+    fallbacks: Vec<PodId>,
+    uncached_tokens: u64,
+}
+
+impl<'a> DecisionRun<'a, '_, '_> {
+    /// Looks the prompt up in the index, once for all plugins and steps.
+    fn lookup(&mut self) {
+        self.env.state.commit_pending();
+        let scratch = &mut self.env.state.scratch;
         scratch.depths.clear();
         let Some(blocks) = &self.profile.blocks else { return };
-        let started = recorder.as_deref().map(Recorder::now);
-        scratch.depths.resize(self.world.fleet.slots(), 0);
+        let started = self.recorder.as_deref().map(Recorder::now);
+        scratch.depths.resize(self.env.fleet.slots(), 0);
         if let Some(blocks) = self.context.slots.read(blocks) {
-            self.world.desk.reader.lookup(&blocks.chain, &mut scratch.answer);
+            self.env.state.reader.lookup(&blocks.chain, &mut scratch.answer);
             scratch.answer.depths_into(&mut scratch.depths);
-            self.world.fleet.fade(&mut scratch.depths);
+            self.env.fleet.fade(&mut scratch.depths);
         }
-        if let (Some(recorder), Some(started)) = (recorder, started) {
+        if let (Some(recorder), Some(started)) = (&mut self.recorder, started) {
             recorder.looked_up(started);
         }
     }
 
-    /// Selects a pod for every step that is wanted, and leaves out those that are not worth it.
-    fn steps(
-        &mut self,
-        taken: &mut Vec<ReservedPod<'a>>,
-        retry: Retry<'_>,
-        mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Result<(), NoCandidate> {
+    /// Binds every step that is to be decided to a pod, and leaves out those that are not worth it.
+    fn bind(&mut self, steps: &mut Vec<BoundStep<'a>>) -> Result<(), NoCandidate> {
         let profile = self.profile;
-        if retry.step.is_none() {
+        let is_whole_plan = self.retry.step.is_none();
+        if is_whole_plan {
             for step in &profile.steps {
                 self.context.slots.withdraw(&step.picked);
             }
         }
         for (at, step) in profile.steps.iter().enumerate() {
-            if retry.step.is_some_and(|only| *only != step.name) {
+            if self.retry.step.is_some_and(|only| *only != step.name) {
                 continue;
             }
             let is_last = at + 1 == profile.steps.len();
-            if self.context.request.is_several && step.rules.hands_over() && !is_last {
+            if self.context.request.is_several && step.rules.offers_kv() && !is_last {
                 self.leave_out(step, SkippedBecause::SeveralPrompts);
                 continue;
             }
-            if step.rules.bind == Bind::Late && retry.step.is_none() {
-                taken.push(ReservedPod { step, bound: None, nobody: None });
+            if step.rules.bind == Bind::Late && is_whole_plan {
+                steps.push(BoundStep { step, pod: None, no_candidate: None });
                 continue;
             }
-            match self.select(step, retry.excluded, recorder.as_deref_mut()) {
-                Ok(bound) => {
-                    let pod = self.world.fleet[bound.candidate].id();
-                    *self.context.slots.write(&step.picked) = Picked(Some(pod));
-                    taken.push(ReservedPod { step, bound: Some(bound), nobody: None });
+            // A caller that decides one step again leaves it out itself.
+            let can_leave_out = is_whole_plan && !is_last;
+            match self.select(step) {
+                Ok(pod) => {
+                    let id = self.env.fleet[pod.candidate].id();
+                    *self.context.slots.write(&step.picked) = Picked(Some(id));
+                    steps.push(BoundStep { step, pod: Some(pod), no_candidate: None });
                 }
-                // Who decides one step again is told why nobody takes it, and leaves it out.
                 Err(NoCandidate::Reject(_))
-                    if retry.step.is_none()
-                        && step.rules.failure.then == AfterFailure::Skip
-                        && !is_last =>
+                    if can_leave_out && step.rules.failure.then == AfterFailure::Skip =>
                 {
                     self.leave_out(step, SkippedBecause::NoPod);
                 }
                 // Only the next step's pod tells whether this one is needed at all.
-                Err(nobody) if retry.step.is_none() && step.rules.may_be_needless() && !is_last => {
-                    taken.push(ReservedPod { step, bound: None, nobody: Some(nobody) });
+                Err(none) if can_leave_out && step.rules.is_conditional() => {
+                    steps.push(BoundStep { step, pod: None, no_candidate: Some(none) });
                 }
-                Err(nobody) => return Err(nobody),
+                Err(none) => return Err(none),
             }
         }
-        if retry.step.is_none() {
-            self.drop_needless(taken);
+        if is_whole_plan {
+            self.leave_out_needless(steps);
         }
-        if let Some(nobody) = taken.iter_mut().find_map(|taken| taken.nobody.take()) {
-            return Err(nobody);
+        if let Some(none) = steps.iter_mut().find_map(|step| step.no_candidate.take()) {
+            return Err(none);
         }
-        if taken.is_empty() {
-            let reason = match retry.step {
+        if steps.is_empty() {
+            let reason = match self.retry.step {
                 Some(step) => format!("the profile has no step `{step}`"),
-                None => "the profile has no step that anybody can take".to_owned(),
+                None => "no pod can serve any step of the profile".to_owned(),
             };
             return Err(NoCandidate::Reject(Rejection::unavailable(&reason)));
         }
         Ok(())
     }
 
-    /// Tells the picker of a step that nothing comes of its pick.
-    fn pass_over(&self, taken: &ReservedPod<'_>) {
-        if let ReservedPod { step, bound: Some(bound), .. } = taken {
-            step.selector.picker.picker.passed_over(&self.scene(step), bound.candidate);
+    /// Selects a pod for one step: filter, score, pick.
+    fn select(&mut self, step: &WorkflowStep) -> Result<BoundPod, NoCandidate> {
+        let DecisionEnv { fleet, state, now, rng } = &mut *self.env;
+        let fleet = *fleet;
+        let DecisionScratch { depths, selection, .. } = &mut state.scratch;
+        let excluded = self.retry.excluded;
+        selection.candidates.clear();
+        let with_role = fleet.with_role(&step.rules.role).iter().copied();
+        if excluded.is_empty() {
+            selection.candidates.extend(with_role);
+        } else {
+            let is_allowed = |at: &Candidate| !excluded.contains(&fleet[*at].id());
+            selection.candidates.extend(with_role.filter(is_allowed));
         }
+        let decision = Decision {
+            request: &self.context.request,
+            fleet,
+            now: *now,
+            role: &step.rules.role,
+            slots: &self.context.slots,
+            depths,
+            index: &state.index,
+        };
+        let mut recorder = self.recorder.as_deref_mut();
+        if let Some(recorder) = &mut recorder {
+            recorder.begin(&step.name, &decision, &selection.candidates);
+        }
+        let selector = &step.selector;
+        let skipped = selector.filter(&decision, selection, recorder.as_deref_mut())?;
+        selector.score(&decision, selection, recorder.as_deref_mut());
+        let choice = selector.pick(&decision, selection, step.rules.fallbacks, rng, recorder);
+
+        let candidate = selection.candidates[choice.at];
+        let id = |at: &usize| fleet[selection.candidates[*at]].id();
+        let fallbacks = selection.fallbacks.iter().map(id).collect();
+        for filter in skipped {
+            self.marks.push(Mark::FilterSkipped { step: step.name.clone(), filter });
+        }
+        if let Some(mark) = choice.mark {
+            self.marks.push(Mark::Pick { step: step.name.clone(), mark });
+        }
+        let uncached_tokens = self.uncached_tokens(candidate);
+        Ok(BoundPod { candidate, fallbacks, uncached_tokens })
     }
 
     /// Leaves out steps whose successor has too little to compute for them to be worth it.
-    fn drop_needless(&mut self, taken: &mut Vec<ReservedPod<'a>>) {
+    fn leave_out_needless(&mut self, steps: &mut Vec<BoundStep<'a>>) {
         let mut at = 0;
-        while at + 1 < taken.len() {
-            let least = taken[at].step.rules.min_uncached_tokens;
-            let next = taken[at + 1].bound.as_ref().map(|bound| bound.uncached_tokens);
+        while at + 1 < steps.len() {
+            let least = steps[at].step.rules.min_uncached_tokens;
+            let next = steps[at + 1].pod.as_ref().map(|pod| pod.uncached_tokens);
             match (least, next) {
                 (Some(least), Some(tokens)) if tokens < least => {
-                    let dropped = taken.remove(at);
-                    self.pass_over(&dropped);
-                    self.leave_out(dropped.step, SkippedBecause::FewUncachedTokens(tokens));
+                    let needless = steps.remove(at);
+                    self.pass_over(&needless);
+                    self.leave_out(needless.step, SkippedBecause::FewUncachedTokens(tokens));
                 }
                 _ => at += 1,
             }
@@ -230,47 +268,39 @@ impl<'a> DecisionRun<'a, '_> {
         self.marks.push(Mark::StepSkipped { step: step.name.clone(), why });
     }
 
-    fn select(
-        &mut self,
-        step: &WorkflowStep,
-        excluded: &[PodId],
-        mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Result<PinnedPod, NoCandidate> {
-        let DecisionEnv { fleet, desk, now, rng } = &mut *self.world;
-        let (fleet, scratch) = (*fleet, &mut desk.scratch);
-        scratch.candidates.clear();
-        let all = fleet.with_role(&step.rules.role).iter().copied();
-        if excluded.is_empty() {
-            scratch.candidates.extend(all);
-        } else {
-            scratch.candidates.extend(all.filter(|at| !excluded.contains(&fleet[*at].id())));
+    /// Tells the picker of a step that no plan uses its choice.
+    fn pass_over(&self, bound: &BoundStep<'_>) {
+        if let BoundStep { step, pod: Some(pod), .. } = bound {
+            let decision = decision(self.context, self.env, step);
+            step.selector.picker.picker.passed_over(&decision, pod.candidate);
         }
-        let (depths, mut buffers) = scratch.split(step.rules.fallbacks);
-        let scene = Decision {
-            request: &self.context.request,
-            fleet,
-            now: *now,
-            role: &step.rules.role,
-            slots: &self.context.slots,
-            depths,
-            index: &desk.index,
-        };
-        if let Some(recorder) = recorder.as_deref_mut() {
-            recorder.begin(&step.name, &scene, buffers.candidates);
-        }
-        let SelectedPod { candidate, mark, skipped } =
-            step.selector.select(&scene, &mut buffers, rng, recorder)?;
-        let named = |at: &usize| fleet[buffers.candidates[*at]].id();
-        let fallbacks = buffers.fallbacks.iter().map(named).collect();
-        let marked = skipped.into_iter();
-        let name = &step.name;
-        self.marks.extend(marked.map(|filter| Mark::FilterSkipped { step: name.clone(), filter }));
-        self.marks.extend(mark.map(|mark| Mark::Pick { step: name.clone(), mark }));
-        let uncached_tokens = self.uncached_tokens(candidate);
-        Ok(PinnedPod { candidate, fallbacks, uncached_tokens })
     }
 
-    /// What the pod would have to compute, as far as the profile knows the prompt.
+    /// Whether the first step's pod does not pass the filters of `hold`.
+    fn must_wait(&mut self, steps: &[BoundStep<'_>]) -> Option<Hold> {
+        let filters = &self.profile.holding.unless;
+        if self.retry.step.is_some() || filters.is_empty() {
+            return None;
+        }
+        let (step, pod) = steps.iter().find_map(|bound| Some((bound.step, bound.pod.as_ref()?)))?;
+        let decision = decision(self.context, self.env, step);
+        for ConfiguredFilter { name, filter, .. } in filters {
+            let started = self.recorder.as_deref().map(Recorder::now);
+            let mut keep = [true];
+            filter.keep(&decision, &[pod.candidate], &mut keep);
+            let [passes] = keep;
+            if let (Some(recorder), Some(started)) = (&mut self.recorder, started) {
+                let objection = (!passes).then(|| filter.why(&decision, pod.candidate));
+                recorder.judged(name, decision.pod(pod.candidate), objection, started);
+            }
+            if !passes {
+                return Some(self.hold(Some(pod.uncached_tokens)));
+            }
+        }
+        None
+    }
+
+    /// The tokens that the pod would have to compute, as far as the profile knows the prompt.
     fn uncached_tokens(&self, candidate: Candidate) -> u64 {
         let slots = &self.context.slots;
         if let Some(blocks) = self.profile.blocks.as_ref().and_then(|blocks| slots.read(blocks)) {
@@ -291,51 +321,13 @@ impl<'a> DecisionRun<'a, '_> {
     }
 
     fn depth(&self, candidate: Candidate) -> u32 {
-        let slot = self.world.fleet[candidate].slot().position();
-        self.world.desk.scratch.depths.get(slot).copied().unwrap_or(0)
+        let slot = self.env.fleet[candidate].slot().position();
+        self.env.state.scratch.depths.get(slot).copied().unwrap_or(0)
     }
 
-    /// Whether the first step's pod has no room yet.
-    fn must_wait(
-        &self,
-        taken: &[ReservedPod<'_>],
-        retry: Retry<'_>,
-        mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Option<Hold> {
-        if retry.step.is_some() || self.profile.holding.unless.is_empty() {
-            return None;
-        }
-        let first = taken.iter().find_map(|taken| Some((taken.step, taken.bound.as_ref()?)));
-        let (step, bound) = first?;
-        let scene = self.scene(step);
-        let passes =
-            self.profile.holding.unless.iter().all(|Filtering { name, filter, .. }| {
-                let started = recorder.as_deref().map(Recorder::now);
-                let mut keep = [true];
-                filter.keep(&scene, &[bound.candidate], &mut keep);
-                if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
-                    let objection = (!keep[0]).then(|| filter.why(&scene, bound.candidate));
-                    recorder.judged(name, scene.pod(bound.candidate), objection, started);
-                }
-                keep[0]
-            });
-        (!passes).then(|| self.hold(Some(bound.uncached_tokens)))
-    }
-
-    fn scene<'s>(&'s self, step: &'s WorkflowStep) -> Decision<'s> {
-        Decision {
-            request: &self.context.request,
-            fleet: self.world.fleet,
-            now: self.world.now,
-            role: &step.rules.role,
-            slots: &self.context.slots,
-            depths: &self.world.desk.scratch.depths,
-            index: &self.world.desk.index,
-        }
-    }
-
-    /// How long the request may wait: as long as the profile says, or less if it says so itself.
-    fn may_wait(&self) -> Duration {
+    /// How long the request may wait: the profile's limit, or its own `deadline_ms` if that is
+    /// less.
+    fn patience(&self) -> Duration {
         let most = self.profile.holding.patience;
         let Some(attributes) = &self.profile.attributes else { return most };
         let all = self.context.slots.read(attributes).map_or(&[][..], |all| &all.0);
@@ -354,13 +346,30 @@ impl<'a> DecisionRun<'a, '_> {
         Hold {
             class: QueueEntry {
                 tenant,
-                // What the profile says of a tenant counts more than what is said of it elsewhere.
+                // The profile's share of a tenant overrides the request's weight.
                 weight: share.map_or(request.weight.max(1), |(_, share)| *share),
                 priority: request.priority,
                 cost: PER_TOKEN.saturating_mul(tokens),
-                deadline: request.arrival.saturating_add(self.may_wait()),
+                deadline: request.arrival.saturating_add(self.patience()),
             },
         }
+    }
+}
+
+/// What the plugins of a step see.
+fn decision<'s>(
+    context: &'s RoutingContext,
+    env: &'s DecisionEnv<'_>,
+    step: &'s WorkflowStep,
+) -> Decision<'s> {
+    Decision {
+        request: &context.request,
+        fleet: env.fleet,
+        now: env.now,
+        role: &step.rules.role,
+        slots: &context.slots,
+        depths: &env.state.scratch.depths,
+        index: &env.state.index,
     }
 }
 

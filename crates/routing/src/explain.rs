@@ -1,7 +1,7 @@
-//! Why a decision came out as it did, as data.
+//! Explanation of a decision, as data.
 //!
-//! Nothing here runs unless somebody asks for an explanation: the pipeline looks once per plugin
-//! whether there is a recorder, never per candidate.
+//! Recorded only on request: the pipeline checks once per plugin whether there is a recorder, never
+//! per candidate.
 
 mod shown;
 
@@ -11,8 +11,7 @@ use wornpath_index::PodId;
 
 use crate::fleet::{Candidate, Fleet, FleetPod};
 use crate::name::{Name, Role};
-use crate::selector::Scoring;
-use crate::stage::{CandidateSet, Choice, Decision, Scale, WhenEmpty};
+use crate::stage::{CandidateSet, Choice, ConfiguredScorer, Decision, Scale, WhenEmpty};
 
 /// Everything that went into one decision.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -21,9 +20,9 @@ pub struct Explanation {
     pub prepare: Vec<(&'static str, Duration)>,
     /// How long the index took.
     pub lookup: Option<Duration>,
-    /// One for each selection that was made, in order.
+    /// The selections, in order.
     pub steps: Vec<StepExplanation>,
-    /// One for each filter of `hold` that was asked whether the chosen pod has room.
+    /// The filters of `hold` that checked the chosen pod, in order.
     pub hold: Vec<JudgeExplanation>,
 }
 
@@ -40,7 +39,7 @@ pub struct StepExplanation {
     pub filters: Vec<FilterExplanation>,
     /// The scorers, in order.
     pub scorers: Vec<ScorerExplanation>,
-    /// The pick, if it came to it.
+    /// The pick, unless the filters dropped every pod.
     pub pick: Option<PickExplanation>,
 }
 
@@ -49,15 +48,15 @@ pub struct StepExplanation {
 pub struct CandidateExplanation {
     /// The pod.
     pub pod: PodId,
-    /// What people call it.
+    /// Its name.
     pub name: Name,
     /// Leading blocks of the prompt that it holds.
     pub blocks: u32,
-    /// Which filter dropped it, and why.
+    /// The filter that dropped it, and the reason.
     pub dropped: Option<(&'static str, String)>,
-    /// One for each scorer, as it was given.
+    /// The score of each scorer, unweighted.
     pub scores: Vec<f64>,
-    /// One for each scorer: what it added to the total.
+    /// What each scorer added to the total.
     pub contributions: Vec<f64>,
     /// The sum; more is better.
     pub total: Option<f64>,
@@ -71,31 +70,31 @@ pub struct FilterExplanation {
     pub name: &'static str,
     /// How many it dropped.
     pub dropped: usize,
-    /// What followed from nobody being left, if nobody was.
+    /// What follows, if it dropped every pod.
     pub emptied: Option<WhenEmpty>,
-    /// How long it took, with finding the reasons.
+    /// How long it took, reasons included.
     pub took: Duration,
 }
 
-/// What a filter of `hold` said of the chosen pod.
+/// How a filter of `hold` judged the chosen pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JudgeExplanation {
     /// The plugin.
     pub name: &'static str,
     /// The chosen pod.
     pub pod: Name,
-    /// Why the request has to wait, if it has to.
+    /// Why the request waits, if the pod does not pass.
     pub objection: Option<String>,
-    /// How long it took, with finding the reason.
+    /// How long it took, reason included.
     pub took: Duration,
 }
 
-/// What a scorer was.
+/// A scorer of the step.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ScorerExplanation {
     /// The plugin.
     pub name: &'static str,
-    /// What its numbers mean.
+    /// The unit of its scores.
     pub scale: Scale,
     /// Its weight.
     pub weight: f64,
@@ -110,17 +109,17 @@ pub struct ScorerExplanation {
 pub struct PickExplanation {
     /// The plugin.
     pub name: &'static str,
-    /// Whom it picked.
+    /// The picked pod.
     pub pod: PodId,
-    /// How many had the same total, the picked one included.
+    /// How many pods had the same total, the picked one included.
     pub ties: usize,
-    /// What was unusual.
+    /// What was unusual about the pick.
     pub mark: Option<&'static str>,
-    /// How long it took, with ranking the fallbacks.
+    /// How long it took, ranking of fallbacks included.
     pub took: Duration,
 }
 
-/// Takes an explanation down while a decision is made. `clock` is only for the timings: no decision
+/// Records an explanation while a decision is made. `clock` is for the timings only: no decision
 /// depends on it.
 pub struct Recorder<'a> {
     explanation: Explanation,
@@ -128,13 +127,13 @@ pub struct Recorder<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// Nothing yet.
+    /// An empty record.
     #[must_use]
     pub fn new(clock: &'a dyn Fn() -> Duration) -> Self {
         Self { explanation: Explanation::default(), clock }
     }
 
-    /// What was taken down.
+    /// The explanation.
     #[must_use]
     pub fn finish(self) -> Explanation {
         self.explanation
@@ -156,12 +155,12 @@ impl<'a> Recorder<'a> {
         self.explanation.lookup = Some(self.since(started));
     }
 
-    pub(crate) fn begin(&mut self, step: &Name, scene: &Decision<'_>, candidates: &[Candidate]) {
-        let fleet: &Fleet = scene.fleet();
+    pub(crate) fn begin(&mut self, step: &Name, decision: &Decision<'_>, candidates: &[Candidate]) {
+        let fleet: &Fleet = decision.fleet();
         let candidate = |at: &Candidate| CandidateExplanation {
             pod: fleet[*at].id(),
             name: fleet[*at].facts().name.clone(),
-            blocks: scene.depths.get(fleet[*at].slot().position()).copied().unwrap_or(0),
+            blocks: decision.depths.get(fleet[*at].slot().position()).copied().unwrap_or(0),
             dropped: None,
             scores: Vec::new(),
             contributions: Vec::new(),
@@ -170,7 +169,7 @@ impl<'a> Recorder<'a> {
         };
         self.explanation.steps.push(StepExplanation {
             step: step.clone(),
-            role: scene.role().clone(),
+            role: decision.role().clone(),
             candidates: candidates.iter().map(candidate).collect(),
             filters: Vec::new(),
             scorers: Vec::new(),
@@ -204,13 +203,14 @@ impl<'a> Recorder<'a> {
         objection: Option<String>,
         started: Duration,
     ) {
-        let (pod, took) = (pod.facts().name.clone(), self.since(started));
+        let pod = pod.facts().name.clone();
+        let took = self.since(started);
         self.explanation.hold.push(JudgeExplanation { name, pod, objection, took });
     }
 
     pub(crate) fn scored(
         &mut self,
-        scoring: &Scoring,
+        scorer: &ConfiguredScorer,
         candidates: &[Candidate],
         scores: &[f64],
         started: Duration,
@@ -220,14 +220,14 @@ impl<'a> Recorder<'a> {
         for (candidate, score) in candidates.iter().zip(scores) {
             if let Some(pod) = step.candidates.iter_mut().find(|pod| pod.at == *candidate) {
                 pod.scores.push(*score);
-                pod.contributions.push(scoring.adds(*score));
+                pod.contributions.push(scorer.adds(*score));
             }
         }
         step.scorers.push(ScorerExplanation {
-            name: scoring.name,
-            scale: scoring.scorer.scale(),
-            weight: scoring.weight,
-            scale_ms: scoring.scale_ms,
+            name: scorer.name,
+            scale: scorer.scorer.scale(),
+            weight: scorer.weight,
+            scale_ms: scorer.scale_ms,
             took,
         });
     }
@@ -235,23 +235,23 @@ impl<'a> Recorder<'a> {
     pub(crate) fn picked(
         &mut self,
         name: &'static str,
-        slate: CandidateSet<'_>,
+        set: CandidateSet<'_>,
         choice: Choice,
         started: Duration,
     ) {
         let took = self.since(started);
         let Some(step) = self.explanation.steps.last_mut() else { return };
-        for (candidate, total) in slate.candidates.iter().zip(slate.totals) {
+        for (candidate, total) in set.candidates.iter().zip(set.totals) {
             if let Some(pod) = step.candidates.iter_mut().find(|pod| pod.at == *candidate) {
                 pod.total = Some(*total);
             }
         }
-        let best = slate.totals[choice.at];
-        let ties = slate.totals.iter().filter(|total| **total == best).count();
-        let picked = slate.candidates[choice.at];
+        let best = set.totals[choice.at];
+        let ties = set.totals.iter().filter(|total| **total == best).count();
+        let picked = set.candidates[choice.at];
         if let Some(pod) = step.candidates.iter().find(|pod| pod.at == picked) {
-            let (pod, mark) = (pod.pod, choice.mark);
-            step.pick = Some(PickExplanation { name, pod, ties, mark, took });
+            let pod = pod.pod;
+            step.pick = Some(PickExplanation { name, pod, ties, mark: choice.mark, took });
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What a decision sees of the pods: who they are, and how they are now.
+//! The fleet as decisions see it: facts of the pods, and their current state.
 //!
-//! Who is in the fleet changes seldom: a [`Fleet`] is immutable, and a change makes a new one. How the
-//! pods are changes all the time: each pod's [`Vitals`] are one cache line of counters that requests,
-//! probes and engine reports update in place, and that successive fleets share.
+//! The set of pods changes seldom: a [`Fleet`] is immutable, and a change makes a new one. The
+//! state of a pod changes all the time: its [`Vitals`] are a few cache lines of counters that
+//! requests, probes and engine reports update in place, and that successive fleets share.
 
 mod learnt_rates;
 mod pod;
@@ -32,12 +32,12 @@ impl Candidate {
     }
 }
 
-/// The pods there are.
+/// The pods, indexed by role, slot and kind.
 #[derive(Clone, Debug, Default)]
 pub struct Fleet {
     pods: Vec<FleetPod>,
     by_role: Vec<(Role, Vec<Candidate>)>,
-    /// For each slot of the index, who lives there.
+    /// The pod of each slot of the index.
     by_slot: Vec<Option<Candidate>>,
     /// For each pod its kind, and for each kind its first pod.
     kind_of: Vec<u32>,
@@ -98,13 +98,13 @@ impl Fleet {
         (0..self.pods.len() as u32).map(Candidate)
     }
 
-    /// The pods that can play `role`.
+    /// The pods that have `role`.
     #[must_use]
     pub fn with_role(&self, role: &Role) -> &[Candidate] {
         self.by_role.iter().find(|(known, _)| known == role).map_or(&[], |(_, members)| members)
     }
 
-    /// The roles that somebody can play.
+    /// The roles that pods have.
     pub fn roles(&self) -> impl Iterator<Item = &Role> {
         self.by_role.iter().map(|(role, _)| role)
     }
@@ -115,7 +115,7 @@ impl Fleet {
         self.by_slot.len()
     }
 
-    /// Takes from what each slot holds what is not believed any more.
+    /// Reduces the depths of pods whose event streams have been silent for long.
     pub(crate) fn fade(&self, depths: &mut [u32]) {
         for (depth, candidate) in depths.iter_mut().zip(&self.by_slot) {
             if let Some(candidate) = candidate.filter(|_| *depth > 0) {
@@ -124,13 +124,13 @@ impl Fleet {
         }
     }
 
-    /// Where the pod in a slot of the index stands, if it is in the fleet.
+    /// The position of the pod in a slot of the index, if it is in the fleet.
     #[must_use]
     pub fn in_slot(&self, slot: PodSlot) -> Option<Candidate> {
         self.by_slot.get(slot.position()).copied().flatten()
     }
 
-    /// Where a pod stands, if this incarnation of it is in the fleet.
+    /// The position of a pod, if this incarnation of it is in the fleet.
     #[must_use]
     pub fn find(&self, pod: PodId) -> Option<Candidate> {
         self.in_slot(pod.slot()).filter(|candidate| self[*candidate].id() == pod)

@@ -1,7 +1,7 @@
 //! A fleet described in YAML: pods, their loads, and the prompts they hold.
 //!
-//! For `wornpath explain` and `wornpath check --fleet`, and for whoever wants to try a profile without
-//! engines. Only reads the description; whoever uses it brings tokenizers and builds the index.
+//! For `wornpath explain` and `wornpath check --fleet`, which try a profile without engines. This
+//! module only reads the description; the caller brings tokenizers and builds the index.
 
 mod build;
 mod holds;
@@ -9,17 +9,17 @@ mod holds;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use wornpath_yaml::{
+    Node, Parameter, Problem, ProblemKind, Problems, SettingEntry, Settings, Takes, Yaml, nearest,
+    parse, unknown_keys,
+};
+
 pub use build::{BuildError, BuiltFleet};
 pub(crate) use holds::HOLDS;
 pub use holds::{HeldPrompt, HeldText};
 
 use crate::fleet::{BreakerState, EventTrust, Health, PodFacts, Topology};
 use crate::name::Role;
-use crate::parameter::{Parameter, Takes};
-use crate::problem::{Problem, ProblemKind, Problems};
-use crate::settings::{PluginSettings, SettingEntry, unknown_keys};
-use crate::suggest::nearest;
-use crate::yaml::{self, Node, Yaml};
 
 /// A described fleet.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -44,7 +44,7 @@ pub struct ModelSpec {
 /// A pod as described.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PodSpec {
-    /// Who it is.
+    /// Its facts.
     pub facts: PodFacts,
     /// Requests in flight.
     pub requests: u32,
@@ -102,13 +102,13 @@ pub(crate) const POD: &[Parameter] = &[
 ];
 
 impl FleetSpec {
-    /// Reads a description. `file` is what problems call it.
+    /// Reads a description. Problems name it `file`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All its problems.
     pub fn read(file: &str, text: &str) -> Result<Self, Problems> {
         let mut problems = Vec::new();
-        let described = match yaml::parse(text) {
+        let described = match parse(text) {
             Ok(root) => description(&root, &mut problems),
             Err(problem) => {
                 problems.push(problem);
@@ -122,7 +122,7 @@ impl FleetSpec {
         }
     }
 
-    /// The roles that somebody can play.
+    /// The roles that pods have.
     #[must_use]
     pub fn roles(&self) -> Vec<Role> {
         let mut roles = Vec::new();
@@ -140,8 +140,8 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
         unknown_keys(entries, &["models", "pods"], "a fleet", problems);
     }
     let mut fleet = FleetSpec::default();
-    for entry in maps(root, "models", problems) {
-        let settings = PluginSettings::read(&entry, MODEL, &[], problems);
+    for entry in SettingEntry::list(root, "models", problems) {
+        let settings = Settings::read(&entry, MODEL, &[], problems);
         let name: String = settings.or("name", String::new());
         let twin = fleet.models.iter().find(|other| other.name == name).map(|_| "models");
         problems.extend(misnamed(&settings, twin));
@@ -153,8 +153,8 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
         });
     }
     let served: Vec<_> = fleet.models.iter().map(|model| model.name.clone()).collect();
-    for entry in maps(root, "pods", problems) {
-        let settings = PluginSettings::read(&entry, POD, &["holds"], problems);
+    for entry in SettingEntry::list(root, "pods", problems) {
+        let settings = Settings::read(&entry, POD, &["holds"], problems);
         let pod = pod(&entry, &settings, &served, problems);
         let twin = fleet.pods.iter().find(|other| other.facts.name == pod.facts.name);
         problems.extend(misnamed(&settings, twin.map(|_| "pods")));
@@ -167,8 +167,8 @@ fn description(root: &Node, problems: &mut Vec<Problem>) -> FleetSpec {
     fleet
 }
 
-/// What is wrong with the name of a pod or a model: it is empty, or another of these has it.
-fn misnamed(settings: &PluginSettings, twins: Option<&str>) -> Option<Problem> {
+/// The problem with the name of a pod or a model: it is empty, or taken.
+fn misnamed(settings: &Settings, twins: Option<&str>) -> Option<Problem> {
     let setting = settings.find("name")?;
     let name: String = settings.maybe("name")?;
     let message = match twins {
@@ -182,36 +182,9 @@ fn misnamed(settings: &PluginSettings, twins: Option<&str>) -> Option<Problem> {
     )
 }
 
-/// The maps in the list under `key`.
-fn maps<'a>(
-    root: &'a Node,
-    key: &'static str,
-    problems: &mut Vec<Problem>,
-) -> Vec<SettingEntry<'a>> {
-    let Some(node) = root.get(key) else { return Vec::new() };
-    let wrong = |node: &Node| {
-        let message = format!("`{key}` must be a list of maps; this is {}", node.kind());
-        Problem::new(ProblemKind::Syntax, node.span, message).cure("write `- name: …` for each")
-    };
-    let Yaml::List(items) = &node.value else {
-        problems.push(wrong(node));
-        return Vec::new();
-    };
-    let mut entries = Vec::new();
-    for item in items {
-        match &item.value {
-            Yaml::Map(settings) => {
-                entries.push(SettingEntry { name: key, span: item.span, settings })
-            }
-            _ => problems.push(wrong(item)),
-        }
-    }
-    entries
-}
-
 fn pod(
     entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
+    settings: &Settings,
     served: &[String],
     problems: &mut Vec<Problem>,
 ) -> PodSpec {
@@ -277,17 +250,13 @@ fn pod(
 }
 
 /// A request computes its prompt or decodes, never both.
-fn least_requests(settings: &PluginSettings) -> u32 {
+fn least_requests(settings: &Settings) -> u32 {
     let some = |name| u32::from(settings.or::<u64>(name, 0) > 0);
     some("prefill_tokens") + some("decode_tokens")
 }
 
-/// What no pod can be.
-fn impossible(
-    entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
-    served: &[String],
-) -> Vec<Problem> {
+/// The problems of settings that contradict each other.
+fn impossible(entry: &SettingEntry<'_>, settings: &Settings, served: &[String]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut refuse = |name: &str, message: String, cure: &str| {
         let span = settings.find(name).map_or(entry.span, |setting| setting.span);

@@ -1,33 +1,36 @@
 //! Profiles of checked plugins, and the plans they make.
 //!
 //! A request passes five stages, always in this order: **prepare** computes something from it once
-//! (tokens, block hashes, a session key); **filter** says which pods cannot take it; **score** says how
-//! well each of the others suits; **pick** chooses; and the plan that results is **executed**, by a crate
-//! above this one. Plugins hand values to each other through typed slots ([`slot`]), and a profile is
-//! checked as a whole before it runs ([`Profile::check`]).
+//! (tokens, block hashes, a session key); **filter** says which pods cannot take it; **score** says
+//! how well each of the others suits; **pick** chooses; and the plan that results is **executed**,
+//! by a crate above this one. Plugins hand values to each other through typed slots ([`slot`]), and
+//! a profile is checked as a whole before it runs ([`Profile::check`]).
 //!
-//! Nothing here does I/O, reads a clock or spawns a thread: time and randomness are in the [`DecisionEnv`]
-//! that the caller passes in.
+//! Nothing here does I/O, reads a clock or spawns a thread: time and randomness are in the
+//! [`DecisionEnv`] that the caller passes in.
 //!
 //! ```
 //! use std::time::Duration;
-//! use wornpath_index::{Index, Limits};
+//! use wornpath_index::{Index, IndexLimits};
 //! use wornpath_routing::{
-//!     Desk, Fleet, Outcome, Pod, PodFacts, Profile, Request, Rng, Surroundings, World,
+//!     DecisionEnv, DecisionState, Fleet, FleetPod, Outcome, PodFacts, Profile, ProfileEnv, Request,
+//!     Rng,
 //! };
 //!
 //! let profile = "filter: [healthy]\nscore: [least_load]\npick: max_score\n";
-//! let profile = Profile::check("mine.yaml", profile, &Surroundings::default())?;
+//! let profile = Profile::check("mine.yaml", profile, &ProfileEnv::default())?;
 //!
-//! let index = Index::new(Limits::default(), 7);
-//! let pod = Pod::new(index.add_pod()?, PodFacts::serving("a", "qwen3"));
-//! let (fleet, mut desk, mut rng) = (Fleet::new(vec![pod]), Desk::new(&index), Rng::new(1));
+//! let index = Index::new(IndexLimits::default(), 7);
+//! let pod = FleetPod::new(index.add_pod()?, PodFacts::serving("a", "qwen3"));
+//! let fleet = Fleet::new(vec![pod]);
+//! let mut state = DecisionState::new(&index);
+//! let mut rng = Rng::new(1);
 //!
 //! let mut context = profile.context(Request::from_json(br#"{"prompt": "hello"}"#)?);
 //! profile.prepare(&mut context).expect("it can be served");
 //! let now = Duration::ZERO;
-//! let mut world = World { fleet: &fleet, desk: &mut desk, now, rng: &mut rng };
-//! let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!("a pod is idle") };
+//! let mut env = DecisionEnv { fleet: &fleet, state: &mut state, now, rng: &mut rng };
+//! let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!("a pod is idle") };
 //! assert_eq!(plan.steps[0].pod, Some(fleet.pods()[0].id()));
 //! assert_eq!(fleet.pods()[0].vitals().requests(), 1);
 //! drop(plan);
@@ -37,45 +40,36 @@
 #![forbid(unsafe_code)]
 
 mod assembly;
-mod bytes;
 mod context;
 mod decide;
-pub mod document;
 mod explain;
 mod fleet;
 pub mod fleet_spec;
+mod held_requests;
 mod messages;
 mod models;
 mod name;
-mod parameter;
 mod plan;
 mod plugin;
 mod plugins;
-mod problem;
 mod profile;
-pub mod queue;
 mod reference;
 mod request;
 mod rng;
 mod selector;
-mod settings;
 pub mod slot;
+mod speculative_insert;
 mod stage;
-mod suggest;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "text")]
 mod text;
 mod values;
+mod wait_queue;
 mod workflow;
-mod yaml;
-mod yaml_writer;
 
-pub use assembly::{Assembly, AssemblyRefused};
-pub use bytes::ByteTokenizer;
-pub use context::{
-    DecisionEnv, DecisionState, PendingInsert, PredictionRollback, RoutingContext, RoutingHistory,
-};
+pub use assembly::PluginView;
+pub use context::{DecisionEnv, DecisionState, RoutingContext};
 pub use decide::Retry;
 pub use explain::{
     CandidateExplanation, Explanation, FilterExplanation, JudgeExplanation, PickExplanation,
@@ -86,24 +80,43 @@ pub use fleet::{
     Vitals,
 };
 pub use messages::Messages;
-pub use models::{Models, RoutedModel, Tokenize, TokenizeError};
+pub use models::{ByteTokenizer, Models, RoutedModel, Tokenize, TokenizeError};
 pub use name::{Name, Role};
-pub use parameter::{Absent, FromValue, Parameter, Takes, Value};
 pub use plan::{
     AfterFailure, CacheHint, CacheRun, FailurePolicy, Hold, Mark, Mutation, Outcome, PlanStep,
     RoutingPlan, SkippedBecause, Start, Transfer,
 };
-pub use plugin::{Make, Plugin, Registry, Stage};
+pub use plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin, Registry};
 pub use plugins::SPEEDS;
-pub use problem::{Problem, ProblemKind, Problems, Span};
-pub use profile::{PluginView, Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
+pub use profile::{Profile, ProfileEnv, SlotGraph, StepView, WithoutEvents};
 pub use request::{ModelChoice, Prompt, Request, RequestError};
 pub use rng::Rng;
 pub use slot::{Reads, Slot, Writes};
+pub use speculative_insert::{RoutingHistory, SpeculativeInsert};
 pub use stage::{
     CandidateSet, Choice, Decision, Fallbacks, Filter, HeldBlocks, HeldDepth, Pick, Prepare,
-    Preparing, Rejection, Scale, Score, WhenEmpty,
+    Preparing, Rejection, Scale, Score, Stage, WhenEmpty,
 };
 #[cfg(feature = "text")]
 pub use text::TextTokenizer;
 pub use values::{Attributes, BlockHashes, Picked, PlanHint, RingKey, SessionKey, Tokens};
+pub use wornpath_yaml::{
+    Absent, FromValue, Parameter, Problem, ProblemKind, Problems, Span, Takes, Value,
+};
+
+/// The queue of requests that wait for a pod.
+pub mod queue {
+    pub use crate::held_requests::{Dequeued, HeldRequest, HeldRequests, Redecision};
+    pub use crate::wait_queue::{
+        Enqueued, Priority, QueueEntry, QueueFull, QueueOrder, QueueRules, QueueRulesError, Tenant,
+        Ticket, WaitQueue,
+    };
+}
+
+/// The reader of profiles, for crates whose own documents are read the same way.
+pub mod document {
+    pub use wornpath_yaml::{
+        Node, Quoted, SettingEntry, Settings as PluginSettings, Yaml, nearest, parameter_table,
+        parse, unknown_keys,
+    };
+}

@@ -1,8 +1,8 @@
-//! The messages of a chat, parsed only when somebody looks into them.
+//! The messages of a chat, parsed lazily.
 //!
-//! They are most of a body, and making a tree of them costs more than all else that is done with them where
-//! prompts are matched by their text. So they may stay the bytes they came in: only walked over, to know
-//! that they are JSON, and where they end.
+//! They are most of a body, and where prompts are matched by their text, parsing them would cost
+//! more than everything else. So they stay bytes: a scan only checks that they are JSON, and where
+//! they end.
 
 #[cfg(feature = "text")]
 mod turns;
@@ -27,15 +27,15 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Takes the messages out of a body, and gives its other fields. None if that is no JSON object with one
-    /// list of messages, or an unusual one: parsing it as a whole tells.
+    /// Splits a body into its messages and its other fields. None if the body is not a JSON object
+    /// with one list of messages, or an unusual one: then a full parse decides.
     #[must_use]
     pub fn take_from(body: &Bytes) -> Option<(Self, Map<String, Value>)> {
         let body = ByteString::try_from(body.clone()).ok()?;
         let mut walk = Walk::new(&body);
         let list = walk.list_of("messages")?;
         walk.ends_without("messages")?;
-        // The rest with nothing in the place of the list: if that is an object, so is the whole.
+        // The body with `null` instead of the list: if that is an object, so is the body.
         let rest = [&body[..list.start], "null", &body[list.end..]].concat();
         let mut fields: Map<String, Value> = serde_json::from_str(&rest).ok()?;
         fields.shift_remove("messages")?;
@@ -61,7 +61,7 @@ impl Deref for Messages {
     type Target = [Value];
 
     fn deref(&self) -> &[Value] {
-        // What was walked over once can be made a tree of.
+        // The scan has shown that it parses.
         let tree = || match Walk::new(self.written()?).tree()? {
             Value::Array(list) => Some(list),
             _ => None,

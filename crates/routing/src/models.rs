@@ -1,37 +1,38 @@
-//! The models that are served, as preparation needs them: tokenizer, block size, roots of chains.
+//! The served models, as preparation needs them: tokenizer, block size, roots of hash chains.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use serde_json::Value;
 use wornpath_blocks::{BlockHash, BlockHasher, HashKey, Scope};
 
 use crate::name::Name;
-use crate::request::{ModelChoice, Request};
+use crate::request::{ModelChoice, Prompt, Request};
 
 /// Turns a request's prompt into the token ids that the engine will compute.
 pub trait Tokenize: Send + Sync {
-    /// Appends the ids to `tokens`, or says why there are none.
+    /// Appends the ids to `tokens`.
     ///
     /// # Errors
     /// If the prompt cannot be rendered or tokenized; the text is shown to the client.
     fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError>;
 }
 
-/// Why a prompt has no tokens.
+/// A prompt cannot be tokenized.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TokenizeError {
-    /// Only text would need one.
-    #[error("it has no tokenizer; give it one, or send token ids")]
+    /// The prompt is text, and the model has no tokenizer.
+    #[error("no tokenizer is configured; configure one, or use token ids")]
     NoTokenizer,
-    /// A conversation cannot be rendered.
-    #[error("the model has no chat template")]
+    /// The prompt is a chat, and the model has no template.
+    #[error("the model has no chat template; configure one, or use a text prompt")]
     NoTemplate,
-    /// The template refuses the conversation.
-    #[error("the conversation cannot be rendered: {0}")]
+    /// The template failed.
+    #[error("the chat template failed: {0}")]
     NotRendered(String),
-    /// The tokenizer refuses the text.
-    #[error("the text cannot be tokenized: {0}")]
+    /// The tokenizer failed.
+    #[error("tokenization failed: {0}")]
     NotTokenized(String),
 }
 
@@ -51,7 +52,7 @@ impl RoutedModel {
         &self.name
     }
 
-    /// Hashes its blocks.
+    /// The hasher of its blocks.
     #[must_use]
     pub const fn hasher(&self) -> &BlockHasher {
         &self.hasher
@@ -70,7 +71,7 @@ impl fmt::Debug for RoutedModel {
     }
 }
 
-/// All base models of a cell, under its key.
+/// All base models of a cell, and the cell's hash key.
 #[derive(Clone, Debug, Default)]
 pub struct Models {
     key: HashKey,
@@ -78,7 +79,7 @@ pub struct Models {
 }
 
 impl Models {
-    /// None yet.
+    /// No models yet.
     #[must_use]
     pub const fn new(key: HashKey) -> Self {
         Self { key, models: Vec::new() }
@@ -116,8 +117,8 @@ impl Models {
         &self.key
     }
 
-    /// Where the chains of a request start. Without adapter and salt it is known already; with them it
-    /// costs about a microsecond.
+    /// The root of a request's hash chain. Precomputed without adapter and salt; with them it costs
+    /// about a microsecond.
     #[must_use]
     pub fn root(&self, choice: &ModelChoice, salt: Option<&str>) -> BlockHash {
         if choice.lora.is_none()
@@ -131,17 +132,65 @@ impl Models {
     }
 }
 
+/// Tokenizes without a model: every byte of the text is a token, and a chat is lines after
+/// `<|role|>`. Simulated engines without a tokenizer use it too.
+#[derive(Clone, Copy, Debug)]
+pub struct ByteTokenizer;
+
+impl Tokenize for ByteTokenizer {
+    fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        let mut push = |text: &str| tokens.extend(text.bytes().map(u32::from));
+        match &request.prompt {
+            Prompt::Tokens(ids) => tokens.extend_from_slice(ids),
+            Prompt::Text(text) => push(text),
+            Prompt::Chat { messages, .. } => {
+                for message in messages.iter() {
+                    push(&format!("<|{}|>\n", message["role"].as_str().unwrap_or_default()));
+                    match &message["content"] {
+                        Value::Array(parts) => {
+                            parts
+                                .iter()
+                                .filter_map(|part| part["text"].as_str())
+                                .for_each(&mut push);
+                        }
+                        content => push(content.as_str().unwrap_or_default()),
+                    }
+                    push("\n");
+                }
+                push("<|assistant|>\n");
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
-    fn the_remembered_root_is_the_computed_one_and_an_adapter_has_its_own() {
+    fn the_precomputed_root_is_the_computed_one_and_an_adapter_has_its_own() {
         let models = Models::new(HashKey::DEFAULT).with("m", NonZeroUsize::MIN, None);
         let plain = ModelChoice { base: "m".into(), lora: None };
         assert_eq!(models.root(&plain, None), HashKey::DEFAULT.root(&Scope::model("m")));
         let adapted = ModelChoice { base: "m".into(), lora: Some("l".into()) };
         assert_ne!(models.root(&adapted, None), models.root(&plain, None));
         assert_ne!(models.root(&plain, Some("s")), models.root(&plain, None));
+    }
+
+    #[test]
+    fn a_chat_is_lines_after_roles_whatever_form_its_content_has() {
+        let text = |content: Value| {
+            let messages = vec![json!({"role": "user", "content": content})];
+            let prompt = Prompt::Chat { messages: messages.into(), tools: None, kwargs: None };
+            let mut tokens = Vec::new();
+            ByteTokenizer.tokenize(&Request { prompt, ..Request::default() }, &mut tokens).unwrap();
+            tokens.into_iter().map(|byte| char::from(byte as u8)).collect::<String>()
+        };
+        let rendered = "<|user|>\nhi there\n<|assistant|>\n";
+        assert_eq!(text(json!("hi there")), rendered);
+        assert_eq!(text(json!([{"type": "text", "text": "hi "}, {"text": "there"}])), rendered);
+        assert_eq!(text(Value::Null), "<|user|>\n\n<|assistant|>\n");
     }
 }

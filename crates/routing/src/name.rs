@@ -1,14 +1,15 @@
-//! Names that are compared on the hot path: roles, models, adapters, labels, places.
+//! Names that are compared on the hot path: roles, models, adapters, labels, zones.
 //!
-//! A decision compares a request's names with those of every pod. A [`Name`] carries a 64-bit hash of
-//! its text, and equality compares the hash alone. The names of one installation are a few thousand at
-//! most, all from configuration or checked against it, so a chance collision is one in 10^12.
+//! A decision compares a request's names with those of every pod. A [`Name`] carries a 64-bit hash
+//! of its text, and equality compares the hash alone. The names of one installation are a few
+//! thousand at most, all from configuration or checked against it, so a chance collision is one in
+//! 10^12.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// A text that is compared as one number.
+/// A text that is compared by its hash.
 #[derive(Clone)]
 pub struct Name {
     key: u64,
@@ -22,7 +23,7 @@ impl Name {
         &self.text
     }
 
-    /// The number that stands for the text; equal for equal texts, in every process and release.
+    /// The hash of the text; equal for equal texts, in every process and release.
     #[must_use]
     pub const fn key(&self) -> u64 {
         self.key
@@ -74,18 +75,18 @@ impl fmt::Debug for Name {
     }
 }
 
-/// A part that a pod can play in a plan.
+/// The role of a pod in a plan.
 ///
-/// `serve` answers a whole request, `prefill` and `decode` share one; a profile may name others.
+/// `serve` answers a whole request, `prefill` and `decode` share one; a profile may define others.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Role(Name);
 
 impl Role {
     /// Answers whole requests.
     pub const SERVE: &'static str = "serve";
-    /// Computes the prompt and hands its cache over.
+    /// Computes the prompt and transfers its KV.
     pub const PREFILL: &'static str = "prefill";
-    /// Takes a computed prompt over and generates.
+    /// Loads the KV of a computed prompt and generates.
     pub const DECODE: &'static str = "decode";
 
     /// The role of that name.

@@ -1,4 +1,4 @@
-//! What a decision answers: a plan, a wait, or a refusal.
+//! The outcome of a decision: a plan, a hold or a rejection.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,65 +9,65 @@ use wornpath_index::{Location, Moment, PodId, Tier};
 
 use crate::fleet::Reservation;
 use crate::name::{Name, Role};
-use crate::queue::QueueEntry;
 use crate::stage::Rejection;
+use crate::wait_queue::QueueEntry;
 
-/// What is to become of a request now.
+/// What a decision makes of a request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Carry this out.
+    /// Execute this plan.
     Plan(RoutingPlan),
-    /// Not yet: ask again when a pod may have room.
+    /// Wait, and decide again when a pod may have room.
     Hold(Hold),
-    /// Turn it away.
+    /// Reject the request.
     Reject(Rejection),
 }
 
 /// A request that waits.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hold {
-    /// How the queue is to treat it, with the deadline until which it may wait.
+    /// Its entry in the wait queue, with its deadline.
     pub class: QueueEntry,
 }
 
-/// The steps that answer a request, in order. Dropping it gives back the load that it reserved.
+/// The steps that answer a request, in order. Dropping it releases the load that it reserved.
 #[derive(Debug, Default)]
 pub struct RoutingPlan {
     /// At least one.
     pub steps: Vec<PlanStep>,
-    /// What was unusual about the decision, such as a filter that did not count.
+    /// What was unusual about the decision, such as a skipped filter.
     pub marks: Vec<Mark>,
 }
 
 /// One call to one pod.
 #[derive(Debug)]
 pub struct PlanStep {
-    /// What the profile calls it.
+    /// Its name in the profile.
     pub name: Name,
-    /// The role that the pod plays.
+    /// The role that its pod must have.
     pub role: Role,
-    /// Who; none if the step is bound when it starts, by a call of `replan`.
+    /// Its pod; none if the step is bound when it starts, by a call of `replan`.
     pub pod: Option<PodId>,
-    /// Who else, best first.
+    /// The pods to try if that one fails, best first.
     pub fallbacks: Vec<PodId>,
-    /// When it starts, seen from the step before.
+    /// When it starts, relative to the step before.
     pub start: Start,
     /// What to do if it fails.
     pub failure: FailurePolicy,
-    /// How long it may take.
+    /// Its timeout.
     pub deadline: Option<Duration>,
-    /// How long what it leaves behind for the next step surely lasts.
+    /// How long the engine keeps its KV for the next step.
     pub lease: Option<Duration>,
     /// What the pod is believed to hold of the prompt.
     pub cache: CacheHint,
-    /// How the request's body is changed for this step.
+    /// The changes to the request's body for this step.
     pub mutations: Vec<Mutation>,
-    /// When the prompt is probably computed, where no first byte tells: an answer that is not streamed
-    /// comes as a whole, long after the pod has turned to other prompts.
+    /// When the prompt is probably computed, if no first byte shows it: a response that is not
+    /// streamed arrives as a whole, long after the pod has started on other prompts.
     pub computed_after: Option<Duration>,
     /// The load that it puts on the pod.
     pub reservation: Option<Reservation>,
-    /// Whether the pod is expected to hold the prompt because of this step.
+    /// Whether the plan's speculative insert has this pod.
     pub is_expected: bool,
 }
 
@@ -86,11 +86,11 @@ pub enum Start {
 pub struct FailurePolicy {
     /// How many pods are tried.
     pub attempts: u32,
-    /// What comes when all of them failed.
+    /// What happens when all of them have failed.
     pub then: AfterFailure,
 }
 
-/// What comes when a step has failed for good.
+/// What happens when all attempts of a step have failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AfterFailure {
     /// The request fails.
@@ -108,8 +108,9 @@ pub struct CacheHint {
     pub tokens: u64,
     /// The runs of blocks that hold them, in order.
     pub runs: Vec<CacheRun>,
-    /// The last block of `tokens`, if that is speculative: the pod was sent a request with it, and no event has confirmed it
-    /// yet. None of a pod that sends no events: what it holds is always a guess.
+    /// The last block of `tokens`, if that is speculative: the pod was sent a request with it, and
+    /// no event has confirmed it yet. None for a pod without events, whose cache is always
+    /// approximated.
     pub speculative: Option<BlockHash>,
 }
 
@@ -127,11 +128,11 @@ pub struct CacheRun {
 /// A change to the request's body for one step.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Mutation {
-    /// Only compute the prompt: one token, no stream.
+    /// Prefill only: one token, no stream.
     PrefillOnly,
-    /// Ask the pod to keep the computed prompt for a later step, in the words of a protocol.
+    /// Ask the pod to keep the KV for a later step, by a transfer protocol.
     OfferKv(Transfer),
-    /// Tell the pod to take the computed prompt from the step before.
+    /// Tell the pod to load the KV of the step before.
     TakeKv(Transfer),
     /// Set a top-level field.
     Set {
@@ -142,7 +143,7 @@ pub enum Mutation {
     },
 }
 
-/// How a computed prompt gets from one engine to another.
+/// The protocol that transfers KV from one engine to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Transfer {
     /// vLLM's NIXL connector: parameters come back with the prefill response.
@@ -150,7 +151,7 @@ pub enum Transfer {
     Nixl,
     /// SGLang: both pods get the same bootstrap room, at the same time.
     Bootstrap,
-    /// Both read and write one store; nothing is said.
+    /// Both read and write one store; requests carry nothing.
     SharedStorage,
     /// Mooncake: both get a transfer id, at the same time.
     Mooncake,
@@ -159,7 +160,7 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// Whether the receiving step starts together with the giving one.
+    /// When the receiving step starts.
     #[must_use]
     pub const fn start(self) -> Start {
         match self {
@@ -168,7 +169,7 @@ impl Transfer {
         }
     }
 
-    /// Whether the giving step is told to stop after one token. SGLang's knows by itself.
+    /// Whether the sending step must be told to stop after one token. SGLang's stops by itself.
     #[must_use]
     pub const fn cuts_prefill_short(self) -> bool {
         !matches!(self, Self::Bootstrap)
@@ -190,25 +191,25 @@ impl Transfer {
 /// Something unusual about a decision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mark {
-    /// A filter would have left nobody and did not count.
+    /// A filter would drop every pod and was skipped.
     FilterSkipped {
         /// The step.
         step: Name,
         /// The filter.
         filter: &'static str,
     },
-    /// The picker says so.
+    /// The picker marked its choice.
     Pick {
         /// The step.
         step: Name,
-        /// What.
+        /// What was unusual.
         mark: &'static str,
     },
     /// A step was left out.
     StepSkipped {
         /// The step.
         step: Name,
-        /// Why.
+        /// The reason.
         why: SkippedBecause,
     },
 }
@@ -218,14 +219,14 @@ pub enum Mark {
 pub enum SkippedBecause {
     /// Too little of the prompt was uncached to be worth another step.
     FewUncachedTokens(u64),
-    /// Nobody could take it, and the profile allows to go on without.
+    /// No pod can serve it, and the profile allows to go on without it.
     NoPod,
-    /// What it hands over is one prompt's, and the request has several.
+    /// It transfers the KV of one prompt, and the request has several.
     SeveralPrompts,
 }
 
 impl Hold {
-    /// Until when it may wait.
+    /// When the wait ends.
     #[must_use]
     pub const fn deadline(&self) -> Moment {
         self.class.deadline
@@ -260,7 +261,7 @@ impl RoutingPlan {
 }
 
 impl CacheHint {
-    /// As an engine is told, and as plans are shown.
+    /// As the engine gets it, and as plans are shown.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let runs = self.runs.iter().map(CacheRun::json).collect::<Vec<_>>();
@@ -318,17 +319,17 @@ impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::FilterSkipped { step, filter } => {
-                write!(f, "{step}: `{filter}` would have left nobody and did not count")
+                write!(f, "{step}: `{filter}` would drop every pod; skipped")
             }
             Self::Pick { step, mark } => write!(f, "{step}: {mark}"),
             Self::StepSkipped { step, why: SkippedBecause::FewUncachedTokens(tokens) } => {
-                write!(f, "{step}: left out, only {tokens} tokens are uncached")
+                write!(f, "{step}: left out: only {tokens} tokens are uncached")
             }
             Self::StepSkipped { step, why: SkippedBecause::NoPod } => {
-                write!(f, "{step}: left out, no pod can take it")
+                write!(f, "{step}: left out: no pod can serve it")
             }
             Self::StepSkipped { step, why: SkippedBecause::SeveralPrompts } => {
-                write!(f, "{step}: left out, it cannot hand several prompts over")
+                write!(f, "{step}: left out: it cannot transfer the KV of several prompts")
             }
         }
     }

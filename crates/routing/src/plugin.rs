@@ -1,25 +1,40 @@
-//! What the registry knows of a plugin, and the registry.
+//! A plugin: what it declares of itself, and what it is made with.
+//!
+//! The registry knows a [`Plugin`] as data: its name, its parameters and a function that makes it.
+//! That function gets an [`Assembly`], asks it for parameters and for handles to slots, and holding
+//! a handle is the declaration that the plugin reads or writes the slot. The [`Blueprint`] records
+//! every use of a slot with its position in the YAML, and `profile/slots.rs` checks all of them
+//! together.
 
-use crate::assembly::{Assembly, AssemblyRefused};
-use crate::parameter::Parameter;
-use crate::stage::{Filter, Pick, Prepare, Score};
+use std::sync::Arc;
 
-/// A plugin as the registry knows it: everything but the running thing.
+use wornpath_yaml::{FromValue, Parameter, Problem, ProblemKind, Settings, Span, Takes};
+
+use crate::models::Models;
+use crate::name::Role;
+use crate::slot::{ProfileId, Reads, Slot, SlotKind, Writes};
+use crate::stage::{Filter, HeldDepth, Pick, Prepare, Score, Stage};
+use crate::values::{BlockHashes, Picked};
+
+/// The type of a parameter that is another picker; [`Assembly::picker`] makes it.
+pub const PICKER: Takes = Takes::Nested("a picker, such as `max_score`");
+
+/// A plugin as the registry knows it: everything but the instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Plugin {
     /// Its name in YAML, unique in its stage.
     pub name: &'static str,
     /// What it does, in one sentence.
     pub summary: &'static str,
-    /// What can be set.
+    /// Its parameters.
     pub parameters: &'static [Parameter],
-    /// Plugins that must be in the profile too, by stage and name.
+    /// Plugins that the profile must have too, by stage and name.
     pub needs: &'static [(Stage, &'static str)],
-    /// Plugins that must not.
+    /// Plugins that the profile must not have.
     pub conflicts: &'static [(Stage, &'static str)],
-    /// How it looks in a profile; a test makes it from this.
+    /// Its use in a profile; a test makes the plugin from it.
     pub example: &'static str,
-    /// Makes it.
+    /// The function that makes it.
     pub make: Make,
 }
 
@@ -34,35 +49,6 @@ pub enum Make {
     Score(fn(&mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused>),
     /// For `pick`.
     Pick(fn(&mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused>),
-}
-
-/// Where in the pipeline a plugin stands.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Stage {
-    /// Once per request.
-    Prepare,
-    /// Who cannot.
-    Filter,
-    /// Who should.
-    Score,
-    /// Who will.
-    Pick,
-}
-
-impl Stage {
-    /// All four, in order.
-    pub const ALL: [Self; 4] = [Self::Prepare, Self::Filter, Self::Score, Self::Pick];
-
-    /// Its key in a profile.
-    #[must_use]
-    pub const fn key(self) -> &'static str {
-        match self {
-            Self::Prepare => "prepare",
-            Self::Filter => "filter",
-            Self::Score => "score",
-            Self::Pick => "pick",
-        }
-    }
 }
 
 impl Plugin {
@@ -85,13 +71,12 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The plugins that wornpath ships.
-    #[must_use]
-    pub fn shipped() -> Self {
-        Self { plugins: crate::plugins::ALL.to_vec() }
+    /// A registry of these plugins, whose names differ within a stage.
+    pub(crate) const fn of(plugins: Vec<Plugin>) -> Self {
+        Self { plugins }
     }
 
-    /// One more. It takes the place of a plugin of the same stage and name.
+    /// Adds a plugin. It replaces one of the same stage and name.
     #[must_use]
     pub fn with(mut self, plugin: Plugin) -> Self {
         self.plugins.retain(|known| (known.stage(), known.name) != (plugin.stage(), plugin.name));
@@ -112,8 +97,248 @@ impl Registry {
     }
 }
 
-impl Default for Registry {
-    fn default() -> Self {
-        Self::shipped()
+/// A plugin cannot be made. The problem has been recorded, with its position and cure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AssemblyRefused(());
+
+impl AssemblyRefused {
+    pub(crate) const fn recorded() -> Self {
+        Self(())
+    }
+}
+
+/// A profile while it is being assembled.
+pub(crate) struct Blueprint {
+    pub(crate) profile: ProfileId,
+    pub(crate) registry: Registry,
+    pub(crate) models: Arc<Models>,
+    /// The roles of the configured pods; `None` if pods are not known yet.
+    pub(crate) roles: Option<Vec<Role>>,
+    pub(crate) slots: Vec<SlotKind>,
+    pub(crate) uses: Vec<Use>,
+    /// Every plugin and its position, nested pickers and the filters of `hold` included.
+    pub(crate) plugins: Vec<(Plugin, Span)>,
+    pub(crate) problems: Vec<Problem>,
+}
+
+/// Orders from here on are those of steps that are bound when they start, after the plan is made.
+pub(crate) const LATE: usize = usize::MAX / 2;
+
+/// One read or write of a slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Use {
+    pub(crate) slot: usize,
+    pub(crate) access: SlotAccess,
+    pub(crate) user: String,
+    pub(crate) stage: Stage,
+    /// The order of uses in the life of a request.
+    pub(crate) order: usize,
+    pub(crate) span: Span,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SlotAccess {
+    Read,
+    Write,
+}
+
+impl Blueprint {
+    pub(crate) fn new(registry: &Registry, models: &Arc<Models>) -> Self {
+        Self {
+            profile: ProfileId::next(),
+            registry: registry.clone(),
+            models: Arc::clone(models),
+            roles: None,
+            slots: Vec::new(),
+            uses: Vec::new(),
+            plugins: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    pub(crate) fn slot<T: Slot>(&mut self, of: Option<&str>) -> usize {
+        let kind = SlotKind::of::<T>(of);
+        let known = self.slots.iter().position(|slot| slot.same(&kind));
+        known.unwrap_or_else(|| {
+            self.slots.push(kind);
+            self.slots.len() - 1
+        })
+    }
+
+    /// Records a plugin and its position, once: two steps may share a selector.
+    pub(crate) fn add_plugin(&mut self, plugin: Plugin, span: Span) {
+        let is_known = |(known, at): &(Plugin, Span)| known.name == plugin.name && *at == span;
+        if !self.plugins.iter().any(is_known) {
+            self.plugins.push((plugin, span));
+        }
+    }
+
+    /// The problem that no pod has the role which `user` needs, if pods are known.
+    pub(crate) fn role_without_pods(&self, user: &str, role: &Role, span: Span) -> Option<Problem> {
+        let roles = self.roles.as_ref().filter(|roles| !roles.contains(role))?;
+        let known: Vec<_> = roles.iter().map(|role| format!("`{role}`")).collect();
+        let known = known.join(", ");
+        let message = format!("{user} needs the role `{role}`, which no pod has");
+        let cure = format!("give a pod the role `{role}`, or use one that pods have: {known}");
+        Some(Problem::new(ProblemKind::NoPodForRole, span, message).cure(cure))
+    }
+
+    /// Records a problem that prevents a plugin.
+    pub(crate) fn refuse(&mut self, problem: Problem) -> AssemblyRefused {
+        self.problems.push(problem);
+        AssemblyRefused::recorded()
+    }
+
+    /// The handle to a slot, for the pipeline itself, if a plugin writes the slot.
+    pub(crate) fn reads_if_written<T: Slot>(&mut self) -> Option<Reads<T>> {
+        let slot = self.slot::<T>(None);
+        let written =
+            self.uses.iter().any(|used| used.slot == slot && used.access == SlotAccess::Write);
+        written.then(|| Reads::new(slot as u16, self.profile))
+    }
+
+    /// The handle to a step's pick, which later steps can read.
+    pub(crate) fn writes_pick(&mut self, step: &str, order: usize, span: Span) -> Writes<Picked> {
+        let slot = self.slot::<Picked>(Some(step));
+        self.uses.push(Use {
+            slot,
+            access: SlotAccess::Write,
+            user: step.to_owned(),
+            stage: Stage::Pick,
+            order,
+            span,
+        });
+        Writes::new(slot as u16, self.profile)
+    }
+}
+
+/// What the function that makes a plugin gets: parameters, and handles to slots.
+pub struct Assembly<'a> {
+    pub(crate) blueprint: &'a mut Blueprint,
+    pub(crate) plugin: &'static str,
+    pub(crate) stage: Stage,
+    pub(crate) span: Span,
+    pub(crate) order: usize,
+    pub(crate) settings: Settings,
+    /// The nested pickers, printed.
+    pub(crate) nested: Vec<(&'static str, String)>,
+}
+
+impl Assembly<'_> {
+    /// The handle to read a slot that another plugin writes.
+    #[must_use]
+    pub fn reads<T: Slot>(&mut self) -> Reads<T> {
+        let slot = self.blueprint.slot::<T>(None);
+        self.record_use(slot, SlotAccess::Read);
+        Reads::new(slot as u16, self.blueprint.profile)
+    }
+
+    /// The handle to read a slot, if the profile has a plugin that writes it.
+    #[must_use]
+    pub fn reads_if_written<T: Slot>(&mut self) -> Option<Reads<T>> {
+        let reads = self.blueprint.reads_if_written::<T>()?;
+        let slot = self.blueprint.slot::<T>(None);
+        self.record_use(slot, SlotAccess::Read);
+        Some(reads)
+    }
+
+    /// The handle to write a slot. A profile has one writer of each slot.
+    #[must_use]
+    pub fn writes<T: Slot>(&mut self) -> Writes<T> {
+        let slot = self.blueprint.slot::<T>(None);
+        self.record_use(slot, SlotAccess::Write);
+        Writes::new(slot as u16, self.blueprint.profile)
+    }
+
+    /// The handle to read how many blocks of the prompt each pod holds. Reads [`BlockHashes`].
+    #[must_use]
+    pub fn held(&mut self) -> HeldDepth {
+        HeldDepth { blocks: self.reads::<BlockHashes>() }
+    }
+
+    /// The handle to read the pod that an earlier step was bound to.
+    #[must_use]
+    pub fn picked(&mut self, step: &str) -> Reads<Picked> {
+        let slot = self.blueprint.slot::<Picked>(Some(step));
+        self.record_use(slot, SlotAccess::Read);
+        Reads::new(slot as u16, self.blueprint.profile)
+    }
+
+    /// The models that are served.
+    #[must_use]
+    pub fn models(&self) -> Arc<Models> {
+        Arc::clone(&self.blueprint.models)
+    }
+
+    /// The value of a parameter that is required or has a default.
+    ///
+    /// # Panics
+    /// If the plugin does not declare it so, or as another type.
+    #[must_use]
+    pub fn get<T: FromValue>(&self, parameter: &'static str) -> T {
+        self.maybe(parameter).unwrap_or_else(|| {
+            panic!(
+                "plugin `{}` must declare `{parameter}` as required or with a default",
+                self.plugin
+            )
+        })
+    }
+
+    /// The value of an optional parameter.
+    ///
+    /// # Panics
+    /// If the plugin declares it as another type.
+    #[must_use]
+    pub fn maybe<T: FromValue>(&self, parameter: &'static str) -> Option<T> {
+        self.settings.maybe(parameter)
+    }
+
+    /// Refuses a value that has the right type but is wrong. `message` says what is wrong with it,
+    /// `cure` what to write instead.
+    #[must_use]
+    pub fn refuse(
+        &mut self,
+        parameter: &'static str,
+        message: &str,
+        cure: &str,
+    ) -> AssemblyRefused {
+        let plugin = self.plugin;
+        let span = self.span_of(parameter);
+        let message = match self.settings.find(parameter) {
+            Some(_) => format!("`{parameter}` of `{plugin}`: {message}"),
+            None => format!("`{plugin}`: {message}"),
+        };
+        let problem = Problem::new(ProblemKind::BadParameter, span, message).cure(cure);
+        self.blueprint.refuse(problem)
+    }
+
+    /// The role that a parameter names.
+    ///
+    /// # Errors
+    /// If pods are known and none of them has the role; the problem has been recorded.
+    pub fn role(&mut self, parameter: &'static str, name: &str) -> Result<Role, AssemblyRefused> {
+        let role = Role::named(name);
+        let span = self.span_of(parameter);
+        let user = format!("`{}`", self.plugin);
+        match self.blueprint.role_without_pods(&user, &role, span) {
+            None => Ok(role),
+            Some(problem) => Err(self.blueprint.refuse(problem)),
+        }
+    }
+
+    /// The position of a parameter; of the plugin if the parameter is absent.
+    fn span_of(&self, parameter: &str) -> Span {
+        self.settings.find(parameter).map_or(self.span, |setting| setting.span)
+    }
+
+    fn record_use(&mut self, slot: usize, access: SlotAccess) {
+        self.blueprint.uses.push(Use {
+            slot,
+            access,
+            user: self.plugin.to_owned(),
+            stage: self.stage,
+            order: self.order,
+            span: self.span,
+        });
     }
 }

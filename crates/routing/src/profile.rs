@@ -1,35 +1,32 @@
-//! A profile: plugins and steps that were checked as a whole. Holding one means that it is valid.
+//! A profile: plugins and steps, checked as a whole. A value of this type is valid.
 
 mod hold;
 mod read;
 mod render;
 mod slots;
+mod speculation;
 mod stages;
 mod steps;
-mod without_events;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use hold::HOLD;
 use render::ProfileView;
-pub use render::{PluginView, SlotGraph, StepView};
-pub use without_events::WithoutEvents;
+pub use render::{SlotGraph, StepView};
+pub use speculation::WithoutEvents;
 
 use crate::context::RoutingContext;
 use crate::explain::Recorder;
 use crate::models::Models;
 use crate::name::Role;
 use crate::plugin::Registry;
-use crate::problem::{Problem, Problems};
-use crate::queue::{QueueRules, Tenant};
 use crate::request::Request;
-use crate::selector::Filtering;
 use crate::slot::{ProfileId, Reads, SlotKind, Slots};
-use crate::stage::{Prepare, Preparing, Rejection};
+use crate::stage::{ConfiguredFilter, Prepare, Preparing, Rejection};
 use crate::values::{Attributes, BlockHashes, Tokens};
+use crate::wait_queue::{QueueRules, Tenant};
 use crate::workflow::WorkflowStep;
-use crate::yaml::Node;
 
 /// How requests are routed: made by [`Profile::check`], shared by all threads.
 pub struct Profile {
@@ -37,24 +34,24 @@ pub struct Profile {
     pub(crate) slots: Vec<SlotKind>,
     pub(crate) preparers: Vec<(&'static str, Box<dyn Prepare>)>,
     pub(crate) steps: Vec<WorkflowStep>,
-    /// The prompt, which is looked up wherever it is hashed: steps are left out, load is reserved and
-    /// pods are told what they hold by it, whether or not a plugin asks.
+    /// The prompt's blocks. A profile that hashes prompts looks them up, whether or not a plugin
+    /// reads them: conditional steps, reservations and cache hints depend on the result.
     pub(crate) blocks: Option<Reads<BlockHashes>>,
     pub(crate) tokens: Option<Reads<Tokens>>,
-    /// Among them the deadline of the request's own.
+    /// Among them the request's own deadline.
     pub(crate) attributes: Option<Reads<Attributes>>,
-    /// How long a pod is expected to hold what it was just sent.
+    /// The lifetime of a speculative insert.
     pub(crate) speculate: Option<Duration>,
     without_events: WithoutEvents,
     pub(crate) holding: HoldPolicy,
-    sheet: ProfileView,
+    view: ProfileView,
 }
 
-/// When a request waits, and how.
+/// When a request waits, and in which order.
 pub(crate) struct HoldPolicy {
     /// The chosen pod must pass these, or the request waits.
-    pub(crate) unless: Vec<Filtering>,
-    /// Of tenants that get more than one share.
+    pub(crate) unless: Vec<ConfiguredFilter>,
+    /// Tenants with more than one share.
     pub(crate) shares: Vec<(Tenant, u32)>,
     pub(crate) patience: Duration,
     pub(crate) rules: QueueRules,
@@ -63,35 +60,16 @@ pub(crate) struct HoldPolicy {
 /// What a profile is checked against.
 #[derive(Clone, Debug, Default)]
 pub struct ProfileEnv {
-    /// The plugins there are.
+    /// The known plugins.
     pub registry: Registry,
     /// The models that are served.
     pub models: Arc<Models>,
-    /// The roles that configured pods can play; none if pods are not known yet.
+    /// The roles of the configured pods; none if pods are not known yet.
     pub roles: Option<Vec<Role>>,
 }
 
 impl Profile {
-    /// Reads and checks a profile. `file` is what problems call it.
-    ///
-    /// # Errors
-    /// Everything that is wrong with it, not only the first thing.
-    pub fn check(file: &str, text: &str, surroundings: &ProfileEnv) -> Result<Self, Problems> {
-        crate::yaml::parse(text)
-            .map_err(|problem| vec![problem])
-            .and_then(|root| Self::check_node(&root, surroundings))
-            .map_err(|problems| Problems::new("profile", file, text, problems))
-    }
-
-    /// Checks a profile that stands in a larger document.
-    ///
-    /// # Errors
-    /// Everything that is wrong with it.
-    pub fn check_node(root: &Node, surroundings: &ProfileEnv) -> Result<Self, Vec<Problem>> {
-        read::profile(root, surroundings)
-    }
-
-    /// A context for a request that just came.
+    /// A context for a new request.
     #[must_use]
     pub fn context(&self, request: Request) -> RoutingContext {
         RoutingContext { request, slots: Slots::new(self.id, &self.slots) }
@@ -107,7 +85,7 @@ impl Profile {
         context.slots.read(self.blocks.as_ref()?)
     }
 
-    /// Runs the preparers, once for each request. Needs no pods and may take a while: tokenization.
+    /// Runs the preparers, once for each request. Needs no pods, and may take long: tokenization.
     ///
     /// # Errors
     /// If the request cannot be served at all.
@@ -115,7 +93,7 @@ impl Profile {
         self.run_preparers(context, None)
     }
 
-    /// Like [`Profile::prepare`], taking down how long each preparer took.
+    /// Like [`Profile::prepare`], and records how long each preparer took.
     ///
     /// # Errors
     /// If the request cannot be served at all.
@@ -127,37 +105,37 @@ impl Profile {
         self.run_preparers(context, Some(recorder))
     }
 
-    /// What it says of itself.
+    /// Its description.
     #[must_use]
     pub fn description(&self) -> Option<&str> {
-        self.sheet.description.as_deref()
+        self.view.description.as_deref()
     }
 
     /// The profile as YAML, with every default filled in.
     #[must_use]
     pub fn printed(&self) -> String {
-        self.sheet.printed()
+        self.view.printed()
     }
 
     /// The stages, the plugins in them, and the slots between them.
     #[must_use]
     pub const fn graph(&self) -> &SlotGraph {
-        &self.sheet.graph
+        &self.view.graph
     }
 
-    /// Whether it looks at what pods hold.
+    /// Whether it looks prompts up in the index.
     #[must_use]
     pub const fn looks_up(&self) -> bool {
         self.blocks.is_some()
     }
 
-    /// What becomes of pods that never tell what they hold; nothing if it does not look at that.
+    /// How it treats pods without events; none if it does not look prompts up.
     #[must_use]
     pub fn without_events(&self) -> Option<WithoutEvents> {
         self.looks_up().then_some(self.without_events)
     }
 
-    /// How the queue of held requests behaves.
+    /// The rules of the wait queue.
     #[must_use]
     pub const fn queue_rules(&self) -> QueueRules {
         self.holding.rules

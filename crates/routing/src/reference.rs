@@ -3,13 +3,14 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use crate::assembly::{Blueprint, BuiltPlugin, NamedPlugin, make};
+use wornpath_yaml::{Problem, parameter_table, parse};
+
+use crate::assembly::{BuiltPlugin, NamedPlugin, make};
 use crate::fleet_spec::{HOLDS, MODEL, POD};
 use crate::models::Models;
-use crate::parameter::{Absent, Parameter};
-use crate::plugin::{Plugin, Registry, Stage};
+use crate::plugin::{Blueprint, Plugin, Registry};
 use crate::profile::HOLD;
-use crate::stage::{Scale, WhenEmpty};
+use crate::stage::{Scale, Stage, WhenEmpty};
 use crate::workflow::{PREFILL_DECODE, STEP};
 
 const HEAD: &str = "\
@@ -21,8 +22,8 @@ A profile is a map of stages. `prepare` runs once for every request; `filter`, `
 step of the workflow. A plugin is written as `name` or as `name: {parameter: value}`. `wornpath check FILE` says
 what is wrong with a profile, `--print` shows it with all defaults, `--graph` draws it.
 
-Every filter also takes `on_empty`: what happens when it leaves nobody. `reject` turns the request away, `skip`
-goes on as if the filter were not there and marks the plan, `hold` lets the request wait.
+Every filter also takes `on_empty`: what happens when it drops every pod. `reject` rejects the request, `skip`
+skips the filter and marks the plan, `hold` lets the request wait.
 
 Every scorer also takes `weight` (1 by default). Scores from 0 to 1 and costs in milliseconds are added only if
 each of the former says with `scale_ms` what the whole way from 1 to 0 costs in milliseconds.
@@ -44,14 +45,14 @@ impl Registry {
         }
         page.push_str("\n## workflow\n\n`single` (the default), `prefill_decode`, or `steps: [name: {…}, …]`.\n");
         page.push_str("\n### A step, and `single`\n");
-        parameters(STEP, &mut page);
+        parameter_table(STEP, &mut page);
         page.push_str("\n### prefill_decode\n\nAlso takes `prefill` and `decode`, each with the parameters of a step.\n");
-        parameters(PREFILL_DECODE, &mut page);
+        parameter_table(PREFILL_DECODE, &mut page);
         page.push_str(
             "\n## hold\n\nA request waits if the chosen pod does not pass every filter in `unless`, \
-             or if a filter with `on_empty: hold` leaves nobody.\n",
+             or if a filter with `on_empty: hold` drops every pod.\n",
         );
-        parameters(HOLD, &mut page);
+        parameter_table(HOLD, &mut page);
         page.push_str(
             "\n## speculate\n\n`off`, or how long a pod is expected to hold what it was just sent \
              (`10s` by default, where the prompt is hashed). A request that the engine refuses, with any status but \
@@ -67,13 +68,13 @@ impl Registry {
             "\n## A described fleet\n\nFor `wornpath explain --fleet` and `wornpath check --fleet`: a map of `models` and \
              `pods`, each a list.\n\n### A model\n",
         );
-        parameters(MODEL, &mut page);
+        parameter_table(MODEL, &mut page);
         page.push_str("\n### A pod\n\nAlso takes `holds`, a list of prompts that it holds.\n");
-        parameters(POD, &mut page);
+        parameter_table(POD, &mut page);
         page.push_str(
             "\n### A held prompt\n\n`tokens`, `text` or `messages`, a list as in a request.\n",
         );
-        parameters(HOLDS, &mut page);
+        parameter_table(HOLDS, &mut page);
         page
     }
 
@@ -96,11 +97,11 @@ impl Registry {
         let slots = |slots: &[String]| {
             slots.iter().map(|slot| format!("`{slot}`")).collect::<Vec<_>>().join(", ")
         };
-        if !made.card.reads.is_empty() {
-            facts.push(format!("reads {}", slots(&made.card.reads)));
+        if !made.view.reads.is_empty() {
+            facts.push(format!("reads {}", slots(&made.view.reads)));
         }
-        if !made.card.writes.is_empty() {
-            facts.push(format!("writes {}", slots(&made.card.writes)));
+        if !made.view.writes.is_empty() {
+            facts.push(format!("writes {}", slots(&made.view.writes)));
         }
         for (word, named) in [("needs", plugin.needs), ("excludes", plugin.conflicts)] {
             if !named.is_empty() {
@@ -111,36 +112,19 @@ impl Registry {
         if !facts.is_empty() {
             let _ = write!(page, "\nIn short: {}.\n", facts.join("; "));
         }
-        parameters(plugin.parameters, page);
+        parameter_table(plugin.parameters, page);
         let _ = write!(page, "\n```yaml\n{}\n```\n", plugin.example);
     }
 
     fn example(&self, plugin: &Plugin) -> NamedPlugin {
         let mut draft = Blueprint::new(self, &Arc::<Models>::default());
-        let node = crate::yaml::parse(plugin.example).unwrap_or_else(|problem| {
+        let node = parse(plugin.example).unwrap_or_else(|problem| {
             panic!("example of `{}`: {}", plugin.name, problem.message())
         });
         let made = make(&mut draft, &node, plugin.stage(), 0);
         made.unwrap_or_else(|_| {
-            let problems: Vec<_> =
-                draft.problems.iter().map(crate::problem::Problem::message).collect();
+            let problems: Vec<_> = draft.problems.iter().map(Problem::message).collect();
             panic!("example of `{}`: {}", plugin.name, problems.join("; "))
         })
-    }
-}
-
-/// The table of `parameters`, as Markdown.
-pub fn parameters(parameters: &[Parameter], page: &mut String) {
-    if parameters.is_empty() {
-        return;
-    }
-    page.push_str("\n| parameter | takes | default | |\n|---|---|---|---|\n");
-    for Parameter { name, takes, absent, doc } in parameters {
-        let default = match absent {
-            Absent::Refused => "required".to_owned(),
-            Absent::Fine => "none".to_owned(),
-            Absent::Means(text) => format!("`{text}`"),
-        };
-        let _ = writeln!(page, "| `{name}` | {takes} | {default} | {doc} |");
     }
 }

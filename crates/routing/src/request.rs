@@ -1,45 +1,46 @@
-//! What a decision sees of a request.
+//! A request as routing sees it.
 //!
-//! The edge reads what routing needs from the body and the headers; the body itself stays where it
-//! is. Names that clients choose are kept as text: only a profile says which of them mean anything.
+//! The gateway extracts what routing needs from the body and the headers, and keeps the body. Names
+//! that clients choose stay text: only a profile gives them a meaning.
 
 use serde_json::{Map, Value};
 use wornpath_index::{Moment, PodId};
 
 use crate::messages::Messages;
 use crate::name::Name;
-use crate::queue::Priority;
+use crate::wait_queue::Priority;
 
 /// One request, from arrival to the end of its response.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Request {
-    /// Which model it asks for, resolved through aliases.
+    /// The requested model, with aliases resolved.
     pub model: ModelChoice,
-    /// What the engine is to complete.
+    /// The prompt to complete.
     pub prompt: Prompt,
-    /// Whether it has more prompts than this one, all to be completed by one engine.
+    /// Whether it has further prompts, all for one engine.
     pub is_several: bool,
-    /// Whether the prompt is a chat only as far as one could be made of it: whoever cannot read it refuses nothing.
+    /// Whether the prompt is a best-effort conversion to a chat: a plugin that cannot read it
+    /// ignores it.
     pub is_converted: bool,
-    /// The most tokens that may be generated, if it says so.
+    /// The limit of generated tokens, if it sets one.
     pub output_tokens: Option<u32>,
     /// Header names in lower case, with their values.
     pub headers: Vec<(String, String)>,
     /// The body's other top-level fields.
     pub fields: Map<String, Value>,
-    /// Whose request it is.
+    /// The tenant that sent it.
     pub tenant: Option<Name>,
     /// The salt that keeps the tenant's blocks apart.
     pub salt: Option<String>,
-    /// How urgent it is.
+    /// Its priority in the wait queue.
     pub priority: Priority,
-    /// Its tenant's share of the work where requests wait; zero counts as one.
+    /// Its tenant's share in the wait queue; zero counts as one.
     pub weight: u32,
-    /// The pod that an offline plan put it on. Never from a client.
+    /// The pod that an offline plan assigned it to. Never set by a client.
     pub planned: Option<PodId>,
-    /// When it came.
+    /// When it arrived.
     pub arrival: Moment,
-    /// What the engines' clocks said then, in seconds since 1970: some chat templates print the date.
+    /// The wall-clock time of arrival, in seconds since 1970: some chat templates print the date.
     pub wall: u64,
 }
 
@@ -113,7 +114,7 @@ pub enum RequestError {
 }
 
 impl Request {
-    /// Whether its answer comes token by token.
+    /// Whether the response is streamed.
     #[must_use]
     pub fn is_streamed(&self) -> bool {
         self.fields.get("stream").and_then(Value::as_bool).unwrap_or(false)
@@ -150,7 +151,7 @@ impl Request {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// How long the prompt is if nobody tokenizes it: four bytes of text are about a token.
+    /// The estimated length of a prompt that is not tokenized: about four bytes of text per token.
     #[must_use]
     pub fn estimated_tokens(&self) -> u64 {
         let bytes = match &self.prompt {
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_body_is_said() {
+    fn a_malformed_body_is_named_in_the_error() {
         let says = |body: &str| Request::from_json(body.as_bytes()).unwrap_err().to_string();
         assert!(says("{").starts_with("the body is not JSON: EOF"));
         assert_eq!(says("3"), "the body is a number, not a JSON object");

@@ -1,7 +1,7 @@
-//! A small seeded generator: the only source of randomness of a decision.
+//! A seeded random number generator: the only source of randomness of a decision.
 //!
-//! SplitMix64 (Steele, Lea, Flood 2014): one addition and one mix per number, passes `BigCrush`, and
-//! its whole state is the seed, so a decision replays from eight bytes.
+//! SplitMix64 (Steele, Lea, Flood 2014): one addition and one mix per number, passes `BigCrush`,
+//! and its whole state is the seed, so a decision replays from eight bytes.
 
 /// A seeded generator of random numbers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -10,7 +10,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// The generator that `seed` names.
+    /// The generator with this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }

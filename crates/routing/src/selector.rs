@@ -1,188 +1,133 @@
-//! One pass Filter → Score → Pick over the pods that can play a role.
+//! Selection of a pod for one step: filter, score, pick.
 
-use crate::context::DecisionScratch;
 use crate::explain::Recorder;
 use crate::fleet::Candidate;
 use crate::rng::Rng;
 use crate::stage::{
-    CandidateSet, Decision, Fallbacks, Filter, Pick, Rejection, Scale, Score, WhenEmpty,
+    CandidateSet, Choice, ConfiguredFilter, ConfiguredPicker, ConfiguredScorer, Decision,
+    Fallbacks, Rejection, WhenEmpty,
 };
 
-/// The plugins of one step, made and weighed.
+/// The plugins of one step.
 pub(crate) struct Selector {
-    pub(crate) filters: Vec<Filtering>,
-    pub(crate) scorers: Vec<Scoring>,
-    pub(crate) picker: Picking,
+    pub(crate) filters: Vec<ConfiguredFilter>,
+    pub(crate) scorers: Vec<ConfiguredScorer>,
+    pub(crate) picker: ConfiguredPicker,
 }
 
-pub(crate) struct Filtering {
-    pub(crate) name: &'static str,
-    pub(crate) filter: Box<dyn Filter>,
-    pub(crate) when_empty: WhenEmpty,
+/// The buffers of a selection, which the next one reuses.
+#[derive(Debug, Default)]
+pub(crate) struct SelectionBuffers {
+    pub(crate) candidates: Vec<Candidate>,
+    /// Positions among the candidates, best first.
+    pub(crate) fallbacks: Vec<usize>,
+    keep: Vec<bool>,
+    scores: Vec<f64>,
+    totals: Vec<f64>,
 }
 
-pub(crate) struct Scoring {
-    pub(crate) name: &'static str,
-    pub(crate) scorer: Box<dyn Score>,
-    pub(crate) weight: f64,
-    /// What a whole unit is worth in milliseconds, where units and milliseconds are added.
-    pub(crate) scale_ms: Option<f64>,
-}
-
-pub(crate) struct Picking {
-    pub(crate) name: &'static str,
-    pub(crate) picker: Box<dyn Pick>,
-}
-
-/// Who was selected. Fallbacks are in the scratch, as positions among its candidates.
-pub(crate) struct SelectedPod {
-    pub(crate) candidate: Candidate,
-    pub(crate) mark: Option<&'static str>,
-    /// Filters that would have left nobody.
-    pub(crate) skipped: Vec<&'static str>,
-}
-
-/// Nobody can be selected.
+/// No candidate is left, and this is what follows.
 pub(crate) enum NoCandidate {
     Hold,
     Reject(Rejection),
 }
 
-impl Scoring {
-    /// A score `s` adds `offset + factor * s` to the total, of which more is always better.
-    pub(crate) fn line(&self) -> (f64, f64) {
-        match (self.scorer.scale(), self.scale_ms) {
-            (Scale::Unit, None) => (0.0, self.weight),
-            (Scale::Unit, Some(ms)) => (-self.weight * ms, self.weight * ms),
-            (Scale::Milliseconds, _) => (0.0, -self.weight),
-        }
-    }
-
-    /// What a score adds to the total. Without weight nothing, even if a cost is infinite: the product
-    /// would be no number.
-    pub(crate) fn adds(&self, score: f64) -> f64 {
-        let (offset, factor) = self.line();
-        if factor == 0.0 { 0.0 } else { offset + factor * score }
-    }
-}
-
 impl Selector {
-    /// Selects among the candidates in `scratch`. At most `fallbacks` others are ranked behind.
-    pub(crate) fn select(
+    /// Drops candidates. Returns the filters that would have dropped all of them and were skipped.
+    pub(crate) fn filter(
         &self,
-        scene: &Decision<'_>,
-        scratch: &mut Buffers<'_>,
-        rng: &mut Rng,
-        mut recorder: Option<&mut Recorder<'_>>,
-    ) -> Result<SelectedPod, NoCandidate> {
-        let skipped = self.filter(scene, scratch, recorder.as_deref_mut())?;
-        self.score(scene, scratch, recorder.as_deref_mut());
-        let slate = CandidateSet { candidates: scratch.candidates, totals: scratch.totals };
-        let started = recorder.as_deref().map(Recorder::now);
-        let mut choice = self.picker.picker.pick(scene, slate, rng);
-        choice.at = choice.at.min(slate.candidates.len() - 1);
-        let at = choice.at;
-        scratch.fallbacks.clear();
-        if scratch.most_fallbacks > 0 {
-            let mut fallbacks =
-                Fallbacks { positions: scratch.fallbacks, most: scratch.most_fallbacks };
-            self.picker.picker.fallbacks(scene, slate, at, &mut fallbacks);
-        }
-        if let (Some(recorder), Some(started)) = (recorder, started) {
-            recorder.picked(self.picker.name, slate, choice, started);
-        }
-        Ok(SelectedPod { candidate: slate.candidates[at], mark: choice.mark, skipped })
-    }
-
-    fn filter(
-        &self,
-        scene: &Decision<'_>,
-        scratch: &mut Buffers<'_>,
+        decision: &Decision<'_>,
+        buffers: &mut SelectionBuffers,
         mut recorder: Option<&mut Recorder<'_>>,
     ) -> Result<Vec<&'static str>, NoCandidate> {
         let mut skipped = Vec::new();
-        if scratch.candidates.is_empty() {
-            let role = scene.role();
-            return Err(NoCandidate::Reject(Rejection::unavailable(&format!(
-                "no pod can play the role `{role}`"
-            ))));
+        if buffers.candidates.is_empty() {
+            let reason = format!("no pod has the role `{}`", decision.role());
+            return Err(NoCandidate::Reject(Rejection::unavailable(&reason)));
         }
-        for Filtering { name, filter, when_empty } in &self.filters {
+        for ConfiguredFilter { name, filter, when_empty } in &self.filters {
             let started = recorder.as_deref().map(Recorder::now);
-            scratch.keep.clear();
-            scratch.keep.resize(scratch.candidates.len(), true);
-            filter.keep(scene, scratch.candidates, scratch.keep);
-            let kept = scratch.keep.iter().filter(|keep| **keep).count();
+            buffers.keep.clear();
+            buffers.keep.resize(buffers.candidates.len(), true);
+            filter.keep(decision, &buffers.candidates, &mut buffers.keep);
+            let kept = buffers.keep.iter().filter(|keep| **keep).count();
             let emptied = kept == 0;
             if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
                 let counts = !emptied || *when_empty != WhenEmpty::Skip;
-                let dropped = scratch.candidates.iter().zip(&*scratch.keep);
+                let dropped = buffers.candidates.iter().zip(&buffers.keep);
                 let dropped = dropped
                     .filter(|(_, keep)| counts && !**keep)
-                    .map(|(candidate, _)| (*candidate, filter.why(scene, *candidate)));
+                    .map(|(candidate, _)| (*candidate, filter.why(decision, *candidate)));
                 recorder.filtered(name, dropped, emptied.then_some(*when_empty), started);
             }
             match when_empty {
-                _ if kept == scratch.candidates.len() => {}
+                _ if kept == buffers.candidates.len() => {}
                 _ if !emptied => {
-                    let mut keep = scratch.keep.iter();
-                    scratch.candidates.retain(|_| *keep.next().unwrap_or(&true));
+                    let mut keep = buffers.keep.iter();
+                    buffers.candidates.retain(|_| *keep.next().unwrap_or(&true));
                 }
                 WhenEmpty::Skip => skipped.push(*name),
                 WhenEmpty::Hold => return Err(NoCandidate::Hold),
-                WhenEmpty::Reject => return Err(NoCandidate::Reject(filter.rejection(scene))),
+                WhenEmpty::Reject => return Err(NoCandidate::Reject(filter.rejection(decision))),
             }
         }
         Ok(skipped)
     }
 
-    fn score(
+    /// Adds up the weighted scores of the candidates.
+    pub(crate) fn score(
         &self,
-        scene: &Decision<'_>,
-        scratch: &mut Buffers<'_>,
+        decision: &Decision<'_>,
+        buffers: &mut SelectionBuffers,
         mut recorder: Option<&mut Recorder<'_>>,
     ) {
-        scratch.totals.clear();
-        scratch.totals.resize(scratch.candidates.len(), 0.0);
-        for scoring in &self.scorers {
+        buffers.totals.clear();
+        buffers.totals.resize(buffers.candidates.len(), 0.0);
+        for scorer in &self.scorers {
             let started = recorder.as_deref().map(Recorder::now);
-            scratch.scores.clear();
-            scratch.scores.resize(scratch.candidates.len(), 0.0);
-            scoring.scorer.score(scene, scratch.candidates, scratch.scores);
-            let (offset, factor) = scoring.line();
-            // Without weight it says nothing, not even of an infinite cost: that would be NaN.
+            buffers.scores.clear();
+            buffers.scores.resize(buffers.candidates.len(), 0.0);
+            scorer.scorer.score(decision, &buffers.candidates, &mut buffers.scores);
+            let (offset, factor) = scorer.linear();
+            // Without weight it adds nothing, not even for an infinite cost: that would be NaN.
             if factor != 0.0 {
-                for (total, score) in scratch.totals.iter_mut().zip(&*scratch.scores) {
+                for (total, score) in buffers.totals.iter_mut().zip(&buffers.scores) {
                     *total += offset + factor * score;
                 }
             }
             if let (Some(recorder), Some(started)) = (recorder.as_deref_mut(), started) {
-                recorder.scored(scoring, scratch.candidates, scratch.scores, started);
+                recorder.scored(scorer, &buffers.candidates, &buffers.scores, started);
             }
         }
-        // A scorer that divides by zero must not decide: such a candidate comes last.
-        for total in scratch.totals.iter_mut() {
+        // A candidate for which a scorer divides by zero comes last.
+        for total in &mut buffers.totals {
             if total.is_nan() {
                 *total = f64::NEG_INFINITY;
             }
         }
     }
-}
 
-/// The buffers of one selection.
-pub(crate) struct Buffers<'a> {
-    pub(crate) candidates: &'a mut Vec<Candidate>,
-    pub(crate) keep: &'a mut Vec<bool>,
-    pub(crate) scores: &'a mut Vec<f64>,
-    pub(crate) totals: &'a mut Vec<f64>,
-    pub(crate) fallbacks: &'a mut Vec<usize>,
-    pub(crate) most_fallbacks: usize,
-}
-
-impl DecisionScratch {
-    /// The depths that plugins read, and the buffers that the selection fills.
-    pub(crate) fn split(&mut self, most_fallbacks: usize) -> (&[u32], Buffers<'_>) {
-        let Self { depths, candidates, keep, scores, totals, fallbacks, .. } = self;
-        (depths, Buffers { candidates, keep, scores, totals, fallbacks, most_fallbacks })
+    /// Chooses a candidate, and ranks at most `fallbacks` others behind it.
+    pub(crate) fn pick(
+        &self,
+        decision: &Decision<'_>,
+        buffers: &mut SelectionBuffers,
+        fallbacks: usize,
+        rng: &mut Rng,
+        recorder: Option<&mut Recorder<'_>>,
+    ) -> Choice {
+        let set = CandidateSet { candidates: &buffers.candidates, totals: &buffers.totals };
+        let started = recorder.as_deref().map(Recorder::now);
+        let mut choice = self.picker.picker.pick(decision, set, rng);
+        choice.at = choice.at.min(set.candidates.len() - 1);
+        buffers.fallbacks.clear();
+        if fallbacks > 0 {
+            let mut ranked = Fallbacks { positions: &mut buffers.fallbacks, most: fallbacks };
+            self.picker.picker.fallbacks(decision, set, choice.at, &mut ranked);
+        }
+        if let (Some(recorder), Some(started)) = (recorder, started) {
+            recorder.picked(self.picker.name, set, choice, started);
+        }
+        choice
     }
 }

@@ -1,7 +1,7 @@
-//! Typed slots: how plugins hand values to each other.
+//! Typed slots: plugins pass values to each other through them.
 //!
-//! A plugin can touch a slot only through a handle, and only assembly makes handles. So holding one is
-//! the declaration that assembly checks, and undeclared access does not compile:
+//! A plugin can touch a slot only through a handle, and only assembly makes handles. So holding one
+//! is the declaration that assembly checks, and undeclared access does not compile:
 //!
 //! ```compile_fail,E0451
 //! use wornpath_routing::{Reads, Tokens};
@@ -22,26 +22,27 @@
 //! }
 //! ```
 //!
-//! A handle is a position in a small array. It also carries its profile's identity, and a context made
-//! by another profile refuses it.
+//! A handle is a position in a small array. It also carries its profile's identity, and a context
+//! made by another profile refuses it.
 
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A value that plugins hand on. It is kept and cleared between requests, so that buffers are reused.
+/// A value that plugins pass on. It is cleared between requests, not dropped, so that buffers are
+/// reused.
 pub trait Slot: Default + Send + Sync + 'static {
-    /// What diagnostics call it.
+    /// Its name in diagnostics.
     const NAME: &'static str;
 
-    /// Makes it empty, keeping its memory where that is worth it.
+    /// Makes it empty; types with buffers keep their memory.
     fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Which assembled profile this is.
+/// The identity of an assembled profile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProfileId(u64);
 
@@ -105,7 +106,7 @@ impl<T: Slot> Erased for T {
 #[derive(Clone)]
 pub(crate) struct SlotKind {
     pub(crate) name: &'static str,
-    /// Whose, where several of a type exist: the step that a pick belongs to.
+    /// The step that a pick belongs to, since there are several slots of that type.
     pub(crate) of: Option<String>,
     value: TypeId,
     make: fn() -> Cell,
@@ -180,7 +181,7 @@ impl Slots {
         self.cells[usize::from(handle.at)].filled
     }
 
-    /// As if nobody had written.
+    /// Makes the slot empty, as before it was written.
     pub(crate) fn withdraw<T: Slot>(&mut self, handle: &Writes<T>) {
         assert!(self.profile == handle.profile, "{handle:?} belongs to another profile");
         self.cells[usize::from(handle.at)].filled = false;
@@ -206,7 +207,8 @@ mod tests {
     #[test]
     fn a_slot_is_empty_until_written_and_again_after_clearing() {
         let profile = ProfileId::next();
-        let (reads, writes) = (Reads::<Tokens>::new(0, profile), Writes::<Tokens>::new(0, profile));
+        let reads = Reads::<Tokens>::new(0, profile);
+        let writes = Writes::<Tokens>::new(0, profile);
         let mut slots = slots(profile);
         assert!(slots.read(&reads).is_none());
         slots.write(&writes).0.push(7);

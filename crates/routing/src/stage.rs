@@ -1,14 +1,16 @@
-//! What a plugin is: one of four small traits, and what each is shown.
+//! The four stages of the pipeline: one small trait each, and what its plugins can see.
 //!
 //! Filter, score and pick get all candidates at once and write into buffers of the caller, so a
-//! decision makes one call per plugin and allocates nothing per candidate. Plugins are shared by all
-//! threads; one that remembers something keeps it behind atomics or a lock of its own.
+//! decision makes one call per plugin and allocates nothing per candidate. All threads share a
+//! plugin; one with state keeps it behind atomics or a lock of its own.
 
 mod candidate_set;
-mod rejection;
+mod configured;
+
+use std::time::Duration;
 
 pub use candidate_set::{CandidateSet, Choice, Fallbacks};
-pub use rejection::Rejection;
+pub(crate) use configured::{ConfiguredFilter, ConfiguredPicker, ConfiguredScorer};
 use wornpath_index::{BlockLocation, Index, Moment, PodId};
 
 use crate::fleet::{Candidate, Fleet, FleetPod};
@@ -18,71 +20,100 @@ use crate::rng::Rng;
 use crate::slot::{Reads, Slot, Slots, Writes};
 use crate::values::BlockHashes;
 
-/// Computes something from the request, once, before any pod is looked at.
+/// A stage of the pipeline.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Stage {
+    /// Computes values from the request, once.
+    Prepare,
+    /// Drops the pods that cannot serve the request.
+    Filter,
+    /// Ranks the remaining pods.
+    Score,
+    /// Chooses one of them.
+    Pick,
+}
+
+impl Stage {
+    /// All four, in order.
+    pub const ALL: [Self; 4] = [Self::Prepare, Self::Filter, Self::Score, Self::Pick];
+
+    /// Its key in a profile.
+    #[must_use]
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Prepare => "prepare",
+            Self::Filter => "filter",
+            Self::Score => "score",
+            Self::Pick => "pick",
+        }
+    }
+}
+
+/// Computes values from the request, once, before any pod is considered.
 pub trait Prepare: Send + Sync {
-    /// Writes its slots, or leaves them empty if the request has nothing to say.
+    /// Writes its slots, or leaves them empty if the request lacks the input.
     ///
     /// # Errors
     /// If the request cannot be served at all.
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection>;
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection>;
 }
 
-/// Says which pods cannot take a request.
+/// Drops the pods that cannot serve a request.
 pub trait Filter: Send + Sync {
-    /// Sets `keep` to false for each candidate that must not get it. All are true on entry.
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]);
+    /// Sets `keep` to false for each candidate to drop. All are true on entry.
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]);
 
-    /// Why a candidate was not kept, for people. Asked only when a decision is explained.
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String;
+    /// The reason a candidate was dropped, for people. Called only when a decision is explained.
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String;
 
-    /// What happens when nobody is left, unless the profile says otherwise.
+    /// What happens when it drops every candidate, unless the profile sets `on_empty`.
     fn when_empty(&self) -> WhenEmpty {
         WhenEmpty::Reject
     }
 
-    /// How a request is turned away when nobody is left.
-    fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
-        Rejection::unavailable("no pod is left")
+    /// The rejection when it drops every candidate.
+    fn rejection(&self, _decision: &Decision<'_>) -> Rejection {
+        Rejection::unavailable("no pod passes the filters")
     }
 }
 
-/// Says how well a pod suits a request.
+/// Rates how well each pod suits a request.
 pub trait Score: Send + Sync {
-    /// What its numbers mean.
+    /// The unit of its scores.
     fn scale(&self) -> Scale;
 
-    /// Writes one number per candidate. All are zero on entry.
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]);
+    /// Writes one score per candidate. All are zero on entry.
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]);
 
-    /// A plan was made, and this pod was chosen by the selector that this scorer is part of.
-    fn chosen(&self, _scene: &Decision<'_>, _pod: Candidate) {}
+    /// Called when a plan uses a pod that this scorer's selector chose.
+    fn chosen(&self, _decision: &Decision<'_>, _pod: Candidate) {}
 }
 
-/// Chooses among the candidates that are left.
+/// Chooses one of the remaining candidates.
 pub trait Pick: Send + Sync {
-    /// The position in the slate of the one that is chosen. The slate has at least one candidate.
-    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice;
+    /// The position of the chosen candidate. There is at least one candidate.
+    fn pick(&self, decision: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice;
 
-    /// Who takes over if the chosen one fails: positions in the slate, best first, at most `most`.
+    /// The candidates to try if the chosen one fails, by position, best first.
     fn fallbacks(
         &self,
-        _scene: &Decision<'_>,
-        slate: CandidateSet<'_>,
+        _decision: &Decision<'_>,
+        set: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
-        fallbacks.best_of(slate, chosen);
+        fallbacks.best_of(set, chosen);
     }
 
-    /// A plan was made with this pod.
-    fn chosen(&self, _scene: &Decision<'_>, _pod: Candidate) {}
+    /// Called when a plan uses the chosen pod.
+    fn chosen(&self, _decision: &Decision<'_>, _pod: Candidate) {}
 
-    /// No plan was made with the pod that was picked: the request waits or is turned away, or does
-    /// without the step.
-    fn passed_over(&self, _scene: &Decision<'_>, _pod: Candidate) {}
+    /// Called when no plan uses the chosen pod: the request waits or is rejected, or the step is
+    /// left out.
+    fn passed_over(&self, _decision: &Decision<'_>, _pod: Candidate) {}
 }
 
-/// What a scorer's numbers mean.
+/// The unit of a scorer's scores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
     /// In `[0, 1]`; more is better.
@@ -91,14 +122,14 @@ pub enum Scale {
     Milliseconds,
 }
 
-/// What happens when a filter leaves nobody.
+/// What happens when a filter drops every candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WhenEmpty {
-    /// The request is turned away.
+    /// The request is rejected.
     Reject,
-    /// The filter does not count, and the plan says so.
+    /// The filter is skipped, and the plan is marked.
     Skip,
-    /// The request waits until somebody passes.
+    /// The request waits until a pod passes.
     Hold,
 }
 
@@ -130,25 +161,25 @@ impl<'a> Preparing<'a> {
         self.request
     }
 
-    /// What an earlier preparer wrote for this request, if it did.
+    /// The value that an earlier preparer wrote for this request.
     #[must_use]
     pub fn read<T: Slot>(&self, handle: &Reads<T>) -> Option<&T> {
         self.slots.read(handle)
     }
 
-    /// The slot, empty, to be filled.
+    /// The slot, emptied, to be written.
     pub fn write<T: Slot>(&mut self, handle: &Writes<T>) -> &mut T {
         self.slots.write(handle)
     }
 
-    /// The slot, empty, to be filled from another one. `fill` gets what was read, if it was written.
+    /// Writes a slot from another one. `fill` runs only if that one was written.
     pub fn derive<R: Slot, W: Slot>(
         &mut self,
         from: &Reads<R>,
         to: &Writes<W>,
         fill: impl FnOnce(&R, &mut W),
     ) {
-        // Taken out for the moment, because both live in one array.
+        // Taken out while the other slot is borrowed: both are in one array.
         let mut value = std::mem::take(self.slots.write(to));
         match self.slots.read(from) {
             Some(source) => {
@@ -192,32 +223,32 @@ impl<'a> Decision<'a> {
         &self.fleet[candidate]
     }
 
-    /// Where among these candidates a pod is, if it is one of them.
+    /// The position of a pod among these candidates.
     #[must_use]
     pub fn position(&self, candidates: &[Candidate], pod: PodId) -> Option<usize> {
         // Candidates are in the order of the fleet.
         candidates.binary_search(&self.fleet.find(pod)?).ok()
     }
 
-    /// The time, since whenever the caller counts from.
+    /// The time, on the caller's clock.
     #[must_use]
     pub const fn now(&self) -> Moment {
         self.now
     }
 
-    /// The role that is being filled.
+    /// The role that the step needs.
     #[must_use]
     pub const fn role(&self) -> &'a Role {
         self.role
     }
 
-    /// What a slot holds, if somebody wrote it for this request.
+    /// The value of a slot, if a plugin wrote it for this request.
     #[must_use]
     pub fn read<T: Slot>(&self, handle: &Reads<T>) -> Option<&'a T> {
         self.slots.read(handle)
     }
 
-    /// How much of the prompt each pod holds, if the prompt was hashed.
+    /// How many blocks of the prompt each pod holds, if the prompt was hashed.
     #[inline]
     #[must_use]
     pub fn held(&self, handle: &HeldDepth) -> Option<HeldBlocks<'a>> {
@@ -225,8 +256,8 @@ impl<'a> Decision<'a> {
         Some(HeldBlocks { prompt, depths: self.depths })
     }
 
-    /// On which tiers a pod holds the first `depth` blocks of the prompt. Takes the pod's lock: for the
-    /// best few candidates only.
+    /// On which tiers a pod holds the first `depth` blocks of the prompt. Takes the pod's lock: for
+    /// the best few candidates only.
     pub fn holdings(
         &self,
         handle: &HeldDepth,
@@ -238,20 +269,20 @@ impl<'a> Decision<'a> {
         let Some(prompt) = self.slots.read(&handle.blocks) else { return };
         let held = &prompt.chain[..prompt.chain.len().min(depth as usize)];
         if self.index.holdings(pod.id(), held, holdings).is_err() {
-            // Gone since the lookup: it holds nothing.
+            // Removed since the lookup: it holds nothing.
             holdings.clear();
         }
     }
 }
 
-/// The right to know how much of the prompt each pod holds. The index is asked once per decision,
-/// wherever the prompt is hashed.
+/// The right to read how many blocks of the prompt each pod holds. A decision looks the prompt up
+/// once, for all plugins.
 #[derive(Debug)]
 pub struct HeldDepth {
     pub(crate) blocks: Reads<BlockHashes>,
 }
 
-/// How much of a prompt each pod holds.
+/// How many blocks of a prompt each pod holds.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldBlocks<'a> {
     prompt: &'a BlockHashes,
@@ -272,17 +303,48 @@ impl<'a> HeldBlocks<'a> {
         self.depths.get(pod.slot().position()).copied().unwrap_or(0)
     }
 
-    /// Which share of the prompt's full blocks that is, in `[0, 1]`.
+    /// The held share of the prompt's full blocks, in `[0, 1]`.
     #[inline]
     #[must_use]
     pub fn share(&self, pod: &FleetPod) -> f64 {
         f64::from(self.depth(pod)) / self.prompt.chain.len().max(1) as f64
     }
 
-    /// What the pod would have to compute.
+    /// The tokens that the pod would have to compute.
     #[inline]
     #[must_use]
     pub fn uncached_tokens(&self, pod: &FleetPod) -> u64 {
         self.prompt.uncached_tokens(self.depth(pod))
+    }
+}
+
+/// The answer to a request that no pod serves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rejection {
+    /// The HTTP status.
+    pub status: u16,
+    /// The reason, for the client and the log.
+    pub reason: String,
+    /// When a retry may succeed.
+    pub retry_after: Option<Duration>,
+}
+
+impl Rejection {
+    /// 503: no pod can serve the request now.
+    #[must_use]
+    pub fn unavailable(reason: &str) -> Self {
+        Self { status: 503, reason: reason.into(), retry_after: Some(Duration::from_secs(1)) }
+    }
+
+    /// 429: every pod is busy.
+    #[must_use]
+    pub fn busy(reason: &str) -> Self {
+        Self { status: 429, ..Self::unavailable(reason) }
+    }
+
+    /// The request itself is at fault; a retry does not help.
+    #[must_use]
+    pub fn refused(status: u16, reason: impl Into<String>) -> Self {
+        Self { status, reason: reason.into(), retry_after: None }
     }
 }

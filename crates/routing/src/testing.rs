@@ -1,4 +1,4 @@
-//! A small world for the tests of plugins: pods, an index, and profiles from a few lines of YAML.
+//! A test bench for plugins and decisions: pods, an index, and profiles from a few lines of YAML.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) const BLOCK: usize = 4;
 pub(crate) struct TestBench {
     pub(crate) index: Index,
     pub(crate) fleet: Fleet,
-    pub(crate) desk: DecisionState,
+    pub(crate) state: DecisionState,
     pub(crate) rng: Rng,
     pub(crate) now: Duration,
     pub(crate) surroundings: ProfileEnv,
@@ -48,8 +48,8 @@ impl TestBench {
         let models =
             Models::new(HashKey::DEFAULT).with("m", NonZeroUsize::new(BLOCK).unwrap(), None);
         let surroundings = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
-        let desk = DecisionState::new(&index);
-        Self { index, fleet, desk, rng: Rng::new(7), now: Duration::ZERO, surroundings }
+        let state = DecisionState::new(&index);
+        Self { index, fleet, state, rng: Rng::new(7), now: Duration::ZERO, surroundings }
     }
 
     pub(crate) fn pod(&self, at: usize) -> &FleetPod {
@@ -93,8 +93,8 @@ impl TestBench {
 
     pub(crate) fn decide(&mut self, profile: &Profile, request: Request) -> Outcome {
         let mut context = self.prepared(profile, request);
-        let Self { fleet, desk, rng, now, .. } = self;
-        profile.decide(&mut context, &mut DecisionEnv { fleet, desk, now: *now, rng })
+        let Self { fleet, state, rng, now, .. } = self;
+        profile.decide(&mut context, &mut DecisionEnv { fleet, state, now: *now, rng })
     }
 
     /// Prepares, decides and explains a request.
@@ -107,9 +107,9 @@ impl TestBench {
         let mut recorder = Recorder::new(&clock);
         let mut context = profile.context(request);
         profile.prepare_explained(&mut context, &mut recorder).unwrap();
-        let Self { fleet, desk, rng, now, .. } = self;
-        let mut world = DecisionEnv { fleet, desk, now: *now, rng };
-        let outcome = profile.decide_explained(&mut context, &mut world, &mut recorder);
+        let Self { fleet, state, rng, now, .. } = self;
+        let mut env = DecisionEnv { fleet, state, now: *now, rng };
+        let outcome = profile.decide_explained(&mut context, &mut env, &mut recorder);
         (outcome, recorder.finish())
     }
 
@@ -127,7 +127,8 @@ impl TestBench {
         self.fleet.find(plan.steps[0].pod.unwrap()).unwrap().position()
     }
 
-    /// What one scorer, given as in a profile, says of every pod. `prepare` lists preparers, or "".
+    /// The scores that one scorer, written as in a profile, gives every pod. `prepare` lists
+    /// preparers, or "".
     pub(crate) fn scores(&mut self, prepare: &str, scorer: &str, request: Request) -> Vec<f64> {
         let yaml = format!(
             "prepare: [{prepare}]\nscore:\n  - {scorer}\npick: max_score\nspeculate: off\n"

@@ -1,4 +1,4 @@
-//! The engine's own tokenization behind [`Tokenize`]: chat template and tokenizer of a model.
+//! [`Tokenize`] by the engine's own rules: the chat template and the tokenizer of a model.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,39 +11,41 @@ use crate::messages::Messages;
 use crate::models::{Tokenize, TokenizeError};
 use crate::request::{Prompt, Request};
 
-/// What is kept of texts that were tokenized before: thousands of long prompts.
-const MEMORY_BYTES: usize = 64 << 20;
+/// The size of the token cache: thousands of long prompts.
+const CACHE_BYTES: usize = 64 << 20;
 
-/// The longest prompt whose memory is kept for the next one.
+/// The largest prompt buffer that is kept for the next prompt.
 const KEPT_BYTES: usize = 1 << 20;
 
 thread_local! {
-    /// Where prompts are put together, one after another: memory that is still in the processor's caches.
+    /// The buffer of rendered prompts, reused because it is still in the processor's caches.
     static PROMPT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// A model's tokenizer and, if it has one, its chat template. Remembers what it has tokenized, so that a
-/// conversation's next turn costs its new text.
+/// A model's tokenizer and, if it has one, its chat template. Caches tokens, so that the next turn
+/// of a conversation costs only its new text.
 pub struct TextTokenizer {
-    memory: TokenCache,
+    cache: TokenCache,
     template: Option<ChatTemplate>,
 }
 
 impl TextTokenizer {
-    /// From what the model's files hold.
+    /// From the model's tokenizer and template.
     #[must_use]
     pub fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
-        // Texts are compared in full, so whoever knows the key can at most make something be forgotten.
-        let memory = TokenCache::new(Arc::new(tokenizer), &HashKey::DEFAULT, MEMORY_BYTES);
-        Self { memory, template }
+        // Texts are compared in full, so a client that knows the key can at most evict entries.
+        let cache = TokenCache::new(Arc::new(tokenizer), &HashKey::DEFAULT, CACHE_BYTES);
+        Self { cache, template }
     }
 
-    /// The ids of a chat; from its bytes, without a tree of the messages, if that can be done.
+    /// Tokenizes a chat; from the bytes of the body, without parsing the messages, if the template
+    /// allows.
     fn encode_chat(
         &self,
         request: &Request,
         messages: &Messages,
-        (tools, kwargs): (Option<&[Value]>, Option<&Map<String, Value>>),
+        tools: Option<&[Value]>,
+        kwargs: Option<&Map<String, Value>>,
         tokens: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
         let template = self.template.as_ref().ok_or(TokenizeError::NoTemplate)?;
@@ -55,7 +57,7 @@ impl TextTokenizer {
             let mut text = PROMPT.take();
             text.clear();
             let is_known = template.fill_in(&turns, ending(&request.fields), kwargs, &mut text);
-            let encoded = is_known.then(|| self.memory.encode(&text, framing, tokens));
+            let encoded = is_known.then(|| self.cache.encode(&text, framing, tokens));
             if text.capacity() <= KEPT_BYTES {
                 PROMPT.set(text);
             }
@@ -63,13 +65,13 @@ impl TextTokenizer {
                 return Ok(encoded?);
             }
         }
-        let conversation = Conversation { tools, kwargs, ..asked(request, messages) };
+        let conversation = Conversation { tools, kwargs, ..conversation(request, messages) };
         let rendered = template.render(&conversation);
         let Rendered { text, extent } =
             rendered.map_err(|error| TokenizeError::NotRendered(error.to_string()))?;
         let encoded = match extent {
-            Extent::Whole => self.memory.encode(&text, framing, tokens),
-            Extent::BeforePart => self.memory.tokenizer().encode_beginning(&text, framing, tokens),
+            Extent::Whole => self.cache.encode(&text, framing, tokens),
+            Extent::BeforePart => self.cache.tokenizer().encode_beginning(&text, framing, tokens),
         };
         Ok(encoded?)
     }
@@ -81,23 +83,23 @@ impl From<TokenizerError> for TokenizeError {
     }
 }
 
-/// A conversation at the request's time, with the ending that it asks for.
-fn asked<'a>(request: &Request, messages: &'a [Value]) -> Conversation<'a> {
+/// The conversation at the request's time, with the prompt ending that the request sets.
+fn conversation<'a>(request: &Request, messages: &'a [Value]) -> Conversation<'a> {
     let now = WallTime(i64::try_from(request.wall).unwrap_or_default());
     Conversation { ending: ending(&request.fields), now, ..Conversation::new(messages) }
 }
 
-/// How the client wants the prompt to end, by the fields that vLLM and SGLang know.
+/// The prompt ending that the client sets, by the fields of vLLM and SGLang.
 fn ending(fields: &Map<String, Value>) -> PromptEnding {
-    let says = |field: &str| fields.get(field).and_then(Value::as_bool);
-    match (says("continue_final_message"), says("add_generation_prompt")) {
+    let flag = |field: &str| fields.get(field).and_then(Value::as_bool);
+    match (flag("continue_final_message"), flag("add_generation_prompt")) {
         (Some(true), _) => PromptEnding::InsideLastMessage,
         (_, Some(false)) => PromptEnding::LastMessage,
         _ => PromptEnding::GenerationPrompt,
     }
 }
 
-/// Whether the client wants special tokens around the prompt, if it says so.
+/// The special tokens around the prompt, if the client sets them.
 fn framing(fields: &Map<String, Value>) -> Option<Framing> {
     let is_framed = fields.get("add_special_tokens")?.as_bool()?;
     Some(if is_framed { Framing::Prompt } else { Framing::Bare })
@@ -112,11 +114,10 @@ impl Tokenize for TextTokenizer {
             }
             Prompt::Text(text) => {
                 let framing = framing(&request.fields).unwrap_or(Framing::Prompt);
-                Ok(self.memory.encode(text, framing, tokens)?)
+                Ok(self.cache.encode(text, framing, tokens)?)
             }
             Prompt::Chat { messages, tools, kwargs } => {
-                let beside = (tools.as_deref(), kwargs.as_ref());
-                self.encode_chat(request, messages, beside, tokens)
+                self.encode_chat(request, messages, tools.as_deref(), kwargs.as_ref(), tokens)
             }
         }
     }
@@ -137,7 +138,7 @@ mod tests {
         let rendered = |fields: Value| {
             let fields = fields.as_object().unwrap().clone();
             let request = Request { fields, wall: 1_800_000_000, ..Request::default() };
-            template.render(&asked(&request, &messages)).unwrap().text
+            template.render(&conversation(&request, &messages)).unwrap().text
         };
         assert_eq!(rendered(json!({})), "2027 so>");
         assert_eq!(rendered(json!({"add_generation_prompt": false})), "2027 so");
@@ -189,7 +190,8 @@ mod tests {
         let turn =
             |content: &str| ChatTurn { role: "user".into(), content: content.to_owned().into() };
         let fill_in = |turns: &[ChatTurn<'_>]| {
-            let (template, mut text) = (by_bytes.template.as_ref().unwrap(), String::new());
+            let template = by_bytes.template.as_ref().unwrap();
+            let mut text = String::new();
             template.fill_in(turns, PromptEnding::GenerationPrompt, None, &mut text)
         };
         let system = ChatTurn { role: "system".into(), content: "a".into() };
@@ -199,10 +201,10 @@ mod tests {
 
     #[test]
     fn special_tokens_are_as_the_client_says() {
-        let asked = |fields: Value| framing(fields.as_object().unwrap());
-        assert_eq!(asked(json!({})), None);
-        assert_eq!(asked(json!({"add_special_tokens": null})), None);
-        assert_eq!(asked(json!({"add_special_tokens": false})), Some(Framing::Bare));
-        assert_eq!(asked(json!({"add_special_tokens": true})), Some(Framing::Prompt));
+        let set = |fields: Value| framing(fields.as_object().unwrap());
+        assert_eq!(set(json!({})), None);
+        assert_eq!(set(json!({"add_special_tokens": null})), None);
+        assert_eq!(set(json!({"add_special_tokens": false})), Some(Framing::Bare));
+        assert_eq!(set(json!({"add_special_tokens": true})), Some(Framing::Prompt));
     }
 }

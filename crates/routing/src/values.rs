@@ -1,4 +1,4 @@
-//! The values that the shipped plugins hand to each other.
+//! The values that the shipped plugins pass to each other.
 
 use wornpath_blocks::BlockHash;
 use wornpath_index::PodId;
@@ -18,19 +18,19 @@ impl Slot for Tokens {
     }
 }
 
-/// The prompt's chain of block hashes, which the index is asked for.
+/// The prompt's chain of block hashes, which is looked up in the index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BlockHashes {
     /// One hash for every full block.
     pub chain: Vec<BlockHash>,
-    /// How many tokens a block stands for.
+    /// Tokens in a block.
     pub block_tokens: usize,
-    /// How many tokens the whole prompt has, exact or estimated.
+    /// Tokens in the whole prompt, exact or estimated.
     pub prompt_tokens: usize,
 }
 
 impl BlockHashes {
-    /// What a pod must compute of the prompt if it holds the first `depth` blocks.
+    /// The tokens that a pod must compute if it holds the first `depth` blocks.
     #[inline]
     #[must_use]
     pub const fn uncached_tokens(&self, depth: u32) -> u64 {
@@ -48,7 +48,7 @@ impl Slot for BlockHashes {
     }
 }
 
-/// Which session a request belongs to: a hash of what the client calls it.
+/// The session of a request: a hash of the client's name for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SessionKey(pub u64);
 
@@ -56,7 +56,7 @@ impl Slot for SessionKey {
     const NAME: &'static str = "SessionKey";
 }
 
-/// What consistent hashing hashes, hashed once.
+/// The key of consistent hashing, hashed once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RingKey(pub u64);
 
@@ -84,7 +84,7 @@ impl Slot for Attributes {
     }
 }
 
-/// The pod that an offline plan put the request on.
+/// The pod that an offline plan assigned the request to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PlanHint(pub Option<PodId>);
 
@@ -92,7 +92,7 @@ impl Slot for PlanHint {
     const NAME: &'static str = "PlanHint";
 }
 
-/// The pod that an earlier step of the same plan was given. The workflow writes it.
+/// The pod of an earlier step of the same plan. The workflow writes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Picked(pub Option<PodId>);
 

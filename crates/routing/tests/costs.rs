@@ -21,7 +21,7 @@ use wornpath_routing::{
 struct Town {
     surroundings: ProfileEnv,
     fleet: Fleet,
-    desk: DecisionState,
+    state: DecisionState,
     rng: Rng,
     now: Duration,
 }
@@ -45,7 +45,7 @@ impl Town {
         Self {
             surroundings,
             fleet,
-            desk: DecisionState::new(&index),
+            state: DecisionState::new(&index),
             rng: Rng::new(1),
             now: Duration::ZERO,
         }
@@ -56,7 +56,12 @@ impl Town {
     }
 
     fn world(&mut self) -> DecisionEnv<'_> {
-        DecisionEnv { fleet: &self.fleet, desk: &mut self.desk, now: self.now, rng: &mut self.rng }
+        DecisionEnv {
+            fleet: &self.fleet,
+            state: &mut self.state,
+            now: self.now,
+            rng: &mut self.rng,
+        }
     }
 }
 

@@ -72,7 +72,7 @@ fn loads() -> impl Strategy<Value = Vec<Load>> {
 
 struct Case {
     fleet: Fleet,
-    desk: DecisionState,
+    state: DecisionState,
     surroundings: ProfileEnv,
     _load: Vec<Reservation>,
 }
@@ -104,7 +104,7 @@ impl Case {
         let surroundings = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
         Self {
             fleet: Fleet::new(pods),
-            desk: DecisionState::new(&index),
+            state: DecisionState::new(&index),
             surroundings,
             _load: reserved,
         }
@@ -121,9 +121,9 @@ impl Case {
         let request = Request { model, prompt: Prompt::Tokens(prompt()), ..Request::default() };
         let mut context = profile.context(request);
         profile.prepare(&mut context).unwrap();
-        let (fleet, desk, rng) = (&self.fleet, &mut self.desk, &mut Rng::new(seed));
+        let (fleet, state, rng) = (&self.fleet, &mut self.state, &mut Rng::new(seed));
         let now = Duration::from_secs(1);
-        match profile.decide(&mut context, &mut DecisionEnv { fleet, desk, now, rng }) {
+        match profile.decide(&mut context, &mut DecisionEnv { fleet, state, now, rng }) {
             Outcome::Plan(plan) => {
                 let pod = fleet.find(plan.steps[0].pod.unwrap()).unwrap();
                 (pod.position(), plan)

@@ -49,13 +49,13 @@ hold: {{unless: [{{concurrency: {{requests: 9}}}}], shares: {{{tenant}: 3}}}}
 
 /// The plan of one request on three pods that can play the role.
 fn planned(profile: &Profile, built: &wornpath_routing::fleet_spec::BuiltFleet) -> String {
-    let (mut desk, mut rng) = (DecisionState::new(&built.index), Rng::new(3));
+    let (mut state, mut rng) = (DecisionState::new(&built.index), Rng::new(3));
     let mut request = Request { prompt: Prompt::Tokens((0..64).collect()), ..Request::default() };
     request.model.base = Name::from("m");
     let mut context = profile.context(request);
     profile.prepare(&mut context).unwrap();
     let (fleet, now) = (&built.fleet, Duration::ZERO);
-    let mut world = DecisionEnv { fleet, desk: &mut desk, now, rng: &mut rng };
+    let mut world = DecisionEnv { fleet, state: &mut state, now, rng: &mut rng };
     match profile.decide(&mut context, &mut world) {
         Outcome::Plan(plan) => plan.to_json(|pod| built.name(pod)).to_string(),
         other => panic!("{other:?}"),

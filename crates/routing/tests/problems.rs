@@ -163,7 +163,7 @@ fn machines_get_the_same_problems_as_data() {
         problems,
         serde_json::json!([{
             "code": "unknown-plugin", "file": "p.yaml", "line": 1, "column": 7, "length": 8,
-            "message": "no `pick` plugin is called `max_scor`", "cure": "did you mean `max_score`?",
+            "message": "unknown `pick` plugin `max_scor`", "cure": "did you mean `max_score`?",
             "also": [],
         }])
     );
@@ -180,7 +180,7 @@ fn a_profile_that_breaks_no_rule_is_accepted_with_the_same_surroundings() {
 fn what_would_say_nothing_is_refused() {
     let hold = "hold: {unless: [{concurrency: {requests: 8, on_empty: skip}}]}";
     let cases = [
-        (hold, "`on_empty` of `concurrency` says nothing in `unless` of `hold`"),
+        (hold, "`on_empty` of `concurrency` has no effect in `unless` of `hold`"),
         ("description: [1, 2]", "`description` is a list, not text"),
     ];
     for (line, message) in cases {

@@ -32,7 +32,7 @@ pods:
 
 struct Town {
     built: BuiltFleet,
-    desk: DecisionState,
+    state: DecisionState,
     rng: Rng,
     profile: Profile,
 }
@@ -48,15 +48,19 @@ impl Town {
         };
         let profile = Profile::check(profile, &read(profile), &surroundings)
             .unwrap_or_else(|problems| panic!("{problems}"));
-        Self { desk: DecisionState::new(&built.index), rng: Rng::new(5), profile, built }
+        Self { state: DecisionState::new(&built.index), rng: Rng::new(5), profile, built }
     }
 
     fn send(&mut self, request: Request) -> RoutingPlan {
         let mut context = self.profile.context(request);
         self.profile.prepare(&mut context).unwrap_or_else(|rejection| panic!("{rejection:?}"));
         let now = Duration::from_secs(100);
-        let mut world =
-            DecisionEnv { fleet: &self.built.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
+        let mut world = DecisionEnv {
+            fleet: &self.built.fleet,
+            state: &mut self.state,
+            now,
+            rng: &mut self.rng,
+        };
         match self.profile.decide(&mut context, &mut world) {
             Outcome::Plan(plan) => plan,
             other => panic!("{other:?}"),

@@ -151,9 +151,9 @@ fn explained() -> String {
     let mut recorder = Recorder::new(&clock);
     let mut context = profile.context(Request { headers, ..Request::default() });
     profile.prepare_explained(&mut context, &mut recorder).unwrap();
-    let (mut desk, mut rng) = (DecisionState::new(&built.index), Rng::new(1));
+    let (mut state, mut rng) = (DecisionState::new(&built.index), Rng::new(1));
     let (fleet, now) = (&built.fleet, Duration::ZERO);
-    let mut world = DecisionEnv { fleet, desk: &mut desk, now, rng: &mut rng };
+    let mut world = DecisionEnv { fleet, state: &mut state, now, rng: &mut rng };
     profile.decide_explained(&mut context, &mut world, &mut recorder);
     let shown = recorder.finish().to_string();
     shown.lines().filter(|line| !line.contains("µs")).collect::<Vec<_>>().join("\n")

@@ -112,13 +112,13 @@ fn a_handle_carried_into_another_profile_is_refused_when_it_is_used() {
     let index = Index::new(IndexLimits::default(), 1);
     let fleet =
         Fleet::new(vec![FleetPod::new(index.add_pod().unwrap(), PodFacts::serving("p", "m"))]);
-    let (mut desk, mut rng) = (DecisionState::new(&index), Rng::new(1));
+    let (mut state, mut rng) = (DecisionState::new(&index), Rng::new(1));
     let text = "prepare: [tokenize]\nfilter: [smuggler]\npick: max_score\n";
     for _ in 0..2 {
         let profile = Profile::check("p.yaml", text, &surroundings).unwrap();
         let mut context = profile.context(Request::default());
         let mut world =
-            DecisionEnv { fleet: &fleet, desk: &mut desk, now: Duration::ZERO, rng: &mut rng };
+            DecisionEnv { fleet: &fleet, state: &mut state, now: Duration::ZERO, rng: &mut rng };
         profile.decide(&mut context, &mut world);
     }
 }

@@ -67,7 +67,7 @@ pub(crate) struct Router {
     profile: Arc<Profile>,
     pub(crate) fleet: Fleet,
     pub(crate) index: Index,
-    desk: DecisionState,
+    state: DecisionState,
     pub(crate) writer: IndexWriter,
     rng: Rng,
     room: HeldRequests<u64>,
@@ -110,7 +110,7 @@ impl Router {
             room: HeldRequests::new(profile.queue_rules()).unwrap(),
             profile,
             fleet: Fleet::new(pods),
-            desk: DecisionState::new(&index),
+            state: DecisionState::new(&index),
             writer: index.writer(),
             index,
             rng,
@@ -156,11 +156,11 @@ impl Router {
     /// Decides a request for the first time or again, without the pods where it failed.
     fn decide(&mut self, request: u64, now: Moment) -> Option<Then> {
         let now = self.clock(now);
-        let Self { profile, fleet, desk, rng, ongoing, .. } = self;
+        let Self { profile, fleet, state, rng, ongoing, .. } = self;
         let one = ongoing.get_mut(&request)?;
         let mut context = one.context.take()?;
         let excluded = one.course.excluded().to_vec();
-        let mut world = DecisionEnv { fleet, desk, now, rng };
+        let mut world = DecisionEnv { fleet, state, now, rng };
         let retry = Retry { step: None, excluded: &excluded };
         match profile.replan(&mut context, &mut world, retry) {
             Outcome::Plan(plan) => {
@@ -200,7 +200,7 @@ impl Router {
     }
 
     fn send(&mut self, request: u64, plan: RoutingPlan) -> Then {
-        self.desk.settle();
+        self.state.commit_pending();
         let step = &plan.steps[0];
         let pod = self.fleet.find(step.pod.unwrap()).unwrap().position();
         let predicted = step.cache.runs.iter().map(|run| run.blocks).sum();
@@ -218,8 +218,8 @@ impl Router {
     pub(crate) fn poll(&mut self, now: Moment) -> Vec<Then> {
         let mut settled = Vec::new();
         let now = self.clock(now);
-        let Self { fleet, desk, rng, room, .. } = self;
-        room.poll(&mut DecisionEnv { fleet, desk, now, rng }, &mut settled);
+        let Self { fleet, state, rng, room, .. } = self;
+        room.poll(&mut DecisionEnv { fleet, state, now, rng }, &mut settled);
         let mut then = Vec::new();
         for (held, how) in settled {
             let Some(one) = self.ongoing.get_mut(&held.item) else { continue };
@@ -304,7 +304,7 @@ impl Router {
     /// What is done now and then. Returns the pods that should be probed.
     pub(crate) fn tick(&mut self, now: Moment) -> Vec<usize> {
         let clock = self.clock(now);
-        self.desk.settle();
+        self.state.commit_pending();
         self.writer.expire(clock);
         let mut probes = Vec::new();
         for number in 0..self.breakers.len() {

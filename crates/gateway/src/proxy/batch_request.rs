@@ -4,13 +4,14 @@ use crate::dialect::Api;
 use crate::observe::summary::RequestSummary;
 use crate::proxy::decide::decide;
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::execute::Dispatcher;
 use crate::proxy::headers;
 use crate::proxy::parse::read_body;
 use crate::proxy::prepare::prepare;
 use crate::proxy::response::answer;
 use crate::proxy::tenancy::{renamed, salted};
 use crate::proxy::unix_time;
-use crate::proxy::worker::{Dispatcher, Worker};
+use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
 use hyper::Response;
 use std::sync::Arc;
@@ -85,16 +86,16 @@ async fn carry(
     }
     let mut seen = None;
     let context = prepare(worker, profile, (read, length), &mut seen).await?;
-    let (context, plan, untold) = decide(worker, profile, (context, length), &mut seen).await?;
+    let (context, plan, insert) = decide(worker, profile, (context, length), &mut seen).await?;
     decided();
     record.decided = gateway.now().saturating_sub(arrived);
     // What is not streamed has its first byte when all of it has been computed.
     let timeouts = Timeouts { first_byte: settings.timeouts.total, ..settings.timeouts };
     let (budget, whole_answer) = (&gateway.budget, None);
     let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
-    let (bytes, snapshot, untold, handover) = (length.bytes, gateway.snapshot(), &untold, None);
+    let (bytes, snapshot, insert, handover) = (length.bytes, gateway.snapshot(), &insert, None);
     let record = None;
     let mut dispatcher =
-        Dispatcher { worker, profile, context, bytes, seen, snapshot, untold, handover, record };
-    Ok(untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await?)
+        Dispatcher { worker, profile, context, bytes, seen, snapshot, insert, handover, record };
+    Ok(worker.commit_after(insert, execute(plan, &call, &kit, &mut dispatcher)).await?)
 }

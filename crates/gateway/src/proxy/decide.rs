@@ -3,7 +3,7 @@
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;
 use crate::proxy::wait_queue::Waiter;
-use crate::proxy::worker::{PendingIndexUpdate, Worker};
+use crate::proxy::worker::{FirstInsert, Worker};
 use std::sync::Arc;
 use wornpath_config::BodyLength;
 use wornpath_routing::queue::Redecision;
@@ -17,7 +17,7 @@ pub(crate) async fn decide(
     profile: &Arc<Profile>,
     (mut context, length): (RoutingContext, BodyLength),
     seen: &mut Option<Box<RequestTrace>>,
-) -> Result<(Option<RoutingContext>, RoutingPlan, PendingIndexUpdate), ErrorResponse> {
+) -> Result<(Option<RoutingContext>, RoutingPlan, FirstInsert), ErrorResponse> {
     let gateway = &worker.gateway;
     let mut is_first = true;
     loop {
@@ -33,7 +33,7 @@ pub(crate) async fn decide(
                 outcome
             }
         };
-        let (outcome, untold) = worker.decide(length, decide).await;
+        let (outcome, insert) = worker.decide(length, decide).await;
         let (back, decided) = match outcome {
             Outcome::Plan(plan) => (Some(context), Ok(plan)),
             Outcome::Reject(rejection) => (Some(context), Err(rejection)),
@@ -47,7 +47,7 @@ pub(crate) async fn decide(
             }
         };
         context = match (back, decided) {
-            (back, Ok(plan)) => return Ok((back, plan, untold)),
+            (back, Ok(plan)) => return Ok((back, plan, insert)),
             // All who could have answered it may have been replaced since it came.
             (Some(back), Err(_))
                 if is_first && gateway.snapshot().may_yet_serve(model_of(&back)) =>

@@ -5,6 +5,7 @@ use crate::observe::request_trace::kept;
 use crate::observe::summary::{RequestEnd, RequestSummary};
 use crate::proxy::decide::decide;
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::execute::Dispatcher;
 use crate::proxy::ingress::{self, Ingress};
 use crate::proxy::multi_step::{self, StartedPlan};
 use crate::proxy::parse::read_body;
@@ -13,7 +14,7 @@ use crate::proxy::quota::QuotaPermit;
 use crate::proxy::response::answer;
 use crate::proxy::tenancy::{renamed, salted, turn};
 use crate::proxy::unix_time;
-use crate::proxy::worker::{Dispatcher, Worker};
+use crate::proxy::worker::Worker;
 use crate::reply::ClientReply;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
@@ -131,12 +132,12 @@ async fn route(
     if decided.is_err() {
         record.seen = kept(seen.take());
     }
-    let (context, plan, untold) = decided?;
+    let (context, plan, insert) = decided?;
     record.decided = gateway.now().saturating_sub(arrived);
     let (budget, timeouts) = (&gateway.budget, settings.timeouts);
     let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
     if plan.steps.len() == 1 {
-        let (bytes, snapshot, untold) = (call.body.len(), gateway.snapshot(), &untold);
+        let (bytes, snapshot, insert) = (call.body.len(), gateway.snapshot(), &insert);
         let (handover, record) = (None, Some(record));
         let mut dispatcher = Dispatcher {
             worker,
@@ -145,18 +146,19 @@ async fn route(
             bytes,
             seen,
             snapshot,
-            untold,
+            insert,
             handover,
             record,
         };
         dispatcher.goes_to(&plan);
-        let carried = untold.tell_after(worker, execute(plan, &call, &kit, &mut dispatcher)).await;
+        let carried =
+            worker.commit_after(insert, execute(plan, &call, &kit, &mut dispatcher)).await;
         if carried.is_err() {
             dispatcher.goes_nowhere();
         }
         return Ok((carried?, turn));
     }
-    untold.tell(worker);
+    worker.commit(&insert);
     let begun = StartedPlan { plan, call, context, seen, turn, whole_answer };
     let (carried, seen, turn) = Box::pin(multi_step::carry(worker, profile, begun)).await?;
     record.seen = kept(seen);

@@ -7,7 +7,7 @@
 //! | tenancy | `tenancy` | quota, model aliases, cache isolation |
 //! | prepare | `prepare` | tokenizes and hashes the prompt |
 //! | decide | `decide` | chooses pods, or waits in the queue |
-//! | execute | `worker`, `multi_step` | runs the plan, replans after failures |
+//! | execute | `execute`, `multi_step` | runs the plan, replans after failures |
 //! | respond | `response` | the head of the answer |
 //! | relay | `relay` | the body of the answer, byte by byte |
 //! | account | `relay` | gives load back and tells observers |
@@ -17,6 +17,7 @@
 pub mod batch_request;
 mod decide;
 pub mod error_response;
+mod execute;
 pub mod gateway;
 pub(crate) mod handle;
 pub mod headers;

@@ -6,9 +6,10 @@
 
 use crate::observe::request_trace::RequestTrace;
 use crate::proxy::error_response::ErrorResponse;
+use crate::proxy::execute::Dispatcher;
 use crate::proxy::kv_lease::KvLease;
 use crate::proxy::quota::QuotaPermit;
-use crate::proxy::worker::{Dispatcher, PendingIndexUpdate, Worker};
+use crate::proxy::worker::{FirstInsert, Worker};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,8 +51,8 @@ pub(crate) async fn carry(
         let StartedPlan { plan, call, context, seen, turn, whole_answer } = begun;
         let (budget, timeouts) = (&gateway.budget, gateway.settings().timeouts);
         let kit = CallOptions { budget, timeouts, whole_answer, worker: worker.number };
-        let (bytes, snapshot, untold) =
-            (call.body.len(), gateway.snapshot(), &PendingIndexUpdate::default());
+        let (bytes, snapshot, insert) =
+            (call.body.len(), gateway.snapshot(), &FirstInsert::default());
         let (handover, record) = (Some(&handed), None);
         let mut dispatcher = Dispatcher {
             worker,
@@ -60,7 +61,7 @@ pub(crate) async fn carry(
             bytes,
             seen,
             snapshot,
-            untold,
+            insert,
             handover,
             record,
         };

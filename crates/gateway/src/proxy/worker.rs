@@ -1,57 +1,50 @@
-//! One of the threads that answer clients: its number, and what it decides with.
+//! A worker: one of the threads that answer clients, with what it decides with.
 
 use crate::fleet::snapshot::FleetSnapshot;
-use crate::observe::request_trace::{CallTrace, RequestTrace, kept};
-use crate::observe::summary::{RequestSummary, Speculative};
+use crate::observe::summary::Speculative;
 use crate::proxy::gateway::Gateway;
-use crate::proxy::kv_lease::KvLease;
-use crate::proxy::prefix_locks::PrefixLock;
-use crate::proxy::wait_queue::{Decider, Waiter};
+use crate::proxy::wait_queue::Decider;
 use crate::watchdog::heartbeat::running;
 use crate::watchdog::task::TaskName;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::OwnedSemaphorePermit;
 use wornpath_blocks::BlockHash;
 use wornpath_config::BodyLength;
-use wornpath_execution::{CallAttempt, Replan, Target, WorkerNumber};
+use wornpath_execution::WorkerNumber;
 use wornpath_index::{Moment, PodId};
-use wornpath_routing::queue::Redecision;
-use wornpath_routing::{
-    DecisionEnv, DecisionState, Outcome, PendingInsert, Profile, Rejection, Retry, Rng,
-    RoutingContext, RoutingPlan,
-};
+use wornpath_routing::{DecisionEnv, DecisionState, Outcome, Rejection, Rng, SpeculativeInsert};
 
-/// How often a request is decided again because another one with its prefix was faster. Each time it finds
-/// that other one, so it loses again only to a third.
+/// How often a request is decided again because a concurrent one with its prefix was faster. Each time it
+/// follows that one, so it loses again only to a third.
 const MOST_RACES: usize = 4;
 
 static DECIDE: TaskName = TaskName::new("decide a request");
 static UPDATE_INDEX: TaskName = TaskName::new("update the index");
 
-/// A thread that answers clients. Its lock is only ever wanted by itself, and by who polls the waiting
-/// room: it costs next to nothing.
+/// The speculative insert of a request's first plan, under the lock on its first missing block, until it is
+/// committed. Contended only by the parts of one request.
+pub(crate) type FirstInsert = Mutex<Option<SpeculativeInsert<OwnedSemaphorePermit>>>;
+
+/// A thread that answers clients. Its lock is contended only while another thread polls the wait
+/// queue, so it costs next to nothing.
 pub struct Worker {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) number: WorkerNumber,
-    tools: Mutex<WorkerState>,
+    inner: Mutex<WorkerState>,
 }
 
 struct WorkerState {
-    desk: DecisionState,
+    state: DecisionState,
     rng: Rng,
 }
 
 impl WorkerState {
-    fn look<T>(
-        &mut self,
-        snapshot: &FleetSnapshot,
-        now: Moment,
-        decide: impl FnOnce(&mut DecisionEnv<'_>) -> T,
-    ) -> T {
-        let Self { desk, rng } = self;
-        let _running = running(&DECIDE);
-        decide(&mut DecisionEnv { fleet: snapshot.fleet(), desk, now, rng })
+    /// The inputs of a decision in this fleet, at this time.
+    fn env<'a>(&'a mut self, snapshot: &'a FleetSnapshot, now: Moment) -> DecisionEnv<'a> {
+        let Self { state, rng } = self;
+        DecisionEnv { fleet: snapshot.fleet(), state, now, rng }
     }
 }
 
@@ -59,91 +52,123 @@ impl Worker {
     /// A worker of that number, which no other worker has.
     #[must_use]
     pub fn new(gateway: Arc<Gateway>, number: usize) -> Self {
-        let desk = DecisionState::with_memory(
+        let state = DecisionState::with_history(
             gateway.pods().index(),
             Arc::new(gateway.pods().history.clone()),
         );
-        let tools = WorkerState { desk, rng: gateway.rng(number) };
-        Self { gateway, number: WorkerNumber(number), tools: Mutex::new(tools) }
+        let inner = WorkerState { state, rng: gateway.rng(number) };
+        Self { gateway, number: WorkerNumber(number), inner: Mutex::new(inner) }
     }
 
-    /// Shows the world to `decide`, as it is now, and tells the index what comes of it.
-    pub(crate) fn with_world<T>(
+    /// Decides in this fleet, and commits the speculative insert of the plan at once.
+    pub(crate) fn decide_now<T>(
         &self,
         snapshot: &FleetSnapshot,
         now: Moment,
         decide: impl FnOnce(&mut DecisionEnv<'_>) -> T,
     ) -> T {
-        let mut tools = self.tools();
-        let decided = tools.look(snapshot, now, decide);
+        let mut inner = self.inner();
+        let decided = {
+            let _running = running(&DECIDE);
+            decide(&mut inner.env(snapshot, now))
+        };
         // Not only with this thread's next decision: other threads decide too.
         let _running = running(&UPDATE_INDEX);
-        tools.desk.settle();
+        inner.state.commit_pending();
         decided
     }
 
-    /// Decides for a request whose body is so long; again if another thread was faster to send the
-    /// same new prefix somewhere.
+    /// Decides for a request of this length; again if another thread was faster to send the same new
+    /// prefix to a pod.
     pub(crate) async fn decide(
         &self,
         length: BodyLength,
         mut decide: impl FnMut(&mut DecisionEnv<'_>) -> Outcome,
-    ) -> (Outcome, PendingIndexUpdate) {
+    ) -> (Outcome, FirstInsert) {
         let gateway = &self.gateway;
         for _ in 0..MOST_RACES {
-            let (outcome, unsettled) = {
-                let mut tools = self.tools();
-                let outcome = tools.look(&gateway.snapshot(), gateway.now(), &mut decide);
-                (outcome, tools.desk.unsettled())
+            let (outcome, insert) = {
+                let mut inner = self.inner();
+                let running = running(&DECIDE);
+                let outcome = decide(&mut inner.env(&gateway.snapshot(), gateway.now()));
+                drop(running);
+                (outcome, inner.state.take_pending())
             };
-            let Some(unsettled) = unsettled else {
-                return (outcome, PendingIndexUpdate::default());
-            };
-            let frontier = unsettled.frontier();
-            let Ok(claim) = gateway.prefix_locks.try_hold(frontier) else {
-                // Not with a plan: its load would be seen by all who decide meanwhile.
-                drop((outcome, unsettled));
-                gateway.prefix_locks.wait(frontier).await;
+            let Some(insert) = insert else { return (outcome, FirstInsert::default()) };
+            let block = insert.first_missing();
+            let Ok(lock) = gateway.prefix_locks.try_lock(block) else {
+                // Without the plan: other threads would see the load that it reserves.
+                drop((outcome, insert));
+                gateway.prefix_locks.wait(block).await;
                 continue;
             };
-            if self.tools().desk.is_beaten(&unsettled) {
+            if self.inner().state.has_lost_race(&insert) {
                 continue;
             }
             if !length.is_long {
-                return (outcome, PendingIndexUpdate::new(unsettled, claim));
+                return (outcome, Mutex::new(Some(insert.with_lock(lock))));
             }
             // Apart for a long prompt: streams on this thread would feel it.
             let owner = Arc::clone(gateway);
-            let tell = move || unsettled.tell(owner.pods().index());
-            let told = gateway.pool.spawn(&UPDATE_INDEX, length.bytes, tell);
+            let commit = move || insert.commit(owner.pods().index());
+            let committed = gateway.pool.spawn(&UPDATE_INDEX, length.bytes, commit);
             // It fails only if the gateway is shutting down.
-            let _ = told.await;
-            return (outcome, PendingIndexUpdate::default());
+            let _ = committed.await;
+            return (outcome, FirstInsert::default());
         }
-        (self.with_world(&gateway.snapshot(), gateway.now(), decide), PendingIndexUpdate::default())
+        (self.decide_now(&gateway.snapshot(), gateway.now(), decide), FirstInsert::default())
     }
 
-    /// A pod has refused a prompt of so many bytes, of which it was expected to hold the chain.
-    fn withdraw(&self, pod: PodId, chain: &[BlockHash], bytes: usize) {
+    /// Rolls back the insert of a prompt of `bytes` bytes that its pod has refused.
+    pub(crate) fn rollback(&self, pod: PodId, chain: &[BlockHash], bytes: usize) {
         let gateway = &self.gateway;
-        let mut tools = self.tools();
+        let mut inner = self.inner();
         // Apart for a long prompt: streams on this thread would feel it.
         if !gateway.settings().limits.length(bytes).is_long {
             let _running = running(&UPDATE_INDEX);
-            tools.desk.withdraw(pod, chain);
+            inner.state.rollback(pod, chain);
             return;
         }
-        let (withdrawal, owner) = (tools.desk.withdrawal(pod, chain), Arc::clone(gateway));
-        gateway.pool.spawn(&UPDATE_INDEX, bytes, move || withdrawal.tell(owner.pods().index()));
+        let insert = inner.state.committed(pod, chain);
+        let owner = Arc::clone(gateway);
+        gateway.pool.spawn(&UPDATE_INDEX, bytes, move || insert.rollback(owner.pods().index()));
+    }
+
+    /// Commits the insert of a request's first plan, if that was not done yet.
+    pub(crate) fn commit(&self, insert: &FirstInsert) {
+        let insert = insert.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(insert) = insert {
+            let _running = running(&UPDATE_INDEX);
+            self.inner().state.commit(insert);
+        }
+    }
+
+    /// Commits as soon as `sent` has to wait, which it does for its engine: that computes meanwhile.
+    pub(crate) async fn commit_after<T>(
+        &self,
+        insert: &FirstInsert,
+        sent: impl Future<Output = T>,
+    ) -> T {
+        let mut sent = pin!(sent);
+        let mut is_committed = false;
+        poll_fn(|context| {
+            let polled = sent.as_mut().poll(context);
+            if !is_committed {
+                self.commit(insert);
+                is_committed = true;
+            }
+            polled
+        })
+        .await
     }
 
     /// Whether events have confirmed by now that a pod holds what was speculative when a request was sent there.
     pub(crate) fn is_confirmed(&self, prefix: &Speculative) -> bool {
-        self.tools().desk.is_confirmed(prefix.pod, prefix.last)
+        self.inner().state.is_confirmed(prefix.pod, prefix.last)
     }
 
-    fn tools(&self) -> MutexGuard<'_, WorkerState> {
-        self.tools.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inner(&self) -> MutexGuard<'_, WorkerState> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs work that may take long in the low-priority pool.
@@ -166,7 +191,7 @@ impl Worker {
     /// A random number.
     #[must_use]
     pub fn random(&self) -> u64 {
-        self.tools().rng.bits()
+        self.inner().rng.bits()
     }
 }
 
@@ -180,156 +205,6 @@ impl Decider for Worker {
     }
 
     fn decide_with(&self, now: Moment, decide: impl FnOnce(&mut DecisionEnv<'_>)) {
-        self.with_world(&self.gateway.snapshot(), now, decide);
-    }
-}
-
-/// What the index is to be told of a plan, and the claim under which that is done. Locked only ever by one request.
-#[derive(Default)]
-pub(crate) struct PendingIndexUpdate(Mutex<Option<(PendingInsert, Option<PrefixLock>)>>);
-
-impl PendingIndexUpdate {
-    fn new(unsettled: PendingInsert, claim: Option<PrefixLock>) -> Self {
-        Self(Mutex::new(Some((unsettled, claim))))
-    }
-
-    /// Tells it, if that was not done yet.
-    pub(crate) fn tell(&self, worker: &Worker) {
-        let untold = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((unsettled, _claim)) = untold {
-            let _running = running(&UPDATE_INDEX);
-            worker.tools().desk.tell(unsettled);
-        }
-    }
-
-    /// Tells it as soon as `sent` has to wait, which it does for its engine: that is at work meanwhile.
-    pub(crate) async fn tell_after<T>(&self, worker: &Worker, sent: impl Future<Output = T>) -> T {
-        let (mut sent, mut is_told) = (pin!(sent), false);
-        poll_fn(|context| {
-            let polled = sent.as_mut().poll(context);
-            if !is_told {
-                self.tell(worker);
-                is_told = true;
-            }
-            polled
-        })
-        .await
-    }
-}
-
-/// Decides for the executor, always in the fleet as it is at that moment.
-pub(crate) struct Dispatcher<'a> {
-    pub(crate) worker: &'a Worker,
-    pub(crate) profile: &'a Arc<Profile>,
-    /// None only if the gateway ended while it waited.
-    pub(crate) context: Option<RoutingContext>,
-    /// Of the client's body.
-    pub(crate) bytes: usize,
-    /// Where calls are taken down, if they are.
-    pub(crate) seen: Option<Box<RequestTrace>>,
-    /// The fleet of the first decision, which is good for its plan.
-    pub(crate) snapshot: Arc<FleetSnapshot>,
-    /// Of the first decision, if nothing has come of it yet: whatever is told later follows that.
-    pub(crate) untold: &'a PendingIndexUpdate,
-    /// Where it is told what engines hold for each other, if several are at work.
-    pub(crate) handover: Option<&'a KvLease>,
-    /// Where it is told whose answer is waited for, and what was taken down: a client that leaves meanwhile lets nothing
-    /// come to its end.
-    pub(crate) record: Option<&'a mut RequestSummary>,
-}
-
-impl Dispatcher<'_> {
-    /// The request is sent to whoever answers in this plan.
-    pub(crate) fn goes_to(&mut self, plan: &RoutingPlan) {
-        let Some(record) = &mut self.record else { return };
-        let entry = plan.steps.last().and_then(|step| self.snapshot.entry(step.pod?));
-        record.pod = entry.map(|entry| (entry.pod.id(), entry.pod.facts().name.clone()));
-    }
-
-    /// Nobody answers.
-    pub(crate) fn goes_nowhere(&mut self) {
-        if let Some(record) = &mut self.record {
-            record.pod = None;
-        }
-    }
-}
-
-impl Drop for Dispatcher<'_> {
-    fn drop(&mut self) {
-        if let Some(record) = &mut self.record {
-            record.seen = kept(self.seen.take());
-        }
-    }
-}
-
-impl Replan for Dispatcher<'_> {
-    fn target(&self, pod: PodId) -> Option<Target> {
-        self.snapshot.target(pod)
-    }
-
-    async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {
-        let (worker, gateway) = (self.worker, &self.worker.gateway);
-        self.untold.tell(worker);
-        if retry.step.is_none() && self.handover.is_some_and(KvLease::has_client_left) {
-            return Err(Rejection::unavailable("the client disconnected"));
-        }
-        let ending = || Rejection::unavailable("the gateway is shutting down");
-        let mut context = self.context.take().ok_or_else(ending)?;
-        self.snapshot = gateway.snapshot();
-        let outcome = worker.with_world(&self.snapshot, gateway.now(), |world| {
-            self.profile.replan(&mut context, world, retry)
-        });
-        let (context, decided) = match outcome {
-            Outcome::Plan(plan) => (Some(context), Ok(plan)),
-            Outcome::Reject(rejection) => (Some(context), Err(rejection)),
-            Outcome::Hold(hold) => {
-                let again =
-                    Redecision { step: retry.step.cloned(), excluded: retry.excluded.to_vec() };
-                let waiter = Waiter { profile: self.profile, context, again, bytes: self.bytes };
-                let waited = Box::pin(gateway.wait_queue.wait(worker, hold, waiter)).await;
-                self.snapshot = gateway.snapshot();
-                waited
-            }
-        };
-        self.context = context;
-        if let Ok(plan) = &decided {
-            self.goes_to(plan);
-        }
-        decided
-    }
-
-    fn now(&self) -> Moment {
-        self.worker.gateway.now()
-    }
-
-    fn begins(&self) -> Option<Moment> {
-        self.seen.as_ref().map(|_| self.now())
-    }
-
-    fn answered(&mut self, called: CallAttempt<'_>) {
-        let ended = self.now();
-        let Some(seen) = &mut self.seen else { return };
-        let CallAttempt { step, endpoint, started, failure } = called;
-        let (step, url) = (step.clone(), endpoint.url().to_owned());
-        let failure = failure.map(ToString::to_string);
-        seen.calls.push(CallTrace { step, url, started, ended, failure });
-    }
-
-    fn refused(&mut self, pod: PodId) {
-        let blocks = self.context.as_ref().and_then(|it| self.profile.prompt_blocks(it));
-        if let Some(blocks) = blocks {
-            self.untold.tell(self.worker);
-            self.worker.withdraw(pod, &blocks.chain, self.bytes);
-        }
-    }
-
-    fn hands_over(&mut self, until: Option<Moment>) {
-        if let Some(handover) = self.handover {
-            handover.is_held(until);
-        }
-    }
-
-    fn room(&mut self) -> u64 {
-        self.worker.random() >> 1
+        self.decide_now(&self.gateway.snapshot(), now, decide);
     }
 }

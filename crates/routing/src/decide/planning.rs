@@ -1,16 +1,17 @@
-//! From selected pods to a plan: what each step is told, and who has to know of it.
+//! Turns bound steps into a plan: reserves load, adds the speculative insert, notifies plugins.
 
-use super::{DecisionRun, PER_TOKEN, ReservedPod};
+use super::{BoundStep, DecisionRun, PER_TOKEN, decision};
 use crate::fleet::{Candidate, EventTrust, Reservation};
 use crate::plan::{CacheHint, CacheRun, Mutation, PlanStep, RoutingPlan, Start};
 use crate::workflow::WorkflowStep;
 
-impl<'a> DecisionRun<'a, '_> {
-    /// Reserves load, expects what will be held, tells the plugins, and writes the plan down.
-    pub(super) fn plan(mut self, taken: Vec<ReservedPod<'a>>) -> RoutingPlan {
-        let (profile, prompt_tokens) = (self.profile, self.prompt_tokens());
-        let mut steps = Vec::with_capacity(taken.len());
-        for (at, ReservedPod { step, bound, .. }) in taken.into_iter().enumerate() {
+impl<'a> DecisionRun<'a, '_, '_> {
+    /// The plan of the bound steps.
+    pub(super) fn plan(mut self, bound: Vec<BoundStep<'a>>) -> RoutingPlan {
+        let profile = self.profile;
+        let prompt_tokens = self.prompt_tokens();
+        let mut steps = Vec::with_capacity(bound.len());
+        for (at, BoundStep { step, pod: bound, .. }) in bound.into_iter().enumerate() {
             let rules = &step.rules;
             let mut mutations = rules.mutations.clone();
             let before = profile.steps.iter().take_while(|other| other.name != step.name);
@@ -19,7 +20,7 @@ impl<'a> DecisionRun<'a, '_> {
                     .map(|step| &step.picked)
                     .any(|picked| self.context.slots.is_filled(picked));
             if is_first {
-                // Nobody came before, so there is nothing to take over.
+                // No step came before, so there is no KV to load.
                 mutations.retain(|mutation| !matches!(mutation, Mutation::TakeKv(_)));
             }
             let mut planned = PlanStep {
@@ -38,7 +39,7 @@ impl<'a> DecisionRun<'a, '_> {
                 is_expected: false,
             };
             if let Some(bound) = bound {
-                let pod = &self.world.fleet[bound.candidate];
+                let pod = &self.env.fleet[bound.candidate];
                 planned.pod = Some(pod.id());
                 planned.fallbacks = bound.fallbacks;
                 planned.cache = self.cache_hint(bound.candidate);
@@ -47,61 +48,63 @@ impl<'a> DecisionRun<'a, '_> {
                     planned.mutations.push(Mutation::Set { field, value });
                 }
                 let load = Reservation::new(pod.vitals(), prompt_tokens, bound.uncached_tokens);
-                planned.reservation = Some(load.sent_at(self.world.now));
+                planned.reservation = Some(load.sent_at(self.env.now));
                 if !self.context.request.is_streamed() {
                     let pending = u32::try_from(pod.vitals().prefill_tokens()).unwrap_or(u32::MAX);
                     planned.computed_after = Some(PER_TOKEN.saturating_mul(pending));
                 }
                 planned.is_expected = self.speculate(step, bound.candidate);
-                self.tell(step, bound.candidate);
+                self.notify(step, bound.candidate);
             }
             steps.push(planned);
         }
         RoutingPlan { steps, marks: self.marks }
     }
 
-    fn tell(&self, step: &WorkflowStep, candidate: Candidate) {
-        let scene = self.scene(step);
-        for scoring in &step.selector.scorers {
-            scoring.scorer.chosen(&scene, candidate);
+    /// Tells the scorers and the picker of a step that the plan uses their choice.
+    fn notify(&self, step: &WorkflowStep, candidate: Candidate) {
+        let decision = decision(self.context, self.env, step);
+        for scorer in &step.selector.scorers {
+            scorer.scorer.chosen(&decision, candidate);
         }
-        step.selector.picker.picker.chosen(&scene, candidate);
+        step.selector.picker.picker.chosen(&decision, candidate);
     }
 
-    /// On a miss, the chosen pod is expected to hold the prompt soon, so that the next request with
-    /// the same prefix follows this one. Whether it is.
+    /// Adds the chosen pod to the plan's speculative insert, unless the pod holds the whole prompt,
+    /// so that the next request with the same prefix follows this one. Returns whether it was
+    /// added.
     fn speculate(&mut self, step: &WorkflowStep, candidate: Candidate) -> bool {
-        let (Some(lasts), Some(blocks)) = (self.profile.speculate, &self.profile.blocks) else {
+        let (Some(lifetime), Some(blocks)) = (self.profile.speculate, &self.profile.blocks) else {
             return false;
         };
         let depth = self.depth(candidate) as usize;
         let Some(blocks) = self.context.slots.read(blocks) else { return false };
-        let pod = &self.world.fleet[candidate];
-        // What is guessed stays a guess for as long as it is used.
+        let pod = &self.env.fleet[candidate];
+        // An approximated cache is renewed with every request.
         let is_known = depth >= blocks.chain.len() && pod.vitals().trust() != EventTrust::Guessed;
         if !step.rules.speculates || is_known {
             return false;
         }
         let pod = pod.id();
-        self.world.desk.expect(pod, blocks, self.world.now + lasts);
+        self.env.state.expect(pod, blocks, self.env.now + lifetime);
         true
     }
 
-    /// What the pod holds, with tiers: the same words its engine used.
+    /// What the pod holds of the prompt, with the tiers that its engine reported.
     fn cache_hint(&mut self, candidate: Candidate) -> CacheHint {
         let depth = self.depth(candidate) as usize;
         let blocks =
             self.profile.blocks.as_ref().and_then(|blocks| self.context.slots.read(blocks));
         let Some(blocks) = blocks.filter(|_| depth > 0) else { return CacheHint::default() };
-        // Engines compute the last token of a prompt in any case, and with it its whole block.
+        // Engines always compute the last token of a prompt, and with it its whole block.
         let most = blocks.prompt_tokens.saturating_sub(1) / blocks.block_tokens.max(1);
         let counted = depth.min(most);
         let tokens = (counted * blocks.block_tokens) as u64;
-        let desk = &mut *self.world.desk;
-        let holdings = &mut desk.scratch.holdings;
+        let state = &mut *self.env.state;
+        let holdings = &mut state.scratch.holdings;
         let held = &blocks.chain[..depth.min(blocks.chain.len())];
-        let pod = &self.world.fleet[candidate];
-        let Ok(confirmed) = desk.index.holdings(pod.id(), held, holdings) else {
+        let pod = &self.env.fleet[candidate];
+        let Ok(confirmed) = state.index.holdings(pod.id(), held, holdings) else {
             return CacheHint::default();
         };
         let is_speculative = confirmed < counted && pod.vitals().trust() != EventTrust::Guessed;

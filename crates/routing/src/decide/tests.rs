@@ -160,72 +160,6 @@ fn an_infinite_cost_without_weight_adds_nothing() {
 }
 
 #[test]
-fn a_burst_with_one_new_prefix_follows_its_first_request_until_the_expectation_ends() {
-    let mut bench = TestBench::with_pods(8);
-    let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: 2s\n"));
-    let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
-    for _ in 0..20 {
-        assert_eq!(bench.chosen(&profile, TestBench::request(&prompt(1, 8))), first);
-    }
-    bench.desk.expire(Duration::from_secs(3));
-    let answer = {
-        let mut answer = wornpath_index::Depths::default();
-        let context = bench.prepared(&profile, TestBench::request(&prompt(1, 8)));
-        let blocks = context.slots.read(profile.blocks.as_ref().unwrap()).unwrap();
-        bench.index.reader().lookup(&blocks.chain, &mut answer);
-        answer
-    };
-    assert!(answer.deepest().is_none(), "nobody confirmed it");
-}
-
-#[test]
-fn what_is_expected_is_known_to_other_threads_once_it_is_settled() {
-    let mut bench = TestBench::with_pods(8);
-    let profile = bench.profile(CACHE_AFFINITY);
-    let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
-    bench.desk.settle();
-    bench.desk = crate::context::DecisionState::new(&bench.index);
-    assert_eq!(bench.chosen(&profile, TestBench::request(&prompt(1, 8))), first);
-}
-
-#[test]
-fn whoever_decided_at_the_same_time_and_settles_later_is_beaten_and_follows() {
-    for seed in 0..20 {
-        let mut bench = TestBench::with_pods(8);
-        let profile = bench.profile(CACHE_AFFINITY);
-        let mut other = TestBench { rng: Rng::new(seed), ..TestBench::with_pods(8) };
-        other.desk = crate::context::DecisionState::new(&bench.index);
-        let first = bench.chosen(&profile, TestBench::request(&prompt(1, 8)));
-        let (mut longer, mut elsewhere) = (prompt(1, 8), prompt(2, 8));
-        longer.extend(prompt(3, 2));
-        other.chosen(&profile, TestBench::request(&longer));
-        let (one, another) = (bench.desk.unsettled().unwrap(), other.desk.unsettled().unwrap());
-        assert_eq!(one.frontier(), another.frontier());
-        assert!(!bench.desk.is_beaten(&one));
-        bench.desk.tell(one);
-        assert!(other.desk.is_beaten(&another), "wherever it would go");
-        assert_eq!(other.chosen(&profile, TestBench::request(&longer)), first);
-        let following = other.desk.unsettled().unwrap();
-        assert!(!other.desk.is_beaten(&following));
-        following.tell(&bench.index);
-        elsewhere.truncate(longer.len());
-        other.chosen(&profile, TestBench::request(&elsewhere));
-        bench.chosen(&profile, TestBench::request(&longer));
-        let elsewhere = other.desk.unsettled().unwrap();
-        assert!(!other.desk.is_beaten(&elsewhere), "another prefix is no race");
-    }
-}
-
-#[test]
-fn without_speculation_nothing_is_expected() {
-    let mut bench = TestBench::with_pods(8);
-    let profile = bench.profile(&format!("{CACHE_AFFINITY}speculate: off\n"));
-    bench.plan(&profile, TestBench::request(&prompt(1, 8)));
-    bench.desk.settle();
-    assert_eq!(bench.index.stats().blocks, 0);
-}
-
-#[test]
 fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
     let mut bench = TestBench::with_pods(2);
     let tokens = prompt(1, 4);
@@ -236,18 +170,18 @@ fn the_chosen_pod_must_have_room_or_the_request_waits_and_is_bound_later() {
     let mut request = TestBench::request(&tokens);
     request.arrival = Duration::from_secs(1);
     let mut context = bench.prepared(&profile, request);
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = DecisionEnv { fleet, desk, now: Duration::from_secs(1), rng };
-    match profile.decide(&mut context, &mut world) {
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    let mut env = DecisionEnv { fleet, state, now: Duration::from_secs(1), rng };
+    match profile.decide(&mut context, &mut env) {
         Outcome::Hold(hold) => assert_eq!(hold.deadline(), Duration::from_secs(6)),
         other => panic!("p1 holds it and is busy, p0 must not get it: {other:?}"),
     }
     drop(busy);
-    assert!(matches!(profile.decide(&mut context, &mut world), Outcome::Plan(_)));
+    assert!(matches!(profile.decide(&mut context, &mut env), Outcome::Plan(_)));
 }
 
 #[test]
-fn a_filter_that_leaves_nobody_rejects_waits_or_does_not_count_as_the_profile_says() {
+fn a_filter_that_drops_every_pod_rejects_holds_or_is_skipped_as_the_profile_says() {
     let mut bench = TestBench::with_pods(1);
     let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
     let mut outcome = |on_empty: &str| {
@@ -296,7 +230,7 @@ fn a_prompt_that_the_decode_pod_mostly_holds_stays_with_one_step() {
     let plan = bench.plan(&profile, TestBench::request(&tokens));
     let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert!(decode.mutations.is_empty(), "there is nothing to take over");
-    assert_eq!(plan.marks[0].to_string(), "prefill: left out, only 4 tokens are uncached");
+    assert_eq!(plan.marks[0].to_string(), "prefill: left out: only 4 tokens are uncached");
     assert_eq!(bench.pod(0).vitals().requests() + bench.pod(1).vitals().requests(), 0);
 }
 
@@ -306,7 +240,7 @@ fn without_a_prefill_pod_the_profile_may_go_on_with_decode_alone() {
     let profile = bench.profile(PREFILL_DECODE);
     let plan = bench.plan(&profile, TestBench::request(&prompt(1, 4)));
     assert_eq!(plan.steps.len(), 1);
-    assert_eq!(plan.marks[0].to_string(), "prefill: left out, no pod can take it");
+    assert_eq!(plan.marks[0].to_string(), "prefill: left out: no pod can serve it");
     let strict = bench.profile(&PREFILL_DECODE.replace("then: skip", "then: fail"));
     let outcome = bench.decide(&strict, TestBench::request(&prompt(2, 4)));
     assert!(matches!(outcome, Outcome::Reject(rejection) if rejection.status == 503));
@@ -337,7 +271,10 @@ fn several_prompts_stay_with_one_step_because_one_hand_over_cannot_be_for_all() 
     let plan = bench.plan(&profile, request);
     let [decode] = &plan.steps[..] else { panic!("{plan:?}") };
     assert_eq!((decode.name.as_str(), &decode.mutations[..]), ("decode", &[][..]));
-    assert_eq!(plan.marks[0].to_string(), "prefill: left out, it cannot hand several prompts over");
+    assert_eq!(
+        plan.marks[0].to_string(),
+        "prefill: left out: it cannot transfer the KV of several prompts"
+    );
 }
 
 #[test]
@@ -360,9 +297,9 @@ workflow:
     );
     let request = TestBench::request(&prompt(1, 4));
     let mut context = bench.prepared(&profile, request);
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
-    let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
+    let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!() };
     let pods: Vec<_> = plan.steps.iter().map(|step| step.pod).collect();
     assert!(pods[0].is_some() && pods[1].is_some() && pods[2].is_none());
     assert_eq!(
@@ -373,7 +310,7 @@ workflow:
         ]
     );
     let retry = Retry { step: Some(&plan.steps[2].name), excluded: &[] };
-    let Outcome::Plan(late) = profile.replan(&mut context, &mut world, retry) else { panic!() };
+    let Outcome::Plan(late) = profile.replan(&mut context, &mut env, retry) else { panic!() };
     let host = |pod| fleet[fleet.find(pod).unwrap()].facts().topology.host.clone();
     assert_eq!(late.steps.len(), 1);
     assert_eq!(host(late.steps[0].pod.unwrap()), host(pods[1].unwrap()), "beside the prefill pod");
@@ -385,27 +322,28 @@ fn after_a_failure_the_failed_pods_are_not_chosen_again() {
     let mut bench = TestBench::with_pods(3);
     let profile = bench.profile("pick: max_score\n");
     let mut context = bench.prepared(&profile, TestBench::request(&[1]));
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
     let mut excluded = Vec::new();
     for _ in 0..3 {
         let retry = Retry { step: None, excluded: &excluded };
-        let Outcome::Plan(plan) = profile.replan(&mut context, &mut world, retry) else { panic!() };
+        let Outcome::Plan(plan) = profile.replan(&mut context, &mut env, retry) else { panic!() };
         let pod = plan.steps[0].pod.unwrap();
         assert!(!excluded.contains(&pod) && !plan.steps[0].fallbacks.contains(&pod));
         excluded.push(pod);
     }
     let retry = Retry { step: None, excluded: &excluded };
-    let outcome = profile.replan(&mut context, &mut world, retry);
+    let outcome = profile.replan(&mut context, &mut env, retry);
     assert!(matches!(outcome, Outcome::Reject(rejection) if rejection.status == 503));
 }
 
 /// Two hundred requests of ten prefixes on a fleet whose load changes as they come and go.
 fn transcript(seed: u64, yaml: &str) -> String {
     let mut bench = TestBench::with_pods(7);
-    bench.rng = crate::rng::Rng::new(seed);
+    bench.rng = Rng::new(seed);
     let profile = bench.profile(yaml);
-    let (mut running, mut transcript) = (std::collections::VecDeque::new(), String::new());
+    let mut running = std::collections::VecDeque::new();
+    let mut transcript = String::new();
     for number in 0..200_u32 {
         bench.now = Duration::from_millis(u64::from(number) * 10);
         let plan = bench.plan(&profile, TestBench::request(&prompt(number % 10, 6)));
@@ -431,13 +369,14 @@ fn the_same_seed_fleet_and_requests_give_the_same_plans_byte_for_byte() {
 #[test]
 fn an_explanation_adds_up_and_changes_nothing() {
     let tokens = prompt(1, 4);
-    let world = || {
+    let env = || {
         let bench = TestBench::with_pods(5);
         bench.cache(2, &tokens[..8], Tier::Gpu);
         bench.pod(4).vitals().set_health(crate::fleet::Health::Down);
         bench
     };
-    let (mut plain, mut explained) = (world(), world());
+    let mut plain = env();
+    let mut explained = env();
     let load = [plain.pod(1), explained.pod(1)].map(|pod| Reservation::new(pod.vitals(), 9, 9));
     let profile = plain.profile(CACHE_AFFINITY);
     let plan = plain.plan(&profile, TestBench::request(&tokens));
@@ -462,10 +401,11 @@ fn an_explanation_adds_up_and_changes_nothing() {
 #[should_panic(expected = "the context was made by another profile")]
 fn a_context_of_another_profile_is_refused() {
     let mut bench = TestBench::with_pods(1);
-    let (one, other) = (bench.profile("pick: max_score\n"), bench.profile("pick: max_score\n"));
+    let one = bench.profile("pick: max_score\n");
+    let other = bench.profile("pick: max_score\n");
     let mut context = bench.prepared(&one, TestBench::request(&[]));
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    other.decide(&mut context, &mut DecisionEnv { fleet, desk, now: Duration::ZERO, rng });
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    other.decide(&mut context, &mut DecisionEnv { fleet, state, now: Duration::ZERO, rng });
 }
 
 #[test]
@@ -478,9 +418,9 @@ fn contexts_are_reused_without_a_trace_of_the_last_request() {
     let last = context.reuse(Request { ..TestBench::request(&prompt(2, 1)) });
     assert_eq!(last, TestBench::request(&tokens));
     profile.prepare(&mut context).unwrap();
-    let TestBench { fleet, desk, rng, .. } = &mut bench;
-    let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
-    let Outcome::Plan(plan) = profile.decide(&mut context, &mut world) else { panic!() };
+    let TestBench { fleet, state, rng, .. } = &mut bench;
+    let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
+    let Outcome::Plan(plan) = profile.decide(&mut context, &mut env) else { panic!() };
     assert_eq!(plan.steps[0].cache, CacheHint::default());
 }
 
@@ -511,7 +451,7 @@ fn a_step_is_left_out_by_what_is_held_although_no_plugin_asks() {
 }
 
 #[test]
-fn nobody_for_a_step_that_is_not_needed_is_no_reason_to_refuse() {
+fn a_needless_step_without_candidates_does_not_reject_the_request() {
     let mut bench = two_by_two();
     let tokens = prompt(1, 4);
     for at in 0..2 {
@@ -547,7 +487,7 @@ fn an_explanation_names_the_filter_that_makes_a_request_wait() {
     let (outcome, explanation) = bench.explain(&profile, TestBench::request(&[]));
     assert!(matches!(outcome, Outcome::Hold(_)));
     let shown = explanation.to_string();
-    assert!(shown.contains("filter concurrency: dropped 1, nobody is left: the request waits"));
+    assert!(shown.contains("filter concurrency: dropped 1, no pod left: the request waits"));
     assert_eq!(explanation.to_json()["steps"][0]["filters"][0]["on_empty"], "hold");
 }
 
@@ -571,10 +511,10 @@ fn hold_concerns_whole_requests_and_a_filter_that_holds_also_single_steps() {
     let mut again = |yaml: &str| {
         let profile = bench.profile(yaml);
         let mut context = bench.prepared(&profile, TestBench::request(&[]));
-        let TestBench { fleet, desk, rng, .. } = &mut bench;
-        let mut world = DecisionEnv { fleet, desk, now: Duration::ZERO, rng };
+        let TestBench { fleet, state, rng, .. } = &mut bench;
+        let mut env = DecisionEnv { fleet, state, now: Duration::ZERO, rng };
         let step = Name::from("serve");
-        profile.replan(&mut context, &mut world, Retry { step: Some(&step), excluded: &[] })
+        profile.replan(&mut context, &mut env, Retry { step: Some(&step), excluded: &[] })
     };
     let room = "concurrency: {requests: 1";
     let judged = again(&format!("pick: max_score\nhold: {{unless: [{{{room}}}}}]}}\n"));

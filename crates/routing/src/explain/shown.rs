@@ -121,14 +121,12 @@ impl fmt::Display for Explanation {
             table(f, &step.rows())?;
             for filter in &step.filters {
                 let what = match (filter.emptied, filter.dropped) {
-                    (Some(WhenEmpty::Skip), _) => {
-                        "would have left nobody and did not count".to_owned()
-                    }
+                    (Some(WhenEmpty::Skip), _) => "would drop every pod; skipped".to_owned(),
                     (Some(WhenEmpty::Hold), count) => {
-                        format!("dropped {count}, nobody is left: the request waits")
+                        format!("dropped {count}, no pod left: the request waits")
                     }
                     (Some(WhenEmpty::Reject), count) => {
-                        format!("dropped {count}, nobody is left: the request is turned away")
+                        format!("dropped {count}, no pod left: the request is rejected")
                     }
                     (None, count) => format!("dropped {count}"),
                 };
@@ -139,7 +137,9 @@ impl fmt::Display for Explanation {
             }
             if let Some(pick) = &step.pick {
                 let mark = pick.mark.map(|mark| format!(", {mark}")).unwrap_or_default();
-                let (name, ties, took) = (pick.name, pick.ties, shown(pick.took));
+                let name = pick.name;
+                let ties = pick.ties;
+                let took = shown(pick.took);
                 writeln!(f, "  pick {name}: one of {ties} with that total{mark}, {took}")?;
             }
         }

@@ -1,22 +1,25 @@
 //! How fast a pod really is, learnt from the requests that it answered.
 //!
-//! A model says how long work takes on an engine. A pod may take longer: its GPU is another one, is shared or is hot,
-//! or other routers send it work that this one does not see. What a router sees is enough to tell. Between two
-//! moments of a request the pod has computed so many tokens of prompts and made so many steps; the time that passed
-//! over the time that the model gives for this work is the pod's pace. There are two: of prompts, from the times to
-//! the first token, and of steps, from the times between tokens.
+//! A model says how long work takes on an engine. A pod may take longer: its GPU is another one, is
+//! shared or is hot, or other routers send it work that this one does not see. What a router sees
+//! is enough to tell. Between two moments of a request the pod has computed so many tokens of
+//! prompts and made so many steps; the time that passed over the time that the model gives for this
+//! work is the pod's pace. There are two: of prompts, from the times to the first token, and of
+//! steps, from the times between tokens.
 //!
-//! The sums are kept and not the ratio, because the model's numbers belong to the profile that asks. Old requests are
-//! forgotten, so a pod that gets faster or slower is noticed within some dozen requests.
+//! The sums are kept and not the ratio, because the model's numbers belong to the profile that
+//! asks. Old requests are forgotten, so a pod that gets faster or slower is noticed within some
+//! dozen requests.
 //!
-//! Limits: a step that is half done counts whole or not at all, and what an engine does beside its steps counts as
-//! slowness; so only prompts with enough to compute are learnt from, and a pace is believed in steps of the square root
-//! of two. Finer differences between equal pods are noise, and following them cost more than it brought: prefixes moved
-//! to pods that only seemed faster.
+//! Limits: a step that is half done counts whole or not at all, and what an engine does beside its
+//! steps counts as slowness; so only prompts with enough to compute are learnt from, and a pace is
+//! believed in steps of the square root of two. Finer differences between equal pods are noise, and
+//! following them cost more than it brought: prefixes moved to pods that only seemed faster.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Uncached tokens below which a first token tells more about the engine's rhythm than about its speed.
+/// Uncached tokens below which a first token tells more about the engine's rhythm than about its
+/// speed.
 pub(super) const LEAST_TOKENS: u64 = 2048;
 /// Answers shorter than this tell little about steps.
 pub(super) const LEAST_STEPS: u64 = 16;
@@ -26,8 +29,8 @@ const STEP_TOKENS: f64 = 8192.0;
 const PRIOR: f64 = 500.0;
 /// What is left of older requests when a newer one is added.
 const KEPT: f64 = 63.0 / 64.0;
-/// The paces that are believed. No pod is more than eight times faster or slower than its engine's profile: whoever
-/// seems so is disturbed otherwise.
+/// The paces that are believed. No pod is more than eight times faster or slower than its engine's
+/// profile: a pod that seems so has another problem.
 const PACES: [f64; 13] = {
     use std::f64::consts::SQRT_2;
     let half = SQRT_2 / 2.0;
@@ -61,7 +64,7 @@ pub(crate) struct PrefillWork {
     pub(crate) contexts: f64,
 }
 
-/// Which pace.
+/// The kind of work whose pace is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MeasuredPrefill {
     /// Computing prompts.
@@ -80,14 +83,15 @@ pub(super) struct LearntRates {
     computed_pairs: AtomicU64,
 }
 
-/// Decaying sums, each as the bits of an `f32`. Two requests that end at the same moment may count as one.
+/// Decaying sums, each as the bits of an `f32`. Two requests that end at the same moment may count
+/// as one.
 #[derive(Debug, Default)]
 struct RateSums {
     milliseconds: AtomicU32,
     work: [AtomicU32; 5],
 }
 
-/// A pod at one moment of a request.
+/// A sample of a pod's counters at one moment of a request.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct LearntRate {
     pub(super) milliseconds: f64,
@@ -139,7 +143,8 @@ impl LearntRates {
         }
     }
 
-    /// How many times longer the pod takes than `model` says, if `told` is what is known from elsewhere.
+    /// How many times longer the pod takes than `model` says, if `told` is what is known from
+    /// elsewhere.
     #[inline]
     pub(super) fn pace(
         &self,
@@ -159,7 +164,8 @@ impl LearntRates {
 /// The nearest of [`PACES`], by ratio.
 #[inline]
 fn believed(pace: f64) -> f64 {
-    // The exponent of the square counts steps of the root; the factor makes it round to the nearest. No logarithm.
+    // The exponent of the square counts steps of the root; the factor makes it round to the
+    // nearest. No logarithm.
     let scaled = pace * pace * std::f64::consts::SQRT_2;
     let exponent = ((scaled.to_bits() >> 52) & 0x7ff) as i64 - 1023;
     PACES[(exponent + 6).clamp(0, 12) as usize]

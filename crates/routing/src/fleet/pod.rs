@@ -1,4 +1,4 @@
-//! One pod: what is known of it for good, and where its vitals are.
+//! One pod: its facts, and a handle to its vitals.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ pub struct FleetPod {
     vitals: Arc<Vitals>,
 }
 
-/// What configuration and discovery say of a pod.
+/// The facts of a pod, from configuration and discovery.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodFacts {
-    /// What people call it; unique in the fleet.
+    /// Its name, unique in the fleet.
     pub name: Name,
     /// The address that it shares with its other ranks.
     pub endpoint: Name,
     /// Its data-parallel rank, if the endpoint has several.
     pub rank: Option<u32>,
-    /// What it can do in a plan.
+    /// Its roles in plans.
     pub roles: Vec<Role>,
     /// Base models that it serves.
     pub models: Vec<Name>,
@@ -34,20 +34,20 @@ pub struct PodFacts {
     pub context_tokens: Option<u32>,
     /// How many tokens its KV cache holds.
     pub kv_tokens: Option<u64>,
-    /// Which engine profile tells its speed.
+    /// The engine profile of its speed.
     pub engine: Option<Name>,
     /// Free labels, in the order they were given.
     pub labels: Vec<(Name, Name)>,
-    /// Where it stands.
+    /// Its location.
     pub topology: Topology,
 }
 
-/// Where a pod stands, from near to far. What is not said is none.
+/// The location of a pod, from near to far. Unknown levels are none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Topology {
     /// The machine.
     pub host: Option<Name>,
-    /// The rack, or whatever shares a switch.
+    /// The rack, or the machines behind one switch.
     pub rack: Option<Name>,
     /// The zone.
     pub zone: Option<Name>,
@@ -56,7 +56,7 @@ pub struct Topology {
 }
 
 impl PodFacts {
-    /// A pod that answers whole requests for `model` and of which nothing else is said.
+    /// A pod that answers whole requests for `model`, without further facts.
     #[must_use]
     pub fn serving(name: &str, model: &str) -> Self {
         Self {
@@ -91,44 +91,44 @@ impl PodFacts {
 }
 
 impl FleetPod {
-    /// A pod that has just come: healthy and idle.
+    /// A new pod: healthy and idle.
     #[must_use]
     pub fn new(id: PodId, facts: PodFacts) -> Self {
         Self { id, facts: Arc::new(facts), vitals: Arc::default() }
     }
 
-    /// The same pod with other facts; its load goes on.
+    /// The same pod with other facts and the same load.
     #[must_use]
     pub fn with_facts(&self, facts: PodFacts) -> Self {
         Self { id: self.id, facts: Arc::new(facts), vitals: Arc::clone(&self.vitals) }
     }
 
-    /// The same engine in another incarnation, of whose cache nothing is known; its load goes on.
+    /// The same engine in another incarnation, with an unknown cache and the same load.
     #[must_use]
     pub fn anew(&self, id: PodId, facts: PodFacts) -> Self {
         Self { id, ..self.with_facts(facts) }
     }
 
-    /// Which incarnation of which pod this is.
+    /// The incarnation of the pod.
     #[must_use]
     pub const fn id(&self) -> PodId {
         self.id
     }
 
-    /// Its place in the answers of the index.
+    /// Its slot in the index.
     #[inline]
     #[must_use]
     pub fn slot(&self) -> PodSlot {
         self.id.slot()
     }
 
-    /// What is known of it for good.
+    /// Its facts.
     #[must_use]
     pub fn facts(&self) -> &PodFacts {
         &self.facts
     }
 
-    /// How it is now.
+    /// Its current state.
     #[inline]
     #[must_use]
     pub const fn vitals(&self) -> &Arc<Vitals> {

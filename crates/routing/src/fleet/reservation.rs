@@ -75,8 +75,8 @@ impl Reservation {
         }
     }
 
-    /// The answer began `took` after the request was sent: what says whether the pod is slow for what it
-    /// was sent. Short prompts count as [`LEAST_TOKENS`], because no engine begins at once.
+    /// The answer began `took` after the request was sent: what says whether the pod is slow for
+    /// what it was sent. Short prompts count as [`LEAST_TOKENS`], because no engine begins at once.
     pub fn began(&self, took: Duration, now: Moment) {
         const LEAST_TOKENS: u64 = 512;
         let tokens = (self.uncached_tokens + LEAST_TOKENS) as f64;
@@ -115,7 +115,7 @@ impl Drop for Reservation {
         self.vitals.spare(self.pending, pairs(self.prompt_tokens, self.pending));
         if let Some(context) = self.decoding {
             self.vitals.stop_decoding(context);
-            // Whoever reports no generated tokens says nothing about how long answers are.
+            // Without generated tokens there is nothing to learn about the length of responses.
             if context > self.prompt_tokens {
                 self.vitals.answered(context - self.prompt_tokens);
             }

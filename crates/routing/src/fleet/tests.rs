@@ -52,8 +52,8 @@ fn model(work: &PrefillWork) -> f64 {
     0.01 * work.tokens + 10.0 * work.steps
 }
 
-/// A request of so many uncached tokens that gets its first token after so many milliseconds, and then
-/// fifty more in as many steps of `step` milliseconds.
+/// A request of so many uncached tokens that gets its first token after so many milliseconds, and
+/// then fifty more in as many steps of `step` milliseconds.
 fn answered(vitals: &std::sync::Arc<Vitals>, from: u64, tokens: u64, first: u64, step: u64) {
     let at = |ms: u64| Duration::from_millis(from + ms);
     let mut load = Reservation::new(vitals, tokens, tokens).sent_at(at(0));

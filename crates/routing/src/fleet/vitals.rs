@@ -1,7 +1,8 @@
-//! How a pod is now: load, health, and how far its cache events can be trusted.
+//! The current state of a pod: load, health, speed, and how far its cache events can be trusted.
 //!
-//! Two cache lines of relaxed atomics, the second for what is [learnt](super::learnt) of its speed. Each figure is exact on its own; two figures read one after
-//! another may be of slightly different moments, which no policy can notice.
+//! A few cache lines of relaxed atomics, one of them for the [learnt](super::learnt_rates) speed.
+//! Each figure is exact on its own; two figures that are read one after another may be of slightly
+//! different moments, which no policy can notice.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,26 +14,26 @@ use super::learnt_rates::{LearntRate, LearntRates, MeasuredPrefill, PrefillWork}
 /// Whether a pod answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Health {
-    /// It does.
+    /// It answers.
     #[default]
     Up,
-    /// It was told to finish what it has.
+    /// It finishes its requests and gets no new ones.
     Draining,
-    /// It does not.
+    /// It does not answer.
     Down,
 }
 
-/// Whether what a pod did lately keeps requests away.
+/// The state of a pod's circuit breaker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BreakerState {
-    /// It does not.
+    /// Requests pass.
     #[default]
     Closed,
     /// One request at a time may try.
     HalfOpen,
-    /// It failed: nobody answers there, or only with errors.
+    /// No request passes: it does not answer, or only with errors.
     Open,
-    /// It answered that it is busy, and is left alone for a while.
+    /// It answered that it is busy, and gets no requests for a while.
     Resting,
 }
 
@@ -44,9 +45,9 @@ pub enum EventTrust {
     Exact,
     /// An event is missing and is being fetched.
     Unsure,
-    /// Nothing false is known, but something may be missing.
+    /// Nothing in the index is false, but something may be missing.
     Partial,
-    /// The engine sends no events: what is known are guesses from routing.
+    /// The engine sends no events: its cache is approximated from routing.
     Guessed,
 }
 
@@ -60,7 +61,7 @@ pub struct Vitals {
     prefill_pairs: AtomicU64,
     decode_tokens: AtomicU64,
     /// Microseconds plus one; zero for never.
-    heard: AtomicU64,
+    last_event: AtomicU64,
     waiting: AtomicU32,
     kv_usage: AtomicU32,
     /// As bits of an `f32`; zero for unknown.
@@ -71,15 +72,14 @@ pub struct Vitals {
     paced_at: AtomicU32,
     /// Answers that the pace is of, as far as they can be counted here.
     paces: AtomicU8,
-    /// When something was last heard of the prompts it computes: milliseconds, of which the upper half of the time
-    /// of the caller is cut off; zero for never.
+    /// The last progress of its prefills, in wrapping milliseconds; zero for never.
     progress: AtomicU32,
     /// Until when it rests: milliseconds, counted round and round.
     rests_until: AtomicU32,
     health: AtomicU8,
     breaker: AtomicU8,
     trust: AtomicU8,
-    /// What is not believed any more, in 255ths.
+    /// The share of its known blocks that is disregarded, in 255ths.
     faded: AtomicU8,
     /// In sixteenths; zero for as the profile says.
     told_pace: AtomicU8,
@@ -110,8 +110,8 @@ impl Vitals {
         self.prefill_tokens.load(Relaxed)
     }
 
-    /// Twice the pairs of tokens that these must attend to: what makes long prompts slower than short ones
-    /// of as many tokens together.
+    /// Twice the pairs of tokens that these must attend to: what makes long prompts slower than
+    /// short ones of as many tokens together.
     #[inline]
     #[must_use]
     pub fn prefill_pairs(&self) -> u64 {
@@ -144,8 +144,8 @@ impl Vitals {
         (mean > 0.0).then(|| f64::from(mean))
     }
 
-    /// How many milliseconds its recent answers took to begin, for each token that they had to compute, and
-    /// how many such answers are known, up to 255.
+    /// How many milliseconds its recent answers took to begin, for each token that they had to
+    /// compute, and how many such answers are known, up to 255.
     #[inline]
     #[must_use]
     pub fn pace(&self) -> Option<(f64, u32)> {
@@ -161,8 +161,8 @@ impl Vitals {
         Duration::from_millis(u64::from(ago))
     }
 
-    /// An answer took so many milliseconds for each token that it had to compute: the newest counts an
-    /// eighth.
+    /// An answer took so many milliseconds for each token that it had to compute: the newest counts
+    /// an eighth.
     pub fn paced(&self, per_token: f64, now: Moment) {
         const NEWEST: f64 = 1.0 / 8.0;
         let known = self.paces.load(Relaxed);
@@ -172,7 +172,8 @@ impl Vitals {
         self.paces.store(known.saturating_add(1), Relaxed);
     }
 
-    /// How many times longer it takes than `model` says of some work, as far as its requests have shown.
+    /// How many times longer it takes than `model` says of some work, as far as its requests have
+    /// shown.
     #[inline]
     pub(crate) fn slowness(
         &self,
@@ -186,15 +187,15 @@ impl Vitals {
         self.learnt.pace(paced, told, model)
     }
 
-    /// How long it has been computing prompts since something was last heard of them: that one was sent to
-    /// an idle pod, that some of one is computed, or a first token.
+    /// How long its prefills have made no progress. Progress is a prompt sent to an idle pod, a
+    /// computed part of a prompt, or a first token.
     #[inline]
     #[must_use]
     pub fn computing(&self, now: Moment) -> Duration {
         let passed = (now.as_millis() as u32).wrapping_sub(self.progress.load(Relaxed));
         match self.progress.load(Relaxed) {
             0 => Duration::ZERO,
-            // It was heard of after `now`.
+            // The progress is later than `now`.
             _ if passed > u32::MAX / 2 => Duration::ZERO,
             _ => Duration::from_millis(passed.into()),
         }
@@ -204,8 +205,8 @@ impl Vitals {
         self.progress.store((now.as_millis() as u32).max(1), Relaxed);
     }
 
-    /// It is known to take so many times longer than its engine's profile says. What its requests show
-    /// counts more as soon as there are some.
+    /// It is known to take so many times longer than its engine's profile says. What its requests
+    /// show counts more as soon as there are some.
     pub fn tell_pace(&self, pace: f64) {
         // Whatever is out of range is cut to it.
         self.told_pace.store((pace * 16.0).round().max(1.0) as u8, Relaxed);
@@ -222,7 +223,7 @@ impl Vitals {
         }
     }
 
-    /// Whether what it did lately keeps requests away.
+    /// The state of its circuit breaker.
     #[inline]
     #[must_use]
     pub fn breaker(&self) -> BreakerState {
@@ -241,7 +242,7 @@ impl Vitals {
             return None;
         }
         let left = self.rests_until.load(Relaxed).wrapping_sub(now.as_millis() as u32);
-        // Its time may be over, and nobody has looked yet.
+        // The time may be over before the breaker was closed.
         let left = if left > u32::MAX / 2 { 0 } else { left };
         Some(Duration::from_millis(left.into()))
     }
@@ -258,7 +259,8 @@ impl Vitals {
         }
     }
 
-    /// What is left of `blocks` that it is known to hold, when its event stream has been silent for long.
+    /// The part of `blocks` known blocks that still counts after a long silence of its event
+    /// stream.
     #[inline]
     #[must_use]
     pub fn believed(&self, blocks: u32) -> u32 {
@@ -268,24 +270,24 @@ impl Vitals {
         }
     }
 
-    /// How much of what is known of it is still believed, in `[0, 1]`.
+    /// Sets the share of its known blocks that still counts, in `[0, 1]`.
     pub fn set_freshness(&self, freshness: f64) {
         let faded = (1.0 - freshness.clamp(0.0, 1.0)) * f64::from(u8::MAX);
         self.faded.store(faded.round() as u8, Relaxed);
     }
 
-    /// How long ago its event stream gave a sign of life; `None` if it never did.
+    /// The time since the last sign of life of its event stream; `None` if there was none.
     #[inline]
     #[must_use]
     pub fn silence(&self, now: Moment) -> Option<Duration> {
-        let heard = self.heard.load(Relaxed).checked_sub(1)?;
-        Some(now.saturating_sub(Duration::from_micros(heard)))
+        let last_event = self.last_event.load(Relaxed).checked_sub(1)?;
+        Some(now.saturating_sub(Duration::from_micros(last_event)))
     }
 
-    /// Its event stream gave a sign of life: an event, a heartbeat, a matching digest.
+    /// Records a sign of life of its event stream: an event, a heartbeat, a matching digest.
     pub fn heard_at(&self, now: Moment) {
         let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX - 1);
-        self.heard.store(micros + 1, Relaxed);
+        self.last_event.store(micros + 1, Relaxed);
     }
 
     /// What the engine reports of itself. A usage outside `[0, 1]` counts as the nearer end.
@@ -347,8 +349,8 @@ impl Vitals {
         }
     }
 
-    /// A request that was sent when the pod was seen as `sent` has its first token. What waited inside the
-    /// engine for memory tells nothing about its speed.
+    /// A request that was sent when the pod was seen as `sent` has its first token. What waited
+    /// inside the engine for memory tells nothing about its speed.
     pub(super) fn learn_prefill(&self, sent: &LearntRate, now: Moment) {
         const MOST_WAITING: u32 = 4;
         if self.waiting() <= MOST_WAITING {
@@ -369,8 +371,8 @@ impl Vitals {
         self.decode_tokens.fetch_add(tokens, Relaxed);
     }
 
-    /// An answer of so many tokens has ended: the newest counts a thirty-second. Two that end at the same
-    /// moment may count as one, which the next ones make up for.
+    /// An answer of so many tokens has ended: the newest counts a thirty-second. Two that end at
+    /// the same moment may count as one, which the next ones make up for.
     pub(super) fn answered(&self, tokens: u64) {
         const NEWEST: f64 = 1.0 / 32.0;
         let mean = self

@@ -1,4 +1,4 @@
-//! From a description to pods with loads and an index that knows what they hold.
+//! Builds a described fleet: pods with loads, and an index of what they hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::models::{Models, RoutedModel, Tokenize, TokenizeError};
 use crate::name::Name;
 use crate::request::{ModelChoice, Prompt, Request};
 
-/// A description come to life.
+/// A fleet built from a description.
 #[derive(Debug)]
 pub struct BuiltFleet {
     /// Its models.
@@ -24,15 +24,15 @@ pub struct BuiltFleet {
     pub fleet: Fleet,
     /// What they hold.
     pub index: Index,
-    /// The load that was described, on the pods for as long as this lives.
+    /// The described load, on the pods for as long as this lives.
     pub load: Vec<Reservation>,
 }
 
-/// A description that cannot come to life.
+/// A described fleet cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BuildError {
     /// More pods than an index can hold.
-    #[error("{0} pods are described; an index holds at most 4096")]
+    #[error("the fleet has {0} pods; the limit is 4096")]
     TooManyPods(usize),
     /// A held prompt cannot be tokenized.
     #[error(
@@ -43,29 +43,28 @@ pub enum BuildError {
         pod: Name,
         /// Its first model.
         model: Name,
-        /// Why.
+        /// The tokenizer's error.
         cause: TokenizeError,
     },
     /// No slot was free.
     #[error(transparent)]
     NoSlot(#[from] NoSlot),
-    /// The pod went while it was built.
+    /// The pod was removed while it was built.
     #[error(transparent)]
     PodGone(#[from] PodRemoved),
 }
 
 impl BuiltFleet {
-    /// What people call a pod.
+    /// The name of a pod.
     #[must_use]
     pub fn name(&self, pod: PodId) -> String {
         let found = self.fleet.find(pod).map(|at| self.fleet[at].facts().name.to_string());
-        found.unwrap_or_else(|| "a pod that has gone".to_owned())
+        found.unwrap_or_else(|| "a removed pod".to_owned())
     }
 }
 
 impl FleetSpec {
-    /// Makes pods and an index. `tokenizer` gives the tokenizer of a model by what the description
-    /// says of it.
+    /// Builds pods and an index. `tokenizer` loads a model's tokenizer by its description.
     ///
     /// # Errors
     /// If there are too many pods, or a held text cannot be tokenized.
@@ -82,10 +81,11 @@ impl FleetSpec {
         let count = self.pods.len();
         let capacity = Capacity::for_pods(count).ok_or(BuildError::TooManyPods(count))?;
         let index = Index::new(IndexLimits { capacity, ..IndexLimits::default() }, 1);
-        let (mut pods, mut load) = (Vec::new(), Vec::new());
+        let mut pods = Vec::new();
+        let mut load = Vec::new();
         for described in &self.pods {
             let pod = FleetPod::new(index.add_pod()?, described.facts.clone());
-            described.burden(&pod, now, &mut load);
+            described.add_load(&pod, now, &mut load);
             described.fill(&pod, &models, &index)?;
             pods.push(pod);
         }
@@ -95,7 +95,7 @@ impl FleetSpec {
 
 impl PodSpec {
     /// Puts the described load on the pod.
-    fn burden(&self, pod: &FleetPod, now: Duration, load: &mut Vec<Reservation>) {
+    fn add_load(&self, pod: &FleetPod, now: Duration, load: &mut Vec<Reservation>) {
         let vitals = pod.vitals();
         vitals.set_health(self.health);
         vitals.set_breaker(self.breaker);
@@ -163,10 +163,9 @@ impl PodSpec {
             Some(tokenizer) => tokenizer.tokenize(&request, &mut tokens),
             None => Err(TokenizeError::NoTokenizer),
         };
-        let (pod, name) = (&self.facts.name, model.name());
         tokenized.map_err(|cause| BuildError::NotTokenized {
-            pod: pod.clone(),
-            model: name.clone(),
+            pod: self.facts.name.clone(),
+            model: model.name().clone(),
             cause,
         })?;
         Ok(tokens)

@@ -2,13 +2,11 @@
 
 use serde_json::Value;
 use wornpath_index::Tier;
+use wornpath_yaml::{
+    Node, Parameter, Problem, ProblemKind, SettingEntry, Settings, Takes, Yaml, json,
+};
 
-use super::maps;
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes, json};
-use crate::problem::{Problem, ProblemKind};
-use crate::settings::{PluginSettings, SettingEntry};
-use crate::yaml::{Node, Yaml};
 
 /// A prompt that a pod holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,8 +56,8 @@ pub(super) fn holds(
     };
     let whole = Node { span: key.span, value: Yaml::Map(vec![(key.clone(), value.clone())]) };
     let mut held = Vec::new();
-    for entry in maps(&whole, "holds", problems) {
-        let settings = PluginSettings::read(&entry, HOLDS, &["messages"], problems);
+    for entry in SettingEntry::list(&whole, "holds", problems) {
+        let settings = Settings::read(&entry, HOLDS, &["messages"], problems);
         let prompt = match text(&entry, &settings) {
             Ok(prompt) => prompt,
             Err(problem) => {
@@ -82,13 +80,18 @@ pub(super) fn holds(
             "other" => Tier::Other,
             _ => Tier::Gpu,
         };
-        let (salt, first) = (settings.maybe("salt"), settings.maybe("first"));
-        held.push(HeldPrompt { prompt, lora, salt, tier, first });
+        held.push(HeldPrompt {
+            prompt,
+            lora,
+            salt: settings.maybe("salt"),
+            tier,
+            first: settings.maybe("first"),
+        });
     }
     held
 }
 
-fn text(entry: &SettingEntry<'_>, settings: &PluginSettings) -> Result<HeldText, Problem> {
+fn text(entry: &SettingEntry<'_>, settings: &Settings) -> Result<HeldText, Problem> {
     let messages = entry.settings.iter().find(|(key, _)| key.text() == Some("messages"));
     match (settings.maybe::<Vec<String>>("tokens"), settings.maybe("text"), messages) {
         (Some(ids), None, None) => tokens(&ids, entry, settings),
@@ -106,13 +109,13 @@ fn text(entry: &SettingEntry<'_>, settings: &PluginSettings) -> Result<HeldText,
 fn tokens(
     ids: &[String],
     entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
+    settings: &Settings,
 ) -> Result<HeldText, Problem> {
     let mut tokens = Vec::new();
     for id in ids {
         let span = settings.find("tokens").map_or(entry.span, |setting| setting.span);
         tokens.push(id.parse().map_err(|_| {
-            let message = format!("`{id}` in `tokens` of `holds` is no token id");
+            let message = format!("`{id}` in `tokens` of `holds` is not a token id");
             let cure = format!("give whole numbers from 0 to {}", u32::MAX);
             Problem::new(ProblemKind::BadParameter, span, message).cure(cure)
         })?);

@@ -88,7 +88,7 @@ fn what_no_fleet_can_be_is_refused() {
         ("name: a, roles: []", "`roles` of `pods` is empty"),
         ("name: ''", "a name is empty"),
         ("name: a}, {name: a", "two pods are called `a`"),
-        ("name: a, holds: [{tokens: [1, -1]}]", "`-1` in `tokens` of `holds` is no token id"),
+        ("name: a, holds: [{tokens: [1, -1]}]", "`-1` in `tokens` of `holds` is not a token id"),
         ("name: a, holds: [{text: b, lora: l}]", "which the pod does not serve"),
         ("name: a, holds: [{text: b, messages: []}]", "a held prompt is one of"),
         ("name: a, holds: [{messages: [{content: b}]}]", "a message has no `role`"),
@@ -146,6 +146,6 @@ fn a_held_text_needs_a_tokenizer() {
     assert_eq!(
         error.to_string(),
         "pod `a` holds a text or messages, but model `m` cannot tokenize them: \
-         it has no tokenizer; give it one, or send token ids"
+         no tokenizer is configured; configure one, or use token ids"
     );
 }

@@ -23,9 +23,10 @@ fn turn<'a>(walk: &mut Walk<'a>) -> Option<ChatTurn<'a>> {
     if walk.next()? != b'{' {
         return None;
     }
-    let (mut role, mut content) = (None, None);
+    let mut role = None;
+    let mut content = None;
     while walk.has_member(b'}')? {
-        let place = match walk.string()?.text {
+        let field = match walk.string()?.text {
             "role" => &mut role,
             "content" => &mut content,
             _ => return None,
@@ -33,7 +34,7 @@ fn turn<'a>(walk: &mut Walk<'a>) -> Option<ChatTurn<'a>> {
         walk.expect(b':')?;
         let is_text = walk.next()? == b'"';
         // Of several of one name, a parser takes the last.
-        if !is_text || place.replace(walk.string()?).is_some() {
+        if !is_text || field.replace(walk.string()?).is_some() {
             return None;
         }
     }

@@ -1,7 +1,7 @@
-//! Walks over JSON, and makes something of it only where it is asked to.
+//! Scans JSON, and builds values only on request.
 //!
-//! Strings are jumped over from quote to quote, which is many times faster than parsing them. Whatever is
-//! no JSON ends the walk, and so does nesting deeper than any real prompt's.
+//! Strings are skipped from quote to quote, which is many times faster than parsing them. Invalid
+//! JSON ends the scan, and so does nesting deeper than any real prompt's.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(crate) enum Token<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WrittenSpan<'a> {
     pub(super) text: &'a str,
-    /// Whether there is any backslash: whoever looked for the end knows.
+    /// Whether there is any backslash; the scan for the end finds out.
     pub(super) has_escapes: bool,
 }
 
@@ -66,8 +66,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Where in an object the list of that name stands, if it is the first thing of that name and nothing up
-    /// to its end is wrong. What comes after it is not looked at.
+    /// Where in an object the list of that name stands, if it is the first thing of that name and
+    /// nothing up to its end is wrong. What comes after it is not looked at.
     pub(super) fn list_of(&mut self, name: &str) -> Option<Range<usize>> {
         self.expect(b'{')?;
         loop {
@@ -85,8 +85,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Walks from behind one of an object's values to the object's end, if nothing there has that name,
-    /// however it is spelled: of several, a parser takes the last.
+    /// Walks from behind one of an object's values to the object's end, if nothing there has that
+    /// name, however it is spelled: of several, a parser takes the last.
     pub(super) fn ends_without(&mut self, name: &str) -> Option<()> {
         while self.next()? == b',' {
             self.at += 1;
@@ -122,8 +122,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Steps to the next member of a list or an object, from its beginning or from behind the member before, or
-    /// out of it. For a text that was checked.
+    /// Steps to the next member of a list or an object, from its beginning or from behind the
+    /// member before, or out of it. For a text that was checked.
     pub(super) fn has_member(&mut self, close: u8) -> Option<bool> {
         let is_over = self.next()? == close;
         self.at += 1;
@@ -196,7 +196,8 @@ impl<'a> Walk<'a> {
     /// What stands between two quotes.
     pub(super) fn string(&mut self) -> Option<WrittenSpan<'a>> {
         let start = self.at + 1;
-        let (mut at, mut has_escapes) = (start, false);
+        let mut at = start;
+        let mut has_escapes = false;
         loop {
             at += memchr2(b'"', b'\\', self.bytes().get(at..)?)?;
             if self.bytes()[at] == b'"' {
@@ -220,7 +221,8 @@ impl<'a> Walk<'a> {
 }
 
 impl WrittenSpan<'_> {
-    /// Gives the string's text to `push`, piece by piece, without its escapes. For one that was checked.
+    /// Gives the string's text to `push`, piece by piece, without its escapes. For one that was
+    /// checked.
     pub(crate) fn unescaped(self, mut push: impl FnMut(&str)) {
         let mut rest = self.text;
         while self.has_escapes
@@ -265,7 +267,8 @@ impl WrittenSpan<'_> {
     }
 }
 
-/// Whether it is a number that a [`CelValue`] holds as engines read it: an integer of 64 bits, or a float.
+/// Whether it is a number that a [`Value`] holds as engines read it: an integer of 64 bits, or a
+/// float.
 fn is_held(scalar: &[u8]) -> bool {
     let is_float = || scalar.iter().any(|byte| matches!(byte, b'.' | b'e' | b'E'));
     let number = serde_json::from_slice::<serde_json::Number>(scalar);

@@ -1,10 +1,10 @@
 //! `attributes`: headers and body fields as named values, for filters, scorers and expressions.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::source::DepthSource;
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::Attributes;
@@ -98,8 +98,8 @@ impl Prepare for AttributesFrom {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn headers_and_fields_get_names_and_absent_ones_are_absent() {

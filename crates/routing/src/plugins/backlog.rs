@@ -4,12 +4,12 @@
 //! elsewhere nor be overtaken; what waits in the router can, until a pod is about to have time for it. The cap is in
 //! milliseconds, so that it means the same for every engine and every length of prompt.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::cost::PodSpeeds;
 use super::predicted_ttft::{ENGINE, RATES, SPEED, speeds};
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, HeldDepth, Rejection, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -117,8 +117,8 @@ impl Filter for Backlog {
 #[cfg(test)]
 mod tests {
     use crate::fleet::{PodFacts, Reservation};
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn the_cap_is_in_time_so_one_long_prompt_counts_more_than_many_short_ones() {

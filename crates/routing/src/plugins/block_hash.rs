@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::models::Models;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::{Reads, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::{BlockHashes, Tokens};

@@ -5,11 +5,10 @@
 //! that nobody gains by not being asked.
 
 use wornpath_index::{BlockLocation, Tier};
+use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, EventTrust};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, HeldDepth, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {

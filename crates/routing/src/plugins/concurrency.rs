@@ -1,9 +1,9 @@
 //! `concurrency`: keeps pods that are below a cap.
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::{Candidate, Vitals};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -90,8 +90,8 @@ impl Filter for ConcurrencyCaps {
 #[cfg(test)]
 mod tests {
     use crate::fleet::Reservation;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn a_pod_at_its_cap_gets_nothing_until_something_ends() {

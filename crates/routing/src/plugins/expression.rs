@@ -6,12 +6,12 @@
 mod placed;
 mod vocabulary;
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::cel::{CelBatch, FUNCTIONS, Program, compile};
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, HeldBlocks, HeldDepth, Scale, Score};
 use crate::values::Attributes;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::{Candidate, EventTrust, Vitals};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -89,8 +89,8 @@ impl Filter for Fresh {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn silence_gaps_and_missing_streams_are_told_apart() {

@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use wornpath_blocks::{BlockHash, HashKey};
 use wornpath_index::{Depths, Index, IndexLimits, Moment, PodId};
+use wornpath_yaml::Span;
 
-use crate::assembly::{Blueprint, BuiltPlugin, make};
+use crate::assembly::{BuiltPlugin, make};
 use crate::fleet::{Candidate, Fleet, FleetPod, PodFacts, Vitals};
 use crate::models::Models;
 use crate::name::Role;
-use crate::plugin::{Registry, Stage};
-use crate::problem::Span;
+use crate::plugin::Blueprint;
+use crate::plugin::Registry;
 use crate::request::{Prompt, Request};
 use crate::rng::Rng;
 use crate::slot::{Reads, Slot, Slots};
+use crate::stage::Stage;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Preparing, Rejection};
 use crate::values::BlockHashes;
 
@@ -77,7 +79,7 @@ impl Harness {
     pub(crate) fn play(&self, prepare: &[&str], stage: Stage, plugin: &str) -> HarnessRun<'_> {
         let mut blueprint = Blueprint::new(&Registry::shipped(), &self.models);
         let mut made_in = |stage, yaml: &str| {
-            let node = crate::yaml::parse(yaml).unwrap();
+            let node = wornpath_yaml::parse(yaml).unwrap();
             let made = make(&mut blueprint, &node, stage, 0);
             made.unwrap_or_else(|_| panic!("{yaml}: {:?}", blueprint.problems)).plugin
         };
@@ -115,7 +117,7 @@ impl Harness {
         let mut blueprint = Blueprint::new(&Registry::shipped(), &self.models);
         let mut preparers = vec![];
         for yaml in prepare {
-            let node = crate::yaml::parse(yaml).unwrap();
+            let node = wornpath_yaml::parse(yaml).unwrap();
             let made = make(&mut blueprint, &node, Stage::Prepare, 0);
             preparers.push(made.unwrap_or_else(|_| panic!("{:?}", blueprint.problems)).plugin);
         }
@@ -132,7 +134,7 @@ impl Harness {
     pub(crate) fn complaint(stage: Stage, yaml: &str) -> String {
         let models = Arc::new(Models::default());
         let mut blueprint = Blueprint::new(&Registry::shipped(), &models);
-        let node = crate::yaml::parse(yaml).unwrap();
+        let node = wornpath_yaml::parse(yaml).unwrap();
         assert!(make(&mut blueprint, &node, stage, 0).is_err(), "{yaml} is fine");
         let messages: Vec<_> = blueprint.problems.iter().map(|problem| problem.message()).collect();
         messages.join("\n")

@@ -1,11 +1,11 @@
 //! `hash_key`: what consistent hashing hashes.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::rendezvous::affinity;
 use super::source::DepthSource;
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::{Reads, Writes};
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::{Attributes, RingKey, SessionKey, Tokens};
@@ -108,8 +108,8 @@ impl Prepare for HashKeyFrom {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn prompts_alike_in_their_first_tokens_have_one_key() {

@@ -2,11 +2,11 @@
 //!
 //! By rendezvous instead of points on a circle; why is told in [`rendezvous`](super::rendezvous).
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::rendezvous::{LoadBound, affinity};
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::slot::Reads;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
@@ -24,7 +24,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
         ),
         Parameter::with_default(
             "otherwise",
-            Takes::Picker,
+            PICKER,
             "max_score",
             "Who picks for a request without key.",
         ),
@@ -113,8 +113,8 @@ impl Pick for HashRing {
 mod tests {
     use super::*;
     use crate::fleet::Reservation;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     const PREPARE: [&str; 1] = ["hash_key: {header: k}"];
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{BreakerState, Candidate, FleetPod, Health, Vitals};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection};
 
 pub(crate) const PLUGIN: Plugin = Plugin {

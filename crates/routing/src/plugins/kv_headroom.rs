@@ -1,9 +1,9 @@
 //! `kv_headroom`: keeps pods whose KV cache has room for the request.
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::{Candidate, FleetPod};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 use crate::values::BlockHashes;
@@ -105,8 +105,8 @@ impl Filter for KvHeadroom {
 #[cfg(test)]
 mod tests {
     use crate::fleet::{PodFacts, Reservation};
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn the_request_itself_must_fit() {

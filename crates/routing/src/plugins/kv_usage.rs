@@ -1,8 +1,7 @@
 //! `kv_usage`: the emptier a pod's KV cache, the better.
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -35,8 +34,8 @@ impl Score for KvUsage {
 
 #[cfg(test)]
 mod tests {
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn an_empty_cache_scores_one_and_a_full_one_zero() {

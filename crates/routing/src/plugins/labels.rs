@@ -1,11 +1,11 @@
 //! `labels`: keeps pods whose labels match a selector, or agree with the request's attributes.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::label_selector::LabelSelector;
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, PodFacts};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Filter, Rejection};
 use crate::values::Attributes;
@@ -114,8 +114,8 @@ impl Filter for Labels {
 #[cfg(test)]
 mod tests {
     use crate::fleet::PodFacts;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     fn rehearsal() -> Harness {
         let pod = |labels: &[(&str, &str)]| PodFacts {

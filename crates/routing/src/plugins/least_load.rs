@@ -1,9 +1,9 @@
 //! `least_load`: the less a pod has to do, the better.
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::{Candidate, Vitals};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {

@@ -1,10 +1,10 @@
 //! `locality`: the nearer to the pod of an earlier step, the better.
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::{Candidate, Topology};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Scale, Score};
 use crate::values::Picked;
@@ -78,8 +78,8 @@ impl Score for Locality {
 #[cfg(test)]
 mod tests {
     use crate::fleet::{PodFacts, Topology};
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     fn rehearsal() -> Harness {
         let pod = |name: &str, [host, rack, zone, region]: [&str; 4]| PodFacts {

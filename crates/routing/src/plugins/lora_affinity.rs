@@ -8,11 +8,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use wornpath_index::{Moment, PodId};
+use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -89,8 +88,8 @@ mod tests {
     use std::time::Duration;
 
     use crate::fleet::PodFacts;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     fn rehearsal() -> Harness {
         let able =

@@ -1,7 +1,6 @@
 //! `max_score`: the best total; among equals, one at random.
 
-use crate::assembly::{Assembly, AssemblyRefused};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::rng::Rng;
 use crate::stage::{CandidateSet, Choice, Decision, Pick};
 

@@ -50,10 +50,10 @@ mod tests;
 
 pub use cost::SPEEDS;
 
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, Registry};
 
 /// Every shipped plugin, in the order of the reference page.
-pub(crate) const ALL: &[Plugin] = &[
+const ALL: &[Plugin] = &[
     // prepare
     tokenize::PLUGIN,
     block_hash::PLUGIN,
@@ -94,3 +94,17 @@ pub(crate) const ALL: &[Plugin] = &[
     power_of_two::PLUGIN,
     planned::PLUGIN,
 ];
+
+impl Registry {
+    /// The plugins that wornpath ships.
+    #[must_use]
+    pub fn shipped() -> Self {
+        Self::of(ALL.to_vec())
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self::shipped()
+    }
+}

@@ -1,9 +1,8 @@
 //! `model`: keeps pods that serve the model, the adapter and a context of the request's length.
 
 use super::healthy;
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Filter, Rejection};
 use crate::values::Tokens;
@@ -109,8 +108,8 @@ impl Filter for ServesModel {
 #[cfg(test)]
 mod tests {
     use crate::fleet::PodFacts;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn model_adapter_and_context_must_fit() {

@@ -1,7 +1,6 @@
 //! `plan_hint`: the pod that an offline plan put the request on.
 
-use crate::assembly::{Assembly, AssemblyRefused};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::PlanHint;

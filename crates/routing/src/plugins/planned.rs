@@ -1,9 +1,9 @@
 //! `planned`: the pod that an offline plan names, if it survived the filters; else another picker.
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::Parameter;
+
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::slot::Reads;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
@@ -15,7 +15,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
               picker, and the plan says so.",
     parameters: &[Parameter::with_default(
         "otherwise",
-        Takes::Picker,
+        PICKER,
         "max_score",
         "Who picks for a request without plan, or whose planned pod cannot take it.",
     )],
@@ -71,9 +71,9 @@ impl Pick for Planned {
 
 #[cfg(test)]
 mod tests {
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
     use crate::rng::Rng;
+    use crate::stage::Stage;
 
     const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];
 

@@ -3,8 +3,7 @@
 //! Two choices avoid the herd: routers that see the same stale figures do not all pick the same pod.
 
 use super::weighted_choice::two_of;
-use crate::assembly::{Assembly, AssemblyRefused};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::rng::Rng;
 use crate::stage::{CandidateSet, Choice, Decision, Pick};
 
@@ -33,9 +32,9 @@ impl Pick for PowerOfTwo {
 
 #[cfg(test)]
 mod tests {
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
     use crate::rng::Rng;
+    use crate::stage::Stage;
 
     #[test]
     fn the_worst_is_never_picked_and_the_others_are_by_rank() {

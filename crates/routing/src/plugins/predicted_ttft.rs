@@ -2,14 +2,13 @@
 //! the placement costs others. The model is in [`cost`](super::cost).
 
 use wornpath_index::Moment;
+use wornpath_yaml::{Parameter, Takes};
 
 use super::cost::{
     Burden, EngineRates, EngineSpeed, PUBLISHED, Paces, Placement, PodSpeeds, Prices, terms,
 };
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::{Candidate, FleetPod};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, HeldDepth, Scale, Score};
 
 /// Which speed pods have that do not say it themselves.
@@ -175,8 +174,8 @@ mod tests {
     use std::time::Duration;
 
     use crate::fleet::{PodFacts, Reservation};
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
     const PLAIN: &str = "predicted_ttft: {eviction: 0, pressure_ms: 0}";

@@ -4,10 +4,10 @@
 //! it lets go when the warm pods have that much more prefill pending than the others, so that a
 //! popular prefix spreads instead of melting one pod.
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, HeldDepth, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -78,8 +78,8 @@ impl Filter for PrefixHeld {
 #[cfg(test)]
 mod tests {
     use crate::fleet::Reservation;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
 

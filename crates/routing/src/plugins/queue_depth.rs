@@ -1,8 +1,7 @@
 //! `queue_depth`: the fewer requests wait inside the engine, the better.
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -42,8 +41,8 @@ impl Score for QueueDepth {
 
 #[cfg(test)]
 mod tests {
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn the_shortest_queue_scores_one_and_the_longest_zero() {

@@ -1,10 +1,10 @@
 //! `region`: the nearer a pod's region to the client's, the better.
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::Candidate;
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, Scale, Score};
 use crate::values::Attributes;
@@ -86,8 +86,8 @@ impl Score for Region {
 #[cfg(test)]
 mod tests {
     use crate::fleet::{PodFacts, Topology};
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn the_clients_own_region_comes_before_its_neighbours() {

@@ -1,10 +1,10 @@
 //! `role`: of the pods that can play the step's role, keeps those that can play another one too.
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::Candidate;
 use crate::name::Role;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, Rejection};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -62,8 +62,8 @@ impl Filter for HasRole {
 mod tests {
     use crate::fleet::PodFacts;
     use crate::name::Role;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     fn rehearsal() -> Harness {
         let facts = |roles: &[&str]| PodFacts {

@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::rng::Rng;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 
@@ -61,9 +60,9 @@ impl Pick for RoundRobinPick {
 
 #[cfg(test)]
 mod tests {
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
     use crate::rng::Rng;
+    use crate::stage::Stage;
 
     #[test]
     fn everybody_has_a_turn_and_those_filtered_out_are_passed_over() {

@@ -1,9 +1,8 @@
 //! `session_affinity`: the pod that a session was last sent to is better than the others.
 
 use super::sessions::{CAPACITY, LastPods, TTL};
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -41,8 +40,8 @@ impl Score for SessionAffinity {
 
 #[cfg(test)]
 mod tests {
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     #[test]
     fn a_session_prefers_where_it_was_and_others_do_not() {

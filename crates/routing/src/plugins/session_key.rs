@@ -1,11 +1,11 @@
 //! `session_key`: which session a request belongs to, by a header, a cookie or a field of the body.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::rendezvous::affinity;
 use super::source::DepthSource;
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::name::Name;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};
 use crate::values::SessionKey;
@@ -62,8 +62,8 @@ impl Prepare for SessionKeyFrom {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     const YAML: [&str; 1] = ["session_key: {header: X-Session, cookie: sid, field: user}"];
 

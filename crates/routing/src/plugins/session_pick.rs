@@ -1,11 +1,11 @@
 //! `session`: the pod that the session was last sent to; another picker for new sessions and for those
 //! whose pod cannot take them.
 
+use wornpath_yaml::Parameter;
+
 use super::sessions::{CAPACITY, LastPods, TTL};
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, PICKER, Plugin};
 use crate::rng::Rng;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 
@@ -16,12 +16,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     parameters: &[
         TTL,
         CAPACITY,
-        Parameter::with_default(
-            "otherwise",
-            Takes::Picker,
-            "max_score",
-            "Who picks for a new session.",
-        ),
+        Parameter::with_default("otherwise", PICKER, "max_score", "Who picks for a new session."),
     ],
     needs: &[],
     conflicts: &[],
@@ -79,9 +74,9 @@ impl Pick for SessionPick {
 mod tests {
     use std::time::Duration;
 
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
     use crate::rng::Rng;
+    use crate::stage::Stage;
 
     const PREPARE: [&str; 1] = ["session_key: {header: s}"];
     const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];

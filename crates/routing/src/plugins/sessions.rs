@@ -10,10 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wornpath_index::{Moment, PodId};
+use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::Assembly;
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
+use crate::plugin::Assembly;
 use crate::slot::Reads;
 use crate::stage::Decision;
 use crate::values::SessionKey;

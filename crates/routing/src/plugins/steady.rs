@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use crate::assembly::{Assembly, AssemblyRefused};
+use wornpath_yaml::{Parameter, Takes};
+
 use crate::fleet::Candidate;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::stage::{Decision, Filter, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
@@ -112,8 +112,8 @@ mod tests {
     use std::time::Duration;
 
     use crate::fleet::Vitals;
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
+    use crate::stage::Stage;
 
     const YAML: &str = "steady: {factor: 4, answers: 4, pause: 1s}";
 

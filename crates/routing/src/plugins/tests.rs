@@ -46,7 +46,7 @@ fn tokenize_takes_ids_as_they_are_and_asks_the_model_for_the_tokens_of_a_text() 
     let rejection = says(&rehearsal).unwrap_err();
     assert_eq!(
         (rejection.status, rejection.reason.as_str()),
-        (400, "the text cannot be tokenized: a digit")
+        (400, "tokenization failed: a digit")
     );
     rehearsal.request.model.base = "other".into();
     assert_eq!(says(&rehearsal).unwrap_err().status, 404);

@@ -8,12 +8,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use wornpath_blocks::{BlockHash, TextChain, TextHasher};
+use wornpath_yaml::{Parameter, Takes};
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::messages::{Token, Walk};
 use crate::models::Models;
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::request::Prompt;
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};

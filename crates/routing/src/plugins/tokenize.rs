@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::assembly::{Assembly, AssemblyRefused};
 use crate::models::{Models, TokenizeError};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::request::Prompt;
 use crate::slot::Writes;
 use crate::stage::{Prepare, Preparing, Rejection};

@@ -1,9 +1,9 @@
 //! `weighted_random`: at random, the better the likelier.
 
+use wornpath_yaml::{Parameter, Takes};
+
 use super::weighted_choice::draw;
-use crate::assembly::{Assembly, AssemblyRefused};
-use crate::parameter::{Parameter, Takes};
-use crate::plugin::{Make, Plugin};
+use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::rng::Rng;
 use crate::stage::{CandidateSet, Choice, Decision, Pick};
 
@@ -38,9 +38,9 @@ impl Pick for WeightedRandom {
 
 #[cfg(test)]
 mod tests {
-    use crate::plugin::Stage;
     use crate::plugins::harness::Harness;
     use crate::rng::Rng;
+    use crate::stage::Stage;
 
     #[test]
     fn the_temperature_decides_how_even_picks_are() {

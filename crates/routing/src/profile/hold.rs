@@ -1,19 +1,18 @@
-//! `hold` and `speculate`: when a request waits, and what a pod is expected to hold.
+//! Reads `hold`: when a request waits, and how the queue orders it.
 
 use std::time::Duration;
 
+use wornpath_yaml::{
+    GivenSetting, Node, Parameter, Problem, ProblemKind, SettingEntry, Settings, Span, Takes, Yaml,
+};
+
 use super::render::ProfileView;
 use super::{HoldPolicy, slots, stages};
-use crate::assembly::Blueprint;
-use crate::parameter::{Parameter, Takes, Value};
-use crate::problem::{Problem, ProblemKind, Span};
-use crate::queue::{QueueOrder, QueueRules, Tenant};
-use crate::settings::{GivenSetting, PluginSettings, SettingEntry};
-use crate::values::{Attributes, BlockHashes};
-use crate::yaml::{Node, Yaml};
-use crate::yaml_writer;
+use crate::plugin::Blueprint;
+use crate::values::Attributes;
+use crate::wait_queue::{QueueOrder, QueueRules, Tenant};
 
-/// What can be said of `hold`.
+/// The parameters of `hold`.
 pub(crate) const HOLD: &[Parameter] = &[
     Parameter::with_default(
         "deadline",
@@ -58,11 +57,11 @@ pub(crate) const HOLD: &[Parameter] = &[
     ),
 ];
 
-/// Reads `hold`. Its filters judge the pod that was chosen, after every step has been selected.
+/// Reads `hold`. Its filters check the chosen pod, after every step has one.
 pub(super) fn holding(
     node: Option<&Node>,
     blueprint: &mut Blueprint,
-    sheet: &mut ProfileView,
+    view: &mut ProfileView,
 ) -> HoldPolicy {
     let span = node.map_or(Span::default(), |node| node.span);
     let entries: &[(Node, Node)] = match node.map(|node| &node.value) {
@@ -77,23 +76,23 @@ pub(super) fn holding(
         }
     };
     let entry = SettingEntry { name: "hold", span, settings: entries };
-    let settings = PluginSettings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
+    let settings = Settings::read(&entry, HOLD, &["unless"], &mut blueprint.problems);
     let order = order(&entry, &settings, blueprint);
     let has_patience = matches!(order, QueueOrder::ShortestFirst { .. });
-    for setting in &settings.all {
+    for setting in settings.all() {
         if let GivenSetting::Value(value) = &setting.value
             && (has_patience || setting.name != "patience")
         {
-            sheet.hold.push_str(&format!("  {}: {value}\n", setting.name));
+            view.hold.push_str(&format!("  {}: {value}\n", setting.name));
         }
     }
     let unless = node.and_then(|node| node.get("unless"));
-    let unless = stages::judges(unless, blueprint, &mut sheet.graph.hold);
+    let unless = stages::hold_filters(unless, blueprint, &mut view.graph.hold);
     let defaults = QueueRules::default();
     let promote_after = settings.or("promote_after", defaults.promote_after);
     if promote_after.is_zero() {
         let span = settings.find("promote_after").map_or(span, |setting| setting.span);
-        let message = "`promote_after` of `hold` is no time at all: everybody would rise at once";
+        let message = "`promote_after` of `hold` is zero: every request would be promoted at once";
         blueprint.problems.push(
             Problem::new(ProblemKind::BadParameter, span, message)
                 .cure("give a time above zero, such as `10s`"),
@@ -113,12 +112,8 @@ pub(super) fn holding(
     }
 }
 
-/// Reads `order`, and whether what else is said goes with it.
-fn order(
-    entry: &SettingEntry<'_>,
-    settings: &PluginSettings,
-    blueprint: &mut Blueprint,
-) -> QueueOrder {
+/// Reads `order`, and refuses settings that have no effect with it.
+fn order(entry: &SettingEntry<'_>, settings: &Settings, blueprint: &mut Blueprint) -> QueueOrder {
     let word = settings.or("order", "shortest_first");
     let order = match word {
         "shortest_first" => {
@@ -132,7 +127,7 @@ fn order(
         _ => QueueOrder::Arrival,
     };
     if let Some((key, _)) = entry.settings.iter().find(|(key, _)| key.text() == Some("patience")) {
-        let message = format!("`patience` of `hold` says nothing with `order: {word}`");
+        let message = format!("`patience` of `hold` has no effect with `order: {word}`");
         blueprint.problems.push(
             Problem::new(ProblemKind::BadParameter, key.span, message)
                 .cure("remove it, or order `shortest_first`"),
@@ -141,7 +136,7 @@ fn order(
     order
 }
 
-fn shares(settings: &PluginSettings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
+fn shares(settings: &Settings, blueprint: &mut Blueprint) -> Vec<(Tenant, u32)> {
     const MOST: f64 = 1_000_000.0;
     let given: Vec<(String, f64)> = settings.or("shares", Vec::new());
     let is_share = |share: f64| (1.0..=MOST).contains(&share) && share.fract() == 0.0;
@@ -154,33 +149,4 @@ fn shares(settings: &PluginSettings, blueprint: &mut Blueprint) -> Vec<(Tenant, 
         );
     }
     given.iter().map(|(tenant, share)| (Tenant::named(tenant), *share as u32)).collect()
-}
-
-/// Reads `speculate`: `off`, or how long a pod is expected to hold what it was sent; ten seconds by
-/// default, where the prompt is hashed at all.
-pub(super) fn speculate(
-    node: Option<&Node>,
-    blueprint: &mut Blueprint,
-    sheet: &mut ProfileView,
-) -> Option<Duration> {
-    let time = match node {
-        None => slots::is_written::<BlockHashes>(blueprint).then_some(Duration::from_secs(10)),
-        Some(node) if node.text() == Some("off") => None,
-        Some(node) => match Takes::Time.read(node) {
-            Some(Value::Time(time)) => {
-                slots::pipeline_reads::<BlockHashes>(blueprint, "speculate", node.span);
-                Some(time)
-            }
-            _ => {
-                let found = node.text().unwrap_or_else(|| node.kind());
-                let message = format!("`speculate` is `{found}`");
-                blueprint.problems.push(Problem::new(ProblemKind::BadParameter, node.span, message).cure(
-                    "give `off`, or how long a pod is expected to hold what it was sent, such as `10s`",
-                ));
-                None
-            }
-        },
-    };
-    sheet.speculate = time.map_or_else(|| "off".to_owned(), yaml_writer::time);
-    time
 }

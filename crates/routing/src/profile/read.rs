@@ -1,17 +1,17 @@
-//! From YAML to a profile, taking down every problem on the way.
+//! Reads a profile and reports all its problems.
 
-use super::hold::{holding, speculate};
+use wornpath_yaml::{Node, Problem, ProblemKind, Problems, Yaml, parse, unknown_keys};
+
+use super::hold::holding;
 use super::render::ProfileView;
+use super::speculation::{speculate, without_events};
 use super::stages::list;
 use super::steps::steps;
-use super::without_events::without_events;
 use super::{Profile, ProfileEnv, slots};
-use crate::assembly::{Blueprint, BuiltPlugin, make};
-use crate::plugin::Stage;
-use crate::problem::{Problem, ProblemKind};
-use crate::settings::unknown_keys;
+use crate::assembly::{BuiltPlugin, make};
+use crate::plugin::Blueprint;
+use crate::stage::Stage;
 use crate::workflow;
-use crate::yaml::{Node, Yaml};
 
 const KEYS: [&str; 10] = [
     "description",
@@ -26,9 +26,30 @@ const KEYS: [&str; 10] = [
     "without_events",
 ];
 
-pub(super) fn profile(root: &Node, surroundings: &ProfileEnv) -> Result<Profile, Vec<Problem>> {
-    let mut blueprint = Blueprint::new(&surroundings.registry, &surroundings.models);
-    blueprint.roles.clone_from(&surroundings.roles);
+impl Profile {
+    /// Reads and checks a profile. Problems name it `file`.
+    ///
+    /// # Errors
+    /// All its problems, not only the first.
+    pub fn check(file: &str, text: &str, env: &ProfileEnv) -> Result<Self, Problems> {
+        parse(text)
+            .map_err(|problem| vec![problem])
+            .and_then(|root| Self::check_node(&root, env))
+            .map_err(|problems| Problems::new("profile", file, text, problems))
+    }
+
+    /// Reads and checks a profile that is part of a larger document.
+    ///
+    /// # Errors
+    /// All its problems.
+    pub fn check_node(root: &Node, env: &ProfileEnv) -> Result<Self, Vec<Problem>> {
+        read(root, env)
+    }
+}
+
+fn read(root: &Node, env: &ProfileEnv) -> Result<Profile, Vec<Problem>> {
+    let mut blueprint = Blueprint::new(&env.registry, &env.models);
+    blueprint.roles.clone_from(&env.roles);
     let Yaml::Map(entries) = &root.value else {
         let message = format!("a profile is a map of stages, not {}", root.kind());
         return Err(vec![
@@ -45,23 +66,24 @@ pub(super) fn profile(root: &Node, surroundings: &ProfileEnv) -> Result<Profile,
         blueprint.problems.push(problem.cure("write a sentence, or remove it"));
     }
     let description = description.and_then(Node::text).map(str::to_owned);
-    let mut sheet = ProfileView { description, ..ProfileView::default() };
+    let mut view = ProfileView { description, ..ProfileView::default() };
     let mut preparers = Vec::new();
-    for (turn, node) in list(root.get("prepare"), Stage::Prepare, &mut blueprint).enumerate() {
-        let Ok(made) = make(&mut blueprint, node, Stage::Prepare, turn) else { continue };
+    for (order, node) in list(root.get("prepare"), Stage::Prepare, &mut blueprint).enumerate() {
+        let Ok(made) = make(&mut blueprint, node, Stage::Prepare, order) else { continue };
         let BuiltPlugin::Prepare(preparer) = made.plugin else { continue };
-        preparers.push((made.card.plugin, preparer));
-        sheet.graph.prepare.push(made.card);
+        preparers.push((made.view.plugin, preparer));
+        view.graph.prepare.push(made.view);
     }
     let drafts = workflow::read(root.get("workflow"), root.span, &mut blueprint.problems);
-    let steps = steps(root, drafts, &mut blueprint, &mut sheet);
-    let holding = holding(root.get("hold"), &mut blueprint, &mut sheet);
-    let speculate = speculate(root.get("speculate"), &mut blueprint, &mut sheet);
-    let without_events = without_events(root.get("without_events"), &mut blueprint, &mut sheet);
+    let steps = steps(root, drafts, &mut blueprint, &mut view);
+    let holding = holding(root.get("hold"), &mut blueprint, &mut view);
+    let speculate = speculate(root.get("speculate"), &mut blueprint, &mut view);
+    let without_events = without_events(root.get("without_events"), &mut blueprint, &mut view);
     slots::check(&mut blueprint);
-    slots::check_neighbours(&mut blueprint);
+    slots::check_relations(&mut blueprint);
 
-    let (blocks, tokens) = (blueprint.reads_if_written(), blueprint.reads_if_written());
+    let blocks = blueprint.reads_if_written();
+    let tokens = blueprint.reads_if_written();
     let attributes = blueprint.reads_if_written();
     if !blueprint.problems.is_empty() {
         return Err(blueprint.problems);
@@ -77,6 +99,6 @@ pub(super) fn profile(root: &Node, surroundings: &ProfileEnv) -> Result<Profile,
         speculate,
         without_events,
         holding,
-        sheet,
+        view,
     })
 }

@@ -1,30 +1,14 @@
-//! A profile as people and the dashboard see it: printed with every default, and as a graph.
+//! A profile as people and the dashboard see it: YAML with every default, and a graph of slots.
 
 use std::fmt::{self, Write};
 
 use serde_json::{Value, json};
+use wornpath_yaml::writer::{quoted, word};
 
+use crate::assembly::PluginView;
 use crate::name::{Name, Role};
-use crate::plugin::Stage;
+use crate::stage::Stage;
 use crate::workflow::SelectorPlace;
-use crate::yaml_writer::{quoted, word};
-
-/// One plugin in its place.
-#[derive(Clone, PartialEq, Debug)]
-pub struct PluginView {
-    /// Where it stands.
-    pub stage: Stage,
-    /// Its name.
-    pub plugin: &'static str,
-    /// As it would be written, with all defaults.
-    pub line: String,
-    /// Its weight, if it is a scorer.
-    pub weight: Option<f64>,
-    /// The slots that it reads.
-    pub reads: Vec<String>,
-    /// The slots that it writes.
-    pub writes: Vec<String>,
-}
 
 /// The stages, the plugins in them, and the slots between them.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -33,7 +17,7 @@ pub struct SlotGraph {
     pub prepare: Vec<PluginView>,
     /// The steps, in order.
     pub steps: Vec<StepView>,
-    /// The filters that the chosen pod must pass, or the request waits.
+    /// The filters of `hold`, which the chosen pod must pass, or the request waits.
     pub hold: Vec<PluginView>,
 }
 
@@ -50,32 +34,15 @@ pub struct StepView {
     pub(crate) rules: String,
 }
 
-/// What there is to print.
+/// The printable parts of a profile.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProfileView {
     pub(crate) description: Option<String>,
     pub(crate) graph: SlotGraph,
     pub(crate) hold: String,
     pub(crate) speculate: String,
-    /// Only of profiles that it concerns.
+    /// Only in profiles that hash prompts.
     pub(crate) without_events: Option<&'static str>,
-}
-
-impl PluginView {
-    /// Adds a setting that the stage reads.
-    pub(crate) fn add(&mut self, name: &str, value: impl fmt::Display) {
-        match self.line.strip_suffix('}') {
-            Some(start) => self.line = format!("{start}, {name}: {value}}}"),
-            None => self.line = format!("{}: {{{name}: {value}}}", self.line),
-        }
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "stage": self.stage.key(), "plugin": self.plugin, "weight": self.weight,
-            "reads": self.reads, "writes": self.writes,
-        })
-    }
 }
 
 impl ProfileView {
@@ -101,7 +68,8 @@ impl ProfileView {
                 }
                 out.push_str("workflow:\n  steps:\n");
                 for step in steps {
-                    let (name, selector) = (word(step.name.as_str()), step.selector_name());
+                    let name = word(step.name.as_str());
+                    let selector = step.selector_name();
                     let _ = writeln!(out, "    - {name}: {{selector: {selector}, {}}}", step.rules);
                 }
             }
@@ -118,7 +86,7 @@ impl ProfileView {
 }
 
 impl StepView {
-    /// As `selectors` has it; the top level has no name, and only `single` uses it.
+    /// The name in `selectors`; the top level has none, and only `single` uses it.
     fn selector_name(&self) -> String {
         match &self.selector {
             SelectorPlace::Named(name) => word(name),
@@ -127,25 +95,25 @@ impl StepView {
     }
 }
 
-fn stages(out: &mut String, indent: &str, cards: &[PluginView]) {
+fn stages(out: &mut String, indent: &str, views: &[PluginView]) {
     for stage in [Stage::Filter, Stage::Score] {
-        let of_stage: Vec<_> = cards.iter().filter(|card| card.stage == stage).cloned().collect();
+        let of_stage: Vec<_> = views.iter().filter(|view| view.stage == stage).cloned().collect();
         list(out, indent, stage.key(), &of_stage);
     }
-    for card in cards.iter().filter(|card| card.stage == Stage::Pick) {
-        let line = &card.line;
+    for view in views.iter().filter(|view| view.stage == Stage::Pick) {
+        let line = &view.line;
         let line = if line.contains(':') { format!("{{{line}}}") } else { line.clone() };
         let _ = writeln!(out, "{indent}pick: {line}");
     }
 }
 
-fn list(out: &mut String, indent: &str, key: &str, cards: &[PluginView]) {
-    if cards.is_empty() {
+fn list(out: &mut String, indent: &str, key: &str, views: &[PluginView]) {
+    if views.is_empty() {
         return;
     }
     let _ = writeln!(out, "{indent}{key}:");
-    for card in cards {
-        let _ = writeln!(out, "{indent}  - {}", card.line);
+    for view in views {
+        let _ = writeln!(out, "{indent}  - {}", view.line);
     }
 }
 
@@ -153,19 +121,21 @@ impl SlotGraph {
     /// The graph as data.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let cards = |cards: &[PluginView]| cards.iter().map(PluginView::json).collect::<Vec<_>>();
+        let views = |views: &[PluginView]| views.iter().map(PluginView::json).collect::<Vec<_>>();
         let steps = self.steps.iter().map(|step| {
-            let (name, role) = (step.name.as_str(), step.role.as_str());
-            json!({"step": name, "role": role, "plugins": cards(&step.plugins)})
+            json!({
+                "step": step.name.as_str(), "role": step.role.as_str(),
+                "plugins": views(&step.plugins),
+            })
         });
         json!({
-            "prepare": cards(&self.prepare),
+            "prepare": views(&self.prepare),
             "steps": steps.collect::<Vec<_>>(),
-            "hold": cards(&self.hold),
+            "hold": views(&self.hold),
         })
     }
 
-    fn cards(&self) -> impl Iterator<Item = &PluginView> {
+    fn views(&self) -> impl Iterator<Item = &PluginView> {
         let of_steps = self.steps.iter().flat_map(|step| &step.plugins);
         self.prepare.iter().chain(of_steps).chain(&self.hold)
     }
@@ -174,21 +144,21 @@ impl SlotGraph {
 /// As text, one line for each plugin: what it reads, its name, what it writes.
 impl fmt::Display for SlotGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let title = |card: &PluginView| match card.weight {
-            Some(weight) => format!("{} × {weight}", card.plugin),
-            None => card.plugin.to_owned(),
+        let title = |view: &PluginView| match view.weight {
+            Some(weight) => format!("{} × {weight}", view.plugin),
+            None => view.plugin.to_owned(),
         };
-        let width = self.cards().map(|card| title(card).chars().count()).max().unwrap_or(0);
-        let lines = |f: &mut fmt::Formatter<'_>, cards: &[PluginView]| {
-            for card in cards {
+        let width = self.views().map(|view| title(view).chars().count()).max().unwrap_or(0);
+        let lines = |f: &mut fmt::Formatter<'_>, views: &[PluginView]| {
+            for view in views {
                 let mut slots = String::new();
-                if !card.reads.is_empty() {
-                    let _ = write!(slots, "  ← {}", card.reads.join(", "));
+                if !view.reads.is_empty() {
+                    let _ = write!(slots, "  ← {}", view.reads.join(", "));
                 }
-                if !card.writes.is_empty() {
-                    let _ = write!(slots, "  → {}", card.writes.join(", "));
+                if !view.writes.is_empty() {
+                    let _ = write!(slots, "  → {}", view.writes.join(", "));
                 }
-                let text = format!("  {:<8}{:<width$}{slots}", card.stage.key(), title(card));
+                let text = format!("  {:<8}{:<width$}{slots}", view.stage.key(), title(view));
                 writeln!(f, "{}", text.trim_end())?;
             }
             Ok(())

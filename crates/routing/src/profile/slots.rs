@@ -1,13 +1,16 @@
-//! Checks of the whole: who writes what before who reads it, who needs and who excludes whom.
+//! Checks a profile as a whole: every slot is written before it is read, by one plugin, and plugins
+//! have what they need and nothing that they exclude.
 
 use std::collections::BTreeSet;
 
-use crate::assembly::{Blueprint, LATE, SlotAccess, Use, make};
-use crate::plugin::{Plugin, Stage};
-use crate::problem::{Problem, ProblemKind, Span};
-use crate::slot::Slot;
+use wornpath_yaml::{Problem, ProblemKind, Span, parse};
 
-/// Takes down that the pipeline itself reads a slot.
+use crate::assembly::make;
+use crate::plugin::{Blueprint, LATE, Plugin, SlotAccess, Use};
+use crate::slot::Slot;
+use crate::stage::Stage;
+
+/// Records that the pipeline itself reads a slot.
 pub(super) fn pipeline_reads<T: Slot>(blueprint: &mut Blueprint, user: &str, span: Span) {
     let slot = blueprint.slot::<T>(None);
     blueprint.uses.push(Use {
@@ -15,7 +18,7 @@ pub(super) fn pipeline_reads<T: Slot>(blueprint: &mut Blueprint, user: &str, spa
         access: SlotAccess::Read,
         user: user.to_owned(),
         stage: Stage::Pick,
-        turn: usize::MAX,
+        order: usize::MAX,
         span,
     });
 }
@@ -27,7 +30,8 @@ pub(super) fn is_written<T: Slot>(blueprint: &mut Blueprint) -> bool {
 
 /// Checks every use of every slot.
 pub(super) fn check(blueprint: &mut Blueprint) {
-    let (mut problems, mut cycles) = (Vec::new(), Vec::new());
+    let mut problems = Vec::new();
+    let mut cycles = Vec::new();
     for slot in 0..blueprint.slots.len() {
         let uses = blueprint.uses.iter().filter(|used| used.slot == slot);
         let (readers, writers): (Vec<_>, Vec<_>) =
@@ -39,9 +43,9 @@ pub(super) fn check(blueprint: &mut Blueprint) {
             }
         }
         for reader in readers {
-            match writers.iter().find(|writer| writer.turn < reader.turn).or(writers.first()) {
+            match writers.iter().find(|writer| writer.order < reader.order).or(writers.first()) {
                 None => problems.push(no_writer(blueprint, slot, reader)),
-                Some(writer) if writer.turn < reader.turn => {}
+                Some(writer) if writer.order < reader.order => {}
                 Some(writer) => match cycle(blueprint, reader, writer) {
                     Some(path) => {
                         // Each plugin in a cycle finds it; one report is enough.
@@ -67,9 +71,11 @@ fn two_writers(slot: &str, first: &Use, second: &Use) -> Problem {
 }
 
 fn wrong_order(blueprint: &Blueprint, reader: &Use, writer: &Use) -> Problem {
-    let (reads, writes, slot) = (&reader.user, &writer.user, &blueprint.slots[writer.slot]);
+    let reads = &reader.user;
+    let writes = &writer.user;
+    let slot = &blueprint.slots[writer.slot];
     let message = format!("`{reads}` reads `{slot}` before `{writes}` writes it");
-    let (note, cure) = if writer.turn > LATE && reader.turn < LATE {
+    let (note, cure) = if writer.order > LATE && reader.order < LATE {
         let cure =
             format!("remove `bind: late` from `{writes}`, or bind the step of `{reads}` late too");
         ("bound only when it starts", cure)
@@ -81,7 +87,7 @@ fn wrong_order(blueprint: &Blueprint, reader: &Use, writer: &Use) -> Problem {
 
 fn in_a_cycle(reader: &Use, path: &[String]) -> Problem {
     let path = path.join(" → ");
-    Problem::new(ProblemKind::Cycle, reader.span, format!("plugins wait for each other: {path}"))
+    Problem::new(ProblemKind::Cycle, reader.span, format!("plugins depend on each other: {path}"))
         .cure("no order can satisfy all of them; remove one")
 }
 
@@ -104,7 +110,7 @@ fn no_writer(blueprint: &Blueprint, slot: usize, reader: &Use) -> Problem {
 fn writers_of(blueprint: &Blueprint, slot: usize) -> Vec<String> {
     let mut names = Vec::new();
     for plugin in blueprint.registry.plugins() {
-        let Ok(node) = crate::yaml::parse(plugin.example) else { continue };
+        let Ok(node) = parse(plugin.example) else { continue };
         let mut draft = Blueprint::new(&blueprint.registry, &blueprint.models);
         draft.slots = blueprint.slots.clone();
         let _ = make(&mut draft, &node, plugin.stage(), 0);
@@ -115,25 +121,29 @@ fn writers_of(blueprint: &Blueprint, slot: usize) -> Vec<String> {
     names
 }
 
-/// The way from the writer back to the reader, if the writer itself waits for the reader.
+/// The path from the writer back to the reader, if the writer itself depends on the reader.
 fn cycle(blueprint: &Blueprint, reader: &Use, writer: &Use) -> Option<Vec<String>> {
-    let mut way =
-        SlotUse { blueprint, to: reader.turn, path: vec![reader.user.clone()], tried: vec![] };
-    way.leads_from(writer.turn).then_some(way.path)
+    let mut search = DependencySearch {
+        blueprint,
+        to: reader.order,
+        path: vec![reader.user.clone()],
+        tried: vec![],
+    };
+    search.leads_from(writer.order).then_some(search.path)
 }
 
-/// A search among the preparers for one that waits, directly or not, for another.
-struct SlotUse<'a> {
+/// A search for a preparer that depends, directly or not, on another.
+struct DependencySearch<'a> {
     blueprint: &'a Blueprint,
     to: usize,
     path: Vec<String>,
     tried: Vec<usize>,
 }
 
-impl SlotUse<'_> {
+impl DependencySearch<'_> {
     fn leads_from(&mut self, from: usize) -> bool {
         let uses = &self.blueprint.uses;
-        let at = |used: &&Use| used.turn == from && used.stage == Stage::Prepare;
+        let at = |used: &&Use| used.order == from && used.stage == Stage::Prepare;
         let Some(user) = uses.iter().find(at) else { return false };
         if self.tried.contains(&from) {
             return false;
@@ -150,7 +160,7 @@ impl SlotUse<'_> {
                     && used.stage == Stage::Prepare
             });
             for writer in writers {
-                if self.leads_from(writer.turn) {
+                if self.leads_from(writer.order) {
                     return true;
                 }
             }
@@ -160,24 +170,24 @@ impl SlotUse<'_> {
     }
 }
 
-/// Checks what plugins declare of each other: needs and conflicts.
-pub(super) fn check_neighbours(blueprint: &mut Blueprint) {
+/// Checks the plugins that a plugin needs and excludes.
+pub(super) fn check_relations(blueprint: &mut Blueprint) {
     let mut problems = Vec::new();
-    for (at, (plugin, span)) in blueprint.present.iter().enumerate() {
-        for needed in plugin.needs {
-            let is_it = |other: &Plugin| (other.stage(), other.name) == *needed;
-            if !blueprint.present.iter().any(|(other, _)| is_it(other)) {
-                problems.push(missing(plugin, *needed, *span));
+    for (at, (plugin, span)) in blueprint.plugins.iter().enumerate() {
+        for (stage, needed) in plugin.needs {
+            let is_it = |other: &Plugin| other.stage() == *stage && other.name == *needed;
+            if !blueprint.plugins.iter().any(|(other, _)| is_it(other)) {
+                problems.push(missing(plugin, *stage, needed, *span));
             }
         }
-        for (other, place) in &blueprint.present[..at] {
+        for (other, other_span) in &blueprint.plugins[..at] {
             let excludes =
                 |one: &Plugin, other: &Plugin| one.conflicts.contains(&(other.stage(), other.name));
             if excludes(plugin, other) || excludes(other, plugin) {
                 let message = format!("`{}` and `{}` exclude each other", other.name, plugin.name);
                 problems.push(
                     Problem::new(ProblemKind::Conflict, *span, message)
-                        .also(*place, "the other one")
+                        .also(*other_span, "the other one")
                         .cure("remove one of them"),
                 );
             }
@@ -186,7 +196,7 @@ pub(super) fn check_neighbours(blueprint: &mut Blueprint) {
     blueprint.problems.append(&mut problems);
 }
 
-fn missing(plugin: &Plugin, (stage, needed): (Stage, &str), span: Span) -> Problem {
+fn missing(plugin: &Plugin, stage: Stage, needed: &str, span: Span) -> Problem {
     let message = format!("`{}` needs `{needed}`, which is missing", plugin.name);
     let cure = format!("add `{needed}` to `{}`", stage.key());
     Problem::new(ProblemKind::MissingDependency, span, message).cure(cure)

@@ -1,15 +1,12 @@
-//! The plugins of one stage: made, weighed, and judged together.
+//! Makes the plugins of one stage, and checks their weights and scales together.
 
-use super::render::PluginView;
-use crate::assembly::{Blueprint, BuiltPlugin, LATE, make};
-use crate::parameter::number;
-use crate::plugin::Stage;
-use crate::problem::{Problem, ProblemKind, Span};
-use crate::selector::{Filtering, Scoring};
-use crate::stage::{Scale, WhenEmpty};
-use crate::yaml::{Node, Yaml};
+use wornpath_yaml::{Node, Problem, ProblemKind, Span, Yaml, number};
 
-/// More plugins in one stage are a slip of whoever wrote the file by a program.
+use crate::assembly::{BuiltPlugin, PluginView, make};
+use crate::plugin::{Blueprint, LATE};
+use crate::stage::{ConfiguredFilter, ConfiguredScorer, Scale, Stage, WhenEmpty};
+
+/// Every decision runs every plugin, so their number is bounded.
 const MOST_PLUGINS: usize = 64;
 
 /// The plugins of a stage. A single one need not be a list.
@@ -22,8 +19,9 @@ pub(super) fn list<'a>(
         None => [].iter(),
         Some(Node { value: Yaml::List(items), .. }) => {
             let Some(beyond) = items.get(MOST_PLUGINS) else { return items.iter() };
-            let (key, count) = (stage.key(), items.len());
-            let message = format!("`{key}` has {count} plugins; {MOST_PLUGINS} are the most");
+            let key = stage.key();
+            let count = items.len();
+            let message = format!("`{key}` has {count} plugins; the limit is {MOST_PLUGINS}");
             blueprint.problems.push(
                 Problem::new(ProblemKind::Syntax, beyond.span, message)
                     .cure("remove this one and those after it"),
@@ -45,17 +43,17 @@ pub(super) fn list<'a>(
     }
 }
 
-/// Makes the filters, noting each in `cards`.
+/// Makes the filters, and adds each to `views`.
 pub(super) fn filters(
     node: Option<&Node>,
-    turn: usize,
+    order: usize,
     blueprint: &mut Blueprint,
-    cards: &mut Vec<PluginView>,
-) -> Vec<Filtering> {
+    views: &mut Vec<PluginView>,
+) -> Vec<ConfiguredFilter> {
     let mut filters = Vec::new();
     for node in list(node, Stage::Filter, blueprint) {
-        let Ok(mut made) = make(blueprint, node, Stage::Filter, turn) else { continue };
-        let name = made.card.plugin;
+        let Ok(mut made) = make(blueprint, node, Stage::Filter, order) else { continue };
+        let name = made.view.plugin;
         let BuiltPlugin::Filter(filter) = made.plugin else { continue };
         let given = made.reserved.iter().find(|(name, _)| *name == "on_empty");
         let when_empty = match given {
@@ -74,51 +72,51 @@ pub(super) fn filters(
                 known
             }
         };
-        made.card.add("on_empty", when_empty.word());
-        cards.push(made.card);
-        filters.push(Filtering { name, filter, when_empty });
+        made.view.add("on_empty", when_empty.word());
+        views.push(made.view);
+        filters.push(ConfiguredFilter { name, filter, when_empty });
     }
     filters
 }
 
-/// Makes the filters that judge the chosen pod, after every step. There is nobody else to turn to, so
-/// `on_empty` would say nothing.
-pub(super) fn judges(
+/// Makes the filters of `hold`, which check the chosen pod. There is no other candidate, so
+/// `on_empty` has no effect.
+pub(super) fn hold_filters(
     node: Option<&Node>,
     blueprint: &mut Blueprint,
-    cards: &mut Vec<PluginView>,
-) -> Vec<Filtering> {
-    let mut judges = Vec::new();
+    views: &mut Vec<PluginView>,
+) -> Vec<ConfiguredFilter> {
+    let mut filters = Vec::new();
     for node in list(node, Stage::Filter, blueprint) {
         let Ok(made) = make(blueprint, node, Stage::Filter, LATE - 1) else { continue };
-        let name = made.card.plugin;
+        let name = made.view.plugin;
         let BuiltPlugin::Filter(filter) = made.plugin else { continue };
         if let Some((_, given)) = made.reserved.iter().find(|(name, _)| *name == "on_empty") {
-            let message = format!("`on_empty` of `{name}` says nothing in `unless` of `hold`");
+            let message = format!("`on_empty` of `{name}` has no effect in `unless` of `hold`");
             blueprint.problems.push(
                 Problem::new(ProblemKind::BadParameter, given.span, message)
-                    .cure("remove it: whoever does not pass makes the request wait"),
+                    .cure("remove it: a request waits if its pod does not pass"),
             );
         }
-        cards.push(made.card);
+        views.push(made.view);
         let when_empty = filter.when_empty();
-        judges.push(Filtering { name, filter, when_empty });
+        filters.push(ConfiguredFilter { name, filter, when_empty });
     }
-    judges
+    filters
 }
 
-/// Makes the scorers, noting each in `cards`.
+/// Makes the scorers, and adds each to `views`.
 pub(super) fn scorers(
     node: Option<&Node>,
-    turn: usize,
+    order: usize,
     blueprint: &mut Blueprint,
-    cards: &mut Vec<PluginView>,
-) -> Vec<Scoring> {
-    let mut scorers: Vec<(Span, Scoring)> = Vec::new();
+    views: &mut Vec<PluginView>,
+) -> Vec<ConfiguredScorer> {
+    let mut scorers: Vec<(Span, ConfiguredScorer)> = Vec::new();
     for item in list(node, Stage::Score, blueprint) {
-        let Ok(mut made) = make(blueprint, item, Stage::Score, turn) else { continue };
+        let Ok(mut made) = make(blueprint, item, Stage::Score, order) else { continue };
         let BuiltPlugin::Score(scorer) = made.plugin else { continue };
-        let name = made.card.plugin;
+        let name = made.view.plugin;
         let reserved =
             |key| made.reserved.iter().find(|(name, _)| *name == key).map(|(_, node)| node);
         let weight = reserved("weight").map_or(Ok(1.0), |node| weight(name, node));
@@ -131,13 +129,13 @@ pub(super) fn scorers(
             blueprint.problems.push(problem);
             None
         });
-        made.card.weight = Some(weight);
-        made.card.add("weight", weight);
+        made.view.weight = Some(weight);
+        made.view.add("weight", weight);
         if let Some(scale_ms) = scale_ms {
-            made.card.add("scale_ms", scale_ms);
+            made.view.add("scale_ms", scale_ms);
         }
-        cards.push(made.card);
-        scorers.push((made.span, Scoring { name, scorer, weight, scale_ms }));
+        views.push(made.view);
+        scorers.push((made.span, ConfiguredScorer { name, scorer, weight, scale_ms }));
     }
     if let [(span, _), ..] = &scorers[..]
         && scorers.iter().all(|(_, scoring)| scoring.weight == 0.0)
@@ -146,7 +144,7 @@ pub(super) fn scorers(
             Problem::new(
                 ProblemKind::BadWeight,
                 *span,
-                "all weights are zero: the scores decide nothing",
+                "all weights are zero: the scores have no effect",
             )
             .cure("give at least one scorer a weight above 0, or remove `score`"),
         );
@@ -155,7 +153,7 @@ pub(super) fn scorers(
     scorers.into_iter().map(|(_, scoring)| scoring).collect()
 }
 
-/// More than that is a slip, and sums of such weights would not tell pods apart any more.
+/// Sums of larger weights would lose the differences between pods.
 const LARGEST: f64 = 1e12;
 
 fn weight(name: &str, node: &Node) -> Result<f64, Problem> {
@@ -182,14 +180,15 @@ fn scale_ms(name: &str, scale: Scale, node: &Node) -> Result<f64, Problem> {
     })
 }
 
-fn mixed_scales(scorers: &[(Span, Scoring)], blueprint: &mut Blueprint) {
+fn mixed_scales(scorers: &[(Span, ConfiguredScorer)], blueprint: &mut Blueprint) {
     let cost = scorers.iter().find(|(_, s)| s.scorer.scale() == Scale::Milliseconds);
-    let unit = |(_, s): &&(Span, Scoring)| s.scorer.scale() == Scale::Unit;
+    let unit = |(_, s): &&(Span, ConfiguredScorer)| s.scorer.scale() == Scale::Unit;
     match cost {
         Some((cost_span, cost)) => {
             for (span, scoring) in scorers.iter().filter(unit).filter(|(_, s)| s.scale_ms.is_none())
             {
-                let (name, cost) = (scoring.name, cost.name);
+                let name = scoring.name;
+                let cost = cost.name;
                 let message = format!(
                     "`{name}` scores from 0 to 1 and `{cost}` in milliseconds; they cannot be added"
                 );
@@ -202,8 +201,7 @@ fn mixed_scales(scorers: &[(Span, Scoring)], blueprint: &mut Blueprint) {
         }
         None => {
             for (span, scoring) in scorers.iter().filter(|(_, s)| s.scale_ms.is_some()) {
-                let message =
-                    format!("`scale_ms` of `{}` has nothing to be scaled to", scoring.name);
+                let message = format!("`scale_ms` of `{}` has no effect", scoring.name);
                 blueprint.problems.push(
                     Problem::new(ProblemKind::MixedScales, *span, message)
                         .cure("remove it: no scorer here is in milliseconds"),

@@ -1,64 +1,63 @@
-//! The steps of the workflow, each with the selector that finds its pod.
+//! Makes the steps of the workflow, each with the selector that finds its pod.
 
-use super::render::{PluginView, ProfileView, StepView};
+use wornpath_yaml::writer::word;
+use wornpath_yaml::{Node, Problem, ProblemKind, Yaml, nearest, unknown_keys};
+
+use super::render::{ProfileView, StepView};
 use super::stages::{filters, list, scorers};
-use crate::assembly::{Blueprint, BuiltPlugin, LATE, make};
-use crate::plugin::Stage;
-use crate::problem::{Problem, ProblemKind};
-use crate::selector::{Picking, Selector};
-use crate::settings::unknown_keys;
+use crate::assembly::{BuiltPlugin, PluginView, make};
+use crate::plugin::{Blueprint, LATE};
+use crate::selector::Selector;
 use crate::slot::Slot;
-use crate::suggest::nearest;
+use crate::stage::{ConfiguredPicker, Stage};
 use crate::values::Picked;
 use crate::workflow::{Bind, SelectorPlace, StepDraft, WorkflowStep};
-use crate::yaml::{Node, Yaml};
-use crate::yaml_writer::word;
 
 const SELECTOR_KEYS: [&str; 3] = ["filter", "score", "pick"];
 
-/// Makes every step of the workflow. Preparers come first, each step's plugins next, and its pick can
-/// be read after them.
+/// Makes every step of the workflow. Preparers use slots first, then each step's plugins, and its
+/// pick can be read after them.
 pub(super) fn steps(
     root: &Node,
     drafts: Vec<StepDraft>,
     blueprint: &mut Blueprint,
-    sheet: &mut ProfileView,
+    view: &mut ProfileView,
 ) -> Vec<WorkflowStep> {
     let selectors = root.get("selectors");
-    let first_turn = match root.get("prepare").map(|node| &node.value) {
+    let first_order = match root.get("prepare").map(|node| &node.value) {
         Some(Yaml::List(items)) => items.len(),
         _ => 1,
     };
     let mut steps = Vec::new();
     let mut used = Vec::new();
     for (at, draft) in drafts.into_iter().enumerate() {
-        let turn = match draft.rules.bind {
-            Bind::Early => first_turn + 2 * at,
+        let order = match draft.rules.bind {
+            Bind::Early => first_order + 2 * at,
             Bind::Late => LATE + 2 * at,
         };
         let user = format!("step `{}`", draft.name);
-        let unplayable = blueprint.unplayable(&user, &draft.rules.role, draft.role_span);
-        blueprint.problems.extend(unplayable);
-        let picked = blueprint.writes_pick(draft.name.as_str(), turn + 1, draft.span);
+        let problem = blueprint.role_without_pods(&user, &draft.rules.role, draft.role_span);
+        blueprint.problems.extend(problem);
+        let picked = blueprint.writes_pick(draft.name.as_str(), order + 1, draft.span);
         used.push(draft.selector.clone());
         let node = match find_selector(root, selectors, &draft, blueprint) {
             Ok(node) => node,
-            Err(meant) => {
-                used.extend(meant.map(|name| SelectorPlace::Named(name.to_owned())));
+            Err(near) => {
+                used.extend(near.map(|name| SelectorPlace::Named(name.to_owned())));
                 continue;
             }
         };
         let mut plugins = Vec::new();
-        let Some(selector) = selector(node, &draft, turn, blueprint, &mut plugins) else {
+        let Some(selector) = selector(node, &draft, order, blueprint, &mut plugins) else {
             continue;
         };
         let StepDraft { name, selector: place, rules, .. } = draft;
-        sheet.graph.steps.push(StepView {
+        view.graph.steps.push(StepView {
             name: name.clone(),
             role: rules.role.clone(),
             plugins,
             selector: place,
-            rules: rules.written(),
+            rules: rules.to_yaml(),
         });
         steps.push(WorkflowStep { name, selector, rules, picked });
     }
@@ -69,7 +68,7 @@ pub(super) fn steps(
     steps
 }
 
-/// The selector of a step; if there is none, the name of the one that was probably meant.
+/// The selector of a step; if there is none, the nearest name of another.
 fn find_selector<'a>(
     root: &'a Node,
     selectors: Option<&'a Node>,
@@ -82,23 +81,23 @@ fn find_selector<'a>(
     }
     let message =
         format!("step `{}` needs the selector `{name}`, which does not exist", draft.name);
-    let meant = meant(selectors, name);
-    let cure = match meant {
+    let near = nearest_selector(selectors, name);
+    let cure = match near {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("add `{}: {{pick: max_score}}` to `selectors`", word(name)),
     };
     blueprint
         .problems
         .push(Problem::new(ProblemKind::NoSelector, draft.selector_span, message).cure(cure));
-    Err(meant)
+    Err(near)
 }
 
-fn meant<'a>(selectors: Option<&'a Node>, name: &str) -> Option<&'a str> {
+fn nearest_selector<'a>(selectors: Option<&'a Node>, name: &str) -> Option<&'a str> {
     let Some(Yaml::Map(entries)) = selectors.map(|node| &node.value) else { return None };
     nearest(name, entries.iter().filter_map(|(key, _)| key.text()))
 }
 
-/// What no step uses would be silently ignored.
+/// Reports selectors that no step uses: they would be ignored silently.
 fn unused(
     root: &Node,
     selectors: Option<&Node>,
@@ -137,9 +136,9 @@ fn unused(
 fn selector(
     node: &Node,
     draft: &StepDraft,
-    turn: usize,
+    order: usize,
     blueprint: &mut Blueprint,
-    cards: &mut Vec<PluginView>,
+    views: &mut Vec<PluginView>,
 ) -> Option<Selector> {
     if let SelectorPlace::Named(name) = &draft.selector {
         match &node.value {
@@ -156,8 +155,8 @@ fn selector(
             }
         }
     }
-    let filters = filters(node.get("filter"), turn, blueprint, cards);
-    let scorers = scorers(node.get("score"), turn, blueprint, cards);
+    let filters = filters(node.get("filter"), order, blueprint, views);
+    let scorers = scorers(node.get("score"), order, blueprint, views);
     let pickers: Vec<_> = list(node.get("pick"), Stage::Pick, blueprint).collect();
     let node = match &pickers[..] {
         [picker] => *picker,
@@ -178,10 +177,10 @@ fn selector(
             return None;
         }
     };
-    let mut made = make(blueprint, node, Stage::Pick, turn).ok()?;
+    let mut made = make(blueprint, node, Stage::Pick, order).ok()?;
     let BuiltPlugin::Pick(picker) = made.plugin else { return None };
-    made.card.writes.push(format!("{}({})", Picked::NAME, draft.name));
-    let picker = Picking { name: made.card.plugin, picker };
-    cards.push(made.card);
+    made.view.writes.push(format!("{}({})", Picked::NAME, draft.name));
+    let picker = ConfiguredPicker { name: made.view.plugin, picker };
+    views.push(made.view);
     Some(Selector { filters, scorers, picker })
 }

@@ -1,20 +1,20 @@
-//! Who can be picked, who was, and who takes over from whom.
+//! The input and the output of a picker: scored candidates, the choice, and its fallbacks.
 
 use crate::fleet::Candidate;
 
-/// Who can be picked, and how each scored in total: more is better, whatever the scale.
+/// The candidates and their total scores: more is better, whatever the scale.
 #[derive(Clone, Copy, Debug)]
 pub struct CandidateSet<'a> {
-    /// At least one.
+    /// The candidates; at least one.
     pub candidates: &'a [Candidate],
-    /// One for each candidate; all zero if the profile has no scorers. Never NaN.
+    /// The total of each candidate; all zero if the profile has no scorers. Never NaN.
     pub totals: &'a [f64],
 }
 
-/// Who was picked.
+/// The choice of a picker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Choice {
-    /// The position in the slate.
+    /// The position among the candidates.
     pub at: usize,
     /// What was unusual about it, to be shown in the plan and its explanation.
     pub mark: Option<&'static str>,
@@ -26,7 +26,7 @@ impl From<usize> for Choice {
     }
 }
 
-/// A short list of positions in a slate, best first.
+/// A short list of positions among the candidates, best first.
 #[derive(Debug)]
 pub struct Fallbacks<'a> {
     pub(crate) positions: &'a mut Vec<usize>,
@@ -34,24 +34,26 @@ pub struct Fallbacks<'a> {
 }
 
 impl Fallbacks<'_> {
-    /// Whether no more are wanted.
+    /// Whether the list is complete.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.positions.len() >= self.most
     }
 
-    /// Adds the next best, unless enough are there or it is there already.
+    /// Adds the next best, unless the list is complete or has it already.
     pub fn push(&mut self, position: usize) {
         if !self.is_full() && !self.positions.contains(&position) {
             self.positions.push(position);
         }
     }
 
-    /// Adds those with the highest totals after the chosen one. Equals come in a circle that starts
-    /// behind the chosen one, so that no pod is everybody's second choice.
-    pub fn best_of(&mut self, slate: CandidateSet<'_>, chosen: usize) {
-        let (totals, given) = (slate.totals, self.positions.len());
-        // What the worst of a full list has: whoever has no more is passed over with one comparison.
+    /// Adds the candidates with the highest totals after the chosen one. Ties are broken in a
+    /// circle that starts behind the chosen one, so that no pod is the first fallback of all
+    /// others.
+    pub fn best_of(&mut self, set: CandidateSet<'_>, chosen: usize) {
+        let totals = set.totals;
+        let given = self.positions.len();
+        // The total of the worst in a full list: one comparison rules most candidates out.
         let mut least = f64::NEG_INFINITY;
         for position in (chosen + 1..totals.len()).chain(0..chosen.min(totals.len())) {
             let is_full = self.is_full();
@@ -99,9 +101,9 @@ mod tests {
             });
             let fleet = Fleet::new(pods.collect());
             let candidates: Vec<_> = fleet.candidates().collect();
-            let slate = CandidateSet { candidates: &candidates, totals: &totals };
+            let set = CandidateSet { candidates: &candidates, totals: &totals };
             let mut positions = Vec::new();
-            Fallbacks { positions: &mut positions, most }.best_of(slate, chosen);
+            Fallbacks { positions: &mut positions, most }.best_of(set, chosen);
             prop_assert_eq!(positions, expected);
         }
     }

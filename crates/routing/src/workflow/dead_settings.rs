@@ -1,18 +1,18 @@
-//! What a step says in vain: it would be ignored, or contradict what is said elsewhere.
+//! Refuses settings of a step that have no effect or contradict another setting.
+
+use wornpath_yaml::{Problem, ProblemKind, SettingEntry};
 
 use super::{Bind, StepDraft};
-use crate::problem::{Problem, ProblemKind};
-use crate::settings::SettingEntry;
 
-/// How many steps stand around one.
+/// The number of steps before and after a step.
 #[derive(Clone, Copy)]
 pub(super) struct SettingScope {
     pub(super) before: usize,
     pub(super) after: usize,
 }
 
-/// Refuses what has a meaning only with a step before or after this one.
-pub(super) fn says_nothing(
+/// Refuses settings that need a step before or after this one.
+pub(super) fn check_neighbours(
     step: &SettingEntry<'_>,
     around: SettingScope,
     problems: &mut Vec<Problem>,
@@ -27,7 +27,7 @@ pub(super) fn says_nothing(
         };
         let name = key.text().unwrap_or_default();
         let message =
-            format!("`{name}` of `{}` says nothing: no step comes {missing} it", step.name);
+            format!("`{name}` of `{}` has no effect: no step comes {missing} it", step.name);
         problems.push(
             Problem::new(ProblemKind::BadParameter, key.span, message)
                 .cure(format!("remove it, or put a step {missing} `{}`", step.name)),
@@ -35,16 +35,17 @@ pub(super) fn says_nothing(
     }
 }
 
-/// Whether a step is worth it depends on what the next one's pod has to compute, so that pod must be known.
-pub(super) fn before_late(steps: &[StepDraft], problems: &mut Vec<Problem>) {
+/// Refuses `min_uncached_tokens` before a late-bound step: the condition needs the next step's pod.
+pub(super) fn check_late_binding(steps: &[StepDraft], problems: &mut Vec<Problem>) {
     for pair in steps.windows(2) {
         let [step, next] = pair else { continue };
         let least = step.rules.min_uncached_tokens.filter(|least| *least > 0);
         if let (Some(least), Bind::Late) = (least, next.rules.bind) {
-            let (name, next) = (&step.name, &next.name);
+            let name = &step.name;
+            let next = &next.name;
             let message = format!(
-                "`min_uncached_tokens` of `{name}`, which is {least}, says nothing: `{next}` has no pod before it \
-                 starts, so what that has to compute is not known"
+                "`min_uncached_tokens` of `{name}` ({least}) has no effect: `{next}` is bound late, so its \
+                 uncached tokens are unknown when the plan is made"
             );
             problems.push(Problem::new(ProblemKind::BadParameter, step.span, message).cure(
                 format!("write `min_uncached_tokens: 0`, or remove `bind: late` of `{next}`"),
@@ -53,12 +54,12 @@ pub(super) fn before_late(steps: &[StepDraft], problems: &mut Vec<Problem>) {
     }
 }
 
-/// `transfer` says these for both steps; what a step says of them would be ignored or contradict it.
-pub(super) fn said_by_transfer(step: &SettingEntry<'_>, problems: &mut Vec<Problem>) {
+/// Refuses settings of `prefill_decode`'s steps that `transfer` determines.
+pub(super) fn check_transfer(step: &SettingEntry<'_>, problems: &mut Vec<Problem>) {
     for (key, _) in step.settings {
         let name = key.text().unwrap_or_default();
         if ["prefill_only", "offers", "takes", "start"].contains(&name) {
-            let message = format!("`{name}` of `{}` is said by `transfer`", step.name);
+            let message = format!("`{name}` of `{}` is determined by `transfer`", step.name);
             problems.push(
                 Problem::new(ProblemKind::BadParameter, key.span, message)
                     .cure("remove it, or write the two steps out under `steps`"),

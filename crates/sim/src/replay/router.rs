@@ -58,7 +58,7 @@ pub(super) struct Router {
     profile: Arc<Profile>,
     models: Arc<Models>,
     fleet: Fleet,
-    desk: DecisionState,
+    state: DecisionState,
     writer: IndexWriter,
     index: Index,
     rng: Rng,
@@ -104,7 +104,7 @@ impl Router {
             root: models.root(&choice, None),
             profile,
             models,
-            desk: DecisionState::new(&index),
+            state: DecisionState::new(&index),
             writer: index.writer(),
             index,
             fleet,
@@ -166,7 +166,7 @@ impl Router {
             return RouterOutcome::Refused { turn: number };
         }
         let mut world =
-            DecisionEnv { fleet: &self.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
+            DecisionEnv { fleet: &self.fleet, state: &mut self.state, now, rng: &mut self.rng };
         match profile.decide(&mut context, &mut world) {
             Outcome::Plan(plan) => self.sent(number, plan),
             Outcome::Reject(_) => RouterOutcome::Refused { turn: number },
@@ -191,7 +191,7 @@ impl Router {
         }
         let mut settled = Vec::new();
         let mut world =
-            DecisionEnv { fleet: &self.fleet, desk: &mut self.desk, now, rng: &mut self.rng };
+            DecisionEnv { fleet: &self.fleet, state: &mut self.state, now, rng: &mut self.rng };
         self.room.poll(&mut world, &mut settled);
         for (held, outcome) in settled {
             verdicts.push(match outcome {

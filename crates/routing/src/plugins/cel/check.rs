@@ -1,9 +1,10 @@
 //! From syntax to a program: every name is resolved, every operand has a type that fits.
 
+use wornpath_yaml::nearest;
+
 use super::parse::{CelError, CelPart, CelProblem, Syntax, error, parse};
 use super::program::{Binary, CelNumber, CelText, Program, TextTest};
 use super::{Type, Vocabulary};
-use crate::suggest::nearest;
 
 /// Parses and types an expression whose value is a number.
 ///

@@ -1,9 +1,9 @@
 //! The fields of expressions have the values they are named for, and bad expressions are refused.
 
 use crate::fleet::{PodFacts, Reservation, Topology};
-use crate::plugin::Stage;
 use crate::plugins::cel::Vocabulary;
 use crate::plugins::harness::Harness;
+use crate::stage::Stage;
 
 const HASHED: [&str; 2] = ["tokenize", "block_hash"];
 

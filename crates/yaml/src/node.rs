@@ -1,33 +1,37 @@
-//! YAML with the place of every value, so that a problem can be shown where it stands.
+//! Parses YAML into a tree whose every value has a position.
+//!
+//! Serde-based readers lose the position of a value, and a diagnostic needs it. What could be read
+//! in two ways is an error: a key twice, a tag, an anchor, a second document.
 
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span as Range, Tag};
 
-use crate::problem::{Problem, ProblemKind, Span};
+use crate::problem::{Problem, ProblemKind};
+use crate::snippet::Span;
 
-/// Deeper nesting is no profile, and would only serve to exhaust the stack.
+/// Bounds the recursion, so that no document can exhaust the stack.
 const DEEPEST: usize = 32;
 
-/// YAML reads a key without ceremony only if it has at most 1024 characters, and each of ours may have to
-/// be escaped when it is printed.
+/// YAML allows 1024 characters for a key in this style, and each of ours may be printed as an
+/// escape of several.
 const LONGEST_KEY: usize = 128;
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Node {
-    /// Where it stands.
+    /// Line, column and length in the document.
     pub span: Span,
-    /// What it is.
+    /// The value itself.
     pub value: Yaml,
 }
 
-/// What a value is.
+/// A YAML value. Scalars keep their text; the reader of a setting gives it a type.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Yaml {
     /// Nothing, `~` or `null`.
     Null,
-    /// Text as written; `quoted` says that it is no number even if it looks like one.
+    /// Text as written. A quoted scalar is text even if it looks like a number.
     Scalar {
         /// The text.
         text: String,
@@ -50,7 +54,7 @@ pub enum Quoted {
 }
 
 impl Node {
-    pub(crate) fn null(span: Span) -> Self {
+    pub(crate) const fn null(span: Span) -> Self {
         Self { span, value: Yaml::Null }
     }
 
@@ -63,7 +67,7 @@ impl Node {
         }
     }
 
-    /// What it is, for messages.
+    /// The kind of value, as messages name it.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match &self.value {
@@ -84,10 +88,10 @@ impl Node {
     }
 }
 
-/// The one document in `text`.
+/// Parses the one document in `text`.
 ///
 /// # Errors
-/// If it is no YAML, or has what would be ignored or guessed.
+/// If `text` is not YAML, is empty, or uses a part of YAML that is not accepted.
 pub fn parse(text: &str) -> Result<Node, Problem> {
     let mut reader = YamlReader { parser: Parser::new_from_str(text), end: Span::default() };
     loop {
@@ -99,7 +103,7 @@ pub fn parse(text: &str) -> Result<Node, Problem> {
             }
             (event, range) => {
                 let node = reader.node(event, range, 0)?;
-                return reader.only(node);
+                return reader.end(node);
             }
         }
     }
@@ -131,13 +135,13 @@ impl<'a> YamlReader<'a> {
         let at = span(range);
         if depth > DEEPEST {
             return Err(Problem::new(ProblemKind::Syntax, at, "nested more than 32 levels deep")
-                .cure("six levels are enough for everything that can be written"));
+                .cure("no document needs more than six levels"));
         }
         if let Event::Scalar(_, _, anchor, tag)
         | Event::SequenceStart(anchor, tag)
         | Event::MappingStart(anchor, tag) = &event
         {
-            plain(at, *anchor, tag.as_deref())?;
+            check_plain(at, *anchor, tag.as_deref())?;
         }
         match event {
             Event::Scalar(text, style, ..) => {
@@ -160,7 +164,7 @@ impl<'a> YamlReader<'a> {
             }
             Event::MappingStart(..) => self.map(at, depth),
             Event::Alias(_) => {
-                Err(Problem::new(ProblemKind::Syntax, at, "aliases (`*name`) are not read")
+                Err(Problem::new(ProblemKind::Syntax, at, "aliases (`*name`) are not supported")
                     .cure("write the value out"))
             }
             _ => Err(Problem::new(ProblemKind::Syntax, at, "expected a value").cure("give one")),
@@ -189,7 +193,7 @@ impl<'a> YamlReader<'a> {
                     .cure("give it a shorter name; did a quote open by mistake?"));
             }
             if let Some(first) = first.insert(name.to_owned(), key.span) {
-                let message = format!("`{name}` is given twice");
+                let message = format!("duplicate key `{name}`");
                 return Err(Problem::new(ProblemKind::Syntax, key.span, message)
                     .also(first, "first given here")
                     .cure("remove one of them"));
@@ -199,8 +203,8 @@ impl<'a> YamlReader<'a> {
         Ok(Node { span: at, value: Yaml::Map(entries) })
     }
 
-    /// Refuses a second document, which would be ignored.
-    fn only(&mut self, node: Node) -> Result<Node, Problem> {
+    /// Refuses a second document.
+    fn end(&mut self, node: Node) -> Result<Node, Problem> {
         loop {
             match self.next()? {
                 (Event::StreamEnd, _) => return Ok(node),
@@ -208,7 +212,7 @@ impl<'a> YamlReader<'a> {
                     return Err(Problem::new(
                         ProblemKind::Syntax,
                         span(range),
-                        "a second document begins",
+                        "more than one document",
                     )
                     .cure("give each document a file of its own"));
                 }
@@ -218,20 +222,25 @@ impl<'a> YamlReader<'a> {
     }
 }
 
-/// Refuses what would say something else of a value than what is written.
-fn plain(at: Span, anchor: usize, tag: Option<&Tag>) -> Result<(), Problem> {
+/// Refuses anchors and tags.
+fn check_plain(at: Span, anchor: usize, tag: Option<&Tag>) -> Result<(), Problem> {
     let refuse = |message, cure| Err(Problem::new(ProblemKind::Syntax, at, message).cure(cure));
     match (anchor, tag) {
         (0, None) => Ok(()),
-        (_, Some(tag)) => {
-            refuse(format!("tags (`{tag}`) are not read"), "remove it; quote a value that is text")
-        }
-        _ => refuse("anchors (`&name`) are not read".to_owned(), "remove it, and write values out"),
+        (_, Some(tag)) => refuse(
+            format!("tags (`{tag}`) are not supported"),
+            "remove it; quote a value that is text",
+        ),
+        _ => refuse(
+            "anchors (`&name`) are not supported".to_owned(),
+            "remove it, and write the value out",
+        ),
     }
 }
 
 fn span(range: Range) -> Span {
-    let (start, end) = (range.start, range.end);
+    let start = range.start;
+    let end = range.end;
     let length = if start.line() == end.line() { end.col().saturating_sub(start.col()) } else { 1 };
     Span { line: start.line().max(1), column: start.col() + 1, length: length.max(1) }
 }
@@ -241,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_knows_where_it_stands() {
+    fn every_value_has_its_position() {
         let node = parse("pick: max_score\nscore:\n  - least_load: {weight: 2}\n").unwrap();
         let pick = node.get("pick").unwrap();
         assert_eq!((pick.span.line, pick.span.column, pick.span.length), (1, 7, 9));
@@ -252,17 +261,17 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_ignored_or_guessed_is_refused() {
-        let says = |text: &str| parse(text).unwrap_err().message().to_owned();
-        assert_eq!(says("a: 1\na: 2\n"), "`a` is given twice");
-        assert_eq!(says("a: 1\n---\nb: 2\n"), "a second document begins");
-        assert_eq!(says("a: &x 1\n"), "anchors (`&name`) are not read");
-        assert_eq!(says("a: [&x b]\nc: *x\n"), "anchors (`&name`) are not read");
-        assert_eq!(says("a: !text {b: 1}\n"), "tags (`!text`) are not read");
-        assert_eq!(says("[a]: 1\n"), "a key is a list, not text");
-        assert_eq!(says(&"[".repeat(100)), "nested more than 32 levels deep");
-        assert_eq!(says(&format!("{}: 1", "k".repeat(129))), "a key has more than 128 characters");
-        assert_eq!(says(""), "the file is empty");
-        assert!(says("a: [1\n").starts_with("not YAML: "));
+    fn ambiguous_yaml_is_refused() {
+        let error = |text: &str| parse(text).unwrap_err().message().to_owned();
+        assert_eq!(error("a: 1\na: 2\n"), "duplicate key `a`");
+        assert_eq!(error("a: 1\n---\nb: 2\n"), "more than one document");
+        assert_eq!(error("a: &x 1\n"), "anchors (`&name`) are not supported");
+        assert_eq!(error("a: [&x b]\nc: *x\n"), "anchors (`&name`) are not supported");
+        assert_eq!(error("a: !text {b: 1}\n"), "tags (`!text`) are not supported");
+        assert_eq!(error("[a]: 1\n"), "a key is a list, not text");
+        assert_eq!(error(&"[".repeat(100)), "nested more than 32 levels deep");
+        assert_eq!(error(&format!("{}: 1", "k".repeat(129))), "a key has more than 128 characters");
+        assert_eq!(error(""), "the file is empty");
+        assert!(error("a: [1\n").starts_with("not YAML: "));
     }
 }

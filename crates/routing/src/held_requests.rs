@@ -1,15 +1,13 @@
-//! Held requests and the decisions that let them go: the queue, driven by profiles.
+//! Held requests: the wait queue, driven by the profiles that decide its requests.
 //!
-//! The gateway and the simulator both call [`WaitingRoom::poll`] when a request ends, when load or
-//! events change, and at [`WaitingRoom::next_wakeup`]. What was prepared is kept: only filters, scorers
-//! and the picker run again, so a pod is bound at the last moment.
+//! The gateway and the simulator both call [`HeldRequests::poll`] when a request ends, when load or
+//! events change, and at [`HeldRequests::next_wakeup`]. A request is prepared once: only filters,
+//! scorers and the picker run again, so its pod is bound at the last moment.
 
 use std::sync::Arc;
 
 use wornpath_index::{Moment, PodId};
 
-use super::rules::{Priority, QueueEntry, QueueRules, QueueRulesError};
-use super::wait_queue::{Enqueued, QueueFull, Ticket, WaitQueue};
 use crate::context::{DecisionEnv, RoutingContext};
 use crate::decide::Retry;
 use crate::fleet::{BreakerState, Fleet, FleetPod, Health};
@@ -18,24 +16,27 @@ use crate::plan::{Outcome, RoutingPlan};
 use crate::profile::Profile;
 use crate::request::Request;
 use crate::stage::Rejection;
+use crate::wait_queue::{
+    Enqueued, Priority, QueueEntry, QueueFull, QueueRules, QueueRulesError, Ticket, WaitQueue,
+};
 
-/// A request that waits, with whatever the caller needs to go on with it.
+/// A request that waits, with what the caller needs to resume it.
 #[derive(Debug)]
 pub struct HeldRequest<T> {
     /// The profile that decides it.
     pub profile: Arc<Profile>,
     /// Its prepared context, made by that profile.
     pub context: RoutingContext,
-    /// What is to be decided.
+    /// The part of the plan that is decided.
     pub again: Redecision,
-    /// The caller's own.
+    /// The caller's own data.
     pub item: T,
 }
 
-/// What is decided when a pod may have room: by default everything, with every pod.
+/// The part of a plan that is decided when a pod may have room: by default all of it, with any pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Redecision {
-    /// Only this step, which failed elsewhere.
+    /// Only this step, which failed on another pod.
     pub step: Option<Name>,
     /// Pods that must not be chosen again.
     pub excluded: Vec<PodId>,
@@ -46,7 +47,7 @@ pub struct Redecision {
 pub enum Dequeued {
     /// With a plan, whose load is reserved.
     Plan(RoutingPlan),
-    /// With a refusal: nobody can take it any more, or it has waited too long.
+    /// With a rejection: no pod can serve it any more, or its deadline has passed.
     Reject(Rejection),
 }
 
@@ -57,18 +58,18 @@ pub struct HeldRequests<T> {
 }
 
 impl<T> HeldRequests<T> {
-    /// An empty room.
+    /// An empty queue.
     ///
     /// # Errors
-    /// If the rules make no sense.
+    /// If no queue can work by the rules.
     pub fn new(rules: QueueRules) -> Result<Self, QueueRulesError> {
         Ok(Self { queue: WaitQueue::new(rules)? })
     }
 
-    /// A request that was decided to be held waits from now on.
+    /// Adds a request whose decision was to hold it.
     ///
     /// # Errors
-    /// Gives it back if the room is full and nobody in it has less right to wait.
+    /// Gives it back if the queue is full and no other request is dropped for it.
     pub fn hold(
         &mut self,
         now: Moment,
@@ -78,27 +79,27 @@ impl<T> HeldRequests<T> {
         self.queue.push(now, class, held)
     }
 
-    /// Takes a request out whose client has gone.
+    /// Removes a request whose client has disconnected.
     pub fn cancel(&mut self, ticket: Ticket) -> Option<HeldRequest<T>> {
         self.queue.cancel(ticket)
     }
 
-    /// Decides waiting requests again, in their order, and appends those whose wait has ended.
+    /// Decides waiting requests again, in order, and appends those whose wait has ended.
     ///
-    /// A plan reserves its load at once, so the next request in line already sees the pod's room taken.
+    /// A plan reserves its load at once, so the next request already sees it.
     pub fn poll(
         &mut self,
-        world: &mut DecisionEnv<'_>,
+        env: &mut DecisionEnv<'_>,
         settled: &mut Vec<(HeldRequest<T>, Dequeued)>,
     ) {
-        while let Some(late) = self.queue.pop_expired(world.now) {
-            let rejection = too_late(late.context.request(), world.fleet);
-            settled.push((late, Dequeued::Reject(rejection)));
+        while let Some(held) = self.queue.pop_expired(env.now) {
+            let rejection = expired(held.context.request(), env.fleet);
+            settled.push((held, Dequeued::Reject(rejection)));
         }
-        self.queue.poll(world.now, settled, |held| {
+        self.queue.poll(env.now, settled, |held| {
             let Redecision { step, excluded } = &held.again;
             let retry = Retry { step: step.as_ref(), excluded };
-            match held.profile.replan(&mut held.context, world, retry) {
+            match held.profile.replan(&mut held.context, env, retry) {
                 Outcome::Plan(plan) => Some(Dequeued::Plan(plan)),
                 Outcome::Reject(rejection) => Some(Dequeued::Reject(rejection)),
                 Outcome::Hold(_) => None,
@@ -118,23 +119,24 @@ impl<T> HeldRequests<T> {
         self.queue.len()
     }
 
-    /// The highest priority that somebody who waits has, or has risen to.
+    /// The highest priority of the waiting requests, promotions included.
     #[must_use]
     pub fn highest(&self) -> Option<Priority> {
         self.queue.highest()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 }
 
-/// How a request is turned away that has waited too long: pods are busy, or none serves it any more.
-fn too_late(request: &Request, fleet: &Fleet) -> Rejection {
+/// The rejection of a request whose deadline has passed: pods are busy, or none serves it any more.
+fn expired(request: &Request, fleet: &Fleet) -> Rejection {
     let serves = |pod: &FleetPod| {
-        let (vitals, models) = (pod.vitals(), &pod.facts().models);
+        let vitals = pod.vitals();
+        let models = &pod.facts().models;
         let is_up = vitals.health() == Health::Up && vitals.breaker() != BreakerState::Open;
         is_up && (models.is_empty() || models.contains(&request.model.base))
     };
@@ -150,33 +152,33 @@ mod tests {
     use crate::fleet::Reservation;
     use crate::testing::TestBench;
 
-    /// A bench, a room, and a way to send requests through both.
-    struct AdmissionGate {
+    /// A test bench with held requests.
+    struct HoldBench {
         bench: TestBench,
-        room: HeldRequests<&'static str>,
+        held: HeldRequests<&'static str>,
         profile: Arc<Profile>,
     }
 
-    impl AdmissionGate {
+    impl HoldBench {
         fn new(pods: usize, yaml: &str) -> Self {
             let bench = TestBench::with_pods(pods);
             let profile = Arc::new(bench.profile(yaml));
-            Self { room: HeldRequests::new(profile.queue_rules()).unwrap(), bench, profile }
+            Self { held: HeldRequests::new(profile.queue_rules()).unwrap(), bench, profile }
         }
 
-        /// Decides a request with a prompt of so many tokens; if it is held, it waits in the room.
+        /// Decides a request with a prompt of so many tokens; if the outcome is a hold, it waits.
         fn arrive(&mut self, item: &'static str, tokens: usize) -> Option<RoutingPlan> {
             let profile = Arc::clone(&self.profile);
             let mut request = TestBench::request(&vec![7; tokens]);
             request.arrival = self.bench.now;
             let mut context = self.bench.prepared(&profile, request);
-            let TestBench { fleet, desk, rng, now, .. } = &mut self.bench;
-            let mut world = DecisionEnv { fleet, desk, now: *now, rng };
-            match profile.decide(&mut context, &mut world) {
+            let TestBench { fleet, state, rng, now, .. } = &mut self.bench;
+            let mut env = DecisionEnv { fleet, state, now: *now, rng };
+            match profile.decide(&mut context, &mut env) {
                 Outcome::Plan(plan) => Some(plan),
                 Outcome::Hold(hold) => {
                     let held = HeldRequest { profile, context, again: Redecision::default(), item };
-                    self.room.hold(*now, hold.class, held).unwrap();
+                    self.held.hold(*now, hold.class, held).unwrap();
                     None
                 }
                 Outcome::Reject(rejection) => panic!("{rejection:?}"),
@@ -184,9 +186,9 @@ mod tests {
         }
 
         fn poll(&mut self) -> Vec<(&'static str, Dequeued)> {
-            let TestBench { fleet, desk, rng, now, .. } = &mut self.bench;
+            let TestBench { fleet, state, rng, now, .. } = &mut self.bench;
             let mut settled = vec![];
-            self.room.poll(&mut DecisionEnv { fleet, desk, now: *now, rng }, &mut settled);
+            self.held.poll(&mut DecisionEnv { fleet, state, now: *now, rng }, &mut settled);
             settled.into_iter().map(|(held, settled)| (held.item, settled)).collect()
         }
     }
@@ -198,112 +200,112 @@ mod tests {
     #[test]
     fn a_held_request_is_bound_to_the_pod_that_gets_room_first() {
         let yaml = "filter:\n  - concurrency: {requests: 1}\npick: max_score\n";
-        let mut door = AdmissionGate::new(2, yaml);
-        let plans = [door.arrive("a", 4).unwrap(), door.arrive("b", 4).unwrap()];
-        assert!(door.arrive("c", 4).is_none(), "both pods are at their cap");
-        assert!(door.poll().is_empty() && door.room.len() == 1);
+        let mut bench = HoldBench::new(2, yaml);
+        let plans = [bench.arrive("a", 4).unwrap(), bench.arrive("b", 4).unwrap()];
+        assert!(bench.arrive("c", 4).is_none(), "both pods are at their cap");
+        assert!(bench.poll().is_empty() && bench.held.len() == 1);
         let [_a, b] = plans;
         let freed = pod_of(&b);
         drop(b);
-        let settled = door.poll();
+        let settled = bench.poll();
         let [("c", Dequeued::Plan(plan))] = &settled[..] else { panic!("{settled:?}") };
         assert_eq!(pod_of(plan), freed, "bound when a pod had room, to that pod");
-        assert!(door.room.is_empty());
+        assert!(bench.held.is_empty());
     }
 
     #[test]
     fn a_request_that_failed_on_a_pod_does_not_wait_for_that_pod() {
         let yaml = "filter:\n  - concurrency: {requests: 1}\npick: max_score\n";
-        let mut door = AdmissionGate::new(2, yaml);
-        let [a, b] = [door.arrive("a", 4).unwrap(), door.arrive("b", 4).unwrap()];
-        let profile = Arc::clone(&door.profile);
-        let context = door.bench.prepared(&profile, TestBench::request(&[7; 4]));
+        let mut bench = HoldBench::new(2, yaml);
+        let [a, b] = [bench.arrive("a", 4).unwrap(), bench.arrive("b", 4).unwrap()];
+        let profile = Arc::clone(&bench.profile);
+        let context = bench.bench.prepared(&profile, TestBench::request(&[7; 4]));
         let again = Redecision { step: None, excluded: vec![pod_of(&a)] };
         let class = QueueEntry {
-            tenant: crate::queue::Tenant(0),
+            tenant: crate::wait_queue::Tenant(0),
             weight: 1,
-            priority: crate::queue::Priority::NORMAL,
+            priority: Priority::NORMAL,
             cost: Duration::ZERO,
             deadline: Duration::from_secs(9),
         };
         let held = HeldRequest { profile, context, again, item: "again" };
-        door.room.hold(door.bench.now, class, held).unwrap();
+        bench.held.hold(bench.bench.now, class, held).unwrap();
         drop(a);
-        assert!(door.poll().is_empty(), "the freed pod is the one that failed");
+        assert!(bench.poll().is_empty(), "the freed pod is the one that failed");
         let other = pod_of(&b);
         drop(b);
-        let settled = door.poll();
+        let settled = bench.poll();
         let [("again", Dequeued::Plan(plan))] = &settled[..] else { panic!("{settled:?}") };
         assert_eq!(pod_of(plan), other);
     }
 
     #[test]
-    fn one_freed_place_lets_one_request_go_and_the_shortest_first() {
+    fn a_free_slot_serves_one_request_and_the_shortest_first() {
         let yaml = "prepare: [tokenize, block_hash]\nfilter:\n  - concurrency: {requests: 1}\npick: max_score\n";
-        let mut door = AdmissionGate::new(1, yaml);
-        let first = door.arrive("first", 4).unwrap();
-        assert!(door.arrive("long", 4000).is_none() && door.arrive("short", 8).is_none());
+        let mut bench = HoldBench::new(1, yaml);
+        let first = bench.arrive("first", 4).unwrap();
+        assert!(bench.arrive("long", 4000).is_none() && bench.arrive("short", 8).is_none());
         drop(first);
-        let settled = door.poll();
+        let settled = bench.poll();
         assert_eq!(settled.len(), 1, "the plan took the room that the next one would need");
         assert_eq!(settled[0].0, "short");
         drop(settled);
-        assert_eq!(door.poll()[0].0, "long");
+        assert_eq!(bench.poll()[0].0, "long");
     }
 
     #[test]
     fn a_request_waits_for_the_pod_it_wants_not_for_any() {
         // The best pod is chosen first, and only then asked whether it has room.
         let yaml = "score: [kv_usage]\npick: max_score\nhold: {unless: [concurrency: {prefill_tokens: 100}]}\n";
-        let mut door = AdmissionGate::new(2, yaml);
-        door.bench.pod(1).vitals().report(0, 0.5);
-        let busy = Reservation::new(door.bench.pod(0).vitals(), 100, 100);
-        assert!(door.arrive("a", 4).is_none(), "pod 0 is better, and busy");
-        assert!(door.poll().is_empty());
+        let mut bench = HoldBench::new(2, yaml);
+        bench.bench.pod(1).vitals().report(0, 0.5);
+        let busy = Reservation::new(bench.bench.pod(0).vitals(), 100, 100);
+        assert!(bench.arrive("a", 4).is_none(), "pod 0 is better, and busy");
+        assert!(bench.poll().is_empty());
         drop(busy);
-        let settled = door.poll();
+        let settled = bench.poll();
         let [(_, Dequeued::Plan(plan))] = &settled[..] else { panic!("{settled:?}") };
-        assert_eq!(pod_of(plan), door.bench.pod(0).id());
+        assert_eq!(pod_of(plan), bench.bench.pod(0).id());
     }
 
     #[test]
-    fn who_waits_too_long_is_turned_away_at_the_deadline_and_not_before() {
+    fn a_request_is_rejected_at_its_deadline_and_not_before() {
         let yaml =
             "filter:\n  - concurrency: {requests: 1}\npick: max_score\nhold: {deadline: 2s}\n";
-        let mut door = AdmissionGate::new(1, yaml);
-        let _busy = door.arrive("first", 4).unwrap();
-        assert!(door.arrive("late", 4).is_none());
-        assert_eq!(door.room.next_wakeup(), Some(Duration::from_secs(2)));
-        door.bench.now = Duration::from_millis(1999);
-        assert!(door.poll().is_empty());
-        door.bench.now = Duration::from_secs(2);
-        let settled = door.poll();
+        let mut bench = HoldBench::new(1, yaml);
+        let _busy = bench.arrive("first", 4).unwrap();
+        assert!(bench.arrive("late", 4).is_none());
+        assert_eq!(bench.held.next_wakeup(), Some(Duration::from_secs(2)));
+        bench.bench.now = Duration::from_millis(1999);
+        assert!(bench.poll().is_empty());
+        bench.bench.now = Duration::from_secs(2);
+        let settled = bench.poll();
         let [("late", Dequeued::Reject(rejection))] = &settled[..] else { panic!("{settled:?}") };
         assert_eq!((rejection.status, rejection.retry_after.is_some()), (429, true));
-        assert_eq!(door.room.next_wakeup(), None);
+        assert_eq!(bench.held.next_wakeup(), None);
     }
 
     #[test]
-    fn who_has_waited_for_pods_that_are_down_is_told_that_none_serves() {
+    fn a_request_held_for_pods_that_are_down_ends_with_503() {
         let yaml =
             "filter:\n  - healthy: {on_empty: hold}\npick: max_score\nhold: {deadline: 2s}\n";
-        let mut door = AdmissionGate::new(1, yaml);
-        door.bench.pod(0).vitals().set_health(Health::Down);
-        assert!(door.arrive("late", 4).is_none());
-        door.bench.now = Duration::from_secs(2);
-        let settled = door.poll();
+        let mut bench = HoldBench::new(1, yaml);
+        bench.bench.pod(0).vitals().set_health(Health::Down);
+        assert!(bench.arrive("late", 4).is_none());
+        bench.bench.now = Duration::from_secs(2);
+        let settled = bench.poll();
         let [("late", Dequeued::Reject(rejection))] = &settled[..] else { panic!("{settled:?}") };
         assert_eq!(rejection.status, 503);
     }
 
     #[test]
-    fn a_wait_ends_when_nobody_can_take_the_request_any_more() {
+    fn a_wait_ends_when_no_pod_can_serve_the_request_any_more() {
         let yaml = "filter:\n  - healthy\n  - concurrency: {requests: 1}\npick: max_score\n";
-        let mut door = AdmissionGate::new(1, yaml);
-        let _busy = door.arrive("first", 4).unwrap();
-        assert!(door.arrive("second", 4).is_none());
-        door.bench.pod(0).vitals().set_health(Health::Down);
-        let settled = door.poll();
+        let mut bench = HoldBench::new(1, yaml);
+        let _busy = bench.arrive("first", 4).unwrap();
+        assert!(bench.arrive("second", 4).is_none());
+        bench.bench.pod(0).vitals().set_health(Health::Down);
+        let settled = bench.poll();
         assert!(matches!(&settled[..], [("second", Dequeued::Reject(_))]), "{settled:?}");
     }
 }

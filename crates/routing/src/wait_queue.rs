@@ -1,21 +1,36 @@
-//! The queue itself: who waits, until when, and who is offered next.
+//! Wait queue: holds requests that no pod has room for yet.
+//!
+//! Late binding wins. A request sent to a busy pod waits there, although another pod may be free
+//! first or may hold more of its prefix by then. So it waits here and is decided again whenever a
+//! pod gets room. The queue decides nothing about pods; it only orders the requests:
+//!
+//! 1. by priority, where waiting raises a request one priority at a time;
+//! 2. within a priority, by tenant: the tenant that got the least work is next ([`fairness`]);
+//! 3. within a tenant, by the profile's [`QueueOrder`].
+//!
+//! No request starves: every request rises to the highest priority, tenants share it, and within a
+//! tenant a request is overtaken only by those that arrived before it was due. The length is
+//! bounded; a full queue drops the last request of the longest tenant queue of the lowest priority.
+//!
+//! A state machine: time is an argument, and [`WaitQueue::next_wakeup`] says when to poll next.
+
+mod fairness;
+mod rules;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, HashMap};
 
 use wornpath_index::Moment;
 
-use super::fairness::{FairnessKey, PriorityLevel, Refusals};
-use super::rules::{Priority, QueueEntry, QueueRules, QueueRulesError, Tenant};
+use fairness::{FairnessKey, PriorityLevel, Refusals};
+pub use rules::{Priority, QueueEntry, QueueOrder, QueueRules, QueueRulesError, Tenant, Ticket};
 
-/// Names a waiting request. Never used twice by one queue; a later one is larger.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Ticket(u64);
-
-/// Requests that wait for a pod. `T` is whatever the caller needs to decide them again.
+/// Requests that wait for a pod. `T` is what the caller needs to decide them again.
 #[derive(Debug)]
 pub struct WaitQueue<T> {
     rules: QueueRules,
-    next: u64,
+    next_ticket: u64,
     requests: HashMap<Ticket, QueuedRequest<T>>,
     /// By priority, lowest first.
     levels: [PriorityLevel; Priority::LEVELS],
@@ -26,26 +41,26 @@ pub struct WaitQueue<T> {
 
 #[derive(Debug)]
 struct QueuedRequest<T> {
-    waiting: QueueEntry,
-    /// Where it has risen to.
+    entry: QueueEntry,
+    /// Its own priority, or the one that waiting has raised it to.
     priority: Priority,
     due: Moment,
     promotion: Moment,
     item: T,
 }
 
-/// A request that now waits.
+/// The result of a push.
 #[derive(Debug)]
 pub struct Enqueued<T> {
-    /// For cancelling it.
+    /// Names the request, to cancel it.
     pub ticket: Ticket,
-    /// Who had to go for it, because the queue was full.
+    /// The request that a full queue dropped for it.
     pub displaced: Option<T>,
 }
 
-/// The queue is full, and nobody in it has less right to wait. Gives the request back.
+/// The queue is full, and no waiting request is dropped for this one. Gives the request back.
 #[derive(Debug, thiserror::Error)]
-#[error("{waiting} requests wait already, as many as the queue's `capacity`; retry later")]
+#[error("wait queue full: {waiting} requests (limit: `capacity` of the queue); retry later")]
 pub struct QueueFull<T> {
     /// The request.
     pub item: T,
@@ -57,11 +72,11 @@ impl<T> WaitQueue<T> {
     /// An empty queue.
     ///
     /// # Errors
-    /// If the rules make no sense.
+    /// If no queue can work by the rules.
     pub fn new(rules: QueueRules) -> Result<Self, QueueRulesError> {
         Ok(Self {
             rules: rules.check()?,
-            next: 0,
+            next_ticket: 0,
             requests: HashMap::new(),
             levels: Default::default(),
             deadlines: BTreeSet::new(),
@@ -76,63 +91,63 @@ impl<T> WaitQueue<T> {
         self.requests.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// The highest priority that somebody who waits has, or has risen to.
+    /// The highest priority of the waiting requests, promotions included.
     #[must_use]
     pub fn highest(&self) -> Option<Priority> {
         self.requests.values().map(|request| request.priority).max()
     }
 
-    /// The request waits from now on. In a full queue the last of the longest line of the lowest
-    /// priority goes, so that neither offline work nor one busy tenant can shut everybody else out.
+    /// Adds a request. A full queue drops the last request of the longest tenant queue of the
+    /// lowest priority, so that neither offline work nor one busy tenant can lock the others out.
     ///
     /// # Errors
-    /// Gives the request back if it would be the one to go.
+    /// Gives the request back if it would be the one dropped.
     pub fn push(
         &mut self,
         now: Moment,
-        waiting: QueueEntry,
+        entry: QueueEntry,
         item: T,
     ) -> Result<Enqueued<T>, Box<QueueFull<T>>> {
-        let ticket = Ticket(self.next);
-        self.next += 1;
-        let due = self.rules.order.due(now, &waiting);
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        let due = self.rules.order.due(now, &entry);
         let promotion = now.saturating_add(self.rules.promote_after);
-        let priority = waiting.priority;
-        self.requests.insert(ticket, QueuedRequest { waiting, priority, due, promotion, item });
-        self.level(priority).insert(waiting.tenant, (due, ticket));
-        self.deadlines.insert((waiting.deadline, ticket));
+        let priority = entry.priority;
+        self.requests.insert(ticket, QueuedRequest { entry, priority, due, promotion, item });
+        self.level(priority).insert(entry.tenant, (due, ticket));
+        self.deadlines.insert((entry.deadline, ticket));
         if priority != Priority::HIGHEST {
             self.promotions.insert((promotion, ticket));
         }
         if self.requests.len() <= self.rules.capacity {
             return Ok(Enqueued { ticket, displaced: None });
         }
-        let victim = self.victim(waiting.tenant).unwrap_or(ticket);
-        let displaced = self.cancel(victim);
+        let dropped = self.to_drop(entry.tenant).unwrap_or(ticket);
+        let displaced = self.cancel(dropped);
         match displaced {
-            Some(item) if victim == ticket => {
+            Some(item) if dropped == ticket => {
                 Err(Box::new(QueueFull { item, waiting: self.len() }))
             }
             displaced => Ok(Enqueued { ticket, displaced }),
         }
     }
 
-    /// Takes a request out, for instance because its client has gone.
+    /// Removes a request, for instance because its client has disconnected.
     pub fn cancel(&mut self, ticket: Ticket) -> Option<T> {
         let request = self.requests.remove(&ticket)?;
-        let place = (request.due, ticket);
-        self.level(request.priority).remove(request.waiting.tenant, place);
+        let key = (request.due, ticket);
+        self.level(request.priority).remove(request.entry.tenant, key);
         self.unschedule(ticket, &request);
         Some(request.item)
     }
 
-    /// Gives back one request whose deadline has come, earliest first; call until there is none.
+    /// Removes one request whose deadline has passed, earliest first; call until there is none.
     pub fn pop_expired(&mut self, now: Moment) -> Option<T> {
         let (deadline, ticket) = *self.deadlines.first()?;
         if deadline > now {
@@ -141,10 +156,10 @@ impl<T> WaitQueue<T> {
         self.cancel(ticket)
     }
 
-    /// Offers requests in order until `lookahead` of them were refused. What `offer` answers with
-    /// `Some` leaves the queue and is appended to `bound`; what it answers with `None` stays.
+    /// Offers requests in order until `lookahead` of them were refused. A request for which `offer`
+    /// returns `Some` leaves the queue and is appended to `bound`; the others stay.
     ///
-    /// Expired requests are offered as well: take them out first with [`Self::pop_expired`].
+    /// Expired requests are offered as well: remove them first with [`Self::pop_expired`].
     pub fn poll<R>(
         &mut self,
         now: Moment,
@@ -156,47 +171,47 @@ impl<T> WaitQueue<T> {
         for level in (0..Priority::LEVELS).rev() {
             self.refusals.clear();
             while left > 0
-                && let Some((tenant, place)) = self.levels[level].next_offer(&self.refusals)
+                && let Some((tenant, key)) = self.levels[level].next_offer(&self.refusals)
             {
-                match self.offer_one(tenant, place, &mut offer) {
-                    Some(taken) => bound.push(taken),
+                match self.offer_one(tenant, key, &mut offer) {
+                    Some(accepted) => bound.push(accepted),
                     None => left -= 1,
                 }
             }
         }
     }
 
-    /// When to come back even if nothing changes: the next deadline.
+    /// When to poll even if nothing changes: the next deadline.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Moment> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// Who has still to rise: everybody below the top, and nobody who has left.
+    /// The number of scheduled promotions: one for each request below the highest priority.
     #[cfg(test)]
-    pub(super) fn promotions_ahead(&self) -> usize {
+    fn promotions_ahead(&self) -> usize {
         self.promotions.len()
     }
 
     fn offer_one<R>(
         &mut self,
         tenant: Tenant,
-        place: FairnessKey,
+        key: FairnessKey,
         offer: &mut impl FnMut(&mut T) -> Option<R>,
     ) -> Option<(T, R)> {
-        let ticket = place.1;
+        let ticket = key.1;
         let answer = self.requests.get_mut(&ticket).and_then(|request| offer(&mut request.item));
         let Some(answer) = answer else {
-            self.refusals.add(tenant, place);
+            self.refusals.add(tenant, key);
             return None;
         };
         let request = self.requests.remove(&ticket)?;
-        self.level(request.priority).serve(&request.waiting, place);
+        self.level(request.priority).serve(&request.entry, key);
         self.unschedule(ticket, &request);
         Some((request.item, answer))
     }
 
-    /// Raises everybody who has waited long enough. A request rises at most seven times.
+    /// Promotes the requests that have waited long enough. A request rises at most seven times.
     fn promote(&mut self, now: Moment) {
         while let Some((moment, ticket)) = self.promotions.first().copied()
             && moment <= now
@@ -206,16 +221,17 @@ impl<T> WaitQueue<T> {
             let Some(raised) = request.priority.raised() else { continue };
             let from = std::mem::replace(&mut request.priority, raised);
             request.promotion = moment.saturating_add(self.rules.promote_after);
-            let (tenant, place) = (request.waiting.tenant, (request.due, ticket));
+            let tenant = request.entry.tenant;
+            let key = (request.due, ticket);
             if raised != Priority::HIGHEST {
                 self.promotions.insert((request.promotion, ticket));
             }
-            self.level(from).remove(tenant, place);
-            self.level(raised).insert(tenant, place);
+            self.level(from).remove(tenant, key);
+            self.level(raised).insert(tenant, key);
         }
     }
 
-    fn victim(&self, newcomer: Tenant) -> Option<Ticket> {
+    fn to_drop(&self, newcomer: Tenant) -> Option<Ticket> {
         let lowest = self.levels.iter().find(|level| !level.is_empty())?;
         lowest.last_of_longest(newcomer).map(|(_, (_, ticket))| ticket)
     }
@@ -225,7 +241,7 @@ impl<T> WaitQueue<T> {
     }
 
     fn unschedule(&mut self, ticket: Ticket, request: &QueuedRequest<T>) {
-        self.deadlines.remove(&(request.waiting.deadline, ticket));
+        self.deadlines.remove(&(request.entry.deadline, ticket));
         self.promotions.remove(&(request.promotion, ticket));
     }
 }

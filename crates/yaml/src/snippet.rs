@@ -1,24 +1,34 @@
-//! Pieces of a text as a terminal may show them: one line, not too long, nothing that moves the cursor.
+//! Marks a position in a text, for a terminal: one line, of bounded width, with control characters
+//! escaped.
 
 use std::fmt::{self, Write};
 
-use super::Span;
-
-/// How much of a line is shown; what is marked is always in it.
+/// The most characters of a line that are shown; the marked part is always among them.
 const WIDEST: usize = 120;
-/// How much of that stands before the mark where a line is cut.
+/// The characters shown before the mark where a line is cut.
 const LEAD: usize = 40;
 
-/// A text, cut into lines once.
-pub(super) struct SnippetLines<'a>(Vec<&'a str>);
+/// A position in a file: line and column from one, length in characters on that line.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Span {
+    /// The line, from one.
+    pub line: usize,
+    /// The column, from one, in characters.
+    pub column: usize,
+    /// How many characters.
+    pub length: usize,
+}
+
+/// A text, split into lines once for all its snippets.
+pub(crate) struct SnippetLines<'a>(Vec<&'a str>);
 
 impl<'a> SnippetLines<'a> {
-    pub(super) fn of(text: &'a str) -> Self {
+    pub(crate) fn of(text: &'a str) -> Self {
         Self(text.lines().collect())
     }
 
-    /// Shows the line of `span`, marks what is meant and says why.
-    pub(super) fn show(
+    /// Writes the line of `span`, with `mark` below the marked part and `note` beside it.
+    pub(crate) fn show(
         &self,
         out: &mut dyn Write,
         span: Span,
@@ -26,7 +36,8 @@ impl<'a> SnippetLines<'a> {
         note: &str,
     ) -> fmt::Result {
         let line = self.0.get(span.line.saturating_sub(1)).copied().unwrap_or_default();
-        let (number, column) = (span.line.to_string(), span.column.saturating_sub(1));
+        let number = span.line.to_string();
+        let column = span.column.saturating_sub(1);
         let margin = " ".repeat(number.len());
         let start =
             if line.chars().nth(WIDEST).is_none() { 0 } else { column.saturating_sub(LEAD) };
@@ -46,13 +57,13 @@ impl<'a> SnippetLines<'a> {
     }
 }
 
-/// As wide as the character is shown.
+/// Blanks of the width that the character has when shown.
 fn blank(c: char) -> String {
     if c == '\t' { "\t".to_owned() } else { " ".repeat(Shown(c).to_string().chars().count()) }
 }
 
-/// A text of a few words that may quote a file.
-pub(super) struct SnippetText<'a>(pub(super) &'a str);
+/// A message that may quote a file, with control characters escaped.
+pub(crate) struct SnippetText<'a>(pub(crate) &'a str);
 
 impl fmt::Display for SnippetText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,7 +71,7 @@ impl fmt::Display for SnippetText<'_> {
     }
 }
 
-/// A character, escaped if it would do something else than be seen.
+/// A character, escaped if it is a control or formatting character.
 struct Shown(char);
 
 impl fmt::Display for Shown {
@@ -89,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_marked_is_shown_of_a_long_line() {
+    fn the_marked_part_of_a_long_line_is_shown() {
         let text = format!("{}wrong{}", "a".repeat(10_000), "b".repeat(10_000));
         let out = shown(&text, 10_001, 5);
         let lines: Vec<_> = out.lines().collect();
@@ -100,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_shown_moves_the_cursor_and_marks_stand_below_what_they_mark() {
+    fn control_characters_are_escaped_and_marks_stay_aligned() {
         let out = shown("\u{1b}[2J\tx\u{202e}y: 1", 7, 2);
         assert_eq!(out, "   |\n 1 | \\u{1b}[2J\tx\\u{202e}y: 1\n   |          \t ^^^^^^^^^ here\n");
         assert_eq!(SnippetText("a\u{7}\nb").to_string(), "a\\u{7}\\u{a}b");

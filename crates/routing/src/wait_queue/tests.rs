@@ -101,7 +101,9 @@ impl Model {
 
     fn poll(&mut self, now: Duration, accept: impl Fn(usize) -> bool) -> Vec<usize> {
         self.promote(now);
-        let (mut left, mut bound, mut refused) = (self.rules.lookahead, vec![], vec![]);
+        let mut left = self.rules.lookahead;
+        let mut bound = vec![];
+        let mut refused = vec![];
         for level in (0..8).rev() {
             while left > 0 {
                 let times = |t: Tenant| {
@@ -181,7 +183,8 @@ proptest! {
         let mut queue = WaitQueue::new(rules).unwrap();
         let mut model =
             Model { rules, entries: vec![], levels: Default::default(), pushed: 0 };
-        let (mut tickets, mut now) = (vec![], Duration::ZERO);
+        let mut tickets = vec![];
+        let mut now = Duration::ZERO;
         for step in steps {
             match step {
                 Step::Push { tenant, weight, priority, cost, patience } => {
@@ -267,7 +270,8 @@ fn steps_until_served(
         for item in [step * 2, step * 2 + 1] {
             queue.push(now, flood(item), item).unwrap();
         }
-        let (mut bound, mut room) = (vec![], Some(()));
+        let mut bound = vec![];
+        let mut room = Some(());
         queue.poll(now, &mut bound, |_| room.take());
         bound[0].0 == 0
     })
@@ -296,12 +300,14 @@ fn a_tenant_cannot_gain_turns_by_leaving_and_coming_back() {
     for _ in 0..20 {
         queue.push(Duration::ZERO, waiting(1, 4, 10), 1).unwrap();
     }
-    let (mut served, mut last) = ([0, 0], 0);
+    let mut served = [0, 0];
+    let mut last = 0;
     for _ in 0..20 {
         if last == 0 {
             queue.push(Duration::ZERO, waiting(0, 4, 10), 0).unwrap();
         }
-        let (mut bound, mut room) = (vec![], Some(()));
+        let mut bound = vec![];
+        let mut room = Some(());
         queue.poll(Duration::ZERO, &mut bound, |_| room.take());
         last = bound[0].0;
         served[last] += 1;
@@ -320,7 +326,7 @@ fn in_a_full_queue_offline_work_and_busy_tenants_give_way() {
     assert_eq!(full.item, "a4");
     assert_eq!(
         full.to_string(),
-        "3 requests wait already, as many as the queue's `capacity`; retry later"
+        "wait queue full: 3 requests (limit: `capacity` of the queue); retry later"
     );
     let pushed = queue.push(Duration::ZERO, waiting(2, 4, 10), "b1").unwrap();
     assert_eq!(pushed.displaced, Some("a3"), "the longest line gives way");

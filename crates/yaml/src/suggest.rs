@@ -1,6 +1,6 @@
-//! "Did you mean": the known word that was probably meant.
+//! "Did you mean": finds the known word nearest to a misspelt one.
 
-/// The nearest of `known`, if it is near enough to be a slip: a third of the letters, at least one.
+/// The nearest of `known`, if it differs in at most a third of the letters, or in one.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.chars().count() / 3).max(1);
     known
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_is_recognised_and_another_word_is_not() {
+    fn a_misspelling_is_recognised_and_another_word_is_not() {
         let known = ["cache_affinity", "least_load", "healthy"];
         assert_eq!(nearest("cache_afinity", known.into_iter()), Some("cache_affinity"));
         assert_eq!(nearest("leastload", known.into_iter()), Some("least_load"));

@@ -1,39 +1,39 @@
-//! The parameters of plugins: declared as data, so that they can be checked, filled in and documented
-//! without running the plugin.
+//! Parameters declared as data: their values are checked, their defaults filled in and their
+//! reference written from one table, without running the code that uses them.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::time::Duration;
 
 use serde_json::Value as Json;
 
-use crate::yaml::{Node, Quoted, Yaml};
-use crate::yaml_writer;
+use crate::node::{Node, Quoted, Yaml};
+use crate::writer;
 
-/// One parameter of a plugin.
+/// One parameter of a plugin, a step or a section.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameter {
     /// Its key in YAML.
     pub name: &'static str,
-    /// What values it takes.
+    /// The type and the bounds of its value.
     pub takes: Takes,
-    /// What happens if it is not given.
+    /// What its absence means.
     pub absent: Absent,
-    /// What it is for, in one sentence.
+    /// What it is for, in one sentence, for the reference.
     pub doc: &'static str,
 }
 
-/// What happens if a parameter is not given.
+/// What the absence of a parameter means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absent {
-    /// The profile is refused.
+    /// An error: the parameter is required.
     Refused,
-    /// The plugin does without.
+    /// Nothing: the parameter is optional.
     Fine,
-    /// As if this had been written.
+    /// The same as this default, written as in YAML.
     Means(&'static str),
 }
 
-/// What values a parameter takes.
+/// The type and the bounds of a parameter's value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Takes {
     /// `true` or `false`.
@@ -56,8 +56,8 @@ pub enum Takes {
     Numbers,
     /// A map from names to plain values, such as `{stream: false}`.
     Fields,
-    /// Another picker, with its own parameters.
-    Picker,
+    /// A value that its owner reads itself, such as a nested plugin; described by this text.
+    Nested(&'static str),
 }
 
 impl Parameter {
@@ -108,7 +108,7 @@ impl fmt::Display for Takes {
             Self::Texts => f.write_str("a list of texts"),
             Self::Numbers => f.write_str("a map from words to numbers of at least 0"),
             Self::Fields => f.write_str("a map from names to texts, numbers or flags"),
-            Self::Picker => f.write_str("a picker, such as `max_score`"),
+            Self::Nested(description) => f.write_str(description),
         }
     }
 }
@@ -120,11 +120,11 @@ pub enum Value {
     Flag(bool),
     /// Of [`Takes::Whole`] and [`Takes::Size`].
     Whole(u64),
-    /// Of [`Takes::CelNumber`].
+    /// Of [`Takes::Number`].
     Number(f64),
     /// Of [`Takes::Time`].
     Time(Duration),
-    /// Of [`Takes::CelText`].
+    /// Of [`Takes::Text`].
     Text(String),
     /// Of [`Takes::OneOf`].
     Word(&'static str),
@@ -137,8 +137,9 @@ pub enum Value {
 }
 
 impl Takes {
-    /// The value that `node` is, if it is one. Pickers are read by assembly.
-    pub(crate) fn read(self, node: &Node) -> Option<Value> {
+    /// The value of `node`, if it has this type and is within bounds. Nested values have none.
+    #[must_use]
+    pub fn read(self, node: &Node) -> Option<Value> {
         match (self, &node.value) {
             (Self::Texts, Yaml::List(items)) => {
                 let texts: Option<_> =
@@ -178,7 +179,7 @@ impl Takes {
                 let number = decimal(plain?)?;
                 (least..=most).contains(&number).then_some(Value::Number(number))
             }
-            // With its unit it is no number, quoted or not.
+            // The unit makes it text, quoted or not.
             Self::Time => time(text).map(Value::Time),
             Self::Size(least, most) => {
                 size(text).filter(|size| (least..=most).contains(size)).map(Value::Whole)
@@ -188,13 +189,14 @@ impl Takes {
                 words.iter().find(|word| **word == text).map(|word| Value::Word(word))
             }
             Self::Texts => Some(Value::Texts(vec![text.to_owned()])),
-            Self::Numbers | Self::Fields | Self::Picker => None,
+            Self::Numbers | Self::Fields | Self::Nested(_) => None,
         }
     }
 }
 
 /// A finite number that was not quoted.
-pub(crate) fn number(node: &Node) -> Option<f64> {
+#[must_use]
+pub fn number(node: &Node) -> Option<f64> {
     match &node.value {
         Yaml::Scalar { text, quoted: Quoted::No } => decimal(text),
         _ => None,
@@ -206,8 +208,9 @@ fn decimal(text: &str) -> Option<f64> {
     text.replace('_', "").parse().ok().filter(|number: &f64| number.is_finite())
 }
 
-/// A plain value as JSON.
-pub(crate) fn json(node: &Node) -> Option<Json> {
+/// A scalar as JSON; `None` for a list or a map.
+#[must_use]
+pub fn json(node: &Node) -> Option<Json> {
     match &node.value {
         Yaml::Null => Some(Json::Null),
         Yaml::Scalar { text, quoted: Quoted::Yes } => Some(Json::from(text.as_str())),
@@ -218,7 +221,7 @@ pub(crate) fn json(node: &Node) -> Option<Json> {
     }
 }
 
-/// `1.5s`, `30ms`, `2m`, `1h`, `50us`; to the microsecond, and no more than can be told exactly.
+/// `1.5s`, `30ms`, `2m`, `1h`, `50us`; to the microsecond, up to what a float counts exactly.
 fn time(text: &str) -> Option<Duration> {
     const LONGEST_MICROS: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
@@ -252,23 +255,23 @@ fn sized(size: u64) -> String {
     unit.map_or_else(|| format!("{size} B"), |(unit, bytes)| format!("{}{unit}", size / bytes))
 }
 
-/// As it would be written in YAML: reading it gives the same value.
+/// As YAML that parses back to the same value.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(flag) => write!(f, "{flag}"),
             Self::Whole(whole) => write!(f, "{whole}"),
             Self::Number(number) => write!(f, "{number}"),
-            Self::Time(time) => f.write_str(&yaml_writer::time(*time)),
-            Self::Text(text) => f.write_str(&yaml_writer::quoted(text)),
+            Self::Time(time) => f.write_str(&writer::time(*time)),
+            Self::Text(text) => f.write_str(&writer::quoted(text)),
             Self::Word(word) => f.write_str(word),
             Self::Texts(texts) => {
-                let texts: Vec<_> = texts.iter().map(|text| yaml_writer::quoted(text)).collect();
+                let texts: Vec<_> = texts.iter().map(|text| writer::quoted(text)).collect();
                 write!(f, "[{}]", texts.join(", "))
             }
             Self::Numbers(numbers) => map(f, numbers, f64::to_string),
             Self::Fields(fields) => map(f, fields, |value| match value {
-                Json::String(text) => yaml_writer::quoted(text),
+                Json::String(text) => writer::quoted(text),
                 other => other.to_string(),
             }),
         }
@@ -280,11 +283,11 @@ fn map<T>(
     entries: &[(String, T)],
     value: impl Fn(&T) -> String,
 ) -> fmt::Result {
-    let entry = |(key, of): &(String, T)| format!("{}: {}", yaml_writer::word(key), value(of));
+    let entry = |(key, of): &(String, T)| format!("{}: {}", writer::word(key), value(of));
     write!(f, "{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
 }
 
-/// A type that a checked value can be taken as.
+/// A Rust type that a checked value converts to.
 pub trait FromValue: Sized {
     /// The value, if it is of this type.
     fn from_value(value: &Value) -> Option<Self>;
@@ -314,17 +317,33 @@ from_value! {
     Vec<(String, f64)>: Value::Numbers(numbers) => Some(numbers.clone());
 }
 
+/// Appends the table of `parameters` to `page`, as Markdown.
+pub fn parameter_table(parameters: &[Parameter], page: &mut String) {
+    if parameters.is_empty() {
+        return;
+    }
+    page.push_str("\n| parameter | takes | default | |\n|---|---|---|---|\n");
+    for Parameter { name, takes, absent, doc } in parameters {
+        let default = match absent {
+            Absent::Refused => "required".to_owned(),
+            Absent::Fine => "none".to_owned(),
+            Absent::Means(text) => format!("`{text}`"),
+        };
+        let _ = writeln!(page, "| `{name}` | {takes} | {default} | {doc} |");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn read(takes: Takes, text: &str) -> Option<String> {
-        let node = crate::yaml::parse(text).unwrap();
+        let node = crate::node::parse(text).unwrap();
         takes.read(&node).map(|value| value.to_string())
     }
 
     #[test]
-    fn values_are_read_and_written_back_alike() {
+    fn values_print_as_yaml_that_reads_back() {
         assert_eq!(read(Takes::Time, "1.5s").unwrap(), "1500ms");
         assert_eq!(read(Takes::Time, "2m").unwrap(), "120s");
         assert_eq!(read(Takes::Time, "'2m'").unwrap(), "120s");
@@ -337,7 +356,7 @@ mod tests {
         assert_eq!(read(Takes::Texts, "a").unwrap(), r#"["a"]"#);
         assert_eq!(read(Takes::Numbers, "{gpu: 1, host: 0.5}").unwrap(), "{gpu: 1, host: 0.5}");
         assert_eq!(read(Takes::OneOf(&["x", "y"]), "y").unwrap(), "y");
-        assert_eq!(read(Takes::Time, "0.1us").unwrap(), "0s", "nobody measures less");
+        assert_eq!(read(Takes::Time, "0.1us").unwrap(), "0s", "below the resolution");
         let fields = r#"{"a: b": "1", c: 1, "null": ~, d: "\n"}"#;
         assert_eq!(
             read(Takes::Fields, fields).unwrap(),
@@ -346,12 +365,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_another_type_or_out_of_bounds_is_no_value() {
+    fn another_type_and_a_value_out_of_bounds_are_refused() {
         assert_eq!(read(Takes::Whole(1, 8), "9"), None);
         assert_eq!(read(Takes::Whole(1, 8), "'4'"), None, "quoted, so it is text");
         assert_eq!(read(Takes::Number(0.0, 1.0), "nan"), None);
         assert_eq!(read(Takes::Number(0.0, f64::INFINITY), "inf"), None);
-        assert_eq!(read(Takes::Time, "9007199254.740992s"), None, "too long to be told exactly");
+        assert_eq!(read(Takes::Time, "9007199254.740992s"), None, "too long to be exact");
         assert_eq!(read(Takes::Time, "30"), None, "a bare number has no unit");
         assert_eq!(read(Takes::Flag, "yes"), None);
         assert_eq!(read(Takes::Size(1, 1 << 20), "2MiB"), None);

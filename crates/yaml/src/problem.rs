@@ -1,34 +1,22 @@
-//! What is wrong with a document: where, why, and the cure; shown as a compiler would.
-
-mod snippet;
+//! Diagnostics: what is wrong with a document, where, and the cure, printed as a compiler prints
+//! errors.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use serde_json::{Value, json};
 
-use snippet::{SnippetLines, SnippetText};
+use crate::snippet::{SnippetLines, SnippetText, Span};
 
-/// People are shown so many; whoever has more fixes these first.
+/// The most problems that are printed; JSON has all of them.
 const MOST_SHOWN: usize = 100;
 
-/// A place in a file: line and column from one, length in characters on that line.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Span {
-    /// The line, from one.
-    pub line: usize,
-    /// The column, from one, in characters.
-    pub column: usize,
-    /// How many characters.
-    pub length: usize,
-}
-
-/// Which rule is broken.
+/// The rule that a document breaks. Its code is stable, so that programs can match it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ProblemKind {
     /// Not YAML, or not the shape of what it should be.
     Syntax,
-    /// A key that nobody reads.
+    /// A key that has no meaning there.
     UnknownKey,
     /// No plugin of that stage has the name.
     UnknownPlugin,
@@ -38,7 +26,7 @@ pub enum ProblemKind {
     BadParameter,
     /// A parameter without default is not given.
     MissingParameter,
-    /// A slot is read that nobody writes.
+    /// A slot is read that no plugin writes.
     NoWriter,
     /// Two plugins write one slot.
     TwoWriters,
@@ -60,9 +48,9 @@ pub enum ProblemKind {
     NoPodForRole,
     /// A name that nothing in the configuration has.
     NotFound,
-    /// Something is said twice that must be said once.
+    /// Something is given twice that must be given once.
     Twice,
-    /// It would let somebody in, or show something, that must not be.
+    /// It would grant access or show data that must stay closed.
     Unsafe,
     /// Something that can never have an effect.
     Unreachable,
@@ -93,7 +81,7 @@ impl ProblemKind {
     pub const OF_CONFIGURATIONS: [Self; 4] =
         [Self::NotFound, Self::Twice, Self::Unsafe, Self::Unreachable];
 
-    /// A stable word for machines.
+    /// A stable word for programs.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {
@@ -137,40 +125,40 @@ impl Problem {
         Self { kind, span, message: message.into(), also: Vec::new(), cure: String::new() }
     }
 
-    /// Another place that matters, and why.
+    /// Adds a second position that explains the problem, with a note.
     #[must_use]
     pub fn also(mut self, span: Span, note: impl Into<String>) -> Self {
         self.also.push((span, note.into()));
         self
     }
 
-    /// What to do about it.
+    /// Sets the cure: what to write instead.
     #[must_use]
     pub fn cure(mut self, cure: impl Into<String>) -> Self {
         self.cure = cure.into();
         self
     }
 
-    /// Which rule is broken.
+    /// The rule that is broken.
     #[must_use]
     pub const fn kind(&self) -> ProblemKind {
         self.kind
     }
 
-    /// Where.
+    /// The position of the problem.
     #[must_use]
     pub const fn span(&self) -> Span {
         self.span
     }
 
-    /// How, in one sentence.
+    /// What is wrong, in one sentence.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 }
 
-/// Everything that is wrong with one file.
+/// All problems of one file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Problems {
     subject: &'static str,
@@ -180,13 +168,13 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// What is wrong with `file`, which has this text and should be a `subject`.
+    /// The problems of `file`, whose content is `text` and which should be a `subject`.
     #[must_use]
     pub fn new(subject: &'static str, file: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| (problem.span.line, problem.span.column));
-        // Two steps may share a selector, and each finds what is wrong with it.
-        let mut said = HashSet::new();
-        problems.retain(|it| said.insert((it.kind, it.span, it.message.clone())));
+        // Two steps may share a selector, and each reports its problems.
+        let mut seen = HashSet::new();
+        problems.retain(|it| seen.insert((it.kind, it.span, it.message.clone())));
         Self { subject, file: file.to_owned(), text: text.to_owned(), problems }
     }
 
@@ -196,7 +184,7 @@ impl Problems {
         &self.problems
     }
 
-    /// As JSON, for machines: a list of `{code, file, line, column, length, message, cure, also}`.
+    /// As JSON, for programs: a list of `{code, file, line, column, length, message, cure, also}`.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let problem = |problem: &Problem| {
@@ -214,7 +202,7 @@ impl Problems {
     }
 }
 
-/// As a compiler would show them.
+/// As a compiler prints errors: message, position, marked line, cure.
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines = SnippetLines::of(&self.text);

@@ -1,22 +1,24 @@
-//! Values as they are written in YAML, such that reading them gives the same values.
+//! Writes values as YAML that parses back to the same values.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-/// A name: as it is if nothing but a plain word can be read from it, else quoted.
-pub(crate) fn word(text: &str) -> String {
-    /// What YAML readers take for something else than text.
+/// A name: plain if YAML reads it as a plain word, else quoted.
+#[must_use]
+pub fn word(text: &str) -> String {
+    /// Words that YAML readers take for something else than text.
     const SPECIAL: [&str; 8] = ["null", "true", "false", "yes", "no", "on", "off", "nan"];
-    let starts = |c: char| c.is_ascii_alphabetic() || c == '_';
-    let goes_on = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    let is_plain = text.starts_with(starts) && text.chars().all(goes_on);
+    let is_first = |c: char| c.is_ascii_alphabetic() || c == '_';
+    let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let is_plain = text.starts_with(is_first) && text.chars().all(is_word);
     let is_special = SPECIAL.iter().any(|special| special.eq_ignore_ascii_case(text));
     if is_plain && !is_special { text.to_owned() } else { quoted(text) }
 }
 
-/// Any text, on one line between double quotes. A JSON string would nearly do, but JSON leaves
-/// characters bare that YAML takes for line breaks or does not allow.
-pub(crate) fn quoted(text: &str) -> String {
+/// Any text, on one line between double quotes. Not a JSON string: JSON leaves characters bare that
+/// YAML takes for line breaks or does not allow.
+#[must_use]
+pub fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for c in text.chars() {
@@ -38,7 +40,8 @@ fn escape(out: &mut String, c: char) {
 }
 
 /// A time in the largest unit that it is a whole number of.
-pub(crate) fn time(time: Duration) -> String {
+#[must_use]
+pub fn time(time: Duration) -> String {
     let micros = time.as_micros();
     if micros.is_multiple_of(1_000_000) {
         format!("{}s", micros / 1_000_000)
@@ -52,7 +55,7 @@ pub(crate) fn time(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::yaml::{Node, parse};
+    use crate::node::{Node, Yaml, parse};
     use proptest::prelude::*;
 
     #[test]
@@ -70,7 +73,7 @@ mod tests {
             for written in [word(&text), quoted(&text)] {
                 let block = parse(&format!("- {written}: {{b: {written}}}\n")).unwrap();
                 let flow = parse(&format!("{{{written}: {written}}}")).unwrap();
-                let crate::yaml::Yaml::List(items) = &block.value else { panic!() };
+                let Yaml::List(items) = &block.value else { panic!() };
                 let inner = items[0].get(&text).and_then(|node| node.get("b"));
                 prop_assert_eq!(inner.and_then(Node::text), Some(text.as_str()));
                 prop_assert_eq!(flow.get(&text).and_then(Node::text), Some(text.as_str()));

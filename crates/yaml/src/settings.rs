@@ -1,34 +1,27 @@
-//! Parameters as a profile gives them: read, checked, and filled in with their defaults.
+//! The settings that a document gives for declared parameters: checked, with defaults filled in.
 
+use crate::node::{Node, Yaml, parse};
 use crate::parameter::{Absent, FromValue, Parameter, Takes, Value};
-use crate::plugin::Stage;
-use crate::problem::{Problem, ProblemKind, Span};
+use crate::problem::{Problem, ProblemKind};
+use crate::snippet::Span;
 use crate::suggest::nearest;
-use crate::yaml::{Node, Yaml};
 
-/// One entry in a profile: `name` or `name: {parameters}`.
+/// One named entry of a document: `name` or `name: {parameters}`.
 #[derive(Clone, Debug)]
 pub struct SettingEntry<'a> {
-    /// What it is called.
+    /// Its name, as messages show it.
     pub name: &'a str,
-    /// Where it stands.
+    /// The position of the name.
     pub span: Span,
-    /// Its parameters.
+    /// The parameters that it gives, unchecked.
     pub settings: &'a [(Node, Node)],
 }
 
 impl<'a> SettingEntry<'a> {
-    /// A plugin of a stage.
-    pub(crate) fn plugin(node: &'a Node, stage: Stage) -> Result<Self, Problem> {
-        let key = stage.key();
-        let cure = format!("write `{key}` plugins as `name` or `name: {{parameter: value}}`");
-        Self::read(node, "plugin").map_err(|problem| problem.cure(cure))
-    }
-
-    /// A named thing; `what` it is, for messages.
+    /// Reads a name, or a map of one name to its parameters. Messages call it a `what`.
     ///
     /// # Errors
-    /// If it is neither a name nor a name with parameters.
+    /// If `node` is neither.
     pub fn read(node: &'a Node, what: &str) -> Result<Self, Problem> {
         let wrong = |span, message: String| {
             let cure = "write `name` or `name: {parameter: value}`";
@@ -41,17 +34,39 @@ impl<'a> SettingEntry<'a> {
                 [] => wrong(node.span, format!("a {what} without a name")),
                 [_, (second, _), ..] => {
                     let name = second.text().unwrap_or_default();
-                    wrong(second.span, format!("`{name}` stands beside a {what}, not in it"))
+                    wrong(second.span, format!("`{name}` is beside a {what}, not inside it"))
                 }
             },
             _ => wrong(node.span, format!("expected a {what}, found {}", node.kind())),
         }
     }
 
-    /// A key and the map of its parameters.
+    /// Reads the list of maps under `key` of `root`; each entry is named `key`. An absent key is an
+    /// empty list.
+    pub fn list(root: &'a Node, key: &'static str, problems: &mut Vec<Problem>) -> Vec<Self> {
+        let Some(node) = root.get(key) else { return Vec::new() };
+        let not_maps = |node: &Node| {
+            let message = format!("`{key}` must be a list of maps; this is {}", node.kind());
+            Problem::new(ProblemKind::Syntax, node.span, message).cure("write `- name: …` for each")
+        };
+        let Yaml::List(items) = &node.value else {
+            problems.push(not_maps(node));
+            return Vec::new();
+        };
+        let mut entries = Vec::new();
+        for item in items {
+            match &item.value {
+                Yaml::Map(settings) => entries.push(Self { name: key, span: item.span, settings }),
+                _ => problems.push(not_maps(item)),
+            }
+        }
+        entries
+    }
+
+    /// Reads a key and the map of its parameters.
     ///
     /// # Errors
-    /// If they are no map.
+    /// If `value` is not a map.
     pub fn named(key: &'a Node, value: &'a Node) -> Result<Self, Problem> {
         let name = key.text().unwrap_or_default();
         match &value.value {
@@ -66,7 +81,7 @@ impl<'a> SettingEntry<'a> {
     }
 }
 
-/// Takes down keys that nobody reads.
+/// Reports every key that is not among `known`.
 pub fn unknown_keys(
     entries: &[(Node, Node)],
     known: &[&'static str],
@@ -80,37 +95,43 @@ pub fn unknown_keys(
         }
         let cure = match nearest(name, known.iter().copied()) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => format!("it has: {}", known.join(", ")),
+            None => format!("use one of: {}", known.join(", ")),
         };
         let message = format!("{owner} has no key `{name}`");
         problems.push(Problem::new(ProblemKind::UnknownKey, key.span, message).cure(cure));
     }
 }
 
-/// A parameter's value and where it was given; its owner's place if it is the default.
+/// A parameter's value and its position.
 #[derive(Clone, Debug)]
-pub(crate) struct Setting {
-    pub(crate) name: &'static str,
-    pub(crate) span: Span,
-    pub(crate) value: GivenSetting,
+pub struct Setting {
+    /// The parameter.
+    pub name: &'static str,
+    /// The position of the value; of the owner if the value is the default.
+    pub span: Span,
+    /// The value.
+    pub value: GivenSetting,
 }
 
+/// The value of a setting.
 #[derive(Clone, Debug)]
-pub(crate) enum GivenSetting {
+pub enum GivenSetting {
+    /// A checked value.
     Value(Value),
-    /// A nested plugin, made when its owner asks for it.
-    Plugin(Node),
+    /// A nested value of [`Takes::Nested`], which its owner reads.
+    Nested(Node),
 }
 
 /// The checked parameters of a plugin, a step or a section.
 #[derive(Clone, Debug, Default)]
-pub struct PluginSettings {
-    pub(crate) all: Vec<Setting>,
+pub struct Settings {
+    all: Vec<Setting>,
 }
 
-impl PluginSettings {
-    /// Reads what `entry` gives for `parameters`; keys in `reserved` are somebody else's. Every
-    /// problem is added to `problems`; what could be read is returned all the same.
+impl Settings {
+    /// Reads what `entry` gives for `parameters`. Keys in `reserved` are left to the caller.
+    /// Problems are added to `problems`, and the settings without problems are returned all the
+    /// same.
     pub fn read(
         entry: &SettingEntry<'_>,
         parameters: &[Parameter],
@@ -126,7 +147,7 @@ impl PluginSettings {
                 None => problems.push(unknown_parameter(entry.name, parameters, reserved, key)),
                 Some(Parameter { name, takes, .. }) => match takes.given(value) {
                     Some(given) => {
-                        // A value of several parts has no place of its own that could be marked.
+                        // A list or a map has no span of its own that could be marked.
                         let span = value.text().map_or(key.span, |_| value.span);
                         all.push(Setting { name, span, value: given });
                     }
@@ -147,11 +168,18 @@ impl PluginSettings {
         Self { all }
     }
 
-    /// As it would be written: `name: {parameter: value}`, nested plugins as they are given.
-    pub(crate) fn line(&self, name: &str, nested: &[(&'static str, String)]) -> String {
+    /// All settings, defaults included.
+    #[must_use]
+    pub fn all(&self) -> &[Setting] {
+        &self.all
+    }
+
+    /// As YAML: `name: {parameter: value}`. `nested` has the text of each nested value.
+    #[must_use]
+    pub fn line(&self, name: &str, nested: &[(&'static str, String)]) -> String {
         let setting = |setting: &Setting| match &setting.value {
             GivenSetting::Value(value) => Some(format!("{}: {value}", setting.name)),
-            GivenSetting::Plugin(_) => {
+            GivenSetting::Nested(_) => {
                 let (name, line) = nested.iter().find(|(name, _)| *name == setting.name)?;
                 let line = if line.contains(':') { format!("{{{line}}}") } else { line.clone() };
                 Some(format!("{name}: {line}"))
@@ -165,22 +193,24 @@ impl PluginSettings {
         }
     }
 
-    pub(crate) fn find(&self, name: &str) -> Option<&Setting> {
+    /// The setting of a parameter, if it is given or has a default.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<&Setting> {
         self.all.iter().find(|setting| setting.name == name)
     }
 
-    /// A parameter that may be left out.
+    /// The value of a parameter; `None` if it is absent or was refused.
     ///
     /// # Panics
-    /// If it is declared as another type.
+    /// If the parameter is declared as another type.
     #[must_use]
     pub fn maybe<T: FromValue>(&self, name: &str) -> Option<T> {
         let GivenSetting::Value(value) = &self.find(name)?.value else { return None };
-        let taken = T::from_value(value);
-        Some(taken.unwrap_or_else(|| panic!("parameter `{name}` is declared as another type")))
+        let typed = T::from_value(value);
+        Some(typed.unwrap_or_else(|| panic!("parameter `{name}` is declared as another type")))
     }
 
-    /// A parameter that is required or has a default. `None` only if its value was refused.
+    /// The value of a parameter, or `otherwise` if it is absent or was refused.
     #[must_use]
     pub fn or<T: FromValue>(&self, name: &str, otherwise: T) -> T {
         self.maybe(name).unwrap_or(otherwise)
@@ -190,23 +220,24 @@ impl PluginSettings {
 impl Takes {
     fn given(self, node: &Node) -> Option<GivenSetting> {
         match self {
-            Self::Picker => Some(GivenSetting::Plugin(node.clone())),
+            Self::Nested(_) => Some(GivenSetting::Nested(node.clone())),
             takes => takes.read(node).map(GivenSetting::Value),
         }
     }
 }
 
-/// A declared default. That it can be read is what the registry's own test shows.
+/// The default of a parameter. Tests read every declared default.
 fn default(parameter: &Parameter, text: &'static str, span: Span) -> Setting {
-    let (name, takes) = (parameter.name, parameter.takes);
-    let value = crate::yaml::parse(text).ok().and_then(|node| takes.given(&node));
+    let Parameter { name, takes, .. } = *parameter;
+    let value = parse(text).ok().and_then(|node| takes.given(&node));
     let value = value.unwrap_or_else(|| panic!("default `{text}` of `{name}` is no {takes}"));
     Setting { name, span, value }
 }
 
 fn missing_parameter(entry: &SettingEntry<'_>, parameter: &Parameter) -> Problem {
-    let (name, owner) = (parameter.name, entry.name);
-    let message = format!("`{owner}` needs `{name}`, which is not given");
+    let name = parameter.name;
+    let owner = entry.name;
+    let message = format!("`{owner}` requires `{name}`");
     let cure = format!("give `{name}`: {}", parameter.takes);
     Problem::new(ProblemKind::MissingParameter, entry.span, message).cure(cure)
 }
@@ -223,7 +254,7 @@ fn unknown_parameter(
     let cure = match nearest(name, known.iter().copied()) {
         Some(near) => format!("did you mean `{near}`?"),
         None if known.is_empty() => format!("`{owner}` takes none; remove it"),
-        None => format!("it has: {}", known.join(", ")),
+        None => format!("use one of: {}", known.join(", ")),
     };
     let message = format!("`{owner}` has no parameter `{name}`");
     Problem::new(ProblemKind::UnknownParameter, key.span, message).cure(cure)
@@ -235,36 +266,42 @@ fn bad_parameter(owner: &str, takes: Takes, key: &Node, value: &Node) -> Problem
         Some(text) => format!("`{text}`"),
         None => node.kind().to_owned(),
     };
-    let (span, message, wanted) = match culprit(takes, value) {
-        None => {
-            (value.span, format!("`{name}` of `{owner}` is {}", found(value)), takes.to_string())
-        }
-        Some((part, within, wanted)) => {
-            let message = format!("{part} in `{name}` of `{owner}` is {}", found(within));
-            (within.span, message, wanted.to_owned())
-        }
+    let Some(part) = bad_part(takes, value) else {
+        let message = format!("`{name}` of `{owner}` is {}", found(value));
+        let problem = Problem::new(ProblemKind::BadParameter, value.span, message);
+        return problem.cure(format!("give {takes}"));
     };
-    Problem::new(ProblemKind::BadParameter, span, message).cure(format!("give {wanted}"))
+    let message = format!("{} in `{name}` of `{owner}` is {}", part.name, found(part.node));
+    Problem::new(ProblemKind::BadParameter, part.node.span, message)
+        .cure(format!("give {}", part.wanted))
 }
 
-/// The part of a map or list that is not what it should be: what it is called, and what it should be.
-fn culprit(takes: Takes, value: &Node) -> Option<(String, &Node, &'static str)> {
+/// The part of a map or list that makes the whole value wrong.
+struct BadPart<'a> {
+    /// As messages call it.
+    name: String,
+    node: &'a Node,
+    /// The type that it should have.
+    wanted: &'static str,
+}
+
+fn bad_part(takes: Takes, value: &Node) -> Option<BadPart<'_>> {
     match (takes, &value.value) {
         (Takes::Numbers | Takes::Fields, Yaml::Map(entries)) => {
-            let alone = |(key, value): &&(Node, Node)| {
+            let is_bad = |(key, value): &&(Node, Node)| {
                 let map = Yaml::Map(vec![(key.clone(), value.clone())]);
                 takes.read(&Node { span: value.span, value: map }).is_none()
             };
-            let (key, value) = entries.iter().find(alone)?;
+            let (key, node) = entries.iter().find(is_bad)?;
             let wanted = match takes {
                 Takes::Numbers => "a number of at least 0",
                 _ => "text, a number or a flag",
             };
-            Some((format!("`{}`", key.text().unwrap_or_default()), value, wanted))
+            Some(BadPart { name: format!("`{}`", key.text().unwrap_or_default()), node, wanted })
         }
         (Takes::Texts, Yaml::List(items)) => {
-            let item = items.iter().find(|item| item.text().is_none())?;
-            Some(("an item".to_owned(), item, "text"))
+            let node = items.iter().find(|item| item.text().is_none())?;
+            Some(BadPart { name: "an item".to_owned(), node, wanted: "text" })
         }
         _ => None,
     }

@@ -1,4 +1,5 @@
-//! What a profile says about waiting: how many, how long, in which order.
+//! A waiting request as the queue sees it, and the rules of the queue: how many, how long, in which
+//! order.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use wornpath_index::Moment;
 
 use crate::name::Name;
 
-/// Whose request it is. Any number that differs between tenants, such as a hash of the name.
+/// A tenant, by a number that differs between tenants, such as a hash of the name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Tenant(pub u64);
 
@@ -18,26 +19,30 @@ impl Tenant {
     }
 }
 
+/// Names a waiting request. A queue never uses one twice; a later one is larger.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Ticket(pub(super) u64);
+
 /// How urgent a request is. Larger goes first; offline work has zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// Offline work: whenever there is nothing else.
+    /// Offline work: runs when nothing else waits.
     pub const LOWEST: Self = Self(0);
-    /// A request that says nothing about its urgency.
+    /// The default of online requests.
     pub const NORMAL: Self = Self(4);
-    /// Where waiting ends up.
+    /// The priority that waiting raises a request to in the end.
     pub const HIGHEST: Self = Self(7);
     pub(super) const LEVELS: usize = 8;
 
-    /// A priority from 0 to 7, if `level` is one.
+    /// The priority of a level from 0 to 7.
     #[must_use]
     pub const fn new(level: u8) -> Option<Self> {
         if level <= Self::HIGHEST.0 { Some(Self(level)) } else { None }
     }
 
-    /// The number from 0 to 7.
+    /// The level, from 0 to 7.
     #[must_use]
     pub const fn level(self) -> u8 {
         self.0
@@ -57,15 +62,15 @@ impl Default for Priority {
 /// What the queue knows of a waiting request.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct QueueEntry {
-    /// Between whom service is fair.
+    /// The tenant that the work counts against.
     pub tenant: Tenant,
     /// The tenant's share: twice the weight, twice the work. Zero counts as one.
     pub weight: u32,
-    /// Where the request starts; it rises while it waits.
+    /// The priority on arrival; waiting raises it.
     pub priority: Priority,
-    /// The work it brings, usually the prefill time of its uncached tokens.
+    /// The work it causes, usually the prefill time of its uncached tokens.
     pub cost: Duration,
-    /// When it has waited long enough and is given back as expired.
+    /// When it expires.
     pub deadline: Moment,
 }
 
@@ -75,8 +80,8 @@ pub enum QueueOrder {
     /// First come, first served.
     #[default]
     Arrival,
-    /// Short requests overtake long ones. A request is due `patience` times its cost after it came,
-    /// so that those who come later than that cannot overtake it: aging without any clock work.
+    /// Short requests overtake long ones. A request is due `patience` times its cost after its
+    /// arrival, and requests that arrive later than that cannot overtake it: aging without a timer.
     ShortestFirst {
         /// How many times its own cost a request lets shorter ones pass.
         patience: f64,
@@ -86,15 +91,15 @@ pub enum QueueOrder {
 }
 
 impl QueueOrder {
-    pub(super) fn due(self, arrival: Moment, waiting: &QueueEntry) -> Moment {
+    pub(super) fn due(self, arrival: Moment, entry: &QueueEntry) -> Moment {
         match self {
             Self::Arrival => arrival,
             Self::ShortestFirst { patience } => {
-                let cost = waiting.cost.as_secs_f64() * patience;
+                let cost = entry.cost.as_secs_f64() * patience;
                 let late = Duration::try_from_secs_f64(cost).unwrap_or(Moment::MAX);
                 arrival.saturating_add(late)
             }
-            Self::Deadline => waiting.deadline,
+            Self::Deadline => entry.deadline,
         }
     }
 }
@@ -104,11 +109,11 @@ impl QueueOrder {
 pub struct QueueRules {
     /// How many requests may wait.
     pub capacity: usize,
-    /// Which of a tenant's requests goes first.
+    /// The order of a tenant's requests of equal priority.
     pub order: QueueOrder,
     /// Waiting this long raises a request by one priority.
     pub promote_after: Duration,
-    /// How many refused offers end a poll: what a poll may cost when there is no room.
+    /// How many refused offers end a poll: bounds the cost of a poll when no pod has room.
     pub lookahead: usize,
 }
 
@@ -123,20 +128,20 @@ impl Default for QueueRules {
     }
 }
 
-/// Why rules are refused.
+/// A rule that no queue can work by.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 pub enum QueueRulesError {
-    /// Nobody could ever wait.
-    #[error("capacity of the queue is 0; give at least 1, or leave the queue out")]
+    /// No request could ever wait.
+    #[error("`capacity` of the queue is 0; give at least 1")]
     NoCapacity,
-    /// Nobody could ever leave.
-    #[error("lookahead of the queue is 0; give at least 1, the requests that are offered per poll")]
+    /// No request could ever leave.
+    #[error("`lookahead` of the queue is 0; give at least 1")]
     NoLookahead,
-    /// Aging by no time at all would put everybody on top.
-    #[error("promote_after of the queue is 0; give the time after which a request rises")]
+    /// Every request would be at the highest priority at once.
+    #[error("`promote_after` of the queue is 0; give a time above zero")]
     NoPromotion,
-    /// Not a number one can multiply by.
-    #[error("patience of the queue is {0}; give a number of zero or more")]
+    /// Negative, infinite or not a number.
+    #[error("`patience` of the queue is {0}; give a number of zero or more")]
     Patience(f64),
 }
 
@@ -144,7 +149,7 @@ impl QueueRules {
     /// The rules, if a queue can work by them.
     ///
     /// # Errors
-    /// Names the value that makes no sense.
+    /// Names the rule and its value.
     pub fn check(self) -> Result<Self, QueueRulesError> {
         if self.capacity == 0 {
             return Err(QueueRulesError::NoCapacity);
@@ -171,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_that_cannot_work_are_refused_by_name() {
+    fn an_error_names_the_rule_that_cannot_work() {
         let good = QueueRules::default();
         assert_eq!(good.check(), Ok(good));
         let bad = [
@@ -190,8 +195,8 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_cost_is_due_at_the_end_of_time() {
-        let waiting = QueueEntry {
+    fn an_unbounded_cost_is_due_at_the_last_moment() {
+        let entry = QueueEntry {
             tenant: Tenant(1),
             weight: 1,
             priority: Priority::NORMAL,
@@ -199,6 +204,6 @@ mod tests {
             deadline: Duration::from_secs(1),
         };
         let order = QueueOrder::ShortestFirst { patience: 1e300 };
-        assert_eq!(order.due(Duration::from_secs(5), &waiting), Moment::MAX);
+        assert_eq!(order.due(Duration::from_secs(5), &entry), Moment::MAX);
     }
 }

@@ -1,0 +1,179 @@
+//! Speculative insert: tells the index what the pods of a plan will hold, before their engines do.
+//!
+//! An engine reports a prompt's blocks only when it has computed them. Until then, a second request
+//! with the same prefix would find it on no pod and might go elsewhere. So every plan inserts the
+//! blocks that its pods are about to compute; the insert expires unless events confirm it.
+//!
+//! Two threads that decide at the same moment both find a new prefix on no pod. A caller with
+//! several threads therefore takes a lock on [`SpeculativeInsert::first_missing`], asks whether the
+//! plan has lost the race ([`DecisionState::has_lost_race`](crate::DecisionState::has_lost_race)),
+//! and commits under the lock, or decides again.
+
+use std::fmt;
+use std::sync::Arc;
+
+use wornpath_blocks::BlockHash;
+use wornpath_index::{Depths, Index, IndexReader, IndexWriter, Moment, PodId};
+
+use crate::values::BlockHashes;
+
+/// A record of what was sent to pods without cache events, whose caches are approximated from it.
+pub trait RoutingHistory: fmt::Debug + Send + Sync {
+    /// Records that a prompt of blocks of `block_tokens` tokens is sent to a pod. Returns whether
+    /// the pod is one without events; its blocks are in the index then.
+    fn sent(
+        &self,
+        writer: &mut IndexWriter,
+        pod: PodId,
+        chain: &[BlockHash],
+        block_tokens: usize,
+    ) -> bool;
+
+    /// Removes a prompt that the pod has refused. Returns whether it was recorded.
+    fn refused(&self, writer: &mut IndexWriter, pod: PodId, chain: &[BlockHash]) -> bool;
+}
+
+/// The speculative insert of one plan, not yet in the index.
+///
+/// `commit` writes it. Dropping it uncommitted is its rollback: the index never learns of it. `L`
+/// is the lock under which it is committed, if any; it is released after the commit.
+#[derive(Debug)]
+pub struct SpeculativeInsert<L = ()> {
+    chain: Vec<BlockHash>,
+    block_tokens: usize,
+    /// The pods of the plan, each with the number of leading blocks that it held already.
+    pods: Vec<(PodId, usize)>,
+    /// The most leading blocks that any pod held. Another thread may have been committing just
+    /// then, so that a part of its insert counts as held.
+    deepest: usize,
+    expires: Moment,
+    history: Option<Arc<dyn RoutingHistory>>,
+    lock: Option<L>,
+}
+
+impl SpeculativeInsert {
+    pub(crate) const fn new(history: Option<Arc<dyn RoutingHistory>>) -> Self {
+        Self {
+            chain: Vec::new(),
+            block_tokens: 0,
+            pods: Vec::new(),
+            deepest: 0,
+            expires: Moment::ZERO,
+            history,
+            lock: None,
+        }
+    }
+
+    /// The insert that was committed for a pod's prompt, to be rolled back on another thread.
+    pub(crate) fn committed(
+        pod: PodId,
+        chain: &[BlockHash],
+        history: Option<Arc<dyn RoutingHistory>>,
+    ) -> Self {
+        let chain = chain.to_vec();
+        Self { pods: vec![(pod, chain.len())], chain, ..Self::new(history) }
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+
+    /// Takes the insert out and leaves an empty one.
+    pub(crate) fn take(&mut self) -> Self {
+        let history = self.history.clone();
+        std::mem::replace(self, Self::new(history))
+    }
+
+    /// Adds a pod of the plan. All pods of a plan get the same chain; `depths` is the lookup of it.
+    pub(crate) fn add(
+        &mut self,
+        pod: PodId,
+        blocks: &BlockHashes,
+        depths: &Depths,
+        expires: Moment,
+    ) {
+        if self.is_empty() {
+            self.block_tokens = blocks.block_tokens;
+            self.chain.clear();
+            self.chain.extend_from_slice(&blocks.chain);
+            self.deepest = depths.deepest().map_or(0, |level| level.depth);
+            self.expires = expires;
+        }
+        self.pods.push((pod, depths.depth(pod.slot())));
+    }
+
+    /// Attaches the lock on [`Self::first_missing`], to be released after the commit.
+    #[must_use]
+    pub fn with_lock<L>(self, lock: Option<L>) -> SpeculativeInsert<L> {
+        let Self { chain, block_tokens, pods, deepest, expires, history, lock: _ } = self;
+        SpeculativeInsert { chain, block_tokens, pods, deepest, expires, history, lock }
+    }
+}
+
+impl<L> SpeculativeInsert<L> {
+    /// The first block that the plan's first pod has to compute. Threads that commit inserts with
+    /// the same block one after the other, and decide a plan that has lost the race again, send
+    /// requests with one new prefix to one pod.
+    #[must_use]
+    pub fn first_missing(&self) -> Option<BlockHash> {
+        let (_, held) = self.pods.first()?;
+        self.chain.get(*held).copied()
+    }
+
+    /// Whether a pod is now expected to hold more of the chain than any did when the plan was made.
+    /// That may be the plan's own pod: then it has less to compute than the plan assumes.
+    pub(crate) fn has_lost_race(&self, reader: &mut IndexReader, depths: &mut Depths) -> bool {
+        let Some(block) = self.chain.get(self.deepest) else { return false };
+        reader.lookup(std::slice::from_ref(block), depths);
+        depths.deepest().is_some()
+    }
+
+    /// Writes the insert to the index.
+    pub fn commit(mut self, index: &Index) {
+        self.write(&mut index.writer());
+    }
+
+    /// Removes a committed insert from the index, as far as no other request relies on it: the pod
+    /// has refused the prompt and computed none of it.
+    pub fn rollback(self, index: &Index) {
+        let mut writer = index.writer();
+        for (pod, _) in &self.pods {
+            rollback(self.history.as_deref(), &mut writer, *pod, &self.chain);
+        }
+    }
+
+    /// Writes the insert with the caller's writer, and empties it; its buffers can be used again.
+    pub(crate) fn write(&mut self, writer: &mut IndexWriter) {
+        for (pod, held) in self.pods.drain(..) {
+            let is_recorded = self
+                .history
+                .as_ref()
+                .is_some_and(|history| history.sent(writer, pod, &self.chain, self.block_tokens));
+            if !is_recorded {
+                // Fails for a pod that was removed meanwhile or is at its cap: nothing is inserted.
+                let _ = writer.expect_after(pod, &self.chain, held, self.expires);
+            }
+        }
+    }
+
+    /// The emptied insert, whose buffers the next plan can use, and its lock.
+    pub(crate) fn unlock(self) -> (SpeculativeInsert, Option<L>) {
+        let Self { chain, block_tokens, pods, deepest, expires, history, lock } = self;
+        let buffers =
+            SpeculativeInsert { chain, block_tokens, pods, deepest, expires, history, lock: None };
+        (buffers, lock)
+    }
+}
+
+/// Removes what was inserted for one pod and prompt.
+pub(crate) fn rollback(
+    history: Option<&dyn RoutingHistory>,
+    writer: &mut IndexWriter,
+    pod: PodId,
+    chain: &[BlockHash],
+) {
+    if !history.is_some_and(|history| history.refused(writer, pod, chain)) {
+        // Fails for a pod that was removed: nothing of it is in the index.
+        let _ = writer.withdraw(pod, chain);
+    }
+}
