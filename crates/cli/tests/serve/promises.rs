@@ -40,7 +40,7 @@ const SHOWN: [(&str, &[&str]); 28] = [
         &[
             "a_slow_pod_gets_fewer_requests",
             "a_pod_that_stays_slow_gets_nothing_where_the_profile_asks",
-            "if_most_are_slow_slow_is_normal_and_at_most_half_are_dropped",
+            "at_most_half_are_ejected_and_none_if_most_are_slow",
         ],
     ),
     (

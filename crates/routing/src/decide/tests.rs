@@ -121,7 +121,7 @@ fn a_step_can_be_narrowed_to_pods_that_play_another_role_too() {
         assert_eq!(bench.chosen(&profile, TestBench::request(&[])), 1);
     }
     let dropped = bench.kept("role: {any_of: [decode]}", TestBench::request(&[]));
-    assert_eq!(dropped[0], Err("plays serve, prefill, not decode".to_owned()));
+    assert_eq!(dropped[0], Err("has roles serve, prefill; needs one of decode".to_owned()));
 }
 
 #[test]

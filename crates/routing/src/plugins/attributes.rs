@@ -1,8 +1,11 @@
 //! `attributes`: headers and body fields as named values, for filters, scorers and expressions.
+//!
+//! The request's own attributes are reserved names: a client cannot pass another tenant in a
+//! header.
 
 use wornpath_yaml::{Parameter, Takes};
 
-use super::source::DepthSource;
+use super::value_source::ValueSource;
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Writes;
@@ -11,20 +14,20 @@ use crate::values::Attributes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "attributes",
-    summary: "Names values of the request for later plugins. `tenant`, `model`, `lora` and `priority` are \
-              always there if the request has them.",
+    summary: "Makes headers and body fields available to later plugins as named attributes. `tenant`, `model`, `lora` \
+              and `priority` are set if the request has them.",
     parameters: &[
         Parameter::with_default(
             "headers",
             Takes::Texts,
             "[]",
-            "Headers, as `name=header`, or `header` alone if it is to be the name.",
+            "Headers, as `name=header`, or `header` alone for an attribute of that name.",
         ),
         Parameter::with_default(
             "fields",
             Takes::Texts,
             "[]",
-            "Body fields, as `name=field`, or `field` alone; `metadata.region` for one inside another.",
+            "Body fields, as `name=field`, or `field` alone; `metadata.region` for a nested field.",
         ),
     ],
     needs: &[],
@@ -33,50 +36,55 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Prepare(make),
 };
 
-/// What the request itself says; a header cannot pass for it.
-const OWN: [&str; 4] = ["tenant", "model", "lora", "priority"];
+/// Attributes of the request itself; no header or field can replace them.
+const RESERVED: [&str; 4] = ["tenant", "model", "lora", "priority"];
 
-struct AttributesFrom {
+struct CollectAttributes {
     attributes: Writes<Attributes>,
     own: [Name; 4],
-    sources: Vec<(Name, DepthSource)>,
+    sources: Vec<(Name, ValueSource)>,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
     let mut sources = Vec::new();
     for parameter in ["headers", "fields"] {
         for item in assembly.get::<Vec<String>>(parameter) {
-            let (name, place) = item.split_once('=').unwrap_or((&item, &item));
-            let (name, place) = (name.trim(), place.trim());
-            let name_is_taken =
-                OWN.contains(&name) || sources.iter().any(|(known, _): &(Name, _)| *known == *name);
-            if name.is_empty() || place.is_empty() {
-                let message = format!("`{item}` lacks a name or a place");
-                return Err(assembly.refuse(parameter, &message, "write `name=place`"));
+            let (name, source) = item.split_once('=').unwrap_or((&item, &item));
+            let name = name.trim();
+            let source = source.trim();
+            let is_defined = RESERVED.contains(&name)
+                || sources.iter().any(|(known, _): &(Name, _)| *known == *name);
+            if name.is_empty() || source.is_empty() {
+                let message = format!("`{item}` has no name or no source");
+                return Err(assembly.refuse(
+                    parameter,
+                    &message,
+                    "write `name=header` or `name=field`",
+                ));
             }
-            if name_is_taken {
-                let message = format!("`{name}` is an attribute already");
+            if is_defined {
+                let message = format!("attribute `{name}` is already defined");
                 return Err(assembly.refuse(parameter, &message, "choose another name"));
             }
             let source = if parameter == "headers" {
-                DepthSource::header(place)
+                ValueSource::header(source)
             } else {
-                DepthSource::field(place)
+                ValueSource::field(source)
             };
             sources.push((name.into(), source));
         }
     }
-    Ok(Box::new(AttributesFrom {
+    Ok(Box::new(CollectAttributes {
         attributes: assembly.writes(),
-        own: OWN.map(Name::from),
+        own: RESERVED.map(Name::from),
         sources,
     }))
 }
 
-impl Prepare for AttributesFrom {
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
-        let request = scene.request();
-        let attributes = &mut scene.write(&self.attributes).0;
+impl Prepare for CollectAttributes {
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
+        let request = preparing.request();
+        let attributes = &mut preparing.write(&self.attributes).0;
         let [tenant, model, lora, priority] = &self.own;
         let level = request.priority.level().to_string();
         let own = [
@@ -87,7 +95,7 @@ impl Prepare for AttributesFrom {
         ];
         let own = own.into_iter().filter_map(|(name, value)| Some((name.clone(), value?)));
         attributes.extend(own);
-        let found = |(name, source): &(Name, DepthSource)| {
+        let found = |(name, source): &(Name, ValueSource)| {
             Some((name.clone(), source.with_text(request, |text| Name::from(text))?))
         };
         attributes.extend(self.sources.iter().filter_map(found));
@@ -102,12 +110,12 @@ mod tests {
     use crate::stage::Stage;
 
     #[test]
-    fn headers_and_fields_get_names_and_absent_ones_are_absent() {
-        let mut rehearsal = Harness::of(1);
-        rehearsal.request.headers = vec![("x-region".into(), "eu".into())];
-        rehearsal.request.tenant = Some("t".into());
+    fn present_headers_and_fields_become_attributes() {
+        let mut harness = Harness::of(1);
+        harness.request.headers = vec![("x-region".into(), "eu".into())];
+        harness.request.tenant = Some("t".into());
         let yaml = ["attributes: {headers: [region=X-Region, x-none], fields: [user]}"];
-        let attributes: Attributes = rehearsal.prepared(&yaml).unwrap().unwrap();
+        let attributes: Attributes = harness.prepared(&yaml).unwrap().unwrap();
         let get = |name: &str| attributes.get(&name.into()).map(|value| value.as_str().to_owned());
         assert_eq!(get("region").as_deref(), Some("eu"));
         assert_eq!(get("tenant").as_deref(), Some("t"));
@@ -117,19 +125,19 @@ mod tests {
     }
 
     #[test]
-    fn a_header_cannot_pass_for_the_tenant_and_names_are_unique() {
-        let complaint = |yaml| Harness::complaint(Stage::Prepare, yaml);
+    fn reserved_and_repeated_attribute_names_are_refused() {
+        let error = |yaml| Harness::assembly_error(Stage::Prepare, yaml);
         assert_eq!(
-            complaint("attributes: {headers: [tenant=x-tenant]}"),
-            "`headers` of `attributes`: `tenant` is an attribute already"
+            error("attributes: {headers: [tenant=x-tenant]}"),
+            "`headers` of `attributes`: attribute `tenant` is already defined"
         );
         assert_eq!(
-            complaint("attributes: {headers: [a], fields: [a=user]}"),
-            "`fields` of `attributes`: `a` is an attribute already"
+            error("attributes: {headers: [a], fields: [a=user]}"),
+            "`fields` of `attributes`: attribute `a` is already defined"
         );
         assert_eq!(
-            complaint("attributes: {headers: [a=]}"),
-            "`headers` of `attributes`: `a=` lacks a name or a place"
+            error("attributes: {headers: [a=]}"),
+            "`headers` of `attributes`: `a=` has no name or no source"
         );
     }
 }

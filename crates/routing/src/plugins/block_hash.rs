@@ -1,4 +1,8 @@
-//! `block_hash`: cuts the prompt's tokens into the model's blocks and hashes each with all before it.
+//! `block_hash`: cuts the prompt's tokens into the model's blocks and hashes each with its whole
+//! prefix.
+//!
+//! These hashes are the keys of the index. A last block that is not full has no hash: engines do
+//! not share it.
 
 use std::sync::Arc;
 
@@ -12,18 +16,18 @@ use crate::values::{BlockHashes, Tokens};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "block_hash",
-    summary: "Hashes the prompt's full blocks, each with everything before it, as the index names them.",
+    summary: "Hashes the prompt's full blocks, each with its whole prefix: the keys of the index.",
     parameters: &[
         Parameter::optional(
             "first_tokens",
             Takes::Whole(1, u64::MAX),
-            "Hash only this many leading tokens, rounded up to a block: a key instead of the prompt.",
+            "Hash only this many leading tokens, rounded up to a block: a routing key instead of the whole prompt.",
         ),
         Parameter::with_default(
             "length_field",
             Takes::Text,
             "prefix_len",
-            "With `first_tokens`: the body field by which a request names another length.",
+            "With `first_tokens`: the body field with which a request sets another number.",
         ),
     ],
     needs: &[],
@@ -51,29 +55,27 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused
 }
 
 impl Prepare for HashBlocks {
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
-        let request = scene.request();
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
+        let request = preparing.request();
         let Some(model) = self.models.find(&request.model.base) else {
             let known: Vec<_> =
                 self.models.all().iter().map(|model| model.name().as_str()).collect();
-            let reason = format!(
-                "model `{}` is not served; there are: {}",
-                request.model.base,
-                known.join(", ")
-            );
+            let reason =
+                format!("unknown model `{}`; available: {}", request.model.base, known.join(", "));
             return Err(Rejection::refused(404, reason));
         };
         let root = self.models.root(&request.model, request.salt.as_deref());
         let block_tokens = model.hasher().block_size().get();
         let most = self.first_tokens.map(|default| {
-            let asked = request.fields.get(&self.length_field).and_then(serde_json::Value::as_u64);
-            asked.map_or(default, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX)).max(1)
+            let requested =
+                request.fields.get(&self.length_field).and_then(serde_json::Value::as_u64);
+            requested.map_or(default, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX)).max(1)
         });
-        scene.derive(&self.tokens, &self.blocks, |Tokens(tokens), blocks| {
-            // Cut to the prompt before it is rounded: a client may ask for any length.
-            let whole = tokens.len();
-            let most = most.map_or(whole, |most| most.min(whole).next_multiple_of(block_tokens));
-            let hashed = &tokens[..most.min(whole)];
+        preparing.derive(&self.tokens, &self.blocks, |Tokens(tokens), blocks| {
+            // Limit to the prompt before rounding: a client may send any number.
+            let all = tokens.len();
+            let most = most.map_or(all, |most| most.min(all).next_multiple_of(block_tokens));
+            let hashed = &tokens[..most.min(all)];
             model.hasher().hash_tokens(hashed, root, &mut blocks.chain);
             blocks.block_tokens = block_tokens;
             blocks.prompt_tokens = tokens.len();

@@ -1,8 +1,8 @@
-//! `cache_affinity`: the more of the prompt a pod holds, the better.
+//! `cache_affinity`: prefers pods that hold more of the prompt.
 //!
-//! With tier weights, a block in host memory counts less than one on the GPU. Tiers are asked of those
-//! who hold most, until nobody else could score higher; the others count as on the lightest tier, so
-//! that nobody gains by not being asked.
+//! With tier weights, a block in host memory counts less than one on the GPU. A tier lookup takes
+//! the pod's lock, so only the deepest candidates are looked up, until no other could score higher.
+//! The rest get the lowest tier weight, so that a pod gains nothing from not being looked up.
 
 use wornpath_index::{BlockLocation, Tier};
 use wornpath_yaml::{Parameter, Takes};
@@ -18,19 +18,19 @@ pub(crate) const PLUGIN: Plugin = Plugin {
         Parameter::optional(
             "tiers",
             Takes::Numbers,
-            "What a block counts on `gpu`, `host`, `disk` and `other`; 1 if not named. At most 1.",
+            "Weights of blocks on `gpu`, `host`, `disk` and `other`, from 0 to 1; 1 if not set.",
         ),
         Parameter::with_default(
             "best",
             Takes::Whole(1, 64),
             "8",
-            "With `tiers`: how many of the deepest candidates are asked for their tiers at least.",
+            "With `tiers`: minimum number of candidates, deepest first, whose tiers are looked up.",
         ),
         Parameter::with_default(
             "unsure",
             Takes::Number(0.0, 1.0),
             "0.5",
-            "What the score counts while an event of the pod is missing.",
+            "Factor of the score while the pod's event stream has a gap.",
         ),
     ],
     needs: &[],
@@ -68,11 +68,11 @@ fn weights(
     for (tier, weight) in given {
         let Some(at) = ["gpu", "host", "disk", "other"].iter().position(|known| known == tier)
         else {
-            let message = format!("there is no tier `{tier}`");
+            let message = format!("unknown tier `{tier}`");
             return Err(assembly.refuse("tiers", &message, "use gpu, host, disk or other"));
         };
         if *weight > 1.0 {
-            let message = format!("the weight of `{tier}` is {weight}");
+            let message = format!("the weight of `{tier}` is {weight}, above 1");
             return Err(assembly.refuse("tiers", &message, "give a number from 0 to 1"));
         }
         weights[at] = *weight;
@@ -85,17 +85,17 @@ impl Score for CacheAffinity {
         Scale::Unit
     }
 
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
-        let Some(held) = scene.held(&self.held) else { return };
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let Some(held) = decision.held(&self.held) else { return };
         let unit = (held.prompt().chain.len().max(1) as f64).recip();
         for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
-            *score = f64::from(held.depth(scene.pod(*candidate))) * unit;
+            *score = f64::from(held.depth(decision.pod(*candidate))) * unit;
         }
         if let Some(tiers) = &self.tiers {
-            self.weigh(tiers, scene, candidates, scores);
+            self.weigh_tiers(tiers, decision, candidates, scores);
         }
         for (candidate, score) in candidates.iter().zip(scores) {
-            if scene.pod(*candidate).vitals().trust() == EventTrust::Unsure {
+            if decision.pod(*candidate).vitals().trust() == EventTrust::Unsure {
                 *score *= self.unsure;
             }
         }
@@ -103,47 +103,50 @@ impl Score for CacheAffinity {
 }
 
 impl CacheAffinity {
-    fn weigh(
+    fn weigh_tiers(
         &self,
         tiers: &Tiers,
-        scene: &Decision<'_>,
+        decision: &Decision<'_>,
         candidates: &[Candidate],
         scores: &mut [f64],
     ) {
-        let Some(held) = scene.held(&self.held) else { return };
-        let depth = |candidate: &Candidate| held.depth(scene.pod(*candidate));
-        let weight = |holding: &BlockLocation| tiers.weights[place(holding.tier)];
-        let heaviest = tiers.weights.iter().copied().fold(0.0, f64::max);
-        let lightest = tiers.weights.iter().copied().fold(1.0, f64::min);
+        let Some(held) = decision.held(&self.held) else { return };
+        let depth = |candidate: &Candidate| held.depth(decision.pod(*candidate));
+        let weight = |holding: &BlockLocation| tiers.weights[tier_index(holding.tier)];
+        let highest = tiers.weights.iter().copied().fold(0.0, f64::max);
+        let lowest = tiers.weights.iter().copied().fold(1.0, f64::min);
         let blocks = held.prompt().chain.len().max(1) as f64;
         let mut holdings: Vec<BlockLocation> = Vec::new();
-        let (mut asked, mut best, mut level) = (0, 0.0_f64, u32::MAX);
-        // One depth after the other, so that equals are all asked or all not.
+        let mut looked_up = 0;
+        let mut best = 0.0_f64;
+        let mut level = u32::MAX;
+        // One depth after the other, so that of candidates with equal depth all or none are looked
+        // up.
         while let Some(next) =
             candidates.iter().map(depth).filter(|depth| (1..level).contains(depth)).max()
         {
-            if asked >= tiers.best && f64::from(next) * heaviest / blocks <= best {
+            if looked_up >= tiers.best && f64::from(next) * highest / blocks <= best {
                 break;
             }
             level = next;
             for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
                 if depth(candidate) == level {
-                    scene.holdings(&self.held, scene.pod(*candidate), level, &mut holdings);
+                    decision.holdings(&self.held, decision.pod(*candidate), level, &mut holdings);
                     *score = holdings.iter().map(weight).sum::<f64>() / blocks;
                     best = best.max(*score);
-                    asked += 1;
+                    looked_up += 1;
                 }
             }
         }
         for (candidate, score) in candidates.iter().zip(scores) {
             if depth(candidate) < level {
-                *score *= lightest;
+                *score *= lowest;
             }
         }
     }
 }
 
-const fn place(tier: Tier) -> usize {
+const fn tier_index(tier: Tier) -> usize {
     match tier {
         Tier::Gpu => 0,
         Tier::Host => 1,

@@ -1,4 +1,7 @@
-//! `concurrency`: keeps pods that are below a cap.
+//! `concurrency`: keeps pods below a limit of requests or tokens.
+//!
+//! The router counts what it sent itself, so the limit holds at once and needs no report of the
+//! engine.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -8,18 +11,22 @@ use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "concurrency",
-    summary: "Keeps pods that have less to do than every cap given. The request waits if there is none.",
+    summary: "Keeps pods below every limit that is set. Holds the request if no pod passes.",
     parameters: &[
-        Parameter::optional("requests", Takes::Whole(1, 4_294_967_295), "Requests in flight."),
+        Parameter::optional(
+            "requests",
+            Takes::Whole(1, 4_294_967_295),
+            "Limit on requests in flight.",
+        ),
         Parameter::optional(
             "prefill_tokens",
             Takes::Whole(1, u64::MAX),
-            "Prompt tokens sent and not computed yet.",
+            "Limit on prompt tokens sent and not yet computed.",
         ),
         Parameter::optional(
             "decode_tokens",
             Takes::Whole(1, u64::MAX),
-            "Tokens in the contexts that decode.",
+            "Limit on tokens in decoding contexts.",
         ),
     ],
     needs: &[],
@@ -28,27 +35,27 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Filter(make),
 };
 
-struct ConcurrencyCaps {
+struct ConcurrencyLimits {
     requests: u64,
     prefill_tokens: u64,
     decode_tokens: u64,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
-    let cap = |name| assembly.maybe(name).unwrap_or(u64::MAX);
-    let caps = ConcurrencyCaps {
-        requests: cap("requests"),
-        prefill_tokens: cap("prefill_tokens"),
-        decode_tokens: cap("decode_tokens"),
+    let limit = |name| assembly.maybe(name).unwrap_or(u64::MAX);
+    let limits = ConcurrencyLimits {
+        requests: limit("requests"),
+        prefill_tokens: limit("prefill_tokens"),
+        decode_tokens: limit("decode_tokens"),
     };
-    if caps.requests & caps.prefill_tokens & caps.decode_tokens == u64::MAX {
-        let cure = "give `requests`, `prefill_tokens` or `decode_tokens`";
-        return Err(assembly.refuse("requests", "no cap is given", cure));
+    if limits.requests & limits.prefill_tokens & limits.decode_tokens == u64::MAX {
+        let cure = "set `requests`, `prefill_tokens` or `decode_tokens`";
+        return Err(assembly.refuse("requests", "no limit is set", cure));
     }
-    Ok(Box::new(caps))
+    Ok(Box::new(limits))
 }
 
-impl ConcurrencyCaps {
+impl ConcurrencyLimits {
     #[inline]
     fn reached(&self, vitals: &Vitals) -> bool {
         u64::from(vitals.requests()) >= self.requests
@@ -57,24 +64,24 @@ impl ConcurrencyCaps {
     }
 }
 
-impl Filter for ConcurrencyCaps {
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+impl Filter for ConcurrencyLimits {
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
-            *keep = !self.reached(scene.pod(*candidate).vitals());
+            *keep = !self.reached(decision.pod(*candidate).vitals());
         }
     }
 
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
-        let vitals = scene.pod(candidate).vitals();
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
+        let vitals = decision.pod(candidate).vitals();
         let figures = [
-            ("requests", u64::from(vitals.requests()), self.requests),
+            ("requests in flight", u64::from(vitals.requests()), self.requests),
             ("prefill tokens", vitals.prefill_tokens(), self.prefill_tokens),
             ("decode tokens", vitals.decode_tokens(), self.decode_tokens),
         ];
-        let reached = figures.iter().find(|(_, has, cap)| has >= cap);
+        let reached = figures.iter().find(|(_, has, limit)| has >= limit);
         reached.map_or_else(
-            || "below every cap".to_owned(),
-            |(what, has, cap)| format!("{has} {what}, {cap} is the cap"),
+            || "below every limit".to_owned(),
+            |(what, has, limit)| format!("{has} {what} (limit {limit})"),
         )
     }
 
@@ -83,7 +90,7 @@ impl Filter for ConcurrencyCaps {
     }
 
     fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
-        Rejection::busy("every pod has as much to do as it may")
+        Rejection::busy("all pods are at their concurrency limit; retry later")
     }
 }
 
@@ -94,35 +101,35 @@ mod tests {
     use crate::stage::Stage;
 
     #[test]
-    fn a_pod_at_its_cap_gets_nothing_until_something_ends() {
-        let rehearsal = Harness::of(2);
-        let played = rehearsal.play(&[], Stage::Filter, "concurrency: {requests: 2}");
-        let first = Reservation::new(rehearsal.vitals(0), 10, 10);
-        let _second = Reservation::new(rehearsal.vitals(0), 10, 10);
-        assert_eq!(played.kept(), [1]);
-        assert_eq!(played.why(0), "2 requests, 2 is the cap");
+    fn a_pod_at_its_limit_is_dropped_until_a_request_ends() {
+        let harness = Harness::of(2);
+        let run = harness.run(&[], Stage::Filter, "concurrency: {requests: 2}");
+        let first = Reservation::new(harness.vitals(0), 10, 10);
+        let _second = Reservation::new(harness.vitals(0), 10, 10);
+        assert_eq!(run.kept(), [1]);
+        assert_eq!(run.why(0), "2 requests in flight (limit 2)");
         drop(first);
-        assert_eq!(played.kept(), [0, 1]);
+        assert_eq!(run.kept(), [0, 1]);
     }
 
     #[test]
-    fn tokens_can_be_capped_too() {
-        let rehearsal = Harness::of(2);
+    fn tokens_can_be_limited_too() {
+        let harness = Harness::of(2);
         let yaml = "concurrency: {prefill_tokens: 100, decode_tokens: 50}";
-        let played = rehearsal.play(&[], Stage::Filter, yaml);
-        let mut long = Reservation::new(rehearsal.vitals(0), 100, 100);
-        assert_eq!(played.kept(), [1]);
-        assert_eq!(played.why(0), "100 prefill tokens, 100 is the cap");
+        let run = harness.run(&[], Stage::Filter, yaml);
+        let mut long = Reservation::new(harness.vitals(0), 100, 100);
+        assert_eq!(run.kept(), [1]);
+        assert_eq!(run.why(0), "100 prefill tokens (limit 100)");
         long.first_token();
-        assert_eq!(played.why(0), "100 decode tokens, 50 is the cap");
-        assert_eq!(played.kept(), [1]);
+        assert_eq!(run.why(0), "100 decode tokens (limit 50)");
+        assert_eq!(run.kept(), [1]);
     }
 
     #[test]
-    fn no_cap_at_all_is_refused() {
+    fn a_filter_without_a_limit_is_refused() {
         assert_eq!(
-            Harness::complaint(Stage::Filter, "concurrency"),
-            "`concurrency`: no cap is given"
+            Harness::assembly_error(Stage::Filter, "concurrency"),
+            "`concurrency`: no limit is set"
         );
     }
 }

@@ -1,9 +1,10 @@
-//! `expression`: a rule of the user's own, in CEL, over the pod, the request and all candidates.
+//! `expression`: a score written by the user in CEL, over the pod, the request and all candidates.
 //!
-//! The expression is parsed and typed when the profile is assembled; see [`cel`](super::cel) for the
-//! language and [`vocabulary`] for the fields. Only the fields that are named cost anything.
+//! The expression is parsed and type-checked when the profile is assembled; see [`cel`](super::cel)
+//! for the language and [`vocabulary`] for the fields. A decision computes only the fields that the
+//! expression names.
 
-mod placed;
+mod placed_tokens;
 mod vocabulary;
 
 use wornpath_yaml::{Parameter, Takes};
@@ -15,33 +16,29 @@ use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Reads;
 use crate::stage::{Decision, HeldBlocks, HeldDepth, Scale, Score};
 use crate::values::Attributes;
-use placed::Placed;
+use placed_tokens::PlacedTokenSums;
 use vocabulary::{Field, FieldNames, FleetField, PodField, RequestField};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "expression",
-    summary: "A number from a CEL expression over `pod`, `request` and `fleet`. A score is cut to 0 to 1, more is \
-              better; a cost is in milliseconds, less is better. What cannot be computed, such as a division by \
-              zero, is the worst.",
+    summary: "The value of a CEL expression over `pod`, `request` and `fleet`. A score is clamped to 0 to 1, more is \
+              better; a cost is in milliseconds, less is better. A value that cannot be computed, such as a division \
+              by zero, counts as the worst.",
     parameters: &[
         Parameter::optional(
             "score",
             Takes::Text,
-            "The expression, if its value is from 0 to 1. Numbers of one candidate: pod.requests, pod.decoding, \
+            "An expression with a value from 0 to 1. Numbers of one candidate: pod.requests, pod.decoding, \
              pod.prefill_tokens, pod.decode_tokens, pod.waiting, pod.kv_usage, pod.kv_tokens, \
-             pod.cached_blocks, pod.cached_share, pod.uncached_tokens, pod.placed_tokens (what this scorer's \
-             profile sent it to compute so far); its texts: pod.name, pod.engine, pod.host, pod.rack, pod.zone, \
+             pod.cached_blocks, pod.cached_share, pod.uncached_tokens, pod.placed_tokens (uncached tokens that \
+             this profile sent to it so far); its strings: pod.name, pod.engine, pod.host, pod.rack, pod.zone, \
              pod.region, pod.labels.…. Of the request: request.prompt_tokens, request.block_tokens, \
              request.output_tokens, request.priority; request.model, request.lora, request.tenant, \
              request.attributes.…. Of all candidates together: fleet.pods, fleet.least_requests, \
              fleet.most_requests, fleet.least_prefill_tokens, fleet.most_prefill_tokens, \
              fleet.most_cached_share.",
         ),
-        Parameter::optional(
-            "cost",
-            Takes::Text,
-            "The expression, if its value is in milliseconds.",
-        ),
+        Parameter::optional("cost", Takes::Text, "An expression with a value in milliseconds."),
     ],
     needs: &[],
     conflicts: &[],
@@ -52,54 +49,58 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 struct Expression {
     program: Program<Field>,
     scale: Scale,
+    /// The pod labels that the expression names, by the number in [`Field::Label`].
     labels: Vec<Name>,
-    names: Vec<Name>,
+    /// The request attributes that it names, by the number in [`Field::Attribute`].
+    attribute_names: Vec<Name>,
     held: Option<HeldDepth>,
     attributes: Option<Reads<Attributes>>,
-    /// Unless the rule does not ask.
-    placed: Option<Placed>,
+    /// None if the expression does not use `pod.placed_tokens`.
+    placed: Option<PlacedTokenSums>,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
-    let (score, cost) = (assembly.maybe::<String>("score"), assembly.maybe::<String>("cost"));
+    let score = assembly.maybe::<String>("score");
+    let cost = assembly.maybe::<String>("cost");
     let (parameter, text, scale) = match (score, cost) {
         (Some(text), None) => ("score", text, Scale::Unit),
         (None, Some(text)) => ("cost", text, Scale::Milliseconds),
         (Some(_), Some(_)) => {
-            let cure = "keep one; two rules are two scorers";
-            return Err(assembly.refuse("cost", "a `score` is given as well", cure));
+            let cure = "keep one of them; for two rules, add two scorers";
+            return Err(assembly.refuse("cost", "both `score` and `cost` are set", cure));
         }
         (None, None) => {
-            let cure = "give `score`, for instance \"1.0 - pod.kv_usage\", or `cost`";
-            return Err(assembly.refuse("score", "there is no expression", cure));
+            let cure = "set `score`, for example \"1.0 - pod.kv_usage\", or `cost`";
+            return Err(assembly.refuse("score", "no expression is set", cure));
         }
     };
-    let words = FieldNames::default();
-    let program = match compile(&text, &words) {
+    let fields = FieldNames::default();
+    let program = match compile(&text, &fields) {
         Ok(program) => program,
         Err(error) => {
             let cure = format!("expressions are CEL; functions: {}", FUNCTIONS.join(", "));
             return Err(assembly.refuse(parameter, &error.to_string(), &cure));
         }
     };
-    let placed = words.asks_placed.get().then(Placed::default);
-    let (labels, names) = (words.labels.into_inner(), words.attributes.into_inner());
-    let asks_held = words.asks_held.get() || placed.is_some();
+    let placed = fields.uses_placed.get().then(PlacedTokenSums::default);
+    let uses_held = fields.uses_held.get() || placed.is_some();
+    let labels = fields.labels.into_inner();
+    let attribute_names = fields.attributes.into_inner();
     Ok(Box::new(Expression {
         program,
         scale,
-        held: asks_held.then(|| assembly.held()),
-        attributes: (!names.is_empty()).then(|| assembly.reads()),
+        held: uses_held.then(|| assembly.held()),
+        attributes: (!attribute_names.is_empty()).then(|| assembly.reads()),
         labels,
-        names,
+        attribute_names,
         placed,
     }))
 }
 
-/// The candidates as an expression sees them.
+/// The values of an expression's fields in one decision.
 struct ExpressionScope<'a> {
-    rule: &'a Expression,
-    scene: &'a Decision<'a>,
+    expression: &'a Expression,
+    decision: &'a Decision<'a>,
     candidates: &'a [Candidate],
     held: Option<HeldBlocks<'a>>,
     attributes: Option<&'a Attributes>,
@@ -109,7 +110,7 @@ impl ExpressionScope<'_> {
     fn prompt_tokens(&self) -> u64 {
         match self.held {
             Some(held) => held.prompt().prompt_tokens as u64,
-            None => self.scene.request().estimated_tokens(),
+            None => self.decision.request().estimated_tokens(),
         }
     }
 
@@ -117,15 +118,15 @@ impl ExpressionScope<'_> {
         self.held.map_or_else(|| self.prompt_tokens(), |held| held.uncached_tokens(pod))
     }
 
-    /// One number for each candidate.
+    /// Fills a column with one number per candidate.
     #[inline]
     fn each(&self, column: &mut [f64], figure: impl Fn(&FleetPod) -> f64) {
-        for (candidate, place) in self.candidates.iter().zip(column) {
-            *place = figure(self.scene.pod(*candidate));
+        for (candidate, value) in self.candidates.iter().zip(column) {
+            *value = figure(self.decision.pod(*candidate));
         }
     }
 
-    fn fill_pods(&self, field: PodField, column: &mut [f64]) {
+    fn fill_pod_column(&self, field: PodField, column: &mut [f64]) {
         let held = self.held;
         match field {
             PodField::Requests => self.each(column, |pod| pod.vitals().requests().into()),
@@ -147,12 +148,13 @@ impl ExpressionScope<'_> {
             }
             PodField::UncachedTokens => self.each(column, |pod| self.uncached_tokens(pod) as f64),
             PodField::PlacedTokens => {
-                if let Some(placed) = &self.rule.placed {
-                    let pods = self.candidates.iter().map(|candidate| self.scene.pod(*candidate));
+                if let Some(placed) = &self.expression.placed {
+                    let pods =
+                        self.candidates.iter().map(|candidate| self.decision.pod(*candidate));
                     placed.fill(pods, column);
                 }
             }
-            // The texts, which have no number.
+            // Strings, which `text` returns.
             PodField::Name
             | PodField::Engine
             | PodField::Host
@@ -162,8 +164,8 @@ impl ExpressionScope<'_> {
         }
     }
 
-    fn of_request(&self, field: RequestField) -> f64 {
-        let request = self.scene.request();
+    fn request_value(&self, field: RequestField) -> f64 {
+        let request = self.decision.request();
         match field {
             RequestField::PromptTokens => self.prompt_tokens() as f64,
             RequestField::BlockTokens => {
@@ -175,8 +177,8 @@ impl ExpressionScope<'_> {
         }
     }
 
-    fn of_fleet(&self, field: FleetField) -> f64 {
-        let pods = || self.candidates.iter().map(|candidate| self.scene.pod(*candidate));
+    fn fleet_value(&self, field: FleetField) -> f64 {
+        let pods = || self.candidates.iter().map(|candidate| self.decision.pod(*candidate));
         let requests = || pods().map(|pod| pod.vitals().requests());
         let prefill = || pods().map(|pod| pod.vitals().prefill_tokens());
         match field {
@@ -203,16 +205,16 @@ impl CelBatch<Field> for ExpressionScope<'_> {
 
     fn fill(&self, field: Field, column: &mut [f64]) {
         match field {
-            Field::Pod(field) => self.fill_pods(field, column),
-            Field::Request(field) => column.fill(self.of_request(field)),
-            Field::Fleet(field) => column.fill(self.of_fleet(field)),
+            Field::Pod(field) => self.fill_pod_column(field, column),
+            Field::Request(field) => column.fill(self.request_value(field)),
+            Field::Fleet(field) => column.fill(self.fleet_value(field)),
             Field::Label(_) | Field::Attribute(_) => {}
         }
     }
 
     fn text(&self, field: Field, candidate: usize) -> Option<&str> {
-        let facts = self.scene.pod(*self.candidates.get(candidate)?).facts();
-        let request = self.scene.request();
+        let facts = self.decision.pod(*self.candidates.get(candidate)?).facts();
+        let request = self.decision.request();
         let name = match field {
             Field::Pod(PodField::Name) => Some(&facts.name),
             Field::Pod(PodField::Engine) => facts.engine.as_ref(),
@@ -223,8 +225,10 @@ impl CelBatch<Field> for ExpressionScope<'_> {
             Field::Request(RequestField::Model) => Some(&request.model.base),
             Field::Request(RequestField::Lora) => request.model.lora.as_ref(),
             Field::Request(RequestField::Tenant) => request.tenant.as_ref(),
-            Field::Label(at) => facts.label(self.rule.labels.get(usize::from(at))?),
-            Field::Attribute(at) => self.attributes?.get(self.rule.names.get(usize::from(at))?),
+            Field::Label(at) => facts.label(self.expression.labels.get(usize::from(at))?),
+            Field::Attribute(at) => {
+                self.attributes?.get(self.expression.attribute_names.get(usize::from(at))?)
+            }
             _ => None,
         };
         name.map(Name::as_str)
@@ -234,15 +238,15 @@ impl CelBatch<Field> for ExpressionScope<'_> {
 impl Expression {
     fn scope<'a>(
         &'a self,
-        scene: &'a Decision<'a>,
+        decision: &'a Decision<'a>,
         candidates: &'a [Candidate],
     ) -> ExpressionScope<'a> {
         ExpressionScope {
-            rule: self,
-            scene,
+            expression: self,
+            decision,
             candidates,
-            held: self.held.as_ref().and_then(|handle| scene.held(handle)),
-            attributes: self.attributes.as_ref().and_then(|handle| scene.read(handle)),
+            held: self.held.as_ref().and_then(|handle| decision.held(handle)),
+            attributes: self.attributes.as_ref().and_then(|handle| decision.read(handle)),
         }
     }
 }
@@ -252,8 +256,8 @@ impl Score for Expression {
         self.scale
     }
 
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
-        self.program.evaluate(&self.scope(scene, candidates), scores);
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        self.program.evaluate(&self.scope(decision, candidates), scores);
         for score in scores {
             *score = match self.scale {
                 Scale::Unit if !score.is_finite() => 0.0,
@@ -264,10 +268,10 @@ impl Score for Expression {
         }
     }
 
-    fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
+    fn chosen(&self, decision: &Decision<'_>, pod: Candidate) {
         if let Some(placed) = &self.placed {
-            let chosen = scene.pod(pod);
-            placed.add(chosen, self.scope(scene, &[pod]).uncached_tokens(chosen));
+            let chosen = decision.pod(pod);
+            placed.add(chosen, self.scope(decision, &[pod]).uncached_tokens(chosen));
         }
     }
 }

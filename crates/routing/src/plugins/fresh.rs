@@ -1,4 +1,8 @@
 //! `fresh`: keeps pods whose cache events are up to date.
+//!
+//! Routing by prefix is only as good as the index. When a pod's event stream has a gap or goes
+//! silent, the index may be wrong about that pod. Pods without an event source cannot be stale;
+//! `guessed` says whether they pass.
 
 use std::time::Duration;
 
@@ -10,20 +14,19 @@ use crate::stage::{Decision, Filter, Rejection, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "fresh",
-    summary: "Keeps pods whose event stream gave a sign of life lately and misses nothing. \
-              If there is none the filter does not count, and the plan says so.",
+    summary: "Keeps pods whose event stream is live and complete. Skips itself if no pod passes, and marks the plan.",
     parameters: &[
         Parameter::with_default(
             "max_age",
             Takes::Time,
             "5s",
-            "How long ago the last event, heartbeat or matching digest may be.",
+            "Maximum age of the last event, heartbeat or matching digest.",
         ),
         Parameter::with_default(
             "guessed",
             Takes::OneOf(&["keep", "drop"]),
             "keep",
-            "What happens to pods whose engine sends no events, so that they cannot be late.",
+            "Whether to keep or drop pods whose engine sends no events.",
         ),
     ],
     needs: &[],
@@ -34,47 +37,51 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct Fresh {
     max_age: Duration,
-    guessed: ApproximateDepths,
+    eventless: EventlessPods,
 }
 
+/// What to do with pods whose engine sends no events.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ApproximateDepths {
+enum EventlessPods {
     Keep,
     Drop,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
-    let guessed = if assembly.get::<&str>("guessed") == "keep" {
-        ApproximateDepths::Keep
+    let eventless = if assembly.get::<&str>("guessed") == "keep" {
+        EventlessPods::Keep
     } else {
-        ApproximateDepths::Drop
+        EventlessPods::Drop
     };
-    Ok(Box::new(Fresh { max_age: assembly.get("max_age"), guessed }))
+    Ok(Box::new(Fresh { max_age: assembly.get("max_age"), eventless }))
 }
 
 impl Fresh {
+    /// Why the pod's events are not up to date, if they are not.
     #[inline]
-    fn stale(&self, vitals: &Vitals, now: Duration) -> Option<&'static str> {
+    fn stale_reason(&self, vitals: &Vitals, now: Duration) -> Option<&'static str> {
         match (vitals.trust(), vitals.silence(now)) {
-            (EventTrust::Guessed, _) if self.guessed == ApproximateDepths::Keep => None,
-            (EventTrust::Guessed, _) => Some("its engine sends no events"),
-            (EventTrust::Unsure, _) => Some("an event is missing"),
-            (_, None) => Some("no event has come yet"),
-            (_, Some(silence)) => (silence > self.max_age).then_some("silent for too long"),
+            (EventTrust::Guessed, _) if self.eventless == EventlessPods::Keep => None,
+            (EventTrust::Guessed, _) => Some("engine sends no cache events"),
+            (EventTrust::Unsure, _) => Some("gap in the cache event stream"),
+            (_, None) => Some("no cache event received yet"),
+            (_, Some(silence)) => {
+                (silence > self.max_age).then_some("cache events are older than `max_age`")
+            }
         }
     }
 }
 
 impl Filter for Fresh {
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
-            *keep = self.stale(scene.pod(*candidate).vitals(), scene.now()).is_none();
+            *keep = self.stale_reason(decision.pod(*candidate).vitals(), decision.now()).is_none();
         }
     }
 
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
-        let vitals = scene.pod(candidate).vitals();
-        self.stale(vitals, scene.now()).unwrap_or("fresh").to_owned()
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
+        let vitals = decision.pod(candidate).vitals();
+        self.stale_reason(vitals, decision.now()).unwrap_or("fresh").to_owned()
     }
 
     fn when_empty(&self) -> WhenEmpty {
@@ -82,7 +89,7 @@ impl Filter for Fresh {
     }
 
     fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
-        Rejection::unavailable("what pods hold is not known well enough")
+        Rejection::unavailable("no pod has up-to-date cache events; retry later")
     }
 }
 
@@ -93,20 +100,27 @@ mod tests {
     use crate::stage::Stage;
 
     #[test]
-    fn silence_gaps_and_missing_streams_are_told_apart() {
-        let rehearsal = Harness::of(5);
-        let ago = |seconds| rehearsal.now - Duration::from_secs(seconds);
-        rehearsal.vitals(0).heard_at(ago(1));
-        rehearsal.vitals(1).heard_at(ago(6));
-        rehearsal.vitals(2).heard_at(ago(0));
-        rehearsal.vitals(2).set_trust(EventTrust::Unsure);
-        rehearsal.vitals(3).set_trust(EventTrust::Guessed);
-        let played = rehearsal.play(&[], Stage::Filter, "fresh");
-        assert_eq!(played.kept(), [0, 3]);
-        let why: Vec<_> = [1, 2, 4].iter().map(|pod| played.why(*pod)).collect();
-        assert_eq!(why, ["silent for too long", "an event is missing", "no event has come yet"]);
-        let strict = rehearsal.play(&[], Stage::Filter, "fresh: {guessed: drop, max_age: 10s}");
+    fn stale_gapped_and_absent_event_streams_have_different_reasons() {
+        let harness = Harness::of(5);
+        let ago = |seconds| harness.now - Duration::from_secs(seconds);
+        harness.vitals(0).heard_at(ago(1));
+        harness.vitals(1).heard_at(ago(6));
+        harness.vitals(2).heard_at(ago(0));
+        harness.vitals(2).set_trust(EventTrust::Unsure);
+        harness.vitals(3).set_trust(EventTrust::Guessed);
+        let run = harness.run(&[], Stage::Filter, "fresh");
+        assert_eq!(run.kept(), [0, 3]);
+        let why: Vec<_> = [1, 2, 4].iter().map(|pod| run.why(*pod)).collect();
+        assert_eq!(
+            why,
+            [
+                "cache events are older than `max_age`",
+                "gap in the cache event stream",
+                "no cache event received yet"
+            ]
+        );
+        let strict = harness.run(&[], Stage::Filter, "fresh: {guessed: drop, max_age: 10s}");
         assert_eq!(strict.kept(), [0, 1]);
-        assert_eq!(strict.why(3), "its engine sends no events");
+        assert_eq!(strict.why(3), "engine sends no cache events");
     }
 }

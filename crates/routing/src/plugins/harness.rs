@@ -1,4 +1,7 @@
-//! A stage to try one plugin on: a fleet, a request, and the plugin as a profile would make it.
+//! Test harness for one plugin: a fleet, a request, and the plugin built as a profile builds it.
+//!
+//! It runs no pipeline: a test calls the plugin's trait methods on a decision that the harness
+//! fills in. Tests of several plugins together use [`TestBench`](crate::testing::TestBench).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,19 +23,19 @@ use crate::stage::Stage;
 use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Preparing, Rejection};
 use crate::values::BlockHashes;
 
-/// A fleet, a request and a time.
+/// The inputs of a decision, for tests to change before they run a plugin.
 pub(crate) struct Harness {
     pub(crate) index: Index,
     pub(crate) fleet: Fleet,
     pub(crate) models: Arc<Models>,
     pub(crate) request: Request,
     pub(crate) now: Moment,
-    /// What earlier steps were given.
+    /// The pods that earlier steps of the workflow picked.
     pub(crate) picks: Vec<(&'static str, PodId)>,
 }
 
 impl Harness {
-    /// Pods `pod-0`, `pod-1`… that serve model `m` in blocks of two tokens.
+    /// A fleet of pods `pod-0`, `pod-1`… that serve model `m`; a block has two tokens.
     pub(crate) fn of(pods: usize) -> Self {
         Self::with((0..pods).map(|at| PodFacts::serving(&format!("pod-{at}"), "m")).collect())
     }
@@ -48,15 +51,17 @@ impl Harness {
         Self { index, fleet, models: Arc::new(models), request, now, picks: vec![] }
     }
 
-    /// The request's prompt is these token ids.
+    /// Sets the request's prompt to these token ids.
     pub(crate) fn prompt(mut self, tokens: &[u32]) -> Self {
         self.request.prompt = Prompt::Tokens(tokens.to_vec());
         self
     }
 
-    /// The pod holds the first blocks of the request's prompt, which has token ids.
+    /// Lets the pod hold the first blocks of the request's prompt, which must be token ids.
     pub(crate) fn holding(self, pod: usize, blocks: usize) -> Self {
-        let Prompt::Tokens(tokens) = &self.request.prompt else { panic!("no token ids") };
+        let Prompt::Tokens(tokens) = &self.request.prompt else {
+            panic!("the prompt has no token ids")
+        };
         let model = &self.models.all()[0];
         let root = self.models.root(&self.request.model, None);
         let mut chain: Vec<BlockHash> = vec![];
@@ -75,16 +80,16 @@ impl Harness {
         self.fleet.candidates().nth(pod).unwrap()
     }
 
-    /// Makes `prepare` and `plugin` as a profile would, and prepares the request.
-    pub(crate) fn play(&self, prepare: &[&str], stage: Stage, plugin: &str) -> HarnessRun<'_> {
+    /// Builds `prepare` and `plugin` from YAML, and runs the preparers on the request.
+    pub(crate) fn run(&self, prepare: &[&str], stage: Stage, plugin: &str) -> HarnessRun<'_> {
         let mut blueprint = Blueprint::new(&Registry::shipped(), &self.models);
-        let mut made_in = |stage, yaml: &str| {
+        let mut build = |stage, yaml: &str| {
             let node = wornpath_yaml::parse(yaml).unwrap();
             let made = make(&mut blueprint, &node, stage, 0);
             made.unwrap_or_else(|_| panic!("{yaml}: {:?}", blueprint.problems)).plugin
         };
-        let preparers: Vec<_> = prepare.iter().map(|yaml| made_in(Stage::Prepare, yaml)).collect();
-        let made = made_in(stage, plugin);
+        let preparers: Vec<_> = prepare.iter().map(|yaml| build(Stage::Prepare, yaml)).collect();
+        let plugin = build(stage, plugin);
         let blocks: Option<Reads<BlockHashes>> = blueprint.reads_if_written();
         let picks: Vec<_> = self
             .picks
@@ -101,15 +106,15 @@ impl Harness {
         }
         let mut depths = vec![0; self.fleet.pods().len()];
         if let Some(blocks) = blocks.as_ref().and_then(|blocks| slots.read(blocks)) {
-            let mut answer = Depths::default();
-            self.index.reader().lookup(&blocks.chain, &mut answer);
-            answer.depths_into(&mut depths);
+            let mut found = Depths::default();
+            self.index.reader().lookup(&blocks.chain, &mut found);
+            found.depths_into(&mut depths);
         }
-        let (now, role) = (self.now, Role::named(Role::SERVE));
-        HarnessRun { rehearsal: self, made, slots, depths, role, now }
+        let role = Role::named(Role::SERVE);
+        HarnessRun { harness: self, plugin, slots, depths, role, now: self.now }
     }
 
-    /// What a preparer writes, if it writes it, or how it turns the request away.
+    /// The value of slot `T` after these preparers ran, or the rejection of one of them.
     pub(crate) fn prepared<T: Slot + Clone>(
         &self,
         prepare: &[&str],
@@ -130,21 +135,21 @@ impl Harness {
         Ok(handle.and_then(|handle| slots.read(&handle).cloned()))
     }
 
-    /// What is wrong with a plugin's YAML, in one line.
-    pub(crate) fn complaint(stage: Stage, yaml: &str) -> String {
+    /// The messages with which assembly refuses a plugin's YAML, one per line.
+    pub(crate) fn assembly_error(stage: Stage, yaml: &str) -> String {
         let models = Arc::new(Models::default());
         let mut blueprint = Blueprint::new(&Registry::shipped(), &models);
         let node = wornpath_yaml::parse(yaml).unwrap();
-        assert!(make(&mut blueprint, &node, stage, 0).is_err(), "{yaml} is fine");
+        assert!(make(&mut blueprint, &node, stage, 0).is_err(), "assembly accepts {yaml}");
         let messages: Vec<_> = blueprint.problems.iter().map(|problem| problem.message()).collect();
         messages.join("\n")
     }
 }
 
-/// A plugin that is ready, with the request's slots filled.
+/// A built plugin, and the decision that it runs on.
 pub(crate) struct HarnessRun<'a> {
-    rehearsal: &'a Harness,
-    made: BuiltPlugin,
+    harness: &'a Harness,
+    plugin: BuiltPlugin,
     slots: Slots,
     depths: Vec<u32>,
     role: Role,
@@ -152,92 +157,93 @@ pub(crate) struct HarnessRun<'a> {
 }
 
 impl HarnessRun<'_> {
+    /// The same run at another time.
     pub(crate) fn at(mut self, now: Moment) -> Self {
         self.now = now;
         self
     }
 
-    fn scene(&self) -> Decision<'_> {
+    fn decision(&self) -> Decision<'_> {
         Decision {
-            request: &self.rehearsal.request,
-            fleet: &self.rehearsal.fleet,
+            request: &self.harness.request,
+            fleet: &self.harness.fleet,
             now: self.now,
             role: &self.role,
             slots: &self.slots,
             depths: &self.depths,
-            index: &self.rehearsal.index,
+            index: &self.harness.index,
         }
     }
 
     fn candidates(&self) -> Vec<Candidate> {
-        self.rehearsal.fleet.candidates().collect()
+        self.harness.fleet.candidates().collect()
     }
 
-    /// Which pods a filter keeps, by number.
+    /// The numbers of the pods that a filter keeps.
     pub(crate) fn kept(&self) -> Vec<usize> {
-        let BuiltPlugin::Filter(filter) = &self.made else { panic!("not a filter") };
+        let BuiltPlugin::Filter(filter) = &self.plugin else { panic!("not a filter") };
         let candidates = self.candidates();
         let mut keep = vec![true; candidates.len()];
-        filter.keep(&self.scene(), &candidates, &mut keep);
+        filter.keep(&self.decision(), &candidates, &mut keep);
         keep.iter().enumerate().filter(|(_, keep)| **keep).map(|(at, _)| at).collect()
     }
 
-    /// Why a filter does not keep a pod.
+    /// The reason for which a filter drops a pod.
     pub(crate) fn why(&self, pod: usize) -> String {
-        let BuiltPlugin::Filter(filter) = &self.made else { panic!("not a filter") };
-        filter.why(&self.scene(), self.rehearsal.candidate(pod))
+        let BuiltPlugin::Filter(filter) = &self.plugin else { panic!("not a filter") };
+        filter.why(&self.decision(), self.harness.candidate(pod))
     }
 
-    /// How a filter that keeps nobody turns the request away.
+    /// The rejection that a filter gives when it keeps no pod.
     pub(crate) fn rejection(&self) -> Rejection {
-        let BuiltPlugin::Filter(filter) = &self.made else { panic!("not a filter") };
-        filter.rejection(&self.scene())
+        let BuiltPlugin::Filter(filter) = &self.plugin else { panic!("not a filter") };
+        filter.rejection(&self.decision())
     }
 
-    /// What a scorer says of every pod.
+    /// A scorer's scores, one per pod.
     pub(crate) fn scores(&self) -> Vec<f64> {
-        let BuiltPlugin::Score(score) = &self.made else { panic!("not a scorer") };
+        let BuiltPlugin::Score(score) = &self.plugin else { panic!("not a scorer") };
         let candidates = self.candidates();
         let mut scores = vec![0.0; candidates.len()];
-        score.score(&self.scene(), &candidates, &mut scores);
+        score.score(&self.decision(), &candidates, &mut scores);
         scores
     }
 
-    /// Whom a picker takes of these pods with these totals.
-    pub(crate) fn pick(&self, slate: &[(usize, f64)], rng: &mut Rng) -> (usize, Choice) {
-        let BuiltPlugin::Pick(pick) = &self.made else { panic!("not a picker") };
-        let candidates: Vec<_> =
-            slate.iter().map(|(pod, _)| self.rehearsal.candidate(*pod)).collect();
-        let totals: Vec<_> = slate.iter().map(|(_, total)| *total).collect();
-        let slate = CandidateSet { candidates: &candidates, totals: &totals };
-        let choice = pick.pick(&self.scene(), slate, rng);
+    /// The pod that a picker chooses from these pods and their totals.
+    pub(crate) fn pick(&self, pods: &[(usize, f64)], rng: &mut Rng) -> (usize, Choice) {
+        let BuiltPlugin::Pick(pick) = &self.plugin else { panic!("not a picker") };
+        let candidates: Vec<_> = pods.iter().map(|(pod, _)| self.harness.candidate(*pod)).collect();
+        let totals: Vec<_> = pods.iter().map(|(_, total)| *total).collect();
+        let set = CandidateSet { candidates: &candidates, totals: &totals };
+        let choice = pick.pick(&self.decision(), set, rng);
         (candidates[choice.at].position(), choice)
     }
 
-    /// Who takes over after `chosen`, of all pods with equal totals.
+    /// At most `most` fallbacks for `chosen`, from all pods with equal totals.
     pub(crate) fn fallbacks(&self, chosen: usize, most: usize) -> Vec<usize> {
-        let BuiltPlugin::Pick(pick) = &self.made else { panic!("not a picker") };
+        let BuiltPlugin::Pick(pick) = &self.plugin else { panic!("not a picker") };
         let candidates = self.candidates();
         let totals = vec![0.0; candidates.len()];
-        let slate = CandidateSet { candidates: &candidates, totals: &totals };
+        let set = CandidateSet { candidates: &candidates, totals: &totals };
         let mut positions = vec![];
         let mut fallbacks = Fallbacks { positions: &mut positions, most };
-        pick.fallbacks(&self.scene(), slate, chosen, &mut fallbacks);
+        pick.fallbacks(&self.decision(), set, chosen, &mut fallbacks);
         positions
     }
 
-    /// The plan was made with this pod.
+    /// Tells a picker that no plan was made with the pod that it picked.
     pub(crate) fn passed_over(&self, pod: usize) {
-        let BuiltPlugin::Pick(pick) = &self.made else { panic!("only pickers are told") };
-        pick.passed_over(&self.scene(), self.rehearsal.candidate(pod));
+        let BuiltPlugin::Pick(pick) = &self.plugin else { panic!("not a picker") };
+        pick.passed_over(&self.decision(), self.harness.candidate(pod));
     }
 
+    /// Tells a scorer or picker that a plan was made with this pod.
     pub(crate) fn chosen(&self, pod: usize) {
-        let pod = self.rehearsal.candidate(pod);
-        match &self.made {
-            BuiltPlugin::Score(score) => score.chosen(&self.scene(), pod),
-            BuiltPlugin::Pick(pick) => pick.chosen(&self.scene(), pod),
-            _ => panic!("only scorers and pickers are told"),
+        let pod = self.harness.candidate(pod);
+        match &self.plugin {
+            BuiltPlugin::Score(score) => score.chosen(&self.decision(), pod),
+            BuiltPlugin::Pick(pick) => pick.chosen(&self.decision(), pod),
+            _ => panic!("neither a scorer nor a picker"),
         }
     }
 }

@@ -1,9 +1,12 @@
-//! `hash_key`: what consistent hashing hashes.
+//! `hash_key`: the key that consistent hashing (`hash_ring`) uses.
+//!
+//! Exactly one source is allowed. A request without it has no key, and `hash_ring` uses its other
+//! picker.
 
 use wornpath_yaml::{Parameter, Takes};
 
 use super::rendezvous::affinity;
-use super::source::DepthSource;
+use super::value_source::ValueSource;
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::{Reads, Writes};
@@ -12,25 +15,21 @@ use crate::values::{Attributes, RingKey, SessionKey, Tokens};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "hash_key",
-    summary: "Hashes one thing about the request, so that requests alike in it go to the same pod.",
+    summary: "Sets the key of `hash_ring` from one part of the request: requests with the same value go to the same pod.",
     parameters: &[
-        Parameter::optional("header", Takes::Text, "Hash this header."),
-        Parameter::optional("cookie", Takes::Text, "Hash this cookie."),
-        Parameter::optional("field", Takes::Text, "Hash this field of the body, such as `user`."),
-        Parameter::optional(
-            "attribute",
-            Takes::Text,
-            "Hash this attribute, which `attributes` names.",
-        ),
+        Parameter::optional("header", Takes::Text, "Header to hash."),
+        Parameter::optional("cookie", Takes::Text, "Cookie to hash."),
+        Parameter::optional("field", Takes::Text, "Body field to hash, such as `user`."),
+        Parameter::optional("attribute", Takes::Text, "Attribute to hash, set by `attributes`."),
         Parameter::optional(
             "session",
             Takes::Flag,
-            "`true`: hash the session that `session_key` names.",
+            "`true`: hash the session key, set by `session_key`.",
         ),
         Parameter::optional(
             "first_tokens",
             Takes::Whole(1, u64::MAX),
-            "Hash this many leading tokens of the prompt, or all if it has fewer.",
+            "Number of leading prompt tokens to hash; all of a shorter prompt.",
         ),
     ],
     needs: &[],
@@ -39,67 +38,68 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Prepare(make),
 };
 
-struct HashKeyFrom {
+struct DeriveHashKey {
     key: Writes<RingKey>,
-    hashed: Hashed,
+    source: KeySource,
 }
 
-enum Hashed {
-    Text(DepthSource),
+enum KeySource {
+    Text(ValueSource),
     Attribute(Reads<Attributes>, Name),
     Session(Reads<SessionKey>),
     Tokens(Reads<Tokens>, usize),
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
-    let mut hashed = Vec::new();
+    let mut sources = Vec::new();
     if let Some(name) = assembly.maybe::<String>("header") {
-        hashed.push(("header", Hashed::Text(DepthSource::header(&name))));
+        sources.push(("header", KeySource::Text(ValueSource::header(&name))));
     }
     if let Some(name) = assembly.maybe::<String>("cookie") {
-        hashed.push(("cookie", Hashed::Text(DepthSource::cookie(&name))));
+        sources.push(("cookie", KeySource::Text(ValueSource::cookie(&name))));
     }
     if let Some(path) = assembly.maybe::<String>("field") {
-        hashed.push(("field", Hashed::Text(DepthSource::field(&path))));
+        sources.push(("field", KeySource::Text(ValueSource::field(&path))));
     }
     if let Some(name) = assembly.maybe::<String>("attribute") {
-        hashed.push(("attribute", Hashed::Attribute(assembly.reads(), name.into())));
+        sources.push(("attribute", KeySource::Attribute(assembly.reads(), name.into())));
     }
     if assembly.maybe("session") == Some(true) {
-        hashed.push(("session", Hashed::Session(assembly.reads())));
+        sources.push(("session", KeySource::Session(assembly.reads())));
     }
     if let Some(tokens) = assembly.maybe("first_tokens") {
-        hashed.push(("first_tokens", Hashed::Tokens(assembly.reads(), tokens)));
+        sources.push(("first_tokens", KeySource::Tokens(assembly.reads(), tokens)));
     }
-    match (hashed.pop(), hashed.is_empty()) {
-        (Some((_, hashed)), true) => Ok(Box::new(HashKeyFrom { key: assembly.writes(), hashed })),
+    match (sources.pop(), sources.is_empty()) {
+        (Some((_, source)), true) => Ok(Box::new(DeriveHashKey { key: assembly.writes(), source })),
         (None, _) => {
-            let cure = "give one of header, cookie, field, attribute, session, first_tokens";
-            Err(assembly.refuse("header", "nothing says what to hash", cure))
+            let cure = "set one of header, cookie, field, attribute, session, first_tokens";
+            Err(assembly.refuse("header", "no source of the key is set", cure))
         }
         (Some((last, _)), false) => {
             let cure = "keep one of header, cookie, field, attribute, session, first_tokens";
-            Err(assembly.refuse(last, "something else is given to hash as well", cure))
+            Err(assembly.refuse(last, "more than one source of the key is set", cure))
         }
     }
 }
 
-impl Prepare for HashKeyFrom {
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
-        let request = scene.request();
-        let key = match &self.hashed {
-            Hashed::Text(source) => source.with_text(request, |text| Name::from(text).key()),
-            Hashed::Attribute(attributes, name) => {
-                scene.read(attributes).and_then(|attributes| attributes.get(name)).map(Name::key)
-            }
-            Hashed::Session(session) => scene.read(session).map(|session| session.0),
-            Hashed::Tokens(tokens, most) => scene.read(tokens).map(|Tokens(tokens)| {
-                let hashed = tokens.iter().take(*most);
-                hashed.fold(0, |hash, token| affinity(hash, u64::from(*token) + 1))
+impl Prepare for DeriveHashKey {
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
+        let request = preparing.request();
+        let key = match &self.source {
+            KeySource::Text(source) => source.with_text(request, |text| Name::from(text).key()),
+            KeySource::Attribute(attributes, name) => preparing
+                .read(attributes)
+                .and_then(|attributes| attributes.get(name))
+                .map(Name::key),
+            KeySource::Session(session) => preparing.read(session).map(|session| session.0),
+            KeySource::Tokens(tokens, most) => preparing.read(tokens).map(|Tokens(tokens)| {
+                let leading = tokens.iter().take(*most);
+                leading.fold(0, |hash, token| affinity(hash, u64::from(*token) + 1))
             }),
         };
         if let Some(key) = key {
-            scene.write(&self.key).0 = key;
+            preparing.write(&self.key).0 = key;
         }
         Ok(())
     }
@@ -112,11 +112,11 @@ mod tests {
     use crate::stage::Stage;
 
     #[test]
-    fn prompts_alike_in_their_first_tokens_have_one_key() {
+    fn prompts_with_the_same_first_tokens_have_the_same_key() {
         let key = |tokens: &[u32]| {
-            let rehearsal = Harness::of(1).prompt(tokens);
+            let harness = Harness::of(1).prompt(tokens);
             let yaml = ["tokenize", "hash_key: {first_tokens: 3}"];
-            rehearsal.prepared::<RingKey>(&yaml).unwrap().unwrap()
+            harness.prepared::<RingKey>(&yaml).unwrap().unwrap()
         };
         assert_eq!(key(&[1, 2, 3, 4]), key(&[1, 2, 3, 5]));
         assert_ne!(key(&[1, 2, 3]), key(&[1, 3, 2]));
@@ -124,28 +124,27 @@ mod tests {
     }
 
     #[test]
-    fn fields_attributes_and_sessions_are_hashed_and_absent_ones_are_not() {
-        let mut rehearsal = Harness::of(1);
-        rehearsal.request.fields.insert("user".into(), "u".into());
-        let field: Option<RingKey> = rehearsal.prepared(&["hash_key: {field: user}"]).unwrap();
-        let attribute: Option<RingKey> = rehearsal
-            .prepared(&["attributes: {fields: [who=user]}", "hash_key: {attribute: who}"])
+    fn fields_attributes_and_sessions_give_a_key_and_absent_ones_none() {
+        let mut harness = Harness::of(1);
+        harness.request.fields.insert("user".into(), "u".into());
+        let field: Option<RingKey> = harness.prepared(&["hash_key: {field: user}"]).unwrap();
+        let attribute: Option<RingKey> = harness
+            .prepared(&["attributes: {fields: [account=user]}", "hash_key: {attribute: account}"])
             .unwrap();
         assert!(field.is_some());
         assert_eq!(field, attribute);
-        let session: Option<RingKey> = rehearsal
-            .prepared(&["session_key: {field: user}", "hash_key: {session: true}"])
-            .unwrap();
+        let session: Option<RingKey> =
+            harness.prepared(&["session_key: {field: user}", "hash_key: {session: true}"]).unwrap();
         assert!(session.is_some());
-        let absent: Option<RingKey> = rehearsal.prepared(&["hash_key: {header: x}"]).unwrap();
+        let absent: Option<RingKey> = harness.prepared(&["hash_key: {header: x}"]).unwrap();
         assert_eq!(absent, None);
     }
 
     #[test]
-    fn nothing_and_two_things_are_refused() {
-        let nothing = Harness::complaint(Stage::Prepare, "hash_key");
-        assert_eq!(nothing, "`hash_key`: nothing says what to hash");
-        let two = Harness::complaint(Stage::Prepare, "hash_key: {header: a, field: b}");
-        assert_eq!(two, "`field` of `hash_key`: something else is given to hash as well");
+    fn no_source_and_two_sources_are_refused() {
+        let none = Harness::assembly_error(Stage::Prepare, "hash_key");
+        assert_eq!(none, "`hash_key`: no source of the key is set");
+        let two = Harness::assembly_error(Stage::Prepare, "hash_key: {header: a, field: b}");
+        assert_eq!(two, "`field` of `hash_key`: more than one source of the key is set");
     }
 }

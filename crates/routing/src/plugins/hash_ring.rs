@@ -1,6 +1,8 @@
-//! `hash_ring`: requests with one key go to one pod, and few keys move when pods come and go.
+//! `hash_ring`: consistent hashing. Requests with one key go to one pod, and few keys move when
+//! pods join or leave.
 //!
-//! By rendezvous instead of points on a circle; why is told in [`rendezvous`](super::rendezvous).
+//! It uses rendezvous hashing instead of points on a ring; [`rendezvous`](super::rendezvous) says
+//! why.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -14,19 +16,19 @@ use crate::values::RingKey;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "hash_ring",
-    summary: "Consistent hashing: requests with one key go to one pod. With `load_factor`, a pod that has more \
-              than its share is passed over for the key's next one.",
+    summary: "Consistent hashing: requests with one key go to one pod. With `load_factor`, a pod over its share of the \
+              load is passed over for the key's next pod.",
     parameters: &[
         Parameter::optional(
             "load_factor",
             Takes::Number(1.01, 1000.0),
-            "How many times its fair share of the requests in flight a pod may have; 1.25 is usual.",
+            "Limit on a pod's requests in flight, as a multiple of its fair share; 1.25 is usual.",
         ),
         Parameter::with_default(
             "otherwise",
             PICKER,
             "max_score",
-            "Who picks for a request without key.",
+            "The picker for requests without a key.",
         ),
     ],
     needs: &[],
@@ -49,62 +51,66 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
     }))
 }
 
-/// Pods are told apart by name, which every router knows alike, not by their place in this one's fleet.
+/// Hashes the pod's name, which is the same in every router, not its position in this router's
+/// fleet.
 #[inline]
-fn wish(key: u64, pod: &FleetPod) -> u64 {
+fn rank(key: u64, pod: &FleetPod) -> u64 {
     affinity(key, pod.facts().name.key())
 }
 
 impl Pick for HashRing {
-    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
-        let Some(RingKey(key)) = scene.read(&self.key).copied() else {
-            return self.otherwise.pick(scene, slate, rng);
+    fn pick(&self, decision: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice {
+        let Some(RingKey(key)) = decision.read(&self.key).copied() else {
+            return self.otherwise.pick(decision, set, rng);
         };
-        let requests = |candidate: &Candidate| u64::from(scene.pod(*candidate).vitals().requests());
-        let most = self.bound.map_or(u64::MAX, |bound| {
-            bound.most(slate.candidates.iter().map(requests).sum(), slate.candidates.len())
+        let requests =
+            |candidate: &Candidate| u64::from(decision.pod(*candidate).vitals().requests());
+        let limit = self.bound.map_or(u64::MAX, |bound| {
+            bound.limit(set.candidates.iter().map(requests).sum(), set.candidates.len())
         });
-        let (mut first, mut free) = ((0, 0), None::<(u64, usize)>);
-        for (at, candidate) in slate.candidates.iter().enumerate() {
-            let wish = (wish(key, scene.pod(*candidate)), at);
-            first = first.max(wish);
-            if requests(candidate) < most {
-                free = free.max(Some(wish));
+        // Both as (rank, position), to be compared by rank.
+        let mut home = (0, 0);
+        let mut below_limit = None::<(u64, usize)>;
+        for (at, candidate) in set.candidates.iter().enumerate() {
+            let ranked = (rank(key, decision.pod(*candidate)), at);
+            home = home.max(ranked);
+            if requests(candidate) < limit {
+                below_limit = below_limit.max(Some(ranked));
             }
         }
-        let (_, at) = free.unwrap_or(first);
-        let passed_over = at != first.1;
-        Choice { at, mark: passed_over.then_some("the key's own pod has more than its share") }
+        let (_, at) = below_limit.unwrap_or(home);
+        let is_moved = at != home.1;
+        Choice { at, mark: is_moved.then_some("the key's first pod is over its load bound") }
     }
 
     fn fallbacks(
         &self,
-        scene: &Decision<'_>,
-        slate: CandidateSet<'_>,
+        decision: &Decision<'_>,
+        set: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
-        let Some(RingKey(key)) = scene.read(&self.key).copied() else {
-            return self.otherwise.fallbacks(scene, slate, chosen, fallbacks);
+        let Some(RingKey(key)) = decision.read(&self.key).copied() else {
+            return self.otherwise.fallbacks(decision, set, chosen, fallbacks);
         };
-        // The key's next choices in order, each found by a pass: only a few are ever wanted.
+        // One pass per fallback, in the order of rank: a plan wants only a few.
         let mut last = (u64::MAX, usize::MAX);
         while !fallbacks.is_full() {
-            let wishes = slate.candidates.iter().enumerate().filter(|(at, _)| *at != chosen);
-            let wishes = wishes.map(|(at, candidate)| (wish(key, scene.pod(*candidate)), at));
-            let Some(next) = wishes.filter(|wish| *wish < last).max() else { return };
+            let others = set.candidates.iter().enumerate().filter(|(at, _)| *at != chosen);
+            let ranked = others.map(|(at, candidate)| (rank(key, decision.pod(*candidate)), at));
+            let Some(next) = ranked.filter(|rank| *rank < last).max() else { return };
             fallbacks.push(next.1);
             last = next;
         }
     }
 
-    fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
-        self.otherwise.chosen(scene, pod);
+    fn chosen(&self, decision: &Decision<'_>, pod: Candidate) {
+        self.otherwise.chosen(decision, pod);
     }
 
-    fn passed_over(&self, scene: &Decision<'_>, pod: Candidate) {
-        if scene.read(&self.key).is_none() {
-            self.otherwise.passed_over(scene, pod);
+    fn passed_over(&self, decision: &Decision<'_>, pod: Candidate) {
+        if decision.read(&self.key).is_none() {
+            self.otherwise.passed_over(decision, pod);
         }
     }
 }
@@ -118,47 +124,47 @@ mod tests {
 
     const PREPARE: [&str; 1] = ["hash_key: {header: k}"];
 
-    fn rehearsal(key: &str) -> Harness {
-        let mut rehearsal = Harness::of(6);
-        rehearsal.request.headers = vec![("k".into(), key.into())];
-        rehearsal
+    fn harness(key: &str) -> Harness {
+        let mut harness = Harness::of(6);
+        harness.request.headers = vec![("k".into(), key.into())];
+        harness
     }
 
-    fn without(gone: usize) -> Vec<(usize, f64)> {
+    fn all_but(gone: usize) -> Vec<(usize, f64)> {
         (0..6).filter(|pod| *pod != gone).map(|pod| (pod, 0.0)).collect()
     }
 
     #[test]
-    fn a_key_keeps_its_pod_while_that_is_there_and_returns_to_it() {
+    fn a_key_stays_on_its_pod_while_that_is_a_candidate() {
         for key in ["a", "b", "c", "d"] {
-            let rehearsal = rehearsal(key);
-            let played = rehearsal.play(&PREPARE, Stage::Pick, "hash_ring");
+            let harness = harness(key);
+            let run = harness.run(&PREPARE, Stage::Pick, "hash_ring");
             let rng = &mut Rng::new(1);
-            let (home, _) = played.pick(&without(6), rng);
+            let (home, _) = run.pick(&all_but(6), rng);
             for gone in (0..6).filter(|gone| *gone != home) {
-                assert_eq!(played.pick(&without(gone), rng).0, home);
+                assert_eq!(run.pick(&all_but(gone), rng).0, home);
             }
-            let (second, _) = played.pick(&without(home), rng);
+            let (second, _) = run.pick(&all_but(home), rng);
             assert_ne!(second, home);
             assert_eq!(
-                played.fallbacks(home, 2)[0],
+                run.fallbacks(home, 2)[0],
                 second,
-                "the first fallback is the next choice"
+                "the first fallback is the key's next pod"
             );
-            assert_eq!(played.fallbacks(home, 9).len(), 5);
+            assert_eq!(run.fallbacks(home, 9).len(), 5);
         }
     }
 
     #[test]
-    fn a_pod_with_more_than_its_share_is_passed_over() {
-        let rehearsal = rehearsal("popular");
-        let played = rehearsal.play(&PREPARE, Stage::Pick, "hash_ring: {load_factor: 1.25}");
+    fn a_pod_over_its_load_bound_is_passed_over() {
+        let harness = harness("popular");
+        let run = harness.run(&PREPARE, Stage::Pick, "hash_ring: {load_factor: 1.25}");
         let mut sent = [0_u32; 6];
         let mut reservations = vec![];
         let mut marked = 0;
         for _ in 0..60 {
-            let (pod, choice) = played.pick(&without(6), &mut Rng::new(1));
-            reservations.push(Reservation::new(rehearsal.vitals(pod), 1, 1));
+            let (pod, choice) = run.pick(&all_but(6), &mut Rng::new(1));
+            reservations.push(Reservation::new(harness.vitals(pod), 1, 1));
             sent[pod] += 1;
             marked += u32::from(choice.mark.is_some());
         }
@@ -168,10 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_key_is_picked_otherwise() {
-        let mut rehearsal = rehearsal("a");
-        rehearsal.request.headers.clear();
-        let played = rehearsal.play(&PREPARE, Stage::Pick, "hash_ring");
-        assert_eq!(played.pick(&[(0, 0.1), (3, 0.9), (4, 0.5)], &mut Rng::new(1)).0, 3);
+    fn a_request_without_a_key_goes_to_the_other_picker() {
+        let mut harness = harness("a");
+        harness.request.headers.clear();
+        let run = harness.run(&PREPARE, Stage::Pick, "hash_ring");
+        assert_eq!(run.pick(&[(0, 0.1), (3, 0.9), (4, 0.5)], &mut Rng::new(1)).0, 3);
     }
 }

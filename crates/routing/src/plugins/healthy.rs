@@ -1,4 +1,8 @@
-//! `healthy`: keeps pods that answer, are not draining, and whose breaker lets a request through.
+//! `healthy`: keeps pods that are up, not draining, and whose circuit breaker admits a request.
+//!
+//! A half-open breaker admits one probe request at a time. If no pod passes and one that could
+//! serve the request is in backoff, the rejection is 429 with the shortest remaining backoff as
+//! `retry_after`, not 503.
 
 use std::time::Duration;
 
@@ -8,8 +12,8 @@ use crate::stage::{Decision, Filter, Rejection};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "healthy",
-    summary: "Keeps pods that are up, not draining, not cut off by their breaker, and not resting because they \
-              said that they are busy. A half-open breaker lets one request at a time through.",
+    summary: "Keeps pods that are up, not draining, and whose circuit breaker is not open. Drops pods in backoff after \
+              the engine reported that it is busy. A half-open breaker admits one probe request at a time.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -24,48 +28,53 @@ fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
 }
 
 impl Filter for Healthy {
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
-            *keep = ailment(scene.pod(*candidate).vitals()).is_none();
+            *keep = unhealthy_reason(decision.pod(*candidate).vitals()).is_none();
         }
     }
 
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
-        ailment(scene.pod(candidate).vitals()).unwrap_or("healthy").to_owned()
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
+        unhealthy_reason(decision.pod(candidate).vitals()).unwrap_or("healthy").to_owned()
     }
 
-    fn rejection(&self, scene: &Decision<'_>) -> Rejection {
-        let wanted = &scene.request().model.base;
+    fn rejection(&self, decision: &Decision<'_>) -> Rejection {
+        let wanted = &decision.request().model.base;
         let serves =
             |pod: &FleetPod| pod.facts().models.is_empty() || pod.facts().models.contains(wanted);
-        resting(scene, serves).unwrap_or_else(|| Rejection::unavailable("no pod is healthy"))
+        overload_rejection(decision, serves)
+            .unwrap_or_else(|| Rejection::unavailable("no healthy pod; retry later"))
     }
 }
 
-/// How a request is turned away if pods that could take it only rest: after the shortest rest one may.
-pub(super) fn resting(
-    scene: &Decision<'_>,
-    could_take: impl Fn(&FleetPod) -> bool,
+/// The rejection if a pod that could serve the request is in backoff: retry after the shortest
+/// backoff.
+pub(super) fn overload_rejection(
+    decision: &Decision<'_>,
+    could_serve: impl Fn(&FleetPod) -> bool,
 ) -> Option<Rejection> {
-    let of_role = scene.fleet().with_role(scene.role()).iter().map(|at| scene.pod(*at));
-    let up = of_role.filter(|pod| pod.vitals().health() == Health::Up && could_take(pod));
-    let rest = up.filter_map(|pod| pod.vitals().rest(scene.now())).min()?;
-    let retry_after = Some(Duration::from_secs(rest.as_millis().div_ceil(1000) as u64));
+    let of_role = decision.fleet().with_role(decision.role()).iter().map(|at| decision.pod(*at));
+    let up = of_role.filter(|pod| pod.vitals().health() == Health::Up && could_serve(pod));
+    let backoff = up.filter_map(|pod| pod.vitals().rest(decision.now())).min()?;
+    let retry_after = Some(Duration::from_secs(backoff.as_millis().div_ceil(1000) as u64));
     Some(Rejection {
         retry_after,
-        ..Rejection::busy("all pods are busy and left alone for a while")
+        ..Rejection::busy("all pods are busy and in backoff; retry later")
     })
 }
 
+/// Why the pod must not get a request, if it must not.
 #[inline]
-fn ailment(vitals: &Vitals) -> Option<&'static str> {
+fn unhealthy_reason(vitals: &Vitals) -> Option<&'static str> {
     match (vitals.health(), vitals.breaker()) {
         (Health::Down, _) => Some("down"),
         (Health::Draining, _) => Some("draining"),
         (Health::Up, BreakerState::Open) => Some("breaker open"),
-        (Health::Up, BreakerState::Resting) => Some("busy, and left alone for a while"),
+        (Health::Up, BreakerState::Resting) => {
+            Some("backing off: the engine reported that it is busy")
+        }
         (Health::Up, BreakerState::HalfOpen) if vitals.requests() > 0 => {
-            Some("breaker half open, and a request is trying")
+            Some("breaker half open: probe in flight")
         }
         (Health::Up, _) => None,
     }

@@ -1,4 +1,8 @@
 //! `kv_headroom`: keeps pods whose KV cache has room for the request.
+//!
+//! An engine whose KV cache is full preempts or swaps running requests. This filter holds a request
+//! until its tokens fit. It needs the pod's `kv_tokens`; without it, only the engine's reported
+//! usage counts.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -10,20 +14,20 @@ use crate::values::BlockHashes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "kv_headroom",
-    summary: "Keeps pods whose KV cache is used to at most a share once the request is in it; an idle one always has room. \
-              The request waits if there is none.",
+    summary: "Keeps pods whose KV cache usage stays at or below a share with the request added; an idle pod always \
+              passes. Holds the request if no pod passes.",
     parameters: &[
         Parameter::with_default(
             "at_most",
             Takes::Number(0.0, 1.0),
             "0.95",
-            "The share of the KV cache in use, the request included where the pod's size is known.",
+            "The largest share of the KV cache in use, with the request included where the pod's `kv_tokens` is known.",
         ),
         Parameter::with_default(
             "output_tokens",
             Takes::Whole(0, 4_294_967_295),
             "256",
-            "How many tokens are expected to be generated, unless the request allows fewer.",
+            "Expected output tokens, unless the request allows fewer.",
         ),
     ],
     needs: &[],
@@ -32,7 +36,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Filter(make),
 };
 
-/// What an engine may say is in use while nobody asks it anything.
+/// An engine without requests may report up to this usage.
 const IDLE_USAGE: f64 = 0.01;
 
 struct KvHeadroom {
@@ -50,18 +54,19 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 }
 
 impl KvHeadroom {
-    fn tokens(&self, scene: &Decision<'_>) -> u64 {
-        let request = scene.request();
-        let prompt = self.blocks.as_ref().and_then(|handle| scene.read(handle));
+    /// The tokens of KV cache that the request needs.
+    fn tokens(&self, decision: &Decision<'_>) -> u64 {
+        let request = decision.request();
+        let prompt = self.blocks.as_ref().and_then(|handle| decision.read(handle));
         let prompt =
             prompt.map_or_else(|| request.estimated_tokens(), |prompt| prompt.prompt_tokens as u64);
-        let most = request.output_tokens.unwrap_or(u32::MAX);
-        prompt + u64::from(self.output_tokens.min(most))
+        let allowed = request.output_tokens.unwrap_or(u32::MAX);
+        prompt + u64::from(self.output_tokens.min(allowed))
     }
 }
 
-/// The share of the pod's KV cache that is in use with `tokens` more. What the router sent counts at
-/// once, what the engine reports counts when it is more.
+/// The share of the pod's KV cache in use with `tokens` more. What the router sent counts at once;
+/// the engine's report counts when it is higher.
 #[inline]
 fn usage_with(pod: &FleetPod, tokens: u64) -> f64 {
     let vitals = pod.vitals();
@@ -72,7 +77,8 @@ fn usage_with(pod: &FleetPod, tokens: u64) -> f64 {
     vitals.kv_usage().max(sent) + tokens as f64 / size as f64
 }
 
-/// Whoever waited for more room than all of it would wait for ever.
+/// An idle pod always passes: a request that needs more than the whole KV cache would wait for
+/// ever.
 #[inline]
 fn is_idle(pod: &FleetPod) -> bool {
     let vitals = pod.vitals();
@@ -80,17 +86,17 @@ fn is_idle(pod: &FleetPod) -> bool {
 }
 
 impl Filter for KvHeadroom {
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
-        let tokens = self.tokens(scene);
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+        let tokens = self.tokens(decision);
         for (candidate, keep) in candidates.iter().zip(keep) {
-            let pod = scene.pod(*candidate);
+            let pod = decision.pod(*candidate);
             *keep = is_idle(pod) || usage_with(pod, tokens) <= self.at_most;
         }
     }
 
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
-        let usage = usage_with(scene.pod(candidate), self.tokens(scene));
-        format!("its KV cache would be {:.0}% full", usage * 100.0)
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
+        let usage = usage_with(decision.pod(candidate), self.tokens(decision));
+        format!("KV cache would be {:.0}% full (limit {:.0}%)", usage * 100.0, self.at_most * 100.0)
     }
 
     fn when_empty(&self) -> WhenEmpty {
@@ -98,7 +104,7 @@ impl Filter for KvHeadroom {
     }
 
     fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
-        Rejection::busy("no pod has room in its KV cache")
+        Rejection::busy("no pod has enough free KV cache; retry later")
     }
 }
 
@@ -112,27 +118,27 @@ mod tests {
     fn the_request_itself_must_fit() {
         let sized = |name: &str, kv_tokens| PodFacts { kv_tokens, ..PodFacts::serving(name, "m") };
         let pods = vec![sized("small", Some(1000)), sized("large", Some(10_000)), sized("?", None)];
-        let mut rehearsal = Harness::with(pods).prompt(&[7; 500]);
-        rehearsal.request.output_tokens = Some(100);
+        let mut harness = Harness::with(pods).prompt(&[7; 500]);
+        harness.request.output_tokens = Some(100);
         for pod in 0..3 {
-            rehearsal.vitals(pod).report(0, 0.5);
+            harness.vitals(pod).report(0, 0.5);
         }
-        let played = rehearsal.play(&["tokenize", "block_hash"], Stage::Filter, "kv_headroom");
-        assert_eq!(played.kept(), [1, 2], "half full, 600 of 1,000 tokens do not fit");
-        assert_eq!(played.why(0), "its KV cache would be 110% full");
-        rehearsal.vitals(2).report(0, 0.96);
-        assert_eq!(played.kept(), [1]);
-        let _sent = Reservation::new(rehearsal.vitals(1), 9000, 9000);
-        assert!(played.kept().is_empty(), "what was just sent counts before the engine reports it");
+        let run = harness.run(&["tokenize", "block_hash"], Stage::Filter, "kv_headroom");
+        assert_eq!(run.kept(), [1, 2], "half full, 600 of 1,000 tokens do not fit");
+        assert_eq!(run.why(0), "KV cache would be 110% full (limit 95%)");
+        harness.vitals(2).report(0, 0.96);
+        assert_eq!(run.kept(), [1]);
+        let _sent = Reservation::new(harness.vitals(1), 9000, 9000);
+        assert!(run.kept().is_empty(), "what was just sent counts before the engine reports it");
     }
 
     #[test]
-    fn an_idle_pod_has_room_for_whatever_comes() {
+    fn an_idle_pod_takes_a_request_of_any_size() {
         let sized = PodFacts { kv_tokens: Some(1000), ..PodFacts::serving("small", "m") };
-        let rehearsal = Harness::with(vec![sized]).prompt(&[7; 990]);
-        let played = rehearsal.play(&["tokenize", "block_hash"], Stage::Filter, "kv_headroom");
-        assert_eq!(played.kept(), [0], "it would wait for ever");
-        let _sent = Reservation::new(rehearsal.vitals(0), 10, 10);
-        assert!(played.kept().is_empty());
+        let harness = Harness::with(vec![sized]).prompt(&[7; 990]);
+        let run = harness.run(&["tokenize", "block_hash"], Stage::Filter, "kv_headroom");
+        assert_eq!(run.kept(), [0], "it would wait for ever otherwise");
+        let _sent = Reservation::new(harness.vitals(0), 10, 10);
+        assert!(run.kept().is_empty());
     }
 }

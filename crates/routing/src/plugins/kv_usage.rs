@@ -1,4 +1,4 @@
-//! `kv_usage`: the emptier a pod's KV cache, the better.
+//! `kv_usage`: prefers pods with more free KV cache, as engines report it.
 
 use crate::fleet::Candidate;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
@@ -6,7 +6,7 @@ use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "kv_usage",
-    summary: "1 for a pod whose KV cache is not in use, falling to 0 for a full one, as engines report.",
+    summary: "1 for a pod with an empty KV cache, falling to 0 for a full one, as engines report it.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -25,9 +25,9 @@ impl Score for KvUsage {
         Scale::Unit
     }
 
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
         for (candidate, score) in candidates.iter().zip(scores) {
-            *score = 1.0 - scene.pod(*candidate).vitals().kv_usage();
+            *score = 1.0 - decision.pod(*candidate).vitals().kv_usage();
         }
     }
 }
@@ -39,9 +39,9 @@ mod tests {
 
     #[test]
     fn an_empty_cache_scores_one_and_a_full_one_zero() {
-        let rehearsal = Harness::of(3);
-        rehearsal.vitals(1).report(0, 0.25);
-        rehearsal.vitals(2).report(0, 1.0);
-        assert_eq!(rehearsal.play(&[], Stage::Score, "kv_usage").scores(), [1.0, 0.75, 0.0]);
+        let harness = Harness::of(3);
+        harness.vitals(1).report(0, 0.25);
+        harness.vitals(2).report(0, 1.0);
+        assert_eq!(harness.run(&[], Stage::Score, "kv_usage").scores(), [1.0, 0.75, 0.0]);
     }
 }

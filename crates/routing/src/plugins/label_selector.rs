@@ -1,7 +1,8 @@
-//! Label selectors, written as in Kubernetes: `zone in (a, b), gpu = h100, !spot`.
+//! Label selectors in Kubernetes syntax: `zone in (a, b), gpu = h100, !spot`.
 //!
-//! Requirements between commas must all hold. `=`, `==` and `in` ask for a value; `!=` and `notin`
-//! are also true of a pod without the label; a bare name asks for the label and `!name` for none.
+//! All requirements, separated by commas, must hold. `=`, `==` and `in` require a value; `!=` and
+//! `notin` also hold for a pod without the label; a bare name requires the label, and `!name` its
+//! absence.
 
 use crate::name::Name;
 
@@ -25,7 +26,7 @@ enum Test {
     Absent,
 }
 
-/// Why a selector is refused, and at which character.
+/// A selector that does not parse, with the column of the first unexpected character.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("column {column} of `{text}`: expected {expected}, found {found}")]
 pub(crate) struct LabelSelectorError {
@@ -39,17 +40,17 @@ impl LabelSelector {
     pub(crate) fn parse(text: &str) -> Result<Self, LabelSelectorError> {
         let mut parser = SelectorParser { text, at: 0 };
         let mut requirements = vec![parser.requirement()?];
-        while parser.take(",") {
+        while parser.accept(",") {
             requirements.push(parser.requirement()?);
         }
         if parser.rest().is_empty() {
             Ok(Self { requirements })
         } else {
-            Err(parser.expected("`,` or the end"))
+            Err(parser.expected("`,` or end of input"))
         }
     }
 
-    /// Whether a pod with these labels is meant. Compares numbers, not texts.
+    /// Whether all requirements hold. Compares numbers, not strings.
     pub(crate) fn matches(&self, labels: &[(Name, Name)]) -> bool {
         self.first_unmet(labels).is_none()
     }
@@ -100,17 +101,17 @@ struct SelectorParser<'a> {
 
 impl<'a> SelectorParser<'a> {
     fn requirement(&mut self) -> Result<Requirement, LabelSelectorError> {
-        if self.take("!") {
+        if self.accept("!") {
             return Ok(Requirement { label: self.word("a label")?.into(), test: Test::Absent });
         }
         let label = self.word("a label")?.into();
-        let test = if self.take("!=") {
+        let test = if self.accept("!=") {
             Test::NoneOf(vec![self.word("a value")?.into()])
-        } else if self.take("==") || self.take("=") {
+        } else if self.accept("==") || self.accept("=") {
             Test::OneOf(vec![self.word("a value")?.into()])
-        } else if self.take_word("in") {
+        } else if self.accept_word("in") {
             Test::OneOf(self.values()?)
-        } else if self.take_word("notin") {
+        } else if self.accept_word("notin") {
             Test::NoneOf(self.values()?)
         } else if self.rest().is_empty() || self.rest().starts_with(',') {
             Test::Present
@@ -121,14 +122,14 @@ impl<'a> SelectorParser<'a> {
     }
 
     fn values(&mut self) -> Result<Vec<Name>, LabelSelectorError> {
-        if !self.take("(") {
+        if !self.accept("(") {
             return Err(self.expected("`(`"));
         }
         let mut values = vec![self.word("a value")?.into()];
-        while self.take(",") {
+        while self.accept(",") {
             values.push(self.word("a value")?.into());
         }
-        if self.take(")") { Ok(values) } else { Err(self.expected("`,` or `)`")) }
+        if self.accept(")") { Ok(values) } else { Err(self.expected("`,` or `)`")) }
     }
 
     fn word(&mut self, expected: &'static str) -> Result<&'a str, LabelSelectorError> {
@@ -140,17 +141,17 @@ impl<'a> SelectorParser<'a> {
         Ok(word)
     }
 
-    fn take_word(&mut self, word: &str) -> bool {
-        leading_word(self.rest()) == word && self.take(word)
+    fn accept_word(&mut self, word: &str) -> bool {
+        leading_word(self.rest()) == word && self.accept(word)
     }
 
-    fn take(&mut self, sign: &str) -> bool {
-        let taken = self.rest().starts_with(sign);
-        self.at += if taken { sign.len() } else { 0 };
-        taken
+    fn accept(&mut self, symbol: &str) -> bool {
+        let is_next = self.rest().starts_with(symbol);
+        self.at += if is_next { symbol.len() } else { 0 };
+        is_next
     }
 
-    /// What follows, without the spaces before it.
+    /// The rest of the text, after leading spaces.
     fn rest(&mut self) -> &'a str {
         let rest = self.text[self.at..].trim_start();
         self.at = self.text.len() - rest.len();
@@ -159,7 +160,7 @@ impl<'a> SelectorParser<'a> {
 
     fn expected(&mut self, expected: &'static str) -> LabelSelectorError {
         let found = match (leading_word(self.rest()), self.rest().chars().next()) {
-            (_, None) => "the end".to_owned(),
+            (_, None) => "end of input".to_owned(),
             ("", Some(character)) => format!("`{character}`"),
             (word, _) => format!("`{word}`"),
         };
@@ -168,7 +169,7 @@ impl<'a> SelectorParser<'a> {
     }
 }
 
-/// Letters, digits and what labels of Kubernetes may have besides.
+/// The characters that Kubernetes allows in labels.
 fn leading_word(text: &str) -> &str {
     let inside = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     &text[..text.find(|c: char| !inside(c)).unwrap_or(text.len())]
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn requirements_hold_as_in_kubernetes() {
+    fn requirements_hold_as_kubernetes_defines_them() {
         let cases = [
             ("zone=a", true),
             ("zone == b", false),
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_met_is_named() {
+    fn the_first_unmet_requirement_is_named() {
         let selector = LabelSelector::parse("gpu, zone in (b, c), !spot").unwrap();
         assert_eq!(selector.unmet(&labels()).unwrap(), "zone in (b, c)");
         assert_eq!(selector.unmet(&[]).unwrap(), "gpu");
@@ -218,15 +219,15 @@ mod tests {
     #[test]
     fn errors_point_at_the_column() {
         let cases = [
-            ("", "column 1 of ``: expected a label, found the end"),
-            ("zone=", "column 6 of `zone=`: expected a value, found the end"),
+            ("", "column 1 of ``: expected a label, found end of input"),
+            ("zone=", "column 6 of `zone=`: expected a value, found end of input"),
             ("zone in a", "column 9 of `zone in a`: expected `(`, found `a`"),
-            ("zone in (a", "column 11 of `zone in (a`: expected `,` or `)`, found the end"),
+            ("zone in (a", "column 11 of `zone in (a`: expected `,` or `)`, found end of input"),
             (
                 "zone is a",
                 "column 6 of `zone is a`: expected `=`, `!=`, `in`, `notin` or `,`, found `is`",
             ),
-            ("ünder=ö b", "column 9 of `ünder=ö b`: expected `,` or the end, found `b`"),
+            ("ünder=ö b", "column 9 of `ünder=ö b`: expected `,` or end of input, found `b`"),
             ("a,,b", "column 3 of `a,,b`: expected a label, found `,`"),
         ];
         for (text, message) in cases {

@@ -1,4 +1,4 @@
-//! `labels`: keeps pods whose labels match a selector, or agree with the request's attributes.
+//! `labels`: keeps pods whose labels match a selector, or equal the request's attributes.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -12,20 +12,20 @@ use crate::values::Attributes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "labels",
-    summary: "Keeps pods whose labels match a selector as in Kubernetes, and equal the request's attributes \
-              where `same` says so. Rejects the request if there is none.",
+    summary: "Keeps pods whose labels match a Kubernetes label selector, and equal the request's attributes listed in \
+              `same`. Rejects the request if no pod passes.",
     parameters: &[
         Parameter::optional(
             "match",
             Takes::Text,
-            "A selector: `zone in (a, b), gpu = h100, !spot`. All its parts must hold.",
+            "A label selector: `zone in (a, b), gpu = h100, !spot`. All requirements must hold.",
         ),
         Parameter::with_default(
             "same",
             Takes::Texts,
             "[]",
-            "Labels that must equal an attribute, as `label=attribute`, or `label` alone if both are called \
-             so. A request without the attribute is not bound.",
+            "Labels that must equal an attribute, as `label=attribute`, or `label` alone if both have that name. A \
+             request without the attribute matches every pod.",
         ),
     ],
     needs: &[],
@@ -36,6 +36,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 
 struct Labels {
     selector: Option<LabelSelector>,
+    /// Pairs of a label and the attribute that it must equal.
     same: Vec<(Name, Name)>,
     attributes: Option<Reads<Attributes>>,
 }
@@ -53,8 +54,8 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
     };
     let same: Vec<String> = assembly.get("same");
     if selector.is_none() && same.is_empty() {
-        let cure = "give `match`, for instance \"gpu = h100\", or `same`";
-        return Err(assembly.refuse("match", "nothing says which labels", cure));
+        let cure = "set `match`, for example \"gpu = h100\", or `same`";
+        return Err(assembly.refuse("match", "neither `match` nor `same` is set", cure));
     }
     let pair = |item: &String| {
         let (label, attribute) = item.split_once('=').unwrap_or((item, item));
@@ -79,35 +80,35 @@ impl Labels {
         })
     }
 
-    fn attributes<'a>(&self, scene: &Decision<'a>) -> Option<&'a Attributes> {
-        self.attributes.as_ref().and_then(|handle| scene.read(handle))
+    fn attributes<'a>(&self, decision: &Decision<'a>) -> Option<&'a Attributes> {
+        self.attributes.as_ref().and_then(|handle| decision.read(handle))
     }
 }
 
 impl Filter for Labels {
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
-        let attributes = self.attributes(scene);
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+        let attributes = self.attributes(decision);
         for (candidate, keep) in candidates.iter().zip(keep) {
-            let facts = scene.pod(*candidate).facts();
+            let facts = decision.pod(*candidate).facts();
             *keep = self.selector.as_ref().is_none_or(|selector| selector.matches(&facts.labels))
                 && self.differing(attributes, facts).is_none();
         }
     }
 
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
-        let facts = scene.pod(candidate).facts();
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
+        let facts = decision.pod(candidate).facts();
         let unmet = self.selector.as_ref().and_then(|selector| selector.unmet(&facts.labels));
-        match (unmet, self.differing(self.attributes(scene), facts)) {
-            (Some(unmet), _) => format!("not `{unmet}`"),
+        match (unmet, self.differing(self.attributes(decision), facts)) {
+            (Some(unmet), _) => format!("labels do not match `{unmet}`"),
             (None, Some((label, attribute))) => {
-                format!("label `{label}` is not the request's `{attribute}`")
+                format!("label `{label}` differs from request attribute `{attribute}`")
             }
             (None, None) => "labels match".to_owned(),
         }
     }
 
     fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
-        Rejection::unavailable("no pod has the labels that the request needs")
+        Rejection::unavailable("no pod matches the required labels")
     }
 }
 
@@ -117,7 +118,7 @@ mod tests {
     use crate::plugins::harness::Harness;
     use crate::stage::Stage;
 
-    fn rehearsal() -> Harness {
+    fn harness() -> Harness {
         let pod = |labels: &[(&str, &str)]| PodFacts {
             labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
             ..PodFacts::serving(&format!("{labels:?}"), "m")
@@ -130,35 +131,35 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_keeps_the_pods_it_means() {
-        let rehearsal = rehearsal();
-        let played = rehearsal.play(&[], Stage::Filter, "labels: {match: 'gpu in (h100, h200)'}");
-        assert_eq!(played.kept(), [0]);
-        assert_eq!(played.why(1), "not `gpu in (h100, h200)`");
+    fn a_selector_keeps_the_pods_that_it_matches() {
+        let harness = harness();
+        let run = harness.run(&[], Stage::Filter, "labels: {match: 'gpu in (h100, h200)'}");
+        assert_eq!(run.kept(), [0]);
+        assert_eq!(run.why(1), "labels do not match `gpu in (h100, h200)`");
     }
 
     #[test]
-    fn labels_follow_the_request_where_they_must_be_the_same() {
-        let mut rehearsal = rehearsal();
+    fn labels_in_same_must_equal_the_requests_attributes() {
+        let mut harness = harness();
         let yaml = "labels: {same: [pool=tenant]}";
-        let free = rehearsal.play(&["attributes"], Stage::Filter, yaml);
+        let free = harness.run(&["attributes"], Stage::Filter, yaml);
         assert_eq!(free.kept(), [0, 1, 2]);
-        rehearsal.request.tenant = Some("acme".into());
-        let bound = rehearsal.play(&["attributes"], Stage::Filter, yaml);
+        harness.request.tenant = Some("acme".into());
+        let bound = harness.run(&["attributes"], Stage::Filter, yaml);
         assert_eq!(bound.kept(), [0, 1]);
-        assert_eq!(bound.why(2), "label `pool` is not the request's `tenant`");
+        assert_eq!(bound.why(2), "label `pool` differs from request attribute `tenant`");
     }
 
     #[test]
     fn a_selector_that_does_not_parse_is_refused_with_the_column() {
         assert_eq!(
-            Harness::complaint(Stage::Filter, "labels: {match: 'gpu is h100'}"),
+            Harness::assembly_error(Stage::Filter, "labels: {match: 'gpu is h100'}"),
             "`match` of `labels`: column 5 of `gpu is h100`: \
              expected `=`, `!=`, `in`, `notin` or `,`, found `is`"
         );
         assert_eq!(
-            Harness::complaint(Stage::Filter, "labels"),
-            "`labels`: nothing says which labels"
+            Harness::assembly_error(Stage::Filter, "labels"),
+            "`labels`: neither `match` nor `same` is set"
         );
     }
 }

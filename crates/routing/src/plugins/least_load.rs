@@ -1,4 +1,7 @@
-//! `least_load`: the less a pod has to do, the better.
+//! `least_load`: prefers pods with less work.
+//!
+//! The score is relative to the busiest candidate, so it says nothing about how busy the fleet is
+//! as a whole; `concurrency` and `backlog` set absolute limits.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -39,13 +42,13 @@ impl Score for LeastLoad {
         Scale::Unit
     }
 
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
-        let mut most = 0.0_f64;
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let mut highest = 0.0_f64;
         for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
-            *score = (self.load)(scene.pod(*candidate).vitals());
-            most = most.max(*score);
+            *score = (self.load)(decision.pod(*candidate).vitals());
+            highest = highest.max(*score);
         }
-        let unit = if most > 0.0 { most.recip() } else { 0.0 };
+        let unit = if highest > 0.0 { highest.recip() } else { 0.0 };
         for score in scores {
             *score = 1.0 - *score * unit;
         }

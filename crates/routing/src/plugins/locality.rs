@@ -1,4 +1,8 @@
-//! `locality`: the nearer to the pod of an earlier step, the better.
+//! `locality`: prefers pods near the pod of an earlier step.
+//!
+//! A decode pod loads the KV cache that the prefill pod computed; the transfer is faster within a
+//! host, rack or zone. The score is that of the innermost level of the topology that both pods
+//! share.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -11,15 +15,15 @@ use crate::values::Picked;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "locality",
-    summary: "How near a pod is to the one that an earlier step was given: 1 on the same host, less in the same \
-              rack, zone and region, 0 elsewhere.",
+    summary: "Proximity to the pod of an earlier step: 1 on the same host, less in the same rack, zone and region, 0 \
+              elsewhere.",
     parameters: &[
-        Parameter::required("step", Takes::Text, "The earlier step."),
+        Parameter::required("step", Takes::Text, "The earlier step of the workflow."),
         Parameter::with_default(
             "near",
             Takes::Numbers,
             "{host: 1, rack: 0.75, zone: 0.5, region: 0.25}",
-            "What sharing a `host`, `rack`, `zone` or `region` is worth, from 0 to 1.",
+            "Scores of a shared `host`, `rack`, `zone` or `region`, from 0 to 1.",
         ),
     ],
     needs: &[],
@@ -28,7 +32,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Score(make),
 };
 
-const PLACES: [&str; 4] = ["host", "rack", "zone", "region"];
+const LEVELS: [&str; 4] = ["host", "rack", "zone", "region"];
 
 struct Locality {
     picked: Reads<Picked>,
@@ -37,22 +41,22 @@ struct Locality {
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused> {
     let mut near = [0.0; 4];
-    for (place, worth) in assembly.get::<Vec<(String, f64)>>("near") {
-        let Some(at) = PLACES.iter().position(|known| *known == place) else {
-            let message = format!("there is no place `{place}`");
+    for (level, score) in assembly.get::<Vec<(String, f64)>>("near") {
+        let Some(at) = LEVELS.iter().position(|known| *known == level) else {
+            let message = format!("unknown topology level `{level}`");
             return Err(assembly.refuse("near", &message, "use host, rack, zone or region"));
         };
-        if worth > 1.0 {
-            let message = format!("`{place}` is worth {worth}");
+        if score > 1.0 {
+            let message = format!("the score of `{level}` is {score}, above 1");
             return Err(assembly.refuse("near", &message, "give a number from 0 to 1"));
         }
-        near[at] = worth;
+        near[at] = score;
     }
     let step: String = assembly.get("step");
     Ok(Box::new(Locality { picked: assembly.picked(&step), near }))
 }
 
-fn places(topology: &Topology) -> [Option<&Name>; 4] {
+fn levels(topology: &Topology) -> [Option<&Name>; 4] {
     let Topology { host, rack, zone, region } = topology;
     [host.as_ref(), rack.as_ref(), zone.as_ref(), region.as_ref()]
 }
@@ -62,14 +66,14 @@ impl Score for Locality {
         Scale::Unit
     }
 
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
-        let picked = scene.read(&self.picked).and_then(|picked| picked.0);
-        let Some(other) = picked.and_then(|pod| scene.fleet().find(pod)) else { return };
-        let there = places(&scene.pod(other).facts().topology);
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let picked = decision.read(&self.picked).and_then(|picked| picked.0);
+        let Some(other) = picked.and_then(|pod| decision.fleet().find(pod)) else { return };
+        let theirs = levels(&decision.pod(other).facts().topology);
         for (candidate, score) in candidates.iter().zip(scores) {
-            let here = places(&scene.pod(*candidate).facts().topology);
+            let own = levels(&decision.pod(*candidate).facts().topology);
             let shared =
-                |at: &usize| *candidate == other || here[*at].is_some() && here[*at] == there[*at];
+                |at: &usize| *candidate == other || own[*at].is_some() && own[*at] == theirs[*at];
             *score = (0..4).find(shared).map_or(0.0, |at| self.near[at]);
         }
     }
@@ -81,7 +85,7 @@ mod tests {
     use crate::plugins::harness::Harness;
     use crate::stage::Stage;
 
-    fn rehearsal() -> Harness {
+    fn harness() -> Harness {
         let pod = |name: &str, [host, rack, zone, region]: [&str; 4]| PodFacts {
             topology: Topology {
                 host: Some(host.into()),
@@ -98,33 +102,33 @@ mod tests {
             pod("c", ["h3", "r2", "z1", "eu"]),
             pod("d", ["h4", "r3", "z2", "eu"]),
             pod("e", ["h5", "r4", "z3", "us"]),
-            PodFacts::serving("nowhere", "m"),
+            PodFacts::serving("unknown", "m"),
         ])
     }
 
     #[test]
-    fn the_nearest_shared_place_counts() {
-        let mut rehearsal = rehearsal();
+    fn the_innermost_shared_level_counts() {
+        let mut harness = harness();
         let yaml = "locality: {step: prefill}";
-        assert_eq!(rehearsal.play(&[], Stage::Score, yaml).scores(), [0.0; 7], "nobody was picked");
-        rehearsal.picks = vec![("prefill", rehearsal.fleet.pods()[0].id())];
-        let scores = rehearsal.play(&[], Stage::Score, yaml).scores();
+        assert_eq!(harness.run(&[], Stage::Score, yaml).scores(), [0.0; 7], "no pod was picked");
+        harness.picks = vec![("prefill", harness.fleet.pods()[0].id())];
+        let scores = harness.run(&[], Stage::Score, yaml).scores();
         assert_eq!(scores, [1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
     }
 
     #[test]
-    fn a_pod_of_unknown_place_is_near_to_itself_only() {
-        let mut rehearsal = rehearsal();
-        rehearsal.picks = vec![("prefill", rehearsal.fleet.pods()[6].id())];
-        let scores = rehearsal.play(&[], Stage::Score, "locality: {step: prefill}").scores();
+    fn a_pod_without_topology_is_near_only_to_itself() {
+        let mut harness = harness();
+        harness.picks = vec![("prefill", harness.fleet.pods()[6].id())];
+        let scores = harness.run(&[], Stage::Score, "locality: {step: prefill}").scores();
         assert_eq!(scores, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]);
     }
 
     #[test]
-    fn places_that_do_not_exist_are_refused() {
+    fn unknown_topology_levels_are_refused() {
         assert_eq!(
-            Harness::complaint(Stage::Score, "locality: {step: prefill, near: {room: 1}}"),
-            "`near` of `locality`: there is no place `room`"
+            Harness::assembly_error(Stage::Score, "locality: {step: prefill, near: {room: 1}}"),
+            "`near` of `locality`: unknown topology level `room`"
         );
     }
 }

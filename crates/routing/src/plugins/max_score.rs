@@ -1,4 +1,7 @@
-//! `max_score`: the best total; among equals, one at random.
+//! `max_score`: picks the best total; ties are broken at random.
+//!
+//! Without the random choice, routers with equal figures would all send to the first pod of the
+//! fleet.
 
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::rng::Rng;
@@ -6,7 +9,7 @@ use crate::stage::{CandidateSet, Choice, Decision, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "max_score",
-    summary: "The candidate with the best total; among equals, one at random.",
+    summary: "The candidate with the best total; ties are broken at random.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -21,19 +24,23 @@ fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
 }
 
 impl Pick for MaxScore {
-    fn pick(&self, _: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
-        let (mut best, mut first, mut equals) = (f64::NEG_INFINITY, 0, 0);
-        for (at, total) in slate.totals.iter().enumerate() {
+    fn pick(&self, _: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice {
+        let mut best = f64::NEG_INFINITY;
+        let mut first = 0;
+        let mut ties = 0;
+        for (at, total) in set.totals.iter().enumerate() {
             if *total > best {
-                (best, first, equals) = (*total, at, 1);
+                best = *total;
+                first = at;
+                ties = 1;
             } else if *total == best {
-                equals += 1;
+                ties += 1;
             }
         }
-        if equals < 2 {
+        if ties < 2 {
             return first.into();
         }
-        let mut winners = (0..slate.totals.len()).filter(|at| slate.totals[*at] == best);
-        winners.nth(rng.below(equals)).unwrap_or(first).into()
+        let mut winners = (0..set.totals.len()).filter(|at| set.totals[*at] == best);
+        winners.nth(rng.below(ties)).unwrap_or(first).into()
     }
 }

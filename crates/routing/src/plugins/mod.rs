@@ -1,4 +1,9 @@
-//! The plugins that wornpath ships: one file each, one line in the registry each.
+//! The plugins that wornpath ships.
+//!
+//! A new plugin is one file here and one line in [`ALL`]; the reference page, the error messages
+//! and `wornpath check` read that table. What several plugins share has a file of its own: `cost`,
+//! `engine_speed`, `rendezvous`, `sessions`, `weighted_choice`, `value_source`, `label_selector`
+//! and `cel`.
 
 mod attributes;
 mod backlog;
@@ -7,6 +12,7 @@ mod cache_affinity;
 mod cel;
 mod concurrency;
 mod cost;
+mod engine_speed;
 mod expression;
 mod fresh;
 mod hash_key;
@@ -36,10 +42,10 @@ mod session_affinity;
 mod session_key;
 mod session_pick;
 mod sessions;
-mod source;
 mod steady;
 mod text_blocks;
 mod tokenize;
+mod value_source;
 mod weighted_choice;
 mod weighted_random;
 
@@ -48,7 +54,7 @@ mod harness;
 #[cfg(test)]
 mod tests;
 
-pub use cost::SPEEDS;
+pub use engine_speed::SPEEDS;
 
 use crate::plugin::{Plugin, Registry};
 

@@ -1,4 +1,7 @@
-//! `plan_hint`: the pod that an offline plan put the request on.
+//! `plan_hint`: the pod that an offline plan assigned to the request.
+//!
+//! The hint comes from the batch planner inside the router. Clients cannot set it, so they cannot
+//! choose their pod.
 
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Writes;
@@ -7,8 +10,8 @@ use crate::values::PlanHint;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "plan_hint",
-    summary: "The pod that an offline plan put the request on. Only internal requests carry one: \
-              no header or body field of a client is looked at.",
+    summary: "The pod that an offline plan assigned to the request. Only internal requests have one: headers and body \
+              fields of clients are ignored.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -16,18 +19,18 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Prepare(make),
 };
 
-struct FromPlan {
+struct CopyPlanHint {
     hint: Writes<PlanHint>,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
-    Ok(Box::new(FromPlan { hint: assembly.writes() }))
+    Ok(Box::new(CopyPlanHint { hint: assembly.writes() }))
 }
 
-impl Prepare for FromPlan {
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
-        if let Some(pod) = scene.request().planned {
-            scene.write(&self.hint).0 = Some(pod);
+impl Prepare for CopyPlanHint {
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
+        if let Some(pod) = preparing.request().planned {
+            preparing.write(&self.hint).0 = Some(pod);
         }
         Ok(())
     }
@@ -41,22 +44,22 @@ mod tests {
 
     #[test]
     fn the_hint_is_the_planned_pod() {
-        let mut rehearsal = Harness::of(2);
-        let pod = rehearsal.fleet.pods()[1].id();
-        rehearsal.request.planned = Some(pod);
-        let hint: Option<PlanHint> = rehearsal.prepared(&["plan_hint"]).unwrap();
+        let mut harness = Harness::of(2);
+        let pod = harness.fleet.pods()[1].id();
+        harness.request.planned = Some(pod);
+        let hint: Option<PlanHint> = harness.prepared(&["plan_hint"]).unwrap();
         assert_eq!(hint, Some(PlanHint(Some(pod))));
     }
 
     #[test]
-    fn nothing_that_a_client_sends_is_a_hint() {
-        let mut rehearsal = Harness::of(2);
+    fn no_header_or_field_of_a_client_is_a_hint() {
+        let mut harness = Harness::of(2);
         let body = br#"{"prompt":"p","planned":"pod-1","plan_hint":"pod-1","pod":1}"#;
-        rehearsal.request = Request::from_json(body).unwrap();
+        harness.request = Request::from_json(body).unwrap();
         let names = ["planned", "plan-hint", "x-plan-hint", "x-wornpath-pod", "x-planned-pod"];
-        rehearsal.request.headers =
+        harness.request.headers =
             names.iter().map(|name| ((*name).into(), "pod-1".into())).collect();
-        let hint: Option<PlanHint> = rehearsal.prepared(&["plan_hint"]).unwrap();
+        let hint: Option<PlanHint> = harness.prepared(&["plan_hint"]).unwrap();
         assert_eq!(hint, None);
     }
 }

@@ -1,4 +1,7 @@
-//! `planned`: the pod that an offline plan names, if it survived the filters; else another picker.
+//! `planned`: the pod that an offline plan assigned, if it is a candidate; else another picker.
+//!
+//! A plan can be older than the fleet: the assigned pod may have left, restarted or failed a
+//! filter.
 
 use wornpath_yaml::Parameter;
 
@@ -11,13 +14,13 @@ use crate::values::PlanHint;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "planned",
-    summary: "The pod that an offline plan put the request on, if it is among the candidates; else another \
-              picker, and the plan says so.",
+    summary: "The pod that an offline plan assigned, if it is a candidate; else another picker decides, and the plan is \
+              marked.",
     parameters: &[Parameter::with_default(
         "otherwise",
         PICKER,
         "max_score",
-        "Who picks for a request without plan, or whose planned pod cannot take it.",
+        "The picker for requests without a plan, or whose planned pod is not a candidate.",
     )],
     needs: &[],
     conflicts: &[],
@@ -36,35 +39,35 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
 }
 
 impl Pick for Planned {
-    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
-        let Some(planned) = scene.read(&self.hint).and_then(|hint| hint.0) else {
-            return self.otherwise.pick(scene, slate, rng);
+    fn pick(&self, decision: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice {
+        let Some(planned) = decision.read(&self.hint).and_then(|hint| hint.0) else {
+            return self.otherwise.pick(decision, set, rng);
         };
-        if let Some(at) = scene.position(slate.candidates, planned) {
+        if let Some(at) = decision.position(set.candidates, planned) {
             return Choice { at, mark: Some("as planned") };
         }
-        let mark = Some("not as planned: the planned pod is gone or was filtered out");
-        Choice { mark, ..self.otherwise.pick(scene, slate, rng) }
+        let mark = Some("not as planned: the planned pod was removed or filtered out");
+        Choice { mark, ..self.otherwise.pick(decision, set, rng) }
     }
 
     fn fallbacks(
         &self,
-        scene: &Decision<'_>,
-        slate: CandidateSet<'_>,
+        decision: &Decision<'_>,
+        set: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
-        self.otherwise.fallbacks(scene, slate, chosen, fallbacks);
+        self.otherwise.fallbacks(decision, set, chosen, fallbacks);
     }
 
-    fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
-        self.otherwise.chosen(scene, pod);
+    fn chosen(&self, decision: &Decision<'_>, pod: Candidate) {
+        self.otherwise.chosen(decision, pod);
     }
 
-    fn passed_over(&self, scene: &Decision<'_>, pod: Candidate) {
-        let planned = scene.read(&self.hint).and_then(|hint| hint.0);
-        if planned != Some(scene.pod(pod).id()) {
-            self.otherwise.passed_over(scene, pod);
+    fn passed_over(&self, decision: &Decision<'_>, pod: Candidate) {
+        let planned = decision.read(&self.hint).and_then(|hint| hint.0);
+        if planned != Some(decision.pod(pod).id()) {
+            self.otherwise.passed_over(decision, pod);
         }
     }
 }
@@ -78,28 +81,28 @@ mod tests {
     const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];
 
     #[test]
-    fn the_plan_counts_if_its_pod_can_take_the_request() {
-        let mut rehearsal = Harness::of(3);
+    fn the_planned_pod_is_picked_if_it_is_a_candidate() {
+        let mut harness = Harness::of(3);
         let rng = &mut Rng::new(1);
-        let unplanned = rehearsal.play(&["plan_hint"], Stage::Pick, "planned");
+        let unplanned = harness.run(&["plan_hint"], Stage::Pick, "planned");
         let (pod, choice) = unplanned.pick(&BEST_IS_TWO, rng);
         assert_eq!((pod, choice.mark), (2, None));
         drop(unplanned);
-        rehearsal.request.planned = Some(rehearsal.fleet.pods()[1].id());
-        let planned = rehearsal.play(&["plan_hint"], Stage::Pick, "planned");
+        harness.request.planned = Some(harness.fleet.pods()[1].id());
+        let planned = harness.run(&["plan_hint"], Stage::Pick, "planned");
         let (pod, choice) = planned.pick(&BEST_IS_TWO, rng);
         assert_eq!((pod, choice.mark), (1, Some("as planned")));
         let (pod, choice) = planned.pick(&[(0, 0.1), (2, 0.9)], rng);
-        let mark = "not as planned: the planned pod is gone or was filtered out";
+        let mark = "not as planned: the planned pod was removed or filtered out";
         assert_eq!((pod, choice.mark), (2, Some(mark)));
     }
 
     #[test]
-    fn a_plan_for_an_earlier_incarnation_of_the_pod_is_void() {
-        let mut rehearsal = Harness::of(2);
-        let gone = rehearsal.index.add_pod().unwrap();
-        rehearsal.request.planned = Some(gone);
-        let planned = rehearsal.play(&["plan_hint"], Stage::Pick, "planned");
+    fn a_plan_for_an_earlier_incarnation_of_the_pod_is_ignored() {
+        let mut harness = Harness::of(2);
+        let gone = harness.index.add_pod().unwrap();
+        harness.request.planned = Some(gone);
+        let planned = harness.run(&["plan_hint"], Stage::Pick, "planned");
         assert_eq!(planned.pick(&[(0, 0.1), (1, 0.9)], &mut Rng::new(1)).0, 1);
     }
 }

@@ -1,8 +1,8 @@
-//! `prefix_held`: keeps the pods that hold enough of the prompt, unless they are too far behind.
+//! `prefix_held`: keeps pods that hold enough of the prompt, unless they are overloaded.
 //!
-//! Stickiness as a filter: the scorers after it choose among the warm pods only. With `lead_tokens`
-//! it lets go when the warm pods have that much more prefill pending than the others, so that a
-//! popular prefix spreads instead of melting one pod.
+//! Stickiness as a filter: the scorers choose among the warm pods only. With `lead_tokens` all pods
+//! pass once the warm ones have that much more prefill pending than the others, so that a popular
+//! prefix spreads to more pods instead of overloading one.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -12,8 +12,7 @@ use crate::stage::{Decision, Filter, HeldDepth, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "prefix_held",
-    summary: "Keeps pods that hold at least a share of the prompt. If there is none the filter does not \
-              count, and the plan says so.",
+    summary: "Keeps pods that hold at least a share of the prompt. Skips itself if no pod passes, and marks the plan.",
     parameters: &[
         Parameter::with_default(
             "share",
@@ -24,8 +23,8 @@ pub(crate) const PLUGIN: Plugin = Plugin {
         Parameter::optional(
             "lead_tokens",
             Takes::Whole(0, u64::MAX),
-            "Keep everybody when the least busy pod that holds it has this many more prompt tokens to \
-             compute than the least busy one that does not.",
+            "Keep all pods when the least busy pod with that share has this many more prompt tokens pending than the \
+             least busy pod without it.",
         ),
     ],
     needs: &[],
@@ -49,14 +48,15 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 }
 
 impl Filter for PrefixHeld {
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
-        let Some(held) = scene.held(&self.held) else { return };
-        let (mut warm, mut cold) = (u64::MAX, u64::MAX);
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+        let Some(held) = decision.held(&self.held) else { return };
+        let mut warm = u64::MAX;
+        let mut cold = u64::MAX;
         for (candidate, keep) in candidates.iter().zip(keep.iter_mut()) {
-            let pod = scene.pod(*candidate);
+            let pod = decision.pod(*candidate);
             *keep = held.depth(pod) > 0 && held.share(pod) >= self.share;
-            let side = if *keep { &mut warm } else { &mut cold };
-            *side = (*side).min(pod.vitals().prefill_tokens());
+            let least = if *keep { &mut warm } else { &mut cold };
+            *least = (*least).min(pod.vitals().prefill_tokens());
         }
         let saturated = self.lead_tokens.is_some_and(|lead| warm > cold.saturating_add(lead));
         if saturated && warm != u64::MAX {
@@ -64,10 +64,10 @@ impl Filter for PrefixHeld {
         }
     }
 
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
-        let held = scene.held(&self.held);
-        let share = held.map_or(0.0, |held| held.share(scene.pod(candidate)));
-        format!("holds {:.0}% of the prompt, {:.0}% is asked", share * 100.0, self.share * 100.0)
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
+        let held = decision.held(&self.held);
+        let share = held.map_or(0.0, |held| held.share(decision.pod(candidate)));
+        format!("holds {:.0}% of the prompt, needs {:.0}%", share * 100.0, self.share * 100.0)
     }
 
     fn when_empty(&self) -> WhenEmpty {
@@ -83,39 +83,39 @@ mod tests {
 
     const PREPARE: [&str; 2] = ["tokenize", "block_hash"];
 
-    fn rehearsal() -> Harness {
+    fn harness() -> Harness {
         let tokens: Vec<u32> = (0..20).collect();
         Harness::of(3).prompt(&tokens).holding(0, 8).holding(1, 7)
     }
 
     #[test]
     fn only_pods_that_hold_enough_are_kept() {
-        let rehearsal = rehearsal();
-        let played = rehearsal.play(&PREPARE, Stage::Filter, "prefix_held: {share: 0.8}");
-        assert_eq!(played.kept(), [0]);
-        assert_eq!(played.why(1), "holds 70% of the prompt, 80% is asked");
-        let any = rehearsal.play(&PREPARE, Stage::Filter, "prefix_held: {share: 0}");
-        assert_eq!(any.kept(), [0, 1], "nothing is not a share of the prompt");
+        let harness = harness();
+        let run = harness.run(&PREPARE, Stage::Filter, "prefix_held: {share: 0.8}");
+        assert_eq!(run.kept(), [0]);
+        assert_eq!(run.why(1), "holds 70% of the prompt, needs 80%");
+        let any = harness.run(&PREPARE, Stage::Filter, "prefix_held: {share: 0}");
+        assert_eq!(any.kept(), [0, 1], "a pod that holds no block is never warm");
     }
 
     #[test]
-    fn the_warm_pods_are_let_go_once_they_are_too_far_behind() {
-        let rehearsal = rehearsal();
+    fn all_pods_are_kept_once_the_warm_ones_are_overloaded() {
+        let harness = harness();
         let yaml = "prefix_held: {share: 0.8, lead_tokens: 100}";
-        let played = rehearsal.play(&PREPARE, Stage::Filter, yaml);
-        let _some = Reservation::new(rehearsal.vitals(0), 100, 100);
-        assert_eq!(played.kept(), [0]);
-        let _more = Reservation::new(rehearsal.vitals(0), 1, 1);
-        assert_eq!(played.kept(), [0, 1, 2]);
-        let _elsewhere = [1, 2].map(|pod| Reservation::new(rehearsal.vitals(pod), 1, 1));
-        assert_eq!(played.kept(), [0]);
+        let run = harness.run(&PREPARE, Stage::Filter, yaml);
+        let _some = Reservation::new(harness.vitals(0), 100, 100);
+        assert_eq!(run.kept(), [0]);
+        let _more = Reservation::new(harness.vitals(0), 1, 1);
+        assert_eq!(run.kept(), [0, 1, 2]);
+        let _elsewhere = [1, 2].map(|pod| Reservation::new(harness.vitals(pod), 1, 1));
+        assert_eq!(run.kept(), [0]);
     }
 
     #[test]
-    fn when_nobody_holds_it_nobody_is_kept_and_the_profile_goes_on_without() {
-        let rehearsal = Harness::of(2).prompt(&[1, 2, 3, 4]);
+    fn without_a_warm_pod_no_pod_is_kept() {
+        let harness = Harness::of(2).prompt(&[1, 2, 3, 4]);
         let yaml = "prefix_held: {lead_tokens: 0}";
-        let played = rehearsal.play(&PREPARE, Stage::Filter, yaml);
-        assert!(played.kept().is_empty());
+        let run = harness.run(&PREPARE, Stage::Filter, yaml);
+        assert!(run.kept().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! `queue_depth`: the fewer requests wait inside the engine, the better.
+//! `queue_depth`: prefers pods with fewer requests queued inside the engine, as engines report it.
 
 use crate::fleet::Candidate;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
@@ -6,8 +6,8 @@ use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "queue_depth",
-    summary: "1 for the candidates with the fewest requests waiting in the engine, 0 for those with the most, \
-              1 for all if there is no difference.",
+    summary: "1 for the candidates with the fewest requests queued in the engine, 0 for those with the most, 1 for all if \
+              they are equal.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -26,15 +26,17 @@ impl Score for QueueDepth {
         Scale::Unit
     }
 
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
-        let (mut least, mut most) = (f64::INFINITY, 0.0_f64);
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let mut shortest = f64::INFINITY;
+        let mut longest = 0.0_f64;
         for (candidate, score) in candidates.iter().zip(scores.iter_mut()) {
-            *score = f64::from(scene.pod(*candidate).vitals().waiting());
-            (least, most) = (least.min(*score), most.max(*score));
+            *score = f64::from(decision.pod(*candidate).vitals().waiting());
+            shortest = shortest.min(*score);
+            longest = longest.max(*score);
         }
-        let range = most - least;
+        let range = longest - shortest;
         for score in scores {
-            *score = if range > 0.0 { (most - *score) / range } else { 1.0 };
+            *score = if range > 0.0 { (longest - *score) / range } else { 1.0 };
         }
     }
 }
@@ -46,12 +48,12 @@ mod tests {
 
     #[test]
     fn the_shortest_queue_scores_one_and_the_longest_zero() {
-        let rehearsal = Harness::of(3);
-        let played = rehearsal.play(&[], Stage::Score, "queue_depth");
-        assert_eq!(played.scores(), [1.0, 1.0, 1.0]);
+        let harness = Harness::of(3);
+        let run = harness.run(&[], Stage::Score, "queue_depth");
+        assert_eq!(run.scores(), [1.0, 1.0, 1.0]);
         for (pod, waiting) in [4, 2, 6].into_iter().enumerate() {
-            rehearsal.vitals(pod).report(waiting, 0.0);
+            harness.vitals(pod).report(waiting, 0.0);
         }
-        assert_eq!(played.scores(), [0.5, 1.0, 0.0]);
+        assert_eq!(run.scores(), [0.5, 1.0, 0.0]);
     }
 }

@@ -1,32 +1,32 @@
-//! Consistent hashing by rendezvous: a key and every pod make a number, and the largest wins.
+//! Rendezvous hashing: each pair of key and pod has a hash, and the pod with the largest one wins.
 //!
-//! It promises what a ring of points promises: when a pod goes, only its keys move, and when one
-//! comes, it takes keys only for itself. It keeps the promise for any subset of the fleet without
-//! walking past points of pods that were filtered out, spreads a lost pod's keys over all the others,
-//! and has nothing to rebuild or to size. A ring is quicker in large fleets (logarithmic), but the
-//! stages before it look at every pod anyway.
+//! It gives what a hash ring gives: when a pod leaves, only its keys move, and when one joins, keys
+//! move only to it. It does so for any subset of the fleet, without a walk past the points of
+//! filtered-out pods; it spreads a lost pod's keys over all others; and there is no ring to rebuild
+//! or to size. A ring is faster in large fleets (logarithmic), but the stages before it look at
+//! every pod anyway.
 //!
-//! With bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018) a pod that has more than `factor` times
-//! its fair share of the requests is passed over, so a popular key spills to its second choice.
+//! With bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018) a pod that has more than `factor`
+//! times its fair share of the requests is passed over, so a popular key spills to its next pod.
 
-/// How much more than its fair share a pod may hold.
+/// The multiple of its fair share of requests that a pod may have.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct LoadBound(f64);
 
 impl LoadBound {
-    /// A bound, if `factor` is more than one: with one, every pod but the emptiest would be full.
+    /// A bound, if `factor` is above one: at one, only the least loaded pod would be below it.
     pub(crate) fn new(factor: f64) -> Option<Self> {
         (factor > 1.0 && factor.is_finite()).then_some(Self(factor))
     }
 
-    /// The most requests that a pod may have, the new one included.
-    pub(crate) fn most(self, requests_in_flight: u64, pods: usize) -> u64 {
+    /// The most requests that a pod may have, with the new one included.
+    pub(crate) fn limit(self, requests_in_flight: u64, pods: usize) -> u64 {
         let share = (requests_in_flight + 1) as f64 / pods.max(1) as f64;
         (share * self.0).ceil() as u64
     }
 }
 
-/// How much a pod wants a key: uniform for each pair, and the same in every process.
+/// The hash of a key and a pod: uniform over pairs, and the same in every process.
 #[inline]
 pub(crate) fn affinity(key: u64, pod: u64) -> u64 {
     // The finalizer of SplitMix64; the odd factor keeps `key == pod` from cancelling.
@@ -60,11 +60,13 @@ mod tests {
     }
 
     #[test]
-    fn only_the_keys_of_a_pod_that_goes_move_and_they_spread() {
-        let (before, after) = (pods(8), pods(7));
+    fn only_the_keys_of_a_pod_that_leaves_move_and_they_spread_evenly() {
+        let before = pods(8);
+        let after = pods(7);
         let mut moved_to = [0_u32; 7];
         for key in 0..8_000 {
-            let (old, new) = (owner(key, &before), owner(key, &after));
+            let old = owner(key, &before);
+            let new = owner(key, &after);
             if old == 7 {
                 moved_to[new as usize] += 1;
             } else {
@@ -75,14 +77,14 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_always_leaves_somebody_room() {
+    fn at_least_one_pod_is_always_below_the_bound() {
         let bound = LoadBound::new(1.25).unwrap();
-        assert_eq!(bound.most(0, 10), 1);
-        assert_eq!(bound.most(99, 10), 13);
+        assert_eq!(bound.limit(0, 10), 1);
+        assert_eq!(bound.limit(99, 10), 13);
         for requests in 0..200 {
             for pods in 1..20 {
-                // Full everywhere would need at least `most` on each pod.
-                assert!(bound.most(requests, pods) * pods as u64 > requests);
+                // All pods at their limit would need more requests than there are.
+                assert!(bound.limit(requests, pods) * pods as u64 > requests);
             }
         }
         assert_eq!((LoadBound::new(1.0), LoadBound::new(f64::NAN)), (None, None));

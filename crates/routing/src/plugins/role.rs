@@ -1,4 +1,6 @@
-//! `role`: of the pods that can play the step's role, keeps those that can play another one too.
+//! `role`: narrows a step's candidates to pods that also have another role.
+//!
+//! Every candidate has the step's own role already; this filter cannot add pods of other roles.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -9,12 +11,12 @@ use crate::stage::{Decision, Filter, Rejection};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "role",
-    summary: "Of the step's pods, which all can play its role, keeps those that can also play one of these. It \
-              only narrows: to let other pods in, change the step's `role`. Rejects the request if there is none.",
+    summary: "Keeps pods that have one of these roles besides the step's own. It only narrows the candidates: to admit \
+              other pods, change the step's `role`. Rejects the request if no pod passes.",
     parameters: &[Parameter::required(
         "any_of",
         Takes::Texts,
-        "Roles of which a pod must have one, besides the step's own.",
+        "A pod must have at least one of these roles, besides the step's own.",
     )],
     needs: &[],
     conflicts: &[],
@@ -29,8 +31,8 @@ struct HasRole {
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     let any_of: Vec<String> = assembly.get("any_of");
     if any_of.is_empty() {
-        let cure = "name a role; every candidate can play the step's own";
-        return Err(assembly.refuse("any_of", "no role is named", cure));
+        let cure = "name a role; every candidate has the step's own";
+        return Err(assembly.refuse("any_of", "the list of roles is empty", cure));
     }
     let mut roles = Vec::new();
     for name in &any_of {
@@ -40,22 +42,26 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 }
 
 impl Filter for HasRole {
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
         for (candidate, keep) in candidates.iter().zip(keep) {
-            let roles = &scene.pod(*candidate).facts().roles;
+            let roles = &decision.pod(*candidate).facts().roles;
             *keep = roles.iter().any(|role| self.any_of.contains(role));
         }
     }
 
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
-        let names = |roles: &[Role]| roles.iter().map(Role::as_str).collect::<Vec<_>>().join(", ");
-        let has = names(&scene.pod(candidate).facts().roles);
-        format!("plays {has}, not {}", names(&self.any_of))
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
+        let has = names(&decision.pod(candidate).facts().roles);
+        format!("has roles {has}; needs one of {}", names(&self.any_of))
     }
 
     fn rejection(&self, _scene: &Decision<'_>) -> Rejection {
-        Rejection::unavailable("no pod can play the role")
+        let reason = format!("no pod has one of the roles {}", names(&self.any_of));
+        Rejection::unavailable(&reason)
     }
+}
+
+fn names(roles: &[Role]) -> String {
+    roles.iter().map(Role::as_str).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -65,7 +71,7 @@ mod tests {
     use crate::plugins::harness::Harness;
     use crate::stage::Stage;
 
-    fn rehearsal() -> Harness {
+    fn harness() -> Harness {
         let facts = |roles: &[&str]| PodFacts {
             roles: roles.iter().map(|role| Role::named(role)).collect(),
             ..PodFacts::serving(&roles.join("-"), "m")
@@ -75,17 +81,17 @@ mod tests {
 
     #[test]
     fn pods_that_have_one_of_the_roles_are_kept() {
-        let rehearsal = rehearsal();
-        let decode = rehearsal.play(&[], Stage::Filter, "role: {any_of: [decode]}");
+        let harness = harness();
+        let decode = harness.run(&[], Stage::Filter, "role: {any_of: [decode]}");
         assert_eq!(decode.kept(), [2]);
-        assert_eq!(decode.why(1), "plays prefill, not decode");
-        let either = rehearsal.play(&[], Stage::Filter, "role: {any_of: [serve, prefill]}");
+        assert_eq!(decode.why(1), "has roles prefill; needs one of decode");
+        let either = harness.run(&[], Stage::Filter, "role: {any_of: [serve, prefill]}");
         assert_eq!(either.kept(), [0, 1, 2]);
     }
 
     #[test]
-    fn no_role_at_all_is_refused() {
-        let nothing = Harness::complaint(Stage::Filter, "role: {any_of: []}");
-        assert_eq!(nothing, "`any_of` of `role`: no role is named");
+    fn an_empty_list_of_roles_is_refused() {
+        let error = Harness::assembly_error(Stage::Filter, "role: {any_of: []}");
+        assert_eq!(error, "`any_of` of `role`: the list of roles is empty");
     }
 }

@@ -1,4 +1,7 @@
-//! `round_robin` as a picker: every candidate in turn, whatever the scores.
+//! `round_robin` as a picker: every candidate in turn, without regard to scores.
+//!
+//! The state is the position of the pod that was chosen last, not a counter, so that the turns stay
+//! fair while filters drop and readmit pods.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -9,7 +12,7 @@ use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "round_robin",
-    summary: "Every candidate in turn, in the order of the fleet. Scores do not matter.",
+    summary: "Every candidate in turn, in the order of the fleet. Ignores scores.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -18,8 +21,7 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 };
 
 struct RoundRobinPick {
-    /// One more than the position in the fleet of the pod that was chosen last. Remembering who was
-    /// last, not how many there were, keeps the turns fair while filters come and go.
+    /// One more than the position in the fleet of the pod that was chosen last.
     next: AtomicUsize,
 }
 
@@ -28,33 +30,33 @@ fn make(_: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
 }
 
 impl Pick for RoundRobinPick {
-    /// Takes the turn with the pick, so that no other thread takes it too.
-    fn pick(&self, _: &Decision<'_>, slate: CandidateSet<'_>, _: &mut Rng) -> Choice {
-        let whose = |next| {
-            let at = slate.candidates.partition_point(|candidate| candidate.position() < next);
-            if at == slate.candidates.len() { 0 } else { at }
+    /// Advances the turn together with the pick, so that no other thread picks the same turn.
+    fn pick(&self, _: &Decision<'_>, set: CandidateSet<'_>, _: &mut Rng) -> Choice {
+        let at_or_after = |next| {
+            let at = set.candidates.partition_point(|candidate| candidate.position() < next);
+            if at == set.candidates.len() { 0 } else { at }
         };
-        let after = |next| Some(slate.candidates[whose(next)].position() + 1);
+        let after = |next| Some(set.candidates[at_or_after(next)].position() + 1);
         let (Ok(next) | Err(next)) = self.next.fetch_update(Relaxed, Relaxed, after);
-        whose(next).into()
+        at_or_after(next).into()
     }
 
     fn fallbacks(
         &self,
         _: &Decision<'_>,
-        slate: CandidateSet<'_>,
+        set: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
-        for at in (chosen + 1..slate.candidates.len()).chain(0..chosen) {
+        for at in (chosen + 1..set.candidates.len()).chain(0..chosen) {
             fallbacks.push(at);
         }
     }
 
-    /// A request that is held after all uses up no turn, unless somebody has had the next one already.
+    /// Gives the turn back when the request is held, unless another request has taken the next one.
     fn passed_over(&self, _: &Decision<'_>, pod: Candidate) {
-        let taken = pod.position() + 1;
-        let _ = self.next.compare_exchange(taken, pod.position(), Relaxed, Relaxed);
+        let advanced = pod.position() + 1;
+        let _ = self.next.compare_exchange(advanced, pod.position(), Relaxed, Relaxed);
     }
 }
 
@@ -65,12 +67,12 @@ mod tests {
     use crate::stage::Stage;
 
     #[test]
-    fn everybody_has_a_turn_and_those_filtered_out_are_passed_over() {
-        let rehearsal = Harness::of(4);
-        let played = rehearsal.play(&[], Stage::Pick, "round_robin");
+    fn every_candidate_has_a_turn_and_filtered_out_pods_are_passed_over() {
+        let harness = Harness::of(4);
+        let run = harness.run(&[], Stage::Pick, "round_robin");
         let turn = |pods: &[usize]| {
-            let slate: Vec<_> = pods.iter().map(|pod| (*pod, 0.0)).collect();
-            played.pick(&slate, &mut Rng::new(1)).0
+            let set: Vec<_> = pods.iter().map(|pod| (*pod, 0.0)).collect();
+            run.pick(&set, &mut Rng::new(1)).0
         };
         let all = [0, 1, 2, 3];
         assert_eq!([turn(&all), turn(&all)], [0, 1]);
@@ -79,26 +81,26 @@ mod tests {
     }
 
     #[test]
-    fn a_pick_that_comes_to_nothing_uses_up_no_turn() {
-        let rehearsal = Harness::of(2);
-        let played = rehearsal.play(&[], Stage::Pick, "round_robin");
-        let slate = [(0, 0.0), (1, 0.0)];
-        let pick = || played.pick(&slate, &mut Rng::new(1)).0;
+    fn a_pick_without_a_plan_uses_up_no_turn() {
+        let harness = Harness::of(2);
+        let run = harness.run(&[], Stage::Pick, "round_robin");
+        let set = [(0, 0.0), (1, 0.0)];
+        let pick = || run.pick(&set, &mut Rng::new(1)).0;
         assert_eq!(pick(), 0);
-        played.passed_over(0);
+        run.passed_over(0);
         assert_eq!(pick(), 0);
-        assert_eq!(played.fallbacks(1, 5), [0]);
+        assert_eq!(run.fallbacks(1, 5), [0]);
     }
 
     #[test]
-    fn two_that_pick_before_either_has_its_plan_have_different_turns() {
-        let rehearsal = Harness::of(3);
-        let played = rehearsal.play(&[], Stage::Pick, "round_robin");
-        let slate = [(0, 0.0), (1, 0.0), (2, 0.0)];
-        let pick = || played.pick(&slate, &mut Rng::new(1)).0;
+    fn two_picks_before_either_plan_get_different_turns() {
+        let harness = Harness::of(3);
+        let run = harness.run(&[], Stage::Pick, "round_robin");
+        let set = [(0, 0.0), (1, 0.0), (2, 0.0)];
+        let pick = || run.pick(&set, &mut Rng::new(1)).0;
         assert_eq!([pick(), pick()], [0, 1]);
-        played.chosen(1);
-        played.passed_over(0);
-        assert_eq!(pick(), 2, "the turn after it was taken already");
+        run.chosen(1);
+        run.passed_over(0);
+        assert_eq!(pick(), 2, "the next turn was taken already");
     }
 }

@@ -1,4 +1,7 @@
-//! `round_robin` as a scorer: whoever was chosen longest ago is best, for breaking ties in turn.
+//! `round_robin` as a scorer: breaks ties in turn.
+//!
+//! The score falls along the fleet from the pod after the one chosen last. With a small weight it
+//! decides only between pods that other scorers rate equal.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -8,7 +11,7 @@ use crate::stage::{Decision, Scale, Score};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "round_robin",
-    summary: "1 for the candidate whose turn it is, falling evenly to near 0 for the one chosen last.",
+    summary: "1 for the pod after the one chosen last, falling evenly in fleet order to near 0 for the one chosen last.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -30,11 +33,12 @@ impl Score for RoundRobinScore {
         Scale::Unit
     }
 
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
-        let (next, all) = (self.next.load(Relaxed), scene.fleet().pods().len());
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let next = self.next.load(Relaxed);
+        let all = decision.fleet().pods().len();
         for (candidate, score) in candidates.iter().zip(scores) {
             let position = candidate.position();
-            // How many pods of the fleet have their turn before this one.
+            // The number of pods in the fleet whose turn comes before this one.
             let before =
                 if position >= next { position - next } else { position + all - next.min(all) };
             *score = 1.0 - before as f64 / all as f64;
@@ -52,13 +56,13 @@ mod tests {
     use crate::stage::Stage;
 
     #[test]
-    fn the_best_score_goes_round() {
-        let rehearsal = Harness::of(4);
-        let played = rehearsal.play(&[], Stage::Score, "round_robin");
-        assert_eq!(played.scores(), [1.0, 0.75, 0.5, 0.25]);
-        played.chosen(1);
-        assert_eq!(played.scores(), [0.5, 0.25, 1.0, 0.75]);
-        played.chosen(3);
-        assert_eq!(played.scores(), [1.0, 0.75, 0.5, 0.25]);
+    fn the_pod_after_the_chosen_one_scores_best() {
+        let harness = Harness::of(4);
+        let run = harness.run(&[], Stage::Score, "round_robin");
+        assert_eq!(run.scores(), [1.0, 0.75, 0.5, 0.25]);
+        run.chosen(1);
+        assert_eq!(run.scores(), [0.5, 0.25, 1.0, 0.75]);
+        run.chosen(3);
+        assert_eq!(run.scores(), [1.0, 0.75, 0.5, 0.25]);
     }
 }

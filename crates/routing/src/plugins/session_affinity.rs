@@ -1,4 +1,6 @@
-//! `session_affinity`: the pod that a session was last sent to is better than the others.
+//! `session_affinity`: prefers the pod that the session was last sent to.
+//!
+//! A preference that other scorers can outweigh; the picker `session` makes it a rule.
 
 use super::sessions::{CAPACITY, LastPods, TTL};
 use crate::fleet::Candidate;
@@ -26,15 +28,15 @@ impl Score for SessionAffinity {
         Scale::Unit
     }
 
-    fn score(&self, scene: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
-        let last = self.0.find(scene);
-        if let Some(at) = last.and_then(|pod| scene.position(candidates, pod)) {
+    fn score(&self, decision: &Decision<'_>, candidates: &[Candidate], scores: &mut [f64]) {
+        let last = self.0.find(decision);
+        if let Some(at) = last.and_then(|pod| decision.position(candidates, pod)) {
             scores[at] = 1.0;
         }
     }
 
-    fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
-        self.0.remember(scene, pod);
+    fn chosen(&self, decision: &Decision<'_>, pod: Candidate) {
+        self.0.remember(decision, pod);
     }
 }
 
@@ -44,24 +46,24 @@ mod tests {
     use crate::stage::Stage;
 
     #[test]
-    fn a_session_prefers_where_it_was_and_others_do_not() {
-        let mut rehearsal = Harness::of(3);
-        rehearsal.request.headers = vec![("s".into(), "one".into())];
+    fn the_last_pod_of_the_session_scores_one() {
+        let mut harness = Harness::of(3);
+        harness.request.headers = vec![("s".into(), "one".into())];
         let prepare = ["session_key: {header: s}"];
-        let played = rehearsal.play(&prepare, Stage::Score, "session_affinity");
-        assert_eq!(played.scores(), [0.0, 0.0, 0.0]);
-        played.chosen(2);
-        assert_eq!(played.scores(), [0.0, 0.0, 1.0]);
-        played.chosen(0);
-        assert_eq!(played.scores(), [1.0, 0.0, 0.0]);
+        let run = harness.run(&prepare, Stage::Score, "session_affinity");
+        assert_eq!(run.scores(), [0.0, 0.0, 0.0]);
+        run.chosen(2);
+        assert_eq!(run.scores(), [0.0, 0.0, 1.0]);
+        run.chosen(0);
+        assert_eq!(run.scores(), [1.0, 0.0, 0.0]);
     }
 
     #[test]
-    fn a_request_without_session_is_neither_preferred_nor_remembered() {
-        let rehearsal = Harness::of(2);
+    fn a_request_without_a_session_scores_zero_and_is_not_recorded() {
+        let harness = Harness::of(2);
         let prepare = ["session_key: {header: s}"];
-        let played = rehearsal.play(&prepare, Stage::Score, "session_affinity");
-        played.chosen(1);
-        assert_eq!(played.scores(), [0.0, 0.0]);
+        let run = harness.run(&prepare, Stage::Score, "session_affinity");
+        run.chosen(1);
+        assert_eq!(run.scores(), [0.0, 0.0]);
     }
 }

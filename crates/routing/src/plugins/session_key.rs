@@ -1,9 +1,12 @@
-//! `session_key`: which session a request belongs to, by a header, a cookie or a field of the body.
+//! `session_key`: derives the session key of a request from a header, a cookie or a body field.
+//!
+//! The tenant is part of the key, so that tenants who choose the same session name do not share a
+//! pod's affinity. The first source that the request has wins.
 
 use wornpath_yaml::{Parameter, Takes};
 
 use super::rendezvous::affinity;
-use super::source::DepthSource;
+use super::value_source::ValueSource;
 use crate::name::Name;
 use crate::plugin::{Assembly, AssemblyRefused, Make, Plugin};
 use crate::slot::Writes;
@@ -12,15 +15,15 @@ use crate::values::SessionKey;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "session_key",
-    summary: "Names the request's session by a header, else a cookie, else a field of the body. \
-              Sessions of different tenants are different.",
+    summary: "Derives the session key from a header, else a cookie, else a body field. The same name in two tenants is \
+              two sessions.",
     parameters: &[
-        Parameter::optional("header", Takes::Text, "The header that names the session."),
-        Parameter::optional("cookie", Takes::Text, "The cookie that names the session."),
+        Parameter::optional("header", Takes::Text, "Header with the session's name."),
+        Parameter::optional("cookie", Takes::Text, "Cookie with the session's name."),
         Parameter::optional(
             "field",
             Takes::Text,
-            "The field of the body that names the session; `metadata.session` for one inside another.",
+            "Body field with the session's name; `metadata.session` for a nested field.",
         ),
     ],
     needs: &[],
@@ -29,31 +32,31 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Prepare(make),
 };
 
-struct SessionKeyFrom {
+struct DeriveSessionKey {
     session: Writes<SessionKey>,
-    sources: Vec<DepthSource>,
+    sources: Vec<ValueSource>,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
-    let header = assembly.maybe::<String>("header").map(|name| DepthSource::header(&name));
-    let cookie = assembly.maybe::<String>("cookie").map(|name| DepthSource::cookie(&name));
-    let field = assembly.maybe::<String>("field").map(|path| DepthSource::field(&path));
+    let header = assembly.maybe::<String>("header").map(|name| ValueSource::header(&name));
+    let cookie = assembly.maybe::<String>("cookie").map(|name| ValueSource::cookie(&name));
+    let field = assembly.maybe::<String>("field").map(|path| ValueSource::field(&path));
     let sources: Vec<_> = [header, cookie, field].into_iter().flatten().collect();
     if sources.is_empty() {
-        let cure = "give `header`, `cookie` or `field`, or several of them";
-        return Err(assembly.refuse("header", "nothing says where the session's name is", cure));
+        let cure = "set `header`, `cookie` or `field`, or several of them";
+        return Err(assembly.refuse("header", "no source of the session key is set", cure));
     }
-    Ok(Box::new(SessionKeyFrom { session: assembly.writes(), sources }))
+    Ok(Box::new(DeriveSessionKey { session: assembly.writes(), sources }))
 }
 
-impl Prepare for SessionKeyFrom {
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
-        let request = scene.request();
+impl Prepare for DeriveSessionKey {
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
+        let request = preparing.request();
         let tenant = request.tenant.as_ref().map_or(0, Name::key);
         let key = |text: &str| affinity(Name::from(text).key(), tenant);
         let found = self.sources.iter().find_map(|source| source.with_text(request, key));
         if let Some(found) = found {
-            scene.write(&self.session).0 = found;
+            preparing.write(&self.session).0 = found;
         }
         Ok(())
     }
@@ -68,11 +71,11 @@ mod tests {
     const YAML: [&str; 1] = ["session_key: {header: X-Session, cookie: sid, field: user}"];
 
     fn key(headers: &[(&str, &str)], tenant: Option<&str>) -> Option<SessionKey> {
-        let mut rehearsal = Harness::of(1);
-        rehearsal.request.headers =
+        let mut harness = Harness::of(1);
+        harness.request.headers =
             headers.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        rehearsal.request.tenant = tenant.map(Name::from);
-        rehearsal.prepared(&YAML).unwrap()
+        harness.request.tenant = tenant.map(Name::from);
+        harness.prepared(&YAML).unwrap()
     }
 
     #[test]
@@ -84,15 +87,15 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_session_has_none() {
+    fn a_request_without_a_session_name_has_no_key() {
         assert_eq!(key(&[("x-session", "")], None), None);
     }
 
     #[test]
-    fn a_key_from_nowhere_is_refused() {
+    fn a_session_key_without_a_source_is_refused() {
         assert_eq!(
-            Harness::complaint(Stage::Prepare, "session_key"),
-            "`session_key`: nothing says where the session's name is"
+            Harness::assembly_error(Stage::Prepare, "session_key"),
+            "`session_key`: no source of the session key is set"
         );
     }
 }

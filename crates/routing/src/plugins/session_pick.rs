@@ -1,5 +1,8 @@
-//! `session`: the pod that the session was last sent to; another picker for new sessions and for those
-//! whose pod cannot take them.
+//! `session`: sticky sessions. Picks the pod that the session was last sent to; another picker
+//! decides for new sessions and for those whose pod is not a candidate.
+//!
+//! The table is in this router's memory: another router, or this one after a restart, starts
+//! without it.
 
 use wornpath_yaml::Parameter;
 
@@ -11,12 +14,12 @@ use crate::stage::{CandidateSet, Choice, Decision, Fallbacks, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "session",
-    summary: "The pod that the session was last sent to. A new session, and one whose pod is gone or was filtered \
-              out, is picked by another picker and stays where that put it.",
+    summary: "The pod that the session was last sent to. Another picker decides for a new session, and for one whose pod \
+              was removed or filtered out; the session stays on that pod from then on.",
     parameters: &[
         TTL,
         CAPACITY,
-        Parameter::with_default("otherwise", PICKER, "max_score", "Who picks for a new session."),
+        Parameter::with_default("otherwise", PICKER, "max_score", "The picker for new sessions."),
     ],
     needs: &[],
     conflicts: &[],
@@ -37,35 +40,35 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
 }
 
 impl Pick for SessionPick {
-    fn pick(&self, scene: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
-        let Some(last) = self.last.find(scene) else {
-            return self.otherwise.pick(scene, slate, rng);
+    fn pick(&self, decision: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice {
+        let Some(last) = self.last.find(decision) else {
+            return self.otherwise.pick(decision, set, rng);
         };
-        if let Some(at) = scene.position(slate.candidates, last) {
+        if let Some(at) = decision.position(set.candidates, last) {
             return at.into();
         }
-        let mark = Some("the session moves, because its pod is gone or cannot take it");
-        Choice { mark, ..self.otherwise.pick(scene, slate, rng) }
+        let mark = Some("session moved: its pod was removed or filtered out");
+        Choice { mark, ..self.otherwise.pick(decision, set, rng) }
     }
 
     fn fallbacks(
         &self,
-        scene: &Decision<'_>,
-        slate: CandidateSet<'_>,
+        decision: &Decision<'_>,
+        set: CandidateSet<'_>,
         chosen: usize,
         fallbacks: &mut Fallbacks<'_>,
     ) {
-        self.otherwise.fallbacks(scene, slate, chosen, fallbacks);
+        self.otherwise.fallbacks(decision, set, chosen, fallbacks);
     }
 
-    fn chosen(&self, scene: &Decision<'_>, pod: Candidate) {
-        self.last.remember(scene, pod);
-        self.otherwise.chosen(scene, pod);
+    fn chosen(&self, decision: &Decision<'_>, pod: Candidate) {
+        self.last.remember(decision, pod);
+        self.otherwise.chosen(decision, pod);
     }
 
-    fn passed_over(&self, scene: &Decision<'_>, pod: Candidate) {
-        if self.last.find(scene) != Some(scene.pod(pod).id()) {
-            self.otherwise.passed_over(scene, pod);
+    fn passed_over(&self, decision: &Decision<'_>, pod: Candidate) {
+        if self.last.find(decision) != Some(decision.pod(pod).id()) {
+            self.otherwise.passed_over(decision, pod);
         }
     }
 }
@@ -81,42 +84,42 @@ mod tests {
     const PREPARE: [&str; 1] = ["session_key: {header: s}"];
     const BEST_IS_TWO: [(usize, f64); 3] = [(0, 0.1), (1, 0.2), (2, 0.9)];
 
-    fn rehearsal() -> Harness {
-        let mut rehearsal = Harness::of(3);
-        rehearsal.request.headers = vec![("s".into(), "one".into())];
-        rehearsal
+    fn harness() -> Harness {
+        let mut harness = Harness::of(3);
+        harness.request.headers = vec![("s".into(), "one".into())];
+        harness
     }
 
     #[test]
-    fn a_session_stays_and_a_new_one_goes_to_the_best() {
-        let rehearsal = rehearsal();
-        let played = rehearsal.play(&PREPARE, Stage::Pick, "session");
+    fn a_session_stays_on_its_pod_and_a_new_one_goes_to_the_best() {
+        let harness = harness();
+        let run = harness.run(&PREPARE, Stage::Pick, "session");
         let rng = &mut Rng::new(1);
-        assert_eq!(played.pick(&BEST_IS_TWO, rng).0, 2);
-        played.chosen(1);
-        let (pod, choice) = played.pick(&BEST_IS_TWO, rng);
+        assert_eq!(run.pick(&BEST_IS_TWO, rng).0, 2);
+        run.chosen(1);
+        let (pod, choice) = run.pick(&BEST_IS_TWO, rng);
         assert_eq!((pod, choice.mark), (1, None));
     }
 
     #[test]
-    fn a_session_whose_pod_is_filtered_out_moves_and_says_so() {
-        let rehearsal = rehearsal();
-        let played = rehearsal.play(&PREPARE, Stage::Pick, "session");
-        played.chosen(1);
-        let (pod, choice) = played.pick(&[(0, 0.1), (2, 0.9)], &mut Rng::new(1));
+    fn a_session_whose_pod_is_filtered_out_moves_and_marks_the_plan() {
+        let harness = harness();
+        let run = harness.run(&PREPARE, Stage::Pick, "session");
+        run.chosen(1);
+        let (pod, choice) = run.pick(&[(0, 0.1), (2, 0.9)], &mut Rng::new(1));
         assert_eq!(pod, 2);
-        let mark = "the session moves, because its pod is gone or cannot take it";
+        let mark = "session moved: its pod was removed or filtered out";
         assert_eq!(choice.mark, Some(mark));
     }
 
     #[test]
-    fn an_idle_session_is_forgotten() {
-        let rehearsal = rehearsal();
-        let played = rehearsal.play(&PREPARE, Stage::Pick, "session: {ttl: 5s}");
-        played.chosen(1);
-        let played = played.at(rehearsal.now + Duration::from_secs(4));
-        assert_eq!(played.pick(&BEST_IS_TWO, &mut Rng::new(1)).0, 1);
-        let played = played.at(rehearsal.now + Duration::from_secs(5));
-        assert_eq!(played.pick(&BEST_IS_TWO, &mut Rng::new(1)).0, 2);
+    fn an_idle_session_expires() {
+        let harness = harness();
+        let run = harness.run(&PREPARE, Stage::Pick, "session: {ttl: 5s}");
+        run.chosen(1);
+        let run = run.at(harness.now + Duration::from_secs(4));
+        assert_eq!(run.pick(&BEST_IS_TWO, &mut Rng::new(1)).0, 1);
+        let run = run.at(harness.now + Duration::from_secs(5));
+        assert_eq!(run.pick(&BEST_IS_TWO, &mut Rng::new(1)).0, 2);
     }
 }

@@ -1,9 +1,10 @@
-//! Which pod a session was last sent to, forgotten after a while: what `session_affinity` and `session`
-//! have in common.
+//! Session table: the pod that each session was last sent to, with a time to live and a capacity.
+//! `session_affinity` and `session` share it.
 //!
-//! A bounded table. Every session has one entry in a circle of reminders; when a reminder comes up,
-//! its session is dropped if it has expired or the table is full, and reminded of again otherwise. So
-//! a session that is used costs nothing but its own entry, and no clock has to run.
+//! Every session has one entry in an expiry queue. When an entry comes to the front, its session is
+//! dropped if it has expired or the table is full, and queued again otherwise. So a request of a
+//! known session touches only its own entry, and no timer has to run. The order of eviction is
+//! approximate: a session that was used since it was queued gets a second round.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,19 +19,19 @@ use crate::slot::Reads;
 use crate::stage::Decision;
 use crate::values::SessionKey;
 
-/// How long, of a plugin that remembers sessions.
+/// Time to live of an idle session.
 pub(super) const TTL: Parameter =
-    Parameter::with_default("ttl", Takes::Time, "10m", "How long an idle session is remembered.");
+    Parameter::with_default("ttl", Takes::Time, "10m", "Time to live of an idle session.");
 
-/// How many, of a plugin that remembers sessions.
+/// Size of the session table.
 pub(super) const CAPACITY: Parameter = Parameter::with_default(
     "capacity",
     Takes::Whole(1, 100_000_000),
     "100000",
-    "How many sessions are remembered.",
+    "Maximum number of sessions; the one that was idle longest is evicted.",
 );
 
-/// Where the session of a request was last, for a plugin with [`TTL`] and [`CAPACITY`].
+/// The last pod of every session, for a plugin with the parameters [`TTL`] and [`CAPACITY`].
 #[derive(Debug)]
 pub(super) struct LastPods {
     session: Reads<SessionKey>,
@@ -43,15 +44,15 @@ impl LastPods {
         Self { session: assembly.reads(), sessions: Mutex::new(sessions) }
     }
 
-    /// Where the request's session was last; none for one that is new or says nothing of a session.
-    pub(super) fn find(&self, scene: &Decision<'_>) -> Option<PodId> {
-        self.sessions().find(scene.read(&self.session)?.0, scene.now())
+    /// The last pod of the request's session; none for a new session or a request without one.
+    pub(super) fn find(&self, decision: &Decision<'_>) -> Option<PodId> {
+        self.sessions().find(decision.read(&self.session)?.0, decision.now())
     }
 
-    /// The request's session, if it has one, is with this pod from now on.
-    pub(super) fn remember(&self, scene: &Decision<'_>, pod: Candidate) {
-        if let Some(session) = scene.read(&self.session) {
-            self.sessions().remember(session.0, scene.pod(pod).id(), scene.now());
+    /// Records the pod as the last one of the request's session, if it has one.
+    pub(super) fn remember(&self, decision: &Decision<'_>, pod: Candidate) {
+        if let Some(session) = decision.read(&self.session) {
+            self.sessions().remember(session.0, decision.pod(pod).id(), decision.now());
         }
     }
 
@@ -63,7 +64,7 @@ impl LastPods {
 #[derive(Debug)]
 struct Sessions {
     entries: HashMap<u64, SessionEntry>,
-    reminders: VecDeque<(Moment, u64)>,
+    expiry_queue: VecDeque<(Moment, u64)>,
     capacity: usize,
     ttl: Duration,
 }
@@ -76,34 +77,38 @@ struct SessionEntry {
 
 impl Sessions {
     fn new(capacity: usize, ttl: Duration) -> Self {
-        Self { entries: HashMap::new(), reminders: VecDeque::new(), capacity: capacity.max(1), ttl }
+        Self {
+            entries: HashMap::new(),
+            expiry_queue: VecDeque::new(),
+            capacity: capacity.max(1),
+            ttl,
+        }
     }
 
-    /// Where the session was last, unless that is too long ago.
+    /// The session's last pod, unless the entry has expired.
     fn find(&self, session: u64, now: Moment) -> Option<PodId> {
         self.entries.get(&session).filter(|entry| entry.expires > now).map(|entry| entry.pod)
     }
 
-    /// The session is with this pod from now on.
     fn remember(&mut self, session: u64, pod: PodId, now: Moment) {
         self.drop_expired(now);
         let expires = now.saturating_add(self.ttl);
         if self.entries.insert(session, SessionEntry { pod, expires }).is_none() {
-            self.reminders.push_back((expires, session));
+            self.expiry_queue.push_back((expires, session));
             while self.entries.len() > self.capacity {
-                self.drop_oldest(session);
+                self.evict_oldest(session);
             }
         }
     }
 
     fn drop_expired(&mut self, now: Moment) {
-        while let Some((due, session)) = self.reminders.front().copied()
+        while let Some((due, session)) = self.expiry_queue.front().copied()
             && due <= now
         {
-            self.reminders.pop_front();
+            self.expiry_queue.pop_front();
             match self.entries.get(&session) {
                 Some(entry) if entry.expires > now => {
-                    self.reminders.push_back((entry.expires, session));
+                    self.expiry_queue.push_back((entry.expires, session));
                 }
                 _ => {
                     self.entries.remove(&session);
@@ -112,14 +117,15 @@ impl Sessions {
         }
     }
 
-    /// Drops the session that was reminded of first, passing over those used since, and `newcomer`.
-    fn drop_oldest(&mut self, newcomer: u64) {
-        for _ in 0..self.reminders.len() {
-            let Some((due, session)) = self.reminders.pop_front() else { return };
+    /// Evicts the first session in the queue that was not used since it was queued, but never
+    /// `added`.
+    fn evict_oldest(&mut self, added: u64) {
+        for _ in 0..self.expiry_queue.len() {
+            let Some((due, session)) = self.expiry_queue.pop_front() else { return };
             let expires = self.entries.get(&session).map(|entry| entry.expires);
             match expires {
-                Some(expires) if expires > due || session == newcomer => {
-                    self.reminders.push_back((expires, session));
+                Some(expires) if expires > due || session == added => {
+                    self.expiry_queue.push_back((expires, session));
                 }
                 _ => {
                     self.entries.remove(&session);
@@ -146,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_remembered_until_it_has_been_idle_for_its_time() {
+    fn a_session_expires_after_its_idle_time() {
         let pod = pods(1)[0];
         let mut sessions = Sessions::new(8, at(10));
         sessions.remember(1, pod, at(0));
@@ -158,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_forgets_the_session_that_was_idle_longest() {
+    fn a_full_table_evicts_the_session_that_was_idle_longest() {
         let pod = pods(1)[0];
         let mut sessions = Sessions::new(2, at(100));
         sessions.remember(1, pod, at(0));
@@ -171,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_table_never_lies_and_never_outgrows_its_capacity(
+        fn the_table_returns_only_last_pods_and_stays_within_its_capacity(
             steps in prop::collection::vec((0..12_u64, 0..3_usize, 0..4_u64), 0..200),
             capacity in 1..10_usize,
         ) {
@@ -192,7 +198,7 @@ mod tests {
                 }
                 prop_assert_eq!(sessions.find(session, now), Some(pods[pod]));
                 prop_assert!(sessions.entries.len() <= capacity);
-                prop_assert_eq!(sessions.entries.len(), sessions.reminders.len());
+                prop_assert_eq!(sessions.entries.len(), sessions.expiry_queue.len());
             }
         }
     }

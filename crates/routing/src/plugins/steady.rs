@@ -1,9 +1,10 @@
-//! `steady`: drops pods whose answers have for a while begun much later than those of the others.
+//! `steady`: outlier ejection. Drops pods whose time to first token stays far above the median.
 //!
-//! A pod that is slow is busy, and load scores move requests away from it. A pod that stays slow whatever it
-//! is sent has something wrong with it: a throttled GPU, a noisy neighbour. It gets nothing for a pause, then
-//! one answer shows whether it is still so. At most half of the candidates are dropped, and never on the word
-//! of fewer than three pods: if most are slow, slow is normal.
+//! A pod that is slow for a moment is busy, and load scores move requests away from it. A pod that
+//! stays slow whatever it is sent has a fault: a throttled GPU, a noisy neighbour. It is ejected
+//! for a pause; then one response shows whether it has recovered. At most half of the candidates
+//! are ejected, and none when fewer than three pods have been measured: if most pods are slow, slow
+//! is normal.
 
 use std::time::Duration;
 
@@ -15,26 +16,26 @@ use crate::stage::{Decision, Filter, WhenEmpty};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "steady",
-    summary: "Drops pods whose answers have for a while begun much later, for as many uncached tokens, than the \
-              median pod's; never more than half of them, and never by fewer than three that are known.",
+    summary: "Ejects outliers: drops pods whose time to first token per uncached token stays far above the median. Drops \
+              at most half of the pods, and none while fewer than three have been measured.",
     parameters: &[
         Parameter::with_default(
             "factor",
             Takes::Number(1.5, 1000.0),
             "4",
-            "How many times the median is too late.",
+            "How many times the median makes a pod an outlier.",
         ),
         Parameter::with_default(
             "answers",
             Takes::Whole(1, 255),
             "16",
-            "How many answers of a pod are needed to judge it.",
+            "How many responses of a pod must have been measured.",
         ),
         Parameter::with_default(
             "pause",
             Takes::Time,
             "10s",
-            "How long it gets nothing before it may try again.",
+            "How long an ejected pod gets no request before it is tried again.",
         ),
     ],
     needs: &[],
@@ -43,10 +44,10 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Filter(make),
 };
 
-/// Paces that a median is taken of; more candidates than that are judged by the first so many.
-const MOST: usize = 64;
-/// Pods that must be known.
-const LEAST: usize = 3;
+/// The median is taken of the first so many measured candidates.
+const MAX_SAMPLES: usize = 64;
+/// Without so many measured pods there is no median.
+const MIN_SAMPLES: usize = 3;
 
 struct Steady {
     factor: f64,
@@ -63,43 +64,49 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused>
 }
 
 impl Steady {
-    fn pace(&self, scene: &Decision<'_>, candidate: Candidate) -> Option<f64> {
-        let vitals = scene.pod(candidate).vitals();
+    /// Milliseconds to the first token per uncached token, once enough responses were measured.
+    fn pace(&self, decision: &Decision<'_>, candidate: Candidate) -> Option<f64> {
+        let vitals = decision.pod(candidate).vitals();
         vitals.pace().filter(|(_, answers)| *answers >= self.answers).map(|(pace, _)| pace)
     }
 
-    fn median(&self, scene: &Decision<'_>, candidates: &[Candidate]) -> Option<f64> {
-        let (mut paces, mut known) = ([0.0; MOST], 0);
-        for pace in candidates.iter().filter_map(|candidate| self.pace(scene, *candidate)) {
-            if known < MOST {
+    fn median(&self, decision: &Decision<'_>, candidates: &[Candidate]) -> Option<f64> {
+        let mut paces = [0.0; MAX_SAMPLES];
+        let mut known = 0;
+        for pace in candidates.iter().filter_map(|candidate| self.pace(decision, *candidate)) {
+            if known < MAX_SAMPLES {
                 paces[known] = pace;
                 known += 1;
             }
         }
         let paces = &mut paces[..known];
         paces.sort_unstable_by(f64::total_cmp);
-        (known >= LEAST).then(|| paces[known / 2])
+        (known >= MIN_SAMPLES).then(|| paces[known / 2])
     }
 }
 
 impl Filter for Steady {
-    fn keep(&self, scene: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
-        let Some(median) = self.median(scene, candidates) else { return };
-        let mut may_go = candidates.len() / 2;
+    fn keep(&self, decision: &Decision<'_>, candidates: &[Candidate], keep: &mut [bool]) {
+        let Some(median) = self.median(decision, candidates) else { return };
+        let mut may_eject = candidates.len() / 2;
         for (candidate, keep) in candidates.iter().zip(keep) {
-            let is_late =
-                self.pace(scene, *candidate).is_some_and(|pace| pace > median * self.factor);
-            let rests = scene.pod(*candidate).vitals().since_paced(scene.now()) < self.pause;
-            if is_late && rests && may_go > 0 {
+            let is_outlier =
+                self.pace(decision, *candidate).is_some_and(|pace| pace > median * self.factor);
+            let is_paused =
+                decision.pod(*candidate).vitals().since_paced(decision.now()) < self.pause;
+            if is_outlier && is_paused && may_eject > 0 {
                 *keep = false;
-                may_go -= 1;
+                may_eject -= 1;
             }
         }
     }
 
-    fn why(&self, scene: &Decision<'_>, candidate: Candidate) -> String {
-        let pace = self.pace(scene, candidate).unwrap_or_default();
-        format!("takes {pace:.3} ms for a token, more than {} times the median", self.factor)
+    fn why(&self, decision: &Decision<'_>, candidate: Candidate) -> String {
+        let pace = self.pace(decision, candidate).unwrap_or_default();
+        format!(
+            "outlier: {pace:.3} ms to first token per uncached token, more than {} times the median",
+            self.factor
+        )
     }
 
     fn when_empty(&self) -> WhenEmpty {
@@ -117,49 +124,52 @@ mod tests {
 
     const YAML: &str = "steady: {factor: 4, answers: 4, pause: 1s}";
 
-    fn answers(vitals: &Vitals, each: f64, now: Duration) {
+    fn measure(vitals: &Vitals, each: f64, now: Duration) {
         (0..40).for_each(|_| vitals.paced(each, now));
     }
 
-    /// Pods with these paces, which they had a moment ago.
+    /// A fleet whose pods were just measured with these paces.
     fn paced(paces: &[f64]) -> Harness {
-        let rehearsal = Harness::of(paces.len());
+        let harness = Harness::of(paces.len());
         for (at, pace) in paces.iter().enumerate() {
-            answers(rehearsal.vitals(at), *pace, rehearsal.now);
+            measure(harness.vitals(at), *pace, harness.now);
         }
-        rehearsal
+        harness
     }
 
     #[test]
-    fn a_pod_that_stays_far_behind_the_others_is_left_alone_for_a_pause() {
-        let rehearsal = paced(&[1.0, 1.2, 9.0, 0.9]);
-        let played = rehearsal.play(&[], Stage::Filter, YAML);
-        assert_eq!(played.kept(), [0, 1, 3]);
-        assert_eq!(played.why(2), "takes 9.000 ms for a token, more than 4 times the median");
+    fn a_pod_that_stays_far_above_the_median_is_ejected() {
+        let harness = paced(&[1.0, 1.2, 9.0, 0.9]);
+        let run = harness.run(&[], Stage::Filter, YAML);
+        assert_eq!(run.kept(), [0, 1, 3]);
+        assert_eq!(
+            run.why(2),
+            "outlier: 9.000 ms to first token per uncached token, more than 4 times the median"
+        );
     }
 
     #[test]
-    fn after_the_pause_it_may_try_again() {
-        let mut rehearsal = paced(&[1.0, 1.0, 9.0]);
-        rehearsal.now += Duration::from_millis(999);
-        assert_eq!(rehearsal.play(&[], Stage::Filter, YAML).kept(), [0, 1]);
-        rehearsal.now += Duration::from_millis(1);
-        assert_eq!(rehearsal.play(&[], Stage::Filter, YAML).kept(), [0, 1, 2]);
+    fn an_ejected_pod_is_tried_again_after_the_pause() {
+        let mut harness = paced(&[1.0, 1.0, 9.0]);
+        harness.now += Duration::from_millis(999);
+        assert_eq!(harness.run(&[], Stage::Filter, YAML).kept(), [0, 1]);
+        harness.now += Duration::from_millis(1);
+        assert_eq!(harness.run(&[], Stage::Filter, YAML).kept(), [0, 1, 2]);
     }
 
     #[test]
-    fn neither_a_few_answers_nor_a_few_pods_condemn_anybody() {
-        let rehearsal = paced(&[1.0, 9.0]);
-        assert_eq!(rehearsal.play(&[], Stage::Filter, YAML).kept(), [0, 1]);
-        let rehearsal = Harness::of(4);
-        (0..3).for_each(|at| answers(rehearsal.vitals(at), 1.0, rehearsal.now));
-        (0..3).for_each(|_| rehearsal.vitals(3).paced(90.0, rehearsal.now));
-        assert_eq!(rehearsal.play(&[], Stage::Filter, YAML).kept(), [0, 1, 2, 3]);
+    fn few_responses_or_few_pods_eject_no_pod() {
+        let harness = paced(&[1.0, 9.0]);
+        assert_eq!(harness.run(&[], Stage::Filter, YAML).kept(), [0, 1]);
+        let harness = Harness::of(4);
+        (0..3).for_each(|at| measure(harness.vitals(at), 1.0, harness.now));
+        (0..3).for_each(|_| harness.vitals(3).paced(90.0, harness.now));
+        assert_eq!(harness.run(&[], Stage::Filter, YAML).kept(), [0, 1, 2, 3]);
     }
 
     #[test]
-    fn if_most_are_slow_slow_is_normal_and_at_most_half_are_dropped() {
-        let kept = |paces: &[f64]| paced(paces).play(&[], Stage::Filter, YAML).kept();
+    fn at_most_half_are_ejected_and_none_if_most_are_slow() {
+        let kept = |paces: &[f64]| paced(paces).run(&[], Stage::Filter, YAML).kept();
         assert_eq!(kept(&[90.0, 1.0, 1.0, 90.0, 1.0]), [1, 2, 4]);
         assert_eq!(kept(&[90.0, 1.0, 90.0, 90.0, 1.0]), [0, 1, 2, 3, 4]);
     }

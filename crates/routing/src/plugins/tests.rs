@@ -1,4 +1,4 @@
-//! Tests of the plugins that show how plugins are written.
+//! Tests of plugins in a whole profile, where the index, the selector and the picker take part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::values::Tokens;
 
 const PROMPT: [u32; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
 
-/// One token for every letter; digits cannot be tokenized.
-struct Letters;
+/// Makes one token of every character, and refuses digits.
+struct CharTokenizer;
 
-impl Tokenize for Letters {
+impl Tokenize for CharTokenizer {
     fn tokenize(&self, request: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let Prompt::Text(text) = &request.prompt else { return Err(TokenizeError::NoTemplate) };
         if text.contains(|letter: char| letter.is_ascii_digit()) {
@@ -31,25 +31,25 @@ impl Tokenize for Letters {
 }
 
 #[test]
-fn tokenize_takes_ids_as_they_are_and_asks_the_model_for_the_tokens_of_a_text() {
-    let mut rehearsal = Harness::of(1);
-    let says = |rehearsal: &Harness| rehearsal.prepared::<Tokens>(&["tokenize"]);
-    rehearsal.request.prompt = Prompt::Tokens(vec![7, 8]);
-    assert_eq!(says(&rehearsal).unwrap(), Some(Tokens(vec![7, 8])));
-    rehearsal.request.prompt = Prompt::Text("ab".to_owned());
-    assert_eq!(says(&rehearsal).unwrap_err().status, 500, "no tokenizer");
+fn tokenize_copies_token_ids_and_uses_the_models_tokenizer_for_text() {
+    let mut harness = Harness::of(1);
+    let tokens = |harness: &Harness| harness.prepared::<Tokens>(&["tokenize"]);
+    harness.request.prompt = Prompt::Tokens(vec![7, 8]);
+    assert_eq!(tokens(&harness).unwrap(), Some(Tokens(vec![7, 8])));
+    harness.request.prompt = Prompt::Text("ab".to_owned());
+    assert_eq!(tokens(&harness).unwrap_err().status, 500, "no tokenizer");
     let models = Models::new(HashKey::DEFAULT);
-    let models = models.with("m", 2.try_into().unwrap(), Some(Arc::new(Letters)));
-    rehearsal.models = Arc::new(models);
-    assert_eq!(says(&rehearsal).unwrap(), Some(Tokens(vec![97, 98])));
-    rehearsal.request.prompt = Prompt::Text("a1".to_owned());
-    let rejection = says(&rehearsal).unwrap_err();
+    let models = models.with("m", 2.try_into().unwrap(), Some(Arc::new(CharTokenizer)));
+    harness.models = Arc::new(models);
+    assert_eq!(tokens(&harness).unwrap(), Some(Tokens(vec![97, 98])));
+    harness.request.prompt = Prompt::Text("a1".to_owned());
+    let rejection = tokens(&harness).unwrap_err();
     assert_eq!(
         (rejection.status, rejection.reason.as_str()),
         (400, "tokenization failed: a digit")
     );
-    rehearsal.request.model.base = "other".into();
-    assert_eq!(says(&rehearsal).unwrap_err().status, 404);
+    harness.request.model.base = "other".into();
+    assert_eq!(tokens(&harness).unwrap_err().status, 404);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn cache_affinity_is_the_share_of_the_prompt_that_a_pod_holds() {
 }
 
 #[test]
-fn nobody_gains_by_not_being_asked_for_the_tier() {
+fn a_pod_whose_tiers_are_not_looked_up_gains_nothing() {
     let tiers = "cache_affinity: {tiers: {host: 0.25}}";
     let request = TestBench::request(&PROMPT);
     let mut bench = TestBench::with_pods(11);
@@ -85,11 +85,15 @@ fn nobody_gains_by_not_being_asked_for_the_tier() {
     bench.cache(8, &PROMPT[..8], Tier::Gpu);
     let scores = bench.scores("tokenize, block_hash", tiers, request);
     assert_eq!(scores[..8], [1.0; 8]);
-    assert_eq!(scores[8..], [0.125], "it cannot be the best, and counts as on the lightest tier");
+    assert_eq!(
+        scores[8..],
+        [0.125],
+        "it cannot be the best, so its blocks get the lowest tier weight"
+    );
 }
 
 #[test]
-fn cache_affinity_fades_when_events_are_missing_or_silent() {
+fn cache_affinity_falls_when_events_are_missing_or_stale() {
     let mut bench = TestBench::with_pods(4);
     for at in 0..4 {
         bench.cache(at, &PROMPT, Tier::Gpu);
@@ -98,7 +102,7 @@ fn cache_affinity_fades_when_events_are_missing_or_silent() {
     bench.pod(0).vitals().set_trust(EventTrust::Unsure);
     bench.pod(1).vitals().set_freshness(0.6);
     bench.pod(2).vitals().set_freshness(0.0);
-    // How long it has been silent was judged already, by the rules for events.
+    // The event rules have already turned silence into freshness; the scorer ignores it.
     bench.pod(3).vitals().heard_at(Duration::from_secs(10));
     let request = TestBench::request(&PROMPT);
     let scores = bench.scores("tokenize, block_hash", "cache_affinity", request);
@@ -118,7 +122,7 @@ fn least_load_compares_with_the_busiest_candidate() {
 }
 
 #[test]
-fn healthy_drops_what_cannot_answer_and_says_why() {
+fn healthy_drops_pods_that_cannot_serve_and_gives_the_reason() {
     let mut bench = TestBench::with_pods(6);
     bench.pod(0).vitals().set_health(Health::Down);
     bench.pod(1).vitals().set_health(Health::Draining);
@@ -128,13 +132,16 @@ fn healthy_drops_what_cannot_answer_and_says_why() {
     let kept = bench.kept("healthy", TestBench::request(&[]));
     let dropped = |why: &str| Err(why.to_owned());
     assert_eq!(kept[..3], [dropped("down"), dropped("draining"), dropped("breaker open")]);
-    assert_eq!(kept[3..], [Ok(()), dropped("busy, and left alone for a while"), Ok(())]);
+    assert_eq!(
+        kept[3..],
+        [Ok(()), dropped("backing off: the engine reported that it is busy"), Ok(())]
+    );
     let _probe = Reservation::new(bench.pod(3).vitals(), 1, 1);
     assert!(bench.kept("healthy", TestBench::request(&[]))[3].is_err(), "one probe at a time");
 }
 
 #[test]
-fn a_fleet_that_is_down_is_answered_with_503() {
+fn a_fleet_that_is_down_is_rejected_with_503() {
     let mut bench = TestBench::with_pods(1);
     bench.pod(0).vitals().set_health(Health::Down);
     let profile = bench.profile("filter: [healthy]\npick: max_score\n");
@@ -145,7 +152,7 @@ fn a_fleet_that_is_down_is_answered_with_503() {
 }
 
 #[test]
-fn a_fleet_that_rests_is_answered_with_429_and_the_shortest_rest_that_is_left() {
+fn a_fleet_that_backs_off_is_rejected_with_429_and_the_shortest_remaining_backoff() {
     let mut bench = TestBench::with_pods(3);
     bench.now = Duration::from_secs(5);
     bench.pod(0).vitals().set_health(Health::Down);
@@ -156,15 +163,15 @@ fn a_fleet_that_rests_is_answered_with_429_and_the_shortest_rest_that_is_left() 
     let profile = bench.profile("filter: [healthy]\npick: max_score\n");
     match bench.decide(&profile, TestBench::request(&[])) {
         Outcome::Reject(rejection) => {
-            let told = (rejection.status, rejection.retry_after);
-            assert_eq!(told, (429, Some(Duration::from_secs(7))));
+            assert_eq!(rejection.status, 429);
+            assert_eq!(rejection.retry_after, Some(Duration::from_secs(7)));
         }
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn equals_are_picked_evenly_whatever_their_order() {
+fn candidates_with_equal_totals_are_picked_evenly() {
     let mut bench = TestBench::with_pods(4);
     let profile = bench.profile("pick: max_score\n");
     let mut counts = [0; 4];
@@ -175,7 +182,7 @@ fn equals_are_picked_evenly_whatever_their_order() {
 }
 
 #[test]
-fn a_key_of_the_first_tokens_is_as_long_as_the_profile_or_the_request_says() {
+fn the_profile_or_the_request_sets_how_many_first_tokens_are_hashed() {
     let mut bench = TestBench::with_pods(1);
     bench.cache(0, &PROMPT[..4], Tier::Gpu);
     let prepare = "tokenize, {block_hash: {first_tokens: 4}}";
@@ -186,7 +193,7 @@ fn a_key_of_the_first_tokens_is_as_long_as_the_profile_or_the_request_says() {
 }
 
 #[test]
-fn a_key_that_is_asked_to_be_longer_than_any_prompt_is_the_prompt() {
+fn a_first_tokens_length_beyond_the_prompt_hashes_the_whole_prompt() {
     let mut bench = TestBench::with_pods(1);
     bench.cache(0, &PROMPT[..8], Tier::Gpu);
     let mut request = TestBench::request(&PROMPT[..14]);

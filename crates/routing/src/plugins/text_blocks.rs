@@ -1,8 +1,8 @@
-//! `text_blocks`: a chain of hashes over the prompt's text, for models whose tokenizer is not at hand.
+//! `text_blocks`: a chain of hashes over the prompt's text, for models without a tokenizer.
 //!
-//! Engines report blocks of tokens, so nothing they report is found under these hashes. What is found
-//! is what this router itself sent before: use it with a profile that expects a prompt to be cached
-//! where it was sent.
+//! Engines report blocks of tokens, so nothing that they report matches these hashes. Only what
+//! this router itself sent before matches: use it in a profile with `speculate`, which assumes that
+//! a pod caches what it was sent.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ use crate::values::BlockHashes;
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "text_blocks",
-    summary: "Hashes the prompt's text in chunks, without a tokenizer. Finds only what was routed before, \
-              never what engines report.",
+    summary: "Hashes the prompt's text in chunks, without a tokenizer. Matches only what this router sent before, never \
+              what engines report.",
     parameters: &[Parameter::with_default(
         "chunk_bytes",
         Takes::Whole(8, 65_536),
         "512",
-        "How many bytes a chunk has; four are counted as a token.",
+        "Bytes per chunk; four bytes count as one token.",
     )],
     needs: &[],
     conflicts: &[],
@@ -35,7 +35,8 @@ pub(crate) const PLUGIN: Plugin = Plugin {
 };
 
 const BYTES_PER_TOKEN: usize = 4;
-/// Stands after every value. Whoever writes it into a prompt only misleads the guess about his own.
+/// Follows every value. A client that puts it into a prompt affects only the match of its own
+/// prompt.
 const SEPARATOR: u8 = 0x1F;
 
 struct TextBlocks {
@@ -48,30 +49,30 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused
     let models = assembly.models();
     let chunk: usize = assembly.get("chunk_bytes");
     let Ok(chunk) = chunk.try_into() else {
-        return Err(assembly.refuse("chunk_bytes", "0 bytes are no chunk", "give at least 8"));
+        return Err(assembly.refuse("chunk_bytes", "a chunk has 0 bytes", "set at least 8"));
     };
     let hasher = TextHasher::new(models.key(), chunk);
     Ok(Box::new(TextBlocks { blocks: assembly.writes(), models, hasher }))
 }
 
 impl Prepare for TextBlocks {
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
-        let request = scene.request();
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
+        let request = preparing.request();
         let root = self.models.root(&request.model, request.salt.as_deref());
-        let blocks = scene.write(&self.blocks);
-        let mut text = Spelled { chain: self.hasher.begin(root), out: &mut blocks.chain };
+        let blocks = preparing.write(&self.blocks);
+        let mut text = ChainBuilder { chain: self.hasher.begin(root), out: &mut blocks.chain };
         match &request.prompt {
             Prompt::Text(prompt) => text.push(prompt.as_bytes()),
             Prompt::Tokens(tokens) => {
                 tokens.iter().for_each(|token| text.push(&token.to_le_bytes()));
             }
             Prompt::Chat { messages, tools, kwargs } => {
-                // Tools first, as templates have it; so one more message only lengthens the text.
+                // Tools first, as in chat templates: so one more message only extends the chain.
                 tools.iter().flatten().for_each(|tool| text.value(tool));
                 let kwargs = kwargs.iter().flatten();
                 kwargs.for_each(|(name, value)| text.field(name, value));
                 match messages.written() {
-                    Some(written) => text.written(written),
+                    Some(json) => text.unparsed(json),
                     None => messages.iter().for_each(|message| text.value(message)),
                 }
             }
@@ -82,18 +83,18 @@ impl Prepare for TextBlocks {
     }
 }
 
-/// A text that is hashed while it is spelled out.
-struct Spelled<'a> {
+/// Hashes a text piece by piece, without a copy of the whole.
+struct ChainBuilder<'a> {
     chain: TextChain<'a>,
     out: &'a mut Vec<BlockHash>,
 }
 
-impl Spelled<'_> {
+impl ChainBuilder<'_> {
     fn push(&mut self, bytes: &[u8]) {
         self.chain.push(bytes, self.out);
     }
 
-    /// The text of a value. Not JSON: escaping a prompt takes longer than all else that happens to it here.
+    /// Adds the text of a value. Not as JSON: escaping would take longer than all other work here.
     fn value(&mut self, value: &Value) {
         match value {
             Value::String(string) => self.push(string.as_bytes()),
@@ -106,16 +107,17 @@ impl Spelled<'_> {
         self.push(&[SEPARATOR]);
     }
 
-    /// The text of a list's values as they are written.
-    fn written(&mut self, list: &str) {
-        let (mut walk, mut depth) = (Walk::new(list), 0_usize);
+    /// Adds the text of a list's values from their JSON, as [`Self::value`] would after parsing.
+    fn unparsed(&mut self, list: &str) {
+        let mut walk = Walk::new(list);
+        let mut depth = 0_usize;
         while let Some(token) = walk.token() {
             match token {
                 Token::Open => {
                     depth += 1;
                     continue;
                 }
-                // The list itself is no value.
+                // The list itself is not a value.
                 Token::Close if depth <= 1 => return,
                 Token::Close => depth -= 1,
                 Token::Text(written) => written.unescaped(|piece| self.push(piece.as_bytes())),
@@ -143,9 +145,9 @@ mod tests {
     use serde_json::json;
 
     fn blocks(prompt: Prompt) -> BlockHashes {
-        let mut rehearsal = Harness::of(1);
-        rehearsal.request.prompt = prompt;
-        rehearsal.prepared(&["text_blocks: {chunk_bytes: 16}"]).unwrap().unwrap()
+        let mut harness = Harness::of(1);
+        harness.request.prompt = prompt;
+        harness.prepared(&["text_blocks: {chunk_bytes: 16}"]).unwrap().unwrap()
     }
 
     fn chat(turns: usize) -> Prompt {
@@ -155,7 +157,8 @@ mod tests {
 
     #[test]
     fn a_longer_conversation_continues_the_chain_of_the_shorter_one() {
-        let (short, long) = (blocks(chat(3)), blocks(chat(4)));
+        let short = blocks(chat(3));
+        let long = blocks(chat(4));
         assert!(short.chain.len() > 4);
         assert_eq!(long.chain[..short.chain.len()], short.chain);
         assert!(long.chain.len() > short.chain.len());
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_one_chain_whether_they_are_parsed_or_not() {
+    fn parsed_and_unparsed_messages_have_the_same_chain() {
         let body = r#"{"messages": [ {"role":"user", "content":[{"type":"text","text":"one\ntwo \u00e9\ud83d\ude00 \"three\""}],
             "n": [1e3, -0.5, true, null, {}, []] } , {"role":"assistant","content":"and a longer answer"}]}"#;
         let body = bytes::Bytes::from_static(body.as_bytes());
@@ -172,24 +175,25 @@ mod tests {
         let parsed: Messages = written.to_vec().into();
         assert!(written.written().is_some() && parsed.written().is_none());
         let chain = |messages| blocks(Prompt::Chat { messages, tools: None, kwargs: None });
-        let (written, parsed) = (chain(written), chain(parsed));
+        let written = chain(written);
+        let parsed = chain(parsed);
         assert!(parsed.chain.len() > 5);
         assert_eq!((written.chain, written.prompt_tokens), (parsed.chain, parsed.prompt_tokens));
     }
 
     #[test]
-    fn another_model_adapter_or_text_has_another_chain() {
+    fn another_adapter_or_text_has_another_chain() {
         let text = |text: &str| blocks(Prompt::Text(text.repeat(4))).chain;
         assert_eq!(text("0123456789abcdef").len(), 4);
         assert_ne!(text("0123456789abcdef")[0], text("0123456789abcdeF")[0]);
-        let mut rehearsal = Harness::of(1);
-        rehearsal.request.prompt = Prompt::Text("0123456789abcdef".into());
-        let first = |rehearsal: &Harness| {
+        let mut harness = Harness::of(1);
+        harness.request.prompt = Prompt::Text("0123456789abcdef".into());
+        let first = |harness: &Harness| {
             let yaml = ["text_blocks: {chunk_bytes: 16}"];
-            rehearsal.prepared::<BlockHashes>(&yaml).unwrap().unwrap().chain[0]
+            harness.prepared::<BlockHashes>(&yaml).unwrap().unwrap().chain[0]
         };
-        let plain = first(&rehearsal);
-        rehearsal.request.model.lora = Some("sql".into());
-        assert_ne!(first(&rehearsal), plain);
+        let plain = first(&harness);
+        harness.request.model.lora = Some("sql".into());
+        assert_ne!(first(&harness), plain);
     }
 }

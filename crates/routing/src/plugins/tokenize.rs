@@ -1,4 +1,7 @@
-//! `tokenize`: the prompt's token ids, as the engine will compute them.
+//! `tokenize`: the prompt's token ids, identical to those that the engine computes.
+//!
+//! The index names blocks by tokens, so a token that differs from the engine's hides everything
+//! cached after it. The model's own chat template and tokenizer are therefore required.
 
 use std::sync::Arc;
 
@@ -12,7 +15,7 @@ use crate::values::Tokens;
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "tokenize",
     summary: "Renders the prompt with the model's chat template and tokenizes it as the engine does. \
-              A prompt of token ids is taken as it is.",
+              A prompt of token ids is used unchanged.",
     parameters: &[],
     needs: &[],
     conflicts: &[],
@@ -20,19 +23,19 @@ pub(crate) const PLUGIN: Plugin = Plugin {
     make: Make::Prepare(make),
 };
 
-struct Tokenizing {
+struct TokenizePrompt {
     tokens: Writes<Tokens>,
     models: Arc<Models>,
 }
 
 fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Prepare>, AssemblyRefused> {
-    Ok(Box::new(Tokenizing { tokens: assembly.writes(), models: assembly.models() }))
+    Ok(Box::new(TokenizePrompt { tokens: assembly.writes(), models: assembly.models() }))
 }
 
-impl Prepare for Tokenizing {
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
-        let request = scene.request();
-        let Tokens(tokens) = scene.write(&self.tokens);
+impl Prepare for TokenizePrompt {
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
+        let request = preparing.request();
+        let Tokens(tokens) = preparing.write(&self.tokens);
         if let Prompt::Tokens(ids) = &request.prompt {
             tokens.extend_from_slice(ids);
             return Ok(());
@@ -47,7 +50,7 @@ impl Prepare for Tokenizing {
         };
         let Some(tokenizer) = model.tokenizer() else {
             let reason = format!(
-                "model `{base}` has no tokenizer; give it one, or route it by `text_blocks`"
+                "model `{base}` has no tokenizer; configure one, or route it to a profile with `text_blocks`"
             );
             return Err(Rejection::refused(500, reason));
         };
@@ -55,7 +58,8 @@ impl Prepare for Tokenizing {
             Err(TokenizeError::NotRendered(_) | TokenizeError::NoTemplate)
                 if request.is_converted =>
             {
-                // What the engine makes of it may be another chat. Nothing of it is looked for.
+                // The engine may render the converted chat in another way; without tokens no prefix
+                // is looked up.
                 tokens.clear();
                 Ok(())
             }

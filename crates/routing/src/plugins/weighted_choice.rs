@@ -1,15 +1,16 @@
-//! Drawing a position at random, the better the likelier.
+//! Random choice of positions: weighted by a softmax, and of two distinct ones.
 
 use crate::rng::Rng;
 
 /// Draws a position with a probability in proportion to `exp(total / temperature)`.
 ///
-/// One pass finds the best total, which keeps the exponentials from overflowing; a second keeps each
-/// position with the probability of its weight in the sum so far (reservoir sampling), so nothing is
-/// stored. A temperature of zero draws among the best alone.
+/// One pass finds the best total, which keeps the exponentials from overflowing; a second keeps
+/// each position with the probability of its weight in the sum so far (reservoir sampling), so
+/// nothing is stored. A temperature of zero draws among the best alone.
 pub(crate) fn draw(totals: &[f64], temperature: f64, rng: &mut Rng) -> usize {
     let best = totals.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let (mut drawn, mut sum) = (0, 0.0);
+    let mut drawn = 0;
+    let mut sum = 0.0;
     for (at, total) in totals.iter().enumerate() {
         let weight = if *total == best {
             1.0
@@ -27,7 +28,7 @@ pub(crate) fn draw(totals: &[f64], temperature: f64, rng: &mut Rng) -> usize {
 }
 
 /// Two different positions below `count`, or the same one twice if there is only one.
-pub(crate) fn two_of(count: usize, rng: &mut Rng) -> (usize, usize) {
+pub(crate) fn two_distinct(count: usize, rng: &mut Rng) -> (usize, usize) {
     let first = rng.below(count);
     let second = rng.below(count.saturating_sub(1));
     (first, if count > 1 && second >= first { second + 1 } else { second })
@@ -59,14 +60,14 @@ mod tests {
     }
 
     #[test]
-    fn at_zero_temperature_equal_bests_share_and_no_other_is_drawn() {
+    fn at_zero_temperature_only_the_best_totals_are_drawn_evenly() {
         let found = frequencies(&[1.0, 3.0, 3.0, 2.9], 0.0);
         assert_eq!((found[0], found[3]), (0.0, 0.0));
         assert!((found[1] - 0.5).abs() < 0.02);
     }
 
     #[test]
-    fn costs_of_any_size_and_infinities_do_not_break_the_draw() {
+    fn huge_and_infinite_costs_keep_the_right_frequencies() {
         let found = frequencies(&[-1e300, -1e12, f64::NEG_INFINITY], 1.0);
         assert!((found[1] - 1.0).abs() < 1e-9);
         let found = frequencies(&[f64::NEG_INFINITY; 2], 1.0);
@@ -74,11 +75,11 @@ mod tests {
     }
 
     #[test]
-    fn two_of_many_are_different_and_every_pair_comes() {
+    fn two_positions_are_distinct_and_every_pair_is_equally_likely() {
         let mut rng = Rng::new(2);
         let mut seen = [[0_u32; 4]; 4];
         for _ in 0..12_000 {
-            let (one, other) = two_of(4, &mut rng);
+            let (one, other) = two_distinct(4, &mut rng);
             seen[one][other] += 1;
         }
         for (one, row) in seen.iter().enumerate() {
@@ -86,6 +87,6 @@ mod tests {
                 assert!(if one == other { *count == 0 } else { (850..1150).contains(count) });
             }
         }
-        assert_eq!(two_of(1, &mut rng), (0, 0));
+        assert_eq!(two_distinct(1, &mut rng), (0, 0));
     }
 }

@@ -1,4 +1,7 @@
-//! `weighted_random`: at random, the better the likelier.
+//! `weighted_random`: samples a candidate by the softmax of the totals.
+//!
+//! Routers that see the same stale figures would all pick the same best pod; sampling spreads them,
+//! at the price of sometimes picking a worse one.
 
 use wornpath_yaml::{Parameter, Takes};
 
@@ -9,12 +12,12 @@ use crate::stage::{CandidateSet, Choice, Decision, Pick};
 
 pub(crate) const PLUGIN: Plugin = Plugin {
     name: "weighted_random",
-    summary: "At random with probabilities in proportion to exp(total / temperature).",
+    summary: "Random, with probabilities proportional to exp(total / temperature).",
     parameters: &[Parameter::with_default(
         "temperature",
         Takes::Number(0.0, f64::INFINITY),
         "0.1",
-        "In the unit of the total. 0 takes the best; the higher, the more even.",
+        "In the unit of the total. 0 picks the best total; the higher, the more even.",
     )],
     needs: &[],
     conflicts: &[],
@@ -31,8 +34,8 @@ fn make(assembly: &mut Assembly<'_>) -> Result<Box<dyn Pick>, AssemblyRefused> {
 }
 
 impl Pick for WeightedRandom {
-    fn pick(&self, _: &Decision<'_>, slate: CandidateSet<'_>, rng: &mut Rng) -> Choice {
-        draw(slate.totals, self.temperature, rng).into()
+    fn pick(&self, _: &Decision<'_>, set: CandidateSet<'_>, rng: &mut Rng) -> Choice {
+        draw(set.totals, self.temperature, rng).into()
     }
 }
 
@@ -43,12 +46,12 @@ mod tests {
     use crate::stage::Stage;
 
     #[test]
-    fn the_temperature_decides_how_even_picks_are() {
-        let rehearsal = Harness::of(2);
+    fn a_higher_temperature_makes_picks_more_even() {
+        let harness = Harness::of(2);
         let share_of_best = |yaml: &str| {
-            let played = rehearsal.play(&[], Stage::Pick, yaml);
+            let run = harness.run(&[], Stage::Pick, yaml);
             let mut rng = Rng::new(3);
-            let picks = (0..4000).filter(|_| played.pick(&[(0, 0.4), (1, 0.5)], &mut rng).0 == 1);
+            let picks = (0..4000).filter(|_| run.pick(&[(0, 0.4), (1, 0.5)], &mut rng).0 == 1);
             picks.count() as f64 / 4000.0
         };
         assert_eq!(share_of_best("weighted_random: {temperature: 0}"), 1.0);

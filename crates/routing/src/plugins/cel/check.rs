@@ -1,4 +1,5 @@
-//! From syntax to a program: every name is resolved, every operand has a type that fits.
+//! Type checker: from a syntax tree to a program in which every name is resolved and every type
+//! fits.
 
 use wornpath_yaml::nearest;
 
@@ -6,10 +7,10 @@ use super::parse::{CelError, CelPart, CelProblem, Syntax, error, parse};
 use super::program::{Binary, CelNumber, CelText, Program, TextTest};
 use super::{Type, Vocabulary};
 
-/// Parses and types an expression whose value is a number.
+/// Parses and type-checks an expression whose value is a number.
 ///
 /// # Errors
-/// Says what is wrong, at which line and column.
+/// The first problem, with its line and column.
 pub(crate) fn compile<V: Vocabulary>(
     text: &str,
     vocabulary: &V,
@@ -19,26 +20,26 @@ pub(crate) fn compile<V: Vocabulary>(
     match checker.check(&syntax)? {
         Typed::Int(number) | Typed::Double(number) => Ok(Program(number)),
         other => {
-            let wanted = "a score is a number; choose one with `condition ? 1.0 : 0.0`";
+            let wanted = "a score must be a number; write `condition ? 1.0 : 0.0`";
             let problem = CelProblem::Result { found: other.kind(), wanted };
             Err(error(text, syntax.at, problem))
         }
     }
 }
 
-/// A part of the program and its type.
+/// A node of the program and its type.
 enum Typed<F> {
     Int(CelNumber<F>),
     Double(CelNumber<F>),
-    Truth(CelNumber<F>),
+    Bool(CelNumber<F>),
     Text(CelText<F>),
 }
 
-/// Two operands of one type. An int beside a double is one: they are kept alike.
-enum Both<F> {
+/// Two operands of one type. An int beside a double counts as a double.
+enum OperandPair<F> {
     Ints(Box<[CelNumber<F>; 2]>),
     Doubles(Box<[CelNumber<F>; 2]>),
-    Truths(Box<[CelNumber<F>; 2]>),
+    Bools(Box<[CelNumber<F>; 2]>),
     Texts(Box<[CelText<F>; 2]>),
 }
 
@@ -47,19 +48,19 @@ impl<F> Typed<F> {
         match self {
             Self::Int(_) => Type::Int,
             Self::Double(_) => Type::Double,
-            Self::Truth(_) => Type::Bool,
+            Self::Bool(_) => Type::Bool,
             Self::Text(_) => Type::String,
         }
     }
 
-    fn with(self, other: Self) -> Result<Both<F>, (Type, Type)> {
+    fn with(self, other: Self) -> Result<OperandPair<F>, (Type, Type)> {
         Ok(match (self, other) {
-            (Self::Int(left), Self::Int(right)) => Both::Ints(Box::new([left, right])),
+            (Self::Int(left), Self::Int(right)) => OperandPair::Ints(Box::new([left, right])),
             (Self::Int(left) | Self::Double(left), Self::Int(right) | Self::Double(right)) => {
-                Both::Doubles(Box::new([left, right]))
+                OperandPair::Doubles(Box::new([left, right]))
             }
-            (Self::Truth(left), Self::Truth(right)) => Both::Truths(Box::new([left, right])),
-            (Self::Text(left), Self::Text(right)) => Both::Texts(Box::new([left, right])),
+            (Self::Bool(left), Self::Bool(right)) => OperandPair::Bools(Box::new([left, right])),
+            (Self::Text(left), Self::Text(right)) => OperandPair::Texts(Box::new([left, right])),
             (left, right) => return Err((left.kind(), right.kind())),
         })
     }
@@ -72,10 +73,11 @@ struct Checker<'a, V> {
 
 type Checked<F> = Result<Typed<F>, CelError>;
 
-/// An operator or function of two numbers: what it does to ints, and to doubles if it takes them.
+/// An operator or function of two numbers, its operation on ints, and the one on doubles if it has
+/// one.
 type Arithmetic = (&'static str, Binary, Option<Binary>);
 
-/// What a comparison does to numbers and truths, and to texts.
+/// A comparison operator, its operation on numbers and bools, and the one on strings.
 type Comparison = (&'static str, Binary, TextTest);
 
 const ARITHMETIC: [Arithmetic; 7] = [
@@ -84,8 +86,8 @@ const ARITHMETIC: [Arithmetic; 7] = [
     ("*", Binary::IntMultiply, Some(Binary::Multiply)),
     ("/", Binary::IntDivide, Some(Binary::Divide)),
     ("%", Binary::IntRemainder, None),
-    ("min", Binary::Least, Some(Binary::Least)),
-    ("max", Binary::Greatest, Some(Binary::Greatest)),
+    ("min", Binary::Min, Some(Binary::Min)),
+    ("max", Binary::Max, Some(Binary::Max)),
 ];
 
 const COMPARISONS: [Comparison; 6] = [
@@ -104,20 +106,20 @@ impl<V: Vocabulary> Checker<'_, V> {
             CelPart::Int(value) => Ok(Typed::Int(CelNumber::Literal(*value as f64))),
             CelPart::Double(value) => Ok(Typed::Double(CelNumber::Literal(*value))),
             CelPart::Bool(value) => {
-                Ok(Typed::Truth(CelNumber::Literal(f64::from(u8::from(*value)))))
+                Ok(Typed::Bool(CelNumber::Literal(f64::from(u8::from(*value)))))
             }
             CelPart::Text(text) => Ok(Typed::Text(CelText::Literal(text.as_str().into()))),
             CelPart::List(_) => Err(self.error(at, CelProblem::List)),
             CelPart::Path(path) => Ok(match self.field(at, path)? {
                 (field, Type::Int) => Typed::Int(CelNumber::Field(field)),
                 (field, Type::Double) => Typed::Double(CelNumber::Field(field)),
-                (field, Type::Bool) => Typed::Truth(CelNumber::Field(field)),
+                (field, Type::Bool) => Typed::Bool(CelNumber::Field(field)),
                 (field, Type::String) => Typed::Text(CelText::Field(field)),
             }),
             CelPart::Call { name, method: false, arguments } => self.function(at, name, arguments),
             CelPart::Call { name, method: true, arguments } => self.method(at, name, arguments),
             CelPart::Not(operand) => {
-                Ok(Typed::Truth(CelNumber::Not(Box::new(self.truth("!", operand)?))))
+                Ok(Typed::Bool(CelNumber::Not(Box::new(self.bool_operand("!", operand)?))))
             }
             CelPart::Negate(operand) => match self.check(operand)? {
                 Typed::Int(int) => {
@@ -135,20 +137,22 @@ impl<V: Vocabulary> Checker<'_, V> {
     fn binary(&self, at: usize, operator: &'static str, pair: &[Syntax; 2]) -> Checked<V::Field> {
         let [left, right] = pair;
         if operator == "in" {
-            return self.among(at, left, right);
+            return self.membership(at, left, right);
         }
         if let "&&" | "||" = operator {
             let logic = if operator == "&&" { Binary::And } else { Binary::Or };
-            let both = [self.truth(operator, left)?, self.truth(operator, right)?];
-            return Ok(Typed::Truth(CelNumber::Binary(logic, Box::new(both))));
+            let both = [self.bool_operand(operator, left)?, self.bool_operand(operator, right)?];
+            return Ok(Typed::Bool(CelNumber::Binary(logic, Box::new(both))));
         }
         match COMPARISONS.iter().find(|(known, ..)| *known == operator) {
-            Some((_, numbers, texts)) => Ok(Typed::Truth(match self.both(at, operator, pair)? {
-                Both::Ints(pair) | Both::Doubles(pair) | Both::Truths(pair) => {
-                    CelNumber::Binary(*numbers, pair)
-                }
-                Both::Texts(pair) => CelNumber::Texts(*texts, pair),
-            })),
+            Some((_, numbers, texts)) => {
+                Ok(Typed::Bool(match self.operand_pair(at, operator, pair)? {
+                    OperandPair::Ints(pair)
+                    | OperandPair::Doubles(pair)
+                    | OperandPair::Bools(pair) => CelNumber::Binary(*numbers, pair),
+                    OperandPair::Texts(pair) => CelNumber::Texts(*texts, pair),
+                }))
+            }
             None => self.arithmetic(at, operator, pair),
         }
     }
@@ -158,30 +162,35 @@ impl<V: Vocabulary> Checker<'_, V> {
         else {
             return Err(self.error(at, CelProblem::UnknownFunction { name: name.to_owned() }));
         };
-        match (self.both(at, name, pair)?, doubles) {
-            (Both::Ints(pair), _) => Ok(Typed::Int(CelNumber::Binary(*ints, pair))),
-            (Both::Doubles(pair), Some(doubles)) => {
+        match (self.operand_pair(at, name, pair)?, doubles) {
+            (OperandPair::Ints(pair), _) => Ok(Typed::Int(CelNumber::Binary(*ints, pair))),
+            (OperandPair::Doubles(pair), Some(doubles)) => {
                 Ok(Typed::Double(CelNumber::Binary(*doubles, pair)))
             }
-            (Both::Doubles(_), None) => {
+            (OperandPair::Doubles(_), None) => {
                 Err(self.operands(at, name, "double".to_owned(), "two ints"))
             }
-            (Both::Truths(_), _) => Err(self.operands(at, name, "bool".to_owned(), "two numbers")),
-            (Both::Texts(_), _) => Err(self.operands(at, name, "string".to_owned(), "two numbers")),
+            (OperandPair::Bools(_), _) => {
+                Err(self.operands(at, name, "bool".to_owned(), "two numbers"))
+            }
+            (OperandPair::Texts(_), _) => {
+                Err(self.operands(at, name, "string".to_owned(), "two numbers"))
+            }
         }
     }
 
     fn choose(&self, at: usize, [condition, yes, no]: &[Syntax; 3]) -> Checked<V::Field> {
-        let condition = self.truth("? :", condition)?;
-        let (yes, no) = (self.check(yes)?, self.check(no)?);
-        let both = yes.with(no).map_err(|(yes, no)| self.mismatch(at, "? :", yes, no))?;
+        let condition = self.bool_operand("? :", condition)?;
+        let yes = self.check(yes)?;
+        let no = self.check(no)?;
+        let pair = yes.with(no).map_err(|(yes, no)| self.mismatch(at, "? :", yes, no))?;
         let chosen =
             |[yes, no]: [CelNumber<V::Field>; 2]| CelNumber::Choose(Box::new([condition, yes, no]));
-        match both {
-            Both::Ints(pair) => Ok(Typed::Int(chosen(*pair))),
-            Both::Doubles(pair) => Ok(Typed::Double(chosen(*pair))),
-            Both::Truths(pair) => Ok(Typed::Truth(chosen(*pair))),
-            Both::Texts(_) => Err(self.operands(
+        match pair {
+            OperandPair::Ints(pair) => Ok(Typed::Int(chosen(*pair))),
+            OperandPair::Doubles(pair) => Ok(Typed::Double(chosen(*pair))),
+            OperandPair::Bools(pair) => Ok(Typed::Bool(chosen(*pair))),
+            OperandPair::Texts(_) => Err(self.operands(
                 at,
                 "? :",
                 "string".to_owned(),
@@ -190,23 +199,23 @@ impl<V: Vocabulary> Checker<'_, V> {
         }
     }
 
-    fn among(&self, at: usize, value: &Syntax, list: &Syntax) -> Checked<V::Field> {
+    fn membership(&self, at: usize, value: &Syntax, list: &Syntax) -> Checked<V::Field> {
         let CelPart::List(items) = &list.part else {
             return Err(self.error(list.at, CelProblem::List));
         };
         let misfit = |item: &Syntax| self.error(item.at, CelProblem::List);
         let number = |item: &Syntax| literal_number(item).ok_or_else(|| misfit(item));
         let text = |item: &Syntax| literal_text(item).ok_or_else(|| misfit(item));
-        Ok(Typed::Truth(match self.check(value)? {
+        Ok(Typed::Bool(match self.check(value)? {
             Typed::Int(value) | Typed::Double(value) => {
                 let list: Result<_, _> = items.iter().map(number).collect();
-                CelNumber::Among(Box::new(value), list?)
+                CelNumber::In(Box::new(value), list?)
             }
             Typed::Text(value) => {
                 let list: Result<_, _> = items.iter().map(text).collect();
-                CelNumber::AmongTexts(value, list?)
+                CelNumber::InTexts(value, list?)
             }
-            Typed::Truth(_) => {
+            Typed::Bool(_) => {
                 return Err(self.operands(at, "in", "bool".to_owned(), "a number or a string"));
             }
         }))
@@ -227,8 +236,8 @@ impl<V: Vocabulary> Checker<'_, V> {
                 _ => Err(self.arguments(at, name, "one number")),
             },
             ("has", [Syntax { at, part: CelPart::Path(path) }]) => match self.field(*at, path)? {
-                (field, Type::String) => Ok(Typed::Truth(CelNumber::Has(field))),
-                _ => Ok(Typed::Truth(CelNumber::Literal(1.0))),
+                (field, Type::String) => Ok(Typed::Bool(CelNumber::Has(field))),
+                _ => Ok(Typed::Bool(CelNumber::Literal(1.0))),
             },
             ("min" | "max", _) => Err(self.arguments(at, name, "two numbers")),
             ("int" | "double", _) => Err(self.arguments(at, name, "one number")),
@@ -237,7 +246,7 @@ impl<V: Vocabulary> Checker<'_, V> {
         }
     }
 
-    /// The receiver is the first argument.
+    /// A method call; the receiver is the first argument.
     fn method(&self, at: usize, name: &str, arguments: &[Syntax]) -> Checked<V::Field> {
         let test = match name {
             "size" => {
@@ -256,7 +265,7 @@ impl<V: Vocabulary> Checker<'_, V> {
         let [text, part] = arguments else { return Err(self.arguments(at, name, takes)) };
         match (self.check(text)?, self.check(part)?) {
             (Typed::Text(text), Typed::Text(part)) => {
-                Ok(Typed::Truth(CelNumber::Texts(test, Box::new([text, part]))))
+                Ok(Typed::Bool(CelNumber::Texts(test, Box::new([text, part]))))
             }
             _ => Err(self.arguments(at, name, takes)),
         }
@@ -269,30 +278,31 @@ impl<V: Vocabulary> Checker<'_, V> {
             let known = self.vocabulary.known();
             let suggestion = match nearest(&path, known.iter().map(String::as_str)) {
                 Some(close) => format!("; did you mean `{close}`?"),
-                None => format!("; the fields are {}", known.join(", ")),
+                None => format!("; available: {}", known.join(", ")),
             };
             self.error(at, CelProblem::UnknownField { path, suggestion })
         })
     }
 
-    fn truth(
+    fn bool_operand(
         &self,
         operator: &'static str,
         syntax: &Syntax,
     ) -> Result<CelNumber<V::Field>, CelError> {
         match self.check(syntax)? {
-            Typed::Truth(truth) => Ok(truth),
+            Typed::Bool(operand) => Ok(operand),
             other => Err(self.operands(syntax.at, operator, other.kind().to_string(), "a bool")),
         }
     }
 
-    fn both(
+    fn operand_pair(
         &self,
         at: usize,
         operator: &'static str,
         [left, right]: &[Syntax; 2],
-    ) -> Result<Both<V::Field>, CelError> {
-        let (left, right) = (self.check(left)?, self.check(right)?);
+    ) -> Result<OperandPair<V::Field>, CelError> {
+        let left = self.check(left)?;
+        let right = self.check(right)?;
         left.with(right).map_err(|(left, right)| self.mismatch(at, operator, left, right))
     }
 

@@ -1,14 +1,14 @@
-//! A typed part of CEL, the Common Expression Language, for rules that need no compiler.
+//! A typed subset of CEL, the Common Expression Language, for rules that need no compiler.
 //!
-//! Literals, fields such as `pod.requests`, arithmetic, comparison, `&&`, `||`, `!`, `? :`, `in` with
-//! a list of literals, `has`, and the functions [listed here](FUNCTIONS). What is written in this part
-//! means what it means in CEL, with one addition: an int beside a double is taken as a double, so that
-//! `2 * request.uncached_ms` needs no `2.0`.
+//! Literals, fields such as `pod.requests`, arithmetic, comparison, `&&`, `||`, `!`, `? :`, `in`
+//! with a list of literals, `has`, and the functions in [`FUNCTIONS`]. The subset means what it
+//! means in CEL, with one addition: an int beside a double is converted to a double, so that `2 *
+//! pod.kv_usage` needs no `2.0`. Ints have 53 bits instead of 64.
 //!
-//! The public CEL crates interpret dynamically typed values: a misspelt field shows at the first
-//! request, and every evaluation builds maps of strings. Here an expression is parsed ([`parse`]) and
-//! typed ([`check`]) when a profile is assembled, and evaluated for all candidates at once
-//! ([`program`]). Ints have 53 bits instead of 64.
+//! The public CEL crates interpret dynamically typed values: a misspelt field fails at the first
+//! request, and every evaluation builds maps of strings. Here an expression is parsed ([`parse`])
+//! and type-checked ([`check`]) when a profile is assembled, and evaluated for all candidates at
+//! once ([`program`]).
 
 mod check;
 mod parse;
@@ -19,16 +19,12 @@ mod tests;
 pub(crate) use check::compile;
 pub(crate) use program::{CelBatch, Program};
 
-/// What an expression's value, or a field's, can be.
+/// The type of an expression or a field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Type {
-    /// An integer.
     Int,
-    /// A floating-point number.
     Double,
-    /// `true` or `false`.
     Bool,
-    /// A text.
     String,
 }
 
@@ -43,7 +39,7 @@ impl std::fmt::Display for Type {
     }
 }
 
-/// The functions and what they take.
+/// The functions with their parameters, as error messages and cures show them.
 pub(crate) const FUNCTIONS: &[&str] = &[
     "min(number, number)",
     "max(number, number)",
@@ -58,12 +54,12 @@ pub(crate) const FUNCTIONS: &[&str] = &[
 
 /// The fields that expressions of one kind may name.
 pub(crate) trait Vocabulary {
-    /// How a field is named at evaluation.
+    /// A resolved field, as the program names it at evaluation.
     type Field: Copy;
 
     /// The field at a path such as `["pod", "labels", "zone"]`, and its type.
     fn resolve(&self, path: &[&str]) -> Option<(Self::Field, Type)>;
 
-    /// The paths that exist, for suggestions.
+    /// All paths, for suggestions.
     fn known(&self) -> Vec<String>;
 }

@@ -1,56 +1,58 @@
-//! From text to a tree of syntax, with the place of every part.
+//! Parser: from text to a syntax tree in which every node knows its position.
+//!
+//! Recursive descent with precedence levels. Depth and the number of operators are limited, because
+//! the checker and the evaluation recurse into the tree.
 
 use std::fmt;
 
 use super::Type;
 use super::program::LARGEST_INT;
 
-/// Why an expression is refused, and where.
+/// An expression that does not compile, and where.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("line {line}, column {column}: {problem}")]
 pub(crate) struct CelError {
-    /// From one.
+    /// Counted from one.
     pub(crate) line: usize,
-    /// From one, in characters.
+    /// Counted from one, in characters.
     pub(crate) column: usize,
-    /// What is wrong there.
     pub(crate) problem: CelProblem,
 }
 
-/// What can be wrong with an expression.
+/// What the parser or the checker found.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub(crate) enum CelProblem {
     #[error("expected {expected}, found {found}")]
     Unexpected { expected: &'static str, found: String },
-    #[error("a string starts here and does not end; close it with {quote}")]
+    #[error("unterminated string; close it with {quote}")]
     OpenString { quote: char },
-    #[error("`\\{0}` is no escape; write one of \\\\ \\\" \\' \\n \\t")]
+    #[error("unknown escape `\\{0}`; use one of \\\\ \\\" \\' \\n \\t")]
     Escape(char),
-    #[error("{0} is out of range; ints have 53 bits and doubles are finite")]
+    #[error("number {0} is out of range; ints have 53 bits and doubles are finite")]
     Number(String),
-    #[error("nested deeper than {MOST_DEPTH} levels; split the rule into several scorers")]
+    #[error("nested deeper than {MAX_DEPTH} levels; split the rule into several scorers")]
     TooDeep,
-    #[error("more than {MOST_OPERATORS} operators; split the rule into several scorers")]
+    #[error("more than {MAX_OPERATORS} operators; split the rule into several scorers")]
     TooLong,
-    #[error("there is no field `{path}`{suggestion}")]
+    #[error("unknown field `{path}`{suggestion}")]
     UnknownField { path: String, suggestion: String },
-    #[error("there is no function `{name}`; the functions are {}", super::FUNCTIONS.join(", "))]
+    #[error("unknown function `{name}`; available: {}", super::FUNCTIONS.join(", "))]
     UnknownFunction { name: String },
     #[error("`{name}` takes {takes}")]
     Arguments { name: String, takes: &'static str },
     #[error("`{operator}` cannot take {operands}; it takes {takes}")]
     Operands { operator: &'static str, operands: String, takes: &'static str },
-    #[error("the expression is a {found}, but {wanted}")]
+    #[error("the expression has type {found}, but {wanted}")]
     Result { found: Type, wanted: &'static str },
-    #[error("a list may stand only after `in`, and holds literals of one type")]
+    #[error("a list is allowed only after `in`, with literals of one type")]
     List,
 }
 
-const MOST_DEPTH: usize = 64;
-/// A chain of operators is a tree as deep as it is long, and evaluation recurses into it.
-const MOST_OPERATORS: usize = 256;
+const MAX_DEPTH: usize = 64;
+/// A chain of operators is a tree as deep as the chain is long.
+const MAX_OPERATORS: usize = 256;
 
-/// A part of an expression and where it starts, in bytes.
+/// A node of the syntax tree, and the byte at which it starts.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Syntax {
     pub(super) at: usize,
@@ -64,7 +66,7 @@ pub(super) enum CelPart {
     Bool(bool),
     Text(String),
     List(Vec<Syntax>),
-    /// A name and what follows it after dots.
+    /// A name, and the names after its dots.
     Path(Vec<String>),
     /// A function, or a method with its receiver as first argument.
     Call {
@@ -74,7 +76,6 @@ pub(super) enum CelPart {
     },
     Not(Box<Syntax>),
     Negate(Box<Syntax>),
-    /// An operator at its place.
     Binary(&'static str, Box<[Syntax; 2]>),
     Choose(Box<[Syntax; 3]>),
 }
@@ -84,23 +85,23 @@ enum CelToken {
     Int(String),
     Double(String),
     Text(String),
-    Word(String),
-    Sign(&'static str),
+    Identifier(String),
+    Symbol(&'static str),
     End,
 }
 
 impl fmt::Display for CelToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Int(text) | Self::Double(text) | Self::Word(text) => write!(f, "`{text}`"),
+            Self::Int(text) | Self::Double(text) | Self::Identifier(text) => write!(f, "`{text}`"),
             Self::Text(_) => f.write_str("a string"),
-            Self::Sign(sign) => write!(f, "`{sign}`"),
-            Self::End => f.write_str("the end"),
+            Self::Symbol(symbol) => write!(f, "`{symbol}`"),
+            Self::End => f.write_str("end of input"),
         }
     }
 }
 
-/// Where `at` is in `text`, as an error.
+/// An error at byte `at` of `text`.
 pub(super) fn error(text: &str, at: usize, problem: CelProblem) -> CelError {
     let before = text.get(..at).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -118,34 +119,34 @@ pub(super) fn parse(text: &str) -> Result<Syntax, CelError> {
     let syntax = parser.expression()?;
     match parser.token {
         CelToken::End => Ok(syntax),
-        _ => Err(parser.unexpected("an operator or the end")),
+        _ => Err(parser.unexpected("an operator or end of input")),
     }
 }
 
 struct CelParser<'a> {
     text: &'a str,
-    /// After the token.
+    /// The byte after the token.
     at: usize,
     token: CelToken,
-    /// Where the token starts.
+    /// The byte at which the token starts.
     start: usize,
     depth: usize,
     operators: usize,
 }
 
-/// Binary operators, loosest first; each line binds alike, from the left.
+/// Binary operators by precedence, loosest first; all are left-associative.
 const LEVELS: [&[&str]; 5] =
     [&["||"], &["&&"], &["<=", ">=", "<", ">", "==", "!=", "in"], &["+", "-"], &["*", "/", "%"]];
 
 impl CelParser<'_> {
     fn expression(&mut self) -> Result<Syntax, CelError> {
         self.depth += 1;
-        if self.depth > MOST_DEPTH {
+        if self.depth > MAX_DEPTH {
             return Err(error(self.text, self.start, CelProblem::TooDeep));
         }
         let condition = self.binary(0)?;
         let at = self.start;
-        let syntax = if self.take("?")? {
+        let syntax = if self.accept("?")? {
             let yes = self.binary(0)?;
             self.expect(":")?;
             let no = self.expression()?;
@@ -160,7 +161,7 @@ impl CelParser<'_> {
     fn binary(&mut self, level: usize) -> Result<Syntax, CelError> {
         let Some(operators) = LEVELS.get(level) else { return self.unary() };
         let mut left = self.binary(level + 1)?;
-        while let Some(operator) = operators.iter().find(|operator| self.sees(operator)) {
+        while let Some(operator) = operators.iter().find(|operator| self.is_at(operator)) {
             let at = self.start;
             self.count_operator()?;
             self.advance()?;
@@ -172,18 +173,20 @@ impl CelParser<'_> {
 
     fn count_operator(&mut self) -> Result<(), CelError> {
         self.operators += 1;
-        let most = self.operators <= MOST_OPERATORS;
-        if most { Ok(()) } else { Err(error(self.text, self.start, CelProblem::TooLong)) }
+        if self.operators > MAX_OPERATORS {
+            return Err(error(self.text, self.start, CelProblem::TooLong));
+        }
+        Ok(())
     }
 
     fn unary(&mut self) -> Result<Syntax, CelError> {
         let at = self.start;
-        let negates = self.sees("-");
-        if !negates && !self.sees("!") {
+        let negates = self.is_at("-");
+        if !negates && !self.is_at("!") {
             return self.member();
         }
         self.depth += 1;
-        if self.depth > MOST_DEPTH {
+        if self.depth > MAX_DEPTH {
             return Err(error(self.text, at, CelProblem::TooDeep));
         }
         self.advance()?;
@@ -195,11 +198,11 @@ impl CelParser<'_> {
 
     fn member(&mut self) -> Result<Syntax, CelError> {
         let mut syntax = self.primary()?;
-        while self.take(".")? {
+        while self.accept(".")? {
             let at = self.start;
             self.count_operator()?;
-            let name = self.word()?;
-            if self.take("(")? {
+            let name = self.identifier()?;
+            if self.accept("(")? {
                 let mut arguments = vec![syntax];
                 arguments.extend(self.list(")")?);
                 syntax = Syntax { at, part: CelPart::Call { name, method: true, arguments } };
@@ -223,16 +226,16 @@ impl CelParser<'_> {
                 _ => return Err(error(self.text, at, CelProblem::Number(digits))),
             },
             CelToken::Text(text) => CelPart::Text(text),
-            CelToken::Word(word) if word == "true" => CelPart::Bool(true),
-            CelToken::Word(word) if word == "false" => CelPart::Bool(false),
-            CelToken::Word(_) => return self.name(at),
-            CelToken::Sign("(") => {
+            CelToken::Identifier(word) if word == "true" => CelPart::Bool(true),
+            CelToken::Identifier(word) if word == "false" => CelPart::Bool(false),
+            CelToken::Identifier(_) => return self.name(at),
+            CelToken::Symbol("(") => {
                 self.advance()?;
                 let inner = self.expression()?;
                 self.expect(")")?;
                 return Ok(inner);
             }
-            CelToken::Sign("[") => {
+            CelToken::Symbol("[") => {
                 self.advance()?;
                 return Ok(Syntax { at, part: CelPart::List(self.list("]")?) });
             }
@@ -243,8 +246,8 @@ impl CelParser<'_> {
     }
 
     fn name(&mut self, at: usize) -> Result<Syntax, CelError> {
-        let name = self.word()?;
-        let part = if self.take("(")? {
+        let name = self.identifier()?;
+        let part = if self.accept("(")? {
             CelPart::Call { name, method: false, arguments: self.list(")")? }
         } else {
             CelPart::Path(vec![name])
@@ -252,10 +255,10 @@ impl CelParser<'_> {
         Ok(Syntax { at, part })
     }
 
-    /// Expressions between commas, up to and with `close`.
+    /// Comma-separated expressions up to `close`, which is consumed.
     fn list(&mut self, close: &'static str) -> Result<Vec<Syntax>, CelError> {
         let mut items = vec![];
-        while !self.take(close)? {
+        while !self.accept(close)? {
             if !items.is_empty() {
                 self.expect(",")?;
             }
@@ -271,32 +274,32 @@ impl CelParser<'_> {
         }
     }
 
-    fn word(&mut self) -> Result<String, CelError> {
-        let CelToken::Word(word) = self.token.clone() else {
+    fn identifier(&mut self) -> Result<String, CelError> {
+        let CelToken::Identifier(word) = self.token.clone() else {
             return Err(self.unexpected("a name"));
         };
         self.advance()?;
         Ok(word)
     }
 
-    fn sees(&self, sign: &str) -> bool {
+    fn is_at(&self, symbol: &str) -> bool {
         match &self.token {
-            CelToken::Sign(seen) => *seen == sign,
-            CelToken::Word(word) => sign == "in" && word == "in",
+            CelToken::Symbol(next) => *next == symbol,
+            CelToken::Identifier(word) => symbol == "in" && word == "in",
             _ => false,
         }
     }
 
-    fn take(&mut self, sign: &str) -> Result<bool, CelError> {
-        let seen = self.sees(sign);
-        if seen {
+    fn accept(&mut self, symbol: &str) -> Result<bool, CelError> {
+        let is_next = self.is_at(symbol);
+        if is_next {
             self.advance()?;
         }
-        Ok(seen)
+        Ok(is_next)
     }
 
-    fn expect(&mut self, sign: &'static str) -> Result<(), CelError> {
-        if self.take(sign)? { Ok(()) } else { Err(self.unexpected(sign)) }
+    fn expect(&mut self, symbol: &'static str) -> Result<(), CelError> {
+        if self.accept(symbol)? { Ok(()) } else { Err(self.unexpected(symbol)) }
     }
 
     fn unexpected(&self, expected: &'static str) -> CelError {
@@ -304,9 +307,9 @@ impl CelParser<'_> {
         error(self.text, self.start, problem)
     }
 
-    /// Reads the next token.
+    /// Moves to the next token.
     fn advance(&mut self) -> Result<(), CelError> {
-        const SIGNS: [&str; 22] = [
+        const SYMBOLS: [&str; 22] = [
             "||", "&&", "<=", ">=", "==", "!=", "<", ">", "+", "-", "*", "/", "%", "!", "?", ":",
             "(", ")", "[", "]", ",", ".",
         ];
@@ -321,10 +324,10 @@ impl CelParser<'_> {
             Some('0'..='9') => number(rest),
             Some(first) if first.is_ascii_alphabetic() || first == '_' => {
                 let length = length_while(|c| c.is_ascii_alphanumeric() || c == '_');
-                (CelToken::Word(rest[..length].to_owned()), length)
+                (CelToken::Identifier(rest[..length].to_owned()), length)
             }
-            Some(first) => match SIGNS.iter().find(|sign| rest.starts_with(**sign)) {
-                Some(sign) => (CelToken::Sign(sign), sign.len()),
+            Some(first) => match SYMBOLS.iter().find(|symbol| rest.starts_with(**symbol)) {
+                Some(symbol) => (CelToken::Symbol(symbol), symbol.len()),
                 None => {
                     let found = format!("`{first}`");
                     let problem =
@@ -362,7 +365,7 @@ impl CelParser<'_> {
     }
 }
 
-/// Digits, and a fraction and an exponent if they follow.
+/// A number token and its length: digits, with an optional fraction and exponent.
 fn number(rest: &str) -> (CelToken, usize) {
     let digits = |from: usize| {
         rest[from..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |length| from + length)

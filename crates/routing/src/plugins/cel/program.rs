@@ -1,12 +1,12 @@
 //! A checked expression, evaluated for all candidates at once.
 //!
-//! Each part of the tree yields one number for all candidates, or a column with one for each. What
-//! does not depend on the pod is therefore computed once, and what does is a loop over a column that
-//! the compiler can vectorise, instead of a walk through the tree for every candidate.
+//! Each node of the tree yields one number for all candidates, or a column with one number per
+//! candidate. What does not depend on the pod is computed once, and what does is a loop over a
+//! column that the compiler can vectorise, instead of a walk through the tree per candidate.
 //!
-//! Numbers and truths are both `f64`: types were checked before, 1 is true and 0 is false. NaN is a
-//! fault (an int divided by zero or grown beyond 53 bits, zero divided by zero) and makes a fault of
-//! whatever is computed from it, except where the other side of `&&` or `||` decides.
+//! Numbers and bools are both `f64`: types were checked before, 1 is true and 0 is false. NaN is an
+//! error value (an int divided by zero or beyond 53 bits, zero divided by zero). It propagates,
+//! except where the other side of `&&` or `||` decides.
 
 /// The values of fields for a list of candidates.
 pub(crate) trait CelBatch<F> {
@@ -14,9 +14,9 @@ pub(crate) trait CelBatch<F> {
     fn len(&self) -> usize;
     /// Whether the field can differ between candidates.
     fn varies(&self, field: F) -> bool;
-    /// Writes a number or truth for each candidate; into one place only if the field does not vary.
+    /// Writes a number or bool per candidate; `column` has one element if the field does not vary.
     fn fill(&self, field: F, column: &mut [f64]);
-    /// A candidate's text; none if it is absent, which reads as the empty string.
+    /// A candidate's string; an absent one counts as the empty string.
     fn text(&self, field: F, candidate: usize) -> Option<&str>;
 }
 
@@ -25,8 +25,8 @@ pub(crate) trait CelBatch<F> {
 pub(crate) struct Program<F>(pub(super) CelNumber<F>);
 
 impl<F: Copy> Program<F> {
-    /// Writes the expression's value for each candidate, NaN for a fault. Allocates as many columns as
-    /// the expression is deep, never anything per candidate.
+    /// Writes the expression's value per candidate, NaN for an error. Allocates at most one column
+    /// per level of the expression, and nothing per candidate.
     pub(crate) fn evaluate(&self, batch: &impl CelBatch<F>, values: &mut [f64]) {
         match self.0.value(batch, &mut Columns::default()) {
             CelValue::Same(value) => values.fill(value),
@@ -35,7 +35,7 @@ impl<F: Copy> Program<F> {
     }
 }
 
-/// Ints are kept in `f64`, where they are exact up to here: 53 bits.
+/// Ints are stored in `f64`, which is exact up to 53 bits.
 pub(super) const LARGEST_INT: f64 = 9_007_199_254_740_991.0;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,8 +49,8 @@ pub(super) enum Binary {
     IntMultiply,
     IntDivide,
     IntRemainder,
-    Least,
-    Greatest,
+    Min,
+    Max,
     Less,
     LessOrEqual,
     Greater,
@@ -86,20 +86,20 @@ pub(super) enum CelNumber<F> {
     Field(F),
     Negate(Box<CelNumber<F>>),
     Not(Box<CelNumber<F>>),
-    /// To an int, towards zero.
+    /// To an int, rounded towards zero.
     Truncate(Box<CelNumber<F>>),
     Binary(Binary, Box<[CelNumber<F>; 2]>),
     Choose(Box<[CelNumber<F>; 3]>),
-    Among(Box<CelNumber<F>>, Box<[f64]>),
+    In(Box<CelNumber<F>>, Box<[f64]>),
     Texts(TextTest, Box<[CelText<F>; 2]>),
-    AmongTexts(CelText<F>, Box<[Box<str>]>),
+    InTexts(CelText<F>, Box<[Box<str>]>),
     /// In Unicode characters.
     Size(CelText<F>),
-    /// Whether a text is there.
+    /// Whether a string field is present.
     Has(F),
 }
 
-/// What a part of an expression comes to.
+/// The value of a node: one number for all candidates, or one per candidate.
 enum CelValue {
     Same(f64),
     Each(Vec<f64>),
@@ -112,7 +112,7 @@ enum Spread {
     Each,
 }
 
-/// Columns that are free to be used again.
+/// A pool of columns to reuse.
 #[derive(Default)]
 struct Columns(Vec<Vec<f64>>);
 
@@ -169,9 +169,9 @@ impl<F: Copy> CelNumber<F> {
             Self::Truncate(operand) => {
                 Columns::map(operand.value(batch, columns), |x| exact(x.trunc()))
             }
-            Self::Among(operand, list) => {
-                let among = |x: f64| related(x, x, |x, _| list.contains(x));
-                Columns::map(operand.value(batch, columns), among)
+            Self::In(operand, list) => {
+                let is_in = |x: f64| related(x, x, |x, _| list.contains(x));
+                Columns::map(operand.value(batch, columns), is_in)
             }
             Self::Binary(operation, pair) => {
                 let left = pair[0].value(batch, columns);
@@ -181,7 +181,8 @@ impl<F: Copy> CelNumber<F> {
             Self::Choose(parts) => {
                 let [condition, yes, no] = &**parts;
                 let condition = condition.value(batch, columns);
-                let (yes, no) = (yes.value(batch, columns), no.value(batch, columns));
+                let yes = yes.value(batch, columns);
+                let no = no.value(batch, columns);
                 choose(condition, yes, no, columns)
             }
             Self::Texts(test, pair) => {
@@ -191,7 +192,7 @@ impl<F: Copy> CelNumber<F> {
                     f64::from(test.holds(left.at(batch, at), right.at(batch, at)))
                 })
             }
-            Self::AmongTexts(text, list) => each(text.spread(batch), batch, columns, |at| {
+            Self::InTexts(text, list) => each(text.spread(batch), batch, columns, |at| {
                 let text = text.at(batch, at);
                 f64::from(list.iter().any(|item| **item == *text))
             }),
@@ -241,8 +242,8 @@ fn each<F>(
         return CelValue::Same(number(0));
     }
     let mut column = columns.column(batch.len());
-    for (at, place) in column.iter_mut().enumerate() {
-        *place = number(at);
+    for (at, value) in column.iter_mut().enumerate() {
+        *value = number(at);
     }
     CelValue::Each(column)
 }
@@ -260,11 +261,11 @@ fn choose(condition: CelValue, yes: CelValue, no: CelValue, columns: &mut Column
         CelValue::Same(number) => *number,
         CelValue::Each(column) => column[at],
     };
-    for (at, place) in chosen.iter_mut().enumerate() {
-        *place = match *place {
+    for (at, value) in chosen.iter_mut().enumerate() {
+        *value = match *value {
             1.0 => side(&yes, at),
             0.0 => side(&no, at),
-            fault => fault,
+            error => error,
         };
     }
     for side in [yes, no] {
@@ -275,12 +276,12 @@ fn choose(condition: CelValue, yes: CelValue, no: CelValue, columns: &mut Column
     CelValue::Each(chosen)
 }
 
-/// Whether a relation holds, unless a side is a fault.
+/// Whether a relation holds; an error if either side is one.
 fn related(left: f64, right: f64, holds: impl Fn(&f64, &f64) -> bool) -> f64 {
     if left.is_nan() || right.is_nan() { f64::NAN } else { f64::from(holds(&left, &right)) }
 }
 
-/// An int, unless it has grown too large. Adding zero makes -0 a 0: ints have only one.
+/// An int, or an error beyond 53 bits. Adding zero turns -0 into 0: ints have no negative zero.
 fn exact(int: f64) -> f64 {
     if int.abs() <= LARGEST_INT { int + 0.0 } else { f64::NAN }
 }
@@ -295,21 +296,20 @@ impl Binary {
             Self::IntAdd => columns.zip(left, right, |a, b| exact(a + b)),
             Self::IntSubtract => columns.zip(left, right, |a, b| exact(a - b)),
             Self::IntMultiply => columns.zip(left, right, |a, b| exact(a * b)),
-            // A quotient by zero is infinite or NaN, so it is a fault; one of exact ints rounds to no
-            // other int.
+            // A quotient by zero is infinite or NaN, so it is an error; one of exact ints truncates
+            // to the right int.
             Self::IntDivide => columns.zip(left, right, |a, b| exact((a / b).trunc())),
             Self::IntRemainder => columns.zip(left, right, |a, b| exact(a % b)),
-            Self::Least => columns.zip(left, right, |a, b| if a < b || a.is_nan() { a } else { b }),
-            Self::Greatest => {
-                columns.zip(left, right, |a, b| if a > b || a.is_nan() { a } else { b })
-            }
+            Self::Min => columns.zip(left, right, |a, b| if a < b || a.is_nan() { a } else { b }),
+            Self::Max => columns.zip(left, right, |a, b| if a > b || a.is_nan() { a } else { b }),
             Self::Less => columns.zip(left, right, |a, b| related(a, b, f64::lt)),
             Self::LessOrEqual => columns.zip(left, right, |a, b| related(a, b, f64::le)),
             Self::Greater => columns.zip(left, right, |a, b| related(a, b, f64::gt)),
             Self::GreaterOrEqual => columns.zip(left, right, |a, b| related(a, b, f64::ge)),
             Self::Equal => columns.zip(left, right, |a, b| related(a, b, f64::eq)),
             Self::Unequal => columns.zip(left, right, |a, b| related(a, b, f64::ne)),
-            // CEL: `false` on either side decides `&&`, and `true` decides `||`, even beside a fault.
+            // CEL: `false` on either side decides `&&`, and `true` decides `||`, even beside an
+            // error.
             Self::And => {
                 columns.zip(left, right, |a, b| if a == 0.0 || b == 0.0 { 0.0 } else { a * b })
             }

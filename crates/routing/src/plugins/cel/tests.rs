@@ -1,4 +1,4 @@
-//! Expressions mean what CEL says, and what makes no sense is refused with its place.
+//! Expressions mean what CEL defines, and invalid ones are refused with line and column.
 
 use super::parse::CelProblem;
 use super::*;
@@ -12,7 +12,7 @@ enum Field {
     Rack,
 }
 
-/// Three candidates alike, whose fields are given as columns or as single numbers.
+/// Three equal candidates, whose fields vary (columns) or do not (single numbers).
 struct Pod(Varying);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -59,7 +59,7 @@ impl CelBatch<Field> for Pod {
     }
 }
 
-/// The value, the same whether fields are columns or single numbers. None for a fault.
+/// The value, which must be the same for columns and for single numbers. None for an error.
 fn value(text: &str) -> Option<f64> {
     let program =
         compile(text, &Pod(Varying::No)).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -77,7 +77,7 @@ fn holds(text: &str) -> Option<bool> {
 }
 
 #[test]
-fn arithmetic_is_that_of_cel() {
+fn arithmetic_follows_cel() {
     let cases = [
         ("1 + 2 * 3", 7.0),
         ("(1 + 2) * 3", 9.0),
@@ -107,7 +107,7 @@ fn arithmetic_is_that_of_cel() {
 }
 
 #[test]
-fn comparison_and_logic_are_those_of_cel() {
+fn comparison_and_logic_follow_cel() {
     let cases = [
         ("1 < 2 && 2 <= 2 && 3 > 2.5 && 2 >= 2", true),
         ("'a' < 'b' && 'a' != 'b'", true),
@@ -132,8 +132,8 @@ fn comparison_and_logic_are_those_of_cel() {
 }
 
 #[test]
-fn faults_are_reported_unless_the_other_side_decides() {
-    let faults = [
+fn errors_propagate_unless_the_other_side_decides() {
+    let errors = [
         "1 / (pod.requests - 7)",
         "1 % 0",
         "9007199254740991 + 1",
@@ -148,8 +148,8 @@ fn faults_are_reported_unless_the_other_side_decides() {
         "1 / 0 in [1, 2] ? 1 : 0",
         "pod.draining ? 1 / 0 : 1",
     ];
-    for fault in faults {
-        assert_eq!(value(fault), None, "{fault}");
+    for text in errors {
+        assert_eq!(value(text), None, "{text}");
     }
     assert_eq!(value("1.0 / 0.0"), Some(f64::INFINITY));
     for zero in ["-(pod.requests - 7)", "0 * -pod.requests", "-3 / pod.requests", "-7 % 7"] {
@@ -158,30 +158,34 @@ fn faults_are_reported_unless_the_other_side_decides() {
     }
     assert_eq!(holds("1 / 0 == 1 && false"), Some(false));
     assert_eq!(holds("true || 1 / 0 == 1"), Some(true));
-    assert_eq!(value("pod.draining ? 1 : 1 / 0"), Some(1.0), "what is not chosen does not count");
+    assert_eq!(
+        value("pod.draining ? 1 : 1 / 0"),
+        Some(1.0),
+        "the branch that is not chosen does not count"
+    );
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_its_place() {
+fn invalid_expressions_are_refused_with_line_and_column() {
     let cases = [
-        ("", "line 1, column 1: expected a value, found the end"),
-        ("1 +", "line 1, column 4: expected a value, found the end"),
-        ("1 2", "line 1, column 3: expected an operator or the end, found `2`"),
-        ("(1", "line 1, column 3: expected ), found the end"),
+        ("", "line 1, column 1: expected a value, found end of input"),
+        ("1 +", "line 1, column 4: expected a value, found end of input"),
+        ("1 2", "line 1, column 3: expected an operator or end of input, found `2`"),
+        ("(1", "line 1, column 3: expected ), found end of input"),
         ("1 = 2", "line 1, column 3: expected an operator or value, found `=`"),
-        ("'abc", "line 1, column 1: a string starts here and does not end; close it with '"),
-        ("'a\\q'", "line 1, column 3: `\\q` is no escape; write one of \\\\ \\\" \\' \\n \\t"),
+        ("'abc", "line 1, column 1: unterminated string; close it with '"),
+        ("'a\\q'", "line 1, column 3: unknown escape `\\q`; use one of \\\\ \\\" \\' \\n \\t"),
         (
             "99999999999999999999",
-            "line 1, column 1: 99999999999999999999 is out of range; ints have 53 bits and doubles are finite",
+            "line 1, column 1: number 99999999999999999999 is out of range; ints have 53 bits and doubles are finite",
         ),
         (
             "1.0 +\n  pod.request",
-            "line 2, column 3: there is no field `pod.request`; did you mean `pod.requests`?",
+            "line 2, column 3: unknown field `pod.request`; did you mean `pod.requests`?",
         ),
         (
             "queue",
-            "line 1, column 1: there is no field `queue`; the fields are pod.requests, pod.kv_usage, pod.draining",
+            "line 1, column 1: unknown field `queue`; available: pod.requests, pod.kv_usage, pod.draining",
         ),
         (
             "pod.requests + pod.labels.zone",
@@ -193,7 +197,7 @@ fn what_makes_no_sense_is_refused_with_its_place() {
         ("1 ? 1 : 2", "line 1, column 1: `? :` cannot take int; it takes a bool"),
         (
             "pod.draining",
-            "line 1, column 1: the expression is a bool, but a score is a number; choose one with `condition ? 1.0 : 0.0`",
+            "line 1, column 1: the expression has type bool, but a score must be a number; write `condition ? 1.0 : 0.0`",
         ),
         (
             "true ? 'a' : 'b'",
@@ -204,25 +208,20 @@ fn what_makes_no_sense_is_refused_with_its_place() {
         ("pod.requests.size()", "line 1, column 14: `size` takes a string before the dot"),
         (
             "pod.requests in ['a']",
-            "line 1, column 18: a list may stand only after `in`, and holds literals of one type",
+            "line 1, column 18: a list is allowed only after `in`, with literals of one type",
         ),
-        (
-            "[1]",
-            "line 1, column 1: a list may stand only after `in`, and holds literals of one type",
-        ),
+        ("[1]", "line 1, column 1: a list is allowed only after `in`, with literals of one type"),
     ];
     for (text, expected) in cases {
         let error = compile(text, &Pod(Varying::No)).map(|_| ()).unwrap_err();
         assert_eq!(error.to_string(), expected, "{text}");
     }
     let error = compile("sqrt(2.0)", &Pod(Varying::No)).map(|_| ()).unwrap_err().to_string();
-    assert!(
-        error.starts_with("line 1, column 1: there is no function `sqrt`; the functions are min(")
-    );
+    assert!(error.starts_with("line 1, column 1: unknown function `sqrt`; available: min("));
 }
 
 #[test]
-fn hostile_nesting_and_length_are_refused_without_overflowing_the_stack() {
+fn deep_nesting_and_long_chains_are_refused_without_stack_overflow() {
     for text in ["(".repeat(4000), "!".repeat(4000), "-".repeat(4000), "[".repeat(4000)] {
         let error = compile(&text, &Pod(Varying::No)).map(|_| ()).unwrap_err();
         assert_eq!(error.problem, CelProblem::TooDeep, "{}", &text[..1]);
@@ -235,7 +234,7 @@ fn hostile_nesting_and_length_are_refused_without_overflowing_the_stack() {
 
 proptest::proptest! {
     #[test]
-    fn no_text_makes_the_parser_panic(text in "[-a-z0-9 .()\\[\\]'\"\\\\+*/%!?:<>=&|,\ny]{0,60}") {
+    fn the_compiler_does_not_panic_on_any_text(text in "[-a-z0-9 .()\\[\\]'\"\\\\+*/%!?:<>=&|,\ny]{0,60}") {
         let _ = compile(&text, &Pod(Varying::No));
     }
 }

@@ -1,4 +1,4 @@
-//! The fields of expressions have the values they are named for, and bad expressions are refused.
+//! Fields of expressions have the values that their names say, and invalid expressions are refused.
 
 use crate::fleet::{PodFacts, Reservation, Topology};
 use crate::plugins::cel::Vocabulary;
@@ -8,7 +8,7 @@ use crate::stage::Stage;
 const HASHED: [&str; 2] = ["tokenize", "block_hash"];
 
 /// Two pods: a busy one that holds four of ten blocks, and an idle one with labels.
-fn rehearsal() -> Harness {
+fn harness() -> Harness {
     let labelled = PodFacts {
         labels: vec![("gpu".into(), "h100".into())],
         topology: Topology { zone: Some("z1".into()), ..Topology::default() },
@@ -16,25 +16,25 @@ fn rehearsal() -> Harness {
         ..PodFacts::serving("second", "m")
     };
     let tokens: Vec<u32> = (0..21).collect();
-    let mut rehearsal = Harness::with(vec![PodFacts::serving("first", "m"), labelled])
+    let mut harness = Harness::with(vec![PodFacts::serving("first", "m"), labelled])
         .prompt(&tokens)
         .holding(0, 4);
-    rehearsal.request.output_tokens = Some(9);
-    rehearsal.request.tenant = Some("acme".into());
-    rehearsal.vitals(0).report(3, 0.25);
-    rehearsal
+    harness.request.output_tokens = Some(9);
+    harness.request.tenant = Some("acme".into());
+    harness.vitals(0).report(3, 0.25);
+    harness
 }
 
-fn costs(rehearsal: &Harness, expression: &str) -> Vec<f64> {
+fn costs(harness: &Harness, expression: &str) -> Vec<f64> {
     let yaml = format!("expression: {{cost: \"{expression}\"}}");
-    rehearsal.play(&HASHED, Stage::Score, &yaml).scores()
+    harness.run(&HASHED, Stage::Score, &yaml).scores()
 }
 
 #[test]
-fn figures_of_the_pod_the_request_and_the_fleet_can_be_named() {
-    let rehearsal = rehearsal();
-    let mut reserved = Reservation::new(rehearsal.vitals(0), 30, 20);
-    let _waiting = Reservation::new(rehearsal.vitals(0), 7, 7);
+fn fields_of_the_pod_the_request_and_the_fleet_have_their_values() {
+    let harness = harness();
+    let mut reserved = Reservation::new(harness.vitals(0), 30, 20);
+    let _pending = Reservation::new(harness.vitals(0), 7, 7);
     reserved.first_token();
     let cases = [
         ("pod.requests", [2.0, 0.0]),
@@ -64,12 +64,12 @@ fn figures_of_the_pod_the_request_and_the_fleet_can_be_named() {
         ),
     ];
     for (expression, expected) in cases {
-        assert_eq!(costs(&rehearsal, expression), expected, "{expression}");
+        assert_eq!(costs(&harness, expression), expected, "{expression}");
     }
 }
 
 #[test]
-fn every_field_is_documented() {
+fn the_parameters_documentation_lists_every_field() {
     let doc = super::PLUGIN.parameters[0].doc;
     for field in super::FieldNames::default().known() {
         assert!(doc.contains(&field), "{field}");
@@ -78,29 +78,29 @@ fn every_field_is_documented() {
 
 #[test]
 fn attributes_are_read_by_name() {
-    let mut rehearsal = rehearsal();
-    rehearsal.request.headers = vec![("x-gpu".into(), "h100".into())];
+    let mut harness = harness();
+    harness.request.headers = vec![("x-gpu".into(), "h100".into())];
     let prepare = ["attributes: {headers: [gpu=x-gpu]}"];
     let yaml = "expression: {score: 'pod.labels.gpu == request.attributes.gpu ? 1.0 : 0.5'}";
-    let scores = rehearsal.play(&prepare, Stage::Score, yaml).scores();
+    let scores = harness.run(&prepare, Stage::Score, yaml).scores();
     assert_eq!(scores, [0.5, 1.0]);
 }
 
 #[test]
-fn placed_tokens_count_what_a_pod_was_sent_to_compute() {
-    let rehearsal = rehearsal();
+fn placed_tokens_sum_the_uncached_tokens_sent_to_a_pod() {
+    let harness = harness();
     let yaml = "expression: {cost: pod.placed_tokens}";
-    let played = rehearsal.play(&HASHED, Stage::Score, yaml);
-    played.chosen(0);
-    played.chosen(1);
-    played.chosen(1);
-    assert_eq!(played.scores(), [13.0, 42.0]);
+    let run = harness.run(&HASHED, Stage::Score, yaml);
+    run.chosen(0);
+    run.chosen(1);
+    run.chosen(1);
+    assert_eq!(run.scores(), [13.0, 42.0]);
 }
 
 #[test]
-fn scores_are_cut_to_a_unit_and_faults_are_the_worst() {
-    let rehearsal = rehearsal();
-    let scores = |yaml: &str| rehearsal.play(&[], Stage::Score, yaml).scores();
+fn scores_are_clamped_and_errors_count_as_the_worst() {
+    let harness = harness();
+    let scores = |yaml: &str| harness.run(&[], Stage::Score, yaml).scores();
     assert_eq!(scores("expression: {score: '3.0'}"), [1.0, 1.0]);
     assert_eq!(scores("expression: {score: '-0.5'}"), [0.0, 0.0]);
     assert_eq!(scores("expression: {score: '1 / pod.requests'}"), [0.0, 0.0]);
@@ -113,27 +113,27 @@ fn scores_are_cut_to_a_unit_and_faults_are_the_worst() {
 }
 
 #[test]
-fn what_does_not_compile_is_refused_with_line_and_column() {
-    let complaint = |yaml| Harness::complaint(Stage::Score, yaml);
+fn an_expression_that_does_not_compile_is_refused_with_line_and_column() {
+    let error = |yaml| Harness::assembly_error(Stage::Score, yaml);
     assert_eq!(
-        complaint("expression: {score: '1.0 - pod.kv_use'}"),
-        "`score` of `expression`: line 1, column 7: there is no field `pod.kv_use`; \
+        error("expression: {score: '1.0 - pod.kv_use'}"),
+        "`score` of `expression`: line 1, column 7: unknown field `pod.kv_use`; \
          did you mean `pod.kv_usage`?"
     );
     assert_eq!(
-        complaint("expression: {cost: 'pod.requests > 3'}"),
-        "`cost` of `expression`: line 1, column 14: the expression is a bool, but a score is a \
-         number; choose one with `condition ? 1.0 : 0.0`"
+        error("expression: {cost: 'pod.requests > 3'}"),
+        "`cost` of `expression`: line 1, column 14: the expression has type bool, but a score must be \
+         a number; write `condition ? 1.0 : 0.0`"
     );
-    assert_eq!(complaint("expression"), "`expression`: there is no expression");
+    assert_eq!(error("expression"), "`expression`: no expression is set");
     assert_eq!(
-        complaint("expression: {score: '1', cost: '1'}"),
-        "`cost` of `expression`: a `score` is given as well"
+        error("expression: {score: '1', cost: '1'}"),
+        "`cost` of `expression`: both `score` and `cost` are set"
     );
 }
 
 #[test]
-fn an_infinite_cost_without_weight_says_nothing() {
+fn an_infinite_cost_with_weight_zero_does_not_count() {
     let mut bench = crate::testing::TestBench::with_pods(2);
     let _load = Reservation::new(bench.pod(0).vitals(), 1, 1);
     let profile = bench.profile(

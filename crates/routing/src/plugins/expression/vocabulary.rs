@@ -1,4 +1,7 @@
-//! What an expression can name: figures of the pod, the request and all candidates together.
+//! The fields that an expression can name: of the pod, the request and all candidates together.
+//!
+//! The `fields!` tables are the only list: the type of a field, suggestions for misspelt ones and
+//! the check of the reference page read them.
 
 use std::cell::{Cell, RefCell};
 
@@ -11,9 +14,9 @@ pub(super) enum Field {
     Pod(PodField),
     Request(RequestField),
     Fleet(FleetField),
-    /// A label of the pod, by its place in [`Words::labels`].
+    /// A label of the pod, by its position in [`FieldNames::labels`].
     Label(u16),
-    /// An attribute of the request, by its place in [`Words::attributes`].
+    /// An attribute of the request, by its position in [`FieldNames::attributes`].
     Attribute(u16),
 }
 
@@ -77,18 +80,19 @@ fields! {
     }
 }
 
-/// The names that an expression uses, gathered while it is compiled.
+/// The names that an expression uses, collected while it is compiled.
 #[derive(Debug, Default)]
 pub(super) struct FieldNames {
     pub(super) labels: RefCell<Vec<Name>>,
     pub(super) attributes: RefCell<Vec<Name>>,
-    /// Whether it asks what pods hold.
-    pub(super) asks_held: Cell<bool>,
-    /// Whether it asks what was placed on pods.
-    pub(super) asks_placed: Cell<bool>,
+    /// Whether it uses a field that needs the depths of the held prefix.
+    pub(super) uses_held: Cell<bool>,
+    /// Whether it uses `pod.placed_tokens`.
+    pub(super) uses_placed: Cell<bool>,
 }
 
-fn place(names: &RefCell<Vec<Name>>, word: &str) -> Option<u16> {
+/// The position of a name in the list, which gets it if it is new.
+fn intern(names: &RefCell<Vec<Name>>, word: &str) -> Option<u16> {
     let mut names = names.borrow_mut();
     let known = names.iter().position(|name| name.as_str() == word);
     let at = known.unwrap_or_else(|| {
@@ -108,29 +112,29 @@ impl Vocabulary for FieldNames {
     fn resolve(&self, path: &[&str]) -> Option<(Field, Type)> {
         match path {
             ["pod", "labels", label] => {
-                Some((Field::Label(place(&self.labels, label)?), Type::String))
+                Some((Field::Label(intern(&self.labels, label)?), Type::String))
             }
             ["request", "attributes", name] => {
-                Some((Field::Attribute(place(&self.attributes, name)?), Type::String))
+                Some((Field::Attribute(intern(&self.attributes, name)?), Type::String))
             }
             ["pod", word] => {
                 let (field, kind) = find(PodField::ALL, word)?;
                 use PodField::{CachedBlocks, CachedShare, PlacedTokens, UncachedTokens};
                 let held = matches!(field, CachedBlocks | CachedShare | UncachedTokens);
-                self.asks_held.set(self.asks_held.get() || held);
-                self.asks_placed.set(self.asks_placed.get() || field == PlacedTokens);
+                self.uses_held.set(self.uses_held.get() || held);
+                self.uses_placed.set(self.uses_placed.get() || field == PlacedTokens);
                 Some((Field::Pod(field), kind))
             }
             ["request", word] => {
                 let (field, kind) = find(RequestField::ALL, word)?;
                 let held = field == RequestField::BlockTokens;
-                self.asks_held.set(self.asks_held.get() || held);
+                self.uses_held.set(self.uses_held.get() || held);
                 Some((Field::Request(field), kind))
             }
             ["fleet", word] => {
                 let (field, kind) = find(FleetField::ALL, word)?;
                 let held = field == FleetField::MostCachedShare;
-                self.asks_held.set(self.asks_held.get() || held);
+                self.uses_held.set(self.uses_held.get() || held);
                 Some((Field::Fleet(field), kind))
             }
             _ => None,

@@ -1,5 +1,4 @@
-//! Every shipped profile is loaded, checked and run, and does what its first line says.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! Every shipped profile is loaded, checked and run, and does what its first comment says.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +17,8 @@ const SHIPPED: [&str; 17] = [
     "preprocess-prefill-decode", "round-robin", "sglang", "sticky-least-loaded",
 ];
 
-/// Six pods: all can serve, two have each special role; two hosts, two regions; one adapter on two.
+/// Six pods that all serve, of which two have each special role, on two hosts in two regions; two
+/// have the adapter.
 const FLEET: &str = "
 models: [{name: m, block_size: 16}]
 pods:
@@ -30,23 +30,23 @@ pods:
   - {name: p5, roles: [serve, decode], host: h1, region: us}
 ";
 
-struct Town {
+struct Cluster {
     built: BuiltFleet,
     state: DecisionState,
     rng: Rng,
     profile: Profile,
 }
 
-impl Town {
+impl Cluster {
     fn new(profile: &str, fleet: &str) -> Self {
-        let described = FleetSpec::read("fleet.yaml", fleet).unwrap();
-        let built = described.build(Duration::from_secs(100), |_| None).unwrap();
-        let surroundings = ProfileEnv {
+        let spec = FleetSpec::read("fleet.yaml", fleet).unwrap();
+        let built = spec.build(Duration::from_secs(100), |_| None).unwrap();
+        let env = ProfileEnv {
             models: built.models.clone(),
-            roles: Some(described.roles()),
+            roles: Some(spec.roles()),
             ..ProfileEnv::default()
         };
-        let profile = Profile::check(profile, &read(profile), &surroundings)
+        let profile = Profile::check(profile, &read(profile), &env)
             .unwrap_or_else(|problems| panic!("{problems}"));
         Self { state: DecisionState::new(&built.index), rng: Rng::new(5), profile, built }
     }
@@ -55,19 +55,19 @@ impl Town {
         let mut context = self.profile.context(request);
         self.profile.prepare(&mut context).unwrap_or_else(|rejection| panic!("{rejection:?}"));
         let now = Duration::from_secs(100);
-        let mut world = DecisionEnv {
+        let mut env = DecisionEnv {
             fleet: &self.built.fleet,
             state: &mut self.state,
             now,
             rng: &mut self.rng,
         };
-        match self.profile.decide(&mut context, &mut world) {
+        match self.profile.decide(&mut context, &mut env) {
             Outcome::Plan(plan) => plan,
             other => panic!("{other:?}"),
         }
     }
 
-    /// The names of the pods that a plan's bound steps got.
+    /// The names of the pods of a plan's bound steps.
     fn pods(&self, plan: &RoutingPlan) -> Vec<String> {
         plan.steps.iter().filter_map(|step| step.pod).map(|pod| self.built.name(pod)).collect()
     }
@@ -91,7 +91,7 @@ fn request(seed: u32) -> Request {
 }
 
 #[test]
-fn the_folder_holds_these_profiles_and_each_checks_runs_and_prints_as_itself() {
+fn every_shipped_profile_checks_runs_and_prints_itself() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     let mut files: Vec<_> = fs::read_dir(folder)
         .unwrap()
@@ -100,26 +100,26 @@ fn the_folder_holds_these_profiles_and_each_checks_runs_and_prints_as_itself() {
     files.sort();
     assert_eq!(files, SHIPPED);
     for name in SHIPPED {
-        assert!(read(name).starts_with("# "), "{name} must say what it is for in its first line");
-        let mut town = Town::new(name, FLEET);
+        assert!(read(name).starts_with("# "), "{name} must open with a comment on its purpose");
+        let mut cluster = Cluster::new(name, FLEET);
         for seed in 0..50 {
-            let plan = town.send(request(seed % 7));
+            let plan = cluster.send(request(seed % 7));
             assert!(plan.steps.iter().any(|step| step.pod.is_some()), "{name}: {plan:?}");
         }
-        for pod in town.built.fleet.pods() {
-            assert_eq!(pod.vitals().requests(), 0, "{name}: load is given back");
+        for pod in cluster.built.fleet.pods() {
+            assert_eq!(pod.vitals().requests(), 0, "{name}: reservations are released");
         }
-        let printed = town.profile.printed();
+        let printed = cluster.profile.printed();
         let again = Profile::check(name, &printed, &ProfileEnv::default())
             .unwrap_or_else(|problems| panic!("{problems}"));
         assert_eq!(again.printed(), printed, "{name}");
-        assert_eq!(again.graph().to_json(), town.profile.graph().to_json(), "{name}");
+        assert_eq!(again.graph().to_json(), cluster.profile.graph().to_json(), "{name}");
     }
 }
 
-/// All that a profile prints under these keys.
+/// The printed parts of a profile under these keys.
 fn printed(profile: &str, keys: &[&str]) -> String {
-    let text = Town::new(profile, FLEET).profile.printed();
+    let text = Cluster::new(profile, FLEET).profile.printed();
     let mut wanted = false;
     let is_wanted = |line: &&str| {
         if !line.starts_with(' ') {
@@ -131,138 +131,139 @@ fn printed(profile: &str, keys: &[&str]) -> String {
 }
 
 #[test]
-fn cache_aware_sticky_is_like_cache_aware_but_for_its_sessions() {
-    let alike = ["filter", "score", "hold", "speculate"];
-    let expected = printed("cache-aware", &alike);
+fn cache_aware_sticky_differs_from_cache_aware_only_in_its_sessions() {
+    let shared = ["filter", "score", "hold", "speculate"];
+    let expected = printed("cache-aware", &shared);
     assert!(expected.contains("predicted_ttft") && expected.contains("backlog"), "{expected}");
-    assert_eq!(printed("cache-aware-sticky", &alike), expected);
+    assert_eq!(printed("cache-aware-sticky", &shared), expected);
 }
 
 #[test]
-fn round_robin_takes_each_pod_in_turn() {
-    let mut town = Town::new("round-robin", FLEET);
-    let mut first: Vec<_> = (0..6).map(|seed| town.chosen(request(seed))).collect();
-    let second: Vec<_> = (0..6).map(|seed| town.chosen(request(seed))).collect();
+fn round_robin_picks_each_pod_in_turn() {
+    let mut cluster = Cluster::new("round-robin", FLEET);
+    let mut first: Vec<_> = (0..6).map(|seed| cluster.chosen(request(seed))).collect();
+    let second: Vec<_> = (0..6).map(|seed| cluster.chosen(request(seed))).collect();
     assert_eq!(first, second);
     first.sort();
     assert_eq!(first, ["p0", "p1", "p2", "p3", "p4", "p5"]);
 }
 
 #[test]
-fn least_load_spreads_what_is_in_flight() {
-    let mut town = Town::new("least-load", FLEET);
-    let plans: Vec<_> = (0..12).map(|seed| town.send(request(seed))).collect();
-    for pod in town.built.fleet.pods() {
+fn least_load_spreads_requests_in_flight_evenly() {
+    let mut cluster = Cluster::new("least-load", FLEET);
+    let plans: Vec<_> = (0..12).map(|seed| cluster.send(request(seed))).collect();
+    for pod in cluster.built.fleet.pods() {
         assert_eq!(pod.vitals().requests(), 2);
     }
     drop(plans);
 }
 
 #[test]
-fn consistent_hash_keeps_a_user_on_a_pod_until_it_is_full_and_moves_only_its_users_when_it_goes() {
+fn consistent_hash_keeps_a_user_on_a_pod_within_the_limit_and_moves_only_users_of_a_lost_pod() {
     let user = |name: u32| {
         let mut request = request(0);
         request.fields.insert("user".to_owned(), format!("user-{name}").into());
         request
     };
-    let mut town = Town::new("consistent-hash", FLEET);
-    let before: Vec<_> = (0..60).map(|name| town.chosen(user(name))).collect();
-    assert_eq!(before, (0..60).map(|name| town.chosen(user(name))).collect::<Vec<_>>());
-    town.built.fleet.pods()[3].vitals().set_health(Health::Down);
+    let mut cluster = Cluster::new("consistent-hash", FLEET);
+    let before: Vec<_> = (0..60).map(|name| cluster.chosen(user(name))).collect();
+    assert_eq!(before, (0..60).map(|name| cluster.chosen(user(name))).collect::<Vec<_>>());
+    cluster.built.fleet.pods()[3].vitals().set_health(Health::Down);
     for (name, pod) in (0..60).zip(&before) {
-        let now = town.chosen(user(name));
+        let now = cluster.chosen(user(name));
         assert!(now == *pod || pod == "p3", "user {name} moved from {pod} to {now}");
     }
-    // As many as five pods may have: without the cap the user's own would get a quarter more.
-    let plans: Vec<_> = (0..5 * 64).map(|_| town.send(user(0))).collect();
-    let pods = town.built.fleet.pods().iter();
+    // As many as the limit allows on five pods: without it the user's own pod would get a quarter
+    // more.
+    let plans: Vec<_> = (0..5 * 64).map(|_| cluster.send(user(0))).collect();
+    let pods = cluster.built.fleet.pods().iter();
     let requests: Vec<_> = pods.map(|pod| pod.vitals().requests()).collect();
-    assert_eq!(requests, [64, 64, 64, 0, 64, 64], "the cap holds, also for one user");
+    assert_eq!(requests, [64, 64, 64, 0, 64, 64], "the limit also holds for one user");
     drop(plans);
 }
 
 #[test]
 fn cache_profiles_follow_the_prefix_that_was_just_sent() {
     for name in ["cache-affinity", "cache-aware", "cache-aware-sticky", "sticky-least-loaded"] {
-        let mut town = Town::new(name, FLEET);
-        let homes: Vec<_> = (0..12).map(|seed| town.chosen(request(seed))).collect();
+        let mut cluster = Cluster::new(name, FLEET);
+        let homes: Vec<_> = (0..12).map(|seed| cluster.chosen(request(seed))).collect();
         for (seed, home) in (0..12).zip(&homes) {
-            assert_eq!(town.chosen(request(seed)), *home, "{name}: prompt {seed}");
+            assert_eq!(cluster.chosen(request(seed)), *home, "{name}: prompt {seed}");
         }
     }
 }
 
 #[test]
-fn a_session_stays_where_it_is_although_another_pod_holds_more() {
-    let mut town = Town::new("cache-aware-sticky", FLEET);
+fn a_session_stays_on_its_pod_although_another_holds_more() {
+    let mut cluster = Cluster::new("cache-aware-sticky", FLEET);
     let of_session = |seed| {
         let mut request = request(seed);
         request.headers.push(("x-session-id".to_owned(), "s".to_owned()));
         request
     };
-    let home = town.chosen(of_session(1));
-    let others: Vec<_> = (2..9).map(|seed| (seed, town.chosen(request(seed)))).collect();
+    let home = cluster.chosen(of_session(1));
+    let others: Vec<_> = (2..9).map(|seed| (seed, cluster.chosen(request(seed)))).collect();
     let (elsewhere, _) = others.iter().find(|(_, pod)| *pod != home).unwrap();
-    assert_eq!(town.chosen(of_session(*elsewhere)), home);
+    assert_eq!(cluster.chosen(of_session(*elsewhere)), home);
 }
 
 #[test]
-fn prefill_and_decode_stand_on_one_host() {
-    let mut town = Town::new("prefill-decode", FLEET);
-    let cold = town.send(request(1));
-    let pods = town.pods(&cold);
+fn prefill_and_decode_pods_are_on_one_host() {
+    let mut cluster = Cluster::new("prefill-decode", FLEET);
+    let cold = cluster.send(request(1));
+    let pods = cluster.pods(&cold);
     assert!(pods == ["p2", "p4"] || pods == ["p3", "p5"], "{pods:?}");
-    let warm = town.send(request(1));
-    assert_eq!(warm.steps.len(), 1, "both are expected to hold it now: {warm:?}");
+    let warm = cluster.send(request(1));
+    assert_eq!(warm.steps.len(), 1, "both pods are expected to hold the prompt now: {warm:?}");
 }
 
 #[test]
-fn three_steps_come_from_yaml_alone() {
-    let mut town = Town::new("preprocess-prefill-decode", FLEET);
-    let plan = town.send(request(1));
+fn a_three_step_workflow_needs_only_yaml() {
+    let mut cluster = Cluster::new("preprocess-prefill-decode", FLEET);
+    let plan = cluster.send(request(1));
     let steps: Vec<_> = plan.steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(steps, ["preprocess", "prefill", "decode"]);
-    let pods = town.pods(&plan);
+    let pods = cluster.pods(&plan);
     assert!(pods == ["p0", "p2"] || pods == ["p1", "p3"], "{pods:?}");
     assert!(plan.steps[2].pod.is_none(), "decode is bound when it starts");
 }
 
 #[test]
-fn geo_stays_in_the_clients_region() {
-    let mut town = Town::new("geo", FLEET);
+fn geo_picks_pods_in_the_clients_region() {
+    let mut cluster = Cluster::new("geo", FLEET);
     for (region, pods) in [("eu", ["p0", "p2", "p4"]), ("us", ["p1", "p3", "p5"])] {
         for seed in 0..20 {
             let mut request = request(seed);
             request.headers.push(("x-client-region".to_owned(), region.to_owned()));
-            let chosen = town.chosen(request);
+            let chosen = cluster.chosen(request);
             assert!(pods.contains(&chosen.as_str()), "{region}: {chosen}");
         }
     }
 }
 
 #[test]
-fn lora_keeps_an_adapter_on_the_pod_that_has_it() {
-    let mut town = Town::new("lora", FLEET);
+fn lora_keeps_an_adapter_on_the_pod_that_loaded_it() {
+    let mut cluster = Cluster::new("lora", FLEET);
     let adapted = |seed| {
         let mut request = request(seed);
         request.model.lora = Some("sql".into());
         request
     };
-    let home = town.chosen(adapted(0));
-    assert!(["p1", "p2"].contains(&home.as_str()), "only they can serve it: {home}");
+    let home = cluster.chosen(adapted(0));
+    assert!(["p1", "p2"].contains(&home.as_str()), "only these pods serve the adapter: {home}");
     for seed in 1..20 {
-        assert_eq!(town.chosen(adapted(seed)), home);
+        assert_eq!(cluster.chosen(adapted(seed)), home);
     }
 }
 
 #[test]
-fn the_same_seed_fleet_and_requests_give_the_same_plans_byte_for_byte() {
+fn the_same_seed_fleet_and_requests_give_identical_plans() {
     for name in SHIPPED {
         let plans = || -> String {
-            let mut town = Town::new(name, FLEET);
+            let mut cluster = Cluster::new(name, FLEET);
             let plan = |seed: u32| {
-                let plan = town.send(request(seed % 7));
-                plan.to_json(|pod| town.built.name(pod)).to_string()
+                let plan = cluster.send(request(seed % 7));
+                plan.to_json(|pod| cluster.built.name(pod)).to_string()
             };
             (0..50).map(plan).collect()
         };
@@ -270,12 +271,13 @@ fn the_same_seed_fleet_and_requests_give_the_same_plans_byte_for_byte() {
     }
 }
 
-/// Code that knew a profile would have to name it. Names without hyphen are also words of the domain.
+/// Code that depends on a profile would have to name it. Names without a hyphen are not searched
+/// for: they are also words of the domain.
 #[test]
-fn profiles_are_only_shared_plugins_and_no_code_knows_one_by_name() {
+fn profiles_use_only_registered_plugins_and_no_code_names_a_profile() {
     let registry = Registry::shipped();
     for name in SHIPPED {
-        let profile = Town::new(name, FLEET).profile;
+        let profile = Cluster::new(name, FLEET).profile;
         let graph = profile.graph();
         let of_steps = graph.steps.iter().flat_map(|step| &step.plugins);
         for card in graph.prepare.iter().chain(of_steps).chain(&graph.hold) {
@@ -294,7 +296,11 @@ fn profiles_are_only_shared_plugins_and_no_code_knows_one_by_name() {
             let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
             for line in code {
                 for name in SHIPPED.iter().filter(|name| name.contains('-')) {
-                    assert!(!line.contains(name), "{} knows {name}: {line}", path.display());
+                    assert!(
+                        !line.contains(name),
+                        "{} names the profile {name}: {line}",
+                        path.display()
+                    );
                 }
             }
         }

@@ -1,10 +1,10 @@
-//! A plugin cannot touch a slot that it did not ask assembly for: the compiler refuses it, for the reason we
-//! mean. Each file in `tests/undeclared` says in its first line which error it must give.
+//! A plugin cannot access a slot that it did not declare to assembly: the code does not compile,
+//! with the expected error. The first line of each file in `tests/compile_fail` names the error
+//! codes.
 //!
-//! The compiler is called on each file with this crate as it was just built; its error codes are compared,
-//! because its words change between releases. A handle that was lawfully made and then carried into another
-//! profile is the one thing that types do not see, and is refused when it is used.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! The test runs the compiler on each file against the current build of this crate. It compares
+//! error codes, because the messages change between releases. Types cannot prevent one misuse: a
+//! handle of one profile that is used in another panics.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use wornpath_routing::{
     FleetPod, Make, Plugin, PodFacts, Profile, ProfileEnv, Reads, Registry, Request, Rng, Tokens,
 };
 
-/// The lines of a command's output that are JSON.
+/// The JSON lines of a command's output.
 fn messages(output: &[u8]) -> impl Iterator<Item = Value> {
     std::str::from_utf8(output).unwrap().lines().filter_map(|line| serde_json::from_str(line).ok())
 }
 
-/// This crate as a library for the compiler.
+/// Builds this crate and returns the path of its library.
 fn library() -> PathBuf {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--lib", "--message-format=json"])
@@ -39,7 +39,7 @@ fn library() -> PathBuf {
     files.into_iter().find(|file| file.extension().is_some_and(|it| it == "rlib")).unwrap()
 }
 
-/// The codes of the errors that the compiler has for a file.
+/// The error codes that the compiler reports for a file.
 fn errors(file: &Path, library: &Path) -> Vec<String> {
     let compiled = Command::new("rustc")
         .args(["--edition=2024", "--crate-type=lib", "--emit=metadata", "--error-format=json"])
@@ -65,7 +65,7 @@ fn errors(file: &Path, library: &Path) -> Vec<String> {
 #[test]
 fn undeclared_access_does_not_compile_and_declared_access_does() {
     let library = library();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/undeclared");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile_fail");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
     files.sort();
     assert_eq!(files.len(), 6);
@@ -78,17 +78,17 @@ fn undeclared_access_does_not_compile_and_declared_access_does() {
     }
 }
 
-/// Keeps the first profile's handle and uses it in every other one.
-struct Smuggler(&'static Reads<Tokens>);
+/// Uses the first profile's handle in every profile.
+struct ForeignHandle(&'static Reads<Tokens>);
 
-fn smuggler(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
+fn foreign_handle(assembly: &mut Assembly<'_>) -> Result<Box<dyn Filter>, AssemblyRefused> {
     static FIRST: OnceLock<Reads<Tokens>> = OnceLock::new();
-    Ok(Box::new(Smuggler(FIRST.get_or_init(|| assembly.reads()))))
+    Ok(Box::new(ForeignHandle(FIRST.get_or_init(|| assembly.reads()))))
 }
 
-impl Filter for Smuggler {
-    fn keep(&self, scene: &Decision<'_>, _: &[Candidate], keep: &mut [bool]) {
-        keep.fill(scene.read(self.0).is_some());
+impl Filter for ForeignHandle {
+    fn keep(&self, decision: &Decision<'_>, _: &[Candidate], keep: &mut [bool]) {
+        keep.fill(decision.read(self.0).is_some());
     }
 
     fn why(&self, _: &Decision<'_>, _: Candidate) -> String {
@@ -98,27 +98,28 @@ impl Filter for Smuggler {
 
 #[test]
 #[should_panic(expected = "Reads<Tokens> belongs to another profile")]
-fn a_handle_carried_into_another_profile_is_refused_when_it_is_used() {
+fn a_handle_used_in_another_profile_panics() {
     let registry = Registry::shipped().with(Plugin {
-        name: "smuggler",
+        name: "foreign_handle",
         summary: "",
         parameters: &[],
         needs: &[],
         conflicts: &[],
-        example: "smuggler",
-        make: Make::Filter(smuggler),
+        example: "foreign_handle",
+        make: Make::Filter(foreign_handle),
     });
-    let surroundings = ProfileEnv { registry, ..ProfileEnv::default() };
+    let env = ProfileEnv { registry, ..ProfileEnv::default() };
     let index = Index::new(IndexLimits::default(), 1);
     let fleet =
         Fleet::new(vec![FleetPod::new(index.add_pod().unwrap(), PodFacts::serving("p", "m"))]);
-    let (mut state, mut rng) = (DecisionState::new(&index), Rng::new(1));
-    let text = "prepare: [tokenize]\nfilter: [smuggler]\npick: max_score\n";
+    let mut state = DecisionState::new(&index);
+    let mut rng = Rng::new(1);
+    let text = "prepare: [tokenize]\nfilter: [foreign_handle]\npick: max_score\n";
     for _ in 0..2 {
-        let profile = Profile::check("p.yaml", text, &surroundings).unwrap();
+        let profile = Profile::check("p.yaml", text, &env).unwrap();
         let mut context = profile.context(Request::default());
-        let mut world =
+        let mut decision_env =
             DecisionEnv { fleet: &fleet, state: &mut state, now: Duration::ZERO, rng: &mut rng };
-        profile.decide(&mut context, &mut world);
+        profile.decide(&mut context, &mut decision_env);
     }
 }

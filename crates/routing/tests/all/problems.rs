@@ -1,8 +1,8 @@
-//! Every rule of assembly, broken: what is said, where, and the cure.
+//! Golden files: the message, position and cure for every rule of assembly.
 //!
-//! `tests/problems/<case>.yaml` breaks a rule, `<case>.txt` is what people are told. After a change of
-//! words, `UPDATE=1 cargo test -p wornpath-routing --test problems` writes the texts anew, to be read.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! `tests/problems/<case>.yaml` breaks a rule, `<case>.txt` is the expected output. After a change
+//! of a message, `UPDATE=1 cargo test -p wornpath-routing --test all problems` rewrites the files
+//! for review.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,12 +21,12 @@ const PLAIN: Plugin = Plugin {
     needs: &[],
     conflicts: &[],
     example: "",
-    make: Make::Filter(|_| Ok(Box::new(Everybody))),
+    make: Make::Filter(|_| Ok(Box::new(KeepAll))),
 };
 
-struct Everybody;
+struct KeepAll;
 
-impl Filter for Everybody {
+impl Filter for KeepAll {
     fn keep(&self, _: &Decision<'_>, _: &[Candidate], _: &mut [bool]) {}
 
     fn why(&self, _: &Decision<'_>, _: Candidate) -> String {
@@ -47,19 +47,19 @@ macro_rules! slots {
 
 slots! { Chick Shell Calf Milk }
 
-struct Turns<R: Slot, W: Slot>(Reads<R>, Writes<W>);
+struct Derives<R: Slot, W: Slot>(Reads<R>, Writes<W>);
 
-impl<R: Slot, W: Slot> Prepare for Turns<R, W> {
-    fn prepare(&self, scene: &mut Preparing<'_>) -> Result<(), Rejection> {
-        scene.derive(&self.0, &self.1, |_, _| {});
+impl<R: Slot, W: Slot> Prepare for Derives<R, W> {
+    fn prepare(&self, preparing: &mut Preparing<'_>) -> Result<(), Rejection> {
+        preparing.derive(&self.0, &self.1, |_, _| {});
         Ok(())
     }
 }
 
-fn turns<R: Slot, W: Slot>(
+fn derives<R: Slot, W: Slot>(
     assembly: &mut Assembly<'_>,
 ) -> Result<Box<dyn Prepare>, AssemblyRefused> {
-    Ok(Box::new(Turns::<R, W>(assembly.reads(), assembly.writes())))
+    Ok(Box::new(Derives::<R, W>(assembly.reads(), assembly.writes())))
 }
 
 struct Milliseconds;
@@ -79,8 +79,8 @@ impl Score for Beside {
         Scale::Unit
     }
 
-    fn score(&self, scene: &Decision<'_>, _: &[Candidate], scores: &mut [f64]) {
-        scores.fill(f64::from(u8::from(scene.read(&self.0).is_some())));
+    fn score(&self, decision: &Decision<'_>, _: &[Candidate], scores: &mut [f64]) {
+        scores.fill(f64::from(u8::from(decision.read(&self.0).is_some())));
     }
 }
 
@@ -96,16 +96,16 @@ fn beside(assembly: &mut Assembly<'_>) -> Result<Box<dyn Score>, AssemblyRefused
     Ok(Box::new(Beside(assembly.picked("preprocess"))))
 }
 
-/// The shipped plugins, and a few that can only be used wrongly.
-fn surroundings() -> ProfileEnv {
+/// The shipped plugins, and a few with which a profile can break the rules.
+fn test_env() -> ProfileEnv {
     const LONELY: Plugin =
         Plugin { name: "lonely", needs: &[(Stage::Prepare, "tokenize")], ..PLAIN };
-    const SIZE: Parameter = Parameter::required("size", Takes::Whole(1, 9), "Must be said.");
+    const SIZE: Parameter = Parameter::required("size", Takes::Whole(1, 9), "Required.");
     let registry = Registry::shipped()
-        .with(Plugin { name: "hen", make: Make::Prepare(turns::<Chick, Shell>), ..PLAIN })
-        .with(Plugin { name: "egg", make: Make::Prepare(turns::<Shell, Chick>), ..PLAIN })
-        .with(Plugin { name: "cow", make: Make::Prepare(turns::<Calf, Milk>), ..PLAIN })
-        .with(Plugin { name: "calf", make: Make::Prepare(turns::<Milk, Calf>), ..PLAIN })
+        .with(Plugin { name: "hen", make: Make::Prepare(derives::<Chick, Shell>), ..PLAIN })
+        .with(Plugin { name: "egg", make: Make::Prepare(derives::<Shell, Chick>), ..PLAIN })
+        .with(Plugin { name: "cow", make: Make::Prepare(derives::<Calf, Milk>), ..PLAIN })
+        .with(Plugin { name: "calf", make: Make::Prepare(derives::<Milk, Calf>), ..PLAIN })
         .with(LONELY)
         .with(Plugin { name: "first", make: Make::Pick(|_| Ok(Box::new(First))), ..LONELY })
         .with(Plugin { name: "cat", conflicts: &[(Stage::Filter, "dog")], ..PLAIN })
@@ -122,7 +122,7 @@ fn surroundings() -> ProfileEnv {
 }
 
 #[test]
-fn every_broken_rule_is_explained_where_it_stands_with_its_cure() {
+fn every_broken_rule_is_reported_with_its_position_and_cure() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/problems");
     let mut cases: Vec<_> = fs::read_dir(&folder)
         .unwrap()
@@ -135,7 +135,7 @@ fn every_broken_rule_is_explained_where_it_stands_with_its_cure() {
     for path in &cases {
         let file = path.file_name().unwrap().to_str().unwrap();
         let text = fs::read_to_string(path).unwrap();
-        let problems = match Profile::check(file, &text, &surroundings()) {
+        let problems = match Profile::check(file, &text, &test_env()) {
             Ok(_) => panic!("{file} breaks no rule"),
             Err(problems) => problems,
         };
@@ -156,9 +156,9 @@ fn every_broken_rule_is_explained_where_it_stands_with_its_cure() {
 }
 
 #[test]
-fn machines_get_the_same_problems_as_data() {
+fn problems_are_also_available_as_json() {
     let text = "pick: max_scor\n";
-    let problems = Profile::check("p.yaml", text, &surroundings()).unwrap_err().to_json();
+    let problems = Profile::check("p.yaml", text, &test_env()).unwrap_err().to_json();
     assert_eq!(
         problems,
         serde_json::json!([{
@@ -169,15 +169,15 @@ fn machines_get_the_same_problems_as_data() {
     );
 }
 
-/// Without this the cases above would prove nothing.
+/// Shows that the cases above fail by their rule, not by the environment.
 #[test]
-fn a_profile_that_breaks_no_rule_is_accepted_with_the_same_surroundings() {
+fn a_profile_that_breaks_no_rule_is_accepted_in_the_same_environment() {
     let text = "prepare: [tokenize, block_hash]\nfilter: [healthy]\nscore: [cache_affinity, {least_load: {weight: 0}}]\npick: max_score\n";
-    Profile::check("p.yaml", text, &surroundings()).unwrap();
+    Profile::check("p.yaml", text, &test_env()).unwrap();
 }
 
 #[test]
-fn what_would_say_nothing_is_refused() {
+fn settings_without_effect_are_refused() {
     let hold = "hold: {unless: [{concurrency: {requests: 8, on_empty: skip}}]}";
     let cases = [
         (hold, "`on_empty` of `concurrency` has no effect in `unless` of `hold`"),
@@ -185,7 +185,7 @@ fn what_would_say_nothing_is_refused() {
     ];
     for (line, message) in cases {
         let text = format!("pick: max_score\n{line}\n");
-        let problems = Profile::check("p.yaml", &text, &surroundings()).unwrap_err();
+        let problems = Profile::check("p.yaml", &text, &test_env()).unwrap_err();
         assert_eq!(problems.all().len(), 1, "{problems}");
         assert_eq!(problems.all()[0].message(), message);
     }

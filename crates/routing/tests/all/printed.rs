@@ -1,5 +1,4 @@
-//! What `check --print` prints is a profile itself, and means the same.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! The output of `check --print` is a profile with the same meaning.
 
 use std::time::Duration;
 
@@ -10,29 +9,29 @@ use wornpath_routing::{
     Stage,
 };
 
-/// A text as YAML that needs no knowledge of what is special in YAML: every character by its number.
-fn spelled(text: &str) -> String {
+/// A text as a YAML string with every character escaped, so that nothing in it is special.
+fn escaped(text: &str) -> String {
     let letters: String = text.chars().map(|c| format!("\\U{:08X}", u32::from(c))).collect();
     format!("\"{letters}\"")
 }
 
-/// Texts that mean something in YAML, in our files, or to who splits lines.
+/// Texts that are special in YAML, in profiles, or to code that splits lines.
 #[rustfmt::skip]
-const NASTY: [&str; 32] = [
+const SPECIAL: [&str; 32] = [
     "", " ", "top level", "null", "~", "true", "1", "1e3", "-", "- a", "a: b", "a #b", "#", "{", "}", "[x]", ",",
     "'", "\"", "\\", "%", "@", "`", "!t", "&a", "*a", "|", "?", "\t", "a\nb", "\u{85}", "\u{FEFF}é🦀",
 ];
 
 fn text() -> impl Strategy<Value = String> {
-    prop_oneof![prop::sample::select(&NASTY[..]).prop_map(str::to_owned), "(?s).{0,12}"]
+    prop_oneof![prop::sample::select(&SPECIAL[..]).prop_map(str::to_owned), "(?s).{0,12}"]
 }
 
-/// A profile with these texts wherever a profile can have any text.
+/// A profile with these texts in every position where a profile allows any text.
 fn profile(texts: &[String; 9]) -> String {
-    let [described, header, selector, first, second, role, field, value, tenant] =
-        texts.each_ref().map(|text| spelled(text));
+    let [description, header, selector, first, second, role, field, value, tenant] =
+        texts.each_ref().map(|text| escaped(text));
     format!(
-        "description: {described}
+        "description: {description}
 prepare: [tokenize, block_hash, plan_hint, session_key: {{header: {header}}}]
 selectors:
   {selector}:
@@ -47,16 +46,18 @@ hold: {{unless: [{{concurrency: {{requests: 9}}}}], shares: {{{tenant}: 3}}}}
     )
 }
 
-/// The plan of one request on three pods that can play the role.
+/// The plan of one request on the fleet, as JSON.
 fn planned(profile: &Profile, built: &wornpath_routing::fleet_spec::BuiltFleet) -> String {
-    let (mut state, mut rng) = (DecisionState::new(&built.index), Rng::new(3));
+    let mut state = DecisionState::new(&built.index);
+    let mut rng = Rng::new(3);
     let mut request = Request { prompt: Prompt::Tokens((0..64).collect()), ..Request::default() };
     request.model.base = Name::from("m");
     let mut context = profile.context(request);
     profile.prepare(&mut context).unwrap();
-    let (fleet, now) = (&built.fleet, Duration::ZERO);
-    let mut world = DecisionEnv { fleet, state: &mut state, now, rng: &mut rng };
-    match profile.decide(&mut context, &mut world) {
+    let fleet = &built.fleet;
+    let now = Duration::ZERO;
+    let mut env = DecisionEnv { fleet, state: &mut state, now, rng: &mut rng };
+    match profile.decide(&mut context, &mut env) {
         Outcome::Plan(plan) => plan.to_json(|pod| built.name(pod)).to_string(),
         other => panic!("{other:?}"),
     }
@@ -64,23 +65,23 @@ fn planned(profile: &Profile, built: &wornpath_routing::fleet_spec::BuiltFleet) 
 
 proptest! {
     #[test]
-    fn a_printed_profile_checks_prints_as_itself_and_plans_alike(
+    fn a_printed_profile_checks_prints_itself_and_plans_the_same(
         mut texts in prop::array::uniform9(text()),
     ) {
         texts[4].insert(0, '2');
         prop_assume!(texts[3] != texts[4] && !["n", "z"].contains(&texts[6].as_str()));
-        let role = spelled(&texts[5]);
+        let role = escaped(&texts[5]);
         let fleet = format!(
             "models: [{{name: m}}]\npods: [{{name: p0, roles: [{role}]}}, {{name: p1, roles: [{role}]}}]\n"
         );
-        let described = FleetSpec::read("fleet.yaml", &fleet).unwrap();
-        let built = described.build(Duration::ZERO, |_| None).unwrap();
-        let surroundings = ProfileEnv {
+        let spec = FleetSpec::read("fleet.yaml", &fleet).unwrap();
+        let built = spec.build(Duration::ZERO, |_| None).unwrap();
+        let env = ProfileEnv {
             models: built.models.clone(),
-            roles: Some(described.roles()),
+            roles: Some(spec.roles()),
             ..ProfileEnv::default()
         };
-        let check = |text: &str| Profile::check("p.yaml", text, &surroundings).unwrap();
+        let check = |text: &str| Profile::check("p.yaml", text, &env).unwrap();
         let profile = check(&profile(&texts));
         let again = check(&profile.printed());
         prop_assert_eq!(again.printed(), profile.printed());
@@ -91,17 +92,17 @@ proptest! {
     }
 }
 
-/// All preparers but `text_blocks`, which stands for two of them.
+/// All preparers but `text_blocks`, which replaces `block_hash`.
 const PREPARE: [&str; 6] =
     ["tokenize", "block_hash", "session_key", "hash_key", "attributes", "plan_hint"];
 
-/// A profile in which a plugin stands as in its example, with whatever it may need.
-fn around(registry: &Registry, stage: Stage, example: &str) -> String {
+/// A profile that contains a plugin's example and everything that it may need.
+fn profile_with(registry: &Registry, stage: Stage, example: &str) -> String {
     let example_of = |name: &&str| registry.find(Stage::Prepare, name).unwrap().example;
     let mut text = String::from("prepare:\n");
     for preparer in PREPARE.iter().map(example_of) {
-        let stands_for = example.starts_with("text_blocks") && preparer.starts_with("block_hash");
-        text += &format!("  - {}\n", if stands_for { example } else { preparer });
+        let replaced = example.starts_with("text_blocks") && preparer.starts_with("block_hash");
+        text += &format!("  - {}\n", if replaced { example } else { preparer });
     }
     text += "selectors:\n  any: {pick: max_score}\n  its:\n";
     match stage {
@@ -117,10 +118,10 @@ fn around(registry: &Registry, stage: Stage, example: &str) -> String {
 const STEPS: &str = "workflow: {steps: [prefill: {selector: any}, serve: {selector: its}]}\n";
 
 #[test]
-fn every_plugin_prints_as_itself_with_all_its_parameters() {
+fn every_plugin_is_printed_with_all_its_parameters() {
     let registry = Registry::shipped();
     for plugin in registry.plugins() {
-        let text = around(&registry, plugin.stage(), plugin.example);
+        let text = profile_with(&registry, plugin.stage(), plugin.example);
         let check = |text: &str| {
             Profile::check(plugin.name, text, &ProfileEnv::default())
                 .unwrap_or_else(|problems| panic!("{problems}"))

@@ -1,5 +1,5 @@
 //! error: E0451
-//! Nor can one be put together from its parts.
+//! A handle cannot be built from its fields.
 use wornpath_routing::{Reads, Tokens};
 
 pub fn forge(handle: Reads<Tokens>) -> Reads<Tokens> {

@@ -1,8 +1,7 @@
-//! The field's published policies, written as profiles, choose what their formulas say.
+//! Published routing policies, written as profiles, choose what their formulas say.
 //!
-//! Each profile is run on random fleets; whoever it chooses must be one of the best by the formula,
-//! computed here from the very figures the fleet was given.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! Each profile runs on random fleets; the pod that it chooses must be one of the best by the
+//! formula, which is computed here from the same figures.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -22,12 +21,12 @@ const BLOCK: usize = 16;
 /// Ten blocks and a rest.
 const PROMPT: usize = 165;
 
-/// What a pod has to do, and what it holds of the prompt.
+/// A pod's load, and how much of the prompt it holds.
 #[derive(Clone, Debug)]
 struct Load {
-    /// Tokens of the prompts that wait, one request each.
+    /// Tokens of the pending prompts, one request each.
     pending: Vec<u64>,
-    /// Tokens of the contexts that decode, one request each.
+    /// Tokens of the decoding contexts, one request each.
     decoding: Vec<u64>,
     waiting: u32,
     kv_usage: f64,
@@ -39,7 +38,7 @@ impl Load {
         (self.pending.len() + self.decoding.len()) as f64
     }
 
-    fn pend(&self) -> f64 {
+    fn pending_tokens(&self) -> f64 {
         self.pending.iter().sum::<u64>() as f64
     }
 
@@ -73,7 +72,7 @@ fn loads() -> impl Strategy<Value = Vec<Load>> {
 struct Case {
     fleet: Fleet,
     state: DecisionState,
-    surroundings: ProfileEnv,
+    env: ProfileEnv,
     _load: Vec<Reservation>,
 }
 
@@ -89,8 +88,8 @@ impl Case {
             .map(|(at, load)| {
                 let id = index.add_pod().unwrap();
                 let pod = FleetPod::new(id, PodFacts::serving(&format!("p{at}"), "m"));
-                let waiting = load.pending.iter().map(|n| Reservation::new(pod.vitals(), *n, *n));
-                reserved.extend(waiting);
+                let pending = load.pending.iter().map(|n| Reservation::new(pod.vitals(), *n, *n));
+                reserved.extend(pending);
                 reserved.extend(load.decoding.iter().map(|tokens| {
                     let mut reservation = Reservation::new(pod.vitals(), *tokens, *tokens);
                     reservation.first_token();
@@ -101,29 +100,30 @@ impl Case {
                 pod
             })
             .collect();
-        let surroundings = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
-        Self {
-            fleet: Fleet::new(pods),
-            state: DecisionState::new(&index),
-            surroundings,
-            _load: reserved,
-        }
+        let env = ProfileEnv { models: Arc::new(models), ..ProfileEnv::default() };
+        Self { fleet: Fleet::new(pods), state: DecisionState::new(&index), env, _load: reserved }
     }
 
     fn profile(&self, text: &str) -> Profile {
-        Profile::check("profile.yaml", text, &self.surroundings)
+        Profile::check("profile.yaml", text, &self.env)
             .unwrap_or_else(|problems| panic!("{problems}"))
     }
 
-    /// Where the profile sends the prompt, and the plan, which keeps its load until it is dropped.
+    /// The position of the chosen pod, and the plan, which holds its reservation until it is
+    /// dropped.
     fn send(&mut self, profile: &Profile, seed: u64) -> (usize, RoutingPlan) {
         let model = ModelChoice { base: "m".into(), lora: None };
         let request = Request { model, prompt: Prompt::Tokens(prompt()), ..Request::default() };
         let mut context = profile.context(request);
         profile.prepare(&mut context).unwrap();
-        let (fleet, state, rng) = (&self.fleet, &mut self.state, &mut Rng::new(seed));
-        let now = Duration::from_secs(1);
-        match profile.decide(&mut context, &mut DecisionEnv { fleet, state, now, rng }) {
+        let fleet = &self.fleet;
+        let mut env = DecisionEnv {
+            fleet,
+            state: &mut self.state,
+            now: Duration::from_secs(1),
+            rng: &mut Rng::new(seed),
+        };
+        match profile.decide(&mut context, &mut env) {
             Outcome::Plan(plan) => {
                 let pod = fleet.find(plan.steps[0].pod.unwrap()).unwrap();
                 (pod.position(), plan)
@@ -149,7 +149,7 @@ fn store(index: &Index, models: &Models, pod: &FleetPod, blocks: usize) {
     index.writer().apply(pod.id(), None, &[CacheEvent::Stored(stored)]).unwrap();
 }
 
-/// Whoever the profile chooses, nobody is better by `cost`.
+/// Asserts that no pod has a lower `cost` than the one that the profile chooses.
 fn chooses_the_least(yaml: &str, loads: &[Load], cost: impl Fn(&Load) -> f64) {
     let mut case = Case::of(loads);
     let profile = case.profile(yaml);
@@ -167,50 +167,51 @@ proptest! {
         let queue = |load: &Load| if most == least { 1.0 } else {
             f64::from(most - load.waiting) / f64::from(most - least)
         };
-        chooses_the_least(include_str!("../../../profiles/llm-d.yaml"), &loads, |load| {
+        chooses_the_least(include_str!("../../../../profiles/llm-d.yaml"), &loads, |load| {
             -(3.0 * load.share() + 2.0 * queue(load) + 2.0 * (1.0 - load.kv_usage))
         });
     }
 
     #[test]
     fn llm_d_sticky_stays_with_the_warm_pods_and_takes_the_least_prefill(loads in loads()) {
-        // Loads this small never saturate: the lead of the warm side is below 878,000 tokens.
-        let anybody = loads.iter().any(|load| load.share() >= 0.8);
-        chooses_the_least(include_str!("../../../profiles/llm-d-sticky.yaml"), &loads, |load| {
-            let cold = anybody && load.share() < 0.8;
-            if cold { f64::INFINITY } else { load.pend() + load.uncached() }
+        // Loads this small never saturate: the warm pods lead by less than 878,000 tokens.
+        let any_warm = loads.iter().any(|load| load.share() >= 0.8);
+        chooses_the_least(include_str!("../../../../profiles/llm-d-sticky.yaml"), &loads, |load| {
+            let cold = any_warm && load.share() < 0.8;
+            if cold { f64::INFINITY } else { load.pending_tokens() + load.uncached() }
         });
     }
 
     #[test]
     fn dynamo_adds_prefill_and_decode_blocks(loads in loads()) {
-        chooses_the_least(include_str!("../../../profiles/dynamo.yaml"), &loads, |load| {
-            let (block, prompt) = (BLOCK as f64, PROMPT as f64);
-            let prefill = (load.pend() + prompt) / block - load.held_blocks as f64;
+        chooses_the_least(include_str!("../../../../profiles/dynamo.yaml"), &loads, |load| {
+            let block = BLOCK as f64;
+            let prompt = PROMPT as f64;
+            let prefill = (load.pending_tokens() + prompt) / block - load.held_blocks as f64;
             let decoding = load.decoding.iter().sum::<u64>() as f64;
-            prefill.max(0.0) + (decoding + load.pend() + prompt) / block
+            prefill.max(0.0) + (decoding + load.pending_tokens() + prompt) / block
         });
     }
 
     #[test]
     fn min_ttft_adds_pending_and_uncached_tokens(loads in loads()) {
-        chooses_the_least(include_str!("../../../profiles/min-ttft.yaml"), &loads, |load| {
-            load.pend() + load.uncached()
+        chooses_the_least(include_str!("../../../../profiles/min-ttft.yaml"), &loads, |load| {
+            load.pending_tokens() + load.uncached()
         });
     }
 
     #[test]
     fn lmetric_multiplies_prefill_by_requests(loads in loads()) {
-        chooses_the_least(include_str!("../../../profiles/lmetric.yaml"), &loads, |load| {
-            (load.pend() + load.uncached()) * (load.requests() + 1.0)
+        chooses_the_least(include_str!("../../../../profiles/lmetric.yaml"), &loads, |load| {
+            (load.pending_tokens() + load.uncached()) * (load.requests() + 1.0)
         });
     }
 
     #[test]
     fn sglang_takes_the_longest_match_while_the_fleet_is_in_balance(loads in loads()) {
         let matched = loads.iter().any(|load| load.share() > 0.3);
-        chooses_the_least(include_str!("../../../profiles/sglang.yaml"), &loads, |load| {
-            // Nobody was given anything yet, so all trees are equally small.
+        chooses_the_least(include_str!("../../../../profiles/sglang.yaml"), &loads, |load| {
+            // No pod was sent anything yet, so all trees are equally small.
             if matched { -load.share() } else { 0.0 }
         });
     }
@@ -218,10 +219,10 @@ proptest! {
     #[test]
     fn sticky_least_loaded_takes_the_least_loaded_holder_of_the_key(loads in loads()) {
         // 64 tokens are four blocks.
-        let anybody = loads.iter().any(|load| load.held_blocks >= 4);
-        chooses_the_least(include_str!("../../../profiles/sticky-least-loaded.yaml"), &loads, |load| {
-            let stranger = anybody && load.held_blocks < 4;
-            if stranger { f64::INFINITY } else { load.requests() }
+        let any_holder = loads.iter().any(|load| load.held_blocks >= 4);
+        chooses_the_least(include_str!("../../../../profiles/sticky-least-loaded.yaml"), &loads, |load| {
+            let lacks_key = any_holder && load.held_blocks < 4;
+            if lacks_key { f64::INFINITY } else { load.requests() }
         });
     }
 }
@@ -231,8 +232,8 @@ fn idle() -> Load {
 }
 
 #[test]
-fn llm_d_sticky_lets_go_of_a_saturated_pod() {
-    let yaml = include_str!("../../../profiles/llm-d-sticky.yaml");
+fn llm_d_sticky_leaves_a_saturated_pod() {
+    let yaml = include_str!("../../../../profiles/llm-d-sticky.yaml");
     let warm = |pending| Load { pending: vec![pending], held_blocks: 10, ..idle() };
     for (pending, expected) in [(878_000, 0), (878_001, 1)] {
         let mut case = Case::of(&[warm(pending), idle()]);
@@ -244,7 +245,7 @@ fn llm_d_sticky_lets_go_of_a_saturated_pod() {
 #[test]
 fn sglang_takes_the_shortest_queue_when_out_of_balance_and_the_smallest_tree_when_nothing_matches()
 {
-    let yaml = include_str!("../../../profiles/sglang.yaml");
+    let yaml = include_str!("../../../../profiles/sglang.yaml");
     let busy = |requests| Load { decoding: vec![1; requests], held_blocks: 10, ..idle() };
     for (requests, expected) in [(64, 0), (65, 1)] {
         let mut case = Case::of(&[busy(requests), idle()]);
@@ -256,16 +257,16 @@ fn sglang_takes_the_shortest_queue_when_out_of_balance_and_the_smallest_tree_whe
     let profile = case.profile(&yaml);
     let mut pods: Vec<_> = (0..3).map(|seed| case.send(&profile, seed).0).collect();
     pods.sort_unstable();
-    assert_eq!(pods, [0, 1, 2], "each prompt goes to the pod that was given least");
+    assert_eq!(pods, [0, 1, 2], "each prompt goes to the pod with the fewest placed tokens");
 }
 
 #[test]
 fn sticky_least_loaded_records_a_new_key_at_once() {
     let mut case = Case::of(&[idle(), idle(), idle(), idle()]);
-    let profile = case.profile(include_str!("../../../profiles/sticky-least-loaded.yaml"));
+    let profile = case.profile(include_str!("../../../../profiles/sticky-least-loaded.yaml"));
     let sent: Vec<_> = (0..5).map(|seed| case.send(&profile, seed)).collect();
     assert!(
         sent.iter().all(|(pod, _)| *pod == sent[0].0),
-        "no event has come, and all follow the first"
+        "without any event, all follow the first request"
     );
 }

@@ -1,4 +1,8 @@
-//! What a decision does not do: allocate for each candidate, explain itself unasked, prepare a request twice.
+//! A decision does not allocate per candidate, does not compute explanations unless asked, and
+//! prepares a request only once.
+//!
+//! A binary of its own: `allocation_counter` replaces the global allocator, and the plugins count
+//! in statics.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 use std::cell::Cell;
@@ -17,16 +21,16 @@ use wornpath_routing::{
     Rejection, Request, Retry, Rng, Role, RoutingContext, Tokenize, TokenizeError,
 };
 
-/// Pods that can play every role of the shipped profiles, and what it takes to decide.
-struct Town {
-    surroundings: ProfileEnv,
+/// Pods with every role of the shipped profiles, and the inputs of a decision.
+struct Cluster {
+    env: ProfileEnv,
     fleet: Fleet,
     state: DecisionState,
     rng: Rng,
     now: Duration,
 }
 
-impl Town {
+impl Cluster {
     fn new(pods: usize, tokenizer: Option<Arc<dyn Tokenize>>) -> Self {
         let capacity = Capacity::for_pods(pods).unwrap();
         let index = Index::new(IndexLimits { capacity, ..IndexLimits::default() }, 1);
@@ -40,10 +44,10 @@ impl Town {
         let fleet = Fleet::new((0..pods).map(pod).collect());
         let models =
             Models::new(HashKey::DEFAULT).with("m", NonZeroUsize::new(16).unwrap(), tokenizer);
-        let registry = Registry::shipped().with(COUNTS).with(TELLS);
-        let surroundings = ProfileEnv { registry, models: Arc::new(models), roles: None };
+        let registry = Registry::shipped().with(COUNTING).with(DROPS_FIRST);
+        let env = ProfileEnv { registry, models: Arc::new(models), roles: None };
         Self {
-            surroundings,
+            env,
             fleet,
             state: DecisionState::new(&index),
             rng: Rng::new(1),
@@ -52,10 +56,10 @@ impl Town {
     }
 
     fn profile(&self, text: &str) -> Profile {
-        Profile::check("p.yaml", text, &self.surroundings).unwrap_or_else(|it| panic!("{it}"))
+        Profile::check("p.yaml", text, &self.env).unwrap_or_else(|it| panic!("{it}"))
     }
 
-    fn world(&mut self) -> DecisionEnv<'_> {
+    fn decision_env(&mut self) -> DecisionEnv<'_> {
         DecisionEnv {
             fleet: &self.fleet,
             state: &mut self.state,
@@ -77,55 +81,55 @@ fn planned(outcome: &Outcome) {
     assert!(matches!(outcome, Outcome::Plan(_)), "{outcome:?}");
 }
 
-/// How often a decision of this profile asks the allocator, once its buffers have grown.
+/// The number of allocations of one decision, once its buffers have grown.
 fn allocations(text: &str, pods: usize) -> u64 {
-    let mut town = Town::new(pods, None);
-    let profile = town.profile(text);
+    let mut cluster = Cluster::new(pods, None);
+    let profile = cluster.profile(text);
     let mut context = prepared(&profile);
     for _ in 0..20 {
-        planned(&profile.decide(&mut context, &mut town.world()));
+        planned(&profile.decide(&mut context, &mut cluster.decision_env()));
     }
-    let mut world = town.world();
-    let measured =
-        allocation_counter::measure(|| planned(&profile.decide(&mut context, &mut world)));
+    let mut env = cluster.decision_env();
+    let measured = allocation_counter::measure(|| planned(&profile.decide(&mut context, &mut env)));
     measured.count_total
 }
 
 #[test]
-fn no_shipped_profile_allocates_for_a_candidate() {
+fn no_shipped_profile_allocates_per_candidate() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let text = fs::read_to_string(&path).unwrap();
-        let (few, many) = (allocations(&text, 4), allocations(&text, 1_000));
+        let few = allocations(&text, 4);
+        let many = allocations(&text, 1_000);
         assert_eq!(few, many, "{}: with 4 pods and with 1000", path.display());
     }
 }
 
 static PREPARED: AtomicUsize = AtomicUsize::new(0);
 static TOKENIZED: AtomicUsize = AtomicUsize::new(0);
-static TOLD: AtomicUsize = AtomicUsize::new(0);
+static REASONS: AtomicUsize = AtomicUsize::new(0);
 
-const COUNTS: Plugin = Plugin {
-    name: "counts",
+const COUNTING: Plugin = Plugin {
+    name: "counting",
     summary: "",
     parameters: &[],
     needs: &[],
     conflicts: &[],
-    example: "counts",
-    make: Make::Prepare(|_| Ok(Box::new(Counts))),
+    example: "counting",
+    make: Make::Prepare(|_| Ok(Box::new(Counting))),
 };
 
-struct Counts;
+struct Counting;
 
-impl Prepare for Counts {
+impl Prepare for Counting {
     fn prepare(&self, _: &mut Preparing<'_>) -> Result<(), Rejection> {
         PREPARED.fetch_add(1, Relaxed);
         Ok(())
     }
 }
 
-impl Tokenize for Counts {
+impl Tokenize for Counting {
     fn tokenize(&self, _: &Request, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
         TOKENIZED.fetch_add(1, Relaxed);
         tokens.extend(0..512);
@@ -133,32 +137,32 @@ impl Tokenize for Counts {
     }
 }
 
-const TELLS: Plugin = Plugin {
-    name: "tells",
-    example: "tells",
-    make: Make::Filter(|_| Ok(Box::new(Tells))),
-    ..COUNTS
+const DROPS_FIRST: Plugin = Plugin {
+    name: "drops_first",
+    example: "drops_first",
+    make: Make::Filter(|_| Ok(Box::new(DropsFirst))),
+    ..COUNTING
 };
 
-/// Drops the first pod, and counts how often it is asked why.
-struct Tells;
+/// Drops the first pod, and counts how often its reason is requested.
+struct DropsFirst;
 
-impl Filter for Tells {
+impl Filter for DropsFirst {
     fn keep(&self, _: &Decision<'_>, _: &[Candidate], keep: &mut [bool]) {
         keep[0] = false;
     }
 
     fn why(&self, _: &Decision<'_>, _: Candidate) -> String {
-        TOLD.fetch_add(1, Relaxed);
+        REASONS.fetch_add(1, Relaxed);
         String::new()
     }
 }
 
 #[test]
 fn a_request_is_prepared_once_for_all_scorers_selectors_and_decisions() {
-    let mut town = Town::new(4, Some(Arc::new(Counts)));
-    let profile = town.profile(
-        "prepare: [counts, tokenize, block_hash]
+    let mut cluster = Cluster::new(4, Some(Arc::new(Counting)));
+    let profile = cluster.profile(
+        "prepare: [counting, tokenize, block_hash]
 selectors:
   prefill: {score: [cache_affinity, kv_usage], pick: max_score}
   decode: {score: [cache_affinity, least_load, {locality: {step: prefill}}], pick: max_score}
@@ -169,46 +173,46 @@ workflow: {prefill_decode: {min_uncached_tokens: 1}}
     request.model.base = Name::from("m");
     let mut context = profile.context(request);
     profile.prepare(&mut context).unwrap();
-    let mut world = town.world();
+    let mut env = cluster.decision_env();
     for step in [None, Some(Name::from("prefill")), Some(Name::from("decode"))] {
-        planned(&profile.decide(&mut context, &mut world));
+        planned(&profile.decide(&mut context, &mut env));
         let retry = Retry { step: step.as_ref(), excluded: &[] };
-        planned(&profile.replan(&mut context, &mut world, retry));
+        planned(&profile.replan(&mut context, &mut env, retry));
     }
     assert_eq!((PREPARED.load(Relaxed), TOKENIZED.load(Relaxed)), (1, 1), "of six decisions");
 }
 
 #[test]
-fn a_decision_that_nobody_asked_to_explain_finds_no_reasons_and_allocates_only_its_plan() {
+fn a_decision_without_explanation_computes_no_reasons_and_allocates_only_its_plan() {
     let text = "\
 prepare: [tokenize, block_hash]
-filter: [tells, healthy]
+filter: [drops_first, healthy]
 score: [cache_affinity, least_load]
 pick: max_score
 ";
-    let mut town = Town::new(100, None);
-    let profile = town.profile(text);
+    let mut cluster = Cluster::new(100, None);
+    let profile = cluster.profile(text);
     let mut context = prepared(&profile);
     for _ in 0..20 {
-        planned(&profile.decide(&mut context, &mut town.world()));
+        planned(&profile.decide(&mut context, &mut cluster.decision_env()));
     }
-    let mut world = town.world();
+    let mut env = cluster.decision_env();
     let mut plan = None;
     let off = allocation_counter::measure(|| {
-        plan = Some(profile.decide(&mut context, &mut world));
+        plan = Some(profile.decide(&mut context, &mut env));
     });
     let Some(Outcome::Plan(plan)) = plan else { panic!() };
     assert!(!plan.steps[0].fallbacks.is_empty() && !plan.steps[0].cache.runs.is_empty());
-    assert_eq!(off.count_total, 4, "who takes the steps, the steps, fallbacks, what is cached");
-    assert_eq!(TOLD.load(Relaxed), 0);
+    assert_eq!(off.count_total, 4, "chosen pods, steps, fallbacks, cached runs");
+    assert_eq!(REASONS.load(Relaxed), 0);
 
     let read = Cell::new(0_u64);
     let clock = || Duration::from_nanos(read.replace(read.get() + 1));
     let mut recorder = Recorder::new(&clock);
     let on = allocation_counter::measure(|| {
-        planned(&profile.decide_explained(&mut context, &mut world, &mut recorder));
+        planned(&profile.decide_explained(&mut context, &mut env, &mut recorder));
     });
-    assert_eq!(TOLD.load(Relaxed), 1, "one pod was dropped");
+    assert_eq!(REASONS.load(Relaxed), 1, "one pod was dropped");
     assert!(read.get() >= 2 * 6, "two filters, two scorers, the picker and the index are timed");
-    assert!(on.count_total > 100, "every candidate is written down: {}", on.count_total);
+    assert!(on.count_total > 100, "every candidate is recorded: {}", on.count_total);
 }

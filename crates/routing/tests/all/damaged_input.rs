@@ -1,5 +1,5 @@
-//! No text makes the check of a profile or of a fleet panic: it is good, or its problems are listed.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! Damaged and random text does not make the check of a profile or a fleet panic: the text is
+//! accepted, or its problems are listed.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use wornpath_routing::fleet_spec::FleetSpec;
 use wornpath_routing::{Profile, ProfileEnv};
 
-/// Every shipped profile and every broken one.
+/// Every shipped profile and every one in `tests/problems`.
 static CORPUS: LazyLock<Vec<String>> = LazyLock::new(corpus);
 
 fn corpus() -> Vec<String> {
@@ -25,7 +25,7 @@ fn corpus() -> Vec<String> {
     files.iter().map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
-/// What is done to a text: a piece of it goes, comes twice, or is replaced.
+/// Replaces `length` characters at a position, possibly by nothing.
 #[derive(Clone, Debug)]
 struct Edit {
     at: prop::sample::Index,
@@ -60,14 +60,14 @@ fn edited(text: &str, edits: &[Edit]) -> String {
     letters.into_iter().collect()
 }
 
-/// How a text of one line, and of many, is refused: the number of problems, and what people are shown.
+/// The number of problems of an invalid profile, and the output that lists them.
 fn refused(text: &str) -> (usize, String) {
     let problems = Profile::check("long.yaml", text, &ProfileEnv::default()).unwrap_err();
     (problems.all().len(), problems.to_string())
 }
 
 #[test]
-fn thousands_of_problems_are_found_at_once_and_the_first_hundred_are_shown() {
+fn all_of_20000_problems_are_found_and_the_first_hundred_are_shown() {
     let keys: Vec<_> = (0..20_000).map(|number| format!("key{number}: 1")).collect();
     let (found, shown) = refused(&format!("pick: max_score\n{}\n", keys.join("\n")));
     assert_eq!(found, 20_000);
@@ -83,7 +83,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn a_damaged_profile_is_refused_with_problems_that_can_be_shown(
+    fn a_damaged_profile_is_accepted_or_refused_with_listed_problems(
         which in any::<prop::sample::Index>(),
         edits in prop::collection::vec(edit(), 1..6),
     ) {
@@ -105,7 +105,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_at_all_is_refused_without_a_panic(text in "(?s).{0,200}") {
+    fn the_checks_do_not_panic_on_any_text(text in "(?s).{0,200}") {
         let _ = Profile::check("any.yaml", &text, &ProfileEnv::default());
         let _ = FleetSpec::read("any.yaml", &text);
     }

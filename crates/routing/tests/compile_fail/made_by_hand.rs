@@ -1,5 +1,5 @@
 //! error: E0624 E0624
-//! Only assembly makes handles.
+//! Only assembly creates handles.
 use wornpath_routing::{Reads, Tokens, Writes};
 
 pub fn forge() -> (Reads<Tokens>, Writes<Tokens>) {
