@@ -137,7 +137,7 @@ impl LineDispatch for BatchPods {
 }
 
 fn trouble(error: &CallError) -> ReplyError {
-    match error.is_unread() {
+    match error.is_unsent() {
         true => ReplyError::Unreachable(error.to_string()),
         false => ReplyError::Broken(error.to_string()),
     }

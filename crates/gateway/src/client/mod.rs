@@ -41,7 +41,7 @@ use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
 use wornpath_execution::{
-    CallOptions, Edit, PlanResponse, PrefillResult, StepCall, execute, splice,
+    CallOptions, Edit, PlanResponse, PrefillResult, StepCall, execute, splice, transfer_fields,
 };
 use wornpath_index::Moment;
 use wornpath_routing::queue::Redecision;
@@ -256,15 +256,6 @@ fn renamed(
     Ok(())
 }
 
-/// By which routers tell engines whose blocks to take, and where from.
-const BETWEEN_ROUTER_AND_ENGINE: [&str; 5] = [
-    "kv_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disaggregated_params",
-];
-
 /// Puts the tenant's salt into the request, if tenants share nothing.
 fn salted(
     api: Api,
@@ -284,7 +275,7 @@ fn salted(
     }
     if settings.sharing == ReplicaSettings::Isolated && read.is_object {
         let fields = &read.request.fields;
-        if let Some(field) = BETWEEN_ROUTER_AND_ENGINE.iter().find(|it| fields.contains_key(**it)) {
+        if let Some(field) = transfer_fields().iter().find(|it| fields.contains_key(**it)) {
             return Err(ErrorResponse::bad(format!(
                 "`{field}` is between the router and its engines, where it could name another tenant's blocks; leave it out"
             )));
