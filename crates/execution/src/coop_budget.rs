@@ -21,7 +21,7 @@ pub(crate) fn poll_spend(context: &mut Context<'_>, bytes: usize) -> Poll<()> {
 
 /// Charges the task for so many bytes that it has moved, and yields as often as they exceed its
 /// budget.
-pub async fn take_turn(bytes: usize) {
+pub async fn spend_coop_budget(bytes: usize) {
     for _ in 0..bytes / BYTES_PER_OPERATION {
         poll_fn(|context| poll_spend(context, BYTES_PER_OPERATION)).await;
     }

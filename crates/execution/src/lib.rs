@@ -36,7 +36,7 @@ pub use backoff::Backoff;
 pub use breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 pub use budget::{BudgetRules, RetryBudget};
 pub use coarse_timer::beat;
-pub use coop_budget::take_turn;
+pub use coop_budget::spend_coop_budget;
 pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeError};
 pub use endpoint::{Endpoint, EndpointError, WorkerNumber};
 pub use execute::execute;

@@ -12,7 +12,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, StatusCode};
 use sha2::{Digest, Sha256};
-use wornpath_execution::{StepCall, take_turn};
+use wornpath_execution::{StepCall, spend_coop_budget};
 
 /// A request that may be answered.
 pub(super) struct Ingress<'a> {
@@ -139,7 +139,7 @@ async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, ErrorRe
         let frame =
             frame.map_err(|error| ErrorResponse::bad(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        take_turn(data.len()).await;
+        spend_coop_budget(data.len()).await;
         if first.len() + all.len() + data.len() > most {
             return Err(too_large());
         }
