@@ -23,7 +23,7 @@ thread_local! {
 }
 
 /// Ticks for ever: spawn it once on every thread that executes plans.
-pub async fn beat() {
+pub async fn run_coarse_timer() {
     loop {
         let next = Instant::now() + if IS_USED.take() { TICK } else { IDLE_TICK };
         NEXT.set(Some(next));
@@ -51,7 +51,7 @@ mod tests {
     async fn a_deadline_moves_to_the_next_tick_and_no_further() {
         let start = Instant::now();
         assert_eq!(after(3 * MS), start + 3 * MS, "no tick, no delay");
-        tokio::spawn(beat());
+        tokio::spawn(run_coarse_timer());
         tokio::task::yield_now().await;
         let next = NEXT.get().expect("a tick is due");
         assert_eq!(next, start + TICK, "the thread was used before");
@@ -64,7 +64,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_idle_thread_ticks_rarely_and_deadlines_are_exact_meanwhile() {
         let start = Instant::now();
-        tokio::spawn(beat());
+        tokio::spawn(run_coarse_timer());
         tokio::task::yield_now().await;
         assert_eq!(NEXT.get(), Some(start + IDLE_TICK));
         assert_eq!(after(3 * MS), start + 3 * MS);

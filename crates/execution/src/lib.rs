@@ -35,7 +35,7 @@ mod transfer;
 pub use backoff::Backoff;
 pub use breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 pub use budget::{BudgetRules, RetryBudget};
-pub use coarse_timer::beat;
+pub use coarse_timer::run_coarse_timer;
 pub use coop_budget::spend_coop_budget;
 pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeError};
 pub use endpoint::{Endpoint, EndpointError, WorkerNumber};
