@@ -151,8 +151,8 @@ impl Endpoint {
     /// # Errors
     /// If the policy denies it.
     pub fn within(self, policy: &Arc<EgressPolicy>) -> Result<Self, EndpointError> {
-        self.may_be_called(policy)?;
-        self.set_reach(policy);
+        self.check_egress(policy)?;
+        self.set_egress_policy(policy);
         Ok(self)
     }
 
@@ -160,7 +160,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// If the policy denies its address, or has no TLS configuration for an `https://` URL.
-    pub fn may_be_called(&self, policy: &EgressPolicy) -> Result<(), EndpointError> {
+    pub fn check_egress(&self, policy: &EgressPolicy) -> Result<(), EndpointError> {
         if let Some(address) = self.address {
             policy.admit(address.ip())?;
         }
@@ -179,7 +179,7 @@ impl Endpoint {
     }
 
     /// Replaces the egress policy. Idle connections are closed if the new one differs.
-    pub fn set_reach(&self, policy: &Arc<EgressPolicy>) {
+    pub fn set_egress_policy(&self, policy: &Arc<EgressPolicy>) {
         let before = std::mem::replace(
             &mut *self.egress_policy.write().unwrap_or_else(PoisonError::into_inner),
             Arc::clone(policy),

@@ -127,7 +127,7 @@ impl Gateway {
         }
         for seat in &seats {
             let pod = seat.pod.facts().name.to_string();
-            let allowed = seat.endpoint.may_be_called(&settings.reach);
+            let allowed = seat.endpoint.check_egress(&settings.reach);
             allowed.map_err(|cause| ApplyError::Address { pod, cause })?;
         }
         if seats.len() + coming.len() > self.slots {
@@ -139,7 +139,7 @@ impl Gateway {
         self.events().set_rules(self.settings().event_rules);
         let reach = &self.settings().reach;
         for seat in &seats {
-            seat.endpoint.set_reach(reach);
+            seat.endpoint.set_egress_policy(reach);
             // Another key makes no other pod: what is known of its cache stays.
             keep_or_show_key(&seat.endpoint, &seat.settings);
             self.bind(seat);
@@ -216,7 +216,7 @@ impl Gateway {
         };
         let pod = match former {
             Some(seat) => {
-                endpoint.set_reach(&self.settings().reach);
+                endpoint.set_egress_policy(&self.settings().reach);
                 keep_or_show_key(&endpoint, &settings);
                 seat.pod.anew(id, facts)
             }

@@ -79,9 +79,9 @@ async fn a_connection_is_reused_until_the_egress_policy_changes() {
     let mut first = over_new_connection(&listener, WHOLE, exchange(&endpoint)).await;
     tokio::join!(answer(&mut first, WHOLE), exchange(&endpoint));
     // The same policy, loaded again: the connection stays open.
-    endpoint.set_reach(&Arc::new(EgressPolicy::default()));
+    endpoint.set_egress_policy(&Arc::new(EgressPolicy::default()));
     tokio::join!(answer(&mut first, WHOLE), exchange(&endpoint));
-    endpoint.set_reach(&only_localhost());
+    endpoint.set_egress_policy(&only_localhost());
     assert!(is_closed(&mut first).await);
     over_new_connection(&listener, WHOLE, exchange(&endpoint)).await;
 }
@@ -98,7 +98,7 @@ async fn a_connection_in_use_is_closed_after_a_change_of_the_egress_policy() {
         },
         send(&endpoint)
     );
-    endpoint.set_reach(&only_localhost());
+    endpoint.set_egress_policy(&only_localhost());
     stream.write_all(b"1\r\nk\r\n0\r\n\r\n").await.unwrap();
     let (_, body) = response.unwrap().whole(10).await.unwrap();
     assert_eq!(body, "ok");
