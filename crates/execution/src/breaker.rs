@@ -131,7 +131,7 @@ impl CircuitBreaker {
     }
 
     /// A request's call ended.
-    pub fn judge(&mut self, outcome: CallOutcome, now: Moment) {
+    pub fn record_outcome(&mut self, outcome: CallOutcome, now: Moment) {
         match outcome {
             CallOutcome::Good => {
                 self.failures = 0;
@@ -272,7 +272,7 @@ mod tests {
 
     fn after(outcomes: &[CallOutcome]) -> CircuitBreaker {
         let mut breaker = CircuitBreaker::default();
-        outcomes.iter().for_each(|outcome| breaker.judge(*outcome, at(0)));
+        outcomes.iter().for_each(|outcome| breaker.record_outcome(*outcome, at(0)));
         breaker
     }
 
@@ -297,7 +297,7 @@ mod tests {
             assert_eq!(breaker.state(), BreakerState::Closed);
             assert!(breaker.tick(at(0)) && breaker.is_troubled());
             // A success meanwhile proves nothing: the request may have been sent before.
-            breaker.judge(CallOutcome::Good, at(1));
+            breaker.record_outcome(CallOutcome::Good, at(1));
             assert!(breaker.tick(at(1)) && breaker.is_troubled());
             breaker.probed(probe, at(2));
             assert_eq!(breaker.state(), state, "{probe:?}");
@@ -316,8 +316,8 @@ mod tests {
         let mut now = at(0);
         let mut rested = Vec::new();
         for _ in 0..9 {
-            breaker.judge(CallOutcome::Busy(None), now);
-            breaker.judge(CallOutcome::Busy(None), now);
+            breaker.record_outcome(CallOutcome::Busy(None), now);
+            breaker.record_outcome(CallOutcome::Busy(None), now);
             let until = breaker.rests_until().expect("it rests");
             rested.push((until - now).as_millis());
             now = until;
@@ -326,8 +326,8 @@ mod tests {
         }
         assert_eq!(rested, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
         assert!(breaker.is_troubled());
-        breaker.judge(CallOutcome::Good, now);
-        breaker.judge(CallOutcome::Busy(None), now);
+        breaker.record_outcome(CallOutcome::Good, now);
+        breaker.record_outcome(CallOutcome::Busy(None), now);
         assert_eq!(breaker.rests_until(), Some(now + at(100)));
     }
 
@@ -335,9 +335,9 @@ mod tests {
     fn a_busy_endpoint_rests_for_its_retry_after_and_is_never_a_failure() {
         let mut breaker = after(&[CallOutcome::Neutral; 100]);
         assert_eq!(breaker.state(), BreakerState::Closed);
-        breaker.judge(CallOutcome::Busy(Some(at(1000))), at(0));
+        breaker.record_outcome(CallOutcome::Busy(Some(at(1000))), at(0));
         assert_eq!(breaker.state(), BreakerState::Resting);
-        breaker.judge(CallOutcome::Good, at(500));
+        breaker.record_outcome(CallOutcome::Good, at(500));
         assert_eq!(
             breaker.state(),
             BreakerState::Resting,
@@ -345,7 +345,7 @@ mod tests {
         );
         assert!(!breaker.tick(at(999)) && breaker.state() == BreakerState::Resting);
         assert!(!breaker.tick(at(1000)) && breaker.state() == BreakerState::Closed);
-        breaker.judge(CallOutcome::Busy(Some(Duration::from_secs(3600))), at(1000));
+        breaker.record_outcome(CallOutcome::Busy(Some(Duration::from_secs(3600))), at(1000));
         breaker.tick(at(11_000));
         assert_eq!(breaker.state(), BreakerState::Closed, "no `Retry-After` lasts for an hour");
     }
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(breaker.state(), BreakerState::Open, "a probe that was never sent says nothing");
         breaker.probed(CallOutcome::Good, at(100));
         assert_eq!(breaker.state(), BreakerState::HalfOpen);
-        breaker.judge(CallOutcome::Good, at(101));
+        breaker.record_outcome(CallOutcome::Good, at(101));
         assert_eq!(breaker.state(), BreakerState::Closed);
     }
 
@@ -367,7 +367,7 @@ mod tests {
         let mut breaker = after(&[CallOutcome::Gone, CallOutcome::Good]);
         assert_eq!(breaker.state(), BreakerState::Open);
         breaker.probed(CallOutcome::Good, at(100));
-        breaker.judge(CallOutcome::Failed, at(101));
+        breaker.record_outcome(CallOutcome::Failed, at(101));
         assert_eq!(breaker.state(), BreakerState::Open);
         assert!(
             !breaker.tick(at(300)) && breaker.tick(at(301)),

@@ -287,14 +287,14 @@ impl Endpoint {
     }
 
     /// Reports the outcome of a call to the breaker.
-    pub fn judge(&self, outcome: CallOutcome, now: Moment) {
+    pub fn record_outcome(&self, outcome: CallOutcome, now: Moment) {
         if matches!(outcome, CallOutcome::Good | CallOutcome::Busy(_)) {
             self.record_activity(Instant::now());
         }
         if outcome == CallOutcome::Good && !self.is_troubled.load(Relaxed) {
             return;
         }
-        self.change(|breaker| breaker.judge(outcome, now));
+        self.change(|breaker| breaker.record_outcome(outcome, now));
     }
 
     /// Advances the breaker's time. Returns whether a probe is due.
@@ -504,12 +504,12 @@ mod tests {
         let endpoint = endpoint("http://10.0.0.5:8000").unwrap();
         let ranks = [Arc::<Vitals>::default(), Arc::default()];
         endpoint.show(&ranks[0]);
-        endpoint.judge(CallOutcome::Gone, Duration::ZERO);
+        endpoint.record_outcome(CallOutcome::Gone, Duration::ZERO);
         endpoint.show(&ranks[1]);
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Open; 2]);
         assert!(endpoint.tick(Duration::from_millis(100)));
         endpoint.probed(CallOutcome::Good, Duration::from_millis(100));
-        endpoint.judge(CallOutcome::Good, Duration::from_millis(101));
+        endpoint.record_outcome(CallOutcome::Good, Duration::from_millis(101));
         assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Closed; 2]);
         assert_eq!(endpoint.breaker(), (BreakerState::Closed, 1));
     }

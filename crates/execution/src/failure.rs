@@ -60,7 +60,7 @@ pub enum CallError {
 impl CallError {
     /// What it tells the breaker about the endpoint.
     #[must_use]
-    pub fn verdict(&self) -> CallOutcome {
+    pub fn outcome(&self) -> CallOutcome {
         match self {
             Self::Connect(error) if is_resource_shortage(error) => CallOutcome::Neutral,
             Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) | Self::Unfinished => {
@@ -191,10 +191,10 @@ mod tests {
     fn a_resource_shortage_of_the_router_is_no_blame_for_the_pod() {
         for own in [12, 23, 24, 99] {
             let error = CallError::Connect(Error::from_raw_os_error(own));
-            assert_eq!(error.verdict(), CallOutcome::Neutral, "{error}");
+            assert_eq!(error.outcome(), CallOutcome::Neutral, "{error}");
         }
         for refused in [Error::from(ErrorKind::ConnectionRefused), Error::other("no address")] {
-            assert_eq!(CallError::Connect(refused).verdict(), CallOutcome::Gone);
+            assert_eq!(CallError::Connect(refused).outcome(), CallOutcome::Gone);
         }
     }
 }

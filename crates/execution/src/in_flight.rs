@@ -42,7 +42,7 @@ impl<'a> InFlight<'a> {
     /// The call has its response, or has failed.
     pub(crate) fn finish(mut self, outcome: CallOutcome, now: Moment) {
         self.is_judged_on_drop = false;
-        self.endpoint.judge(outcome, now);
+        self.endpoint.record_outcome(outcome, now);
     }
 }
 

@@ -105,7 +105,7 @@ pub(crate) fn may_have_computed(result: &Result<EngineResponse, CallError>) -> b
 /// What the result of a call tells the breaker.
 pub(crate) fn outcome(result: &Result<EngineResponse, CallError>) -> CallOutcome {
     match result {
-        Err(error) => error.verdict(),
+        Err(error) => error.outcome(),
         Ok(response) => match response.head.status.as_u16() {
             429 | 503 => CallOutcome::Busy(retry_after(&response.head.headers)),
             500.. => CallOutcome::Failed,

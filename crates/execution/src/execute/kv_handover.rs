@@ -35,7 +35,7 @@ impl<D: Replan> PlanExecution<'_, D> {
         let budget = self.options.budget;
         let now = self.router.now();
         if let Some(target) = producer.pod.and_then(|pod| self.router.target(pod)) {
-            target.endpoint.judge(CallOutcome::Suspect, now);
+            target.endpoint.record_outcome(CallOutcome::Suspect, now);
         }
         match self.retries.load_failed(producer, step.failure.then, || budget.spend(now)) {
             RetryDecision::Skip => {

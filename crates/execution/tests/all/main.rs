@@ -128,7 +128,7 @@ async fn a_concurrent_step_in_flight_is_a_trial_of_its_pod() {
     let world = World::new(&engines, &pair(&[0], &[1])).await;
     let endpoint = &world.pods[0].endpoint;
     let at = Duration::from_secs;
-    endpoint.judge(CallOutcome::Gone, at(0));
+    endpoint.record_outcome(CallOutcome::Gone, at(0));
     endpoint.probed(CallOutcome::Good, at(1));
     assert_eq!(world.pods[0].breaker(), BreakerState::HalfOpen);
     world.run().await.unwrap();

@@ -246,7 +246,7 @@ impl Router {
 
     /// The last byte came.
     pub(crate) fn answered(&mut self, request: u64, pod: usize, now: Moment) -> Then {
-        self.judge(pod, CallOutcome::Good, now);
+        self.record_outcome(pod, CallOutcome::Good, now);
         self.end(request, End::Whole)
     }
 
@@ -258,7 +258,7 @@ impl Router {
         outcome: CallOutcome,
         now: Moment,
     ) -> Option<Then> {
-        self.judge(pod, outcome, now);
+        self.record_outcome(pod, outcome, now);
         let clock = self.clock(now);
         let Self { ongoing, budget, fleet, .. } = self;
         let one = ongoing.get_mut(&request)?;
@@ -286,9 +286,9 @@ impl Router {
         self.ongoing.contains_key(&request)
     }
 
-    pub(crate) fn judge(&mut self, pod: usize, outcome: CallOutcome, now: Moment) {
+    pub(crate) fn record_outcome(&mut self, pod: usize, outcome: CallOutcome, now: Moment) {
         let clock = self.clock(now);
-        self.breakers[pod].judge(outcome, clock);
+        self.breakers[pod].record_outcome(outcome, clock);
         self.update_vitals(pod);
     }
 
