@@ -431,7 +431,7 @@ impl<D: Replan> PlanExecution<'_, D> {
             endpoint,
             retries: self.retries.retries(),
             is_degraded: self.is_degraded,
-            taken: self.prefill.clone(),
+            prefill: self.prefill.clone(),
         }
     }
 

@@ -112,7 +112,7 @@ pub struct PlanResponse {
     /// Whether a step was skipped because it failed.
     pub is_degraded: bool,
     /// The prefill step whose KV cache the step loaded; boxed, because most plans have none.
-    pub taken: Option<Box<PrefillResult>>,
+    pub prefill: Option<Box<PrefillResult>>,
 }
 
 /// The result of a prefill step. The decode engine counts all that it loaded as cached, so only the

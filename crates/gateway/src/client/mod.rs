@@ -463,7 +463,7 @@ fn answer(
     }
     record.retries = carried.retries;
     record.is_degraded = carried.is_degraded;
-    let (cache, computed_by) = match &carried.taken {
+    let (cache, computed_by) = match &carried.prefill {
         Some(taken) => (&taken.cache, taken.pod),
         None => (&carried.step.cache, carried.step.pod),
     };
@@ -471,7 +471,7 @@ fn answer(
     record.predicted_tokens = record.predicted_tokens.map(|_| cache.tokens);
     let speculative = cache.speculative.zip(computed_by);
     record.speculative = speculative.map(|(last, pod)| Speculative { pod, last });
-    record.computed = carried.taken.map(|taken| Box::new(computed(&roster, &taken)));
+    record.computed = carried.prefill.map(|taken| Box::new(computed(&roster, &taken)));
     let seat = carried.step.pod.and_then(|pod| roster.seat(pod));
     record.pod = seat.map(|seat| (seat.pod.id(), seat.pod.facts().name.clone()));
     if settings.reveal == DebugHeaders::Pod
