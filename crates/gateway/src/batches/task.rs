@@ -21,7 +21,7 @@ use wornpath_index::Moment;
 use wornpath_jobs::{
     Batch, BatchState, BatchStatus, DedupGroups, ExternalSort, Identical, Input, InputError,
     InputRules, Interface, Lease, Leased, LineForm, LineProblem, PromptHasher, RetryDelay,
-    RunControl, RunProgress, RunWork, Scheduler, StoreError, run,
+    RunChannels, RunControl, RunProgress, RunWork, Scheduler, StoreError, run,
 };
 use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds, Window};
 use wornpath_routing::Role;
@@ -398,7 +398,8 @@ async fn compute(
         done_before: standing.counts.total - standing.counts.pending(),
     };
     batches.overview.begins(&batch.id, underway);
-    let running = run(conductor, work, Arc::new(pods), publisher, (inner, progress));
+    let running =
+        run(conductor, work, Arc::new(pods), publisher, RunChannels { control: inner, progress });
     tokio::pin!(running, outgrown);
     let mut is_outgrown = false;
     loop {
