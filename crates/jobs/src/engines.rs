@@ -47,7 +47,7 @@ pub trait LineDispatch: Send + Sync + 'static {
 }
 
 /// The lines of an input.
-pub trait CapacitySource: Send + Sync + 'static {
+pub trait LineSource: Send + Sync + 'static {
     /// The bytes of a line.
     ///
     /// # Errors

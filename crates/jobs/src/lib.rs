@@ -37,7 +37,7 @@ pub use assemble::{Assembler, StreamError, streaming, whole};
 pub use batch::{Batch, BatchStatus, NewBatch, ShownProblem, UnixTime};
 pub use dedup::DedupGroups;
 pub use disk::{Disk, RealDisk, StoredFile};
-pub use engines::{CapacitySource, EngineHealth, LineDispatch, Outgoing, Prefilled};
+pub use engines::{EngineHealth, LineDispatch, LineSource, Outgoing, Prefilled};
 pub use external_sort::{ExternalSort, ExternalSortError, SortScratch};
 pub use frame::frame;
 pub use fs_store::FsStore;

@@ -1,7 +1,7 @@
 //! Engines that a run calls directly, without a gateway in between, and inputs in local files.
 
 use crate::assemble::{Assembler, streaming, whole};
-use crate::engines::{CapacitySource, EngineHealth, LineDispatch, Outgoing, Prefilled};
+use crate::engines::{EngineHealth, LineDispatch, LineSource, Outgoing, Prefilled};
 use crate::input::LineSpan;
 use crate::reply::{LineReply, ReplyError};
 use crate::store_error::StoreError;
@@ -206,7 +206,7 @@ impl InputFile {
     }
 }
 
-impl CapacitySource for InputFile {
+impl LineSource for InputFile {
     fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let span = self.spans[line as usize];
         let mut bytes = vec![0; span.bytes as usize];

@@ -1,7 +1,7 @@
 //! The interface of a run: its work, the signal that stops it, and its progress.
 
 use crate::dedup::DedupGroups;
-use crate::engines::CapacitySource;
+use crate::engines::LineSource;
 use crate::record::{Counts, TokenUsage};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 /// The work of a run. A job of its plan has the number of its line.
 pub struct RunWork {
     /// The lines of the input.
-    pub source: Arc<dyn CapacitySource>,
+    pub source: Arc<dyn LineSource>,
     /// The prefix of the ids of its records.
     pub name: String,
     /// The line number in the input file, which names a request without a `custom_id`.

@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    CapacitySource, DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules,
-    LineDispatch, LineForm, LineReply, Outgoing, Prefilled, PromptHasher, Publish, ReplyError,
-    ResultPaths, Results, RetryDelay, RunChannels, RunControl, RunProgress, RunWork, Scheduler,
-    SortScratch, StoreError, run,
+    DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules, LineDispatch, LineForm,
+    LineReply, LineSource, Outgoing, Prefilled, PromptHasher, Publish, ReplyError, ResultPaths,
+    Results, RetryDelay, RunChannels, RunControl, RunProgress, RunWork, Scheduler, SortScratch,
+    StoreError, run,
 };
 use wornpath_planner::{Plan, PlannerRates, Speeds, Window};
 
@@ -55,7 +55,7 @@ struct Lines {
     calls: AtomicUsize,
 }
 
-impl CapacitySource for Lines {
+impl LineSource for Lines {
     fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let call = self.calls.fetch_add(1, Relaxed);
         if self.away.is_some_and(|away| call < away || (call / 50).is_multiple_of(2)) {
