@@ -53,6 +53,6 @@ pub use reply::{LineReply, Owner, ReplyError, ReplyMeaning};
 pub use results::{InputMark, ResultPaths, ResultPosition, Results, places};
 pub use run_work::{RunChannels, RunControl, RunProgress, RunWork};
 pub use runner::{Finished, run};
-pub use scheduler::{LineFate, RetryDelay, Scheduler, SchedulerOrder};
+pub use scheduler::{LineFate, RetryPolicy, Scheduler, SchedulerOrder};
 pub use store::{BatchState, FileEntry, Lease, Leased, Store};
 pub use store_error::StoreError;

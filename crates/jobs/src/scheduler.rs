@@ -12,7 +12,7 @@ use wornpath_planner::{JobId, JobOutcome, Plan, PlanRun, PodLoad, Window};
 
 /// When requests and pods have failed for good, and the delays before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RetryDelay {
+pub struct RetryPolicy {
     /// Attempts of a request before it has failed for good.
     pub attempts: u8,
     /// Failures in a row after which a pod is lost.
@@ -21,7 +21,7 @@ pub struct RetryDelay {
     pub backoff: Backoff,
 }
 
-impl Default for RetryDelay {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             attempts: 5,
@@ -76,7 +76,7 @@ pub struct Scheduler {
     run: PlanRun,
     slots: Vec<PodSlot>,
     attempts: Vec<u8>,
-    policy: RetryDelay,
+    policy: RetryPolicy,
     in_flight: usize,
     /// The pod to serve first, so that none is always last.
     next_pod: usize,
@@ -85,7 +85,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// Schedules a plan whose pod `n` has the window `windows[n]`.
     #[must_use]
-    pub fn new(plan: Plan, windows: Vec<Window>, policy: RetryDelay) -> Self {
+    pub fn new(plan: Plan, windows: Vec<Window>, policy: RetryPolicy) -> Self {
         let jobs = plan.route().stops().iter().map(|stop| stop.job.index() + 1).max().unwrap_or(0);
         let slot = |(number, window)| PodSlot {
             number: Some(number),

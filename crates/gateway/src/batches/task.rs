@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use wornpath_index::Moment;
 use wornpath_jobs::{
     Batch, BatchState, BatchStatus, DedupGroups, ExternalSort, Identical, Input, InputError,
-    InputRules, Interface, Lease, Leased, LineForm, LineProblem, PromptHasher, RetryDelay,
+    InputRules, Interface, Lease, Leased, LineForm, LineProblem, PromptHasher, RetryPolicy,
     RunChannels, RunControl, RunProgress, RunWork, Scheduler, StoreError, run,
 };
 use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds, Window};
@@ -385,7 +385,7 @@ async fn compute(
     let (plan, planned) = batches.ask(move |_| plan()).await?;
     work.copies = DedupGroups::of(&plan);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
-    let conductor = Scheduler::new(plan, vec![window; pods.pods.len()], RetryDelay::default());
+    let conductor = Scheduler::new(plan, vec![window; pods.pods.len()], RetryPolicy::default());
     let (planned_for, now) = (pods.ids(), batches.worker.gateway.now());
     let outgrown = outgrown(batches, model, (&planned_for, now.saturating_sub(began)));
     let publisher = Leased::new(Arc::clone(&batches.store), lease, standing);

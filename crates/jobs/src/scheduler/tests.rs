@@ -21,7 +21,7 @@ fn scheduler(chains: &[[u64; 2]], pods: usize) -> Scheduler {
         queue.push(&job).unwrap();
     }
     let plan = Plan::new(&queue, &Speeds::equal(pods).unwrap(), &PlannerRates::flat(1.0, 1.0));
-    Scheduler::new(plan, vec![Window::new(8, 1_000); pods], RetryDelay::default())
+    Scheduler::new(plan, vec![Window::new(8, 1_000); pods], RetryPolicy::default())
 }
 
 fn all(scheduler: &mut Scheduler, now: Duration) -> Vec<SchedulerOrder> {

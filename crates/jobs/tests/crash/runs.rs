@@ -15,7 +15,7 @@ use wornpath_blocks::HashKey;
 use wornpath_jobs::{
     DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules, LineDispatch, LineForm,
     LineReply, LineSource, Outgoing, Prefilled, PromptHasher, Publish, ReplyError, ResultPaths,
-    Results, RetryDelay, RunChannels, RunControl, RunProgress, RunWork, Scheduler, SortScratch,
+    Results, RetryPolicy, RunChannels, RunControl, RunProgress, RunWork, Scheduler, SortScratch,
     StoreError, run,
 };
 use wornpath_planner::{Plan, PlannerRates, Speeds, Window};
@@ -157,7 +157,7 @@ async fn live_from(
     let rates = PlannerRates::flat(1.0, 1.0);
     let plan = Plan::of_forest(&input.queue, forest, &speeds, &rates);
     let copies = DedupGroups::of(&plan);
-    let policy = RetryDelay { attempts: 30, ..RetryDelay::default() };
+    let policy = RetryPolicy { attempts: 30, ..RetryPolicy::default() };
     let scheduler = Scheduler::new(plan, vec![Window::new(8, 4_096); PODS], policy);
     source.lines = text.lines().map(|line| Bytes::from(line.to_owned())).collect();
     let work = RunWork {
@@ -362,7 +362,7 @@ async fn decoding_requests_do_not_count_against_the_prefill_window() {
     let results = Results::open(&FaultyDisk::default(), &paths(), input.mark).unwrap();
     let plan = Plan::new(&input.queue, &Speeds::equal(1).unwrap(), &PlannerRates::flat(1.0, 1.0));
     // Four prompts exceed the prefill window.
-    let scheduler = Scheduler::new(plan, vec![Window::new(128, 2_000)], RetryDelay::default());
+    let scheduler = Scheduler::new(plan, vec![Window::new(128, 2_000)], RetryPolicy::default());
     let work = RunWork {
         source: Arc::new(Lines { lines, ..Lines::default() }),
         name: "test".into(),
