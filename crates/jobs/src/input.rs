@@ -269,7 +269,8 @@ impl<'a> InputScan<'a> {
         let invalid =
             |message| LineProblem { code: "invalid_request", message, param: Some("body") };
         let prompt = rendered(&line.body).map_err(invalid)?;
-        let lengths = self.hasher.sketch(&line.body, &prompt, &mut self.chain).map_err(invalid)?;
+        let lengths =
+            self.hasher.hash_prompt(&line.body, &prompt, &mut self.chain).map_err(invalid)?;
         let job = Job {
             chain: &self.chain,
             prompt_tokens: lengths.prompt,

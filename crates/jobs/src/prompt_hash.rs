@@ -79,7 +79,7 @@ impl PromptHasher {
     ///
     /// # Errors
     /// If the prompt is empty or cannot be tokenized.
-    pub fn sketch(
+    pub fn hash_prompt(
         &self,
         body: &Value,
         text: &str,
@@ -186,7 +186,7 @@ mod tests {
         let body = json!({"prompt": "twelve bytes"});
         let hashed = |hasher: &PromptHasher| {
             let mut chain = Vec::new();
-            let lengths = hasher.sketch(&body, "twelve bytes", &mut chain)?;
+            let lengths = hasher.hash_prompt(&body, "twelve bytes", &mut chain)?;
             Ok::<_, String>((lengths, chain))
         };
         assert!(hashed(&strict).is_err());
