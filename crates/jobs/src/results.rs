@@ -74,7 +74,6 @@ pub struct Results {
     /// `output` and `errors`.
     files: [Box<dyn StoredFile>; 2],
     log: Journal,
-    input: InputMark,
     /// The committed ends of the files.
     ends: [u64; 2],
     /// Whether there may be bytes behind the ends.
@@ -121,7 +120,7 @@ impl Results {
         }
         let LogScan { ends, done, counts, usage, .. } = found;
         let paths = paths.clone();
-        Ok(Self { paths, files, log, input, ends, is_dirty: false, done, counts, usage })
+        Ok(Self { paths, files, log, ends, is_dirty: false, done, counts, usage })
     }
 
     /// Whether a line has its record.
@@ -134,12 +133,6 @@ impl Results {
     #[must_use]
     pub const fn ends(&self) -> [u64; 2] {
         self.ends
-    }
-
-    /// The input of the results.
-    #[must_use]
-    pub const fn input(&self) -> InputMark {
-        self.input
     }
 
     /// Reads the committed part of a file, from `offset` on.
