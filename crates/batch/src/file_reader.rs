@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use std::io::{self, Read};
 use std::sync::Arc;
-use wornpath_jobs::{CapacitySource, LineSpan, Store, StoreError};
+use wornpath_jobs::{LineSource, LineSpan, Store, StoreError};
 
 /// Bytes and lines that are read at once, at most.
 const PIECE: u64 = 1 << 20;
@@ -84,7 +84,7 @@ impl StoredLines {
     }
 }
 
-impl CapacitySource for StoredLines {
+impl LineSource for StoredLines {
     fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         Ok(self.piece(&[line])?.remove(0))
     }

@@ -21,8 +21,8 @@ use wornpath_gateway::watchdog::task::TaskName;
 use wornpath_index::Moment;
 use wornpath_jobs::{
     Batch, BatchState, BatchStatus, DedupGroups, ExternalSort, Identical, Input, InputError,
-    InputRules, Interface, Lease, Leased, LineForm, LineProblem, PromptHasher, RetryDelay,
-    RunControl, RunProgress, RunWork, Scheduler, StoreError, run,
+    InputRules, Interface, Lease, Leased, LineForm, LineProblem, PromptHasher, RetryPolicy,
+    RunChannels, RunControl, RunProgress, RunWork, Scheduler, StoreError, run,
 };
 use wornpath_planner::{Forest, Plan, PlannerRates, Queue, Speeds, Window};
 use wornpath_routing::Role;
@@ -387,7 +387,7 @@ async fn compute(
     let (plan, planned) = batches.ask(move |_| plan()).await?;
     work.copies = DedupGroups::of(&plan);
     let window = Window::new(batches.rules.window.get(), STEP_TOKENS);
-    let conductor = Scheduler::new(plan, vec![window; pods.pods.len()], RetryDelay::default());
+    let conductor = Scheduler::new(plan, vec![window; pods.pods.len()], RetryPolicy::default());
     let (planned_for, now) = (pods.ids(), batches.worker.gateway().now());
     let outgrown = outgrown(batches, model, (&planned_for, now.saturating_sub(began)));
     let publisher = Leased::new(Arc::clone(&batches.store), lease, standing);
@@ -400,7 +400,8 @@ async fn compute(
         done_before: standing.counts.total - standing.counts.pending(),
     };
     batches.overview.begins(&batch.id, underway);
-    let running = run(conductor, work, Arc::new(pods), publisher, (inner, progress));
+    let running =
+        run(conductor, work, Arc::new(pods), publisher, RunChannels { control: inner, progress });
     tokio::pin!(running, outgrown);
     let mut is_outgrown = false;
     loop {

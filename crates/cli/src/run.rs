@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
-use wornpath_jobs::{Publish, RealDisk, Results, RunControl, RunProgress, TokenUsage};
+use wornpath_jobs::{Publish, RealDisk, Results, RunChannels, RunControl, RunProgress, TokenUsage};
 
 /// Every line has a record, and some of them say that it failed.
 const SOME_FAILED: u8 = 1;
@@ -208,7 +208,7 @@ async fn drive(
     let (wish, wishes) = watch::channel(RunControl::GoOn);
     let (progress, seen) = watch::channel(RunProgress::default());
     let PreparedRun { conductor, work, pods, results, .. } = trip;
-    let channels = (wishes, progress);
+    let channels = RunChannels { control: wishes, progress };
     let mut running =
         tokio::spawn(wornpath_jobs::run(conductor, work, Arc::new(pods), results, channels));
     let display = tokio::spawn(Display::start(seen.clone(), arguments.pods.clone()).show());

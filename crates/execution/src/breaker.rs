@@ -1,46 +1,49 @@
-//! Whether an endpoint's recent failures keep requests away from it.
+//! Circuit breaker: whether an endpoint's recent failures keep requests away from it.
 //!
-//! A pod that refuses or resets connections is gone: it is cut off at once. One that answers with errors
-//! or lets requests time out may have had bad luck: it is cut off after a few failures in a row. One that
-//! from which another pod could not load what it computed may be dead: that is a failure, and a probe finds out at once. One that
-//! says it is busy is healthy; it is left alone for as long as it asked, and that is no failure. Who does not say for how
-//! long is left alone for a moment, and longer the more often: what is refused at once makes it look idle, and all that
-//! comes would go there.
-//! Cut off means that a probe, not a request, finds out when it is back; then one request at a time may
-//! try, and the first success lets all in again.
+//! - A pod that refuses or resets connections is gone: the breaker opens at once.
+//! - A pod that answers with errors or times out may have had bad luck: the breaker opens after a
+//!   few failures in a row.
+//! - A pod from which another pod could not load KV cache may be dead: that counts as a failure,
+//!   and a probe finds out at once.
+//! - A pod that is busy (429, 503) is healthy: it rests for its `Retry-After`, and that is no
+//!   failure. Without `Retry-After` it rests with a backoff, because what it refuses at once would
+//!   make it look idle and attract every request.
+//!
+//! While the breaker is open, a probe and not a request finds out when the endpoint is back. Then
+//! the breaker is half-open: one request at a time may try, and the first success closes it.
 //!
 //! A state machine: time is an argument.
 
-use crate::budget::pause;
+use crate::backoff::Backoff;
 use std::time::Duration;
 use wornpath_index::Moment;
-use wornpath_routing::BreakerState as Seen;
+use wornpath_routing::BreakerState;
 
-/// What a call said about its endpoint.
+/// What a call tells about its endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallOutcome {
-    /// It answered, and what it answered is not its fault.
+    /// It responded, and an error in the response is not its fault.
     Good,
-    /// It is busy, and may have said for how long.
+    /// It is busy, for the time of its `Retry-After` if it sent one.
     Busy(Option<Duration>),
-    /// What happened says nothing about it.
+    /// Nothing about the endpoint.
     Neutral,
     /// An error of its own, or a timeout.
     Failed,
-    /// Another pod could not load what this one computed for it: it may be dead.
+    /// Another pod could not load the KV cache that this one computed: it may be dead.
     Suspect,
-    /// It could not be reached, or broke off.
+    /// It is unreachable, or the connection was lost.
     Gone,
 }
 
-/// When a breaker opens and for how long.
+/// When a breaker opens, and for how long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BreakerRules {
     /// Failures in a row that open it.
     pub failures: u32,
-    /// How long it stays open before the first probe; doubled each time it opens again.
+    /// The time it stays open before the first probe; it doubles each time the breaker opens again.
     pub first_pause: Duration,
-    /// The longest time that a busy endpoint is left alone.
+    /// The longest time that a busy endpoint rests.
     pub longest_rest: Duration,
 }
 
@@ -54,21 +57,22 @@ impl Default for BreakerRules {
     }
 }
 
-/// One endpoint's breaker.
+/// The circuit breaker of one endpoint.
 #[derive(Clone, Debug, Default)]
 pub struct CircuitBreaker {
     rules: BreakerRules,
-    state: BreakerPhase,
+    phase: BreakerPhase,
     /// Failures in a row.
     failures: u32,
-    /// Times it opened without a success between.
+    /// Openings without a success in between, for the backoff.
     openings: u32,
+    /// Openings in total.
     opened: u64,
-    /// Requests that try whether it is back.
+    /// Requests in flight that began while it was half-open.
     trials: u32,
-    /// Rests that it did not ask for, without a success between.
+    /// Rests without a `Retry-After` and without a success in between, for the backoff.
     rests: u32,
-    /// Whether a probe is to find out if it is dead, though it takes requests.
+    /// Whether a probe is to find out if it is dead while it still gets requests.
     is_suspect: bool,
 }
 
@@ -76,100 +80,108 @@ pub struct CircuitBreaker {
 enum BreakerPhase {
     #[default]
     Closed,
-    /// Busy until then.
+    /// Busy until this time.
     Resting(Moment),
-    /// Not to be probed before then.
+    /// Not probed before this time.
     Open(Moment),
-    /// A probe was answered then.
+    /// A probe succeeded at this time.
     HalfOpen(Moment),
 }
 
-/// How long one that is busy and does not say for how long is left alone at first.
+/// The first rest of a busy endpoint that sent no `Retry-After`.
 const FIRST_REST: Duration = Duration::from_millis(100);
+/// The longest rest without a `Retry-After`, whatever the rules allow.
+const LONGEST_UNREQUESTED_REST: Duration = Duration::from_secs(30);
 
-/// A half-open breaker that nobody tried closes when probes were answered for this long.
+/// The longest time between an opening and its first probe.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A half-open breaker that no request has tried closes after probes have succeeded for this long.
 const TRUSTED_AFTER: Duration = Duration::from_secs(2);
 
 impl CircuitBreaker {
-    /// A closed one.
+    /// A closed breaker.
     #[must_use]
     pub fn new(rules: BreakerRules) -> Self {
         Self { rules, ..Self::default() }
     }
 
-    /// How decisions see it.
+    /// The state as routing decisions see it.
     #[must_use]
-    pub const fn seen(&self) -> Seen {
-        match self.state {
-            BreakerPhase::Closed => Seen::Closed,
-            BreakerPhase::Resting(_) => Seen::Resting,
-            BreakerPhase::Open(_) => Seen::Open,
-            BreakerPhase::HalfOpen(_) => Seen::HalfOpen,
+    pub const fn state(&self) -> BreakerState {
+        match self.phase {
+            BreakerPhase::Closed => BreakerState::Closed,
+            BreakerPhase::Resting(_) => BreakerState::Resting,
+            BreakerPhase::Open(_) => BreakerState::Open,
+            BreakerPhase::HalfOpen(_) => BreakerState::HalfOpen,
         }
     }
 
-    /// A request's call begins; whether it is a trial, whose end is to be told too.
-    pub fn begins(&mut self) -> bool {
-        let is_trial = matches!(self.state, BreakerPhase::HalfOpen(_));
+    /// A request's call begins. Returns whether it is a trial, whose end [`Self::trial_ended`] must
+    /// report.
+    pub fn begin_call(&mut self) -> bool {
+        let is_trial = matches!(self.phase, BreakerPhase::HalfOpen(_));
         self.trials += u32::from(is_trial);
         is_trial
     }
 
-    /// A trial is over, whatever came of it.
+    /// A trial is over, with any outcome.
     pub const fn trial_ended(&mut self) {
         self.trials = self.trials.saturating_sub(1);
     }
 
     /// A request's call ended.
-    pub fn judge(&mut self, verdict: CallOutcome, now: Moment) {
-        match verdict {
+    pub fn record_outcome(&mut self, outcome: CallOutcome, now: Moment) {
+        match outcome {
             CallOutcome::Good => {
-                (self.failures, self.rests) = (0, 0);
-                // Requests that were under way when it opened or said that it is busy prove nothing about new
-                // ones.
-                if !matches!(self.state, BreakerPhase::Open(_) | BreakerPhase::Resting(_)) {
+                self.failures = 0;
+                self.rests = 0;
+                // Requests that were in flight when it opened or began to rest prove nothing about
+                // new ones.
+                if !matches!(self.phase, BreakerPhase::Open(_) | BreakerPhase::Resting(_)) {
                     self.close();
                 }
             }
             CallOutcome::Busy(rest) => {
-                if self.state == BreakerPhase::Closed {
+                if self.phase == BreakerPhase::Closed {
                     let rest = rest.unwrap_or_else(|| {
                         self.rests += 1;
-                        pause(FIRST_REST, self.rests)
+                        let longest = self.rules.longest_rest.min(LONGEST_UNREQUESTED_REST);
+                        Backoff { first: FIRST_REST, longest }.delay(self.rests)
                     });
-                    self.state = BreakerPhase::Resting(now + rest.min(self.rules.longest_rest));
+                    self.phase = BreakerPhase::Resting(now + rest.min(self.rules.longest_rest));
                 }
             }
             CallOutcome::Neutral => {}
             CallOutcome::Failed => self.fail(now),
             CallOutcome::Suspect => {
                 self.is_suspect =
-                    matches!(self.state, BreakerPhase::Closed | BreakerPhase::Resting(_));
+                    matches!(self.phase, BreakerPhase::Closed | BreakerPhase::Resting(_));
                 self.fail(now);
             }
             CallOutcome::Gone => self.open(now),
         }
     }
 
-    /// A client left an endpoint that was silent meanwhile. That may be the client's haste: it counts as a failure,
-    /// but ends no trial.
-    pub fn left(&mut self, now: Moment) {
+    /// A client gave up on an endpoint that was silent meanwhile. The client may have been
+    /// impatient: it counts as a failure, but does not fail a trial.
+    pub fn abandoned(&mut self, now: Moment) {
         self.failures += 1;
         if self.failures >= self.rules.failures {
             self.open(now);
-        } else if matches!(self.state, BreakerPhase::HalfOpen(_)) {
-            // Probes were answered, and requests were not.
-            self.state = BreakerPhase::HalfOpen(now);
+        } else if matches!(self.phase, BreakerPhase::HalfOpen(_)) {
+            // Probes succeeded and requests did not.
+            self.phase = BreakerPhase::HalfOpen(now);
         }
     }
 
-    /// Lets the time pass; whether a probe is due now.
+    /// Advances the time. Returns whether a probe is due.
     pub fn tick(&mut self, now: Moment) -> bool {
-        match self.state {
+        match self.phase {
             BreakerPhase::Closed => self.is_suspect,
             BreakerPhase::Resting(until) => {
                 if now >= until {
-                    self.state = BreakerPhase::Closed;
+                    self.phase = BreakerPhase::Closed;
                 }
                 self.is_suspect
             }
@@ -178,10 +190,10 @@ impl CircuitBreaker {
         }
     }
 
-    /// A probe was answered, or not.
-    pub fn probed(&mut self, verdict: CallOutcome, now: Moment) {
-        match (self.state, verdict) {
-            (BreakerPhase::Open(_), CallOutcome::Good) => self.state = BreakerPhase::HalfOpen(now),
+    /// A probe has ended.
+    pub fn probed(&mut self, outcome: CallOutcome, now: Moment) {
+        match (self.phase, outcome) {
+            (BreakerPhase::Open(_), CallOutcome::Good) => self.phase = BreakerPhase::HalfOpen(now),
             (BreakerPhase::HalfOpen(since), CallOutcome::Good)
                 if now >= since + TRUSTED_AFTER && self.trials == 0 =>
             {
@@ -204,16 +216,16 @@ impl CircuitBreaker {
         }
     }
 
-    /// Whether anything happened that a success would make it forget.
+    /// Whether there is any state that a success would clear.
     #[must_use]
-    pub fn remembers(&self) -> bool {
-        self.state != BreakerPhase::Closed || self.failures > 0 || self.rests > 0 || self.is_suspect
+    pub fn is_troubled(&self) -> bool {
+        self.phase != BreakerPhase::Closed || self.failures > 0 || self.rests > 0 || self.is_suspect
     }
 
-    /// Until when it rests, if it does.
+    /// When its rest ends, if it rests.
     #[must_use]
     pub const fn rests_until(&self) -> Option<Moment> {
-        if let BreakerPhase::Resting(until) = self.state { Some(until) } else { None }
+        if let BreakerPhase::Resting(until) = self.phase { Some(until) } else { None }
     }
 
     /// How often it opened.
@@ -224,28 +236,29 @@ impl CircuitBreaker {
 
     fn fail(&mut self, now: Moment) {
         self.failures += 1;
-        if self.failures >= self.rules.failures || matches!(self.state, BreakerPhase::HalfOpen(_)) {
+        if self.failures >= self.rules.failures || matches!(self.phase, BreakerPhase::HalfOpen(_)) {
             self.open(now);
         }
     }
 
     fn close(&mut self) {
-        self.state = BreakerPhase::Closed;
+        self.phase = BreakerPhase::Closed;
         self.openings = 0;
     }
 
     fn open(&mut self, now: Moment) {
-        // Several requests of one crash are one opening.
-        if let BreakerPhase::Open(until) = self.state
+        // All requests that fail by one crash are one opening.
+        if let BreakerPhase::Open(until) = self.phase
             && now < until
         {
             return;
         }
         self.openings += 1;
         self.opened += 1;
-        (self.failures, self.is_suspect) = (0, false);
-        let pause = pause(self.rules.first_pause, self.openings).min(Duration::from_secs(1));
-        self.state = BreakerPhase::Open(now + pause);
+        self.failures = 0;
+        self.is_suspect = false;
+        let backoff = Backoff { first: self.rules.first_pause, longest: LONGEST_PAUSE };
+        self.phase = BreakerPhase::Open(now + backoff.delay(self.openings));
     }
 }
 
@@ -257,84 +270,84 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn after(verdicts: &[CallOutcome]) -> CircuitBreaker {
+    fn after(outcomes: &[CallOutcome]) -> CircuitBreaker {
         let mut breaker = CircuitBreaker::default();
-        verdicts.iter().for_each(|verdict| breaker.judge(*verdict, at(0)));
+        outcomes.iter().for_each(|outcome| breaker.record_outcome(*outcome, at(0)));
         breaker
     }
 
     #[test]
-    fn who_refuses_is_cut_off_at_once_and_who_errs_after_some_time() {
-        assert_eq!(after(&[CallOutcome::Gone]).seen(), Seen::Open);
-        assert_eq!(after(&[CallOutcome::Failed; 4]).seen(), Seen::Closed);
-        assert_eq!(after(&[CallOutcome::Failed; 5]).seen(), Seen::Open);
+    fn an_unreachable_endpoint_opens_it_at_once_and_errors_open_it_after_five() {
+        assert_eq!(after(&[CallOutcome::Gone]).state(), BreakerState::Open);
+        assert_eq!(after(&[CallOutcome::Failed; 4]).state(), BreakerState::Closed);
+        assert_eq!(after(&[CallOutcome::Failed; 5]).state(), BreakerState::Open);
         let mut mixed = [CallOutcome::Failed; 9];
         mixed[4] = CallOutcome::Good;
-        assert_eq!(after(&mixed).seen(), Seen::Closed, "only failures in a row count");
+        assert_eq!(after(&mixed).state(), BreakerState::Closed, "only failures in a row count");
     }
 
     #[test]
-    fn a_suspect_is_probed_at_once_and_cut_off_only_if_the_probe_fails_or_it_fails_often() {
-        for (probe, seen) in [
-            (CallOutcome::Good, Seen::Closed),
-            (CallOutcome::Gone, Seen::Open),
-            (CallOutcome::Failed, Seen::Open),
+    fn a_suspect_is_probed_at_once_and_opens_it_only_if_the_probe_fails_or_it_fails_often() {
+        for (probe, state) in [
+            (CallOutcome::Good, BreakerState::Closed),
+            (CallOutcome::Gone, BreakerState::Open),
+            (CallOutcome::Failed, BreakerState::Open),
         ] {
             let mut breaker = after(&[CallOutcome::Suspect]);
-            assert_eq!(breaker.seen(), Seen::Closed);
-            assert!(breaker.tick(at(0)) && breaker.remembers());
-            // A prompt that it computes meanwhile proves nothing: it may have been sent before.
-            breaker.judge(CallOutcome::Good, at(1));
-            assert!(breaker.tick(at(1)) && breaker.remembers());
+            assert_eq!(breaker.state(), BreakerState::Closed);
+            assert!(breaker.tick(at(0)) && breaker.is_troubled());
+            // A success meanwhile proves nothing: the request may have been sent before.
+            breaker.record_outcome(CallOutcome::Good, at(1));
+            assert!(breaker.tick(at(1)) && breaker.is_troubled());
             breaker.probed(probe, at(2));
-            assert_eq!(breaker.seen(), seen, "{probe:?}");
+            assert_eq!(breaker.state(), state, "{probe:?}");
             assert!(!breaker.tick(at(3)), "one probe is enough");
         }
         let mut healthy = CircuitBreaker::default();
         healthy.probed(CallOutcome::Gone, at(0));
-        assert_eq!(healthy.seen(), Seen::Closed, "a probe that nobody asked for says nothing");
-        assert_eq!(after(&[CallOutcome::Suspect; 4]).seen(), Seen::Closed);
-        assert_eq!(after(&[CallOutcome::Suspect; 5]).seen(), Seen::Open);
+        assert_eq!(healthy.state(), BreakerState::Closed, "a probe that was not due says nothing");
+        assert_eq!(after(&[CallOutcome::Suspect; 4]).state(), BreakerState::Closed);
+        assert_eq!(after(&[CallOutcome::Suspect; 5]).state(), BreakerState::Open);
     }
 
     #[test]
-    fn who_is_busy_and_does_not_say_for_how_long_is_left_alone_for_longer_and_longer() {
+    fn a_busy_endpoint_without_retry_after_rests_with_a_backoff() {
         let mut breaker = CircuitBreaker::default();
         let mut now = at(0);
         let mut rested = Vec::new();
         for _ in 0..9 {
-            breaker.judge(CallOutcome::Busy(None), now);
-            breaker.judge(CallOutcome::Busy(None), now);
+            breaker.record_outcome(CallOutcome::Busy(None), now);
+            breaker.record_outcome(CallOutcome::Busy(None), now);
             let until = breaker.rests_until().expect("it rests");
             rested.push((until - now).as_millis());
             now = until;
             breaker.tick(now);
-            assert_eq!(breaker.seen(), Seen::Closed);
+            assert_eq!(breaker.state(), BreakerState::Closed);
         }
         assert_eq!(rested, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
-        assert!(breaker.remembers());
-        breaker.judge(CallOutcome::Good, now);
-        breaker.judge(CallOutcome::Busy(None), now);
+        assert!(breaker.is_troubled());
+        breaker.record_outcome(CallOutcome::Good, now);
+        breaker.record_outcome(CallOutcome::Busy(None), now);
         assert_eq!(breaker.rests_until(), Some(now + at(100)));
     }
 
     #[test]
-    fn a_busy_endpoint_rests_as_long_as_it_asked_and_is_never_a_failure() {
+    fn a_busy_endpoint_rests_for_its_retry_after_and_is_never_a_failure() {
         let mut breaker = after(&[CallOutcome::Neutral; 100]);
-        assert_eq!(breaker.seen(), Seen::Closed);
-        breaker.judge(CallOutcome::Busy(Some(at(1000))), at(0));
-        assert_eq!(breaker.seen(), Seen::Resting);
-        breaker.judge(CallOutcome::Good, at(500));
+        assert_eq!(breaker.state(), BreakerState::Closed);
+        breaker.record_outcome(CallOutcome::Busy(Some(at(1000))), at(0));
+        assert_eq!(breaker.state(), BreakerState::Resting);
+        breaker.record_outcome(CallOutcome::Good, at(500));
         assert_eq!(
-            breaker.seen(),
-            Seen::Resting,
-            "an older request's answer is no end of its rest"
+            breaker.state(),
+            BreakerState::Resting,
+            "the response to an older request does not end its rest"
         );
-        assert!(!breaker.tick(at(999)) && breaker.seen() == Seen::Resting);
-        assert!(!breaker.tick(at(1000)) && breaker.seen() == Seen::Closed);
-        breaker.judge(CallOutcome::Busy(Some(Duration::from_secs(3600))), at(1000));
+        assert!(!breaker.tick(at(999)) && breaker.state() == BreakerState::Resting);
+        assert!(!breaker.tick(at(1000)) && breaker.state() == BreakerState::Closed);
+        breaker.record_outcome(CallOutcome::Busy(Some(Duration::from_secs(3600))), at(1000));
         breaker.tick(at(11_000));
-        assert_eq!(breaker.seen(), Seen::Closed, "nobody can send us away for an hour");
+        assert_eq!(breaker.state(), BreakerState::Closed, "no `Retry-After` lasts for an hour");
     }
 
     #[test]
@@ -342,20 +355,20 @@ mod tests {
         let mut breaker = after(&[CallOutcome::Gone]);
         assert!(!breaker.tick(at(99)) && breaker.tick(at(100)));
         breaker.probed(CallOutcome::Busy(None), at(100));
-        assert_eq!(breaker.seen(), Seen::Open, "a probe that was never sent says nothing");
+        assert_eq!(breaker.state(), BreakerState::Open, "a probe that was never sent says nothing");
         breaker.probed(CallOutcome::Good, at(100));
-        assert_eq!(breaker.seen(), Seen::HalfOpen);
-        breaker.judge(CallOutcome::Good, at(101));
-        assert_eq!(breaker.seen(), Seen::Closed);
+        assert_eq!(breaker.state(), BreakerState::HalfOpen);
+        breaker.record_outcome(CallOutcome::Good, at(101));
+        assert_eq!(breaker.state(), BreakerState::Closed);
     }
 
     #[test]
-    fn a_late_success_of_an_old_request_does_not_close_it_and_a_failed_try_opens_it_again() {
+    fn a_late_success_of_an_old_request_does_not_close_it_and_a_failed_trial_opens_it_again() {
         let mut breaker = after(&[CallOutcome::Gone, CallOutcome::Good]);
-        assert_eq!(breaker.seen(), Seen::Open);
+        assert_eq!(breaker.state(), BreakerState::Open);
         breaker.probed(CallOutcome::Good, at(100));
-        breaker.judge(CallOutcome::Failed, at(101));
-        assert_eq!(breaker.seen(), Seen::Open);
+        breaker.record_outcome(CallOutcome::Failed, at(101));
+        assert_eq!(breaker.state(), BreakerState::Open);
         assert!(
             !breaker.tick(at(300)) && breaker.tick(at(301)),
             "the second pause is twice the first"
@@ -366,16 +379,16 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_leaves_a_trial_neither_opens_it_again_nor_lets_probes_close_it() {
+    fn a_client_that_gives_up_a_trial_neither_opens_it_again_nor_lets_probes_close_it() {
         let mut breaker = after(&[CallOutcome::Gone]);
         breaker.probed(CallOutcome::Good, at(100));
-        for left in 1..5 {
-            breaker.left(at(1000 * left));
-            breaker.probed(CallOutcome::Good, at(1000 * left + 999));
-            assert_eq!(breaker.seen(), Seen::HalfOpen);
+        for client in 1..5 {
+            breaker.abandoned(at(1000 * client));
+            breaker.probed(CallOutcome::Good, at(1000 * client + 999));
+            assert_eq!(breaker.state(), BreakerState::HalfOpen);
         }
-        breaker.left(at(5000));
-        assert_eq!(breaker.seen(), Seen::Open, "so many are no coincidence");
+        breaker.abandoned(at(5000));
+        assert_eq!(breaker.state(), BreakerState::Open, "so many are no coincidence");
     }
 
     #[test]
@@ -384,25 +397,25 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_answers_probes_comes_back_even_if_no_request_tries() {
+    fn successful_probes_close_it_even_if_no_request_tries() {
         let mut breaker = after(&[CallOutcome::Gone]);
         breaker.probed(CallOutcome::Good, at(100));
         breaker.probed(CallOutcome::Good, at(2000));
-        assert_eq!(breaker.seen(), Seen::HalfOpen);
+        assert_eq!(breaker.state(), BreakerState::HalfOpen);
         breaker.probed(CallOutcome::Good, at(2100));
-        assert_eq!(breaker.seen(), Seen::Closed);
+        assert_eq!(breaker.state(), BreakerState::Closed);
     }
 
     #[test]
-    fn as_long_as_a_request_tries_probes_do_not_let_others_in() {
+    fn probes_do_not_close_it_while_a_trial_is_in_flight() {
         let mut breaker = after(&[CallOutcome::Gone]);
-        assert!(!breaker.begins(), "nobody may try yet");
+        assert!(!breaker.begin_call(), "it is not half-open yet");
         breaker.probed(CallOutcome::Good, at(100));
-        assert!(breaker.begins());
+        assert!(breaker.begin_call());
         breaker.probed(CallOutcome::Good, at(9000));
-        assert_eq!(breaker.seen(), Seen::HalfOpen, "it may hang");
+        assert_eq!(breaker.state(), BreakerState::HalfOpen, "it may hang");
         breaker.trial_ended();
         breaker.probed(CallOutcome::Good, at(9100));
-        assert_eq!(breaker.seen(), Seen::Closed);
+        assert_eq!(breaker.state(), BreakerState::Closed);
     }
 }

@@ -1,9 +1,13 @@
-//! Steps that start together with the one that answers the client, and are waited for only if they fail.
+//! Steps that run concurrently with the one that responds to the client.
+//!
+//! The responding step waits for them only to fail: if one of them fails, the KV cache that it
+//! waits for will never come. If none fails, they run on after the response, because their engines
+//! do.
 
 use crate::endpoint::{Endpoint, WorkerNumber};
 use crate::failure::CallError;
-use crate::in_flight::Deadline;
-use crate::request_builder::{MOST_STEP_BYTES, is_for_another_pod, verdict};
+use crate::in_flight::{CancelledBy, InFlight};
+use crate::request_builder::{MAX_STEP_BYTES, is_retryable, outcome};
 use crate::response::EngineResponse;
 use crate::send::call;
 use crate::timeouts::Timeouts;
@@ -19,73 +23,81 @@ use tokio::time::Instant;
 use wornpath_index::Moment;
 use wornpath_routing::PlanStep;
 
-/// Steps under way beside another one. Dropped, they are given up.
-pub(crate) type Companions = JoinSet<Result<(), Box<StepFailure>>>;
+/// The concurrent steps of one group. Dropping the set cancels them.
+pub(crate) type ConcurrentSteps = JoinSet<Result<(), Box<StepFailure>>>;
 
-/// A step that failed beside the one that answers.
+/// A concurrent step that failed.
 pub(crate) struct StepFailure {
     pub(crate) step: PlanStep,
-    pub(crate) why: FailureCause,
+    pub(crate) cause: FailureCause,
 }
 
-/// What a step failed for.
 pub(crate) enum FailureCause {
-    /// Its pod failed.
+    /// The pod failed.
     Failed(CallError),
-    /// Its pod refused what the client sent.
+    /// The pod refused the client's request.
     Refused(Box<EngineResponse>, Arc<Endpoint>),
 }
 
-/// Why the step that answers did not.
+/// Why the responding step has no response.
 pub(crate) enum StepHalt {
-    /// By itself.
+    /// Its own call failed.
     Failed(CallError),
-    /// It waits for what will not come.
-    Fallen(Box<StepFailure>),
+    /// A concurrent step failed, on which it depends.
+    DependencyFailed(Box<StepFailure>),
 }
 
-/// One call beside another: to its end, and with its load, even if the other one is done, since its engine is not.
-pub(crate) async fn accompany(
-    step: PlanStep,
-    endpoint: Arc<Endpoint>,
-    (request, timeouts): (Request<Full<Bytes>>, Timeouts),
-    (worker, now): (WorkerNumber, Moment),
-) -> Result<(), Box<StepFailure>> {
-    let started = Instant::now();
-    let waiting = endpoint.begins(now, Deadline::Companion);
-    let result = match call(&endpoint, worker, request, timeouts).await {
-        Ok(answer) => {
-            let whole = answer.whole(MOST_STEP_BYTES).await;
-            whole.map(|(head, body)| EngineResponse::of(head, body))
-        }
-        Err(cause) => Err(cause),
-    };
-    waiting.judged(verdict(&result), now + started.elapsed());
-    let why = match result {
-        Err(cause) => FailureCause::Failed(cause),
-        Ok(answer) => match answer.head.status {
-            status if status.is_success() => return Ok(()),
-            status if status.is_client_error() && !is_for_another_pod(status) => {
-                FailureCause::Refused(Box::new(answer), endpoint)
+/// The call of one concurrent step.
+pub(crate) struct ConcurrentCall {
+    pub(crate) step: PlanStep,
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) request: Request<Full<Bytes>>,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) worker: WorkerNumber,
+    pub(crate) now: Moment,
+}
+
+impl ConcurrentCall {
+    /// Runs to the end of the response. The step's load counts until then, even if the responding
+    /// step is done.
+    pub(crate) async fn run(self) -> Result<(), Box<StepFailure>> {
+        let Self { step, endpoint, request, timeouts, worker, now } = self;
+        let started = Instant::now();
+        let in_flight = InFlight::begin(&endpoint, now, CancelledBy::ConcurrentStep);
+        let result = match call(&endpoint, worker, request, timeouts).await {
+            Ok(response) => {
+                let whole = response.whole(MAX_STEP_BYTES).await;
+                whole.map(|(head, body)| EngineResponse::from_bytes(head, body))
             }
-            status => FailureCause::Failed(CallError::Status(status)),
-        },
-    };
-    Err(Box::new(StepFailure { step, why }))
+            Err(cause) => Err(cause),
+        };
+        in_flight.finish(outcome(&result), now + started.elapsed());
+        let cause = match result {
+            Err(cause) => FailureCause::Failed(cause),
+            Ok(response) => match response.head.status {
+                status if status.is_success() => return Ok(()),
+                status if status.is_client_error() && !is_retryable(status) => {
+                    FailureCause::Refused(Box::new(response), endpoint)
+                }
+                status => FailureCause::Failed(CallError::Status(status)),
+            },
+        };
+        Err(Box::new(StepFailure { step, cause }))
+    }
 }
 
-/// Waits for an answer, as long as no companion fails.
-pub(crate) async fn beside<T>(
+/// Waits for the response of the main step, unless a concurrent step fails first.
+pub(crate) async fn unless_one_fails<T>(
     mut main: Pin<&mut impl Future<Output = Result<T, CallError>>>,
-    companions: &mut Companions,
+    steps: &mut ConcurrentSteps,
 ) -> Result<T, StepHalt> {
-    if companions.is_empty() {
+    if steps.is_empty() {
         return main.await.map_err(StepHalt::Failed);
     }
     poll_fn(|context| {
-        while let Poll::Ready(Some(ended)) = companions.poll_join_next(context) {
-            if let Ok(Err(fallen)) = ended {
-                return Poll::Ready(Err(StepHalt::Fallen(fallen)));
+        while let Poll::Ready(Some(ended)) = steps.poll_join_next(context) {
+            if let Ok(Err(failure)) = ended {
+                return Poll::Ready(Err(StepHalt::DependencyFailed(failure)));
             }
         }
         main.as_mut().poll(context).map_err(StepHalt::Failed)

@@ -1,8 +1,9 @@
-//! One connection to an engine, driven by whoever uses it.
+//! One HTTP/1.1 connection to an engine, driven by the task that uses it.
 //!
-//! hyper's connection is a future that somebody must poll. A task of its own for it would mean two more
-//! wake-ups for every chunk, on another thread as often as not. So whoever waits for the answer polls it;
-//! an idle connection is polled by nobody, and looked at when it is taken out.
+//! hyper's connection is a future that some task must poll. A task of its own would cost two more
+//! wakeups for every chunk, often on another thread. So the task that waits for the response polls
+//! it. An idle connection is not polled; whether the engine closed it meanwhile shows when it is
+//! taken out of the pool.
 
 use crate::io::{ConnectionIo, Socket};
 use crate::io_waker::{DriveFlag, IoWaker};
@@ -14,59 +15,59 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// The most bytes that an engine's response head may have.
-const MOST_HEAD_BYTES: usize = 64 << 10;
-const MOST_HEADERS: usize = 128;
+const MAX_RESPONSE_HEAD_BYTES: usize = 64 << 10;
+const MAX_RESPONSE_HEADERS: usize = 128;
 
 type ConnectionDriver = http1::Connection<TokioIo<ConnectionIo>, Full<Bytes>>;
 
-/// A connection.
 pub(crate) struct Connection {
     pub(crate) sender: SendRequest<Full<Bytes>>,
-    /// By which of its endpoint's rules it was opened.
-    pub(crate) rules: u64,
-    /// None once it has ended. Boxed, because it is large and every request hands it on a dozen times.
+    /// The endpoint's policy epoch when it was opened.
+    pub(crate) policy_epoch: u64,
+    /// None once it has ended. Boxed, because it is large and every request moves it a dozen times.
     driver: Option<Box<ConnectionDriver>>,
-    bell: Arc<IoWaker>,
-    /// How often the bell had rung when it was last driven.
-    rings: u64,
-    wish: Arc<DriveFlag>,
-    /// With which it is driven: that of `wish`.
-    waker: Waker,
+    io_waker: Arc<IoWaker>,
+    /// The count of `io_waker` when it was last driven.
+    wakeups: u64,
+    drive_flag: Arc<DriveFlag>,
+    /// Sets `drive_flag`; hyper gets it while the connection is driven.
+    drive_waker: Waker,
 }
 
 impl Connection {
-    pub(crate) async fn open(stream: Socket, rules: u64) -> hyper::Result<Self> {
-        let (bell, wish) = (Arc::new(IoWaker::default()), Arc::new(DriveFlag::default()));
+    pub(crate) async fn open(stream: Socket, policy_epoch: u64) -> hyper::Result<Self> {
+        let io_waker = Arc::new(IoWaker::default());
+        let drive_flag = Arc::new(DriveFlag::default());
         let (sender, driver) = http1::Builder::new()
-            .max_buf_size(MOST_HEAD_BYTES)
-            .max_headers(MOST_HEADERS)
-            .handshake(TokioIo::new(ConnectionIo::new(stream, &bell)))
+            .max_buf_size(MAX_RESPONSE_HEAD_BYTES)
+            .max_headers(MAX_RESPONSE_HEADERS)
+            .handshake(TokioIo::new(ConnectionIo::new(stream, &io_waker)))
             .await?;
-        let (driver, waker) = (Some(Box::new(driver)), Waker::from(Arc::clone(&wish)));
-        Ok(Self { sender, rules, driver, bell, rings: 0, wish, waker })
+        let driver = Some(Box::new(driver));
+        let drive_waker = Waker::from(Arc::clone(&drive_flag));
+        Ok(Self { sender, policy_epoch, driver, io_waker, wakeups: 0, drive_flag, drive_waker })
     }
 
     /// Lets the connection read and write what it can. Wakes the task when it can do more.
     pub(crate) fn drive(&mut self, context: &mut Context<'_>) {
         let Some(driver) = &mut self.driver else { return };
-        let rings = self.bell.listen(context.waker());
-        if !self.wish.take() && rings == self.rings {
+        let wakeups = self.io_waker.register(context.waker());
+        if !self.drive_flag.take() && wakeups == self.wakeups {
             return;
         }
-        self.rings = rings;
-        let mut wishing = Context::from_waker(&self.waker);
-        if let Poll::Ready(_ended) = Pin::new(&mut **driver).poll(&mut wishing) {
-            // How it ended, the response or its body says.
+        self.wakeups = wakeups;
+        let mut flagging = Context::from_waker(&self.drive_waker);
+        if let Poll::Ready(_ended) = Pin::new(&mut **driver).poll(&mut flagging) {
+            // The response or its body reports how it ended.
             self.driver = None;
-        } else if self.wish.is_there() {
-            // It has more to do, but lets others have their turn.
+        } else if self.drive_flag.is_set() {
+            // It has more to do, and yields to other tasks first.
             context.waker().wake_by_ref();
         }
     }
 
     /// Whether another request can be sent. Notices if the engine has closed it meanwhile.
-    pub(crate) fn is_free(&mut self) -> bool {
+    pub(crate) fn is_ready(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
         self.driver.is_some() && self.sender.is_ready()
     }
@@ -74,6 +75,6 @@ impl Connection {
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Line").field("open", &self.driver.is_some()).finish()
+        f.debug_struct("Connection").field("open", &self.driver.is_some()).finish()
     }
 }

@@ -1,8 +1,9 @@
-//! Which addresses may be called, and how a pod is told from a stranger.
+//! Egress policy: which addresses the router may call, and which certificates it trusts there.
 //!
-//! Pods come from files, names and operators, and whoever can write one of those could point the router at
-//! anything it can reach. So an address is judged where it is connected to, after names were resolved: what
-//! a name or an odd way of writing stands for is known only then. Redirects are never followed.
+//! Pods come from files, DNS and operators, and an attacker who can write one of those could point
+//! the router at anything it can reach. So an address is checked where the router connects, after
+//! names were resolved: only then is it known what a name or an odd notation stands for. Redirects
+//! are never followed.
 
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -14,51 +15,51 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long an address of a name is tried before the next.
-const BEFORE_THE_NEXT: Duration = Duration::from_millis(500);
+/// The connect timeout of each address of a name but the last.
+const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(500);
 
-/// Addresses that begin alike, such as `10.0.0.0/8` or `fd00::/8`.
+/// A CIDR range of addresses, such as `10.0.0.0/8` or `fd00::/8`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AddressRange {
     first: IpAddr,
     bits: u8,
 }
 
-/// Text that is no range.
+/// Text that is no CIDR range.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RangeError {
     /// Not an address.
-    #[error("`{0}` is no address; write a range like 10.0.0.0/8 or fd00::/8")]
+    #[error("`{0}` is not an IP address; write a range like 10.0.0.0/8 or fd00::/8")]
     NotAnAddress(String),
-    /// Not a number of bits that an address has.
-    #[error("`/{bits}` is no length of a prefix; give 0 to {most}")]
+    /// Not a prefix length of that address family.
+    #[error("prefix length `/{bits}` is invalid; it must be 0 to {most}")]
     Bits {
-        /// What was given.
+        /// The length as it was written.
         bits: String,
-        /// The most there can be.
+        /// The bits of an address of that family.
         most: u8,
     },
-    /// More was written than counts.
-    #[error("{given}/{bits} has bits after the prefix, which do not count; write {meant}/{bits}")]
+    /// Host bits are set.
+    #[error("{given}/{bits} has host bits set; write {meant}/{bits}")]
     Surplus {
-        /// As it was written.
+        /// The address as it was written.
         given: IpAddr,
-        /// The prefix's length.
+        /// The prefix length.
         bits: u8,
-        /// What it comes to.
+        /// The address without host bits.
         meant: IpAddr,
     },
 }
 
 impl AddressRange {
-    /// Whether the address is in it. An IPv4 address in IPv6's clothes is the IPv4 address.
+    /// Whether the address is in the range. An IPv4-mapped IPv6 address counts as the IPv4 address.
     #[must_use]
     pub fn holds(&self, address: IpAddr) -> bool {
         prefix(address.to_canonical(), self.bits) == Some(self.first)
     }
 }
 
-/// The address with everything after the prefix set to zero, if it has so many bits.
+/// The address without its host bits; none if the prefix is longer than the address.
 fn prefix(address: IpAddr, bits: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(address) if bits <= 32 => {
@@ -100,28 +101,28 @@ impl fmt::Display for AddressRange {
     }
 }
 
-/// An address that must not be called.
+/// An address that the policy denies.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{address} is {why}")]
+#[error("{address} is {reason}")]
 pub struct EgressDenied {
-    /// Which.
+    /// The denied address.
     pub address: IpAddr,
-    why: String,
+    reason: String,
 }
 
-/// What may be called, and what a pod must show.
+/// The addresses that may be called, and the certificates that pods must show there.
 #[derive(Clone, Default)]
 pub struct EgressPolicy {
-    /// Where pods may be; anywhere that a pod can be, if there is no list.
+    /// The allow-list; without one, every address but those that no pod has.
     pub allowed: Option<Vec<AddressRange>>,
     /// For pods at `https://`.
     pub tls: Option<PodTls>,
 }
 
-/// How pods are recognised, and how they recognise us.
+/// How the router and its pods authenticate each other.
 #[derive(Clone)]
 pub struct PodTls {
-    /// Whose signature counts, and our own certificate.
+    /// The trusted CAs, and the router's client certificate.
     pub config: Arc<ClientConfig>,
     /// The name in pods' certificates, if it is not their host.
     pub server_name: Option<ServerName<'static>>,
@@ -131,27 +132,26 @@ impl EgressPolicy {
     /// Whether an address may be called.
     ///
     /// # Errors
-    /// Why not.
+    /// If the allow-list or the built-in deny-list excludes it.
     pub fn admit(&self, address: IpAddr) -> Result<(), EgressDenied> {
         let address = address.to_canonical();
-        let forbidden = |why: String| Err(EgressDenied { address, why });
+        let denied = |reason: String| Err(EgressDenied { address, reason });
         if let Some(allowed) = &self.allowed {
             if allowed.iter().any(|range| range.holds(address)) {
                 return Ok(());
             }
             let ranges: Vec<_> = allowed.iter().map(ToString::to_string).collect();
-            return forbidden(format!("in none of `pod_addresses`: {}", ranges.join(", ")));
+            return denied(format!("in none of `pod_addresses`: {}", ranges.join(", ")));
         }
         match never_a_pod(address) {
-            Some(what) => {
-                forbidden(format!("{what}; list it in `pod_addresses` if a pod is there"))
-            }
+            Some(what) => denied(format!("{what}; list it in `pod_addresses` if a pod is there")),
             None => Ok(()),
         }
     }
 
-    /// Whether pods are recognised by the very same certificates. Those that were read again may be others.
-    pub(crate) fn has_tls_of(&self, other: &Self) -> bool {
+    /// Whether both policies have the very same TLS configuration. One that was loaded again may
+    /// differ.
+    pub(crate) fn has_same_tls(&self, other: &Self) -> bool {
         match (&self.tls, &other.tls) {
             (None, None) => true,
             (Some(one), Some(other)) => Arc::ptr_eq(&one.config, &other.config),
@@ -159,29 +159,30 @@ impl EgressPolicy {
         }
     }
 
-    /// Connects to the first address that may be called and answers.
+    /// Connects to the first allowed address that accepts.
     pub(crate) async fn connect(
         &self,
         addresses: impl IntoIterator<Item = SocketAddr>,
     ) -> std::io::Result<TcpStream> {
-        let (mut failed, mut admitted) = (None, Vec::new());
+        let mut failed = None;
+        let mut admitted = Vec::new();
         for address in addresses {
             match self.admit(address.ip()) {
                 Ok(()) => admitted.push(address),
-                Err(forbidden) => {
+                Err(denied) => {
                     let kind = std::io::ErrorKind::PermissionDenied;
-                    failed = Some(std::io::Error::new(kind, forbidden));
+                    failed = Some(std::io::Error::new(kind, denied));
                 }
             }
         }
         let mut addresses = admitted.into_iter().peekable();
         while let Some(address) = addresses.next() {
             let connecting = TcpStream::connect(address);
-            // The last one may take as long as there is.
+            // The last address has the whole connect timeout.
             let connected = match addresses.peek() {
                 None => connecting.await,
-                Some(_) => timeout(BEFORE_THE_NEXT, connecting).await.unwrap_or_else(|_| {
-                    Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "it does not answer"))
+                Some(_) => timeout(NEXT_ADDRESS_AFTER, connecting).await.unwrap_or_else(|_| {
+                    Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "connect timeout"))
                 }),
             };
             match connected {
@@ -189,14 +190,15 @@ impl EgressPolicy {
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or_else(|| std::io::Error::other("the name has no address")))
+        Err(failed.unwrap_or_else(|| std::io::Error::other("name resolves to no address")))
     }
 }
 
-/// Addresses that no pod has, but others that give away secrets: a cloud's metadata is link-local.
+/// Addresses that no pod has; some expose secrets, such as the link-local metadata service of a
+/// cloud.
 fn never_a_pod(address: IpAddr) -> Option<&'static str> {
     match address {
-        _ if address.is_unspecified() => Some("no address of anybody"),
+        _ if address.is_unspecified() => Some("the unspecified address"),
         _ if address.is_multicast() => Some("a multicast address"),
         IpAddr::V4(Ipv4Addr::BROADCAST) => Some("the broadcast address"),
         IpAddr::V4(address) if address.is_link_local() => Some("a link-local address"),
@@ -208,7 +210,7 @@ fn never_a_pod(address: IpAddr) -> Option<&'static str> {
 impl fmt::Debug for EgressPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tls = if self.tls.is_some() { "with" } else { "without" };
-        write!(f, "Reach({:?}, {tls} certificates)", self.allowed)
+        write!(f, "EgressPolicy({:?}, {tls} TLS)", self.allowed)
     }
 }
 
@@ -216,15 +218,15 @@ impl fmt::Debug for EgressPolicy {
 mod tests {
     use super::*;
 
-    fn reach(ranges: &[&str]) -> EgressPolicy {
+    fn policy(ranges: &[&str]) -> EgressPolicy {
         let allowed = ranges.iter().map(|range| range.parse().unwrap()).collect();
         EgressPolicy { allowed: Some(allowed), tls: None }
     }
 
     #[test]
-    fn a_range_is_its_prefix_and_nothing_else() {
+    fn a_range_holds_the_addresses_with_its_prefix_and_no_others() {
         let admits =
-            |ranges: &[&str], address: &str| reach(ranges).admit(address.parse().unwrap()).is_ok();
+            |ranges: &[&str], address: &str| policy(ranges).admit(address.parse().unwrap()).is_ok();
         for (ranges, good, bad) in [
             (&["10.0.0.0/8"][..], "10.255.0.1", "11.0.0.0"),
             (&["10.1.2.3"], "10.1.2.3", "10.1.2.4"),
@@ -241,10 +243,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_only_what_is_never_a_pod_is_refused() {
-        let reach = EgressPolicy::default();
+    fn without_an_allow_list_only_addresses_that_no_pod_has_are_denied() {
+        let policy = EgressPolicy::default();
         for good in ["127.0.0.1", "10.0.0.5", "::1", "192.168.0.9", "fd00::1", "8.8.8.8"] {
-            assert_eq!(reach.admit(good.parse().unwrap()), Ok(()));
+            assert_eq!(policy.admit(good.parse().unwrap()), Ok(()));
         }
         for bad in [
             "0.0.0.0",
@@ -257,22 +259,22 @@ mod tests {
             "ff02::1",
             "255.255.255.255",
         ] {
-            assert!(reach.admit(bad.parse().unwrap()).is_err(), "{bad}");
+            assert!(policy.admit(bad.parse().unwrap()).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn ranges_that_are_none_say_what_would_be_one() {
-        for (text, told) in [
-            ("10.0.0.0/33", "give 0 to 32"),
-            ("fd00::/129", "give 0 to 128"),
-            ("10.0.0.0/-1", "`/-1` is no length"),
+    fn an_invalid_range_is_refused_with_the_cure() {
+        for (text, expected) in [
+            ("10.0.0.0/33", "must be 0 to 32"),
+            ("fd00::/129", "must be 0 to 128"),
+            ("10.0.0.0/-1", "`/-1` is invalid"),
             ("10.1.0.0/8", "write 10.0.0.0/8"),
-            ("2130706433", "is no address"),
-            ("engine", "is no address"),
+            ("2130706433", "is not an IP address"),
+            ("engine", "is not an IP address"),
         ] {
             let error = text.parse::<AddressRange>().unwrap_err().to_string();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! An address that pods are behind: its breaker, and its idle connections.
+//! An engine's address: its circuit breaker, its name resolution and its pool of idle connections.
 //!
-//! Health is the endpoint's and not the pod's: data-parallel ranks share a process. A connection belongs
-//! to the thread that opened it, whose event loop it is registered with; so every worker keeps its own.
+//! Health belongs to the endpoint and not to the pod: data-parallel ranks share a process. A
+//! connection belongs to the thread that opened it, whose event loop it is registered with, so
+//! every worker has its own pool.
 
 use crate::breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 use crate::connection::Connection;
 use crate::egress_policy::{EgressDenied, EgressPolicy};
-use crate::in_flight::{Deadline, InFlight};
 use crate::io::Socket;
 use arc_swap::ArcSwapOption;
 use hyper::Uri;
@@ -19,9 +19,9 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use wornpath_index::Moment;
-use wornpath_routing::{BreakerState as Seen, Vitals};
+use wornpath_routing::{BreakerState, Vitals};
 
-/// Which of the threads that answer clients.
+/// A thread that serves clients, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WorkerNumber(pub usize);
 
@@ -30,38 +30,49 @@ impl WorkerNumber {
     pub const NONE: Self = Self(usize::MAX);
 }
 
-/// Idle connections that a worker keeps for one endpoint, and for how long.
-const MOST_IDLE: usize = 256;
-const LONGEST_IDLE: Duration = Duration::from_secs(60);
+/// The most idle connections of one worker to one endpoint, and their idle timeout.
+const MAX_IDLE: usize = 256;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How exactly it is known when an endpoint was last heard.
-const HEARD_STEP_MS: u64 = 50;
+/// The resolution of an endpoint's last activity.
+const ACTIVITY_STEP_MS: u64 = 50;
 
-/// How long name servers are asked for what is known, and how long that is believed while they do not answer.
-const ASKED_FOR: Duration = Duration::from_millis(500);
-const BELIEVED_FOR: Duration = Duration::from_secs(600);
+/// The timeout of a DNS query whose former answer is cached.
+const REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long the cached answer of a DNS query is used while the name servers fail.
+const CACHED_FOR: Duration = Duration::from_secs(600);
 
-/// Addresses, and when they were those of a name.
-type Resolved = (Instant, Vec<SocketAddr>);
+/// The answer of a DNS query.
+#[derive(Clone, Debug)]
+struct ResolvedName {
+    at: Instant,
+    addresses: Vec<SocketAddr>,
+}
 
-/// With the time since when, longest first.
-type IdleConnections = Vec<(Instant, Connection)>;
+#[derive(Debug)]
+struct IdleConnection {
+    since: Instant,
+    connection: Connection,
+}
 
-/// An address that cannot be used.
+/// The idle connections of one worker, oldest first.
+type IdlePool = Vec<IdleConnection>;
+
+/// A URL that cannot be an endpoint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EndpointError {
     /// Not a URL at all.
     #[error("`{0}` is not a URL; write it like http://10.0.0.5:8000")]
     NotAUrl(String),
-    /// Neither http nor anything else we speak.
-    #[error("`{0}` is neither an http:// nor an https:// address")]
+    /// Another scheme than `http` and `https`.
+    #[error("`{0}` must begin with http:// or https://")]
     NotHttp(String),
-    /// Whoever answers there could not be recognised.
+    /// TLS without a trusted CA.
     #[error(
-        "`{0}` is called over TLS; say in `pod_tls` whose signature pods have: `pod_tls: {{ca: pods.pem}}`"
+        "`{0}` requires TLS; set the CA of the pods' certificates: `pod_tls: {{ca: pods.pem}}`"
     )]
     NoCertificates(String),
-    /// It must not be called.
+    /// The egress policy denies its address.
     #[error(transparent)]
     Forbidden(#[from] EgressDenied),
 }
@@ -72,41 +83,41 @@ pub struct Endpoint {
     url: String,
     host: String,
     port: u16,
-    /// Known at once where the host is a number.
+    /// Set if the host is an IP address.
     address: Option<SocketAddr>,
-    /// What stands before every path, without the last slash.
+    /// The path prefix of all requests, without the last slash.
     prefix: String,
     authority: HeaderValue,
-    /// What it wants to see as `authorization`, if it wants any; never shown, as it is marked as sensitive.
+    /// The `authorization` header that the engine requires, if any; marked as sensitive, so never
+    /// printed.
     key: ArcSwapOption<HeaderValue>,
-    /// What its certificate must name, if it is called over TLS.
+    /// The host that its certificate must name; none without TLS.
     server_name: Option<ServerName<'static>>,
-    reach: RwLock<Arc<EgressPolicy>>,
-    /// How often that was set.
-    rules: AtomicU64,
+    egress_policy: RwLock<Arc<EgressPolicy>>,
+    /// Counts the changes of the policy: connections of an older epoch are not reused.
+    policy_epoch: AtomicU64,
     breaker: Mutex<CircuitBreaker>,
-    /// Whether the breaker has anything to forget: if not, a good answer costs one load.
+    /// Whether the breaker has state to clear: if not, a success costs one load.
     is_troubled: AtomicBool,
-    /// Since when it is known.
-    known: Instant,
-    /// When it was last heard, in milliseconds since then, and one more; zero if never.
-    heard_ms: AtomicU64,
+    created: Instant,
+    /// The last activity, in milliseconds since `created`, plus one; zero if there was none.
+    last_activity_ms: AtomicU64,
+    /// Of the pods behind it.
     vitals: Mutex<Vec<Arc<Vitals>>>,
-    /// What its name stood for when it was last asked for.
-    resolved: Mutex<Option<Resolved>>,
-    /// For each worker.
-    idle: Box<[Mutex<IdleConnections>]>,
+    resolved: Mutex<Option<ResolvedName>>,
+    /// One pool per worker.
+    idle: Box<[Mutex<IdlePool>]>,
 }
 
 impl Endpoint {
-    /// The endpoint at `url`, called by so many workers.
+    /// The endpoint at `url`, with a pool for each of so many workers.
     ///
     /// # Errors
-    /// If the address is none.
+    /// If `url` is no HTTP URL.
     pub fn new(url: &str, rules: BreakerRules, workers: usize) -> Result<Self, EndpointError> {
         let not = || EndpointError::NotAUrl(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| not())?;
-        let is_secret = match uri.scheme_str() {
+        let is_tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
             Some(_) => return Err(EndpointError::NotHttp(url.to_owned())),
@@ -114,15 +125,15 @@ impl Endpoint {
         };
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(not)?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = uri.port_u16().unwrap_or(if is_secret { 443 } else { 80 });
+        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let authority = uri.authority().ok_or_else(not)?;
-        // Whoever is named before an `@` is nobody whom an engine should be told of.
+        // Engines get no user name and password of a URL.
         let authority = authority.as_str().rsplit('@').next().unwrap_or_default();
         let server_name = ServerName::try_from(host.clone()).map_err(|_| not());
         Ok(Self {
-            server_name: is_secret.then_some(server_name).transpose()?,
-            reach: RwLock::default(),
-            rules: AtomicU64::new(0),
+            server_name: is_tls.then_some(server_name).transpose()?,
+            egress_policy: RwLock::default(),
+            policy_epoch: AtomicU64::new(0),
             url: url.trim_end_matches('/').to_owned(),
             address: host.parse::<IpAddr>().ok().map(|host| SocketAddr::new(host, port)),
             host,
@@ -132,62 +143,62 @@ impl Endpoint {
             key: ArcSwapOption::empty(),
             breaker: Mutex::new(CircuitBreaker::new(rules)),
             is_troubled: AtomicBool::new(false),
-            known: Instant::now(),
-            heard_ms: AtomicU64::new(0),
+            created: Instant::now(),
+            last_activity_ms: AtomicU64::new(0),
             vitals: Mutex::default(),
             resolved: Mutex::default(),
             idle: (0..workers.max(1)).map(|_| Mutex::default()).collect(),
         })
     }
 
-    /// The same, called only as `egress_policy` allows.
+    /// The endpoint under an egress policy.
     ///
     /// # Errors
-    /// If it must not be called, or could not be recognised.
-    pub fn within(self, reach: &Arc<EgressPolicy>) -> Result<Self, EndpointError> {
-        self.may_be_called(reach)?;
-        self.set_reach(reach);
+    /// If the policy denies it.
+    pub fn within(self, policy: &Arc<EgressPolicy>) -> Result<Self, EndpointError> {
+        self.check_egress(policy)?;
+        self.set_egress_policy(policy);
         Ok(self)
     }
 
-    /// Whether `egress_policy` allows to call it, as far as that is known without resolving its name.
+    /// Whether the policy allows the endpoint, as far as that is known before its name is resolved.
     ///
     /// # Errors
-    /// Why not.
-    pub fn may_be_called(&self, reach: &EgressPolicy) -> Result<(), EndpointError> {
+    /// If the policy denies its address, or has no TLS configuration for an `https://` URL.
+    pub fn check_egress(&self, policy: &EgressPolicy) -> Result<(), EndpointError> {
         if let Some(address) = self.address {
-            reach.admit(address.ip())?;
+            policy.admit(address.ip())?;
         }
-        if self.server_name.is_some() && reach.tls.is_none() {
+        if self.server_name.is_some() && policy.tls.is_none() {
             return Err(EndpointError::NoCertificates(self.url.clone()));
         }
         Ok(())
     }
 
-    /// Whether somebody at `address` may be called on this endpoint's behalf.
+    /// Whether the endpoint's policy allows another address, such as that of its event source.
     ///
     /// # Errors
-    /// Why not.
+    /// If the policy denies it.
     pub fn admits(&self, address: IpAddr) -> Result<(), EgressDenied> {
-        self.reach().admit(address)
+        self.egress_policy().admit(address)
     }
 
-    /// From now on it is called only as `egress_policy` allows.
-    pub fn set_reach(&self, reach: &Arc<EgressPolicy>) {
+    /// Replaces the egress policy. Idle connections are closed if the new one differs.
+    pub fn set_egress_policy(&self, policy: &Arc<EgressPolicy>) {
         let before = std::mem::replace(
-            &mut *self.reach.write().unwrap_or_else(PoisonError::into_inner),
-            Arc::clone(reach),
+            &mut *self.egress_policy.write().unwrap_or_else(PoisonError::into_inner),
+            Arc::clone(policy),
         );
-        let is_same_tls = self.server_name.is_none() || before.has_tls_of(reach);
-        if is_same_tls && before.allowed == reach.allowed {
+        let is_same_tls = self.server_name.is_none() || before.has_same_tls(policy);
+        if is_same_tls && before.allowed == policy.allowed {
             return;
         }
-        self.rules.fetch_add(1, Relaxed);
-        // What stands was opened by other rules, and what is in use will not be kept.
+        self.policy_epoch.fetch_add(1, Relaxed);
+        // Connections in use are of the former epoch, so they will not return to the pool.
         self.idle.iter().for_each(|idle| lock(idle).clear());
     }
 
-    /// From now on it is shown this `authorization`, or none of ours.
+    /// Replaces the `authorization` header for the engine; none passes on that of the client.
     pub fn set_key(&self, key: Option<HeaderValue>) {
         let sensitive = key.map(|mut key| {
             key.set_sensitive(true);
@@ -196,7 +207,7 @@ impl Endpoint {
         self.key.store(sensitive);
     }
 
-    /// Puts its key, if it has one, in the place of whatever a client showed.
+    /// Replaces the credentials of the client by the engine's key, if it has one.
     pub fn authorize(&self, headers: &mut HeaderMap) {
         if let Some(key) = &*self.key.load() {
             headers.remove("x-api-key");
@@ -205,24 +216,24 @@ impl Endpoint {
     }
 
     /// Another port of the same host, called without TLS.
-    pub(crate) fn beside(&self, port: u16) -> Result<Self, EndpointError> {
+    pub(crate) fn on_port(&self, port: u16) -> Result<Self, EndpointError> {
         let host =
             if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let rules = BreakerRules::default();
-        Self::new(&format!("http://{host}:{port}"), rules, 1)?.within(&self.reach())
+        Self::new(&format!("http://{host}:{port}"), rules, 1)?.within(&self.egress_policy())
     }
 
-    fn reach(&self) -> Arc<EgressPolicy> {
-        Arc::clone(&self.reach.read().unwrap_or_else(PoisonError::into_inner))
+    fn egress_policy(&self) -> Arc<EgressPolicy> {
+        Arc::clone(&self.egress_policy.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// As it was given.
+    /// The URL of the configuration, without the last slash.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The host's name or number.
+    /// The host name or IP address.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
@@ -234,99 +245,95 @@ impl Endpoint {
         &self.authority
     }
 
-    /// What stands before every path.
+    /// The path prefix of all requests.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// From now on these vitals show the breaker too.
+    /// Adds the vitals of a pod behind the endpoint; the breaker keeps them up to date.
     pub fn show(&self, vitals: &Arc<Vitals>) {
-        let (seen, rests_until) = {
-            let breaker = lock(&self.breaker);
-            (breaker.seen(), breaker.rests_until())
-        };
-        rests_until.iter().for_each(|until| vitals.set_rest(*until));
-        vitals.set_breaker(seen);
+        let breaker = lock(&self.breaker).clone();
+        breaker.rests_until().iter().for_each(|until| vitals.set_rest(*until));
+        vitals.set_breaker(breaker.state());
         lock(&self.vitals).push(Arc::clone(vitals));
     }
 
-    /// A call begins.
-    pub(crate) fn begins(&self, now: Moment, ends_by: Deadline) -> InFlight<'_> {
-        let is_trial = self.is_troubled.load(Relaxed) && self.change(CircuitBreaker::begins);
-        InFlight::new(self, now, is_trial, ends_by)
+    /// A call begins. Returns whether it is a trial, whose end [`Self::trial_ended`] must report.
+    pub(crate) fn begin_call(&self) -> bool {
+        self.is_troubled.load(Relaxed) && self.change(CircuitBreaker::begin_call)
     }
 
     pub(crate) fn trial_ended(&self) {
         self.change(CircuitBreaker::trial_ended);
     }
 
-    /// A call was left by its client, unanswered.
-    pub(crate) fn left(&self, now: Moment) {
-        self.change(|breaker| breaker.left(now));
+    /// A client gave up a call that had no response yet.
+    pub(crate) fn abandoned(&self, now: Moment) {
+        self.change(|breaker| breaker.abandoned(now));
     }
 
-    /// A piece of somebody's answer came.
-    pub(crate) fn heard(&self, now: Instant) {
+    /// A chunk of a response to some client came.
+    pub(crate) fn record_activity(&self, now: Instant) {
         let now = self.millis(now) + 1;
-        // Rarely written: all threads read this line for every request.
-        if now > self.heard_ms.load(Relaxed).saturating_add(HEARD_STEP_MS) {
-            self.heard_ms.store(now, Relaxed);
+        // Rarely written: all threads read this cache line for every request.
+        if now > self.last_activity_ms.load(Relaxed).saturating_add(ACTIVITY_STEP_MS) {
+            self.last_activity_ms.store(now, Relaxed);
         }
     }
 
-    /// Whether anybody got a piece of an answer since then, within a twentieth of a second.
-    pub(crate) fn was_heard_since(&self, then: Instant) -> bool {
-        self.heard_ms.load(Relaxed) > self.millis(then)
+    /// Whether any client got a chunk of a response since then, give or take 50 ms.
+    pub(crate) fn was_active_since(&self, then: Instant) -> bool {
+        self.last_activity_ms.load(Relaxed) > self.millis(then)
     }
 
     fn millis(&self, then: Instant) -> u64 {
-        u64::try_from(then.duration_since(self.known).as_millis()).unwrap_or(u64::MAX - 1)
+        u64::try_from(then.duration_since(self.created).as_millis()).unwrap_or(u64::MAX - 1)
     }
 
-    /// A call said something about the endpoint.
-    pub fn judge(&self, verdict: CallOutcome, now: Moment) {
-        if matches!(verdict, CallOutcome::Good | CallOutcome::Busy(_)) {
-            self.heard(Instant::now());
+    /// Reports the outcome of a call to the breaker.
+    pub fn record_outcome(&self, outcome: CallOutcome, now: Moment) {
+        if matches!(outcome, CallOutcome::Good | CallOutcome::Busy(_)) {
+            self.record_activity(Instant::now());
         }
-        if verdict == CallOutcome::Good && !self.is_troubled.load(Relaxed) {
+        if outcome == CallOutcome::Good && !self.is_troubled.load(Relaxed) {
             return;
         }
-        self.change(|breaker| breaker.judge(verdict, now));
+        self.change(|breaker| breaker.record_outcome(outcome, now));
     }
 
-    /// Lets the time pass; whether a probe is due.
+    /// Advances the breaker's time. Returns whether a probe is due.
     pub fn tick(&self, now: Moment) -> bool {
         self.is_troubled.load(Relaxed) && self.change(|breaker| breaker.tick(now))
     }
 
-    /// A probe was answered, or not.
-    pub fn probed(&self, verdict: CallOutcome, now: Moment) {
+    /// Reports the outcome of a probe to the breaker.
+    pub fn probed(&self, outcome: CallOutcome, now: Moment) {
         if self.is_troubled.load(Relaxed) {
-            self.change(|breaker| breaker.probed(verdict, now));
+            self.change(|breaker| breaker.probed(outcome, now));
         }
     }
 
-    /// The breaker, and how often it opened.
+    /// The state of the breaker, and how often it opened.
     #[must_use]
-    pub fn breaker(&self) -> (Seen, u64) {
+    pub fn breaker(&self) -> (BreakerState, u64) {
         let breaker = lock(&self.breaker);
-        (breaker.seen(), breaker.opened())
+        (breaker.state(), breaker.opened())
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut CircuitBreaker) -> T) -> T {
         let mut breaker = lock(&self.breaker);
-        let before = breaker.seen();
+        let before = breaker.state();
         let result = change(&mut breaker);
-        let seen = breaker.seen();
-        self.is_troubled.store(breaker.remembers(), Relaxed);
-        if seen != before {
+        let state = breaker.state();
+        self.is_troubled.store(breaker.is_troubled(), Relaxed);
+        if state != before {
             for vitals in lock(&self.vitals).iter() {
                 breaker.rests_until().iter().for_each(|until| vitals.set_rest(*until));
-                vitals.set_breaker(seen);
+                vitals.set_breaker(state);
             }
-            if seen == Seen::Open {
-                // What was open to a process that has gone is of no use.
+            if state == BreakerState::Open {
+                // The process behind these connections is gone.
                 self.idle.iter().for_each(|idle| lock(idle).clear());
             }
         }
@@ -334,89 +341,96 @@ impl Endpoint {
     }
 
     pub(crate) async fn connect(&self) -> std::io::Result<Socket> {
-        let reach = self.reach();
+        let policy = self.egress_policy();
         let stream = match self.address {
-            Some(address) => reach.connect([address]).await?,
-            None => reach.connect(self.resolve().await?).await?,
+            Some(address) => policy.connect([address]).await?,
+            None => policy.connect(self.resolve().await?).await?,
         };
         stream.set_nodelay(true)?;
         let Some(own_name) = &self.server_name else { return Ok(Socket::Plain(stream)) };
-        let unknown = || std::io::Error::other("nothing says whose signature the pod must have");
-        let tls = reach.tls.as_ref().ok_or_else(unknown)?;
+        let no_ca = || std::io::Error::other("no CA for the pod's certificate; set `pod_tls`");
+        let tls = policy.tls.as_ref().ok_or_else(no_ca)?;
         let name = tls.server_name.as_ref().unwrap_or(own_name).clone();
         let stream = TlsConnector::from(Arc::clone(&tls.config)).connect(name, stream).await?;
         Ok(Socket::Tls(Box::new(stream)))
     }
 
-    /// What its name stands for. While nobody can say, what it stood for not long ago: a name server that fails says nothing
+    /// The addresses of its name. While the name servers fail, the cached ones: that says nothing
     /// about the pod.
     async fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
-        let known = self.believed();
-        let asked = tokio::net::lookup_host((self.host.as_str(), self.port));
-        let found: std::io::Result<Vec<_>> = match &known {
-            None => asked.await.map(Iterator::collect),
-            // By itself the system would wait for longer than a connection may take.
-            Some(_) => match timeout(ASKED_FOR, asked).await {
+        let cached = self.cached_addresses();
+        let query = tokio::net::lookup_host((self.host.as_str(), self.port));
+        let found: std::io::Result<Vec<_>> = match &cached {
+            None => query.await.map(Iterator::collect),
+            // The system's own timeout is longer than that of a connection.
+            Some(_) => match timeout(REFRESH_TIMEOUT, query).await {
                 Ok(found) => found.map(Iterator::collect),
                 Err(late) => Err(late.into()),
             },
         };
-        match (found, known) {
+        match (found, cached) {
             (Ok(found), _) => {
-                *lock(&self.resolved) = Some((Instant::now(), found.clone()));
+                let resolved = ResolvedName { at: Instant::now(), addresses: found.clone() };
+                *lock(&self.resolved) = Some(resolved);
                 Ok(found)
             }
-            (Err(_), Some(known)) => Ok(known),
+            (Err(_), Some(cached)) => Ok(cached),
             (Err(error), None) => Err(error),
         }
     }
 
-    /// What its name stood for, if that is not too long ago: somebody else may be there by then.
-    fn believed(&self) -> Option<Vec<SocketAddr>> {
-        let (since, addresses) = lock(&self.resolved).clone()?;
-        (since.elapsed() < BELIEVED_FOR).then_some(addresses)
+    /// The cached addresses of its name, unless they are so old that another host may have them by
+    /// now.
+    fn cached_addresses(&self) -> Option<Vec<SocketAddr>> {
+        let resolved = lock(&self.resolved).clone()?;
+        (resolved.at.elapsed() < CACHED_FOR).then_some(resolved.addresses)
     }
 
-    /// The connection that was idle for the shortest time. One that was so for long may have been forgotten by whoever
-    /// stands between.
+    /// Takes the connection that was idle for the shortest time. One past the idle timeout may have
+    /// been dropped by a firewall on the way.
     pub(crate) fn take_idle(&self, worker: WorkerNumber) -> Option<Connection> {
         let mut idle = lock(self.idle.get(worker.0)?);
-        let (since, line) = idle.pop()?;
-        if since.elapsed() > LONGEST_IDLE {
+        let IdleConnection { since, connection } = idle.pop()?;
+        if since.elapsed() > IDLE_TIMEOUT {
             idle.clear();
             return None;
         }
-        Some(line)
+        Some(connection)
     }
 
-    /// Closes connections that nobody used for long, and those that the engine has closed.
+    /// Closes connections past the idle timeout, and those that the engine has closed.
     pub fn close_unused(&self) {
         for idle in &self.idle {
-            lock(idle)
-                .retain_mut(|(since, line)| since.elapsed() <= LONGEST_IDLE && line.is_free());
+            lock(idle).retain_mut(|idle| {
+                idle.since.elapsed() <= IDLE_TIMEOUT && idle.connection.is_ready()
+            });
         }
     }
 
-    /// By which rules a connection is opened now.
-    pub(crate) fn rules(&self) -> u64 {
-        self.rules.load(Relaxed)
+    /// The policy epoch of a connection that is opened now.
+    pub(crate) fn policy_epoch(&self) -> u64 {
+        self.policy_epoch.load(Relaxed)
     }
 
-    pub(crate) fn keep(&self, worker: WorkerNumber, line: Connection) {
+    /// Returns a connection to the worker's pool, unless it is of a former policy or the pool is
+    /// full.
+    pub(crate) fn put_idle(&self, worker: WorkerNumber, connection: Connection) {
         let Some(idle) = self.idle.get(worker.0) else { return };
-        let (mut idle, now) = (lock(idle), Instant::now());
-        if line.rules != self.rules() {
+        let mut idle = lock(idle);
+        let now = Instant::now();
+        if connection.policy_epoch != self.policy_epoch() {
             return;
         }
-        let old = idle.partition_point(|(since, _)| now.duration_since(*since) > LONGEST_IDLE);
+        let is_expired = |idle: &IdleConnection| now.duration_since(idle.since) > IDLE_TIMEOUT;
+        let old = idle.partition_point(is_expired);
         idle.drain(..old);
-        if idle.len() < MOST_IDLE {
-            idle.push((now, line));
+        if idle.len() < MAX_IDLE {
+            idle.push(IdleConnection { since: now, connection });
         }
     }
 }
 
-/// What is locked is replaced as a whole, so nobody who panicked left half of something.
+/// Locked values are replaced as a whole, so a thread that panicked left none half-written.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -430,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_and_refused() {
+    fn urls_are_parsed_or_refused() {
         let plain = endpoint("http://10.0.0.5:8000/").unwrap();
         assert_eq!((plain.host(), plain.port, plain.prefix()), ("10.0.0.5", 8000, ""));
         assert_eq!(plain.address, Some("10.0.0.5:8000".parse().unwrap()));
@@ -444,44 +458,45 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_nobody_knows_any_more_stands_for_what_it_stood_for() {
+    async fn a_name_that_no_longer_resolves_has_its_cached_addresses() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let named = endpoint("http://pod.invalid:80").unwrap();
-        let known = vec![listener.local_addr().unwrap()];
-        *lock(&named.resolved) = Some((Instant::now(), known.clone()));
-        assert_eq!(named.resolve().await.unwrap(), known);
+        let addresses = vec![listener.local_addr().unwrap()];
+        *lock(&named.resolved) =
+            Some(ResolvedName { at: Instant::now(), addresses: addresses.clone() });
+        assert_eq!(named.resolve().await.unwrap(), addresses);
         assert!(named.connect().await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_name_stood_for_is_not_believed_for_ever() {
+    async fn cached_addresses_expire() {
         let named = endpoint("http://pod.invalid:80").unwrap();
-        *lock(&named.resolved) = Some((Instant::now(), Vec::new()));
-        tokio::time::advance(BELIEVED_FOR / 2).await;
-        assert!(named.believed().is_some());
-        tokio::time::advance(BELIEVED_FOR / 2).await;
-        assert!(named.believed().is_none());
+        *lock(&named.resolved) = Some(ResolvedName { at: Instant::now(), addresses: Vec::new() });
+        tokio::time::advance(CACHED_FOR / 2).await;
+        assert!(named.cached_addresses().is_some());
+        tokio::time::advance(CACHED_FOR / 2).await;
+        assert!(named.cached_addresses().is_none());
     }
 
     #[test]
-    fn what_must_not_be_called_is_refused_as_soon_as_that_is_known() {
-        let reach = Arc::new(EgressPolicy::default());
-        let told = |url: &str| endpoint(url).unwrap().within(&reach).unwrap_err().to_string();
-        assert!(told("http://169.254.169.254/latest").contains("link-local"));
-        assert!(told("http://[::ffff:169.254.169.254]").contains("link-local"));
-        assert!(told("https://engine:8443").contains("pod_tls"));
-        assert!(endpoint("http://10.0.0.5").unwrap().within(&reach).is_ok());
+    fn a_denied_address_is_refused_before_the_first_call() {
+        let policy = Arc::new(EgressPolicy::default());
+        let refused = |url: &str| endpoint(url).unwrap().within(&policy).unwrap_err().to_string();
+        assert!(refused("http://169.254.169.254/latest").contains("link-local"));
+        assert!(refused("http://[::ffff:169.254.169.254]").contains("link-local"));
+        assert!(refused("https://engine:8443").contains("pod_tls"));
+        assert!(endpoint("http://10.0.0.5").unwrap().within(&policy).is_ok());
     }
 
     #[test]
-    fn a_key_takes_the_place_of_a_clients_and_is_never_shown() {
+    fn a_key_replaces_the_credentials_of_the_client_and_is_never_printed() {
         let endpoint = endpoint("http://10.0.0.5:8000").unwrap();
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer client"));
         headers.insert("x-api-key", HeaderValue::from_static("client"));
         let before = headers.clone();
         endpoint.authorize(&mut headers);
-        assert_eq!(headers, before, "it has none");
+        assert_eq!(headers, before, "the endpoint has no key");
         endpoint.set_key(Some(HeaderValue::from_static("Bearer canary")));
         endpoint.authorize(&mut headers);
         assert_eq!(headers.len(), 1);
@@ -490,17 +505,17 @@ mod tests {
     }
 
     #[test]
-    fn every_pod_behind_an_endpoint_shows_its_breaker() {
+    fn every_pod_behind_an_endpoint_has_the_state_of_its_breaker() {
         let endpoint = endpoint("http://10.0.0.5:8000").unwrap();
         let ranks = [Arc::<Vitals>::default(), Arc::default()];
         endpoint.show(&ranks[0]);
-        endpoint.judge(CallOutcome::Gone, Duration::ZERO);
+        endpoint.record_outcome(CallOutcome::Gone, Duration::ZERO);
         endpoint.show(&ranks[1]);
-        assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [Seen::Open; 2]);
+        assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Open; 2]);
         assert!(endpoint.tick(Duration::from_millis(100)));
         endpoint.probed(CallOutcome::Good, Duration::from_millis(100));
-        endpoint.judge(CallOutcome::Good, Duration::from_millis(101));
-        assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [Seen::Closed; 2]);
-        assert_eq!(endpoint.breaker(), (Seen::Closed, 1));
+        endpoint.record_outcome(CallOutcome::Good, Duration::from_millis(101));
+        assert_eq!(ranks.each_ref().map(|rank| rank.breaker()), [BreakerState::Closed; 2]);
+        assert_eq!(endpoint.breaker(), (BreakerState::Closed, 1));
     }
 }

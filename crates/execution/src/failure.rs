@@ -1,4 +1,4 @@
-//! What can go wrong with a call and with a plan: who is at fault, and whether trying again helps.
+//! Errors of calls and plans: who is at fault, and whether a retry helps.
 
 use crate::breaker::CallOutcome;
 use crate::splice::NotAnObject;
@@ -10,92 +10,94 @@ use wornpath_routing::{Name, Rejection};
 /// Why a call to an endpoint failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// No connection.
-    #[error("no connection: {0}")]
+    /// The connection could not be opened.
+    #[error("connection failed: {0}")]
     Connect(std::io::Error),
-    /// No connection in time.
-    #[error("no connection within {0:?}")]
+    /// The connection was not open in time.
+    #[error("connect timeout after {0:?}")]
     ConnectTimeout(Duration),
     /// The connection broke, or what came over it is not HTTP.
-    #[error("the connection broke: {}", with_causes(.0))]
+    #[error("connection lost: {}", with_causes(.0))]
     Broken(hyper::Error),
-    /// Nothing came.
-    #[error("no answer within {0:?}")]
-    NoFirstByte(Duration),
-    /// The connection was closed in good order before the stream had said that it is over.
-    #[error("the stream ended before its last event")]
+    /// The first byte did not come in time.
+    #[error("first byte timeout after {0:?}")]
+    FirstByteTimeout(Duration),
+    /// The connection was closed properly before the last event of the stream.
+    #[error("stream ended before its last event")]
     Unfinished,
-    /// Something came, and then nothing more.
-    #[error("no more of the answer within {0:?}")]
+    /// A chunk came, and the next one did not come in time.
+    #[error("stream stalled: no chunk within {0:?}")]
     Stalled(Duration),
-    /// It took too long in total.
-    #[error("the answer was not complete within {0:?}")]
-    TooLong(Duration),
-    /// The engine was done, or could have been, and whoever reads took too long in total.
-    #[error("the answer was not taken within {0:?}")]
-    Untaken(Duration),
-    /// More than a step's answer may have.
-    #[error("the answer is longer than {0} bytes")]
+    /// The response did not end in time.
+    #[error("total timeout: response not complete after {0:?}")]
+    TotalTimeout(Duration),
+    /// The response did not end in time because the client read it too slowly.
+    #[error("total timeout: client did not read the response within {0:?}")]
+    ClientTooSlow(Duration),
+    /// The response of a step that is read as a whole is too long.
+    #[error("response too large: more than {0} bytes")]
     TooLarge(usize),
-    /// The answer of a step lacks what the next step needs.
-    #[error("the answer has no `{0}`, which the next step needs")]
-    Lacks(&'static str),
-    /// Its engine could not load what another pod had computed for it.
-    #[error("KV load failure: its engine could not load what the step before it computed")]
+    /// The response of a step lacks the field that the next step repeats.
+    #[error("response has no `{0}`, which the next step needs")]
+    MissingField(&'static str),
+    /// The engine could not load the KV cache that another pod had computed for it.
+    #[error("KV load failure: the engine could not load the KV cache of the prefill step")]
     KvLoad,
-    /// What the step before left behind may be gone by now.
-    #[error("what the step before it left was not surely there any more")]
-    Lapsed,
-    /// The pod is none that is known.
-    #[error("the pod has gone")]
+    /// The prefill engine may have freed the KV cache already.
+    #[error("prefill KV lease may have expired")]
+    LeaseExpired,
+    /// The pod was removed from the fleet.
+    #[error("pod removed")]
     PodGone,
-    /// An answer that says that somebody else should try.
-    #[error("it answered {0}")]
+    /// A status that another pod may not have.
+    #[error("engine returned status {0}")]
     Status(StatusCode),
-    /// The body cannot be changed as the step wants.
+    /// The step's fields cannot be set in the client's body.
     #[error(transparent)]
     Body(#[from] NotAnObject),
 }
 
 impl CallError {
-    /// What it says about the endpoint.
+    /// What it tells the breaker about the endpoint.
     #[must_use]
-    pub fn verdict(&self) -> CallOutcome {
+    pub fn outcome(&self) -> CallOutcome {
         match self {
-            Self::Connect(error) if is_our_own(error) => CallOutcome::Neutral,
+            Self::Connect(error) if is_resource_shortage(error) => CallOutcome::Neutral,
             Self::Connect(_) | Self::ConnectTimeout(_) | Self::Broken(_) | Self::Unfinished => {
                 CallOutcome::Gone
             }
-            Self::NoFirstByte(_)
+            Self::FirstByteTimeout(_)
             | Self::Stalled(_)
             | Self::TooLarge(_)
-            | Self::Lacks(_)
-            | Self::TooLong(_)
+            | Self::MissingField(_)
+            | Self::TotalTimeout(_)
             | Self::Status(_) => CallOutcome::Failed,
-            // A pod that was taken out, another pod's KV cache, a strange body, a slow client and time that has passed
-            // are not its fault.
-            Self::PodGone | Self::KvLoad | Self::Body(_) | Self::Lapsed | Self::Untaken(_) => {
-                CallOutcome::Neutral
-            }
+            // A removed pod, another pod's KV cache, a body that is no object, a slow client and an
+            // expired lease are not the endpoint's fault.
+            Self::PodGone
+            | Self::KvLoad
+            | Self::Body(_)
+            | Self::LeaseExpired
+            | Self::ClientTooSlow(_) => CallOutcome::Neutral,
         }
     }
 
-    /// Whether the pod may still be at it.
+    /// Whether the engine may still compute the request.
     #[must_use]
     pub const fn is_late(&self) -> bool {
-        matches!(self, Self::NoFirstByte(_) | Self::Stalled(_) | Self::TooLong(_))
+        matches!(self, Self::FirstByteTimeout(_) | Self::Stalled(_) | Self::TotalTimeout(_))
     }
 
-    /// Whether every pod would come to the same.
+    /// Whether a retry on another pod would fail in the same way.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Body(_))
     }
 
-    /// Whether nobody there has read what was sent: there was no connection, or TLS was ended by the other side, as by
-    /// one who wants another certificate.
+    /// Whether the engine cannot have read the request: there was no connection, or the peer ended
+    /// TLS with an alert, as one that requires another client certificate does.
     #[must_use]
-    pub fn is_unread(&self) -> bool {
+    pub fn is_unsent(&self) -> bool {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) => true,
             Self::Broken(error) => {
@@ -105,60 +107,61 @@ impl CallError {
         }
     }
 
-    /// The status that tells a client best.
+    /// The HTTP status for the client.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Body(_) => StatusCode::BAD_REQUEST,
-            Self::NoFirstByte(_) | Self::Stalled(_) | Self::TooLong(_) | Self::Untaken(_) => {
-                StatusCode::GATEWAY_TIMEOUT
-            }
+            Self::FirstByteTimeout(_)
+            | Self::Stalled(_)
+            | Self::TotalTimeout(_)
+            | Self::ClientTooSlow(_) => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::BAD_GATEWAY,
         }
     }
 }
 
-/// What an error says, and what those say that caused it.
+/// The text of an error and of all its sources.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// What went wrong with TLS, if that is what lies behind an error.
+/// The TLS error among an error and its sources.
 #[must_use]
 pub fn tls_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     let of_this = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     of_this.and_then(|inner| inner.downcast_ref()).or_else(|| error.source().and_then(tls_error))
 }
 
-/// Whether it is this process that has nothing left to connect with: descriptors, ports or memory.
-fn is_our_own(error: &std::io::Error) -> bool {
+/// Whether this process has run out of descriptors, ports or memory.
+fn is_resource_shortage(error: &std::io::Error) -> bool {
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
     matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::OutOfMemory)
         || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
 }
 
-/// Why a plan could not be carried out. Nothing was sent to the client.
+/// Why a plan failed. Nothing was sent to the client yet.
 #[derive(Debug, thiserror::Error)]
 pub enum CallFailure {
-    /// All that was tried failed.
-    #[error("step `{step}` failed on {tried} pods, on the last: {cause}")]
+    /// The last pod that a step may try has failed.
+    #[error("step `{step}` failed on {tried} pods; last error: {cause}")]
     Step {
         /// The step.
         step: Name,
-        /// Pods tried.
+        /// The number of pods tried.
         tried: usize,
-        /// What the last of them did.
+        /// The error of the last pod.
         cause: CallError,
     },
-    /// Nobody was left to try.
+    /// No pod was left to try.
     #[error("{}", .0.reason)]
     Rejected(Rejection),
 }
 
 impl CallFailure {
-    /// The status that tells a client best.
+    /// The HTTP status for the client.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -169,7 +172,7 @@ impl CallFailure {
         }
     }
 
-    /// When trying again may help.
+    /// When a retry by the client may help.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -185,13 +188,13 @@ mod tests {
     use std::io::Error;
 
     #[test]
-    fn what_the_router_itself_has_no_more_of_says_nothing_of_the_pod() {
+    fn a_resource_shortage_of_the_router_is_no_blame_for_the_pod() {
         for own in [12, 23, 24, 99] {
             let error = CallError::Connect(Error::from_raw_os_error(own));
-            assert_eq!(error.verdict(), CallOutcome::Neutral, "{error}");
+            assert_eq!(error.outcome(), CallOutcome::Neutral, "{error}");
         }
         for refused in [Error::from(ErrorKind::ConnectionRefused), Error::other("no address")] {
-            assert_eq!(CallError::Connect(refused).verdict(), CallOutcome::Gone);
+            assert_eq!(CallError::Connect(refused).outcome(), CallOutcome::Gone);
         }
     }
 }

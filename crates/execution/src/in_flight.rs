@@ -1,7 +1,8 @@
-//! A call that has not been answered yet, and what it says of its endpoint if nobody waits for it any more.
+//! A call in flight, and what it tells of its endpoint if its client gives up.
 //!
-//! Clients mostly give up long before the time for a first byte has passed. An endpoint that hangs would never be
-//! judged by them, and since what left is no load, it would look idle and get ever more.
+//! Clients mostly give up long before the first-byte timeout. Without this, an endpoint that hangs
+//! would never be judged by them, and since a request that its client left is no load, it would
+//! look idle and get ever more.
 
 use crate::breaker::CallOutcome;
 use crate::endpoint::Endpoint;
@@ -9,51 +10,50 @@ use std::time::Duration;
 use tokio::time::Instant;
 use wornpath_index::Moment;
 
-/// A client that leaves sooner says nothing.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A client that gives up sooner says nothing about the endpoint.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Who ends a call that is not waited for any more.
+/// Who can cancel a call before its response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Deadline {
-    /// Nobody but its client.
+pub(crate) enum CancelledBy {
+    /// Only the client.
     Client,
-    /// Perhaps a companion, without which it cannot go on.
-    Companion,
+    /// Also the failure of a concurrent step, which says nothing about this endpoint.
+    ConcurrentStep,
 }
 
-/// A call under way.
 pub(crate) struct InFlight<'a> {
     endpoint: &'a Endpoint,
     began: Moment,
     started: Instant,
     is_trial: bool,
-    /// Whether it is judged, or not to be.
-    is_over: bool,
+    /// Whether its end still has to be judged when it is dropped.
+    is_judged_on_drop: bool,
 }
 
 impl<'a> InFlight<'a> {
-    pub(crate) fn new(
-        endpoint: &'a Endpoint,
-        began: Moment,
-        is_trial: bool,
-        ends_by: Deadline,
-    ) -> Self {
-        let is_over = ends_by == Deadline::Companion;
-        Self { endpoint, began, started: Instant::now(), is_trial, is_over }
+    /// Registers a call that begins now.
+    pub(crate) fn begin(endpoint: &'a Endpoint, now: Moment, cancelled_by: CancelledBy) -> Self {
+        let is_trial = endpoint.begin_call();
+        let is_judged_on_drop = cancelled_by == CancelledBy::Client;
+        Self { endpoint, began: now, started: Instant::now(), is_trial, is_judged_on_drop }
     }
 
-    /// It has been answered, or has failed.
-    pub(crate) fn judged(mut self, verdict: CallOutcome, now: Moment) {
-        self.is_over = true;
-        self.endpoint.judge(verdict, now);
+    /// The call has its response, or has failed.
+    pub(crate) fn finish(mut self, outcome: CallOutcome, now: Moment) {
+        self.is_judged_on_drop = false;
+        self.endpoint.record_outcome(outcome, now);
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let waited = self.started.elapsed();
-        if !self.is_over && waited >= PATIENCE && !self.endpoint.was_heard_since(self.started) {
-            self.endpoint.left(self.began + waited);
+        if self.is_judged_on_drop
+            && waited >= CLIENT_PATIENCE
+            && !self.endpoint.was_active_since(self.started)
+        {
+            self.endpoint.abandoned(self.began + waited);
         }
         if self.is_trial {
             self.endpoint.trial_ended();
@@ -65,12 +65,14 @@ impl Drop for InFlight<'_> {
 mod tests {
     use super::*;
     use crate::breaker::BreakerRules;
-    use wornpath_routing::BreakerState as Seen;
+    use wornpath_routing::BreakerState;
 
-    async fn leave_after(endpoint: &Endpoint, waited: Duration, ends_by: Deadline) {
-        let waiting = endpoint.begins(Duration::from_secs(9), ends_by);
+    const NOW: Moment = Duration::from_secs(9);
+
+    async fn leave_after(endpoint: &Endpoint, waited: Duration, cancelled_by: CancelledBy) {
+        let in_flight = InFlight::begin(endpoint, NOW, cancelled_by);
         tokio::time::sleep(waited).await;
-        drop(waiting);
+        drop(in_flight);
     }
 
     fn endpoint() -> Endpoint {
@@ -78,31 +80,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_endpoint_that_answers_nobody_is_cut_off_by_clients_that_leave() {
+    async fn clients_that_give_up_open_the_breaker_of_an_endpoint_that_hangs() {
         let hung = endpoint();
         for _ in 0..4 {
-            leave_after(&hung, PATIENCE, Deadline::Client).await;
+            leave_after(&hung, CLIENT_PATIENCE, CancelledBy::Client).await;
         }
-        assert_eq!(hung.breaker().0, Seen::Closed);
-        leave_after(&hung, PATIENCE, Deadline::Client).await;
-        assert_eq!(hung.breaker().0, Seen::Open);
+        assert_eq!(hung.breaker().0, BreakerState::Closed);
+        leave_after(&hung, CLIENT_PATIENCE, CancelledBy::Client).await;
+        assert_eq!(hung.breaker().0, BreakerState::Open);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn haste_a_companion_and_others_answers_are_no_blame() {
+    async fn impatience_a_concurrent_step_and_responses_to_others_are_no_blame() {
         let slow = endpoint();
         for _ in 0..9 {
-            leave_after(&slow, PATIENCE / 2, Deadline::Client).await;
-            leave_after(&slow, PATIENCE * 2, Deadline::Companion).await;
+            leave_after(&slow, CLIENT_PATIENCE / 2, CancelledBy::Client).await;
+            leave_after(&slow, CLIENT_PATIENCE * 2, CancelledBy::ConcurrentStep).await;
         }
         for _ in 0..9 {
-            let waiting = slow.begins(Duration::from_secs(9), Deadline::Client);
-            tokio::time::sleep(PATIENCE).await;
-            // Of somebody else's answer.
-            slow.heard(Instant::now());
-            tokio::time::sleep(PATIENCE).await;
-            drop(waiting);
+            let in_flight = InFlight::begin(&slow, NOW, CancelledBy::Client);
+            tokio::time::sleep(CLIENT_PATIENCE).await;
+            // A chunk for another client.
+            slow.record_activity(Instant::now());
+            tokio::time::sleep(CLIENT_PATIENCE).await;
+            drop(in_flight);
         }
-        assert_eq!(slow.breaker().0, Seen::Closed);
+        assert_eq!(slow.breaker().0, BreakerState::Closed);
     }
 }

@@ -1,6 +1,9 @@
-//! The bytes between us and a pod, with or without TLS.
+//! The socket of a connection, with or without TLS.
+//!
+//! Reads and writes wake the connection's [`IoWaker`], whichever task polls. A long write goes out
+//! in pieces that are charged to the task's cooperative budget.
 
-use crate::coop_budget::poll_turn;
+use crate::coop_budget::poll_spend;
 use crate::io_waker::IoWaker;
 use std::io;
 use std::pin::Pin;
@@ -10,32 +13,30 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// The most that is written at once: the system copies it before it does anything else.
-const PIECE: usize = 64 << 10;
+/// The most that one write takes: the kernel copies all of it before it returns.
+const MAX_WRITE: usize = 64 << 10;
 
-/// A connection.
 pub(crate) enum Socket {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// A connection's bytes. They ring its bell, whoever polls for them.
 pub(crate) struct ConnectionIo {
-    stream: Socket,
-    bell: Waker,
+    socket: Socket,
+    waker: Waker,
 }
 
 impl ConnectionIo {
-    pub(crate) fn new(stream: Socket, bell: &Arc<IoWaker>) -> Self {
-        Self { stream, bell: Waker::from(Arc::clone(bell)) }
+    pub(crate) fn new(socket: Socket, io_waker: &Arc<IoWaker>) -> Self {
+        Self { socket, waker: Waker::from(Arc::clone(io_waker)) }
     }
 }
 
 macro_rules! either {
-    ($wire:expr, ($stream:ident, $context:ident) => $call:expr) => {{
-        let ConnectionIo { stream, bell } = $wire.get_mut();
-        let $context = &mut Context::from_waker(bell);
-        match stream {
+    ($io:expr, ($stream:ident, $context:ident) => $call:expr) => {{
+        let ConnectionIo { socket, waker } = $io.get_mut();
+        let $context = &mut Context::from_waker(waker);
+        match socket {
             Socket::Plain(stream) => {
                 let $stream = Pin::new(stream);
                 $call
@@ -64,9 +65,9 @@ impl AsyncWrite for ConnectionIo {
         _: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let bytes = &bytes[..bytes.len().min(PIECE)];
+        let bytes = &bytes[..bytes.len().min(MAX_WRITE)];
         either!(self, (stream, context) => {
-            ready!(poll_turn(context, bytes.len()));
+            ready!(poll_spend(context, bytes.len()));
             stream.poll_write(context, bytes)
         })
     }
@@ -84,20 +85,23 @@ impl AsyncWrite for ConnectionIo {
         _: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let (mut first, mut count, mut bytes) = ([io::IoSlice::new(&[]); 8], 0, 0);
+        let mut first = [io::IoSlice::new(&[]); 8];
+        let mut count = 0;
+        let mut bytes = 0;
         for piece in pieces.iter().take(first.len()) {
-            let taken = piece.len().min(PIECE - bytes);
-            first[count] = io::IoSlice::new(&piece[..taken]);
-            (count, bytes) = (count + 1, bytes + taken);
+            let length = piece.len().min(MAX_WRITE - bytes);
+            first[count] = io::IoSlice::new(&piece[..length]);
+            count += 1;
+            bytes += length;
         }
         either!(self, (stream, context) => {
-            ready!(poll_turn(context, bytes));
+            ready!(poll_spend(context, bytes));
             stream.poll_write_vectored(context, &first[..count])
         })
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.stream {
+        match &self.socket {
             Socket::Plain(stream) => stream.is_write_vectored(),
             Socket::Tls(stream) => stream.is_write_vectored(),
         }
@@ -111,25 +115,26 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[tokio::test]
-    async fn a_long_body_is_written_in_pieces_and_leaves_others_their_turn() {
+    async fn a_long_body_is_written_in_pieces_and_yields_between_them() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (_peer, _) = listener.accept().await.unwrap();
-        let mut wire = ConnectionIo::new(Socket::Plain(stream), &Arc::default());
-        let (head, body) = ([b'h'; 300], vec![b'b'; 1 << 20]);
+        let mut io = ConnectionIo::new(Socket::Plain(stream), &Arc::default());
+        let head = [b'h'; 300];
+        let body = vec![b'b'; 1 << 20];
         let pieces = [io::IoSlice::new(&head), io::IoSlice::new(&body)];
-        // The system would take more of it.
-        let first = poll_fn(|context| Pin::new(&mut wire).poll_write_vectored(context, &pieces));
-        assert_eq!(first.await.unwrap(), PIECE);
+        // The kernel would take more of it.
+        let first = poll_fn(|context| Pin::new(&mut io).poll_write_vectored(context, &pieces));
+        assert_eq!(first.await.unwrap(), MAX_WRITE);
         tokio::task::yield_now().await;
         let mut written = 0;
         poll_fn(|context| {
-            while let Poll::Ready(count) = Pin::new(&mut wire).poll_write(context, &body) {
+            while let Poll::Ready(count) = Pin::new(&mut io).poll_write(context, &body) {
                 written += count.unwrap();
             }
             Poll::Ready(())
         })
         .await;
-        assert_eq!(written, PIECE, "then it is another task's turn");
+        assert_eq!(written, MAX_WRITE, "then the budget is spent");
     }
 }

@@ -1,34 +1,36 @@
-//! Who is woken by a connection, and for what.
+//! Who wakes the task that drives a connection, and for what.
 //!
-//! hyper wakes whoever drives a connection when its bytes come, and also when a piece of an answer's body was
-//! taken out of it. Here both are the same task: it would look at everything a second time for each chunk of
-//! a stream. So the two are told apart. Bytes ring a [`IoWaker`], which wakes the task; all else is a [`DriveFlag`]
-//! to be driven, which only whoever drives looks at. With neither, there is nothing to drive it for.
+//! hyper wakes the driver of a connection when its socket is ready, and again when a piece of the
+//! response body was read. Here one task does both, so it would poll everything twice for each
+//! chunk of a stream. The two causes are therefore kept apart: socket readiness goes to an
+//! [`IoWaker`], which wakes the task; all else only sets a [`DriveFlag`], which the task looks at
+//! when it runs anyway. With neither, there is nothing to drive the connection for.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Wake, Waker};
 
-/// Rung when a wire can be read or written again.
+/// Wakes the registered task when the socket is ready, and counts the wakeups.
 pub(crate) struct IoWaker {
-    rings: AtomicU64,
-    listener: Mutex<Waker>,
+    wakeups: AtomicU64,
+    task: Mutex<Waker>,
 }
 
 impl Default for IoWaker {
     fn default() -> Self {
-        Self { rings: AtomicU64::new(0), listener: Mutex::new(Waker::noop().clone()) }
+        Self { wakeups: AtomicU64::new(0), task: Mutex::new(Waker::noop().clone()) }
     }
 }
 
 impl IoWaker {
-    /// From now on it wakes this task. How often it has been rung: a later ring is heard, or counted.
-    pub(crate) fn listen(&self, task: &Waker) -> u64 {
-        let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
-        if !listener.will_wake(task) {
-            listener.clone_from(task);
+    /// Registers the task to wake, and returns the number of wakeups so far: a later one wakes the
+    /// task.
+    pub(crate) fn register(&self, waker: &Waker) -> u64 {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if !task.will_wake(waker) {
+            task.clone_from(waker);
         }
-        self.rings.load(Ordering::Relaxed)
+        self.wakeups.load(Ordering::Relaxed)
     }
 }
 
@@ -38,29 +40,29 @@ impl Wake for IoWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
-        self.rings.fetch_add(1, Ordering::Relaxed);
-        listener.wake_by_ref();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wakeups.fetch_add(1, Ordering::Relaxed);
+        task.wake_by_ref();
     }
 }
 
-/// That a connection wants to be driven, for another reason than its bytes.
+/// Set while a connection needs to be driven for another reason than its socket.
 pub(crate) struct DriveFlag(AtomicBool);
 
 impl Default for DriveFlag {
-    /// What was never driven wants to be.
+    /// A new connection needs to be driven.
     fn default() -> Self {
         Self(AtomicBool::new(true))
     }
 }
 
 impl DriveFlag {
-    /// Whether there was one, until now.
+    /// Clears the flag, and returns whether it was set.
     pub(crate) fn take(&self) -> bool {
         self.0.swap(false, Ordering::AcqRel)
     }
 
-    pub(crate) fn is_there(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
@@ -90,25 +92,25 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_wakes_the_last_listener_and_is_counted_for_the_next() {
-        let (bell, tasks) =
-            (Arc::new(IoWaker::default()), [(); 2].map(|()| Arc::<Count>::default()));
+    fn a_wakeup_goes_to_the_task_registered_last_and_is_counted() {
+        let io_waker = Arc::new(IoWaker::default());
+        let tasks = [(); 2].map(|()| Arc::<Count>::default());
         let woken = || [0, 1].map(|task: usize| tasks[task].0.load(Ordering::Relaxed));
-        let listen = |task: usize| bell.listen(&Waker::from(Arc::clone(&tasks[task])));
-        let ring = Waker::from(Arc::clone(&bell));
-        ring.wake_by_ref();
-        assert_eq!((listen(0), woken()), (1, [0, 0]));
-        ring.wake_by_ref();
-        assert_eq!((listen(1), woken()), (2, [1, 0]));
-        ring.wake();
-        assert_eq!((listen(1), woken()), (3, [1, 1]));
+        let register = |task: usize| io_waker.register(&Waker::from(Arc::clone(&tasks[task])));
+        let socket = Waker::from(Arc::clone(&io_waker));
+        socket.wake_by_ref();
+        assert_eq!((register(0), woken()), (1, [0, 0]));
+        socket.wake_by_ref();
+        assert_eq!((register(1), woken()), (2, [1, 0]));
+        socket.wake();
+        assert_eq!((register(1), woken()), (3, [1, 1]));
     }
 
     #[test]
-    fn a_wish_is_there_until_it_is_taken() {
-        let wish = Arc::new(DriveFlag::default());
-        assert!(wish.take() && !wish.is_there() && !wish.take());
-        Waker::from(Arc::clone(&wish)).wake();
-        assert!(wish.is_there() && wish.take() && !wish.is_there());
+    fn a_drive_flag_is_set_until_it_is_taken() {
+        let flag = Arc::new(DriveFlag::default());
+        assert!(flag.take() && !flag.is_set() && !flag.take());
+        Waker::from(Arc::clone(&flag)).wake();
+        assert!(flag.is_set() && flag.take() && !flag.is_set());
     }
 }

@@ -1,17 +1,19 @@
-//! Carries out plans: calls pods, streams their answers, and tries elsewhere when one fails.
+//! Executes routing plans: calls pods, streams their responses, and retries on another pod when one
+//! fails.
 //!
-//! What decides is pure and takes time as an argument: the retry budget, the breaker of an endpoint, what
-//! comes after a failure, what a transfer protocol says, and the splicing of bodies. Around it stands one
-//! HTTP/1.1 client on hyper ([`send`]) whose connections are driven by the very task that answers the
-//! client: no other task is woken for a chunk, and a client that leaves takes the upstream call with it.
+//! The decisions are pure and take time as an argument: the retry budget, the circuit breaker of an
+//! endpoint, what follows a failure, the KV transfer protocols, and the splicing of bodies. Around
+//! them is one HTTP/1.1 client on hyper ([`call`]) whose connections are driven by the task that
+//! serves the client: no other task wakes up for a chunk, and a client that disconnects cancels the
+//! upstream call.
 #![forbid(unsafe_code)]
 
+mod backoff;
 mod breaker;
 mod budget;
 mod coarse_timer;
 mod concurrent_steps;
 mod connection;
-mod connector;
 mod coop_budget;
 mod egress_policy;
 mod endpoint;
@@ -28,11 +30,13 @@ mod retry_state;
 mod send;
 mod splice;
 mod timeouts;
+mod transfer;
 
+pub use backoff::Backoff;
 pub use breaker::{BreakerRules, CallOutcome, CircuitBreaker};
 pub use budget::{BudgetRules, RetryBudget};
-pub use coarse_timer::beat;
-pub use coop_budget::take_turn;
+pub use coarse_timer::run_coarse_timer;
+pub use coop_budget::spend_coop_budget;
 pub use egress_policy::{AddressRange, EgressDenied, EgressPolicy, PodTls, RangeError};
 pub use endpoint::{Endpoint, EndpointError, WorkerNumber};
 pub use execute::execute;
@@ -43,3 +47,4 @@ pub use retry_state::{Producer, RetryDecision, RetryState};
 pub use send::call;
 pub use splice::{Edit, NotAnObject, field, splice};
 pub use timeouts::Timeouts;
+pub use transfer::transfer_fields;

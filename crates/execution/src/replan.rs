@@ -1,4 +1,5 @@
-//! What a plan is carried out for and with, who decides meanwhile, and what comes of it.
+//! The interface of plan execution: the request, its options, the callbacks to the router, and the
+//! response.
 
 use crate::budget::RetryBudget;
 use crate::endpoint::{Endpoint, WorkerNumber};
@@ -14,107 +15,114 @@ use std::time::Duration;
 use wornpath_index::{Moment, PodId};
 use wornpath_routing::{CacheHint, Name, PlanStep, Rejection, Retry, RoutingPlan};
 
-/// The client's request, with the headers that engines are to see.
+/// The client's request, with the headers that engines see.
 #[derive(Clone, Debug)]
 pub struct StepCall {
-    /// Its method.
+    /// The HTTP method.
     pub method: Method,
-    /// Its path and query.
+    /// The path and query of the request target.
     pub path: PathAndQuery,
-    /// Headers, without those that concern one connection only.
+    /// Headers, without the hop-by-hop ones.
     pub headers: HeaderMap,
-    /// The body as it came.
+    /// The client's body, byte for byte.
     pub body: Bytes,
 }
 
-/// Where a pod is.
+/// The address of a pod.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Its address.
+    /// The endpoint, which data-parallel ranks share.
     pub endpoint: Arc<Endpoint>,
-    /// Its rank behind that address, if there are several.
+    /// The data-parallel rank behind the endpoint, if there are several.
     pub rank: Option<u32>,
-    /// Where engines of a pair meet.
+    /// The port where prefill and decode engines meet.
     pub bootstrap_port: u16,
 }
 
-/// Who decides.
+/// What the executor asks of the router while it executes a plan, and what it reports.
 pub trait Replan: Send {
-    /// Where a pod is, if it is still there.
+    /// The address of a pod; none if it was removed.
     fn target(&self, pod: PodId) -> Option<Target>;
-    /// Decides again; waits while no pod has room, as any request does.
+    /// Decides again; waits in the queue while no pod has capacity, as any request does.
     fn replan(
         &mut self,
         retry: Retry<'_>,
     ) -> impl Future<Output = Result<RoutingPlan, Rejection>> + Send;
-    /// The time.
+    /// The current time.
     fn now(&self) -> Moment;
-    /// A number that no other request has, of 63 bits.
+    /// A random number of 63 bits that no other request has.
     fn room(&mut self) -> u64;
-    /// A call begins; the time, if somebody takes calls down.
+    /// A call begins. Returns the time if calls are traced.
     fn begins(&self) -> Option<Moment> {
         None
     }
+    /// The request of a step was handed to its connection: it is written, or waits until the
+    /// connection is open. Called once per call, just before the task waits for the engine. Work
+    /// that the decision left behind, such as the index update, belongs here: the engine computes
+    /// meanwhile.
+    fn request_sent(&mut self) {}
     /// A pod that is expected to hold the prompt will not: it refused the request, or never got it.
     fn refused(&mut self, _pod: PodId) {}
-    /// Until then an engine may hold what it computed for another one, which frees it by taking it over; or none does.
-    /// Whoever gives a plan up before that leaves the engine with it.
+    /// Until this time an engine may hold KV cache for another engine, which frees it by loading
+    /// it; none if no engine does. If the plan is given up before, the engine keeps it until its
+    /// lease expires.
     fn hands_over(&mut self, _until: Option<Moment>) {}
-    /// A call that [`Dispatch::begins`] told the time of has been answered, or failed.
+    /// A call for which [`Self::begins`] returned the time has its response, or has failed.
     fn answered(&mut self, _called: CallAttempt<'_>) {}
 }
 
-/// A call that was answered, or failed.
+/// A call that has its response, or has failed.
 #[derive(Clone, Copy, Debug)]
 pub struct CallAttempt<'a> {
-    /// The step.
+    /// The step of the plan.
     pub step: &'a Name,
-    /// Who was called.
+    /// The endpoint that was called.
     pub endpoint: &'a Endpoint,
-    /// When it began.
+    /// When the call began.
     pub started: Moment,
-    /// What went wrong.
+    /// The error, if it failed.
     pub failure: Option<&'a CallError>,
 }
 
-/// What calls are made with.
+/// The options of all calls of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOptions<'a> {
-    /// The retries that are left.
+    /// The retry budget of the router.
     pub budget: &'a RetryBudget,
-    /// How long a call may take.
+    /// The timeouts of each call.
     pub timeouts: Timeouts,
-    /// Until the first byte of an answer that is not streamed, which comes when all of it is computed; if it is not.
+    /// The first-byte timeout of a response that is not streamed, whose first byte comes when all
+    /// of it is computed; none for a stream.
     pub whole_answer: Option<Duration>,
-    /// The thread that makes it.
+    /// The thread that makes the calls.
     pub worker: WorkerNumber,
 }
 
-/// A plan that came to an answer. Its load is on the pod until `step` is dropped.
+/// The response of a plan. Its load counts on the pod until `step` is dropped.
 #[derive(Debug)]
 pub struct PlanResponse {
-    /// The answer, whose body has begun.
+    /// The response, from its first body byte on.
     pub answer: EngineResponse,
-    /// The step that gives it.
+    /// The step that responded.
     pub step: PlanStep,
-    /// Who gives it.
+    /// The endpoint that responded.
     pub endpoint: Arc<Endpoint>,
-    /// How often something was tried again.
+    /// The number of retries.
     pub retries: u32,
-    /// Whether a step was left out because it failed.
+    /// Whether a step was skipped because it failed.
     pub is_degraded: bool,
-    /// Whose work the step took over, if it did; apart, because most do not.
-    pub taken: Option<Box<PrefillResult>>,
+    /// The prefill step whose KV cache the step loaded; boxed, because most plans have none.
+    pub prefill: Option<Box<PrefillResult>>,
 }
 
-/// The work of a pod that computed the prompt for another one. The taking engine counts what it took as cached, so
-/// only the giving one's answer tells what the prefix cache was good for.
+/// The result of a prefill step. The decode engine counts all that it loaded as cached, so only the
+/// prefill response tells how much the prefix cache saved.
 #[derive(Clone, Debug)]
 pub struct PrefillResult {
-    /// Who computed it.
+    /// The prefill pod.
     pub pod: Option<PodId>,
-    /// What it was believed to hold of the prompt before.
+    /// The part of the prompt that the decision expected in the pod's cache.
     pub cache: CacheHint,
-    /// What it answered, where that was waited for.
+    /// The body of its response; empty if the steps were concurrent.
     pub answer: Bytes,
 }

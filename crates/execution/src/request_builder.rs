@@ -1,7 +1,6 @@
-//! One call of a step: what is sent, and what its answer says of the pod.
+//! One call of a step: its request, its timeouts, and what its response tells about the pod.
 
 use crate::breaker::CallOutcome;
-use crate::connector::{self, BootstrapCache};
 use crate::endpoint::{Endpoint, WorkerNumber};
 use crate::failure::CallError;
 use crate::replan::{CallOptions, StepCall, Target};
@@ -9,6 +8,7 @@ use crate::response::EngineResponse;
 use crate::send::call;
 use crate::splice::{Edit, splice};
 use crate::timeouts::Timeouts;
+use crate::transfer::{self, TransferState};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{HOST, HeaderMap, HeaderValue, RETRY_AFTER};
@@ -18,19 +18,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use wornpath_routing::{Mutation, PlanStep};
 
-/// The most bytes of an answer that is not the client's.
-pub(crate) const MOST_STEP_BYTES: usize = 8 << 20;
+/// The most bytes of a response that does not go to the client.
+pub(crate) const MAX_STEP_BYTES: usize = 8 << 20;
 
 pub(crate) fn request(
     call: &StepCall,
     step: &PlanStep,
     target: &Target,
-    known: &BootstrapCache,
+    transfer: &TransferState,
 ) -> Result<Request<Full<Bytes>>, CallError> {
     let body = if step.mutations.is_empty() {
         call.body.clone()
     } else {
-        let edits: Vec<Edit> = connector::edits(&step.mutations, call.path.path(), known);
+        let edits: Vec<Edit> = transfer::edits(&step.mutations, call.path.path(), transfer);
         splice(&call.body, &edits)?
     };
     let mut request = Request::new(Full::new(body));
@@ -52,11 +52,13 @@ fn uri(path: &PathAndQuery, prefix: &str) -> Uri {
     format!("{prefix}{path}").parse().unwrap_or_else(|_| Uri::from(path.clone()))
 }
 
-/// How long a step may take.
-pub(crate) fn within(kit: &CallOptions<'_>, step: &PlanStep) -> Timeouts {
-    let mut timeouts = kit.timeouts;
-    let is_short = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
-    if let (Some(whole), false) = (kit.whole_answer, is_short) {
+/// The timeouts of a step's call.
+pub(crate) fn step_timeouts(options: &CallOptions<'_>, step: &PlanStep) -> Timeouts {
+    let mut timeouts = options.timeouts;
+    let is_prefill = step.mutations.iter().any(|it| matches!(it, Mutation::PrefillOnly));
+    if let Some(whole) = options.whole_answer
+        && !is_prefill
+    {
         timeouts.first_byte = timeouts.first_byte.max(whole);
     }
     if let Some(deadline) = step.deadline {
@@ -65,45 +67,47 @@ pub(crate) fn within(kit: &CallOptions<'_>, step: &PlanStep) -> Timeouts {
     timeouts
 }
 
-/// Asks an engine for what it is called among its peers: `{"0": {"engine_id": …}}`.
-pub(crate) async fn ask_engine(
-    beside: &Endpoint,
+/// Queries a prefill engine's id among its peers: `{"0": {"engine_id": …}}`.
+pub(crate) async fn query_engine_id(
+    prefill: &Endpoint,
     port: u16,
     timeouts: Timeouts,
 ) -> Result<String, CallError> {
-    let lacks = || CallError::Lacks("engine_id");
-    let endpoint = Arc::new(beside.beside(port).map_err(|_| lacks())?);
+    let missing = || CallError::MissingField("engine_id");
+    let endpoint = Arc::new(prefill.on_port(port).map_err(|_| missing())?);
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.uri_mut() = Uri::from_static("/query");
     request.headers_mut().insert(HOST, endpoint.authority().clone());
-    let answer = call(&endpoint, WorkerNumber(0), request, timeouts).await?;
-    let status = answer.head.status;
+    let response = call(&endpoint, WorkerNumber(0), request, timeouts).await?;
+    let status = response.head.status;
     if !status.is_success() {
         return Err(CallError::Status(status));
     }
-    let (_, body) = answer.whole(MOST_STEP_BYTES).await?;
-    let engines: serde_json::Value = serde_json::from_slice(&body).map_err(|_| lacks())?;
-    engines["0"]["engine_id"].as_str().map(str::to_owned).ok_or_else(lacks)
+    let (_, body) = response.whole(MAX_STEP_BYTES).await?;
+    let engines: serde_json::Value = serde_json::from_slice(&body).map_err(|_| missing())?;
+    engines["0"]["engine_id"].as_str().map(str::to_owned).ok_or_else(missing)
 }
 
-/// Statuses that say something about the pod and not about the request.
-pub(crate) fn is_for_another_pod(status: StatusCode) -> bool {
+/// Statuses that concern the pod and not the request, so that another pod may succeed.
+pub(crate) fn is_retryable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
 }
 
-/// Whether the prompt may be in the pod's cache now. Engines refuse before they compute; one that is late may be at it.
+/// Whether the prompt may be in the pod's cache now. Engines refuse before they compute; one that
+/// timed out may still compute.
 pub(crate) fn may_have_computed(result: &Result<EngineResponse, CallError>) -> bool {
     match result {
-        Ok(answer) => answer.head.status.is_success(),
+        Ok(response) => response.head.status.is_success(),
         Err(cause) => cause.is_late(),
     }
 }
 
-pub(crate) fn verdict(result: &Result<EngineResponse, CallError>) -> CallOutcome {
+/// What the result of a call tells the breaker.
+pub(crate) fn outcome(result: &Result<EngineResponse, CallError>) -> CallOutcome {
     match result {
-        Err(error) => error.verdict(),
-        Ok(answer) => match answer.head.status.as_u16() {
-            429 | 503 => CallOutcome::Busy(retry_after(&answer.head.headers)),
+        Err(error) => error.outcome(),
+        Ok(response) => match response.head.status.as_u16() {
+            429 | 503 => CallOutcome::Busy(retry_after(&response.head.headers)),
             500.. => CallOutcome::Failed,
             _ => CallOutcome::Good,
         },
@@ -112,7 +116,7 @@ pub(crate) fn verdict(result: &Result<EngineResponse, CallError>) -> CallOutcome
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds: f64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    // Whoever asks for more than a day gets what is the most anyway.
+    // The breaker's longest rest is shorter anyway.
     (seconds >= 0.0).then(|| Duration::from_secs_f64(seconds.min(86_400.0)))
 }
 
@@ -124,14 +128,14 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[tokio::test]
-    async fn an_engines_name_counts_only_in_an_answer_that_is_one() {
+    async fn an_engine_id_counts_only_in_a_successful_response() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let asked = async {
+        let query = async {
             let endpoint = Endpoint::new("http://127.0.0.1:1", BreakerRules::default(), 1).unwrap();
-            ask_engine(&endpoint, port, Timeouts::default()).await
+            query_engine_id(&endpoint, port, Timeouts::default()).await
         };
-        let answered = async {
+        let engine = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let _read = stream.read(&mut [0; 1024]).await.unwrap();
             let body = r#"{"0": {"engine_id": "e"}}"#;
@@ -139,10 +143,10 @@ mod tests {
             stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
             stream
         };
-        let (told, _stream) = tokio::join!(asked, answered);
+        let (result, _stream) = tokio::join!(query, engine);
         assert!(
-            matches!(told, Err(CallError::Status(StatusCode::INTERNAL_SERVER_ERROR))),
-            "{told:?}"
+            matches!(result, Err(CallError::Status(StatusCode::INTERNAL_SERVER_ERROR))),
+            "{result:?}"
         );
     }
 }

@@ -1,4 +1,7 @@
-//! An engine's answer: its head, and its body as it comes.
+//! An engine's response: its head, and its body as it streams in.
+//!
+//! The body drives its connection when it is polled, so no other task takes part in a chunk. At its
+//! end the connection returns to the pool; a body that is dropped before closes it.
 
 use crate::connection::Connection;
 use crate::endpoint::{Endpoint, WorkerNumber};
@@ -12,7 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// An answer whose body has begun, or has ended without a byte.
+/// A response whose first body byte is there, or whose body is empty.
 #[derive(Debug)]
 pub struct EngineResponse {
     /// Status and headers.
@@ -21,14 +24,14 @@ pub struct EngineResponse {
     pub body: EngineBody,
 }
 
-/// The body of an answer. Dropping it before its end closes the connection, which engines take as a wish
-/// to stop.
+/// The body of a response. Dropping it before its end closes the connection, by which engines
+/// cancel the request.
 #[derive(Debug)]
 pub struct EngineBody {
-    /// What has been read already.
+    /// Frames that were read ahead.
     first: Option<Frame<Bytes>>,
     second: Option<Frame<Bytes>>,
-    /// None once it has ended. Apart, because answers are handed on a dozen times.
+    /// None once it has ended. Boxed, because responses are moved a dozen times.
     rest: Option<Box<BodyRest>>,
     size: SizeHint,
 }
@@ -36,44 +39,39 @@ pub struct EngineBody {
 #[derive(Debug)]
 struct BodyRest {
     incoming: Incoming,
-    /// Whether the body has been polled.
-    is_asked_for: bool,
-    /// Whether it is an answer to a client, and no probe's.
-    is_work: bool,
-    line: Connection,
-    watch: TimeoutWatch,
-    endpoint: Arc<Endpoint>,
-    worker: WorkerNumber,
+    is_polled: bool,
+    /// Whether it is the response to a client's request, and not to a probe.
+    is_client_traffic: bool,
+    call: OpenCall,
+}
+
+/// A call that has its response head and not yet the whole body.
+#[derive(Debug)]
+pub(crate) struct OpenCall {
+    pub(crate) connection: Connection,
+    pub(crate) watch: TimeoutWatch,
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) worker: WorkerNumber,
 }
 
 impl EngineResponse {
-    /// Waits for the first piece of the body: until then another pod could still answer instead.
-    pub(crate) async fn begun(
+    /// Waits for the first chunk of the body: until then a retry on another pod is still possible.
+    pub(crate) async fn begin(
         head: Parts,
         incoming: Incoming,
-        (line, watch): (Connection, TimeoutWatch),
-        (endpoint, worker): (&Arc<Endpoint>, WorkerNumber),
+        call: OpenCall,
     ) -> Result<Self, CallError> {
         let size = incoming.size_hint();
-        let endpoint = Arc::clone(endpoint);
-        let rest = BodyRest {
-            incoming,
-            is_asked_for: false,
-            is_work: false,
-            line,
-            watch,
-            endpoint,
-            worker,
-        };
+        let rest = BodyRest { incoming, is_polled: false, is_client_traffic: false, call };
         let mut body = EngineBody { first: None, second: None, rest: Some(Box::new(rest)), size };
         let first = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
         body.first = first.transpose()?;
         if size.exact().is_some()
             && let Some(first) = body.first.take()
         {
-            // If it has broken off already, another pod can answer instead.
-            let mut asleep = Context::from_waker(Waker::noop());
-            if let Poll::Ready(Some(second)) = Pin::new(&mut body).poll_frame(&mut asleep) {
+            // If the connection is lost already, a retry is still possible.
+            let mut no_waker = Context::from_waker(Waker::noop());
+            if let Poll::Ready(Some(second)) = Pin::new(&mut body).poll_frame(&mut no_waker) {
                 body.second = Some(second?);
             }
             body.first = Some(first);
@@ -81,23 +79,25 @@ impl EngineResponse {
         Ok(Self { head, body })
     }
 
-    /// One that has been read already.
-    pub(crate) fn of(head: Parts, body: Bytes) -> Self {
+    /// A response that has been read as a whole.
+    pub(crate) fn from_bytes(head: Parts, body: Bytes) -> Self {
         let size = SizeHint::with_exact(body.len() as u64);
         let first = Some(body).filter(|body| !body.is_empty()).map(Frame::data);
         Self { head, body: EngineBody { first, second: None, rest: None, size } }
     }
 
-    /// Waits for more of the body, until there is enough of it, so many bytes, or all. It stays the body's beginning.
+    /// Reads ahead until `is_enough`, `most` bytes or the end. The bytes stay the beginning of the
+    /// body.
     ///
     /// # Errors
-    /// If the body breaks off before.
+    /// If the connection is lost or a timeout passes before.
     pub(crate) async fn look_ahead(
         &mut self,
         most: usize,
         mut is_enough: impl FnMut(&[u8]) -> bool,
     ) -> Result<Bytes, CallError> {
-        let (mut all, mut trailers) = (BytesMut::new(), None);
+        let mut all = BytesMut::new();
+        let mut trailers = None;
         while all.len() < most
             && let Some(frame) =
                 poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await
@@ -116,10 +116,10 @@ impl EngineResponse {
         Ok(all)
     }
 
-    /// The whole body, if it has at most so many bytes.
+    /// Reads the whole body, which may have at most so many bytes.
     ///
     /// # Errors
-    /// If it breaks off or is longer.
+    /// If the connection is lost, a timeout passes or the body is longer.
     pub async fn whole(mut self, most: usize) -> Result<(Parts, Bytes), CallError> {
         let mut all = BytesMut::new();
         while let Some(frame) =
@@ -137,25 +137,25 @@ impl EngineResponse {
 }
 
 impl EngineBody {
-    /// A body without a byte.
+    /// A body without bytes.
     #[must_use]
     pub fn empty() -> Self {
         Self { first: None, second: None, rest: None, size: SizeHint::with_exact(0) }
     }
 
-    /// What comes of it shows that the endpoint works.
-    pub(crate) fn count_as_work(&mut self) {
+    /// Lets its chunks count as activity of the endpoint.
+    pub(crate) fn mark_client_traffic(&mut self) {
         if let Some(rest) = &mut self.rest {
-            rest.is_work = true;
+            rest.is_client_traffic = true;
         }
     }
 
     fn end(&mut self) {
         if let Some(mut rest) = self.rest.take()
-            && rest.line.is_free()
+            && rest.call.connection.is_ready()
         {
-            let BodyRest { line, endpoint, worker, .. } = *rest;
-            endpoint.keep(worker, line);
+            let OpenCall { connection, endpoint, worker, .. } = rest.call;
+            endpoint.put_idle(worker, connection);
         }
     }
 }
@@ -172,29 +172,30 @@ impl Body for EngineBody {
             return Poll::Ready(Some(Ok(read)));
         }
         let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
-        // Only driving the connection brings more of the body: being woken by the body as well would
-        // poll everything twice for each chunk. But hyper reads a body only once it has been asked for.
-        let mut asleep = Context::from_waker(Waker::noop());
+        // Only driving the connection brings more of the body: a wakeup by the body as well would
+        // poll everything twice for each chunk. But hyper reads a body only once it has been
+        // polled.
+        let mut no_waker = Context::from_waker(Waker::noop());
         let mut frame = Poll::Pending;
-        if !std::mem::replace(&mut rest.is_asked_for, true) {
-            frame = Pin::new(&mut rest.incoming).poll_frame(&mut asleep);
+        if !std::mem::replace(&mut rest.is_polled, true) {
+            frame = Pin::new(&mut rest.incoming).poll_frame(&mut no_waker);
         }
         if frame.is_pending() {
-            rest.line.drive(context);
-            frame = Pin::new(&mut rest.incoming).poll_frame(&mut asleep);
+            rest.call.connection.drive(context);
+            frame = Pin::new(&mut rest.incoming).poll_frame(&mut no_waker);
         }
         match frame {
             Poll::Ready(Some(Ok(frame))) => {
-                let now = match rest.watch.heard() {
+                let now = match rest.call.watch.chunk() {
                     Ok(now) => now,
                     Err(error) => {
-                        // Nobody waits where a client takes it slowly, and it keeps the pod as long.
+                        // A slow client never lets the timer fire, but occupies the pod as long.
                         self.rest = None;
                         return Poll::Ready(Some(Err(error)));
                     }
                 };
-                if rest.is_work {
-                    rest.endpoint.heard(now);
+                if rest.is_client_traffic {
+                    rest.call.endpoint.record_activity(now);
                 }
                 if rest.incoming.is_end_stream() {
                     self.end();
@@ -209,7 +210,7 @@ impl Body for EngineBody {
                 self.end();
                 Poll::Ready(None)
             }
-            Poll::Pending => match rest.watch.poll(context) {
+            Poll::Pending => match rest.call.watch.poll(context) {
                 Poll::Ready(error) => {
                     self.rest = None;
                     Poll::Ready(Some(Err(error)))
@@ -223,7 +224,7 @@ impl Body for EngineBody {
         self.first.is_none() && self.second.is_none() && self.rest.is_none()
     }
 
-    /// As long as nothing was taken out, what the engine said.
+    /// The engine's content length, as long as no chunk was read.
     fn size_hint(&self) -> SizeHint {
         self.size
     }

@@ -1,11 +1,12 @@
 //! Sets and removes top-level fields of a JSON object in its bytes.
 //!
-//! A step of a plan may have to add a field to the client's body. Reading the body into a tree and writing
-//! it out again would change what we did not mean to (order, spacing, numbers beyond 64 bits) and costs a
-//! copy of every string. So the object is only scanned: what is changed is cut out, wherever and however
-//! often it stands and however its name is escaped, and the new fields are put at the end.
+//! A step of a plan may have to add a field to the client's body. Parsing the body into a tree and
+//! writing it out again would change more than that (order, spacing, numbers beyond 64 bits) and
+//! costs a copy of every string. So the object is only scanned: edited fields are cut out, wherever
+//! and however often they occur and however their names are escaped, and the new values are
+//! appended.
 //!
-//! The scanner trusts that the bytes are JSON: whoever took the body from the client has checked that.
+//! Limit: the scanner trusts that the bytes are JSON, which the caller has checked.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -13,20 +14,20 @@ use serde_json::Value;
 /// A change of one top-level field.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Edit {
-    /// Its name.
+    /// The name of the field.
     pub field: String,
-    /// Its new value as JSON; none takes it out.
+    /// The new value as JSON; none removes the field.
     pub value: Option<String>,
 }
 
 impl Edit {
-    /// Gives the field this value.
+    /// Sets a field.
     #[must_use]
     pub fn set(field: &str, value: &Value) -> Self {
         Self { field: field.to_owned(), value: Some(value.to_string()) }
     }
 
-    /// Takes the field out.
+    /// Removes a field.
     #[must_use]
     pub fn remove(field: &str) -> Self {
         Self { field: field.to_owned(), value: None }
@@ -35,15 +36,13 @@ impl Edit {
 
 /// Bytes that are not a JSON object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "the body is not a JSON object (noticed at byte {at}); fields can be set only in an object"
-)]
+#[error("body is not a JSON object (at byte {at}); fields can only be set in an object")]
 pub struct NotAnObject {
-    /// Where that was noticed.
+    /// The offset of the first byte that does not fit.
     pub at: usize,
 }
 
-/// The object with the edits done, later ones over earlier ones. Without edits, the very same bytes.
+/// Applies the edits, later ones over earlier ones. Without edits, returns the very same bytes.
 ///
 /// # Errors
 /// If the bytes are not an object.
@@ -65,7 +64,9 @@ pub fn splice(body: &Bytes, edits: &[Edit]) -> Result<Bytes, NotAnObject> {
     })?;
     for (at, edit) in edits.iter().enumerate() {
         let is_last = !edits[at + 1..].iter().any(|later| later.field == edit.field);
-        if let (Some(value), true) = (&edit.value, is_last) {
+        if let Some(value) = &edit.value
+            && is_last
+        {
             out.push(if out.is_empty() { b'{' } else { b',' });
             out.extend_from_slice(Value::from(edit.field.as_str()).to_string().as_bytes());
             out.push(b':');
@@ -79,7 +80,8 @@ pub fn splice(body: &Bytes, edits: &[Edit]) -> Result<Bytes, NotAnObject> {
     Ok(out.into())
 }
 
-/// The bytes of a top-level field's value; of several, the last, as engines read it.
+/// The bytes of a top-level field's value; of a field that occurs twice the last, as engines read
+/// it.
 ///
 /// # Errors
 /// If the bytes are not an object.
@@ -110,8 +112,9 @@ struct ObjectScan<'a> {
 }
 
 impl<'a> ObjectScan<'a> {
-    /// Shows every member of the object, by its name and as a whole, and returns where its `}` stands.
-    fn fields(&mut self, mut see: impl FnMut(&'a [u8], &'a [u8])) -> Result<usize, NotAnObject> {
+    /// Visits every member of the object with its name and all its bytes, and returns the offset of
+    /// its `}`.
+    fn fields(&mut self, mut visit: impl FnMut(&'a [u8], &'a [u8])) -> Result<usize, NotAnObject> {
         self.blanks();
         self.expect(b'{')?;
         loop {
@@ -127,7 +130,7 @@ impl<'a> ObjectScan<'a> {
                     self.expect(b':')?;
                     self.blanks();
                     self.value()?;
-                    see(name, &self.bytes[start..self.at]);
+                    visit(name, &self.bytes[start..self.at]);
                 }
                 _ => return Err(self.wrong()),
             }
@@ -213,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_edited_keeps_its_bytes() {
+    fn fields_without_an_edit_keep_their_bytes() {
         let body = "{ \"n\" : 1e400,\n \"a\":[1,{\"stream\":true}],\"s\":\"}\\\"{\" }";
         let edits = [Edit::set("stream", &json!(false))];
         let expected =
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_writing_of_a_field_goes_so_that_nobody_can_hide_one() {
+    fn every_spelling_of_an_edited_field_is_removed() {
         let body = r#"{"cache_salt":"mine","x":1,"\u0063ache_salt":"theirs","cache_salt":null}"#;
         let edits = [Edit::set("cache_salt", &json!("ours"))];
         assert_eq!(spliced(body, &edits), r#"{"x":1,"cache_salt":"ours"}"#);
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused_and_never_a_panic() {
+    fn bytes_that_are_no_object_are_an_error_and_never_a_panic() {
         for body in
             ["", "[]", "3", "{\"a\"", "{\"a\":", "{\"a\":\"\\", "{a:1}", "{\"a\":}", "{\"a\" 1}"]
         {

@@ -1,8 +1,8 @@
-//! How long each part of a call may take, watched by one timer.
+//! The timeouts of a call, watched by one timer.
 //!
-//! A stream has a deadline that moves with every chunk. Moving a timer for each of them would cost more
-//! than the chunk: so a chunk only notes the time, and when the timer rings it looks whether it rang for
-//! something, and sleeps on if not.
+//! A stream has a deadline that moves with every chunk. Moving a timer for each of them would cost
+//! more than the chunk. So a chunk only notes the time; when the timer fires, it compares, and is
+//! set again if the deadline has moved.
 
 use crate::failure::CallError;
 use std::pin::Pin;
@@ -10,14 +10,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How long the parts of a call may take.
+/// The timeouts of a call's parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
-    /// Until a connection stands.
+    /// Until the connection is open, TLS included.
     pub connect: Duration,
-    /// From sending the request to the first byte of the answer's body.
+    /// From sending the request to the first byte of the response body.
     pub first_byte: Duration,
-    /// Between two pieces of the answer.
+    /// Between two chunks of the response body.
     pub between_bytes: Duration,
     /// The whole call.
     pub total: Duration,
@@ -34,21 +34,21 @@ impl Default for Timeouts {
     }
 }
 
-/// Watches one call.
+/// Watches the timeouts of one call.
 #[derive(Debug)]
 pub(crate) struct TimeoutWatch {
     timer: Pin<Box<Sleep>>,
     timeouts: Timeouts,
     end: Instant,
-    /// When something was last heard; none before the first byte.
-    heard: Option<Instant>,
-    /// Whether the engine was waited for since then.
+    /// When the last chunk came; none before the first byte.
+    last_chunk: Option<Instant>,
+    /// Whether the task has waited for the engine since then.
     is_awaited: bool,
-    /// Whether the timer is set for what comes after the first byte.
-    is_under_way: bool,
+    /// Whether the timer is set for the chunks after the first byte.
+    is_streaming: bool,
     started: Instant,
-    /// Whom the timer will wake.
-    wakes: Option<Waker>,
+    /// The task that the timer will wake.
+    registered: Option<Waker>,
 }
 
 impl TimeoutWatch {
@@ -61,55 +61,57 @@ impl TimeoutWatch {
             timer,
             timeouts,
             end,
-            heard: None,
+            last_chunk: None,
             is_awaited: false,
-            is_under_way: false,
+            is_streaming: false,
             started,
-            wakes: None,
+            registered: None,
         }
     }
 
-    /// Something was heard, now; too late if the whole call has taken too long. Where nobody waited for
-    /// the engine, it was there before, and whoever reads was slow.
-    pub(crate) fn heard(&mut self) -> Result<Instant, CallError> {
-        let now = *self.heard.insert(Instant::now());
+    /// A chunk came. Past the total timeout, the client is to blame if the task has not waited for
+    /// the engine since the last chunk: then this one was there before, and the client read slowly.
+    pub(crate) fn chunk(&mut self) -> Result<Instant, CallError> {
+        let now = *self.last_chunk.insert(Instant::now());
         let was_awaited = std::mem::replace(&mut self.is_awaited, false);
         let total = self.timeouts.total;
         match (now < self.end, was_awaited) {
             (true, _) => Ok(now),
-            (false, true) => Err(CallError::TooLong(total)),
-            (false, false) => Err(CallError::Untaken(total)),
+            (false, true) => Err(CallError::TotalTimeout(total)),
+            (false, false) => Err(CallError::ClientTooSlow(total)),
         }
     }
 
-    /// Ready when the call has taken too long. Called only while something is waited for.
+    /// Ready when a timeout has passed. Called only while the task waits for the engine.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<CallError> {
         self.is_awaited = true;
-        if let (Some(heard), false) = (self.heard, self.is_under_way) {
-            // Until now the timer was set for the first byte, which may take far longer than the others.
-            self.is_under_way = true;
-            self.timer.as_mut().reset((heard + self.timeouts.between_bytes).min(self.end));
-            self.wakes = None;
+        if let Some(last_chunk) = self.last_chunk
+            && !self.is_streaming
+        {
+            // Until now the timer was set for the first byte, whose timeout may be far longer.
+            self.is_streaming = true;
+            self.timer.as_mut().reset((last_chunk + self.timeouts.between_bytes).min(self.end));
+            self.registered = None;
         }
-        // To poll a timer costs more than to see that it has not rung, and whom it will wake.
+        // Polling a timer costs more than to see that it has not fired and will wake this task.
         if !self.timer.is_elapsed()
-            && self.wakes.as_ref().is_some_and(|it| it.will_wake(context.waker()))
+            && self.registered.as_ref().is_some_and(|it| it.will_wake(context.waker()))
         {
             return Poll::Pending;
         }
         loop {
             if self.timer.as_mut().poll(context).is_pending() {
-                self.wakes = Some(context.waker().clone());
+                self.registered = Some(context.waker().clone());
                 return Poll::Pending;
             }
             let Timeouts { first_byte, between_bytes, total, .. } = self.timeouts;
-            let (due, error) = match self.heard {
-                None => (self.started + first_byte, CallError::NoFirstByte(first_byte)),
-                Some(heard) => (heard + between_bytes, CallError::Stalled(between_bytes)),
+            let (due, error) = match self.last_chunk {
+                None => (self.started + first_byte, CallError::FirstByteTimeout(first_byte)),
+                Some(last_chunk) => (last_chunk + between_bytes, CallError::Stalled(between_bytes)),
             };
             let now = self.timer.deadline();
             if now >= self.end {
-                return Poll::Ready(CallError::TooLong(total));
+                return Poll::Ready(CallError::TotalTimeout(total));
             }
             if now >= due {
                 return Poll::Ready(error);
@@ -131,58 +133,58 @@ mod tests {
         total: Duration::from_secs(20),
     };
 
-    async fn rings(watch: &mut TimeoutWatch) -> (Duration, CallError) {
+    async fn fires(watch: &mut TimeoutWatch) -> (Duration, CallError) {
         let error = poll_fn(|context| watch.poll(context)).await;
         (watch.started.elapsed(), error)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_byte_has_its_own_time() {
-        let (after, error) = rings(&mut TimeoutWatch::start(TIMEOUTS)).await;
-        assert!(matches!(error, CallError::NoFirstByte(_)), "{error}");
+    async fn the_first_byte_has_its_own_timeout() {
+        let (after, error) = fires(&mut TimeoutWatch::start(TIMEOUTS)).await;
+        assert!(matches!(error, CallError::FirstByteTimeout(_)), "{error}");
         assert_eq!(after.as_secs(), 10);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_piece_moves_the_deadline_until_the_whole_call_is_too_long() {
+    async fn each_chunk_moves_the_deadline_up_to_the_total_timeout() {
         let mut watch = TimeoutWatch::start(TIMEOUTS);
         for _ in 0..4 {
-            let ring = tokio::time::timeout(Duration::from_secs(2), rings(&mut watch));
-            assert!(ring.await.is_err());
-            watch.heard().unwrap();
+            let fired = tokio::time::timeout(Duration::from_secs(2), fires(&mut watch));
+            assert!(fired.await.is_err());
+            watch.chunk().unwrap();
         }
-        // The timer was set for the first byte at 10 s and must not ring before 8 s + 3 s.
-        let (after, error) = rings(&mut watch).await;
+        // The timer was set for the first byte at 10 s and must not fire before 8 s + 3 s.
+        let (after, error) = fires(&mut watch).await;
         assert!(matches!(error, CallError::Stalled(_)), "{error}");
         assert_eq!(after.as_secs(), 11);
 
         let mut stalled = TimeoutWatch::start(TIMEOUTS);
-        stalled.heard().unwrap();
-        let (after, error) = rings(&mut stalled).await;
+        stalled.chunk().unwrap();
+        let (after, error) = fires(&mut stalled).await;
         assert!(matches!(error, CallError::Stalled(_)), "{error}");
         assert_eq!(after.as_secs(), 3, "and not when the first byte would have been due");
 
         let mut watch =
             TimeoutWatch::start(Timeouts { between_bytes: Duration::from_secs(60), ..TIMEOUTS });
-        watch.heard().unwrap();
-        let (after, error) = rings(&mut watch).await;
-        assert!(matches!(error, CallError::TooLong(_)), "{error}");
+        watch.chunk().unwrap();
+        let (after, error) = fires(&mut watch).await;
+        assert!(matches!(error, CallError::TotalTimeout(_)), "{error}");
         assert_eq!(after.as_secs(), 20);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_too_late_is_the_engines_fault_only_if_it_was_waited_for() {
+    async fn a_late_chunk_is_the_engines_fault_only_if_the_task_waited_for_it() {
         for is_awaited in [true, false] {
             let mut watch = TimeoutWatch::start(TIMEOUTS);
-            let begun = tokio::time::timeout(Duration::from_secs(2), rings(&mut watch)).await;
-            assert!(begun.is_err() && watch.heard().is_ok());
+            let begun = tokio::time::timeout(Duration::from_secs(2), fires(&mut watch)).await;
+            assert!(begun.is_err() && watch.chunk().is_ok());
             if is_awaited {
                 poll_fn(|context| Poll::Ready(watch.poll(context).is_pending())).await;
             }
             tokio::time::sleep(Duration::from_secs(18)).await;
-            let error = watch.heard().unwrap_err();
-            assert_eq!(matches!(error, CallError::TooLong(_)), is_awaited, "{error}");
-            assert_eq!(matches!(error, CallError::Untaken(_)), !is_awaited, "{error}");
+            let error = watch.chunk().unwrap_err();
+            assert_eq!(matches!(error, CallError::TotalTimeout(_)), is_awaited, "{error}");
+            assert_eq!(matches!(error, CallError::ClientTooSlow(_)), !is_awaited, "{error}");
         }
     }
 }

@@ -1,16 +1,15 @@
-//! A streamed answer, put together as it would have come in one piece.
+//! Assembles a streamed response to what it would be without streaming.
 //!
-//! Requests that share a prefix wait until the first of them has it computed. Only a stream tells when that is:
-//! at its first byte. So the first is streamed, if nothing in it would come out differently, and its
-//! pieces are put together again here.
+//! Requests that share a prefix wait until the first of them has computed it. Only a stream shows
+//! when that is: at its first byte. So the first request is streamed, unless its response would
+//! differ, and its chunks are assembled here.
 
+use crate::line::Interface;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use wornpath_execution::Edit;
 
-use crate::line::Interface;
-
-/// Fields whose answers differ between streams and whole answers on some engine.
+/// Fields with which the streamed response of some engine differs from the whole one.
 const UNSTREAMED: [&str; 10] = [
     "tools",
     "functions",
@@ -24,15 +23,15 @@ const UNSTREAMED: [&str; 10] = [
     "kv_transfer_params",
 ];
 
-/// The changes that make an engine stream the answer to this body; none if it should not.
+/// The edits that make an engine stream the response; none if it must not.
 #[must_use]
 pub fn streaming(interface: Interface, body: &[u8]) -> Option<[Edit; 2]> {
-    let is_asked = |name: &&str| {
+    let is_set = |name: &&str| {
         wornpath_execution::field(body, name)
             .map_or(true, |value| value.is_some_and(|value| value != b"null" && value != b"false"))
     };
     let can = matches!(interface, Interface::Chat | Interface::Completions);
-    (can && !UNSTREAMED.iter().any(is_asked)).then(|| {
+    (can && !UNSTREAMED.iter().any(is_set)).then(|| {
         [
             Edit::set("stream", &Value::Bool(true)),
             Edit::set("stream_options", &json!({"include_usage": true})),
@@ -40,40 +39,40 @@ pub fn streaming(interface: Interface, body: &[u8]) -> Option<[Edit; 2]> {
     })
 }
 
-/// The changes that make an engine answer in one piece.
+/// The edits that make an engine not stream the response.
 #[must_use]
 pub fn whole() -> [Edit; 2] {
     [Edit::remove("stream"), Edit::remove("stream_options")]
 }
 
-/// A stream that does not end as one should.
+/// Why a stream has no response.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StreamError {
-    /// Something in it is not what streams consist of.
-    #[error("the stream has an event that cannot be read: {0}")]
+    /// An event is invalid.
+    #[error("stream has an invalid event: {0}")]
     Unreadable(String),
-    /// The engine says so itself.
-    #[error("the stream ended in an error: {0}")]
+    /// The engine sent an error event.
+    #[error("stream ended in an error: {0}")]
     Failed(String),
-    /// No `[DONE]`.
-    #[error("the stream broke off")]
+    /// It ended without `[DONE]`.
+    #[error("stream ended before [DONE]")]
     Unfinished,
 }
 
-/// Puts a stream together.
+/// Assembles a stream.
 #[derive(Debug, Default)]
 pub struct Assembler {
     pending: Vec<u8>,
-    answer: Map<String, Value>,
+    response: Map<String, Value>,
     choices: Vec<Map<String, Value>>,
     is_done: bool,
 }
 
 impl Assembler {
-    /// The next bytes.
+    /// Adds the next bytes.
     ///
     /// # Errors
-    /// If they are no stream of an answer.
+    /// If an event is invalid or an error.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
         self.pending.extend_from_slice(bytes);
         let mut from = 0;
@@ -88,21 +87,21 @@ impl Assembler {
         Ok(())
     }
 
-    /// The whole answer.
+    /// The whole response.
     ///
     /// # Errors
-    /// If the stream has not ended.
+    /// If the stream has no `[DONE]`.
     pub fn finish(mut self) -> Result<Bytes, StreamError> {
         if !self.is_done {
             return Err(StreamError::Unfinished);
         }
         let choices = self.choices.into_iter().map(Value::Object).collect();
-        self.answer.insert("choices".to_owned(), Value::Array(choices));
-        // Where whole answers have it: at the end.
-        if let Some(usage) = self.answer.shift_remove("usage") {
-            self.answer.insert("usage".to_owned(), usage);
+        self.response.insert("choices".to_owned(), Value::Array(choices));
+        // At the end, as in whole responses.
+        if let Some(usage) = self.response.shift_remove("usage") {
+            self.response.insert("usage".to_owned(), usage);
         }
-        Ok(Value::Object(self.answer).to_string().into())
+        Ok(Value::Object(self.response).to_string().into())
     }
 
     fn event(&mut self, data: &[u8]) -> Result<(), StreamError> {
@@ -125,11 +124,11 @@ impl Assembler {
                 }
                 ("object", Value::String(object)) => {
                     let object = object.trim_end_matches(".chunk").to_owned();
-                    self.answer.insert(name, object.into());
+                    self.response.insert(name, object.into());
                 }
                 (_, Value::Null) => {}
                 (_, value) => {
-                    self.answer.insert(name, value);
+                    self.response.insert(name, value);
                 }
             }
         }
@@ -137,11 +136,11 @@ impl Assembler {
     }
 
     fn choice(&mut self, choice: Value) -> Result<(), &'static str> {
-        const MOST_CHOICES: u64 = 1024;
-        let Value::Object(choice) = choice else { return Err("a choice is no object") };
+        const MAX_CHOICES: u64 = 1024;
+        let Value::Object(choice) = choice else { return Err("a choice is not an object") };
         let index = choice.get("index").and_then(Value::as_u64).unwrap_or(0);
-        if index >= MOST_CHOICES {
-            return Err("a choice has a number beyond reason");
+        if index >= MAX_CHOICES {
+            return Err("the index of a choice is too large");
         }
         while self.choices.len() <= index as usize {
             let index = self.choices.len();
@@ -169,7 +168,7 @@ impl Assembler {
     }
 }
 
-/// Text grows; everything else is what it was last.
+/// Appends text; replaces everything else.
 fn join(into: &mut Map<String, Value>, name: String, value: Value) {
     match (into.get_mut(&name), value) {
         (Some(Value::String(before)), Value::String(more)) if name != "role" => {
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_become_the_whole_wherever_they_are_cut() {
+    fn chunks_become_the_whole_response_wherever_they_are_cut() {
         let whole = json!({
             "id": "c", "object": "chat.completion", "created": 5, "model": "m",
             "choices": [
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn no_broken_stream_looks_like_an_answer() {
+    fn no_incomplete_stream_becomes_a_response() {
         let done = CHAT.find("data: [DONE]").unwrap();
         for end in 0..done {
             assert!(assembled(&CHAT.as_bytes()[..end], 0).is_err(), "ended at {end}");
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_streams_differently_is_not_streamed() {
+    fn a_request_whose_stream_would_differ_is_not_streamed() {
         assert!(streaming(Interface::Chat, br#"{"messages":[],"logprobs":false}"#).is_some());
         assert!(streaming(Interface::Chat, br#"{"messages":[],"tools":[{}]}"#).is_none());
         assert!(streaming(Interface::Completions, br#"{"prompt":"p","echo":true}"#).is_none());

@@ -1,41 +1,41 @@
-//! A batch: a file of requests, what state it is in, and how it came there.
+//! A batch: a file of requests, its status, and when it reached each status.
 //!
-//! States change along few ways, and those at the end never: what a client has read of a finished batch stays
-//! true. The JSON is OpenAI's, field by field.
+//! A status has few successors, and a final one has none: a finished batch never changes. The JSON
+//! is OpenAI's, field by field.
 
 use crate::line::{Interface, LineProblem};
-use crate::problem::StoreError;
 use crate::record::{Counts, TokenUsage};
+use crate::store_error::StoreError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// Seconds since 1970.
 pub type UnixTime = u64;
 
-/// What state a batch is in.
+/// The status of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BatchStatus {
-    /// Its lines are being read.
+    /// Its lines are being validated.
     Validating,
-    /// Its lines are wrong; nothing was sent.
+    /// Its lines are invalid; no request was sent.
     Failed,
     /// Its requests are being computed.
     InProgress,
-    /// All have their records.
+    /// All lines have their records.
     Finalizing,
-    /// Done.
+    /// Its result files are ready.
     Completed,
-    /// Its time was over before all was done.
+    /// The completion window passed before all lines had their records.
     Expired,
-    /// What is under way may end.
+    /// Its owner cancelled it; requests in flight may end.
     Cancelling,
-    /// Ended by its owner.
+    /// Its owner cancelled it, and it has ended.
     Cancelled,
 }
 
 impl BatchStatus {
-    /// Its word.
+    /// The status in JSON.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl BatchStatus {
         }
     }
 
-    /// Whether it stays as it is.
+    /// Whether it never changes.
     #[must_use]
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Failed | Self::Completed | Self::Expired | Self::Cancelled)
@@ -67,7 +67,7 @@ impl BatchStatus {
     }
 }
 
-/// A wrong line, as a batch shows it.
+/// An invalid line in the `errors` of a batch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ShownProblem {
     code: String,
@@ -76,65 +76,65 @@ pub struct ShownProblem {
     line: Option<usize>,
 }
 
-/// One batch.
+/// The state of one batch.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Batch {
-    /// Its name.
+    /// The batch id.
     pub id: String,
-    /// Whose it is; empty if nobody is told apart.
+    /// The tenant; empty without tenants.
     pub owner: String,
-    /// The path that its requests are for.
+    /// The API path of its requests.
     pub endpoint: String,
-    /// Its requests.
+    /// The file of its requests.
     pub input_file_id: String,
-    /// How long it may take, as it was asked for.
+    /// The completion window, as its owner wrote it.
     pub completion_window: String,
-    /// Where its answers are, once there are any.
+    /// The file of its responses, once there are any.
     pub output_file_id: Option<String>,
-    /// Where its failures are, once there are any.
+    /// The file of its failed lines, once there are any.
     pub error_file_id: Option<String>,
-    /// How far it is.
+    /// The lines by their state.
     pub counts: Counts,
     /// Tokens, as engines count them.
     pub usage: TokenUsage,
-    /// What its owner wants to remember.
+    /// The metadata of its owner.
     pub metadata: Option<Map<String, Value>>,
-    /// Seconds that the files of its results are kept, if its owner said.
+    /// Seconds after which its result files expire, if its owner set them.
     #[serde(default)]
     pub output_expires_after: Option<u64>,
-    /// Whether its owner wants equal lines computed once.
+    /// Whether identical lines are computed once.
     #[serde(default)]
     pub identical_once: bool,
-    /// When its time is over.
+    /// The end of the completion window.
     pub expires_at: UnixTime,
-    /// How often somebody took it over: who has an older number may not write.
+    /// The epoch of the latest lease: a runner with an older one may not write.
     pub epoch: u64,
     status: BatchStatus,
     created_at: UnixTime,
-    /// When it came to each state, in the order of its states.
+    /// When it reached each status, in that order.
     reached: Vec<(BatchStatus, UnixTime)>,
     problems: Vec<ShownProblem>,
 }
 
-/// What a batch is made of.
+/// The parameters of a new batch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NewBatch {
-    /// Its name.
+    /// The batch id.
     pub id: String,
-    /// Whose it is.
+    /// The tenant; empty without tenants.
     pub owner: String,
-    /// What its requests are for.
+    /// The API of its requests.
     pub interface: Interface,
-    /// Its requests.
+    /// The file of its requests.
     pub input_file_id: String,
-    /// How long it may take, and in seconds.
+    /// The completion window, as its owner wrote it and in seconds.
     pub window: (String, u64),
-    /// What its owner wants to remember.
+    /// The metadata of its owner.
     pub metadata: Option<Map<String, Value>>,
 }
 
 impl Batch {
-    /// A batch that nobody has looked at yet.
+    /// A batch that is not validated yet.
     #[must_use]
     pub fn new(new: NewBatch, now: UnixTime) -> Self {
         Self {
@@ -159,33 +159,35 @@ impl Batch {
         }
     }
 
-    /// What state it is in.
+    /// The current status.
     #[must_use]
     pub const fn status(&self) -> BatchStatus {
         self.status
     }
 
-    /// When it was made.
+    /// When it was created.
     #[must_use]
     pub const fn created_at(&self) -> UnixTime {
         self.created_at
     }
 
-    /// When it came to its end, if it has.
+    /// When it reached its final status, if it has.
     #[must_use]
     pub fn ended_at(&self) -> Option<UnixTime> {
         self.reached.last().filter(|(status, _)| status.is_final()).map(|(_, time)| *time)
     }
 
-    /// Changes its state.
+    /// Changes the status.
     ///
     /// # Errors
-    /// If there is no way from the one to the other.
+    /// If the next status is no successor of the current one.
     pub fn reach(&mut self, next: BatchStatus, now: UnixTime) -> Result<(), StoreError> {
         if !self.status.leads_to(next) {
-            let (id, from, to) = (&self.id, self.status.word(), next.word());
             return Err(StoreError::Conflict(format!(
-                "batch `{id}` is {from} and cannot become {to}"
+                "batch `{}` is {} and cannot become {}",
+                self.id,
+                self.status.word(),
+                next.word()
             )));
         }
         self.status = next;
@@ -193,10 +195,10 @@ impl Batch {
         Ok(())
     }
 
-    /// Its lines are wrong.
+    /// Fails the batch because of invalid lines.
     ///
     /// # Errors
-    /// If they were not being read.
+    /// If it is not being validated.
     pub fn fail(
         &mut self,
         problems: &[(Option<usize>, LineProblem)],
@@ -213,7 +215,7 @@ impl Batch {
         Ok(())
     }
 
-    /// As clients see it.
+    /// The batch object of the API.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let at = |status: BatchStatus| {
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_never_changes() {
+    fn a_final_status_never_changes() {
         let all = [
             BatchStatus::Validating,
             BatchStatus::Failed,
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_with_wrong_lines_names_them() {
+    fn a_batch_with_invalid_lines_names_them() {
         let mut batch = batch();
         let problem = LineProblem { code: "invalid_url", message: "no".into(), param: Some("url") };
         batch.fail(&[(Some(7), problem)], 101).unwrap();

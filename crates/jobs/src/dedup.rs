@@ -1,26 +1,24 @@
-//! Lines that get the answer of another, once it is there.
+//! Deduplication: identical lines get the response of one of them.
 //!
-//! There may be millions of them, so a few at a time are read and made into records, as many as may wait to be written. Should
-//! the process die in between, the answered line is done and the rest is not: one of them is computed, and goes on for the others.
+//! There may be millions of them, so they become records a few at a time, as many as the write
+//! queue takes. If the process crashes in between, the computed line is done and the rest is not:
+//! one of them is computed then, and its response goes to the others.
 
-use crate::problem::StoreError;
-use crate::reader::LineReader;
-use crate::record::LineRecord;
 use crate::reply::{LineReply, ReplyError};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use wornpath_planner::Plan;
 
-/// Which lines get whose answers.
+/// Groups of identical lines: one is computed, and the others get its response.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DedupGroups {
-    /// The line that is computed, and one that gets its answer; sorted.
+    /// A line that is computed, and one that gets its response; sorted.
     pairs: Vec<(u32, u32)>,
 }
 
 impl DedupGroups {
-    /// Those of a plan whose jobs have the numbers of their lines.
+    /// The groups of a plan whose jobs have the numbers of their lines.
     #[must_use]
     pub fn of(plan: &Plan) -> Self {
         let mut pairs: Vec<_> = plan.copies().iter().map(|(copy, job)| (job.0, copy.0)).collect();
@@ -28,7 +26,7 @@ impl DedupGroups {
         Self { pairs }
     }
 
-    /// How many lines are not computed.
+    /// The number of lines that are not computed.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.pairs.len()
@@ -41,79 +39,57 @@ impl DedupGroups {
     }
 }
 
-/// What came for a line, shared by those that are equal to it.
-type Arrived = Arc<Result<LineReply, ReplyError>>;
+/// The response to a line, shared with those that are identical to it.
+type SharedReply = Arc<Result<LineReply, ReplyError>>;
 
-/// Answers that are still to be copied.
+/// Responses that still have to be copied to identical lines.
 pub(crate) struct CopyProgress {
-    copies: DedupGroups,
-    answers: VecDeque<(Arrived, Range<usize>)>,
-    /// Lines that are being read.
-    underway: usize,
+    groups: DedupGroups,
+    replies: VecDeque<(SharedReply, Range<usize>)>,
+    /// Lines whose records are being made.
+    in_progress: usize,
 }
 
-/// Some lines, and what came for them.
-pub(crate) struct Portion {
-    lines: Vec<u32>,
-    came: Arrived,
+/// Some lines, and the response that they get.
+pub(crate) struct CopyBatch {
+    pub(crate) lines: Vec<u32>,
+    pub(crate) reply: SharedReply,
 }
 
 impl CopyProgress {
-    pub(crate) const fn of(copies: DedupGroups) -> Self {
-        Self { copies, answers: VecDeque::new(), underway: 0 }
+    pub(crate) const fn of(groups: DedupGroups) -> Self {
+        Self { groups, replies: VecDeque::new(), in_progress: 0 }
     }
 
-    /// Whether everything that can be copied has been.
+    /// Whether every response has been copied.
     pub(crate) fn is_done(&self) -> bool {
-        self.answers.is_empty() && self.underway == 0
+        self.replies.is_empty() && self.in_progress == 0
     }
 
-    /// A line has its record: the same goes to those that wait for it.
-    pub(crate) fn add(&mut self, line: u32, came: Result<LineReply, ReplyError>) {
-        let range = self.copies.range(line);
+    /// A line has its response, which goes to those that are identical to it.
+    pub(crate) fn add(&mut self, line: u32, reply: Result<LineReply, ReplyError>) {
+        let range = self.groups.range(line);
         if !range.is_empty() {
-            self.answers.push_back((Arc::new(came), range));
+            self.replies.push_back((Arc::new(reply), range));
         }
     }
 
-    /// At most so many lines to be made into records.
-    pub(crate) fn next(&mut self, most: usize) -> Option<Portion> {
-        let (came, range) = self.answers.front_mut()?;
+    /// The next lines to make records for, at most so many.
+    pub(crate) fn next(&mut self, most: usize) -> Option<CopyBatch> {
+        let (reply, range) = self.replies.front_mut()?;
         let end = range.end.min(range.start + most);
-        let lines = self.copies.pairs[range.start..end].iter().map(|(_, copy)| *copy).collect();
-        let portion = Portion { lines, came: Arc::clone(came) };
+        let lines = self.groups.pairs[range.start..end].iter().map(|(_, copy)| *copy).collect();
+        let batch = CopyBatch { lines, reply: Arc::clone(reply) };
         range.start = end;
         if end == range.end {
-            self.answers.pop_front();
+            self.replies.pop_front();
         }
-        self.underway += portion.lines.len();
-        Some(portion)
+        self.in_progress += batch.lines.len();
+        Some(batch)
     }
 
-    /// So many have become records.
-    pub(crate) const fn made(&mut self, lines: usize) {
-        self.underway -= lines;
-    }
-}
-
-impl Portion {
-    pub(crate) const fn len(&self) -> usize {
-        self.lines.len()
-    }
-
-    /// The records of its lines. Tokens count where they were computed.
-    ///
-    /// # Errors
-    /// If they cannot be read, but for lines that are gone for good: those fail.
-    pub(crate) fn records(&self, reader: &LineReader) -> Result<Vec<LineRecord>, StoreError> {
-        let record = |line: &u32| match reader.named(*line) {
-            Ok((owner, ..)) => Ok(owner.copy(&self.came)),
-            Err(error) if reader.fails_alone(&error) => {
-                let came = Err(ReplyError::Unreadable(error.to_string()));
-                Ok(reader.nameless(*line).record(&came))
-            }
-            Err(error) => Err(error),
-        };
-        self.lines.iter().map(record).collect()
+    /// So many lines have their records.
+    pub(crate) const fn copied(&mut self, lines: usize) {
+        self.in_progress -= lines;
     }
 }

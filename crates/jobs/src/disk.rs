@@ -1,8 +1,7 @@
-//! What a store asks of a file system, so that tests can put one under it that fails at any point.
+//! The file system under a store, as a trait, so that tests can inject a crash at any point.
 //!
-//! Files only grow at their end, or are cut back to an earlier end; names change by renaming. Nothing is
-//! promised to survive until it was synced: the bytes of a file by [`Stored::sync`], a new name by
-//! [`Disk::sync_folder`].
+//! Files are only appended to or truncated; names change by renaming. Nothing is durable until it
+//! is synced: the bytes of a file by [`StoredFile::sync`], a new name by [`Disk::sync_folder`].
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -11,87 +10,88 @@ use std::path::{Path, PathBuf};
 
 /// A file system.
 pub trait Disk: Send + Sync {
-    /// Opens a file to read and to append to; makes it if it is not there.
+    /// Opens a file to read and to append to; creates it if it does not exist.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn open(&self, path: &Path) -> io::Result<Box<dyn StoredFile>>;
 
-    /// Whether there is such a file.
+    /// Whether the file exists.
     fn exists(&self, path: &Path) -> bool;
 
     /// The files in a folder.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>>;
 
-    /// Makes a folder, and those above it.
+    /// Creates a folder, and those above it.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
 
-    /// Gives a file another name, in one step, in place of what had that name.
+    /// Renames a file atomically, and replaces a file of that name.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Takes a file away; one that is not there is no error.
+    /// Removes a file; one that does not exist is no error.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes the names in a folder survive.
+    /// Makes the names in a folder durable.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 }
 
 /// An open file.
 pub trait StoredFile: Send + Sync {
-    /// Its bytes.
+    /// The length in bytes.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn length(&self) -> io::Result<u64>;
 
-    /// Adds bytes at its end. After an error, some of them may be there.
+    /// Appends bytes. After an error, some of them may be in the file.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// Cuts it back.
+    /// Shortens the file.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn truncate(&mut self, length: u64) -> io::Result<()>;
 
-    /// Makes its bytes survive.
+    /// Makes its bytes durable.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn sync(&mut self) -> io::Result<()>;
 
-    /// Reads from `offset` on; fewer bytes than asked for only at the end.
+    /// Reads from `offset` on; fills the buffer unless the file ends.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Keeps every other process out, as long as it is open. False if another has it.
+    /// Locks the file against other processes while it is open. False if another process has it
+    /// locked.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the system.
     fn lock(&self) -> io::Result<bool>;
 }
 
-/// The file system of the machine. Prompts and answers are nobody else's: files are made with mode 0600 and
-/// folders with 0700, whatever the umask allows.
+/// The file system of the machine. Prompts and responses are private: files get mode 0600 and
+/// folders 0700, whatever the umask allows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
@@ -178,7 +178,8 @@ mod tests {
     #[test]
     fn files_and_folders_are_closed_to_other_users() {
         let root = std::env::temp_dir().join(format!("wornpath-disk-{}", std::process::id()));
-        let (folder, file) = (root.join("a/b"), root.join("a/b/journal"));
+        let folder = root.join("a/b");
+        let file = folder.join("journal");
         RealDisk.make_folder(&folder).unwrap();
         drop(RealDisk.open(&file).unwrap());
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;

@@ -1,39 +1,40 @@
-//! Whom a runner sends requests to: the seam between its decisions and the network.
+//! The interface between a run and the outside: the pods that compute its lines, and the source of
+//! the lines.
 
 use crate::line::Interface;
-use crate::problem::StoreError;
 use crate::reply::{LineReply, ReplyError};
+use crate::store_error::StoreError;
 use bytes::Bytes;
 use std::future::Future;
 use std::path::Path;
 use wornpath_planner::PodLoad;
 
-/// A request on its way.
+/// A request to a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outgoing {
-    /// What it is for.
+    /// The API of the request.
     pub interface: Interface,
-    /// Its body, as its owner wrote it.
+    /// The body, byte for byte as in the input.
     pub body: Bytes,
-    /// Whether somebody waits to be told when its prompt has been computed.
+    /// Whether other requests wait until its prompt is computed.
     pub is_awaited: bool,
 }
 
 /// Called once the prompt has been computed; dropped otherwise.
 pub type Prefilled = Box<dyn FnOnce() + Send>;
 
-/// How one pod is.
+/// The health of one pod.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct EngineHealth {
-    /// What its engine says, if it says anything.
+    /// The load that its engine reports, if any.
     pub vitals: Option<PodLoad>,
-    /// How many offline requests it may have at most.
+    /// The most offline requests that it may have in flight.
     pub ceiling: usize,
 }
 
-/// Pods, by number.
+/// The pods of a run, by number.
 pub trait LineDispatch: Send + Sync + 'static {
-    /// Sends a request to a pod and waits for the end of its answer.
+    /// Sends a request to a pod and waits for the end of its response.
     fn send(
         &self,
         pod: usize,
@@ -41,20 +42,20 @@ pub trait LineDispatch: Send + Sync + 'static {
         prefilled: Prefilled,
     ) -> impl Future<Output = Result<LineReply, ReplyError>> + Send;
 
-    /// How a pod is; none if it is not there.
+    /// The health of a pod; none if it is unreachable.
     fn health(&self, pod: usize) -> impl Future<Output = Option<EngineHealth>> + Send;
 }
 
-/// Where the lines of an input come from.
-pub trait CapacitySource: Send + Sync + 'static {
+/// The lines of an input.
+pub trait LineSource: Send + Sync + 'static {
     /// The bytes of a line.
     ///
     /// # Errors
-    /// If they cannot be read: for now, which is waited for, or ever, and then the line fails.
+    /// If they cannot be read. A passing error is retried; otherwise the line fails.
     fn line(&self, line: u32) -> Result<Bytes, StoreError>;
 
-    /// The file that they are in, if it is its owner's: a run whose lines cannot be read any more ends then, so that they
-    /// can be run when it is there again.
+    /// The file of the lines, if it belongs to the user: a run whose lines can no longer be read
+    /// then ends, so that it can be resumed when the file is back.
     fn file(&self) -> Option<&Path> {
         None
     }

@@ -1,12 +1,14 @@
-//! Chains of hashes on disk, for inputs whose chains are more than memory should hold.
+//! External merge sort of block hash chains, for inputs whose chains do not fit in memory.
 //!
-//! The queue keeps chains until they are too many. Then they are sorted, appended to a file, and let go; at the end the sorted
-//! parts are merged as they are read. The order is the same as without a file. A chain is written without what it shares with
-//! the one before it, so prefixes that many lines share are written once a part.
+//! The queue keeps chains until they are too many. Then they are sorted, appended to a file and
+//! dropped; at the end the sorted parts are merged as they are read. The order is the same as
+//! without a file. A chain is written without the prefix that it shares with the one before it, so
+//! shared prefixes are written once per part.
 //!
-//! The file has no name: it is removed as soon as it is open, so the system takes its bytes back however the process ends.
+//! The file has no name: it is unlinked as soon as it is open, so the system frees it however the
+//! process ends.
 
-use crate::problem::StoreError;
+use crate::store_error::StoreError;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::ops::Range;
@@ -19,31 +21,31 @@ use wornpath_planner::{Forest, JobId, Queue, SortedPart};
 /// Bytes of a part that are read at once.
 const READ_AHEAD: usize = 256 << 10;
 
-/// Chains that do not fit on disk either, or cannot be read back.
+/// Why chains cannot be kept on disk.
 #[derive(Debug, thiserror::Error)]
 pub enum ExternalSortError {
-    /// No room. Nothing was sent, and nothing is left of the file.
+    /// The disk is full. No request was sent, and nothing is left of the file.
     #[error(
-        "its prompts are too many to be planned in memory, and {} has no room for more than {} MiB of their hashes; free some there, or {cure}",
+        "too many prompts to plan in memory, and disk full: {} has no space for more than {} MiB of their hashes; free some there, or {cure}",
         folder.display(), written >> 20
     )]
     Full {
-        /// Where.
+        /// The folder of the file.
         folder: PathBuf,
-        /// Bytes that had room.
+        /// The bytes that were written.
         written: u64,
-        /// What else would help.
+        /// What else helps.
         cure: &'static str,
     },
-    /// The file system refuses.
+    /// The file system failed.
     #[error(
-        "its prompts are too many to be planned in memory, and a file for their hashes in {} cannot be used: {cause}",
+        "too many prompts to plan in memory, and a file for their hashes in {} cannot be used: {cause}",
         folder.display()
     )]
     Io {
-        /// Where.
+        /// The folder of the file.
         folder: PathBuf,
-        /// Why not.
+        /// The error of the system.
         cause: io::Error,
     },
 }
@@ -57,64 +59,64 @@ impl From<ExternalSortError> for StoreError {
     }
 }
 
-/// Where chains go, and when.
+/// Where chains are kept on disk, and from when on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SortScratch {
-    /// Under which name the file is made, before it loses it.
+    /// The path of the file until it is unlinked.
     pub path: PathBuf,
-    /// What to do when there is no room, beside making some.
+    /// What helps when the disk is full, besides freeing space.
     pub cure: &'static str,
-    /// Bytes of chains in memory at most.
+    /// The most bytes of chains in memory.
     pub memory: usize,
 }
 
-/// Chains of a queue, some of them on disk.
+/// The chains of a queue that are on disk.
 #[derive(Debug, Default)]
 pub struct ExternalSort {
-    /// None if memory holds all, however many.
+    /// None if all chains stay in memory.
     scratch: Option<SortScratch>,
     file: Option<File>,
-    /// Where each sorted part is in the file.
+    /// The range of each sorted part in the file.
     parts: Vec<Range<u64>>,
 }
 
 impl ExternalSort {
-    /// To a scratch file, if it has to be.
+    /// Sorts on disk if memory does not suffice.
     #[must_use]
     pub const fn to(scratch: SortScratch) -> Self {
         Self { scratch: Some(scratch), file: None, parts: Vec::new() }
     }
 
-    /// Whether there is anything on disk.
+    /// Whether any chain is on disk.
     #[must_use]
     pub const fn is_used(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Takes chains from a queue that has too many.
+    /// Moves the chains of a queue to disk if they are too many.
     ///
     /// # Errors
     /// If they cannot be written.
     pub fn relieve(&mut self, queue: &mut Queue) -> Result<(), ExternalSortError> {
         match self.scratch.as_ref().is_some_and(|scratch| queue.chain_bytes() > scratch.memory) {
-            true => self.take(queue),
+            true => self.flush(queue),
             false => Ok(()),
         }
     }
 
-    /// Takes the last chains, if others have been taken.
+    /// Moves the last chains to disk, if others are there.
     ///
     /// # Errors
     /// If they cannot be written.
     pub fn finish(&mut self, queue: &mut Queue) -> Result<(), ExternalSortError> {
         if self.is_used() {
-            self.take(queue)?;
+            self.flush(queue)?;
             queue.shrink();
         }
         Ok(())
     }
 
-    /// The forest of those requests of a finished queue that are wanted.
+    /// The prefix forest of the wanted requests of a finished queue.
     ///
     /// # Errors
     /// If chains cannot be read back.
@@ -134,19 +136,19 @@ impl ExternalSort {
         merged.map_err(|cause| self.error(cause))
     }
 
-    fn take(&mut self, queue: &mut Queue) -> Result<(), ExternalSortError> {
+    fn flush(&mut self, queue: &mut Queue) -> Result<(), ExternalSortError> {
         let written = self.append(queue).map_err(|cause| self.error(cause))?;
         self.parts.push(written);
         queue.let_chains_go();
         Ok(())
     }
 
-    /// Writes a sorted part, and says where.
+    /// Writes a sorted part. Returns its range in the file.
     fn append(&mut self, queue: &Queue) -> io::Result<Range<u64>> {
         let file = match &mut self.file {
             Some(file) => file,
             none => {
-                none.insert(nameless(self.scratch.as_ref().map_or(Path::new(""), |it| &it.path))?)
+                none.insert(unlinked(self.scratch.as_ref().map_or(Path::new(""), |it| &it.path))?)
             }
         };
         let start = self.parts.last().map_or(0, |part| part.end);
@@ -183,8 +185,9 @@ impl ExternalSort {
     }
 }
 
-/// A file that goes with the process. One of the same name was left by a process that died before it took the name away.
-fn nameless(path: &Path) -> io::Result<File> {
+/// A file without a name. One that exists under `path` was left by a process that crashed before it
+/// unlinked it.
+fn unlinked(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
     std::fs::remove_file(path)?;
@@ -194,7 +197,7 @@ fn nameless(path: &Path) -> io::Result<File> {
 /// A sorted part, read one chain after the other.
 struct SortedFile<'a> {
     bytes: BufReader<FileRange<'a>>,
-    /// What the next chain has behind what it shares with the one before.
+    /// The part of the next chain that it does not share with the one before.
     rest: Vec<u8>,
 }
 
@@ -209,7 +212,9 @@ impl SortedPart for SortedFile<'_> {
             let mut bytes = [0; 4];
             self.bytes.read_exact(&mut bytes).map(|()| u32::from_le_bytes(bytes))
         };
-        let (job, shared, rest) = (JobId(number()?), number()?, number()?);
+        let job = JobId(number()?);
+        let shared = number()?;
+        let rest = number()?;
         self.rest.resize(8 * rest as usize, 0);
         self.bytes.read_exact(&mut self.rest)?;
         chain.truncate(shared as usize);
@@ -219,7 +224,7 @@ impl SortedPart for SortedFile<'_> {
     }
 }
 
-/// A stretch of a file that others read elsewhere at the same time.
+/// A range of a file whose other ranges are read at the same time.
 struct FileRange<'a> {
     file: &'a File,
     range: Range<u64>,
@@ -264,20 +269,20 @@ mod tests {
             format!("{{\"prompt\":\"{document}{}\"}}\n", number % 50)
         };
         let text: String = (0..300).map(line).collect();
-        let sketcher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+        let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
         let scratch = SortScratch { path: folder.join("spill"), cure: "wait", memory };
-        Input::read_long(text.as_bytes(), &RULES, &sketcher, ExternalSort::to(scratch))
+        Input::read_long(text.as_bytes(), &RULES, &hasher, ExternalSort::to(scratch))
     }
 
     #[test]
     fn an_input_longer_than_memory_has_the_same_forest_and_leaves_no_file() {
         let folder = folder("longer");
-        std::fs::write(folder.join("spill"), "left by somebody who died").unwrap();
+        std::fs::write(folder.join("spill"), "left by a process that crashed").unwrap();
         let whole = read(&folder, usize::MAX).unwrap();
-        assert!(!whole.spill.is_used() && folder.join("spill").exists(), "nothing was needed");
+        assert!(!whole.chains.is_used() && folder.join("spill").exists(), "nothing was needed");
         for memory in [0, 500, 3_000] {
             let long = read(&folder, memory).unwrap();
-            let parts = long.spill.parts.len();
+            let parts = long.chains.parts.len();
             assert!(parts > 3, "{parts} parts with {memory} bytes");
             assert_eq!(long.queue.chain_bytes(), 0);
             assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "it has no name");
@@ -290,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_takes_no_file_is_named() {
+    fn an_unusable_folder_is_named() {
         let gone = folder("gone");
         std::fs::remove_dir(&gone).unwrap();
         let error = read(&gone, 0).unwrap_err().to_string();
@@ -302,7 +307,7 @@ mod tests {
             ExternalSort::to(SortScratch { path: "/there/spill".into(), cure: "wait", memory: 0 });
         let full = full.error(io::ErrorKind::StorageFull.into());
         assert!(full.to_string().ends_with(
-            "/there has no room for more than 0 MiB of their hashes; free some there, or wait"
+            "/there has no space for more than 0 MiB of their hashes; free some there, or wait"
         ));
         assert!(StoreError::from(full).is_passing());
     }

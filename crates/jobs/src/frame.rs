@@ -1,27 +1,29 @@
-//! Frames: bytes that are there as a whole or not at all.
+//! Frames: records of a log that a reader sees as a whole or not at all.
 //!
-//! A frame is a mark, the length of its payload, a CRC-32 of both, and the payload. (Of the payload alone, the CRC of
-//! nothing would be zero, and zeros are what a page that never arrived is full of.) Writers sync one frame before
-//! they begin the next, so after a crash at most the last frame is torn. Everything that is not a frame
-//! but has one behind it was damaged after it had been written, and that is not passed over in silence.
+//! A frame is a magic number, the length of its payload, a CRC-32 of length and payload, and the
+//! payload. (The CRC of an empty payload alone would be zero, and a page that was never written is
+//! full of zeros.) Writers sync one frame before they write the next, so after a crash at most the
+//! last frame is torn. Bytes that are no frame and have a frame behind them were damaged after they
+//! had been written, and that is an error.
 //!
-//! Payloads are JSON, in which the zero bytes of a length never occur: no payload holds a frame.
+//! Limit: payloads are JSON, in which the zero bytes of a length never occur, so no payload
+//! contains a frame.
 
-const MARK: [u8; 4] = *b"wpf1";
-const HEAD: usize = 12;
+const MAGIC: [u8; 4] = *b"wpf1";
+const HEADER_BYTES: usize = 12;
 
 /// What follows the last whole frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Tail {
-    /// Nothing.
+    /// The end of the file.
     Clean,
-    /// The beginning of a frame, or bytes that a crash left.
+    /// A part of a frame, or other bytes that a crash left.
     Torn,
     /// Bytes that are no frame, and behind them a frame.
     Damaged,
 }
 
-/// The frames in some bytes.
+/// The frames of a log.
 #[derive(Debug)]
 pub(crate) struct FrameScan<'a> {
     pub(crate) payloads: Vec<&'a [u8]>,
@@ -30,23 +32,24 @@ pub(crate) struct FrameScan<'a> {
     pub(crate) tail: Tail,
 }
 
-/// A payload in its frame: what logs and journals of this crate consist of.
+/// Encodes a payload as a frame. All logs of this crate consist of frames.
 pub fn frame(payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("groups are bounded far below 4 GiB");
-    let mut bytes = Vec::with_capacity(HEAD + payload.len());
-    bytes.extend_from_slice(&MARK);
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+    bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&length.to_le_bytes());
     bytes.extend_from_slice(&checksum(length, payload).to_le_bytes());
     bytes.extend_from_slice(payload);
     bytes
 }
 
-/// Finds the frames.
+/// Finds the frames of a log.
 pub(crate) fn scan(bytes: &[u8]) -> FrameScan<'_> {
-    let (mut payloads, mut end) = (Vec::new(), 0);
+    let mut payloads = Vec::new();
+    let mut end = 0;
     while let Some(payload) = first(&bytes[end..]) {
         payloads.push(payload);
-        end += HEAD + payload.len();
+        end += HEADER_BYTES + payload.len();
     }
     let rest = &bytes[end..];
     let is_damaged = || (1..rest.len()).any(|at| first(&rest[at..]).is_some());
@@ -60,7 +63,7 @@ pub(crate) fn scan(bytes: &[u8]) -> FrameScan<'_> {
 
 /// The payload of the frame that begins here.
 fn first(bytes: &[u8]) -> Option<&[u8]> {
-    let rest = bytes.strip_prefix(&MARK)?;
+    let rest = bytes.strip_prefix(&MAGIC)?;
     let (length, rest) = rest.split_first_chunk()?;
     let (crc, rest) = rest.split_first_chunk()?;
     let length = u32::from_le_bytes(*length);
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_frame_is_left_out_wherever_it_was_torn() {
+    fn a_torn_frame_is_ignored_wherever_it_was_torn() {
         let mut bytes = frame(b"one");
         let whole = bytes.len();
         bytes.extend(frame(b"{\"two\":2}"));
@@ -97,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_which_only_zeros_arrived_is_torn() {
+    fn a_frame_that_ends_in_zeros_is_torn() {
         let good = frame(b"{}");
         for from in 0..good.len() {
             let mut bytes = good.clone();
@@ -107,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_goes_unnoticed() {
+    fn every_flipped_bit_is_detected() {
         let mut good = frame(b"first");
         good.extend(frame(b"second"));
         let first = frame(b"first").len();

@@ -1,25 +1,27 @@
-//! The store that needs nothing but a folder.
+//! The store in a local folder.
 //!
-//! Files lie in `files`, results in `results`, and a journal says what of it counts: every change of a file's or
-//! a batch's entry is a frame with the whole new entry. A file is synced before the journal names it and
-//! removed after the journal has forgotten it, so a crash leaves at most files that nobody knows, and
-//! those are swept when the shelf is opened. The journal has its first frame before there is any file: one without
-//! frames that lies beside files was lost, and is refused. How far a running batch is stands in its results
-//! alone. When most of the journal is about what has changed since, it is written anew ([`Journal::replace`]).
+//! Files are in `files`, results in `results`, and a journal commits both: every change of a file's
+//! or a batch's entry is a frame with the whole new entry. A file is synced before the journal
+//! names it and removed after the journal has dropped it, so a crash leaves at most orphans, which
+//! are removed when the store is opened. The journal has its first frame before there is any file:
+//! an empty one next to files means that the journal was lost, and the store is refused. The
+//! progress of a running batch is in its results alone. When most entries of the journal are
+//! outdated, it is compacted ([`Journal::replace`]).
 //!
-//! The folder belongs to one process, so a lease is always on a whole batch, and lasts until the next.
+//! Limit: the folder belongs to one process, so a lease always covers a whole batch, and lasts
+//! until the next.
 
-mod opened;
+mod open_files;
 mod removal;
 
 use crate::batch::{Batch, BatchStatus, UnixTime};
 use crate::disk::{Disk, StoredFile};
 use crate::journal::Journal;
-use crate::problem::StoreError;
 use crate::record::{LineRecord, Publish, RecordKind};
 use crate::results::{InputMark, ResultPaths, Results};
 use crate::store::{BatchState, FileEntry, Lease, Store};
-use opened::OpenedStore;
+use crate::store_error::StoreError;
+use open_files::OpenFiles;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -27,27 +29,27 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A change, as the journal has it.
+/// A change in the journal.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum JournalEntry {
-    /// The first of a journal.
+    /// The first entry of a journal.
     Founded,
     File(FileEntry),
     Batch(Box<Batch>),
     Begun(String, InputMark),
-    /// Of a file.
+    /// A file was removed.
     Gone(String),
-    /// The results of a batch, not the batch.
+    /// The results of a batch were removed, and the batch is kept.
     Dropped(String),
-    /// A batch, with its results and their files.
+    /// A batch was removed, with its results and their files.
     Forgotten(String),
 }
 
-/// Entries that a journal may have beyond those that count, before it is written anew.
-const SLACK: usize = 1_000;
+/// The outdated entries that a journal may have before it is compacted.
+const COMPACTION_SLACK: usize = 1_000;
 
-/// A store in a folder.
+/// A store in a local folder.
 pub struct FsStore {
     disk: Arc<dyn Disk>,
     folder: PathBuf,
@@ -56,26 +58,26 @@ pub struct FsStore {
 
 struct StoreInner {
     journal: Journal,
-    known: StoreState,
-    /// Of batches that have not ended and that somebody has asked about since the start.
+    state: StoreState,
+    /// Of batches that have not ended and were accessed since the start.
     results: BTreeMap<String, Results>,
-    /// Results of ended batches that somebody reads.
-    ended: OpenedStore<Results>,
-    /// Files that somebody reads.
-    opened: OpenedStore<dyn StoredFile>,
+    /// Results of ended batches that are being read.
+    ended: OpenFiles<Results>,
+    /// Files that are being read.
+    opened: OpenFiles<dyn StoredFile>,
 }
 
 #[derive(Default)]
 struct StoreState {
     files: BTreeMap<String, FileEntry>,
     batches: BTreeMap<String, Batch>,
-    /// What the results of a batch are of, once they were begun.
+    /// The input of each batch that has results.
     begun: BTreeMap<String, InputMark>,
 }
 
 impl std::fmt::Debug for FsStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Shelf({})", self.folder.display())
+        write!(f, "FsStore({})", self.folder.display())
     }
 }
 
@@ -96,7 +98,7 @@ impl StoreState {
         }
     }
 
-    /// What would have to be noted to know the same.
+    /// The shortest journal with this state.
     fn changes(&self) -> Vec<JournalEntry> {
         let files = self.files.values().cloned().map(JournalEntry::File);
         let batches =
@@ -128,19 +130,19 @@ impl StoreState {
 }
 
 impl StoreInner {
-    /// Writes a change, and only then believes it.
-    fn note(&mut self, change: JournalEntry) -> Result<(), StoreError> {
+    /// Appends a change to the journal, and only then applies it.
+    fn commit(&mut self, change: JournalEntry) -> Result<(), StoreError> {
         self.journal.append(&json(&change))?;
-        self.known.apply(change);
+        self.state.apply(change);
         Ok(())
     }
 
-    /// Writes the journal anew if most of it is about what has changed since.
-    fn tidy(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
-        if self.journal.frames() <= 2 * self.known.entries() + SLACK {
+    /// Compacts the journal if most of its entries are outdated.
+    fn compact(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
+        if self.journal.frames() <= 2 * self.state.entries() + COMPACTION_SLACK {
             return Ok(());
         }
-        let entries: Vec<_> = self.known.changes().iter().map(json).collect();
+        let entries: Vec<_> = self.state.changes().iter().map(json).collect();
         self.journal.replace(disk, &entries)
     }
 }
@@ -150,27 +152,32 @@ fn json(change: &JournalEntry) -> Vec<u8> {
 }
 
 impl FsStore {
-    /// Opens the store in a folder, or begins one.
+    /// Opens the store in a folder, or creates one.
     ///
     /// # Errors
-    /// If another process has it, it is damaged or lost its journal, or the file system refuses.
+    /// If another process has it open, it is damaged or its journal was lost, or the file system
+    /// fails.
     pub fn open(disk: Arc<dyn Disk>, folder: &Path) -> Result<Self, StoreError> {
         for path in [folder.to_owned(), folder.join("files"), folder.join("results")] {
-            disk.make_folder(&path).map_err(StoreError::io("make", &path))?;
+            disk.make_folder(&path).map_err(StoreError::io("create", &path))?;
         }
-        let mut known = StoreState::default();
+        let mut state = StoreState::default();
         let journal = Journal::open(&*disk, &folder.join("journal"), |payload| {
-            known.apply(serde_json::from_slice(payload).map_err(|_| "no entry of a store")?);
+            state.apply(serde_json::from_slice(payload).map_err(|_| "not an entry of a store")?);
             Ok(())
         })?;
-        let (results, ended, opened) =
-            (BTreeMap::new(), OpenedStore::default(), OpenedStore::default());
-        let mut inner = StoreInner { journal, known, results, ended, opened };
-        inner.tidy(&*disk)?;
-        let shelf = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
-        shelf.found()?;
-        shelf.remove_unknown()?;
-        Ok(shelf)
+        let mut inner = StoreInner {
+            journal,
+            state,
+            results: BTreeMap::new(),
+            ended: OpenFiles::default(),
+            opened: OpenFiles::default(),
+        };
+        inner.compact(&*disk)?;
+        let store = Self { disk, folder: folder.to_owned(), inner: Mutex::new(inner) };
+        store.begin_journal()?;
+        store.remove_orphans()?;
+        Ok(store)
     }
 
     fn lock(&self) -> MutexGuard<'_, StoreInner> {
@@ -194,58 +201,60 @@ impl FsStore {
         self.disk.open(path).map_err(StoreError::io("open", path))
     }
 
-    fn open_results(&self, known: &StoreState, batch: &str) -> Result<Results, StoreError> {
-        let mark = known.begun.get(batch).copied();
+    fn open_results(&self, state: &StoreState, batch: &str) -> Result<Results, StoreError> {
+        let mark = state.begun.get(batch).copied();
         let mark = mark.ok_or_else(|| StoreError::Missing(format!("result of `{batch}`")))?;
         Results::open(&*self.disk, &self.paths_of(batch), mark)
     }
 
-    /// The results of a batch that has not ended, as far as they were begun.
+    /// The results of a batch that has not ended, if it has any.
     fn results<'a>(
         &self,
         inner: &'a mut StoreInner,
         batch: &str,
     ) -> Result<&'a mut Results, StoreError> {
-        let StoreInner { known, results, .. } = inner;
+        let StoreInner { state, results, .. } = inner;
         if !results.contains_key(batch) {
-            results.insert(batch.to_owned(), self.open_results(known, batch)?);
+            results.insert(batch.to_owned(), self.open_results(state, batch)?);
         }
         Ok(results.get_mut(batch).expect("it was inserted if it was not there"))
     }
 
-    /// Looks at the results of a batch; none if there are none yet.
-    fn look<T>(
+    /// Reads from the results of a batch; none if it has none yet.
+    fn with_results<T>(
         &self,
         batch: &str,
-        look: impl FnOnce(&Results) -> Result<T, StoreError>,
+        read: impl FnOnce(&Results) -> Result<T, StoreError>,
     ) -> Result<Option<T>, StoreError> {
         let mut inner = self.lock();
-        let has_ended = inner.known.batch(batch)?.status().is_final();
-        if !inner.known.begun.contains_key(batch) {
+        let has_ended = inner.state.batch(batch)?.status().is_final();
+        if !inner.state.begun.contains_key(batch) {
             return Ok(None);
         }
         if !has_ended {
-            return look(self.results(&mut inner, batch)?).map(Some);
+            return read(self.results(&mut inner, batch)?).map(Some);
         }
-        let StoreInner { known, ended, .. } = &mut *inner;
-        let results = ended.get(batch, || Ok(Box::new(self.open_results(known, batch)?)))?;
-        look(&results).map(Some)
+        let StoreInner { state, ended, .. } = &mut *inner;
+        let results = ended.get(batch, || Ok(Box::new(self.open_results(state, batch)?)))?;
+        read(&results).map(Some)
     }
 
     /// A batch with the counts of its results.
     fn with_counts(&self, inner: &mut StoreInner, mut batch: Batch) -> Result<Batch, StoreError> {
-        // What has ended was noted with its counts.
-        if inner.known.begun.contains_key(&batch.id) && !batch.status().is_final() {
+        // The entry of an ended batch has its counts.
+        if inner.state.begun.contains_key(&batch.id) && !batch.status().is_final() {
             let results = self.results(inner, &batch.id)?;
-            (batch.counts, batch.usage) = (results.counts(), results.usage());
+            batch.counts = results.counts();
+            batch.usage = results.usage();
         }
         Ok(batch)
     }
 
-    /// Copies a content to its place and makes it survive.
-    fn keep(&self, path: &Path, content: &mut dyn Read) -> Result<u64, StoreError> {
+    /// Writes a file, and makes it durable.
+    fn write_file(&self, path: &Path, content: &mut dyn Read) -> Result<u64, StoreError> {
         let mut file = self.open_file(path)?;
-        let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0);
+        let mut buffer = vec![0; 1 << 16];
+        let mut bytes = 0;
         loop {
             let count = content.read(&mut buffer).map_err(StoreError::io("receive", path))?;
             if count == 0 {
@@ -268,16 +277,16 @@ impl Store for FsStore {
         content: &mut dyn Read,
     ) -> Result<FileEntry, StoreError> {
         let path = self.path_of(&entry.id);
-        let kept = match &entry.of {
+        let written = match &entry.of {
             Some(_) => Ok(entry.bytes),
-            None => self.keep(&path, content),
+            None => self.write_file(&path, content),
         };
-        let noted = kept.and_then(|bytes| {
+        let committed = written.and_then(|bytes| {
             entry.bytes = bytes;
-            self.lock().note(JournalEntry::File(entry.clone()))
+            self.lock().commit(JournalEntry::File(entry.clone()))
         });
-        if let Err(error) = noted {
-            // What cannot be removed now is swept at the next start.
+        if let Err(error) = committed {
+            // A file that cannot be removed now is removed at the next start.
             let _ = self.disk.remove(&path);
             return Err(error);
         }
@@ -285,12 +294,12 @@ impl Store for FsStore {
     }
 
     fn file(&self, id: &str) -> Result<FileEntry, StoreError> {
-        self.lock().known.file(id).cloned()
+        self.lock().state.file(id).cloned()
     }
 
     fn files(&self, owner: &str) -> Result<Vec<FileEntry>, StoreError> {
         let inner = self.lock();
-        let own = inner.known.files.values().filter(|file| file.owner == owner);
+        let own = inner.state.files.values().filter(|file| file.owner == owner);
         let mut files: Vec<_> = own.cloned().collect();
         files.sort_by(|one, other| (other.created_at, &other.id).cmp(&(one.created_at, &one.id)));
         Ok(files)
@@ -298,14 +307,14 @@ impl Store for FsStore {
 
     fn read_file(&self, id: &str, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
         let mut inner = self.lock();
-        let entry = inner.known.file(id)?.clone();
+        let entry = inner.state.file(id)?.clone();
         if let Some((batch, kind)) = entry.of {
             drop(inner);
             return self.read_results(&batch, kind, offset, buffer);
         }
         let path = self.path_of(id);
         let file = inner.opened.get(id, || self.open_file(&path))?;
-        // Others need not wait for its bytes.
+        // Reads do not hold the lock.
         drop(inner);
         file.read_at(buffer, offset).map_err(StoreError::io("read", &path))
     }
@@ -316,19 +325,19 @@ impl Store for FsStore {
 
     fn add_batch(&self, batch: Batch) -> Result<(), StoreError> {
         let mut inner = self.lock();
-        inner.known.file(&batch.input_file_id)?;
-        inner.note(JournalEntry::Batch(Box::new(batch)))
+        inner.state.file(&batch.input_file_id)?;
+        inner.commit(JournalEntry::Batch(Box::new(batch)))
     }
 
     fn batch(&self, id: &str) -> Result<Batch, StoreError> {
         let mut inner = self.lock();
-        let batch = inner.known.batch(id)?.clone();
+        let batch = inner.state.batch(id)?.clone();
         self.with_counts(&mut inner, batch)
     }
 
     fn batches(&self, owner: &str) -> Result<Vec<Batch>, StoreError> {
         let mut inner = self.lock();
-        let own = inner.known.batches.values().filter(|batch| batch.owner == owner);
+        let own = inner.state.batches.values().filter(|batch| batch.owner == owner);
         let mut batches: Vec<_> = own.cloned().collect();
         batches.sort_by(|one, other| {
             (other.created_at(), &other.id).cmp(&(one.created_at(), &one.id))
@@ -338,12 +347,12 @@ impl Store for FsStore {
 
     fn unfinished(&self) -> Result<Vec<Batch>, StoreError> {
         let inner = self.lock();
-        let open = inner.known.batches.values().filter(|batch| !batch.status().is_final());
+        let open = inner.state.batches.values().filter(|batch| !batch.status().is_final());
         Ok(open.cloned().collect())
     }
 
     fn result_bytes(&self, batch: &str, kind: RecordKind) -> Result<u64, StoreError> {
-        let ends = self.look(batch, |results| Ok(results.ends()))?.unwrap_or_default();
+        let ends = self.with_results(batch, |results| Ok(results.ends()))?.unwrap_or_default();
         Ok(ends[usize::from(kind == RecordKind::Error)])
     }
 
@@ -353,10 +362,10 @@ impl Store for FsStore {
         change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
     ) -> Result<Batch, StoreError> {
         let mut inner = self.lock();
-        let batch = inner.known.batch(id)?.clone();
+        let batch = inner.state.batch(id)?.clone();
         let mut batch = self.with_counts(&mut inner, batch)?;
         change(&mut batch)?;
-        inner.note(JournalEntry::Batch(Box::new(batch.clone())))?;
+        inner.commit(JournalEntry::Batch(Box::new(batch.clone())))?;
         if batch.status().is_final() {
             inner.results.remove(id);
         }
@@ -371,8 +380,8 @@ impl Store for FsStore {
                 Ok(())
             }
         })?;
-        let (batch, epoch) = (batch.to_owned(), changed.epoch);
-        Ok(Some(Lease { batch, epoch, segments: vec![0], of: 1 }))
+        let epoch = changed.epoch;
+        Ok(Some(Lease { batch: batch.to_owned(), epoch, segments: vec![0], of: 1 }))
     }
 
     fn term(&self) -> Duration {
@@ -380,7 +389,7 @@ impl Store for FsStore {
     }
 
     fn renew(&self, lease: &Lease) -> Result<BatchStatus, StoreError> {
-        Ok(self.lock().known.leased(lease)?.status())
+        Ok(self.lock().state.leased(lease)?.status())
     }
 
     fn settle(&self, lease: &Lease) -> Result<(), StoreError> {
@@ -388,7 +397,7 @@ impl Store for FsStore {
     }
 
     fn release(&self, _lease: &Lease) -> Result<(), StoreError> {
-        // Whoever comes next takes it anyway.
+        // The next lease replaces it anyway.
         Ok(())
     }
 
@@ -407,12 +416,13 @@ impl Store for FsStore {
 
     fn standing(&self, lease: &Lease, input: InputMark) -> Result<BatchState, StoreError> {
         let mut inner = self.lock();
-        inner.known.leased(lease)?;
-        match inner.known.begun.get(&lease.batch) {
-            None => inner.note(JournalEntry::Begun(lease.batch.clone(), input))?,
+        inner.state.leased(lease)?;
+        match inner.state.begun.get(&lease.batch) {
+            None => inner.commit(JournalEntry::Begun(lease.batch.clone(), input))?,
             Some(begun) if *begun != input => {
-                let (path, what) = (self.folder.join("results"), "it was begun with another input");
-                return Err(StoreError::OtherInput { path, what: what.to_owned() });
+                let path = self.folder.join("results");
+                let what = "it was started with another input".to_owned();
+                return Err(StoreError::OtherInput { path, what });
             }
             Some(_) => {}
         }
@@ -423,7 +433,7 @@ impl Store for FsStore {
 
     fn publish(&self, lease: &Lease, records: &[LineRecord]) -> Result<usize, StoreError> {
         let mut inner = self.lock();
-        inner.known.leased(lease)?;
+        inner.state.leased(lease)?;
         self.results(&mut inner, &lease.batch)?.publish(records)
     }
 
@@ -434,7 +444,7 @@ impl Store for FsStore {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, StoreError> {
-        let read = self.look(batch, |results| results.read(kind, offset, buffer))?;
+        let read = self.with_results(batch, |results| results.read(kind, offset, buffer))?;
         Ok(read.unwrap_or(0))
     }
 

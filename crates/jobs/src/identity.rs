@@ -1,25 +1,27 @@
-//! Whether a request's answer follows from its body, so that an equal one need not be computed again.
+//! Whether a request is deterministic, so that an identical one need not be computed again.
 //!
-//! Engines repeat themselves at temperature zero and with a seed, as far as they can (batching changes the last digits of sums),
-//! and embeddings are not sampled at all. Whoever says neither gets a new sample each time, and has asked for it. Engines keep
-//! answers of the Responses interface under their own names, so each has to be its own.
+//! Engines repeat themselves at temperature zero and with a seed, as far as they can (batching
+//! changes the last digits of sums), and embeddings are not sampled at all. A request with neither
+//! wants a new sample each time. Engines store responses of the Responses API under ids of their
+//! own, so those are never shared.
 
 use crate::line::{BatchLine, Interface};
 use wornpath_execution::field;
 use wornpath_planner::DedupKey;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What becomes of lines that are equal but for their owner's names.
+/// What happens to lines that are identical except for their `custom_id`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Identical {
     /// Each is computed.
     #[default]
     Each,
-    /// One is computed if its answer is deterministic, and the others get that answer.
+    /// One is computed if it is deterministic, and the others get its response.
     Once,
 }
 
-/// What a line is equal by; none if it has to be computed itself. Bodies are equal if their bytes are.
+/// The deduplication key of a line; none if it must be computed itself. Bodies are identical if
+/// their bytes are.
 pub(crate) fn identity(line: &BatchLine, text: &[u8]) -> Option<DedupKey> {
     let is_deterministic = match line.interface {
         Interface::Embeddings => true,
@@ -50,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_engines_repeat_has_an_identity() {
+    fn only_deterministic_requests_have_a_key() {
         let chat = |body: &str| of("/v1/chat/completions", "a", body);
         assert_eq!(chat(r#"{"messages":[]}"#), None);
         assert_eq!(chat(r#"{"messages":[],"temperature":0.7}"#), None);
@@ -64,10 +66,10 @@ mod tests {
     }
 
     #[test]
-    fn equal_are_those_whose_interface_and_body_are() {
+    fn lines_are_identical_if_their_api_and_body_are() {
         let body = r#"{"prompt":"x","seed":1}"#;
         let one = of("/v1/completions", "a", body);
-        assert_eq!(one, of("/v1/completions", "b", body), "whatever they are called");
+        assert_eq!(one, of("/v1/completions", "b", body), "whatever their ids");
         assert_ne!(one, of("/v1/chat/completions", "a", body));
         for other in [
             r#"{"prompt":"x","seed":2}"#,

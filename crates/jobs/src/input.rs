@@ -1,7 +1,8 @@
-//! Reads an input once, line by line, into what planning and running need of it.
+//! Reads an input once, line by line, into what planning and running need.
 //!
-//! An input may be far larger than memory. So of each line only its place is kept, its chain of hashes until
-//! the plan is made, on disk if there are too many, and a hash of its owner's name for it, to find one that is given twice.
+//! An input may be far larger than memory. So of each line only its span is kept, its chain of
+//! block hashes until the plan is made (on disk if there are too many), and a hash of its
+//! `custom_id`, to detect duplicates.
 
 use crate::external_sort::{ExternalSort, ExternalSortError};
 use crate::identity::{Identical, identity};
@@ -14,113 +15,115 @@ use wornpath_execution::field;
 use wornpath_planner::{Forest, Job, JobId, Queue};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// What a line may have beside its body: names, and what else its owner wants to remember.
-const BESIDE: usize = 64 << 10;
-/// The byte order mark, which some programs write before the first line.
-const MARK: &[u8] = "\u{feff}".as_bytes();
+/// The most bytes of a line besides its body: ids and other fields.
+const MAX_ENVELOPE: usize = 64 << 10;
+/// The UTF-8 byte order mark, which some programs write before the first line.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// What is taken.
+/// The limits of an input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InputRules {
-    /// Which lines.
+    /// The accepted forms of its lines.
     pub form: LineForm,
-    /// Lines at most.
+    /// The most lines.
     pub most_lines: usize,
-    /// Tokens that an answer is expected to have, where a line does not say.
+    /// The expected output tokens of a line without a limit of its own.
     pub output_tokens: usize,
-    /// Problems that are kept at most; all are counted.
+    /// The most problems that are reported; all are counted.
     pub most_problems: usize,
-    /// Whether equal lines are computed once.
+    /// Whether identical lines are computed once.
     pub identical: Identical,
 }
 
-/// Where a request's line is.
+/// The position of a line in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LineSpan {
-    /// Its first byte.
+    /// The offset of its first byte.
     pub offset: u64,
-    /// Its bytes, without the newline.
+    /// The length, without the newline.
     pub bytes: u32,
-    /// Its number, from 1, empty lines counted.
+    /// The line number, from 1, including empty lines.
     pub number: u32,
 }
 
-/// An input that was read.
+/// An input after reading.
 #[derive(Debug)]
 pub struct Input {
-    /// Where each request is.
+    /// The span of each request.
     pub spans: Vec<LineSpan>,
-    /// What the planner takes: lengths, and chains unless they are on disk. A request has the number of its line.
+    /// The planner's queue: lengths, and chains unless they are on disk. A job has the number of
+    /// its line.
     pub queue: Queue,
-    /// What results refer to.
+    /// The identity of the input in its results.
     pub mark: InputMark,
     /// Prompt tokens of all requests.
     pub prompt_tokens: u64,
-    /// Chains that are on disk.
-    pub(crate) spill: ExternalSort,
+    /// The chains that are on disk.
+    pub(crate) chains: ExternalSort,
 }
 
-/// Why an input cannot be taken.
+/// Why an input is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
     /// It cannot be read.
-    #[error("it cannot be read: {0}")]
+    #[error("cannot read the input: {0}")]
     Read(#[from] io::Error),
-    /// It is too long for memory, and for the disk.
+    /// Its chains do not fit in memory, and cannot be kept on disk.
     #[error("{0}")]
     Spill(#[from] ExternalSortError),
-    /// Some of its lines are wrong.
-    #[error("{count} of its lines cannot be taken")]
+    /// Some of its lines are invalid.
+    #[error("{count} lines are invalid")]
     Lines {
-        /// How many.
+        /// The number of invalid lines.
         count: usize,
-        /// The first of them, by number.
+        /// The first of them, by line number.
         first: Vec<(usize, LineProblem)>,
     },
 }
 
 impl Input {
-    /// Reads an input whose chains memory holds.
+    /// Reads an input whose chains fit in memory.
     ///
     /// # Errors
-    /// If it cannot be read, has no request, too many, or lines that are none.
+    /// If it cannot be read, has no request, too many requests, or invalid lines.
     pub fn read(
         input: impl BufRead,
         rules: &InputRules,
-        sketcher: &PromptHasher,
+        hasher: &PromptHasher,
     ) -> Result<Self, InputError> {
-        Self::read_long(input, rules, sketcher, ExternalSort::default())
+        Self::read_long(input, rules, hasher, ExternalSort::default())
     }
 
     /// Reads an input of any length.
     ///
     /// # Errors
-    /// If it cannot be read, has no request, too many, or lines that are none, or its chains have no room.
+    /// As above, and if its chains cannot be kept on disk.
     pub fn read_long(
         input: impl BufRead,
         rules: &InputRules,
-        sketcher: &PromptHasher,
-        spill: ExternalSort,
+        hasher: &PromptHasher,
+        chains: ExternalSort,
     ) -> Result<Self, InputError> {
-        Self::read_bounded(input, rules, sketcher, spill, usize::MAX)
+        Self::read_bounded(input, rules, hasher, chains, usize::MAX)
     }
 
-    /// Reads an input of any length, in which a body has `most_bytes` at most. Of a line that is longer, no more than
-    /// that is in memory.
+    /// Reads an input of any length whose bodies have at most `most_bytes`. A longer line is never
+    /// in memory as a whole.
     ///
     /// # Errors
     /// As above, and if a body is longer.
     pub fn read_bounded(
         mut input: impl BufRead,
         rules: &InputRules,
-        sketcher: &PromptHasher,
-        spill: ExternalSort,
+        hasher: &PromptHasher,
+        chains: ExternalSort,
         most_bytes: usize,
     ) -> Result<Self, InputError> {
-        let mut reading = InputScan::new(rules, sketcher, spill, most_bytes);
-        let (mut buffer, mut hash) = (Vec::new(), Xxh3::new());
+        let mut reading = InputScan::new(rules, hasher, chains, most_bytes);
+        let mut buffer = Vec::new();
+        let mut hash = Xxh3::new();
         let mut offset = 0;
-        let most_line = most_bytes.saturating_add(BESIDE);
+        let most_line = most_bytes.saturating_add(MAX_ENVELOPE);
         for number in 1.. {
             buffer.clear();
             let mut read = input
@@ -138,12 +141,16 @@ impl Input {
             }
             hash.update(&buffer);
             let line = buffer.strip_suffix(b"\n").unwrap_or(&buffer);
-            let mark = if number == 1 && line.starts_with(MARK) { MARK.len() } else { 0 };
+            let mark = if number == 1 && line.starts_with(BYTE_ORDER_MARK) {
+                BYTE_ORDER_MARK.len()
+            } else {
+                0
+            };
             let line = &line[mark..];
             if !line.trim_ascii().is_empty() {
-                if reading.intake.spans.len() == rules.most_lines {
+                if reading.input.spans.len() == rules.most_lines {
                     let message = format!(
-                        "there are more than {} requests, the most that are taken",
+                        "too many requests: the limit is {}; split the input",
                         rules.most_lines
                     );
                     reading.refuse(
@@ -155,51 +162,50 @@ impl Input {
                 if let Err(problem) = reading.line(number, offset + mark as u64, line) {
                     reading.refuse(number, problem);
                 }
-                reading.intake.relieve()?;
+                reading.input.relieve()?;
             }
             offset += read as u64;
         }
-        if reading.intake.spans.is_empty() && reading.count == 0 {
-            let message = "no requests; there must be one JSON object a line".to_owned();
+        if reading.input.spans.is_empty() && reading.count == 0 {
+            let message = "input has no requests; write one JSON object per line".to_owned();
             reading.refuse(1, LineProblem { code: "empty_file", message, param: None });
         }
         if reading.count > 0 {
             return Err(InputError::Lines { count: reading.count, first: reading.problems });
         }
-        // They have been told apart.
+        // No longer needed: the lines have been compared.
         drop(reading.names);
-        let mut intake = reading.intake;
-        let lines = intake.spans.len() as u32;
-        intake.mark = InputMark { bytes: offset, hash: hash.digest(), lines };
-        intake.spill.finish(&mut intake.queue)?;
-        Ok(intake)
+        let mut input = reading.input;
+        let lines = input.spans.len() as u32;
+        input.mark = InputMark { bytes: offset, hash: hash.digest(), lines };
+        input.chains.finish(&mut input.queue)?;
+        Ok(input)
     }
 
-    /// The forest of those lines that are wanted.
+    /// The prefix forest of the wanted lines.
     ///
     /// # Errors
     /// If chains on disk cannot be read back.
     pub fn forest(&self, wanted: impl Fn(u32) -> bool) -> Result<Forest, ExternalSortError> {
-        self.spill.forest(&self.queue, |job: JobId| wanted(job.0))
+        self.chains.forest(&self.queue, |job: JobId| wanted(job.0))
     }
 
     fn relieve(&mut self) -> Result<(), ExternalSortError> {
-        self.spill.relieve(&mut self.queue)
+        self.chains.relieve(&mut self.queue)
     }
 }
 
 fn too_long(most_bytes: usize) -> LineProblem {
-    let message = format!(
-        "this line's body has more than {most_bytes} bytes, the most that a request may have (413)"
-    );
+    let message =
+        format!("body too large: more than {most_bytes} bytes, the limit of a request (413)");
     LineProblem { code: "request_too_large", message, param: Some("body") }
 }
 
 struct InputScan<'a> {
     rules: &'a InputRules,
     most_bytes: usize,
-    sketcher: &'a PromptHasher,
-    intake: Input,
+    hasher: &'a PromptHasher,
+    input: Input,
     names: HashSet<u64>,
     chain: Vec<wornpath_blocks::BlockHash>,
     problems: Vec<(usize, LineProblem)>,
@@ -209,22 +215,22 @@ struct InputScan<'a> {
 impl<'a> InputScan<'a> {
     fn new(
         rules: &'a InputRules,
-        sketcher: &'a PromptHasher,
-        spill: ExternalSort,
+        hasher: &'a PromptHasher,
+        chains: ExternalSort,
         most_bytes: usize,
     ) -> Self {
-        let intake = Input {
+        let input = Input {
             spans: Vec::new(),
-            queue: Queue::new(sketcher.block_size()),
+            queue: Queue::new(hasher.block_size()),
             mark: InputMark { bytes: 0, hash: 0, lines: 0 },
             prompt_tokens: 0,
-            spill,
+            chains,
         };
         Self {
             rules,
             most_bytes,
-            sketcher,
-            intake,
+            hasher,
+            input,
             names: HashSet::new(),
             chain: Vec::new(),
             problems: Vec::new(),
@@ -239,7 +245,7 @@ impl<'a> InputScan<'a> {
         }
     }
 
-    /// Whether what would be sent of a line is longer than it may be.
+    /// Whether the body of a line is longer than the limit.
     fn is_too_long(&self, text: &[u8]) -> bool {
         let body = || field(text, "body").ok().flatten().unwrap_or(text);
         text.len() > self.most_bytes && body().len() > self.most_bytes
@@ -253,8 +259,7 @@ impl<'a> InputScan<'a> {
         if let Some(id) = &line.custom_id
             && !self.names.insert(xxh3_64(id.as_bytes()))
         {
-            let message =
-                format!("the custom_id `{id}` is that of an earlier line; each must be its own");
+            let message = format!("custom_id `{id}` is not unique: an earlier line has it");
             return Err(LineProblem {
                 code: "duplicate_custom_id",
                 message,
@@ -265,7 +270,7 @@ impl<'a> InputScan<'a> {
             |message| LineProblem { code: "invalid_request", message, param: Some("body") };
         let prompt = rendered(&line.body).map_err(invalid)?;
         let lengths =
-            self.sketcher.sketch(&line.body, &prompt, &mut self.chain).map_err(invalid)?;
+            self.hasher.hash_prompt(&line.body, &prompt, &mut self.chain).map_err(invalid)?;
         let job = Job {
             chain: &self.chain,
             prompt_tokens: lengths.prompt,
@@ -276,10 +281,10 @@ impl<'a> InputScan<'a> {
                 Identical::Once => identity(&line, text),
             },
         };
-        self.intake.queue.push(&job).map_err(|error| invalid(error.to_string()))?;
-        self.intake.prompt_tokens += lengths.prompt as u64;
-        let (bytes, number) = (text.len() as u32, number as u32);
-        self.intake.spans.push(LineSpan { offset, bytes, number });
+        self.input.queue.push(&job).map_err(|error| invalid(error.to_string()))?;
+        self.input.prompt_tokens += lengths.prompt as u64;
+        let span = LineSpan { offset, bytes: text.len() as u32, number: number as u32 };
+        self.input.spans.push(span);
         Ok(())
     }
 }
@@ -298,34 +303,34 @@ mod tests {
             most_problems: 2,
             identical: Identical::Each,
         };
-        let sketcher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
-        Input::read(text.as_bytes(), &rules, &sketcher)
+        let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+        Input::read(text.as_bytes(), &rules, &hasher)
     }
 
     #[test]
-    fn empty_lines_are_passed_over_and_places_are_exact() {
+    fn empty_lines_are_skipped_and_spans_are_exact() {
         let text = "{\"prompt\":\"abcd\"}\n\n  \n{\"prompt\":\"efgh\",\"max_tokens\":2}";
-        let intake = read(text).unwrap();
-        assert_eq!(intake.mark.lines, 2);
-        let second = intake.spans[1];
+        let input = read(text).unwrap();
+        assert_eq!(input.mark.lines, 2);
+        let second = input.spans[1];
         assert_eq!((second.number, second.bytes), (4, 32));
         assert!(text[second.offset as usize..].starts_with("{\"prompt\":\"efgh\""));
         let outputs: Vec<_> =
-            intake.queue.jobs().map(|job| intake.queue.output_tokens(job)).collect();
+            input.queue.jobs().map(|job| input.queue.output_tokens(job)).collect();
         assert_eq!(outputs, [9, 2]);
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+    fn a_byte_order_mark_is_not_part_of_the_first_line() {
         let text = "\u{feff}{\"prompt\":\"abcd\"}\n{\"prompt\":\"efgh\"}";
-        let intake = read(text).unwrap();
-        let offsets: Vec<_> = intake.spans.iter().map(|span| (span.offset, span.bytes)).collect();
+        let input = read(text).unwrap();
+        let offsets: Vec<_> = input.spans.iter().map(|span| (span.offset, span.bytes)).collect();
         assert_eq!(offsets, [(3, 17), (21, 17)]);
-        assert_eq!(intake.mark.bytes, text.len() as u64);
+        assert_eq!(input.mark.bytes, text.len() as u64);
     }
 
     #[test]
-    fn a_line_whose_body_is_too_long_is_named_and_those_after_it_are_read() {
+    fn a_line_whose_body_is_too_long_is_reported_and_the_lines_after_it_are_read() {
         const MOST: usize = 1_000;
         let rules = InputRules {
             form: LineForm::Free,
@@ -334,7 +339,7 @@ mod tests {
             most_problems: 9,
             identical: Identical::Each,
         };
-        let sketcher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+        let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
         let line = |custom_id: &str, body: usize| {
             let prompt = "p".repeat(body - r#"{"prompt":""}"#.len());
             format!(
@@ -342,11 +347,12 @@ mod tests {
             )
         };
         let read = |text: &str| {
-            Input::read_bounded(text.as_bytes(), &rules, &sketcher, ExternalSort::default(), MOST)
+            Input::read_bounded(text.as_bytes(), &rules, &hasher, ExternalSort::default(), MOST)
         };
         let fits = read(&format!("{}\n{}", line("a", MOST), line("b", MOST))).unwrap();
-        assert_eq!(fits.mark.lines, 2, "what stands beside the body does not count");
-        let long = [line("a", MOST + 1), line("b", MOST), line("c", MOST + 2 * BESIDE), "{".into()];
+        assert_eq!(fits.mark.lines, 2, "only the body counts");
+        let long =
+            [line("a", MOST + 1), line("b", MOST), line("c", MOST + 2 * MAX_ENVELOPE), "{".into()];
         let InputError::Lines { first, .. } = read(&long.join("\n")).unwrap_err() else {
             panic!("it was read");
         };
@@ -357,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_line_is_counted_and_the_first_are_named() {
+    fn every_invalid_line_is_counted_and_the_first_are_reported() {
         let named = |text: &str| match read(text).unwrap_err() {
             InputError::Lines { count, first } => {
                 (count, first.iter().map(|(number, problem)| (*number, problem.code)).collect())

@@ -1,27 +1,27 @@
-//! A file of frames that only grows: what was appended survives, in order, or was never there. It can be replaced by
-//! a shorter one, as a whole.
+//! An append-only log of frames: an appended frame is durable, or was never there. A journal can be
+//! replaced by a shorter one, atomically.
 
 use crate::disk::{Disk, StoredFile};
 use crate::frame::{Tail, frame, scan};
-use crate::problem::StoreError;
+use crate::store_error::StoreError;
 use std::path::{Path, PathBuf};
 
-/// An open journal, which no other process has.
+/// An open journal, locked against other processes.
 pub(crate) struct Journal {
     path: PathBuf,
     file: Box<dyn StoredFile>,
     /// Where the last synced frame ends.
     end: u64,
-    /// Whether something may stand behind it that does not count.
+    /// Whether there may be bytes behind `end` that do not count.
     is_dirty: bool,
-    /// How many frames it has.
     frames: usize,
-    /// What had its name before it was replaced: whoever opened that may not believe that nobody has it.
+    /// The file that was replaced stays locked: a process that had opened it must not take it for
+    /// free.
     former: Option<Box<dyn StoredFile>>,
 }
 
 impl Journal {
-    /// Opens a journal, makes it if need be, and gives every payload in it to `each`.
+    /// Opens a journal, creates it if it does not exist, and passes every payload to `each`.
     pub(crate) fn open(
         disk: &dyn Disk,
         path: &Path,
@@ -38,39 +38,40 @@ impl Journal {
         let end = found.end as u64;
         let damaged = |offset, what| StoreError::Damaged { path: path.to_owned(), offset, what };
         if found.tail == Tail::Damaged {
-            return Err(damaged(end, "no frame, and a frame behind it"));
+            return Err(damaged(end, "bytes that are no frame, followed by a frame"));
         }
         let mut offset = 0;
         for payload in &found.payloads {
             each(payload).map_err(|what| damaged(offset, what))?;
             offset += frame(payload).len() as u64;
         }
-        // What has no whole frame may be anything: it stays until its owner has decided to write here.
+        // A file without a whole frame may be no journal: it stays as it is until the first append.
         let is_foreign = found.tail == Tail::Torn && found.payloads.is_empty();
         if found.tail == Tail::Torn && !is_foreign {
-            file.truncate(end).map_err(StoreError::io("cut back", path))?;
+            file.truncate(end).map_err(StoreError::io("truncate", path))?;
         }
-        // A process that was killed may have written a frame without syncing it. From here on it counts.
+        // A process that was killed may have written a frame without syncing it. From now on it
+        // counts.
         file.sync().map_err(StoreError::io("sync", path))?;
         let frames = found.payloads.len();
         Ok(Self { path: path.to_owned(), file, end, is_dirty: is_foreign, frames, former: None })
     }
 
-    /// How many frames it has.
+    /// The number of frames.
     pub(crate) const fn frames(&self) -> usize {
         self.frames
     }
 
-    /// Puts another in its place, which has these payloads; a crash leaves the one or the other. After an error it
-    /// is what it was.
+    /// Replaces the journal by one with these payloads; a crash leaves the one or the other. After
+    /// an error the journal is unchanged.
     pub(crate) fn replace(
         &mut self,
         disk: &dyn Disk,
         payloads: &[Vec<u8>],
     ) -> Result<(), StoreError> {
-        let (path, folder) =
-            (self.path.with_extension("new"), self.path.parent().unwrap_or(Path::new(".")));
-        // What a crash left there was never one.
+        let path = self.path.with_extension("new");
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        // A file that a crash left there was never the journal.
         disk.remove(&path).map_err(StoreError::io("remove", &path))?;
         let mut file = disk.open(&path).map_err(StoreError::io("open", &path))?;
         if !file.lock().map_err(StoreError::io("lock", &path))? {
@@ -81,15 +82,17 @@ impl Journal {
         file.sync().map_err(StoreError::io("sync", &path))?;
         disk.rename(&path, &self.path).map_err(StoreError::io("rename", &path))?;
         self.former = Some(std::mem::replace(&mut self.file, file));
-        (self.end, self.is_dirty, self.frames) = (bytes.len() as u64, false, payloads.len());
+        self.end = bytes.len() as u64;
+        self.is_dirty = false;
+        self.frames = payloads.len();
         disk.sync_folder(folder).map_err(StoreError::io("sync", folder))
     }
 
-    /// Appends a frame; when this returns, it survives. After an error nothing counts, and it can be
-    /// tried again.
+    /// Appends a frame; when this returns, it is durable. After an error the frame does not count,
+    /// and a retry is safe.
     pub(crate) fn append(&mut self, payload: &[u8]) -> Result<(), StoreError> {
         if self.is_dirty {
-            self.file.truncate(self.end).map_err(StoreError::io("cut back", &self.path))?;
+            self.file.truncate(self.end).map_err(StoreError::io("truncate", &self.path))?;
         }
         self.is_dirty = true;
         let bytes = frame(payload);
@@ -97,11 +100,13 @@ impl Journal {
         let synced =
             written.and_then(|()| self.file.sync().map_err(StoreError::io("sync", &self.path)));
         if synced.is_err() {
-            // At once rather than with the next frame: a refused one should not come back after a restart.
+            // At once rather than with the next frame: a refused frame must not appear after a
+            // restart.
             self.is_dirty = self.file.truncate(self.end).is_err();
             return synced;
         }
-        (self.end, self.is_dirty) = (self.end + bytes.len() as u64, false);
+        self.end += bytes.len() as u64;
+        self.is_dirty = false;
         self.frames += 1;
         Ok(())
     }

@@ -1,8 +1,10 @@
-//! Offline work that survives: results that are published once, and the runner of planned queues.
+//! Batch jobs that survive crashes: the runner of planned queues, and results that are published
+//! exactly once.
 //!
-//! [`Input`] reads an input of any size, the planner orders it, [`run`] sends it to [`LineDispatch`] as the
-//! [`Scheduler`] decides, and [`Results`] publishes what comes back: every line of the input gets exactly
-//! one record, whatever dies in between. What was published survives; what was not runs again.
+//! [`Input`] reads an input of any size, the planner orders it, [`run`] sends it to
+//! [`LineDispatch`] as the [`Scheduler`] decides, and [`Results`] publishes the responses: every
+//! line of the input gets exactly one record, whichever process crashes in between. Published
+//! records survive; other lines run again.
 #![forbid(unsafe_code)]
 
 mod assemble;
@@ -20,21 +22,22 @@ mod line;
 mod pods;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod problem;
 mod prompt_hash;
 mod reader;
 mod record;
 mod reply;
 mod results;
+mod run_work;
 mod runner;
 mod scheduler;
 mod store;
+mod store_error;
 
 pub use assemble::{Assembler, StreamError, streaming, whole};
 pub use batch::{Batch, BatchStatus, NewBatch, ShownProblem, UnixTime};
 pub use dedup::DedupGroups;
 pub use disk::{Disk, RealDisk, StoredFile};
-pub use engines::{CapacitySource, EngineHealth, LineDispatch, Outgoing, Prefilled};
+pub use engines::{EngineHealth, LineDispatch, LineSource, Outgoing, Prefilled};
 pub use external_sort::{ExternalSort, ExternalSortError, SortScratch};
 pub use frame::frame;
 pub use fs_store::FsStore;
@@ -44,11 +47,12 @@ pub use line::{BatchLine, Interface, LineForm, LineProblem};
 pub use pods::{BatchPods, InputFile, ReadVitals, read_whole};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresSharing};
-pub use problem::StoreError;
 pub use prompt_hash::{BYTES_PER_TOKEN, Lengths, PromptHasher, rendered};
 pub use record::{Counts, LineRecord, Publish, RecordKind, TokenUsage};
 pub use reply::{LineReply, Owner, ReplyError, ReplyMeaning};
 pub use results::{InputMark, ResultPaths, ResultPosition, Results, places};
-pub use runner::{Finished, RunControl, RunProgress, RunWork, run};
-pub use scheduler::{LineFate, RetryDelay, Scheduler, SchedulerOrder};
+pub use run_work::{RunChannels, RunControl, RunProgress, RunWork};
+pub use runner::{Finished, run};
+pub use scheduler::{LineFate, RetryPolicy, Scheduler, SchedulerOrder};
 pub use store::{BatchState, FileEntry, Lease, Leased, Store};
+pub use store_error::StoreError;

@@ -1,8 +1,8 @@
-//! One line of an input: whose request it is, which interface it is for, and its body.
+//! One line of an input: its id, its API and its body.
 
 use serde_json::Value;
 
-/// What a request is sent to.
+/// An API that lines can use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interface {
     /// `/v1/chat/completions`
@@ -16,10 +16,10 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// All of them.
+    /// All APIs.
     pub const ALL: [Self; 4] = [Self::Chat, Self::Completions, Self::Embeddings, Self::Responses];
 
-    /// The path that it is reached by.
+    /// The HTTP path.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -30,13 +30,13 @@ impl Interface {
         }
     }
 
-    /// The interface at a path.
+    /// The API at a path.
     #[must_use]
     pub fn at(path: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.path() == path)
     }
 
-    /// What a body alone is meant for.
+    /// The API of a body without a `url`.
     fn of_body(body: &Value) -> Option<Self> {
         let has = |field: &str| !body[field].is_null();
         match (has("messages"), has("prompt"), has("input")) {
@@ -48,53 +48,49 @@ impl Interface {
     }
 }
 
-/// Which lines are taken.
+/// The accepted forms of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LineForm {
-    /// Those of the Batch API, all for one interface.
+    /// Lines of the Batch API, all for one API.
     Batch(Interface),
-    /// Those of the Batch API for any interface, and bodies alone.
+    /// Lines of the Batch API for any API, and plain request bodies.
     Free,
 }
 
-/// What is wrong with a line, in the words of the Batch API.
+/// Why a line is invalid, with the codes of the Batch API.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct LineProblem {
-    /// For programs.
+    /// The machine-readable code.
     pub code: &'static str,
-    /// For people.
+    /// The explanation.
     pub message: String,
-    /// The field.
+    /// The field at fault.
     pub param: Option<&'static str>,
 }
 
-/// A request as its line has it.
+/// A parsed line.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BatchLine {
-    /// What its owner calls it; none for a body alone.
+    /// The id; none for a plain body.
     pub custom_id: Option<String>,
-    /// What it is for.
+    /// The API of the request.
     pub interface: Interface,
-    /// What is sent.
+    /// The request body.
     pub body: Value,
 }
 
 impl BatchLine {
-    /// Reads a line.
+    /// Parses a line.
     ///
     /// # Errors
-    /// If it is none of that form.
+    /// If it does not have an accepted form.
     pub fn parse(text: &[u8], form: LineForm) -> Result<Self, LineProblem> {
         let value: Value = serde_json::from_slice(text).map_err(|error| {
-            problem(
-                "invalid_json_line",
-                format!("this line is not parseable as JSON: {error}"),
-                None,
-            )
+            problem("invalid_json_line", format!("line is not valid JSON: {error}"), None)
         })?;
         if !value.is_object() {
-            let message = "this line is JSON, but not an object".to_owned();
+            let message = "line is not a JSON object".to_owned();
             return Err(problem("invalid_json_line", message, None));
         }
         if form == LineForm::Free && value["body"].is_null() && value["url"].is_null() {
@@ -170,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_line_and_a_body_alone_are_taken() {
+    fn a_batch_line_and_a_plain_body_are_parsed() {
         let line =
             br#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":{"input":"x"}}"#;
         let parsed = BatchLine::parse(line, LineForm::Batch(Interface::Embeddings)).unwrap();
@@ -183,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn an_invalid_line_has_the_code_of_its_problem() {
         let batch = LineForm::Batch(Interface::Chat);
         let cases = [
             ("{", "invalid_json_line"),

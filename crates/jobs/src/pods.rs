@@ -1,10 +1,10 @@
-//! Pods that are called directly, without a gateway in between.
+//! Engines that a run calls directly, without a gateway in between, and inputs in local files.
 
 use crate::assemble::{Assembler, streaming, whole};
-use crate::engines::{CapacitySource, EngineHealth, LineDispatch, Outgoing, Prefilled};
+use crate::engines::{EngineHealth, LineDispatch, LineSource, Outgoing, Prefilled};
 use crate::input::LineSpan;
-use crate::problem::StoreError;
 use crate::reply::{LineReply, ReplyError};
+use crate::store_error::StoreError;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body;
@@ -21,20 +21,25 @@ use wornpath_execution::{
 };
 use wornpath_planner::PodLoad;
 
-/// The most bytes of an answer.
-const MOST_BYTES: usize = 256 << 20;
-/// A probe waits for so long.
-const PROBE: Duration = Duration::from_secs(2);
+/// The most bytes of a response.
+const MAX_RESPONSE_BYTES: usize = 256 << 20;
+/// The timeout of a health query.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reads an engine's page of metrics.
+/// Parses the metrics page of an engine.
 pub type ReadVitals = fn(&str) -> Option<PodLoad>;
 
-/// Engines at addresses of their own.
+/// Engines, each at its own URL.
 pub struct BatchPods {
     endpoints: Vec<Arc<Endpoint>>,
     timeouts: Timeouts,
     authorization: Option<HeaderValue>,
     read_vitals: ReadVitals,
+}
+
+struct CallTarget<'a> {
+    method: Method,
+    path: &'a str,
 }
 
 impl std::fmt::Debug for BatchPods {
@@ -44,19 +49,20 @@ impl std::fmt::Debug for BatchPods {
 }
 
 impl BatchPods {
-    /// Pods at these addresses, called as `reach` allows.
+    /// Pods at these URLs, under an egress policy.
     ///
     /// # Errors
-    /// If one of them is no address, or must not be called.
+    /// If a URL is invalid, or the policy denies it.
     pub fn at(
         urls: &[String],
-        reach: EgressPolicy,
+        policy: EgressPolicy,
         timeouts: Timeouts,
         authorization: Option<HeaderValue>,
         read_vitals: ReadVitals,
     ) -> Result<Self, EndpointError> {
-        let (reach, rules) = (Arc::new(reach), BreakerRules::default());
-        let endpoint = |url: &String| Endpoint::new(url, rules, 1)?.within(&reach).map(Arc::new);
+        let policy = Arc::new(policy);
+        let rules = BreakerRules::default();
+        let endpoint = |url: &String| Endpoint::new(url, rules, 1)?.within(&policy).map(Arc::new);
         let endpoints = urls.iter().map(endpoint).collect::<Result<_, _>>()?;
         Ok(Self { endpoints, timeouts, authorization, read_vitals })
     }
@@ -64,16 +70,16 @@ impl BatchPods {
     async fn call(
         &self,
         pod: usize,
-        (method, path): (Method, &str),
+        target: CallTarget<'_>,
         body: Bytes,
         timeouts: Timeouts,
     ) -> Result<EngineResponse, CallError> {
         let endpoint = &self.endpoints[pod];
         let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = format!("{}{path}", endpoint.prefix())
+        *request.method_mut() = target.method;
+        *request.uri_mut() = format!("{}{}", endpoint.prefix(), target.path)
             .parse()
-            .expect("a checked address and one of our own paths make a path");
+            .expect("the prefix of a checked URL and a constant path make a path");
         let headers = request.headers_mut();
         headers.insert(HOST, endpoint.authority().clone());
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -83,7 +89,7 @@ impl BatchPods {
         call(endpoint, WorkerNumber(0), request, timeouts).await
     }
 
-    async fn exchange(
+    async fn send_line(
         &self,
         pod: usize,
         request: Outgoing,
@@ -96,9 +102,11 @@ impl BatchPods {
             None => splice(&request.body, &whole()),
         };
         let body = body.map_err(|error| ReplyError::Broken(error.to_string()))?;
-        let path = (Method::POST, request.interface.path());
-        let answer =
-            self.call(pod, path, body, self.timeouts).await.map_err(|error| trouble(&error))?;
+        let target = CallTarget { method: Method::POST, path: request.interface.path() };
+        let answer = self
+            .call(pod, target, body, self.timeouts)
+            .await
+            .map_err(|error| reply_error(&error))?;
         prefilled();
         let header = |name: &str| {
             answer.head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
@@ -123,30 +131,35 @@ impl LineDispatch for BatchPods {
         request: Outgoing,
         prefilled: Prefilled,
     ) -> Result<LineReply, ReplyError> {
-        self.exchange(pod, request, prefilled).await
+        self.send_line(pod, request, prefilled).await
     }
 
     async fn health(&self, pod: usize) -> Option<EngineHealth> {
-        let timeouts =
-            Timeouts { connect: PROBE, first_byte: PROBE, between_bytes: PROBE, total: PROBE };
-        let page = self.call(pod, (Method::GET, "/metrics"), Bytes::new(), timeouts).await.ok()?;
+        let timeouts = Timeouts {
+            connect: PROBE_TIMEOUT,
+            first_byte: PROBE_TIMEOUT,
+            between_bytes: PROBE_TIMEOUT,
+            total: PROBE_TIMEOUT,
+        };
+        let target = CallTarget { method: Method::GET, path: "/metrics" };
+        let page = self.call(pod, target, Bytes::new(), timeouts).await.ok()?;
         let page = read_whole(&page.head.headers, page.body).await.ok()?;
         let vitals = (self.read_vitals)(&String::from_utf8_lossy(&page));
         Some(EngineHealth { vitals, ceiling: usize::MAX })
     }
 }
 
-fn trouble(error: &CallError) -> ReplyError {
-    match error.is_unread() {
+fn reply_error(error: &CallError) -> ReplyError {
+    match error.is_unsent() {
         true => ReplyError::Unreachable(error.to_string()),
         false => ReplyError::Broken(error.to_string()),
     }
 }
 
-/// Reads an answer to its end; a stream is put together.
+/// Reads a response to its end; a stream is assembled to what it would be without streaming.
 ///
 /// # Errors
-/// If it breaks off, is too large, or is a stream that does not end as one should.
+/// If the connection is lost, the response is too large, or the stream is invalid or incomplete.
 pub async fn read_whole<B>(headers: &HeaderMap, body: B) -> Result<Bytes, ReplyError>
 where
     B: Body<Data = Bytes, Error = CallError> + Unpin,
@@ -155,12 +168,13 @@ where
     let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
     let mut stream = kind.starts_with(b"text/event-stream").then(Assembler::default);
     let broken = |error: crate::StreamError| ReplyError::Broken(error.to_string());
-    let (mut all, mut bytes) = (BytesMut::new(), 0);
+    let mut all = BytesMut::new();
+    let mut bytes = 0;
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|error| trouble(&error))?.into_data() else { continue };
+        let Ok(data) = frame.map_err(|error| reply_error(&error))?.into_data() else { continue };
         bytes += data.len();
-        if bytes > MOST_BYTES {
-            return Err(trouble(&CallError::TooLarge(MOST_BYTES)));
+        if bytes > MAX_RESPONSE_BYTES {
+            return Err(reply_error(&CallError::TooLarge(MAX_RESPONSE_BYTES)));
         }
         match &mut stream {
             Some(stream) => stream.feed(&data).map_err(broken)?,
@@ -170,7 +184,7 @@ where
     stream.map_or_else(|| Ok(all.freeze()), |stream| stream.finish().map_err(broken))
 }
 
-/// An input in a file, of which the places of its lines are known.
+/// An input in a file, with the spans of its lines.
 #[derive(Debug)]
 pub struct InputFile {
     path: PathBuf,
@@ -179,7 +193,7 @@ pub struct InputFile {
 }
 
 impl InputFile {
-    /// The lines at these places of a file, which was opened at that path.
+    /// The lines of a file, which was opened at that path.
     #[must_use]
     pub const fn new(path: PathBuf, file: File, spans: Vec<LineSpan>) -> Self {
         Self { path, file, spans }
@@ -192,7 +206,7 @@ impl InputFile {
     }
 }
 
-impl CapacitySource for InputFile {
+impl LineSource for InputFile {
     fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let span = self.spans[line as usize];
         let mut bytes = vec![0; span.bytes as usize];

@@ -1,41 +1,46 @@
-//! The store for several gateways: everything in one PostgreSQL database.
+//! The store that several gateways share: everything in one PostgreSQL database.
 //!
-//! The primary key of the records is the promise: a line has one, whoever computes it. Segments are leased, thousands
-//! of them and not millions of rows, with `SKIP LOCKED`, so that nobody waits for another's turn. A lease has a
-//! number from one sequence and an end by the server's clock; publishing renews it in the same transaction that
-//! checks it, so a runner whose lease was taken over writes nothing. How much a runner takes at once depends on
-//! how many there are: all of it when it is alone, else a part of what is left, which shrinks towards the end.
+//! The primary key of the records guarantees one record per line, whichever gateway computes it.
+//! Segments are leased, thousands of them and not millions of rows, with `SKIP LOCKED`, so that no
+//! runner waits for another. A lease has an epoch from one sequence and an expiry by the server's
+//! clock; publishing renews it in the same transaction that checks it, so a runner whose lease was
+//! taken over writes nothing. The share that a runner leases at once depends on the number of
+//! runners: all of it when it is alone, otherwise a part of what is left, which shrinks towards the
+//! end.
 //!
-//! Limits: connections are not encrypted, so the database belongs on a network that is trusted; uploads and results
-//! pass through the database, which costs it about their size in write-ahead log.
+//! Limits: connections are not encrypted, so the database must be on a trusted network; uploads and
+//! results pass through the database, which costs it about their size in write-ahead log.
 
 mod batches;
 mod files;
 mod leases;
 mod pool;
 mod results;
+mod rows;
 mod schema;
 
 use crate::batch::{Batch, BatchStatus, UnixTime};
-use crate::problem::StoreError;
 use crate::record::{LineRecord, RecordKind};
 use crate::results::InputMark;
 use crate::store::{BatchState, FileEntry, Lease, Store};
+use crate::store_error::StoreError;
+use leases::{HeldLease, Runner};
 use pool::Pool;
+use results::ResultRange;
 use std::io::Read;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// How a database is shared.
+/// This gateway among those that share the database.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PostgresSharing {
-    /// Under which name this gateway takes leases; no other may have it at the same time.
+    /// The name under which this gateway takes leases; it must be unique.
     pub runner: String,
-    /// How long a lease lasts if nothing is heard of its holder.
+    /// The time after which a lease expires that its holder does not renew.
     pub term: Duration,
 }
 
-/// A store in a database.
+/// A store in a PostgreSQL database.
 pub struct Postgres {
     pool: Pool,
     sharing: PostgresSharing,
@@ -48,23 +53,32 @@ impl std::fmt::Debug for Postgres {
 }
 
 impl Postgres {
-    /// Connects, and makes the tables if there are none. `address` is a URL or `key=value` pairs, as libpq has them.
+    /// Connects, and creates the tables if they do not exist. `address` is a libpq URL or
+    /// `key=value` pairs.
     ///
     /// # Errors
-    /// If the address is none, or the database cannot be reached or refuses.
+    /// If the address is invalid, or the database is unreachable or refuses.
     pub fn open(address: &str, sharing: PostgresSharing) -> Result<Self, StoreError> {
         let store = Self { pool: Pool::new(address)?, sharing };
         store.pool.with(schema::make)?;
         Ok(store)
     }
 
-    /// The event loop of its connections, which has one thread.
+    /// The runtime of its connections, which has one thread.
     #[must_use]
     pub fn event_loop(&self) -> &Handle {
         self.pool.event_loop()
     }
 
-    /// Seconds of a lease, as the database counts them.
+    fn runner(&self) -> Runner<'_> {
+        Runner { name: &self.sharing.runner, term: self.term_seconds() }
+    }
+
+    fn held<'a>(&self, lease: &'a Lease) -> HeldLease<'a> {
+        HeldLease { lease, term: self.term_seconds() }
+    }
+
+    /// The term of a lease in seconds, as the database counts them.
     fn term_seconds(&self) -> f64 {
         self.sharing.term.as_secs_f64()
     }
@@ -105,7 +119,7 @@ impl Store for Postgres {
 
     fn unfinished(&self) -> Result<Vec<Batch>, StoreError> {
         self.pool.with(async |client| {
-            leases::attend(client, &self.sharing.runner, self.term_seconds()).await?;
+            leases::register(client, self.runner()).await?;
             batches::unfinished(client).await
         })
     }
@@ -123,8 +137,7 @@ impl Store for Postgres {
     }
 
     fn lease(&self, batch: &str) -> Result<Option<Lease>, StoreError> {
-        let (runner, term) = (&self.sharing.runner, self.term_seconds());
-        self.pool.with(async |client| leases::take(client, batch, (runner, term)).await)
+        self.pool.with(async |client| leases::take(client, batch, self.runner()).await)
     }
 
     fn term(&self) -> Duration {
@@ -132,10 +145,9 @@ impl Store for Postgres {
     }
 
     fn renew(&self, lease: &Lease) -> Result<BatchStatus, StoreError> {
-        let (runner, term) = (&self.sharing.runner, self.term_seconds());
         self.pool.with(async |client| {
-            leases::attend(client, runner, term).await?;
-            leases::hold(client, lease, term).await?;
+            leases::register(client, self.runner()).await?;
+            leases::renew(client, self.held(lease)).await?;
             Ok(batches::find(client, &lease.batch).await?.status())
         })
     }
@@ -153,18 +165,15 @@ impl Store for Postgres {
         lease: &Lease,
         change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
     ) -> Result<Batch, StoreError> {
-        let term = self.term_seconds();
-        self.pool.with(async |client| leases::change(client, (lease, term), change).await)
+        self.pool.with(async |client| leases::change(client, self.held(lease), change).await)
     }
 
     fn standing(&self, lease: &Lease, input: InputMark) -> Result<BatchState, StoreError> {
-        let term = self.term_seconds();
-        self.pool.with(async |client| results::standing(client, (lease, term), input).await)
+        self.pool.with(async |client| results::standing(client, self.held(lease), input).await)
     }
 
     fn publish(&self, lease: &Lease, records: &[LineRecord]) -> Result<usize, StoreError> {
-        let term = self.term_seconds();
-        self.pool.with(async |client| results::publish(client, (lease, term), records).await)
+        self.pool.with(async |client| results::publish(client, self.held(lease), records).await)
     }
 
     fn read_results(
@@ -174,20 +183,12 @@ impl Store for Postgres {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, StoreError> {
-        self.pool.with(async |client| results::read(client, (batch, kind), offset, buffer).await)
+        self.pool.with(async |client| {
+            results::read(client, ResultRange { batch, kind, offset }, buffer).await
+        })
     }
 
     fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError> {
         self.pool.with(async |client| schema::sweep(client, now, keep).await)
     }
-}
-
-/// A number as the database has it.
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// A number as we have it; the database holds none below zero.
-fn unsigned(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
 }

@@ -1,7 +1,7 @@
-//! What planning needs of a request: its chain of block hashes and its lengths.
+//! What planning needs of a request: its chain of block hashes, and its prompt and output lengths.
 //!
-//! With the model's tokenizer they are exact. Without one, four bytes of the rendered prompt count as a token:
-//! equal beginnings still have equal chains, which is all that ordering needs.
+//! With the model's tokenizer they are exact. Without one, four bytes of the rendered prompt count
+//! as a token: equal prefixes still have equal chains, which is all that ordering needs.
 
 use serde_json::Value;
 use std::num::NonZeroUsize;
@@ -9,38 +9,38 @@ use std::sync::Arc;
 use wornpath_blocks::{BlockHash, BlockHasher, HashKey, Scope, TextHasher};
 use wornpath_routing::{Prompt, Request, Tokenize};
 
-/// Bytes that count as a token where there is no tokenizer.
+/// The bytes that count as a token without a tokenizer.
 pub const BYTES_PER_TOKEN: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
 
-/// Lengths of a request.
+/// The lengths of a request in tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lengths {
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: usize,
-    /// The most tokens of its answer, if it says so.
+    /// The limit of output tokens, if the request has one.
     pub output: Option<usize>,
 }
 
-/// Sketches requests.
+/// Hashes the prompts of requests.
 #[derive(Clone)]
 pub struct PromptHasher {
     key: HashKey,
     tokenizer: Option<Arc<dyn Tokenize>>,
     hasher: BlockHasher,
     texts: TextHasher,
-    /// Whether what the tokenizer refuses is sketched all the same.
+    /// Whether a prompt that the tokenizer refuses is hashed by its text.
     takes_all: bool,
 }
 
 impl std::fmt::Debug for PromptHasher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let how = if self.is_exact() { "tokens" } else { "bytes" };
-        write!(f, "Sketcher(by {how}, blocks of {})", self.hasher.block_size())
+        write!(f, "PromptHasher(by {how}, blocks of {})", self.hasher.block_size())
     }
 }
 
 impl PromptHasher {
-    /// Blocks of so many tokens, of the cell's key.
+    /// A hasher with blocks of so many tokens, under the cell's key.
     #[must_use]
     pub fn new(
         key: &HashKey,
@@ -56,14 +56,14 @@ impl PromptHasher {
         }
     }
 
-    /// Refuses nothing: a prompt that the tokenizer does not take goes by its text. For what was taken before, perhaps with
-    /// another tokenizer.
+    /// Refuses no prompt: one that the tokenizer refuses is hashed by its text. For inputs that
+    /// were accepted before, perhaps with another tokenizer.
     #[must_use]
     pub fn taking_all(self) -> Self {
         Self { takes_all: true, ..self }
     }
 
-    /// Whether tokens are the model's own.
+    /// Whether it has the model's tokenizer.
     #[must_use]
     pub const fn is_exact(&self) -> bool {
         self.tokenizer.is_some()
@@ -75,11 +75,11 @@ impl PromptHasher {
         self.hasher.block_size()
     }
 
-    /// Writes the chain of a body whose prompt is `text`, and says how long it is.
+    /// Writes the chain of a body whose prompt is `text`. Returns its lengths.
     ///
     /// # Errors
     /// If the prompt is empty or cannot be tokenized.
-    pub fn sketch(
+    pub fn hash_prompt(
         &self,
         body: &Value,
         text: &str,
@@ -126,10 +126,10 @@ fn request(body: &Value, text: &str) -> Request {
     Request { prompt, ..Request::default() }
 }
 
-/// The prompt as text: what is compared, and near enough to what an engine sees to order by.
+/// The prompt as text, close enough to the engine's rendering for the order of requests.
 ///
 /// # Errors
-/// If there is none.
+/// If the body has no prompt.
 pub fn rendered(body: &Value) -> Result<String, String> {
     let mut text = match &body["tools"] {
         Value::Null => String::new(),
@@ -179,17 +179,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_once_goes_by_its_text_if_the_tokenizer_refuses_it_now() {
+    fn a_prompt_that_the_tokenizer_refuses_is_hashed_by_its_text() {
         let size = NonZeroUsize::new(2).unwrap();
         let strict = PromptHasher::new(&HashKey::DEFAULT, size, Some(Arc::new(StrictTokenizer)));
         let by_text = PromptHasher::new(&HashKey::DEFAULT, size, None);
         let body = json!({"prompt": "twelve bytes"});
-        let sketch = |sketcher: &PromptHasher| {
+        let hashed = |hasher: &PromptHasher| {
             let mut chain = Vec::new();
-            let lengths = sketcher.sketch(&body, "twelve bytes", &mut chain)?;
+            let lengths = hasher.hash_prompt(&body, "twelve bytes", &mut chain)?;
             Ok::<_, String>((lengths, chain))
         };
-        assert!(sketch(&strict).is_err());
-        assert_eq!(sketch(&strict.taking_all()), sketch(&by_text));
+        assert!(hashed(&strict).is_err());
+        assert_eq!(hashed(&strict.taking_all()), hashed(&by_text));
     }
 }

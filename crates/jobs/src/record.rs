@@ -1,60 +1,60 @@
-//! What is published about a line of the input, once.
+//! The record of a line: what is published about it, exactly once.
 
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 
-/// Where a line's record goes.
+/// The file that a record goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RecordKind {
-    /// Answered: to the output.
+    /// The line succeeded.
     #[serde(rename = "o")]
     Output,
-    /// Failed for good: to the errors.
+    /// The line failed for good.
     #[serde(rename = "e")]
     Error,
 }
 
-/// The end of a line, whichever it was.
+/// The result of a line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LineRecord {
-    /// Which line of the input, counted from 0 among those with a request.
+    /// The line of the input, counted from 0 among those with a request.
     pub line: u32,
-    /// Where it goes.
+    /// The file that it goes to.
     pub kind: RecordKind,
     /// One line of JSON, without the newline.
     pub bytes: Vec<u8>,
-    /// What the engine counted.
+    /// The tokens that the engine counted.
     pub usage: TokenUsage,
 }
 
 /// Tokens, as engines count them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct TokenUsage {
-    /// Of prompts.
+    /// Prompt tokens.
     pub input: u64,
-    /// Of those, found in the cache.
+    /// Prompt tokens found in the cache.
     pub cached: u64,
-    /// Of answers.
+    /// Generated tokens.
     pub output: u64,
 }
 
 impl AddAssign for TokenUsage {
     fn add_assign(&mut self, other: Self) {
-        // Engines say what they like; a sum that stands still is better than one that begins anew.
+        // Engines are not trusted: a sum that saturates is better than one that wraps.
         self.input = self.input.saturating_add(other.input);
         self.cached = self.cached.saturating_add(other.cached);
         self.output = self.output.saturating_add(other.output);
     }
 }
 
-/// How far something is. `completed + failed` never exceeds `total`.
+/// Lines by their state. `completed + failed` never exceeds `total`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
-    /// Lines.
+    /// All lines.
     pub total: u32,
-    /// Answered.
+    /// Lines that succeeded.
     pub completed: u32,
-    /// Failed for good.
+    /// Lines that failed for good.
     pub failed: u32,
 }
 
@@ -73,19 +73,19 @@ impl Counts {
     }
 }
 
-/// Takes records, each line's first and no other.
+/// Publishes records: the first of each line and no other.
 pub trait Publish: Send {
-    /// Publishes a group; when this returns, it survives. Returns how many were new. After an error none
-    /// counts, and it can be tried again.
+    /// Publishes a group; when this returns, it is durable. Returns how many were new. After an
+    /// error none is published, and a retry is safe.
     ///
     /// # Errors
-    /// If they cannot be written, or are another's to write.
+    /// If they cannot be written, or the lease is lost.
     fn publish(&mut self, records: &[LineRecord]) -> Result<usize, crate::StoreError>;
 
-    /// How far it is.
+    /// The lines by their state.
     fn counts(&self) -> Counts;
 
-    /// Tokens of all that is published.
+    /// The tokens of all published records.
     fn usage(&self) -> TokenUsage;
 }
 
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_that_counts_beyond_all_bounds_ends_no_batch() {
+    fn token_counts_saturate() {
         let mut sum = TokenUsage { input: 1, cached: 2, output: 3 };
         sum += TokenUsage { input: u64::MAX, cached: 1, output: 0 };
         assert_eq!(sum, TokenUsage { input: u64::MAX, cached: 3, output: 3 });

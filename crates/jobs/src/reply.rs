@@ -1,4 +1,4 @@
-//! What engines say to a request, and what is published of it.
+//! The response to a line, and the record that is published of it.
 
 use crate::record::{LineRecord, RecordKind, TokenUsage};
 use bytes::Bytes;
@@ -7,53 +7,53 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use wornpath_execution::field;
 
-/// An answer with a status.
+/// An HTTP response to a line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LineReply {
-    /// HTTP's.
+    /// The HTTP status.
     pub status: u16,
-    /// What the engine or the gateway calls the request.
+    /// The request id of the engine or the gateway.
     pub request_id: Option<String>,
-    /// As it came.
+    /// The body, byte for byte.
     pub body: Bytes,
-    /// When to come again.
+    /// The `Retry-After` header.
     pub retry_after: Option<Duration>,
 }
 
-/// No answer.
+/// Why a line has no response.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReplyError {
-    /// The pod is not there.
+    /// The pod is unreachable.
     #[error("{0}")]
     Unreachable(String),
-    /// It was there, and then not.
+    /// The connection was lost, or the response is invalid.
     #[error("{0}")]
     Broken(String),
-    /// Nobody was asked: its line is gone from where it was kept, and will not be there again.
+    /// The line is lost in its store, so no request was sent.
     #[error("{0}")]
     Unreadable(String),
 }
 
-/// What an answer means for its request.
+/// What a response means for its line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyMeaning {
-    /// It is answered.
+    /// The line succeeded.
     Answered,
-    /// It will never be: the request itself is at fault.
+    /// The request is at fault, so a retry is useless.
     Refused,
-    /// The engine has too much to do.
+    /// The engine is busy, for the time of its `Retry-After` if it sent one.
     Busy(Option<Duration>),
-    /// Something went wrong that may go right next time.
+    /// A retry may succeed.
     Failed,
-    /// The pod is not there.
+    /// The pod is unreachable.
     Gone,
 }
 
 impl ReplyMeaning {
-    /// What came back, understood.
+    /// Classifies a response.
     #[must_use]
-    pub fn of(came: &Result<LineReply, ReplyError>) -> Self {
-        match came {
+    pub fn of(reply: &Result<LineReply, ReplyError>) -> Self {
+        match reply {
             Err(ReplyError::Unreachable(_)) => Self::Gone,
             Err(ReplyError::Broken(_)) => Self::Failed,
             Err(ReplyError::Unreadable(_)) => Self::Refused,
@@ -67,38 +67,38 @@ impl ReplyMeaning {
     }
 }
 
-/// Whose request it was.
+/// The identity of a line in its record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// Which line.
+    /// The line of the input.
     pub line: u32,
-    /// What its owner calls it, as JSON.
+    /// The `custom_id`, as JSON.
     pub custom_id: Vec<u8>,
-    /// Begins the record's own name.
+    /// The prefix of the record id.
     pub name: String,
 }
 
 impl Owner {
-    /// The record of what came back last.
+    /// The record of the last response.
     #[must_use]
-    pub fn record(&self, came: &Result<LineReply, ReplyError>) -> LineRecord {
-        match came {
+    pub fn record(&self, reply: &Result<LineReply, ReplyError>) -> LineRecord {
+        match reply {
             Ok(reply) => self.of_reply(reply),
             Err(ReplyError::Unreadable(why)) => self.error("unreadable", why),
-            Err(trouble) => {
-                let message = format!("it was tried as often as it may be; at last: {trouble}");
+            Err(error) => {
+                let message = format!("all attempts failed; last error: {error}");
                 self.error("upstream_lost", &message)
             }
         }
     }
 
-    /// The record of what came for another line that is equal to this one.
+    /// The record of the response to an identical line, without its tokens.
     #[must_use]
-    pub fn copy(&self, came: &Result<LineReply, ReplyError>) -> LineRecord {
-        LineRecord { usage: TokenUsage::default(), ..self.record(came) }
+    pub fn copy(&self, reply: &Result<LineReply, ReplyError>) -> LineRecord {
+        LineRecord { usage: TokenUsage::default(), ..self.record(reply) }
     }
 
-    /// A line that ended without an answer.
+    /// The record of a line without a response.
     #[must_use]
     pub fn error(&self, code: &str, message: &str) -> LineRecord {
         let error = json!({"code": code, "message": message}).to_string();
@@ -134,20 +134,20 @@ impl Owner {
     }
 }
 
-/// The body as it came, on one line; what is no JSON becomes a string.
+/// Appends the body on one line; a body that is no JSON becomes a JSON string.
 fn append_body(body: &[u8], out: &mut Vec<u8>) {
-    // What is not looked at may be no UTF-8 in the eyes of the parser, but not of those who read the results.
+    // The parser skips ignored strings without checking their UTF-8; readers of the results do not.
     let is_text = std::str::from_utf8(body).is_ok();
     if !is_text || serde_json::from_slice::<IgnoredAny>(body).is_err() {
         let text = Value::from(String::from_utf8_lossy(body).as_ref()).to_string();
         out.extend_from_slice(text.as_bytes());
         return;
     }
-    // In JSON, line breaks stand only between values.
+    // In JSON, line breaks occur only between tokens.
     out.extend(body.iter().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { *byte }));
 }
 
-/// What an answer says of its tokens.
+/// The token counts of a response.
 fn usage_of(body: &[u8]) -> TokenUsage {
     let Ok(Some(usage)) = field(body, "usage") else { return TokenUsage::default() };
     let usage: Value = serde_json::from_slice(usage).unwrap_or_default();
@@ -170,14 +170,14 @@ mod tests {
     fn record(status: u16, body: &'static str) -> (RecordKind, Value, TokenUsage) {
         let owner = Owner { line: 3, custom_id: b"\"mine\"".to_vec(), name: "ab".into() };
         let body = Bytes::from_static(body.as_bytes());
-        let came = Ok(LineReply { status, request_id: Some("r".into()), body, retry_after: None });
-        let LineRecord { kind, bytes, usage, .. } = owner.record(&came);
+        let reply = Ok(LineReply { status, request_id: Some("r".into()), body, retry_after: None });
+        let LineRecord { kind, bytes, usage, .. } = owner.record(&reply);
         assert!(!bytes.contains(&b'\n'));
         (kind, serde_json::from_slice(&bytes).unwrap(), usage)
     }
 
     #[test]
-    fn an_answer_is_published_as_it_came_on_one_line() {
+    fn a_response_is_published_byte_for_byte_on_one_line() {
         let body = "{\n \"big\": 12345678901234567890123,\r\n \"usage\": {\"prompt_tokens\": 7, \"completion_tokens\": 2, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}";
         let (kind, line, usage) = record(200, body);
         assert_eq!(kind, RecordKind::Output);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_an_error_and_what_is_no_json_a_string() {
+    fn a_refusal_is_an_error_and_a_body_that_is_no_json_a_string() {
         let (kind, line, _) = record(400, "<html>\nno");
         assert_eq!((kind, &line["response"]["body"]), (RecordKind::Error, &json!("<html>\nno")));
         let owner = Owner { line: 0, custom_id: b"\"x\"".to_vec(), name: String::new() };
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_no_utf_8_becomes_a_string_that_can_be_read() {
+    fn a_body_that_is_no_utf_8_becomes_a_valid_string() {
         let mut out = Vec::new();
         append_body(b"{\"text\":\"a\xffb\"}", &mut out);
         let body: Value = serde_json::from_slice(&out).unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_say_who_is_at_fault() {
+    fn statuses_tell_who_is_at_fault() {
         let of = |status| {
             ReplyMeaning::of(&Ok(LineReply {
                 status,

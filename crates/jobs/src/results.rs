@@ -1,47 +1,48 @@
-//! The results of one input: two plain files, and a log that says what in them counts.
+//! The results of one input: two plain files, and a log that commits what is in them.
 //!
-//! Readers want lines of JSON that appear as they are ready; a crash must neither lose nor double one. So the
-//! lines go to `output` and `errors`, are synced, and only then a frame in the log says whose they are and
-//! where the files end. That frame is the publication: whatever stands behind the ends it names does not
-//! count and is cut off. One frame per group makes it cheap, and a line that has a record never gets another.
+//! Readers want lines of JSON that appear as they are ready; a crash must neither lose nor
+//! duplicate one. So the lines go to `output` and `errors`, are synced, and only then a frame in
+//! the log names their lines and the ends of the files. That frame is the commit: bytes behind the
+//! ends that it names do not count and are truncated. One frame per group makes it cheap, and a
+//! line that has a record never gets another.
 
 use crate::disk::{Disk, StoredFile};
 use crate::journal::Journal;
-use crate::problem::StoreError;
 use crate::record::{Counts, LineRecord, Publish, RecordKind, TokenUsage};
+use crate::store_error::StoreError;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Where results are.
+/// The files of the results.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResultPaths {
-    /// Answered lines.
+    /// The records of lines that succeeded.
     pub output: PathBuf,
-    /// Failed lines.
+    /// The records of lines that failed.
     pub errors: PathBuf,
-    /// What of both counts.
+    /// The log that commits both.
     pub log: PathBuf,
 }
 
-/// What the results are of.
+/// The identity of an input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InputMark {
-    /// Bytes of the input.
+    /// The length in bytes.
     pub bytes: u64,
-    /// Its hash.
+    /// The hash of its bytes.
     pub hash: u64,
-    /// Lines with a request.
+    /// The number of lines with a request.
     pub lines: u32,
 }
 
-/// A group of records, as the log has it.
+/// A group of records in the log.
 #[derive(Serialize, Deserialize)]
 struct ResultGroup {
-    /// Line, where to, and bytes with the newline.
+    /// Line, file, and bytes with the newline.
     records: Vec<(u32, RecordKind, u32)>,
-    /// Where the files end.
+    /// The ends of the files after the group.
     ends: [u64; 2],
-    /// Of the group's bytes in each file.
+    /// The CRC-32 of the group's bytes in each file.
     crcs: [u32; 2],
     usage: TokenUsage,
 }
@@ -54,29 +55,28 @@ enum ResultEntry {
     Group(ResultGroup),
 }
 
-/// Where a line's record stands.
+/// The position of a line's record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResultPosition {
-    /// Which line of the input.
+    /// The line of the input.
     pub line: u32,
-    /// In which file.
+    /// The file of the record.
     pub kind: RecordKind,
-    /// From where.
+    /// The offset in that file.
     pub offset: u64,
-    /// How many bytes, with the newline.
+    /// The length, with the newline.
     pub bytes: u32,
 }
 
-/// Results that grow.
+/// Open results, to which records are published.
 pub struct Results {
     paths: ResultPaths,
-    /// Output and errors.
+    /// `output` and `errors`.
     files: [Box<dyn StoredFile>; 2],
     log: Journal,
-    input: InputMark,
-    /// Where the files end, as far as they count.
+    /// The committed ends of the files.
     ends: [u64; 2],
-    /// Whether something may stand behind the ends.
+    /// Whether there may be bytes behind the ends.
     is_dirty: bool,
     done: Vec<bool>,
     counts: Counts,
@@ -90,16 +90,17 @@ impl std::fmt::Debug for Results {
 }
 
 impl Results {
-    /// Opens what has been published of an input, or begins it.
+    /// Opens the results of an input, or creates them.
     ///
     /// # Errors
-    /// If another process has it, it is of another input, it is damaged, or the file system refuses.
+    /// If another process has them open, they belong to another input or are damaged, or the file
+    /// system fails.
     pub fn open(
         disk: &dyn Disk,
         paths: &ResultPaths,
         input: InputMark,
     ) -> Result<Self, StoreError> {
-        let mut found = FoundResult::of(input);
+        let mut found = LogScan::of(input);
         let mut log = Journal::open(disk, &paths.log, |payload| found.entry(payload, &mut |_| {}))?;
         found.check(paths)?;
         if found.mark.is_none() {
@@ -107,7 +108,7 @@ impl Results {
         }
         let mut files = Vec::with_capacity(2);
         for (path, end) in [&paths.output, &paths.errors].into_iter().zip(found.ends) {
-            files.push(settled(disk, path, end)?);
+            files.push(open_truncated(disk, path, end)?);
         }
         let files: [Box<dyn StoredFile>; 2] =
             files.try_into().ok().expect("one file was opened for each of two paths");
@@ -117,9 +118,9 @@ impl Results {
         if found.mark.is_none() {
             log.append(&json(&ResultEntry::Of(input)))?;
         }
-        let FoundResult { ends, done, counts, usage, .. } = found;
+        let LogScan { ends, done, counts, usage, .. } = found;
         let paths = paths.clone();
-        Ok(Self { paths, files, log, input, ends, is_dirty: false, done, counts, usage })
+        Ok(Self { paths, files, log, ends, is_dirty: false, done, counts, usage })
     }
 
     /// Whether a line has its record.
@@ -128,22 +129,16 @@ impl Results {
         self.done.get(line as usize).copied().unwrap_or(true)
     }
 
-    /// Bytes of output and of errors that count.
+    /// The committed bytes of `output` and `errors`.
     #[must_use]
     pub const fn ends(&self) -> [u64; 2] {
         self.ends
     }
 
-    /// What it is of.
-    #[must_use]
-    pub const fn input(&self) -> InputMark {
-        self.input
-    }
-
-    /// Reads what counts of a file, from `offset` on.
+    /// Reads the committed part of a file, from `offset` on.
     ///
     /// # Errors
-    /// If the file system refuses.
+    /// If the file system fails.
     pub fn read(
         &self,
         kind: RecordKind,
@@ -157,14 +152,14 @@ impl Results {
         self.files[at].read_at(&mut buffer[..most], offset).map_err(StoreError::io("read", path))
     }
 
-    /// Writes the lines, and syncs them.
+    /// Appends the lines, and syncs them.
     fn write(&mut self, lines: &[Vec<u8>; 2]) -> Result<(), StoreError> {
         let paths = [&self.paths.output, &self.paths.errors];
         for ((file, path), (lines, end)) in
             self.files.iter_mut().zip(paths).zip(lines.iter().zip(self.ends))
         {
             if self.is_dirty {
-                file.truncate(end).map_err(StoreError::io("cut back", path))?;
+                file.truncate(end).map_err(StoreError::io("truncate", path))?;
             }
             if !lines.is_empty() {
                 file.append(lines).map_err(StoreError::io("write", path))?;
@@ -202,11 +197,13 @@ impl Publish for Results {
             group.ends[at] += lines.len() as u64;
             group.crcs[at] = crc32fast::hash(lines);
         }
-        let (ends, usage, new) = (group.ends, group.usage, group.records.len());
+        let ends = group.ends;
+        let usage = group.usage;
+        let new = group.records.len();
         let marks: Vec<_> = group.records.iter().map(|(line, kind, _)| (*line, *kind)).collect();
         let written =
             self.write(&lines).and_then(|()| self.log.append(&json(&ResultEntry::Group(group))));
-        // Until the log has it, it does not count, however much of it stands in the files.
+        // Until the log has the group, its bytes in the files do not count.
         self.is_dirty = written.is_err();
         written?;
         for (line, kind) in marks {
@@ -227,7 +224,7 @@ impl Publish for Results {
     }
 }
 
-/// Where every record stands, in the order of publication. For readers: nothing is changed.
+/// The position of every record, in the order of publication. Changes nothing.
 ///
 /// # Errors
 /// If the log is in use, damaged, or cannot be read.
@@ -236,27 +233,34 @@ pub fn places(
     paths: &ResultPaths,
     input: InputMark,
 ) -> Result<Vec<ResultPosition>, StoreError> {
-    let (mut found, mut places) = (FoundResult::of(input), Vec::new());
+    let mut found = LogScan::of(input);
+    let mut positions = Vec::new();
     Journal::open(disk, &paths.log, |payload| {
-        found.entry(payload, &mut |place| places.push(place))
+        found.entry(payload, &mut |position| positions.push(position))
     })?;
     found.check(paths)?;
-    Ok(places)
+    Ok(positions)
 }
 
-/// What a log says, as it is read.
-struct FoundResult {
+/// The state of the results as the log is replayed.
+struct LogScan {
     expected: InputMark,
     mark: Option<InputMark>,
     ends: [u64; 2],
     done: Vec<bool>,
     counts: Counts,
     usage: TokenUsage,
-    /// Where the last group begins, and its checksums.
-    last: Option<([u64; 2], [u32; 2])>,
+    last: Option<LastGroup>,
 }
 
-impl FoundResult {
+/// The begin of the last group in each file, and its checksums.
+#[derive(Clone, Copy)]
+struct LastGroup {
+    begins: [u64; 2],
+    crcs: [u32; 2],
+}
+
+impl LogScan {
     fn of(expected: InputMark) -> Self {
         Self {
             expected,
@@ -274,24 +278,25 @@ impl FoundResult {
         payload: &[u8],
         each: &mut dyn FnMut(ResultPosition),
     ) -> Result<(), &'static str> {
-        let group = match serde_json::from_slice(payload).map_err(|_| "no entry of a result log")? {
-            ResultEntry::Of(mark) if self.mark.is_none() => {
-                self.mark = Some(mark);
-                return Ok(());
-            }
-            ResultEntry::Of(_) => return Err("the input is named twice"),
-            ResultEntry::Group(group) => group,
-        };
+        let group =
+            match serde_json::from_slice(payload).map_err(|_| "not an entry of a result log")? {
+                ResultEntry::Of(mark) if self.mark.is_none() => {
+                    self.mark = Some(mark);
+                    return Ok(());
+                }
+                ResultEntry::Of(_) => return Err("a second input mark"),
+                ResultEntry::Group(group) => group,
+            };
         if self.mark != Some(self.expected) {
-            // Told apart below, with what differs.
+            // `check` reports the difference.
             return Ok(());
         }
-        self.last = Some((self.ends, group.crcs));
+        self.last = Some(LastGroup { begins: self.ends, crcs: group.crcs });
         for (line, kind, bytes) in group.records {
             match self.done.get_mut(line as usize) {
                 Some(done @ false) => *done = true,
                 Some(true) => return Err("a line has two records"),
-                None => return Err("a record of a line that there is not"),
+                None => return Err("a record of a line that does not exist"),
             }
             let end = &mut self.ends[usize::from(kind == RecordKind::Error)];
             each(ResultPosition { line, kind, offset: *end, bytes });
@@ -299,32 +304,38 @@ impl FoundResult {
             self.counts.add(kind);
         }
         self.usage += group.usage;
-        if self.ends == group.ends { Ok(()) } else { Err("the records do not fill the files") }
+        if self.ends == group.ends {
+            Ok(())
+        } else {
+            Err("the lengths of the records do not add up")
+        }
     }
 
     fn check(&self, paths: &ResultPaths) -> Result<(), StoreError> {
         let Some(mark) = self.mark.filter(|mark| *mark != self.expected) else { return Ok(()) };
-        let (was, is) = (mark.lines, self.expected.lines);
+        let was = mark.lines;
+        let is = self.expected.lines;
         let what = match was == is {
-            true => "it was begun with another input of as many lines".to_owned(),
-            false => format!("it was begun with an input of {was} lines, and this one has {is}"),
+            true => "it was started with another input of as many lines".to_owned(),
+            false => format!("it was started with an input of {was} lines, and this one has {is}"),
         };
         Err(StoreError::OtherInput { path: paths.log.clone(), what })
     }
 
-    /// The last group is what a crash could have touched.
+    /// Compares the last group with its checksums: only that one can a crash have damaged.
     fn check_last(
         &self,
         files: &[Box<dyn StoredFile>; 2],
         paths: &ResultPaths,
     ) -> Result<(), StoreError> {
-        let Some((begins, crcs)) = self.last else { return Ok(()) };
+        let Some(LastGroup { begins, crcs }) = self.last else { return Ok(()) };
         for (at, path) in [&paths.output, &paths.errors].into_iter().enumerate() {
-            let (offset, length) = (begins[at], self.ends[at] - begins[at]);
+            let offset = begins[at];
+            let length = self.ends[at] - offset;
             let mut bytes = vec![0; length as usize];
             files[at].read_at(&mut bytes, offset).map_err(StoreError::io("read", path))?;
             if crc32fast::hash(&bytes) != crcs[at] {
-                let what = "the last group of records is not what was written";
+                let what = "the checksum of the last group of records does not match";
                 return Err(StoreError::Damaged { path: path.clone(), offset, what });
             }
         }
@@ -332,7 +343,8 @@ impl FoundResult {
     }
 }
 
-/// The log names its input before anything is published: one that does not is no log of what is there.
+/// The log names its input before the first record: one that does not cannot belong to existing
+/// results.
 fn check_nothing_published(disk: &dyn Disk, paths: &ResultPaths) -> Result<(), StoreError> {
     for path in [&paths.output, &paths.errors] {
         if !disk.exists(path) {
@@ -340,23 +352,27 @@ fn check_nothing_published(disk: &dyn Disk, paths: &ResultPaths) -> Result<(), S
         }
         let file = disk.open(path).map_err(StoreError::io("open", path))?;
         if file.length().map_err(StoreError::io("read", path))? > 0 {
-            let what = "it does not say what it is of, and there are results";
+            let what = "it names no input, but there are results";
             return Err(StoreError::Damaged { path: paths.log.clone(), offset: 0, what });
         }
     }
     Ok(())
 }
 
-/// A file, cut back to what counts of it.
-fn settled(disk: &dyn Disk, path: &Path, end: u64) -> Result<Box<dyn StoredFile>, StoreError> {
+/// Opens a file and truncates it to its committed end.
+fn open_truncated(
+    disk: &dyn Disk,
+    path: &Path,
+    end: u64,
+) -> Result<Box<dyn StoredFile>, StoreError> {
     let mut file = disk.open(path).map_err(StoreError::io("open", path))?;
     let length = file.length().map_err(StoreError::io("read", path))?;
     if length < end {
-        let what = "it ends here, and more was published";
+        let what = "it ends here, but more was published";
         return Err(StoreError::Damaged { path: path.to_owned(), offset: length, what });
     }
     if length > end {
-        file.truncate(end).map_err(StoreError::io("cut back", path))?;
+        file.truncate(end).map_err(StoreError::io("truncate", path))?;
     }
     file.sync().map_err(StoreError::io("sync", path))?;
     Ok(file)

@@ -1,90 +1,93 @@
-//! Who gets which request next, and what becomes of it: the runner's decisions, without I/O or clock.
+//! The runner's decisions, without I/O or clock: which pod gets which request next, and when to
+//! retry.
 //!
-//! Order, stealing and re-cutting are the planner's [`Run`]. Around it: a window per pod that follows what its
-//! engine says, and that others may hold below a ceiling; pauses for engines that are busy or failing; pods
-//! that go and come back; and an end to retries.
+//! Order, work stealing and re-partitioning are the planner's [`PlanRun`]. Around it: a window per
+//! pod that follows the engine's load and that online traffic may hold below a ceiling; backoff for
+//! engines that are busy or failing; pods that are lost and come back; and a limit of attempts.
 
 use crate::reply::ReplyMeaning;
 use std::time::Duration;
+use wornpath_execution::Backoff;
 use wornpath_planner::{JobId, JobOutcome, Plan, PlanRun, PodLoad, Window};
 
-/// How patient a run is.
+/// When requests and pods have failed for good, and the delays before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RetryDelay {
-    /// A request is tried so often before it has failed for good.
+pub struct RetryPolicy {
+    /// Attempts of a request before it has failed for good.
     pub attempts: u8,
-    /// A pod that fails so often in a row has gone.
+    /// Failures in a row after which a pod is lost.
     pub failures: u32,
-    /// The first pause after a failure; it doubles with each.
-    pub pause: Duration,
-    /// The longest pause.
-    pub longest_pause: Duration,
+    /// The delay of a pod after each failure. It also bounds the `Retry-After` of busy pods.
+    pub backoff: Backoff,
 }
 
-impl Default for RetryDelay {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             attempts: 5,
             failures: 3,
-            pause: Duration::from_millis(100),
-            longest_pause: Duration::from_secs(10),
+            backoff: Backoff {
+                first: Duration::from_millis(100),
+                longest: Duration::from_secs(10),
+            },
         }
     }
 }
 
-/// What is to be sent.
+/// A request to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SchedulerOrder {
-    /// Which request.
+    /// The request.
     pub job: JobId,
-    /// To which pod.
+    /// The pod that gets it.
     pub pod: usize,
     /// Whether others wait until its prompt is computed.
     pub is_awaited: bool,
-    /// The pod's number in the run at that time: an answer from before it went does not count.
+    /// The pod's number in the plan's run at that time: a response from before the pod was lost is
+    /// stale.
     number: usize,
 }
 
-/// What becomes of a request.
+/// What follows the end of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LineFate {
-    /// What came is its record.
+    /// Its response is published.
     Publish,
-    /// It is tried again.
+    /// It will be retried.
     Again,
-    /// Nothing: it is settled already, or is with another pod by now.
+    /// Nothing: it has its record, or was given to another pod.
     Stale,
 }
 
 #[derive(Debug)]
-struct QueuePosition {
-    /// Its number in the run, which is another after it came back; none while it is gone.
+struct PodSlot {
+    /// Its number in the plan's run, a new one after it came back; none while it is lost.
     number: Option<usize>,
     window: Window,
-    /// Never more than this at once, whatever the window says.
+    /// The most requests in flight, whatever the window allows.
     ceiling: usize,
     failures: u32,
     rests_until: Option<Duration>,
 }
 
-/// Conducts one run.
+/// Schedules one run.
 #[derive(Debug)]
 pub struct Scheduler {
     run: PlanRun,
-    places: Vec<QueuePosition>,
+    slots: Vec<PodSlot>,
     attempts: Vec<u8>,
-    patience: RetryDelay,
+    policy: RetryPolicy,
     in_flight: usize,
-    /// Whom to ask first, so that no pod is always last.
-    turn: usize,
+    /// The pod to serve first, so that none is always last.
+    next_pod: usize,
 }
 
 impl Scheduler {
-    /// Starts a plan whose pod `n` has the window `windows[n]`.
+    /// Schedules a plan whose pod `n` has the window `windows[n]`.
     #[must_use]
-    pub fn new(plan: Plan, windows: Vec<Window>, patience: RetryDelay) -> Self {
+    pub fn new(plan: Plan, windows: Vec<Window>, policy: RetryPolicy) -> Self {
         let jobs = plan.route().stops().iter().map(|stop| stop.job.index() + 1).max().unwrap_or(0);
-        let place = |(number, window)| QueuePosition {
+        let slot = |(number, window)| PodSlot {
             number: Some(number),
             window,
             ceiling: usize::MAX,
@@ -92,29 +95,29 @@ impl Scheduler {
             rests_until: None,
         };
         Self {
-            places: windows.into_iter().enumerate().map(place).collect(),
+            slots: windows.into_iter().enumerate().map(slot).collect(),
             run: PlanRun::new(plan),
             attempts: vec![0; jobs],
-            patience,
+            policy,
             in_flight: 0,
-            turn: 0,
+            next_pod: 0,
         }
     }
 
-    /// The next request to send, if a pod has room for one.
+    /// The next request to send, if a pod has capacity.
     pub fn next(&mut self, now: Duration) -> Option<SchedulerOrder> {
-        for step in 0..self.places.len() {
-            let pod = (self.turn + step) % self.places.len();
-            let place = &mut self.places[pod];
-            if place.rests_until.is_some_and(|until| until > now) {
+        for step in 0..self.slots.len() {
+            let pod = (self.next_pod + step) % self.slots.len();
+            let slot = &mut self.slots[pod];
+            if slot.rests_until.is_some_and(|until| until > now) {
                 continue;
             }
-            place.rests_until = None;
-            let Some(number) = place.number else { continue };
-            let mut room = place.window.room();
-            room.requests = room.requests.min(place.ceiling);
-            if let Some(job) = self.run.claim(number, room) {
-                self.turn = pod + 1;
+            slot.rests_until = None;
+            let Some(number) = slot.number else { continue };
+            let mut capacity = slot.window.room();
+            capacity.requests = capacity.requests.min(slot.ceiling);
+            if let Some(job) = self.run.claim(number, capacity) {
+                self.next_pod = pod + 1;
                 self.in_flight += 1;
                 return Some(SchedulerOrder {
                     job,
@@ -132,7 +135,7 @@ impl Scheduler {
         self.run.prefilled(job);
     }
 
-    /// Something came back, or nothing will.
+    /// A request has its response, or has failed.
     pub fn ended(
         &mut self,
         order: SchedulerOrder,
@@ -146,12 +149,12 @@ impl Scheduler {
             ReplyMeaning::Answered | ReplyMeaning::Refused => true,
             ReplyMeaning::Failed => {
                 *attempts += 1;
-                *attempts >= self.patience.attempts
+                *attempts >= self.policy.attempts
             }
-            // Its own fault is none of these.
+            // Neither is the fault of the request.
             ReplyMeaning::Busy(_) | ReplyMeaning::Gone => false,
         };
-        if self.places[pod].number != Some(number) {
+        if self.slots[pod].number != Some(number) {
             return LineFate::Stale;
         }
         let settled = match is_last {
@@ -159,7 +162,7 @@ impl Scheduler {
             false => self.run.failed(job, number),
         };
         match meaning {
-            ReplyMeaning::Answered | ReplyMeaning::Refused => self.places[pod].failures = 0,
+            ReplyMeaning::Answered | ReplyMeaning::Refused => self.slots[pod].failures = 0,
             ReplyMeaning::Busy(after) => self.is_busy(pod, after, now),
             ReplyMeaning::Failed => self.has_failed(pod, now),
             ReplyMeaning::Gone => self.lost(pod),
@@ -171,86 +174,87 @@ impl Scheduler {
         }
     }
 
-    /// An engine says how it is.
-    pub fn heard(&mut self, pod: usize, vitals: PodLoad) {
-        self.places[pod].window.observe(vitals);
+    /// Updates the window of a pod by its load.
+    pub fn observe(&mut self, pod: usize, vitals: PodLoad) {
+        self.slots[pod].window.observe(vitals);
     }
 
-    /// No more than so many at once on a pod.
+    /// Limits the requests in flight on a pod.
     pub fn hold_below(&mut self, pod: usize, ceiling: usize) {
-        self.places[pod].ceiling = ceiling;
+        self.slots[pod].ceiling = ceiling;
     }
 
-    /// A pod has gone: others get its work.
+    /// A pod is lost: others get its work.
     pub fn lost(&mut self, pod: usize) {
-        if let Some(number) = self.places[pod].number.take() {
+        if let Some(number) = self.slots[pod].number.take() {
             self.run.lost(number);
         }
     }
 
-    /// A pod is there again.
+    /// A pod is back.
     pub fn back(&mut self, pod: usize, speed: f64) {
-        let place = &mut self.places[pod];
-        if place.number.is_none() {
-            place.number = Some(self.run.joined(speed));
-            (place.failures, place.rests_until) = (0, None);
+        let slot = &mut self.slots[pod];
+        if slot.number.is_none() {
+            slot.number = Some(self.run.joined(speed));
+            slot.failures = 0;
+            slot.rests_until = None;
         }
     }
 
-    /// How many pods there are, gone ones too.
+    /// The number of pods, including lost ones.
     #[must_use]
     pub const fn pods(&self) -> usize {
-        self.places.len()
+        self.slots.len()
     }
 
-    /// Which pods are gone.
+    /// The lost pods.
     pub fn gone(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.places.len()).filter(|pod| self.places[*pod].number.is_none())
+        (0..self.slots.len()).filter(|pod| self.slots[*pod].number.is_none())
     }
 
-    /// When the next pause ends.
+    /// When the next backoff ends.
     #[must_use]
     pub fn wakeup(&self, now: Duration) -> Option<Duration> {
-        self.places.iter().filter_map(|place| place.rests_until).filter(|until| *until > now).min()
+        self.slots.iter().filter_map(|slot| slot.rests_until).filter(|until| *until > now).min()
     }
 
-    /// Requests without an end.
+    /// Requests without a record.
     #[must_use]
     pub const fn unsettled(&self) -> usize {
         self.run.unsettled()
     }
 
-    /// Requests that are under way, those whose answers no longer count included.
+    /// Requests in flight, including those whose responses are stale.
     #[must_use]
     pub const fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// How often an idle pod took work from another.
+    /// How often an idle pod stole work from another.
     #[must_use]
     pub const fn thefts(&self) -> usize {
         self.run.thefts()
     }
 
     fn is_busy(&mut self, pod: usize, after: Option<Duration>, now: Duration) {
-        let place = &mut self.places[pod];
+        let slot = &mut self.slots[pod];
         // Of many refusals at once, one halves the window.
-        if place.rests_until.is_none_or(|until| until <= now) {
-            place.window.refused();
+        if slot.rests_until.is_none_or(|until| until <= now) {
+            slot.window.refused();
         }
-        let pause = after.unwrap_or(self.patience.pause).min(self.patience.longest_pause);
-        place.rests_until = place.rests_until.max(Some(now + pause));
+        let backoff = self.policy.backoff;
+        let delay = after.unwrap_or(backoff.first).min(backoff.longest);
+        slot.rests_until = slot.rests_until.max(Some(now + delay));
     }
 
     fn has_failed(&mut self, pod: usize, now: Duration) {
-        let place = &mut self.places[pod];
-        place.failures += 1;
-        if place.failures >= self.patience.failures {
+        let slot = &mut self.slots[pod];
+        slot.failures += 1;
+        if slot.failures >= self.policy.failures {
             return self.lost(pod);
         }
-        let pause = self.patience.pause * 2_u32.saturating_pow(place.failures - 1);
-        place.rests_until =
-            place.rests_until.max(Some(now + pause.min(self.patience.longest_pause)));
+        let delay = self.policy.backoff.delay(slot.failures);
+        slot.rests_until = slot.rests_until.max(Some(now + delay));
     }
 }
 

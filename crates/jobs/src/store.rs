@@ -1,43 +1,44 @@
-//! Where files and batches are kept: one interface, whatever is behind it.
+//! The store of files and batches: one interface for a folder and for a database.
 //!
-//! Accepted means durable: when a call returns, what it did survives. A batch consists of segments, pieces of its
-//! planned order, and whoever runs some of them holds a [`Lease`] on those. Each lease has a higher number than
-//! those before, and writing needs the latest: a runner that was thought dead and comes back writes nothing, so
-//! every line is published by exactly one of them.
+//! Accepted means durable: when a call returns, its effect survives a crash. A batch consists of
+//! segments, parts of its planned order, and a runner holds a [`Lease`] on the segments that it
+//! computes. Each lease has a higher epoch than those before, and writing needs the latest: a
+//! runner that was presumed dead and comes back writes nothing, so every line is published by
+//! exactly one runner.
 
 use crate::batch::{Batch, BatchStatus, UnixTime};
-use crate::problem::StoreError;
 use crate::record::{Counts, LineRecord, Publish, RecordKind, TokenUsage};
 use crate::results::InputMark;
+use crate::store_error::StoreError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is known of a file.
+/// The metadata of a file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its name.
+    /// The file id.
     pub id: String,
-    /// Whose it is; empty if nobody is told apart.
+    /// The tenant; empty without tenants.
     pub owner: String,
-    /// What its owner calls it.
+    /// The file name of the upload.
     pub filename: String,
-    /// What it is for.
+    /// The purpose in OpenAI's sense, such as `batch`.
     pub purpose: String,
-    /// Its bytes.
+    /// The length.
     pub bytes: u64,
-    /// When it came.
+    /// The time of the upload.
     pub created_at: UnixTime,
-    /// When it goes.
+    /// When it expires.
     pub expires_at: Option<UnixTime>,
-    /// Set if it is a batch's own: whose, and which of its two.
+    /// Set if it is a result file: its batch, and which of the two files.
     pub of: Option<(String, RecordKind)>,
 }
 
 impl FileEntry {
-    /// As clients see it.
+    /// The file object of the API.
     #[must_use]
     pub fn to_json(&self) -> Value {
         json!({
@@ -54,55 +55,55 @@ impl FileEntry {
     }
 }
 
-/// The right to run segments of a batch, until another takes one of them over.
+/// The right to compute segments of a batch, until another runner takes one of them over.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lease {
-    /// Of which.
+    /// The batch id.
     pub batch: String,
-    /// Higher than that of every earlier lease.
+    /// The fencing token: higher than that of every earlier lease.
     pub epoch: u64,
-    /// Which segments, in ascending order.
+    /// The leased segments, in ascending order.
     pub segments: Vec<u32>,
-    /// Of how many.
+    /// The number of segments of the batch.
     pub of: u32,
 }
 
 impl Lease {
-    /// Whether nobody else runs anything of the batch.
+    /// Whether it covers the whole batch.
     #[must_use]
     pub const fn is_whole(&self) -> bool {
         self.segments.len() == self.of as usize
     }
 
-    /// Whether the `place`th of `all` requests, in the planned order, is in one of its segments.
+    /// Whether the request at `position` of `all`, in the planned order, is in one of its segments.
     #[must_use]
-    pub fn covers(&self, place: usize, all: usize) -> bool {
-        let segment = place * self.of as usize / all.max(1);
+    pub fn covers(&self, position: usize, all: usize) -> bool {
+        let segment = position * self.of as usize / all.max(1);
         self.segments.binary_search(&(segment as u32)).is_ok()
     }
 }
 
-/// How far a batch's results are.
+/// The published results of a batch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BatchState {
-    /// How many lines have their records.
+    /// The lines by their state.
     pub counts: Counts,
-    /// Tokens of those.
+    /// The tokens of the published records.
     pub usage: TokenUsage,
     /// Lines without a record.
     pub missing: Vec<u32>,
 }
 
-/// Keeps files and batches.
+/// Stores files and batches.
 pub trait Store: Send + Sync {
-    /// Takes a file in; `entry.bytes` is what `content` turns out to have. A file of a batch's results replaces one of the same
-    /// name.
+    /// Adds a file, and sets `entry.bytes` to the length of `content`. A result file of a batch
+    /// replaces one of the same id.
     ///
     /// # Errors
-    /// If it cannot be kept.
+    /// If it cannot be stored.
     fn add_file(&self, entry: FileEntry, content: &mut dyn Read) -> Result<FileEntry, StoreError>;
 
-    /// What is known of a file.
+    /// The metadata of a file.
     ///
     /// # Errors
     /// If there is none.
@@ -111,7 +112,7 @@ pub trait Store: Send + Sync {
     /// All files of an owner, newest first.
     ///
     /// # Errors
-    /// If the store does not answer.
+    /// If the store is unreachable.
     fn files(&self, owner: &str) -> Result<Vec<FileEntry>, StoreError>;
 
     /// Reads from a file.
@@ -120,19 +121,19 @@ pub trait Store: Send + Sync {
     /// If there is none, or it cannot be read.
     fn read_file(&self, id: &str, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError>;
 
-    /// Takes a file away.
+    /// Removes a file.
     ///
     /// # Errors
     /// If there is none.
     fn remove_file(&self, id: &str) -> Result<(), StoreError>;
 
-    /// Takes a batch in.
+    /// Adds a batch.
     ///
     /// # Errors
-    /// If it cannot be kept, or its input is not there.
+    /// If it cannot be stored, or its input file does not exist.
     fn add_batch(&self, batch: Batch) -> Result<(), StoreError>;
 
-    /// A batch, as it is now.
+    /// A batch with its current counts.
     ///
     /// # Errors
     /// If there is none.
@@ -141,17 +142,17 @@ pub trait Store: Send + Sync {
     /// All batches of an owner, newest first.
     ///
     /// # Errors
-    /// If the store does not answer.
+    /// If the store is unreachable.
     fn batches(&self, owner: &str) -> Result<Vec<Batch>, StoreError>;
 
-    /// All batches that have not ended, whoever owns them. Who asks this counts among those who run them, for a
-    /// while: others then leave it a share.
+    /// All batches that have not ended, of all owners. The caller counts as a runner for one lease
+    /// term, so that the others leave it a share.
     ///
     /// # Errors
-    /// If the store does not answer.
+    /// If the store is unreachable.
     fn unfinished(&self) -> Result<Vec<Batch>, StoreError>;
 
-    /// Bytes that have been published of a batch's output or errors.
+    /// The published bytes of a batch's output or errors.
     ///
     /// # Errors
     /// If there is no such batch.
@@ -160,68 +161,69 @@ pub trait Store: Send + Sync {
     /// Changes a batch on behalf of its owner.
     ///
     /// # Errors
-    /// What `change` says; nothing has changed then.
+    /// The error of `change`; the batch is unchanged then.
     fn change(
         &self,
         id: &str,
         change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
     ) -> Result<Batch, StoreError>;
 
-    /// Takes over what of a batch nobody else runs: whoever had it before writes no more. None if others run all
-    /// that is left. What is past its time or cancelled is taken whole, as soon as nobody runs any of it.
+    /// Leases segments of a batch that no live runner holds; their former holder can no longer
+    /// write. None if other runners hold all that is left. A batch that is expired or cancelled is
+    /// leased as a whole, as soon as no runner holds any of it.
     ///
     /// # Errors
-    /// If there is none, or it has ended.
+    /// If the batch does not exist, or has ended.
     fn lease(&self, batch: &str) -> Result<Option<Lease>, StoreError>;
 
-    /// How long a lease lasts if nothing is heard of its holder.
+    /// The time after which a lease expires that is not renewed.
     fn term(&self) -> Duration;
 
-    /// Says that its holder is alive, and hears in what state the batch is.
+    /// Renews a lease. Returns the status of the batch.
     ///
     /// # Errors
     /// If the lease is not the latest.
     fn renew(&self, lease: &Lease) -> Result<BatchStatus, StoreError>;
 
-    /// Its holder computes no more: what it leased is done, or will not be computed any more. The lease stays its own, to end
-    /// the batch with, until it is given back.
+    /// Marks the leased segments as settled: no more of them will be computed. The holder keeps the
+    /// lease to finish the batch with, until it releases it.
     ///
     /// # Errors
     /// If the lease is not the latest.
     fn settle(&self, lease: &Lease) -> Result<(), StoreError>;
 
-    /// Its holder gives it back: another may take it at once.
+    /// Releases a lease: another runner may take the segments at once.
     ///
     /// # Errors
-    /// If the store does not answer.
+    /// If the store is unreachable.
     fn release(&self, lease: &Lease) -> Result<(), StoreError>;
 
     /// Changes a batch on behalf of its runner.
     ///
     /// # Errors
-    /// If the lease is not the latest, or what `change` says.
+    /// If the lease is not the latest, or the error of `change`.
     fn change_leased(
         &self,
         lease: &Lease,
         change: &mut dyn FnMut(&mut Batch) -> Result<(), StoreError>,
     ) -> Result<Batch, StoreError>;
 
-    /// How far the results are; begins them if there are none.
+    /// The published results; creates them if there are none.
     ///
     /// # Errors
     /// If the lease is not the latest, or the results are of another input.
     fn standing(&self, lease: &Lease, input: InputMark) -> Result<BatchState, StoreError>;
 
-    /// Publishes records: each line's first and no other. Returns how many were new.
+    /// Publishes records: the first of each line and no other. Returns how many were new.
     ///
     /// # Errors
     /// If the lease is not the latest, or they cannot be written.
     fn publish(&self, lease: &Lease, records: &[LineRecord]) -> Result<usize, StoreError>;
 
-    /// Reads what has been published of a batch so far, whole lines only.
+    /// Reads the results of a batch that are published so far, whole lines only.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read.
+    /// If the batch does not exist, or its results cannot be read.
     fn read_results(
         &self,
         batch: &str,
@@ -230,17 +232,18 @@ pub trait Store: Send + Sync {
         buffer: &mut [u8],
     ) -> Result<usize, StoreError>;
 
-    /// Removes what nobody may want any more: files past their time, unless a batch still reads them, and
-    /// batches that ended `keep` seconds ago or earlier, with their results. Returns how many.
+    /// Removes expired files, unless a batch still reads them, and batches that ended `keep`
+    /// seconds ago or earlier, with their results. Returns how many.
     ///
     /// # Errors
-    /// If the store does not answer.
+    /// If the store is unreachable.
     fn sweep(&self, now: UnixTime, keep: u64) -> Result<usize, StoreError>;
 }
 
-/// A file that a batch reads is not removed.
+/// The error of removing a file that a batch still reads.
 pub(crate) fn still_needed(file: &str, batch: &Batch) -> StoreError {
-    let (batch, status) = (&batch.id, batch.status().word());
+    let status = batch.status().word();
+    let batch = &batch.id;
     StoreError::Conflict(format!(
         "file `{file}` is the input of batch `{batch}`, which is {status}; cancel it first"
     ))
@@ -250,7 +253,8 @@ pub(crate) fn still_needed(file: &str, batch: &Batch) -> StoreError {
 pub struct Leased {
     store: Arc<dyn Store>,
     lease: Lease,
-    standing: (Counts, TokenUsage),
+    counts: Counts,
+    usage: TokenUsage,
 }
 
 impl std::fmt::Debug for Leased {
@@ -260,10 +264,10 @@ impl std::fmt::Debug for Leased {
 }
 
 impl Leased {
-    /// Goes on from where the results are.
+    /// Continues after the published results.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, lease: Lease, standing: &BatchState) -> Self {
-        Self { store, lease, standing: (standing.counts, standing.usage) }
+        Self { store, lease, counts: standing.counts, usage: standing.usage }
     }
 }
 
@@ -271,15 +275,16 @@ impl Publish for Leased {
     fn publish(&mut self, records: &[LineRecord]) -> Result<usize, StoreError> {
         let new = self.store.publish(&self.lease, records)?;
         let batch = self.store.batch(&self.lease.batch)?;
-        self.standing = (batch.counts, batch.usage);
+        self.counts = batch.counts;
+        self.usage = batch.usage;
         Ok(new)
     }
 
     fn counts(&self) -> Counts {
-        self.standing.0
+        self.counts
     }
 
     fn usage(&self) -> TokenUsage {
-        self.standing.1
+        self.usage
     }
 }

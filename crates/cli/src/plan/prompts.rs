@@ -200,7 +200,7 @@ impl PromptReader<'_> {
         let body = if line["body"].is_object() { &line["body"] } else { &line };
         let text = rendered(body)?;
         let mut chain = Vec::new();
-        let lengths = self.sketcher.sketch(body, &text, &mut chain)?;
+        let lengths = self.sketcher.hash_prompt(body, &text, &mut chain)?;
         let traced = line["output_length"].as_u64().map(|tokens| tokens as usize);
         let output_tokens = lengths.output.or(traced).unwrap_or(self.arguments.output_tokens);
         let prompt_tokens = lengths.prompt;

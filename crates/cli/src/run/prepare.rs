@@ -17,7 +17,7 @@ use wornpath_gateway::fleet::discovery::read as read_metrics;
 use wornpath_jobs::{
     BatchPods, DedupGroups, ExternalSort, Identical, Input, InputError, InputFile, InputMark,
     InputRules, LineForm, PromptHasher, RealDisk, RecordKind, ResultPaths, ResultPosition, Results,
-    RetryDelay, RunWork, Scheduler, SortScratch, places,
+    RetryPolicy, RunWork, Scheduler, SortScratch, places,
 };
 use wornpath_planner::{Plan, PodLoad, Speeds, Window};
 use wornpath_sim::offline::{OfflineEngines, rates};
@@ -87,7 +87,8 @@ pub(super) fn set_out(arguments: &RunArguments) -> anyhow::Result<RunStart> {
     let predicted = 1.0 - plan.planned_tokens() as f64 / prompt_tokens.max(1) as f64;
     let window = Window::new(arguments.window.get(), engines.engine.max_step_tokens());
     let copies = DedupGroups::of(&plan);
-    let conductor = Scheduler::new(plan, vec![window; arguments.pods.len()], RetryDelay::default());
+    let conductor =
+        Scheduler::new(plan, vec![window; arguments.pods.len()], RetryPolicy::default());
     let file = open(&arguments.prompts)?;
     let source = Arc::new(InputFile::new(arguments.prompts.clone(), file, intake.spans));
     let numbers = Arc::clone(&source);

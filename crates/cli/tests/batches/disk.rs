@@ -100,7 +100,7 @@ fn a_batch_whose_results_have_no_room_waits_and_goes_on_when_there_is() {
     let filler = small.inside.join("filler");
     fill(&filler);
     let admin = gateway.admin.as_ref().unwrap();
-    let told = Exchange::open(admin, "GET", "/live", "").read_past("no room to write");
+    let told = Exchange::open(admin, "GET", "/live", "").read_past("disk full");
     assert!(told.contains(&id), "operators see which batch waits: {told}");
     let before = done();
     assert!(before < 400, "it was not done before the disk was full");

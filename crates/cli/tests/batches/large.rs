@@ -17,10 +17,7 @@ fn a_line_larger_than_a_request_may_be_is_refused_and_never_held_in_memory() {
     drop(large);
     let submitted = batch(&gateway, &["submit", input.to_str().unwrap(), "--watch"]);
     let (said, most) = (text(&submitted.stdout), 16 << 20);
-    assert!(
-        said.contains(&format!("line 2: this line's body has more than {most} bytes")),
-        "{said}"
-    );
+    assert!(said.contains(&format!("line 2: body too large: more than {most} bytes")), "{said}");
     let peak = gateway.memory("VmHWM");
     assert!(peak < 140.0, "{peak} MiB, and the line alone has 160");
     std::fs::remove_file(input).unwrap();

@@ -130,7 +130,7 @@ fn without_any_engine_it_gives_up_in_time() {
     let output = job.run_at(&["http://127.0.0.1:9"], &["--give-up-after", "1s"]);
     assert!(output.is(3) && output.out.contains("no engine can be reached"), "{output:?}");
     assert!(output.out.contains("0 of 2 lines answered, 0 failed, 2 left"), "{output:?}");
-    let lost = "engines lost: 1 (http://127.0.0.1:9: no connection: ";
+    let lost = "engines lost: 1 (http://127.0.0.1:9: connection failed: ";
     assert_eq!(output.error.matches(lost).count(), 1, "{output:?}");
 }
 

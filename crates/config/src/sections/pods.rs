@@ -245,7 +245,7 @@ fn pod(section: &Section<'_>, scope: PodScope<'_>, notes: &mut Diagnostics) -> O
             return None;
         }
     };
-    if let Err(error) = may_be_called(&url, scope.reach) {
+    if let Err(error) = check_egress(&url, scope.reach) {
         let problem = refused("pods", "url", &text, section.at("url"), &error);
         notes.problems.push(problem.cure("give another address, or change what is allowed"));
     }
@@ -405,8 +405,8 @@ fn last_port(section: &Section<'_>, address: &ZmqAddress, span: Span, notes: &mu
     }
 }
 
-fn may_be_called(url: &str, reach: &EgressPolicy) -> Result<(), EndpointError> {
-    Endpoint::new(url, BreakerRules::default(), 1)?.may_be_called(reach)
+fn check_egress(url: &str, reach: &EgressPolicy) -> Result<(), EndpointError> {
+    Endpoint::new(url, BreakerRules::default(), 1)?.check_egress(reach)
 }
 
 /// Host and port of an `http` or `https` address.

@@ -1,5 +1,6 @@
-//! An engine in virtual time: it serves calls one prefill after another, keeps a cache of blocks, and says what
-//! enters and leaves it. It can crash, hang, and start again at the same address with nothing.
+//! An engine in virtual time: it serves calls one prefill after another, keeps a cache of blocks,
+//! and says what enters and leaves it. It can crash, hang, and start again at the same address with
+//! nothing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! How a pod's events come to one router: straight from an engine of ours, straight from a stock engine, or through a
-//! broker that a relay fills. Each loses, repeats, delays and breaks in its own way.
+//! How a pod's events come to one router: straight from an engine of ours, straight from a stock
+//! engine, or through a broker that a relay fills. Each loses, repeats, delays and breaks in its
+//! own way.
 
 use std::time::Duration;
 use wornpath_events::Capabilities;
@@ -33,7 +34,7 @@ const LATEST_COPY: Duration = Duration::from_secs(4);
 
 /// Between one engine and one router.
 pub(crate) struct Link {
-    /// Calls do not pass, and nobody is told.
+    /// Calls are dropped without an error.
     pub(crate) is_data_cut: bool,
     /// Events do not pass.
     pub(crate) is_event_cut: bool,

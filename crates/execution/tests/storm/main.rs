@@ -1,9 +1,10 @@
-//! The whole router in a storm, in virtual time: two routers made of the real parts, four engines, a broker, and
-//! everything going wrong at once: crashes, restarts at the same address, hangs, partitions, loss, repetition, delay,
-//! disorder, a broker that goes, comes back empty, routers that restart, clocks that run apart. What is promised must hold
-//! during the storm, and all of it once the storm is over.
+//! Fault injection in virtual time: two routers made of the real parts, four engines, a broker, and
+//! all faults at once: crashes, restarts at the same address, hangs, partitions, loss, duplication,
+//! delay, reordering, a broker that stops and comes back empty, routers that restart, clocks that
+//! drift. The invariants hold during the storm, and the index is exact once it is over.
 //!
-//! Every world runs from a seed: `WORNPATH_SEED=7` runs that one alone, `WORNPATH_SEEDS=5000` runs as many.
+//! Every world runs from a seed: `WORNPATH_SEED=7` runs that one alone, `WORNPATH_SEEDS=5000` runs
+//! as many.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::print_stdout, reason = "how requests ended is worth knowing")]
 
@@ -59,11 +60,12 @@ fn prompt(world: &mut World) -> Prompt {
     blocks
 }
 
-/// Clients ask for a while, and some leave.
+/// Clients send requests for a while, and some disconnect.
 fn traffic(world: &mut World, lasts: Duration) {
     let mut at = Duration::ZERO;
     while at < lasts {
-        let (router, prompt) = (below(world, ROUTERS as u64) as usize, prompt(world));
+        let router = below(world, ROUTERS as u64) as usize;
+        let prompt = prompt(world);
         let request = world.ask(router, prompt, at);
         if below(world, 30) == 0 {
             let patience = millis(world, 0..200);
@@ -73,9 +75,10 @@ fn traffic(world: &mut World, lasts: Duration) {
     }
 }
 
-/// One thing goes wrong.
+/// Injects one fault.
 fn fault(world: &mut World) {
-    let (router, pod) = (below(world, ROUTERS as u64) as usize, below(world, PODS as u64) as usize);
+    let router = below(world, ROUTERS as u64) as usize;
+    let pod = below(world, PODS as u64) as usize;
     match below(world, 14) {
         0..=2 => {
             let down = millis(world, 1..2500);
@@ -86,7 +89,8 @@ fn fault(world: &mut World) {
             world.trouble(pod, None, lasts);
         }
         4 => {
-            let (slowness, lasts) = (2 + below(world, 20) as u32, millis(world, 100..4000));
+            let slowness = 2 + below(world, 20) as u32;
+            let lasts = millis(world, 100..4000);
             world.trouble(pod, Some(slowness), lasts);
         }
         5 => world.links[router][pod].is_data_cut ^= true,
@@ -111,7 +115,7 @@ fn fault(world: &mut World) {
     }
 }
 
-/// A world after its storm and the calm that follows.
+/// A world after its storm and six seconds without faults.
 fn weathered(seed: u64, profile: (&'static str, &'static str)) -> World {
     let mut world = World::new(seed, profile);
     for _ in 0..STORM * 4 {
@@ -143,7 +147,7 @@ fn assert_exact(world: &World, when: &str) {
     }
 }
 
-/// One question a second and pod, by the clock of who asks.
+/// A router queries a pod at most once per second, by its own clock.
 fn assert_paced(world: &World) {
     for ((router, pod), asked) in &world.questions {
         for pair in asked.windows(2) {
@@ -162,10 +166,10 @@ fn tally(world: &World) -> BTreeMap<&'static str, usize> {
     for end in world.ends.values() {
         let name = match end {
             End::Whole => "whole",
-            End::Broken => "broken and told",
+            End::Broken => "cut with an error",
             End::Exhausted => "exhausted",
-            End::TurnedAway => "turned away",
-            End::Left => "left",
+            End::Rejected => "rejected",
+            End::Left => "disconnected",
         };
         *tally.entry(name).or_default() += 1;
     }
@@ -183,11 +187,11 @@ fn survive(every_fourth_from: u64) {
         for (name, count) in tally(&world) {
             *all.entry(name).or_default() += count;
         }
-        *all.entry("batches of lives that were over").or_default() += world.outdated;
+        *all.entry("batches of former epochs").or_default() += world.outdated;
         for router in &world.routers {
             router.assert_idle(seed);
-            let seen: Vec<_> = router.breakers.iter().map(|breaker| breaker.seen()).collect();
-            assert!(!seen.contains(&BreakerState::Open), "seed {seed}: {seen:?}");
+            let states: Vec<_> = router.breakers.iter().map(|breaker| breaker.state()).collect();
+            assert!(!states.contains(&BreakerState::Open), "seed {seed}: {states:?}");
         }
         assert_calm(&mut world);
     }
@@ -210,22 +214,22 @@ fn after_any_storm_every_pod_is_used_again() {
 }
 
 #[test]
-fn after_any_storm_predictions_come_true() {
+fn after_any_storm_predictions_are_exact() {
     survive(3);
 }
 
-/// In calm weather every request is answered whole, and what was predicted is what the engine held.
+/// Without faults every request succeeds, and the predicted blocks are those that the engine holds.
 fn assert_calm(world: &mut World) {
     let seed = world.seed;
-    // What was expected and never confirmed is over by then.
+    // Speculative inserts that were never confirmed have expired by then.
     world.pass(SECOND * 60);
     for _ in 0..20 {
         for router in 0..ROUTERS {
             let prompt = prompt(world);
-            let believed = world.routers[router].believed(&prompt);
+            let predicted = world.routers[router].predicted(&prompt);
             let held: Vec<_> = world.engines.iter().map(|engine| engine.held(&prompt)).collect();
             assert_eq!(
-                believed,
+                predicted,
                 held,
                 "seed {seed}: router {router} {:?} {:?}",
                 world.kinds,
@@ -238,9 +242,9 @@ fn assert_calm(world: &mut World) {
             assert_eq!(predicted, actual, "seed {seed}: router {router}");
         }
     }
-    assert_exact(world, "in calm weather");
+    assert_exact(world, "without faults");
     let breakers = world.routers.iter().flat_map(|router| &router.breakers);
-    let closed = breakers.filter(|breaker| breaker.seen() == BreakerState::Closed).count();
+    let closed = breakers.filter(|breaker| breaker.state() == BreakerState::Closed).count();
     assert_eq!(closed, ROUTERS * PODS, "seed {seed}");
 }
 

@@ -1,4 +1,4 @@
-//! How what engines say of their caches comes to routers, and what routers ask.
+//! The delivery of cache events to routers, and the queries of routers.
 
 use crate::link::Kind;
 use crate::router::Router;
@@ -6,11 +6,11 @@ use crate::world::{DIGEST_EVERY, Happening, PODS, ROUTERS, World};
 use std::time::Duration;
 use wornpath_events::{BatchId, Delivery, SourceMessage, SourceQuery};
 
-/// How long a question or its answer is under way at most.
+/// The longest time that a query or its reply takes.
 const ANSWER: Duration = Duration::from_millis(20);
 
 impl World {
-    /// Connections of event sources that break and come back.
+    /// Connects and disconnects the event sources by the state of their links.
     pub(crate) fn connect(&mut self) {
         self.relay();
         for router in 0..ROUTERS {
@@ -31,18 +31,18 @@ impl World {
     pub(crate) fn set_connected(&mut self, router: usize, pod: usize, is_connected: bool) {
         let link = &mut self.links[router][pod];
         link.is_connected = is_connected;
-        // Batches of an engine of ours find their way without a connection.
+        // The batches of this kind of source need no connection.
         if self.kinds[pod] != Kind::Ours {
             link.connection += 1;
         }
-        self.hear(
+        self.handle_message(
             router,
             pod,
             if is_connected { SourceMessage::Connected } else { SourceMessage::Disconnected },
         );
     }
 
-    /// An engine has something to say to everybody.
+    /// An engine publishes a batch to all routers.
     pub(crate) fn publish(&mut self, pod: usize, sequence: u64) {
         if self.kinds[pod] == Kind::Broker {
             return self.relay();
@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    /// The relays bring the broker up to date, as far as they can.
+    /// The relays forward batches to the broker, if it is up.
     pub(crate) fn relay(&mut self) {
         if !self.broker.is_up {
             return;
@@ -107,7 +107,7 @@ impl World {
         }
     }
 
-    /// Something for one router, which is neither lost nor repeated.
+    /// Sends a message to one router, which is neither lost nor duplicated.
     fn answer(&mut self, router: usize, pod: usize, said: SourceMessage) {
         let link = &mut self.links[router][pod];
         let connection = link.connection;
@@ -116,8 +116,9 @@ impl World {
         self.at(at, Happening::Said { router, pod, connection, said });
     }
 
-    /// A router hears something. What an earlier life of an engine said has no effect once a later one is known.
-    pub(crate) fn hear(&mut self, router: usize, pod: usize, said: SourceMessage) {
+    /// A router handles a message. Batches of a former epoch have no effect once a later one is
+    /// known.
+    pub(crate) fn handle_message(&mut self, router: usize, pod: usize, said: SourceMessage) {
         let clock = self.routers[router].clock(self.now);
         let Router { listeners, writer, index, .. } = &mut self.routers[router];
         let (listener, source) = &mut listeners[pod];
@@ -132,7 +133,7 @@ impl World {
         }
     }
 
-    /// Every feed does what is due, and asks what it must.
+    /// Every feed does its due work, and sends its queries.
     pub(crate) fn listen(&mut self) {
         for router in 0..ROUTERS {
             let clock = self.routers[router].clock(self.now);
@@ -147,13 +148,14 @@ impl World {
         }
     }
 
-    /// An engine, or the broker, answers a question.
+    /// An engine, or the broker, replies to a query.
     pub(crate) fn reply(&mut self, router: usize, pod: usize, ask: SourceQuery) {
         let engine = &self.engines[pod];
         match (ask, self.kinds[pod]) {
             (SourceQuery::Snapshot, Kind::Ours) if engine.is_up => {
                 let (heading, batch) = engine.snapshot();
-                let (heading, batch) = (self.travelling(pod, heading), Box::new(batch));
+                let heading = self.travelling(pod, heading);
+                let batch = Box::new(batch);
                 self.answer(router, pod, SourceMessage::Snapshot { heading, batch });
             }
             (SourceQuery::Snapshot, _) => self.answer(router, pod, SourceMessage::Refused),

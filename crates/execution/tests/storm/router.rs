@@ -1,5 +1,5 @@
-//! A router made of the real parts: index, feeds, profile, queue, breakers, retry budget and the course of each request;
-//! with a clock of its own that runs at its own speed.
+//! A router made of the real parts: index, feeds, profile, queue, breakers, retry budget and retry
+//! state of each request; with its own clock that runs at its own rate.
 
 use crate::engine::{BLOCK, Prompt};
 use crate::link::Kind;
@@ -27,28 +27,28 @@ const MODEL: &str = "stormy";
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
-    /// All of its answer came.
+    /// The whole response came.
     Whole,
-    /// Its answer broke off, and it was told so.
+    /// The response was cut, and the client got an error.
     Broken,
-    /// Nobody answered it: the last attempt that it may have has failed, or the budget is spent.
+    /// The last attempt failed, or the retry budget is spent.
     Exhausted,
-    /// It was turned away.
-    TurnedAway,
-    /// The client left.
+    /// It was refused: no pod could take it.
+    Rejected,
+    /// The client disconnected.
     Left,
 }
 
-/// A call to be made.
+/// A call to make.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Send {
     pub(crate) request: u64,
     pub(crate) pod: usize,
-    /// Leading blocks that the pod is believed to hold.
+    /// The leading blocks that the index has for the pod.
     pub(crate) predicted: usize,
 }
 
-/// What became of something that happened to a request.
+/// What follows an event of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Then {
     Send(Send),
@@ -57,7 +57,7 @@ pub(crate) enum Then {
 
 struct Ongoing {
     context: Option<RoutingContext>,
-    course: RetryState,
+    retries: RetryState,
     plan: Option<RoutingPlan>,
     ticket: Option<Ticket>,
     has_begun: bool,
@@ -70,7 +70,7 @@ pub(crate) struct Router {
     state: DecisionState,
     pub(crate) writer: IndexWriter,
     rng: Rng,
-    room: HeldRequests<u64>,
+    queue: HeldRequests<u64>,
     pub(crate) listeners: Vec<(Listener, SourceId)>,
     pub(crate) breakers: Vec<CircuitBreaker>,
     pub(crate) is_probing: Vec<bool>,
@@ -78,7 +78,7 @@ pub(crate) struct Router {
     ongoing: BTreeMap<u64, Ongoing>,
     started: Moment,
     ahead: Duration,
-    /// How fast its clock runs, in thousandths.
+    /// The rate of its clock, in thousandths.
     rate: u32,
 }
 
@@ -89,7 +89,8 @@ impl Router {
         let surroundings = ProfileEnv { models, ..ProfileEnv::default() };
         let profile = Arc::new(Profile::check(profile.0, profile.1, &surroundings).unwrap());
         let index = Index::new(IndexLimits::default(), seed);
-        let (mut pods, mut listeners) = (Vec::new(), Vec::new());
+        let mut pods = Vec::new();
+        let mut listeners = Vec::new();
         for (number, kind) in kinds.iter().enumerate() {
             let id = index.add_pod().unwrap();
             pods.push(FleetPod::new(id, PodFacts::serving(&format!("p{number}"), MODEL)));
@@ -107,7 +108,7 @@ impl Router {
         let ahead = Duration::from_millis(rng.below(3_600_000) as u64);
         let rate = 950 + rng.below(101) as u32;
         Self {
-            room: HeldRequests::new(profile.queue_rules()).unwrap(),
+            queue: HeldRequests::new(profile.queue_rules()).unwrap(),
             profile,
             fleet: Fleet::new(pods),
             state: DecisionState::new(&index),
@@ -125,13 +126,13 @@ impl Router {
         }
     }
 
-    /// What its own clock shows.
+    /// The time by its own clock.
     pub(crate) fn clock(&self, now: Moment) -> Moment {
         self.ahead + (now - self.started) * self.rate / 1000
     }
 
-    /// A client asks.
-    pub(crate) fn ask(&mut self, request: u64, prompt: &Prompt, now: Moment) -> Option<Then> {
+    /// A client sends a request.
+    pub(crate) fn request(&mut self, request: u64, prompt: &Prompt, now: Moment) -> Option<Then> {
         self.budget.request();
         let tokens = prompt.iter().flat_map(|token| std::iter::repeat_n(*token, BLOCK)).collect();
         let asked = Request {
@@ -144,7 +145,7 @@ impl Router {
         self.profile.prepare(&mut context).unwrap();
         let new = Ongoing {
             context: Some(context),
-            course: RetryState::default(),
+            retries: RetryState::default(),
             plan: None,
             ticket: None,
             has_begun: false,
@@ -153,13 +154,13 @@ impl Router {
         self.decide(request, now)
     }
 
-    /// Decides a request for the first time or again, without the pods where it failed.
+    /// Decides a request, without the pods where it failed.
     fn decide(&mut self, request: u64, now: Moment) -> Option<Then> {
         let now = self.clock(now);
         let Self { profile, fleet, state, rng, ongoing, .. } = self;
         let one = ongoing.get_mut(&request)?;
         let mut context = one.context.take()?;
-        let excluded = one.course.excluded().to_vec();
+        let excluded = one.retries.excluded().to_vec();
         let mut world = DecisionEnv { fleet, state, now, rng };
         let retry = Retry { step: None, excluded: &excluded };
         match profile.replan(&mut context, &mut world, retry) {
@@ -168,29 +169,29 @@ impl Router {
                 Some(self.send(request, plan))
             }
             Outcome::Reject(_) => {
-                self.assert_nobody_could(&excluded);
-                Some(self.end(request, End::TurnedAway))
+                self.assert_no_candidate(&excluded);
+                Some(self.end(request, End::Rejected))
             }
             Outcome::Hold(hold) => {
                 let again = Redecision { step: None, excluded };
                 let held =
                     HeldRequest { profile: Arc::clone(profile), context, again, item: request };
-                match self.room.hold(now, hold.class, held) {
+                match self.queue.hold(now, hold.class, held) {
                     Ok(pushed) => {
                         one.ticket = Some(pushed.ticket);
                         let displaced = pushed.displaced.map(|held| held.item)?;
-                        Some(self.end(displaced, End::TurnedAway))
+                        Some(self.end(displaced, End::Rejected))
                     }
-                    Err(_) => Some(self.end(request, End::TurnedAway)),
+                    Err(_) => Some(self.end(request, End::Rejected)),
                 }
             }
         }
     }
 
-    /// Whoever is turned away must have had nobody: every pod failed it or is cut off.
-    fn assert_nobody_could(&self, excluded: &[wornpath_index::PodId]) {
+    /// A request is rejected only if every pod has failed it or has an open breaker.
+    fn assert_no_candidate(&self, excluded: &[wornpath_index::PodId]) {
         for (pod, breaker) in self.fleet.pods().iter().zip(&self.breakers) {
-            let is_free = breaker.seen() == Seen::Closed && !excluded.contains(&pod.id());
+            let is_free = breaker.state() == Seen::Closed && !excluded.contains(&pod.id());
             assert!(
                 !is_free,
                 "a request was turned away though {:?} could take it",
@@ -214,25 +215,25 @@ impl Router {
         Then::End(request, end)
     }
 
-    /// Decides those who wait.
+    /// Decides the queued requests.
     pub(crate) fn poll(&mut self, now: Moment) -> Vec<Then> {
         let mut settled = Vec::new();
         let now = self.clock(now);
-        let Self { fleet, state, rng, room, .. } = self;
-        room.poll(&mut DecisionEnv { fleet, state, now, rng }, &mut settled);
+        let Self { fleet, state, rng, queue, .. } = self;
+        queue.poll(&mut DecisionEnv { fleet, state, now, rng }, &mut settled);
         let mut then = Vec::new();
         for (held, how) in settled {
             let Some(one) = self.ongoing.get_mut(&held.item) else { continue };
             one.context = Some(held.context);
             then.push(match how {
                 Dequeued::Plan(plan) => self.send(held.item, plan),
-                Dequeued::Reject(_) => self.end(held.item, End::TurnedAway),
+                Dequeued::Reject(_) => self.end(held.item, End::Rejected),
             });
         }
         then
     }
 
-    /// The first byte of an answer came.
+    /// The first byte of a response came.
     pub(crate) fn first_byte(&mut self, request: u64, now: Moment) {
         let clock = self.clock(now);
         let Some(one) = self.ongoing.get_mut(&request) else { return };
@@ -245,7 +246,7 @@ impl Router {
 
     /// The last byte came.
     pub(crate) fn answered(&mut self, request: u64, pod: usize, now: Moment) -> Then {
-        self.judge(pod, CallOutcome::Good, now);
+        self.record_outcome(pod, CallOutcome::Good, now);
         self.end(request, End::Whole)
     }
 
@@ -253,10 +254,11 @@ impl Router {
     pub(crate) fn failed(
         &mut self,
         request: u64,
-        (pod, verdict): (usize, CallOutcome),
+        pod: usize,
+        outcome: CallOutcome,
         now: Moment,
     ) -> Option<Then> {
-        self.judge(pod, verdict, now);
+        self.record_outcome(pod, outcome, now);
         let clock = self.clock(now);
         let Self { ongoing, budget, fleet, .. } = self;
         let one = ongoing.get_mut(&request)?;
@@ -265,17 +267,17 @@ impl Router {
         }
         let policy = one.plan.take().map(|plan| plan.steps[0].failure)?;
         let pod = Some(fleet.pods()[pod].id());
-        match one.course.failed(pod, policy, || budget.spend(clock)) {
+        match one.retries.failed(pod, policy, || budget.spend(clock)) {
             RetryDecision::OtherPod | RetryDecision::Restart => self.decide(request, now),
             RetryDecision::Skip | RetryDecision::GiveUp => Some(self.end(request, End::Exhausted)),
         }
     }
 
-    /// The client has gone.
-    pub(crate) fn left(&mut self, request: u64) -> Option<Then> {
+    /// The client disconnected.
+    pub(crate) fn disconnected(&mut self, request: u64) -> Option<Then> {
         let one = self.ongoing.get(&request)?;
         if let Some(ticket) = one.ticket {
-            self.room.cancel(ticket);
+            self.queue.cancel(ticket);
         }
         Some(self.end(request, End::Left))
     }
@@ -284,24 +286,24 @@ impl Router {
         self.ongoing.contains_key(&request)
     }
 
-    pub(crate) fn judge(&mut self, pod: usize, verdict: CallOutcome, now: Moment) {
+    pub(crate) fn record_outcome(&mut self, pod: usize, outcome: CallOutcome, now: Moment) {
         let clock = self.clock(now);
-        self.breakers[pod].judge(verdict, clock);
-        self.show(pod);
+        self.breakers[pod].record_outcome(outcome, clock);
+        self.update_vitals(pod);
     }
 
-    pub(crate) fn probed(&mut self, pod: usize, verdict: CallOutcome, now: Moment) {
+    pub(crate) fn probed(&mut self, pod: usize, outcome: CallOutcome, now: Moment) {
         let clock = self.clock(now);
         self.is_probing[pod] = false;
-        self.breakers[pod].probed(verdict, clock);
-        self.show(pod);
+        self.breakers[pod].probed(outcome, clock);
+        self.update_vitals(pod);
     }
 
-    fn show(&self, pod: usize) {
-        self.fleet.pods()[pod].vitals().set_breaker(self.breakers[pod].seen());
+    fn update_vitals(&self, pod: usize) {
+        self.fleet.pods()[pod].vitals().set_breaker(self.breakers[pod].state());
     }
 
-    /// What is done now and then. Returns the pods that should be probed.
+    /// The periodic work. Returns the pods to probe.
     pub(crate) fn tick(&mut self, now: Moment) -> Vec<usize> {
         let clock = self.clock(now);
         self.state.commit_pending();
@@ -312,7 +314,7 @@ impl Router {
                 self.is_probing[number] = true;
                 probes.push(number);
             }
-            self.show(number);
+            self.update_vitals(number);
             let (status, vitals) =
                 (self.listeners[number].0.status(clock), self.fleet.pods()[number].vitals());
             vitals.set_trust(match status.state {
@@ -327,7 +329,7 @@ impl Router {
         probes
     }
 
-    /// What a pod's feed wants to ask by now.
+    /// The query that a pod's feed wants to send now.
     pub(crate) fn question(
         &mut self,
         pod: usize,
@@ -340,8 +342,8 @@ impl Router {
         listener.tick(&mut self.writer, clock).unwrap()
     }
 
-    /// Leading blocks of a prompt that the index says each pod holds.
-    pub(crate) fn believed(&self, prompt: &Prompt) -> Vec<usize> {
+    /// The leading blocks of a prompt that the index has for each pod.
+    pub(crate) fn predicted(&self, prompt: &Prompt) -> Vec<usize> {
         let size = NonZeroUsize::new(BLOCK).unwrap();
         let models = Models::new(HashKey::DEFAULT).with(MODEL, size, None);
         let root = models.root(&ModelChoice { base: MODEL.into(), lora: None }, None);
@@ -355,9 +357,9 @@ impl Router {
         self.fleet.pods().iter().map(|pod| answer.depth(pod.slot())).collect()
     }
 
-    /// That nothing is left of requests that have ended.
+    /// Asserts that nothing is left of requests that have ended.
     pub(crate) fn assert_idle(&self, seed: u64) {
-        assert!(self.ongoing.is_empty() && self.room.is_empty(), "seed {seed}: somebody waits");
+        assert!(self.ongoing.is_empty() && self.queue.is_empty(), "seed {seed}: requests left");
         for pod in self.fleet.pods() {
             let vitals = pod.vitals();
             let load = (vitals.requests(), vitals.prefill_tokens(), vitals.decode_tokens());

@@ -25,10 +25,10 @@ pub(crate) enum Happening {
     Reached { call: u64 },
     FirstByte { call: u64 },
     Answered { call: u64 },
-    Failed { call: u64, verdict: CallOutcome },
+    Failed { call: u64, outcome: CallOutcome },
     TimedOut { call: u64, before_first_byte: bool },
     Left { router: usize, request: u64 },
-    Probed { router: usize, life: u64, pod: usize, verdict: CallOutcome },
+    Probed { router: usize, life: u64, pod: usize, outcome: CallOutcome },
     Said { router: usize, pod: usize, connection: u64, said: Box<SourceMessage> },
     Questioned { router: usize, pod: usize, connection: u64, ask: SourceQuery },
     Back { pod: usize, life: u64 },
@@ -161,31 +161,31 @@ impl World {
         match happening {
             Happening::Asked { router, request } => {
                 let prompt = self.requests[&request].1.clone();
-                let then = self.routers[router].ask(request, &prompt, self.now);
+                let then = self.routers[router].request(request, &prompt, self.now);
                 self.then(router, then);
             }
             Happening::Left { router, request } => {
-                let then = self.routers[router].left(request);
+                let then = self.routers[router].disconnected(request);
                 self.then(router, then);
             }
             Happening::Reached { call } => self.reached(call),
             Happening::FirstByte { call } => self.first_byte(call),
             Happening::Answered { call } => self.answered(call),
-            Happening::Failed { call, verdict } => self.failed(call, verdict),
+            Happening::Failed { call, outcome } => self.failed(call, outcome),
             Happening::TimedOut { call, before_first_byte } => {
                 let is_due = |call: &Call| !(before_first_byte && call.has_begun);
                 if self.calls.get(&call).is_some_and(is_due) {
                     self.failed(call, CallOutcome::Failed);
                 }
             }
-            Happening::Probed { router, life, pod, verdict } => {
+            Happening::Probed { router, life, pod, outcome } => {
                 if self.eras[router] == life {
-                    self.routers[router].probed(pod, verdict, self.now);
+                    self.routers[router].probed(pod, outcome, self.now);
                 }
             }
             Happening::Said { router, pod, connection, said } => {
                 if self.links[router][pod].connection == connection {
-                    self.hear(router, pod, *said);
+                    self.handle_message(router, pod, *said);
                 }
             }
             Happening::Questioned { router, pod, connection, ask } => {
@@ -241,14 +241,15 @@ impl World {
     fn reached(&mut self, number: u64) {
         let delay = self.delay();
         let Some(call) = self.calls.get_mut(&number) else { return };
-        let (router, pod) = (call.router, call.sent.pod);
+        let router = call.router;
+        let pod = call.sent.pod;
         if self.links[router][pod].is_data_cut {
             return;
         }
         let engine = &mut self.engines[pod];
         if !engine.is_up {
             return self
-                .after(delay, Happening::Failed { call: number, verdict: CallOutcome::Gone });
+                .after(delay, Happening::Failed { call: number, outcome: CallOutcome::Gone });
         }
         call.life = Some(engine.life);
         if engine.hangs {
@@ -258,10 +259,12 @@ impl World {
         self.at(first, Happening::FirstByte { call: number });
     }
 
-    /// The engine has computed a prompt. What it says of its cache is on its way before the answer is.
+    /// The engine has computed a prompt. What it says of its cache is on its way before the answer
+    /// is.
     fn first_byte(&mut self, number: u64) {
         let Some(call) = self.calls.get(&number) else { return };
-        let (router, pod, request) = (call.router, call.sent.pod, call.sent.request);
+        let router = call.router;
+        let Send { pod, request, .. } = call.sent;
         let engine = &mut self.engines[pod];
         if call.life != Some(engine.life) || engine.hangs {
             return;
@@ -284,7 +287,8 @@ impl World {
 
     fn answered(&mut self, number: u64) {
         let Some(call) = self.calls.get(&number) else { return };
-        let (router, pod, request) = (call.router, call.sent.pod, call.sent.request);
+        let router = call.router;
+        let Send { pod, request, .. } = call.sent;
         let engine = &self.engines[pod];
         let is_lost = self.links[router][pod].is_data_cut || engine.hangs;
         if call.life != Some(engine.life) || is_lost || !self.is_awaited(number) {
@@ -303,14 +307,14 @@ impl World {
         })
     }
 
-    fn failed(&mut self, number: u64, verdict: CallOutcome) {
+    fn failed(&mut self, number: u64, outcome: CallOutcome) {
         if !self.is_awaited(number) {
             self.calls.remove(&number);
             return;
         }
         let Some(call) = self.calls.remove(&number) else { return };
-        let about = (call.sent.pod, verdict);
-        let then = self.routers[call.router].failed(call.sent.request, about, self.now);
+        let Send { request, pod, .. } = call.sent;
+        let then = self.routers[call.router].failed(request, pod, outcome, self.now);
         self.then(call.router, then);
     }
 
@@ -319,15 +323,16 @@ impl World {
         self.connect();
         for router in 0..ROUTERS {
             for pod in self.routers[router].tick(self.now) {
-                let (delay, engine) = (self.delay(), &self.engines[pod]);
+                let delay = self.delay();
+                let engine = &self.engines[pod];
                 let is_silent = engine.hangs || self.links[router][pod].is_data_cut;
-                let (delay, verdict) = match (is_silent, engine.is_up) {
+                let (delay, outcome) = match (is_silent, engine.is_up) {
                     (true, _) => (FIRST_BYTE_WITHIN, CallOutcome::Failed),
                     (false, true) => (delay, CallOutcome::Good),
                     (false, false) => (delay, CallOutcome::Gone),
                 };
                 let life = self.eras[router];
-                self.after(delay, Happening::Probed { router, life, pod, verdict });
+                self.after(delay, Happening::Probed { router, life, pod, outcome });
             }
             for then in self.routers[router].poll(self.now) {
                 self.then(router, Some(then));

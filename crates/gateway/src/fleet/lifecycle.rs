@@ -127,7 +127,7 @@ impl PodRegistry {
         }
         for entry in &entries {
             let pod = entry.pod.facts().name.to_string();
-            let allowed = entry.endpoint.may_be_called(&settings.reach);
+            let allowed = entry.endpoint.check_egress(&settings.reach);
             allowed.map_err(|cause| ApplyError::Address { pod, cause })?;
         }
         if entries.len() + coming.len() > self.slots {
@@ -138,7 +138,7 @@ impl PodRegistry {
         self.events().set_rules(self.settings().event_rules);
         let reach = &self.settings().reach;
         for entry in &entries {
-            entry.endpoint.set_reach(reach);
+            entry.endpoint.set_egress_policy(reach);
             // Another key makes no other pod: what is known of its cache stays.
             keep_or_show_key(&entry.endpoint, &entry.settings);
             self.bind(entry);
@@ -215,7 +215,7 @@ impl PodRegistry {
         };
         let pod = match former {
             Some(entry) => {
-                endpoint.set_reach(&self.settings().reach);
+                endpoint.set_egress_policy(&self.settings().reach);
                 keep_or_show_key(&endpoint, &settings);
                 entry.pod.anew(id, facts)
             }

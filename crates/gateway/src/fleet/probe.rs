@@ -139,7 +139,7 @@ async fn probe(registry: Arc<PodRegistry>, endpoint: Arc<Endpoint>) {
         match call(&endpoint, WorkerNumber::NONE, get(&endpoint, "/health"), PATIENCE).await {
             Ok(answer) if answer.head.status.is_server_error() => CallOutcome::Failed,
             Ok(_) => CallOutcome::Good,
-            Err(error) => error.verdict(),
+            Err(error) => error.outcome(),
         };
     endpoint.probed(verdict, registry.now());
 }
@@ -178,10 +178,10 @@ async fn ask(registry: &PodRegistry, entry: &PodEntry, told: &ProbeReport) {
             // One that was up and gets no requests would seem to be up for ever. Not being greeted in time is no proof.
             let blame = match error {
                 CallError::ConnectTimeout(_) => Some(CallOutcome::Failed),
-                error => Some(error.verdict()).filter(|verdict| *verdict == CallOutcome::Gone),
+                error => Some(error.outcome()).filter(|verdict| *verdict == CallOutcome::Gone),
             };
             if let (Some(blame), true) = (blame, entry.pod.vitals().health() != Health::Down) {
-                endpoint.judge(blame, registry.now());
+                endpoint.record_outcome(blame, registry.now());
             }
             return;
         }

@@ -34,7 +34,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use wornpath_config::{GatewayLimits, Settings};
 use wornpath_events::{EventPods, keep_time};
-use wornpath_execution::beat;
+use wornpath_execution::run_coarse_timer;
 
 /// Why a gateway cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -313,7 +313,7 @@ async fn answer_connections(
     mut connections: mpsc::Receiver<std::net::TcpStream>,
     mut phases: watch::Receiver<Phase>,
 ) {
-    tokio::spawn(beat());
+    tokio::spawn(run_coarse_timer());
     let until_over = phases.clone();
     let over = async move { phases.wait_for(|phase| *phase == Phase::Over).await.is_ok() };
     let mut over = pin!(over);

@@ -12,7 +12,7 @@ use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, StatusCode};
 use sha2::{Digest, Sha256};
 use wornpath_config::{Credentials, KeyDigest, Settings, TenantSettings};
-use wornpath_execution::{StepCall, take_turn};
+use wornpath_execution::{StepCall, spend_coop_budget};
 
 /// A request that may be answered.
 pub(crate) struct Ingress<'a> {
@@ -144,7 +144,7 @@ async fn whole(mut body: Incoming, settings: &Settings) -> Result<Bytes, ErrorRe
             ErrorResponse::bad(format!("connection closed before the end of the body: {error}"))
         })?;
         let Ok(data) = frame.into_data() else { continue };
-        take_turn(data.len()).await;
+        spend_coop_budget(data.len()).await;
         if first.len() + all.len() + data.len() > most {
             return Err(too_large());
         }

@@ -165,7 +165,7 @@ impl Relay {
             return Poll::Ready(None);
         }
         if let Some(open) = &self.open {
-            open.endpoint.judge(error.verdict(), open.worker.gateway.now());
+            open.endpoint.record_outcome(error.outcome(), open.worker.gateway.now());
         }
         self.end(RequestEnd::Broken);
         self.body = EngineBody::empty();

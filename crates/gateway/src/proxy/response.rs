@@ -42,7 +42,7 @@ pub(crate) fn answer(
     }
     record.retries = carried.retries;
     record.is_degraded = carried.is_degraded;
-    let (cache, computed_by) = match &carried.taken {
+    let (cache, computed_by) = match &carried.prefill {
         Some(taken) => (&taken.cache, taken.pod),
         None => (&carried.step.cache, carried.step.pod),
     };
@@ -50,7 +50,7 @@ pub(crate) fn answer(
     record.predicted_tokens = record.predicted_tokens.map(|_| cache.tokens);
     let speculative = cache.speculative.zip(computed_by);
     record.speculative = speculative.map(|(last, pod)| Speculative { pod, last });
-    record.computed = carried.taken.map(|taken| Box::new(computed(&snapshot, &taken)));
+    record.computed = carried.prefill.map(|taken| Box::new(computed(&snapshot, &taken)));
     let entry = carried.step.pod.and_then(|pod| snapshot.entry(pod));
     record.pod = entry.map(|entry| (entry.pod.id(), entry.pod.facts().name.clone()));
     if settings.reveal == DebugHeaders::Pod

@@ -7,7 +7,7 @@ use crate::proxy::parse::{self, ParsedBody};
 use crate::proxy::quota::QuotaPermit;
 use crate::proxy::worker::Worker;
 use wornpath_config::{CacheSharing, Settings, TenantSettings};
-use wornpath_execution::{Edit, StepCall, splice};
+use wornpath_execution::{Edit, StepCall, splice, transfer_fields};
 use wornpath_routing::{Name, Rejection};
 
 /// A tenant with a quota must have a turn left.
@@ -47,15 +47,6 @@ pub(crate) fn renamed(
     Ok(())
 }
 
-/// By which routers tell engines whose blocks to take, and where from.
-const BETWEEN_ROUTER_AND_ENGINE: [&str; 5] = [
-    "kv_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disaggregated_params",
-];
-
 /// Puts the tenant's salt into the request, if tenants share nothing.
 pub(crate) fn salted(
     api: Api,
@@ -74,7 +65,7 @@ pub(crate) fn salted(
     }
     if settings.sharing == CacheSharing::Isolated && read.is_object {
         let fields = &read.request.fields;
-        if let Some(field) = BETWEEN_ROUTER_AND_ENGINE.iter().find(|it| fields.contains_key(**it)) {
+        if let Some(field) = transfer_fields().iter().find(|it| fields.contains_key(**it)) {
             return Err(ErrorResponse::bad(format!(
                 "`{field}` is reserved for the router, because it can name another tenant's blocks; remove it"
             )));

@@ -197,7 +197,7 @@ impl WaitRooms {
 
     fn decide_all(&self, worker: &impl Decider, now: Moment, mut rooms: WaiterGuard<'_>) {
         let mut settled = Vec::new();
-        rooms.take_turns();
+        rooms.spend_coop_budgets();
         worker.decide_with(now, |world| {
             rooms.open.iter_mut().for_each(|it| it.room.poll(world, &mut settled));
         });
@@ -249,7 +249,7 @@ impl<T> ModelQueues<T> {
 
     /// Whoever is decided first gets what has become free: the room where the highest priority waits, and of several
     /// each in its turn.
-    fn take_turns(&mut self) {
+    fn spend_coop_budgets(&mut self) {
         if self.open.len() > 1 {
             self.open.rotate_left(1);
             self.open.sort_by_key(|it| Reverse(it.room.highest()));
@@ -313,14 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn rooms_take_turns_after_the_one_where_the_highest_priority_waits() {
+    fn rooms_spend_coop_budgets_after_the_one_where_the_highest_priority_waits() {
         let mut rooms = ModelQueues::default();
         let [one, other, third] = [8, 16, 32].map(|most| format!("hold: {{lookahead: {most}}}\n"));
         let offline = enter_at(&mut rooms, &one, "offline", Priority::LOWEST).0;
         let (first, second) = (enter(&mut rooms, &other, "").0, enter(&mut rooms, &third, "").0);
         let turns: Vec<Vec<u64>> = (0..4)
             .map(|_| {
-                rooms.take_turns();
+                rooms.spend_coop_budgets();
                 rooms.open.iter().map(|it| it.number).collect()
             })
             .collect();
@@ -328,7 +328,7 @@ mod tests {
         let begun = |number| turns.iter().filter(|turn| turn[0] == number).count();
         assert_eq!((begun(first), begun(second)), (2, 2), "{turns:?}");
         let urgent = enter_at(&mut rooms, &one, "urgent", Priority::HIGHEST).0;
-        rooms.take_turns();
+        rooms.spend_coop_budgets();
         assert_eq!(rooms.open[0].number, urgent);
     }
 }

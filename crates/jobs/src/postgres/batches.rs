@@ -1,36 +1,38 @@
-//! Batches: an entry each, counts that publishers add to, and segments.
+//! The table of batches: an entry each, the counts that publishers add to, and the segments that
+//! are leased.
 
-use super::{signed, unsigned};
+use super::rows::{batch_entry, file_entry, json, missing_batch, missing_file, signed, unsigned};
 use crate::batch::{Batch, BatchStatus};
-use crate::problem::StoreError;
 use crate::record::{Counts, TokenUsage};
+use crate::store_error::StoreError;
 use tokio_postgres::{Client, GenericClient, Row};
 
-/// Bytes of an input that are worth a segment of their own, and the most segments of a batch.
+/// The bytes of an input per segment.
 const SEGMENT_BYTES: u64 = 256 << 10;
-const MOST_SEGMENTS: u64 = 256;
+const MAX_SEGMENTS: u64 = 256;
 
-/// What [`entry`] reads.
+/// The columns that [`full`] reads.
 const COLUMNS: &str = "entry, total, completed, failed, input_tokens, cached_tokens, output_tokens";
 
 pub(super) async fn add(client: &mut Client, batch: &Batch) -> Result<(), StoreError> {
     let transaction = client.transaction().await?;
     let input = "SELECT entry FROM wornpath_files WHERE id = $1 FOR SHARE";
-    let Some(_locked) = transaction.query_opt(input, &[&batch.input_file_id]).await? else {
-        return Err(StoreError::Missing(format!("file `{}`", batch.input_file_id)));
+    let Some(locked) = transaction.query_opt(input, &[&batch.input_file_id]).await? else {
+        return Err(missing_file(&batch.input_file_id));
     };
-    let bytes = super::files::find(&transaction, &batch.input_file_id).await?.bytes;
+    let bytes = file_entry(&locked)?.bytes;
     let text = "INSERT INTO wornpath_batches \
                 (id, owner, input, created_at, expires_at, is_cancelled, entry) \
                 VALUES ($1, $2, $3, $4, $5, false, $6)";
-    let (created, expires) = (signed(batch.created_at()), signed(batch.expires_at));
+    let created = signed(batch.created_at());
+    let expires = signed(batch.expires_at);
     transaction
         .execute(
             text,
             &[&batch.id, &batch.owner, &batch.input_file_id, &created, &expires, &json(batch)],
         )
         .await?;
-    let segments = (bytes / SEGMENT_BYTES).clamp(1, MOST_SEGMENTS) as i32;
+    let segments = (bytes / SEGMENT_BYTES).clamp(1, MAX_SEGMENTS) as i32;
     let text = "INSERT INTO wornpath_segments (batch, number) \
                 SELECT $1, generate_series(0, $2::int - 1)";
     transaction.execute(text, &[&batch.id, &segments]).await?;
@@ -40,17 +42,17 @@ pub(super) async fn add(client: &mut Client, batch: &Batch) -> Result<(), StoreE
 pub(super) async fn find(client: &impl GenericClient, id: &str) -> Result<Batch, StoreError> {
     let text = format!("SELECT {COLUMNS} FROM wornpath_batches WHERE id = $1");
     let row = client.query_opt(&text, &[&id]).await?;
-    row.as_ref().map_or_else(|| Err(missing(id)), full)
+    row.as_ref().map_or_else(|| Err(missing_batch(id)), full)
 }
 
-/// The same, and nobody changes it until the transaction is over.
+/// Finds a batch and locks its row until the end of the transaction.
 pub(super) async fn find_locked(
     client: &impl GenericClient,
     id: &str,
 ) -> Result<Batch, StoreError> {
     let text = format!("SELECT {COLUMNS} FROM wornpath_batches WHERE id = $1 FOR UPDATE");
     let row = client.query_opt(&text, &[&id]).await?;
-    row.as_ref().map_or_else(|| Err(missing(id)), full)
+    row.as_ref().map_or_else(|| Err(missing_batch(id)), full)
 }
 
 pub(super) async fn of_owner(client: &Client, owner: &str) -> Result<Vec<Batch>, StoreError> {
@@ -78,7 +80,7 @@ pub(super) async fn change(
     Ok(batch)
 }
 
-/// Writes what `change` made of a batch.
+/// Writes a changed batch.
 pub(super) async fn write(client: &impl GenericClient, batch: &Batch) -> Result<(), StoreError> {
     let text =
         "UPDATE wornpath_batches SET entry = $2, ended_at = $3, is_cancelled = $4 WHERE id = $1";
@@ -88,22 +90,9 @@ pub(super) async fn write(client: &impl GenericClient, batch: &Batch) -> Result<
     Ok(())
 }
 
-fn json(batch: &Batch) -> String {
-    serde_json::to_string(batch).expect("entries are always JSON")
-}
-
-fn missing(id: &str) -> StoreError {
-    StoreError::Missing(format!("batch `{id}`"))
-}
-
-/// A batch as it was written, without counts.
-pub(super) fn entry(row: &Row) -> Result<Batch, StoreError> {
-    serde_json::from_str(row.get(0))
-        .map_err(|error| StoreError::Refused(format!("a batch's entry is unreadable: {error}")))
-}
-
+/// A batch with its counts, of a row with all [`COLUMNS`].
 fn full(row: &Row) -> Result<Batch, StoreError> {
-    let mut batch = entry(row)?;
+    let mut batch = batch_entry(row)?;
     let count = |at: usize| u32::try_from(row.get::<_, i32>(at)).unwrap_or(0);
     batch.counts = Counts { total: count(1), completed: count(2), failed: count(3) };
     let tokens = |at: usize| unsigned(row.get(at));

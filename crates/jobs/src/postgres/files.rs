@@ -1,14 +1,16 @@
-//! Files: an entry each, and their bytes in pieces.
+//! The table of files: an entry each, and their bytes in pieces.
 //!
-//! Pieces come first and the entry last: an upload that broke off leaves pieces that no entry names, and those
-//! are swept later.
+//! Pieces come first and the entry last: an upload that was interrupted leaves pieces without an
+//! entry, which are swept later.
 
 use super::pool::Pool;
-use super::{results, signed};
-use crate::problem::StoreError;
-use crate::store::FileEntry;
+use super::results::{self, ResultRange};
+use super::rows::{batch_entry, file_entry, json, missing_file, signed};
+use crate::store::{FileEntry, still_needed};
+use crate::store_error::StoreError;
 use std::io::{ErrorKind, Read};
-use tokio_postgres::{Client, GenericClient, Row, Transaction};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, GenericClient, Transaction};
 
 /// Bytes of a piece.
 const PIECE: usize = 256 << 10;
@@ -19,34 +21,39 @@ pub(super) fn add(
     content: &mut dyn Read,
 ) -> Result<FileEntry, StoreError> {
     if entry.of.is_none() {
-        let kept = keep(pool, &entry.id, content);
-        if kept.is_err() {
-            // What cannot be removed now is swept later.
+        let written = write_pieces(pool, &entry.id, content);
+        if written.is_err() {
+            // Pieces that cannot be removed now are swept later.
             let _ = pool.with(async |client| remove_pieces(client, &entry.id).await);
         }
-        entry.bytes = kept?;
+        entry.bytes = written?;
     }
     pool.with(async |client| {
         let text = "INSERT INTO wornpath_files (id, owner, created_at, expires_at, batch, entry) \
                     VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (id) DO UPDATE \
                     SET created_at = $3, expires_at = $4, entry = $6 WHERE wornpath_files.batch = $5";
-        let (created, expires) = (signed(entry.created_at), entry.expires_at.map(signed));
+        let created = signed(entry.created_at);
+        let expires = entry.expires_at.map(signed);
         let batch = entry.of.as_ref().map(|(batch, _)| batch);
-        let json = serde_json::to_string(&entry).expect("entries are always JSON");
-        client.execute(text, &[&entry.id, &entry.owner, &created, &expires, &batch, &json]).await?;
+        let values: [&(dyn ToSql + Sync); 6] =
+            [&entry.id, &entry.owner, &created, &expires, &batch, &json(&entry)];
+        client.execute(text, &values).await?;
         Ok(())
     })?;
     Ok(entry)
 }
 
-/// Writes a content piece by piece; says how many bytes it has.
-fn keep(pool: &Pool, id: &str, content: &mut dyn Read) -> Result<u64, StoreError> {
-    let (mut bytes, mut piece) = (0, vec![0; PIECE]);
+/// Writes the content in pieces. Returns its length.
+fn write_pieces(pool: &Pool, id: &str, content: &mut dyn Read) -> Result<u64, StoreError> {
+    let mut bytes = 0;
+    let mut piece = vec![0; PIECE];
     for number in 0_i32.. {
-        let filled = fill(content, &mut piece)
-            .map_err(|error| StoreError::Unreachable(format!("cannot receive it: {error}")))?;
+        let filled = fill(content, &mut piece).map_err(|error| {
+            StoreError::Unreachable(format!("cannot receive the upload: {error}"))
+        })?;
         if filled > 0 {
-            // A name is one upload's: what stands under it was left by a call that broke off.
+            // An id belongs to one upload: an existing piece was left by a call that was
+            // interrupted.
             let text = "INSERT INTO wornpath_pieces (file, number, content) VALUES ($1, $2, $3) \
                         ON CONFLICT (file, number) DO UPDATE SET content = EXCLUDED.content";
             let part = &piece[..filled];
@@ -75,13 +82,13 @@ fn fill(content: &mut dyn Read, buffer: &mut [u8]) -> std::io::Result<usize> {
 
 pub(super) async fn find(client: &impl GenericClient, id: &str) -> Result<FileEntry, StoreError> {
     let row = client.query_opt("SELECT entry FROM wornpath_files WHERE id = $1", &[&id]).await?;
-    row.as_ref().map_or_else(|| Err(StoreError::Missing(format!("file `{id}`"))), entry)
+    row.as_ref().map_or_else(|| Err(missing_file(id)), file_entry)
 }
 
 pub(super) async fn of_owner(client: &Client, owner: &str) -> Result<Vec<FileEntry>, StoreError> {
     let text =
         "SELECT entry FROM wornpath_files WHERE owner = $1 ORDER BY created_at DESC, id DESC";
-    client.query(text, &[&owner]).await?.iter().map(entry).collect()
+    client.query(text, &[&owner]).await?.iter().map(file_entry).collect()
 }
 
 pub(super) async fn read(
@@ -92,7 +99,8 @@ pub(super) async fn read(
 ) -> Result<usize, StoreError> {
     let entry = find(client, id).await?;
     if let Some((batch, kind)) = entry.of {
-        return results::read(client, (&batch, kind), offset, buffer).await;
+        let range = ResultRange { batch: &batch, kind, offset };
+        return results::read(client, range, buffer).await;
     }
     let text = "SELECT substring(content FROM $3 FOR $4) FROM wornpath_pieces \
                 WHERE file = $1 AND number = $2";
@@ -104,7 +112,7 @@ pub(super) async fn read(
         let wanted = i32::try_from(buffer.len() - read).unwrap_or(i32::MAX);
         let row = client.query_opt(text, &[&id, &number, &within, &wanted]).await?;
         let row = row.ok_or_else(|| {
-            StoreError::Refused(format!("piece {number} of file `{id}` is gone from the database"))
+            StoreError::Refused(format!("piece {number} of file `{id}` is missing in the database"))
         })?;
         let bytes: &[u8] = row.get(0);
         if bytes.is_empty() {
@@ -118,15 +126,14 @@ pub(super) async fn read(
 
 pub(super) async fn remove(client: &mut Client, id: &str) -> Result<(), StoreError> {
     let transaction = client.transaction().await?;
-    // Locked against a batch that is being made of it.
+    // Locked against a batch that is being created from it.
     let found = "SELECT entry FROM wornpath_files WHERE id = $1 FOR UPDATE";
     let found = transaction.query_opt(found, &[&id]).await?;
-    let found = found.as_ref().map(entry).transpose()?;
-    let Some(found) = found else { return Err(StoreError::Missing(format!("file `{id}`"))) };
+    let found = found.as_ref().map(file_entry).transpose()?;
+    let Some(found) = found else { return Err(missing_file(id)) };
     let needed = "SELECT entry FROM wornpath_batches WHERE input = $1 AND ended_at IS NULL LIMIT 1";
     if let Some(row) = transaction.query_opt(needed, &[&id]).await? {
-        let batch = super::batches::entry(&row)?;
-        return Err(crate::store::still_needed(id, &batch));
+        return Err(still_needed(id, &batch_entry(&row)?));
     }
     transaction.execute("DELETE FROM wornpath_files WHERE id = $1", &[&id]).await?;
     if let Some((batch, _)) = found.of {
@@ -136,7 +143,7 @@ pub(super) async fn remove(client: &mut Client, id: &str) -> Result<(), StoreErr
     remove_pieces(client, id).await
 }
 
-/// Removes the results of ended batches that have no file any more.
+/// Removes the results of ended batches whose result files are all removed.
 pub(super) async fn remove_results(
     transaction: &Transaction<'_>,
     batches: &[String],
@@ -151,9 +158,4 @@ pub(super) async fn remove_results(
 async fn remove_pieces(client: &Client, id: &str) -> Result<(), StoreError> {
     client.execute("DELETE FROM wornpath_pieces WHERE file = $1", &[&id]).await?;
     Ok(())
-}
-
-fn entry(row: &Row) -> Result<FileEntry, StoreError> {
-    serde_json::from_str(row.get(0))
-        .map_err(|error| StoreError::Refused(format!("a file's entry is unreadable: {error}")))
 }

@@ -1,15 +1,17 @@
-//! Records: published once, read as if they were two files.
+//! The table of records: each line has one, and readers see two files.
 
-use super::{leases, signed, unsigned};
-use crate::problem::StoreError;
+use super::batches;
+use super::leases::{self, HeldLease};
+use super::rows::{missing_batch, signed, unsigned};
 use crate::record::{Counts, LineRecord, RecordKind, TokenUsage};
 use crate::results::InputMark;
-use crate::store::{BatchState, Lease};
+use crate::store::BatchState;
+use crate::store_error::StoreError;
 use std::collections::BTreeSet;
 use tokio_postgres::{Client, GenericClient, Transaction};
 
-/// Records that are read at once, at most.
-const READ: i64 = 256;
+/// The most records of one query.
+const RECORDS_PER_QUERY: i64 = 256;
 
 const fn number(kind: RecordKind) -> i16 {
     match kind {
@@ -25,20 +27,20 @@ pub(super) async fn bytes(
 ) -> Result<u64, StoreError> {
     let text = "SELECT output_end, error_end FROM wornpath_batches WHERE id = $1";
     let row = client.query_opt(text, &[&batch]).await?;
-    let row = row.ok_or_else(|| StoreError::Missing(format!("batch `{batch}`")))?;
+    let row = row.ok_or_else(|| missing_batch(batch))?;
     Ok(unsigned(row.get(usize::from(kind == RecordKind::Error))))
 }
 
 pub(super) async fn standing(
     client: &mut Client,
-    lease: (&Lease, f64),
+    held: HeldLease<'_>,
     input: InputMark,
 ) -> Result<BatchState, StoreError> {
     let transaction = client.transaction().await?;
-    leases::held(&transaction, lease).await?;
-    let id = &lease.0.batch;
+    leases::lock_batch(&transaction, held).await?;
+    let id = &held.lease.batch;
     begin(&transaction, id, input).await?;
-    let batch = super::batches::find(&transaction, id).await?;
+    let batch = batches::find(&transaction, id).await?;
     let text = "SELECT line FROM wornpath_records WHERE batch = $1";
     let mut is_done = vec![false; input.lines as usize];
     for row in transaction.query(text, &[id]).await? {
@@ -51,7 +53,7 @@ pub(super) async fn standing(
     Ok(BatchState { counts: batch.counts, usage: batch.usage, missing })
 }
 
-/// Notes of what the results are, or compares.
+/// Stores the mark of the input with the first results, and compares it later.
 async fn begin(client: &Transaction<'_>, batch: &str, input: InputMark) -> Result<(), StoreError> {
     let json = serde_json::to_string(&input).expect("numbers are always JSON");
     let text = "UPDATE wornpath_batches SET mark = $2, total = $3 WHERE id = $1 AND mark IS NULL";
@@ -60,19 +62,19 @@ async fn begin(client: &Transaction<'_>, batch: &str, input: InputMark) -> Resul
     let text = "SELECT mark FROM wornpath_batches WHERE id = $1";
     let mark: String = client.query_one(text, &[&batch]).await?.get(0);
     if mark != json {
-        let (path, what) = ("the database".into(), "it was begun with another input".to_owned());
-        return Err(StoreError::OtherInput { path, what });
+        let what = "it was started with another input".to_owned();
+        return Err(StoreError::OtherInput { path: "the database".into(), what });
     }
     Ok(())
 }
 
 pub(super) async fn publish(
     client: &mut Client,
-    lease: (&Lease, f64),
+    held: HeldLease<'_>,
     records: &[LineRecord],
 ) -> Result<usize, StoreError> {
     let transaction = client.transaction().await?;
-    let batch = leases::held(&transaction, lease).await?;
+    let batch = leases::lock_batch(&transaction, held).await?;
     let row = "SELECT output_end, error_end FROM wornpath_batches WHERE id = $1";
     let row = transaction.query_one(row, &[&batch.id]).await?;
     let mut group = ResultRows::new([row.get(0), row.get(1)]);
@@ -94,9 +96,12 @@ pub(super) async fn publish(
                 input_tokens = input_tokens + $4, cached_tokens = cached_tokens + $5, \
                 output_tokens = output_tokens + $6, output_end = $7, error_end = $8 WHERE id = $1";
     let Counts { completed, failed, .. } = group.counts;
-    let (completed, failed) = (completed as i32, failed as i32);
+    let completed = completed as i32;
+    let failed = failed as i32;
     let TokenUsage { input, cached, output } = group.usage;
-    let (input, cached, output) = (signed(input), signed(cached), signed(output));
+    let input = signed(input);
+    let cached = signed(cached);
+    let output = signed(output);
     let [outputs, errors] = group.ends;
     transaction
         .execute(
@@ -110,7 +115,7 @@ pub(super) async fn publish(
 
 /// New records, column by column.
 struct ResultRows<'a> {
-    /// Lines that have a record.
+    /// Lines that have a record already.
     seen: BTreeSet<i32>,
     lines: Vec<i32>,
     kinds: Vec<i16>,
@@ -142,7 +147,7 @@ impl<'a> ResultRows<'a> {
         let kind = number(record.kind);
         let end = &mut self.ends[kind as usize];
         self.begins.push(*end);
-        // The newline is not kept, but counts: readers see a file.
+        // The newline is not stored, but counts: readers see a file.
         *end += record.bytes.len() as i64 + 1;
         self.lines.push(record.line as i32);
         self.kinds.push(kind);
@@ -152,28 +157,38 @@ impl<'a> ResultRows<'a> {
     }
 }
 
+/// A position in the output or the errors of a batch.
+#[derive(Clone, Copy)]
+pub(super) struct ResultRange<'a> {
+    pub(super) batch: &'a str,
+    pub(super) kind: RecordKind,
+    pub(super) offset: u64,
+}
+
 pub(super) async fn read(
     client: &impl GenericClient,
-    (batch, kind): (&str, RecordKind),
-    offset: u64,
+    ResultRange { batch, kind, offset }: ResultRange<'_>,
     buffer: &mut [u8],
 ) -> Result<usize, StoreError> {
     let there = client.query_opt("SELECT 1 FROM wornpath_batches WHERE id = $1", &[&batch]).await?;
     if there.is_none() {
-        return Err(StoreError::Missing(format!("batch `{batch}`")));
+        return Err(missing_batch(batch));
     }
     let text = "SELECT begins, content FROM wornpath_records WHERE batch = $1 AND kind = $2 \
                 AND begins >= (SELECT coalesce(max(begins), 0) FROM wornpath_records \
                                WHERE batch = $1 AND kind = $2 AND begins <= $3) \
                 AND begins < $4 ORDER BY begins LIMIT $5";
-    let (kind, mut read) = (number(kind), 0);
+    let kind = number(kind);
+    let mut read = 0;
     while read < buffer.len() {
         let at = offset + read as u64;
         let until = signed(offset + buffer.len() as u64);
-        let rows = client.query(text, &[&batch, &kind, &signed(at), &until, &READ]).await?;
+        let rows =
+            client.query(text, &[&batch, &kind, &signed(at), &until, &RECORDS_PER_QUERY]).await?;
         let before = read;
         for row in &rows {
-            let (begins, content): (i64, &[u8]) = (row.get(0), row.get(1));
+            let begins: i64 = row.get(0);
+            let content: &[u8] = row.get(1);
             let skipped = (offset + read as u64).saturating_sub(unsigned(begins)) as usize;
             let line = content.iter().chain(b"\n").skip(skipped);
             for (to, byte) in buffer[read..].iter_mut().zip(line) {

@@ -1,11 +1,13 @@
-//! The tables, and what is removed from them when its time is over.
+//! The tables, and the sweep of what has expired.
 
-use super::{files, signed};
+use super::files;
+use super::rows::signed;
 use crate::batch::UnixTime;
-use crate::problem::StoreError;
+use crate::store_error::StoreError;
 use tokio_postgres::Client;
 
-/// Entries are JSON as the folder's journal has it; columns beside them are what is asked for, or what many change.
+/// Entries are JSON as in the journal of [`crate::FsStore`]; the other columns are queried, or
+/// updated by several gateways.
 const TABLES: &str = "\
 CREATE TABLE IF NOT EXISTS wornpath_files (
   id text PRIMARY KEY, owner text NOT NULL, created_at bigint NOT NULL, expires_at bigint,
@@ -34,17 +36,17 @@ CREATE TABLE IF NOT EXISTS wornpath_runners (name text PRIMARY KEY, until timest
 CREATE SEQUENCE IF NOT EXISTS wornpath_epochs;
 ";
 
-/// Gateways that start together make the tables one after another: this number is only ours.
-const MAKING: i64 = 0x776f_726e;
+/// The advisory lock under which gateways that start together create the tables one after another.
+const SCHEMA_LOCK: i64 = 0x776f_726e;
 
 pub(super) async fn make(client: &mut Client) -> Result<(), StoreError> {
     let transaction = client.transaction().await?;
-    transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&MAKING]).await?;
+    transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&SCHEMA_LOCK]).await?;
     transaction.batch_execute(TABLES).await?;
     Ok(transaction.commit().await?)
 }
 
-/// Removes what is past its time.
+/// Removes expired files, and batches that ended `keep` seconds ago or earlier. Returns how many.
 pub(super) async fn sweep(
     client: &mut Client,
     now: UnixTime,
@@ -66,7 +68,7 @@ pub(super) async fn sweep(
     let batches: Vec<String> = files.iter().filter_map(|row| row.get(0)).collect();
     files::remove_results(&transaction, &batches).await?;
     transaction.commit().await?;
-    // Pieces of uploads that nobody finished, and of files that are gone. An upload may take its time.
+    // Pieces of uploads that were never finished, and of removed files. An upload may take hours.
     let pieces = "DELETE FROM wornpath_pieces p WHERE came < clock_timestamp() - interval '1 day' \
                   AND NOT EXISTS (SELECT 1 FROM wornpath_files f WHERE f.id = p.file)";
     client.execute(pieces, &[]).await?;

@@ -1,4 +1,4 @@
-//! Runs conducted by hand.
+//! Runs that are scheduled by hand.
 
 use super::*;
 use std::num::NonZeroUsize;
@@ -7,7 +7,7 @@ use wornpath_planner::{Job, PlannerRates, Queue, Speeds};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn conductor(chains: &[[u64; 2]], pods: usize) -> Scheduler {
+fn scheduler(chains: &[[u64; 2]], pods: usize) -> Scheduler {
     let mut queue = Queue::new(NonZeroUsize::new(4).unwrap());
     for chain in chains {
         let chain = chain.map(BlockHash);
@@ -21,86 +21,86 @@ fn conductor(chains: &[[u64; 2]], pods: usize) -> Scheduler {
         queue.push(&job).unwrap();
     }
     let plan = Plan::new(&queue, &Speeds::equal(pods).unwrap(), &PlannerRates::flat(1.0, 1.0));
-    Scheduler::new(plan, vec![Window::new(8, 1_000); pods], RetryDelay::default())
+    Scheduler::new(plan, vec![Window::new(8, 1_000); pods], RetryPolicy::default())
 }
 
-fn all(conductor: &mut Scheduler, now: Duration) -> Vec<SchedulerOrder> {
-    std::iter::from_fn(|| conductor.next(now)).collect()
+fn all(scheduler: &mut Scheduler, now: Duration) -> Vec<SchedulerOrder> {
+    std::iter::from_fn(|| scheduler.next(now)).collect()
 }
 
 #[test]
-fn who_shares_a_prefix_waits_until_it_is_computed() {
-    let mut conductor = conductor(&[[1, 2], [1, 3], [1, 4]], 1);
-    let first = all(&mut conductor, SECOND);
+fn requests_that_share_a_prefix_wait_until_it_is_computed() {
+    let mut scheduler = scheduler(&[[1, 2], [1, 3], [1, 4]], 1);
+    let first = all(&mut scheduler, SECOND);
     assert_eq!((first.len(), first[0].is_awaited), (1, true));
-    conductor.prefilled(first[0].job);
-    let rest = all(&mut conductor, SECOND);
+    scheduler.prefilled(first[0].job);
+    let rest = all(&mut scheduler, SECOND);
     assert_eq!(rest.len(), 2);
     assert!(rest.iter().all(|order| !order.is_awaited));
 }
 
 #[test]
-fn a_request_that_always_fails_ends_and_the_pod_is_not_blamed_for_ever() {
-    let mut conductor = conductor(&[[1, 2]], 1);
+fn a_request_that_always_fails_ends_after_its_attempts() {
+    let mut scheduler = scheduler(&[[1, 2]], 1);
     let mut now = Duration::ZERO;
     let mut sent = 0;
     let fate = loop {
         now += SECOND;
-        if conductor.gone().next().is_some() {
-            conductor.back(0, 1.0);
+        if scheduler.gone().next().is_some() {
+            scheduler.back(0, 1.0);
         }
-        let Some(order) = conductor.next(now) else { continue };
+        let Some(order) = scheduler.next(now) else { continue };
         sent += 1;
-        match conductor.ended(order, ReplyMeaning::Failed, now) {
+        match scheduler.ended(order, ReplyMeaning::Failed, now) {
             LineFate::Again => {}
             fate => break fate,
         }
     };
-    assert_eq!((fate, sent, conductor.unsettled()), (LineFate::Publish, 5, 0));
+    assert_eq!((fate, sent, scheduler.unsettled()), (LineFate::Publish, 5, 0));
 }
 
 #[test]
-fn a_lost_pods_work_goes_to_the_others_and_its_late_answers_do_not_count() {
+fn the_work_of_a_lost_pod_goes_to_the_others_and_its_late_responses_are_stale() {
     let chains: Vec<_> = (0..8).map(|number| [number * 2, number * 2 + 1]).collect();
-    let mut conductor = conductor(&chains, 2);
-    let sent = all(&mut conductor, SECOND);
+    let mut scheduler = scheduler(&chains, 2);
+    let sent = all(&mut scheduler, SECOND);
     let (gone, here): (Vec<SchedulerOrder>, Vec<SchedulerOrder>) =
         sent.into_iter().partition(|order| order.pod == 0);
     assert!(!gone.is_empty() && !here.is_empty());
-    assert_eq!(conductor.ended(gone[0], ReplyMeaning::Gone, SECOND), LineFate::Again);
-    assert_eq!(conductor.gone().collect::<Vec<_>>(), [0]);
-    assert_eq!(conductor.ended(gone[1], ReplyMeaning::Answered, SECOND), LineFate::Stale);
+    assert_eq!(scheduler.ended(gone[0], ReplyMeaning::Gone, SECOND), LineFate::Again);
+    assert_eq!(scheduler.gone().collect::<Vec<_>>(), [0]);
+    assert_eq!(scheduler.ended(gone[1], ReplyMeaning::Answered, SECOND), LineFate::Stale);
     for order in here {
-        assert_eq!(conductor.ended(order, ReplyMeaning::Answered, SECOND), LineFate::Publish);
+        assert_eq!(scheduler.ended(order, ReplyMeaning::Answered, SECOND), LineFate::Publish);
     }
-    let again = all(&mut conductor, SECOND);
+    let again = all(&mut scheduler, SECOND);
     assert_eq!(again.len(), gone.len(), "all of it, once");
     assert!(again.iter().all(|order| order.pod == 1));
-    conductor.back(0, 1.0);
+    scheduler.back(0, 1.0);
     assert_eq!(
-        conductor.ended(gone[2], ReplyMeaning::Answered, SECOND),
+        scheduler.ended(gone[2], ReplyMeaning::Answered, SECOND),
         LineFate::Stale,
         "still not"
     );
 }
 
 #[test]
-fn an_engine_that_is_busy_rests_and_costs_no_attempt() {
+fn a_busy_engine_rests_and_costs_no_attempt() {
     let chains: Vec<_> = (0..32).map(|number| [number * 2, number * 2 + 1]).collect();
-    let mut conductor = conductor(&chains, 1);
-    let sent = all(&mut conductor, SECOND);
+    let mut scheduler = scheduler(&chains, 1);
+    let sent = all(&mut scheduler, SECOND);
     assert_eq!(sent.len(), 8);
     for order in &sent {
         let busy = ReplyMeaning::Busy(Some(2 * SECOND));
-        assert_eq!(conductor.ended(*order, busy, SECOND), LineFate::Again);
+        assert_eq!(scheduler.ended(*order, busy, SECOND), LineFate::Again);
     }
-    assert_eq!(conductor.next(2 * SECOND), None);
-    assert_eq!(conductor.wakeup(2 * SECOND), Some(3 * SECOND));
+    assert_eq!(scheduler.next(2 * SECOND), None);
+    assert_eq!(scheduler.wakeup(2 * SECOND), Some(3 * SECOND));
     assert_eq!(
-        all(&mut conductor, 3 * SECOND).len(),
+        all(&mut scheduler, 3 * SECOND).len(),
         4,
-        "half as many: they were refused together"
+        "half as many: the refusals came together"
     );
-    conductor.hold_below(0, 0);
-    assert_eq!(conductor.next(4 * SECOND), None, "online traffic wants all of it");
+    scheduler.hold_below(0, 0);
+    assert_eq!(scheduler.next(4 * SECOND), None, "online traffic wants all of it");
 }

@@ -1,4 +1,4 @@
-//! A file system in memory that dies where it is told to, and forgets what was not synced.
+//! A file system in memory that crashes at a chosen operation, and loses what was not synced.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use wornpath_jobs::{Disk, StoredFile};
 
-/// A stream of numbers that is the same for the same seed.
+/// Pseudorandom numbers from a seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(pub(crate) u64);
 
@@ -20,7 +20,7 @@ impl Dice {
     }
 }
 
-/// How much of the operation that it dies in takes effect.
+/// How much of the interrupted operation takes effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cut {
     Before,
@@ -28,12 +28,12 @@ pub(crate) enum Cut {
     After,
 }
 
-/// What dies.
+/// What crashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Death {
-    /// The process: what it wrote is still there.
+pub(crate) enum Crash {
+    /// The process: its writes survive.
     Process,
-    /// The machine: of what was not synced, anything may be there.
+    /// The machine: of unsynced writes, any part may survive.
     Machine,
 }
 
@@ -60,22 +60,22 @@ struct World {
     operations: usize,
     dies_at: Option<(usize, Cut)>,
     is_dead: bool,
-    /// Bytes that there is room for.
+    /// The free bytes.
     room: Option<usize>,
-    /// How many syncs fail from now on.
+    /// The number of syncs that fail from now on.
     failing_syncs: usize,
-    /// Handles from before a death are of a process that is no more.
-    life: usize,
+    /// Handles from before a crash belong to a former process.
+    process: usize,
 }
 
-/// A handle on it.
+/// An open file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FaultyDisk(Arc<Mutex<World>>);
 
 struct Handle {
     world: FaultyDisk,
     node: usize,
-    life: usize,
+    process: usize,
     has_lock: Mutex<bool>,
 }
 
@@ -100,7 +100,8 @@ fn apply(names: &mut BTreeMap<PathBuf, usize>, change: &NameChange) {
 }
 
 impl World {
-    /// Counts an operation; says how much of it happens, and dies if it is time.
+    /// Counts an operation, and crashes if it is the chosen one. Returns how much of it takes
+    /// effect.
     fn operate(&mut self) -> io::Result<Option<Cut>> {
         if self.is_dead {
             return Err(dead());
@@ -134,16 +135,16 @@ impl FaultyDisk {
         self.0.lock().unwrap()
     }
 
-    /// How many operations there were in this life.
+    /// The number of operations since the last start.
     pub(crate) fn operations(&self) -> usize {
         self.world().operations
     }
 
-    pub(crate) fn die_at(&self, operation: usize, cut: Cut) {
+    pub(crate) fn crash_at(&self, operation: usize, cut: Cut) {
         self.world().dies_at = Some((operation, cut));
     }
 
-    /// It does not die any more.
+    /// Injects no more crashes.
     pub(crate) fn live_on(&self) {
         self.world().dies_at = None;
     }
@@ -164,23 +165,23 @@ impl FaultyDisk {
         self.world().used()
     }
 
-    /// What is in a file.
+    /// The content of a file.
     pub(crate) fn content(&self, path: &Path) -> Option<Vec<u8>> {
         let world = self.world();
         world.names.get(path).map(|node| world.nodes[*node].bytes.clone())
     }
 
-    /// Damages a file behind everybody's back.
+    /// Damages a file without any operation of the store.
     pub(crate) fn flip(&self, path: &Path, bit: usize) {
         let mut world = self.world();
         let node = world.names[path];
         world.nodes[node].bytes[bit / 8] ^= 1 << (bit % 8);
     }
 
-    /// Starts again after a death.
-    pub(crate) fn reboot(&self, death: Death, dice: &mut Dice) {
+    /// Restarts after a crash.
+    pub(crate) fn reboot(&self, crash: Crash, dice: &mut Dice) {
         let mut world = self.world();
-        if death == Death::Machine {
+        if crash == Crash::Machine {
             let survive = dice.below(world.unsynced.len() + 1);
             let mut names = world.synced_names.clone();
             for change in &world.unsynced[..survive] {
@@ -198,11 +199,11 @@ impl FaultyDisk {
         world.synced_names = world.names.clone();
         world.unsynced.clear();
         (world.operations, world.dies_at, world.is_dead) = (0, None, false);
-        world.life += 1;
+        world.process += 1;
     }
 }
 
-/// Of bytes that were not synced, a beginning survives, and of that some pages never arrived.
+/// Of unsynced bytes a prefix survives, in which some pages are zeros.
 fn survivor(node: &Node, dice: &mut Dice) -> Vec<u8> {
     let same = node.synced.iter().zip(&node.bytes).take_while(|(one, other)| one == other).count();
     if node.bytes.len() < node.synced.len() && dice.below(2) == 0 {
@@ -231,9 +232,9 @@ impl Disk for FaultyDisk {
                 node
             }
         };
-        let life = world.life;
+        let process = world.process;
         drop(world);
-        Ok(Box::new(Handle { world: self.clone(), node, life, has_lock: Mutex::new(false) }))
+        Ok(Box::new(Handle { world: self.clone(), node, process, has_lock: Mutex::new(false) }))
     }
 
     fn exists(&self, path: &Path) -> bool {
@@ -275,14 +276,14 @@ impl Disk for FaultyDisk {
 impl Handle {
     fn alive(&self) -> io::Result<MutexGuard<'_, World>> {
         let world = self.world.world();
-        if world.is_dead || world.life != self.life { Err(dead()) } else { Ok(world) }
+        if world.is_dead || world.process != self.process { Err(dead()) } else { Ok(world) }
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         let mut world = self.world.world();
-        if *self.has_lock.lock().unwrap() && world.life == self.life {
+        if *self.has_lock.lock().unwrap() && world.process == self.process {
             world.nodes[self.node].is_locked = false;
         }
     }

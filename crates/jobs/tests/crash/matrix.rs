@@ -1,6 +1,6 @@
-//! Results on a disk that dies at every one of its operations.
+//! Results on a disk that crashes at every one of its operations.
 
-use crate::disk::{Cut, Death, Dice, FaultyDisk};
+use crate::disk::{Crash, Cut, Dice, FaultyDisk};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use wornpath_jobs::{
@@ -16,7 +16,7 @@ pub(crate) fn paths() -> ResultPaths {
     ResultPaths { output: path("out"), errors: path("errors"), log: path("log") }
 }
 
-/// Every fifth line fails; the answer differs from attempt to attempt, as engines' answers do.
+/// Every fifth line fails; the response differs between attempts, as engines' responses do.
 fn record(line: u32, attempt: usize) -> LineRecord {
     let kind = if line % 5 == 4 { RecordKind::Error } else { RecordKind::Output };
     let bytes =
@@ -25,23 +25,27 @@ fn record(line: u32, attempt: usize) -> LineRecord {
     LineRecord { line, kind, bytes: bytes.into_bytes(), usage }
 }
 
-/// What a client was told is published.
+/// The records whose publication was acknowledged.
 type Acknowledged = BTreeMap<u32, Vec<u8>>;
 
-/// Publishes all that is missing, until it is done or something dies.
-fn work(disk: &FaultyDisk, told: &mut Acknowledged, attempt: usize) -> Result<(), StoreError> {
+/// Publishes all missing records, until it is done or crashes.
+fn work(
+    disk: &FaultyDisk,
+    acknowledged: &mut Acknowledged,
+    attempt: usize,
+) -> Result<(), StoreError> {
     let mut results = Results::open(disk, &paths(), INPUT)?;
-    for line in told.keys() {
+    for line in acknowledged.keys() {
         assert!(results.is_done(*line), "line {line} was acknowledged and is lost");
     }
     let missing: Vec<_> = (0..LINES).filter(|line| !results.is_done(*line)).collect();
     for group in missing.chunks(3) {
         let mut records: Vec<_> = group.iter().map(|line| record(*line, attempt)).collect();
-        // An answer that comes twice, within the group and after it.
+        // A duplicate response, within the group and after it.
         records.push(record(group[0], attempt + 1000));
         results.publish(&records)?;
         for line in group {
-            told.insert(*line, record(*line, attempt).bytes);
+            acknowledged.insert(*line, record(*line, attempt).bytes);
         }
         assert_eq!(results.publish(&[record(group[0], attempt + 2000)])?, 0);
         let counts = results.counts();
@@ -50,26 +54,26 @@ fn work(disk: &FaultyDisk, told: &mut Acknowledged, attempt: usize) -> Result<()
     Ok(())
 }
 
-/// Works until it is done; the deaths are those of each life in turn.
-fn live(disk: &FaultyDisk, deaths: &[(usize, Cut)], death: Death, dice: &mut Dice) {
-    let mut told = Acknowledged::new();
+/// Works until it is done; the nth process has the nth crash.
+fn run_until_done(disk: &FaultyDisk, crashes: &[(usize, Cut)], crash: Crash, dice: &mut Dice) {
+    let mut acknowledged = Acknowledged::new();
     for attempt in 0.. {
-        if let Some((operation, cut)) = deaths.get(attempt) {
-            disk.die_at(*operation, *cut);
+        if let Some((operation, cut)) = crashes.get(attempt) {
+            disk.crash_at(*operation, *cut);
         }
-        match work(disk, &mut told, attempt) {
+        match work(disk, &mut acknowledged, attempt) {
             Ok(()) if !disk.is_dead() => break,
             Ok(()) | Err(StoreError::Io { .. }) => assert!(disk.is_dead()),
-            Err(error) => panic!("life {attempt}: {error}"),
+            Err(error) => panic!("process {attempt}: {error}"),
         }
-        disk.reboot(death, dice);
+        disk.reboot(crash, dice);
     }
     disk.live_on();
-    check(disk, &told);
+    check(disk, &acknowledged);
 }
 
-/// Every line has one record, and what was told is what is there.
-fn check(disk: &FaultyDisk, told: &Acknowledged) {
+/// Every line has one record, and the acknowledged ones are unchanged.
+fn check(disk: &FaultyDisk, acknowledged: &Acknowledged) {
     let paths = paths();
     let mut found: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     for (path, is_error) in [(&paths.output, false), (&paths.errors, true)] {
@@ -82,26 +86,27 @@ fn check(disk: &FaultyDisk, told: &Acknowledged) {
         }
     }
     assert_eq!(found.len(), LINES as usize, "every line has a record");
-    for (line, bytes) in told {
+    for (line, bytes) in acknowledged {
         assert_eq!(found[&u64::from(*line)], *bytes, "line {line} is not what was acknowledged");
     }
     assert_eq!(places(disk, &paths, INPUT).unwrap().len(), LINES as usize);
 }
 
-fn operations_of_a_whole_life() -> usize {
+fn operations_without_a_crash() -> usize {
     let disk = FaultyDisk::default();
-    live(&disk, &[], Death::Process, &mut Dice(0));
+    run_until_done(&disk, &[], Crash::Process, &mut Dice(0));
     disk.operations()
 }
 
 #[test]
-fn a_death_at_any_operation_loses_and_doubles_nothing() {
-    let (all, mut runs) = (operations_of_a_whole_life(), 0);
+fn a_crash_at_any_operation_loses_and_duplicates_nothing() {
+    let all = operations_without_a_crash();
+    let mut runs = 0;
     for operation in 1..=all {
         for cut in [Cut::Before, Cut::Torn, Cut::After] {
-            for death in [Death::Process, Death::Machine] {
+            for crash in [Crash::Process, Crash::Machine] {
                 let seed = (operation * 10 + cut as usize) as u64;
-                live(&FaultyDisk::default(), &[(operation, cut)], death, &mut Dice(seed));
+                run_until_done(&FaultyDisk::default(), &[(operation, cut)], crash, &mut Dice(seed));
                 runs += 1;
             }
         }
@@ -111,51 +116,54 @@ fn a_death_at_any_operation_loses_and_doubles_nothing() {
 }
 
 #[test]
-fn many_deaths_in_a_row_lose_and_double_nothing() {
-    let (all, mut runs) = (operations_of_a_whole_life(), 0);
+fn many_crashes_in_a_row_lose_and_duplicate_nothing() {
+    let all = operations_without_a_crash();
+    let mut runs = 0;
     for seed in 0..300 {
         runs += 1;
         let mut dice = Dice(seed);
-        let deaths: Vec<_> = (0..1 + dice.below(6))
+        let crashes: Vec<_> = (0..1 + dice.below(6))
             .map(|_| {
                 let cut = [Cut::Before, Cut::Torn, Cut::After][dice.below(3)];
                 (1 + dice.below(all), cut)
             })
             .collect();
-        let death = [Death::Process, Death::Machine][dice.below(2)];
-        live(&FaultyDisk::default(), &deaths, death, &mut dice);
+        let crash = [Crash::Process, Crash::Machine][dice.below(2)];
+        run_until_done(&FaultyDisk::default(), &crashes, crash, &mut dice);
     }
     println!("crash: {runs} results, killed several times");
     assert!(runs >= 200, "only {runs} runs");
 }
 
 #[test]
-fn a_full_disk_and_failing_syncs_only_delay() {
+fn a_full_disk_and_failed_syncs_only_delay() {
     for room in (0..1_600).step_by(23) {
-        let (disk, mut told) = (FaultyDisk::default(), Acknowledged::new());
+        let disk = FaultyDisk::default();
+        let mut acknowledged = Acknowledged::new();
         disk.set_room(Some(room));
         let mut tries = 0;
-        while let Err(error) = work(&disk, &mut told, tries) {
+        while let Err(error) = work(&disk, &mut acknowledged, tries) {
             assert!(matches!(error, StoreError::Full { .. }), "{error}");
             disk.set_room(Some(disk.used() + 90 * tries));
             tries += 1;
         }
-        check(&disk, &told);
+        check(&disk, &acknowledged);
     }
     for failures in 1..12 {
-        let (disk, mut told) = (FaultyDisk::default(), Acknowledged::new());
+        let disk = FaultyDisk::default();
+        let mut acknowledged = Acknowledged::new();
         disk.fail_syncs(failures);
         let mut tries = 0;
-        while work(&disk, &mut told, tries).is_err() {
+        while work(&disk, &mut acknowledged, tries).is_err() {
             tries += 1;
         }
         assert!(tries > 0);
-        check(&disk, &told);
+        check(&disk, &acknowledged);
     }
 }
 
 #[test]
-fn after_a_failed_write_the_same_results_go_on() {
+fn after_a_failed_write_the_same_results_continue() {
     let disk = FaultyDisk::default();
     let mut results = Results::open(&disk, &paths(), INPUT).unwrap();
     let group: Vec<_> = (0..LINES).map(|line| record(line, 1)).collect();
@@ -175,7 +183,7 @@ fn after_a_failed_write_the_same_results_go_on() {
 }
 
 #[test]
-fn of_two_runners_one_is_kept_out() {
+fn of_two_processes_only_one_opens_the_results() {
     let disk = FaultyDisk::default();
     let first = Results::open(&disk, &paths(), INPUT).unwrap();
     let second = Results::open(&disk, &paths(), INPUT).unwrap_err();
@@ -185,11 +193,11 @@ fn of_two_runners_one_is_kept_out() {
 }
 
 #[test]
-fn damage_is_refused_and_never_taken_for_a_crash() {
+fn damage_is_refused_and_never_mistaken_for_a_crash() {
     let disk = FaultyDisk::default();
-    live(&disk, &[], Death::Process, &mut Dice(0));
+    run_until_done(&disk, &[], Crash::Process, &mut Dice(0));
     let log = disk.content(Path::new("job/log")).unwrap();
-    // Anywhere but in the last frame, which a crash could have torn.
+    // Anywhere except in the last frame, which a crash could have torn.
     let last = log.windows(4).rposition(|window| window == b"wpf1").unwrap();
     for bit in (0..last * 8).step_by(41) {
         disk.flip(Path::new("job/log"), bit);
@@ -206,9 +214,10 @@ fn damage_is_refused_and_never_taken_for_a_crash() {
 }
 
 #[test]
-fn a_log_that_does_not_say_what_it_is_of_takes_no_results_with_it() {
-    for foreign in [&b""[..], b"what somebody else has written here"] {
-        let (disk, paths) = (FaultyDisk::default(), paths());
+fn a_log_without_an_input_mark_is_refused_if_there_are_results() {
+    for foreign in [&b""[..], b"another program wrote this"] {
+        let disk = FaultyDisk::default();
+        let paths = paths();
         work(&disk, &mut Acknowledged::new(), 0).unwrap();
         let [output, errors] = [&paths.output, &paths.errors].map(|path| disk.content(path));
         disk.remove(&paths.log).unwrap();

@@ -1,10 +1,11 @@
-//! The store in a database: processes that die at any message to a real server, a server that crashes, and
-//! several gateways at once.
+//! The store in a database: processes that crash at any message to a real server, a server that
+//! crashes, and several gateways at once.
 
-use crate::disk::{Cut, Death, Dice};
+use crate::disk::{Crash, Cut, Dice};
 use crate::server::{Database, address};
 use crate::suite::{
-    Ground, INPUT, LINES, batch, die_often, entry, grow_old, live, output, race, record,
+    INPUT, LINES, TestedStore, batch, die_often, entry, grow_old, output, race, record,
+    run_until_done,
 };
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -21,7 +22,7 @@ fn open(address: &str, runner: &str, term: Duration) -> Result<Postgres, StoreEr
     Postgres::open(address, sharing(runner, term))
 }
 
-/// Waits for a server that starts.
+/// Waits until the server has started.
 fn connected(database: &Database, runner: &str, term: Duration) -> Postgres {
     loop {
         match open(&database.address(), runner, term) {
@@ -41,7 +42,7 @@ struct State {
 }
 
 impl State {
-    /// The process is no more: the server sees its connections close.
+    /// The process has crashed: the server sees its connections close.
     fn die(&mut self) {
         self.is_dead = true;
         for connection in self.connections.drain(..) {
@@ -50,7 +51,7 @@ impl State {
     }
 }
 
-/// Stands between a process and the server, and lets the process die in any exchange.
+/// A proxy between a process and the server that crashes the process at a chosen message.
 #[derive(Clone)]
 struct Wire {
     state: Arc<Mutex<State>>,
@@ -63,10 +64,11 @@ impl Wire {
         let port = listener.local_addr().unwrap().port();
         let wire = Self { state: Arc::default(), port };
         let accepting = wire.clone();
-        // For as long as the test's process lives.
+        // Until the end of the test process.
         let _accepts = thread::Builder::new().spawn(move || {
             for client in listener.incoming() {
-                let (client, wire) = (client.unwrap(), accepting.clone());
+                let client = client.unwrap();
+                let wire = accepting.clone();
                 let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
                 let _ = (client.set_nodelay(true), server.set_nodelay(true));
                 let mut state = wire.state.lock().unwrap();
@@ -83,7 +85,8 @@ impl Wire {
         wire
     }
 
-    /// One exchange after another: what the client says up to where it waits, and the whole answer.
+    /// Forwards one exchange after another: the client's messages up to where it waits, and the
+    /// whole reply.
     fn carry(&self, mut client: TcpStream, mut server: TcpStream) -> Option<()> {
         let mut said = first_message(&mut client)?;
         loop {
@@ -112,7 +115,7 @@ impl Wire {
     }
 }
 
-/// The one message without a kind, with which a client begins.
+/// The startup message, the only one without a type byte.
 fn first_message(from: &mut TcpStream) -> Option<Vec<u8>> {
     let mut length = [0; 4];
     from.read_exact(&mut length).ok()?;
@@ -122,7 +125,7 @@ fn first_message(from: &mut TcpStream) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Messages up to one of these kinds.
+/// The messages up to one of these types.
 fn messages(from: &mut TcpStream, last: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {
@@ -139,13 +142,13 @@ fn messages(from: &mut TcpStream, last: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-impl Ground for Wire {
+impl TestedStore for Wire {
     fn open(&self) -> Result<Box<dyn Store>, StoreError> {
-        // Under the same name in each life: it need not wait until its own leases are over.
+        // Under the same name after each start: it need not wait until its own leases expire.
         Ok(Box::new(open(&address(self.port), "one", Duration::from_secs(600))?))
     }
 
-    fn die_at(&self, operation: usize, cut: Cut) {
+    fn crash_at(&self, operation: usize, cut: Cut) {
         self.state.lock().unwrap().dies_at = Some((operation, cut));
     }
 
@@ -153,7 +156,7 @@ impl Ground for Wire {
         self.state.lock().unwrap().is_dead
     }
 
-    fn reboot(&self, _: Death, _: &mut Dice) {
+    fn reboot(&self, _: Crash, _: &mut Dice) {
         *self.state.lock().unwrap() = State::default();
     }
 
@@ -167,24 +170,24 @@ impl Ground for Wire {
 }
 
 #[test]
-fn a_process_that_dies_before_any_message_to_the_database_keeps_what_it_accepted() {
-    die_at_every_message(Cut::Before, 0..20);
+fn a_process_that_crashes_before_any_message_to_the_database_keeps_what_it_accepted() {
+    crash_at_every_message(Cut::Before, 0..20);
 }
 
 #[test]
-fn a_process_that_dies_after_any_message_to_the_database_keeps_what_it_accepted() {
-    die_at_every_message(Cut::After, 20..40);
+fn a_process_that_crashes_after_any_message_to_the_database_keeps_what_it_accepted() {
+    crash_at_every_message(Cut::After, 20..40);
 }
 
-/// A process dies at each message once, and then, by each of the seeds, at several of them in any way.
-fn die_at_every_message(cut: Cut, seeds: std::ops::Range<u64>) {
+/// A process crashes at each message once, and then, for each seed, at several of them.
+fn crash_at_every_message(cut: Cut, seeds: std::ops::Range<u64>) {
     let Some(database) = Database::start() else { return };
     drop(connected(&database, "first", Duration::from_millis(1)));
     let wire = Wire::to(database.port);
     wire.live_on();
-    let all = live(&wire, 0, &[], (Death::Process, &mut Dice(0)));
+    let all = run_until_done(&wire, 0, &[], (Crash::Process, &mut Dice(0)));
     for operation in 1..=all {
-        live(&wire, operation, &[(operation, cut)], (Death::Process, &mut Dice(0)));
+        run_until_done(&wire, operation, &[(operation, cut)], (Crash::Process, &mut Dice(0)));
     }
     seeds.for_each(|seed| die_often(&wire, seed, all));
     assert!(all >= 100, "only {all} messages");
@@ -203,7 +206,7 @@ fn the_database_keeps_what_the_folder_keeps() {
 /// Two gateways share one batch, and each line is published once.
 fn shares_segments(first: &Postgres, database: &Database) {
     let second = connected(database, "two", Duration::from_secs(600));
-    // It is there, and others count it.
+    // It is registered, and the others leave it a share.
     second.unfinished().unwrap();
     let big = vec![b'x'; 2 << 20];
     first.add_file(entry("file-big"), &mut &big[..]).unwrap();
@@ -215,7 +218,7 @@ fn shares_segments(first: &Postgres, database: &Database) {
     assert_eq!((one.of, &one.segments[..]), (8, &[0, 1][..]), "a quarter, as there are two");
     assert_eq!(two.segments, [2, 3], "a quarter of the rest, rounded up");
     publish_both(&[first, &second], &leases);
-    // Whoever is done takes more, ever less at once, until nothing is left.
+    // A runner that is done leases more, ever less at once, until nothing is left.
     let mut sizes = Vec::new();
     let last = loop {
         let store = [first, &second][sizes.len() % 2];
@@ -228,8 +231,9 @@ fn shares_segments(first: &Postgres, database: &Database) {
         sizes.push(lease.segments.len());
     };
     assert_eq!(sizes, [1, 1, 1, 1]);
-    // All was settled and given back, and nobody had ended it: whoever asks gets all of it, once.
-    assert_eq!(second.lease("batch_big").unwrap(), None, "somebody has it");
+    // All segments were settled and released, and the batch has not ended: the next runner gets all
+    // of it, once.
+    assert_eq!(second.lease("batch_big").unwrap(), None, "the other runner has it");
     first.settle(&last).unwrap();
     assert_eq!(second.lease("batch_big").unwrap(), None, "it is about to end it");
     first.renew(&last).unwrap();
@@ -240,7 +244,7 @@ fn shares_segments(first: &Postgres, database: &Database) {
     assert!(matches!(late, Err(StoreError::Fenced(_))), "{late:?}");
 }
 
-/// Both publish all lines at the same time.
+/// Two runners publish all lines at the same time.
 fn publish_both(stores: &[&Postgres; 2], leases: &[Lease; 2]) {
     for (store, lease) in stores.iter().zip(leases) {
         store.standing(lease, INPUT).unwrap();
@@ -261,7 +265,7 @@ fn publish_both(stores: &[&Postgres; 2], leases: &[Lease; 2]) {
     assert_eq!(stores[1].batch("batch_big").unwrap().counts.pending(), 0);
 }
 
-/// Who is not heard of loses its lease; who gives it back, at once.
+/// A lease that is not renewed expires; one that is released is free at once.
 fn takes_over(database: &Database) {
     let term = Duration::from_millis(300);
     let first = connected(database, "third", term);
@@ -275,7 +279,7 @@ fn takes_over(database: &Database) {
     assert!(matches!(second.renew(&given), Err(StoreError::Fenced(_))));
     first.standing(&lost, INPUT).unwrap();
     first.publish(&lost, &[record(0, "third")]).unwrap();
-    // Nothing is heard of the first until its time is over.
+    // The first runner does not renew its lease until it expires.
     let taken = loop {
         match second.lease("batch_left").unwrap() {
             Some(lease) => break lease,
@@ -289,7 +293,7 @@ fn takes_over(database: &Database) {
     let records: Vec<_> = (0..LINES).map(|line| record(line, "fourth")).collect();
     assert_eq!(second.publish(&taken, &records).unwrap(), 5);
     assert_eq!(output(&second, "batch_left").matches("third").count(), 1);
-    // The second settles, and dies before it has ended the batch.
+    // The second runner settles, and crashes before it has ended the batch.
     second.settle(&taken).unwrap();
     let ending = loop {
         match first.lease("batch_left").unwrap() {
@@ -302,7 +306,7 @@ fn takes_over(database: &Database) {
 }
 
 #[test]
-fn a_server_that_crashes_loses_and_doubles_nothing() {
+fn a_server_that_crashes_loses_and_duplicates_nothing() {
     let Some(mut database) = Database::start() else { return };
     let store = connected(&database, "one", Duration::from_secs(600));
     store.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
@@ -311,18 +315,19 @@ fn a_server_that_crashes_loses_and_doubles_nothing() {
     let lines = 4_000;
     let input = wornpath_jobs::InputMark { lines, ..INPUT };
     store.standing(&lease, input).unwrap();
-    let told = thread::scope(|scope| {
+    let acknowledged = thread::scope(|scope| {
         let publishing = scope.spawn(|| {
-            let mut told = 0;
-            while told < lines {
-                let group: Vec<_> = (told..told + 10).map(|line| record(line, "one")).collect();
+            let mut acknowledged = 0;
+            while acknowledged < lines {
+                let group: Vec<_> =
+                    (acknowledged..acknowledged + 10).map(|line| record(line, "one")).collect();
                 match store.publish(&lease, &group) {
-                    Ok(_) => told += 10,
+                    Ok(_) => acknowledged += 10,
                     Err(StoreError::Unreachable(_)) => thread::sleep(Duration::from_millis(5)),
                     Err(error) => panic!("{error}"),
                 }
             }
-            told
+            acknowledged
         });
         for seed in 0..4 {
             thread::sleep(Duration::from_millis(20 + Dice(seed).below(80) as u64));
@@ -332,7 +337,7 @@ fn a_server_that_crashes_loses_and_doubles_nothing() {
         publishing.join().unwrap()
     });
     let batch = store.batch("batch_a").unwrap();
-    assert_eq!((told, batch.counts.completed, batch.counts.pending()), (lines, lines, 0));
+    assert_eq!((acknowledged, batch.counts.completed, batch.counts.pending()), (lines, lines, 0));
     assert!(store.standing(&lease, input).unwrap().missing.is_empty());
     let mut buffer = vec![0; 1 << 20];
     let read =

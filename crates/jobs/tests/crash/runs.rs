@@ -1,6 +1,7 @@
-//! Whole runs, in virtual time: engines that fail in every way, and a process that dies in between.
+//! Whole runs in virtual time: engines that fail in every way, and a process that crashes in
+//! between.
 
-use crate::disk::{Cut, Death, Dice, FaultyDisk};
+use crate::disk::{Crash, Cut, Dice, FaultyDisk};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -12,9 +13,9 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use wornpath_blocks::HashKey;
 use wornpath_jobs::{
-    CapacitySource, DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules,
-    LineDispatch, LineForm, LineReply, Outgoing, Prefilled, PromptHasher, Publish, ReplyError,
-    ResultPaths, Results, RetryDelay, RunControl, RunProgress, RunWork, Scheduler, SortScratch,
+    DedupGroups, EngineHealth, ExternalSort, Identical, Input, InputRules, LineDispatch, LineForm,
+    LineReply, LineSource, Outgoing, Prefilled, PromptHasher, Publish, ReplyError, ResultPaths,
+    Results, RetryPolicy, RunChannels, RunControl, RunProgress, RunWork, Scheduler, SortScratch,
     StoreError, run,
 };
 use wornpath_planner::{Plan, PlannerRates, Speeds, Window};
@@ -22,12 +23,12 @@ use wornpath_planner::{Plan, PlannerRates, Speeds, Window};
 const LINES: usize = 40;
 const PODS: usize = 3;
 
-/// Every third line, but for those that no engine answers, asks the same.
+/// Every third line, except those that no engine answers, is identical.
 fn is_twin(number: usize) -> bool {
     number.is_multiple_of(3) && number % 10 != 9
 }
 
-/// Documents that take turns, lines that ask the same, and one line in ten that no engine will ever answer.
+/// Alternating documents, identical lines, and one line in ten that no engine will ever answer.
 fn input() -> String {
     let line = |number: usize| {
         if is_twin(number) {
@@ -47,14 +48,14 @@ fn input() -> String {
 #[derive(Default)]
 struct Lines {
     lines: Vec<Bytes>,
-    /// So many calls are not answered, and from then on fifty of each hundred.
+    /// So many reads fail at first, and from then on fifty of each hundred.
     away: Option<usize>,
-    /// A line that is not there any more.
+    /// A line that is lost.
     lost: Option<u32>,
     calls: AtomicUsize,
 }
 
-impl CapacitySource for Lines {
+impl LineSource for Lines {
     fn line(&self, line: u32) -> Result<Bytes, StoreError> {
         let call = self.calls.fetch_add(1, Relaxed);
         if self.away.is_some_and(|away| call < away || (call / 50).is_multiple_of(2)) {
@@ -67,7 +68,7 @@ impl CapacitySource for Lines {
     }
 }
 
-/// Engines whose every answer is decided by dice, and tells which it is.
+/// Engines whose every response is random, and unique.
 struct Fickle(Mutex<Dice>);
 
 impl Fickle {
@@ -117,8 +118,8 @@ fn paths() -> ResultPaths {
     ResultPaths { output: path("out"), errors: path("errors"), log: path("log") }
 }
 
-/// One life of a run; true if it came to its end.
-async fn live(
+/// One process of a run. Returns whether the run ended.
+async fn run_until_done(
     disk: &FaultyDisk,
     identical: Identical,
     dice: &mut Dice,
@@ -141,22 +142,23 @@ async fn live_from(
         most_problems: 1,
         identical,
     };
-    let sketcher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
-    // Some lives plan from disk.
+    let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(4).unwrap(), None);
+    // Some processes sort on disk.
     let scratch = SortScratch {
         path: std::env::temp_dir().join(format!("wornpath-{}.spill", std::process::id())),
         cure: "",
         memory: [usize::MAX, 300][dice.below(2)],
     };
-    let spill = ExternalSort::to(scratch);
-    let intake = Input::read_long(text.as_bytes(), &rules, &sketcher, spill).unwrap();
-    let results = Results::open(disk, &paths(), intake.mark)?;
-    let forest = intake.forest(|line| !results.is_done(line)).unwrap();
-    let (speeds, rates) = (Speeds::equal(PODS).unwrap(), PlannerRates::flat(1.0, 1.0));
-    let plan = Plan::of_forest(&intake.queue, forest, &speeds, &rates);
+    let chains = ExternalSort::to(scratch);
+    let input = Input::read_long(text.as_bytes(), &rules, &hasher, chains).unwrap();
+    let results = Results::open(disk, &paths(), input.mark)?;
+    let forest = input.forest(|line| !results.is_done(line)).unwrap();
+    let speeds = Speeds::equal(PODS).unwrap();
+    let rates = PlannerRates::flat(1.0, 1.0);
+    let plan = Plan::of_forest(&input.queue, forest, &speeds, &rates);
     let copies = DedupGroups::of(&plan);
-    let patience = RetryDelay { attempts: 30, ..RetryDelay::default() };
-    let conductor = Scheduler::new(plan, vec![Window::new(8, 4_096); PODS], patience);
+    let policy = RetryPolicy { attempts: 30, ..RetryPolicy::default() };
+    let scheduler = Scheduler::new(plan, vec![Window::new(8, 4_096); PODS], policy);
     source.lines = text.lines().map(|line| Bytes::from(line.to_owned())).collect();
     let work = RunWork {
         source: Arc::new(source),
@@ -164,27 +166,29 @@ async fn live_from(
         numbers: Arc::new(|line| line + 1),
         copies,
     };
-    let (wish, wishes) = watch::channel(RunControl::GoOn);
+    let (stop, control) = watch::channel(RunControl::GoOn);
     let engines = Arc::new(Fickle(Mutex::new(Dice(dice.below(1 << 30) as u64))));
     let progress = watch::Sender::new(RunProgress::default());
-    // Some lives end by a wish.
+    // Some processes are stopped.
     let (after, wanted) =
         (dice.below(2_000), [RunControl::Stop, RunControl::Finish][dice.below(2)]);
     let mut stopper = tokio::task::JoinSet::new();
     stopper.spawn(async move {
         sleep(Duration::from_millis(after as u64)).await;
         if after % 3 == 0 {
-            wish.send_replace(wanted);
+            stop.send_replace(wanted);
         }
         std::future::pending::<()>().await;
     });
-    let finished = run(conductor, work, engines, results, (wishes, progress)).await;
+    let finished = run(scheduler, work, engines, results, RunChannels { control, progress }).await;
     Ok(finished?.publisher.counts().pending() == 0)
 }
 
-/// All ids, each once, the unanswerable ones among the errors. Says how many answers there are to what some lines ask alike.
+/// Checks that every id occurs once, the unanswerable ones among the errors. Returns how many
+/// different responses the identical lines have.
 fn check(disk: &FaultyDisk) -> usize {
-    let (mut seen, mut alike) = (BTreeSet::new(), BTreeSet::new());
+    let mut seen = BTreeSet::new();
+    let mut alike = BTreeSet::new();
     for (path, is_error) in [(paths().output, false), (paths().errors, true)] {
         let content = String::from_utf8(disk.content(&path).unwrap()).unwrap();
         for line in content.lines() {
@@ -202,55 +206,57 @@ fn check(disk: &FaultyDisk) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn runs_that_die_again_and_again_end_with_one_record_for_each_line() {
-    let (seeds, mut deaths) = (150, 0);
+async fn runs_that_crash_again_and_again_end_with_one_record_for_each_line() {
+    let seeds = 150;
+    let mut crashes = 0;
     for seed in 0..seeds {
-        let (disk, mut dice) = (FaultyDisk::default(), Dice(seed));
+        let disk = FaultyDisk::default();
+        let mut dice = Dice(seed);
         let identical = [Identical::Each, Identical::Once][seed as usize % 2];
         let mut lives = 0;
         loop {
             lives += 1;
             assert!(lives < 100, "seed {seed} never ends");
             if dice.below(3) > 0 && lives < 20 {
-                disk.die_at(
+                disk.crash_at(
                     1 + dice.below(40),
                     [Cut::Before, Cut::Torn, Cut::After][dice.below(3)],
                 );
             }
-            // A dead disk looks like one that fails for now, which the writer would try again for ever.
-            let death = async {
+            // A crashed disk looks like a passing failure, which the writer would retry for ever.
+            let crash = async {
                 while !disk.is_dead() {
                     sleep(Duration::from_millis(20)).await;
                 }
                 sleep(Duration::from_secs(1)).await;
             };
             let is_done = tokio::select! {
-                ended = live(&disk, identical, &mut dice) => ended.is_ok_and(|is_done| is_done),
-                () = death => false,
+                ended = run_until_done(&disk, identical, &mut dice) => ended.is_ok_and(|is_done| is_done),
+                () = crash => false,
             };
             if is_done && !disk.is_dead() {
                 break;
             }
-            disk.reboot([Death::Process, Death::Machine][dice.below(2)], &mut dice);
+            disk.reboot([Crash::Process, Crash::Machine][dice.below(2)], &mut dice);
         }
         let answers = check(&disk);
         match identical {
             Identical::Each => {
                 assert_eq!(answers, (0..LINES).filter(|line| is_twin(*line)).count());
             }
-            // Computed once, and once more in a life that found some of them without an answer.
+            // Computed once, and once more by a process that found some of them without a record.
             Identical::Once => assert!(answers <= lives, "seed {seed}: {answers} in {lives} lives"),
         }
-        deaths += lives - 1;
+        crashes += lives - 1;
     }
     println!(
-        "crash: {seeds} whole runs with {deaths} deaths, half of them with equal lines computed once"
+        "crash: {seeds} whole runs with {crashes} crashes, half of them with equal lines computed once"
     );
-    assert!(deaths >= 200, "only {deaths} deaths");
+    assert!(crashes >= 200, "only {crashes} crashes");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_disk_stops_the_run_until_there_is_room() {
+async fn a_full_disk_pauses_the_run_until_there_is_space() {
     let disk = FaultyDisk::default();
     let mut dice = Dice(4);
     disk.set_room(Some(700));
@@ -264,21 +270,22 @@ async fn a_full_disk_stops_the_run_until_there_is_room() {
         assert!(disk.used() <= 700 && stuck <= 700);
         disk.set_room(None);
     };
-    // The dice say that this life is not ended by a wish.
-    let (ended, ()) = tokio::join!(live(&disk, Identical::Each, &mut dice), making_room);
+    // With this seed the process is not stopped.
+    let (ended, ()) = tokio::join!(run_until_done(&disk, Identical::Each, &mut dice), making_room);
     assert!(ended.unwrap());
     check(&disk);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_is_stopped_while_the_disk_is_full_ends_with_what_it_has() {
+async fn a_run_that_is_stopped_while_the_disk_is_full_keeps_its_published_records() {
     let mut stopped = 0;
     for seed in 0..60 {
-        let (disk, mut dice) = (FaultyDisk::default(), Dice(seed));
+        let disk = FaultyDisk::default();
+        let mut dice = Dice(seed);
         disk.set_room(Some(700));
-        let life = live(&disk, Identical::Each, &mut dice);
-        // A life that nobody stops waits for room.
-        if let Ok(ended) = tokio::time::timeout(Duration::from_secs(60), life).await {
+        let process = run_until_done(&disk, Identical::Each, &mut dice);
+        // A process that is not stopped waits for space.
+        if let Ok(ended) = tokio::time::timeout(Duration::from_secs(60), process).await {
             assert!(!ended.unwrap(), "seed {seed}: there is no room for all");
             stopped += usize::from(disk.used() > 400);
         }
@@ -287,19 +294,20 @@ async fn a_run_that_is_stopped_while_the_disk_is_full_ends_with_what_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lines_that_cannot_be_read_for_a_while_wait_and_none_fails() {
+async fn lines_of_an_unreachable_store_wait_and_none_fails() {
     for identical in [Identical::Each, Identical::Once] {
         let (disk, source) =
             (FaultyDisk::default(), Lines { away: Some(1_500), ..Lines::default() });
-        // The dice say that this life is not ended by a wish.
+        // With this seed the process is not stopped.
         assert!(live_from(source, &disk, identical, &mut Dice(4)).await.unwrap());
         check(&disk);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_that_is_gone_for_good_fails_alone_and_at_once() {
-    let (disk, source) = (FaultyDisk::default(), Lines { lost: Some(1), ..Lines::default() });
+async fn a_lost_line_fails_alone_and_at_once() {
+    let disk = FaultyDisk::default();
+    let source = Lines { lost: Some(1), ..Lines::default() };
     assert!(live_from(source, &disk, Identical::Each, &mut Dice(4)).await.unwrap());
     let content = String::from_utf8(disk.content(&paths().errors).unwrap()).unwrap();
     let nameless: Vec<_> = content.lines().filter(|line| line.contains("_id\":null,")).collect();
@@ -307,7 +315,7 @@ async fn a_line_that_is_gone_for_good_fails_alone_and_at_once() {
     assert!(nameless[0].contains(r#""code":"unreadable","message":"there is no line 1""#));
 }
 
-/// Engines that take a minute for every answer, and say nothing before.
+/// Engines that take a minute for every response, without streaming.
 struct Slow {
     now: AtomicUsize,
     most: AtomicUsize,
@@ -334,7 +342,7 @@ impl LineDispatch for Slow {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_are_being_decoded_leave_room_for_the_prompts_of_others() {
+async fn decoding_requests_do_not_count_against_the_prefill_window() {
     let line = |number: usize| {
         let prompt = format!("{number} ").repeat(1_000);
         format!(
@@ -349,12 +357,12 @@ async fn requests_that_are_being_decoded_leave_room_for_the_prompts_of_others() 
         most_problems: 1,
         identical: Identical::Each,
     };
-    let sketcher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(16).unwrap(), None);
-    let intake = Input::read(&lines.join(&b'\n')[..], &rules, &sketcher).unwrap();
-    let results = Results::open(&FaultyDisk::default(), &paths(), intake.mark).unwrap();
-    let plan = Plan::new(&intake.queue, &Speeds::equal(1).unwrap(), &PlannerRates::flat(1.0, 1.0));
-    // Four prompts are more than it computes at once.
-    let conductor = Scheduler::new(plan, vec![Window::new(128, 2_000)], RetryDelay::default());
+    let hasher = PromptHasher::new(&HashKey::DEFAULT, NonZeroUsize::new(16).unwrap(), None);
+    let input = Input::read(&lines.join(&b'\n')[..], &rules, &hasher).unwrap();
+    let results = Results::open(&FaultyDisk::default(), &paths(), input.mark).unwrap();
+    let plan = Plan::new(&input.queue, &Speeds::equal(1).unwrap(), &PlannerRates::flat(1.0, 1.0));
+    // Four prompts exceed the prefill window.
+    let scheduler = Scheduler::new(plan, vec![Window::new(128, 2_000)], RetryPolicy::default());
     let work = RunWork {
         source: Arc::new(Lines { lines, ..Lines::default() }),
         name: "test".into(),
@@ -362,9 +370,10 @@ async fn requests_that_are_being_decoded_leave_room_for_the_prompts_of_others() 
         copies: DedupGroups::default(),
     };
     let engines = Arc::new(Slow { now: AtomicUsize::new(0), most: AtomicUsize::new(0) });
-    let (_wish, wishes) = watch::channel(RunControl::GoOn);
-    let telling = (wishes, watch::Sender::new(RunProgress::default()));
-    let finished = run(conductor, work, Arc::clone(&engines), results, telling).await.unwrap();
+    let (_stop, control) = watch::channel(RunControl::GoOn);
+    let progress = watch::Sender::new(RunProgress::default());
+    let channels = RunChannels { control, progress };
+    let finished = run(scheduler, work, Arc::clone(&engines), results, channels).await.unwrap();
     assert_eq!(finished.publisher.counts().completed, 50);
     assert_eq!(engines.most.load(Relaxed), 50);
 }

@@ -1,4 +1,4 @@
-//! A PostgreSQL server of our own: its cluster in a temporary folder, on a free port of 127.0.0.1.
+//! A PostgreSQL server for tests: its cluster in a temporary folder, on a free port of 127.0.0.1.
 
 use std::net::TcpListener;
 use std::os::unix::fs::chown;
@@ -15,7 +15,8 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Nothing, said aloud, where no server is installed; a failure with `WORNPATH_PEERS=required`.
+    /// None, with a message, where no server is installed; a failure with
+    /// `WORNPATH_PEERS=required`.
     pub(crate) fn start() -> Option<Self> {
         let required = std::env::var("WORNPATH_PEERS").is_ok_and(|value| value == "required");
         let programs = programs();
@@ -48,18 +49,18 @@ impl Database {
         Some(database)
     }
 
-    /// Starts the server, again if need be.
+    /// Starts the server, or restarts it.
     pub(crate) fn run(&mut self) {
         // A server that was killed may leave its port and its memory in use for a moment.
         for _ in 0..200 {
             let mut command = self.program("postgres");
             command.arg("-D").arg(self.cluster());
             command.args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-k", ""]);
-            // A process dies here, never the machine.
+            // Only processes crash in these tests, never the machine.
             command.args(["-c", "fsync=off", "-c", "max_connections=60"]);
             let mut child = command.spawn().unwrap();
             while child.try_wait().unwrap().is_none() {
-                // It listens before it can answer.
+                // It accepts connections before it can serve them.
                 let mut is_ready = self.program("pg_isready");
                 is_ready.args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()]);
                 if is_ready.status().unwrap().success() {
@@ -72,7 +73,7 @@ impl Database {
         panic!("postgres does not start in {}", self.folder.display());
     }
 
-    /// Ends the server as a crash would: nothing is written any more.
+    /// Kills the server, without a checkpoint.
     pub(crate) fn crash(&mut self) {
         if let Some(mut child) = self.child.take() {
             let id = rustix::process::Pid::from_child(&child);
@@ -130,7 +131,7 @@ fn version(folder: &Path) -> u32 {
     name.to_string_lossy().parse().unwrap_or(0)
 }
 
-/// User and group for the server if we are root: those that the package made.
+/// The user and group of the installed package, to run the server as if the test runs as root.
 fn unprivileged() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;

@@ -1,7 +1,7 @@
-//! What every store promises, told as lives that end anywhere: what was accepted is there, and of two runners one
-//! writes. The folder and the database run the very same.
+//! The guarantees of every store, with crashes at any operation: accepted data is there, and of two
+//! runners only one writes. The folder and the database run the very same suite.
 
-use crate::disk::{Cut, Death, Dice};
+use crate::disk::{Crash, Cut, Dice};
 use std::collections::{BTreeMap, BTreeSet};
 use wornpath_jobs::{
     Batch, BatchStatus, FileEntry, InputMark, Interface, Lease, LineRecord, NewBatch, RecordKind,
@@ -11,19 +11,19 @@ use wornpath_jobs::{
 pub(crate) const LINES: u32 = 6;
 pub(crate) const INPUT: InputMark = InputMark { bytes: 50, hash: 3, lines: LINES };
 
-/// Where a store stands, and how its process dies there.
-pub(crate) trait Ground {
+/// A store under test, and how its process crashes.
+pub(crate) trait TestedStore {
     /// Opens the store, as its process does after each start.
     fn open(&self) -> Result<Box<dyn Store>, StoreError>;
-    /// Lets the process die in an operation, counted from its start.
-    fn die_at(&self, operation: usize, cut: Cut);
-    /// Whether it did.
+    /// Lets the process crash at an operation, counted from its start.
+    fn crash_at(&self, operation: usize, cut: Cut);
+    /// Whether it has crashed.
     fn is_dead(&self) -> bool;
-    /// Starts it again.
-    fn reboot(&self, death: Death, dice: &mut Dice);
-    /// It dies no more.
+    /// Restarts the process.
+    fn reboot(&self, crash: Crash, dice: &mut Dice);
+    /// Injects no more crashes.
     fn live_on(&self);
-    /// Operations since the start.
+    /// The number of operations since the start.
     fn operations(&self) -> usize;
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn record(line: u32, runner: &str) -> LineRecord {
 pub(crate) fn output(store: &dyn Store, batch: &str) -> String {
     let mut buffer = vec![0; 4_096];
     let read = store.read_results(batch, RecordKind::Output, 0, &mut buffer).unwrap();
-    // From any byte on, the same bytes.
+    // A read at any offset returns the same bytes.
     for offset in (0..read).step_by(7) {
         let mut rest = vec![0; 4_096];
         let left = store.read_results(batch, RecordKind::Output, offset as u64, &mut rest).unwrap();
@@ -70,72 +70,75 @@ pub(crate) fn output(store: &dyn Store, batch: &str) -> String {
 }
 
 fn leased(store: &dyn Store, batch: &str) -> Result<Lease, StoreError> {
-    Ok(store.lease(batch)?.expect("nobody else has any of it"))
+    Ok(store.lease(batch)?.expect("no other runner has any of it"))
 }
 
-/// What clients were told.
+/// What the store has acknowledged.
 #[derive(Default)]
-struct Told {
+struct Acknowledged {
     file: bool,
     batch: bool,
     completed: bool,
     lines: BTreeMap<u32, String>,
 }
 
-/// Uploads, creates, runs and completes, as far as it is not done; dies somewhere.
+/// Uploads, creates, runs and completes a batch, as far as that is not done; crashes somewhere.
 fn work(
-    ground: &dyn Ground,
+    tested: &dyn TestedStore,
     (file, id): (&str, &str),
-    told: &mut Told,
-    life: usize,
+    acknowledged: &mut Acknowledged,
+    process: usize,
 ) -> Result<(), StoreError> {
-    let store = ground.open()?;
+    let store = tested.open()?;
     match store.file(file) {
         Err(StoreError::Missing(_)) => {
-            assert!(!told.file, "an accepted file is lost");
+            assert!(!acknowledged.file, "an accepted file is lost");
             store.add_file(entry(file), &mut &b"content of the file"[..])?;
         }
         found => drop(found?),
     }
-    told.file = true;
+    acknowledged.file = true;
     let mut buffer = [0; 64];
     assert_eq!(store.read_file(file, 0, &mut buffer)?, 19, "all of it or nothing");
     match store.batch(id) {
         Err(StoreError::Missing(_)) => {
-            assert!(!told.batch, "an accepted batch is lost");
+            assert!(!acknowledged.batch, "an accepted batch is lost");
             store.add_batch(batch(id, file))?;
         }
         found => drop(found?),
     }
-    told.batch = true;
+    acknowledged.batch = true;
     let status = store.batch(id)?.status();
-    assert!(!told.completed || status == BatchStatus::Completed, "what has ended stays so");
+    assert!(
+        !acknowledged.completed || status == BatchStatus::Completed,
+        "a final status never changes"
+    );
     if status == BatchStatus::Completed {
         return Ok(());
     }
-    // The runner of an earlier life thinks it still has it.
+    // The runner of a former process still uses its lease.
     let old = leased(&*store, id)?;
     let lease = leased(&*store, id)?;
     assert!(lease.epoch > old.epoch);
     let standing = store.standing(&lease, INPUT)?;
-    for line in told.lines.keys() {
+    for line in acknowledged.lines.keys() {
         assert!(!standing.missing.contains(line), "line {line} was acknowledged and is lost");
     }
     if status == BatchStatus::Validating {
         store.change_leased(&lease, &mut |batch| batch.reach(BatchStatus::InProgress, 2))?;
     }
-    let runner = format!("runner-{life}");
+    let runner = format!("runner-{process}");
     for group in standing.missing.chunks(2) {
         match store.publish(&old, &[record(group[0], "late")]) {
             Err(StoreError::Fenced(_)) => {}
             other => return other.map(|_| panic!("an old lease wrote")),
         }
         let records: Vec<_> = group.iter().map(|line| record(*line, &runner)).collect();
-        // The engine's answer comes twice.
+        // A duplicate response.
         let twice: Vec<_> = records.iter().chain([&record(group[0], "twice")]).cloned().collect();
         store.publish(&lease, &twice)?;
         for line in group {
-            told.lines.insert(*line, runner.clone());
+            acknowledged.lines.insert(*line, runner.clone());
         }
         let counts = store.batch(id)?.counts;
         assert_eq!(counts.completed + counts.pending(), LINES);
@@ -145,35 +148,37 @@ fn work(
         store.change_leased(&lease, &mut |batch| batch.reach(BatchStatus::Finalizing, 3))?;
     }
     store.change_leased(&lease, &mut |batch| batch.reach(BatchStatus::Completed, 4))?;
-    told.completed = true;
+    acknowledged.completed = true;
     Ok(())
 }
 
-/// Lives until all is done; `run` tells apart what is kept side by side. Says how many operations the last life had.
-pub(crate) fn live(
-    ground: &dyn Ground,
+/// Restarts until all is done; `run` separates runs in one store. Returns the operations of the
+/// last process.
+pub(crate) fn run_until_done(
+    tested: &dyn TestedStore,
     run: usize,
-    deaths: &[(usize, Cut)],
-    (death, dice): (Death, &mut Dice),
+    crashes: &[(usize, Cut)],
+    (crash, dice): (Crash, &mut Dice),
 ) -> usize {
-    let (file, id) = (format!("file-{run}"), format!("batch_{run}"));
-    let mut told = Told::default();
-    for life in 0.. {
-        if let Some((operation, cut)) = deaths.get(life) {
-            ground.die_at(*operation, *cut);
+    let file = format!("file-{run}");
+    let id = format!("batch_{run}");
+    let mut acknowledged = Acknowledged::default();
+    for process in 0.. {
+        if let Some((operation, cut)) = crashes.get(process) {
+            tested.crash_at(*operation, *cut);
         }
-        match work(ground, (&file, &id), &mut told, life) {
-            Ok(()) if !ground.is_dead() => break,
+        match work(tested, (&file, &id), &mut acknowledged, process) {
+            Ok(()) if !tested.is_dead() => break,
             Ok(()) | Err(StoreError::Io { .. } | StoreError::Unreachable(_)) => {
-                assert!(ground.is_dead());
+                assert!(tested.is_dead());
             }
-            Err(error) => panic!("run {run}, deaths {deaths:?}, life {life}: {error}"),
+            Err(error) => panic!("run {run}, crashes {crashes:?}, process {process}: {error}"),
         }
-        ground.reboot(death, dice);
+        tested.reboot(crash, dice);
     }
-    let operations = ground.operations();
-    ground.live_on();
-    let store = ground.open().unwrap();
+    let operations = tested.operations();
+    tested.live_on();
+    let store = tested.open().unwrap();
     let text = output(&*store, &id);
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -181,7 +186,7 @@ pub(crate) fn live(
     assert_eq!((lines.len(), numbers.len()), (LINES as usize, LINES as usize), "{text}");
     for line in &lines {
         let number = line["line"].as_u64().unwrap() as u32;
-        if let Some(runner) = told.lines.get(&number) {
+        if let Some(runner) = acknowledged.lines.get(&number) {
             assert_eq!(line["runner"], runner.as_str());
         }
     }
@@ -190,18 +195,18 @@ pub(crate) fn live(
     operations
 }
 
-/// Several deaths in a row, from a seed.
-pub(crate) fn die_often(ground: &dyn Ground, seed: u64, all: usize) {
+/// Several crashes in a row, from a seed.
+pub(crate) fn die_often(tested: &dyn TestedStore, seed: u64, all: usize) {
     let mut dice = Dice(seed);
     let one = |dice: &mut Dice| {
         (1 + dice.below(all), [Cut::Before, Cut::Torn, Cut::After][dice.below(3)])
     };
-    let deaths: Vec<_> = (0..1 + dice.below(5)).map(|_| one(&mut dice)).collect();
-    let death = [Death::Process, Death::Machine][dice.below(2)];
-    live(ground, 1_000_000 + seed as usize, &deaths, (death, &mut dice));
+    let crashes: Vec<_> = (0..1 + dice.below(5)).map(|_| one(&mut dice)).collect();
+    let crash = [Crash::Process, Crash::Machine][dice.below(2)];
+    run_until_done(tested, 1_000_000 + seed as usize, &crashes, (crash, &mut dice));
 }
 
-/// Of two runners that race only the later is published.
+/// Of two runners that race only the later one publishes.
 pub(crate) fn race(store: &dyn Store) {
     store.add_file(entry("file-race"), &mut &b"x"[..]).unwrap();
     store.add_batch(batch("batch_race", "file-race")).unwrap();
@@ -228,7 +233,7 @@ pub(crate) fn race(store: &dyn Store) {
     assert_eq!(runners, [true, true, false]);
 }
 
-/// What is past its time goes, what is needed stays, and nothing is left of what went.
+/// Expired data is removed completely, and data that is needed stays.
 pub(crate) fn grow_old(store: &dyn Store) {
     let passing = FileEntry { expires_at: Some(100), ..entry("file-old") };
     store.add_file(passing, &mut &b"some lines"[..]).unwrap();
@@ -236,7 +241,7 @@ pub(crate) fn grow_old(store: &dyn Store) {
     let error = store.remove_file("file-old").unwrap_err().to_string();
     assert!(error.contains("is the input of batch `batch_old`, which is validating"), "{error}");
     let mut orphan = batch("batch_orphan", "file-none");
-    orphan.owner = "somebody".into();
+    orphan.owner = "another".into();
     assert!(matches!(store.add_batch(orphan), Err(StoreError::Missing(_))));
     assert_eq!(store.sweep(100, 1_000).unwrap(), 0, "a batch still reads it");
     let lease = leased(store, "batch_old").unwrap();
@@ -249,7 +254,7 @@ pub(crate) fn grow_old(store: &dyn Store) {
         expires_at: Some(500),
         ..entry("file-result")
     };
-    // Whoever ends a batch may be interrupted, and do it again.
+    // A runner that ends a batch may be interrupted, and repeat it.
     for created_at in [2, 3] {
         let result = FileEntry { created_at, ..result.clone() };
         store.add_file(result, &mut std::io::empty()).unwrap();
@@ -261,7 +266,7 @@ pub(crate) fn grow_old(store: &dyn Store) {
         store.change_leased(&lease, &mut |batch| batch.reach(status, time)).unwrap();
     }
     let ended = store.change("batch_old", &mut |batch| batch.reach(BatchStatus::Cancelling, 201));
-    assert!(matches!(ended, Err(StoreError::Conflict(_))), "what has ended stays so");
+    assert!(matches!(ended, Err(StoreError::Conflict(_))), "a final status never changes");
     assert!(matches!(store.lease("batch_old"), Err(StoreError::Conflict(_))));
     assert_eq!(store.sweep(99, 1_000).unwrap(), 0);
     assert_eq!(store.sweep(100, 1_000).unwrap(), 1, "the input");

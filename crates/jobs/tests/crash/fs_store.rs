@@ -1,7 +1,7 @@
-//! The store in a folder, on a disk that dies.
+//! The store in a folder, on a disk that crashes.
 
-use crate::disk::{Cut, Death, Dice, FaultyDisk};
-use crate::suite::{Ground, batch, die_often, entry, grow_old, live, race, record};
+use crate::disk::{Crash, Cut, Dice, FaultyDisk};
+use crate::suite::{TestedStore, batch, die_often, entry, grow_old, race, record, run_until_done};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,34 +9,34 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use wornpath_jobs::{BatchStatus, Disk, FsStore, Lease, RecordKind, Store, StoreError, StoredFile};
 
 fn open(disk: &FaultyDisk) -> Result<FsStore, StoreError> {
-    FsStore::open(Arc::new(disk.clone()), Path::new("shelf"))
+    FsStore::open(Arc::new(disk.clone()), Path::new("store"))
 }
 
-/// A shelf with a batch whose results have begun.
+/// A store with a batch that has results.
 fn with_a_batch(disk: &FaultyDisk) -> (FsStore, Lease) {
-    let shelf = open(disk).unwrap();
-    shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
-    shelf.add_batch(batch("batch_a", "file-a")).unwrap();
-    let lease = shelf.lease("batch_a").unwrap().unwrap();
-    shelf.standing(&lease, crate::suite::INPUT).unwrap();
-    (shelf, lease)
+    let store = open(disk).unwrap();
+    store.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
+    store.add_batch(batch("batch_a", "file-a")).unwrap();
+    let lease = store.lease("batch_a").unwrap().unwrap();
+    store.standing(&lease, crate::suite::INPUT).unwrap();
+    (store, lease)
 }
 
-impl Ground for FaultyDisk {
+impl TestedStore for FaultyDisk {
     fn open(&self) -> Result<Box<dyn Store>, StoreError> {
         Ok(Box::new(open(self)?))
     }
 
-    fn die_at(&self, operation: usize, cut: Cut) {
-        Self::die_at(self, operation, cut);
+    fn crash_at(&self, operation: usize, cut: Cut) {
+        Self::crash_at(self, operation, cut);
     }
 
     fn is_dead(&self) -> bool {
         Self::is_dead(self)
     }
 
-    fn reboot(&self, death: Death, dice: &mut Dice) {
-        Self::reboot(self, death, dice);
+    fn reboot(&self, crash: Crash, dice: &mut Dice) {
+        Self::reboot(self, crash, dice);
     }
 
     fn live_on(&self) {
@@ -49,14 +49,19 @@ impl Ground for FaultyDisk {
 }
 
 #[test]
-fn a_store_that_dies_at_any_operation_keeps_what_it_accepted() {
-    let all = live(&FaultyDisk::default(), 0, &[], (Death::Process, &mut Dice(0)));
+fn a_store_that_crashes_at_any_operation_keeps_what_it_accepted() {
+    let all = run_until_done(&FaultyDisk::default(), 0, &[], (Crash::Process, &mut Dice(0)));
     let mut runs = 0;
     for operation in 1..=all {
         for cut in [Cut::Before, Cut::Torn, Cut::After] {
-            for death in [Death::Process, Death::Machine] {
+            for crash in [Crash::Process, Crash::Machine] {
                 let mut dice = Dice((operation * 10 + cut as usize) as u64);
-                live(&FaultyDisk::default(), runs, &[(operation, cut)], (death, &mut dice));
+                run_until_done(
+                    &FaultyDisk::default(),
+                    runs,
+                    &[(operation, cut)],
+                    (crash, &mut dice),
+                );
                 runs += 1;
             }
         }
@@ -72,22 +77,22 @@ fn a_store_that_dies_at_any_operation_keeps_what_it_accepted() {
 #[test]
 fn of_two_runners_that_race_only_the_later_is_published() {
     let disk = FaultyDisk::default();
-    let shelf = open(&disk).unwrap();
-    race(&shelf);
+    let store = open(&disk).unwrap();
+    race(&store);
     assert!(matches!(open(&disk), Err(StoreError::Busy { .. })), "one process has it");
 }
 
 #[test]
-fn what_is_past_its_time_leaves_nothing_behind() {
+fn expired_files_and_batches_leave_nothing_behind() {
     let disk = FaultyDisk::default();
     grow_old(&open(&disk).unwrap());
-    assert_eq!(disk.content(Path::new("shelf/files/file-old")), None);
+    assert_eq!(disk.content(Path::new("store/files/file-old")), None);
     for name in ["batch_old.output.jsonl", "batch_old.errors.jsonl", "batch_old.log"] {
-        assert_eq!(disk.content(&Path::new("shelf/results").join(name)), None, "{name}");
+        assert_eq!(disk.content(&Path::new("store/results").join(name)), None, "{name}");
     }
 }
 
-/// Puts bytes in a file, in place of what it has.
+/// Replaces the content of a file.
 fn put(disk: &FaultyDisk, path: &Path, bytes: &[u8]) {
     let mut file = Disk::open(disk, path).unwrap();
     file.truncate(0).unwrap();
@@ -95,11 +100,12 @@ fn put(disk: &FaultyDisk, path: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn a_journal_that_is_lost_or_all_zeros_is_refused_and_takes_nothing_with_it() {
+fn a_lost_or_zeroed_journal_is_refused_and_no_file_is_removed() {
     let disk = FaultyDisk::default();
-    let (shelf, _lease) = with_a_batch(&disk);
-    drop(shelf);
-    let (journal, file) = (Path::new("shelf/journal"), Path::new("shelf/files/file-a"));
+    let (store, _lease) = with_a_batch(&disk);
+    drop(store);
+    let journal = Path::new("store/journal");
+    let file = Path::new("store/files/file-a");
     let kept = disk.content(journal).unwrap();
     for zeros in [0, 500] {
         put(&disk, journal, &vec![0; zeros]);
@@ -109,19 +115,19 @@ fn a_journal_that_is_lost_or_all_zeros_is_refused_and_takes_nothing_with_it() {
             assert!(is_named, "{zeros} zeros: {refused}");
         }
         assert!(disk.content(file).is_some());
-        assert!(disk.content(Path::new("shelf/results/batch_a.log")).is_some());
+        assert!(disk.content(Path::new("store/results/batch_a.log")).is_some());
     }
     put(&disk, journal, &kept);
     assert_eq!(open(&disk).unwrap().file("file-a").unwrap().bytes, 1, "with a copy it goes on");
 }
 
 #[test]
-fn what_others_keep_in_the_folders_of_a_store_stays() {
+fn files_that_do_not_belong_to_the_store_stay() {
     let disk = FaultyDisk::default();
-    let theirs = ["shelf/files/photo.png", "shelf/results/table.csv"].map(Path::new);
+    let theirs = ["store/files/photo.png", "store/results/table.csv"].map(Path::new);
     theirs.iter().for_each(|path| put(&disk, path, b"theirs"));
     drop(open(&disk).unwrap());
-    let ours = Path::new("shelf/files/file-that-a-crash-left");
+    let ours = Path::new("store/files/file-that-a-crash-left");
     put(&disk, ours, b"ours");
     open(&disk).unwrap();
     assert_eq!(disk.content(ours), None);
@@ -130,48 +136,49 @@ fn what_others_keep_in_the_folders_of_a_store_stays() {
     }
 }
 
-/// Leases a batch again and again, until the journal is mostly history.
+/// Leases a batch again and again, until most journal entries are outdated.
 fn fill_the_journal(disk: &FaultyDisk) -> Result<(), StoreError> {
-    let shelf = open(disk)?;
-    if shelf.file("file-a").is_err() {
-        shelf.add_file(entry("file-a"), &mut &b"x"[..])?;
+    let store = open(disk)?;
+    if store.file("file-a").is_err() {
+        store.add_file(entry("file-a"), &mut &b"x"[..])?;
     }
-    if shelf.batch("batch_a").is_err() {
-        shelf.add_batch(batch("batch_a", "file-a"))?;
+    if store.batch("batch_a").is_err() {
+        store.add_batch(batch("batch_a", "file-a"))?;
     }
-    while shelf.batch("batch_a")?.epoch < 1_500 {
-        shelf.lease("batch_a")?;
+    while store.batch("batch_a")?.epoch < 1_500 {
+        store.lease("batch_a")?;
     }
     Ok(())
 }
 
 #[test]
-fn a_journal_that_is_mostly_history_is_written_anew_whatever_dies_meanwhile() {
+fn a_journal_of_outdated_entries_is_compacted_even_if_that_is_interrupted() {
     let disk = FaultyDisk::default();
     fill_the_journal(&disk).unwrap();
     let before = disk.operations();
     drop(open(&disk).unwrap());
     let all = disk.operations();
     assert!(all > before + 5, "it is written anew when it is opened");
-    let length = |disk: &FaultyDisk| disk.content(Path::new("shelf/journal")).unwrap().len();
+    let length = |disk: &FaultyDisk| disk.content(Path::new("store/journal")).unwrap().len();
     assert!(length(&disk) < 10_000, "{} bytes", length(&disk));
     for operation in before + 1..=all {
         for cut in [Cut::Before, Cut::Torn, Cut::After] {
-            for death in [Death::Process, Death::Machine] {
-                let (disk, mut dice) = (FaultyDisk::default(), Dice(operation as u64));
+            for crash in [Crash::Process, Crash::Machine] {
+                let disk = FaultyDisk::default();
+                let mut dice = Dice(operation as u64);
                 fill_the_journal(&disk).unwrap();
-                disk.die_at(operation, cut);
+                disk.crash_at(operation, cut);
                 drop(open(&disk));
                 assert!(disk.is_dead(), "operation {operation} {cut:?}");
-                disk.reboot(death, &mut dice);
+                disk.reboot(crash, &mut dice);
                 disk.live_on();
-                let shelf = open(&disk).unwrap();
-                assert_eq!(shelf.batch("batch_a").unwrap().epoch, 1_500);
-                assert_eq!(shelf.file("file-a").unwrap().bytes, 1);
+                let store = open(&disk).unwrap();
+                assert_eq!(store.batch("batch_a").unwrap().epoch, 1_500);
+                assert_eq!(store.file("file-a").unwrap().bytes, 1);
                 assert!(length(&disk) < 10_000, "{} bytes", length(&disk));
-                // It goes on as a journal.
-                shelf.lease("batch_a").unwrap();
-                drop(shelf);
+                // It still works as a journal.
+                store.lease("batch_a").unwrap();
+                drop(store);
                 assert_eq!(open(&disk).unwrap().batch("batch_a").unwrap().epoch, 1_501);
             }
         }
@@ -179,39 +186,39 @@ fn a_journal_that_is_mostly_history_is_written_anew_whatever_dies_meanwhile() {
 }
 
 #[test]
-fn with_the_last_file_of_its_results_their_bytes_go_and_the_batch_stays() {
+fn with_the_last_result_file_the_results_are_removed_and_the_batch_stays() {
     let disk = FaultyDisk::default();
-    let (shelf, lease) = with_a_batch(&disk);
-    shelf.publish(&lease, &[record(0, "one")]).unwrap();
+    let (store, lease) = with_a_batch(&disk);
+    store.publish(&lease, &[record(0, "one")]).unwrap();
     let mut result = entry("file-result");
     result.of = Some(("batch_a".into(), RecordKind::Output));
-    shelf.add_file(result, &mut std::io::empty()).unwrap();
+    store.add_file(result, &mut std::io::empty()).unwrap();
     for status in [BatchStatus::Cancelling, BatchStatus::Cancelled] {
-        shelf.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
+        store.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
     }
-    let path = Path::new("shelf/results/batch_a.output.jsonl");
+    let path = Path::new("store/results/batch_a.output.jsonl");
     assert!(disk.content(path).is_some());
-    shelf.remove_file("file-result").unwrap();
+    store.remove_file("file-result").unwrap();
     assert_eq!(disk.content(path), None);
-    assert_eq!(shelf.batch("batch_a").unwrap().counts.completed, 1);
-    drop(shelf);
+    assert_eq!(store.batch("batch_a").unwrap().counts.completed, 1);
+    drop(store);
     assert_eq!(open(&disk).unwrap().batch("batch_a").unwrap().counts.completed, 1);
 }
 
 #[test]
-fn a_full_disk_refuses_a_file_and_leaves_nothing_of_it() {
+fn a_full_disk_refuses_a_file_and_leaves_no_part_of_it() {
     let disk = FaultyDisk::default();
-    let shelf = open(&disk).unwrap();
+    let store = open(&disk).unwrap();
     disk.set_room(Some(disk.used() + 10));
-    let refused = shelf.add_file(entry("file-a"), &mut &[b'x'; 100][..]);
+    let refused = store.add_file(entry("file-a"), &mut &[b'x'; 100][..]);
     assert!(matches!(refused, Err(StoreError::Full { .. })), "{refused:?}");
-    assert!(shelf.file("file-a").is_err());
-    assert_eq!(disk.content(Path::new("shelf/files/file-a")), None);
+    assert!(store.file("file-a").is_err());
+    assert_eq!(disk.content(Path::new("store/files/file-a")), None);
     disk.set_room(None);
-    assert_eq!(shelf.add_file(entry("file-a"), &mut &[b'x'; 100][..]).unwrap().bytes, 100);
+    assert_eq!(store.add_file(entry("file-a"), &mut &[b'x'; 100][..]).unwrap().bytes, 100);
 }
 
-/// Counts what is opened.
+/// Counts the opened files.
 struct Counting(FaultyDisk, AtomicUsize);
 
 impl Disk for Counting {
@@ -248,7 +255,7 @@ impl Disk for Counting {
 #[test]
 fn a_file_that_is_read_line_by_line_is_opened_once_and_few_stay_open() {
     let disk = Arc::new(Counting(FaultyDisk::default(), AtomicUsize::new(0)));
-    let shelf = FsStore::open(disk.clone(), Path::new("shelf")).unwrap();
+    let store = FsStore::open(disk.clone(), Path::new("store")).unwrap();
     let opened = |count: usize, read: &dyn Fn()| {
         let before = disk.1.load(Relaxed);
         read();
@@ -256,43 +263,43 @@ fn a_file_that_is_read_line_by_line_is_opened_once_and_few_stay_open() {
     };
     let read = |name: &str| {
         let mut buffer = [0; 8];
-        assert_eq!(shelf.read_file(name, 1, &mut buffer).unwrap(), 2);
+        assert_eq!(store.read_file(name, 1, &mut buffer).unwrap(), 2);
         assert_eq!(buffer[..2], *b"bc");
     };
     let names: Vec<_> = (0..20).map(|number| format!("file-{number}")).collect();
     for name in &names {
-        shelf.add_file(entry(name), &mut &b"abc"[..]).unwrap();
+        store.add_file(entry(name), &mut &b"abc"[..]).unwrap();
     }
     opened(1, &|| (0..100).for_each(|_| read("file-0")));
     opened(19, &|| names[1..].iter().for_each(|name| read(name)));
     opened(1, &|| read("file-0"));
-    shelf.remove_file("file-0").unwrap();
-    assert!(shelf.read_file("file-0", 0, &mut [0; 8]).is_err());
-    assert_eq!(disk.0.content(Path::new("shelf/files/file-0")), None);
+    store.remove_file("file-0").unwrap();
+    assert!(store.read_file("file-0", 0, &mut [0; 8]).is_err());
+    assert_eq!(disk.0.content(Path::new("store/files/file-0")), None);
 }
 
 #[test]
-fn results_of_ended_batches_are_closed_and_few_that_are_read_stay_open() {
+fn results_of_ended_batches_are_closed_and_few_stay_open_for_readers() {
     let disk = Arc::new(Counting(FaultyDisk::default(), AtomicUsize::new(0)));
-    let shelf = FsStore::open(disk.clone(), Path::new("shelf")).unwrap();
-    shelf.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
+    let store = FsStore::open(disk.clone(), Path::new("store")).unwrap();
+    store.add_file(entry("file-a"), &mut &b"x"[..]).unwrap();
     let names: Vec<_> = (0..20).map(|number| format!("batch_{number}")).collect();
     for name in &names {
-        shelf.add_batch(batch(name, "file-a")).unwrap();
-        let lease = shelf.lease(name).unwrap().unwrap();
-        shelf.standing(&lease, crate::suite::INPUT).unwrap();
-        shelf.publish(&lease, &[record(0, "one")]).unwrap();
+        store.add_batch(batch(name, "file-a")).unwrap();
+        let lease = store.lease(name).unwrap().unwrap();
+        store.standing(&lease, crate::suite::INPUT).unwrap();
+        store.publish(&lease, &[record(0, "one")]).unwrap();
         for status in [BatchStatus::Cancelling, BatchStatus::Cancelled] {
-            shelf.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
+            store.change_leased(&lease, &mut |batch| batch.reach(status, 5)).unwrap();
         }
     }
     let opened = |read: &[String]| {
         let before = disk.1.load(Relaxed);
         for name in read {
-            let bytes = shelf.result_bytes(name, RecordKind::Output).unwrap() as usize;
+            let bytes = store.result_bytes(name, RecordKind::Output).unwrap() as usize;
             let mut buffer = vec![0; bytes + 1];
             assert_eq!(
-                shelf.read_results(name, RecordKind::Output, 0, &mut buffer).unwrap(),
+                store.read_results(name, RecordKind::Output, 0, &mut buffer).unwrap(),
                 bytes
             );
             assert!(buffer.starts_with(b"{\"line\":0"), "{buffer:?}");

@@ -1,11 +1,16 @@
-//! Plans carried out against engines that fail in every way: who is asked how often, what is judged, whose load counts.
+//! Plans executed against engines that fail in every way: which pod is called how often, which
+//! breaker opens, and which load counts.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
+mod connections;
 mod engine;
 mod kv_load;
 mod world;
 
 use engine::{ANSWERS, Act};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use world::{Step, World, step};
@@ -19,38 +24,37 @@ fn policy(attempts: u32, then: AfterFailure) -> FailurePolicy {
     FailurePolicy { attempts, then }
 }
 
-/// Two steps that start together.
-fn pair(gives: &[usize], takes: &[usize]) -> [Step; 2] {
-    [step("prefill", gives), Step { start: Start::Together, ..step("decode", takes) }]
+/// Two concurrent steps.
+fn pair(prefill: &[usize], decode: &[usize]) -> [Step; 2] {
+    [step("prefill", prefill), Step { start: Start::Together, ..step("decode", decode) }]
 }
 
 #[tokio::test]
-async fn a_request_that_a_kept_connection_swallowed_is_not_sent_there_again() {
+async fn a_request_lost_late_on_a_reused_connection_is_not_sent_there_again() {
     let swallows = [ANSWERS, Act::Closes(300 * MS), ANSWERS];
     let world = World::new(&[&swallows, &[ANSWERS]], &[step("answer", &[0, 1])]).await;
     world.whole().await;
-    let carried = world.run().await.unwrap();
-    assert_eq!((world.asked(), carried.retries), (vec![2, 1], 1));
-    assert_eq!(world.pods[0].breaker(), BreakerState::Open, "it was judged");
+    let response = world.run().await.unwrap();
+    assert_eq!((world.requests(), response.retries), (vec![2, 1], 1));
+    assert_eq!(world.pods[0].breaker(), BreakerState::Open, "the breaker counts it");
 }
 
 #[tokio::test]
-async fn a_connection_that_is_closed_while_it_is_taken_up_says_nothing_of_its_pod() {
+async fn a_stale_reused_connection_is_replaced_without_blame_for_its_pod() {
     let closes = [ANSWERS, Act::Closes(Duration::ZERO), ANSWERS];
     let world = World::new(&[&closes, &[ANSWERS]], &[step("answer", &[0, 1])]).await;
     world.whole().await;
-    let carried = world.run().await.unwrap();
-    assert_eq!((world.asked(), carried.retries), (vec![3, 0], 0));
+    let response = world.run().await.unwrap();
+    assert_eq!((world.requests(), response.retries), (vec![3, 0], 0));
     assert_eq!(world.pods[0].breaker(), BreakerState::Closed);
 }
 
 #[tokio::test]
-async fn clients_that_leave_a_pod_which_streams_to_others_are_no_blame() {
+async fn clients_that_give_up_on_a_pod_which_streams_to_others_are_no_blame() {
     let acts = [Act::Streams(100 * MS), Act::Hangs];
     let world = World::new(&[&acts], &[step("answer", &[0])]).await;
-    let carried = world.run().await.unwrap();
-    let streaming = tokio::spawn(carried.answer.whole(9999));
-    tokio::time::sleep(100 * MS).await;
+    let response = world.run().await.unwrap();
+    let streaming = tokio::spawn(response.answer.whole(9999));
     let leave = || tokio::time::timeout(1200 * MS, world.run());
     let left = tokio::join!(leave(), leave(), leave(), leave(), leave());
     assert!(left.0.is_err() && left.4.is_err());
@@ -59,7 +63,7 @@ async fn clients_that_leave_a_pod_which_streams_to_others_are_no_blame() {
     let _aborted = streaming.await;
     let left = tokio::join!(leave(), leave(), leave(), leave(), leave());
     assert!(left.0.is_err() && left.4.is_err());
-    assert_eq!(world.pods[0].breaker(), BreakerState::Open, "now it answers nobody");
+    assert_eq!(world.pods[0].breaker(), BreakerState::Open, "now it responds to no client");
 }
 
 #[tokio::test]
@@ -72,14 +76,14 @@ async fn a_pod_that_refused_or_failed_has_no_load_when_another_is_chosen() {
 }
 
 #[tokio::test]
-async fn if_all_refuse_the_last_refusal_is_the_answer() {
+async fn if_all_pods_refuse_the_client_gets_the_last_refusal() {
     let engines: [&[Act]; 2] = [&[Act::Says(503, "", "a")], &[Act::Says(503, "", "b")]];
     let world = World::new(&engines, &[step("answer", &[0, 1])]).await;
     assert_eq!(world.whole().await, (503, "b".into()));
 }
 
 #[tokio::test]
-async fn what_ran_beside_a_failed_step_has_no_load_when_the_plan_is_made_again() {
+async fn a_concurrent_step_of_a_failed_one_has_no_load_when_the_plan_restarts() {
     let engines: [&[Act]; 4] = [&[Act::Hangs], &[FAILS], &[ANSWERS], &[ANSWERS]];
     let mut steps = pair(&[0], &[1, 2]);
     steps[1].failure = policy(1, AfterFailure::Restart);
@@ -89,7 +93,7 @@ async fn what_ran_beside_a_failed_step_has_no_load_when_the_plan_is_made_again()
 }
 
 #[tokio::test]
-async fn a_step_that_begins_and_hangs_or_lacks_what_is_needed_counts_against_its_pod() {
+async fn a_prefill_response_that_stalls_or_lacks_its_field_counts_against_its_pod() {
     for acts in [[Act::Begins], [ANSWERS]] {
         let mut prefill = step("prefill", &[0]);
         prefill.failure = policy(1, AfterFailure::Skip);
@@ -106,7 +110,7 @@ async fn a_step_that_begins_and_hangs_or_lacks_what_is_needed_counts_against_its
 }
 
 #[tokio::test]
-async fn a_companion_that_begins_and_hangs_counts_against_its_pod() {
+async fn a_concurrent_step_that_stalls_counts_against_its_pod() {
     let engines: [&[Act]; 2] = [&[Act::Begins], &[Act::SaysAfter(100 * MS, "{}")]];
     let mut steps = pair(&[0], &[1]);
     steps[0].failure = policy(1, AfterFailure::Skip);
@@ -119,24 +123,24 @@ async fn a_companion_that_begins_and_hangs_counts_against_its_pod() {
 }
 
 #[tokio::test]
-async fn a_companion_under_way_is_a_trial_of_its_pod() {
+async fn a_concurrent_step_in_flight_is_a_trial_of_its_pod() {
     let engines: [&[Act]; 2] = [&[Act::Hangs], &[ANSWERS]];
     let world = World::new(&engines, &pair(&[0], &[1])).await;
     let endpoint = &world.pods[0].endpoint;
     let at = Duration::from_secs;
-    endpoint.judge(CallOutcome::Gone, at(0));
+    endpoint.record_outcome(CallOutcome::Gone, at(0));
     endpoint.probed(CallOutcome::Good, at(1));
     assert_eq!(world.pods[0].breaker(), BreakerState::HalfOpen);
     world.run().await.unwrap();
-    while world.pods[0].engine.asked() == 0 {
+    while world.pods[0].engine.requests() == 0 {
         tokio::task::yield_now().await;
     }
     endpoint.probed(CallOutcome::Good, at(5));
-    assert_eq!(world.pods[0].breaker(), BreakerState::HalfOpen, "nobody knows yet");
+    assert_eq!(world.pods[0].breaker(), BreakerState::HalfOpen, "the trial is in flight");
 }
 
 #[tokio::test]
-async fn a_body_that_no_step_can_change_is_tried_nowhere_else() {
+async fn a_body_that_cannot_be_edited_is_not_retried() {
     for steps in [vec![step("answer", &[0, 1])], pair(&[0, 1], &[1]).to_vec()] {
         let set = Mutation::Set { field: "stream".to_owned(), value: true.into() };
         let mut steps = steps;
@@ -145,13 +149,13 @@ async fn a_body_that_no_step_can_change_is_tried_nowhere_else() {
         world.body = "[]";
         let failure = world.run().await.unwrap_err();
         assert_eq!(failure.status().as_u16(), 400);
-        assert!(world.loads.lock().unwrap().is_empty(), "nobody else was looked for");
+        assert!(world.loads.lock().unwrap().is_empty(), "no other pod was chosen");
     }
 }
 
 #[tokio::test]
-async fn to_connect_takes_no_longer_than_the_step_may() {
-    // One that never accepts: what the kernel accepts for it is soon full.
+async fn the_connect_timeout_is_at_most_the_deadline_of_the_step() {
+    // It never accepts, and the backlog of the kernel is soon full.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener: TcpListener = socket.listen(1).unwrap();
@@ -174,35 +178,52 @@ async fn to_connect_takes_no_longer_than_the_step_may() {
 }
 
 #[tokio::test]
-async fn a_plan_that_was_begun_again_and_left_nothing_out_is_not_degraded() {
+async fn a_restarted_plan_without_a_skipped_step_is_not_degraded() {
     let engines: [&[Act]; 4] = [&[FAILS], &[ANSWERS], &[FAILS], &[ANSWERS]];
     let mut steps = [step("prefill", &[0, 1]), step("decode", &[2, 3])];
     steps[0].failure = policy(1, AfterFailure::Skip);
     steps[1].failure = policy(1, AfterFailure::Restart);
     let world = World::new(&engines, &steps).await;
     assert!(!world.run().await.unwrap().is_degraded);
-    assert_eq!(world.asked(), [1, 1, 1, 1]);
+    assert_eq!(world.requests(), [1, 1, 1, 1]);
 }
 
 #[tokio::test]
-async fn steps_beside_one_that_does_not_answer_are_waited_for() {
+async fn a_group_before_the_last_ends_with_its_last_step() {
     let engines: [&[Act]; 3] = [&[Act::SaysAfter(200 * MS, "{}")], &[ANSWERS], &[ANSWERS]];
     let [first, second] = pair(&[0], &[1]);
     let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
     world.run().await.unwrap();
-    assert_eq!((world.asked(), world.pods[0].engine.left()), (vec![1, 1, 1], 0));
+    assert_eq!((world.requests(), world.pods[0].engine.cancelled()), (vec![1, 1, 1], 0));
 
     let engines: [&[Act]; 3] = [&[FAILS], &[Act::SaysAfter(100 * MS, "{}")], &[ANSWERS]];
     let [mut first, second] = pair(&[0], &[1]);
     first.failure = policy(1, AfterFailure::Fail);
     let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
     assert_eq!(world.run().await.unwrap_err().status().as_u16(), 502);
-    assert_eq!(world.asked()[2], 0, "what it needs is not there");
+    assert_eq!(world.requests()[2], 0, "its input is missing");
 
     let engines: [&[Act]; 3] = [&[Act::Hangs], &[FAILS], &[ANSWERS]];
     let [first, mut second] = pair(&[0], &[1]);
     second.failure = policy(1, AfterFailure::Fail);
     let world = World::new(&engines, &[first, second, step("answer", &[2])]).await;
     let ended = tokio::time::timeout(5000 * MS, world.run()).await;
-    assert!(ended.expect("nobody waits for what is of no use").is_err());
+    assert!(ended.expect("the failure cancels the other step").is_err());
+}
+
+#[tokio::test]
+async fn the_router_is_notified_of_a_sent_request_before_the_engine_responds() {
+    let world = World::new(&[&[Act::Hangs]], &[step("answer", &[0])]).await;
+    let mut run = pin!(world.run());
+    let is_pending = poll_fn(|context| Poll::Ready(run.as_mut().poll(context).is_pending())).await;
+    assert!(is_pending);
+    assert_eq!(world.requests_sent(), 1, "the first poll ends with the notification");
+}
+
+#[tokio::test]
+async fn the_router_is_notified_once_per_call() {
+    let engines: [&[Act]; 3] = [&[FAILS], &[FAILS], &[ANSWERS]];
+    let world = World::new(&engines, &[step("answer", &[0, 1, 2])]).await;
+    assert_eq!(world.whole().await.0, 200);
+    assert_eq!(world.requests_sent(), 3);
 }

@@ -1,4 +1,4 @@
-//! An engine that does what a test wants, request by request.
+//! A mock engine whose reaction a test scripts, request by request.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -6,31 +6,32 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What an engine does with a request.
+/// The reaction to one request.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
-    /// Answers with a status, more headers and a body, and keeps the connection.
+    /// Responds with a status, headers and a body, and keeps the connection open.
     Says(u16, &'static str, &'static str),
-    /// The same, after a while.
+    /// Responds with a body after a delay.
     SaysAfter(Duration, &'static str),
-    /// Closes the connection after a while, without a word.
+    /// Closes the connection after a delay, without a response.
     Closes(Duration),
-    /// Sends a head and a byte, and nothing more.
+    /// Sends a head and one byte, and stalls.
     Begins,
-    /// Sends headers and the beginning of a chunked body, and closes the connection.
+    /// Sends headers and a part of a chunked body, and closes the connection.
     Cuts(&'static str, &'static str),
-    /// Sends a head, and a byte every so often.
+    /// Sends a head, and then one byte per interval.
     Streams(Duration),
-    /// Answers well, or as the other act says if the request is to load what a pod that is gone computed.
+    /// Responds well, or as the other act says if the request loads the KV cache of a pod that is
+    /// gone.
     Loads(&'static Act),
-    /// Sends nothing.
+    /// Never responds.
     Hangs,
 }
 
-/// A good answer.
+/// A successful response.
 pub(crate) const ANSWERS: Act = Act::Says(200, "", "{}");
 
-/// Computes a prompt for another pod, and is gone before that one has loaded it.
+/// Computes a prompt for another pod, and crashes before that one has loaded it.
 pub(crate) const PREFILLS_AND_DIES: Act =
     Act::Says(200, "", r#"{"kv_transfer_params": {"remote_host": "gone"}}"#);
 
@@ -38,23 +39,23 @@ pub(crate) const PREFILLS_AND_DIES: Act =
 pub(crate) const PREFILLS: Act =
     Act::Says(200, "", r#"{"kv_transfer_params": {"remote_host": "here"}}"#);
 
-/// An engine on a port of its own.
+/// A mock engine on its own port.
 #[derive(Clone)]
 pub(crate) struct Engine {
     pub(crate) port: u16,
     acts: Arc<Vec<Act>>,
     bodies: Arc<Mutex<Vec<String>>>,
-    /// Requests whose connection was closed before their answer.
-    left: Arc<AtomicUsize>,
+    /// Requests whose connection was closed before their response.
+    cancelled: Arc<AtomicUsize>,
 }
 
 impl Engine {
-    /// Does with each request what stands in its place, and with the rest what stands last.
+    /// Handles the nth request by the nth act, and all further ones by the last act.
     pub(crate) async fn new(acts: &[Act]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let acts = Arc::new(acts.to_vec());
-        let engine = Self { port, acts, bodies: Arc::default(), left: Arc::default() };
+        let engine = Self { port, acts, bodies: Arc::default(), cancelled: Arc::default() };
         let serving = engine.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -64,20 +65,20 @@ impl Engine {
         engine
     }
 
-    /// How many requests came.
-    pub(crate) fn asked(&self) -> usize {
+    /// The number of requests.
+    pub(crate) fn requests(&self) -> usize {
         self.bodies.lock().unwrap().len()
     }
 
-    /// How many requests named another pod to load the prompt from.
-    pub(crate) fn told_to_load(&self) -> usize {
+    /// The number of requests that named a pod to load KV cache from.
+    pub(crate) fn load_requests(&self) -> usize {
         let bodies = self.bodies.lock().unwrap();
         bodies.iter().filter(|body| body.contains("kv_transfer_params")).count()
     }
 
-    /// How many requests were given up by their sender.
-    pub(crate) fn left(&self) -> usize {
-        self.left.load(SeqCst)
+    /// The number of requests that their sender cancelled.
+    pub(crate) fn cancelled(&self) -> usize {
+        self.cancelled.load(SeqCst)
     }
 
     async fn serve(self, mut stream: TcpStream) -> Option<()> {
@@ -100,7 +101,7 @@ impl Engine {
                     tokio::select! {
                         () = tokio::time::sleep(time) => say(&mut stream, (200, ""), body).await,
                         () = closed(&mut stream) => {
-                            self.left.fetch_add(1, SeqCst);
+                            self.cancelled.fetch_add(1, SeqCst);
                             return None;
                         }
                     }
@@ -113,7 +114,7 @@ impl Engine {
                     let head = b"HTTP/1.1 200 so\r\ncontent-length: 9\r\n\r\n{";
                     stream.write_all(head).await.ok()?;
                     closed(&mut stream).await;
-                    self.left.fetch_add(1, SeqCst);
+                    self.cancelled.fetch_add(1, SeqCst);
                     return None;
                 }
                 Act::Cuts(headers, body) => {
@@ -132,7 +133,7 @@ impl Engine {
                 }
                 Act::Loads(_) | Act::Hangs => {
                     closed(&mut stream).await;
-                    self.left.fetch_add(1, SeqCst);
+                    self.cancelled.fetch_add(1, SeqCst);
                     return None;
                 }
             }
@@ -146,12 +147,12 @@ async fn say(stream: &mut TcpStream, (status, headers): (u16, &str), body: &str)
     let _gone = stream.write_all(format!("{head}{body}").as_bytes()).await;
 }
 
-/// Until whoever asked has gone.
+/// Waits until the client has closed the connection.
 async fn closed(stream: &mut TcpStream) {
     while stream.read(&mut [0; 64]).await.is_ok_and(|read| read > 0) {}
 }
 
-/// The body of the next request; none if there is no more.
+/// The body of the next request; none at the end of the connection.
 async fn read(stream: &mut TcpStream) -> Option<String> {
     let mut seen = Vec::new();
     loop {

@@ -1,4 +1,5 @@
-//! Prefill pods that are gone before the decode pod has loaded what they computed: which pod is blamed, and what comes then.
+//! Prefill pods that crash before the decode pod has loaded their KV cache: which pod is blamed,
+//! and what follows.
 
 use crate::engine::{ANSWERS, Act, PREFILLS, PREFILLS_AND_DIES};
 use crate::world::{Step, World, step};
@@ -10,7 +11,7 @@ use wornpath_routing::{AfterFailure, BreakerState, Mutation, Start, Transfer};
 const JSON: &str = "content-type: application/json\r\n";
 const EVENTS: &str = "content-type: text/event-stream; charset=utf-8\r\n";
 
-/// What vLLM 0.32 answers, word for word.
+/// The response of vLLM 0.32, verbatim.
 const NOT_LOADED: Act = Act::Says(
     500,
     JSON,
@@ -45,13 +46,13 @@ async fn eight_requests_whose_prefill_pod_died_are_answered_and_the_decode_pod_i
     let engines: [&[Act]; 3] = [&[PREFILLS_AND_DIES], &[PREFILLS], &[LOADS]];
     let mut world = World::new(&engines, &steps(&[0, 1], &[2])).await;
     let one = || async {
-        let carried = world.run().await.unwrap();
-        (carried.answer.head.status.as_u16(), carried.retries, carried.is_degraded)
+        let response = world.run().await.unwrap();
+        (response.answer.head.status.as_u16(), response.retries, response.is_degraded)
     };
     let all = tokio::join!(one(), one(), one(), one(), one(), one(), one(), one());
     let all = [all.0, all.1, all.2, all.3, all.4, all.5, all.6, all.7];
     assert_eq!(all, [(200, 1, false); 8]);
-    assert_eq!(world.asked(), [8, 8, 16]);
+    assert_eq!(world.requests(), [8, 8, 16]);
     assert_eq!(world.pods[2].endpoint.breaker(), (BreakerState::Closed, 0));
     assert!(!is_probed(&world, 2) && !is_probed(&world, 1));
     assert!(is_probed(&world, 0), "it may be dead");
@@ -64,7 +65,7 @@ async fn eight_requests_whose_prefill_pod_died_are_answered_and_the_decode_pod_i
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_before_its_first_token_is_begun_again_too() {
+async fn a_stream_that_fails_before_its_first_token_is_retried_too() {
     const ROLE: &str = r#"data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":{"completion_tokens":0}}"#;
     let error = r#"data: {"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}"#;
     let usage = r#"data: {"choices":[],"usage":{"completion_tokens":0}}"#;
@@ -90,14 +91,14 @@ data: {"type":"error","error":{"type":"internal_error","message":"2 validation e
         let engines: [&[Act]; 3] = [&[PREFILLS_AND_DIES], &[PREFILLS], &[loads]];
         let world = World::new(&engines, &steps(&[0, 1], &[2])).await;
         assert_eq!(world.whole().await, (200, "{}".into()), "{stream}");
-        assert_eq!(world.asked(), [1, 1, 2], "{stream}");
+        assert_eq!(world.requests(), [1, 1, 2], "{stream}");
         assert!(is_probed(&world, 0) && !is_probed(&world, 2), "{stream}");
     }
 }
 
 #[tokio::test]
-async fn a_stream_of_responses_that_breaks_off_before_its_first_token_is_begun_again_too() {
-    // vLLM 0.32 has begun it before it loads, and has no words for the rest.
+async fn a_responses_stream_that_ends_before_its_first_token_is_retried_too() {
+    // vLLM 0.32 begins the stream before it loads, and closes the connection without an error.
     const BEGUN: Act = Act::Cuts(
         EVENTS,
         "event: response.created\ndata: {\"type\":\"response.created\"}\n\n\
@@ -111,7 +112,7 @@ async fn a_stream_of_responses_that_breaks_off_before_its_first_token_is_begun_a
 }
 
 #[tokio::test]
-async fn of_two_that_start_together_the_one_that_cannot_load_is_not_blamed_either() {
+async fn of_two_concurrent_steps_the_one_that_cannot_load_is_not_blamed_either() {
     let dies = Act::Says(200, JSON, r#"{"0": {"engine_id": "gone"}}"#);
     let lives = Act::Says(200, JSON, r#"{"0": {"engine_id": "here"}}"#);
     let mut steps = steps(&[0, 1], &[2]);
@@ -119,15 +120,15 @@ async fn of_two_that_start_together_the_one_that_cannot_load_is_not_blamed_eithe
     steps[1].mutations = vec![Mutation::TakeKv(Transfer::Mooncake)];
     steps[1].start = Start::Together;
     let world = World::new(&[&[dies], &[lives], &[LOADS]], &steps).await;
-    let carried = world.run().await.unwrap();
-    assert!(carried.answer.head.status.is_success() && !carried.is_degraded);
-    assert_eq!(world.asked()[2], 2);
+    let response = world.run().await.unwrap();
+    assert!(response.answer.head.status.is_success() && !response.is_degraded);
+    assert_eq!(world.requests()[2], 2);
     assert_eq!(world.pods[2].endpoint.breaker(), (BreakerState::Closed, 0));
     assert!(is_probed(&world, 0) && !is_probed(&world, 1));
 }
 
 #[tokio::test]
-async fn a_stream_that_was_looked_into_goes_on_byte_for_byte() {
+async fn an_inspected_stream_is_passed_on_byte_for_byte() {
     let token = r#"data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}"#;
     let other = r#"data: {"error": {"message": "EngineCore encountered an issue.", "code": 500}}"#;
     let role =
@@ -146,7 +147,7 @@ async fn a_stream_that_was_looked_into_goes_on_byte_for_byte() {
         let streams = Act::Says(200, EVENTS, stream);
         let world = World::new(&[&[PREFILLS], &[streams]], &steps(&[0], &[1])).await;
         assert_eq!(world.whole().await, (200, stream.into()));
-        assert_eq!(world.asked(), [1, 1]);
+        assert_eq!(world.requests(), [1, 1]);
     }
 }
 
@@ -154,22 +155,22 @@ async fn a_stream_that_was_looked_into_goes_on_byte_for_byte() {
 async fn without_another_prefill_pod_the_decode_pod_computes_the_prompt_if_the_profile_allows() {
     let engines: [&[Act]; 2] = [&[PREFILLS_AND_DIES], &[LOADS]];
     let world = World::new(&engines, &steps(&[0], &[1])).await;
-    let carried = world.run().await.unwrap();
-    assert!(carried.answer.head.status.is_success() && carried.is_degraded);
-    assert_eq!(world.asked(), [1, 2]);
-    assert_eq!(world.pods[1].engine.told_to_load(), 1, "and then from no other pod");
+    let response = world.run().await.unwrap();
+    assert!(response.answer.head.status.is_success() && response.is_degraded);
+    assert_eq!(world.requests(), [1, 2]);
+    assert_eq!(world.pods[1].engine.load_requests(), 1, "and then from no other pod");
 }
 
 #[tokio::test]
-async fn after_as_many_prefill_pods_as_the_step_may_try_the_decode_pod_computes_the_prompt() {
+async fn after_the_last_attempt_of_the_prefill_step_the_decode_pod_computes_the_prompt() {
     let dies = [PREFILLS_AND_DIES];
     let engines: [&[Act]; 4] = [&dies, &dies, &dies, &[LOADS]];
     let world = World::new(&engines, &steps(&[0, 1, 2], &[3])).await;
-    let carried = world.run().await.unwrap();
-    assert!(carried.answer.head.status.is_success() && carried.is_degraded);
-    assert_eq!((world.asked(), world.pods[3].vitals.requests()), (vec![1, 1, 0, 3], 1));
-    assert_eq!(world.pods[3].engine.told_to_load(), 2);
-    drop(carried);
+    let response = world.run().await.unwrap();
+    assert!(response.answer.head.status.is_success() && response.is_degraded);
+    assert_eq!((world.requests(), world.pods[3].vitals.requests()), (vec![1, 1, 0, 3], 1));
+    assert_eq!(world.pods[3].engine.load_requests(), 2);
+    drop(response);
     assert_eq!(world.pods[3].vitals.requests(), 0);
 }
 
@@ -181,7 +182,7 @@ async fn without_another_prefill_pod_the_same_one_computes_the_prompt_again_if_i
         steps[0].failure = policy(2, AfterFailure::Fail);
         let world = World::new(&[&prefill, &[LOADS]], &steps).await;
         match world.run().await {
-            Ok(carried) => assert!(is_alive && !carried.is_degraded),
+            Ok(response) => assert!(is_alive && !response.is_degraded),
             Err(failure) => {
                 assert!(!is_alive && matches!(cause(failure), CallError::Broken(_)));
             }
@@ -191,7 +192,7 @@ async fn without_another_prefill_pod_the_same_one_computes_the_prompt_again_if_i
 }
 
 #[tokio::test]
-async fn a_plan_is_begun_again_twice_at_most_and_only_within_the_budget() {
+async fn a_plan_restarts_at_most_twice_and_only_within_the_budget() {
     for (per_second, plans) in [(10.0, 3), (0.0, 1)] {
         let dies = [PREFILLS_AND_DIES];
         let engines: [&[Act]; 6] = [&dies, &dies, &dies, &dies, &dies, &[LOADS]];
@@ -203,13 +204,13 @@ async fn a_plan_is_begun_again_twice_at_most_and_only_within_the_budget() {
         let failure = world.run().await.unwrap_err();
         assert_eq!(failure.status().as_u16(), 502);
         assert!(matches!(cause(failure), CallError::KvLoad));
-        assert_eq!(world.asked()[5], plans);
+        assert_eq!(world.requests()[5], plans);
         assert_eq!(world.pods[5].endpoint.breaker(), (BreakerState::Closed, 0));
     }
 }
 
 #[tokio::test]
-async fn what_a_decode_pod_fails_by_itself_is_its_own_fault() {
+async fn an_error_of_the_decode_pod_itself_counts_against_it() {
     let plain = Act::Says(500, "content-type: text/plain\r\n", "Internal Server Error");
     for fails in [FAILS, plain] {
         let engines: [&[Act]; 3] = [&[PREFILLS], &[fails], &[ANSWERS]];
@@ -219,7 +220,7 @@ async fn what_a_decode_pod_fails_by_itself_is_its_own_fault() {
             assert_eq!(world.whole().await.0, 200);
         }
         assert_eq!(world.pods[1].breaker(), BreakerState::Open);
-        assert!(!is_probed(&world, 0), "its prompts were not what failed");
+        assert!(!is_probed(&world, 0), "its KV cache was loaded");
     }
     let closes = Act::Closes(20 * MS);
     let engines: [&[Act]; 3] = [&[PREFILLS], &[closes], &[ANSWERS]];
@@ -229,7 +230,7 @@ async fn what_a_decode_pod_fails_by_itself_is_its_own_fault() {
 }
 
 #[tokio::test]
-async fn a_pod_that_took_nothing_over_fails_by_itself_whatever_it_says() {
+async fn a_pod_that_had_nothing_to_load_is_blamed_whatever_its_error() {
     let world = World::new(&[&[NOT_LOADED], &[ANSWERS]], &[step("answer", &[0, 1])]).await;
     for _ in 0..5 {
         assert_eq!(world.whole().await.0, 200);
@@ -238,13 +239,13 @@ async fn a_pod_that_took_nothing_over_fails_by_itself_whatever_it_says() {
 }
 
 #[tokio::test]
-async fn a_step_that_no_other_pod_can_take_begins_the_plan_again_if_its_policy_says_so() {
+async fn a_step_without_another_pod_restarts_the_plan_if_its_policy_says_so() {
     let engines: [&[Act]; 3] = [&[PREFILLS], &[FAILS], &[ANSWERS]];
     let mut steps = steps(&[0], &[1]);
     steps[1].by_whole_plan = vec![2];
     let world = World::new(&engines, &steps).await;
-    let carried = world.run().await.unwrap();
-    assert_eq!((carried.answer.head.status.as_u16(), carried.retries), (200, 1));
-    assert_eq!(world.asked(), [2, 1, 1]);
+    let response = world.run().await.unwrap();
+    assert_eq!((response.answer.head.status.as_u16(), response.retries), (200, 1));
+    assert_eq!(world.requests(), [2, 1, 1]);
     assert_eq!(world.budget.spent(), 2, "of which one was given back");
 }

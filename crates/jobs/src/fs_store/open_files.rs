@@ -1,22 +1,23 @@
-//! What is read stays open for a while: a batch reads its input line by line, and results are downloaded in pieces.
+//! A cache of open files: a batch reads its input line by line, and results are downloaded in
+//! pieces.
 
-use crate::problem::StoreError;
+use crate::store_error::StoreError;
 use std::sync::Arc;
 
-/// Open at once of a kind: the inputs of batches that run, and some that are downloaded.
-const MOST: usize = 8;
+/// The most open files of a kind: the inputs of running batches, and some downloads.
+const MAX_OPEN: usize = 8;
 
-/// What is open, by name; what was asked for last is last.
-pub(super) struct OpenedStore<T: ?Sized>(Vec<(String, Arc<T>)>);
+/// Open files by name, least recently used first.
+pub(super) struct OpenFiles<T: ?Sized>(Vec<(String, Arc<T>)>);
 
-impl<T: ?Sized> Default for OpenedStore<T> {
+impl<T: ?Sized> Default for OpenFiles<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<T: ?Sized> OpenedStore<T> {
-    /// Something by its name, which is opened if it is not.
+impl<T: ?Sized> OpenFiles<T> {
+    /// A file by its name, which is opened if it is not open.
     pub(super) fn get(
         &mut self,
         name: &str,
@@ -26,7 +27,7 @@ impl<T: ?Sized> OpenedStore<T> {
             Some(at) => self.0.remove(at),
             None => (name.to_owned(), Arc::from(open()?)),
         };
-        if self.0.len() == MOST {
+        if self.0.len() == MAX_OPEN {
             self.0.remove(0);
         }
         self.0.push((name, Arc::clone(&file)));

@@ -1,9 +1,10 @@
-//! Pods behind engines, and somebody who decides: the first pod of a step's own that is not excluded.
+//! Pods with mock engines, and a router that chooses the first pod of a step that is not excluded.
 
 use crate::engine::{Act, Engine};
 use bytes::Bytes;
 use hyper::Method;
 use hyper::header::HeaderMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -13,14 +14,13 @@ use wornpath_execution::{
 };
 use wornpath_index::{Index, IndexLimits, Moment, PodId};
 use wornpath_routing::{
-    AfterFailure, BreakerState as Seen, CacheHint, FailurePolicy, Mark, Mutation, PlanStep,
-    Rejection, Reservation, Retry, Role, RoutingPlan, SkippedBecause, Start, Vitals,
+    AfterFailure, BreakerState, CacheHint, FailurePolicy, Mark, Mutation, PlanStep, Rejection,
+    Reservation, Retry, Role, RoutingPlan, SkippedBecause, Start, Vitals,
 };
 
-/// When a world begins.
-const NOON: Moment = Duration::from_secs(9);
+/// The time at the start of a test.
+const START: Moment = Duration::from_secs(9);
 
-/// A pod.
 pub(crate) struct Pod {
     id: PodId,
     pub(crate) engine: Engine,
@@ -29,18 +29,18 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    pub(crate) fn breaker(&self) -> Seen {
+    pub(crate) fn breaker(&self) -> BreakerState {
         self.endpoint.breaker().0
     }
 }
 
-/// A step as the profile has it.
+/// A step of the profile.
 #[derive(Clone)]
 pub(crate) struct Step {
     pub(crate) name: &'static str,
-    /// Who may take it, best first.
+    /// Its candidates, best first.
     pub(crate) pods: Vec<usize>,
-    /// Who else may take it if the plan is made as a whole.
+    /// Further candidates if the whole plan is decided.
     pub(crate) by_whole_plan: Vec<usize>,
     pub(crate) start: Start,
     pub(crate) failure: FailurePolicy,
@@ -49,7 +49,7 @@ pub(crate) struct Step {
     pub(crate) lease: Option<Duration>,
 }
 
-/// A step that any of these pods may take, one after the other.
+/// A step with these candidates.
 pub(crate) fn step(name: &'static str, pods: &[usize]) -> Step {
     Step {
         name,
@@ -69,8 +69,9 @@ pub(crate) struct World {
     pub(crate) budget: RetryBudget,
     pub(crate) timeouts: Timeouts,
     pub(crate) body: &'static str,
-    /// Requests on each pod whenever something was decided again.
+    /// The load of each pod at every new decision.
     pub(crate) loads: Mutex<Vec<Vec<u32>>>,
+    requests_sent: AtomicUsize,
     started: Instant,
     _index: Index,
 }
@@ -80,7 +81,8 @@ impl World {
         let index = Index::new(IndexLimits::default(), 1);
         let mut pods = Vec::new();
         for acts in engines {
-            let (id, engine) = (index.add_pod().unwrap(), Engine::new(acts).await);
+            let id = index.add_pod().unwrap();
+            let engine = Engine::new(acts).await;
             let url = format!("http://127.0.0.1:{}", engine.port);
             let endpoint = Endpoint::new(&url, BreakerRules::default(), 1).unwrap();
             pods.push(Pod { id, engine, endpoint: Arc::new(endpoint), vitals: Arc::default() });
@@ -88,23 +90,24 @@ impl World {
         Self {
             pods,
             steps: steps.to_vec(),
-            budget: RetryBudget::new(BudgetRules::default(), NOON),
+            budget: RetryBudget::new(BudgetRules::default(), START),
             timeouts: Timeouts::default(),
             body: "{}",
             loads: Mutex::default(),
+            requests_sent: AtomicUsize::new(0),
             started: Instant::now(),
             _index: index,
         }
     }
 
-    /// From now on a pod is behind another port.
+    /// Moves a pod to another port.
     pub(crate) fn move_to(&mut self, pod: usize, port: u16) {
         let url = format!("http://127.0.0.1:{port}");
         let endpoint = Endpoint::new(&url, BreakerRules::default(), 1).unwrap();
         self.pods[pod].endpoint = Arc::new(endpoint);
     }
 
-    /// One request, to the first byte of its answer.
+    /// Executes one request up to the first byte of its response.
     pub(crate) async fn run(&self) -> Result<PlanResponse, CallFailure> {
         let plan = self.plan(None, &[]).unwrap();
         let call = StepCall {
@@ -113,24 +116,30 @@ impl World {
             headers: HeaderMap::new(),
             body: Bytes::from_static(self.body.as_bytes()),
         };
-        let kit = CallOptions {
+        let options = CallOptions {
             budget: &self.budget,
             timeouts: self.timeouts,
             whole_answer: None,
             worker: WorkerNumber(0),
         };
-        execute(plan, &call, &kit, &mut Decider(self)).await
+        execute(plan, &call, &options, &mut MockRouter(self)).await
     }
 
-    /// One request, to the end of its answer.
+    /// Executes one request to the end of its response.
     pub(crate) async fn whole(&self) -> (u16, Bytes) {
-        let carried = self.run().await.unwrap();
-        let (head, body) = carried.answer.whole(1 << 20).await.unwrap();
+        let response = self.run().await.unwrap();
+        let (head, body) = response.answer.whole(1 << 20).await.unwrap();
         (head.status.as_u16(), body)
     }
 
-    pub(crate) fn asked(&self) -> Vec<usize> {
-        self.pods.iter().map(|pod| pod.engine.asked()).collect()
+    /// The number of requests to each pod.
+    pub(crate) fn requests(&self) -> Vec<usize> {
+        self.pods.iter().map(|pod| pod.engine.requests()).collect()
+    }
+
+    /// How often the executor has notified the router of a sent request.
+    pub(crate) fn requests_sent(&self) -> usize {
+        self.requests_sent.load(Relaxed)
     }
 
     fn plan(&self, only: Option<&str>, excluded: &[PodId]) -> Result<RoutingPlan, Rejection> {
@@ -141,10 +150,10 @@ impl World {
             match pods.find(|pod| !excluded.contains(&pod.id)) {
                 Some(pod) => plan.steps.push(bound(step, pod)),
                 None if only.is_none() && step.failure.then == AfterFailure::Skip => {
-                    let (step, why) = (step.name.into(), SkippedBecause::NoPod);
-                    plan.marks.push(Mark::StepSkipped { step, why });
+                    let why = SkippedBecause::NoPod;
+                    plan.marks.push(Mark::StepSkipped { step: step.name.into(), why });
                 }
-                None => return Err(Rejection::unavailable("no pod is left")),
+                None => return Err(Rejection::unavailable("no pod left")),
             }
             if let [first] = &mut plan.steps[..]
                 && only.is_none()
@@ -174,14 +183,14 @@ fn bound(step: &Step, pod: &Pod) -> PlanStep {
     }
 }
 
-/// Decides for one request.
-struct Decider<'a>(&'a World);
+/// The router of one request.
+struct MockRouter<'a>(&'a World);
 
-impl Replan for Decider<'_> {
+impl Replan for MockRouter<'_> {
     fn target(&self, pod: PodId) -> Option<Target> {
         let pod = self.0.pods.iter().find(|it| it.id == pod)?;
-        let (endpoint, bootstrap_port) = (Arc::clone(&pod.endpoint), pod.engine.port);
-        Some(Target { endpoint, rank: None, bootstrap_port })
+        let endpoint = Arc::clone(&pod.endpoint);
+        Some(Target { endpoint, rank: None, bootstrap_port: pod.engine.port })
     }
 
     async fn replan(&mut self, retry: Retry<'_>) -> Result<RoutingPlan, Rejection> {
@@ -191,10 +200,14 @@ impl Replan for Decider<'_> {
     }
 
     fn now(&self) -> Moment {
-        NOON + self.0.started.elapsed()
+        START + self.0.started.elapsed()
     }
 
     fn room(&mut self) -> u64 {
         7
+    }
+
+    fn request_sent(&mut self) {
+        self.0.requests_sent.fetch_add(1, Relaxed);
     }
 }
