@@ -111,7 +111,7 @@ impl Scheduler {
             }
             place.rests_until = None;
             let Some(number) = place.number else { continue };
-            let mut room = place.window.room();
+            let mut room = place.window.capacity();
             room.requests = room.requests.min(place.ceiling);
             if let Some(job) = self.run.claim(number, room) {
                 self.turn = pod + 1;
