@@ -116,7 +116,7 @@ impl PredictedBlocks {
                 continue;
             }
             // A pod that has gone meanwhile, or that is at its cap, is simply not expected to hold it.
-            let _ = writer.expect_after(pod, &self.chain, known, expires);
+            let _ = writer.insert_speculative_after(pod, &self.chain, known, expires);
         }
     }
 }
@@ -164,7 +164,7 @@ fn withdraw(
 ) {
     if !memory.is_some_and(|memory| memory.refused(writer, pod, chain)) {
         // Of a pod that has gone nothing is expected.
-        let _ = writer.withdraw(pod, chain);
+        let _ = writer.rollback(pod, chain);
     }
 }
 

@@ -101,7 +101,7 @@ impl<'a> DecisionRun<'a, '_> {
         let holdings = &mut desk.scratch.holdings;
         let held = &blocks.chain[..depth.min(blocks.chain.len())];
         let pod = &self.world.fleet[candidate];
-        let Ok(confirmed) = desk.index.holdings(pod.id(), held, holdings) else {
+        let Ok(confirmed) = desk.index.block_locations(pod.id(), held, holdings) else {
             return CacheHint::default();
         };
         let is_speculative = confirmed < counted && pod.vitals().trust() != EventTrust::Guessed;
