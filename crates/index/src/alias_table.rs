@@ -1,18 +1,19 @@
-//! A hash table from an engine's block hash to the number of the block's entry, in about six bytes per
-//! entry.
+//! A hash table from an engine's block hash to the number of the block's entry, in about six bytes
+//! per entry.
 //!
-//! Open addressing with linear probing. A bucket is one cache line of fifteen slots, filled from the
-//! first. A slot holds eight bits of the hash, its tag, and the number of an entry; the hash itself is in
-//! the entry, which is read only if the tags match. Tags lie together and are compared sixteen bytes at
-//! once. Unlike an ordinary map, this one can prefetch a line ahead of its use, and grows by less than a
-//! factor of two.
+//! Open addressing with linear probing. A bucket is one cache line of fifteen slots, filled from
+//! the first. A slot holds eight bits of the hash, its tag, and the number of an entry; the hash
+//! itself is in the entry, which is read only if the tags match. Tags lie together and are compared
+//! sixteen bytes at once. Unlike an ordinary map, this one can prefetch a line ahead of its use,
+//! and grows by less than a factor of two.
 //!
-//! Invariant: a number is in its home bucket, or every bucket from its home up to its own is full. So a
-//! probe ends at the first bucket with a free slot, and the table needs neither tombstones nor overflow
-//! counts. A removal keeps the invariant by backward shifting: it fills the freed slot with a number
-//! displaced past that bucket, and continues with the slot that this number freed. So the fill of each
-//! bucket depends on the homes of the current numbers alone, not on earlier insertions and removals: a
-//! table that has been full for months has the probe lengths of a new one.
+//! Invariant: a number is in its home bucket, or every bucket from its home up to its own is full.
+//! So a probe ends at the first bucket with a free slot, and the table needs neither tombstones nor
+//! overflow counts. A removal keeps the invariant by backward shifting: it fills the freed slot
+//! with a number displaced past that bucket, and continues with the slot that this number freed. So
+//! the fill of each bucket depends on the homes of the current numbers alone, not on earlier
+//! insertions and removals: a table that has been full for months has the probe lengths of a new
+//! one.
 //!
 //! Every probe visits each bucket at most once. There is always a free slot, because
 //! [`AliasTable::has_capacity`] bounds the load.
@@ -26,8 +27,8 @@ const COUNT: usize = 15;
 /// One more than the largest number: numbers have three bytes.
 pub(crate) const NUMBERS: u32 = 1 << 24;
 
-/// The maximal load in sixteenths. At 12 a search for an unknown hash visits 1.3 buckets and a removal
-/// shifts 0.3 numbers back; at 14 it is 2.8 and 1.3.
+/// The maximal load in sixteenths. At 12 a search for an unknown hash visits 1.3 buckets and a
+/// removal shifts 0.3 numbers back; at 14 it is 2.8 and 1.3.
 const LOAD: usize = 12;
 
 const LOW: u64 = 0x0101_0101_0101_0101;
@@ -133,8 +134,9 @@ impl AliasTable {
         None
     }
 
-    /// Adds a number if no tag on its probe path matches, so that its hash is new for sure. The caller
-    /// checks [`Self::has_capacity`]. Returns `false` and adds nothing if the hash may be known.
+    /// Adds a number if no tag on its probe path matches, so that its hash is new for sure. The
+    /// caller checks [`Self::has_capacity`]. Returns `false` and adds nothing if the hash may be
+    /// known.
     #[inline]
     pub(crate) fn add_new(&mut self, hash: AliasHash, number: u32) -> bool {
         step();
@@ -208,8 +210,8 @@ impl AliasTable {
     ) {
         let Some(mut free) = self.locate(hash, |other| other == number) else { return };
         self.len -= 1;
-        // Numbers are displaced past full buckets only, and each iteration continues with a later bucket
-        // of one run of full buckets.
+        // Numbers are displaced past full buckets only, and each iteration continues with a later
+        // bucket of one run of full buckets.
         while self.buckets[free.bucket].is_full()
             && let Some(passed) = self.first_displaced(free.bucket, &hash_of)
         {
@@ -275,8 +277,8 @@ impl Bucket {
         self.tags.iter().fold(false, |found, other| found | (*other == tag))
     }
 
-    /// Flags the slots of a half with a matching tag, by the high bit of their byte: a byte is zero exactly
-    /// if neither it nor the sum of its low bits and 0x7f has that bit.
+    /// Flags the slots of a half with a matching tag, by the high bit of their byte: a byte is zero
+    /// exactly if neither it nor the sum of its low bits and 0x7f has that bit.
     #[inline]
     fn matching_tags(&self, half: usize, tag: u8) -> u64 {
         let (halves, _) = self.tags.as_chunks::<8>();
@@ -383,7 +385,8 @@ mod tests {
     }
 
     impl AliasTable {
-        /// Every number is in its home bucket or behind full buckets, and marked as displaced only then.
+        /// Every number is in its home bucket or behind full buckets, and marked as displaced only
+        /// then.
         fn check(&self, hash_of: impl Fn(u32) -> AliasHash) {
             for (at, bucket) in self.buckets.iter().enumerate() {
                 for way in 0..bucket.used() {
@@ -400,8 +403,8 @@ mod tests {
         }
     }
 
-    /// At maximal load, with every hash replaced again and again, the table keeps its invariant, and its
-    /// buckets are filled like those of a table built from the same hashes.
+    /// At maximal load, with every hash replaced again and again, the table keeps its invariant,
+    /// and its buckets are filled like those of a table built from the same hashes.
     #[test]
     fn a_full_table_after_long_churn_looks_like_a_new_one() {
         let hash =

@@ -1,9 +1,9 @@
 //! Sets and clears one pod's bits in the map, block by block.
 //!
-//! Only the holder of the pod's ledger lock creates a [`Bits`], so a pod's bits have one writer at a time;
-//! since the holder compares the pod's incarnation under that lock, no late event of an old incarnation
-//! can set a bit of a new one. Each change locks one shard; the cache lines of a list of changes are
-//! prefetched together before the first change.
+//! Only the holder of the pod's ledger lock creates a [`Bits`], so a pod's bits have one writer at
+//! a time; since the holder compares the pod's incarnation under that lock, no late event of an old
+//! incarnation can set a bit of a new one. Each change locks one shard; the cache lines of a list
+//! of changes are prefetched together before the first change.
 
 use wornpath_blocks::BlockHash;
 
@@ -28,9 +28,9 @@ pub(crate) struct Bits<'a> {
     transition: Transition,
 }
 
-/// The last transition from one set to another; neighbours on a path mostly make the same one. Uses are
-/// counted per transition, not per block: it acquires many uses of the new set in advance and returns
-/// those of the old set at its end.
+/// The last transition from one set to another; neighbours on a path mostly make the same one. Uses
+/// are counted per transition, not per block: it acquires many uses of the new set in advance and
+/// returns those of the old set at its end.
 #[derive(Default)]
 struct Transition {
     from: SetId,

@@ -1,5 +1,6 @@
-//! Maps by block hash. A block hash is a keyed hash already: no client can choose its bucket, so it is
-//! used unchanged. The standard library's hasher would cost more than the rest of a speculative insert.
+//! Maps by block hash. A block hash is a keyed hash already: no client can choose its bucket, so it
+//! is used unchanged. The standard library's hasher would cost more than the rest of a speculative
+//! insert.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -2,8 +2,8 @@
 
 use crate::pod::{PodSet, PodSlot, word_and_bit};
 
-/// The pods that hold a chain, grouped by the number of leading blocks they hold. Made to be reused:
-/// after the first few queries, a lookup allocates nothing.
+/// The pods that hold a chain, grouped by the number of leading blocks they hold. Made to be
+/// reused: after the first few queries, a lookup allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Depths {
     width: usize,
@@ -46,8 +46,8 @@ impl Depths {
             .map_or(0, |(_, depth)| *depth as usize)
     }
 
-    /// Writes the depth of each pod to the position of its slot, zero for pods that hold nothing. Ignores
-    /// slots beyond the buffer.
+    /// Writes the depth of each pod to the position of its slot, zero for pods that hold nothing.
+    /// Ignores slots beyond the buffer.
     pub fn depths_into(&self, depths: &mut [u32]) {
         depths.fill(0);
         for level in self.levels() {

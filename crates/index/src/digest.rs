@@ -1,7 +1,7 @@
 //! Digests: cheap checks whether two sides agree on the blocks of a pod.
 
-/// The number of hashes and their exclusive or. Equal sets have equal digests; unequal sets have equal
-/// digests with a probability of about 2^-64.
+/// The number of hashes and their exclusive or. Equal sets have equal digests; unequal sets have
+/// equal digests with a probability of about 2^-64.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BlockDigest {
     /// The number of hashes.

@@ -1,13 +1,13 @@
 //! The current tables and pages, for readers that take no lock.
 //!
-//! Each reader keeps its own [`View`] and reads two counters. At the start of a query, `published` tells
-//! whether a table was replaced since the view was taken. A replaced table is never written again, so a
-//! query that began with the old one reads the state at the moment of replacement, which lies within the
-//! query. At the end, `recycled` tells whether the meaning of anything the query read (a row of a set, a
-//! pod's slot) may have changed meanwhile; then the query retries.
+//! Each reader keeps its own [`View`] and reads two counters. At the start of a query, `published`
+//! tells whether a table was replaced since the view was taken. A replaced table is never written
+//! again, so a query that began with the old one reads the state at the moment of replacement,
+//! which lies within the query. At the end, `recycled` tells whether the meaning of anything the
+//! query read (a row of a set, a pod's slot) may have changed meanwhile; then the query retries.
 //!
-//! This needs no unsafe code and no hazard pointers: a view keeps its tables alive. The price is that an
-//! idle reader keeps old tables in memory; refresh it now and then, or drop it.
+//! This needs no unsafe code and no hazard pointers: a view keeps its tables alive. The price is
+//! that an idle reader keeps old tables in memory; refresh it now and then, or drop it.
 
 use std::sync::Arc;
 
@@ -27,8 +27,9 @@ pub(crate) struct Pages {
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Shard {
-    /// The version of the table (twice the number of replacements), plus one while a writer holds the
-    /// shard: so one compare-and-swap both takes the lock and proves that the writer's table is current.
+    /// The version of the table (twice the number of replacements), plus one while a writer holds
+    /// the shard: so one compare-and-swap both takes the lock and proves that the writer's table is
+    /// current.
     lock: AtomicU64,
     /// Entries in the table. Only the holder of the lock changes it.
     len: AtomicU64,

@@ -1,7 +1,7 @@
 //! Cache events of an engine, independent of their transport.
 //!
-//! Events borrow their lists from the decoder's buffers: applying a batch copies only what the index
-//! keeps. A batch has one sequence number; its events are applied in order.
+//! Events borrow their lists from the decoder's buffers: applying a batch copies only what the
+//! index keeps. A batch has one sequence number; its events are applied in order.
 
 use wornpath_blocks::{BlockHash, ContentHash};
 
@@ -11,8 +11,8 @@ use wornpath_blocks::{BlockHash, ContentHash};
 pub struct EngineHash(pub u64);
 
 impl EngineHash {
-    /// From a digest of any length: its last eight bytes, big-endian, which is what vLLM sends if it is
-    /// configured to send integers. So both forms of one hash resolve to one alias.
+    /// From a digest of any length: its last eight bytes, big-endian, which is what vLLM sends if
+    /// it is configured to send integers. So both forms of one hash resolve to one alias.
     #[must_use]
     pub fn from_digest(digest: &[u8]) -> Self {
         let tail = digest.len().saturating_sub(8);
@@ -74,8 +74,9 @@ pub enum Parent {
 /// How the blocks of a [`StoredBlocks`] event map to our own hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content<'a> {
-    /// The contents of the blocks, chained after `parent`. Their number is a multiple of the number of
-    /// blocks: an engine whose blocks are k times as long as the index's reports k contents per block.
+    /// The contents of the blocks, chained after `parent`. Their number is a multiple of the number
+    /// of blocks: an engine whose blocks are k times as long as the index's reports k contents per
+    /// block.
     Chained {
         /// The parent of the first block.
         parent: Parent,

@@ -1,8 +1,9 @@
 //! Exports a pod's ledger as a plain list, for a checkpoint that is restored after a restart.
 //!
-//! The list contains what events would take hours to report again: every block under the engine's hash
-//! and ours, its parent, and its copies. It leaves out what comes back by itself: locations of copies,
-//! speculative blocks, early batches. A pod with orphans has no export, since their prefixes are unknown.
+//! The list contains what events would take hours to report again: every block under the engine's
+//! hash and ours, its parent, and its copies. It leaves out what comes back by itself: locations of
+//! copies, speculative blocks, early batches. A pod with orphans has no export, since their
+//! prefixes are unknown.
 //!
 //! The list may be damaged when it comes back, so it is restored completely or not at all.
 
@@ -112,8 +113,8 @@ impl Ledger {
         ExportedBlock { engine: entry.engine, block: entry.block, parts, before, copies }
     }
 
-    /// Restores an export into an empty ledger; `set` receives the blocks that the pod now holds. After an
-    /// error the caller must clear the ledger.
+    /// Restores an export into an empty ledger; `set` receives the blocks that the pod now holds.
+    /// After an error the caller must clear the ledger.
     pub(crate) fn restore(
         &mut self,
         items: &[ExportedBlock],

@@ -21,8 +21,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index. `seed` keys the hashing of names that engines send, so that no engine can choose
-    /// names that collide.
+    /// An empty index. `seed` keys the hashing of names that engines send, so that no engine can
+    /// choose names that collide.
     #[must_use]
     pub fn new(limits: IndexLimits, seed: u64) -> Self {
         Self { state: Arc::new(IndexState::new(limits, seed)) }
@@ -33,8 +33,8 @@ impl Index {
         self.state.add_pod()
     }
 
-    /// Removes a pod: no query that starts after this call reports it. [`IndexWriter::sweep`] frees its
-    /// memory. `false` if the pod was removed before.
+    /// Removes a pod: no query that starts after this call reports it. [`IndexWriter::sweep`] frees
+    /// its memory. `false` if the pod was removed before.
     pub fn remove_pod(&self, pod: PodId) -> bool {
         self.state.remove_pod(pod)
     }
@@ -56,15 +56,15 @@ impl Index {
         self.state.with_ledger(pod, |ledger| ledger.digest())
     }
 
-    /// Exports all blocks of a pod for [`IndexWriter::restore`]; `None` while the prefix of any block is
-    /// unknown. Holds the pod's lock meanwhile, about ten nanoseconds per block.
+    /// Exports all blocks of a pod for [`IndexWriter::restore`]; `None` while the prefix of any
+    /// block is unknown. Holds the pod's lock meanwhile, about ten nanoseconds per block.
     pub fn export(&self, pod: PodId) -> Result<Option<Vec<ExportedBlock>>, PodRemoved> {
         self.state.with_ledger(pod, |ledger| ledger.export())
     }
 
-    /// Writes the tier and the location of each of `blocks`, the beginning of a chain that the pod is
-    /// known to hold, for the engine of the chosen pod. Returns how many of them, from the first on, the
-    /// pod's events have confirmed; the others are speculative.
+    /// Writes the tier and the location of each of `blocks`, the beginning of a chain that the pod
+    /// is known to hold, for the engine of the chosen pod. Returns how many of them, from the first
+    /// on, the pod's events have confirmed; the others are speculative.
     pub fn block_locations(
         &self,
         pod: PodId,
@@ -92,7 +92,8 @@ impl Index {
         self.state.with_ledger(pod, read)
     }
 
-    /// Figures of the whole index. Visits every shard and pod: for a metrics page, not for a hot path.
+    /// Figures of the whole index. Visits every shard and pod: for a metrics page, not for a hot
+    /// path.
     #[must_use]
     pub fn stats(&self) -> Stats {
         Stats::of(&self.state)

@@ -1,8 +1,8 @@
 //! Inserts stored copies into a pod's ledger: the writing half of [`crate::ledger`].
 //!
-//! The blocks of a stored event are inserted in order, each the parent of the next. A block is known
-//! already, or follows a known prefix and is inserted, or becomes an orphan; orphans whose parent becomes
-//! known are inserted after it.
+//! The blocks of a stored event are inserted in order, each the parent of the next. A block is
+//! known already, or follows a known prefix and is inserted, or becomes an orphan; orphans whose
+//! parent becomes known are inserted after it.
 
 use wornpath_blocks::{BlockHash, ContentHash};
 
@@ -97,8 +97,8 @@ impl InsertPass<'_> {
         simple && self.ledger.orphans.is_empty()
     }
 
-    /// Inserts the common case at once: new blocks after a known prefix, one copy of each on the GPU.
-    /// Returns how many blocks that applied to, and the parent of the next.
+    /// Inserts the common case at once: new blocks after a known prefix, one copy of each on the
+    /// GPU. Returns how many blocks that applied to, and the parent of the next.
     fn insert_run(
         &mut self,
         blocks: &[EngineHash],
@@ -268,7 +268,8 @@ impl InsertPass<'_> {
         true
     }
 
-    /// A block has become known: adds the copies stored under its name, then inserts its orphaned children.
+    /// A block has become known: adds the copies stored under its name, then inserts its orphaned
+    /// children.
     fn adopt_orphans(&mut self, engine: EngineHash, number: EntryId) {
         if let Some(orphan) = self.ledger.orphans.take(engine) {
             self.add_copies(number, &orphan);

@@ -1,9 +1,9 @@
 //! The ledger of one pod: the exact state of its engine's cache.
 //!
-//! The map stores bits; the ledger stores why they are set. It resolves the engine's hashes to our own,
-//! counts copies per tier, keeps orphans and speculative blocks, and knows whether the pod's prefixes may
-//! have holes. It changes no bit itself: it lists the blocks whose bit is to be set or cleared, and the
-//! caller, which holds the ledger's lock, applies that list before the next event.
+//! The map stores bits; the ledger stores why they are set. It resolves the engine's hashes to our
+//! own, counts copies per tier, keeps orphans and speculative blocks, and knows whether the pod's
+//! prefixes may have holes. It changes no bit itself: it lists the blocks whose bit is to be set or
+//! cleared, and the caller, which holds the ledger's lock, applies that list before the next event.
 
 use std::collections::HashMap;
 
@@ -178,8 +178,8 @@ impl Ledger {
         }
     }
 
-    /// Lists the blocks of up to `max` entries from number `start`; returns where to continue, or `None` at
-    /// the end.
+    /// Lists the blocks of up to `max` entries from number `start`; returns where to continue, or
+    /// `None` at the end.
     pub(crate) fn held_from(
         &self,
         start: u32,
@@ -197,8 +197,8 @@ impl Ledger {
         None
     }
 
-    /// The bit of a newly stored block was set already: by a speculative insert, which is confirmed now, or
-    /// under another of the engine's hashes.
+    /// The bit of a newly stored block was set already: by a speculative insert, which is confirmed
+    /// now, or under another of the engine's hashes.
     pub(crate) fn note_already_set(&mut self, block: BlockHash) {
         if self.speculative.remove(block) {
             self.counters.confirmed += 1;
@@ -224,8 +224,8 @@ impl Ledger {
         location.unwrap_or(BlockLocation { tier: Tier::Gpu, location: None })
     }
 
-    /// How many leading blocks of a chain, whose bits are set, the pod's events have confirmed; the others
-    /// are speculative.
+    /// How many leading blocks of a chain, whose bits are set, the pod's events have confirmed; the
+    /// others are speculative.
     pub(crate) fn confirmed(&self, blocks: &[BlockHash]) -> usize {
         let is_speculative = |block: &BlockHash| self.speculative.contains(*block);
         if self.may_have_holes() {
@@ -295,9 +295,9 @@ impl Ledger {
         }
     }
 
-    /// Frees an entry that no tier holds and that has no children, then its parent if that is now in the
-    /// same state. A parent is inserted before its children and stays while it has any, so parents form no
-    /// cycle.
+    /// Frees an entry that no tier holds and that has no children, then its parent if that is now
+    /// in the same state. A parent is inserted before its children and stays while it has any, so
+    /// parents form no cycle.
     pub(crate) fn free(&mut self, mut number: EntryId) {
         loop {
             let entry = self.slab.remove(number);

@@ -1,15 +1,15 @@
 //! The cache index: which pod holds which block, now.
 //!
-//! Engines report blocks that enter and leave their caches; a query finds, for the chain of block hashes
-//! of a prompt, how many leading blocks each pod holds. The result is exact at all times: equal to a scan
-//! of every pod's cache, also when evictions left holes, copies are on several tiers, events were
-//! duplicated, late or without their parents, or a pod was just removed.
+//! Engines report blocks that enter and leave their caches; a query finds, for the chain of block
+//! hashes of a prompt, how many leading blocks each pod holds. The result is exact at all times:
+//! equal to a scan of every pod's cache, also when evictions left holes, copies are on several
+//! tiers, events were duplicated, late or without their parents, or a pod was just removed.
 //!
-//! The map from block to pods ([`table`]) stores the number of a set ([`sets`]) for each block; a query
-//! searches for the depths where that number changes ([`lookup`]). Each pod has a [`ledger`] that
-//! resolves its engine's own hashes and counts copies. Readers and writers keep references to the current
-//! tables ([`directory`]), so queries run without locks. The only unsafe code prefetches cache lines
-//! ([`prefetch`]).
+//! The map from block to pods ([`table`]) stores the number of a set ([`sets`]) for each block; a
+//! query searches for the depths where that number changes ([`lookup`]). Each pod has a [`ledger`]
+//! that resolves its engine's own hashes and counts copies. Readers and writers keep references to
+//! the current tables ([`directory`]), so queries run without locks. The only unsafe code
+//! prefetches cache lines ([`prefetch`]).
 //!
 //! ```
 //! use wornpath_blocks::{BlockHash, ContentHash};

@@ -1,17 +1,18 @@
 //! The search for drop-off depths.
 //!
-//! Along a chain the set of pods that hold a block only shrinks, as long as pods have no holes: a pod
-//! that holds block i holds all blocks before it. Equal sets have equal numbers, so if two blocks have
-//! the same set number, every block between them has it too. The search reads a few spread blocks, then
-//! searches each gap whose ends differ, until all differences are between neighbours. Prompts that share
-//! a beginning mostly share its length too, so each set stores where it last ended, and the search tries
-//! that position first: a right guess resolves the gap at once, a wrong one costs two blocks. With K
-//! distinct depths in a chain of N blocks that is O(K log N) blocks, for any number of pods. The blocks
-//! of a round are prefetched together, so that their cache misses overlap: a round costs about one miss.
+//! Along a chain the set of pods that hold a block only shrinks, as long as pods have no holes: a
+//! pod that holds block i holds all blocks before it. Equal sets have equal numbers, so if two
+//! blocks have the same set number, every block between them has it too. The search reads a few
+//! spread blocks, then searches each gap whose ends differ, until all differences are between
+//! neighbours. Prompts that share a beginning mostly share its length too, so each set stores where
+//! it last ended, and the search tries that position first: a right guess resolves the gap at once,
+//! a wrong one costs two blocks. With K distinct depths in a chain of N blocks that is O(K log N)
+//! blocks, for any number of pods. The blocks of a round are prefetched together, so that their
+//! cache misses overlap: a round costs about one miss.
 //!
-//! Pods that may have holes are marked as suspects. If one of them holds the first block, the search
-//! scans the whole chain instead. Either way the result is a list of (position, set), and a pod drops
-//! out at the first block it misses, so it is never credited beyond a hole.
+//! Pods that may have holes are marked as suspects. If one of them holds the first block, the
+//! search scans the whole chain instead. Either way the result is a list of (position, set), and a
+//! pod drops out at the first block it misses, so it is never credited beyond a hole.
 
 use std::array::from_fn;
 use std::sync::Arc;
@@ -31,8 +32,8 @@ use crate::table::{Probe, SetId, find_slowly};
 const FIRST: usize = 8;
 /// Blocks that a scan of the whole chain reads together.
 const AHEAD: usize = 16;
-/// Blocks of a later round. It costs about one miss for any number of them, up to the misses that a core
-/// keeps in flight.
+/// Blocks of a later round. It costs about one miss for any number of them, up to the misses that a
+/// core keeps in flight.
 const ROUND: usize = 16;
 /// The most parts into which a later round divides a gap.
 const MAX_PARTS: usize = 8;
@@ -43,8 +44,8 @@ const MAX_RETRIES: usize = 8;
 
 /// A handle to query the index, one per thread. Queries take no lock and allocate nothing.
 ///
-/// It keeps references to the current tables; an idle reader keeps replaced tables in memory, so drop it
-/// or [`refresh`](Self::refresh) it now and then.
+/// It keeps references to the current tables; an idle reader keeps replaced tables in memory, so
+/// drop it or [`refresh`](Self::refresh) it now and then.
 #[derive(Debug)]
 pub struct IndexReader {
     state: Arc<IndexState>,
@@ -118,9 +119,9 @@ impl IndexReader {
         }
         let state = Arc::clone(&self.state);
         let _guard = state.directory.forbid_recycling();
-        // Nothing is recycled from here on: the meaning of all numbers in current tables is fixed, and
-        // only newer pages can be missing. Each failed attempt has met a page that a writer added
-        // meanwhile, thousands of new sets per attempt.
+        // Nothing is recycled from here on: the meaning of all numbers in current tables is fixed,
+        // and only newer pages can be missing. Each failed attempt has met a page that a writer
+        // added meanwhile, thousands of new sets per attempt.
         loop {
             self.view.refresh(&state.directory);
             if self.attempt::<WORDS>(chain, depths).is_ok() {
@@ -129,8 +130,9 @@ impl IndexReader {
         }
     }
 
-    /// Whether the pod's events have confirmed that it holds a block and its whole prefix. Speculative
-    /// blocks do not count, and nothing counts while the pod may have holes. Takes the pod's lock.
+    /// Whether the pod's events have confirmed that it holds a block and its whole prefix.
+    /// Speculative blocks do not count, and nothing counts while the pod may have holes. Takes the
+    /// pod's lock.
     pub fn is_confirmed(&mut self, pod: PodId, block: BlockHash, depths: &mut Depths) -> bool {
         self.lookup(std::slice::from_ref(&block), depths);
         let is_confirmed =
@@ -159,8 +161,8 @@ impl IndexReader {
         let Some(first) = search.first_round(view, chain) else { return Ok(()) };
         search.later_rounds(view, chain);
         let holding = intersect(alive, members(view, first)?);
-        // Suspects are read after the blocks: if a pod had a hole before, its bit is seen here, or the
-        // counter tells that the bit was cleared meanwhile.
+        // Suspects are read after the blocks: if a pod had a hole before, its bit is seen here, or
+        // the counter tells that the bit was cleared meanwhile.
         let has_suspects = intersect(holding, mask(&state.suspects)) != [0; WORDS];
         if has_suspects || state.suspects_cleared.load(Ordering::Acquire) != lifted {
             search.scan_all(view, chain, first);
@@ -181,8 +183,8 @@ impl Default for Round {
 }
 
 impl Round {
-    /// Chooses and prefetches blocks inside a gap: those around the position where the set last ended,
-    /// otherwise some that divide the gap into parts. Returns their number.
+    /// Chooses and prefetches blocks inside a gap: those around the position where the set last
+    /// ended, otherwise some that divide the gap into parts. Returns their number.
     #[inline]
     fn choose(&mut self, view: &View, chain: &[BlockHash], gap: &Gap, parts: u32) -> u32 {
         let low = gap.low.position;
@@ -222,8 +224,8 @@ impl Round {
 }
 
 impl Search {
-    /// Reads blocks spread over the chain, including the first and the last. Returns the set of the first
-    /// block, unless no pod holds it.
+    /// Reads blocks spread over the chain, including the first and the last. Returns the set of the
+    /// first block, unless no pod holds it.
     #[inline]
     fn first_round(&mut self, view: &View, chain: &[BlockHash]) -> Option<SetId> {
         self.gaps.clear();
@@ -267,8 +269,8 @@ impl Search {
     fn later_rounds(&mut self, view: &View, chain: &[BlockHash]) {
         let mut from = 0;
         while from < self.gaps.len() {
-            // All blocks are prefetched before any is read, and all are read before any is compared: no
-            // miss and no mispredicted branch delays another.
+            // All blocks are prefetched before any is read, and all are read before any is
+            // compared: no miss and no mispredicted branch delays another.
             self.round.len = 0;
             let mut end = from;
             let parts = if self.gaps.len() - from > 2 { 4 } else { MAX_PARTS as u32 };
@@ -299,7 +301,8 @@ impl Search {
         }
     }
 
-    /// Records that two points differ: as a change if they are neighbours, otherwise as a gap to search.
+    /// Records that two points differ: as a change if they are neighbours, otherwise as a gap to
+    /// search.
     #[inline]
     fn add_difference(&mut self, low: Point, high: Point) {
         if high.position == low.position + 1 {

@@ -1,12 +1,12 @@
 //! Orphans: stored blocks whose prefix is not known yet.
 //!
-//! A block's hash depends on its parent's, so a stored event with an unknown parent cannot be inserted.
-//! It must not be lost either: the parent may arrive later (events out of order, an offload tier that
-//! reports first). The block is kept here, up to a limit, and no query reports it meanwhile. A name
-//! without content is kept likewise, until an event tells its content.
+//! A block's hash depends on its parent's, so a stored event with an unknown parent cannot be
+//! inserted. It must not be lost either: the parent may arrive later (events out of order, an
+//! offload tier that reports first). The block is kept here, up to a limit, and no query reports it
+//! meanwhile. A name without content is kept likewise, until an event tells its content.
 //!
-//! An orphan that is removed again may be the parent of other orphans; it then stays, held by no tier,
-//! until they are removed.
+//! An orphan that is removed again may be the parent of other orphans; it then stays, held by no
+//! tier, until they are removed.
 
 use std::collections::HashMap;
 
@@ -84,8 +84,8 @@ impl Orphans {
         children.into_iter().filter_map(orphan).collect()
     }
 
-    /// Removes copies of an orphan: one, or all if the source does not count copies. `false` if there was
-    /// none.
+    /// Removes copies of an orphan: one, or all if the source does not count copies. `false` if
+    /// there was none.
     pub(crate) fn remove(&mut self, engine: EngineHash, tier: Tier, all: bool) -> bool {
         let Some(orphan) = self.blocks.get_mut(&engine) else { return false };
         let count = &mut orphan.copies[tier as usize];

@@ -1,7 +1,7 @@
 //! Pods in the index: numbered slots, and sets of slots as bitmaps.
 //!
-//! A slot is reused after its pod was removed and all its bits are cleared. A [`PodId`] therefore names a
-//! slot together with an incarnation: late events of a removed incarnation have no effect.
+//! A slot is reused after its pod was removed and all its bits are cleared. A [`PodId`] therefore
+//! names a slot together with an incarnation: late events of a removed incarnation have no effect.
 
 /// A pod's position in every bitmap of one index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

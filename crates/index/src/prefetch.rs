@@ -1,8 +1,8 @@
 //! Prefetches cache lines: the only unsafe code of the index.
 //!
-//! An ordinary load would fetch the line too. But a processor retires instructions in order, so a load
-//! that misses blocks all later instructions until the line arrives, and the work meant to overlap with
-//! the miss does not. `bench/README.md` has the figures.
+//! An ordinary load would fetch the line too. But a processor retires instructions in order, so a
+//! load that misses blocks all later instructions until the line arrives, and the work meant to
+//! overlap with the miss does not. `bench/README.md` has the figures.
 #![allow(unsafe_code)]
 
 /// Prefetches the line on which `target` begins, without waiting for it. Does nothing on processors
@@ -20,13 +20,13 @@ pub(crate) fn prefetch<T>(target: &T) {
     let _ = target;
 }
 
-/// The same for a line that will be written: it takes the line from the core that wrote it last, so that
-/// the write needs no second request.
+/// The same for a line that will be written: it takes the line from the core that wrote it last, so
+/// that the write needs no second request.
 #[inline(always)]
 pub(crate) fn prefetch_to_write<T>(target: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above. The intrinsic would be an ordinary prefetch unless built for newer processors;
-    // processors that do not know the instruction ignore it.
+    // SAFETY: as above. The intrinsic would be an ordinary prefetch unless built for newer
+    // processors; processors that do not know the instruction ignore it.
     unsafe {
         std::arch::asm!(
             "prefetchw [{}]",

@@ -1,10 +1,11 @@
 //! The largest prefixes that pods hold, for the admin page: which pods hold what, and where prompts
 //! diverge.
 //!
-//! The map stores no order among blocks, but every ledger knows the parent of each of its blocks. So a
-//! bounded number of entries is copied from each ledger, pods are merged by block, and blocks without
-//! branches between them that the same pods hold become one run. The largest runs are returned, each after
-//! its parent. Queries are not delayed; the events of a pod wait while its entries are copied.
+//! The map stores no order among blocks, but every ledger knows the parent of each of its blocks.
+//! So a bounded number of entries is copied from each ledger, pods are merged by block, and blocks
+//! without branches between them that the same pods hold become one run. The largest runs are
+//! returned, each after its parent. Queries are not delayed; the events of a pod wait while its
+//! entries are copied.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -166,8 +167,8 @@ impl<'a> PrefixForest<'a> {
         of_it.map(|(_, child)| *child)
     }
 
-    /// Adds the weights of its descendants to every block that a root reaches. A block has one parent, and
-    /// a root none, so the blocks that a root reaches form a tree.
+    /// Adds the weights of its descendants to every block that a root reaches. A block has one
+    /// parent, and a root none, so the blocks that a root reaches form a tree.
     fn weigh(&mut self) {
         let mut order: Vec<_> = self.roots().map(|root| (root, root)).collect();
         let mut done = 0;

@@ -1,8 +1,8 @@
 //! Copies of a pod's blocks that are not just one on the GPU.
 //!
-//! Engines report each physical copy, and concurrent identical prefixes create several under one hash, so
-//! copies are counted per tier. Almost all counts are one, and almost all copies are on the GPU without a
-//! stated location; only the exceptions are stored here.
+//! Engines report each physical copy, and concurrent identical prefixes create several under one
+//! hash, so copies are counted per tier. Almost all counts are one, and almost all copies are on
+//! the GPU without a stated location; only the exceptions are stored here.
 
 use std::collections::HashMap;
 
@@ -31,8 +31,8 @@ pub struct BlockLocation {
 #[derive(Debug, Default)]
 pub(crate) struct Replicas {
     extras: HashMap<(EntryId, Tier), ReplicaDetails>,
-    /// Entries with copies elsewhere than on the GPU, or with a location, by our hash; one block can have
-    /// several.
+    /// Entries with copies elsewhere than on the GPU, or with a location, by our hash; one block
+    /// can have several.
     special: BlockMap<Vec<EntryId>>,
 }
 

@@ -1,8 +1,9 @@
 //! Sequence numbers: each batch is applied once and in order, however batches arrive.
 //!
-//! Copies are counted, so applying a batch twice or out of order would leave a wrong count. A duplicate is
-//! dropped; an early batch is kept, up to a limit, until those before it have arrived. The caller fetches
-//! missing batches (a replay) or skips them (a snapshot, or a start at a later number).
+//! Copies are counted, so applying a batch twice or out of order would leave a wrong count. A
+//! duplicate is dropped; an early batch is kept, up to a limit, until those before it have arrived.
+//! The caller fetches missing batches (a replay) or skips them (a snapshot, or a start at a later
+//! number).
 
 use std::collections::BTreeMap;
 

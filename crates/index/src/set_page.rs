@@ -1,7 +1,7 @@
 //! Set numbers, and the pages that store sets of more than one pod.
 //!
-//! Numbers `1..=pods` are the sets of one pod; they need no storage. Larger numbers name a row of a page.
-//! [`crate::sets`] allocates rows; readers find them through [`crate::directory`].
+//! Numbers `1..=pods` are the sets of one pod; they need no storage. Larger numbers name a row of a
+//! page. [`crate::sets`] allocates rows; readers find them through [`crate::directory`].
 
 use crate::pod::PodSlot;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};

@@ -1,13 +1,13 @@
 //! Sets of pods, each stored once.
 //!
-//! Most blocks are held by one pod, and blocks on one path are mostly held by the same pods. So a table
-//! entry stores not a bitmap but the number of one: entries stay small for any number of pods, and two
-//! blocks are held by the same pods exactly if their set numbers are equal, which is what the search for
-//! drop-off depths compares.
+//! Most blocks are held by one pod, and blocks on one path are mostly held by the same pods. So a
+//! table entry stores not a bitmap but the number of one: entries stay small for any number of
+//! pods, and two blocks are held by the same pods exactly if their set numbers are equal, which is
+//! what the search for drop-off depths compares.
 //!
 //! Rows are reference-counted by the entries that use them. An unused row keeps its words in limbo,
-//! because a reader may still be reading it; once enough of them have gathered, the index announces a
-//! recycling (queries in progress then retry) and lets them be overwritten.
+//! because a reader may still be reading it; once enough of them have gathered, the index announces
+//! a recycling (queries in progress then retry) and lets them be overwritten.
 
 use std::sync::Arc;
 
@@ -166,8 +166,8 @@ fn fold(words: &[u64]) -> u64 {
 
 /// A writer's access to the rows of sets that are in use.
 ///
-/// Pages are freed only when no row is in use, and the entry or the caller that names a row uses it: so
-/// a page list that is current at the call stays valid while the row is read.
+/// Pages are freed only when no row is in use, and the entry or the caller that names a row uses
+/// it: so a page list that is current at the call stays valid while the row is read.
 pub(crate) struct Rows<'a> {
     pub(crate) directory: &'a Directory,
     pub(crate) pages: &'a mut Pages,

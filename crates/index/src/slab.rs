@@ -1,9 +1,9 @@
 //! A pod's blocks under the engine's own hashes, with the parent of each.
 //!
-//! An entry has 24 bytes and keeps its number while it exists, so that a child stores its parent in four.
-//! An entry whose block no tier holds any more, but which has children, stays as a *hole*: it shows that
-//! the pod's prefix is broken there, keeps the alias in case the block comes back, and is freed with its
-//! last child.
+//! An entry has 24 bytes and keeps its number while it exists, so that a child stores its parent in
+//! four. An entry whose block no tier holds any more, but which has children, stays as a *hole*: it
+//! shows that the pod's prefix is broken there, keeps the alias in case the block comes back, and
+//! is freed with its last child.
 
 use wornpath_blocks::BlockHash;
 
@@ -197,8 +197,9 @@ impl Slab {
         self.insert_entry(SlabEntry { engine, block, parent, bits: IN_USE })
     }
 
-    /// Inserts a run of new blocks, each with one copy on the GPU, up to the first known alias. The caller
-    /// checks [`Self::has_numbers`]. Returns how many were inserted, and the last of them (or `parent`).
+    /// Inserts a run of new blocks, each with one copy on the GPU, up to the first known alias. The
+    /// caller checks [`Self::has_numbers`]. Returns how many were inserted, and the last of them
+    /// (or `parent`).
     pub(crate) fn insert_run(
         &mut self,
         engines: &[EngineHash],

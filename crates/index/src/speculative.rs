@@ -1,22 +1,23 @@
 //! Speculative blocks: a pod is expected to hold them soon, because a request was just sent to it.
 //!
 //! Without them, every request of a burst with one new prefix would find it on no pod and be routed
-//! elsewhere. A speculative insert sets the pod's bit like a confirmed block. The engine's event confirms
-//! it; without one it expires, and above the limit the blocks that expire next are dropped first.
+//! elsewhere. A speculative insert sets the pod's bit like a confirmed block. The engine's event
+//! confirms it; without one it expires, and above the limit the blocks that expire next are dropped
+//! first.
 //!
-//! An insert covers a whole chain from its root, and renewing a block renews its whole prefix, so a block
-//! never expires before its descendants and expiry leaves no hole. A hole appears only if the engine
-//! removes a confirmed block that has speculative children; then the pod counts as possibly broken until
-//! its speculative blocks are gone.
+//! An insert covers a whole chain from its root, and renewing a block renews its whole prefix, so a
+//! block never expires before its descendants and expiry leaves no hole. A hole appears only if the
+//! engine removes a confirmed block that has speculative children; then the pod counts as possibly
+//! broken until its speculative blocks are gone.
 //!
-//! A request that its engine rejects is rolled back as far as no other request needs its blocks. That
-//! needs no list per request: an insert marks the last speculative block that it finds as shared, and a
-//! rollback removes blocks from the end of the chain to the first mark.
+//! A request that its engine rejects is rolled back as far as no other request needs its blocks.
+//! That needs no list per request: an insert marks the last speculative block that it finds as
+//! shared, and a rollback removes blocks from the end of the chain to the first mark.
 //!
 //! All of this happens for every request, and a router without cache events keeps half a million
-//! speculative blocks for minutes. So blocks are scheduled in runs, as they were inserted, by their expiry
-//! at that time; a run that was renewed is rescheduled when that time comes. And time is counted in
-//! steps: a prefix that is used a thousand times a second is renewed once per step.
+//! speculative blocks for minutes. So blocks are scheduled in runs, as they were inserted, by their
+//! expiry at that time; a run that was renewed is rescheduled when that time comes. And time is
+//! counted in steps: a prefix that is used a thousand times a second is renewed once per step.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -27,8 +28,8 @@ use wornpath_blocks::BlockHash;
 
 use crate::block_map::BlockMap;
 
-/// A point in time: the duration since a fixed instant that the caller chose. The index reads no clock: a
-/// simulator passes virtual time, a server passes real time.
+/// A point in time: the duration since a fixed instant that the caller chose. The index reads no
+/// clock: a simulator passes virtual time, a server passes real time.
 pub type Moment = Duration;
 
 /// Removed blocks may make up half of the scheduled blocks, plus this many, before they are purged.
@@ -51,8 +52,8 @@ impl ExpiryStep {
         Self::of(moment, moment.subsec_nanos() / Self::LENGTH.subsec_nanos())
     }
 
-    /// `steps` steps into the second of the moment. A second has a whole number of steps, which avoids
-    /// 128-bit arithmetic.
+    /// `steps` steps into the second of the moment. A second has a whole number of steps, which
+    /// avoids 128-bit arithmetic.
     fn of(moment: Moment, steps: u32) -> Self {
         let a_second = u64::from(1_000_000_000 / Self::LENGTH.subsec_nanos());
         let elapsed = moment.as_secs().saturating_mul(a_second);
@@ -68,8 +69,9 @@ struct SpeculativeInsert {
     uses: Uses,
 }
 
-/// The number of speculative children of a block, and in the lowest bit whether another request used the
-/// block since its insert. Packed into one number, because there are half a million of them.
+/// The number of speculative children of a block, and in the lowest bit whether another request
+/// used the block since its insert. Packed into one number, because there are half a million of
+/// them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Uses(u32);
 
@@ -126,8 +128,8 @@ enum ExpiryOrder {
 #[derive(Debug, Default)]
 pub(crate) struct SpeculativeBlocks {
     blocks: BlockMap<SpeculativeInsert>,
-    /// The map grows at this number of blocks: half of its capacity. Where new blocks replace old ones
-    /// all the time, a fuller map would run out of empty buckets much later and double then.
+    /// The map grows at this number of blocks: half of its capacity. Where new blocks replace old
+    /// ones all the time, a fuller map would run out of empty buckets much later and double then.
     grow_at: usize,
     /// Runs of blocks, each in the order of its chain, by a time not later than their expiry.
     due: BTreeMap<ExpiryStep, VecDeque<Vec<BlockHash>>>,
@@ -159,8 +161,8 @@ impl SpeculativeBlocks {
         self.broken
     }
 
-    /// Inserts the blocks of a chain after `parent`, or renews them. The pod already holds those in `set`,
-    /// speculative or confirmed; they are in the order of the chain.
+    /// Inserts the blocks of a chain after `parent`, or renews them. The pod already holds those in
+    /// `set`, speculative or confirmed; they are in the order of the chain.
     pub(crate) fn insert(
         &mut self,
         parent: Option<BlockHash>,
@@ -171,8 +173,8 @@ impl SpeculativeBlocks {
         let expires = ExpiryStep::ceil(expires);
         self.mark_shared(set);
         self.renew(set, expires);
-        // Mostly the pod holds the beginning of the chain and not the rest. Each iteration consumes at
-        // least one block: the next one in `set` is old, and all blocks before it are new.
+        // Mostly the pod holds the beginning of the chain and not the rest. Each iteration consumes
+        // at least one block: the next one in `set` is old, and all blocks before it are new.
         let mut at = 0;
         let mut set = set;
         while at < chain.len() {
@@ -237,8 +239,8 @@ impl SpeculativeBlocks {
         }
     }
 
-    /// Renews the speculative blocks of a chain. No block before one that expires as late expires earlier,
-    /// unless a block between them was removed and inserted again.
+    /// Renews the speculative blocks of a chain. No block before one that expires as late expires
+    /// earlier, unless a block between them was removed and inserted again.
     fn renew(&mut self, chain: &[BlockHash], expires: ExpiryStep) {
         for block in chain.iter().rev() {
             let Some(known) = self.blocks.get_mut(block) else { continue };
@@ -250,8 +252,8 @@ impl SpeculativeBlocks {
         }
     }
 
-    /// Records that another request uses these blocks of a chain: the mark on the last speculative one
-    /// covers those before it.
+    /// Records that another request uses these blocks of a chain: the mark on the last speculative
+    /// one covers those before it.
     fn mark_shared(&mut self, set: &[BlockHash]) {
         for block in set.iter().rev() {
             if let Some(known) = self.blocks.get_mut(block) {
@@ -272,8 +274,8 @@ impl SpeculativeBlocks {
         true
     }
 
-    /// Removes the end of a chain that only the rejected request inserted. Returns whether the blocks before
-    /// `chain` may be removed too.
+    /// Removes the end of a chain that only the rejected request inserted. Returns whether the
+    /// blocks before `chain` may be removed too.
     pub(crate) fn rollback(&mut self, chain: &[BlockHash], removed: &mut Vec<BlockHash>) -> bool {
         let ends = chain.iter().rposition(|block| self.blocks.contains_key(block));
         let Some(ends) = ends else { return true };
@@ -316,12 +318,13 @@ impl SpeculativeBlocks {
         expired
     }
 
-    /// Removes the `count` blocks that expire next, or all if there are fewer; ends of chains first.
-    pub(crate) fn take_oldest(&mut self, count: usize, taken: &mut Vec<BlockHash>) {
-        let enough = taken.len() + count;
+    /// Removes the `count` blocks that expire next, or all if there are fewer; ends of chains
+    /// first.
+    pub(crate) fn take_oldest(&mut self, count: usize, removed: &mut Vec<BlockHash>) {
+        let enough = removed.len() + count;
         // Consecutive runs of which nothing could be removed, because other runs continue them.
         let mut stuck = 0;
-        while taken.len() < enough
+        while removed.len() < enough
             && let Some(mut due) = self.due.first_entry()
         {
             let step = *due.key();
@@ -330,29 +333,30 @@ impl SpeculativeBlocks {
                 due.remove();
                 continue;
             };
-            // A run that continues this one expires no later, so it is found soon. A hole is better than
-            // an endless loop.
+            // A run that continues this one expires no later, so it is found soon. A hole is better
+            // than an endless loop.
             let order = if stuck > runs.len() { ExpiryOrder::Any } else { ExpiryOrder::EndsFirst };
             self.scheduled -= run.len();
             let mut run = self.reschedule_renewed(run, step);
-            let before = taken.len();
-            self.take_end(&mut run, order, enough, taken);
-            stuck = if run.is_empty() || taken.len() > before { 0 } else { stuck + 1 };
-            self.put_back(run, step, taken.len() >= enough);
+            let before = removed.len();
+            self.take_end(&mut run, order, enough, removed);
+            stuck = if run.is_empty() || removed.len() > before { 0 } else { stuck + 1 };
+            self.put_back(run, step, removed.len() >= enough);
         }
     }
 
-    /// Removes blocks from the end of a run, until there are enough or another run continues the last.
+    /// Removes blocks from the end of a run, until there are enough or another run continues the
+    /// last.
     fn take_end(
         &mut self,
         run: &mut Vec<BlockHash>,
         order: ExpiryOrder,
         enough: usize,
-        taken: &mut Vec<BlockHash>,
+        removed: &mut Vec<BlockHash>,
     ) {
         // Mostly the next block is the parent of the last one, so one lookup serves both.
         let mut child: Option<RemovedChild> = None;
-        while taken.len() < enough
+        while removed.len() < enough
             && let Some(block) = run.last()
         {
             let Entry::Occupied(mut known) = self.blocks.entry(*block) else {
@@ -376,7 +380,7 @@ impl SpeculativeBlocks {
             let parent = parent.map(|parent| BlockHash(parent.get()));
             let before = child.replace(RemovedChild { parent, is_shared: uses.is_shared() });
             self.update_parent(before);
-            taken.extend(run.pop());
+            removed.extend(run.pop());
         }
         self.update_parent(child);
     }
@@ -408,7 +412,8 @@ impl SpeculativeBlocks {
         self.due.entry(expires).or_default().push_back(run);
     }
 
-    /// Puts the rest of a run back: first if it is next, otherwise behind the runs that continue it.
+    /// Puts the rest of a run back: first if it is next, otherwise behind the runs that continue
+    /// it.
     fn put_back(&mut self, run: Vec<BlockHash>, step: ExpiryStep, is_next: bool) {
         if run.is_empty() {
             return;
@@ -420,7 +425,8 @@ impl SpeculativeBlocks {
 
     /// Reschedules the blocks of a run that expire after `now`; returns the others.
     fn reschedule_renewed(&mut self, run: Vec<BlockHash>, now: ExpiryStep) -> Vec<BlockHash> {
-        // No block of a run expires later than its first, unless that was removed and inserted again.
+        // No block of a run expires later than its first, unless that was removed and inserted
+        // again.
         let first = run.first().and_then(|first| self.blocks.get(first));
         if !self.unordered && first.is_some_and(|first| first.expires <= now) {
             return run;

@@ -1,8 +1,8 @@
 //! The state that all readers and writers of an index share.
 //!
-//! A pod is removed in two steps. First a compare-and-swap clears its bit in the alive mask, and every
-//! later query masks the pod out. Then its bits in the map are cleared, in steps that the caller drives
-//! ([`crate::IndexWriter::sweep`]); only after that may another pod get its slot.
+//! A pod is removed in two steps. First a compare-and-swap clears its bit in the alive mask, and
+//! every later query masks the pod out. Then its bits in the map are cleared, in steps that the
+//! caller drives ([`crate::IndexWriter::sweep`]); only after that may another pod get its slot.
 //!
 //! Lock order: ledger, shard, register of sets, pages or recycling. Queries take no lock.
 
@@ -20,8 +20,8 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 pub struct IndexLimits {
     /// Pods at a time.
     pub capacity: Capacity,
-    /// Blocks over all pods, each counted once per pod that holds it or is expected to hold it. At most
-    /// [`IndexLimits::MOST_BLOCKS`].
+    /// Blocks over all pods, each counted once per pod that holds it or is expected to hold it. At
+    /// most [`IndexLimits::MOST_BLOCKS`].
     pub blocks: usize,
     /// Blocks of one pod.
     pub blocks_per_pod: usize,
@@ -34,8 +34,8 @@ pub struct IndexLimits {
 }
 
 impl IndexLimits {
-    /// The most blocks one index can hold. A new set of several pods takes at least two blocks, and set
-    /// numbers have 24 bits; a quarter of them may be waiting to be recycled.
+    /// The most blocks one index can hold. A new set of several pods takes at least two blocks, and
+    /// set numbers have 24 bits; a quarter of them may be waiting to be recycled.
     pub const MOST_BLOCKS: usize = 24 << 20;
 }
 
@@ -159,8 +159,8 @@ impl IndexState {
         let window = self.limits.early_per_pod;
         *lock(&pod.ledger) = Some(Box::new(Ledger::new(self.key, window)));
         pod.state.store(id.incarnation << 1 | ALIVE, Ordering::Release);
-        // A concurrent query may have read bits of the slot's previous pod and must not report them for
-        // this one.
+        // A concurrent query may have read bits of the slot's previous pod and must not report them
+        // for this one.
         self.directory.recycle();
         let (word, bit) = word_and_bit(slot);
         self.alive[word].fetch_or(bit, Ordering::AcqRel);

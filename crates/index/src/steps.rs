@@ -1,5 +1,6 @@
-//! Counts the buckets and entries that operations visit, so that tests can enforce a budget: an operation
-//! whose steps grow with the age of its table is a bug, and timings on a busy machine do not show it.
+//! Counts the buckets and entries that operations visit, so that tests can enforce a budget: an
+//! operation whose steps grow with the age of its table is a bug, and timings on a busy machine do
+//! not show it.
 //!
 //! Only builds with debug assertions count; in a release build this module compiles to nothing.
 

@@ -1,7 +1,8 @@
 //! The atomics and locks that the index runs on, chosen in this module only.
 //!
-//! Ordinary builds use the standard library. Under `--cfg loom` the same code runs in a checker that
-//! explores every interleaving, under `--cfg shuttle` in one that explores random ones from a seed.
+//! Ordinary builds use the standard library. Under `--cfg loom` the same code runs in a checker
+//! that explores every interleaving, under `--cfg shuttle` in one that explores random ones from a
+//! seed.
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::{
@@ -23,8 +24,8 @@ pub(crate) use shuttle::sync::{
 
 use std::sync::PoisonError;
 
-/// Locks a mutex and ignores poisoning: every guarded state is valid between statements that can panic,
-/// and one malformed event must not stop the router.
+/// Locks a mutex and ignores poisoning: every guarded state is valid between statements that can
+/// panic, and one malformed event must not stop the router.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,23 +1,25 @@
 //! One shard's table: block hash → number of the set of pods that hold it.
 //!
 //! A query costs a handful of cache misses and little else, so a bucket is one cache line of six
-//! entries. The shard determines eight bits of a key, so an entry stores the other 56, and 24 bits of a
-//! set number: ten bytes, and the whole key is compared. Sixteen bits of a key are its tag. The tags of a
-//! bucket lie together in two words and are compared at once, so a lookup reads one entry or none.
+//! entries. The shard determines eight bits of a key, so an entry stores the other 56, and 24 bits
+//! of a set number: ten bytes, and the whole key is compared. Sixteen bits of a key are its tag.
+//! The tags of a bucket lie together in two words and are compared at once, so a lookup reads one
+//! entry or none.
 //!
-//! A key is stored in its home bucket or, if that is full, in a following one, the neighbour first: the
-//! processor fetches lines in pairs. Each bucket counts the keys that overflowed past it and stores three
-//! bits of each, so a search for an absent key normally ends at the first line.
+//! A key is stored in its home bucket or, if that is full, in a following one, the neighbour first:
+//! the processor fetches lines in pairs. Each bucket counts the keys that overflowed past it and
+//! stores three bits of each, so a search for an absent key normally ends at the first line.
 //!
-//! Readers take no lock, and the one writer of a shard never leaves a line unreadable. Changing the set
-//! of a key is one store. For a new key the writer stores the entry and half of the tag before the other
-//! half, which makes the key visible. Removing a key clears that half first, and the same store
-//! increments the version of the line. So a reader can be misled only if a key is removed and another
-//! inserted in its place between its reads, and then the version differs: it reads again. The version
-//! has 16 bits: to miss the change, a reader would have to sleep through an exact multiple of 65,536
-//! removals from one line in the middle of one read. All accesses to the line are acquire loads and
-//! release stores. Overflow marks need no new version: they are set before a displaced key is inserted
-//! and cleared after it is removed, so a reader that misses a mark has seen the key absent.
+//! Readers take no lock, and the one writer of a shard never leaves a line unreadable. Changing the
+//! set of a key is one store. For a new key the writer stores the entry and half of the tag before
+//! the other half, which makes the key visible. Removing a key clears that half first, and the same
+//! store increments the version of the line. So a reader can be misled only if a key is removed and
+//! another inserted in its place between its reads, and then the version differs: it reads again.
+//! The version has 16 bits: to miss the change, a reader would have to sleep through an exact
+//! multiple of 65,536 removals from one line in the middle of one read. All accesses to the line
+//! are acquire loads and release stores. Overflow marks need no new version: they are set before a
+//! displaced key is inserted and cleared after it is removed, so a reader that misses a mark has
+//! seen the key absent.
 
 use std::sync::Arc;
 
@@ -42,8 +44,8 @@ const WAYS: usize = 2;
 /// One more than the largest number of a set: an entry has 24 bits for it.
 pub(crate) const SETS: u32 = 1 << 24;
 
-// The control word, from the top: version (16 bits) · first halves of the tags (8 for each way, zero if
-// it is free).
+// The control word, from the top: version (16 bits) · first halves of the tags (8 for each way,
+// zero if it is free).
 const VERSION_SHIFT: u32 = 48;
 const ONE_VERSION: u64 = 1 << VERSION_SHIFT;
 /// The lowest bit of each tag, and the highest.
@@ -68,16 +70,16 @@ impl SetId {
 /// A block hash split into its shard and its key within the shard.
 ///
 /// Fibonacci hashing: the product spreads any regularity over the top bits. Multiplying by an odd
-/// number loses nothing, so shard (8 bits) and key (55 bits and one that is always set) together are
-/// the whole hash but for one bit.
+/// number loses nothing, so shard (8 bits) and key (55 bits and one that is always set) together
+/// are the whole hash but for one bit.
 #[derive(Clone, Copy)]
 pub(crate) struct TableKey {
     pub(crate) shard: usize,
     key: TableHash,
 }
 
-/// What tells hashes of one shard apart, in the upper part of the word. From the top: 40 bits that stand
-/// in the entry, and the second and the first half of the tag.
+/// What tells hashes of one shard apart, in the upper part of the word. From the top: 40 bits that
+/// stand in the entry, and the second and the first half of the tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableHash(u64);
 
@@ -122,7 +124,8 @@ impl TableHash {
         self.0 & !SET
     }
 
-    /// The mark of an overflowed key: one of eight bits, chosen by bits that do not choose the home.
+    /// The mark of an overflowed key: one of eight bits, chosen by bits that do not choose the
+    /// home.
     #[inline]
     fn mark(self) -> u64 {
         MARK[(self.0 >> 24 & 7) as usize]
@@ -140,13 +143,13 @@ const MARK: [u64; 8] = {
     marks
 };
 
-/// One cache line: the entries, then the last word, then (they are eight words if there are six ways)
-/// the control word.
+/// One cache line: the entries, then the last word, then (they are eight words if there are six
+/// ways) the control word.
 #[repr(align(64))]
 #[derive(Debug)]
 pub(crate) struct TableBucket {
-    /// key (40 bits) · number of the set (24). The last word follows the last way, so that a way that was
-    /// not found can be read like any other.
+    /// key (40 bits) · number of the set (24). The last word follows the last way, so that a way
+    /// that was not found can be read like any other.
     words: [AtomicU64; WAYS + 1],
     control: AtomicU64,
 }
@@ -212,8 +215,8 @@ impl<'a> Probe<'a> {
     /// The set of the key, or `None` if one read of the home line does not decide it; then
     /// [`find_slowly`] does.
     ///
-    /// Apart from that the code is branch-free: a query makes dozens of these reads of unrelated keys, and
-    /// one branch misprediction costs as much as ten reads.
+    /// Apart from that the code is branch-free: a query makes dozens of these reads of unrelated
+    /// keys, and one branch misprediction costs as much as ten reads.
     #[inline]
     pub(crate) fn read(self) -> Option<SetId> {
         let control = self.home.control.load(Ordering::Acquire);
@@ -234,8 +237,8 @@ impl<'a> Probe<'a> {
 /// The part of an entry that is a set's number.
 const SET: u64 = SETS as u64 - 1;
 
-/// Flags the ways whose tag matches, by the high bit of each way's byte; above a match there may be a
-/// false positive.
+/// Flags the ways whose tag matches, by the high bit of each way's byte; above a match there may be
+/// a false positive.
 #[inline]
 fn matches(control: u64, last: u64, key: TableHash) -> u64 {
     let (first, second) = key.tags();
@@ -275,8 +278,9 @@ pub(crate) fn find_slowly(tables: &[Table; SHARDS], hash: BlockHash) -> SetId {
     SetId::EMPTY
 }
 
-/// The bucket `steps` steps from home: first the neighbour in the same pair of lines, which the processor
-/// fetches together, then the following pairs. The number of buckets is even and larger than `steps`.
+/// The bucket `steps` steps from home: first the neighbour in the same pair of lines, which the
+/// processor fetches together, then the following pairs. The number of buckets is even and larger
+/// than `steps`.
 #[inline]
 fn bucket_at(home: usize, steps: usize, buckets: usize) -> usize {
     let pair = (home & !1) + (steps & !1);
@@ -284,7 +288,8 @@ fn bucket_at(home: usize, steps: usize, buckets: usize) -> usize {
     pair | ((home ^ steps) & 1)
 }
 
-/// The position of a key in the table, or where to insert it. Only for the holder of the shard's lock.
+/// The position of a key in the table, or where to insert it. Only for the holder of the shard's
+/// lock.
 pub(crate) struct TableSlot {
     key: TableHash,
     /// Its bucket.
@@ -385,8 +390,8 @@ impl TableSlot {
     }
 }
 
-/// A larger or smaller table with the same entries. Homes keep their order, so both tables are traversed
-/// sequentially.
+/// A larger or smaller table with the same entries. Homes keep their order, so both tables are
+/// traversed sequentially.
 pub(crate) fn rebuild(old: &[TableBucket], buckets: usize) -> Table {
     let new = table(buckets);
     let mut filled = vec![0u8; new.len()];
@@ -404,7 +409,8 @@ pub(crate) fn rebuild(old: &[TableBucket], buckets: usize) -> Table {
     new
 }
 
-/// Inserts a key into a table that no reader knows yet; `filled` counts the used ways of each bucket.
+/// Inserts a key into a table that no reader knows yet; `filled` counts the used ways of each
+/// bucket.
 #[inline]
 fn insert_unpublished(new: &[TableBucket], filled: &mut [u8], key: TableHash, word: u64) {
     let mut at = key.home(new.len());
@@ -478,8 +484,8 @@ impl TableBucket {
         self.words[WAYS].store((before | key.mark()) + count, Ordering::Release);
     }
 
-    /// Clears the marks with the last overflowed key. A saturated count stays, with its marks, until the
-    /// table is rebuilt, because it can no longer be decremented.
+    /// Clears the marks with the last overflowed key. A saturated count stays, with its marks,
+    /// until the table is rebuilt, because it can no longer be decremented.
     fn unmark_overflow(&self) {
         let before = self.words[WAYS].load(Ordering::Relaxed);
         let after = match before & OVERFLOWED {

@@ -1,7 +1,7 @@
 //! Changes to the index: events, snapshots, speculative inserts, and the sweep of removed pods.
 //!
-//! Each change locks the ledger of one pod, lets it list the blocks whose bits change, and applies that
-//! list to the map before the next event. Writers of different pods contend only for shards.
+//! Each change locks the ledger of one pod, lets it list the blocks whose bits change, and applies
+//! that list to the map before the next event. Writers of different pods contend only for shards.
 
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ impl IndexWriter {
         Self { state, scratch }
     }
 
-    /// Applies a batch. With a `sequence`, copies are counted and each batch is applied once and in order;
-    /// without, a block is present or not.
+    /// Applies a batch. With a `sequence`, copies are counted and each batch is applied once and in
+    /// order; without, a block is present or not.
     pub fn apply(
         &mut self,
         pod: PodId,
@@ -77,9 +77,10 @@ impl IndexWriter {
         })
     }
 
-    /// Sets the sequence number to apply next, then applies kept batches that follow it. For an engine
-    /// that has just started (zero), and to skip batches that neither a replay nor a snapshot provides.
-    /// Without this call the first batch sets the number. Returns how many kept batches were applied.
+    /// Sets the sequence number to apply next, then applies kept batches that follow it. For an
+    /// engine that has just started (zero), and to skip batches that neither a replay nor a
+    /// snapshot provides. Without this call the first batch sets the number. Returns how many kept
+    /// batches were applied.
     pub fn start_at(&mut self, pod: PodId, sequence: u64) -> Result<usize, PodRemoved> {
         self.change(pod, |change| {
             change.ledger.sequence.start_at(sequence);
@@ -87,8 +88,8 @@ impl IndexWriter {
         })
     }
 
-    /// Makes the pod's blocks equal to a snapshot by applying the difference: a block that stays is never
-    /// missing meanwhile. Returns how many kept batches were applied after it.
+    /// Makes the pod's blocks equal to a snapshot by applying the difference: a block that stays is
+    /// never missing meanwhile. Returns how many kept batches were applied after it.
     pub fn apply_snapshot(
         &mut self,
         pod: PodId,
@@ -115,10 +116,10 @@ impl IndexWriter {
         })?
     }
 
-    /// Inserts a whole chain speculatively: the pod is expected to hold it soon, until `expires`. At the
-    /// pod's limit, the blocks that expire next are dropped. Returns `false` if the chain exceeds the
-    /// pod's or the index's limit, or if a part of it disappeared meanwhile; then only a part is inserted.
-    /// Other writers may change the pod between pieces of a long chain.
+    /// Inserts a whole chain speculatively: the pod is expected to hold it soon, until `expires`.
+    /// At the pod's limit, the blocks that expire next are dropped. Returns `false` if the chain
+    /// exceeds the pod's or the index's limit, or if a part of it disappeared meanwhile; then only
+    /// a part is inserted. Other writers may change the pod between pieces of a long chain.
     pub fn insert_speculative(
         &mut self,
         pod: PodId,
@@ -128,8 +129,8 @@ impl IndexWriter {
         self.insert_speculative_after(pod, chain, 0, expires)
     }
 
-    /// The same for a chain whose first `known` blocks the pod held a moment ago, which saves a lookup of
-    /// each. A wrong `known` costs only that saving.
+    /// The same for a chain whose first `known` blocks the pod held a moment ago, which saves a
+    /// lookup of each. A wrong `known` costs only that saving.
     pub fn insert_speculative_after(
         &mut self,
         pod: PodId,
@@ -152,8 +153,9 @@ impl IndexWriter {
         Ok(true)
     }
 
-    /// Rolls back the speculative insert of one request, which the engine has rejected. Blocks that the
-    /// pod holds, and blocks that other requests inserted too, stay. Returns the number of removed blocks.
+    /// Rolls back the speculative insert of one request, which the engine has rejected. Blocks that
+    /// the pod holds, and blocks that other requests inserted too, stay. Returns the number of
+    /// removed blocks.
     pub fn rollback(&mut self, pod: PodId, chain: &[BlockHash]) -> Result<usize, PodRemoved> {
         let mut removed = 0;
         for piece in chain.rchunks(SPECULATIVE_AT_ONCE) {
@@ -180,8 +182,8 @@ impl IndexWriter {
         expired
     }
 
-    /// Clears the bits of removed pods, about `blocks` of them at most, and frees their slots. To be called
-    /// in the background until it returns [`Swept::Clean`].
+    /// Clears the bits of removed pods, about `blocks` of them at most, and frees their slots. To
+    /// be called in the background until it returns [`Swept::Clean`].
     pub fn sweep(&mut self, blocks: usize) -> Swept {
         let Self { state, scratch } = self;
         let Some(mut removal) = state.next_removal() else { return Swept::Clean };
@@ -294,8 +296,8 @@ impl PodChange<'_> {
     fn apply_snapshot(&mut self, stored: &[StoredBlocks<'_>]) {
         let before = self.ledger.weight();
         let mut caps = self.caps();
-        // A snapshot may list every child before its parent; only blocks that have no prefix at its end
-        // are orphans.
+        // A snapshot may list every child before its parent; only blocks that have no prefix at its
+        // end are orphans.
         caps.orphans = caps.entries;
         self.ledger.begin_snapshot();
         for stored in stored {
@@ -400,8 +402,8 @@ impl PodChange<'_> {
         rest
     }
 
-    /// Applies the ledger's changes to the map. A pod becomes a suspect before a change that may leave it
-    /// with holes, and stops being one after a change that fills the last hole.
+    /// Applies the ledger's changes to the map. A pod becomes a suspect before a change that may
+    /// leave it with holes, and stops being one after a change that fills the last hole.
     fn commit(&mut self) {
         let Self { state, scratch: WriterScratch { view, set, clear }, slot, ledger } = self;
         if ledger.may_have_holes() {
@@ -452,8 +454,8 @@ fn mark(mask: &[AtomicU64], slot: PodSlot, on: bool) {
     }
 }
 
-/// Clears a pod's bit in `suspects`, if it is set. The counter is incremented first: a query that finds
-/// the bit cleared must be able to tell that it was set when the query read the blocks.
+/// Clears a pod's bit in `suspects`, if it is set. The counter is incremented first: a query that
+/// finds the bit cleared must be able to tell that it was set when the query read the blocks.
 fn clear_suspect(state: &IndexState, slot: PodSlot) {
     let (word, bit) = word_and_bit(slot);
     if state.suspects[word].load(Ordering::Acquire) & bit != 0 {

@@ -71,7 +71,8 @@ fn a_reused_slot_is_not_credited_with_what_its_last_pod_held() {
         store(&index, old, None, &[10]);
         let gone = Arc::new(AtomicBool::new(false));
         let querying = thread::spawn({
-            let (index, gone) = (index.clone(), gone.clone());
+            let index = index.clone();
+            let gone = gone.clone();
             move || {
                 let gone = gone.load(Ordering::Acquire);
                 let found = depth(&index, old, &[10]);
@@ -157,7 +158,8 @@ fn a_query_is_never_credited_across_a_hole_that_was_there_before_it() {
         store(&index, pod, None, &[10, 11]);
         let hole = Arc::new(AtomicBool::new(false));
         let evicting = thread::spawn({
-            let (index, hole) = (index.clone(), hole.clone());
+            let index = index.clone();
+            let hole = hole.clone();
             move || {
                 evict(&index, pod, None, &[10]);
                 hole.store(true, Ordering::Release);

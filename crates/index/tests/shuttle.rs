@@ -5,8 +5,9 @@
 //! prints its seed; `SHUTTLE_RANDOM_SEED` overrides it.
 //!
 //! Shuttle runs one thread at a time and switches only inside the index, so the tests can track the
-//! allowed results beside it ([`Watch`]): for every pod and block, whether the pod may hold it and whether
-//! it certainly does. A query result must be true at some moment of the query, block by block.
+//! allowed results beside it ([`Watch`]): for every pod and block, whether the pod may hold it and
+//! whether it certainly does. A query result must be true at some moment of the query, block by
+//! block.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
@@ -121,7 +122,8 @@ fn native_blocks_stored_and_removed_during_a_query_bridge_no_hole() {
         let mut driver = Driver::new(&world, Source::Native);
         let mut reader = world.index.reader();
         let passing = thread::spawn(move || {
-            let (before, after) = (&MAIN[..19], &MAIN[20..]);
+            let before = &MAIN[..19];
+            let after = &MAIN[20..];
             for nodes in [before, after] {
                 driver.store(nodes);
             }
@@ -367,8 +369,8 @@ impl World {
         nodes.into_iter().for_each(|node| change(&mut watches[node]));
     }
 
-    /// Looks up a path with unknown blocks after it, and compares the result with the states during the
-    /// query. Only one thread at a time calls this.
+    /// Looks up a path with unknown blocks after it, and compares the result with the states during
+    /// the query. Only one thread at a time calls this.
     fn check_lookup(&self, reader: &mut IndexReader, path: &[Node]) -> Depths {
         let mut chain = self.chain(path);
         chain.extend([BlockHash(2), BlockHash(3)]);

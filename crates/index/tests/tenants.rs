@@ -1,5 +1,5 @@
-//! Tenants share an index but never a prefix: neither the result nor the duration of a lookup tells one
-//! tenant what another has cached. `WORNPATH_QUERIES` sets the number of queries.
+//! Tenants share an index but never a prefix: neither the result nor the duration of a lookup tells
+//! one tenant what another has cached. `WORNPATH_QUERIES` sets the number of queries.
 //!
 //! A binary of its own, because tests in other threads would disturb the times.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
@@ -33,7 +33,8 @@ impl Random {
     }
 }
 
-/// Hashes prompts, which are given by the content of each block, for each tenant from a root of its own.
+/// Hashes prompts, which are given by the content of each block, for each tenant from a root of its
+/// own.
 struct Tenants {
     hasher: BlockHasher,
     roots: Vec<BlockHash>,

@@ -1,10 +1,10 @@
 //! What requests that decode together could share.
 //!
-//! Requests that decode at the same time read their contexts in every step. Where they share a prefix,
-//! an engine with shared-prefix attention reads it once. A planned order puts such requests side by
-//! side, so the gain can be computed in advance: over every batch of neighbours, the tokens read per
-//! decode step with and without sharing, and the share of batches that qualify for vLLM's cascade
-//! attention, which needs 256 tokens shared by all of at least 8 requests.
+//! Requests that decode at the same time read their contexts in every step. Where they share a
+//! prefix, an engine with shared-prefix attention reads it once. A planned order puts such requests
+//! side by side, so the gain can be computed in advance: over every batch of neighbours, the tokens
+//! read per decode step with and without sharing, and the share of batches that qualify for vLLM's
+//! cascade attention, which needs 256 tokens shared by all of at least 8 requests.
 
 use crate::plan::Plan;
 use crate::queue::Queue;

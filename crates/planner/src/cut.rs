@@ -1,9 +1,10 @@
 //! Cuts a route into one contiguous piece per pod.
 //!
-//! A cut costs what its two neighbours share, because both pieces compute it. Perfect balance fixes one
-//! position; moving a cut by two percent of a piece costs little balance and often reaches the border of
-//! two subtrees, where nothing is shared. So the duplicated prefill is at most the longest shared prefix
-//! per cut, and no piece exceeds its due by more than two percent on either side and one request.
+//! A cut costs what its two neighbours share, because both pieces compute it. Perfect balance fixes
+//! one position; moving a cut by two percent of a piece costs little balance and often reaches the
+//! border of two subtrees, where nothing is shared. So the duplicated prefill is at most the
+//! longest shared prefix per cut, and no piece exceeds its due by more than two percent on either
+//! side and one request.
 
 use crate::route::Route;
 use std::ops::Range;
@@ -43,7 +44,8 @@ fn best_cut(route: &Route, range: Range<usize>, target: f64, leeway: f64) -> usi
     let last = route.stop_at(range.clone(), target + leeway);
     let balanced = route.stop_at(range.clone(), target);
     let mut best = balanced;
-    // A cut at the end of the range shares nothing but leaves an empty piece, so it is no candidate.
+    // A cut at the end of the range shares nothing but leaves an empty piece, so it is no
+    // candidate.
     for position in first..=last.min(range.end.saturating_sub(1)) {
         let rank = |position: usize| {
             let shared = if position == range.start { 0 } else { route.stops()[position].shared };

@@ -1,13 +1,13 @@
 //! Identical requests, computed once.
 //!
-//! Only requests with an identity take part; their owner opts in. Of equal requests the first one of the
-//! queue is computed, and the others take its answer.
+//! Only requests with an identity take part; their owner opts in. Of equal requests the first one
+//! of the queue is computed, and the others take its answer.
 
 use crate::queue::{JobId, Queue};
 use std::collections::BTreeMap;
 
-/// Removes requests from `order` that can take another's answer; returns pairs of copy and original.
-/// `shared` stays the number of blocks that each request shares with the one before it.
+/// Removes requests from `order` that can take another's answer; returns pairs of copy and
+/// original. `shared` stays the number of blocks that each request shares with the one before it.
 pub(crate) fn remove_copies(
     queue: &Queue,
     order: &mut Vec<JobId>,
@@ -28,7 +28,8 @@ pub(crate) fn remove_copies(
     let mut least = u32::MAX;
     for position in 0..order.len() {
         let job = order[position];
-        // In a sorted order, two requests share the minimum of what the neighbours between them share.
+        // In a sorted order, two requests share the minimum of what the neighbours between them
+        // share.
         least = least.min(shared[position]);
         match queue.identity(job).map_or(job, |identity| originals[&identity]) {
             original if original == job => {

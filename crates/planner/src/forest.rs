@@ -1,9 +1,10 @@
 //! The prefix forest of a queue, as a sorted order and the blocks that neighbours share.
 //!
-//! An engine computes a block once if all requests that need it arrive while the block is cached. In
-//! depth-first order all requests that need a block form one run, and the cache must hold only one
-//! path. So the order, together with the blocks that neighbours share, represents the whole forest: its
-//! nodes, the minimal work, and the cost of a cut between two neighbours follow from it.
+//! An engine computes a block once if all requests that need it arrive while the block is cached.
+//! In depth-first order all requests that need a block form one run, and the cache must hold only
+//! one path. So the order, together with the blocks that neighbours share, represents the whole
+//! forest: its nodes, the minimal work, and the cost of a cut between two neighbours follow from
+//! it.
 
 use crate::dedup;
 use crate::queue::{JobId, Queue};
@@ -33,8 +34,8 @@ impl Forest {
         Self::sorted(queue, order, shared)
     }
 
-    /// The same, but without deduplication: for one part of a queue, because the original of a copy may
-    /// be in another part.
+    /// The same, but without deduplication: for one part of a queue, because the original of a copy
+    /// may be in another part.
     #[must_use]
     pub fn with_copies(queue: &Queue, mut order: Vec<JobId>) -> Self {
         sorting::depth_first(queue, &mut order);
@@ -43,8 +44,8 @@ impl Forest {
         Self { order, shared, copies: Vec::new() }
     }
 
-    /// The forest of requests that are in depth-first order already; `shared` is the number of blocks
-    /// that each one shares with the one before it.
+    /// The forest of requests that are in depth-first order already; `shared` is the number of
+    /// blocks that each one shares with the one before it.
     pub(crate) fn sorted(queue: &Queue, mut order: Vec<JobId>, mut shared: Vec<u32>) -> Self {
         let copies = dedup::remove_copies(queue, &mut order, &mut shared);
         Self { order, shared, copies }
@@ -72,8 +73,8 @@ impl Forest {
         self.copies
     }
 
-    /// The fewest prompt tokens that can be computed: each block once, and for every prompt the tokens
-    /// behind its last full block, at least the last token.
+    /// The fewest prompt tokens that can be computed: each block once, and for every prompt the
+    /// tokens behind its last full block, at least the last token.
     #[must_use]
     pub fn least_tokens(&self, queue: &Queue) -> u64 {
         let pairs = self.order.iter().zip(&self.shared);

@@ -1,8 +1,8 @@
 //! Requests that share a prefix: the inner nodes of the prefix forest.
 //!
-//! One pass over a sorted order with a stack finds them, like the intervals of a suffix array's common
-//! prefixes (Abouelhoda, Kurtz, Ohlebusch 2004). Only prefixes that two or more requests share are
-//! groups, so there are fewer groups than requests.
+//! One pass over a sorted order with a stack finds them, like the intervals of a suffix array's
+//! common prefixes (Abouelhoda, Kurtz, Ohlebusch 2004). Only prefixes that two or more requests
+//! share are groups, so there are fewer groups than requests.
 
 use std::ops::Range;
 
@@ -30,7 +30,8 @@ pub struct PromptGroup {
 }
 
 impl PromptGroup {
-    /// Blocks that need not be computed because of this group, beyond the `above` blocks of its parent.
+    /// Blocks that need not be computed because of this group, beyond the `above` blocks of its
+    /// parent.
     #[must_use]
     pub fn saved_blocks(&self, above: usize) -> u64 {
         (self.blocks - above) as u64 * (self.positions.len() as u64 - 1)
@@ -46,8 +47,8 @@ pub struct PromptGroups {
 }
 
 impl PromptGroups {
-    /// The groups of an order; `shared` is the number of blocks that each position shares with the one
-    /// before it.
+    /// The groups of an order; `shared` is the number of blocks that each position shares with the
+    /// one before it.
     #[must_use]
     pub fn of(shared: impl ExactSizeIterator<Item = u32>) -> Self {
         let positions = shared.len();

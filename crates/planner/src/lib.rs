@@ -1,9 +1,9 @@
 //! Plans a whole queue of requests, so that every shared prefix is computed about once.
 //!
 //! A planner that sees all requests can send each one where and when its prefix is cached. The
-//! [`Forest`] sorts them into depth-first order; a [`Plan`] cuts that order into one contiguous piece
-//! per pod, by speed; a [`PlanRun`] runs it request by request and handles what no plan foresees: slow
-//! pods, lost pods, failed requests, answers of any length.
+//! [`Forest`] sorts them into depth-first order; a [`Plan`] cuts that order into one contiguous
+//! piece per pod, by speed; a [`PlanRun`] runs it request by request and handles what no plan
+//! foresees: slow pods, lost pods, failed requests, answers of any length.
 //!
 //! ```
 //! use std::num::NonZeroUsize;
@@ -22,9 +22,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Beside the plan: [`PromptGroups`] (which requests share which prefix), [`Cohorts`] (what decoding
-//! together could share), [`match_pods`] (what pods already hold), and [`lint`] (why prompts share so
-//! little).
+//! Beside the plan: [`PromptGroups`] (which requests share which prefix), [`Cohorts`] (what
+//! decoding together could share), [`match_pods`] (what pods already hold), and [`lint`] (why
+//! prompts share so little).
 //!
 //! No I/O, no clock, no threads; the same requests give the same plan, in any input order.
 #![forbid(unsafe_code)]

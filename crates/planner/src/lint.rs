@@ -1,9 +1,9 @@
 //! Finds prompts that diverge early for a reason that their author can fix.
 //!
-//! A timestamp in the first line makes the whole prompt behind it unique to a cache. The linter removes
-//! fields that vary without need (times, ids, numbers, the order of keys in JSON), one kind after the
-//! other, and measures how much more the prompts would share. A finding has an example, the byte where
-//! it diverges, and the sharing gained by moving the field behind the common part.
+//! A timestamp in the first line makes the whole prompt behind it unique to a cache. The linter
+//! removes fields that vary without need (times, ids, numbers, the order of keys in JSON), one kind
+//! after the other, and measures how much more the prompts would share. A finding has an example,
+//! the byte where it diverges, and the sharing gained by moving the field behind the common part.
 //!
 //! The linter does not understand the prompts: the author decides whether a field can be moved.
 
@@ -28,7 +28,8 @@ pub struct Finding {
     pub byte: usize,
     /// The text around that byte in each.
     pub texts: (String, String),
-    /// The fraction of bytes that prompts share with another prompt, with all earlier findings fixed.
+    /// The fraction of bytes that prompts share with another prompt, with all earlier findings
+    /// fixed.
     pub shared_now: f64,
     /// The same fraction if this finding were fixed too.
     pub shared_then: f64,

@@ -1,8 +1,8 @@
 //! Assigns segments to pods by what the pods already hold.
 //!
-//! An assignment problem, solved exactly by shortest augmenting paths (the Hungarian method, in the form
-//! of Jonker and Volgenant 1987): cubic in the number of pods, which is milliseconds for 256. Only pods
-//! of equal speed swap segments, since each segment is cut to its pod's speed.
+//! An assignment problem, solved exactly by shortest augmenting paths (the Hungarian method, in the
+//! form of Jonker and Volgenant 1987): cubic in the number of pods, which is milliseconds for 256.
+//! Only pods of equal speed swap segments, since each segment is cut to its pod's speed.
 
 use crate::plan::Plan;
 use crate::queue::Queue;
@@ -10,8 +10,8 @@ use wornpath_blocks::BlockHash;
 
 /// Assigns segments to pods so that the pods already hold the most tokens in total.
 ///
-/// `held` writes how many leading blocks of a chain each pod holds. Returns the prompt tokens that need
-/// not be computed because of that.
+/// `held` writes how many leading blocks of a chain each pod holds. Returns the prompt tokens that
+/// need not be computed because of that.
 pub fn match_pods(
     plan: &mut Plan,
     queue: &Queue,
@@ -33,7 +33,8 @@ pub fn match_pods(
         }
     }
     let speeds = plan.speeds().all();
-    // No gain outweighs a segment on a pod of another speed; keeping the assignment is always possible.
+    // No gain outweighs a segment on a pod of another speed; keeping the assignment is always
+    // possible.
     let cost = |one: usize, other: usize| match speeds[one] == speeds[other] {
         true => -(saved[one][other] as f64),
         false => 1e18,
@@ -55,8 +56,8 @@ fn assign(size: usize, cost: impl Fn(usize, usize) -> f64) -> Vec<usize> {
         let mut back = vec![size; size + 1];
         let mut done = vec![false; size + 1];
         let mut column = size;
-        // Costs are finite, so each iteration marks another column as done and reaches a free one before
-        // the last: there are as many columns as rows.
+        // Costs are finite, so each iteration marks another column as done and reaches a free one
+        // before the last: there are as many columns as rows.
         for _ in 0..=size {
             if row_of[column] == size {
                 break;

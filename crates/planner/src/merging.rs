@@ -1,9 +1,9 @@
 //! The forest of a queue whose chains do not fit into memory.
 //!
 //! The reader of such a queue sorts it part by part ([`Forest::with_copies`], then
-//! [`Queue::drop_chains`]), stores the sorted parts elsewhere, and returns them one request at a time:
-//! merging needs one chain of each part. The order equals that of sorting everything at once, so the
-//! plan is the same.
+//! [`Queue::drop_chains`]), stores the sorted parts elsewhere, and returns them one request at a
+//! time: merging needs one chain of each part. The order equals that of sorting everything at once,
+//! so the plan is the same.
 
 use crate::forest::Forest;
 use crate::queue::{JobId, Queue, shared};
@@ -18,8 +18,8 @@ pub trait SortedPart {
     /// Why the part cannot be read.
     type Error;
 
-    /// The next request. `chain` holds the chain of the previous one, empty at first, and is replaced by
-    /// the chain of the returned one.
+    /// The next request. `chain` holds the chain of the previous one, empty at first, and is
+    /// replaced by the chain of the returned one.
     ///
     /// # Errors
     /// If the part cannot be read.
@@ -56,7 +56,8 @@ impl PartialEq for Head {
 impl Eq for Head {}
 
 impl Forest {
-    /// The forest of the wanted requests of a queue, merged from parts that contain each of them once.
+    /// The forest of the wanted requests of a queue, merged from parts that contain each of them
+    /// once.
     ///
     /// # Errors
     /// If a part cannot be read.

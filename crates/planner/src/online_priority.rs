@@ -1,14 +1,14 @@
 //! Online priority: how many offline requests a pod may run beside the requests of clients.
 //!
-//! Each decoding request slows a client's request down, and each prefill makes one wait for the end of a
-//! step. So while clients send requests, some pods are reserved for them: as many as they keep busy, and
-//! at least one while any client is active. The router finds those pods the fastest and sends clients
-//! there; offline work gets the others. From a pod that gets a client's request anyway, offline work
-//! backs off at once and returns only after a quiet period, because requests of clients come in bursts.
-//! Where clients need all pods, that is all there is.
+//! Each decoding request slows a client's request down, and each prefill makes one wait for the end
+//! of a step. So while clients send requests, some pods are reserved for them: as many as they keep
+//! busy, and at least one while any client is active. The router finds those pods the fastest and
+//! sends clients there; offline work gets the others. From a pod that gets a client's request
+//! anyway, offline work backs off at once and returns only after a quiet period, because requests
+//! of clients come in bursts. Where clients need all pods, that is all there is.
 //!
-//! One offline request stays on every pod, so that offline work always makes progress; its prefill takes
-//! a small part of its time.
+//! One offline request stays on every pod, so that offline work always makes progress; its prefill
+//! takes a small part of its time.
 //!
 //! Limits: a client that comes after a long silence finds full pods, and a single pod cannot be
 //! reserved.
@@ -65,8 +65,8 @@ impl<P: Ord + Copy> OnlinePriority<P> {
         Self { max, reserves_pods: false, pods: BTreeMap::new(), last_client: None }
     }
 
-    /// Observes how many requests of clients a pod has now. To be called about twice a second for each
-    /// pod.
+    /// Observes how many requests of clients a pod has now. To be called about twice a second for
+    /// each pod.
     pub fn observe(&mut self, now: Duration, pod: P, clients: usize) {
         let max = self.max;
         let new = || SharedPod {
@@ -128,7 +128,8 @@ impl<P: Ord + Copy> OnlinePriority<P> {
 mod tests {
     use super::*;
 
-    /// Observes as many pods as `clients` has, twice a second, and returns their ceilings at the end.
+    /// Observes as many pods as `clients` has, twice a second, and returns their ceilings at the
+    /// end.
     fn observed<const N: usize>(
         priority: &mut OnlinePriority<usize>,
         seconds: std::ops::Range<u64>,

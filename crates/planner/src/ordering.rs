@@ -1,8 +1,8 @@
 //! Orders siblings by the length of their answers, the longest first.
 //!
-//! Depth-first order does not fix which of a node's children comes first. A segment ends with its last
-//! answer, and an engine with a few long answers left is nearly idle, so long answers start early.
-//! Nothing else changes: the requests that need a prefix still form one run.
+//! Depth-first order does not fix which of a node's children comes first. A segment ends with its
+//! last answer, and an engine with a few long answers left is nearly idle, so long answers start
+//! early. Nothing else changes: the requests that need a prefix still form one run.
 
 use crate::groups::{GroupId, PromptGroup, PromptGroups};
 use crate::queue::{JobId, Queue};
@@ -16,7 +16,8 @@ enum Child {
     Stop(u32),
 }
 
-/// The stops of a segment in their best order, each with the blocks it shares with the previous one.
+/// The stops of a segment in their best order, each with the blocks it shares with the previous
+/// one.
 pub(crate) fn longest_first(queue: &Queue, stops: &[RouteStop]) -> Vec<(JobId, u32)> {
     let shared = stops.iter().enumerate();
     let groups = PromptGroups::of(shared.map(|(at, stop)| if at == 0 { 0 } else { stop.shared }));
@@ -31,8 +32,9 @@ pub(crate) fn longest_first(queue: &Queue, stops: &[RouteStop]) -> Vec<(JobId, u
                 let own = groups.all()[id.index()].blocks as u32;
                 let members = children.take(Some(id));
                 let last = members.len() - 1;
-                // In reverse, so that the first member is on top of the stack; it shares with the stop
-                // before the group what the group itself shares, the others share its whole prefix.
+                // In reverse, so that the first member is on top of the stack; it shares with the
+                // stop before the group what the group itself shares, the others share its whole
+                // prefix.
                 for (at, member) in members.into_iter().rev().enumerate() {
                     open.push((member, if at == last { shared } else { own }));
                 }

@@ -1,7 +1,7 @@
 //! The plan: which pod computes which requests in which order, and the expected duration.
 //!
-//! The forest's depth-first order is cut into one contiguous piece per pod, in proportion to the pods'
-//! speeds. Inside its piece each pod computes siblings with long answers first.
+//! The forest's depth-first order is cut into one contiguous piece per pod, in proportion to the
+//! pods' speeds. Inside its piece each pod computes siblings with long answers first.
 
 use crate::cut::cut;
 use crate::forest::Forest;
@@ -107,8 +107,8 @@ impl Plan {
         self.least_tokens
     }
 
-    /// Prompt tokens that this plan computes where a pod's cache holds the longest prompt: the fewest
-    /// possible, plus what the cuts between segments share.
+    /// Prompt tokens that this plan computes where a pod's cache holds the longest prompt: the
+    /// fewest possible, plus what the cuts between segments share.
     #[must_use]
     pub const fn planned_tokens(&self) -> u64 {
         self.planned_tokens

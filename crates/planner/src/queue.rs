@@ -1,13 +1,13 @@
 //! The requests to plan, in columns.
 //!
-//! A million requests of 64 blocks have half a gigabyte of hashes, so one array stores all hashes and
-//! nothing is copied: every other structure refers to a request by its number.
+//! A million requests of 64 blocks have half a gigabyte of hashes, so one array stores all hashes
+//! and nothing is copied: every other structure refers to a request by its number.
 //!
-//! A caller that keeps the sorted chains elsewhere ([`Forest::merge`](crate::Forest::merge)) can drop
-//! them here: only ordering and matching read chains, the rest needs lengths.
+//! A caller that keeps the sorted chains elsewhere ([`Forest::merge`](crate::Forest::merge)) can
+//! drop them here: only ordering and matching read chains, the rest needs lengths.
 //!
-//! The owner of a request plays no part. A chain starts from a root that contains model, adapter and
-//! salt, so requests of two tenants share a prefix exactly when their salts allow it.
+//! The owner of a request plays no part. A chain starts from a root that contains model, adapter
+//! and salt, so requests of two tenants share a prefix exactly when their salts allow it.
 
 use std::num::NonZeroUsize;
 use wornpath_blocks::BlockHash;
@@ -26,8 +26,8 @@ impl JobId {
 
 /// A hash of everything that determines an answer: requests with equal keys are computed once.
 ///
-/// Set it only for a request with a deterministic answer (temperature zero, or a seed), and only if its
-/// owner opted in.
+/// Set it only for a request with a deterministic answer (temperature zero, or a seed), and only if
+/// its owner opted in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DedupKey(pub u128);
 

@@ -1,8 +1,9 @@
 //! The cost of requests, in milliseconds of an engine's time.
 //!
-//! A batching engine spends its time on prefill tokens, on their attention to the tokens before them,
-//! and on decoding, where a step serves a whole batch and each request pays its share. The shares add
-//! up, so a run of requests costs the sum of its requests, and cutting needs nothing else.
+//! A batching engine spends its time on prefill tokens, on their attention to the tokens before
+//! them, and on decoding, where a step serves a whole batch and each request pays its share. The
+//! shares add up, so a run of requests costs the sum of its requests, and cutting needs nothing
+//! else.
 
 use crate::queue::{JobId, Queue};
 

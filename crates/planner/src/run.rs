@@ -2,14 +2,14 @@
 //!
 //! A plan's order saves prefill only if a prefix is cached before the next request asks for it.
 //! Engines take many requests at once, and a request that arrives while its prefix is still being
-//! computed computes the prefix again. So [`PlanRun::claim`] holds back requests whose prefix is being
-//! computed on that pod and hands out the next one that does not need it; [`PlanRun::prefilled`]
-//! releases them. The rest follows from the route being contiguous: an idle pod steals the far end of
-//! the longest queue ([`work_stealing`]), the work of a lost pod is cut again over the others, and a
-//! failed request returns to its position.
+//! computed computes the prefix again. So [`PlanRun::claim`] holds back requests whose prefix is
+//! being computed on that pod and hands out the next one that does not need it;
+//! [`PlanRun::prefilled`] releases them. The rest follows from the route being contiguous: an idle
+//! pod steals the far end of the longest queue ([`work_stealing`]), the work of a lost pod is cut
+//! again over the others, and a failed request returns to its position.
 //!
-//! Each request is settled once: [`JobOutcome`] marks a second answer, or the answer of a pod that has
-//! lost the request, as stale.
+//! Each request is settled once: [`JobOutcome`] marks a second answer, or the answer of a pod that
+//! has lost the request, as stale.
 
 mod range_set;
 mod work_stealing;
@@ -26,8 +26,8 @@ use std::ops::Range;
 /// prefixes are computed anyway.
 const MAX_GROUPS_SCANNED: usize = 16;
 
-/// A pod skips a waiting group only if the group is at most this large. Behind a larger one, the next
-/// prefix would be computed long before it is used and might be evicted by then.
+/// A pod skips a waiting group only if the group is at most this large. Behind a larger one, the
+/// next prefix would be computed long before it is used and might be evicted by then.
 const MAX_STOPS_SCANNED: usize = 16;
 
 /// A steal must shorten the run by at least this share.
@@ -154,7 +154,8 @@ impl PlanRun {
         }
     }
 
-    /// The next request for a pod, if the pod has capacity and a request need not wait for its prefix.
+    /// The next request for a pod, if the pod has capacity and a request need not wait for its
+    /// prefix.
     pub fn claim(&mut self, pod: usize, capacity: RunCapacity) -> Option<JobId> {
         let state = &self.pods[pod];
         let is_full = state.requests >= capacity.requests

@@ -1,12 +1,12 @@
 //! Sorts chains into the depth-first order of the prefix forest.
 //!
 //! Chained hashes make this cheaper than sorting strings: one comparison tells whether two whole
-//! prefixes are equal. So requests of a range are not compared pair by pair; probing finds the prefix
-//! that all of them share, and the range is sorted by the one hash behind that prefix and split into
-//! ranges of equal hashes. Each request is visited once per branching on its path.
+//! prefixes are equal. So requests of a range are not compared pair by pair; probing finds the
+//! prefix that all of them share, and the range is sorted by the one hash behind that prefix and
+//! split into ranges of equal hashes. Each request is visited once per branching on its path.
 //!
-//! Siblings are ordered by their hashes, which has no meaning but is the same for every input order. A
-//! request that ends where others continue comes before them.
+//! Siblings are ordered by their hashes, which has no meaning but is the same for every input
+//! order. A request that ends where others continue comes before them.
 
 use crate::queue::{JobId, Queue, shared};
 use std::cmp::{Ordering, Reverse};

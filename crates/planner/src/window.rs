@@ -1,9 +1,10 @@
 //! The window: how many requests a pod gets at once.
 //!
-//! With too few, the engine's batch is not full; with too many, requests wait in the engine, where the
-//! planner cannot take them back. The window grows while the engine keeps up, shrinks to the running
-//! requests when others queue for memory, and halves when the engine rejects a request. Requests that
-//! wait for the next step signal nothing: the limit on prefill tokens bounds their number.
+//! With too few, the engine's batch is not full; with too many, requests wait in the engine, where
+//! the planner cannot take them back. The window grows while the engine keeps up, shrinks to the
+//! running requests when others queue for memory, and halves when the engine rejects a request.
+//! Requests that wait for the next step signal nothing: the limit on prefill tokens bounds their
+//! number.
 
 use crate::run::RunCapacity;
 
@@ -30,8 +31,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window of an engine that runs at most `max` sequences and computes at most `step_tokens` per
-    /// step.
+    /// The window of an engine that runs at most `max` sequences and computes at most `step_tokens`
+    /// per step.
     #[must_use]
     pub const fn new(max: usize, step_tokens: usize) -> Self {
         Self { max, limit: max, prefill_tokens: 2 * step_tokens }

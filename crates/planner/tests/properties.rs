@@ -16,8 +16,8 @@ use wornpath_planner::{
 const BLOCK: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 const RATES: PlannerRates = PlannerRates::flat(1.0, 2.0);
 
-/// A request: the contents of its blocks, from a small alphabet; the tokens behind the last block; and
-/// its output tokens.
+/// A request: the contents of its blocks, from a small alphabet; the tokens behind the last block;
+/// and its output tokens.
 type Shape = (Vec<u64>, usize, usize);
 
 fn shapes(most: usize) -> impl Strategy<Value = Vec<Shape>> {
@@ -75,8 +75,8 @@ proptest! {
         prop_assert_eq!(by_pod, shapes.len());
     }
 
-    /// Tries all orders of up to six requests, each with an exact LRU cache just large enough for the
-    /// longest prompt.
+    /// Tries all orders of up to six requests, each with an exact LRU cache just large enough for
+    /// the longest prompt.
     #[test]
     fn on_one_pod_no_order_computes_less(shapes in shapes(7)) {
         let queue = queue_of(&shapes);
@@ -156,7 +156,8 @@ proptest! {
         prop_assert_eq!(described(&shapes), described(&reordered));
     }
 
-    /// The parts have any size; some requests are not wanted any more, and some are equal to others.
+    /// The parts have any size; some requests are not wanted any more, and some are equal to
+    /// others.
     #[test]
     fn a_forest_merged_from_parts_is_that_of_the_whole(
         shapes in shapes(60),
@@ -171,7 +172,8 @@ proptest! {
             let contents: Vec<_> = contents.iter().copied().map(ContentHash).collect();
             let chain: Vec<_> = BlockHash(9).chain(&contents).collect();
             let prompt_tokens = (chain.len() * BLOCK.get() + tail).max(1);
-            // Requests with equal identities need not have equal chains: the planner trusts the identity.
+            // Requests with equal identities need not have equal chains: the planner trusts the
+            // identity.
             let identity = (number % 2 == 0).then_some(DedupKey(number as u128 % identities));
             let job = Job { chain: &chain, prompt_tokens, output_tokens: *output, identity };
             whole.push(&job).unwrap();
@@ -193,8 +195,8 @@ proptest! {
         prop_assert_eq!(plan(&long, merged), plan(&whole, expected));
     }
 
-    /// Claims, answers, failures, lost and joining pods in any order: no request lost, none computed
-    /// twice.
+    /// Claims, answers, failures, lost and joining pods in any order: no request lost, none
+    /// computed twice.
     #[test]
     fn a_run_settles_every_request_once_whatever_fails(
         shapes in shapes(40),

@@ -120,42 +120,42 @@ fn the_oldest_insert_is_dropped_first_and_a_renewed_one_stays() {
     let mut speculative = inserted(&old, at(10));
     speculative.insert(None, &used, &old[..2], at(10));
     speculative.insert(None, &new, &[], at(10));
-    let mut taken = Vec::new();
-    speculative.take_oldest(1, &mut taken);
-    assert_eq!(taken, blocks([3]), "the others of its chain have children");
+    let mut removed = Vec::new();
+    speculative.take_oldest(1, &mut removed);
+    assert_eq!(removed, blocks([3]), "the others of its chain have children");
     speculative.insert(None, &used, &used, at(11));
-    speculative.take_oldest(3, &mut taken);
-    assert_eq!(taken, blocks([3, 23, 22, 21]));
-    speculative.take_oldest(9, &mut taken);
-    assert_eq!(taken.len(), 8);
+    speculative.take_oldest(3, &mut removed);
+    assert_eq!(removed, blocks([3, 23, 22, 21]));
+    speculative.take_oldest(9, &mut removed);
+    assert_eq!(removed.len(), 8);
     assert!(speculative.is_empty() && speculative.scheduled == 0 && !speculative.is_broken());
 }
 
 #[test]
 fn a_rollback_removes_the_blocks_that_only_the_rejected_request_inserted() {
-    let mut taken = Vec::new();
+    let mut removed = Vec::new();
     let mut it = inserted(&blocks(1..=4), at(10));
     it.insert(None, &blocks(1..=6), &blocks(1..=4), at(10));
-    assert!(!it.rollback(&blocks(1..=6), &mut taken));
-    assert_eq!(taken, blocks([6, 5]), "the first four were inserted before");
-    assert!(!it.rollback(&blocks(1..=4), &mut taken), "two requests inserted those");
-    assert_eq!((taken.len(), it.len()), (2, 4));
+    assert!(!it.rollback(&blocks(1..=6), &mut removed));
+    assert_eq!(removed, blocks([6, 5]), "the first four were inserted before");
+    assert!(!it.rollback(&blocks(1..=4), &mut removed), "two requests inserted those");
+    assert_eq!((removed.len(), it.len()), (2, 4));
 
     let mut it = inserted(&blocks(1..=4), at(10));
     it.insert(None, &blocks([1, 2, 13]), &blocks([1, 2]), at(10));
-    taken.clear();
-    assert!(!it.rollback(&blocks(1..=4), &mut taken));
-    assert_eq!(taken, blocks([4, 3]), "another request continues after the second");
+    removed.clear();
+    assert!(!it.rollback(&blocks(1..=4), &mut removed));
+    assert_eq!(removed, blocks([4, 3]), "another request continues after the second");
 
     let mut it = inserted(&blocks(1..=4), at(10));
     assert!(it.remove(BlockHash(1)) && it.remove(BlockHash(2)), "they are confirmed");
-    taken.clear();
-    assert!(!it.rollback(&blocks(1..=4), &mut taken));
-    assert_eq!(taken, blocks([4, 3]));
+    removed.clear();
+    assert!(!it.rollback(&blocks(1..=4), &mut removed));
+    assert_eq!(removed, blocks([4, 3]));
     assert!(it.is_empty() && it.confirmed_parents.is_empty() && !it.is_broken());
 
     let mut it = inserted(&blocks(1..=4), at(10));
-    assert!(it.rollback(&blocks(1..=9), &mut taken), "its end exceeded the limit");
+    assert!(it.rollback(&blocks(1..=9), &mut removed), "its end exceeded the limit");
     assert!(it.is_empty());
 }
 
@@ -225,10 +225,10 @@ proptest! {
                     model.retain(|_, it| it.until > now);
                 }
                 Act::TakeOldest(count) => {
-                    let mut taken = Vec::new();
-                    speculative.take_oldest(count, &mut taken);
-                    prop_assert_eq!(taken.len(), count.min(model.len()));
-                    let latest = taken.iter().filter_map(|it| model.remove(it)).map(|it| it.until).max();
+                    let mut removed = Vec::new();
+                    speculative.take_oldest(count, &mut removed);
+                    prop_assert_eq!(removed.len(), count.min(model.len()));
+                    let latest = removed.iter().filter_map(|it| model.remove(it)).map(|it| it.until).max();
                     let next = model.values().map(|it| it.until).min();
                     prop_assert!(latest <= next || next.is_none(), "an older block stayed");
                 }
@@ -240,10 +240,10 @@ proptest! {
                     let continues = is_there(family) || (ends <= 3 && is_there(family ^ 1));
                     let due: Vec<_> =
                         chain[..ends].iter().rev().take_while(alone).filter(|_| !continues).copied().collect();
-                    let mut taken = Vec::new();
-                    speculative.rollback(&chain, &mut taken);
-                    prop_assert_eq!(&taken, &due);
-                    model.retain(|it, _| !taken.contains(it));
+                    let mut removed = Vec::new();
+                    speculative.rollback(&chain, &mut removed);
+                    prop_assert_eq!(&removed, &due);
+                    model.retain(|it, _| !removed.contains(it));
                 }
             }
             prop_assert_eq!(speculative.len(), model.len());
@@ -261,13 +261,13 @@ fn memory_stops_growing_where_new_blocks_replace_old_ones_forever() {
     const MAX: usize = 8_192;
     let random = BuildHasherDefault::<DefaultHasher>::default();
     let mut speculative = SpeculativeBlocks::default();
-    let mut taken = Vec::new();
+    let mut removed = Vec::new();
     let mut settled = 0;
     for number in 0..40 * MAX as u64 {
         let block = BlockHash(random.hash_one(number));
         speculative.insert(None, &[block], &[], at(10 + number / 10_000));
-        speculative.take_oldest(speculative.len().saturating_sub(MAX), &mut taken);
-        taken.clear();
+        speculative.take_oldest(speculative.len().saturating_sub(MAX), &mut removed);
+        removed.clear();
         if number == 2 * MAX as u64 {
             settled = speculative.blocks.capacity();
         }

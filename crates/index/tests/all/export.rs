@@ -13,7 +13,8 @@ const DEPTH: u64 = 6;
 /// An event about the chain of one family of blocks.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// Its blocks from the start up to a depth, each of `parts` of the index's, under one of two names.
+    /// Its blocks from the start up to a depth, each of `parts` of the index's, under one of two
+    /// names.
     Stored { family: u64, depth: u64, parts: u64, tier: Tier, name: u64 },
     /// One copy of one block was removed.
     Removed { family: u64, depth: u64, tier: Tier, name: u64 },

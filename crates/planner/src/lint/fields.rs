@@ -78,8 +78,8 @@ fn is_uuid(word: &str) -> bool {
     word.len() == 36 && word.split('-').map(str::len).eq([8, 4, 4, 4, 12])
 }
 
-/// The text with the members of its first JSON object sorted, without parsing their values; unchanged
-/// if it contains no object.
+/// The text with the members of its first JSON object sorted, without parsing their values;
+/// unchanged if it contains no object.
 fn sort_keys(text: &str) -> String {
     let Some(start) = text.find('{') else { return text.to_owned() };
     let Some(mut object) = JsonObject::at_start(&text[start..]) else { return text.to_owned() };

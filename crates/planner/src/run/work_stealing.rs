@@ -1,9 +1,10 @@
 //! Work stealing: an idle pod takes the far end of the longest queue.
 //!
-//! Predicted output lengths are wrong, and pods are slower than they say; stealing evens that out while
-//! there is work left. The far end is what the victim would reach last, and a contiguous piece keeps
-//! its prefixes together. The cut is placed where both pods would finish soonest, counting the prefix
-//! that the thief computes again; a steal that costs more time than it saves does not happen.
+//! Predicted output lengths are wrong, and pods are slower than they say; stealing evens that out
+//! while there is work left. The far end is what the victim would reach last, and a contiguous
+//! piece keeps its prefixes together. The cut is placed where both pods would finish soonest,
+//! counting the prefix that the thief computes again; a steal that costs more time than it saves
+//! does not happen.
 
 use super::{RangeSet, RunPod};
 use crate::route::Route;
@@ -12,8 +13,8 @@ use std::ops::Range;
 /// How far around the balanced cut to search, as a share of what is stolen.
 const LEEWAY: f64 = 0.25;
 
-/// A steal must save this many times the time that it spends on computing a prefix twice: other queues
-/// need the engines too.
+/// A steal must save this many times the time that it spends on computing a prefix twice: other
+/// queues need the engines too.
 const DUPLICATE_PRICE: f64 = 8.0;
 
 /// Where a steal cuts the victim's last range, and the milliseconds that it saves.

@@ -5,8 +5,8 @@ use wornpath_planner::{JobId, Queue};
 
 /// Prompt tokens computed when requests come one after the other to a cache of `capacity` blocks.
 ///
-/// A request needs all its blocks at once, also the partial last one; other blocks are evicted by least
-/// recent use, the deepest first.
+/// A request needs all its blocks at once, also the partial last one; other blocks are evicted by
+/// least recent use, the deepest first.
 pub(crate) fn computed_tokens(queue: &Queue, order: &[JobId], capacity: usize) -> u64 {
     let block = queue.block_size().get();
     // Least recently used first.

@@ -1,9 +1,9 @@
-//! Full caches that churn: an engine whose cache holds a fixed number of blocks evicts one for every block
-//! that it stores. Its alias table then stays at one size, perhaps just below the next growth, while
-//! every alias in it is replaced again and again.
+//! Full caches that churn: an engine whose cache holds a fixed number of blocks evicts one for
+//! every block that it stores. Its alias table then stays at one size, perhaps just below the next
+//! growth, while every alias in it is replaced again and again.
 //!
-//! Lookups are compared with the engine's own state, and operations have a budget of steps, which is the
-//! same on every machine.
+//! Lookups are compared with the engine's own state, and operations have a budget of steps, which
+//! is the same on every machine.
 
 use std::collections::VecDeque;
 

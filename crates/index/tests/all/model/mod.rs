@@ -1,7 +1,7 @@
 //! The index against the naive model, by random operations from printed seeds.
 //!
-//! `WORNPATH_OPS` sets the number of operations per run (a release run does twenty million in all), and
-//! `WORNPATH_GENERATIONS` how often the content of a full cache is replaced.
+//! `WORNPATH_OPS` sets the number of operations per run (a release run does twenty million in all),
+//! and `WORNPATH_GENERATIONS` how often the content of a full cache is replaced.
 
 mod churn;
 mod speculative;
