@@ -19,7 +19,7 @@ pub fn checkpoint(bytes: &[u8]) {
             assert_eq!(index.stats().entries, 0);
             continue;
         }
-        let again = index.inventory(pod).expect("it is there").expect("nothing waits");
+        let again = index.export(pod).expect("it is there").expect("nothing waits");
         assert_eq!(again.len(), record.items.len());
         let digest = index.digest(pod).expect("it is there");
         index.writer().restore(pod, &again).expect("what the index wrote, it reads");

@@ -57,7 +57,6 @@ fn queue() -> anyhow::Result<Queue> {
             chain: &chain,
             prompt_tokens: BLOCKS * BLOCK.get() + 5,
             output_tokens: 1 + rng.below(200),
-            deadline: None,
             identity: None,
         })?;
     }

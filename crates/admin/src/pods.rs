@@ -110,7 +110,7 @@ pub(crate) fn index(call: &AdminCall<'_>) -> AdminResult {
         let digest = gateway.pods().index().digest(entry.pod.id()).ok()?;
         Some(json!({
             "pod": entry.pod.facts().name.as_str(), "blocks": stats.blocks, "holes": stats.holes,
-            "waiting": stats.waiting, "expected": stats.expected, "bytes": stats.bytes,
+            "waiting": stats.orphans, "expected": stats.speculative, "bytes": stats.bytes,
             // Equal at two routers that know the same of the pod.
             "digest": format!("{}:{:016x}", digest.blocks.count, digest.blocks.xor),
         }))

@@ -78,10 +78,10 @@ fn page(batch: &Batch, intake: &Input, (plan, whole): (&Plan, &Forest), pods: &[
     let block = queue.block_size().get();
     let listed = groups.biggest(LISTED).into_iter().map(|id| {
         let group = &groups.all()[id.index()];
-        let first = whole.order()[group.places.start];
+        let first = whole.order()[group.positions.start];
         json!({
             "shared_tokens": group.blocks * block,
-            "requests": group.places.len(),
+            "requests": group.positions.len(),
             "saved_tokens": group.saved_blocks(groups.blocks_above(group)) * block as u64,
             "line": intake.spans[first.index()].number,
         })

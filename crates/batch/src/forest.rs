@@ -22,7 +22,7 @@ pub(crate) fn drawn(
     let groups = PromptGroups::of(stops.iter().map(|stop| stop.shared));
     let block = queue.block_size().get();
     let mut told = groups.biggest(MOST);
-    let places = |id: &GroupId| &groups.all()[id.index()].places;
+    let places = |id: &GroupId| &groups.all()[id.index()].positions;
     // Whoever stands around others comes before them.
     told.sort_by_key(|id| (places(id).start, std::cmp::Reverse(places(id).end)));
     let positions: BTreeMap<GroupId, usize> = told.iter().copied().zip(0..).collect();
@@ -33,12 +33,12 @@ pub(crate) fn drawn(
         let mut around = std::iter::successors(group.parent, |id| groups.all()[id.index()].parent);
         json!({
             "follows": around.find_map(|id| positions.get(&id)),
-            "segment": segments.partition_point(|part| part.stops.end <= group.places.start),
-            "from": group.places.start,
-            "requests": group.places.len(),
+            "segment": segments.partition_point(|part| part.stops.end <= group.positions.start),
+            "from": group.positions.start,
+            "requests": group.positions.len(),
             "shared_tokens": group.blocks * block,
             "saved_tokens": group.saved_blocks(above) * block as u64,
-            "line": line(stops[group.places.start].job),
+            "line": line(stops[group.positions.start].job),
         })
     });
     let shown: Vec<_> = shown.collect();
@@ -65,13 +65,7 @@ mod tests {
         for chain in chains {
             let chain: Vec<_> = chain.iter().copied().map(BlockHash).collect();
             let prompt_tokens = chain.len() * 16 + 1;
-            let job = Job {
-                chain: &chain,
-                prompt_tokens,
-                output_tokens: 1,
-                deadline: None,
-                identity: None,
-            };
+            let job = Job { chain: &chain, prompt_tokens, output_tokens: 1, identity: None };
             queue.push(&job).unwrap();
         }
         let plan = Plan::new(&queue, &Speeds::equal(1).unwrap(), &PlannerRates::flat(1.0, 1.0));

@@ -1,13 +1,13 @@
-//! What a turn of a long chat costs, with and without the tokenization memory.
+//! The cost of a turn of a long chat, with and without the token cache.
 //!
-//! A chat grows over 20 turns to about 32k tokens under the Qwen3 tokenizer. Measured are, by thread
-//! CPU time, interleaved, medians over many chats of different words:
+//! A chat grows over 20 turns to about 32k tokens under the Qwen3 tokenizer. The figures are
+//! medians of thread CPU time over many chats of different words, measured interleaved:
 //!
 //! - `whole`: tokenizing the 20th prompt from scratch, by the library's own call and by ours;
-//! - `20th turn`: the same prompt with a memory that has seen the 19 before it;
-//! - `first turn`: a prompt that is new to the memory, against tokenizing it plainly.
+//! - `20th turn`: the same prompt with a cache that has seen the 19 before it;
+//! - `first turn`: a prompt that is new to the cache, compared with tokenizing it plainly.
 //!
-//! One memory serves all chats and is full most of the time, so evictions are part of the price.
+//! One cache serves all chats and is full most of the time, so evictions are part of the cost.
 //!
 //! `cargo bench -p wornpath-blocks --bench tokenization`
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program for people at a terminal")]
@@ -18,7 +18,7 @@ use wornpath_blocks::{Framing, HashKey, TokenCache, Tokenizer};
 
 const TURNS: usize = 20;
 const CHATS: u64 = 61;
-/// About as much as five chats take, so that most of the run is a full memory that evicts.
+/// About the size of five chats, so that the cache is full and evicts during most of the run.
 const CAPACITY: usize = 2 << 20;
 
 fn main() {
@@ -26,9 +26,9 @@ fn main() {
     let tokenizer = Arc::new(Tokenizer::from_json("qwen3/tokenizer.json", &json).unwrap());
     let library = fastokens::Tokenizer::from_json(serde_json::from_slice(&json).unwrap()).unwrap();
     let mut rows = Rows::default();
-    let memory = TokenCache::new(Arc::clone(&tokenizer), &HashKey::DEFAULT, CAPACITY);
+    let cache = TokenCache::new(Arc::clone(&tokenizer), &HashKey::DEFAULT, CAPACITY);
     for seed in 0..CHATS {
-        measure(&memory, &library, &chat(seed), &mut rows);
+        measure(&cache, &library, &chat(seed), &mut rows);
     }
     println!(
         "engine {:?}, {CHATS} chats of {TURNS} turns, medians of thread CPU time",
@@ -36,21 +36,21 @@ fn main() {
     );
     println!("tokens in the 20th prompt        {:>9}", median(&mut rows.tokens));
     let library = rows.print("whole, the library's own call", |row| row.library);
-    let whole = rows.print("whole, ours without memory", |row| row.whole);
-    let last = rows.print("20th turn, with memory", |row| row.last);
+    let whole = rows.print("whole, ours without cache", |row| row.whole);
+    let last = rows.print("20th turn, with cache", |row| row.last);
     let again = rows.print("20th turn once more", |row| row.again);
-    let first = rows.print("first turn, new to the memory", |row| row.first);
-    let plain = rows.print("first turn, without memory", |row| row.plain);
-    let one = rows.print("whole, new to the memory", |row| row.cold);
+    let first = rows.print("first turn, new to the cache", |row| row.first);
+    let plain = rows.print("first turn, without cache", |row| row.plain);
+    let one = rows.print("whole, new to the cache", |row| row.cold);
     println!(
         "20th turn / whole                {:>9.3}   (bar: at most 0.1)",
         last / whole.min(library)
     );
     println!("20th turn once more / whole      {:>9.3}", again / whole.min(library));
     println!("first turn / plain               {:>9.3}   (bar: at most 1.1)", first / plain);
-    println!("whole, new to memory / plain     {:>9.3}   (bar: at most 1.1)", one / whole);
+    println!("whole, new to cache / plain      {:>9.3}   (bar: at most 1.1)", one / whole);
     println!("the same / the library's own call{:>9.3}", one / library);
-    println!("{:?}", memory.stats());
+    println!("{:?}", cache.stats());
 }
 
 struct Row {
@@ -79,12 +79,12 @@ impl Rows {
 }
 
 fn measure(
-    memory: &TokenCache,
+    cache: &TokenCache,
     library: &fastokens::Tokenizer,
     prompts: &[String],
     rows: &mut Rows,
 ) {
-    let tokenizer = memory.tokenizer();
+    let tokenizer = cache.tokenizer();
     let (first_prompt, last_prompt) = (&prompts[0], &prompts[TURNS - 1]);
     let mut ids = Vec::with_capacity(1 << 16);
     let mut plainly = |text: &str| {
@@ -94,9 +94,9 @@ fn measure(
     let mut out = Vec::with_capacity(1 << 16);
     let mut remembering = |text: &str| {
         out.clear();
-        timed(|| memory.encode(text, Framing::Bare, &mut out).unwrap())
+        timed(|| cache.encode(text, Framing::Bare, &mut out).unwrap())
     };
-    // The library has met the words, as in a server that has run a while; the memory has not.
+    // The library has seen the words, as in a server that has run for a while; the cache has not.
     plainly(last_prompt);
     let plain = plainly(first_prompt);
     let first = remembering(first_prompt);
@@ -105,7 +105,7 @@ fn measure(
     }
     let last = remembering(last_prompt);
     let again = remembering(last_prompt);
-    // A prompt of the same length of which the memory knows nothing.
+    // A prompt of the same length that the cache has not seen.
     let other: String = last_prompt.replace(" the ", " tha ");
     plainly(&other);
     let cold = remembering(&other);

@@ -1,9 +1,9 @@
-//! The chained hash: which prefix a block ends.
+//! The chained hash: the name of the prefix that ends with a block.
 //!
-//! A chain step folds one block's content into the hash of everything before it by one 128-bit
-//! multiplication. The contents are keyed hashes already, so the step needs to be quick and to mix,
-//! not to withstand an attacker on its own: a 512-block chain is a serial dependency of 512 steps,
-//! and every nanosecond of a step is paid 512 times per request.
+//! A chain step folds a block's content into the hash of the prefix before it by one 128-bit
+//! multiplication. The contents are keyed hashes already, so the step must be fast and mix well,
+//! but need not resist an attacker on its own: a chain of 512 blocks is a serial dependency of 512
+//! steps, and each request pays every nanosecond of a step 512 times.
 
 /// Names a whole prefix: the block it ends with and everything before that block.
 ///
@@ -12,7 +12,7 @@
 #[repr(transparent)]
 pub struct BlockHash(pub u64);
 
-/// A keyed hash of one block's own content: its tokens (or bytes) and what else the engine keys it by.
+/// A keyed hash of one block's own content: its tokens (or bytes) and the engine's extra keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[repr(transparent)]
 pub struct ContentHash(pub u64);
@@ -22,8 +22,8 @@ impl BlockHash {
     #[inline]
     #[must_use]
     pub const fn then(self, content: ContentHash) -> Self {
-        // Odd constants without structure (digits of pi). A zero factor would swallow the other one,
-        // hence the additions before the product and the second use of the parent after it.
+        // Odd constants without structure (digits of pi). A zero factor would swallow the other
+        // one, hence the additions before the product and the second use of the parent after it.
         const LEFT: u64 = 0x243F_6A88_85A3_08D3;
         const RIGHT: u64 = 0x1319_8A2E_0370_7345;
         let left = self.0 ^ LEFT;
@@ -48,7 +48,8 @@ mod tests {
 
     #[test]
     fn order_matters() {
-        let (a, b) = (ContentHash(1), ContentHash(2));
+        let a = ContentHash(1);
+        let b = ContentHash(2);
         let root = BlockHash(7);
         assert_ne!(root.then(a).then(b), root.then(b).then(a));
     }

@@ -1,11 +1,12 @@
-//! Chat messages rendered through the model's own template, as Hugging Face and vLLM render them.
+//! Renders chat messages with the model's own template, as Hugging Face and vLLM do.
 //!
-//! The template decides the prompt's every byte, so it runs under Jinja2's rules as Hugging Face sets
-//! them up: block trimming, `raise_exception`, `strftime_now` (the time comes in as an argument),
-//! `tojson` after `json.dumps`, Python's string methods, loop controls.
+//! The template determines every byte of the prompt, so it runs under Jinja2's rules as Hugging
+//! Face configures them: block trimming, `raise_exception`, `strftime_now` (the time is an
+//! argument), `tojson` like `json.dumps`, Python's string methods, loop controls.
 //!
-//! The limit: what a part that is no text (an image) turns into is the engine's affair. The text
-//! known for sure ends before the first one.
+//! Limit: only the engine knows what a part that is not text (an image) turns into, so the known
+//! text ends before the first one.
+
 mod calendar;
 mod config;
 mod json;
@@ -31,34 +32,32 @@ pub use numbers::{Grammar, exact_numbers};
 pub use skeleton_cache::ChatTurn;
 use skeleton_cache::SkeletonCache;
 
-/// Instructions one rendering may execute: far beyond any prompt, and no template runs forever.
+/// The instruction limit of one rendering: far beyond any prompt, and no template runs forever.
 const FUEL: u64 = 5_000_000;
 
-/// A template that cannot be used, or refused a conversation.
+/// A template that cannot be used, or that rejects a conversation.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TemplateError {
     /// The model has no template.
-    #[error(
-        "{file}: no `chat_template`; give the model one, or a `chat_template.jinja` beside the file"
-    )]
+    #[error("{file}: no `chat_template`; add one, or put a `chat_template.jinja` beside the file")]
     Missing {
         /// The file as the caller named it.
         file: String,
     },
-    /// The template is no Jinja.
-    #[error("{file}: broken chat template: {cause}")]
-    Broken {
+    /// The template is not valid Jinja.
+    #[error("{file}: invalid chat template: {cause}")]
+    Invalid {
         /// The file as the caller named it.
         file: String,
-        /// What the parser says, with the line.
+        /// The parser's message, with the line.
         cause: String,
     },
-    /// The template failed on this conversation, or refused it by `raise_exception`.
-    #[error("{file}: the chat template refused the conversation: {cause}")]
-    Refused {
+    /// The template failed on this conversation, or rejected it by `raise_exception`.
+    #[error("{file}: chat template rejected the conversation: {cause}")]
+    Rejected {
         /// The file as the caller named it.
         file: String,
-        /// What the template says.
+        /// The template's message.
         cause: String,
     },
 }
@@ -91,7 +90,7 @@ pub struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    /// The messages alone, at the beginning of time, with a generation prompt.
+    /// The messages alone, at time zero, with a generation prompt.
     #[must_use]
     pub const fn new(messages: &'a [Value]) -> Self {
         Self {
@@ -104,21 +103,21 @@ impl<'a> Conversation<'a> {
     }
 }
 
-/// A rendered prompt, as far as it is known.
+/// The known text of a rendered prompt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rendered {
     /// The prompt's text.
     pub text: String,
-    /// Whether that is all of it.
+    /// Whether the text is the whole prompt.
     pub extent: Extent,
 }
 
-/// How much of a prompt its rendered text is.
+/// How much of a prompt the rendered text covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
-    /// All of it.
+    /// The whole prompt.
     Whole,
-    /// What stands before the first part that is no text: nothing is known of what follows.
+    /// The text before the first part that is not text; the rest is unknown.
     BeforePart,
 }
 
@@ -128,8 +127,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     default: Variant,
     tool_use: Option<Variant>,
-    /// What stands around the contents of conversations without tools.
-    shapes: Option<SkeletonCache>,
+    /// The text around the contents of conversations without tools.
+    skeletons: Option<SkeletonCache>,
 }
 
 struct Variant {
@@ -142,7 +141,7 @@ impl ChatTemplate {
     /// The template that `tokenizer_config.json` holds.
     ///
     /// # Errors
-    /// If there is none, or it is no Jinja.
+    /// If there is none, or it is not valid Jinja.
     pub fn from_config(config: &TokenizerConfig) -> Result<Self, TemplateError> {
         let find = |name| config.templates.iter().find(|(other, _)| other == name);
         let missing = || TemplateError::Missing { file: config.file.clone() };
@@ -151,10 +150,10 @@ impl ChatTemplate {
         Self::compile(&config.file, default, tool_use, config)
     }
 
-    /// A template of its own file (`chat_template.jinja`), which errors call `file`.
+    /// A template from its own file (`chat_template.jinja`), which errors call `file`.
     ///
     /// # Errors
-    /// If the source is no Jinja.
+    /// If the source is not valid Jinja.
     pub fn from_jinja(
         file: &str,
         source: &str,
@@ -169,14 +168,16 @@ impl ChatTemplate {
         tool_use: Option<&str>,
         config: &TokenizerConfig,
     ) -> Result<Self, TemplateError> {
-        let broken =
-            |error: Error| TemplateError::Broken { file: file.to_owned(), cause: describe(&error) };
+        let invalid = |error: Error| TemplateError::Invalid {
+            file: file.to_owned(),
+            cause: describe(&error),
+        };
         let mut template = Self {
             file: file.to_owned(),
             environment: environment(),
             default: Variant::of("default", default),
             tool_use: tool_use.map(|source| Variant::of("tool_use", source)),
-            shapes: None,
+            skeletons: None,
         };
         for (name, token) in &config.special_tokens {
             template.environment.add_global(name.clone(), json::to_template(token));
@@ -184,12 +185,12 @@ impl ChatTemplate {
         for (name, source) in [("default", Some(default)), ("tool_use", tool_use)] {
             if let Some(source) = source {
                 let source = without_generation_tags(source);
-                template.environment.add_template_owned(name, source).map_err(broken)?;
+                template.environment.add_template_owned(name, source).map_err(invalid)?;
             }
         }
         template.default.form = template.content_form("default");
         if template.default.form == ContentForm::Text {
-            template.shapes = SkeletonCache::of(&without_generation_tags(default), syntax());
+            template.skeletons = SkeletonCache::of(&without_generation_tags(default), syntax());
         }
         if template.tool_use.is_some() {
             let form = template.content_form("tool_use");
@@ -198,14 +199,14 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Which form of content the template expects of conversations without tools.
+    /// The form of content that the template expects in conversations without tools.
     #[must_use]
     pub const fn form(&self) -> ContentForm {
         self.default.form
     }
 
-    /// Appends to `text` what [`Self::render`] gives for a conversation of these turns and no tools, if one like it is
-    /// known well enough to be put together from them.
+    /// Appends the result of [`Self::render`] for a conversation of these turns without tools, if
+    /// the skeleton of such a conversation is cached; `false` otherwise.
     #[must_use]
     pub fn fill_in(
         &self,
@@ -215,20 +216,21 @@ impl ChatTemplate {
         text: &mut String,
     ) -> bool {
         let turns = turns.iter().map(|ChatTurn { role, content }| Some((&**role, &**content)));
-        let shapes = self.shapes.as_ref();
-        let asked = shapes.and_then(|shapes| shapes.of_turns(turns, ending, kwargs));
-        asked.is_some_and(|asked| asked.fill_in(text))
+        let skeletons = self.skeletons.as_ref();
+        let query = skeletons.and_then(|skeletons| skeletons.query_turns(turns, ending, kwargs));
+        query.is_some_and(|query| query.fill_in(text))
     }
 
-    /// The prompt of a conversation.
+    /// Renders the prompt of a conversation.
     ///
     /// # Errors
-    /// If the template fails on the conversation or refuses it.
+    /// If the template fails on the conversation or rejects it.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, TemplateError> {
-        let refused = |cause| TemplateError::Refused { file: self.file.clone(), cause };
-        let shape = self.shapes.as_ref().and_then(|shapes| shapes.asked(conversation));
+        let rejected = |cause| TemplateError::Rejected { file: self.file.clone(), cause };
+        let skeletons = self.skeletons.as_ref();
+        let query = skeletons.and_then(|skeletons| skeletons.query(conversation));
         let mut text = String::new();
-        if shape.as_ref().is_some_and(|shape| shape.fill_in(&mut text)) {
+        if query.as_ref().is_some_and(|query| query.fill_in(&mut text)) {
             return Ok(Rendered { text, extent: Extent::Whole });
         }
         let variant = match (&self.tool_use, conversation.tools) {
@@ -242,30 +244,33 @@ impl ChatTemplate {
                 let last =
                     messages.last_mut().and_then(|message| message.to_mut().get_mut("content"));
                 Some(mark_end(last).ok_or_else(|| {
-                    refused("the last message has no text to continue".to_owned())
+                    rejected("the last message has no text to continue".to_owned())
                 })?)
             }
             PromptEnding::GenerationPrompt | PromptEnding::LastMessage => None,
         };
         let mut text = self
             .render_raw(variant.name, &messages, conversation)
-            .map_err(|error| refused(describe(&error)))?;
+            .map_err(|error| rejected(describe(&error)))?;
         if let Some(last) = continued {
             let cut = continuation(&text, &last).ok_or_else(|| {
-                refused("the last message to be continued does not appear in the prompt".to_owned())
+                rejected(
+                    "the last message, which is to be continued, does not appear in the prompt"
+                        .to_owned(),
+                )
             })?;
             text.truncate(cut);
         }
-        if let Some(shape) = shape {
-            let of_stand_ins = |messages: &[Cow<'_, Value>]| {
+        if let Some(query) = query {
+            let render_placeholders = |messages: &[Cow<'_, Value>]| {
                 self.render_raw(variant.name, messages, conversation).ok()
             };
-            shape.learn(&text, of_stand_ins);
+            query.learn(&text, render_placeholders);
         }
         if !messages::has_media(conversation.messages) {
             return Ok(Rendered { text, extent: Extent::Whole });
         }
-        // A template that leaves the part out may have put anything in its place.
+        // A template that drops the part may have written anything instead.
         text.truncate(text.find(messages::PART_MARK).unwrap_or(0));
         Ok(Rendered { text, extent: Extent::BeforePart })
     }
@@ -294,14 +299,15 @@ impl ChatTemplate {
         let kwargs = kwargs.map(|(name, value)| (name.as_str(), json::to_template(value)));
         let context = Jinja::from_pairs(own.into_iter().chain(kwargs));
         let template = self.environment.get_template(name)?;
-        // The engine of templates panics where a slice steps backwards through nothing, as `messages[::-1]` of no
-        // messages does; a client must not be able to end more than its own request by that.
+        // The template engine panics on a backward slice of nothing, such as `messages[::-1]`
+        // without messages; by that a client must not be able to end more than its own request.
         catch_unwind(AssertUnwindSafe(|| template.render(context))).unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::InvalidOperation, "the template engine broke on it"))
+            Err(Error::new(ErrorKind::InvalidOperation, "the template engine panicked"))
         })
     }
 
-    /// A template that prints a part's text and not the part walks over parts; any other gets text.
+    /// A template that prints the text of a part, but not the part itself, iterates over parts; any
+    /// other gets text.
     fn content_form(&self, name: &str) -> ContentForm {
         const PROBE: &str = "probe-of-the-content-form";
         let message = json!({"role": "user", "content": [{"type": "text", "text": PROBE}]});
@@ -370,7 +376,7 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// `{% generation %}` marks what a trainer learns from; a prompt is the same without it.
+/// `{% generation %}` marks the text that a trainer learns from; it does not change the prompt.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -391,7 +397,7 @@ fn without_generation_tags(source: &str) -> String {
     out + rest
 }
 
-/// What Hugging Face appends to the last message, to find its end again.
+/// The mark that Hugging Face appends to the last message, to find its end again.
 const END_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// Appends the mark to the last message's last text; returns that text.
@@ -411,7 +417,7 @@ fn mark_end(content: Option<&mut Value>) -> Option<String> {
     Some(before)
 }
 
-/// Where the marked message ends; without the spaces before it where the template trimmed it.
+/// Where the marked message ends; without trailing spaces if the template trimmed it.
 fn continuation(text: &str, last: &str) -> Option<usize> {
     let cut = text.rfind(END_MARK.trim_end())?;
     if !text.contains(last.trim()) {
@@ -420,7 +426,7 @@ fn continuation(text: &str, last: &str) -> Option<usize> {
     Some(if text[cut..].starts_with(END_MARK) { cut } else { text[..cut].trim_end().len() })
 }
 
-/// The error's own words, with where it happened and what caused it.
+/// The error's message with its line and its causes.
 fn describe(error: &Error) -> String {
     let mut text = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     if let Some(line) = error.line() {

@@ -1,9 +1,10 @@
-//! From tokens (or text) to the chain of block hashes.
+//! Hashes tokens (or text) to the chain of block hashes.
 //!
-//! A block's content is hashed with XXH3 under a secret derived from the cell's key, straight from
-//! the caller's tokens; the contents are then chained by [`BlockHash::then`]. Only full blocks have
-//! a hash, because engines cache only full blocks. Nothing here allocates except a caller's buffer
-//! that is too small.
+//! A block's content is hashed with XXH3 under a secret derived from the cell's key, directly from
+//! the caller's tokens; [`BlockHash::then`] chains the contents. Only full blocks have a hash,
+//! because engines cache only full blocks. Nothing allocates but an output buffer that is too
+//! small.
+
 use std::num::NonZeroUsize;
 
 use xxhash_rust::xxh3::xxh3_64_with_secret;
@@ -50,8 +51,8 @@ impl BlockHasher {
 
     /// The content of a block that the engine keys by more than its tokens.
     ///
-    /// `extra` is the caller's unambiguous encoding of those keys, such as an image's hash and where
-    /// it stands: placeholder tokens of different images are equal, their blocks are not.
+    /// `extra` is an unambiguous encoding of those keys, such as the hash and the position of an
+    /// image: placeholder tokens of different images are equal, their blocks are not.
     #[must_use]
     pub fn content_with_extra(&self, tokens: &[u32], extra: &[u8]) -> ContentHash {
         let extra = ContentHash(xxh3_64_with_secret(extra, &self.extra));
@@ -73,22 +74,13 @@ impl BlockHasher {
             prefix
         }));
     }
-
-    /// Continues `chain`, which holds the hashes of the first blocks of these same `tokens`.
-    ///
-    /// Costs only the blocks that `chain` lacks: the way to follow a growing conversation.
-    pub fn extend_chain(&self, tokens: &[u32], root: BlockHash, chain: &mut Vec<BlockHash>) {
-        let known = chain.len().saturating_mul(self.block_size.get());
-        let last = chain.last().copied().unwrap_or(root);
-        self.hash_tokens(tokens.get(known..).unwrap_or_default(), last, chain);
-    }
 }
 
-/// Hashes text in chunks of bytes, for a model whose tokenizer is not at hand.
+/// Hashes text in chunks of bytes, for a model without a tokenizer.
 ///
-/// Chunks of the rendered text stand in for blocks: equal prefixes of text still give equal
-/// prefixes of hashes, only the unit differs from the engine's. Token and text hashes of one cell
-/// never meet, since each has its own secret.
+/// Chunks of the rendered text replace blocks: equal prefixes of text still have equal prefixes of
+/// hashes, only the unit differs from the engine's. Token and text hashes of one cell are unrelated,
+/// since each kind has its own secret.
 #[derive(Clone)]
 pub struct TextHasher {
     chunk_bytes: NonZeroUsize,
@@ -114,29 +106,29 @@ impl TextHasher {
 
     /// Appends the hash of every full chunk of `text` to `out`, the first one following `root`.
     ///
-    /// Bytes, not characters: a chunk may end inside a character, as text is only compared here.
+    /// Counts bytes, not characters: a chunk may end inside a character, as text is only compared.
     pub fn hash_text(&self, text: &[u8], root: BlockHash, out: &mut Vec<BlockHash>) {
         self.begin(root).push(text, out);
     }
 
-    /// The same for a text that comes in pieces, which are not joined.
+    /// The same for a text in pieces, without joining them.
     #[must_use]
     pub const fn begin(&self, root: BlockHash) -> TextChain<'_> {
         TextChain { hasher: self, last: root, rest: Vec::new(), bytes: 0 }
     }
 }
 
-/// A text of which some pieces have been hashed.
+/// The chain of a text that is hashed piece by piece.
 pub struct TextChain<'a> {
     hasher: &'a TextHasher,
     last: BlockHash,
-    /// What is not a full chunk yet.
+    /// The bytes behind the last full chunk.
     rest: Vec<u8>,
     bytes: usize,
 }
 
 impl TextChain<'_> {
-    /// The next piece; appends the hash of every chunk that is full now.
+    /// Adds a piece; appends the hash of every chunk that it completes.
     pub fn push(&mut self, mut text: &[u8], out: &mut Vec<BlockHash>) {
         let size = self.hasher.chunk_bytes.get();
         self.bytes += text.len();
@@ -159,7 +151,7 @@ impl TextChain<'_> {
         }));
     }
 
-    /// How many bytes there were.
+    /// The bytes added so far.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes

@@ -1,9 +1,9 @@
-//! The cell's secret, and what is derived from it: roots of chains, cache salts, hashing secrets.
+//! The cell's secret and the values derived from it: roots of chains, cache salts, hashing secrets.
 //!
-//! A chain's hash answers "has anybody asked for this prefix?". Whoever could compute hashes, or aim
-//! two tenants at one root, could probe another tenant's prompts. So everything starts from a secret
-//! that all routers of a cell share, by HMAC-SHA256 over an encoding in which no two different
-//! inputs look alike.
+//! A chain's hash reveals whether a prefix was requested before. A tenant that could compute
+//! hashes, or reach another tenant's root, could probe that tenant's prompts. So all values are
+//! derived from a secret that the routers of a cell share, by HMAC-SHA256 over an unambiguous
+//! encoding of the inputs.
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -16,10 +16,9 @@ use crate::chain::BlockHash;
 pub struct HashKey([u8; 32]);
 
 impl HashKey {
-    /// The key of a cell that configured none: public, so it separates tenants by accident only.
-    ///
-    /// Good for a single tenant, a simulation or a test. Where tenants must not probe each other,
-    /// give the cell a secret of its own.
+    /// The key of a cell without a configured one. It is public, so it does not keep tenants from
+    /// probing each other: use it for a single tenant, a simulation or a test, otherwise configure
+    /// a secret.
     pub const DEFAULT: Self = Self(*b"wornpath: the default public key");
 
     /// A key from 32 secret bytes.
@@ -28,7 +27,7 @@ impl HashKey {
         Self(secret)
     }
 
-    /// Where the chains of this scope start.
+    /// The hash from which the chains of a scope start.
     #[must_use]
     pub fn root(&self, scope: &Scope<'_>) -> BlockHash {
         let mut mac = self.mac(b"root");
@@ -40,7 +39,7 @@ impl HashKey {
         BlockHash(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
     }
 
-    /// The `cache_salt` that keeps one tenant's cached blocks from every other's, as 32 hex digits.
+    /// The `cache_salt` that isolates one tenant's cached blocks from all others, as 32 hex digits.
     #[must_use]
     pub fn cache_salt(&self, tenant: &str) -> String {
         let mut mac = self.mac(b"cache salt");
@@ -49,7 +48,7 @@ impl HashKey {
         digest[..16].iter().flat_map(|byte| [byte >> 4, byte & 15]).map(hex_digit).collect()
     }
 
-    /// 192 bytes for a keyed fast hash, different for every purpose.
+    /// 192 bytes of key for a fast hash, different for every purpose.
     pub(crate) fn hashing_secret(&self, purpose: &[u8]) -> [u8; 192] {
         let mut secret = [0; 192];
         for (counter, part) in (0_u8..).zip(secret.chunks_exact_mut(32)) {
@@ -94,14 +93,14 @@ pub struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    /// The base model alone: no adapter, nobody isolated.
+    /// The base model alone: no adapter, no isolated tenant.
     #[must_use]
     pub const fn model(model: &'a str) -> Self {
         Self { model, lora: None, salt: None }
     }
 }
 
-/// Presence, length, bytes: fields cannot run into each other, and none is not the empty one.
+/// Encodes presence, length and bytes, so that no two sequences of fields have the same encoding.
 fn field(mac: &mut Hmac<Sha256>, value: Option<&[u8]>) {
     match value {
         None => mac.update(&[0]),
@@ -122,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_of_the_scope_and_the_key_moves_the_root() {
+    fn every_part_of_the_scope_and_the_key_changes_the_root() {
         let key = HashKey::DEFAULT;
         let scopes = [
             Scope::model("m"),

@@ -1,11 +1,11 @@
 //! Prompt → tokens → blocks → chained hashes.
 //!
-//! An engine caches the key/value vectors of a prompt in blocks of a fixed number of tokens, and can
-//! reuse a block only together with everything before it. So a block is named by a hash of its whole
-//! prefix: [`BlockHash`] `h[i] = H(h[i-1], content[i])`, started from a seed that holds whatever else
-//! must be equal for a reuse to be right (model, LoRA adapter, tenant).
+//! An engine caches the key/value vectors of a prompt in blocks of a fixed number of tokens, and
+//! can reuse a block only together with its whole prefix. So a block is named by a hash of that
+//! prefix: [`BlockHash`] `h[i] = H(h[i-1], content[i])`, starting from a seed that contains
+//! whatever else must be equal for a reuse to be correct (model, LoRA adapter, tenant).
 //!
-//! Tokenizers and chat templates are the feature `text`, on by default.
+//! Tokenizers and chat templates are behind the feature `text`, on by default.
 #![forbid(unsafe_code)]
 
 mod chain;
@@ -16,8 +16,6 @@ mod key;
 #[cfg(feature = "text")]
 mod tokenizer;
 pub mod vllm;
-#[cfg(feature = "text")]
-mod yield_hook;
 
 pub use chain::{BlockHash, ContentHash};
 pub use hasher::{BlockHasher, TextChain, TextHasher};
@@ -25,6 +23,5 @@ pub use key::{HashKey, Scope};
 #[cfg(feature = "text")]
 pub use tokenizer::{
     Framing, TokenCache, TokenCacheStats, Tokenizer, TokenizerError, TokenizerLibrary,
+    set_yield_hook,
 };
-#[cfg(feature = "text")]
-pub use yield_hook::pause_with;

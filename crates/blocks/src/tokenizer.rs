@@ -1,17 +1,20 @@
-//! Hugging Face tokenizers: text to the very token ids that the engine computes.
+//! Hugging Face tokenizers: text to exactly the token ids that the engine computes.
 //!
-//! Two libraries stand behind one type. `fastokens` is by far the fastest that gave the same ids as
-//! Hugging Face in every comparison (`bench/tokenizers`); the released `tokenizers` defines what is
-//! right and reads every file. Loading compares the two on probe texts, and where they differ, or
-//! where the fast one cannot read the file, the released one does the work.
+//! One type wraps two libraries. `fastokens` is by far the fastest that gave the same ids as
+//! Hugging Face in every comparison (`bench/tokenizers`); the released `tokenizers` defines the
+//! correct ids and reads every file. Loading compares the two on probe texts; where they differ, or
+//! where the fast one cannot read the file, the released one is used.
 //!
 //! `fastokens` starts worker threads for texts of 64 KiB and more between two added tokens. Such a
-//! text is cut first wherever that is proven harmless ([`SplitPoints`]), so in practice nothing is spawned.
+//! text is split first where that is proven harmless ([`SplitPoints`]), so in practice no thread is
+//! spawned.
+
 mod probes;
 mod split_points;
 mod token_cache;
 
-use crate::yield_hook::pause;
+use std::cell::Cell;
+
 use serde_json::Value;
 
 pub use token_cache::{TokenCache, TokenCacheStats};
@@ -26,15 +29,15 @@ pub enum TokenizerError {
     NotJson {
         /// The file as the caller named it.
         file: String,
-        /// What the parser says, with line and column.
+        /// The parser's message, with line and column.
         cause: String,
     },
-    /// JSON that is no tokenizer, or one of a kind that Hugging Face does not know.
-    #[error("{file}: not a usable tokenizer: {cause}")]
-    Unusable {
+    /// JSON that is not a tokenizer, or one of a type that Hugging Face does not support.
+    #[error("{file}: invalid tokenizer: {cause}")]
+    Invalid {
         /// The file as the caller named it.
         file: String,
-        /// What the library says.
+        /// The library's message.
         cause: String,
     },
     /// The tokenizer failed on a text.
@@ -42,21 +45,21 @@ pub enum TokenizerError {
     Failed {
         /// The file as the caller named it.
         file: String,
-        /// What the library says.
+        /// The library's message.
         cause: String,
     },
 }
 
-/// Whether a text gets the tokens that the model's post-processor puts around it.
+/// Whether to add the tokens that the model's post-processor puts around a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Framing {
     /// A completion prompt: the beginning-of-text token, where the tokenizer adds one.
     Prompt,
-    /// A rendered chat, whose template has written such tokens itself.
+    /// A rendered chat, whose template contains such tokens itself.
     Bare,
 }
 
-/// The library that does the work.
+/// The library in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TokenizerLibrary {
     /// `fastokens`, checked against the released library when loaded.
@@ -65,7 +68,7 @@ pub enum TokenizerLibrary {
     Released,
 }
 
-/// The kinds of model that Hugging Face's library knows.
+/// The model types that Hugging Face's library supports.
 const MODELS: [&str; 4] = ["BPE", "Unigram", "WordLevel", "WordPiece"];
 
 enum Library {
@@ -73,13 +76,19 @@ enum Library {
     Released(Box<tokenizers::Tokenizer>),
 }
 
+#[derive(Default)]
+struct Frame {
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
 /// A model's tokenizer.
 pub struct Tokenizer {
     file: String,
     library: Library,
-    cuts: Option<SplitPoints>,
-    before: Vec<u32>,
-    after: Vec<u32>,
+    split_points: Option<SplitPoints>,
+    /// Tokens that the post-processor puts before and after a text.
+    frame: Frame,
 }
 
 impl Tokenizer {
@@ -91,36 +100,36 @@ impl Tokenizer {
         let mut json: Value = serde_json::from_slice(bytes).map_err(|error| {
             TokenizerError::NotJson { file: file.to_owned(), cause: error.to_string() }
         })?;
-        // Engines set both themselves; a file saved with them must not shorten prompts.
+        // Engines set both themselves; values saved in the file must not shorten prompts.
         for setting in ["truncation", "padding"] {
             if let Some(value) = json.get_mut(setting) {
                 *value = Value::Null;
             }
         }
-        let unusable = |cause: String| TokenizerError::Unusable { file: file.to_owned(), cause };
+        let invalid = |cause: String| TokenizerError::Invalid { file: file.to_owned(), cause };
         if let Some(kind) = json["model"]["type"].as_str().filter(|kind| !MODELS.contains(kind)) {
-            let known = MODELS.join(", ");
-            return Err(unusable(format!("unknown model type `{kind}`; known are {known}")));
+            let supported = MODELS.join(", ");
+            return Err(invalid(format!("unknown model type `{kind}`; supported: {supported}")));
         }
         let released = guarded(|| {
             serde_json::from_value::<tokenizers::Tokenizer>(json.clone())
                 .map_err(|error| error.to_string())
         })
-        .map_err(unusable)?;
-        let cuts = SplitPoints::of(&json);
+        .map_err(invalid)?;
+        let split_points = SplitPoints::of(&json);
         let fast =
             guarded(|| fastokens::Tokenizer::from_json(json).map_err(|error| error.to_string()))
                 .ok()
-                .filter(|fast| guarded(|| Ok(agree(fast, &released))) == Ok(true));
-        let (before, after) = frame(&released).map_err(unusable)?;
+                .filter(|fast| guarded(|| Ok(probes::agree(fast, &released))) == Ok(true));
+        let frame = frame(&released).map_err(invalid)?;
         let library = match fast {
             Some(fast) => Library::Fast(Box::new(fast)),
             None => Library::Released(Box::new(released)),
         };
-        Ok(Self { file: file.to_owned(), library, cuts, before, after })
+        Ok(Self { file: file.to_owned(), library, split_points, frame })
     }
 
-    /// Which library does the work.
+    /// The library in use.
     #[must_use]
     pub const fn engine(&self) -> TokenizerLibrary {
         match self.library {
@@ -145,10 +154,11 @@ impl Tokenizer {
         self.framed(framing, out, |out| self.encode_bare(text, out))
     }
 
-    /// Appends the ids of `text` that hold whatever follows it: all up to the last harmless cut.
+    /// Appends the ids of `text` that do not depend on the text after it: those up to the last
+    /// split point.
     ///
-    /// For a prompt of which only the beginning is known. Tokens at its end may merge with what
-    /// comes next, so they are left out.
+    /// For a prompt of which only the beginning is known. Tokens at its end may merge with the text
+    /// that follows, so they are left out.
     ///
     /// # Errors
     /// If the tokenizer has no token for some of the text.
@@ -158,14 +168,14 @@ impl Tokenizer {
         framing: Framing,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        let end = self.cuts.as_ref().map_or(0, |cuts| cuts.last(text));
+        let end = self.split_points.as_ref().map_or(0, |points| points.last(text));
         if framing == Framing::Prompt {
-            out.extend_from_slice(&self.before);
+            out.extend_from_slice(&self.frame.before);
         }
         self.encode_bare(&text[..end], out)
     }
 
-    /// Runs `encode` between what the post-processor puts around a text.
+    /// Runs `encode` and adds the tokens around the text.
     fn framed(
         &self,
         framing: Framing,
@@ -175,16 +185,16 @@ impl Tokenizer {
         if framing == Framing::Bare {
             return encode(out);
         }
-        out.extend_from_slice(&self.before);
+        out.extend_from_slice(&self.frame.before);
         encode(out)?;
-        out.extend_from_slice(&self.after);
+        out.extend_from_slice(&self.frame.after);
         Ok(())
     }
 
     fn encode_bare(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let Some(cuts) = &self.cuts else { return self.encode_whole(text, out) };
+        let Some(points) = &self.split_points else { return self.encode_whole(text, out) };
         let mut at = 0;
-        while let Some(added) = cuts.next_added(text, at) {
+        while let Some(added) = points.next_added(text, at) {
             self.encode_ordinary(&text[at..added.start], out)?;
             out.push(added.id);
             at = added.end;
@@ -192,7 +202,7 @@ impl Tokenizer {
         self.encode_ordinary(&text[at..], out)
     }
 
-    /// A text whose added tokens are known.
+    /// Encodes a text whose added tokens are known.
     fn encode_around(
         &self,
         text: &str,
@@ -208,21 +218,21 @@ impl Tokenizer {
         self.encode_ordinary(&text[at..], out)
     }
 
-    /// A text that holds no added token.
+    /// Encodes a text without added tokens.
     fn encode_ordinary(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        /// Below the length from which `fastokens` spreads over threads.
+        /// Below the length from which `fastokens` uses threads.
         const LONG: usize = 48 * 1024;
         let mut rest = text;
-        while let Some(cuts) = self.cuts.as_ref().filter(|_| rest.len() > LONG) {
-            let Some(cut) = cuts.soft_cut(rest, LONG / 2) else { break };
-            self.encode_piece(&rest[..cut], out)?;
-            rest = &rest[cut..];
+        while let Some(points) = self.split_points.as_ref().filter(|_| rest.len() > LONG) {
+            let Some(end) = points.soft_split(rest, LONG / 2) else { break };
+            self.encode_piece(&rest[..end], out)?;
+            rest = &rest[end..];
         }
         self.encode_piece(rest, out)
     }
 
     fn encode_piece(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        pause();
+        YIELD_HOOK.get()();
         match &self.library {
             _ if text.is_empty() => Ok(()),
             Library::Fast(fast) => {
@@ -260,42 +270,44 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Runs a library's reader on a file nobody has vetted.
+/// Runs a library's reader on an untrusted file.
 ///
-/// Both libraries index and unwrap while they read, so a broken file may panic in there. This is the
-/// one place where that is caught: nothing half-made survives it, and the caller gets an error.
+/// Both libraries index and unwrap while they read, so they may panic on an invalid file. Only this
+/// function catches that: nothing half-built survives, and the caller gets an error.
 fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(read))
-        .unwrap_or_else(|_| Err("the library gave up on the file's contents".to_owned()))
+        .unwrap_or_else(|_| Err("the tokenizer library panicked on this file".to_owned()))
 }
 
-/// Whether the fast library gives the released one's ids, added tokens and all.
-fn agree(fast: &fastokens::Tokenizer, released: &tokenizers::Tokenizer) -> bool {
-    let added: Vec<_> =
-        fast.added_token_configs().iter().map(|token| token.content.as_str()).collect();
-    probes::texts(&added).iter().all(|text| {
-        let expected = released.encode_fast(text.as_str(), false);
-        let whole = fast.encode(text);
-        matches!((expected, whole), (Ok(expected), Ok(ids)) if expected.get_ids() == ids)
-    })
-}
-
-/// What the post-processor puts before and after a text.
-fn frame(released: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
+/// The tokens that the post-processor puts before and after a text.
+fn frame(released: &tokenizers::Tokenizer) -> Result<Frame, String> {
     guarded(|| {
         let encode = |special| released.encode_fast("", special).map_err(|error| error.to_string());
         let around = encode(true)?.get_ids().to_vec();
         if around.is_empty() {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok(Frame::default());
         }
         let text = |special| released.encode_fast("a", special).map_err(|error| error.to_string());
-        let (bare, framed) = (text(false)?.get_ids().to_vec(), text(true)?.get_ids().to_vec());
+        let bare = text(false)?.get_ids().to_vec();
+        let framed = text(true)?.get_ids().to_vec();
         (0..=around.len())
             .map(|cut| around.split_at(cut))
             .find(|(before, after)| [*before, bare.as_slice(), *after].concat() == framed)
-            .map(|(before, after)| (before.to_vec(), after.to_vec()))
+            .map(|(before, after)| Frame { before: before.to_vec(), after: after.to_vec() })
             .ok_or_else(|| {
-                "its post-processor does more than to put tokens around a text".to_owned()
+                "unsupported post-processor: it does more than add tokens around a text".to_owned()
             })
     })
+}
+
+thread_local!(static YIELD_HOOK: Cell<fn()> = const { Cell::new(|| ()) });
+
+/// Makes this thread call `hook` before every piece of text that it tokenizes: about every tenth of
+/// a millisecond.
+///
+/// A fair scheduler lets a thread that was kept waiting catch up for milliseconds, whatever its
+/// priority, before another thread that wakes meanwhile. A low-priority thread gives that up by
+/// yielding in the hook.
+pub fn set_yield_hook(hook: fn()) {
+    YIELD_HOOK.set(hook);
 }

@@ -361,7 +361,7 @@ impl Feed {
                 self.recent.note(sequence, heading.fingerprint);
                 self.advance(sequence.saturating_add(1).saturating_add(caught_up as u64));
             }
-            Applied::Before => self.counters.repeated += 1,
+            Applied::Duplicate => self.counters.repeated += 1,
             Applied::Early { .. } if self.early.len() < self.rules.early_most => {
                 self.early.insert(sequence, heading.fingerprint);
             }

@@ -115,7 +115,7 @@ impl PodFeed {
             partial_groups: self.translator.partial_groups().to_vec(),
             items,
         };
-        Ok(self.index.inventory(self.id)?.map(record))
+        Ok(self.index.export(self.id)?.map(record))
     }
 
     /// Takes up what was written down, before anything was heard. It counts once a source has confirmed it; under

@@ -19,8 +19,8 @@ fn limits() -> IndexLimits {
     IndexLimits {
         blocks: 400_000,
         blocks_per_pod: 400_000,
-        waiting_per_pod: 16_384,
-        expected_per_pod: 16_384,
+        orphans_per_pod: 16_384,
+        speculative_per_pod: 16_384,
         early_per_pod: 256,
         ..IndexLimits::default()
     }
@@ -84,7 +84,7 @@ fn a_flood_of_ten_times_the_cap_takes_no_more_memory_than_the_cap() {
     let mut flooded = Flooded::new(&index);
     compare("blocks and blocks whose prefix is not known", before, |times| {
         flooded.store(times * limits.blocks_per_pod / RUN, None);
-        flooded.store(times * limits.waiting_per_pod / RUN, Some(EngineHash(7)));
+        flooded.store(times * limits.orphans_per_pod / RUN, Some(EngineHash(7)));
     });
     // From here on a batch is missing, and all others wait for it.
     flooded.sequence += 1;
@@ -92,5 +92,5 @@ fn a_flood_of_ten_times_the_cap_takes_no_more_memory_than_the_cap() {
         flooded.store(times * limits.early_per_pod, None);
     });
     let stats = index.pod_stats(flooded.pod.id()).unwrap();
-    assert!(stats.blocks <= limits.blocks_per_pod && stats.waiting <= limits.waiting_per_pod);
+    assert!(stats.blocks <= limits.blocks_per_pod && stats.orphans <= limits.orphans_per_pod);
 }

@@ -1,21 +1,22 @@
-//! A hash table from an engine's block hash to the number of the block's entry, in about six bytes an
-//! entry.
+//! A hash table from an engine's block hash to the number of the block's entry, in about six bytes
+//! per entry.
 //!
-//! Open addressing with linear probing. A bucket is one cache line of fifteen slots, filled from the
-//! first. A slot holds eight bits of the hash, its tag, and the number of an entry; the hash itself is
-//! in the entry, which is read only when the tags agree. Tags lie together and are compared sixteen
-//! bytes at once. Unlike an ordinary map, this one can prefetch a line ahead of its use, and grows to
-//! less than twice its size.
+//! Open addressing with linear probing. A bucket is one cache line of fifteen slots, filled from
+//! the first. A slot holds eight bits of the hash, its tag, and the number of an entry; the hash
+//! itself is in the entry, which is read only if the tags match. Tags lie together and are compared
+//! sixteen bytes at once. Unlike an ordinary map, this one can prefetch a line ahead of its use,
+//! and grows by less than a factor of two.
 //!
-//! Invariant: a number lies in its home bucket, or every bucket from its home up to its own is full. So
-//! a probe ends at the first bucket with a free slot, and the table needs neither tombstones nor counts
-//! of what passed a bucket. A removal keeps the invariant by shifting back: it fills the slot it freed
-//! with a number that had passed that bucket, and goes on with the slot which that one freed. How full
-//! each bucket is then follows from the homes of the numbers alone, whatever came and went before: a
-//! table that has been full for months has the probe lengths of a table built just now.
+//! Invariant: a number is in its home bucket, or every bucket from its home up to its own is full.
+//! So a probe ends at the first bucket with a free slot, and the table needs neither tombstones nor
+//! overflow counts. A removal keeps the invariant by backward shifting: it fills the freed slot
+//! with a number displaced past that bucket, and continues with the slot that this number freed. So
+//! the fill of each bucket depends on the homes of the current numbers alone, not on earlier
+//! insertions and removals: a table that has been full for months has the probe lengths of a new
+//! one.
 //!
 //! Every probe visits each bucket at most once. There is always a free slot, because
-//! [`Aliases::has_room`] bounds the load.
+//! [`AliasTable::has_capacity`] bounds the load.
 
 use crate::prefetch::prefetch;
 use crate::steps::step;
@@ -26,8 +27,8 @@ const COUNT: usize = 15;
 /// One more than the largest number: numbers have three bytes.
 pub(crate) const NUMBERS: u32 = 1 << 24;
 
-/// The most of all slots that may be in use, in sixteenths. At 12 a search for an unknown hash visits
-/// 1.3 buckets, at 14 it visits 2.8, and removals shift back 0.3 and 1.3 numbers.
+/// The maximal load in sixteenths. At 12 a search for an unknown hash visits 1.3 buckets and a
+/// removal shifts 0.3 numbers back; at 14 it is 2.8 and 1.3.
 const LOAD: usize = 12;
 
 const LOW: u64 = 0x0101_0101_0101_0101;
@@ -51,7 +52,7 @@ const EMPTY: Bucket = Bucket { tags: [0; 16], numbers: [0; 46], displaced: 0 };
 pub(crate) struct AliasHash(pub(crate) u64);
 
 impl AliasHash {
-    /// The low bits do not choose the bucket, so they tell the hashes of one bucket apart.
+    /// The low bits, which do not choose the bucket and so distinguish the hashes of one bucket.
     #[inline]
     fn tag(self) -> u8 {
         self.0 as u8
@@ -78,8 +79,8 @@ pub(crate) struct AliasTable {
 
 impl AliasTable {
     #[inline]
-    fn home(&self, spread: AliasHash) -> usize {
-        spread.home(self.buckets.len())
+    fn home(&self, hash: AliasHash) -> usize {
+        hash.home(self.buckets.len())
     }
 
     /// The bucket after this one.
@@ -88,7 +89,7 @@ impl AliasTable {
         if at + 1 == self.buckets.len() { 0 } else { at + 1 }
     }
 
-    /// How many buckets `at` is after `home`.
+    /// The number of buckets from `home` to `at`.
     #[inline]
     fn distance(&self, home: usize, at: usize) -> usize {
         if at >= home { at - home } else { at + self.buckets.len() - home }
@@ -96,33 +97,33 @@ impl AliasTable {
 
     /// Prefetches the home bucket of a hash.
     #[inline]
-    pub(crate) fn prefetch(&self, spread: AliasHash) {
-        if let Some(bucket) = self.buckets.get(self.home(spread)) {
+    pub(crate) fn prefetch(&self, hash: AliasHash) {
+        if let Some(bucket) = self.buckets.get(self.home(hash)) {
             prefetch(bucket);
         }
     }
 
-    /// The number for which `is_it` is true, among those whose tag agrees.
+    /// The number for which `matches` is true, among those with the same tag.
     #[inline]
-    pub(crate) fn find(&self, spread: AliasHash, is_it: impl Fn(u32) -> bool) -> Option<u32> {
-        let slot = self.locate(spread, is_it)?;
+    pub(crate) fn find(&self, hash: AliasHash, matches: impl Fn(u32) -> bool) -> Option<u32> {
+        let slot = self.locate(hash, matches)?;
         Some(self.buckets[slot.bucket].number(slot.way))
     }
 
     #[inline]
-    fn locate(&self, spread: AliasHash, is_it: impl Fn(u32) -> bool) -> Option<AliasSlot> {
-        let mut at = self.home(spread);
+    fn locate(&self, hash: AliasHash, matches: impl Fn(u32) -> bool) -> Option<AliasSlot> {
+        let mut at = self.home(hash);
         for _ in 0..self.buckets.len() {
             step();
             let bucket = &self.buckets[at];
             for half in 0..2 {
-                let mut fits = bucket.fits(half, spread.tag());
-                while fits != 0 {
-                    let way = half * 8 + fits.trailing_zeros() as usize / 8;
-                    if way < bucket.used() && is_it(bucket.number(way)) {
+                let mut tags = bucket.matching_tags(half, hash.tag());
+                while tags != 0 {
+                    let way = half * 8 + tags.trailing_zeros() as usize / 8;
+                    if way < bucket.used() && matches(bucket.number(way)) {
                         return Some(AliasSlot { bucket: at, way });
                     }
-                    fits &= fits - 1;
+                    tags &= tags - 1;
                 }
             }
             if !bucket.is_full() {
@@ -133,100 +134,102 @@ impl AliasTable {
         None
     }
 
-    /// Adds a number if no tag on its way agrees, so that its hash is surely new; there must be room.
-    /// `false`, and nothing is added, if the hash may be known.
+    /// Adds a number if no tag on its probe path matches, so that its hash is new for sure. The
+    /// caller checks [`Self::has_capacity`]. Returns `false` and adds nothing if the hash may be
+    /// known.
     #[inline]
-    pub(crate) fn add_new(&mut self, spread: AliasHash, number: u32) -> bool {
+    pub(crate) fn add_new(&mut self, hash: AliasHash, number: u32) -> bool {
         step();
-        let home = self.home(spread);
+        let home = self.home(hash);
         let bucket = &mut self.buckets[home];
-        if bucket.may_have(spread.tag()) {
+        if bucket.may_have(hash.tag()) {
             return false;
         }
         if bucket.is_full() {
-            return self.add_new_after(spread, number, home);
+            return self.add_new_after(hash, number, home);
         }
-        bucket.push(spread.tag(), number);
+        bucket.push(hash.tag(), number);
         self.len += 1;
         true
     }
 
-    /// [`Self::add_new`] with a full home.
+    /// [`Self::add_new`] with a full home bucket.
     #[cold]
     #[inline(never)]
-    fn add_new_after(&mut self, spread: AliasHash, number: u32, home: usize) -> bool {
+    fn add_new_after(&mut self, hash: AliasHash, number: u32, home: usize) -> bool {
         let mut at = self.after(home);
         while at != home {
             step();
             let bucket = &mut self.buckets[at];
-            if bucket.may_have(spread.tag()) {
+            if bucket.may_have(hash.tag()) {
                 return false;
             }
             if !bucket.is_full() {
-                bucket.push_displaced(spread.tag(), number);
+                bucket.push_displaced(hash.tag(), number);
                 self.len += 1;
                 return true;
             }
             at = self.after(at);
         }
-        unreachable!("has_room keeps slots free")
+        unreachable!("has_capacity keeps slots free")
     }
 
-    /// Adds a number whose hash is new. There must be room.
+    /// Adds a number whose hash is new. The caller checks [`Self::has_capacity`].
     #[inline]
-    pub(crate) fn put(&mut self, spread: AliasHash, number: u32) {
+    pub(crate) fn put(&mut self, hash: AliasHash, number: u32) {
         step();
-        let home = self.home(spread);
+        let home = self.home(hash);
         self.len += 1;
         if self.buckets[home].is_full() {
-            let at = self.first_with_room(home);
-            self.buckets[at].push_displaced(spread.tag(), number);
+            let at = self.first_with_free_slot(home);
+            self.buckets[at].push_displaced(hash.tag(), number);
         } else {
-            self.buckets[home].push(spread.tag(), number);
+            self.buckets[home].push(hash.tag(), number);
         }
     }
 
     /// The first bucket after a full home that has a free slot.
     #[cold]
     #[inline(never)]
-    fn first_with_room(&self, home: usize) -> usize {
+    fn first_with_free_slot(&self, home: usize) -> usize {
         let mut at = self.after(home);
         while at != home && self.buckets[at].is_full() {
             step();
             at = self.after(at);
         }
-        debug_assert_ne!(at, home, "has_room keeps slots free");
+        debug_assert_ne!(at, home, "has_capacity keeps slots free");
         at
     }
 
-    /// Removes a number. `spread_of` gives the hash of every other number in the table.
+    /// Removes a number. `hash_of` gives the hash of every other number in the table.
     pub(crate) fn remove(
         &mut self,
-        spread: AliasHash,
+        hash: AliasHash,
         number: u32,
-        spread_of: impl Fn(u32) -> AliasHash,
+        hash_of: impl Fn(u32) -> AliasHash,
     ) {
-        let Some(mut free) = self.locate(spread, |other| other == number) else { return };
+        let Some(mut free) = self.locate(hash, |other| other == number) else { return };
         self.len -= 1;
-        // Only a full bucket has been passed, and each turn goes on with a bucket further along one run
-        // of full buckets.
+        // Numbers are displaced past full buckets only, and each iteration continues with a later
+        // bucket of one run of full buckets.
         while self.buckets[free.bucket].is_full()
-            && let Some(passed) = self.first_that_passed(free.bucket, &spread_of)
+            && let Some(passed) = self.first_displaced(free.bucket, &hash_of)
         {
             let moved = &self.buckets[passed.bucket];
-            let (tag, number) = (moved.tags[passed.way], moved.number(passed.way));
-            let is_displaced = self.home(spread_of(number)) != free.bucket;
+            let tag = moved.tags[passed.way];
+            let number = moved.number(passed.way);
+            let is_displaced = self.home(hash_of(number)) != free.bucket;
             self.buckets[free.bucket].replace(free.way, tag, number, is_displaced);
             free = passed;
         }
-        self.buckets[free.bucket].take(free.way);
+        self.buckets[free.bucket].remove(free.way);
     }
 
-    /// Where the nearest number lies that passed a full bucket.
-    fn first_that_passed(
+    /// The slot of the nearest number that was displaced past a full bucket.
+    fn first_displaced(
         &self,
         full: usize,
-        spread_of: &impl Fn(u32) -> AliasHash,
+        hash_of: &impl Fn(u32) -> AliasHash,
     ) -> Option<AliasSlot> {
         let mut at = self.after(full);
         while at != full {
@@ -236,7 +239,7 @@ impl AliasTable {
             while displaced != 0 {
                 step();
                 let way = displaced.trailing_zeros() as usize;
-                let home = self.home(spread_of(bucket.number(way)));
+                let home = self.home(hash_of(bucket.number(way)));
                 if self.distance(home, at) >= self.distance(full, at) {
                     return Some(AliasSlot { bucket: at, way });
                 }
@@ -250,13 +253,13 @@ impl AliasTable {
         None
     }
 
-    /// Whether so many more hashes fit.
+    /// Whether the load allows `more` further hashes.
     #[inline]
-    pub(crate) fn has_room(&self, more: usize) -> bool {
+    pub(crate) fn has_capacity(&self, more: usize) -> bool {
         (self.len + more) * 16 <= self.buckets.len() * WAYS * LOAD
     }
 
-    /// An empty table that is larger, to move all numbers to.
+    /// A larger empty table, to move all numbers to.
     pub(crate) fn larger(&self) -> Self {
         let buckets = self.buckets.len() * 7 / 4 + 1;
         Self { buckets: vec![EMPTY; buckets].into(), len: 0 }
@@ -268,16 +271,16 @@ impl AliasTable {
 }
 
 impl Bucket {
-    /// Whether a tag may be among these; a free slot or the count may look like it.
+    /// Whether the bucket may contain a tag; a free slot or the count may look like it.
     #[inline]
     fn may_have(&self, tag: u8) -> bool {
         self.tags.iter().fold(false, |found, other| found | (*other == tag))
     }
 
-    /// Marks the slots of a half whose tag agrees, by the high bit of their byte: a byte is zero exactly
-    /// if neither it nor the sum of its low bits and 0x7f has that bit.
+    /// Flags the slots of a half with a matching tag, by the high bit of their byte: a byte is zero
+    /// exactly if neither it nor the sum of its low bits and 0x7f has that bit.
     #[inline]
-    fn fits(&self, half: usize, tag: u8) -> u64 {
+    fn matching_tags(&self, half: usize, tag: u8) -> u64 {
         let (halves, _) = self.tags.as_chunks::<8>();
         let differ = u64::from_le_bytes(halves[half]) ^ LOW.wrapping_mul(u64::from(tag));
         !((differ & !HIGH).wrapping_add(!HIGH) | differ) & HIGH
@@ -318,7 +321,7 @@ impl Bucket {
         self.push(tag, number);
     }
 
-    /// Gives a slot in use to another number.
+    /// Replaces the number in a used slot.
     fn replace(&mut self, way: usize, tag: u8, number: u32, is_displaced: bool) {
         self.numbers[3 * way..3 * way + 3].copy_from_slice(&number.to_le_bytes()[..3]);
         self.tags[way] = tag;
@@ -326,7 +329,7 @@ impl Bucket {
     }
 
     /// Frees a slot: the last one in use moves to it.
-    fn take(&mut self, way: usize) {
+    fn remove(&mut self, way: usize) {
         let last = self.used() - 1;
         let is_displaced = self.displaced >> last & 1 != 0;
         self.replace(way, self.tags[last], self.number(last), is_displaced);
@@ -340,7 +343,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Names are their own hashes here, crowded into few buckets and tags.
+    /// Names are their own hashes here, with few buckets and tags.
     #[test]
     fn aliases_agree_with_a_map_through_growth_removal_and_crowding() {
         let mut state = 1u64;
@@ -353,8 +356,8 @@ mod tests {
         let mut aliases = AliasTable::default();
         for _ in 0..200_000 {
             let name = (random() % 7) << 60 | (random() % 40) << 20 | (random() % 3);
-            let is_it = |number: u32| names[number as usize] == name;
-            let found = aliases.find(AliasHash(name), is_it);
+            let matches = |number: u32| names[number as usize] == name;
+            let found = aliases.find(AliasHash(name), matches);
             assert_eq!(found, numbers.get(&name).copied());
             if let Some(number) = found {
                 if random() % 2 == 0 {
@@ -366,7 +369,7 @@ mod tests {
                 names.push(name);
                 let number = names.len() as u32 - 1;
                 numbers.insert(name, number);
-                if !aliases.has_room(1) {
+                if !aliases.has_capacity(1) {
                     let mut larger = aliases.larger();
                     for (name, number) in numbers.iter().filter(|(other, _)| **other != name) {
                         larger.put(AliasHash(*name), *number);
@@ -382,11 +385,12 @@ mod tests {
     }
 
     impl AliasTable {
-        /// Every number lies at its home or behind full buckets, and is marked as displaced just then.
-        fn check(&self, spread_of: impl Fn(u32) -> AliasHash) {
+        /// Every number is in its home bucket or behind full buckets, and marked as displaced only
+        /// then.
+        fn check(&self, hash_of: impl Fn(u32) -> AliasHash) {
             for (at, bucket) in self.buckets.iter().enumerate() {
                 for way in 0..bucket.used() {
-                    let home = self.home(spread_of(bucket.number(way)));
+                    let home = self.home(hash_of(bucket.number(way)));
                     assert_eq!(bucket.displaced >> way & 1 != 0, at != home);
                     let mut passed = home;
                     while passed != at {
@@ -399,10 +403,10 @@ mod tests {
         }
     }
 
-    /// As full as it may be, with every hash replaced over and over, it keeps its invariant, and is filled
-    /// as a table that was built of the same hashes alone.
+    /// At maximal load, with every hash replaced again and again, the table keeps its invariant,
+    /// and its buckets are filled like those of a table built from the same hashes.
     #[test]
-    fn a_full_table_looks_after_long_churn_as_if_built_just_now() {
+    fn a_full_table_after_long_churn_looks_like_a_new_one() {
         let hash =
             |number: u32| AliasHash((u64::from(number) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         for buckets in [1, 2, 3, 7, 40] {
@@ -410,10 +414,10 @@ mod tests {
             let mut aliases = AliasTable { buckets: empty.buckets.clone(), len: 0 };
             let mut live = std::collections::VecDeque::new();
             for number in 0..2_000 * buckets as u32 {
-                if !aliases.has_room(1) {
+                if !aliases.has_capacity(1) {
                     // Not always the oldest, so that some stay for long.
                     let at = number as usize * 7 % live.len().div_ceil(3);
-                    let gone = live.remove(at).expect("it is below the length");
+                    let gone = live.remove(at).expect("the index is below the length");
                     aliases.remove(hash(gone), gone, hash);
                 }
                 if !aliases.add_new(hash(number), number) {

@@ -1,21 +1,22 @@
-//! One pod's bits in the map: setting and clearing them, block by block.
+//! Sets and clears one pod's bits in the map, block by block.
 //!
-//! Only the holder of the pod's ledger makes a [`PodBits`], so a pod's bits have one writer at a time,
-//! and whoever compares the pod's incarnation under that lock knows that no late event of an old
-//! incarnation can set a bit of a new one. Each change locks one shard; the lines that a list of
-//! changes needs are brought into the cache together before the first is made.
+//! Only the holder of the pod's ledger lock creates a [`Bits`], so a pod's bits have one writer at
+//! a time; since the holder compares the pod's incarnation under that lock, no late event of an old
+//! incarnation can set a bit of a new one. Each change locks one shard; the cache lines of a list
+//! of changes are prefetched together before the first change.
 
 use wornpath_blocks::BlockHash;
 
 use crate::directory::{Directory, ShardGuard, Tables, View};
 use crate::pod::PodSlot;
-use crate::sets::{Numbering, Rows, Sets};
+use crate::set_page::Numbering;
+use crate::sets::{Rows, Sets};
 use crate::table::{
-    Probe, SetId, TableKey, better_size, change, insert, is_crowded, is_deserted, locate, rebuild,
+    Probe, SetId, TableKey, better_size, change, insert, is_crowded, is_sparse, locate, rebuild,
     remove,
 };
 
-/// How many changes are looked ahead: as many misses as a core keeps in flight.
+/// Changes that are prefetched together: as many misses as a core keeps in flight.
 const AHEAD: usize = 16;
 
 /// The writing side of one pod's bits.
@@ -24,22 +25,23 @@ pub(crate) struct Bits<'a> {
     tables: &'a mut Tables,
     rows: Rows<'a>,
     slot: PodSlot,
-    step: BitStep,
+    transition: Transition,
 }
 
-/// The last step from one set to another; neighbours on a path mostly take the same. Uses are counted
-/// by the step, not by the block: it takes many of the set it leads to in advance, and gives those of
-/// the set it leads from back at its end.
+/// The last transition from one set to another; neighbours on a path mostly make the same one. Uses
+/// are counted per transition, not per block: it acquires many uses of the new set in advance and
+/// returns those of the old set at its end.
 #[derive(Default)]
-struct BitStep {
+struct Transition {
     from: SetId,
     to: SetId,
-    taken: u32,
-    /// Uses of `to` that no block has yet.
-    ahead: u32,
+    /// Blocks that made the transition.
+    blocks: u32,
+    /// Acquired uses of `to` that no block owns yet.
+    spare: u32,
 }
 
-/// Uses that are taken in advance.
+/// Uses that a transition acquires in advance.
 const IN_ADVANCE: u32 = 16;
 
 impl<'a> Bits<'a> {
@@ -50,10 +52,10 @@ impl<'a> Bits<'a> {
         slot: PodSlot,
     ) -> Self {
         let rows = Rows { directory, pages: &mut view.pages };
-        Self { sets, tables: &mut view.tables, rows, slot, step: BitStep::default() }
+        Self { sets, tables: &mut view.tables, rows, slot, transition: Transition::default() }
     }
 
-    /// Sets the pod's bit on each block, and tells `already` of those that had it.
+    /// Sets the pod's bit on each block; calls `already` for those that had it.
     pub(crate) fn set(&mut self, blocks: &[BlockHash], mut already: impl FnMut(BlockHash)) {
         for some in blocks.chunks(AHEAD) {
             self.prefetch(some);
@@ -63,10 +65,10 @@ impl<'a> Bits<'a> {
                 }
             }
         }
-        self.end_step();
+        self.end_transition();
     }
 
-    /// Clears the pod's bit on each block; one that does not have it stays as it is.
+    /// Clears the pod's bit on each block that has it.
     pub(crate) fn clear(&mut self, blocks: &[BlockHash]) {
         for some in blocks.chunks(AHEAD) {
             self.prefetch(some);
@@ -74,112 +76,112 @@ impl<'a> Bits<'a> {
                 self.clear_one(*block);
             }
         }
-        self.end_step();
+        self.end_transition();
     }
 
     /// Whether the pod's bit is set on a block.
     pub(crate) fn has(&mut self, block: BlockHash) -> bool {
-        let place = TableKey::of(block);
-        let _turn = self.tables.turn(self.rows.directory, place.shard);
-        let set = locate(&self.tables[place.shard], place).set;
+        let key = TableKey::of(block);
+        let _guard = self.tables.lock_shard(self.rows.directory, key.shard);
+        let set = locate(&self.tables[key.shard], key).set;
         set != SetId::EMPTY && self.rows.contains(set, self.slot)
     }
 
     fn prefetch(&self, blocks: &[BlockHash]) {
         for block in blocks {
-            self.rows.directory.prefetch_turn(TableKey::of(*block).shard);
+            self.rows.directory.prefetch_shard(TableKey::of(*block).shard);
             Probe::new(self.tables, *block).prefetch_to_write();
         }
     }
 
     #[inline]
     fn set_one(&mut self, block: BlockHash) -> bool {
-        let place = TableKey::of(block);
-        let turn = self.tables.turn(self.rows.directory, place.shard);
-        let table = &self.tables[place.shard];
-        let spot = locate(table, place);
-        let old = spot.set;
+        let key = TableKey::of(block);
+        let guard = self.tables.lock_shard(self.rows.directory, key.shard);
+        let table = &self.tables[key.shard];
+        let slot = locate(table, key);
+        let old = slot.set;
         if old == SetId::EMPTY {
-            insert(table, &spot, Numbering::single(self.slot));
-            let len = turn.one_more();
+            insert(table, &slot, Numbering::single(self.slot));
+            let len = guard.add_entry();
             if is_crowded(table, len) {
-                self.resize(place.shard, turn, len);
+                self.resize(key.shard, guard, len);
             }
             return true;
         }
-        // A step is never taken from a set with the pod in it.
-        if old != self.step.from && self.rows.contains(old, self.slot) {
+        // No transition of `set` starts at a set that contains the pod.
+        if old != self.transition.from && self.rows.contains(old, self.slot) {
             return false;
         }
-        let new = self.take_step(old, Sets::with);
-        change(&self.tables[place.shard], &spot, new);
+        let new = self.follow_transition(old, Sets::with);
+        change(&self.tables[key.shard], &slot, new);
         true
     }
 
     #[inline]
     fn clear_one(&mut self, block: BlockHash) {
-        let place = TableKey::of(block);
-        let turn = self.tables.turn(self.rows.directory, place.shard);
-        let table = &self.tables[place.shard];
-        let spot = locate(table, place);
-        let old = spot.set;
+        let key = TableKey::of(block);
+        let guard = self.tables.lock_shard(self.rows.directory, key.shard);
+        let table = &self.tables[key.shard];
+        let slot = locate(table, key);
+        let old = slot.set;
         if old == SetId::EMPTY {
             return;
         }
         if old == Numbering::single(self.slot) {
-            remove(table, &spot);
-            let len = turn.one_less();
-            if is_deserted(table, len) {
-                self.resize(place.shard, turn, len);
+            remove(table, &slot);
+            let len = guard.remove_entry();
+            if is_sparse(table, len) {
+                self.resize(key.shard, guard, len);
             }
             return;
         }
-        if old != self.step.from && !self.rows.contains(old, self.slot) {
+        if old != self.transition.from && !self.rows.contains(old, self.slot) {
             return;
         }
-        let new = self.take_step(old, Sets::without);
-        change(&self.tables[place.shard], &spot, new);
+        let new = self.follow_transition(old, Sets::without);
+        change(&self.tables[key.shard], &slot, new);
     }
 
-    /// The set that `old` becomes. One use of it is the block's, and one of `old` no longer is.
+    /// The set that `old` becomes. The block owns one use of it, and no longer one of `old`.
     #[inline]
-    fn take_step(
+    fn follow_transition(
         &mut self,
         old: SetId,
         change: fn(&Sets, &mut Rows<'_>, SetId, PodSlot) -> SetId,
     ) -> SetId {
-        if old != self.step.from || self.step.ahead == 0 {
-            self.begin_step(old, change);
+        if old != self.transition.from || self.transition.spare == 0 {
+            self.begin_transition(old, change);
         }
-        self.step.ahead -= 1;
-        self.step.taken += 1;
-        self.step.to
+        self.transition.spare -= 1;
+        self.transition.blocks += 1;
+        self.transition.to
     }
 
     #[cold]
-    fn begin_step(
+    fn begin_transition(
         &mut self,
         old: SetId,
         change: fn(&Sets, &mut Rows<'_>, SetId, PodSlot) -> SetId,
     ) {
         let new = change(self.sets, &mut self.rows, old, self.slot);
         Sets::retain(&mut self.rows, new, IN_ADVANCE - 1);
-        self.end_step();
-        self.step = BitStep { from: old, to: new, taken: 0, ahead: IN_ADVANCE };
+        self.end_transition();
+        self.transition = Transition { from: old, to: new, blocks: 0, spare: IN_ADVANCE };
     }
 
-    fn end_step(&mut self) {
-        let BitStep { from, to, taken, ahead } = std::mem::take(&mut self.step);
-        self.sets.release(&mut self.rows, from, taken);
-        self.sets.release(&mut self.rows, to, ahead);
+    fn end_transition(&mut self) {
+        let Transition { from, to, blocks, spare } = std::mem::take(&mut self.transition);
+        self.sets.release(&mut self.rows, from, blocks);
+        self.sets.release(&mut self.rows, to, spare);
     }
 
-    /// Rebuilds a shard's table whose size no longer fits. Costs O(the shard), amortized O(1).
+    /// Rebuilds a shard's table in a fitting size. Costs O(shard), amortized O(1).
     #[cold]
     #[inline(never)]
-    fn resize(&mut self, shard: usize, mut turn: ShardGuard<'_>, len: usize) {
+    fn resize(&mut self, shard: usize, mut guard: ShardGuard<'_>, len: usize) {
         let old = &self.tables[shard];
         let new = rebuild(old, better_size(old.len(), len));
-        self.tables.replace(self.rows.directory, shard, &mut turn, new);
+        self.tables.replace(self.rows.directory, shard, &mut guard, new);
     }
 }

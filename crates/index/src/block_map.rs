@@ -1,5 +1,6 @@
-//! Maps by block hash, which is a keyed hash already: nobody can choose where it falls, so it is used
-//! as it is. The standard library's hasher would cost more than the rest of an expectation.
+//! Maps by block hash. A block hash is a keyed hash already: no client can choose its bucket, so it
+//! is used unchanged. The standard library's hasher would cost more than the rest of a speculative
+//! insert.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -9,7 +10,7 @@ use wornpath_blocks::BlockHash;
 /// A map by block hash.
 pub(crate) type BlockMap<T> = HashMap<BlockHash, T, BuildHasherDefault<IdentityHasher>>;
 
-/// Takes a hash for its own hash.
+/// Returns the key as its hash.
 #[derive(Default)]
 pub(crate) struct IdentityHasher(u64);
 

@@ -1,9 +1,9 @@
-//! The answer to "who holds how much of this chain": pods by depth.
+//! The result of a lookup: pods by the depth to which they hold a chain.
 
-use crate::pod::{PodSet, PodSlot, place};
+use crate::pod::{PodSet, PodSlot, word_and_bit};
 
-/// Who holds how much: the pods that hold the same number of leading blocks, level by level. Made to
-/// be reused: after the first few queries, answering allocates nothing.
+/// The pods that hold a chain, grouped by the number of leading blocks they hold. Made to be
+/// reused: after the first few queries, a lookup allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Depths {
     width: usize,
@@ -14,9 +14,9 @@ pub struct Depths {
 /// The pods that hold exactly `depth` leading blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Level<'a> {
-    /// How many blocks from the start of the chain, without a break. At least one.
+    /// Leading blocks of the chain, without a hole. At least one.
     pub depth: usize,
-    /// Those who hold that many and no more. At least one pod.
+    /// The pods that hold exactly that many. At least one pod.
     pub pods: PodSet<'a>,
 }
 
@@ -29,7 +29,7 @@ impl Depths {
         })
     }
 
-    /// The deepest level, if anybody holds anything.
+    /// The deepest level, if any pod holds the first block.
     #[must_use]
     pub fn deepest(&self) -> Option<Level<'_>> {
         self.levels().next_back()
@@ -38,7 +38,7 @@ impl Depths {
     /// How many leading blocks one pod holds.
     #[must_use]
     pub fn depth(&self, slot: PodSlot) -> usize {
-        let (word, bit) = place(slot);
+        let (word, bit) = word_and_bit(slot);
         self.depths
             .iter()
             .enumerate()
@@ -46,8 +46,8 @@ impl Depths {
             .map_or(0, |(_, depth)| *depth as usize)
     }
 
-    /// Writes every pod's depth to its slot's position; positions of pods that hold nothing become
-    /// zero. Slots beyond the buffer are left out.
+    /// Writes the depth of each pod to the position of its slot, zero for pods that hold nothing.
+    /// Ignores slots beyond the buffer.
     pub fn depths_into(&self, depths: &mut [u32]) {
         depths.fill(0);
         for level in self.levels() {
@@ -65,7 +65,7 @@ impl Depths {
         self.words.clear();
     }
 
-    /// Adds a level, unless nobody is in it.
+    /// Adds a level, unless it has no pod.
     #[inline]
     pub(crate) fn push<const WORDS: usize>(&mut self, depth: usize, pods: [u64; WORDS]) {
         if pods != [0; WORDS] {

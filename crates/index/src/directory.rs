@@ -1,62 +1,62 @@
-//! Where the tables and pages are, for readers that take no lock.
+//! The current tables and pages, for readers that take no lock.
 //!
-//! A reader keeps a [`View`] of its own and looks at two counters. `published` says at the start of a
-//! query whether something has been replaced since the view was taken. A table that has been replaced
-//! is never written again, so a query that began with the old one reads the state at the moment of
-//! replacement, which lies within the query. `recycled` says at the end whether anything the query
-//! read may have come to mean something else meanwhile (a row of a set, a pod's slot); then the query
-//! starts again.
+//! Each reader keeps its own [`View`] and reads two counters. At the start of a query, `published`
+//! tells whether a table was replaced since the view was taken. A replaced table is never written
+//! again, so a query that began with the old one reads the state at the moment of replacement,
+//! which lies within the query. At the end, `recycled` tells whether the meaning of anything the
+//! query read (a row of a set, a pod's slot) may have changed meanwhile; then the query retries.
 //!
-//! No unsafe code and no hazard pointers are needed: what a view holds lives as long as the view. The
-//! price is that an idle reader keeps what it last saw; refresh it now and then, or drop it.
+//! This needs no unsafe code and no hazard pointers: a view keeps its tables alive. The price is
+//! that an idle reader keeps old tables in memory; refresh it now and then, or drop it.
 
 use std::sync::Arc;
 
 use crate::prefetch::prefetch_to_write;
-use crate::sets::{Numbering, SetPage};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, stand_aside};
+use crate::set_page::{Numbering, SetPage};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, yield_now};
 use crate::table::{SHARDS, SMALLEST, Table, table};
 
-/// The pages of sets, in the order of their numbers, as they were at some moment.
+/// The pages of sets in the order of their numbers, as of some moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages {
     pages: Arc<[Arc<SetPage>]>,
     changed: u64,
 }
 
-/// A shard of the map. Writers take turns at it.
+/// A shard of the map, written by one writer at a time.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Shard {
-    /// Twice the number of times its table was replaced, and one more during a turn: so a single
-    /// exchange begins a turn and tells that the writer knows the shard's present table.
-    turn: AtomicU64,
-    /// Entries in the table. Only changed in a turn.
+    /// The version of the table (twice the number of replacements), plus one while a writer holds
+    /// the shard: so one compare-and-swap both takes the lock and proves that the writer's table is
+    /// current.
+    lock: AtomicU64,
+    /// Entries in the table. Only the holder of the lock changes it.
     len: AtomicU64,
     table: Mutex<Table>,
 }
 
-/// A writer's turn at a shard: until it ends, nobody else changes the shard.
+/// A locked shard: no other writer changes it until the guard is dropped.
 pub(crate) struct ShardGuard<'a> {
     shard: &'a Shard,
-    replaced: u64,
+    version: u64,
 }
 
 impl ShardGuard<'_> {
-    /// The number of entries after one came.
+    /// Counts an inserted entry; returns the number of entries.
     #[inline]
-    pub(crate) fn one_more(&self) -> usize {
-        self.count(self.shard.len.load(Ordering::Relaxed) + 1)
+    pub(crate) fn add_entry(&self) -> usize {
+        self.set_len(self.shard.len.load(Ordering::Relaxed) + 1)
     }
 
-    /// The number of entries after one went.
+    /// Counts a removed entry; returns the number of entries.
     #[inline]
-    pub(crate) fn one_less(&self) -> usize {
-        self.count(self.shard.len.load(Ordering::Relaxed) - 1)
+    pub(crate) fn remove_entry(&self) -> usize {
+        self.set_len(self.shard.len.load(Ordering::Relaxed) - 1)
     }
 
     #[inline]
-    fn count(&self, len: u64) -> usize {
+    fn set_len(&self, len: u64) -> usize {
         self.shard.len.store(len, Ordering::Relaxed);
         len as usize
     }
@@ -65,17 +65,16 @@ impl ShardGuard<'_> {
 impl Drop for ShardGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.shard.turn.store(self.replaced, Ordering::Release);
+        self.shard.lock.store(self.version, Ordering::Release);
     }
 }
 
-/// The tables of all shards, as they were when each had been replaced so many times.
+/// The tables of all shards, each as of some version.
 #[derive(Clone, Debug)]
 pub(crate) struct Tables {
     tables: Box<[Table; SHARDS]>,
-    /// Twice those numbers.
-    replaced: Box<[u64; SHARDS]>,
-    /// Everything published up to here is known.
+    versions: Box<[u64; SHARDS]>,
+    /// The value of [`Directory::published`] up to which all tables are current.
     published: u64,
 }
 
@@ -89,66 +88,72 @@ impl std::ops::Deref for Tables {
 }
 
 impl Tables {
-    /// Waits for a turn at a shard, with its present table at hand.
+    /// Locks a shard and makes its table in this view current.
     #[inline]
-    pub(crate) fn turn<'a>(&mut self, directory: &'a Directory, shard: usize) -> ShardGuard<'a> {
+    pub(crate) fn lock_shard<'a>(
+        &mut self,
+        directory: &'a Directory,
+        shard: usize,
+    ) -> ShardGuard<'a> {
         loop {
-            let (free, taken) = (self.replaced[shard], self.replaced[shard] | 1);
-            let turn = &directory.shards[shard].turn;
-            if turn.compare_exchange(free, taken, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return ShardGuard { shard: &directory.shards[shard], replaced: free };
+            let version = self.versions[shard];
+            let locked = version | 1;
+            let lock = &directory.shards[shard].lock;
+            if lock.compare_exchange(version, locked, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return ShardGuard { shard: &directory.shards[shard], version };
             }
-            self.await_turn(directory, shard);
+            self.wait_for_shard(directory, shard);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn await_turn(&mut self, directory: &Directory, shard: usize) {
-        stand_aside();
-        self.renew(directory, shard);
+    fn wait_for_shard(&mut self, directory: &Directory, shard: usize) {
+        yield_now();
+        self.refresh_shard(directory, shard);
     }
 
-    fn renew(&mut self, directory: &Directory, shard: usize) {
-        let Shard { turn, table, .. } = &directory.shards[shard];
-        if turn.load(Ordering::Acquire) & !1 != self.replaced[shard] {
-            let table = lock(table);
-            self.replaced[shard] = turn.load(Ordering::Acquire) & !1;
+    fn refresh_shard(&mut self, directory: &Directory, shard: usize) {
+        let shared = &directory.shards[shard];
+        if shared.lock.load(Ordering::Acquire) & !1 != self.versions[shard] {
+            let table = lock(&shared.table);
+            self.versions[shard] = shared.lock.load(Ordering::Acquire) & !1;
             self.tables[shard] = Arc::clone(&table);
         }
     }
 
     #[cold]
-    fn renew_all(&mut self, directory: &Directory) {
+    fn refresh_all(&mut self, directory: &Directory) {
         self.published = directory.published.load(Ordering::Acquire);
         for shard in 0..SHARDS {
-            self.renew(directory, shard);
+            self.refresh_shard(directory, shard);
         }
     }
 
-    /// Puts another table in the place of the shard's whose turn this is.
+    /// Replaces the table of a locked shard.
     pub(crate) fn replace(
         &mut self,
         directory: &Directory,
         shard: usize,
-        turn: &mut ShardGuard<'_>,
+        guard: &mut ShardGuard<'_>,
         table: Table,
     ) {
-        let mut present = lock(&turn.shard.table);
-        *present = Arc::clone(&table);
-        turn.replaced = turn.replaced.wrapping_add(2);
-        turn.shard.turn.store(turn.replaced | 1, Ordering::Release);
-        drop(present);
-        // Who knew everything before knows everything now.
+        let mut current = lock(&guard.shard.table);
+        *current = Arc::clone(&table);
+        guard.version = guard.version.wrapping_add(2);
+        guard.shard.lock.store(guard.version | 1, Ordering::Release);
+        drop(current);
+        // A view that was current before is current after its own replacement.
         if directory.published.fetch_add(1, Ordering::AcqRel) == self.published {
             self.published += 1;
         }
-        self.replaced[shard] = turn.replaced;
+        self.versions[shard] = guard.version;
         self.tables[shard] = table;
     }
 }
 
-/// The tables and pages as they were when `published` had this value.
+/// A reader's or writer's own references to all tables and pages.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) tables: Tables,
@@ -159,6 +164,7 @@ pub(crate) struct View {
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Directory {
+    /// How often a table was replaced.
     published: AtomicU64,
     recycled: AtomicU64,
     pages_changed: AtomicU64,
@@ -168,10 +174,17 @@ pub(crate) struct Directory {
     pub(crate) numbering: Numbering,
 }
 
+/// The size of the map's tables.
+#[derive(Clone, Copy)]
+pub(crate) struct MapSize {
+    pub(crate) entries: usize,
+    pub(crate) bytes: usize,
+}
+
 impl Directory {
     pub(crate) fn new(numbering: Numbering) -> Self {
         let shard = |_| Shard {
-            turn: AtomicU64::new(0),
+            lock: AtomicU64::new(0),
             len: AtomicU64::new(0),
             table: Mutex::new(table(SMALLEST)),
         };
@@ -186,35 +199,37 @@ impl Directory {
         }
     }
 
-    /// How often something was given a new meaning.
+    /// How often rows or slots were recycled.
     #[inline]
     pub(crate) fn recycled(&self) -> u64 {
         self.recycled.load(Ordering::Acquire)
     }
 
-    /// Announces that rows or slots are about to mean something else.
+    /// Announces that rows or slots are about to be reused.
     pub(crate) fn recycle(&self) {
-        let _turn = lock(&self.recycling);
+        let _guard = lock(&self.recycling);
         self.recycled.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// While the guard lives nothing is recycled.
+    /// Blocks recycling until the guard is dropped.
     pub(crate) fn forbid_recycling(&self) -> MutexGuard<'_, ()> {
         lock(&self.recycling)
     }
 
-    /// Asks for what a turn at a shard needs: mostly another thread has had the last one.
+    /// Prefetches the lock of a shard, which another core has mostly written last.
     #[inline]
-    pub(crate) fn prefetch_turn(&self, shard: usize) {
+    pub(crate) fn prefetch_shard(&self, shard: usize) {
         prefetch_to_write(&self.shards[shard]);
     }
 
-    /// The number of entries in all tables, and the bytes of these.
-    pub(crate) fn size(&self) -> (usize, usize) {
-        self.shards.iter().fold((0, 0), |(entries, bytes), shard| {
-            let len = shard.len.load(Ordering::Relaxed) as usize;
-            (entries + len, bytes + size_of_val(&**lock(&shard.table)))
-        })
+    /// The size of all tables.
+    pub(crate) fn size(&self) -> MapSize {
+        let mut size = MapSize { entries: 0, bytes: 0 };
+        for shard in &self.shards {
+            size.entries += shard.len.load(Ordering::Relaxed) as usize;
+            size.bytes += size_of_val(&**lock(&shard.table));
+        }
+        size
     }
 
     pub(crate) fn add_page(&self, page: Arc<SetPage>) {
@@ -223,7 +238,7 @@ impl Directory {
         self.pages_changed.fetch_add(1, Ordering::Release);
     }
 
-    /// Gives the memory of all pages back. Their numbers will mean other rows, hence the recycling.
+    /// Frees all pages. Their row numbers will be reused, hence the recycling.
     pub(crate) fn drop_pages(&self) {
         *lock(&self.pages) = Arc::new([]);
         self.pages_changed.fetch_add(1, Ordering::Release);
@@ -236,7 +251,7 @@ impl View {
         let mut view = Self {
             tables: Tables {
                 tables: Box::new(std::array::from_fn(|_| Table::from([]))),
-                replaced: Box::new([u64::MAX; SHARDS]),
+                versions: Box::new([u64::MAX; SHARDS]),
                 published: u64::MAX,
             },
             pages: Pages { pages: Arc::new([]), changed: u64::MAX },
@@ -246,27 +261,27 @@ impl View {
         view
     }
 
-    /// Brings the view up to date with everything published before this call.
+    /// Makes the view current as of this call.
     #[inline]
     pub(crate) fn refresh(&mut self, directory: &Directory) {
         if directory.published.load(Ordering::Acquire) != self.tables.published {
-            self.tables.renew_all(directory);
+            self.tables.refresh_all(directory);
         }
         self.pages.refresh(directory);
     }
 }
 
 impl Pages {
-    /// Brings the list up to date; whatever locks the caller holds.
+    /// Makes the list current. The caller may hold any lock but that of the pages.
     #[inline]
     pub(crate) fn refresh(&mut self, directory: &Directory) {
         if directory.pages_changed.load(Ordering::Acquire) != self.changed {
-            self.renew(directory);
+            self.reload(directory);
         }
     }
 
     #[cold]
-    fn renew(&mut self, directory: &Directory) {
+    fn reload(&mut self, directory: &Directory) {
         let pages = lock(&directory.pages);
         self.changed = directory.pages_changed.load(Ordering::Acquire);
         self.pages = Arc::clone(&pages);

@@ -1,18 +1,18 @@
-//! What an engine says about its cache, typed, whatever carried it.
+//! Cache events of an engine, independent of their transport.
 //!
-//! Events borrow their lists from the decoder's buffers: applying a batch copies nothing but what the
+//! Events borrow their lists from the decoder's buffers: applying a batch copies only what the
 //! index keeps. A batch has one sequence number; its events are applied in order.
 
 use wornpath_blocks::{BlockHash, ContentHash};
 
-/// An engine's own name for a block: an alias, learnt from its events and meaningful for one pod only.
+/// An engine's own hash of a block: an alias, learnt from its events and valid for one pod only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[repr(transparent)]
 pub struct EngineHash(pub u64);
 
 impl EngineHash {
-    /// From a digest of any length: its last eight bytes, big-endian, which is what vLLM itself sends
-    /// when it is told to send integers. So both forms of one hash resolve to one alias.
+    /// From a digest of any length: its last eight bytes, big-endian, which is what vLLM sends if
+    /// it is configured to send integers. So both forms of one hash resolve to one alias.
     #[must_use]
     pub fn from_digest(digest: &[u8]) -> Self {
         let tail = digest.len().saturating_sub(8);
@@ -33,7 +33,7 @@ impl From<i64> for EngineHash {
     }
 }
 
-/// Where in the memory hierarchy of a pod a copy lies, fastest first.
+/// A level of a pod's memory hierarchy, fastest first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Tier {
     /// Device memory: ready to use.
@@ -42,7 +42,7 @@ pub enum Tier {
     Host,
     /// Local disk or storage reached through it.
     Disk,
-    /// Anything else an engine names.
+    /// Any other storage that an engine reports.
     Other,
 }
 
@@ -51,7 +51,7 @@ impl Tier {
     pub const ALL: [Tier; 4] = [Tier::Gpu, Tier::Host, Tier::Disk, Tier::Other];
 }
 
-/// Where exactly a copy lies, when the engine says so.
+/// The address of a copy within its tier, as the engine reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Location {
     /// Offset of the copy in bytes.
@@ -62,57 +62,58 @@ pub struct Location {
     pub device: u32,
 }
 
-/// What comes directly before the first block of a [`StoredBlocks`] event.
+/// The parent of the first block of a [`StoredBlocks`] event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parent {
-    /// Nothing: the block starts a prompt. The hash is the seed of its chain (model, LoRA, tenant).
+    /// None: the block starts a prompt. The hash is the seed of its chain (model, LoRA, tenant).
     Root(BlockHash),
-    /// The block that the engine calls so.
+    /// The block with this engine hash.
     Block(EngineHash),
 }
 
 /// How the blocks of a [`StoredBlocks`] event map to our own hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content<'a> {
-    /// The blocks' contents, chained after `parent`. A whole multiple of the number of blocks: an
-    /// engine whose blocks are k times as long as the index's gives k contents for each.
+    /// The contents of the blocks, chained after `parent`. Their number is a multiple of the number
+    /// of blocks: an engine whose blocks are k times as long as the index's reports k contents per
+    /// block.
     Chained {
-        /// What precedes the first block.
+        /// The parent of the first block.
         parent: Parent,
-        /// Contents in order.
+        /// The contents in order.
         contents: &'a [ContentHash],
     },
-    /// Nothing is said but the names: they are known as aliases already, or will be (offload tiers).
+    /// Only engine hashes: other events make them known as aliases (offload tiers).
     Named,
-    /// The engine's names *are* the index's hashes; what precedes them is not known.
+    /// The engine hashes *are* the index's hashes; their parents are unknown.
     Native,
 }
 
-/// Copies of blocks have come to be on one tier of a pod.
+/// Copies of blocks that were stored on one tier of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredBlocks<'a> {
-    /// The tier that now holds them.
+    /// The tier that holds them now.
     pub tier: Tier,
-    /// The engine's names, each the child of the one before it.
+    /// The engine's hashes, each block the child of the one before it.
     pub blocks: &'a [EngineHash],
-    /// How the names map to prefixes.
+    /// How these hashes map to prefixes.
     pub content: Content<'a>,
-    /// Where each copy lies: one per block, or empty when the engine does not say.
+    /// The location of each copy: one per block, or empty if the engine does not report it.
     pub locations: &'a [Location],
 }
 
-/// One thing that happened to a pod's cache.
+/// A change of a pod's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheEvent<'a> {
-    /// Copies came.
+    /// Copies were stored.
     Stored(StoredBlocks<'a>),
-    /// One copy of each block went from a tier.
+    /// One copy of each block was removed from a tier.
     Removed {
-        /// The tier they went from.
+        /// The tier that held them.
         tier: Tier,
-        /// The engine's names, usually leaf first.
+        /// The engine's hashes, usually leaf first.
         blocks: &'a [EngineHash],
     },
-    /// Everything went, from every tier.
+    /// All blocks were removed from every tier.
     Cleared,
 }

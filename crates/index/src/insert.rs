@@ -1,8 +1,8 @@
-//! Entering stored copies into a pod's ledger: the writing half of [`crate::ledger`].
+//! Inserts stored copies into a pod's ledger: the writing half of [`crate::ledger`].
 //!
-//! The blocks of a store are taken one after another, each the prefix of the next. A block is known
-//! already, or follows a known prefix and is entered, or has to wait for its prefix; what waited for a
-//! block that has become known is entered after it.
+//! The blocks of a stored event are inserted in order, each the parent of the next. A block is
+//! known already, or follows a known prefix and is inserted, or becomes an orphan; orphans whose
+//! parent becomes known are inserted after it.
 
 use wornpath_blocks::{BlockHash, ContentHash};
 
@@ -11,22 +11,22 @@ use crate::ledger::{Caps, Counting, Ledger};
 use crate::orphans::Orphan;
 use crate::slab::{EntryId, Flag};
 
-/// What precedes the block at hand.
+/// The parent of the current block.
 #[derive(Clone, Copy)]
 enum Prefix {
     Known(BlockHash, EntryId),
     Unknown(EngineHash),
-    /// It could not be entered, so nothing after it can be.
+    /// It was not inserted, so no block after it can be.
     Refused,
 }
 
 impl Ledger {
-    /// Enters stored copies; `set` receives the blocks that the pod now holds and did not before.
+    /// Inserts stored copies; `set` receives the blocks that the pod newly holds.
     pub(crate) fn store(
         &mut self,
         stored: &StoredBlocks<'_>,
         counting: Counting,
-        room: Caps,
+        caps: Caps,
         set: &mut Vec<BlockHash>,
     ) {
         let located = stored.locations.len();
@@ -35,23 +35,23 @@ impl Ledger {
             return;
         }
         self.slab.prefetch(stored.blocks);
-        let mut entering = InsertPass { ledger: self, tier: stored.tier, counting, room, set };
+        let mut pass = InsertPass { ledger: self, tier: stored.tier, counting, caps, set };
         match stored.content {
             Content::Chained { parent, contents } => {
-                entering.chained(stored.blocks, parent, contents, stored.locations);
+                pass.chained(stored.blocks, parent, contents, stored.locations);
             }
-            Content::Named => entering.named(stored.blocks, stored.locations),
-            Content::Native => entering.native(stored.blocks, stored.locations),
+            Content::Named => pass.named(stored.blocks, stored.locations),
+            Content::Native => pass.native(stored.blocks, stored.locations),
         }
     }
 }
 
-/// A store under way.
+/// The insertion of one stored event.
 struct InsertPass<'a> {
     ledger: &'a mut Ledger,
     tier: Tier,
     counting: Counting,
-    room: Caps,
+    caps: Caps,
     set: &'a mut Vec<BlockHash>,
 }
 
@@ -79,48 +79,51 @@ impl InsertPass<'_> {
         let mut at = 0;
         while at < blocks.len() {
             if plain && self.is_plain() {
-                let entered;
-                (entered, prefix) = self.enter_run(&blocks[at..], &contents[at..], prefix);
-                at += entered;
+                let inserted;
+                (inserted, prefix) = self.insert_run(&blocks[at..], &contents[at..], prefix);
+                at += inserted;
             }
             if let Some(engine) = blocks.get(at) {
                 let contents = &contents[at * each..(at + 1) * each];
-                prefix = self.one(*engine, prefix, contents, locations.get(at).copied());
+                prefix = self.insert_one(*engine, prefix, contents, locations.get(at).copied());
                 at += 1;
             }
         }
     }
 
-    /// Whether a new block is simply one copy on the GPU, for which nothing waits.
+    /// Whether a new block is just one copy on the GPU, and no orphan can follow it.
     fn is_plain(&self) -> bool {
         let simple = self.tier == Tier::Gpu && self.counting != Counting::Snapshot;
-        simple && self.ledger.waiting.is_empty()
+        simple && self.ledger.orphans.is_empty()
     }
 
-    /// The common case at once: new blocks after a known prefix, one copy of each on the GPU. Returns
-    /// how many of them were that simple, and what precedes the next.
-    fn enter_run(
+    /// Inserts the common case at once: new blocks after a known prefix, one copy of each on the
+    /// GPU. Returns how many blocks that applied to, and the parent of the next.
+    fn insert_run(
         &mut self,
         blocks: &[EngineHash],
         contents: &[ContentHash],
         prefix: Prefix,
     ) -> (usize, Prefix) {
-        let Self { ledger, set, room, .. } = self;
+        let Self { ledger, set, caps, .. } = self;
         let Prefix::Known(hash, parent) = prefix else { return (0, prefix) };
-        let most = blocks.len().min(room.entries.saturating_sub(ledger.slab.len()));
-        if !ledger.slab.has_numbers(most) {
+        let max = blocks.len().min(caps.entries.saturating_sub(ledger.slab.len()));
+        if !ledger.slab.has_numbers(max) {
             return (0, prefix);
         }
         let from = set.len();
-        set.extend(hash.chain(&contents[..most]));
-        let (entered, last) = ledger.slab.insert_run(&blocks[..most], &set[from..], parent);
-        set.truncate(from + entered);
-        ledger.tiers[Tier::Gpu as usize].add_all(blocks[..entered].iter().map(|engine| engine.0));
+        set.extend(hash.chain(&contents[..max]));
+        let (inserted, last) = ledger.slab.insert_run(&blocks[..max], &set[from..], parent);
+        set.truncate(from + inserted);
+        ledger.tiers[Tier::Gpu as usize].add_all(blocks[..inserted].iter().map(|engine| engine.0));
         ledger.blocks.add_all(set[from..].iter().map(|block| block.0));
-        (entered, Prefix::Known(set.last().filter(|_| entered > 0).copied().unwrap_or(hash), last))
+        (
+            inserted,
+            Prefix::Known(set.last().filter(|_| inserted > 0).copied().unwrap_or(hash), last),
+        )
     }
 
-    fn one(
+    fn insert_one(
         &mut self,
         engine: EngineHash,
         prefix: Prefix,
@@ -128,25 +131,25 @@ impl InsertPass<'_> {
         location: Option<Location>,
     ) -> Prefix {
         if let Some(number) = self.ledger.slab.find(engine) {
-            self.hold(number, self.tier, location);
+            self.add_copy(number, self.tier, location);
             return Prefix::Known(self.ledger.slab.get(number).block, number);
         }
         match prefix {
-            Prefix::Known(..) if !self.has_room() => {
+            Prefix::Known(..) if !self.has_capacity() => {
                 self.ledger.counters.refused += 1;
                 Prefix::Refused
             }
             Prefix::Known(hash, parent) => {
-                let number = self.enter(engine, hash, parent, contents);
-                self.hold(number, self.tier, location);
-                if !self.ledger.waiting.is_empty() {
-                    self.wake(engine, number);
+                let number = self.add_entry(engine, hash, parent, contents);
+                self.add_copy(number, self.tier, location);
+                if !self.ledger.orphans.is_empty() {
+                    self.adopt_orphans(engine, number);
                 }
                 Prefix::Known(self.ledger.slab.get(number).block, number)
             }
             Prefix::Unknown(parent) => {
-                if self.wait(engine, location) {
-                    self.ledger.waiting.link(engine, parent, contents);
+                if self.add_orphan(engine, location) {
+                    self.ledger.orphans.link(engine, parent, contents);
                     Prefix::Unknown(engine)
                 } else {
                     Prefix::Refused
@@ -163,9 +166,9 @@ impl InsertPass<'_> {
         for (at, engine) in blocks.iter().enumerate() {
             let location = locations.get(at).copied();
             match self.ledger.slab.find(*engine) {
-                Some(number) => self.hold(number, self.tier, location),
+                Some(number) => self.add_copy(number, self.tier, location),
                 None => {
-                    self.wait(*engine, location);
+                    self.add_orphan(*engine, location);
                 }
             }
         }
@@ -175,7 +178,7 @@ impl InsertPass<'_> {
         for (at, engine) in blocks.iter().enumerate() {
             let location = locations.get(at).copied();
             let known = self.ledger.slab.find(*engine);
-            if known.is_none() && !self.has_room() {
+            if known.is_none() && !self.has_capacity() {
                 self.ledger.counters.refused += 1;
                 continue;
             }
@@ -187,19 +190,19 @@ impl InsertPass<'_> {
                 self.ledger.holes += 1;
                 number
             });
-            self.hold(number, self.tier, location);
-            if !self.ledger.waiting.is_empty() {
-                self.wake(*engine, number);
+            self.add_copy(number, self.tier, location);
+            if !self.ledger.orphans.is_empty() {
+                self.adopt_orphans(*engine, number);
             }
         }
     }
 
-    fn has_room(&self) -> bool {
-        self.ledger.slab.len() < self.room.entries && !self.ledger.slab.is_full()
+    fn has_capacity(&self) -> bool {
+        self.ledger.slab.len() < self.caps.entries && !self.ledger.slab.is_full()
     }
 
     /// Adds an entry, held by no tier yet, after a known prefix.
-    fn enter(
+    fn add_entry(
         &mut self,
         engine: EngineHash,
         prefix: BlockHash,
@@ -222,16 +225,16 @@ impl InsertPass<'_> {
         number
     }
 
-    fn hold(&mut self, number: EntryId, tier: Tier, location: Option<Location>) {
+    fn add_copy(&mut self, number: EntryId, tier: Tier, location: Option<Location>) {
         let ledger = &mut *self.ledger;
         let entry = ledger.slab.get_mut(number);
         let first = self.counting == Counting::Snapshot && entry.mark_seen(tier);
         if entry.is_held_in(tier) {
             if first {
-                ledger.copies.reset(number, tier);
+                ledger.replicas.reset(number, tier);
             } else if self.counting != Counting::Presence {
                 entry.mark(Flag::Extra);
-                ledger.copies.add(number, tier);
+                ledger.replicas.add(number, tier);
             }
         } else {
             let was_held = entry.is_held();
@@ -246,41 +249,42 @@ impl InsertPass<'_> {
         }
         if let Some(location) = location {
             ledger.slab.get_mut(number).mark(Flag::Extra);
-            ledger.copies.locate(number, tier, location);
+            ledger.replicas.set_location(number, tier, location);
         }
         ledger.note_special(number);
     }
 
-    /// Puts a copy with the waiting; `false` if there is no room.
-    fn wait(&mut self, engine: EngineHash, location: Option<Location>) -> bool {
-        let waiting = &mut self.ledger.waiting;
-        if !waiting.contains(engine) && waiting.len() >= self.room.waiting {
+    /// Adds a copy of an orphan; `false` if the limit is reached.
+    fn add_orphan(&mut self, engine: EngineHash, location: Option<Location>) -> bool {
+        let orphans = &mut self.ledger.orphans;
+        if !orphans.contains(engine) && orphans.len() >= self.caps.orphans {
             self.ledger.counters.refused += 1;
             return false;
         }
-        let waiter = waiting.enter(engine);
-        let count = &mut waiter.copies[self.tier as usize];
+        let orphan = orphans.entry(engine);
+        let count = &mut orphan.copies[self.tier as usize];
         *count = if self.counting == Counting::Presence { 1 } else { *count + 1 };
-        waiter.locations[self.tier as usize] = location;
+        orphan.locations[self.tier as usize] = location;
         true
     }
 
-    /// A block has become known: gives it what waited under its name, and enters what waited for it.
-    fn wake(&mut self, engine: EngineHash, number: EntryId) {
-        if let Some(waiter) = self.ledger.waiting.take(engine) {
-            self.hold_all(number, &waiter);
+    /// A block has become known: adds the copies stored under its name, then inserts its orphaned
+    /// children.
+    fn adopt_orphans(&mut self, engine: EngineHash, number: EntryId) {
+        if let Some(orphan) = self.ledger.orphans.take(engine) {
+            self.add_copies(number, &orphan);
         }
         let mut known = vec![(engine, number)];
         while let Some((engine, parent)) = known.pop() {
-            for (child, waiter) in self.ledger.waiting.take_children(engine) {
-                let Some((_, contents)) = &waiter.link else { continue };
-                if !self.has_room() {
+            for (child, orphan) in self.ledger.orphans.take_children(engine) {
+                let Some((_, contents)) = &orphan.link else { continue };
+                if !self.has_capacity() {
                     self.ledger.counters.refused += 1;
                     continue;
                 }
                 let prefix = self.ledger.slab.get(parent).block;
-                let number = self.enter(child, prefix, parent, contents);
-                self.hold_all(number, &waiter);
+                let number = self.add_entry(child, prefix, parent, contents);
+                self.add_copies(number, &orphan);
                 known.push((child, number));
             }
             let entry = self.ledger.slab.get(parent);
@@ -290,10 +294,10 @@ impl InsertPass<'_> {
         }
     }
 
-    fn hold_all(&mut self, number: EntryId, waiter: &Orphan) {
+    fn add_copies(&mut self, number: EntryId, orphan: &Orphan) {
         for tier in Tier::ALL {
-            for _ in 0..waiter.copies[tier as usize] {
-                self.hold(number, tier, waiter.locations[tier as usize]);
+            for _ in 0..orphan.copies[tier as usize] {
+                self.add_copy(number, tier, orphan.locations[tier as usize]);
             }
         }
     }

@@ -1,9 +1,9 @@
-//! One pod's side of the index: what its engine said, counted exactly.
+//! The ledger of one pod: the exact state of its engine's cache.
 //!
-//! The map knows bits; the ledger knows why they are set. It resolves the engine's names to our
-//! hashes, counts copies per tier, keeps what must wait, and knows whether the pod's prefixes may have
-//! holes. It changes no bit itself: it lists the blocks whose bit is to be set or cleared, and the
-//! caller, who holds the ledger's lock, carries that out before the next event.
+//! The map stores bits; the ledger stores why they are set. It resolves the engine's hashes to our
+//! own, counts copies per tier, keeps orphans and speculative blocks, and knows whether the pod's
+//! prefixes may have holes. It changes no bit itself: it lists the blocks whose bit is to be set or
+//! cleared, and the caller, which holds the ledger's lock, applies that list before the next event.
 
 use std::collections::HashMap;
 
@@ -18,59 +18,59 @@ use crate::sequence::Sequence;
 use crate::slab::{EntryId, Flag, Slab};
 use crate::speculative::SpeculativeBlocks;
 
-/// What several copies, or several reports, of one block on one tier come to.
+/// How several stores of one block on one tier are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Counting {
-    /// A numbered source: every store is a copy, every removal takes one.
+    /// A numbered source: every store adds a copy, every removal removes one.
     Copies,
-    /// A source without numbers: a block is there or not.
+    /// A source without numbers: a block is present or not.
     Presence,
-    /// A snapshot: as many copies as it names, and what it does not name is to go.
+    /// A snapshot: the block has as many copies as the snapshot lists; unlisted blocks are removed.
     Snapshot,
 }
 
-/// Caps that keep one pod from filling the router's memory.
+/// Limits that keep one pod from filling the router's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caps {
-    /// Entries the pod may have.
+    /// Entries of the pod.
     pub(crate) entries: usize,
-    /// Blocks that may wait for their prefix.
-    pub(crate) waiting: usize,
+    /// Blocks whose prefix is not known yet.
+    pub(crate) orphans: usize,
 }
 
-/// Things that happened to a pod's events, counted since it came.
+/// What happened to a pod's events since the pod was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PodCounters {
-    /// Blocks not entered because a cap was reached.
+    /// Blocks that were not stored because a limit was reached.
     pub refused: u64,
-    /// Removals of copies that were not known.
+    /// Removals of unknown copies.
     pub unknown_removals: u64,
-    /// Blocks whose own hash came under two of the engine's.
+    /// Blocks whose hash the engine stored under two of its own hashes.
     pub shared: u64,
-    /// Expected blocks that the engine confirmed.
+    /// Speculative blocks that the engine confirmed.
     pub confirmed: u64,
-    /// Expected blocks that expired.
+    /// Speculative blocks that expired.
     pub expired: u64,
-    /// Stored events whose lists do not fit together.
+    /// Stored events with lists of inconsistent lengths.
     pub malformed: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
     pub(crate) slab: Slab,
-    pub(crate) copies: Replicas,
-    /// For entries that cover several blocks: all but the last.
+    pub(crate) replicas: Replicas,
+    /// For entries that cover several blocks: all of these but the last.
     pub(crate) spans: HashMap<EntryId, Box<[BlockHash]>>,
-    /// Blocks that more than one entry stands for: how many more.
-    shared: BlockMap<u32>,
-    pub(crate) waiting: Orphans,
-    pub(crate) expected: SpeculativeBlocks,
+    /// For blocks with several entries: the number of entries beyond the first.
+    duplicates: BlockMap<u32>,
+    pub(crate) orphans: Orphans,
+    pub(crate) speculative: SpeculativeBlocks,
     pub(crate) sequence: Sequence,
     pub(crate) tiers: [BlockDigest; 4],
     pub(crate) blocks: BlockDigest,
-    /// Entries that no tier holds: breaks in some prefix.
+    /// Entries that no tier holds.
     pub(crate) holes: usize,
-    /// Entries of which it is not known what precedes them.
+    /// Entries with an unknown parent.
     pub(crate) unlinked: usize,
     pub(crate) counters: PodCounters,
 }
@@ -79,11 +79,11 @@ impl Ledger {
     pub(crate) fn new(key: u64, window: usize) -> Self {
         Self {
             slab: Slab::new(key),
-            copies: Replicas::default(),
+            replicas: Replicas::default(),
             spans: HashMap::new(),
-            shared: BlockMap::default(),
-            waiting: Orphans::default(),
-            expected: SpeculativeBlocks::default(),
+            duplicates: BlockMap::default(),
+            orphans: Orphans::default(),
+            speculative: SpeculativeBlocks::default(),
             sequence: Sequence::new(window),
             tiers: Default::default(),
             blocks: BlockDigest::default(),
@@ -93,26 +93,22 @@ impl Ledger {
         }
     }
 
-    /// Whether a run that ends late may have a break before its end.
+    /// Whether the pod may hold a block without holding its whole prefix.
     pub(crate) fn may_have_holes(&self) -> bool {
-        self.holes > 0 || self.unlinked > 0 || self.expected.is_broken()
+        self.holes > 0 || self.unlinked > 0 || self.speculative.is_broken()
     }
 
     pub(crate) fn len(&self) -> usize {
         self.slab.len()
     }
 
-    /// What counts against the cap on all blocks.
+    /// What counts against [`crate::IndexLimits::blocks`].
     pub(crate) fn weight(&self) -> usize {
-        self.slab.len() + self.expected.len()
+        self.slab.len() + self.speculative.len()
     }
 
     pub(crate) fn holes(&self) -> usize {
         self.holes
-    }
-
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.len()
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -124,7 +120,7 @@ impl Ledger {
         PodDigest { last_sequence, tiers: self.tiers, blocks: self.blocks }
     }
 
-    /// Takes copies out; `clear` receives the blocks that the pod no longer holds.
+    /// Removes copies; `clear` receives the blocks that the pod no longer holds.
     pub(crate) fn remove(
         &mut self,
         tier: Tier,
@@ -136,11 +132,11 @@ impl Ledger {
         for engine in blocks {
             match self.slab.find(*engine) {
                 Some(number) if self.slab.get(number).is_held_in(tier) => {
-                    self.let_go(number, tier, counting, clear);
+                    self.remove_copy(number, tier, counting, clear);
                 }
                 _ => {
                     let all = counting != Counting::Copies;
-                    if !self.waiting.remove(*engine, tier, all) {
+                    if !self.orphans.remove(*engine, tier, all) {
                         self.counters.unknown_removals += 1;
                     }
                 }
@@ -148,50 +144,50 @@ impl Ledger {
         }
     }
 
-    /// Takes everything out.
+    /// Removes all blocks.
     pub(crate) fn clear(&mut self, clear: &mut Vec<BlockHash>) {
         self.held_from(0, usize::MAX, clear);
-        clear.extend(self.expected.take_all());
+        clear.extend(self.speculative.take_all());
         self.slab.clear();
-        self.copies = Replicas::default();
+        self.replicas = Replicas::default();
         self.spans = HashMap::new();
-        self.shared = BlockMap::default();
-        self.waiting = Orphans::default();
+        self.duplicates = BlockMap::default();
+        self.orphans = Orphans::default();
         self.tiers = Default::default();
         self.blocks = BlockDigest::default();
         self.holes = 0;
         self.unlinked = 0;
     }
 
-    /// Starts a snapshot: what waits will be named again if it is still there.
+    /// Starts a snapshot: orphans that still exist are listed again.
     pub(crate) fn begin_snapshot(&mut self) {
-        self.waiting = Orphans::default();
+        self.orphans = Orphans::default();
     }
 
-    /// Ends a snapshot: takes out what it did not name. More than `most_waiting` blocks that still have
-    /// no prefix are too many to keep.
-    pub(crate) fn end_snapshot(&mut self, most_waiting: usize, clear: &mut Vec<BlockHash>) {
-        if self.waiting.len() > most_waiting {
-            self.counters.refused += self.waiting.len() as u64;
-            self.waiting = Orphans::default();
+    /// Ends a snapshot: removes the copies it did not list, and all orphans if there are more than
+    /// `max_orphans`.
+    pub(crate) fn end_snapshot(&mut self, max_orphans: usize, clear: &mut Vec<BlockHash>) {
+        if self.orphans.len() > max_orphans {
+            self.counters.refused += self.orphans.len() as u64;
+            self.orphans = Orphans::default();
         }
         for number in self.slab.numbers(0) {
             for tier in self.slab.get_mut(number).take_unseen() {
-                self.let_go(number, tier, Counting::Snapshot, clear);
+                self.remove_copy(number, tier, Counting::Snapshot, clear);
             }
         }
     }
 
-    /// Lists the blocks of up to `most` entries from number `start`; returns where to go on, or `None`
-    /// at the end.
+    /// Lists the blocks of up to `max` entries from number `start`; returns where to continue, or
+    /// `None` at the end.
     pub(crate) fn held_from(
         &self,
         start: u32,
-        most: usize,
+        max: usize,
         held: &mut Vec<BlockHash>,
     ) -> Option<u32> {
         for (done, number) in self.slab.numbers(start).enumerate() {
-            if done == most {
+            if done == max {
                 return Some(start.saturating_add(done as u32));
             }
             if self.slab.get(number).is_held() {
@@ -201,43 +197,45 @@ impl Ledger {
         None
     }
 
-    /// The bit of a block that this pod had just come to hold was set already: by an expectation,
-    /// which is thereby confirmed, or by another of the engine's names.
+    /// The bit of a newly stored block was set already: by a speculative insert, which is confirmed
+    /// now, or under another of the engine's hashes.
     pub(crate) fn note_already_set(&mut self, block: BlockHash) {
-        if self.expected.take(block) {
+        if self.speculative.remove(block) {
             self.counters.confirmed += 1;
         } else {
-            *self.shared.entry(block).or_default() += 1;
+            *self.duplicates.entry(block).or_default() += 1;
             self.counters.shared += 1;
         }
     }
 
-    /// How the pod holds a block that its bit says it holds: by the fastest of its copies.
-    pub(crate) fn holding(&self, block: BlockHash) -> BlockLocation {
-        let special = self.copies.special(block);
-        let entries = 1 + self.shared.get(&block).map_or(0, |more| *more as usize);
+    /// The fastest copy of a block whose bit is set.
+    pub(crate) fn location(&self, block: BlockHash) -> BlockLocation {
+        let special = self.replicas.special(block);
+        let entries = 1 + self.duplicates.get(&block).map_or(0, |more| *more as usize);
         if special.len() < entries {
             return BlockLocation { tier: Tier::Gpu, location: None };
         }
         let fastest = |number: &EntryId| {
             let entry = self.slab.get(*number);
             let tier = Tier::ALL.into_iter().find(|tier| entry.is_held_in(*tier))?;
-            Some(BlockLocation { tier, location: self.copies.location(*number, tier) })
+            Some(BlockLocation { tier, location: self.replicas.location(*number, tier) })
         };
-        let holding = special.iter().filter_map(fastest).min_by_key(|holding| holding.tier);
-        holding.unwrap_or(BlockLocation { tier: Tier::Gpu, location: None })
+        let location = special.iter().filter_map(fastest).min_by_key(|copy| copy.tier);
+        location.unwrap_or(BlockLocation { tier: Tier::Gpu, location: None })
     }
 
-    /// How many of a chain's first blocks, which the pod's bits say it holds, its events have confirmed; the others are
-    /// expected.
+    /// How many leading blocks of a chain, whose bits are set, the pod's events have confirmed; the
+    /// others are speculative.
     pub(crate) fn confirmed(&self, blocks: &[BlockHash]) -> usize {
-        let is_expected = |block: &BlockHash| self.expected.contains(*block);
+        let is_speculative = |block: &BlockHash| self.speculative.contains(*block);
         if self.may_have_holes() {
-            return blocks.iter().position(is_expected).unwrap_or(blocks.len());
+            return blocks.iter().position(is_speculative).unwrap_or(blocks.len());
         }
-        // Without holes no real block follows an expected one, so the last tells whether there is any.
+        // Without holes no confirmed block follows a speculative one, so the last block decides.
         match blocks.last() {
-            Some(last) if is_expected(last) => blocks.partition_point(|block| !is_expected(block)),
+            Some(last) if is_speculative(last) => {
+                blocks.partition_point(|block| !is_speculative(block))
+            }
             _ => blocks.len(),
         }
     }
@@ -250,7 +248,7 @@ impl Ledger {
         each(entry.block);
     }
 
-    fn let_go(
+    fn remove_copy(
         &mut self,
         number: EntryId,
         tier: Tier,
@@ -259,18 +257,19 @@ impl Ledger {
     ) {
         let entry = self.slab.get_mut(number);
         if entry.has(Flag::Extra) {
-            if counting == Counting::Copies && self.copies.take_one_of_several(number, tier) {
+            if counting == Counting::Copies && self.replicas.remove_one_of_several(number, tier) {
                 return;
             }
-            self.copies.reset(number, tier);
+            self.replicas.reset(number, tier);
         }
         entry.set_held(tier, false);
         self.tiers[tier as usize].remove(entry.engine.0);
-        let (held, children) = (entry.is_held(), entry.has_children());
+        let held = entry.is_held();
+        let children = entry.has_children();
         if !held {
             self.blocks.remove(entry.block.0);
             self.holes += 1;
-            self.list_gone(number, clear);
+            self.list_removed(number, clear);
         }
         self.note_special(number);
         if !held && !children {
@@ -278,27 +277,27 @@ impl Ledger {
         }
     }
 
-    fn list_gone(&mut self, number: EntryId, clear: &mut Vec<BlockHash>) {
+    fn list_removed(&mut self, number: EntryId, clear: &mut Vec<BlockHash>) {
         let from = clear.len();
         self.blocks_of(number, |block| clear.push(block));
-        if !self.shared.is_empty() {
+        if !self.duplicates.is_empty() {
             let mut kept = from;
             for at in from..clear.len() {
-                if !take_one(&mut self.shared, clear[at]) {
+                if !remove_duplicate(&mut self.duplicates, clear[at]) {
                     clear[kept] = clear[at];
                     kept += 1;
                 }
             }
             clear.truncate(kept);
         }
-        if !self.expected.is_empty() {
-            clear[from..].iter().for_each(|block| self.expected.note_gone(*block));
+        if !self.speculative.is_empty() {
+            clear[from..].iter().for_each(|block| self.speculative.note_removed(*block));
         }
     }
 
-    /// Drops an entry that no tier holds and nothing follows, then its parent if that was only there
-    /// for its sake. A parent is entered before its children and stays while it has any, so parents never
-    /// form a circle.
+    /// Frees an entry that no tier holds and that has no children, then its parent if that is now
+    /// in the same state. A parent is inserted before its children and stays while it has any, so
+    /// parents form no cycle.
     pub(crate) fn free(&mut self, mut number: EntryId) {
         loop {
             let entry = self.slab.remove(number);
@@ -319,24 +318,24 @@ impl Ledger {
         }
     }
 
-    /// Keeps the list of blocks that are not simply on the GPU.
+    /// Updates the list of blocks with copies elsewhere than on the GPU, or with a location.
     pub(crate) fn note_special(&mut self, number: EntryId) {
         let entry = self.slab.get(number);
         if entry.is_plain() && !entry.has(Flag::Extra) {
             return;
         }
-        let located = entry.has(Flag::Extra) && self.copies.is_located(number);
+        let located = entry.has(Flag::Extra) && self.replicas.is_located(number);
         let special = entry.is_held() && (!entry.is_plain() || located);
-        if !special && self.copies.is_empty() {
+        if !special && self.replicas.is_empty() {
             return;
         }
         let mut blocks = Vec::new();
         self.blocks_of(number, |block| blocks.push(block));
         for block in blocks {
             if special {
-                self.copies.set_special(block, number);
+                self.replicas.set_special(block, number);
             } else {
-                self.copies.unset_special(block, number);
+                self.replicas.unset_special(block, number);
             }
         }
         if special {
@@ -345,12 +344,12 @@ impl Ledger {
     }
 }
 
-/// Takes one off a block's count of further entries; `false` if it has none.
-fn take_one(shared: &mut BlockMap<u32>, block: BlockHash) -> bool {
-    let Some(more) = shared.get_mut(&block) else { return false };
+/// Decrements the count of a block's further entries; `false` if it has none.
+fn remove_duplicate(duplicates: &mut BlockMap<u32>, block: BlockHash) -> bool {
+    let Some(more) = duplicates.get_mut(&block) else { return false };
     *more -= 1;
     if *more == 0 {
-        shared.remove(&block);
+        duplicates.remove(&block);
     }
     true
 }

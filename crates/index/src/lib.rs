@@ -1,24 +1,27 @@
-//! Which pod holds which block, now.
+//! The cache index: which pod holds which block, now.
 //!
-//! Engines tell when blocks enter and leave their caches; queries ask, for the chain of block hashes
-//! of a prompt, how many leading blocks each pod holds. The answer is exact at all times: equal to
-//! what a scan of every pod's cache would find, also when evictions left holes, copies lie on several
-//! tiers, events came twice, late or without their parents, or a pod has just gone.
+//! Engines report blocks that enter and leave their caches; a query finds, for the chain of block
+//! hashes of a prompt, how many leading blocks each pod holds. The result is exact at all times:
+//! equal to a scan of every pod's cache, also when evictions left holes, copies are on several
+//! tiers, events were duplicated, late or without their parents, or a pod was just removed.
 //!
-//! The map from block to pods ([`table`]) stores for each block the number of a set ([`sets`]); a
+//! The map from block to pods ([`table`]) stores the number of a set ([`sets`]) for each block; a
 //! query searches for the depths where that number changes ([`lookup`]). Each pod has a [`ledger`]
-//! that resolves its engine's own hashes and counts copies. Readers and writers hold a view of where
-//! the tables are ([`directory`]), so queries run without locks. The only unsafe code is the request for
-//! a cache line ([`prefetch`]).
+//! that resolves its engine's own hashes and counts copies. Readers and writers keep references to
+//! the current tables ([`directory`]), so queries run without locks. The only unsafe code
+//! prefetches cache lines ([`prefetch`]).
 //!
 //! ```
 //! use wornpath_blocks::{BlockHash, ContentHash};
-//! use wornpath_index::{Answer, Content, EngineHash, Event, Index, Limits, Parent, Stored, Tier};
+//! use wornpath_index::{
+//!     CacheEvent, Content, Depths, EngineHash, Index, IndexLimits, Parent, StoredBlocks, Tier,
+//! };
 //!
-//! let index = Index::new(Limits::default(), 7);
+//! let index = Index::new(IndexLimits::default(), 7);
 //! let pod = index.add_pod()?;
-//! let (seed, contents) = (BlockHash(1), [ContentHash(10), ContentHash(11), ContentHash(12)]);
-//! let stored = Event::Stored(Stored {
+//! let seed = BlockHash(1);
+//! let contents = [ContentHash(10), ContentHash(11), ContentHash(12)];
+//! let stored = CacheEvent::Stored(StoredBlocks {
 //!     tier: Tier::Gpu,
 //!     blocks: &[EngineHash(0xa), EngineHash(0xb)],
 //!     content: Content::Chained { parent: Parent::Root(seed), contents: &contents[..2] },
@@ -27,9 +30,9 @@
 //! index.writer().apply(pod, Some(0), &[stored])?;
 //!
 //! let prompt: Vec<_> = seed.chain(&contents).collect();
-//! let mut answer = Answer::default();
-//! index.reader().lookup(&prompt, &mut answer);
-//! assert_eq!(answer.depth(pod.slot()), 2);
+//! let mut depths = Depths::default();
+//! index.reader().lookup(&prompt, &mut depths);
+//! assert_eq!(depths.depth(pod.slot()), 2);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
@@ -52,9 +55,11 @@ mod prefetch;
 mod prefixes;
 mod replicas;
 mod sequence;
+mod set_page;
 mod sets;
 mod slab;
 mod speculative;
+mod state;
 mod stats;
 mod steps;
 mod sync;
@@ -65,7 +70,7 @@ pub use depths::{Depths, Level};
 pub use digest::{BlockDigest, PodDigest};
 pub use event::{CacheEvent, Content, EngineHash, Location, Parent, StoredBlocks, Tier};
 pub use export::{ExportedBlock, ExportedParent, RestoreError};
-pub use index::{Index, IndexLimits, NoSlot, PodRemoved};
+pub use index::Index;
 pub use ledger::PodCounters;
 pub use lookup::IndexReader;
 pub use pod::{Capacity, PodId, PodSet, PodSlot};
@@ -73,6 +78,7 @@ pub use prefixes::{PrefixLimits, PrefixRun, Prefixes};
 pub use replicas::BlockLocation;
 pub use sequence::Applied;
 pub use speculative::Moment;
+pub use state::{IndexLimits, NoSlot, PodRemoved};
 pub use stats::{PodStats, Stats};
 #[doc(hidden)]
 pub use steps::within_steps;

@@ -1,12 +1,12 @@
-//! Stored blocks whose prefix is not known yet.
+//! Orphans: stored blocks whose prefix is not known yet.
 //!
-//! A block's own hash needs its parent's, so a store that names an unknown parent cannot be entered.
-//! It must not be lost either: the parent may come later (events out of order, an offload tier that
-//! speaks first). It waits here, bounded, and credits nobody meanwhile. A name without any content
-//! waits likewise, for the event that says what it names.
+//! A block's hash depends on its parent's, so a stored event with an unknown parent cannot be
+//! inserted. It must not be lost either: the parent may arrive later (events out of order, an
+//! offload tier that reports first). The block is kept here, up to a limit, and no query reports it
+//! meanwhile. A name without content is kept likewise, until an event tells its content.
 //!
-//! A waiting block that was removed again may be what its waiting children hang from; it then stays,
-//! held by no tier, until they go.
+//! An orphan that is removed again may be the parent of other orphans; it then stays, held by no
+//! tier, until they are removed.
 
 use std::collections::HashMap;
 
@@ -14,10 +14,10 @@ use wornpath_blocks::ContentHash;
 
 use crate::event::{EngineHash, Location, Tier};
 
-/// A block that waits.
+/// A block whose prefix is unknown.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Orphan {
-    /// Its parent and its contents; nothing for a bare name.
+    /// Its parent and its contents; `None` for a bare name.
     pub(crate) link: Option<(EngineHash, Box<[ContentHash]>)>,
     /// Copies per tier.
     pub(crate) copies: [u32; 4],
@@ -32,78 +32,78 @@ impl Orphan {
 
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    waiters: HashMap<EngineHash, Orphan>,
+    blocks: HashMap<EngineHash, Orphan>,
     children: HashMap<EngineHash, Vec<EngineHash>>,
 }
 
 impl Orphans {
     pub(crate) fn len(&self) -> usize {
-        self.waiters.len()
+        self.blocks.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiters.is_empty()
+        self.blocks.is_empty()
     }
 
     pub(crate) fn contains(&self, engine: EngineHash) -> bool {
-        self.waiters.contains_key(&engine)
+        self.blocks.contains_key(&engine)
     }
 
-    /// The block itself, made if it does not wait yet.
-    pub(crate) fn enter(&mut self, engine: EngineHash) -> &mut Orphan {
-        self.waiters.entry(engine).or_default()
+    /// The orphan of this name, created if absent.
+    pub(crate) fn entry(&mut self, engine: EngineHash) -> &mut Orphan {
+        self.blocks.entry(engine).or_default()
     }
 
-    /// Says what a waiting block hangs from, unless that is known.
+    /// Sets the parent and the contents of an orphan, unless they are known.
     pub(crate) fn link(
         &mut self,
         engine: EngineHash,
         parent: EngineHash,
         contents: &[ContentHash],
     ) {
-        let waiter = self.waiters.entry(engine).or_default();
-        if waiter.link.is_none() && parent != engine {
-            waiter.link = Some((parent, contents.into()));
+        let orphan = self.blocks.entry(engine).or_default();
+        if orphan.link.is_none() && parent != engine {
+            orphan.link = Some((parent, contents.into()));
             self.children.entry(parent).or_default().push(engine);
         }
     }
 
-    /// Takes out a block that has become known.
+    /// Removes a block that has become known.
     pub(crate) fn take(&mut self, engine: EngineHash) -> Option<Orphan> {
-        let waiter = self.waiters.remove(&engine)?;
-        if let Some((parent, _)) = &waiter.link {
+        let orphan = self.blocks.remove(&engine)?;
+        if let Some((parent, _)) = &orphan.link {
             self.unlink(*parent, engine);
         }
-        Some(waiter)
+        Some(orphan)
     }
 
-    /// Takes out the blocks that wait for `parent`.
+    /// Removes the orphans whose parent is `parent`.
     pub(crate) fn take_children(&mut self, parent: EngineHash) -> Vec<(EngineHash, Orphan)> {
         let children = self.children.remove(&parent).unwrap_or_default();
-        let waiter = |child| self.waiters.remove(&child).map(|waiter| (child, waiter));
-        children.into_iter().filter_map(waiter).collect()
+        let orphan = |child| self.blocks.remove(&child).map(|orphan| (child, orphan));
+        children.into_iter().filter_map(orphan).collect()
     }
 
-    /// Takes copies from a waiting block: one, or all where the source does not count. Whether there
-    /// was one.
+    /// Removes copies of an orphan: one, or all if the source does not count copies. `false` if
+    /// there was none.
     pub(crate) fn remove(&mut self, engine: EngineHash, tier: Tier, all: bool) -> bool {
-        let Some(waiter) = self.waiters.get_mut(&engine) else { return false };
-        let count = &mut waiter.copies[tier as usize];
+        let Some(orphan) = self.blocks.get_mut(&engine) else { return false };
+        let count = &mut orphan.copies[tier as usize];
         if *count == 0 {
             return false;
         }
         *count = if all { 0 } else { *count - 1 };
-        self.drop_useless(engine);
+        self.drop_unused(engine);
         true
     }
 
-    /// Each turn takes a waiter out, so that engines' names in a circle end it too.
-    fn drop_useless(&mut self, mut engine: EngineHash) {
-        while let Some(waiter) = self.waiters.get(&engine)
-            && !waiter.is_held()
+    /// Each iteration removes an orphan, so names that form a cycle end the loop too.
+    fn drop_unused(&mut self, mut engine: EngineHash) {
+        while let Some(orphan) = self.blocks.get(&engine)
+            && !orphan.is_held()
             && !self.children.contains_key(&engine)
         {
-            let Some(Orphan { link: Some((parent, _)), .. }) = self.waiters.remove(&engine) else {
+            let Some(Orphan { link: Some((parent, _)), .. }) = self.blocks.remove(&engine) else {
                 return;
             };
             self.unlink(parent, engine);

@@ -1,10 +1,9 @@
-//! Pods as the index sees them: numbered slots, and sets of slots as bitmaps.
+//! Pods in the index: numbered slots, and sets of slots as bitmaps.
 //!
-//! A slot is reused when its pod has gone and nothing of it is left. A [`PodId`] therefore names a
-//! slot together with the incarnation that lives in it: whatever still arrives for an incarnation
-//! that has gone has no effect.
+//! A slot is reused after its pod was removed and all its bits are cleared. A [`PodId`] therefore
+//! names a slot together with an incarnation: late events of a removed incarnation have no effect.
 
-/// A pod's place in every bitmap of one index.
+/// A pod's position in every bitmap of one index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PodSlot(pub(crate) u16);
 
@@ -24,24 +23,24 @@ pub struct PodId {
 }
 
 impl PodId {
-    /// Where answers speak of this pod.
+    /// The slot under which [`crate::Depths`] reports this pod.
     #[must_use]
     pub fn slot(self) -> PodSlot {
         self.slot
     }
 }
 
-/// How many pods one index can hold at a time.
+/// The number of pods that one index can hold at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Capacity {
-    /// One word a set.
+    /// 64 pods: one word per set.
     Pods64,
-    /// Four words a set.
+    /// 256 pods: four words per set.
     #[default]
     Pods256,
-    /// Sixteen words a set.
+    /// 1024 pods: sixteen words per set.
     Pods1024,
-    /// Sixty-four words a set.
+    /// 4096 pods: sixty-four words per set.
     Pods4096,
 }
 
@@ -61,7 +60,7 @@ impl Capacity {
         self.words() * 64
     }
 
-    /// The number of slots: few, because a model checker pays for each.
+    /// The number of slots: few, because a model checker explores each.
     #[cfg(loom)]
     pub fn pods(self) -> usize {
         3
@@ -77,7 +76,7 @@ impl Capacity {
     }
 }
 
-/// A set of pods: one bit a slot. A view; the words live in an answer or in the index.
+/// A set of pods: one bit per slot. A view of words owned by a lookup result or the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PodSet<'a> {
     words: &'a [u64],
@@ -91,17 +90,17 @@ impl<'a> PodSet<'a> {
     /// Whether `slot` is in the set.
     #[must_use]
     pub fn contains(self, slot: PodSlot) -> bool {
-        let (word, bit) = place(slot);
+        let (word, bit) = word_and_bit(slot);
         self.words.get(word).is_some_and(|bits| bits & bit != 0)
     }
 
-    /// How many pods are in the set.
+    /// The number of pods in the set.
     #[must_use]
     pub fn len(self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether nobody is in the set.
+    /// Whether the set has no pod.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.words.iter().all(|word| *word == 0)
@@ -122,7 +121,7 @@ impl<'a> PodSet<'a> {
 }
 
 /// The word that holds a slot's bit, and the bit.
-pub(crate) fn place(slot: PodSlot) -> (usize, u64) {
+pub(crate) fn word_and_bit(slot: PodSlot) -> (usize, u64) {
     (usize::from(slot.0 >> 6), 1 << (slot.0 & 63))
 }
 

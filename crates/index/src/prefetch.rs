@@ -1,39 +1,39 @@
-//! Asking for cache lines ahead of their use: the only unsafe code of the index.
+//! Prefetches cache lines: the only unsafe code of the index.
 //!
-//! An ordinary load would bring the line too. But a processor retires instructions in order, so a load
-//! that misses holds up everything after it until the line is there, and what was to overlap with the
-//! wait does not. `bench/README.md` has the figures.
+//! An ordinary load would fetch the line too. But a processor retires instructions in order, so a
+//! load that misses blocks all later instructions until the line arrives, and the work meant to
+//! overlap with the miss does not. `bench/README.md` has the figures.
 #![allow(unsafe_code)]
 
-/// Asks for the line on which `place` begins, and does not wait for it. Where the processor offers no
-/// such thing, nothing happens.
+/// Prefetches the line on which `target` begins, without waiting for it. Does nothing on processors
+/// other than x86-64.
 #[inline(always)]
-pub(crate) fn prefetch<T>(place: &T) {
+pub(crate) fn prefetch<T>(target: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing that the program can see and never faults, whatever the
+        // SAFETY: a prefetch has no effect that the program can observe and never faults, for any
         // address; and this is the address of a live reference.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(target).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
+    let _ = target;
 }
 
-/// The same for a line that is going to be written: it is taken away from whoever wrote it last, so that the write
-/// need not ask once more.
+/// The same for a line that will be written: it takes the line from the core that wrote it last, so
+/// that the write needs no second request.
 #[inline(always)]
-pub(crate) fn prefetch_to_write<T>(place: &T) {
+pub(crate) fn prefetch_to_write<T>(target: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above. The intrinsic would be an ordinary prefetch unless built for newer processors; those that do
-    // not know the instruction pass over it.
+    // SAFETY: as above. The intrinsic would be an ordinary prefetch unless built for newer
+    // processors; processors that do not know the instruction ignore it.
     unsafe {
         std::arch::asm!(
             "prefetchw [{}]",
-            in(reg) std::ptr::from_ref(place),
+            in(reg) std::ptr::from_ref(target),
             options(nostack, preserves_flags, readonly),
         );
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
+    let _ = target;
 }

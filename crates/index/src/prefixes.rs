@@ -1,9 +1,11 @@
-//! The largest prefixes that pods hold, for people who look: who holds what, and where prompts part.
+//! The largest prefixes that pods hold, for the admin page: which pods hold what, and where prompts
+//! diverge.
 //!
-//! The map knows no order among blocks, but every ledger knows what precedes each of its own. So a bounded
-//! number of entries is copied out of each ledger, pods are merged by block, and blocks that follow each other
-//! alone, held by the same pods, become one run. Of the runs the largest are kept, each after the one that it
-//! follows. Queries wait for none of this; the events of a pod wait while its entries are copied.
+//! The map stores no order among blocks, but every ledger knows the parent of each of its blocks.
+//! So a bounded number of entries is copied from each ledger, pods are merged by block, and blocks
+//! without branches between them that the same pods hold become one run. The largest runs are
+//! returned, each after its parent. Queries are not delayed; the events of a pod wait while its
+//! entries are copied.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,50 +18,51 @@ use crate::ledger::Ledger;
 use crate::pod::PodId;
 use crate::slab::{EntryId, Flag};
 
-/// How much is looked at, and how much is told.
+/// Limits on what is read and returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrefixLimits {
-    /// Blocks that are looked at of each pod.
+    /// Blocks read from each pod.
     pub blocks_per_pod: usize,
-    /// Runs that are told.
+    /// Runs returned.
     pub runs: usize,
 }
 
-/// Blocks that follow each other alone and are held by the same pods.
+/// Consecutive blocks without a branch, held by the same pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PrefixRun {
-    /// Which run it follows, as a place in the list; none if prompts begin with it.
+    /// The position of the parent run in the list; `None` if prompts begin with this run.
     pub follows: Option<usize>,
-    /// Its last block, which names the whole prefix.
+    /// Its last block, whose hash names the whole prefix.
     pub last: BlockHash,
-    /// Blocks before it.
+    /// Blocks before the run.
     pub depth: usize,
-    /// Its blocks.
+    /// Blocks of the run.
     pub blocks: usize,
-    /// Who holds it: places in the list of pods that was asked about.
+    /// The pods that hold it, as positions in the queried list of pods.
     pub holders: Vec<usize>,
-    /// Blocks in it and in everything that follows it, each counted once for every pod that holds it.
+    /// Blocks of the run and of all its descendants, each counted once per pod that holds it.
     pub weight: usize,
 }
 
 /// The largest prefixes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Prefixes {
-    /// Each after the one that it follows, the largest first otherwise.
+    /// Parents before children, otherwise the largest first.
     pub runs: Vec<PrefixRun>,
-    /// Blocks that were looked at, each counted once for every pod that holds it.
+    /// Blocks that were read, each counted once per pod that holds it.
     pub looked_at: usize,
-    /// Of those, how many hang on no known beginning.
+    /// Of those, how many have no known path to the start of a prompt.
     pub detached: usize,
-    /// Pods that have more blocks than were looked at.
+    /// Pods that have more blocks than were read.
     pub cut_short: usize,
 }
 
 impl Index {
-    /// The largest prefixes that `pods` hold. Those that have gone hold nothing.
+    /// The largest prefixes that `pods` hold. Removed pods hold nothing.
     #[must_use]
     pub fn prefixes(&self, pods: &[PodId], limits: PrefixLimits) -> Prefixes {
-        let (mut links, mut cut_short) = (Vec::new(), 0);
+        let mut links = Vec::new();
+        let mut cut_short = 0;
         for (pod, id) in pods.iter().enumerate() {
             let copied = self.with_ledger(*id, |ledger| {
                 copy_links(ledger, limits.blocks_per_pod, |block, before| {
@@ -68,7 +71,7 @@ impl Index {
             });
             cut_short += usize::from(copied == Ok(PrefixCopy::Part));
         }
-        // The order says everything that follows: which pods hold a block stands together.
+        // Sorted, so that the pods of a block are adjacent.
         links.sort_unstable_by_key(|link| (link.block, link.pod));
         links.dedup_by_key(|link| (link.block, link.pod));
         let forest = PrefixForest::of(&links);
@@ -78,7 +81,7 @@ impl Index {
     }
 }
 
-/// That a pod holds a block, and what precedes it; itself if nothing does.
+/// A block that a pod holds, and its parent; itself if it has none.
 struct Link {
     block: BlockHash,
     before: BlockHash,
@@ -93,7 +96,7 @@ enum PrefixCopy {
 
 fn copy_links(
     ledger: &Ledger,
-    most: usize,
+    max: usize,
     mut each: impl FnMut(BlockHash, BlockHash),
 ) -> PrefixCopy {
     let mut copied = 0;
@@ -102,7 +105,7 @@ fn copy_links(
         if !entry.is_held() || entry.has(Flag::Unlinked) {
             continue;
         }
-        if copied >= most {
+        if copied >= max {
             return PrefixCopy::Part;
         }
         let mut before =
@@ -116,14 +119,14 @@ fn copy_links(
     PrefixCopy::All
 }
 
-/// The blocks of all pods, each once, by number.
+/// The distinct blocks of all pods, by number.
 struct PrefixForest<'a> {
     links: &'a [Link],
     /// The links of each block.
     held: Vec<Range<usize>>,
-    /// Pairs of a block and one that follows it.
+    /// Pairs of a block and a child.
     follows: Vec<(usize, usize)>,
-    /// Which blocks nothing precedes.
+    /// Whether each block starts a prompt.
     is_root: Vec<bool>,
     weights: Vec<usize>,
 }
@@ -137,7 +140,8 @@ impl<'a> PrefixForest<'a> {
             start += run.len();
         }
         let block = |range: &Range<usize>| links[range.start].block;
-        let (mut follows, mut is_root) = (Vec::new(), vec![false; held.len()]);
+        let mut follows = Vec::new();
+        let mut is_root = vec![false; held.len()];
         for (at, range) in held.iter().enumerate() {
             let before = links[range.start].before;
             if before == block(range) {
@@ -163,8 +167,8 @@ impl<'a> PrefixForest<'a> {
         of_it.map(|(_, child)| *child)
     }
 
-    /// Adds to every block what follows it. What hangs on no beginning is not reached and stays as it is.
-    /// A block follows one other, and a root none, so what a root reaches is a tree.
+    /// Adds the weights of its descendants to every block that a root reaches. A block has one
+    /// parent, and a root none, so the blocks that a root reaches form a tree.
     fn weigh(&mut self) {
         let mut order: Vec<_> = self.roots().map(|root| (root, root)).collect();
         let mut done = 0;
@@ -184,9 +188,10 @@ impl<'a> PrefixForest<'a> {
         self.links[self.held[at].clone()].iter().map(|link| link.pod)
     }
 
-    /// The last block of the run that begins with a block, and how many it has.
+    /// The last block of the run that begins with `first`, and its length.
     fn run_from(&self, first: usize) -> (usize, usize) {
-        let (mut last, mut blocks) = (first, 1);
+        let mut last = first;
+        let mut blocks = 1;
         loop {
             let mut after = self.after(last);
             match (after.next(), after.next()) {
@@ -197,18 +202,18 @@ impl<'a> PrefixForest<'a> {
         }
     }
 
-    /// The runs of most weight: a run is considered once the one that it follows was taken.
-    fn largest(&self, most: usize) -> Vec<PrefixRun> {
+    /// The runs of most weight; a run is a candidate once its parent is chosen.
+    fn largest(&self, max: usize) -> Vec<PrefixRun> {
         let mut runs: Vec<PrefixRun> = Vec::new();
-        let place = |at: usize, follows: Option<usize>, depth: usize| {
+        let candidate = |at: usize, follows: Option<usize>, depth: usize| {
             (self.weights[at], Reverse((at, follows, depth)))
         };
-        let mut open: BinaryHeap<_> = self.roots().map(|root| place(root, None, 0)).collect();
-        while runs.len() < most
+        let mut open: BinaryHeap<_> = self.roots().map(|root| candidate(root, None, 0)).collect();
+        while runs.len() < max
             && let Some((weight, Reverse((first, follows, depth)))) = open.pop()
         {
             let (last, blocks) = self.run_from(first);
-            let next = self.after(last).map(|at| place(at, Some(runs.len()), depth + blocks));
+            let next = self.after(last).map(|at| candidate(at, Some(runs.len()), depth + blocks));
             open.extend(next);
             let holders = self.holders(first).collect();
             let last = self.links[self.held[last].start].block;

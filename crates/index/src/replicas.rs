@@ -1,8 +1,8 @@
-//! What there is to say of a pod's copies beyond "one, on the GPU": the exceptions.
+//! Copies of a pod's blocks that are not just one on the GPU.
 //!
-//! Engines announce each physical copy, and concurrent identical prefixes make several under one
-//! hash, so copies are counted per tier. Almost all counts are one and almost all copies lie on the
-//! GPU without a stated location; only what differs is stored here.
+//! Engines report each physical copy, and concurrent identical prefixes create several under one
+//! hash, so copies are counted per tier. Almost all counts are one, and almost all copies are on
+//! the GPU without a stated location; only the exceptions are stored here.
 
 use std::collections::HashMap;
 
@@ -12,26 +12,27 @@ use crate::block_map::BlockMap;
 use crate::event::{Location, Tier};
 use crate::slab::EntryId;
 
-/// What is known of the copies of one block on one tier.
+/// The copies of one block on one tier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplicaDetails {
     pub(crate) count: u32,
     pub(crate) location: Option<Location>,
 }
 
-/// A block as its pod holds it: which tiers, and where on the fastest.
+/// The fastest copy of a block on a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockLocation {
-    /// The fastest tier that holds it.
+    /// The fastest tier that holds the block.
     pub tier: Tier,
-    /// Where on that tier, when the engine says so.
+    /// Its location on that tier, if the engine reports it.
     pub location: Option<Location>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Replicas {
     extras: HashMap<(EntryId, Tier), ReplicaDetails>,
-    /// Entries that are not simply on the GPU, to find them by our hash; one block can have several.
+    /// Entries with copies elsewhere than on the GPU, or with a location, by our hash; one block
+    /// can have several.
     special: BlockMap<Vec<EntryId>>,
 }
 
@@ -40,7 +41,7 @@ impl Replicas {
         self.extras.is_empty() && self.special.is_empty()
     }
 
-    /// One more copy on a tier that already holds one.
+    /// Adds a copy to a tier that already holds one.
     pub(crate) fn add(&mut self, number: EntryId, tier: Tier) {
         let extra = self
             .extras
@@ -49,22 +50,21 @@ impl Replicas {
         extra.count = extra.count.saturating_add(1);
     }
 
-    /// How many copies there are on a tier that holds one.
+    /// The number of copies on a tier that holds one.
     pub(crate) fn count(&self, number: EntryId, tier: Tier) -> u32 {
         self.extras.get(&(number, tier)).map_or(1, |extra| extra.count)
     }
 
-    /// Says how many copies there are on a tier.
     pub(crate) fn set_count(&mut self, number: EntryId, tier: Tier, count: u32) {
         self.extras.insert((number, tier), ReplicaDetails { count, location: None });
     }
 
-    /// Back to a single copy, wherever it lies.
+    /// Resets a tier to a single copy without location.
     pub(crate) fn reset(&mut self, number: EntryId, tier: Tier) {
         self.extras.remove(&(number, tier));
     }
 
-    pub(crate) fn locate(&mut self, number: EntryId, tier: Tier, location: Location) {
+    pub(crate) fn set_location(&mut self, number: EntryId, tier: Tier, location: Location) {
         let extra = self
             .extras
             .entry((number, tier))
@@ -72,8 +72,8 @@ impl Replicas {
         extra.location = Some(location);
     }
 
-    /// Takes one copy of several away; `false` when there is but one.
-    pub(crate) fn take_one_of_several(&mut self, number: EntryId, tier: Tier) -> bool {
+    /// Removes one copy of several; `false` if there is only one.
+    pub(crate) fn remove_one_of_several(&mut self, number: EntryId, tier: Tier) -> bool {
         match self.extras.get_mut(&(number, tier)) {
             Some(extra) if extra.count > 1 => {
                 extra.count -= 1;
@@ -107,7 +107,7 @@ impl Replicas {
         }
     }
 
-    /// The entries of a block that are not simply on the GPU.
+    /// The entries of a block that [`Self::set_special`] added.
     pub(crate) fn special(&self, block: BlockHash) -> &[EntryId] {
         self.special.get(&block).map_or(&[], |numbers| numbers)
     }

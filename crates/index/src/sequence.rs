@@ -1,9 +1,9 @@
-//! Numbered batches: each applied once, in order, however they arrive.
+//! Sequence numbers: each batch is applied once and in order, however batches arrive.
 //!
-//! Copies are counted, so applying a batch twice or out of order would leave a wrong count. A batch
-//! that was applied before is dropped; one that comes early is kept, a bounded number of them, until
-//! those before it have come. What never comes is the caller's to fetch (a replay) or to give up
-//! (a snapshot, or a new start at a later number).
+//! Copies are counted, so applying a batch twice or out of order would leave a wrong count. A
+//! duplicate is dropped; an early batch is kept, up to a limit, until those before it have arrived.
+//! The caller fetches missing batches (a replay) or skips them (a snapshot, or a start at a later
+//! number).
 
 use std::collections::BTreeMap;
 
@@ -13,36 +13,36 @@ use wornpath_blocks::ContentHash;
 /// What became of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Applied {
-    /// It was applied, and with it this many that had been waiting for it.
+    /// The batch was applied, followed by kept batches that were next.
     Now {
-        /// Batches kept earlier that could be applied after it.
+        /// The number of kept batches applied after it.
         caught_up: usize,
     },
-    /// It had been applied before; nothing changed.
-    Before,
-    /// It came early and is kept. The batches from `speculative` up to it are missing.
+    /// The batch had been applied before; nothing changed.
+    Duplicate,
+    /// The batch arrived early and is kept. The batches from `expected` up to it are missing.
     Early {
-        /// The number that is to be applied next.
+        /// The sequence number to apply next.
         expected: u64,
     },
-    /// It came early and there was no room to keep it.
+    /// The batch arrived early and was dropped, because the limit on kept batches is reached.
     Dropped {
-        /// The number that is to be applied next.
+        /// The sequence number to apply next.
         expected: u64,
     },
 }
 
-/// Where a batch stands in the order.
+/// The position of a batch relative to the next sequence number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Order {
     Now,
-    Before,
+    Duplicate,
     Early(u64),
 }
 
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    /// The number expected next; any, before the first.
+    /// The next sequence number; `None` before the first batch.
     next: Option<u64>,
     early: BTreeMap<u64, Vec<EarlyEvent>>,
     window: usize,
@@ -61,12 +61,12 @@ impl Sequence {
         self.early.len()
     }
 
-    /// Whose turn it is. A source's first batch sets the count.
-    pub(crate) fn turn(&self, sequence: u64) -> Order {
+    /// The order of a batch. A source's first batch sets the sequence number.
+    pub(crate) fn order(&self, sequence: u64) -> Order {
         match self.next {
             None => Order::Now,
             Some(next) if sequence == next => Order::Now,
-            Some(next) if sequence < next => Order::Before,
+            Some(next) if sequence < next => Order::Duplicate,
             Some(next) => Order::Early(next),
         }
     }
@@ -75,13 +75,13 @@ impl Sequence {
         self.next = Some(sequence.wrapping_add(1));
     }
 
-    /// Goes on with `sequence`, whatever is missing before it.
+    /// Continues with `sequence`; skips whatever is missing before it.
     pub(crate) fn start_at(&mut self, sequence: u64) {
         self.next = Some(sequence);
         self.early = self.early.split_off(&sequence);
     }
 
-    /// Keeps a batch that came early; `false` if there is no room.
+    /// Keeps an early batch; `false` if the limit is reached.
     pub(crate) fn keep(&mut self, sequence: u64, events: &[CacheEvent<'_>]) -> bool {
         if self.early.len() >= self.window && !self.early.contains_key(&sequence) {
             return false;
@@ -91,8 +91,8 @@ impl Sequence {
         true
     }
 
-    /// The kept batch whose turn has come.
-    pub(crate) fn take_due(&mut self) -> Option<(u64, Vec<EarlyEvent>)> {
+    /// Removes the kept batch that is next.
+    pub(crate) fn take_next(&mut self) -> Option<(u64, Vec<EarlyEvent>)> {
         let next = self.next?;
         self.early.remove(&next).map(|events| (next, events))
     }
@@ -112,7 +112,7 @@ pub(crate) struct EarlyStored {
     blocks: Box<[EngineHash]>,
     contents: Box<[ContentHash]>,
     locations: Box<[Location]>,
-    /// The content with its list taken out.
+    /// The content with an empty list.
     shape: Content<'static>,
 }
 

@@ -1,117 +1,31 @@
 //! Sets of pods, each stored once.
 //!
-//! Most blocks are held by one pod, and blocks that lie on one path are mostly held by the same pods.
-//! So an entry of the table does not carry a bitmap, it carries the number of one: entries stay small
-//! whatever the number of pods, and two blocks are held by the same pods exactly if their numbers are
-//! equal, which is what a search for drop-off depths compares.
+//! Most blocks are held by one pod, and blocks on one path are mostly held by the same pods. So a
+//! table entry stores not a bitmap but the number of one: entries stay small for any number of
+//! pods, and two blocks are held by the same pods exactly if their set numbers are equal, which is
+//! what the search for drop-off depths compares.
 //!
-//! Numbers `1..=pods` are the sets of one pod; they need no storage. Larger ones name a row of a page.
-//! Rows are counted by the entries that use them. A row that nobody uses waits in limbo with its words
-//! intact, because a reader may still be looking at it; only when enough have gathered does the index
-//! announce a recycling (readers under way then start again) and let them be overwritten.
+//! Rows are reference-counted by the entries that use them. An unused row keeps its words in limbo,
+//! because a reader may still be reading it; once enough of them have gathered, the index announces
+//! a recycling (queries in progress then retry) and lets them be overwritten.
 
 use std::sync::Arc;
 
 use hashbrown::HashTable;
 
 use crate::directory::{Directory, Pages};
-use crate::pod::{PodSlot, place};
+use crate::pod::{PodSlot, word_and_bit};
+use crate::set_page::{MAX_WORDS, NamedSet, Numbering, ROWS, SetPage};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use crate::table::{SETS, SetId};
 
-/// Rows in a page.
-#[cfg(not(loom))]
-pub(crate) const ROWS: usize = 256;
-#[cfg(loom)]
-pub(crate) const ROWS: usize = 2;
-
-/// How many unused rows gather before they are recycled, at least.
+/// The least number of unused rows that are recycled together.
 #[cfg(not(loom))]
 const LIMBO: usize = 64;
 #[cfg(loom)]
 const LIMBO: usize = 1;
 
-/// Storage for some sets of more than one pod.
-#[derive(Debug)]
-pub(crate) struct SetPage {
-    words: Box<[AtomicU64]>,
-    uses: [AtomicU32; ROWS],
-    /// Where in a chain each set was last seen to end: a hint for the next search.
-    ends: [AtomicU32; ROWS],
-}
-
-impl SetPage {
-    fn new(words: usize) -> Self {
-        Self {
-            words: (0..ROWS * words).map(|_| AtomicU64::new(0)).collect(),
-            uses: std::array::from_fn(|_| AtomicU32::new(0)),
-            ends: std::array::from_fn(|_| AtomicU32::new(0)),
-        }
-    }
-
-    /// The words of a row.
-    #[inline]
-    pub(crate) fn row(&self, row: usize) -> &[AtomicU64] {
-        let width = self.words.len() / ROWS;
-        &self.words[row * width..(row + 1) * width]
-    }
-}
-
-impl SetPage {
-    #[inline]
-    pub(crate) fn end(&self, row: usize) -> u32 {
-        self.ends[row].load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn remember_end(&self, row: usize, position: u32) {
-        if self.ends[row].load(Ordering::Relaxed) != position {
-            self.ends[row].store(position, Ordering::Relaxed);
-        }
-    }
-}
-
-/// What a set number stands for.
-#[derive(Clone, Copy)]
-pub(crate) enum NamedSet {
-    Empty,
-    Single(PodSlot),
-    Row(usize),
-}
-
-/// How set numbers are divided between single pods and rows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Numbering {
-    pods: u32,
-    pub(crate) words: usize,
-}
-
-impl Numbering {
-    pub(crate) fn new(words: usize) -> Self {
-        Self { pods: words as u32 * 64, words }
-    }
-
-    #[inline]
-    pub(crate) fn read(self, set: SetId) -> NamedSet {
-        if set.0 > self.pods {
-            NamedSet::Row((set.0 - self.pods - 1) as usize)
-        } else if set.0 == 0 {
-            NamedSet::Empty
-        } else {
-            NamedSet::Single(PodSlot((set.0 - 1) as u16))
-        }
-    }
-
-    #[inline]
-    pub(crate) fn single(slot: PodSlot) -> SetId {
-        SetId(u32::from(slot.0) + 1)
-    }
-
-    fn row(self, row: usize) -> SetId {
-        SetId(self.pods + 1 + row as u32)
-    }
-}
-
-/// The register of sets: finds the number of a set, gives out and takes back rows.
+/// The register of sets: finds the number of a set, allocates and frees rows.
 #[derive(Debug, Default)]
 pub(crate) struct Sets {
     register: Mutex<Register>,
@@ -119,35 +33,35 @@ pub(crate) struct Sets {
 
 #[derive(Debug, Default)]
 struct Register {
-    /// Rows in use, found by the hash of their words.
+    /// Rows in use, by the hash of their words.
     rows: HashTable<u32>,
-    /// Each row's hash, so that it need not be computed again.
+    /// The hash of each row.
     hashes: Vec<u64>,
     free: Vec<u32>,
     limbo: Vec<u32>,
 }
 
 impl Sets {
-    /// How many sets of more than one pod there are.
+    /// The number of sets of more than one pod.
     pub(crate) fn len(&self) -> usize {
         lock(&self.register).rows.len()
     }
 
-    /// The set `set` with `slot` added; one use of it is the caller's.
+    /// The set `set` plus `slot`. The caller owns one use of the result.
     pub(crate) fn with(&self, rows: &mut Rows<'_>, set: SetId, slot: PodSlot) -> SetId {
         if set == SetId::EMPTY {
             return Numbering::single(slot);
         }
         self.changed(rows, set, |words| {
-            let (word, bit) = place(slot);
+            let (word, bit) = word_and_bit(slot);
             words[word] |= bit;
         })
     }
 
-    /// The set `set` with `slot` taken out; one use of it is the caller's.
+    /// The set `set` minus `slot`. The caller owns one use of the result.
     pub(crate) fn without(&self, rows: &mut Rows<'_>, set: SetId, slot: PodSlot) -> SetId {
         self.changed(rows, set, |words| {
-            let (word, bit) = place(slot);
+            let (word, bit) = word_and_bit(slot);
             words[word] &= !bit;
         })
     }
@@ -179,7 +93,7 @@ impl Sets {
         if register.free.is_empty() {
             let first = register.hashes.len();
             let last = numbering.row(first + ROWS - 1);
-            assert!(last.0 < SETS, "the cap on blocks allows fewer sets than there are numbers");
+            assert!(last.0 < SETS, "MOST_BLOCKS allows fewer sets than there are numbers");
             register.hashes.resize(first + ROWS, 0);
             register.free.extend((first as u32..(first + ROWS) as u32).rev());
             rows.directory.add_page(Arc::new(SetPage::new(numbering.words)));
@@ -195,18 +109,18 @@ impl Sets {
         numbering.row(row as usize)
     }
 
-    /// Takes more uses of a set that the caller already uses.
+    /// Adds uses to a set of which the caller owns one.
     #[inline]
     pub(crate) fn retain(rows: &mut Rows<'_>, set: SetId, uses: u32) {
-        if let NamedSet::Row(row) = rows.directory.numbering.read(set) {
+        if let NamedSet::Row(row) = rows.directory.numbering.decode(set) {
             rows.uses(row).fetch_add(uses, Ordering::Relaxed);
         }
     }
 
-    /// Gives uses back.
+    /// Returns uses; frees the row with the last one.
     #[inline]
     pub(crate) fn release(&self, rows: &mut Rows<'_>, set: SetId, uses: u32) {
-        if let NamedSet::Row(row) = rows.directory.numbering.read(set)
+        if let NamedSet::Row(row) = rows.directory.numbering.decode(set)
             && uses > 0
             && rows.uses(row).fetch_sub(uses, Ordering::AcqRel) == uses
         {
@@ -219,10 +133,10 @@ impl Sets {
         let mut register = lock(&self.register);
         let hash = register.hashes.get(row).copied().unwrap_or_default();
         let Ok(entry) = register.rows.find_entry(hash, |other| *other as usize == row) else {
-            return; // somebody took it up and gave it back meanwhile, and retired it first
+            return; // another writer used and retired it meanwhile
         };
         if rows.uses(row).load(Ordering::Acquire) > 0 {
-            return; // somebody has taken it up again
+            return; // another writer uses it again
         }
         entry.remove();
         register.limbo.push(row as u32);
@@ -233,7 +147,7 @@ impl Sets {
         }
     }
 
-    /// Gives all memory back if no row is in use: when the pods have left.
+    /// Frees all memory if no row is in use, as after all pods have left.
     pub(crate) fn shrink(&self, directory: &Directory) {
         let mut register = lock(&self.register);
         if register.rows.is_empty() && !register.hashes.is_empty() {
@@ -250,13 +164,10 @@ fn fold(words: &[u64]) -> u64 {
     })
 }
 
-/// The widest set, in words.
-pub(crate) const MAX_WORDS: usize = 64;
-
 /// A writer's access to the rows of sets that are in use.
 ///
-/// Pages go only when no row is used, and every row asked for here is used by the entry or the hand
-/// that names it: so a list that is up to date when it is asked stays right while it is read.
+/// Pages are freed only when no row is in use, and the entry or the caller that names a row uses
+/// it: so a page list that is current at the call stays valid while the row is read.
 pub(crate) struct Rows<'a> {
     pub(crate) directory: &'a Directory,
     pub(crate) pages: &'a mut Pages,
@@ -265,11 +176,11 @@ pub(crate) struct Rows<'a> {
 impl Rows<'_> {
     fn page(&mut self, page: usize) -> &SetPage {
         self.pages.refresh(self.directory);
-        self.pages.get(page).expect("a row in use lies on a page that was published before it")
+        self.pages.get(page).expect("the page of a row in use was published before the row")
     }
 
     fn uses(&mut self, row: usize) -> &AtomicU32 {
-        &self.page(row / ROWS).uses[row % ROWS]
+        self.page(row / ROWS).uses(row % ROWS)
     }
 
     fn words(&mut self, row: usize) -> &[AtomicU64] {
@@ -282,10 +193,10 @@ impl Rows<'_> {
     }
 
     fn copy(&mut self, set: SetId, words: &mut [u64]) {
-        match self.directory.numbering.read(set) {
+        match self.directory.numbering.decode(set) {
             NamedSet::Empty => {}
             NamedSet::Single(slot) => {
-                let (word, bit) = place(slot);
+                let (word, bit) = word_and_bit(slot);
                 words[word] = bit;
             }
             NamedSet::Row(row) => {
@@ -298,11 +209,11 @@ impl Rows<'_> {
 
     /// Whether `slot` is in the set.
     pub(crate) fn contains(&mut self, set: SetId, slot: PodSlot) -> bool {
-        match self.directory.numbering.read(set) {
+        match self.directory.numbering.decode(set) {
             NamedSet::Empty => false,
             NamedSet::Single(other) => other == slot,
             NamedSet::Row(row) => {
-                let (word, bit) = place(slot);
+                let (word, bit) = word_and_bit(slot);
                 self.words(row)[word].load(Ordering::Relaxed) & bit != 0
             }
         }

@@ -1,9 +1,9 @@
-//! A pod's blocks as the pod's engine knows them: the alias of each, and how they hang together.
+//! A pod's blocks under the engine's own hashes, with the parent of each.
 //!
-//! An entry is 24 bytes and keeps its number while it lives, so that a child can name its parent in
-//! four. An entry whose block is held nowhere any more, but which still has children, stays as a
-//! *hole*: it is what tells that the pod's prefix is broken there, it keeps the alias should the
-//! block come back, and it goes with its last child.
+//! An entry has 24 bytes and keeps its number while it exists, so that a child stores its parent in
+//! four. An entry whose block no tier holds any more, but which has children, stays as a *hole*: it
+//! shows that the pod's prefix is broken there, keeps the alias in case the block comes back, and
+//! is freed with its last child.
 
 use wornpath_blocks::BlockHash;
 
@@ -15,38 +15,38 @@ use crate::event::{EngineHash, Tier};
 pub(crate) struct EntryId(u32);
 
 impl EntryId {
-    /// Stands for "no entry".
+    /// No entry.
     pub(crate) const NONE: EntryId = EntryId(u32::MAX);
 
-    /// Its place among all numbers that were ever used.
+    /// The number as an array index.
     pub(crate) fn position(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Entries in a page: a growing pod pays for one page at a time, not for twice what it has.
+/// Entries in a page: a pod grows by one page at a time, not by doubling.
 const PAGE: usize = 64;
 
 const CHILDREN_SHIFT: u32 = 12;
-const MOST_CHILDREN: u32 = u32::MAX >> CHILDREN_SHIFT;
+const MAX_CHILDREN: u32 = u32::MAX >> CHILDREN_SHIFT;
 const TIERS: u32 = 0xf;
 const SEEN_SHIFT: u32 = 4;
 
-/// Things worth a bit.
+/// Properties of an entry.
 #[derive(Clone, Copy)]
 pub(crate) enum Flag {
-    /// There is more to say of its copies than which tiers hold one: see [`crate::replicas`].
+    /// [`crate::replicas`] stores more about its copies.
     Extra = 1 << 8,
-    /// It covers several of the index's blocks.
+    /// It covers several blocks of the index.
     Span = 1 << 9,
-    /// What precedes it is not known.
+    /// Its parent is unknown.
     Unlinked = 1 << 10,
 }
 
-/// Set in every entry that is not free.
+/// Set in every used entry.
 const IN_USE: u32 = 1 << 11;
 
-/// An entry with one copy on the GPU that one other follows.
+/// An entry with one copy on the GPU and one child.
 const PLAIN_WITH_CHILD: u32 = IN_USE | 1 << Tier::Gpu as u32 | 1 << CHILDREN_SHIFT;
 
 /// One block of one pod.
@@ -54,14 +54,14 @@ const PLAIN_WITH_CHILD: u32 = IN_USE | 1 << Tier::Gpu as u32 | 1 << CHILDREN_SHI
 pub(crate) struct SlabEntry {
     pub(crate) engine: EngineHash,
     pub(crate) block: BlockHash,
-    /// The entry before it; the next free entry when this one is free.
+    /// Its parent; in a free entry, the next free entry.
     pub(crate) parent: EntryId,
     /// children (20 bits, sticky at the top) · flags · seen in a snapshot (4) · tiers (4)
     bits: u32,
 }
 
 impl SlabEntry {
-    /// Whether it stands for a block, held or not.
+    /// Whether it represents a block, held or not.
     pub(crate) fn is_used(&self) -> bool {
         self.bits & IN_USE != 0
     }
@@ -92,14 +92,14 @@ impl SlabEntry {
         self.bits |= flag as u32;
     }
 
-    /// Notes that a snapshot named a copy on `tier`; whether it is the first it named.
+    /// Records that a snapshot lists a copy on `tier`; `true` for the first one.
     pub(crate) fn mark_seen(&mut self, tier: Tier) -> bool {
         let before = self.bits;
         self.bits |= 1 << (tier as u32 + SEEN_SHIFT);
         self.bits != before
     }
 
-    /// Tiers that hold it although the snapshot did not say so; forgets what the snapshot said.
+    /// The tiers that hold it but that the snapshot did not list; resets what the snapshot listed.
     pub(crate) fn take_unseen(&mut self) -> impl Iterator<Item = Tier> + use<> {
         let unseen = self.bits & !(self.bits >> SEEN_SHIFT) & TIERS;
         self.bits &= !(TIERS << SEEN_SHIFT);
@@ -110,14 +110,14 @@ impl SlabEntry {
         self.bits >> CHILDREN_SHIFT != 0
     }
 
-    fn adopt(&mut self) {
-        if self.bits >> CHILDREN_SHIFT < MOST_CHILDREN {
+    fn add_child(&mut self) {
+        if self.bits >> CHILDREN_SHIFT < MAX_CHILDREN {
             self.bits += 1 << CHILDREN_SHIFT;
         }
     }
 
-    fn lose(&mut self) {
-        if self.bits >> CHILDREN_SHIFT < MOST_CHILDREN {
+    fn remove_child(&mut self) {
+        if self.bits >> CHILDREN_SHIFT < MAX_CHILDREN {
             self.bits -= 1 << CHILDREN_SHIFT;
         }
     }
@@ -133,12 +133,12 @@ pub(crate) struct Slab {
     len: usize,
     aliases: AliasTable,
     key: u64,
-    /// The end of the run that was added last, while it is there.
+    /// The end of the run inserted last, while it exists.
     last: Option<(EngineHash, EntryId)>,
 }
 
 impl Slab {
-    /// `key` spreads the aliases, so that an engine cannot choose hashes that all fall together.
+    /// `key` seeds the hashing of aliases, so that an engine cannot choose hashes that collide.
     pub(crate) fn new(key: u64) -> Self {
         Self {
             pages: Vec::new(),
@@ -167,56 +167,58 @@ impl Slab {
 
     #[inline]
     pub(crate) fn find(&self, engine: EngineHash) -> Option<EntryId> {
-        // What is asked for most is the prefix of the next part of a prompt.
+        // The most frequent search is for the parent of the next part of a prompt.
         if let Some((last, number)) = self.last
             && last == engine
         {
             return Some(number);
         }
-        let is_it = |number| self.get(EntryId(number)).engine == engine;
-        self.aliases.find(self.spread(engine), is_it).map(EntryId)
+        let matches = |number| self.get(EntryId(number)).engine == engine;
+        self.aliases.find(self.hash(engine), matches).map(EntryId)
     }
 
-    /// Asks for the lines that finding these names will need, all at once.
+    /// Prefetches the cache lines that finding these aliases needs.
     pub(crate) fn prefetch(&self, engines: &[EngineHash]) {
-        engines.iter().for_each(|engine| self.aliases.prefetch(self.spread(*engine)));
+        engines.iter().for_each(|engine| self.aliases.prefetch(self.hash(*engine)));
     }
 
-    /// Whether there is a number for one more entry.
+    /// Whether no number is left for another entry.
     pub(crate) fn is_full(&self) -> bool {
         self.free == EntryId::NONE && self.used == NUMBERS
     }
 
-    /// Adds an entry that no tier holds yet. Its alias must be new, and the slab not full.
+    /// Inserts an entry that no tier holds yet. Its alias must be new, and the slab not full.
     pub(crate) fn insert(
         &mut self,
         engine: EngineHash,
         block: BlockHash,
         parent: EntryId,
     ) -> EntryId {
-        self.enter(SlabEntry { engine, block, parent, bits: IN_USE })
+        self.insert_entry(SlabEntry { engine, block, parent, bits: IN_USE })
     }
 
-    /// Adds new blocks one after another, each with one copy on the GPU, up to the first whose name is
-    /// known. There must be room. Returns how many it added, and the last of them (or `parent`).
+    /// Inserts a run of new blocks, each with one copy on the GPU, up to the first known alias. The
+    /// caller checks [`Self::has_numbers`]. Returns how many were inserted, and the last of them
+    /// (or `parent`).
     pub(crate) fn insert_run(
         &mut self,
         engines: &[EngineHash],
         blocks: &[BlockHash],
         parent: EntryId,
     ) -> (usize, EntryId) {
-        while !self.aliases.has_room(engines.len()) {
+        while !self.aliases.has_capacity(engines.len()) {
             self.grow_aliases();
         }
-        let (mut added, mut last) = (0, parent);
+        let mut added = 0;
+        let mut last = parent;
         for (engine, block) in engines.iter().zip(blocks) {
-            let spread = self.spread(*engine);
+            let hash = self.hash(*engine);
             let number = self.next_free();
-            if !self.aliases.add_new(spread, number.0) {
+            if !self.aliases.add_new(hash, number.0) {
                 if self.find(*engine).is_some() {
                     break;
                 }
-                self.aliases.put(spread, number.0);
+                self.aliases.put(hash, number.0);
             }
             self.take(number);
             *self.get_mut(number) =
@@ -226,33 +228,33 @@ impl Slab {
         }
         if added > 0 {
             self.last = Some((engines[added - 1], last));
-            self.get_mut(last).lose();
+            self.get_mut(last).remove_child();
             if parent != EntryId::NONE {
-                self.get_mut(parent).adopt();
+                self.get_mut(parent).add_child();
             }
         }
         self.len += added;
         (added, last)
     }
 
-    /// Whether there are numbers for so many more entries that were never used.
+    /// Whether there are `more` numbers that were never used.
     pub(crate) fn has_numbers(&self, more: usize) -> bool {
         self.used as usize + more <= NUMBERS as usize
     }
 
     #[inline]
-    fn enter(&mut self, entry: SlabEntry) -> EntryId {
+    fn insert_entry(&mut self, entry: SlabEntry) -> EntryId {
         let SlabEntry { engine, parent, .. } = entry;
-        if !self.aliases.has_room(1) {
+        if !self.aliases.has_capacity(1) {
             self.grow_aliases();
         }
         let number = self.next_free();
         self.take(number);
         *self.get_mut(number) = entry;
         if parent != EntryId::NONE {
-            self.get_mut(parent).adopt();
+            self.get_mut(parent).add_child();
         }
-        self.aliases.put(self.spread(engine), number.0);
+        self.aliases.put(self.hash(engine), number.0);
         self.len += 1;
         number
     }
@@ -266,7 +268,7 @@ impl Slab {
         for page in pages {
             for entry in page.iter() {
                 if entry.is_used() {
-                    larger.put(spread(*key, entry.engine), number);
+                    larger.put(keyed_hash(*key, entry.engine), number);
                 }
                 number += 1;
             }
@@ -275,11 +277,11 @@ impl Slab {
     }
 
     #[inline]
-    fn spread(&self, engine: EngineHash) -> AliasHash {
-        spread(self.key, engine)
+    fn hash(&self, engine: EngineHash) -> AliasHash {
+        keyed_hash(self.key, engine)
     }
 
-    /// The number that the next entry gets, with its page in place.
+    /// The number of the next entry; its page exists.
     #[inline]
     fn next_free(&mut self) -> EntryId {
         if self.free != EntryId::NONE {
@@ -291,7 +293,7 @@ impl Slab {
         EntryId(self.used)
     }
 
-    /// Takes the number that [`Self::next_free`] gave.
+    /// Marks the number that [`Self::next_free`] returned as used.
     #[inline]
     fn take(&mut self, number: EntryId) {
         if self.free == number {
@@ -313,16 +315,17 @@ impl Slab {
         self.pages.push(Box::new([nothing; PAGE]));
     }
 
-    /// Takes out an entry without children, and tells its parent.
+    /// Removes an entry without children, also from its parent's count.
     pub(crate) fn remove(&mut self, number: EntryId) -> SlabEntry {
         let entry = *self.get(number);
         let Self { aliases, pages, key, .. } = self;
-        let spread_of =
-            |other: u32| spread(*key, pages[other as usize / PAGE][other as usize % PAGE].engine);
-        aliases.remove(spread_of(number.0), number.0, spread_of);
+        let hash_of = |other: u32| {
+            keyed_hash(*key, pages[other as usize / PAGE][other as usize % PAGE].engine)
+        };
+        aliases.remove(hash_of(number.0), number.0, hash_of);
         self.last = self.last.filter(|(_, last)| *last != number);
         if entry.parent != EntryId::NONE {
-            self.get_mut(entry.parent).lose();
+            self.get_mut(entry.parent).remove_child();
         }
         let free = self.free;
         let slot = self.get_mut(number);
@@ -333,12 +336,12 @@ impl Slab {
         entry
     }
 
-    /// Forgets all entries and gives their memory back.
+    /// Removes all entries and frees their memory.
     pub(crate) fn clear(&mut self) {
         *self = Self::new(self.key);
     }
 
-    /// Numbers from `start` that have ever been used; those free now are held by no tier.
+    /// All numbers from `start` that were ever used; no tier holds a free entry.
     pub(crate) fn numbers(&self, start: u32) -> impl Iterator<Item = EntryId> + use<> {
         (start..self.used).map(EntryId)
     }
@@ -350,7 +353,7 @@ impl Slab {
 }
 
 #[inline]
-fn spread(key: u64, engine: EngineHash) -> AliasHash {
+fn keyed_hash(key: u64, engine: EngineHash) -> AliasHash {
     let product = u128::from(engine.0 ^ key) * 0x9E37_79B9_7F4A_7C15;
     AliasHash((product as u64) ^ ((product >> 64) as u64))
 }

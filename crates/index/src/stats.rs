@@ -1,29 +1,29 @@
-//! Figures worth a metric.
+//! Figures of the index for metrics and the admin pages.
 
 use crate::digest::PodDigest;
-use crate::index::Shared;
 use crate::ledger::{Ledger, PodCounters};
 use crate::pod::PodSet;
+use crate::state::IndexState;
 use crate::sync::Ordering;
 
 /// Figures of one pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PodStats {
-    /// Blocks entered, holes included.
+    /// Blocks in the ledger, holes included.
     pub blocks: usize,
-    /// Blocks that are gone though others that follow them are held.
+    /// Evicted blocks that held blocks follow.
     pub holes: usize,
-    /// Blocks that wait for their prefix.
-    pub waiting: usize,
-    /// Blocks expected soon.
-    pub expected: usize,
-    /// Batches that came before their turn.
+    /// Blocks whose prefix is not known yet.
+    pub orphans: usize,
+    /// Blocks that the pod is expected to hold soon.
+    pub speculative: usize,
+    /// Batches that arrived out of order and are kept.
     pub early: usize,
     /// Bytes of its entries and aliases.
     pub bytes: usize,
-    /// What its state comes to.
+    /// A digest of its blocks.
     pub digest: PodDigest,
-    /// What happened since it came.
+    /// What happened since the pod was added.
     pub counters: PodCounters,
 }
 
@@ -32,8 +32,8 @@ impl PodStats {
         Self {
             blocks: ledger.len(),
             holes: ledger.holes(),
-            waiting: ledger.waiting(),
-            expected: ledger.expected.len(),
+            orphans: ledger.orphans.len(),
+            speculative: ledger.speculative.len(),
             early: ledger.sequence.early(),
             bytes: ledger.bytes(),
             digest: ledger.digest(),
@@ -45,39 +45,39 @@ impl PodStats {
 /// Figures of the whole index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stats {
-    /// Pods that are there.
+    /// Live pods.
     pub pods: usize,
-    /// Pods that have left and are not swept yet.
+    /// Removed pods that are not swept yet.
     pub leaving: usize,
-    /// Pods whose prefixes may have holes: queries that meet them look at every block.
+    /// Pods whose prefixes may have holes: queries that find them scan every block.
     pub suspects: usize,
     /// Distinct blocks in the map.
     pub blocks: usize,
-    /// Blocks over all pods, held or expected: what the cap on all blocks counts.
+    /// Blocks over all pods, held or speculative: what [`crate::IndexLimits::blocks`] limits.
     pub entries: usize,
     /// Distinct sets of more than one pod.
     pub sets: usize,
     /// Bytes of the map's tables.
     pub table_bytes: usize,
-    /// How often rows of sets or slots of pods were given a new meaning.
+    /// How often rows of sets or slots of pods were recycled.
     pub recycled: u64,
 }
 
 impl Stats {
-    pub(crate) fn of(shared: &Shared) -> Self {
-        let (blocks, table_bytes) = shared.directory.size();
+    pub(crate) fn of(state: &IndexState) -> Self {
+        let size = state.directory.size();
         let suspects: Vec<_> =
-            shared.suspects.iter().map(|word| word.load(Ordering::Acquire)).collect();
-        let (pods, leaving) = shared.slots();
+            state.suspects.iter().map(|word| word.load(Ordering::Acquire)).collect();
+        let slots = state.slot_counts();
         Self {
-            pods,
-            leaving,
+            pods: slots.pods,
+            leaving: slots.leaving,
             suspects: PodSet::new(&suspects).len(),
-            blocks,
-            entries: shared.entries.load(Ordering::Relaxed) as usize,
-            sets: shared.sets.len(),
-            table_bytes,
-            recycled: shared.directory.recycled(),
+            blocks: size.entries,
+            entries: state.entries.load(Ordering::Relaxed) as usize,
+            sets: state.sets.len(),
+            table_bytes: size.bytes,
+            recycled: state.directory.recycled(),
         }
     }
 }

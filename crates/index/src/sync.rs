@@ -1,7 +1,8 @@
-//! The one place that says which atomics and locks the index runs on.
+//! The atomics and locks that the index runs on, chosen in this module only.
 //!
-//! Ordinary builds use the standard library. Under `--cfg loom` the same code runs in a checker that
-//! tries every interleaving, under `--cfg shuttle` in one that tries random ones from a seed.
+//! Ordinary builds use the standard library. Under `--cfg loom` the same code runs in a checker
+//! that explores every interleaving, under `--cfg shuttle` in one that explores random ones from a
+//! seed.
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::{
@@ -23,14 +24,14 @@ pub(crate) use shuttle::sync::{
 
 use std::sync::PoisonError;
 
-/// Locks, also after a panic elsewhere: every guarded state is valid between statements that can
-/// panic, and a router that stops routing because one event was bad helps nobody.
+/// Locks a mutex and ignores poisoning: every guarded state is valid between statements that can
+/// panic, and one malformed event must not stop the router.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets the writer that is in the way finish.
-pub(crate) fn pause() {
+/// Waits briefly for a writer on another core to finish a few stores.
+pub(crate) fn spin() {
     #[cfg(not(any(loom, shuttle)))]
     std::hint::spin_loop();
     #[cfg(loom)]
@@ -39,10 +40,10 @@ pub(crate) fn pause() {
     shuttle::thread::yield_now();
 }
 
-/// Lets the writer whose turn it is finish: it may have been put to sleep, so the processor is given up.
-pub(crate) fn stand_aside() {
+/// Waits for the writer that holds a shard: it may be descheduled, so this thread yields its core.
+pub(crate) fn yield_now() {
     #[cfg(not(any(loom, shuttle)))]
     std::thread::yield_now();
     #[cfg(any(loom, shuttle))]
-    pause();
+    spin();
 }

@@ -1,4 +1,7 @@
-//! What changes the index: events, snapshots, expectations, and the sweep after a pod that left.
+//! Changes to the index: events, snapshots, speculative inserts, and the sweep of removed pods.
+//!
+//! Each change locks the ledger of one pod, lets it list the blocks whose bits change, and applies
+//! that list to the map before the next event. Writers of different pods contend only for shards.
 
 use std::sync::Arc;
 
@@ -8,46 +11,46 @@ use crate::bits::Bits;
 use crate::directory::View;
 use crate::event::{CacheEvent, StoredBlocks};
 use crate::export::{ExportedBlock, RestoreError};
-use crate::index::{PodRemoved, Shared};
 use crate::ledger::{Caps, Counting, Ledger};
-use crate::pod::{PodId, PodSet, PodSlot, place};
+use crate::pod::{PodId, PodSet, PodSlot, word_and_bit};
 use crate::sequence::{Applied, Order};
 use crate::speculative::Moment;
+use crate::state::{IndexState, PodRemoved};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A thread's way to change the index. Writers of different pods hardly meet.
+/// A handle to change the index, one per thread.
 #[derive(Debug)]
 pub struct IndexWriter {
-    shared: Arc<Shared>,
-    desk: WriterState,
+    state: Arc<IndexState>,
+    scratch: WriterScratch,
 }
 
-/// The whole state of a pod as its engine tells it.
+/// All blocks of a pod as its engine reports them.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot<'a> {
-    /// The number of the last batch it contains, if the source numbers its batches.
+    /// The sequence number of the last batch it includes, if the source numbers its batches.
     pub sequence: Option<u64>,
-    /// Everything the pod holds, in any order; a block is named once for each copy.
+    /// All blocks of the pod, in any order; a block is listed once per copy.
     pub stored: &'a [StoredBlocks<'a>],
 }
 
-/// How far a sweep has come.
+/// The progress of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Swept {
-    /// There is more to do.
+    /// More bits remain to be cleared.
     Partly,
-    /// No pod is leaving.
+    /// No removed pod has bits left.
     Clean,
 }
 
 impl IndexWriter {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let desk = WriterState::new(&shared);
-        Self { shared, desk }
+    pub(crate) fn new(state: Arc<IndexState>) -> Self {
+        let scratch = WriterScratch::new(&state);
+        Self { state, scratch }
     }
 
-    /// Applies a batch. With a `sequence`, copies are counted and each number is applied once and in
-    /// order; without, a block is there or not.
+    /// Applies a batch. With a `sequence`, copies are counted and each batch is applied once and in
+    /// order; without, a block is present or not.
     pub fn apply(
         &mut self,
         pod: PodId,
@@ -59,13 +62,13 @@ impl IndexWriter {
                 change.run(Counting::Presence, events);
                 return Applied::Now { caught_up: 0 };
             };
-            match change.ledger.sequence.turn(sequence) {
+            match change.ledger.sequence.order(sequence) {
                 Order::Now => {
                     change.run(Counting::Copies, events);
                     change.ledger.sequence.advance(sequence);
                     Applied::Now { caught_up: change.catch_up() }
                 }
-                Order::Before => Applied::Before,
+                Order::Duplicate => Applied::Duplicate,
                 Order::Early(expected) if change.ledger.sequence.keep(sequence, events) => {
                     Applied::Early { expected }
                 }
@@ -74,9 +77,10 @@ impl IndexWriter {
         })
     }
 
-    /// Says which number is to be applied next; batches that came early follow if they can. For an
-    /// engine that has just started (zero), and to give up what can be had neither by replay nor in a
-    /// snapshot. Without it the first batch sets the count. Returns how many batches followed.
+    /// Sets the sequence number to apply next, then applies kept batches that follow it. For an
+    /// engine that has just started (zero), and to skip batches that neither a replay nor a
+    /// snapshot provides. Without this call the first batch sets the number. Returns how many kept
+    /// batches were applied.
     pub fn start_at(&mut self, pod: PodId, sequence: u64) -> Result<usize, PodRemoved> {
         self.change(pod, |change| {
             change.ledger.sequence.start_at(sequence);
@@ -84,15 +88,15 @@ impl IndexWriter {
         })
     }
 
-    /// Makes the pod's state equal to a snapshot, as a difference: what stays is never missing
-    /// meanwhile. Returns how many batches that came early followed.
+    /// Makes the pod's blocks equal to a snapshot by applying the difference: a block that stays is
+    /// never missing meanwhile. Returns how many kept batches were applied after it.
     pub fn apply_snapshot(
         &mut self,
         pod: PodId,
         snapshot: Snapshot<'_>,
     ) -> Result<usize, PodRemoved> {
         self.change(pod, |change| {
-            change.become_equal(snapshot.stored);
+            change.apply_snapshot(snapshot.stored);
             if let Some(sequence) = snapshot.sequence {
                 change.ledger.sequence.start_at(sequence.wrapping_add(1));
             }
@@ -100,10 +104,11 @@ impl IndexWriter {
         })
     }
 
-    /// Makes a pod hold what an inventory says, and nothing else; the numbers of batches stay as they are.
+    /// Replaces the blocks of a pod by an export of [`crate::Index::export`]; sequence numbers stay
+    /// unchanged.
     ///
     /// # Errors
-    /// What is wrong with the inventory; the pod holds nothing then.
+    /// If the export is inconsistent or exceeds the limits; the pod holds nothing then.
     pub fn restore(&mut self, pod: PodId, items: &[ExportedBlock]) -> Result<(), RestoreError> {
         self.change(pod, |change| {
             change.run(Counting::Presence, &[CacheEvent::Cleared]);
@@ -111,32 +116,36 @@ impl IndexWriter {
         })?
     }
 
-    /// Expects a pod to hold a whole chain soon, until `expires`. At the pod's cap, what would expire next is no
-    /// longer expected. `false` if the chain is longer than the cap, all pods together are at theirs, or a part of it
-    /// went while it was told: then it is expected in part. Others may change the pod between pieces of a long chain.
-    pub fn expect(
+    /// Inserts a whole chain speculatively: the pod is expected to hold it soon, until `expires`.
+    /// At the pod's limit, the blocks that expire next are dropped. Returns `false` if the chain
+    /// exceeds the pod's or the index's limit, or if a part of it disappeared meanwhile; then only
+    /// a part is inserted. Other writers may change the pod between pieces of a long chain.
+    pub fn insert_speculative(
         &mut self,
         pod: PodId,
         chain: &[BlockHash],
         expires: Moment,
     ) -> Result<bool, PodRemoved> {
-        self.expect_after(pod, chain, 0, expires)
+        self.insert_speculative_after(pod, chain, 0, expires)
     }
 
-    /// The same for a chain whose first `known` blocks the pod had a moment ago, which spares looking for
-    /// each of them. If it is not so, nothing is lost but that.
-    pub fn expect_after(
+    /// The same for a chain whose first `known` blocks the pod held a moment ago, which saves a
+    /// lookup of each. A wrong `known` costs only that saving.
+    pub fn insert_speculative_after(
         &mut self,
         pod: PodId,
         chain: &[BlockHash],
         known: usize,
         expires: Moment,
     ) -> Result<bool, PodRemoved> {
-        let (mut parent, mut known) = (None, known.min(chain.len()));
-        for piece in chain.chunks(EXPECTED_AT_ONCE) {
+        let mut parent = None;
+        let mut known = known.min(chain.len());
+        for piece in chain.chunks(SPECULATIVE_AT_ONCE) {
             let here = known.min(piece.len());
             known -= here;
-            if !self.change(pod, |change| change.expect(parent, piece, here, expires))? {
+            if !self
+                .change(pod, |change| change.insert_speculative(parent, piece, here, expires))?
+            {
                 return Ok(false);
             }
             parent = piece.last().copied();
@@ -144,128 +153,137 @@ impl IndexWriter {
         Ok(true)
     }
 
-    /// No longer expects what a pod was expected to hold of a chain because of one request alone, which it has refused.
-    /// What it holds, and what others were sent there with, stays. Returns how many blocks that were.
-    pub fn withdraw(&mut self, pod: PodId, chain: &[BlockHash]) -> Result<usize, PodRemoved> {
-        let mut withdrawn = 0;
-        for piece in chain.rchunks(EXPECTED_AT_ONCE) {
-            let (count, may_go_on) = self.change(pod, |change| change.withdraw(piece))?;
-            withdrawn += count;
-            if !may_go_on {
+    /// Rolls back the speculative insert of one request, which the engine has rejected. Blocks that
+    /// the pod holds, and blocks that other requests inserted too, stay. Returns the number of
+    /// removed blocks.
+    pub fn rollback(&mut self, pod: PodId, chain: &[BlockHash]) -> Result<usize, PodRemoved> {
+        let mut removed = 0;
+        for piece in chain.rchunks(SPECULATIVE_AT_ONCE) {
+            let rolled_back = self.change(pod, |change| change.rollback(piece))?;
+            removed += rolled_back.removed;
+            if !rolled_back.may_continue {
                 break;
             }
         }
-        Ok(withdrawn)
+        Ok(removed)
     }
 
-    /// Ends all expectations that were not confirmed by `now`. Returns how many blocks they were.
+    /// Removes all speculative blocks that expired by `now`. Returns their number.
     pub fn expire(&mut self, now: Moment) -> usize {
-        let Self { shared, desk } = self;
-        let expecting: Vec<_> =
-            shared.expecting.iter().map(|word| word.load(Ordering::Acquire)).collect();
+        let Self { state, scratch } = self;
+        let pods: Vec<_> =
+            state.speculative.iter().map(|word| word.load(Ordering::Acquire)).collect();
         let mut expired = 0;
-        for slot in PodSet::new(&expecting).iter() {
-            let mut guard = shared.ledger_in(slot);
+        for slot in PodSet::new(&pods).iter() {
+            let mut guard = state.ledger_in(slot);
             let Some(ledger) = guard.as_deref_mut() else { continue };
-            expired += desk.open(shared, slot, ledger).expire(now);
+            expired += scratch.open(state, slot, ledger).expire(now);
         }
         expired
     }
 
-    /// Clears the bits of pods that have left, at most about `blocks` of them, and gives their slots
-    /// back. To be called in the background until it says [`Swept::Clean`].
+    /// Clears the bits of removed pods, about `blocks` of them at most, and frees their slots. To
+    /// be called in the background until it returns [`Swept::Clean`].
     pub fn sweep(&mut self, blocks: usize) -> Swept {
-        let Self { shared, desk } = self;
-        let Some(mut leaving) = shared.next_leaving() else { return Swept::Clean };
-        let mut guard = shared.ledger_in(leaving.slot);
+        let Self { state, scratch } = self;
+        let Some(mut removal) = state.next_removal() else { return Swept::Clean };
+        let mut guard = state.ledger_in(removal.slot);
         if let Some(ledger) = guard.as_deref_mut()
             && let Some(cursor) =
-                desk.open(shared, leaving.slot, ledger).leave(leaving.cursor, blocks.max(1))
+                scratch.open(state, removal.slot, ledger).sweep(removal.cursor, blocks.max(1))
         {
-            leaving.cursor = cursor;
+            removal.cursor = cursor;
             drop(guard);
-            shared.still_leaving(leaving);
+            state.resume_removal(removal);
             return Swept::Partly;
         }
         *guard = None;
-        trust(shared, leaving.slot);
-        mark(&shared.expecting, leaving.slot, false);
+        clear_suspect(state, removal.slot);
+        mark(&state.speculative, removal.slot, false);
         drop(guard);
-        shared.sets.shrink(&shared.directory);
-        if shared.has_left(leaving.slot) { Swept::Partly } else { Swept::Clean }
+        state.sets.shrink(&state.directory);
+        if state.free_slot(removal.slot) { Swept::Partly } else { Swept::Clean }
     }
 
-    /// Runs `make` with the pod's ledger locked: only its holder changes the pod's bits.
+    /// Runs `make` under the lock of the pod's ledger: only the holder changes the pod's bits.
     fn change<T>(
         &mut self,
         pod: PodId,
-        make: impl FnOnce(&mut WriterChange<'_>) -> T,
+        make: impl FnOnce(&mut PodChange<'_>) -> T,
     ) -> Result<T, PodRemoved> {
-        let Self { shared, desk } = self;
-        let mut guard = shared.ledger(pod)?;
+        let Self { state, scratch } = self;
+        let mut guard = state.ledger(pod)?;
         let ledger = guard.as_deref_mut().ok_or(PodRemoved { slot: pod.slot })?;
-        Ok(make(&mut desk.open(shared, pod.slot, ledger)))
+        Ok(make(&mut scratch.open(state, pod.slot, ledger)))
     }
 }
 
-/// Blocks of a chain that are expected under one lock: tens of microseconds.
-const EXPECTED_AT_ONCE: usize = 256;
+/// Blocks of a chain that are inserted or rolled back under one lock: tens of microseconds.
+const SPECULATIVE_AT_ONCE: usize = 256;
 
-/// What a writer keeps between changes.
+/// Buffers that a writer reuses between changes.
 #[derive(Debug)]
-struct WriterState {
+struct WriterScratch {
     view: View,
-    /// Blocks whose bit is to be set, and to be cleared.
+    /// Blocks whose bit is to be set.
     set: Vec<BlockHash>,
+    /// Blocks whose bit is to be cleared.
     clear: Vec<BlockHash>,
 }
 
-impl WriterState {
-    fn new(shared: &Shared) -> Self {
-        Self { view: View::new(&shared.directory), set: Vec::new(), clear: Vec::new() }
+impl WriterScratch {
+    fn new(state: &IndexState) -> Self {
+        Self { view: View::new(&state.directory), set: Vec::new(), clear: Vec::new() }
     }
 
     fn open<'a>(
         &'a mut self,
-        shared: &'a Shared,
+        state: &'a IndexState,
         slot: PodSlot,
         ledger: &'a mut Ledger,
-    ) -> WriterChange<'a> {
-        self.view.refresh(&shared.directory);
-        WriterChange { shared, desk: self, slot, ledger }
+    ) -> PodChange<'a> {
+        self.view.refresh(&state.directory);
+        PodChange { state, scratch: self, slot, ledger }
     }
 }
 
-/// A change to one pod, under its ledger's lock.
-struct WriterChange<'a> {
-    shared: &'a Shared,
-    desk: &'a mut WriterState,
+struct RolledBack {
+    removed: usize,
+    /// Whether the blocks before these may be rolled back too.
+    may_continue: bool,
+}
+
+/// A change to one pod, under the lock of its ledger.
+struct PodChange<'a> {
+    state: &'a IndexState,
+    scratch: &'a mut WriterScratch,
     slot: PodSlot,
     ledger: &'a mut Ledger,
 }
 
-impl WriterChange<'_> {
+impl PodChange<'_> {
     fn run(&mut self, counting: Counting, events: &[CacheEvent<'_>]) {
-        let (before, room) = (self.ledger.weight(), self.room());
+        let before = self.ledger.weight();
+        let caps = self.caps();
         for event in events {
             match event {
                 CacheEvent::Stored(stored) => {
-                    self.ledger.store(stored, counting, room, &mut self.desk.set);
+                    self.ledger.store(stored, counting, caps, &mut self.scratch.set);
                 }
                 CacheEvent::Removed { tier, blocks } => {
-                    self.ledger.remove(*tier, blocks, counting, &mut self.desk.clear);
+                    self.ledger.remove(*tier, blocks, counting, &mut self.scratch.clear);
                 }
-                CacheEvent::Cleared => self.ledger.clear(&mut self.desk.clear),
+                CacheEvent::Cleared => self.ledger.clear(&mut self.scratch.clear),
             }
             self.commit();
         }
         self.count(before);
     }
 
-    /// Applies the batches that had come early and whose turn it now is.
+    /// Applies kept batches that are next in sequence.
     fn catch_up(&mut self) -> usize {
         let mut batches = 0;
-        while let Some((sequence, events)) = self.ledger.sequence.take_due() {
+        while let Some((sequence, events)) = self.ledger.sequence.take_next() {
             for event in &events {
                 self.run(Counting::Copies, &[event.as_event()]);
             }
@@ -275,156 +293,158 @@ impl WriterChange<'_> {
         batches
     }
 
-    fn become_equal(&mut self, stored: &[StoredBlocks<'_>]) {
+    fn apply_snapshot(&mut self, stored: &[StoredBlocks<'_>]) {
         let before = self.ledger.weight();
-        let mut room = self.room();
-        // A snapshot may name children before their parents, all of them; only what still waits at
-        // its end is waiting.
-        room.waiting = room.entries;
+        let mut caps = self.caps();
+        // A snapshot may list every child before its parent; only blocks that have no prefix at its
+        // end are orphans.
+        caps.orphans = caps.entries;
         self.ledger.begin_snapshot();
         for stored in stored {
-            self.ledger.store(stored, Counting::Snapshot, room, &mut self.desk.set);
+            self.ledger.store(stored, Counting::Snapshot, caps, &mut self.scratch.set);
             self.commit();
         }
-        let most_waiting = self.shared.limits.waiting_per_pod;
-        self.ledger.end_snapshot(most_waiting, &mut self.desk.clear);
+        let max_orphans = self.state.limits.orphans_per_pod;
+        self.ledger.end_snapshot(max_orphans, &mut self.scratch.clear);
         self.commit();
         self.count(before);
     }
 
     fn restore(&mut self, items: &[ExportedBlock]) -> Result<(), RestoreError> {
-        let (before, room) = (self.ledger.weight(), self.room());
-        let restored = self.ledger.restore(items, room, &mut self.desk.set);
+        let before = self.ledger.weight();
+        let caps = self.caps();
+        let restored = self.ledger.restore(items, caps, &mut self.scratch.set);
         if restored.is_err() {
-            // No bit was set yet, so none is to be cleared.
-            self.ledger.clear(&mut self.desk.clear);
-            self.desk.set.clear();
-            self.desk.clear.clear();
+            // No bit was set yet, so none needs clearing.
+            self.ledger.clear(&mut self.scratch.clear);
+            self.scratch.set.clear();
+            self.scratch.clear.clear();
         }
         self.commit();
         self.count(before);
         restored
     }
 
-    /// Expects a chain after `parent`, of which the pod is thought to have the first `known` blocks.
-    fn expect(
+    /// Inserts a chain after `parent`; the pod probably holds its first `known` blocks.
+    fn insert_speculative(
         &mut self,
         mut parent: Option<BlockHash>,
         mut chain: &[BlockHash],
         known: usize,
         expires: Moment,
     ) -> bool {
-        let (before, most) = (self.ledger.weight(), self.shared.limits.expected_per_pod);
-        if chain.len() > most || chain.len() > self.left() {
+        let before = self.ledger.weight();
+        let max = self.state.limits.speculative_per_pod;
+        if chain.len() > max || chain.len() > self.remaining() {
             return false;
         }
         let has_holes = self.ledger.may_have_holes();
-        let WriterState { view, set, clear } = &mut *self.desk;
-        let mut bits = Bits::new(&self.shared.directory, &self.shared.sets, view, self.slot);
-        // What comes before was expected a moment ago. If it has gone since, this would follow nothing.
+        let WriterScratch { view, set, clear } = &mut *self.scratch;
+        let mut bits = Bits::new(&self.state.directory, &self.state.sets, view, self.slot);
+        // The parent was inserted a moment ago. If it is gone, this chain would follow a hole.
         if parent.is_some_and(|parent| !bits.has(parent)) {
             return false;
         }
         let (known, rest) = chain.split_at(known);
-        // Who has no holes and has a block has all that it follows.
+        // A pod without holes that holds a block holds the whole prefix.
         if let Some(last) = known.last()
             && !has_holes
             && bits.has(*last)
         {
-            self.ledger.expected.renew_whole(known, expires);
-            (parent, chain) = (Some(*last), rest);
+            self.ledger.speculative.renew_prefix(known, expires);
+            parent = Some(*last);
+            chain = rest;
         }
         bits.set(chain, |block| set.push(block));
-        self.ledger.expected.expect(parent, chain, set, expires);
+        self.ledger.speculative.insert(parent, chain, set, expires);
         set.clear();
-        let surplus = self.ledger.expected.len().saturating_sub(most);
+        let surplus = self.ledger.speculative.len().saturating_sub(max);
         if surplus > 0 {
-            self.ledger.expected.take_oldest(surplus, clear);
+            self.ledger.speculative.take_oldest(surplus, clear);
             self.ledger.counters.expired += surplus as u64;
             self.commit();
         }
         self.count(before);
-        mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
+        mark(&self.state.speculative, self.slot, !self.ledger.speculative.is_empty());
         true
     }
 
-    /// How many blocks went, and whether those before may go too.
-    fn withdraw(&mut self, chain: &[BlockHash]) -> (usize, bool) {
+    fn rollback(&mut self, chain: &[BlockHash]) -> RolledBack {
         let before = self.ledger.weight();
-        let may_go_on = self.ledger.expected.withdraw(chain, &mut self.desk.clear);
-        let withdrawn = self.desk.clear.len();
+        let may_continue = self.ledger.speculative.rollback(chain, &mut self.scratch.clear);
+        let removed = self.scratch.clear.len();
         self.commit();
         self.count(before);
-        mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
-        (withdrawn, may_go_on)
+        mark(&self.state.speculative, self.slot, !self.ledger.speculative.is_empty());
+        RolledBack { removed, may_continue }
     }
 
     fn expire(&mut self, now: Moment) -> usize {
         let before = self.ledger.weight();
-        self.desk.clear = self.ledger.expected.take_expired(now);
-        let expired = self.desk.clear.len();
+        self.scratch.clear = self.ledger.speculative.take_expired(now);
+        let expired = self.scratch.clear.len();
         self.ledger.counters.expired += expired as u64;
         self.commit();
         self.count(before);
-        mark(&self.shared.expecting, self.slot, !self.ledger.expected.is_empty());
+        mark(&self.state.speculative, self.slot, !self.ledger.speculative.is_empty());
         expired
     }
 
-    /// Clears bits of a pod that has left. Returns where to go on, or `None` when none is left.
-    fn leave(&mut self, cursor: u32, blocks: usize) -> Option<u32> {
-        let rest = self.ledger.held_from(cursor, blocks, &mut self.desk.clear);
+    /// Clears bits of a removed pod. Returns where to continue, or `None` at the end.
+    fn sweep(&mut self, cursor: u32, blocks: usize) -> Option<u32> {
+        let rest = self.ledger.held_from(cursor, blocks, &mut self.scratch.clear);
         if rest.is_none() {
             let weight = self.ledger.weight() as u64;
-            self.shared.entries.fetch_sub(weight, Ordering::Relaxed);
-            self.desk.clear.extend(self.ledger.expected.take_all());
+            self.state.entries.fetch_sub(weight, Ordering::Relaxed);
+            self.scratch.clear.extend(self.ledger.speculative.take_all());
         }
         self.commit();
         rest
     }
 
-    /// Carries the ledger's changes over to the map. A pod is suspected before a change that may leave
-    /// it with holes, and trusted again after one that fills the last.
+    /// Applies the ledger's changes to the map. A pod becomes a suspect before a change that may
+    /// leave it with holes, and stops being one after a change that fills the last hole.
     fn commit(&mut self) {
-        let Self { shared, desk: WriterState { view, set, clear }, slot, ledger } = self;
+        let Self { state, scratch: WriterScratch { view, set, clear }, slot, ledger } = self;
         if ledger.may_have_holes() {
-            mark(&shared.suspects, *slot, true);
+            mark(&state.suspects, *slot, true);
         }
-        let mut bits = Bits::new(&shared.directory, &shared.sets, view, *slot);
+        let mut bits = Bits::new(&state.directory, &state.sets, view, *slot);
         bits.set(set, |block| ledger.note_already_set(block));
         bits.clear(clear);
         set.clear();
         clear.clear();
         if !ledger.may_have_holes() {
-            trust(shared, *slot);
+            clear_suspect(state, *slot);
         }
     }
 
-    fn room(&self) -> Caps {
-        let limits = &self.shared.limits;
+    fn caps(&self) -> Caps {
+        let limits = &self.state.limits;
         Caps {
-            entries: limits.blocks_per_pod.min(self.ledger.len().saturating_add(self.left())),
-            waiting: limits.waiting_per_pod,
+            entries: limits.blocks_per_pod.min(self.ledger.len().saturating_add(self.remaining())),
+            orphans: limits.orphans_per_pod,
         }
     }
 
-    /// How many blocks the cap on all still allows.
-    fn left(&self) -> usize {
-        let all = self.shared.entries.load(Ordering::Relaxed) as usize;
-        self.shared.limits.blocks.saturating_sub(all)
+    /// How many more blocks the limit of the whole index allows.
+    fn remaining(&self) -> usize {
+        let all = self.state.entries.load(Ordering::Relaxed) as usize;
+        self.state.limits.blocks.saturating_sub(all)
     }
 
-    /// Adds to the count of all blocks what this pod has gained since it weighed `before`.
+    /// Adds the growth of this pod since it weighed `before` to the count of all blocks.
     fn count(&self, before: usize) {
         let change = (self.ledger.weight() as u64).wrapping_sub(before as u64);
         if change != 0 {
-            self.shared.entries.fetch_add(change, Ordering::Relaxed);
+            self.state.entries.fetch_add(change, Ordering::Relaxed);
         }
     }
 }
 
-/// Sets or clears a pod's bit in a mask; touches the line only when it changes something.
+/// Sets or clears a pod's bit in a mask; writes only if the bit changes.
 fn mark(mask: &[AtomicU64], slot: PodSlot, on: bool) {
-    let (word, bit) = place(slot);
+    let (word, bit) = word_and_bit(slot);
     if (mask[word].load(Ordering::Acquire) & bit != 0) != on {
         if on {
             mask[word].fetch_or(bit, Ordering::AcqRel);
@@ -434,12 +454,12 @@ fn mark(mask: &[AtomicU64], slot: PodSlot, on: bool) {
     }
 }
 
-/// Lifts the suspicion of a pod, if there is one. It is counted first: a query that finds no suspicion
-/// any more must know that there was one when it read the blocks.
-fn trust(shared: &Shared, slot: PodSlot) {
-    let (word, bit) = place(slot);
-    if shared.suspects[word].load(Ordering::Acquire) & bit != 0 {
-        shared.lifted.fetch_add(1, Ordering::AcqRel);
-        shared.suspects[word].fetch_and(!bit, Ordering::AcqRel);
+/// Clears a pod's bit in `suspects`, if it is set. The counter is incremented first: a query that
+/// finds the bit cleared must be able to tell that it was set when the query read the blocks.
+fn clear_suspect(state: &IndexState, slot: PodSlot) {
+    let (word, bit) = word_and_bit(slot);
+    if state.suspects[word].load(Ordering::Acquire) & bit != 0 {
+        state.suspects_cleared.fetch_add(1, Ordering::AcqRel);
+        state.suspects[word].fetch_and(!bit, Ordering::AcqRel);
     }
 }

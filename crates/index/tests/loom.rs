@@ -40,13 +40,13 @@ fn evict(index: &Index, pod: PodId, sequence: Option<u64>, names: &[u64]) {
 }
 
 fn depth(index: &Index, pod: PodId, contents: &[u64]) -> usize {
-    let mut answer = Depths::default();
-    index.reader().lookup(&chain(contents), &mut answer);
-    answer.depth(pod.slot())
+    let mut depths = Depths::default();
+    index.reader().lookup(&chain(contents), &mut depths);
+    depths.depth(pod.slot())
 }
 
 #[test]
-fn a_store_that_races_with_its_pods_death_is_never_answered_and_leaves_nothing() {
+fn a_store_that_races_with_the_removal_of_its_pod_is_never_reported_and_leaves_nothing() {
     loom::model(|| {
         let index = index();
         let pod = index.add_pod().unwrap();
@@ -55,7 +55,7 @@ fn a_store_that_races_with_its_pods_death_is_never_answered_and_leaves_nothing()
             move || store(&index, pod, None, &[10])
         });
         assert!(index.remove_pod(pod));
-        assert_eq!(depth(&index, pod, &[10]), 0, "no query after the removal answers the pod");
+        assert_eq!(depth(&index, pod, &[10]), 0, "no query after the removal reports the pod");
         storing.join().unwrap();
         assert_eq!(depth(&index, pod, &[10]), 0);
         while index.writer().sweep(8) == Swept::Partly {}
@@ -70,12 +70,16 @@ fn a_reused_slot_is_not_credited_with_what_its_last_pod_held() {
         let old = index.add_pod().unwrap();
         store(&index, old, None, &[10]);
         let gone = Arc::new(AtomicBool::new(false));
-        let asking = thread::spawn({
-            let (index, gone) = (index.clone(), gone.clone());
+        let querying = thread::spawn({
+            let index = index.clone();
+            let gone = gone.clone();
             move || {
                 let gone = gone.load(Ordering::Acquire);
                 let found = depth(&index, old, &[10]);
-                assert!(found == 0 || !gone, "the slot's new pod answered for the old one");
+                assert!(
+                    found == 0 || !gone,
+                    "the new pod of the slot was credited with blocks of the old one"
+                );
             }
         });
         assert!(index.remove_pod(old));
@@ -84,7 +88,7 @@ fn a_reused_slot_is_not_credited_with_what_its_last_pod_held() {
         let new = index.add_pod().unwrap();
         assert_eq!(new.slot(), old.slot());
         assert_eq!(depth(&index, new, &[10]), 0);
-        asking.join().unwrap();
+        querying.join().unwrap();
     });
 }
 
@@ -117,8 +121,8 @@ fn a_snapshot_and_the_event_after_it_give_one_state_in_either_order() {
             let index = index.clone();
             move || evict(&index, pod, Some(6), &[11])
         });
-        let (blocks, contents) =
-            ([EngineHash(10), EngineHash(11)], [ContentHash(10), ContentHash(11)]);
+        let blocks = [EngineHash(10), EngineHash(11)];
+        let contents = [ContentHash(10), ContentHash(11)];
         let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents };
         let stored = [StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] }];
         let snapshot = Snapshot { sequence: Some(5), stored: &stored };
@@ -126,7 +130,7 @@ fn a_snapshot_and_the_event_after_it_give_one_state_in_either_order() {
         removing.join().unwrap();
         assert_eq!(depth(&index, pod, &[10, 11]), 1);
         assert_eq!(index.digest(pod).unwrap().last_sequence, Some(6));
-        assert_eq!(index.writer().apply(pod, Some(6), &[]), Ok(Applied::Before));
+        assert_eq!(index.writer().apply(pod, Some(6), &[]), Ok(Applied::Duplicate));
     });
 }
 
@@ -154,7 +158,8 @@ fn a_query_is_never_credited_across_a_hole_that_was_there_before_it() {
         store(&index, pod, None, &[10, 11]);
         let hole = Arc::new(AtomicBool::new(false));
         let evicting = thread::spawn({
-            let (index, hole) = (index.clone(), hole.clone());
+            let index = index.clone();
+            let hole = hole.clone();
             move || {
                 evict(&index, pod, None, &[10]);
                 hole.store(true, Ordering::Release);
@@ -168,14 +173,15 @@ fn a_query_is_never_credited_across_a_hole_that_was_there_before_it() {
 }
 
 #[test]
-fn a_recycled_set_is_never_taken_for_the_one_it_was() {
-    // Three pods and two events are too many steps to try all orders: those with up to three forced
-    // switches.
-    let mut few_switches = loom::model::Builder::new();
-    few_switches.preemption_bound = Some(3);
-    few_switches.check(|| {
+fn a_recycled_row_is_never_read_as_its_previous_set() {
+    // Three pods and two events have too many interleavings to try all: only those with up to three
+    // preemptions.
+    let mut few_preemptions = loom::model::Builder::new();
+    few_preemptions.preemption_bound = Some(3);
+    few_preemptions.check(|| {
         let index = index();
-        let (first, second) = (index.add_pod().unwrap(), index.add_pod().unwrap());
+        let first = index.add_pod().unwrap();
+        let second = index.add_pod().unwrap();
         let third = index.add_pod().unwrap();
         store(&index, first, None, &[10]);
         store(&index, second, None, &[10]);
@@ -183,15 +189,15 @@ fn a_recycled_set_is_never_taken_for_the_one_it_was() {
         let changing = thread::spawn({
             let index = index.clone();
             move || {
-                // Frees the row of both pods, then takes it for another pair.
+                // Frees the row of both pods, then reuses it for another pair.
                 evict(&index, second, None, &[10]);
                 store(&index, third, None, &[20]);
             }
         });
-        let mut answer = Depths::default();
-        index.reader().lookup(&chain(&[10]), &mut answer);
-        assert_eq!(answer.depth(first.slot()), 1, "it held the block all the time");
-        assert_eq!(answer.depth(third.slot()), 0, "it never held the block");
+        let mut depths = Depths::default();
+        index.reader().lookup(&chain(&[10]), &mut depths);
+        assert_eq!(depths.depth(first.slot()), 1, "it held the block all the time");
+        assert_eq!(depths.depth(third.slot()), 0, "it never held the block");
         changing.join().unwrap();
     });
 }

@@ -1,12 +1,13 @@
-//! Random interleavings of many threads, on the index as it is shipped: all shards, real tables.
+//! Random interleavings of many threads, on the index as released: all shards, real tables.
 //!
 //! Run with `RUSTFLAGS="--cfg shuttle" cargo test --release -p wornpath-index --test shuttle`.
 //! `WORNPATH_SCHEDULES` sets how many schedules each test tries with each scheduler. A failing test
 //! prints its seed; `SHUTTLE_RANDOM_SEED` overrides it.
 //!
-//! Shuttle runs one thread at a time and switches only inside the index, so the tests can keep beside
-//! it what must be true ([`Watch`]): for every pod and block, whether the pod may hold it and whether
-//! it surely does. A query is then held to what was so at some moment of it, block by block.
+//! Shuttle runs one thread at a time and switches only inside the index, so the tests can track the
+//! allowed results beside it ([`Watch`]): for every pod and block, whether the pod may hold it and
+//! whether it certainly does. A query result must be true at some moment of the query, block by
+//! block.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
@@ -24,7 +25,7 @@ use wornpath_index::{
     IndexWriter, Moment, Parent, PodId, PodSlot, Snapshot, StoredBlocks, Swept, Tier,
 };
 
-/// Preemptions at chosen places that the second scheduler tries.
+/// The preemptions per schedule of the second scheduler.
 const PREEMPTIONS: usize = 4;
 
 /// Tries a test under random schedules, and under schedules with few but well-placed preemptions.
@@ -47,23 +48,23 @@ fn explore(seed: u64, share: usize, test: fn()) {
 }
 
 #[test]
-fn every_answer_was_true_block_by_block_while_pods_speak_leave_and_return() {
+fn every_lookup_is_true_block_by_block_while_pods_change_leave_and_return() {
     explore(1, 4, || {
         let world = Arc::new(World::new());
-        let mut settled = Speaker::new(&world, Manner::Chained);
+        let mut settled = Driver::new(&world, Source::Chained);
         settled.store(&MAIN[..30]);
-        let silent = Speaker::new(&world, Manner::Chained);
-        let manners = [Manner::Chained, Manner::Chained, Manner::Native, Manner::Expecting];
-        let threads: Vec<_> = manners
+        let silent = Driver::new(&world, Source::Chained);
+        let sources = [Source::Chained, Source::Chained, Source::Native, Source::Speculative];
+        let threads: Vec<_> = sources
             .into_iter()
-            .map(|manner| {
-                let mut speaker = Speaker::new(&world, manner);
-                speaker.store(&MAIN[..20]);
+            .map(|source| {
+                let mut driver = Driver::new(&world, source);
+                driver.store(&MAIN[..20]);
                 thread::spawn(move || {
                     for _ in 0..4 {
-                        speaker.do_something();
+                        driver.random_change();
                     }
-                    speaker
+                    driver
                 })
             })
             .collect();
@@ -79,63 +80,64 @@ fn every_answer_was_true_block_by_block_while_pods_speak_leave_and_return() {
         let mut reader = world.index.reader();
         for _ in 0..6 {
             let path = if random_below(2) == 0 { MAIN } else { BRANCH };
-            world.ask(&mut reader, path);
+            world.check_lookup(&mut reader, path);
         }
-        let mut speakers = vec![settled, silent];
-        speakers.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
+        let mut drivers = vec![settled, silent];
+        drivers.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
         sweeping.join().unwrap();
-        for speaker in &mut speakers {
-            speaker.settle();
+        for driver in &mut drivers {
+            driver.expire_all();
         }
         for path in [MAIN, BRANCH] {
-            let answer = world.ask(&mut reader, path);
-            for speaker in &speakers {
-                assert_eq!(answer.depth(speaker.slot()), speaker.depth(path), "at the end");
+            let depths = world.check_lookup(&mut reader, path);
+            for driver in &drivers {
+                assert_eq!(depths.depth(driver.slot()), driver.depth(path), "at the end");
             }
         }
-        speakers.iter_mut().for_each(Speaker::leave);
+        drivers.iter_mut().for_each(Driver::leave);
         world.end();
     });
 }
 
 #[test]
-fn a_hole_from_before_the_query_is_not_bridged_while_what_follows_it_goes() {
+fn a_query_does_not_bridge_an_older_hole_while_the_blocks_after_it_are_removed() {
     explore(2, 1, || {
         let world = Arc::new(World::new());
-        let mut speaker = Speaker::new(&world, Manner::Chained);
-        speaker.store(MAIN);
-        speaker.remove(&MAIN[19..20]);
+        let mut driver = Driver::new(&world, Source::Chained);
+        driver.store(MAIN);
+        driver.remove(&MAIN[19..20]);
         let mut reader = world.index.reader();
         let leaving = thread::spawn(move || {
-            if random_below(2) == 0 { speaker.clear() } else { speaker.remove(&MAIN[20..]) }
+            if random_below(2) == 0 { driver.clear() } else { driver.remove(&MAIN[20..]) }
         });
-        world.ask(&mut reader, MAIN);
+        world.check_lookup(&mut reader, MAIN);
         leaving.join().unwrap();
     });
 }
 
 #[test]
-fn blocks_without_known_prefixes_that_come_and_go_during_a_query_bridge_no_hole() {
+fn native_blocks_stored_and_removed_during_a_query_bridge_no_hole() {
     explore(3, 1, || {
         let world = Arc::new(World::new());
-        let mut speaker = Speaker::new(&world, Manner::Native);
+        let mut driver = Driver::new(&world, Source::Native);
         let mut reader = world.index.reader();
         let passing = thread::spawn(move || {
-            let (before, after) = (&MAIN[..19], &MAIN[20..]);
+            let before = &MAIN[..19];
+            let after = &MAIN[20..];
             for nodes in [before, after] {
-                speaker.store(nodes);
+                driver.store(nodes);
             }
             for nodes in [after, before] {
-                speaker.remove(nodes);
+                driver.remove(nodes);
             }
         });
-        world.ask(&mut reader, MAIN);
-        world.ask(&mut reader, MAIN);
+        world.check_lookup(&mut reader, MAIN);
+        world.check_lookup(&mut reader, MAIN);
         passing.join().unwrap();
     });
 }
 
-/// What happens to the pod that two sources speak for, batch by batch.
+/// Sends one of six batches to a pod that two sources report for; returns how many were applied.
 fn send(writer: &mut IndexWriter, pod: PodId, number: u64) -> usize {
     let removed = |nodes| {
         let blocks = names(pod.slot(), nodes);
@@ -159,8 +161,8 @@ fn send(writer: &mut IndexWriter, pod: PodId, number: u64) -> usize {
     };
     match applied.expect("the pod stays") {
         Applied::Now { caught_up } => 1 + caught_up,
-        Applied::Before | Applied::Early { .. } => 0,
-        Applied::Dropped { .. } => panic!("there is room for six batches"),
+        Applied::Duplicate | Applied::Early { .. } => 0,
+        Applied::Dropped { .. } => panic!("six batches are within the limit"),
     }
 }
 
@@ -178,15 +180,15 @@ fn two_sources_with_the_same_numbers_count_every_batch_once() {
             })
         });
         let mut reader = world.index.reader();
-        let mut answer = Depths::default();
+        let mut depths = Depths::default();
         for _ in 0..4 {
-            reader.lookup(&world.chain(MAIN), &mut answer);
-            assert!(answer.depth(pod.slot()) <= 20, "no batch stores more");
+            reader.lookup(&world.chain(MAIN), &mut depths);
+            assert!(depths.depth(pod.slot()) <= 20, "no batch stores more");
         }
         let applied: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         assert_eq!(applied, 6);
-        reader.lookup(&world.chain(MAIN), &mut answer);
-        assert_eq!(answer.depth(pod.slot()), 15);
+        reader.lookup(&world.chain(MAIN), &mut depths);
+        assert_eq!(depths.depth(pod.slot()), 15);
         let stats = world.index.pod_stats(pod).unwrap();
         assert_eq!((stats.blocks, stats.early, stats.counters.unknown_removals), (15, 0, 0));
         assert!(world.index.remove_pod(pod));
@@ -218,9 +220,9 @@ fn a_snapshot_among_the_batches_leads_to_the_same_state() {
             send(&mut writer, pod, number);
         }
         numbered.join().unwrap();
-        let mut answer = Depths::default();
-        world.index.reader().lookup(&world.chain(MAIN), &mut answer);
-        assert_eq!(answer.depth(pod.slot()), 15);
+        let mut depths = Depths::default();
+        world.index.reader().lookup(&world.chain(MAIN), &mut depths);
+        assert_eq!(depths.depth(pod.slot()), 15);
         assert_eq!(world.index.digest(pod).unwrap().last_sequence, Some(5));
         assert!(world.index.remove_pod(pod));
         assert_eq!(writer.sweep(2), Swept::Partly);
@@ -228,7 +230,7 @@ fn a_snapshot_among_the_batches_leads_to_the_same_state() {
     });
 }
 
-/// A node is a block on one of two paths, which part after sixteen blocks.
+/// A node is a block on one of two paths, which diverge after sixteen blocks.
 type Node = usize;
 /// Long enough for the search by gaps.
 const MAIN: &[Node] = &{
@@ -258,12 +260,12 @@ fn content(node: Node) -> ContentHash {
     ContentHash(1000 + node as u64)
 }
 
-/// The engine's names for nodes: others on every pod.
+/// The engine's names for nodes: different on every pod.
 fn names(slot: PodSlot, nodes: &[Node]) -> Vec<EngineHash> {
     nodes.iter().map(|node| EngineHash((slot.position() as u64 + 1) << 32 | *node as u64)).collect()
 }
 
-/// Gives `use_it` the event that stores consecutive nodes of a path.
+/// Calls `use_it` with the event that stores consecutive nodes of a path.
 fn chained<T>(slot: PodSlot, nodes: &[Node], use_it: impl FnOnce(StoredBlocks<'_>) -> T) -> T {
     let parent = match nodes.first().copied().unwrap_or(0) {
         0 => Parent::Root(ROOT),
@@ -276,7 +278,7 @@ fn chained<T>(slot: PodSlot, nodes: &[Node], use_it: impl FnOnce(StoredBlocks<'_
     use_it(StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] })
 }
 
-/// An index, and what must be true of it.
+/// An index and the allowed results of its lookups.
 struct World {
     index: Index,
     blocks: Vec<BlockHash>,
@@ -289,12 +291,12 @@ struct Life {
     watches: Vec<Watch>,
 }
 
-/// A pod and a block: now, and over the query under way.
+/// A block of a pod: its state now, and during the current query.
 #[derive(Clone, Copy, Default)]
 struct Watch {
-    /// The pod holds the block, or a change under way may have made it so.
+    /// The pod holds the block, or a change in progress may have stored it.
     may: bool,
-    /// The pod holds the block, and no change under way may have ended that.
+    /// The pod holds the block, and no change in progress may have removed it.
     sure: bool,
     may_have: bool,
     was_sure: bool,
@@ -303,7 +305,8 @@ struct Watch {
 impl World {
     fn new() -> Self {
         let limits = IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() };
-        let (index, lives) = (Index::new(limits, 7), Mutex::new(vec![]));
+        let index = Index::new(limits, 7);
+        let lives = Mutex::new(vec![]);
         let mut blocks = vec![BlockHash(0); NODES];
         for path in [MAIN, BRANCH] {
             let contents: Vec<_> = path.iter().map(|node| content(*node)).collect();
@@ -325,23 +328,29 @@ impl World {
         lives.len() - 1
     }
 
-    /// A change that gives these blocks to the pod begins.
-    fn coming(&self, life: usize, nodes: impl IntoIterator<Item = Node>) {
-        self.each(life, nodes, |watch| (watch.may, watch.may_have) = (true, true));
+    /// A change that stores these blocks begins.
+    fn storing(&self, life: usize, nodes: impl IntoIterator<Item = Node>) {
+        self.each(life, nodes, |watch| {
+            watch.may = true;
+            watch.may_have = true;
+        });
     }
 
     /// The pod holds these blocks now.
-    fn came(&self, life: usize, nodes: impl IntoIterator<Item = Node>) {
+    fn stored(&self, life: usize, nodes: impl IntoIterator<Item = Node>) {
         self.each(life, nodes, |watch| watch.sure = true);
     }
 
-    /// A change that takes these blocks from the pod begins.
-    fn going(&self, life: usize, nodes: impl IntoIterator<Item = Node>) {
-        self.each(life, nodes, |watch| (watch.sure, watch.was_sure) = (false, false));
+    /// A change that removes these blocks begins.
+    fn removing(&self, life: usize, nodes: impl IntoIterator<Item = Node>) {
+        self.each(life, nodes, |watch| {
+            watch.sure = false;
+            watch.was_sure = false;
+        });
     }
 
     /// The pod no longer holds these blocks.
-    fn gone(&self, life: usize, nodes: impl IntoIterator<Item = Node>) {
+    fn removed(&self, life: usize, nodes: impl IntoIterator<Item = Node>) {
         self.each(life, nodes, |watch| watch.may = false);
     }
 
@@ -360,21 +369,22 @@ impl World {
         nodes.into_iter().for_each(|node| change(&mut watches[node]));
     }
 
-    /// Asks about a path, with something unknown after it, and holds the answer to what was true
-    /// during the query. One thread asks at a time.
-    fn ask(&self, reader: &mut IndexReader, path: &[Node]) -> Depths {
+    /// Looks up a path with unknown blocks after it, and compares the result with the states during
+    /// the query. Only one thread at a time calls this.
+    fn check_lookup(&self, reader: &mut IndexReader, path: &[Node]) -> Depths {
         let mut chain = self.chain(path);
         chain.extend([BlockHash(2), BlockHash(3)]);
         for watch in self.lives().iter_mut().flat_map(|life| &mut life.watches) {
-            (watch.may_have, watch.was_sure) = (watch.may, watch.sure);
+            watch.may_have = watch.may;
+            watch.was_sure = watch.sure;
         }
-        let mut answer = Depths::default();
-        reader.lookup(&chain, &mut answer);
+        let mut depths = Depths::default();
+        reader.lookup(&chain, &mut depths);
         let lives = self.lives();
         let slots: BTreeSet<_> = lives.iter().map(|life| life.slot).collect();
         let mut credited = 0;
         for slot in slots {
-            let found = answer.depth(slot);
+            let found = depths.depth(slot);
             credited += usize::from(found > 0);
             let longest = |held: fn(&Watch) -> bool| {
                 let run = |life: &Life| {
@@ -382,17 +392,18 @@ impl World {
                 };
                 lives.iter().filter(|life| life.slot == slot).map(run).max().unwrap_or(0)
             };
-            let (least, most) = (longest(|watch| watch.was_sure), longest(|watch| watch.may_have));
+            let least = longest(|watch| watch.was_sure);
+            let most = longest(|watch| watch.may_have);
             assert!(found >= least, "{slot:?} got {found}, but held {least} all the time");
             assert!(found <= most, "{slot:?} got {found}, but never held more than {most}");
         }
-        let answered: usize = answer.levels().map(|level| level.pods.len()).sum();
-        assert_eq!(answered, credited, "only pods that came are answered");
-        assert!(answer.levels().is_sorted_by(|a, b| a.depth < b.depth));
-        answer
+        let reported: usize = depths.levels().map(|level| level.pods.len()).sum();
+        assert_eq!(reported, credited, "only known pods are reported");
+        assert!(depths.levels().is_sorted_by(|a, b| a.depth < b.depth));
+        depths
     }
 
-    /// Everybody leaves; nothing stays.
+    /// Sweeps all removed pods; nothing stays.
     fn end(&self) {
         let mut writer = self.index.writer();
         while writer.sweep(50) == Swept::Partly {}
@@ -408,26 +419,26 @@ impl World {
     }
 }
 
-/// How a pod speaks.
+/// How a pod reports its blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum Source {
     /// Contents after parents, from anywhere on a path.
     Chained,
     /// Our own hashes.
     Native,
-    /// Contents from the root, and expectations.
-    Expecting,
+    /// Contents from the root, and speculative inserts.
+    Speculative,
 }
 
-struct Speaker {
+struct Driver {
     world: Arc<World>,
     writer: IndexWriter,
-    manner: Manner,
+    source: Source,
     pod: PodId,
     life: usize,
     held: BTreeSet<Node>,
-    /// What may still be expected.
-    expected: BTreeSet<Node>,
+    /// Blocks that may still be speculative.
+    speculative: BTreeSet<Node>,
 }
 
 /// A number from the schedule's own source, so that a seed stands for a whole run.
@@ -435,108 +446,120 @@ fn random_below(end: usize) -> usize {
     thread_rng().gen_range(0..end)
 }
 
-impl Speaker {
-    fn new(world: &Arc<World>, manner: Manner) -> Self {
-        let (world, writer) = (Arc::clone(world), world.index.writer());
+impl Driver {
+    fn new(world: &Arc<World>, source: Source) -> Self {
+        let world = Arc::clone(world);
+        let writer = world.index.writer();
         let pod = world.index.add_pod().unwrap();
         let life = world.watch(pod.slot());
-        let (held, expected) = (BTreeSet::new(), BTreeSet::new());
-        Self { world, writer, manner, pod, life, held, expected }
+        Self {
+            world,
+            writer,
+            source,
+            pod,
+            life,
+            held: BTreeSet::new(),
+            speculative: BTreeSet::new(),
+        }
     }
 
     fn slot(&self) -> PodSlot {
         self.pod.slot()
     }
 
-    /// The run of a path that the pod holds once its expectations have ended.
+    /// The prefix of a path that the pod holds once its speculative blocks have expired.
     fn depth(&self, path: &[Node]) -> usize {
         path.iter().take_while(|node| self.held.contains(node)).count()
     }
 
-    fn do_something(&mut self) {
+    fn random_change(&mut self) {
         let path = if random_below(2) == 0 { MAIN } else { BRANCH };
-        let (one, other) = (random_below(path.len() + 1), random_below(path.len() + 1));
+        let one = random_below(path.len() + 1);
+        let other = random_below(path.len() + 1);
         let nodes = &path[one.min(other)..one.max(other)];
         match random_below(10) {
-            0..3 if self.manner == Manner::Expecting => self.store(&path[..one]),
+            0..3 if self.source == Source::Speculative => self.store(&path[..one]),
             0..3 => self.store(nodes),
             3..5 => self.remove(nodes),
             5 => self.remove(&path[one..]),
             6 => self.clear(),
             7 => self.leave_and_return(),
-            _ => match self.manner {
-                Manner::Expecting if one < other => self.expect(&path[..one]),
-                Manner::Expecting => self.settle(),
-                Manner::Chained | Manner::Native => self.become_equal(nodes),
+            _ => match self.source {
+                Source::Speculative if one < other => self.insert_speculative(&path[..one]),
+                Source::Speculative => self.expire_all(),
+                Source::Chained | Source::Native => self.apply_snapshot(nodes),
             },
         }
     }
 
     fn store(&mut self, nodes: &[Node]) {
-        self.world.coming(self.life, nodes.iter().copied());
-        let (writer, pod) = (&mut self.writer, self.pod);
+        self.world.storing(self.life, nodes.iter().copied());
+        let writer = &mut self.writer;
+        let pod = self.pod;
         let apply =
             |stored: StoredBlocks<'_>| writer.apply(pod, None, &[CacheEvent::Stored(stored)]);
-        match self.manner {
-            Manner::Native => native(&self.world, nodes, apply),
-            Manner::Chained | Manner::Expecting => chained(pod.slot(), nodes, apply),
+        match self.source {
+            Source::Native => native(&self.world, nodes, apply),
+            Source::Chained | Source::Speculative => chained(pod.slot(), nodes, apply),
         }
         .unwrap();
-        self.world.came(self.life, nodes.iter().copied());
+        self.world.stored(self.life, nodes.iter().copied());
         self.held.extend(nodes);
     }
 
     fn remove(&mut self, nodes: &[Node]) {
-        self.world.going(self.life, nodes.iter().copied());
-        let blocks = match self.manner {
-            Manner::Native => native_names(&self.world, nodes),
-            Manner::Chained | Manner::Expecting => names(self.slot(), nodes),
+        self.world.removing(self.life, nodes.iter().copied());
+        let blocks = match self.source {
+            Source::Native => native_names(&self.world, nodes),
+            Source::Chained | Source::Speculative => names(self.slot(), nodes),
         };
         let event = CacheEvent::Removed { tier: Tier::Gpu, blocks: &blocks };
         self.writer.apply(self.pod, None, &[event]).unwrap();
-        let gone: Vec<_> = nodes.iter().copied().filter(|n| !self.expected.contains(n)).collect();
-        self.world.gone(self.life, gone);
+        let gone: Vec<_> =
+            nodes.iter().copied().filter(|n| !self.speculative.contains(n)).collect();
+        self.world.removed(self.life, gone);
         self.held.retain(|node| !nodes.contains(node));
     }
 
     fn clear(&mut self) {
-        self.world.going(self.life, self.world.all());
+        self.world.removing(self.life, self.world.all());
         self.writer.apply(self.pod, None, &[CacheEvent::Cleared]).unwrap();
         self.forget();
     }
 
-    /// A snapshot: what it names and the pod holds is never missing.
-    fn become_equal(&mut self, nodes: &[Node]) {
-        self.world.coming(self.life, nodes.iter().copied());
+    /// Applies a snapshot: a block that it lists and the pod holds is never missing.
+    fn apply_snapshot(&mut self, nodes: &[Node]) {
+        self.world.storing(self.life, nodes.iter().copied());
         let others: Vec<_> = self.world.all().filter(|node| !nodes.contains(node)).collect();
-        self.world.going(self.life, others.iter().copied());
-        let (writer, pod) = (&mut self.writer, self.pod);
+        self.world.removing(self.life, others.iter().copied());
+        let writer = &mut self.writer;
+        let pod = self.pod;
         let apply = |stored: StoredBlocks<'_>| {
             writer.apply_snapshot(pod, Snapshot { sequence: None, stored: &[stored] })
         };
-        match self.manner {
-            Manner::Native => native(&self.world, nodes, apply),
-            Manner::Chained | Manner::Expecting => chained(pod.slot(), nodes, apply),
+        match self.source {
+            Source::Native => native(&self.world, nodes, apply),
+            Source::Chained | Source::Speculative => chained(pod.slot(), nodes, apply),
         }
         .unwrap();
-        self.world.came(self.life, nodes.iter().copied());
-        self.world.gone(self.life, others);
+        self.world.stored(self.life, nodes.iter().copied());
+        self.world.removed(self.life, others);
         self.held = nodes.iter().copied().collect();
     }
 
-    fn expect(&mut self, nodes: &[Node]) {
-        self.world.coming(self.life, nodes.iter().copied());
+    fn insert_speculative(&mut self, nodes: &[Node]) {
+        self.world.storing(self.life, nodes.iter().copied());
         let until = Moment::from_secs(random_below(8) as u64);
-        assert!(self.writer.expect(self.pod, &self.world.chain(nodes), until).unwrap());
-        self.expected.extend(nodes);
+        assert!(self.writer.insert_speculative(self.pod, &self.world.chain(nodes), until).unwrap());
+        self.speculative.extend(nodes);
     }
 
-    /// Ends all expectations.
-    fn settle(&mut self) {
+    /// Expires all speculative blocks.
+    fn expire_all(&mut self) {
         self.writer.expire(Moment::MAX);
-        let gone: Vec<_> = self.expected.difference(&self.held).copied().collect();
-        self.world.gone(self.life, gone);
-        self.expected.clear();
+        let gone: Vec<_> = self.speculative.difference(&self.held).copied().collect();
+        self.world.removed(self.life, gone);
+        self.speculative.clear();
     }
 
     fn leave_and_return(&mut self) {
@@ -546,16 +569,16 @@ impl Speaker {
     }
 
     fn leave(&mut self) {
-        self.world.going(self.life, self.world.all());
+        self.world.removing(self.life, self.world.all());
         assert!(self.world.index.remove_pod(self.pod));
         self.forget();
-        self.writer.apply(self.pod, None, &[CacheEvent::Cleared]).expect_err("it has gone");
+        self.writer.apply(self.pod, None, &[CacheEvent::Cleared]).expect_err("the pod was removed");
     }
 
     fn forget(&mut self) {
-        self.world.gone(self.life, self.world.all());
+        self.world.removed(self.life, self.world.all());
         self.held.clear();
-        self.expected.clear();
+        self.speculative.clear();
     }
 }
 

@@ -1,5 +1,7 @@
-//! Tenants share an index and never a prefix: neither what is answered nor how long the answer takes tells one tenant
-//! what another has cached. `WORNPATH_QUERIES=10000000` asks as often.
+//! Tenants share an index but never a prefix: neither the result nor the duration of a lookup tells
+//! one tenant what another has cached. `WORNPATH_QUERIES` sets the number of queries.
+//!
+//! A binary of its own, because tests in other threads would disturb the times.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 #![allow(clippy::disallowed_methods, reason = "time is what is tested")]
 
@@ -16,7 +18,7 @@ const TENANTS: usize = 64;
 const PODS: usize = 8;
 const LONGEST: usize = 12;
 const BLOCK: usize = 4;
-/// So few contents that tenants ask the same all the time.
+/// So few contents that tenants send equal prompts all the time.
 const CONTENTS: u64 = 3;
 
 struct Random(u64);
@@ -31,7 +33,8 @@ impl Random {
     }
 }
 
-/// Hashes prompts, which are given by the content of each block, for each tenant from a root of its own.
+/// Hashes prompts, which are given by the content of each block, for each tenant from a root of its
+/// own.
 struct Tenants {
     hasher: BlockHasher,
     roots: Vec<BlockHash>,
@@ -71,11 +74,14 @@ fn store(writer: &mut IndexWriter, pod: PodId, chain: &[BlockHash]) {
 fn no_tenant_is_ever_credited_with_what_another_has_cached() {
     let queries = std::env::var("WORNPATH_QUERIES").ok().and_then(|count| count.parse().ok());
     let queries = queries.unwrap_or(200_000_u64);
-    let (tenants, mut random) = (Tenants::new(), Random(1));
+    let tenants = Tenants::new();
+    let mut random = Random(1);
     let index = Index::new(IndexLimits::default(), 1);
     let pods: Vec<_> = (0..PODS).map(|_| index.add_pod().unwrap()).collect();
-    let (mut reader, mut writer, mut answer) = (index.reader(), index.writer(), Depths::default());
-    // By tenant, pod and prefix, each prefix written as a number.
+    let mut reader = index.reader();
+    let mut writer = index.writer();
+    let mut depths = Depths::default();
+    // Tenant, pod and prefix, each prefix encoded as a number.
     let mut held: HashSet<(usize, usize, u64)> = HashSet::new();
     let prefixes = |prompt: &[u64]| {
         let next = |prefix: &mut u64, content: &u64| {
@@ -84,22 +90,25 @@ fn no_tenant_is_ever_credited_with_what_another_has_cached() {
         };
         prompt.iter().scan(0, next).collect::<Vec<_>>()
     };
-    let (mut own, mut others) = (0_u64, 0_u64);
+    let mut own = 0_u64;
+    let mut others = 0_u64;
     for query in 0..queries {
-        let (tenant, asked) = (random.below(TENANTS as u64) as usize, prompt(&mut random));
+        let tenant = random.below(TENANTS as u64) as usize;
+        let prompt = prompt(&mut random);
         if query < 4000 {
-            // Half of the tenants have cached something; the others must find nothing at all.
-            let (tenant, pod) = (tenant / 2, random.below(PODS as u64) as usize);
-            store(&mut writer, pods[pod], &tenants.chain(tenant, &asked));
-            held.extend(prefixes(&asked).into_iter().map(|prefix| (tenant, pod, prefix)));
+            // Half of the tenants have cached prompts; the others must find nothing.
+            let tenant = tenant / 2;
+            let pod = random.below(PODS as u64) as usize;
+            store(&mut writer, pods[pod], &tenants.chain(tenant, &prompt));
+            held.extend(prefixes(&prompt).into_iter().map(|prefix| (tenant, pod, prefix)));
             continue;
         }
-        reader.lookup(&tenants.chain(tenant, &asked), &mut answer);
-        let prefixes = prefixes(&asked);
+        reader.lookup(&tenants.chain(tenant, &prompt), &mut depths);
+        let prefixes = prefixes(&prompt);
         for (number, pod) in pods.iter().enumerate() {
             let is_held = |prefix: &&u64| held.contains(&(tenant, number, **prefix));
             let expected = prefixes.iter().take_while(is_held).count();
-            assert_eq!(answer.depth(pod.slot()), expected, "query {query} of tenant {tenant}");
+            assert_eq!(depths.depth(pod.slot()), expected, "query {query} of tenant {tenant}");
             own += u64::from(expected > 0);
             let another = (tenant + 1) % (TENANTS / 2);
             others += u64::from(expected == 0 && held.contains(&(another, number, prefixes[0])));
@@ -107,15 +116,16 @@ fn no_tenant_is_ever_credited_with_what_another_has_cached() {
     }
     assert!(
         own > 0 && others > 0,
-        "tenants found nothing of their own, or had nothing to find of others"
+        "tenants found none of their own prefixes, or others had cached none"
     );
 }
 
-/// How well the times of two kinds of queries tell them apart: 0.5 is not at all, 0 or 1 is always.
-fn told_apart(mut one: Vec<u128>, mut other: Vec<u128>) -> f64 {
+/// How well durations distinguish two kinds of queries: 0.5 is not at all, 0 or 1 is always.
+fn distinguishability(mut one: Vec<u128>, mut other: Vec<u128>) -> f64 {
     one.sort_unstable();
     other.sort_unstable();
-    let (mut below, mut equal) = (0_u64, 0_u64);
+    let mut below = 0_u64;
+    let mut equal = 0_u64;
     for time in &one {
         let less = other.partition_point(|known| known < time);
         below += less as u64;
@@ -124,20 +134,21 @@ fn told_apart(mut one: Vec<u128>, mut other: Vec<u128>) -> f64 {
     (below as f64 + equal as f64 / 2.0) / (one.len() as f64 * other.len() as f64)
 }
 
-/// What each kind of query takes, the two in turn.
-fn times(reader: &mut IndexReader, chains: [&[Vec<BlockHash>]; 2]) -> [Vec<u128>; 2] {
-    let (mut answer, mut times) = (Depths::default(), [Vec::new(), Vec::new()]);
+/// The durations of two kinds of queries, measured alternately.
+fn durations(reader: &mut IndexReader, chains: [&[Vec<BlockHash>]; 2]) -> [Vec<u128>; 2] {
+    let mut depths = Depths::default();
+    let mut durations = [Vec::new(), Vec::new()];
     for _ in 0..40 {
         for (at, pair) in chains[0].iter().zip(chains[1]).enumerate() {
             for kind in [at % 2, 1 - at % 2] {
                 let chain = if kind == 0 { pair.0 } else { pair.1 };
                 let started = Instant::now();
-                reader.lookup(std::hint::black_box(chain), &mut answer);
-                times[kind].push(started.elapsed().as_nanos());
+                reader.lookup(std::hint::black_box(chain), &mut depths);
+                durations[kind].push(started.elapsed().as_nanos());
             }
         }
     }
-    times
+    durations
 }
 
 #[test]
@@ -145,24 +156,26 @@ fn how_long_a_query_takes_does_not_tell_what_another_tenant_has_cached() {
     let tenants = Tenants::new();
     let index = Index::new(IndexLimits::default(), 1);
     let pod = index.add_pod().unwrap();
-    let (mut reader, mut writer) = (index.reader(), index.writer());
+    let mut reader = index.reader();
+    let mut writer = index.writer();
     let mut random = Random(2);
     let mut long = || (0..64).map(|_| random.below(1 << 30)).collect::<Vec<_>>();
     let cached: Vec<_> = (0..200).map(|_| long()).collect();
     let unknown: Vec<_> = (0..200).map(|_| long()).collect();
-    let (victim, attacker) = (0, 1);
+    let victim = 0;
+    let attacker = 1;
     for prompt in &cached {
         store(&mut writer, pod, &tenants.chain(victim, prompt));
     }
     let of = |tenant: usize, prompts: &[Vec<u64>]| -> Vec<_> {
         prompts.iter().map(|prompt| tenants.chain(tenant, prompt)).collect()
     };
-    let mut apart = |tenant| {
-        let [hits, misses] = times(&mut reader, [&of(tenant, &cached), &of(tenant, &unknown)]);
-        told_apart(hits, misses)
+    let mut measure = |tenant| {
+        let [hits, misses] = durations(&mut reader, [&of(tenant, &cached), &of(tenant, &unknown)]);
+        distinguishability(hits, misses)
     };
-    let own = apart(victim);
+    let own = measure(victim);
     assert!((own - 0.5).abs() > 0.1, "the test would not notice a difference: {own}");
-    let probed = apart(attacker);
+    let probed = measure(attacker);
     assert!((probed - 0.5).abs() < 0.05, "{probed}");
 }

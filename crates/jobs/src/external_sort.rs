@@ -139,7 +139,7 @@ impl ExternalSort {
     fn flush(&mut self, queue: &mut Queue) -> Result<(), ExternalSortError> {
         let written = self.append(queue).map_err(|cause| self.error(cause))?;
         self.parts.push(written);
-        queue.let_chains_go();
+        queue.drop_chains();
         Ok(())
     }
 

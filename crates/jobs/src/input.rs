@@ -275,7 +275,6 @@ impl<'a> InputScan<'a> {
             chain: &self.chain,
             prompt_tokens: lengths.prompt,
             output_tokens: lengths.output.unwrap_or(self.rules.output_tokens),
-            deadline: None,
             identity: match self.rules.identical {
                 Identical::Each => None,
                 Identical::Once => identity(&line, text),

@@ -114,7 +114,7 @@ impl Scheduler {
             }
             slot.rests_until = None;
             let Some(number) = slot.number else { continue };
-            let mut capacity = slot.window.room();
+            let mut capacity = slot.window.capacity();
             capacity.requests = capacity.requests.min(slot.ceiling);
             if let Some(job) = self.run.claim(number, capacity) {
                 self.next_pod = pod + 1;

@@ -1,23 +1,26 @@
-//! What decoding together could share.
+//! What requests that decode together could share.
 //!
-//! Requests that decode at the same time read their contexts in every step. Where they share a prefix, an
-//! engine with shared-prefix attention reads it once. A planned order puts such requests side by side, so
-//! it can be said beforehand what that is worth: over every batch of neighbours, the tokens read per
-//! decode step with and without, and how many batches share enough for cascade attention as vLLM
-//! has it, which asks for 256 tokens shared by all of at least 8 requests.
+//! Requests that decode at the same time read their contexts in every step. Where they share a
+//! prefix, an engine with shared-prefix attention reads it once. A planned order puts such requests
+//! side by side, so the gain can be computed in advance: over every batch of neighbours, the tokens
+//! read per decode step with and without sharing, and the share of batches that qualify for vLLM's
+//! cascade attention, which needs 256 tokens shared by all of at least 8 requests.
 
 use crate::plan::Plan;
 use crate::queue::Queue;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Tokens that all must share for vLLM's cascade attention, and how many requests that takes.
-const CASCADE: (usize, usize) = (256, 8);
+/// Tokens that all requests of a batch must share for vLLM's cascade attention.
+const CASCADE_TOKENS: usize = 256;
+
+/// Requests that a batch needs for vLLM's cascade attention.
+const CASCADE_REQUESTS: usize = 8;
 
 /// Averages over all batches of neighbours.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Cohorts {
-    /// Context tokens read per decode step, each request for itself.
+    /// Context tokens read per decode step if each request reads its whole context.
     pub tokens_read: f64,
     /// Context tokens read per decode step if every shared prefix is read once.
     pub tokens_read_shared: f64,
@@ -26,12 +29,14 @@ pub struct Cohorts {
 }
 
 impl Cohorts {
-    /// What a plan's batches share, of at most `sequences` requests and `kv_tokens` tokens.
+    /// What the batches of a plan share; a batch has at most `sequences` requests and `kv_tokens`
+    /// tokens.
     #[must_use]
     pub fn of(queue: &Queue, plan: &Plan, sequences: usize, kv_tokens: usize) -> Self {
+        let limits = BatchLimits { sequences: sequences.max(1), kv_tokens: kv_tokens as u64 };
         let mut sums = CohortSums::default();
         for segment in plan.segments() {
-            sums.add_segment(queue, plan, segment.stops.clone(), (sequences.max(1), kv_tokens));
+            sums.add_segment(queue, plan, segment.stops.clone(), limits);
         }
         let batches = sums.batches.max(1) as f64;
         Self {
@@ -40,6 +45,12 @@ impl Cohorts {
             cascade_share: sums.cascade as f64 / batches,
         }
     }
+}
+
+#[derive(Clone, Copy)]
+struct BatchLimits {
+    sequences: usize,
+    kv_tokens: u64,
 }
 
 #[derive(Default)]
@@ -57,34 +68,40 @@ impl CohortSums {
         queue: &Queue,
         plan: &Plan,
         range: Range<usize>,
-        (sequences, kv_tokens): (usize, usize),
+        limits: BatchLimits,
     ) {
         let stops = plan.route().stops();
         let block = queue.block_size().get();
-        let (mut first, mut read, mut unique) = (range.start, 0_u64, 0_u64);
-        // What neighbours inside the batch share, ascending: the front is the least.
+        let mut first = range.start;
+        let mut read = 0_u64;
+        let mut unique = 0_u64;
+        // What neighbours inside the batch share, ascending: the front is the minimum.
         let mut least: VecDeque<(usize, u32)> = VecDeque::new();
         for last in range {
-            let (prompt, shared) = (queue.prompt_tokens(stops[last].job), stops[last].shared);
+            let prompt = queue.prompt_tokens(stops[last].job);
+            let shared = stops[last].shared;
             read += prompt as u64;
             unique += (prompt - (shared as usize * block).min(prompt)) as u64;
             while least.pop_back_if(|(_, other)| *other >= shared).is_some() {}
             least.push_back((last, shared));
-            let alone = |place: usize| (stops[place].shared as usize * block) as u64;
+            let shared_with_previous =
+                |position: usize| (stops[position].shared as usize * block) as u64;
             while first < last
-                && (last - first >= sequences || unique + alone(first) > kv_tokens as u64)
+                && (last - first >= limits.sequences
+                    || unique + shared_with_previous(first) > limits.kv_tokens)
             {
                 let tokens = queue.prompt_tokens(stops[first].job) as u64;
                 read -= tokens;
-                unique -= tokens - alone(first).min(tokens);
+                unique -= tokens - shared_with_previous(first).min(tokens);
                 first += 1;
             }
-            while least.pop_front_if(|(place, _)| *place <= first).is_some() {}
+            while least.pop_front_if(|(position, _)| *position <= first).is_some() {}
             self.batches += 1;
             self.read += read;
-            self.read_shared += unique + alone(first);
+            self.read_shared += unique + shared_with_previous(first);
             let common = least.front().map_or(0, |(_, shared)| *shared as usize * block);
-            self.cascade += u64::from(common >= CASCADE.0 && last - first + 1 >= CASCADE.1);
+            self.cascade +=
+                u64::from(common >= CASCADE_TOKENS && last - first + 1 >= CASCADE_REQUESTS);
         }
     }
 }

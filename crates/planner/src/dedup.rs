@@ -1,15 +1,14 @@
 //! Identical requests, computed once.
 //!
-//! Only requests with an identity take part, which their owner has to ask for. Which of them is computed does
-//! not depend on the order of the input, except among requests that nothing tells apart; the one with the
-//! earliest deadline is, so that nobody waits longer for a copy than for an answer of their own.
+//! Only requests with an identity take part; their owner opts in. Of equal requests the first one
+//! of the queue is computed, and the others take its answer.
 
 use crate::queue::{JobId, Queue};
 use std::collections::BTreeMap;
 
-/// Takes requests out of `order` that can have another's answer: pairs of copy and original. What each shares with the one
-/// before it stays true.
-pub(crate) fn take_out(
+/// Removes requests from `order` that can take another's answer; returns pairs of copy and
+/// original. `shared` stays the number of blocks that each request shares with the one before it.
+pub(crate) fn remove_copies(
     queue: &Queue,
     order: &mut Vec<JobId>,
     shared: &mut Vec<u32>,
@@ -17,25 +16,27 @@ pub(crate) fn take_out(
     if !queue.has_identities() {
         return Vec::new();
     }
-    let urgency = |job: JobId| (queue.deadline(job).is_none(), queue.deadline(job), job);
     let mut originals = BTreeMap::new();
     for job in &*order {
         if let Some(identity) = queue.identity(*job) {
             let original = originals.entry(identity).or_insert(*job);
-            if urgency(*job) < urgency(*original) {
-                *original = *job;
-            }
+            *original = (*original).min(*job);
         }
     }
-    let (mut copies, mut kept, mut least) = (Vec::new(), 0, u32::MAX);
-    for place in 0..order.len() {
-        let job = order[place];
-        // In a sorted order, two share what the least of the neighbours between them do.
-        least = least.min(shared[place]);
+    let mut copies = Vec::new();
+    let mut kept = 0;
+    let mut least = u32::MAX;
+    for position in 0..order.len() {
+        let job = order[position];
+        // In a sorted order, two requests share the minimum of what the neighbours between them
+        // share.
+        least = least.min(shared[position]);
         match queue.identity(job).map_or(job, |identity| originals[&identity]) {
             original if original == job => {
-                (order[kept], shared[kept]) = (job, least);
-                (kept, least) = (kept + 1, u32::MAX);
+                order[kept] = job;
+                shared[kept] = least;
+                kept += 1;
+                least = u32::MAX;
             }
             original => copies.push((job, original)),
         }

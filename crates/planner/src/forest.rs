@@ -1,9 +1,10 @@
-//! The prefix forest of a queue, as a sorted order and what neighbours share.
+//! The prefix forest of a queue, as a sorted order and the blocks that neighbours share.
 //!
-//! An engine computes a block once if everything that needs it comes while the block is cached. In depth-first
-//! order everything that needs a block comes in one run, and the cache must hold no more than one path.
-//! So the order together with the blocks that neighbours share is the whole forest: nodes, the least
-//! work, and what a cut between two neighbours costs can all be read off it.
+//! An engine computes a block once if all requests that need it arrive while the block is cached.
+//! In depth-first order all requests that need a block form one run, and the cache must hold only
+//! one path. So the order, together with the blocks that neighbours share, represents the whole
+//! forest: its nodes, the minimal work, and the cost of a cut between two neighbours follow from
+//! it.
 
 use crate::dedup;
 use crate::queue::{JobId, Queue};
@@ -13,9 +14,9 @@ use crate::sorting;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Forest {
     order: Vec<JobId>,
-    /// Blocks that each shares with the one before it.
+    /// Blocks that each request shares with the one before it.
     shared: Vec<u32>,
-    /// Requests that take the answer of another: the copy and the one that is computed.
+    /// Requests that take the answer of another: the copy, and the request that is computed.
     copies: Vec<(JobId, JobId)>,
 }
 
@@ -33,7 +34,8 @@ impl Forest {
         Self::sorted(queue, order, shared)
     }
 
-    /// The same, but copies stay in the order: for a part of a queue, as what they are copies of may be in another.
+    /// The same, but without deduplication: for one part of a queue, because the original of a copy
+    /// may be in another part.
     #[must_use]
     pub fn with_copies(queue: &Queue, mut order: Vec<JobId>) -> Self {
         sorting::depth_first(queue, &mut order);
@@ -42,9 +44,10 @@ impl Forest {
         Self { order, shared, copies: Vec::new() }
     }
 
-    /// The forest of requests in depth-first order, each with the blocks that it shares with the one before it.
+    /// The forest of requests that are in depth-first order already; `shared` is the number of
+    /// blocks that each one shares with the one before it.
     pub(crate) fn sorted(queue: &Queue, mut order: Vec<JobId>, mut shared: Vec<u32>) -> Self {
-        let copies = dedup::take_out(queue, &mut order, &mut shared);
+        let copies = dedup::remove_copies(queue, &mut order, &mut shared);
         Self { order, shared, copies }
     }
 
@@ -60,7 +63,7 @@ impl Forest {
         &self.shared
     }
 
-    /// Requests that take the answer of another: the copy and the one that is computed.
+    /// Requests that take the answer of another: the copy, and the request that is computed.
     #[must_use]
     pub fn copies(&self) -> &[(JobId, JobId)] {
         &self.copies
@@ -70,21 +73,21 @@ impl Forest {
         self.copies
     }
 
-    /// The fewest prompt tokens that can be computed: each block once, what is behind the last full block
-    /// of a prompt every time, and the last token of every prompt.
+    /// The fewest prompt tokens that can be computed: each block once, and for every prompt the
+    /// tokens behind its last full block, at least the last token.
     #[must_use]
     pub fn least_tokens(&self, queue: &Queue) -> u64 {
         let pairs = self.order.iter().zip(&self.shared);
         pairs.map(|(job, shared)| fresh_tokens(queue, *job, *shared as usize) as u64).sum()
     }
 
-    /// Tokens of all prompts that are to be computed, cached or not.
+    /// Tokens of the prompts of all requests to be computed, cached or not.
     #[must_use]
     pub fn prompt_tokens(&self, queue: &Queue) -> u64 {
         self.order.iter().map(|job| queue.prompt_tokens(*job) as u64).sum()
     }
 
-    /// Tokens of the longest prompt with its answer: a cache that holds less cannot keep a path.
+    /// Tokens of the longest prompt with its answer: a smaller cache cannot hold a path.
     #[must_use]
     pub fn longest_tokens(&self, queue: &Queue) -> usize {
         let all =
@@ -93,7 +96,7 @@ impl Forest {
     }
 }
 
-/// Prompt tokens of a request to compute where its first `cached` blocks are cached.
+/// Prompt tokens that remain to be computed if the first `cached` blocks of a request are cached.
 pub(crate) fn fresh_tokens(queue: &Queue, job: JobId, cached: usize) -> usize {
     let found = cached.min(queue.reusable_blocks(job));
     queue.prompt_tokens(job) - found * queue.block_size().get()

@@ -1,39 +1,40 @@
-//! Who shares what: the inner nodes of the prefix forest.
+//! Requests that share a prefix: the inner nodes of the prefix forest.
 //!
-//! Read off a sorted order in one pass with a stack, as the intervals of a suffix array's common prefixes are
-//! (Abouelhoda, Kurtz, Ohlebusch 2004). Only prefixes that two or more requests share are groups, so there are
-//! fewer groups than requests.
+//! One pass over a sorted order with a stack finds them, like the intervals of a suffix array's
+//! common prefixes (Abouelhoda, Kurtz, Ohlebusch 2004). Only prefixes that two or more requests
+//! share are groups, so there are fewer groups than requests.
 
 use std::ops::Range;
 
-/// A group's number.
+/// A group's number: its position in [`PromptGroups::all`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct GroupId(pub u32);
 
 impl GroupId {
-    /// As an index.
+    /// The number as an array index.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Requests that share a prefix, which is as long as all of them allow.
+/// Requests that share a prefix: the longest one that all of them have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PromptGroup {
-    /// Blocks that all of them share.
+    /// Blocks of the shared prefix.
     pub blocks: usize,
-    /// Their places in the order.
-    pub places: Range<usize>,
-    /// The group of a shorter prefix in which this one lies.
+    /// The positions of its requests in the order.
+    pub positions: Range<usize>,
+    /// The group of a shorter prefix that contains this group.
     pub parent: Option<GroupId>,
 }
 
 impl PromptGroup {
-    /// Blocks that need not be computed because of this group, beyond those of its parent, `above` blocks.
+    /// Blocks that need not be computed because of this group, beyond the `above` blocks of its
+    /// parent.
     #[must_use]
     pub fn saved_blocks(&self, above: usize) -> u64 {
-        (self.blocks - above) as u64 * (self.places.len() as u64 - 1)
+        (self.blocks - above) as u64 * (self.positions.len() as u64 - 1)
     }
 }
 
@@ -41,24 +42,29 @@ impl PromptGroup {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PromptGroups {
     all: Vec<PromptGroup>,
-    /// The smallest group around each place.
-    of_place: Vec<Option<GroupId>>,
+    /// The smallest group around each position.
+    by_position: Vec<Option<GroupId>>,
 }
 
 impl PromptGroups {
-    /// The groups of an order in which each place shares so many blocks with the one before it.
+    /// The groups of an order; `shared` is the number of blocks that each position shares with the
+    /// one before it.
     #[must_use]
     pub fn of(shared: impl ExactSizeIterator<Item = u32>) -> Self {
-        let places = shared.len();
-        let mut sweep =
-            Sweep { all: Vec::new(), open: Vec::new(), of_place: vec![None; places], last: 0 };
-        for (place, shared) in shared.enumerate().skip(1) {
-            sweep.step(place, shared as usize);
+        let positions = shared.len();
+        let mut sweep = Sweep {
+            all: Vec::new(),
+            open: Vec::new(),
+            by_position: vec![None; positions],
+            last: 0,
+        };
+        for (position, shared) in shared.enumerate().skip(1) {
+            sweep.step(position, shared as usize);
         }
-        if places > 0 {
-            sweep.close(places, 0);
+        if positions > 0 {
+            sweep.close(positions, 0);
         }
-        Self { all: sweep.all, of_place: sweep.of_place }
+        Self { all: sweep.all, by_position: sweep.by_position }
     }
 
     /// All groups; a parent may come after its children.
@@ -67,10 +73,10 @@ impl PromptGroups {
         &self.all
     }
 
-    /// The smallest group around a place.
+    /// The smallest group that contains a position.
     #[must_use]
-    pub fn of_place(&self, place: usize) -> Option<GroupId> {
-        self.of_place[place]
+    pub fn at_position(&self, position: usize) -> Option<GroupId> {
+        self.by_position[position]
     }
 
     /// Blocks of a group's parent.
@@ -79,38 +85,38 @@ impl PromptGroups {
         group.parent.map_or(0, |parent| self.all[parent.index()].blocks)
     }
 
-    /// The `most` groups that save the most blocks, the best first.
+    /// The `limit` groups that save the most blocks, the best first.
     #[must_use]
-    pub fn biggest(&self, most: usize) -> Vec<GroupId> {
+    pub fn biggest(&self, limit: usize) -> Vec<GroupId> {
         let saved = |id: &GroupId| {
             let group = &self.all[id.index()];
             group.saved_blocks(self.blocks_above(group))
         };
         let mut ids: Vec<_> = (0..self.all.len() as u32).map(GroupId).collect();
-        ids.sort_by_key(|id| (std::cmp::Reverse(saved(id)), self.all[id.index()].places.start));
-        ids.truncate(most);
+        ids.sort_by_key(|id| (std::cmp::Reverse(saved(id)), self.all[id.index()].positions.start));
+        ids.truncate(limit);
         ids
     }
 }
 
 struct Sweep {
     all: Vec<PromptGroup>,
-    /// Groups whose end has not been seen, each inside the one before it.
+    /// Groups whose end the sweep has not reached, each inside the one before it.
     open: Vec<GroupId>,
-    of_place: Vec<Option<GroupId>>,
-    /// Blocks shared at the step before.
+    by_position: Vec<Option<GroupId>>,
+    /// Blocks shared at the previous step.
     last: usize,
 }
 
 impl Sweep {
-    fn step(&mut self, place: usize, shared: usize) {
-        let closed = self.close(place, shared);
+    fn step(&mut self, position: usize, shared: usize) {
+        let closed = self.close(position, shared);
         let top = self.open.last().map_or(0, |id| self.all[id.index()].blocks);
         if shared > top {
             let id = GroupId(self.all.len() as u32);
-            let start = closed.map_or(place - 1, |id| self.all[id.index()].places.start);
+            let start = closed.map_or(position - 1, |id| self.all[id.index()].positions.start);
             let parent = self.open.last().copied();
-            self.all.push(PromptGroup { blocks: shared, places: start..place, parent });
+            self.all.push(PromptGroup { blocks: shared, positions: start..position, parent });
             self.open.push(id);
         }
         if let (Some(closed), Some(parent)) = (closed, self.open.last()) {
@@ -118,9 +124,9 @@ impl Sweep {
         }
         if shared > 0 {
             let around = self.open.last().copied();
-            self.of_place[place] = around;
+            self.by_position[position] = around;
             if shared >= self.last {
-                self.of_place[place - 1] = around;
+                self.by_position[position - 1] = around;
             }
         }
         self.last = shared;
@@ -134,7 +140,7 @@ impl Sweep {
                 break;
             }
             self.open.pop();
-            self.all[id.index()].places.end = end;
+            self.all[id.index()].positions.end = end;
             closed = Some(id);
         }
         closed
@@ -150,10 +156,11 @@ mod tests {
         // a, ab, abc, abd, x, xy: what neighbours share, in blocks.
         let groups = PromptGroups::of([0, 1, 2, 2, 0, 1].into_iter());
         let found: Vec<_> =
-            groups.all().iter().map(|group| (group.blocks, group.places.clone())).collect();
+            groups.all().iter().map(|group| (group.blocks, group.positions.clone())).collect();
         assert_eq!(found, [(1, 0..4), (2, 1..4), (1, 4..6)]);
         assert_eq!(groups.all()[1].parent, Some(GroupId(0)));
-        let around: Vec<_> = (0..6).map(|place| groups.of_place(place).unwrap().0).collect();
+        let around: Vec<_> =
+            (0..6).map(|position| groups.at_position(position).unwrap().0).collect();
         assert_eq!(around, [0, 1, 1, 1, 2, 2]);
     }
 
@@ -163,10 +170,10 @@ mod tests {
         let found: Vec<_> = groups
             .all()
             .iter()
-            .map(|group| (group.blocks, group.places.clone(), group.parent))
+            .map(|group| (group.blocks, group.positions.clone(), group.parent))
             .collect();
         assert_eq!(found, [(3, 0..2, Some(GroupId(1))), (1, 0..3, None)]);
-        assert_eq!(groups.of_place(3), None);
+        assert_eq!(groups.at_position(3), None);
         assert_eq!(groups.biggest(1), [GroupId(0)], "two blocks once; then one block twice");
     }
 

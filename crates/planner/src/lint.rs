@@ -1,41 +1,41 @@
-//! Where prompts diverge early for a reason that their author can fix.
+//! Finds prompts that diverge early for a reason that their author can fix.
 //!
-//! A timestamp in the first line makes every prompt behind it unique to a cache. The linter takes things out
-//! that vary without need (times, ids, numbers, the order of keys in JSON), one kind after the other, and
-//! looks how much more the prompts would share. What pays is reported with the bytes of an example and
-//! the sharing that moving it behind the common part would bring.
+//! A timestamp in the first line makes the whole prompt behind it unique to a cache. The linter
+//! removes fields that vary without need (times, ids, numbers, the order of keys in JSON), one kind
+//! after the other, and measures how much more the prompts would share. A finding has an example,
+//! the byte where it diverges, and the sharing gained by moving the field behind the common part.
 //!
-//! It does not understand the prompts: whether something can be moved is for the author to say.
+//! The linter does not understand the prompts: the author decides whether a field can be moved.
 
 mod fields;
-mod keys;
 
 pub use fields::FieldKind;
 
-/// Less than so much more sharing is not worth a word.
-const LEAST_GAIN: f64 = 0.05;
+/// A smaller gain in sharing is not reported.
+const MIN_GAIN: f64 = 0.05;
 
-/// Bytes on each side of the difference that are shown.
+/// Bytes shown on each side of the difference.
 const SHOWN: usize = 40;
 
-/// Something that keeps prompts from sharing.
+/// A field that keeps prompts from sharing.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Finding {
-    /// What varies.
+    /// The kind of field that varies.
     pub kind: FieldKind,
-    /// Two of the prompts, by their numbers.
+    /// Two of the prompts, by their indices.
     pub example: (usize, usize),
-    /// The first byte in which those two differ.
+    /// The first byte in which the two differ.
     pub byte: usize,
-    /// What stands there in each.
+    /// The text around that byte in each.
     pub texts: (String, String),
-    /// The share of bytes that prompts share with another, as they are or with earlier findings fixed.
+    /// The fraction of bytes that prompts share with another prompt, with all earlier findings
+    /// fixed.
     pub shared_now: f64,
-    /// The same, if this were moved behind what is common.
+    /// The same fraction if this finding were fixed too.
     pub shared_then: f64,
 }
 
-/// Looks at prompts, comparing in chunks of `chunk` bytes, as a cache would.
+/// Lints prompts, comparing chunks of `chunk` bytes as a cache does.
 #[must_use]
 pub fn lint(prompts: &[&str], chunk: usize) -> Vec<Finding> {
     let total: usize = prompts.iter().map(|prompt| prompt.len()).sum();
@@ -43,14 +43,14 @@ pub fn lint(prompts: &[&str], chunk: usize) -> Vec<Finding> {
     let mut now = shared_bytes(&sorted(&texts), &texts, chunk) as f64 / total.max(1) as f64;
     let mut findings = Vec::new();
     for kind in FieldKind::ALL {
-        let fixed: Vec<String> = texts.iter().map(|text| kind.taken_out_of(text)).collect();
+        let fixed: Vec<String> = texts.iter().map(|text| kind.remove_from(text)).collect();
         let order = sorted(&fixed);
         let then = shared_bytes(&order, &fixed, chunk) as f64 / total.max(1) as f64;
-        if then - now < LEAST_GAIN {
+        if then - now < MIN_GAIN {
             continue;
         }
-        if let Some((example, byte)) = example(&order, &fixed, prompts) {
-            let text = |number: usize| shown(prompts[number], byte);
+        if let Some(Example { prompts: example, byte }) = best_example(&order, &fixed, prompts) {
+            let text = |index: usize| excerpt(prompts[index], byte);
             findings.push(Finding {
                 kind,
                 example,
@@ -60,7 +60,8 @@ pub fn lint(prompts: &[&str], chunk: usize) -> Vec<Finding> {
                 shared_then: then,
             });
         }
-        (texts, now) = (fixed, then);
+        texts = fixed;
+        now = then;
     }
     findings
 }
@@ -80,19 +81,25 @@ fn common(one: &str, other: &str) -> usize {
     one.bytes().zip(other.bytes()).take_while(|(one, other)| one == other).count()
 }
 
-/// The neighbours that gain the most, and where they differ now.
-fn example(order: &[usize], fixed: &[String], prompts: &[&str]) -> Option<((usize, usize), usize)> {
+struct Example {
+    prompts: (usize, usize),
+    byte: usize,
+}
+
+/// The neighbours that gain the most, and the first byte in which they differ now.
+fn best_example(order: &[usize], fixed: &[String], prompts: &[&str]) -> Option<Example> {
     let gain = |pair: &[usize]| {
         let before = common(prompts[pair[0]], prompts[pair[1]]);
         common(&fixed[pair[0]], &fixed[pair[1]]).saturating_sub(before)
     };
     let best = order.windows(2).max_by_key(|pair| gain(pair)).filter(|pair| gain(pair) > 0)?;
-    let (one, other) = (best[0].min(best[1]), best[0].max(best[1]));
-    Some(((one, other), common(prompts[one], prompts[other])))
+    let one = best[0].min(best[1]);
+    let other = best[0].max(best[1]);
+    Some(Example { prompts: (one, other), byte: common(prompts[one], prompts[other]) })
 }
 
-/// The line around a byte, cut to a readable length. The byte may lie inside a character.
-fn shown(text: &str, byte: usize) -> String {
+/// The line around a byte, cut to a readable length. The byte may be inside a character.
+fn excerpt(text: &str, byte: usize) -> String {
     let (before, behind) = text.split_at(text.floor_char_boundary(byte));
     let line = before.rfind('\n').map_or(0, |end| end + 1);
     let start = before.floor_char_boundary(before.len().saturating_sub(SHOWN)).max(line);
@@ -128,26 +135,26 @@ mod tests {
 
     #[test]
     fn identifiers_and_key_order_are_found() {
-        let rules = "Be brief and polite to everybody. ".repeat(12);
+        let rules = "Be brief and polite to every customer. ".repeat(12);
         let ids = prompts(|n| format!("Ticket req_{:08x}7f: {rules}", n * 77_777));
         assert_eq!(findings(&ids)[0].kind, FieldKind::Identifier);
         let keys = prompts(|n| match n % 2 {
             0 => format!("{{\"rules\": \"{rules}\", \"language\": \"en\"}} {n}"),
             _ => format!("{{\"language\": \"en\", \"rules\": \"{rules}\"}} {n}"),
         });
-        // Every second prompt shares with its like; the two kinds share nothing with each other.
+        // Prompts of one kind share with each other; the two kinds share nothing.
         let few: Vec<_> = keys.into_iter().take(2).collect();
         assert_eq!(findings(&few)[0].kind, FieldKind::KeyOrder);
     }
 
     #[test]
-    fn a_difference_inside_a_character_is_shown_whole() {
-        assert_eq!(shown("naïve\nText ä", 3), "naïve");
-        assert_eq!(shown("ab", 9), "ab");
+    fn an_excerpt_never_splits_a_character() {
+        assert_eq!(excerpt("naïve\nText ä", 3), "naïve");
+        assert_eq!(excerpt("ab", 9), "ab");
     }
 
     #[test]
-    fn prompts_that_share_all_they_can_give_no_finding() {
+    fn prompts_that_share_all_they_can_have_no_finding() {
         let rules = "Summarize the text. ".repeat(20);
         assert!(findings(&prompts(|n| format!("{rules}Text {n}"))).is_empty());
         assert!(findings(&prompts(|n| format!("{} unrelated {n}", n * 7919))).is_empty());

@@ -1,17 +1,17 @@
-//! Which pod gets which segments, by what the pods already hold.
+//! Assigns segments to pods by what the pods already hold.
 //!
-//! An assignment problem, solved exactly by shortest augmenting paths (the Hungarian method, in the form of
-//! Jonker and Volgenant 1987): cubic in the number of pods, which is milliseconds for 256. Only pods of
-//! equal speed trade places, since segments are cut to measure.
+//! An assignment problem, solved exactly by shortest augmenting paths (the Hungarian method, in the
+//! form of Jonker and Volgenant 1987): cubic in the number of pods, which is milliseconds for 256.
+//! Only pods of equal speed swap segments, since each segment is cut to its pod's speed.
 
 use crate::plan::Plan;
 use crate::queue::Queue;
 use wornpath_blocks::BlockHash;
 
-/// Gives every pod the segments of which it already holds the most tokens in sum.
+/// Assigns segments to pods so that the pods already hold the most tokens in total.
 ///
-/// `held` writes for a chain how many of its leading blocks each pod holds. Returns the prompt tokens that
-/// need not be computed because of it.
+/// `held` writes how many leading blocks of a chain each pod holds. Returns the prompt tokens that
+/// need not be computed because of that.
 pub fn match_pods(
     plan: &mut Plan,
     queue: &Queue,
@@ -21,10 +21,10 @@ pub fn match_pods(
     let mut saved = vec![vec![0_u64; pods]; pods];
     let mut depths = vec![0; pods];
     for segment in plan.segments() {
-        for (place, stop) in plan.route().stops()[segment.stops.clone()].iter().enumerate() {
+        for (at, stop) in plan.route().stops()[segment.stops.clone()].iter().enumerate() {
             depths.fill(0);
             held(queue.chain(stop.job), &mut depths);
-            let known = if place == 0 { 0 } else { stop.shared as usize };
+            let known = if at == 0 { 0 } else { stop.shared as usize };
             let reusable = queue.reusable_blocks(stop.job);
             for (pod, depth) in depths.iter().enumerate() {
                 let blocks = (*depth).min(reusable).saturating_sub(known);
@@ -33,7 +33,8 @@ pub fn match_pods(
         }
     }
     let speeds = plan.speeds().all();
-    // No gain makes up for a segment on a pod of another speed, but staying is always possible.
+    // No gain outweighs a segment on a pod of another speed; keeping the assignment is always
+    // possible.
     let cost = |one: usize, other: usize| match speeds[one] == speeds[other] {
         true => -(saved[one][other] as f64),
         false => 1e18,
@@ -45,8 +46,9 @@ pub fn match_pods(
 
 /// The column of each row at the least total cost.
 fn assign(size: usize, cost: impl Fn(usize, usize) -> f64) -> Vec<usize> {
-    // Row and column `size` stand for "none"; potentials keep reduced costs at zero or more.
-    let (mut row_potential, mut column_potential) = (vec![0.0; size + 1], vec![0.0; size + 1]);
+    // Row and column `size` mean "none"; potentials keep reduced costs at zero or more.
+    let mut row_potential = vec![0.0; size + 1];
+    let mut column_potential = vec![0.0; size + 1];
     let mut row_of = vec![size; size + 1];
     for row in 0..size {
         row_of[size] = row;
@@ -54,23 +56,26 @@ fn assign(size: usize, cost: impl Fn(usize, usize) -> f64) -> Vec<usize> {
         let mut back = vec![size; size + 1];
         let mut done = vec![false; size + 1];
         let mut column = size;
-        // Costs are finite, so each turn marks another column as done, and a free one comes before the
-        // last: there are as many columns as rows.
+        // Costs are finite, so each iteration marks another column as done and reaches a free one
+        // before the last: there are as many columns as rows.
         for _ in 0..=size {
             if row_of[column] == size {
                 break;
             }
             done[column] = true;
             let current = row_of[column];
-            let (mut step, mut next) = (f64::INFINITY, size);
+            let mut step = f64::INFINITY;
+            let mut next = size;
             for other in (0..size).filter(|other| !done[*other]) {
                 let reduced =
                     cost(current, other) - row_potential[current] - column_potential[other];
                 if reduced < least[other] {
-                    (least[other], back[other]) = (reduced, column);
+                    least[other] = reduced;
+                    back[other] = column;
                 }
                 if least[other] < step {
-                    (step, next) = (least[other], other);
+                    step = least[other];
+                    next = other;
                 }
             }
             for other in 0..=size {
@@ -100,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_assignment_is_the_best_of_all() {
+    fn the_assignment_has_the_least_total_cost() {
         let costs = [[4.0, 1.0, 3.0], [2.0, 0.0, 5.0], [3.0, 2.0, 2.0]];
         assert_eq!(assign(3, |row, column| costs[row][column]), [1, 0, 2]);
         assert_eq!(assign(1, |_, _| 7.0), [0]);

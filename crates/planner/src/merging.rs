@@ -1,8 +1,9 @@
 //! The forest of a queue whose chains do not fit into memory.
 //!
-//! Whoever reads such a queue sorts it part by part ([`Forest::with_copies`] of what there is, then
-//! [`Queue::let_chains_go`]), keeps the sorted parts elsewhere, and gives them back one request at a time: merging needs one
-//! chain of each part. The order is the one that sorting everything at once gives, so the plan is the same.
+//! The reader of such a queue sorts it part by part ([`Forest::with_copies`], then
+//! [`Queue::drop_chains`]), stores the sorted parts elsewhere, and returns them one request at a
+//! time: merging needs one chain of each part. The order equals that of sorting everything at once,
+//! so the plan is the same.
 
 use crate::forest::Forest;
 use crate::queue::{JobId, Queue, shared};
@@ -12,15 +13,16 @@ use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 use wornpath_blocks::BlockHash;
 
-/// Some requests of a queue in depth-first order, read one after the other.
+/// A part of a queue in depth-first order, read one request after the other.
 pub trait SortedPart {
-    /// Why it cannot be read.
+    /// Why the part cannot be read.
     type Error;
 
-    /// Goes on to the next request. `chain` is that of the one before, empty at first, and becomes its own.
+    /// The next request. `chain` holds the chain of the previous one, empty at first, and is
+    /// replaced by the chain of the returned one.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the part cannot be read.
     fn next(&mut self, chain: &mut Vec<BlockHash>) -> Result<Option<JobId>, Self::Error>;
 }
 
@@ -32,7 +34,7 @@ struct Head {
 }
 
 impl Ord for Head {
-    /// The first in depth-first order is the greatest, as a heap wants it.
+    /// The first in depth-first order is the greatest, because `BinaryHeap` pops the greatest.
     fn cmp(&self, other: &Self) -> Ordering {
         let by_chain = compare_chains(&other.chain, &self.chain, 0);
         by_chain.then_with(|| other.tie.cmp(&self.tie))
@@ -54,7 +56,8 @@ impl PartialEq for Head {
 impl Eq for Head {}
 
 impl Forest {
-    /// The forest of those requests of a queue that are wanted, from parts that hold each of them once.
+    /// The forest of the wanted requests of a queue, merged from parts that contain each of them
+    /// once.
     ///
     /// # Errors
     /// If a part cannot be read.
@@ -70,9 +73,11 @@ impl Forest {
                 heads.push(Head { chain, tie: tie(queue, job), part: number });
             }
         }
-        let (mut order, mut shares, mut last) = (Vec::new(), Vec::new(), Vec::new());
+        let mut order = Vec::new();
+        let mut shares = Vec::new();
+        let mut last = Vec::new();
         while let Some(mut head) = heads.peek_mut() {
-            order.push(head.tie.2);
+            order.push(head.tie.job);
             shares.push(shared(&last, &head.chain, 0) as u32);
             last.clone_from(&head.chain);
             let part = &mut parts[head.part];

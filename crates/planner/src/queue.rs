@@ -1,76 +1,75 @@
-//! The requests to be planned, in columns.
+//! The requests to plan, in columns.
 //!
-//! A million requests of 64 blocks are half a gigabyte of hashes, so there is one array for all hashes and
-//! nothing is copied: everything else refers to a request by its number.
+//! A million requests of 64 blocks have half a gigabyte of hashes, so one array stores all hashes
+//! and nothing is copied: every other structure refers to a request by its number.
 //!
-//! Chains can be let go when somebody else keeps them, sorted ([`Forest::merge`](crate::Forest::merge)): all but
-//! ordering and matching needs only lengths.
+//! A caller that keeps the sorted chains elsewhere ([`Forest::merge`](crate::Forest::merge)) can
+//! drop them here: only ordering and matching read chains, the rest needs lengths.
 //!
-//! Whose request it is does not matter here. A chain starts from a root that holds model, adapter and
-//! salt, so the requests of two owners share a prefix exactly when their salts allow it.
+//! The owner of a request plays no part. A chain starts from a root that contains model, adapter
+//! and salt, so requests of two tenants share a prefix exactly when their salts allow it.
 
 use std::num::NonZeroUsize;
-use std::time::Duration;
 use wornpath_blocks::BlockHash;
 
-/// A request's number: its place in the [`Queue`].
+/// A request's number: its position in the [`Queue`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct JobId(pub u32);
 
 impl JobId {
-    /// As an index.
+    /// The number as an array index.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A hash of everything that decides an answer: requests with equal ones are computed once.
+/// A hash of everything that determines an answer: requests with equal keys are computed once.
 ///
-/// Give one only to a request whose answer is deterministic, such as at temperature zero or with a seed, and
-/// only if its owner asked for it.
+/// Set it only for a request with a deterministic answer (temperature zero, or a seed), and only if
+/// its owner opted in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DedupKey(pub u128);
 
-/// One request.
+/// A request to plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// The hashes of its full blocks.
+    /// The hashes of the prompt's full blocks.
     pub chain: &'a [BlockHash],
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens that its answer is expected to have.
+    /// Expected tokens of the answer.
     pub output_tokens: usize,
-    /// When it has to be done, from the start of the run.
-    pub deadline: Option<Duration>,
-    /// Set if it need not be computed again when an equal one has been.
+    /// Set if the request may take the answer of an equal one.
     pub identity: Option<DedupKey>,
 }
 
 /// A request that cannot be planned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum QueueError {
-    /// Nothing to compute.
-    #[error("the prompt has no tokens; it must have at least one")]
+    /// There is nothing to compute.
+    #[error("empty prompt; a prompt needs at least one token")]
     EmptyPrompt,
     /// Lengths are kept in 32 bits.
-    #[error("{tokens} tokens are more than a request can have, which is {}", u32::MAX)]
+    #[error("request too long: {tokens} tokens (limit {})", u32::MAX)]
     TooLong {
-        /// Of prompt or output.
+        /// Tokens of the prompt or of the output.
         tokens: usize,
     },
-    /// Hashes that are not of this prompt.
-    #[error("{blocks} blocks of {block_size} tokens do not fit into a prompt of {tokens} tokens")]
+    /// The chain belongs to another prompt.
+    #[error(
+        "chain too long: {blocks} blocks of {block_size} tokens exceed a prompt of {tokens} tokens"
+    )]
     TooManyBlocks {
-        /// Hashes given.
+        /// Length of the chain.
         blocks: usize,
         /// Tokens per block.
         block_size: NonZeroUsize,
-        /// Of the prompt.
+        /// Tokens of the prompt.
         tokens: usize,
     },
-    /// Numbers are 32 bits.
-    #[error("the queue is full with {} requests; split the work", u32::MAX)]
+    /// Request numbers have 32 bits.
+    #[error("queue full: {} requests; split the batch", u32::MAX)]
     Full,
 }
 
@@ -78,15 +77,14 @@ pub enum QueueError {
 #[derive(Clone, Debug)]
 pub struct Queue {
     block_size: NonZeroUsize,
-    /// So many requests, the first ones, have no chains here any more.
-    gone: usize,
+    /// How many requests, from the first on, have had their chains dropped.
+    dropped: usize,
     hashes: Vec<BlockHash>,
-    /// Where each of the other chains ends among the hashes.
+    /// Where each of the other chains ends in `hashes`.
     ends: Vec<usize>,
     prompts: Vec<u32>,
     outputs: Vec<u32>,
-    /// As long as the last request that has one.
-    deadlines: Vec<Option<Duration>>,
+    /// Ends with the last request that has an identity.
     identities: Vec<Option<DedupKey>>,
 }
 
@@ -96,17 +94,16 @@ impl Queue {
     pub const fn new(block_size: NonZeroUsize) -> Self {
         Self {
             block_size,
-            gone: 0,
+            dropped: 0,
             hashes: Vec::new(),
             ends: Vec::new(),
             prompts: Vec::new(),
             outputs: Vec::new(),
-            deadlines: Vec::new(),
             identities: Vec::new(),
         }
     }
 
-    /// Makes room, so that a large queue is not copied while it grows.
+    /// Reserves memory, so that a large queue is not copied while it grows.
     pub fn reserve(&mut self, jobs: usize, blocks: usize) {
         self.hashes.reserve_exact(blocks);
         self.ends.reserve_exact(jobs);
@@ -117,7 +114,7 @@ impl Queue {
     /// Adds a request.
     ///
     /// # Errors
-    /// If its lengths contradict each other or there are too many.
+    /// If its lengths contradict each other, or the queue is full.
     pub fn push(&mut self, job: &Job<'_>) -> Result<JobId, QueueError> {
         let tokens = job.prompt_tokens;
         if tokens == 0 {
@@ -129,12 +126,12 @@ impl Queue {
         }
         let length =
             |tokens: usize| u32::try_from(tokens).map_err(|_| QueueError::TooLong { tokens });
-        let (prompt, output) = (length(tokens)?, length(job.output_tokens)?);
+        let prompt = length(tokens)?;
+        let output = length(job.output_tokens)?;
         let number = u32::try_from(self.len()).map_err(|_| QueueError::Full)?;
         if number == u32::MAX {
             return Err(QueueError::Full);
         }
-        set_last(&mut self.deadlines, self.prompts.len(), job.deadline);
         set_last(&mut self.identities, self.prompts.len(), job.identity);
         self.hashes.extend_from_slice(job.chain);
         self.ends.push(self.hashes.len());
@@ -149,7 +146,7 @@ impl Queue {
         self.block_size
     }
 
-    /// How many requests there are.
+    /// The number of requests.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.prompts.len()
@@ -166,11 +163,11 @@ impl Queue {
         (0..self.prompts.len() as u32).map(JobId)
     }
 
-    /// The hashes of a request's full blocks; none if its chain was let go.
+    /// The hashes of a request's full blocks; empty if its chain was dropped.
     #[inline]
     #[must_use]
     pub fn chain(&self, job: JobId) -> &[BlockHash] {
-        let Some(index) = job.index().checked_sub(self.gone) else { return &[] };
+        let Some(index) = job.index().checked_sub(self.dropped) else { return &[] };
         let start = match index {
             0 => 0,
             index => self.ends[index - 1],
@@ -178,25 +175,25 @@ impl Queue {
         &self.hashes[start..self.ends[index]]
     }
 
-    /// Requests whose chains are here, the last ones.
+    /// The requests whose chains have not been dropped: the last ones.
     pub fn jobs_with_chains(&self) -> impl Iterator<Item = JobId> + use<> {
-        (self.gone as u32..self.prompts.len() as u32).map(JobId)
+        (self.dropped as u32..self.prompts.len() as u32).map(JobId)
     }
 
-    /// Bytes that the chains take which are here.
+    /// Bytes of the chains that have not been dropped.
     #[must_use]
     pub const fn chain_bytes(&self) -> usize {
         size_of::<BlockHash>() * self.hashes.len() + size_of::<usize>() * self.ends.len()
     }
 
-    /// Lets all chains go; those of later requests take their room.
-    pub fn let_chains_go(&mut self) {
-        self.gone = self.prompts.len();
+    /// Drops all chains; later requests reuse their memory.
+    pub fn drop_chains(&mut self) {
+        self.dropped = self.prompts.len();
         self.hashes.clear();
         self.ends.clear();
     }
 
-    /// Gives back the room that no request needs.
+    /// Releases memory that no request uses.
     pub fn shrink(&mut self) {
         self.hashes.shrink_to_fit();
         self.ends.shrink_to_fit();
@@ -208,37 +205,25 @@ impl Queue {
         self.prompts[job.index()] as usize
     }
 
-    /// Tokens that a request's answer is expected to have.
+    /// Expected tokens of a request's answer.
     #[must_use]
     pub fn output_tokens(&self, job: JobId) -> usize {
         self.outputs[job.index()] as usize
     }
 
-    /// When a request has to be done.
-    #[must_use]
-    pub fn deadline(&self, job: JobId) -> Option<Duration> {
-        self.deadlines.get(job.index()).copied().flatten()
-    }
-
-    /// What makes a request equal to another.
+    /// A request's key for deduplication, if it has one.
     #[must_use]
     pub fn identity(&self, job: JobId) -> Option<DedupKey> {
         self.identities.get(job.index()).copied().flatten()
     }
 
-    /// Whether any request has a deadline.
-    #[must_use]
-    pub const fn has_deadlines(&self) -> bool {
-        !self.deadlines.is_empty()
-    }
-
-    /// Whether any request may share another's answer.
+    /// Whether any request may take the answer of another.
     #[must_use]
     pub const fn has_identities(&self) -> bool {
         !self.identities.is_empty()
     }
 
-    /// Blocks of a prompt that can ever be found cached: its last token is always computed.
+    /// Blocks of a prompt that a cache can provide: the last token is always computed.
     #[must_use]
     pub fn reusable_blocks(&self, job: JobId) -> usize {
         (self.prompt_tokens(job) - 1) / self.block_size
@@ -251,7 +236,7 @@ impl Queue {
     }
 }
 
-/// A column that most queues do not need grows only when a request has a value for it.
+/// Grows a column, which most queues do not need, only when a request has a value for it.
 fn set_last<T: Clone>(column: &mut Vec<Option<T>>, index: usize, value: Option<T>) {
     if value.is_some() {
         column.resize(index, None);
@@ -259,11 +244,12 @@ fn set_last<T: Clone>(column: &mut Vec<Option<T>>, index: usize, value: Option<T
     }
 }
 
-/// Leading blocks that two chains share, of which the first `known` are known to be equal.
+/// Leading blocks that two chains share; the first `known` of them are equal.
 ///
-/// Equal hashes mean equal prefixes, so a binary search will do.
+/// Equal hashes mean equal prefixes, so a binary search suffices.
 pub(crate) fn shared(one: &[BlockHash], other: &[BlockHash], known: usize) -> usize {
-    let (mut low, mut high) = (known, one.len().min(other.len()));
+    let mut low = known;
+    let mut high = one.len().min(other.len());
     while low < high {
         let middle = (low + high).div_ceil(2);
         if one[middle - 1] == other[middle - 1] {
@@ -282,7 +268,7 @@ mod tests {
     const FOUR: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
     fn job(chain: &[BlockHash], prompt_tokens: usize) -> Job<'_> {
-        Job { chain, prompt_tokens, output_tokens: 1, deadline: None, identity: None }
+        Job { chain, prompt_tokens, output_tokens: 1, identity: None }
     }
 
     #[test]
@@ -291,20 +277,20 @@ mod tests {
         let chain = [BlockHash(1), BlockHash(2)];
         assert_eq!(queue.push(&job(&[], 0)), Err(QueueError::EmptyPrompt));
         let error = queue.push(&job(&chain, 7)).unwrap_err().to_string();
-        assert_eq!(error, "2 blocks of 4 tokens do not fit into a prompt of 7 tokens");
+        assert_eq!(error, "chain too long: 2 blocks of 4 tokens exceed a prompt of 7 tokens");
         assert_eq!(queue.push(&job(&chain, 8)), Ok(JobId(0)));
-        assert!(!queue.has_deadlines() && !queue.has_identities());
+        assert!(!queue.has_identities());
     }
 
     #[test]
-    fn a_late_deadline_leaves_earlier_requests_without_one() {
+    fn an_identity_leaves_earlier_and_later_requests_without_one() {
         let mut queue = Queue::new(FOUR);
-        let deadline = Some(Duration::from_secs(9));
+        let identity = Some(DedupKey(9));
         queue.push(&job(&[], 1)).unwrap();
-        queue.push(&Job { deadline, ..job(&[], 1) }).unwrap();
+        queue.push(&Job { identity, ..job(&[], 1) }).unwrap();
         queue.push(&job(&[], 1)).unwrap();
-        let all: Vec<_> = queue.jobs().map(|job| queue.deadline(job)).collect();
-        assert_eq!(all, [None, deadline, None]);
+        let all: Vec<_> = queue.jobs().map(|job| queue.identity(job)).collect();
+        assert_eq!(all, [None, identity, None]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Requests in the order in which they are to be computed, with what each costs behind the one before it.
+//! Requests in the order of computation, with the cost of each behind the one before it.
 //!
-//! A [`Route`] is what cutting, stealing and running look at. It is small (24 bytes a request) and needs no
-//! hashes, so that a run can go on after the chains of its queue have been dropped.
+//! Cutting, stealing and running work on a [`Route`]. It is small (24 bytes a request) and needs no
+//! hashes, so a run can continue after the chains of its queue are dropped.
 
 use crate::forest::fresh_tokens;
 use crate::queue::{JobId, Queue};
@@ -11,27 +11,27 @@ use std::ops::Range;
 /// One request of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RouteStop {
-    /// Which request.
+    /// The request computed at this stop.
     pub job: JobId,
-    /// Blocks that it shares with the stop before it.
+    /// Blocks that the request shares with the stop before it.
     pub shared: u32,
-    /// Prompt tokens to compute if it comes right behind that stop on the same pod.
+    /// Prompt tokens to compute if the request runs right behind that stop on the same pod.
     pub fresh: u32,
 }
 
-/// Requests in order.
-#[derive(Clone, PartialEq, Debug, Default)]
+/// Requests in the order of computation.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Route {
     stops: Vec<RouteStop>,
-    /// Milliseconds of all stops before each, and of all.
+    /// Milliseconds of all stops before each one; the last element is the total.
     costs: Vec<f64>,
-    /// Milliseconds that prefill of the part shared with the stop before would add.
+    /// Milliseconds that prefill of the part shared with the previous stop would add.
     prefix_costs: Vec<f32>,
 }
 
 impl Route {
-    /// An empty route with room for `stops`.
-    pub(crate) fn with_room(stops: usize) -> Self {
+    /// An empty route that can take `stops` without growing.
+    pub(crate) fn with_capacity(stops: usize) -> Self {
         let mut costs = Vec::with_capacity(stops + 1);
         costs.push(0.0);
         let prefix_costs = Vec::with_capacity(stops);
@@ -48,16 +48,6 @@ impl Route {
         self.prefix_costs.push(rates.prefill(0, queue.prompt_tokens(job) - fresh) as f32);
     }
 
-    /// Appends a stop of another route as one that shares nothing.
-    pub(crate) fn push_alone(&mut self, other: &Self, place: usize, block_size: usize) {
-        let RouteStop { job, shared, fresh } = other.stops[place];
-        let fresh = fresh + shared * block_size as u32;
-        self.stops.push(RouteStop { job, shared: 0, fresh });
-        let before = self.costs.last().copied().unwrap_or(0.0);
-        self.costs.push(before + other.cost(place..place + 1));
-        self.prefix_costs.push(0.0);
-    }
-
     pub(crate) fn into_stops(self) -> Vec<RouteStop> {
         self.stops
     }
@@ -68,7 +58,7 @@ impl Route {
         &self.stops
     }
 
-    /// Milliseconds of a run of stops whose first finds nothing cached.
+    /// Milliseconds of a run of stops of which the first finds nothing cached.
     #[must_use]
     pub fn cost(&self, range: Range<usize>) -> f64 {
         match range.is_empty() {
@@ -77,26 +67,26 @@ impl Route {
         }
     }
 
-    /// Milliseconds of a run of stops right behind the one before them.
+    /// Milliseconds of a run of stops right behind the stop before it.
     #[must_use]
     pub fn cost_behind(&self, range: Range<usize>) -> f64 {
         self.costs[range.end] - self.costs[range.start]
     }
 
-    /// Milliseconds that a cut before this stop adds: the shared part is computed once more.
+    /// Milliseconds that a cut before this stop adds: the shared part is computed twice.
     #[must_use]
     pub fn prefix_cost(&self, stop: usize) -> f64 {
         f64::from(self.prefix_costs[stop])
     }
 
-    /// The first stop of `range` before which at least `cost` milliseconds of it lie.
+    /// The first stop of `range` with at least `cost` milliseconds of the range before it.
     pub(crate) fn stop_at(&self, range: Range<usize>, cost: f64) -> usize {
         let target = self.costs[range.start] + cost;
         let within = &self.costs[range.start..range.end];
         range.start + within.partition_point(|before| *before < target)
     }
 
-    /// Leading blocks that two stops share, the earlier first; never more than they do.
+    /// A lower bound of the leading blocks that two stops share; `one` comes before `other`.
     pub(crate) fn shared_between(&self, one: usize, other: usize) -> u32 {
         let mut least = u32::MAX;
         for stop in &self.stops[one + 1..=other] {

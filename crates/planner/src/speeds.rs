@@ -1,27 +1,27 @@
-//! How fast the pods are, compared with each other.
+//! The speeds of the pods, relative to each other.
 
 /// The speeds of a fleet: at least one pod, each of a speed above zero.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Speeds(Vec<f64>);
 
-/// Speeds that no fleet has.
+/// Speeds that no fleet can have.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 pub enum SpeedsError {
-    /// Nobody to do the work.
-    #[error("there are no pods; a plan needs at least one")]
+    /// The fleet is empty.
+    #[error("no pods; a plan needs at least one")]
     NoPods,
-    /// Not a speed.
-    #[error("the speed of pod {pod} is {speed}; it must be a number above zero, 1 for a usual pod")]
+    /// A speed is zero, negative, infinite or not a number.
+    #[error("speed of pod {pod} is {speed}; speeds must be above zero, 1 for a typical pod")]
     NoSpeed {
-        /// Counted from 0.
+        /// The pod, counted from 0.
         pod: usize,
-        /// As given.
+        /// The speed as given.
         speed: f64,
     },
 }
 
 impl Speeds {
-    /// Checks speeds.
+    /// A fleet with these speeds.
     ///
     /// # Errors
     /// If there are none, or one is not above zero.
@@ -35,7 +35,7 @@ impl Speeds {
         }
     }
 
-    /// So many pods of speed one.
+    /// A fleet of `pods` pods of speed one.
     ///
     /// # Errors
     /// If there are none.
@@ -49,7 +49,7 @@ impl Speeds {
         &self.0
     }
 
-    /// How many pods there are.
+    /// The number of pods.
     #[must_use]
     pub fn pods(&self) -> usize {
         self.0.len()

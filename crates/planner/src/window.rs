@@ -1,21 +1,22 @@
-//! How many requests a pod gets at once.
+//! The window: how many requests a pod gets at once.
 //!
-//! Too few and the engine's batch is not full; too many and they wait where nobody can take them back. The window
-//! opens while an engine keeps up and closes to what it runs when requests queue there for want of
-//! memory; an engine that refuses a request gets half as many. Requests that wait for their turn in
-//! the next step are no sign of anything: how many of those there are is bounded by their prefill.
+//! With too few, the engine's batch is not full; with too many, requests wait in the engine, where
+//! the planner cannot take them back. The window grows while the engine keeps up, shrinks to the
+//! running requests when others queue for memory, and halves when the engine rejects a request.
+//! Requests that wait for the next step signal nothing: the limit on prefill tokens bounds their
+//! number.
 
 use crate::run::RunCapacity;
 
-/// An engine whose cache is fuller than this has no memory for more.
+/// An engine whose cache is fuller than this has no memory for more requests.
 const FULL: f64 = 0.95;
 
-/// What an engine says about itself.
+/// The load that an engine reports.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PodLoad {
-    /// Requests that it computes.
+    /// Running requests.
     pub running: usize,
-    /// Requests that wait in it.
+    /// Requests queued in the engine.
     pub waiting: usize,
     /// The share of its cache in use.
     pub kv_usage: f64,
@@ -24,34 +25,35 @@ pub struct PodLoad {
 /// The window of one pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    most: usize,
+    max: usize,
     limit: usize,
     prefill_tokens: usize,
 }
 
 impl Window {
-    /// A window for an engine that runs at most `most` sequences and computes at most `step_tokens` at once.
+    /// The window of an engine that runs at most `max` sequences and computes at most `step_tokens`
+    /// per step.
     #[must_use]
-    pub const fn new(most: usize, step_tokens: usize) -> Self {
-        Self { most, limit: most, prefill_tokens: 2 * step_tokens }
+    pub const fn new(max: usize, step_tokens: usize) -> Self {
+        Self { max, limit: max, prefill_tokens: 2 * step_tokens }
     }
 
-    /// What the pod can take.
+    /// The work that the pod accepts at once.
     #[must_use]
-    pub const fn room(&self) -> RunCapacity {
+    pub const fn capacity(&self) -> RunCapacity {
         RunCapacity { requests: self.limit, prefill_tokens: self.prefill_tokens }
     }
 
-    /// Takes in what an engine says.
-    pub fn observe(&mut self, vitals: PodLoad) {
-        if vitals.waiting > 0 && vitals.kv_usage > FULL {
-            self.limit = (vitals.running + 1).min(self.limit).max(1);
-        } else if vitals.running + vitals.waiting >= self.limit {
-            self.limit = (self.limit + self.limit.div_ceil(8)).min(self.most);
+    /// Adapts the window to a load report.
+    pub fn observe(&mut self, load: PodLoad) {
+        if load.waiting > 0 && load.kv_usage > FULL {
+            self.limit = (load.running + 1).min(self.limit).max(1);
+        } else if load.running + load.waiting >= self.limit {
+            self.limit = (self.limit + self.limit.div_ceil(8)).min(self.max);
         }
     }
 
-    /// The engine has refused a request because it has too many.
+    /// The engine has rejected a request because it is overloaded.
     pub fn refused(&mut self) {
         self.limit = (self.limit / 2).max(1);
     }
@@ -62,18 +64,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_closes_to_what_runs_and_opens_again() {
+    fn a_window_shrinks_to_the_running_requests_and_grows_again() {
         let mut window = Window::new(256, 8_192);
         window.observe(PodLoad { running: 20, waiting: 3, kv_usage: 0.99 });
-        assert_eq!(window.room().requests, 21);
+        assert_eq!(window.capacity().requests, 21);
         window.observe(PodLoad { running: 12, waiting: 0, kv_usage: 0.5 });
-        assert_eq!(window.room().requests, 21, "it is not used up");
+        assert_eq!(window.capacity().requests, 21, "the window is not used up");
         for _ in 0..100 {
-            let running = window.room().requests;
+            let running = window.capacity().requests;
             window.observe(PodLoad { running, waiting: 0, kv_usage: 0.5 });
         }
-        assert_eq!(window.room().requests, 256);
+        assert_eq!(window.capacity().requests, 256);
         window.refused();
-        assert_eq!(window.room(), RunCapacity { requests: 128, prefill_tokens: 16_384 });
+        assert_eq!(window.capacity(), RunCapacity { requests: 128, prefill_tokens: 16_384 });
     }
 }

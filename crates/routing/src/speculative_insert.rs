@@ -151,7 +151,7 @@ impl<L> SpeculativeInsert<L> {
                 .is_some_and(|history| history.sent(writer, pod, &self.chain, self.block_tokens));
             if !is_recorded {
                 // Fails for a pod that was removed meanwhile or is at its cap: nothing is inserted.
-                let _ = writer.expect_after(pod, &self.chain, held, self.expires);
+                let _ = writer.insert_speculative_after(pod, &self.chain, held, self.expires);
             }
         }
     }
@@ -174,6 +174,6 @@ pub(crate) fn rollback(
 ) {
     if !history.is_some_and(|history| history.refused(writer, pod, chain)) {
         // Fails for a pod that was removed: nothing of it is in the index.
-        let _ = writer.withdraw(pod, chain);
+        let _ = writer.rollback(pod, chain);
     }
 }

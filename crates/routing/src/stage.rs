@@ -268,7 +268,7 @@ impl<'a> Decision<'a> {
         holdings.clear();
         let Some(prompt) = self.slots.read(&handle.blocks) else { return };
         let held = &prompt.chain[..prompt.chain.len().min(depth as usize)];
-        if self.index.holdings(pod.id(), held, holdings).is_err() {
+        if self.index.block_locations(pod.id(), held, holdings).is_err() {
             // Removed since the lookup: it holds nothing.
             holdings.clear();
         }

@@ -70,7 +70,6 @@ pub fn queue_of(
             chain: &chain,
             prompt_tokens: turn.prompt_tokens,
             output_tokens: expected_output(turn),
-            deadline: None,
             identity: None,
         })?;
     }
@@ -146,7 +145,7 @@ impl<'a> OfflineFleet<'a> {
 
     /// Sends an engine what it has room for.
     fn fill(&mut self, now: Duration, pod: usize) -> Result<(), SimRefused> {
-        while let Some(job) = self.run.claim(pod, self.windows[pod].room()) {
+        while let Some(job) = self.run.claim(pod, self.windows[pod].capacity()) {
             let request = request_of(job, &self.trace.turns[job.index()], self.trace.block_size);
             self.engines[pod].submit(now, request)?;
         }

@@ -33,8 +33,8 @@ pub fn index_ops(bytes: &[u8]) {
             capacity: Capacity::Pods64,
             blocks: 60,
             blocks_per_pod: 24,
-            waiting_per_pod: 6,
-            expected_per_pod: 20,
+            orphans_per_pod: 6,
+            speculative_per_pod: 20,
             early_per_pod: 3,
         };
     }
@@ -227,14 +227,14 @@ impl Run<'_> {
         let nodes = path(self.bytes.below(NODES));
         let chain: Vec<_> = nodes.iter().map(|node| block(*node)).collect();
         let until = self.now + Duration::from_secs(self.bytes.below(6) as u64);
-        if self.writer.expect(*id, &chain, until).expect("it lives") {
+        if self.writer.insert_speculative(*id, &chain, until).expect("it lives") {
             // Time is counted in steps of 50 ms, and nothing expires early.
             let steps = until.as_millis().div_ceil(50) as u64;
             pod.expect(&nodes, Duration::from_millis(steps * 50));
             // At the cap, those that would expire next are no longer expected.
-            pod.doubtful |= pod.expected.len() > self.limits.expected_per_pod;
+            pod.doubtful |= pod.expected.len() > self.limits.speculative_per_pod;
         } else {
-            let of_pod = chain.len() + pod.expected.len() > self.limits.expected_per_pod;
+            let of_pod = chain.len() + pod.expected.len() > self.limits.speculative_per_pod;
             let of_all = chain.len() + self.index.stats().entries > self.limits.blocks;
             assert!(of_pod || of_all, "an expectation is refused only at a cap");
         }
@@ -253,7 +253,7 @@ impl Run<'_> {
             let stats = self.index.pod_stats(*id).expect("it lives");
             let (least, most) = match (pod.wild, pod.depth(&nodes)) {
                 (true, _) => (0, nodes.len()),
-                (false, most) => (if pod.is_exact(stats.waiting) { most } else { 0 }, most),
+                (false, most) => (if pod.is_exact(stats.orphans) { most } else { 0 }, most),
             };
             assert!((least..=most).contains(&found), "{found} not in {least}..={most}: {pod:?}");
             credited += usize::from(found > 0);
@@ -269,7 +269,7 @@ impl Run<'_> {
     fn check_tiers(&self, id: PodId, pod: &Pod, nodes: &[Node]) {
         let chain: Vec<_> = nodes.iter().map(|node| block(*node)).collect();
         let mut holdings = vec![];
-        self.index.holdings(id, &chain, &mut holdings).expect("it lives");
+        self.index.block_locations(id, &chain, &mut holdings).expect("it lives");
         for (node, holding) in nodes.iter().zip(holdings) {
             if let Some(tier) = pod.tier(*node) {
                 assert_eq!(holding.tier, tier, "of node {node}: {pod:?}");

@@ -95,7 +95,7 @@ impl Pod {
     /// Plays a batch in its turn; what the index must say of it.
     pub(super) fn batch(&mut self, number: u64, acts: Vec<Act>, window: usize) -> Applied {
         match self.next {
-            Some(next) if number < next => Applied::Before,
+            Some(next) if number < next => Applied::Duplicate,
             Some(expected) if number > expected => {
                 if self.early.len() >= window && !self.early.contains_key(&number) {
                     return Applied::Dropped { expected };

@@ -1,7 +1,7 @@
-//! `strftime_now` for templates that print today's date, with the time passed in.
+//! `strftime_now` for templates that print the date; the caller passes the time.
 //!
-//! The proleptic Gregorian calendar by Howard Hinnant's days-from-civil arithmetic; English names, as
-//! in the C locale that engines run in.
+//! The proleptic Gregorian calendar by Howard Hinnant's days-from-civil arithmetic; English names,
+//! as in the C locale that engines run in.
 
 /// A wall-clock time, in seconds since 1970-01-01 00:00:00 of the same clock.
 ///
@@ -35,7 +35,7 @@ struct Civil {
 }
 
 impl WallTime {
-    /// Formats like Python's `strftime`; a directive outside the common ones stays as it is.
+    /// Formats like Python's `strftime`; an uncommon directive stays unchanged.
     #[must_use]
     pub fn format(self, format: &str) -> String {
         let mut out = String::new();
@@ -60,7 +60,8 @@ impl WallTime {
     fn directive(self, directive: char, prefix: &str) -> String {
         let civil = self.civil();
         let second = self.0.rem_euclid(86_400);
-        let (hour, minute) = (second / 3600, second / 60 % 60);
+        let hour = second / 3600;
+        let minute = second / 60 % 60;
         let hour12 = (hour + 11) % 12 + 1;
         match directive {
             'Y' => civil.year.to_string(),
@@ -91,7 +92,7 @@ impl WallTime {
 
     fn civil(self) -> Civil {
         let days = self.0.div_euclid(86_400);
-        // Years start in March here, so that the leap day is a year's last.
+        // Years start in March here, so that the leap day is the last day of a year.
         let shifted = days + 719_468;
         let era = shifted.div_euclid(146_097);
         let of_era = shifted.rem_euclid(146_097);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_directive_stays() {
+    fn an_unknown_directive_stays_unchanged() {
         assert_eq!(WallTime(0).format("%Q %-Q %- 100%"), "%Q %-Q %- 100%");
     }
 }

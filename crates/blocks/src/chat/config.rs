@@ -1,4 +1,5 @@
-//! `tokenizer_config.json`: the special tokens' texts and the chat templates.
+//! `tokenizer_config.json`: the texts of special tokens, and the chat templates.
+
 use serde_json::{Map, Value};
 
 /// A `tokenizer_config.json` that cannot be used.
@@ -9,7 +10,7 @@ pub enum ConfigError {
     NotJson {
         /// The file as the caller named it.
         file: String,
-        /// What the parser says, with line and column.
+        /// The parser's message, with line and column.
         cause: String,
     },
     /// JSON of another shape than Hugging Face writes.
@@ -17,18 +18,18 @@ pub enum ConfigError {
     WrongShape {
         /// The file as the caller named it.
         file: String,
-        /// Where in the file.
+        /// The offending field.
         field: String,
-        /// What stands there in a proper file.
+        /// The type that the field must have.
         expected: &'static str,
     },
 }
 
-/// What a model's `tokenizer_config.json` says about prompts.
+/// The parts of a model's `tokenizer_config.json` that determine prompts.
 #[derive(Clone, Debug)]
 pub struct TokenizerConfig {
     pub(super) file: String,
-    /// `bos_token` and its like, as templates see them.
+    /// `bos_token` and the other special tokens, as templates see them.
     pub(super) special_tokens: Map<String, Value>,
     /// Templates by name; one without a name is `default`.
     pub(super) templates: Vec<(String, String)>,
@@ -96,11 +97,5 @@ impl TokenizerConfig {
             special_tokens: Map::new(),
             templates: Vec::new(),
         }
-    }
-
-    /// The text of a special token such as `bos_token`, if the model has it.
-    #[must_use]
-    pub fn special_token(&self, name: &str) -> Option<&str> {
-        self.special_tokens.get(name)?.as_str()
     }
 }

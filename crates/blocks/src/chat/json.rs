@@ -1,4 +1,5 @@
-//! JSON in templates: the request's values on the way in, `tojson` on the way out.
+//! JSON in templates: converts the request's values to template values, and implements `tojson`.
+
 use minijinja::{
     Error, ErrorKind, Value,
     value::{Kwargs, ValueKind},
@@ -8,7 +9,7 @@ use serde_json::Value as Json;
 use super::numbers;
 use super::python::push_number;
 
-/// A request's value as templates see it, objects in their order.
+/// Converts a request's value to a template value; objects keep their order.
 pub(super) fn to_template(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
@@ -26,7 +27,7 @@ pub(super) fn to_template(json: &Json) -> Value {
     }
 }
 
-/// A list of the request as templates see it.
+/// Converts a list of the request to a template value.
 pub(super) fn items_to_template(items: &[Json]) -> Value {
     Value::from(items.iter().map(to_template).collect::<Vec<_>>())
 }
@@ -156,7 +157,7 @@ impl JsonWriter {
     }
 }
 
-/// Python's number, but for its words of what JSON does not know.
+/// Writes a number like Python's `json`, which also writes `NaN` and infinities.
 fn number(value: &Value, out: &mut String) {
     match f64::try_from(value.clone()) {
         Ok(float) if float.is_nan() => out.push_str("NaN"),

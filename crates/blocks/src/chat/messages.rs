@@ -1,9 +1,10 @@
-//! Messages as the engine hands them to the template.
+//! Messages as the engine passes them to the template.
 //!
-//! A request's messages are not what the template sees: vLLM joins text parts (or wraps plain text
-//! into a part, for templates that walk over parts), turns missing content into none, parses the
-//! arguments of past tool calls, and Hugging Face copies a message's reasoning under the names that
-//! templates read. Each of these changes the prompt, so each is done here alike.
+//! The template does not see a request's messages unchanged: vLLM joins text parts (or wraps plain
+//! text into a part, for templates that iterate over parts), turns missing content into none,
+//! parses the arguments of past tool calls, and Hugging Face copies a message's reasoning to the
+//! names that templates read. Each of these changes the prompt, so this module does the same.
+
 use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
@@ -19,20 +20,20 @@ pub enum ContentForm {
     Parts,
 }
 
-/// Stands in the text where the first part that is no text begins.
+/// Marks the start of the first part that is not text.
 ///
-/// Private-use characters around it: a user's text that holds it too can only make the known prefix
-/// shorter, never wrong.
+/// It has private-use characters at both ends: a client's text that contains it can only shorten
+/// the known prefix, never make it wrong.
 pub(super) const PART_MARK: &str = "\u{f8ff}first part that is no text\u{f8ff}";
 
 const TEXT_PARTS: [&str; 5] = ["text", "input_text", "output_text", "refusal", "thinking"];
-/// Where clients put a message's reasoning.
+/// The fields in which clients send a message's reasoning.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-/// A line that one client puts first and changes in every request; vLLM drops it.
+/// The beginning of a first line that one client changes in every request; vLLM drops the line.
 const CHANGING_HEADER: &str = "x-anthropic-billing-header";
 
-/// The messages for the template, with [`PART_MARK`] before the first part that is no text. Those that stay
-/// as they are, as most do, are not copied.
+/// The messages for the template, with [`PART_MARK`] before the first part that is not text.
+/// Messages that need no change, which is most, are not copied.
 pub(super) fn prepare(
     messages: &[Value],
     form: ContentForm,
@@ -52,7 +53,7 @@ pub(super) fn prepare(
     prepared
 }
 
-/// Whether some part of a message is no text.
+/// Whether some part of a message is not text.
 pub(super) fn has_media(messages: &[Value]) -> bool {
     let is_medium = |part: &Value| part_text(part).is_none() && !part_is_skipped(part);
     messages.iter().any(|message| match message.get("content") {
@@ -72,13 +73,13 @@ pub(super) fn is_plain(message: &Value, form: ContentForm) -> bool {
         && !REASONING.iter().any(|name| fields.contains_key(*name))
 }
 
-/// Whether a text has a beginning that vLLM drops.
+/// Whether vLLM drops the first line of a text.
 pub(super) fn is_changing(text: &str) -> bool {
     text.starts_with(CHANGING_HEADER)
 }
 
-/// The tools for the template: vLLM reads them into its own types and writes them out again, which
-/// orders the fields it knows, fills in the missing ones and leaves the others behind them.
+/// The tools for the template: vLLM parses and serializes them, which orders the fields it knows,
+/// adds the missing ones and puts the others behind them.
 pub(super) fn prepare_tools(tools: &[Value]) -> Vec<Value> {
     let tool = |tool: &Value| {
         let (Value::Object(tool), Some(function)) = (tool, tool["function"].as_object()) else {
@@ -180,7 +181,7 @@ fn part_text(part: &Value) -> Option<&str> {
     }
 }
 
-/// A text part without text counts for nothing.
+/// A text part without text is skipped.
 fn part_is_skipped(part: &Value) -> bool {
     part.get("type").and_then(Value::as_str).is_some_and(|kind| TEXT_PARTS.contains(&kind))
 }
@@ -192,7 +193,7 @@ fn without_header(text: &str) -> Option<&str> {
     text.split_once('\n').map(|(_, rest)| rest).filter(|rest| !rest.is_empty())
 }
 
-/// Arguments come as JSON text in OpenAI's form; templates expect the object.
+/// Parses the arguments of tool calls: OpenAI's API sends JSON text, templates expect an object.
 fn prepare_tool_calls(message: &mut Map<String, Value>) {
     match message.get_mut("tool_calls") {
         Some(Value::Array(calls)) if !calls.is_empty() => {
@@ -217,7 +218,8 @@ fn prepare_tool_calls(message: &mut Map<String, Value>) {
     }
 }
 
-/// For a template without developers: they become system messages, and all of those one, in front.
+/// For a template without the developer role: merges developer and system messages into one system
+/// message at the front.
 fn developer_to_system(messages: Vec<Cow<'_, Value>>) -> Vec<Cow<'_, Value>> {
     let mut system = Vec::new();
     let mut out = Vec::new();

@@ -1,14 +1,20 @@
-//! Numbers as Python's `json` reads them: integers of any length, floats beyond all bounds, `-0` as an integer.
+//! Numbers as Python's `json` reads them: integers of any length, infinite floats, `-0` as an
+//! integer.
 //!
-//! A [`serde_json::Value`] holds integers of 64 bits and finite floats, reads a longer integer and `-0` as floats, and refuses
-//! `1e400`. Engines read JSON by Python's rules, and one other digit in a prompt is another prefix. So what a `Value` cannot hold
-//! is kept as it is written, in an object with one field of a private name, until a template sees it ([`to_template`]).
+//! A [`serde_json::Value`] holds integers of 64 bits and finite floats, reads a longer integer and
+//! `-0` as floats, and rejects `1e400`. Engines read JSON by Python's rules, and one different
+//! digit in a prompt is a different prefix. So a number that a `Value` cannot hold is kept as
+//! written, in an object with one field of a private name, until a template reads it
+//! ([`to_template`]).
 //!
-//! Rejected: `arbitrary_precision` of `serde_json`. It makes a string of every number, token ids included, for all crates of the
-//! product, hands numbers as maps to derived readers of untagged and flattened types, and does not know Python's `NaN`.
+//! Rejected: `arbitrary_precision` of `serde_json`. It turns every number, including token ids,
+//! into a string in all crates of the product, passes numbers as maps to derived deserializers of
+//! untagged and flattened types, and does not know Python's `NaN`.
 //!
-//! The limits: an integer of more than 128 bits is no number that a template can compute with, and a float that Python prints with
-//! an exponent is printed without it by the operator `~` and the filter `join`, which print by minijinja's rules.
+//! Limits: a template cannot compute with an integer of more than 128 bits, and the operator `~`
+//! and the filter `join`, which print by minijinja's rules, print a float without the exponent that
+//! Python prints.
+
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -19,25 +25,27 @@ use minijinja::value::{Object, ObjectRepr};
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-/// The field under which a number stands as it is written. A client that sends such a field itself changes no prompt but its own.
+/// The field that holds a number as written. A client that sends such a field changes only its own
+/// prompt.
 const WRITTEN: &str = "\u{f8ff}number";
 
-/// What counts as a number.
+/// Which numbers the text may contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grammar {
-    /// JSON's numbers.
+    /// Numbers of standard JSON.
     Json,
-    /// Also `NaN`, `Infinity` and `-Infinity`, as Python has it.
+    /// Also `NaN`, `Infinity` and `-Infinity`, as in Python.
     Python,
 }
 
-/// The JSON text with every number that a [`Value`] cannot hold in a form that it can, and that templates show as that number.
-/// A text that is not JSON stays such; the positions in it change.
+/// Rewrites every number that a [`Value`] cannot hold to a form that it can, and that templates
+/// print as that number. A text that is not JSON does not become JSON; byte positions change.
 #[must_use]
 pub fn exact_numbers(json: &str, grammar: Grammar) -> Cow<'_, str> {
     let bytes = json.as_bytes();
     let mut exact = String::new();
-    let (mut at, mut copied) = (0, 0);
+    let mut at = 0;
+    let mut copied = 0;
     while let Some(byte) = bytes.get(at) {
         match byte {
             b'"' => at = end_of_string(bytes, at + 1),
@@ -63,7 +71,7 @@ pub fn exact_numbers(json: &str, grammar: Grammar) -> Cow<'_, str> {
     Cow::Owned(exact)
 }
 
-/// Where the string ends that begins there, behind its quote.
+/// The position behind the closing quote of the string whose content starts at `at`.
 fn end_of_string(bytes: &[u8], mut at: usize) -> usize {
     while let Some(found) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
         at += found;
@@ -75,7 +83,8 @@ fn end_of_string(bytes: &[u8], mut at: usize) -> usize {
     bytes.len()
 }
 
-/// Whether a word of a JSON text can stay as it is: a [`Value`] holds it, or it is nothing that engines would read.
+/// Whether a word of a JSON text can stay unchanged: a [`Value`] holds it, or engines reject it
+/// too.
 fn fits(word: &str, grammar: Grammar) -> bool {
     match word.as_bytes() {
         [b'-' | b'0'..=b'9', digits @ ..] if digits.iter().all(u8::is_ascii_digit) => {
@@ -84,7 +93,7 @@ fn fits(word: &str, grammar: Grammar) -> bool {
             word != "-0" && (is_held || !is_json(word))
         }
         [b'-' | b'0'..=b'9', rest @ ..] if !rest.ends_with(b"Infinity") => {
-            // Without an exponent it takes hundreds of digits to be more than a float can be.
+            // Without an exponent it takes hundreds of digits to exceed the range of a float.
             let may_be_more =
                 rest.len() > 300 || rest.iter().any(|byte| matches!(byte, b'e' | b'E'));
             !may_be_more || word.parse().is_ok_and(f64::is_finite) || !is_json(word)
@@ -93,12 +102,12 @@ fn fits(word: &str, grammar: Grammar) -> bool {
     }
 }
 
-/// Whether JSON has a number that is written like this.
+/// Whether the word is a valid JSON number.
 fn is_json(word: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(word).is_ok()
 }
 
-/// The number that an object stands for, if it does.
+/// The number that an object represents, if it represents one.
 pub(super) fn to_template(object: &Map<String, Value>) -> Option<Jinja> {
     if object.len() != 1 {
         return None;
@@ -120,7 +129,7 @@ pub(super) fn to_template(object: &Map<String, Value>) -> Option<Jinja> {
     Some(small.unwrap_or_else(|_| Jinja::from_object(LongInteger(written.to_owned()))))
 }
 
-/// An integer of more than 128 bits, by its digits.
+/// The digits of an integer of more than 128 bits.
 #[derive(Debug)]
 struct LongInteger(String);
 
@@ -154,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_value_holds_stays_as_it_is() {
+    fn a_number_that_a_value_holds_stays_unchanged() {
         for json in [
             "",
             "0",
@@ -172,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_hold_stands_in_an_object() {
+    fn a_number_that_a_value_cannot_hold_is_kept_in_an_object() {
         for number in [
             "-0",
             "18446744073709551616",
@@ -193,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_does_not_become_json() {
+    fn invalid_json_does_not_become_valid() {
         for json in [
             "-",
             "01e400",
@@ -215,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn an_integer_of_any_length_is_an_integer_to_templates_and_no_object() {
+    fn templates_see_an_integer_of_any_length_as_an_integer() {
         let digits = "9".repeat(50);
         let source = "{{ n is number }} {{ n is integer }} {{ n is string }} {{ n is mapping }} {{ '#' ~ n }} \
             {{ 'yes' if n }} {{ [n] }} {{ {'k': n} | tojson }} {{ o is mapping }}";
         let template = ChatTemplate::from_jinja("t", source, &TokenizerConfig::empty()).unwrap();
-        // The second has the name of a number, and is none.
+        // `o` has the field name of a number but does not represent one.
         let kwargs = format!("{{\"n\": {digits}, \"o\": {{\"{WRITTEN}\": \"many\"}}}}");
         let kwargs: Value = serde_json::from_str(&exact(&kwargs)).unwrap();
         let conversation = Conversation { kwargs: kwargs.as_object(), ..Conversation::new(&[]) };

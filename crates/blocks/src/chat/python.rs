@@ -1,10 +1,11 @@
-//! Python's ways in templates: `str()` and the string methods minijinja lacks.
+//! Python's behaviour in templates: `str()` and the string methods that minijinja lacks.
 //!
-//! A prompt must come out byte for byte as Jinja2 under Python writes it, because one other byte is
-//! another prefix.
+//! A prompt must equal the output of Jinja2 under Python byte for byte, because one different byte
+//! is a different prefix.
+
 use minijinja::{Error, State, Value, value::ValueKind};
 
-/// What `str(value)` gives: what Jinja2 prints.
+/// Writes `str(value)`, which is what Jinja2 prints.
 pub(super) fn str(value: &Value, out: &mut String) {
     match value.as_str() {
         Some(text) => out.push_str(text),
@@ -68,7 +69,7 @@ fn repr_string(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Integers as they are; floats by the rules of Python's `repr`.
+/// Writes integers unchanged and floats by the rules of Python's `repr`.
 pub(super) fn push_number(value: &Value, out: &mut String) {
     if value.is_integer() {
         out.push_str(&value.to_string());
@@ -78,7 +79,7 @@ pub(super) fn push_number(value: &Value, out: &mut String) {
     }
 }
 
-/// The shortest digits that read back as the same float, with Python's choice of notation.
+/// The shortest digits that parse to the same float, in Python's notation.
 fn float_repr(number: f64) -> String {
     if !number.is_finite() {
         return format!("{number}").to_lowercase();
@@ -103,7 +104,8 @@ fn float_repr(number: f64) -> String {
     }
 }
 
-/// The shortest digits with an exponent. Where two are as short and equally near, Rust takes the greater and Python the even one.
+/// The shortest digits with an exponent. Of two candidates that are equally short and near, Rust
+/// chooses the greater and Python the even one.
 fn shortest(number: f64) -> String {
     let shortest = format!("{number:e}");
     let count = shortest.bytes().take_while(|it| *it != b'e').filter(u8::is_ascii_digit).count();

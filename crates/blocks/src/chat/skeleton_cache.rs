@@ -1,8 +1,11 @@
-//! Conversations of a shape that was rendered before: the text around their contents is known.
+//! Skeletons: the rendered text around the contents of a conversation, cached by its roles.
 //!
-//! Where a template treats all contents alike ([`TemplateAnalysis`]), what it makes of a conversation depends on the contents only in that they
-//! stand in it. So a conversation is rendered with stand-ins once, and the next one with the same roles in the same order is put
-//! together without asking the template. The first time that one is seen it is only noted, as many never come again.
+//! Where a template treats all contents alike ([`TemplateAnalysis`]), its output depends on the
+//! contents only in that it contains them. So a conversation is rendered once with placeholders,
+//! and the next one with the same roles in the same order is assembled without running the
+//! template. The first conversation of a kind is only recorded, because many kinds never come
+//! again.
+
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -13,91 +16,92 @@ use minijinja::syntax::SyntaxConfig;
 use serde_json::{Map, Value, json};
 
 use super::messages::is_changing;
-use super::template_analysis::{MOST_CONTENTS, TemplateAnalysis, next_stand_in};
+use super::template_analysis::{MAX_CONTENTS, TemplateAnalysis, next_placeholder};
 use super::{Conversation, PromptEnding};
 
 /// A message that has a role and a text, and nothing else.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChatTurn<'a> {
-    /// Who speaks.
+    /// `role` of the message.
     pub role: Cow<'a, str>,
-    /// What is said.
+    /// `content` of the message.
     pub content: Cow<'a, str>,
 }
 
-/// How many shapes are kept; a newer one takes the place of an older.
-const SHAPES: usize = 1024;
+/// Slots of the cache; a new skeleton replaces the one in its slot.
+const SLOTS: usize = 1024;
 
-/// The shapes that one template was asked for.
+/// The skeletons of one template.
 pub(super) struct SkeletonCache {
-    terms: TemplateAnalysis,
+    analysis: TemplateAnalysis,
     hashing: RandomState,
-    places: Box<[SkeletonSpan]>,
+    slots: Box<[SkeletonSlot]>,
 }
 
 #[derive(Default)]
-struct SkeletonSpan {
-    /// The hash of the last name that was asked for in vain.
+struct SkeletonSlot {
+    /// The hash of the last key that missed.
     missed: AtomicU64,
-    shape: ArcSwapOption<Skeleton>,
+    skeleton: ArcSwapOption<Skeleton>,
 }
 
 struct Skeleton {
-    name: Vec<u8>,
-    /// A text, and the number of the content behind it.
+    key: Vec<u8>,
+    /// Pairs of a text and the index of the content behind it.
     parts: Vec<(String, usize)>,
     end: String,
 }
 
-/// A conversation that may have a known shape.
+/// A conversation whose skeleton may be cached.
 pub(super) struct SkeletonQuery<'a> {
-    shapes: &'a SkeletonCache,
+    cache: &'a SkeletonCache,
     contents: Vec<&'a str>,
-    /// All that the text depends on besides the contents: a letter for each message, and then the rest.
-    name: Vec<u8>,
+    /// All that the text depends on besides the contents: a letter per message, then the rest.
+    key: Vec<u8>,
     hash: u64,
 }
 
 impl SkeletonCache {
-    /// None for a template that may look into contents.
+    /// `None` for a template that may depend on contents.
     pub(super) fn of(source: &str, syntax: SyntaxConfig) -> Option<Self> {
-        let places = std::iter::repeat_with(SkeletonSpan::default).take(SHAPES).collect();
+        let slots = std::iter::repeat_with(SkeletonSlot::default).take(SLOTS).collect();
         Some(Self {
-            terms: TemplateAnalysis::of(source, syntax)?,
+            analysis: TemplateAnalysis::of(source, syntax)?,
             hashing: RandomState::new(),
-            places,
+            slots,
         })
     }
 
-    /// The conversation, if it is simple enough: texts of well-known roles, and no more than switches beside them.
-    pub(super) fn asked<'a>(
+    /// A query for a conversation, if it is simple enough: texts of well-known roles, and only
+    /// boolean `kwargs`.
+    pub(super) fn query<'a>(
         &'a self,
         conversation: &Conversation<'a>,
     ) -> Option<SkeletonQuery<'a>> {
         let Conversation { messages, tools: None, ending, kwargs, .. } = *conversation else {
             return None;
         };
-        self.of_turns(messages.iter().map(simple), ending, kwargs)
+        self.query_turns(messages.iter().map(simple), ending, kwargs)
     }
 
-    /// The same for a conversation of roles and contents, of which none is missing.
-    pub(super) fn of_turns<'a>(
+    /// The same for pairs of role and content; `None` if one is missing.
+    pub(super) fn query_turns<'a>(
         &'a self,
         turns: impl ExactSizeIterator<Item = Option<(&'a str, &'a str)>>,
         ending: PromptEnding,
         kwargs: Option<&Map<String, Value>>,
     ) -> Option<SkeletonQuery<'a>> {
-        if turns.len() > MOST_CONTENTS {
+        if turns.len() > MAX_CONTENTS {
             return None;
         }
         let mut contents = Vec::with_capacity(turns.len());
-        let mut name = Vec::with_capacity(turns.len() + 1);
+        let mut key = Vec::with_capacity(turns.len() + 1);
         for turn in turns {
             let (role, content) = turn?;
-            if is_changing(content) || !self.terms.allow(content) {
+            if is_changing(content) || !self.analysis.allow(content) {
                 return None;
             }
-            name.push(match role {
+            key.push(match role {
                 "system" => b's',
                 "user" => b'u',
                 "assistant" => b'a',
@@ -106,18 +110,18 @@ impl SkeletonCache {
             });
             contents.push(content);
         }
-        name.push(match ending {
+        key.push(match ending {
             PromptEnding::GenerationPrompt => b'>',
             PromptEnding::LastMessage => b'.',
             PromptEnding::InsideLastMessage => return None,
         });
         for (switch, value) in kwargs.into_iter().flatten() {
-            name.extend_from_slice(&switch.len().to_le_bytes());
-            name.extend_from_slice(switch.as_bytes());
-            name.push(u8::from(value.as_bool()?));
+            key.extend_from_slice(&switch.len().to_le_bytes());
+            key.extend_from_slice(switch.as_bytes());
+            key.push(u8::from(value.as_bool()?));
         }
-        let hash = self.hashing.hash_one(&name);
-        Some(SkeletonQuery { shapes: self, contents, name, hash })
+        let hash = self.hashing.hash_one(&key);
+        Some(SkeletonQuery { cache: self, contents, key, hash })
     }
 }
 
@@ -128,25 +132,25 @@ fn simple(message: &Value) -> Option<(&str, &str)> {
 }
 
 impl SkeletonQuery<'_> {
-    /// Appends its text, if its shape is known.
+    /// Appends the text of the conversation, if its skeleton is cached.
     pub(super) fn fill_in(&self, text: &mut String) -> bool {
-        let shape = self.place().shape.load();
-        let shape = shape.as_ref().filter(|shape| shape.name == self.name);
-        shape.is_some_and(|shape| {
-            self.fill(shape, text);
+        let skeleton = self.slot().skeleton.load();
+        let skeleton = skeleton.as_ref().filter(|skeleton| skeleton.key == self.key);
+        skeleton.is_some_and(|skeleton| {
+            self.fill(skeleton, text);
             true
         })
     }
 
-    /// Takes down the shape of a conversation whose text is known now, if one like it was seen before. `render` knows what
-    /// the template makes of other messages.
+    /// Caches the skeleton of a conversation that was rendered to `text`, if its key missed before.
+    /// `render` renders other messages with the same template.
     pub(super) fn learn(
         self,
         text: &str,
         render: impl FnOnce(&[Cow<'_, Value>]) -> Option<String>,
     ) {
-        let place = self.place();
-        if place.missed.swap(self.hash, Relaxed) != self.hash {
+        let slot = self.slot();
+        if slot.missed.swap(self.hash, Relaxed) != self.hash {
             return;
         }
         let message = |(number, &letter): (usize, &u8)| {
@@ -156,43 +160,44 @@ impl SkeletonQuery<'_> {
                 b'a' => "assistant",
                 _ => "tool",
             };
-            let content = self.shapes.terms.stand_in(number);
+            let content = self.cache.analysis.placeholder(number);
             Cow::Owned(json!({"role": role, "content": content}))
         };
-        let letters = &self.name[..self.contents.len()];
+        let letters = &self.key[..self.contents.len()];
         let messages: Vec<_> = letters.iter().enumerate().map(message).collect();
         let Some(rendered) = render(&messages) else { return };
-        let (mut parts, mut rest) = (Vec::new(), rendered.as_str());
-        while let Some((before, number, after)) = next_stand_in(rest) {
-            if number >= self.contents.len() {
+        let mut parts = Vec::new();
+        let mut rest = rendered.as_str();
+        while let Some(placeholder) = next_placeholder(rest) {
+            if placeholder.number >= self.contents.len() {
                 return;
             }
-            parts.push((before.to_owned(), number));
-            rest = after;
+            parts.push((placeholder.before.to_owned(), placeholder.number));
+            rest = placeholder.after;
         }
-        let shape = Skeleton { name: self.name.clone(), parts, end: rest.to_owned() };
-        // A template whose own text looks like a stand-in would give another.
+        let skeleton = Skeleton { key: self.key.clone(), parts, end: rest.to_owned() };
+        // A template whose own text contains a placeholder would render a different text.
         let mut filled = String::new();
-        self.fill(&shape, &mut filled);
+        self.fill(&skeleton, &mut filled);
         if filled == text {
-            place.shape.store(Some(Arc::new(shape)));
+            slot.skeleton.store(Some(Arc::new(skeleton)));
         }
     }
 
-    fn place(&self) -> &SkeletonSpan {
-        &self.shapes.places[self.hash as usize % SHAPES]
+    fn slot(&self) -> &SkeletonSlot {
+        &self.cache.slots[self.hash as usize % SLOTS]
     }
 
-    fn fill(&self, shape: &Skeleton, text: &mut String) {
+    fn fill(&self, skeleton: &Skeleton, text: &mut String) {
         let length =
             |(before, number): &(String, usize)| before.len() + self.contents[*number].len();
-        let length: usize = shape.parts.iter().map(length).sum();
-        text.reserve(length + shape.end.len());
-        for (before, number) in &shape.parts {
+        let length: usize = skeleton.parts.iter().map(length).sum();
+        text.reserve(length + skeleton.end.len());
+        for (before, number) in &skeleton.parts {
             text.push_str(before);
             text.push_str(self.contents[*number]);
         }
-        text.push_str(&shape.end);
+        text.push_str(&skeleton.end);
     }
 }
 
@@ -208,12 +213,12 @@ mod tests {
 
     fn known(template: &ChatTemplate, conversation: &Conversation<'_>) -> Option<String> {
         let mut text = String::new();
-        let is_known = template.shapes.as_ref().unwrap().asked(conversation)?.fill_in(&mut text);
+        let is_known = template.skeletons.as_ref().unwrap().query(conversation)?.fill_in(&mut text);
         is_known.then_some(text)
     }
 
     #[test]
-    fn a_shape_is_known_after_its_second_conversation_and_holds_for_other_contents() {
+    fn a_skeleton_is_cached_after_the_second_conversation_and_serves_other_contents() {
         let template = qwen3();
         let of = |a: &str, b: &str| {
             [json!({"role": "system", "content": a}), json!({"content": b, "role": "user"})]
@@ -235,17 +240,19 @@ mod tests {
     }
 
     #[test]
-    fn only_simple_conversations_have_a_shape() {
+    fn only_simple_conversations_have_a_skeleton() {
         let template = qwen3();
-        let shapes = template.shapes.as_ref().unwrap();
-        let asked = |message: Value, kwargs: &Value, ending| {
-            let (messages, kwargs) = ([message], kwargs.as_object());
+        let skeletons = template.skeletons.as_ref().unwrap();
+        let key = |message: Value, kwargs: &Value, ending| {
+            let messages = [message];
+            let kwargs = kwargs.as_object();
             let conversation = Conversation { kwargs, ending, ..Conversation::new(&messages) };
-            shapes.asked(&conversation).map(|asked| asked.name)
+            skeletons.query(&conversation).map(|query| query.key)
         };
         let usual = || json!({"role": "user", "content": "a"});
-        let (none, whole) = (Value::Null, PromptEnding::GenerationPrompt);
-        let name = asked(usual(), &none, whole).unwrap();
+        let none = Value::Null;
+        let whole = PromptEnding::GenerationPrompt;
+        let plain = key(usual(), &none, whole).unwrap();
         for message in [
             json!({"role": "user", "content": "a", "name": "b"}),
             json!({"role": "developer", "content": "a"}),
@@ -256,23 +263,23 @@ mod tests {
             json!({"role": "system", "content": "x-anthropic-billing-header: 1\na"}),
             json!("a"),
         ] {
-            assert_eq!(asked(message.clone(), &none, whole), None, "{message}");
+            assert_eq!(key(message.clone(), &none, whole), None, "{message}");
         }
-        assert_eq!(asked(usual(), &none, PromptEnding::InsideLastMessage), None);
-        assert_eq!(asked(usual(), &json!({"a": "text"}), whole), None);
-        let mut names = vec![name];
+        assert_eq!(key(usual(), &none, PromptEnding::InsideLastMessage), None);
+        assert_eq!(key(usual(), &json!({"a": "text"}), whole), None);
+        let mut keys = vec![plain];
         for switches in [
             json!({"a": true}),
             json!({"a": false}),
             json!({"a": true, "b": true}),
             json!({"a\u{1}b": true}),
         ] {
-            names.push(asked(usual(), &switches, whole).unwrap());
+            keys.push(key(usual(), &switches, whole).unwrap());
         }
-        names.push(asked(usual(), &none, PromptEnding::LastMessage).unwrap());
-        let count = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), count);
+        keys.push(key(usual(), &none, PromptEnding::LastMessage).unwrap());
+        let count = keys.len();
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), count);
     }
 }

@@ -1,49 +1,55 @@
-//! Whether a template looks into messages' contents, or only passes them on.
+//! Finds out whether a template's output depends on the contents of messages beyond printing them.
 //!
-//! Most templates print a content as it is, and ask of it no more than whether some tag is in it, which it
-//! seldom is. Then the text around the contents depends on nothing but the messages' roles and number. Contents
-//! are followed through all that a template may do ([`taint`]); what comes of it are the terms on which that
-//! holds, or none, if something is done to a content that is not known to treat all contents alike.
+//! Most templates print contents unchanged, and test only whether a content contains some tag,
+//! which it seldom does. Then the text around the contents depends only on the roles and the number
+//! of messages. A taint analysis follows contents through the template ([`taint`]). Its result is
+//! the conditions under which all contents are treated alike, or none if the template does
+//! something else with a content.
+
 mod taint;
 
 use aho_corasick::AhoCorasick;
 use minijinja::machinery::parse;
 use minijinja::syntax::SyntaxConfig;
 
-/// Stands for a content, followed by a number.
+/// The private-use character of placeholders, which a number follows.
 const PRIVATE: char = '\u{f8ff}';
-/// The number 0, as a character that nobody uses either.
+/// The number 0, as another private-use character.
 const FIRST_NUMBER: u32 = 0xF_0000;
-/// How many contents can be told apart.
-pub(super) const MOST_CONTENTS: usize = 4096;
+/// The number of distinct placeholders.
+pub(super) const MAX_CONTENTS: usize = 4096;
 
-/// What contents must not be, for a template to treat them all alike.
+/// Conditions on contents under which a template treats all of them alike.
 #[derive(Debug, Default)]
 pub(super) struct TemplateAnalysis {
-    /// The bytes of the longest text that one is compared with: contents are longer.
+    /// The bytes of the longest text that a content is compared with: contents must be longer.
     longest: usize,
+    /// Texts with which no content may begin.
     beginnings: Vec<String>,
+    /// Texts with which no content may end.
     endings: Vec<String>,
+    /// Texts that no content may contain.
     parts: Vec<String>,
-    /// Finds any of those.
+    /// Finds any of `parts`.
     finder: Option<AhoCorasick>,
-    /// What is stripped off a content's ends.
+    /// Characters that the template strips off contents.
     stripped: Vec<char>,
     strips_space: bool,
 }
 
 impl TemplateAnalysis {
-    /// The terms of a template, unless it may look into contents.
+    /// The conditions of a template; `None` if its output may depend on contents otherwise.
     pub(super) fn of(source: &str, syntax: SyntaxConfig) -> Option<Self> {
         let template = parse(source, "", syntax).ok()?;
-        let mut terms = taint::follow(&template)?;
-        if !terms.parts.is_empty() {
-            terms.finder = Some(AhoCorasick::new(&terms.parts).ok()?);
+        let mut analysis = taint::analyse(&template)?;
+        if !analysis.parts.is_empty() {
+            analysis.finder = Some(AhoCorasick::new(&analysis.parts).ok()?);
         }
-        (0..MOST_CONTENTS).all(|number| terms.allow(&terms.stand_in(number))).then_some(terms)
+        let is_allowed = |number| analysis.allow(&analysis.placeholder(number));
+        (0..MAX_CONTENTS).all(is_allowed).then_some(analysis)
     }
 
-    /// Whether a content is one of those that are treated alike.
+    /// Whether a content satisfies all conditions.
     pub(super) fn allow(&self, content: &str) -> bool {
         let is_stripped = |c: char| {
             self.stripped.contains(&c) || self.strips_space && (c.is_whitespace() || c.is_control())
@@ -56,28 +62,36 @@ impl TemplateAnalysis {
             && !self.finder.as_ref().is_some_and(|finder| finder.is_match(content))
     }
 
-    /// A content that is allowed by all terms, and found again by [`next_stand_in`].
-    pub(super) fn stand_in(&self, number: usize) -> String {
+    /// A content that satisfies all conditions and that [`next_placeholder`] finds again.
+    pub(super) fn placeholder(&self, number: usize) -> String {
         let mut text: String = std::iter::repeat_n(PRIVATE, self.longest / 3 + 1).collect();
         text.extend(char::from_u32(FIRST_NUMBER + number as u32));
         text
     }
 }
 
-/// The text before the first stand-in of `text`, its number, and the text after it.
-pub(super) fn next_stand_in(text: &str) -> Option<(&str, usize, &str)> {
+/// A placeholder in a text.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Placeholder<'a> {
+    pub(super) before: &'a str,
+    pub(super) number: usize,
+    pub(super) after: &'a str,
+}
+
+/// The first placeholder of `text`.
+pub(super) fn next_placeholder(text: &str) -> Option<Placeholder<'_>> {
     let start = text.find(PRIVATE)?;
     let rest = text[start..].trim_start_matches(PRIVATE);
     let last = rest.chars().next()?;
     let number = u32::from(last).checked_sub(FIRST_NUMBER)? as usize;
-    Some((&text[..start], number, &rest[last.len_utf8()..]))
+    Some(Placeholder { before: &text[..start], number, after: &rest[last.len_utf8()..] })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn terms(source: &str) -> Option<TemplateAnalysis> {
+    fn analysis(source: &str) -> Option<TemplateAnalysis> {
         TemplateAnalysis::of(source, super::super::syntax())
     }
 
@@ -87,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_of_contents_becomes_their_terms() {
-        for (body, allowed, refused) in [
+    fn tests_of_contents_become_conditions() {
+        for (body, allowed, forbidden) in [
             ("{{ m.role + ': ' + c + '\n' }}", "any", ""),
             ("{{ m['content'] ~ 1 }}{{ m.get('content') }}", "any", ""),
             ("{% if c.startswith('<a>') and not c.endswith('</a>') %}A{% endif %}", "<a", "<a>b"),
@@ -130,14 +144,14 @@ mod tests {
             ("{{ (messages | selectattr('role', 'equalto', 'user') | list)[0].content }}", "a", ""),
         ] {
             let source = looped(body);
-            let terms = terms(&source).unwrap_or_else(|| panic!("no terms: {body}"));
-            assert!(terms.allow(allowed), "{body}: {allowed:?}");
-            assert!(!terms.allow(refused), "{body}: {refused:?}");
+            let analysis = analysis(&source).unwrap_or_else(|| panic!("no analysis: {body}"));
+            assert!(analysis.allow(allowed), "{body}: {allowed:?}");
+            assert!(!analysis.allow(forbidden), "{body}: {forbidden:?}");
         }
     }
 
     #[test]
-    fn a_template_that_may_look_into_contents_has_no_terms() {
+    fn a_template_that_may_depend_on_contents_has_no_analysis() {
         for body in [
             "{{ c | length }}",
             "{{ c[0] }}",
@@ -189,23 +203,24 @@ mod tests {
             "{{ m[m.role] }}",
             "{% if '\\uf8ff' in c %}A{% endif %}",
         ] {
-            assert!(terms(&looped(body)).is_none(), "{body}");
+            assert!(analysis(&looped(body)).is_none(), "{body}");
         }
     }
 
     #[test]
-    fn the_time_may_be_asked_for_by_name_alone() {
-        assert!(terms("{% if strftime_now is defined %}A{% endif %}").is_some());
+    fn a_template_may_test_whether_the_time_is_defined() {
+        assert!(analysis("{% if strftime_now is defined %}A{% endif %}").is_some());
     }
 
     #[test]
-    fn stand_ins_are_found_again() {
-        let terms = TemplateAnalysis { longest: 10, ..TemplateAnalysis::default() };
-        let text = format!("a{}{}b", terms.stand_in(7), terms.stand_in(4095));
-        let (before, number, after) = next_stand_in(&text).unwrap();
-        assert_eq!((before, number), ("a", 7));
-        assert_eq!(next_stand_in(after), Some(("", 4095, "b")));
-        assert_eq!(next_stand_in("\u{f8ff}a"), None);
-        assert_eq!(next_stand_in("\u{f8ff}"), None);
+    fn placeholders_are_found_again() {
+        let analysis = TemplateAnalysis { longest: 10, ..TemplateAnalysis::default() };
+        let text = format!("a{}{}b", analysis.placeholder(7), analysis.placeholder(4095));
+        let first = next_placeholder(&text).unwrap();
+        assert_eq!((first.before, first.number), ("a", 7));
+        let second = Placeholder { before: "", number: 4095, after: "b" };
+        assert_eq!(next_placeholder(first.after), Some(second));
+        assert_eq!(next_placeholder("\u{f8ff}a"), None);
+        assert_eq!(next_placeholder("\u{f8ff}"), None);
     }
 }

@@ -1,4 +1,5 @@
-//! Claims about chains, checked on random tokens against a naive second writing of the definition.
+//! Properties of chains, checked on random tokens against a naive implementation of the definition.
+
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
@@ -18,7 +19,7 @@ fn chain(block_size: usize, tokens: &[u32]) -> Vec<BlockHash> {
     out
 }
 
-/// The definition with no shared code but the two primitives: bytes by hand, prefix by prefix.
+/// The definition without shared code but the two primitives: bytes by hand, prefix by prefix.
 fn naive(block_size: usize, tokens: &[u32]) -> Vec<BlockHash> {
     let secret = HashKey::DEFAULT.hashing_secret(b"tokens");
     let mut out = Vec::new();
@@ -52,7 +53,8 @@ proptest! {
         let shared = shared.min(tokens.len());
         let other = [&tokens[..shared], &other[..]].concat();
         let same_tokens = tokens.iter().zip(&other).take_while(|(a, b)| a == b).count();
-        let (left, right) = (chain(block_size, &tokens), chain(block_size, &other));
+        let left = chain(block_size, &tokens);
+        let right = chain(block_size, &other);
         for (i, (a, b)) in left.iter().zip(&right).enumerate() {
             prop_assert_eq!(a == b, (i + 1) * block_size <= same_tokens, "block {}", i);
         }
@@ -67,7 +69,9 @@ proptest! {
         prop_assert_eq!(whole.len(), tokens.len() / block_size);
         let mut grown = chain(block_size, &tokens[..cut]);
         prop_assert_eq!(&whole[..grown.len()], &grown[..]);
-        hasher(block_size).extend_chain(&tokens, root(), &mut grown);
+        let last = grown.last().copied().unwrap_or_else(root);
+        let rest = &tokens[grown.len() * block_size..];
+        hasher(block_size).hash_tokens(rest, last, &mut grown);
         prop_assert_eq!(whole, grown);
     }
 
@@ -98,7 +102,9 @@ proptest! {
         let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
         cuts.extend([0, text.len()]);
         cuts.sort_unstable();
-        let (mut whole, mut pieces, mut chain) = (Vec::new(), Vec::new(), hasher.begin(root()));
+        let mut whole = Vec::new();
+        let mut pieces = Vec::new();
+        let mut chain = hasher.begin(root());
         hasher.hash_text(&text, root(), &mut whole);
         cuts.windows(2).for_each(|cut| chain.push(&text[cut[0]..cut[1]], &mut pieces));
         prop_assert_eq!((pieces, chain.bytes()), (whole, text.len()));
@@ -110,7 +116,8 @@ proptest! {
         let shared = shared.min(text.len());
         let mut other = text[..shared].to_vec();
         other.extend(text[shared..].iter().map(|byte| byte ^ 4));
-        let (mut left, mut right) = (Vec::new(), Vec::new());
+        let mut left = Vec::new();
+        let mut right = Vec::new();
         hasher.hash_text(&text, root(), &mut left);
         hasher.hash_text(&other, root(), &mut right);
         prop_assert_eq!(left.len(), text.len() / chunk);
@@ -145,7 +152,7 @@ fn a_text_and_the_tokens_with_the_same_bytes_differ() {
 }
 
 #[test]
-fn a_caller_with_room_pays_no_allocation() {
+fn hashing_into_a_large_enough_buffer_does_not_allocate() {
     let tokens: Vec<u32> = (0..512).collect();
     let mut out = Vec::with_capacity(32);
     let before = out.as_ptr();

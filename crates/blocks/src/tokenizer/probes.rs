@@ -1,4 +1,4 @@
-//! Texts on which the two libraries must agree before the fast one is trusted with a tokenizer.
+//! Probe texts: the two libraries must agree on them before the fast one is used for a tokenizer.
 
 const PROBES: &[&str] = &[
     "",
@@ -15,8 +15,19 @@ const PROBES: &[&str] = &[
     "ABCDefgHIJklm camelCaseWord snake_case_word SCREAMING kebab-case 0x1F 1e-9",
 ];
 
-/// The probes, alone and around each of the first added tokens.
-pub(super) fn texts(added: &[&str]) -> Vec<String> {
+/// Whether the fast library returns the ids of the released one on all probe texts.
+pub(super) fn agree(fast: &fastokens::Tokenizer, released: &tokenizers::Tokenizer) -> bool {
+    let added: Vec<_> =
+        fast.added_token_configs().iter().map(|token| token.content.as_str()).collect();
+    texts(&added).iter().all(|text| {
+        let expected = released.encode_fast(text.as_str(), false);
+        let whole = fast.encode(text);
+        matches!((expected, whole), (Ok(expected), Ok(ids)) if expected.get_ids() == ids)
+    })
+}
+
+/// The probes alone, and around each of the first added tokens.
+fn texts(added: &[&str]) -> Vec<String> {
     let mut texts: Vec<String> = PROBES.iter().map(|&text| text.to_owned()).collect();
     texts.push(PROBES.concat());
     for (token, probe) in added.iter().take(64).zip(PROBES.iter().cycle()) {

@@ -1,27 +1,30 @@
-//! Where a text may be cut so that its parts' tokens are the whole's tokens.
+//! Split points: where a text may be split so that the tokens of its parts are the tokens of the
+//! whole.
 //!
-//! Two kinds of cut are proven, and only these are used:
+//! Two kinds of split point are proven, and only these are used:
 //!
-//! - **After an added token.** Hugging Face takes added tokens out first, from left to right, and
-//!   works on what is between them piece by piece. So the tokens on one side never depend on the
-//!   other, if (1) no part of the pipeline knows its place in the text, and (2) whether an added
-//!   token matches does not depend on what follows it: none holds another except at its end, none
-//!   strips spaces around it or asks for a word's edge, and all are matched on the same text, either
-//!   before normalization or without any.
-//! - **Between a letter and a space or line feed**, for the splitting rules listed here. In all of
-//!   them a piece with a letter in it ends before white space, none looks back, and only runs of white
-//!   space look ahead. Normalization is no obstacle: neither a space nor a line feed ever composes
-//!   with what is before it. Such a cut is known only together with the white space after it, and
-//!   no added token may hold white space, lest one lies across the cut.
+//! - **Hard: after an added token.** Hugging Face extracts added tokens first, from left to right,
+//!   and processes the text between them piece by piece. So the tokens on one side never depend on
+//!   the other, if (1) no part of the pipeline depends on its position in the text, and (2) whether
+//!   an added token matches does not depend on the text after it: none contains another except at
+//!   its end, none strips spaces around it or requires a word boundary, and all are matched on the
+//!   same text, either before normalization or without any.
+//! - **Soft: between a letter and a space or line feed**, for the splitting rules listed here. In
+//!   all of them a piece with a letter in it ends before white space, no rule looks back, and only
+//!   runs of white space look ahead. Normalization does not interfere: neither a space nor a line
+//!   feed ever composes with the character before it. Such a split point is known only together
+//!   with the white space after it, and no added token may contain white space, so that none
+//!   crosses it.
 //!
-//! A tokenizer for which this does not hold has no cuts, and nothing is remembered for it.
+//! A tokenizer for which this does not hold has no split points, and its texts are not cached.
+
 use std::collections::HashSet;
 
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 use serde_json::Value;
 
-/// The rules for which the cut before white space is proven: Qwen 2 and 3; Llama 3 and cl100k;
-/// GPT-2, which is also what `ByteLevel` does by itself.
+/// The rules for which soft split points are proven: Qwen 2 and 3; Llama 3 and cl100k; GPT-2, which
+/// is also the built-in rule of `ByteLevel`.
 const KNOWN_SPLITS: [&str; 3] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -39,7 +42,7 @@ pub(crate) struct AddedToken {
     pub(crate) id: u32,
 }
 
-/// Finds the cuts of one tokenizer.
+/// Finds the split points of one tokenizer.
 pub(crate) struct SplitPoints {
     added: Option<AhoCorasick>,
     ids: Vec<u32>,
@@ -48,7 +51,7 @@ pub(crate) struct SplitPoints {
 }
 
 impl SplitPoints {
-    /// The cuts that are proven for this `tokenizer.json`, if any are.
+    /// The split points of a `tokenizer.json`, if any are proven.
     pub(crate) fn of(json: &Value) -> Option<Self> {
         let model = &json["model"];
         let fixed = model["type"] == "BPE" && model["dropout"].is_null();
@@ -94,7 +97,7 @@ impl SplitPoints {
     /// The end of the first added token that starts before `limit` and ends at `from` or later.
     ///
     /// All that start before `limit`, up to and with that one, are appended to `passed`.
-    pub(crate) fn hard_cut(
+    pub(crate) fn hard_split(
         &self,
         text: &str,
         from: usize,
@@ -113,36 +116,37 @@ impl SplitPoints {
         None
     }
 
-    /// The first cut before white space at or after `from`.
-    pub(crate) fn soft_cut(&self, text: &str, from: usize) -> Option<usize> {
-        (from.max(1)..text.len()).find(|&cut| self.cuts_before_space(text, cut))
+    /// The first soft split point at or after `from`.
+    pub(crate) fn soft_split(&self, text: &str, from: usize) -> Option<usize> {
+        (from.max(1)..text.len()).find(|&at| self.is_soft(text, at))
     }
 
-    /// The last cut of either kind; 0 if there is none.
+    /// The last split point of either kind; 0 if there is none.
     pub(crate) fn last(&self, text: &str) -> usize {
         let mut hard = 0;
         while let Some(added) = self.next_added(text, hard) {
             hard = added.end;
         }
-        let soft = (hard + 1..text.len()).rev().find(|&cut| self.cuts_before_space(text, cut));
+        let soft = (hard + 1..text.len()).rev().find(|&at| self.is_soft(text, at));
         soft.unwrap_or(hard)
     }
 
-    fn cuts_before_space(&self, text: &str, cut: usize) -> bool {
+    fn is_soft(&self, text: &str, at: usize) -> bool {
         self.before_space
-            && matches!(text.as_bytes()[cut], b' ' | b'\n')
-            && text[..cut].chars().next_back().is_some_and(is_plain_letter)
+            && matches!(text.as_bytes()[at], b' ' | b'\n')
+            && text[..at].chars().next_back().is_some_and(is_plain_letter)
     }
 }
 
-/// Letters in every version of Unicode, each its own composed form: some of `\p{L}` is enough.
+/// Letters in every version of Unicode that are their own composed form; a subset of `\p{L}`
+/// suffices.
 fn is_plain_letter(c: char) -> bool {
     c.is_ascii_alphabetic()
         || matches!(c, '\u{4e00}'..='\u{9fa5}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}')
         || matches!(c, '\u{ac00}'..='\u{d7a3}' | '\u{410}'..='\u{44f}')
 }
 
-/// Splitters that treat every piece alike, wherever it stands.
+/// Whether a splitter treats a piece alike at every position.
 fn splitter_is_local(splitter: &Value) -> bool {
     match splitter["type"].as_str() {
         Some("Sequence") => splitter["pretokenizers"]
@@ -170,7 +174,7 @@ fn split_is_known(splitter: &Value) -> bool {
         && bytes["use_regex"] == false
 }
 
-/// Whether no text occurs twice, or inside another anywhere but at its end.
+/// Whether no text occurs twice, or inside another except at its end.
 fn each_stands_alone(texts: &[&str]) -> Option<bool> {
     let distinct: HashSet<_> = texts.iter().collect();
     let finder = AhoCorasick::builder().match_kind(MatchKind::Standard).build(texts).ok()?;
@@ -197,29 +201,29 @@ mod tests {
     }
 
     #[test]
-    fn cuts_come_after_added_tokens_and_before_white_space_after_letters() {
-        let cuts = SplitPoints::of(&tokenizer(&["<a>", "<bb>"])).unwrap();
-        let (a, b) =
-            (AddedToken { start: 0, end: 3, id: 0 }, AddedToken { start: 5, end: 9, id: 1 });
+    fn split_points_are_after_added_tokens_and_before_white_space_after_letters() {
+        let points = SplitPoints::of(&tokenizer(&["<a>", "<bb>"])).unwrap();
+        let a = AddedToken { start: 0, end: 3, id: 0 };
+        let b = AddedToken { start: 5, end: 9, id: 1 };
         let mut passed = Vec::new();
-        assert_eq!(cuts.hard_cut("<a>..<bb>z", 4, 6, &mut passed), Some(9));
+        assert_eq!(points.hard_split("<a>..<bb>z", 4, 6, &mut passed), Some(9));
         assert_eq!(passed, [a, b]);
         passed.clear();
-        assert_eq!(cuts.hard_cut("<a>..<bb>z", 4, 5, &mut passed), None);
+        assert_eq!(points.hard_split("<a>..<bb>z", 4, 5, &mut passed), None);
         assert_eq!(passed, [a]);
-        assert_eq!(cuts.soft_cut("1 . a b", 0), Some(5));
-        assert_eq!(cuts.soft_cut("ab  c", 3), None);
-        assert_eq!(cuts.last("a b<a>c d e"), 9);
-        assert_eq!(cuts.last("<a>1 2"), 3);
-        assert_eq!(cuts.last("文\n"), 3);
+        assert_eq!(points.soft_split("1 . a b", 0), Some(5));
+        assert_eq!(points.soft_split("ab  c", 3), None);
+        assert_eq!(points.last("a b<a>c d e"), 9);
+        assert_eq!(points.last("<a>1 2"), 3);
+        assert_eq!(points.last("文\n"), 3);
     }
 
     #[test]
-    fn a_tokenizer_outside_the_proof_has_no_cuts() {
+    fn a_tokenizer_outside_the_proof_has_no_split_points() {
         assert!(SplitPoints::of(&tokenizer(&["<a>", "<a><b>"])).is_none(), "one begins another");
-        assert!(SplitPoints::of(&tokenizer(&["<a>", "x<a>y"])).is_none(), "one holds another");
+        assert!(SplitPoints::of(&tokenizer(&["<a>", "x<a>y"])).is_none(), "one contains another");
         assert!(SplitPoints::of(&tokenizer(&["<a>", "x<a>"])).is_some(), "one ends another");
-        assert!(SplitPoints::of(&tokenizer(&["<a>", "<a>"])).is_none(), "twice the same");
+        assert!(SplitPoints::of(&tokenizer(&["<a>", "<a>"])).is_none(), "one occurs twice");
         for (pointer, value) in [
             ("/added_tokens/0/lstrip", json!(true)),
             ("/added_tokens/0/single_word", json!(true)),
@@ -235,6 +239,6 @@ mod tests {
             assert!(SplitPoints::of(&json).is_none(), "{pointer}");
         }
         let spaced = SplitPoints::of(&tokenizer(&["<a b>"])).unwrap();
-        assert_eq!(spaced.soft_cut("a b", 0), None, "an added token might lie across");
+        assert_eq!(spaced.soft_split("a b", 0), None, "an added token might cross it");
     }
 }

@@ -1,16 +1,18 @@
-//! Tokenization memory: a conversation's next turn costs its new text.
+//! Token cache: the next turn of a conversation costs only the tokenization of its new text.
 //!
-//! A text is cut into pieces of some kilobytes where cutting is proven harmless ([`SplitPoints`]), each cut
-//! depending only on the text before it and one character after. A piece's token ids depend on
-//! nothing but the piece, so they are remembered with it: a grown prompt repeats the pieces of the
-//! shorter one, and so does any other prompt with the same beginning, or the same document.
+//! A text is split into pieces of some kilobytes where splitting is proven harmless
+//! ([`SplitPoints`]); each split depends only on the text before it and one character after. The
+//! token ids of a piece depend only on the piece, so they are cached with it: a longer prompt
+//! repeats the pieces of the shorter one, and so does any other prompt with the same beginning, or
+//! the same document.
 //!
-//! A piece is found by its length and a keyed hash of its two ends, and its text is compared in full:
-//! no collision can give wrong ids, it can only hide a piece. Looking for the cuts takes longer than
-//! all of that, so the length that followed a beginning last time is tried first.
+//! A piece is found by its length and a keyed hash of its two ends, and its text is compared in
+//! full: a collision cannot give wrong ids, it can only hide a piece. Finding the split points
+//! takes longer than all of that, so the length that followed a beginning last time is tried first.
 //!
-//! Memory is bounded in bytes; the least recently used pieces go first. While hardly any is used before it goes, new ones are
-//! kept only at second sight.
+//! The cache is bounded in bytes and evicts the least recently used piece. While hardly any piece
+//! is used before its eviction, new ones are admitted only when they are seen a second time.
+
 mod shard;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,37 +25,37 @@ use crate::key::HashKey;
 
 /// A piece ends after the first added token from here on…
 const PIECE_MIN: usize = 1024;
-/// …or else at the first proven cut from here on.
+/// …or else at the first proven split point from here on.
 const PIECE_MAX: usize = 16 * 1024;
-/// Independent parts, so that threads seldom wait for each other.
+/// Independent shards, so that threads seldom wait for each other.
 const SHARDS: usize = 16;
-/// How much of either end is hashed.
+/// The bytes of either end that are hashed.
 const END_BYTES: usize = 256;
 
-/// Remembers the token ids of texts one tokenizer has seen.
+/// Caches the token ids of texts for one tokenizer.
 pub struct TokenCache {
     tokenizer: Arc<Tokenizer>,
     secret: [u8; 192],
     shards: [Mutex<TokenCacheShard>; SHARDS],
 }
 
-/// What a [`TokenCache`] holds and did.
+/// Counters and sizes of a [`TokenCache`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TokenCacheStats {
     /// Pieces found.
     pub hits: u64,
     /// Pieces that had to be tokenized.
     pub misses: u64,
-    /// Pieces dropped to stay within the capacity.
+    /// Pieces evicted to stay within the capacity.
     pub evictions: u64,
-    /// Pieces held.
+    /// Cached pieces.
     pub pieces: usize,
-    /// Bytes they take.
+    /// Bytes of the cached pieces.
     pub bytes: usize,
 }
 
 impl TokenCache {
-    /// A memory of at most about `capacity_bytes`.
+    /// A cache of at most about `capacity_bytes`.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, key: &HashKey, capacity_bytes: usize) -> Self {
         let shard = |_| Mutex::new(TokenCacheShard::new(capacity_bytes / SHARDS));
@@ -70,7 +72,7 @@ impl TokenCache {
         &self.tokenizer
     }
 
-    /// Appends the ids of `text` to `out`: the very ids of [`Tokenizer::encode`].
+    /// Appends the ids of `text` to `out`: the same ids as [`Tokenizer::encode`].
     ///
     /// # Errors
     /// If the tokenizer has no token for some of the text.
@@ -80,19 +82,19 @@ impl TokenCache {
         framing: Framing,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        // Mostly a token has more bytes than three: this is where all ids go, in one allocation.
+        // A token mostly has more than three bytes: one allocation for all ids.
         out.reserve(text.len() / 3);
         self.tokenizer.framed(framing, out, |out| {
-            let Some(cuts) = &self.tokenizer.cuts else {
+            let Some(points) = &self.tokenizer.split_points else {
                 return self.tokenizer.encode_bare(text, out);
             };
             let mut rest = text;
             let mut added = Vec::new();
             while rest.len() >= PIECE_MIN {
                 let head = self.hash(&rest.as_bytes()[..END_BYTES]);
-                let end = match self.recall(head, rest.as_bytes(), out) {
+                let end = match self.get(head, rest.as_bytes(), out) {
                     Some(end) => end,
-                    None => match Piece::first(cuts, rest, &mut added) {
+                    None => match Piece::first(points, rest, &mut added) {
                         Some(piece) => self.encode_piece(head, piece, &added, out)?,
                         None => return self.tokenizer.encode_around(rest, &added, out),
                     },
@@ -119,14 +121,14 @@ impl TokenCache {
     }
 
     /// The piece that followed this head last time, if `text` begins with it; returns its end.
-    fn recall(&self, head: u64, text: &[u8], out: &mut Vec<u32>) -> Option<usize> {
+    fn get(&self, head: u64, text: &[u8], out: &mut Vec<u32>) -> Option<usize> {
         let mut shard = self.shard(head);
         let length = shard.hint(head).filter(|length| (PIECE_MIN..=text.len()).contains(length))?;
         let text = &text[..length];
-        shard.recall(self.key(head, text), text, out)
+        shard.get(self.key(head, text), text, out)
     }
 
-    /// A piece whose cut had to be looked for; returns its end.
+    /// Encodes a piece whose end had to be searched; returns that end.
     fn encode_piece(
         &self,
         head: u64,
@@ -136,13 +138,13 @@ impl TokenCache {
     ) -> Result<usize, TokenizerError> {
         let text = piece.text.as_bytes();
         let key = self.key(head, text);
-        if let Some(end) = self.shard(head).recall(key, text, out) {
+        if let Some(end) = self.shard(head).get(key, text, out) {
             return Ok(end);
         }
-        // Not under the lock: tokenizing takes longer than everything else here.
+        // Without the lock: tokenizing takes longer than everything else here.
         let start = out.len();
         self.tokenizer.encode_around(&piece.text[..piece.end], added, out)?;
-        self.shard(head).remember(key, text, piece.end, &out[start..]);
+        self.shard(head).insert(key, text, piece.end, &out[start..]);
         Ok(piece.end)
     }
 
@@ -161,7 +163,7 @@ impl TokenCache {
     }
 }
 
-/// What a piece is looked up by.
+/// The key of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct TokenCacheKey {
     head: u64,
@@ -171,38 +173,39 @@ struct TokenCacheKey {
 
 impl std::fmt::Debug for TokenCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TokenMemory").field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("TokenCache").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
 #[derive(Clone, Copy)]
 struct Piece<'a> {
-    /// Its text, with the white space after it that makes a soft cut known.
+    /// Its text, with the white space after it that determines a soft split point.
     text: &'a str,
     end: usize,
 }
 
 impl<'a> Piece<'a> {
-    /// The first piece of `text`, and the added tokens in it; all of them if its end is not in sight.
-    fn first(cuts: &SplitPoints, text: &'a str, added: &mut Vec<AddedToken>) -> Option<Self> {
+    /// The first piece of `text`. `added` receives the added tokens in it, or all of `text` if
+    /// there is no further split point.
+    fn first(points: &SplitPoints, text: &'a str, added: &mut Vec<AddedToken>) -> Option<Self> {
         added.clear();
-        if let Some(end) = cuts.hard_cut(text, PIECE_MIN, PIECE_MAX, added) {
+        if let Some(end) = points.hard_split(text, PIECE_MIN, PIECE_MAX, added) {
             return Some(Self { text: &text[..end], end });
         }
         if text.len() <= PIECE_MAX {
             return None;
         }
-        if let Some(end) = cuts.soft_cut(text, PIECE_MAX) {
-            // Added tokens from the limit to the cut were not looked for yet.
+        if let Some(end) = points.soft_split(text, PIECE_MAX) {
+            // Added tokens between the limit and the split point were not searched yet.
             let mut at = added.last().map_or(0, |last| last.end);
-            while let Some(next) = cuts.next_added(&text[..end], at) {
+            while let Some(next) = points.next_added(&text[..end], at) {
                 at = next.end;
                 added.push(next);
             }
             return Some(Self { text: &text[..=end], end });
         }
         added.clear();
-        let end = cuts.hard_cut(text, PIECE_MIN, text.len(), added)?;
+        let end = points.hard_split(text, PIECE_MIN, text.len(), added)?;
         Some(Self { text: &text[..end], end })
     }
 }

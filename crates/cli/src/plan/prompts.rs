@@ -127,7 +127,6 @@ impl Prompts {
             chain: &chain,
             prompt_tokens: turn.prompt_tokens,
             output_tokens: turn.output_tokens,
-            deadline: None,
             identity: None,
         };
         self.queue.push(&job).map_err(|error| error.to_string())?;

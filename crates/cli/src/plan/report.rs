@@ -72,11 +72,11 @@ pub(super) fn biggest(
     let ids = groups.biggest(LISTED).into_iter();
     ids.map(|id| {
         let group = &groups.all()[id.index()];
-        let first = forest.order()[group.places.start].index();
+        let first = forest.order()[group.positions.start].index();
         let text = prompts.text(first);
         SharedPrefix {
             tokens: group.blocks * block,
-            requests: group.places.len(),
+            requests: group.positions.len(),
             saved_tokens: group.saved_blocks(groups.blocks_above(group)) * block as u64,
             line: prompts.line(first),
             begins: text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(48).collect(),
@@ -86,11 +86,11 @@ pub(super) fn biggest(
 }
 
 pub(super) fn drawn(groups: &PromptGroups, requests: usize) -> Vec<Drawn> {
-    let wide = groups.all().iter().filter(|group| group.places.len() * 1_500 >= requests);
+    let wide = groups.all().iter().filter(|group| group.positions.len() * 1_500 >= requests);
     wide.take(DRAWN)
         .map(|group| Drawn {
-            from: group.places.start,
-            requests: group.places.len(),
+            from: group.positions.start,
+            requests: group.positions.len(),
             top: groups.blocks_above(group),
             bottom: group.blocks,
         })

@@ -187,7 +187,7 @@ impl OrderedBatches {
             }
         };
         let outcome = if sequence < self.next {
-            Applied::Before
+            Applied::Duplicate
         } else if sequence > self.next {
             let room = self.early.len() < FeedRules::default().early_most;
             if room {

@@ -113,7 +113,7 @@ impl World {
 
     /// Blocks that the index has and the engine has not; unknown while some wait for their prefix.
     pub(crate) fn phantoms(&self) -> Option<usize> {
-        let items = self.index.inventory(self.pod.id()).unwrap()?;
+        let items = self.index.export(self.pod.id()).unwrap()?;
         let is_held = |item: &&ExportedBlock| item.copies != [0; 4];
         let is_phantom = |item: &&ExportedBlock| !self.engine.holds(item.engine);
         Some(items.iter().filter(is_held).filter(is_phantom).count())

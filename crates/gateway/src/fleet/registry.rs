@@ -125,7 +125,7 @@ impl PodRegistry {
         let capacity = Capacity::for_pods(room).unwrap_or_default();
         let mut limits = IndexLimits { capacity, ..IndexLimits::default() };
         if !settings.models.iter().any(|model| model.tokenizer.is_some()) {
-            limits.expected_per_pod = SPECULATIVE_TEXT_BLOCKS;
+            limits.speculative_per_pod = SPECULATIVE_TEXT_BLOCKS;
         }
         let index = Index::new(limits, seed);
         let events = Arc::new(EventPods::new(index.clone(), settings.event_rules));

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
-use wornpath_blocks::pause_with;
+use wornpath_blocks::set_yield_hook;
 
 /// How nice such threads are: where every core is wanted, they get at most a third of what others do.
 #[cfg(target_os = "linux")]
@@ -75,7 +75,7 @@ impl LowPriorityPool {
 
 /// Makes this thread a nice one that yields. Elsewhere than on Linux the whole process would be nice.
 fn give_way() {
-    pause_with(|| {
+    set_yield_hook(|| {
         step();
         std::thread::yield_now();
     });

@@ -11,13 +11,7 @@ fn scheduler(chains: &[[u64; 2]], pods: usize) -> Scheduler {
     let mut queue = Queue::new(NonZeroUsize::new(4).unwrap());
     for chain in chains {
         let chain = chain.map(BlockHash);
-        let job = Job {
-            chain: &chain,
-            prompt_tokens: 9,
-            output_tokens: 4,
-            deadline: None,
-            identity: None,
-        };
+        let job = Job { chain: &chain, prompt_tokens: 9, output_tokens: 4, identity: None };
         queue.push(&job).unwrap();
     }
     let plan = Plan::new(&queue, &Speeds::equal(pods).unwrap(), &PlannerRates::flat(1.0, 1.0));

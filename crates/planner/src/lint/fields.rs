@@ -1,8 +1,6 @@
-//! Things in a text that vary from prompt to prompt: how they look, and the text without them.
+//! Fields that vary from prompt to prompt: how to recognize them, and the text without them.
 
-use super::keys;
-
-/// What varies.
+/// A kind of field that varies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FieldKind {
     /// A date or a time.
@@ -16,10 +14,10 @@ pub enum FieldKind {
 }
 
 impl FieldKind {
-    /// All kinds, the most telling first.
+    /// All kinds, the most specific first.
     pub(super) const ALL: [Self; 4] = [Self::Time, Self::Identifier, Self::Number, Self::KeyOrder];
 
-    /// How a person calls it.
+    /// The name for reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,9 +37,10 @@ impl FieldKind {
         }
     }
 
-    pub(super) fn taken_out_of(self, text: &str) -> String {
+    /// The text without fields of this kind.
+    pub(super) fn remove_from(self, text: &str) -> String {
         if self == Self::KeyOrder {
-            return keys::in_one_order(text);
+            return sort_keys(text);
         }
         let mut rest = String::with_capacity(text.len());
         for word in text.split_inclusive(|letter: char| !is_word_letter(letter)) {
@@ -77,4 +76,57 @@ fn is_word_letter(letter: char) -> bool {
 
 fn is_uuid(word: &str) -> bool {
     word.len() == 36 && word.split('-').map(str::len).eq([8, 4, 4, 4, 12])
+}
+
+/// The text with the members of its first JSON object sorted, without parsing their values;
+/// unchanged if it contains no object.
+fn sort_keys(text: &str) -> String {
+    let Some(start) = text.find('{') else { return text.to_owned() };
+    let Some(mut object) = JsonObject::at_start(&text[start..]) else { return text.to_owned() };
+    object.members.sort_unstable();
+    let rest = &text[start + object.end..];
+    format!("{}{{{}}}{rest}", &text[..start], object.members.join(","))
+}
+
+struct JsonObject<'a> {
+    /// The trimmed members, each a key with its value.
+    members: Vec<&'a str>,
+    /// The first byte after the object.
+    end: usize,
+}
+
+impl<'a> JsonObject<'a> {
+    /// The object at the start of `text`.
+    fn at_start(text: &'a str) -> Option<Self> {
+        let mut members = Vec::new();
+        let mut depth = 0_usize;
+        let mut start = 1;
+        let mut quoted = false;
+        let mut escaped = false;
+        for (at, byte) in text.bytes().enumerate() {
+            if quoted {
+                quoted = escaped || byte != b'"';
+                escaped = !escaped && byte == b'\\';
+                continue;
+            }
+            match byte {
+                b'"' => quoted = true,
+                b'{' | b'[' => depth += 1,
+                b',' if depth == 1 => {
+                    members.push(text[start..at].trim());
+                    start = at + 1;
+                }
+                b'}' | b']' => {
+                    depth -= 1;
+                    if depth == 0 {
+                        members.push(text[start..at].trim());
+                        let is_object = members.iter().all(|member| member.starts_with('"'));
+                        return is_object.then_some(Self { members, end: at + 1 });
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
 }

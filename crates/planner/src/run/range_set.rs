@@ -1,12 +1,12 @@
-//! A set of stops as disjoint ranges of the route: those ahead of a pod, or those it was given.
+//! A set of stops as disjoint ranges of the route: a pod's queued stops, or the stops it was given.
 //!
-//! Ahead, that is one range as long as all goes as planned. Requests that are held back, have failed or come from a
-//! lost pod make more of them, and neighbours grow together again.
+//! The queued stops are one range as long as the run follows the plan. Requests that are held back,
+//! have failed or come from a lost pod split it; neighbouring ranges merge again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges by their starts.
+/// The end of each range, by its start.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct RangeSet(BTreeMap<usize, usize>);
 
@@ -15,8 +15,8 @@ impl RangeSet {
         self.0.is_empty()
     }
 
-    pub(super) fn contains(&self, place: usize) -> bool {
-        self.0.range(..=place).next_back().is_some_and(|(_, end)| place < *end)
+    pub(super) fn contains(&self, position: usize) -> bool {
+        self.0.range(..=position).next_back().is_some_and(|(_, end)| position < *end)
     }
 
     pub(super) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
@@ -27,7 +27,7 @@ impl RangeSet {
         self.0.last_key_value().map(|(start, end)| *start..*end)
     }
 
-    /// Adds stops that are not there yet.
+    /// Adds stops that the set does not contain yet.
     pub(super) fn insert(&mut self, mut range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -43,19 +43,19 @@ impl RangeSet {
         self.0.insert(range.start, range.end);
     }
 
-    /// The closest stops before and after a place, which is not there itself.
-    pub(super) fn around(&self, place: usize) -> (Option<usize>, Option<usize>) {
-        let before = self.0.range(..place).next_back().map(|(_, end)| *end - 1);
-        let after = self.0.range(place..).next().map(|(start, _)| *start);
+    /// The closest stops before and after a position that the set does not contain.
+    pub(super) fn around(&self, position: usize) -> (Option<usize>, Option<usize>) {
+        let before = self.0.range(..position).next_back().map(|(_, end)| *end - 1);
+        let after = self.0.range(position..).next().map(|(start, _)| *start);
         (before, after)
     }
 
-    /// Takes one stop out, if it is there.
-    pub(super) fn take(&mut self, place: usize) {
-        self.cut_off(place, place + 1);
+    /// Removes one stop, if the set contains it.
+    pub(super) fn take(&mut self, position: usize) {
+        self.cut_off(position, position + 1);
     }
 
-    /// Takes the stops from `start` to the end of the last range, which holds it.
+    /// Removes and returns the stops from `start`, which the last range contains, to its end.
     pub(super) fn take_tail(&mut self, start: usize) -> Range<usize> {
         let end = self.last().map_or(start, |range| range.end);
         self.cut_off(start, end);
@@ -85,15 +85,15 @@ mod tests {
 
     #[test]
     fn ranges_split_where_a_stop_goes_and_join_where_it_returns() {
-        let mut ahead = RangeSet::default();
-        ahead.insert(0..4);
-        ahead.insert(6..8);
-        ahead.take(2);
-        assert_eq!(ahead.ranges().collect::<Vec<_>>(), [0..2, 3..4, 6..8]);
-        ahead.insert(2..3);
-        ahead.insert(4..6);
-        assert_eq!((ahead.ranges().count(), ahead.last()), (1, Some(0..8)));
-        assert_eq!(ahead.take_tail(5), 5..8);
-        assert_eq!(ahead.last(), Some(0..5));
+        let mut queued = RangeSet::default();
+        queued.insert(0..4);
+        queued.insert(6..8);
+        queued.take(2);
+        assert_eq!(queued.ranges().collect::<Vec<_>>(), [0..2, 3..4, 6..8]);
+        queued.insert(2..3);
+        queued.insert(4..6);
+        assert_eq!((queued.ranges().count(), queued.last()), (1, Some(0..8)));
+        assert_eq!(queued.take_tail(5), 5..8);
+        assert_eq!(queued.last(), Some(0..5));
     }
 }

@@ -1,63 +1,73 @@
 //! Work stealing: an idle pod takes the far end of the longest queue.
 //!
-//! Predictions of output lengths are wrong, and pods are slower than they say; what evens it out is taking
-//! work while there is some. The far end is what the victim would come to last, and a contiguous piece keeps
-//! its prefixes together. The theft is cut where both would end soonest, counting the prefix that the thief
-//! has to compute again, and does not happen unless it saves more time than it costs.
+//! Predicted output lengths are wrong, and pods are slower than they say; stealing evens that out
+//! while there is work left. The far end is what the victim would reach last, and a contiguous
+//! piece keeps its prefixes together. The cut is placed where both pods would finish soonest,
+//! counting the prefix that the thief computes again; a steal that costs more time than it saves
+//! does not happen.
 
 use super::{RangeSet, RunPod};
 use crate::route::Route;
 use std::ops::Range;
 
-/// How far around the balance a cut is looked for, as a share of what is stolen.
+/// How far around the balanced cut to search, as a share of what is stolen.
 const LEEWAY: f64 = 0.25;
 
-/// Time must be saved so many times over for what is computed twice: other queues need the engines too.
+/// A steal must save this many times the time that it spends on computing a prefix twice: other
+/// queues need the engines too.
 const DUPLICATE_PRICE: f64 = 8.0;
 
-/// Milliseconds until a pod is through with what it has. Requests on it are taken to be half done.
-pub(super) fn time_left(route: &Route, pod: &RunPod) -> f64 {
-    let ahead: f64 = pod.ahead.ranges().map(|range| route.cost_behind(range)).sum();
-    (ahead + pod.cost / 2.0) / pod.speed.unwrap_or(f64::MIN_POSITIVE)
+/// Where a steal cuts the victim's last range, and the milliseconds that it saves.
+struct Steal {
+    cut: usize,
+    saved: f64,
 }
 
-/// Moves work to a pod that has none ahead; says whether there was any worth it.
-pub(super) fn steal(route: &Route, pods: &mut [RunPod], thief: usize, worth: f64) -> bool {
-    let others = (0..pods.len()).filter(|pod| *pod != thief && !pods[*pod].ahead.is_empty());
+/// Milliseconds until a pod has finished its work. Requests on the pod are assumed to be half done.
+pub(super) fn time_left(route: &Route, pod: &RunPod) -> f64 {
+    let queued: f64 = pod.queued.ranges().map(|range| route.cost_behind(range)).sum();
+    (queued + pod.cost / 2.0) / pod.speed.unwrap_or(f64::MIN_POSITIVE)
+}
+
+/// Moves work to a pod that has none queued; `false` if no steal saves `min_gain` milliseconds.
+pub(super) fn steal(route: &Route, pods: &mut [RunPod], thief: usize, min_gain: f64) -> bool {
+    let others = (0..pods.len()).filter(|pod| *pod != thief && !pods[*pod].queued.is_empty());
     let busiest = others
         .map(|pod| (time_left(route, &pods[pod]), pod))
         .max_by(|one, other| one.0.total_cmp(&other.0).then(other.1.cmp(&one.1)));
     let Some((before, victim)) = busiest else { return false };
-    let Some((cut, saved)) = best_cut(route, &pods[victim], &pods[thief], before) else {
+    let Some(steal) = best_steal(route, &pods[victim], &pods[thief], before) else {
         return false;
     };
-    if saved < worth {
+    if steal.saved < min_gain {
         return false;
     }
-    let stolen = pods[victim].ahead.take_tail(cut);
-    pods[thief].ahead.insert(stolen);
-    // It may have been there long ago: what it held of this may be gone.
-    pods[thief].visited = RangeSet::default();
+    let stolen = pods[victim].queued.take_tail(steal.cut);
+    pods[thief].queued.insert(stolen);
+    // The thief may have computed these prefixes long ago: they may be evicted by now.
+    pods[thief].sent = RangeSet::default();
     true
 }
 
-/// Where to cut the last range ahead of the victim.
-fn best_cut(route: &Route, victim: &RunPod, thief: &RunPod, before: f64) -> Option<(usize, f64)> {
-    let range = victim.ahead.last()?;
-    let (fast, slow) = (thief.speed?, victim.speed?);
+/// Where to cut the victim's last queued range; `before` is the victim's time left.
+fn best_steal(route: &Route, victim: &RunPod, thief: &RunPod, before: f64) -> Option<Steal> {
+    let range = victim.queued.last()?;
+    let thief_speed = thief.speed?;
+    let victim_speed = victim.speed?;
     let own = time_left(route, thief);
     let end = |cut: usize| {
-        let left = before - route.cost_behind(cut..range.end) / slow;
-        let stolen = route.cost(cut..range.end) / fast;
+        let left = before - route.cost_behind(cut..range.end) / victim_speed;
+        let stolen = route.cost(cut..range.end) / thief_speed;
         left.max(own + stolen)
     };
-    // Both end together if `before - cost / slow = own + cost / fast`.
-    let share = ((before - own) / (1.0 / slow + 1.0 / fast)).max(0.0);
+    // Both end together if `before - cost / victim_speed = own + cost / thief_speed`.
+    let share = ((before - own) / (1.0 / victim_speed + 1.0 / thief_speed)).max(0.0);
     let whole = route.cost_behind(range.clone());
     let from = |cost: f64| route.stop_at(range.clone(), (whole - cost).max(0.0));
     let window: Range<usize> = from(share * (1.0 + LEEWAY))..from(share * (1.0 - LEEWAY)) + 1;
-    let places = window.start..window.end.min(range.end);
-    let best = places.min_by(|one, other| end(*one).total_cmp(&end(*other)))?;
-    let saved = before - end(best);
-    (saved > DUPLICATE_PRICE * route.prefix_cost(best) / fast).then_some((best, saved))
+    let candidates = window.start..window.end.min(range.end);
+    let cut = candidates.min_by(|one, other| end(*one).total_cmp(&end(*other)))?;
+    let saved = before - end(cut);
+    let price = DUPLICATE_PRICE * route.prefix_cost(cut) / thief_speed;
+    (saved > price).then_some(Steal { cut, saved })
 }

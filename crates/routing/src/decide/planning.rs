@@ -104,7 +104,7 @@ impl<'a> DecisionRun<'a, '_, '_> {
         let holdings = &mut state.scratch.holdings;
         let held = &blocks.chain[..depth.min(blocks.chain.len())];
         let pod = &self.env.fleet[candidate];
-        let Ok(confirmed) = state.index.holdings(pod.id(), held, holdings) else {
+        let Ok(confirmed) = state.index.block_locations(pod.id(), held, holdings) else {
             return CacheHint::default();
         };
         let is_speculative = confirmed < counted && pod.vitals().trust() != EventTrust::Guessed;

@@ -75,7 +75,7 @@ impl<'a> Background<'a> {
 
     /// The next request for a pod, if it may have one.
     pub(super) fn claim(&mut self, pod: usize) -> Option<usize> {
-        let mut room = self.windows[pod].room();
+        let mut room = self.windows[pod].capacity();
         room.requests = room.requests.min(self.courtesy.ceiling(pod));
         let job = self.run.claim(pod, room)?.index();
         self.places[job] = (pod, None);

@@ -1,7 +1,8 @@
-//! Contents on their way through a template.
+//! Taint analysis: follows contents through a template.
 //!
-//! Names are taken as one, wherever they stand and whenever they are set, so what is found holds for every
-//! way through the template.
+//! It is flow-insensitive: a name has one kind in the whole template, wherever it is set, so the
+//! result holds for every path through the template.
+
 use std::collections::HashMap;
 
 use minijinja::Value as Jinja;
@@ -11,36 +12,36 @@ use minijinja::machinery::ast::{
 
 use super::TemplateAnalysis;
 
-/// What contents must not be; none if something may look into them.
-pub(super) fn follow(template: &Stmt<'_>) -> Option<TemplateAnalysis> {
-    let mut flow = Taint::default();
-    flow.names.insert("messages".to_owned(), TaintKind::Messages);
+/// The conditions on contents; `None` if the output may depend on them otherwise.
+pub(super) fn analyse(template: &Stmt<'_>) -> Option<TemplateAnalysis> {
+    let mut taint = Taint::default();
+    taint.names.insert("messages".to_owned(), TaintKind::Messages);
     loop {
-        flow.has_changed = false;
-        flow.statement(template)?;
-        if !flow.has_changed {
-            return Some(flow.terms);
+        taint.has_changed = false;
+        taint.statement(template)?;
+        if !taint.has_changed {
+            return Some(taint.conditions);
         }
     }
 }
 
-/// What a value may be.
+/// What a value may contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum TaintKind {
-    /// The same whatever the contents are.
+    /// Independent of contents.
     Plain,
-    /// That, or a content.
+    /// Plain, or a content.
     Content,
-    /// That, or a text with contents in it.
+    /// Plain, or a text that includes contents.
     Mixed,
-    /// Parts of a content that was split: one, by the terms.
+    /// The parts of a split content: one part, by the conditions.
     Parts,
     Message,
     Messages,
     Namespace,
-    /// What a loop knows of itself, which is also the messages before and after.
+    /// The `loop` object, which also has the previous and the next message.
     Loop,
-    /// One or another of these; good for nothing but to ask whether it is there.
+    /// Any of these; only a test whether it is defined is allowed.
     Anything,
 }
 
@@ -62,14 +63,15 @@ impl TaintKind {
 #[derive(Default)]
 struct Taint {
     names: HashMap<String, TaintKind>,
-    /// Of namespaces, by the attributes' names alone.
+    /// Attributes of namespaces, by name.
     attributes: HashMap<String, TaintKind>,
     macros: Vec<String>,
-    terms: TemplateAnalysis,
+    conditions: TemplateAnalysis,
     has_changed: bool,
 }
 
-/// Every method that meets something not known to be harmless returns none, which ends it all.
+/// Every method returns `None` for a construct that is not known to be harmless, which ends the
+/// analysis.
 impl Taint {
     fn statements(&mut self, all: &[Stmt<'_>]) -> Option<()> {
         all.iter().try_for_each(|statement| self.statement(statement))
@@ -81,7 +83,7 @@ impl Taint {
             Stmt::EmitRaw(_) | Stmt::Continue(_) | Stmt::Break(_) => {}
             Stmt::EmitExpr(emit) => self.text(&emit.expr).map(drop)?,
             Stmt::IfCond(branch) => {
-                let always = self.settled(&branch.expr);
+                let always = self.constant(&branch.expr);
                 self.kind(&branch.expr)?;
                 if always != Some(false) {
                     self.statements(&branch.true_body)?;
@@ -117,7 +119,7 @@ impl Taint {
                     self.macros.push(own.name.to_owned());
                     self.has_changed = true;
                 }
-                // Whatever else has such a name elsewhere, it is called with what is plain.
+                // Other uses of these names do not matter: a macro gets only plain arguments.
                 own.args.iter().try_for_each(|name| self.assign(name, TaintKind::Plain))?;
                 self.statements(&own.body)?;
             }
@@ -127,11 +129,11 @@ impl Taint {
         Some(())
     }
 
-    /// What a condition always is: that a message's content is a text needs no asking.
-    fn settled(&mut self, condition: &Expr<'_>) -> Option<bool> {
+    /// The value of a condition that is constant: the content of a message is always a string.
+    fn constant(&mut self, condition: &Expr<'_>) -> Option<bool> {
         match condition {
             Expr::UnaryOp(not) if matches!(not.op, UnaryOpKind::Not) => {
-                self.settled(&not.expr).map(|is| !is)
+                self.constant(&not.expr).map(|is| !is)
             }
             Expr::Test(test) if test.name == "string" => {
                 let (of, field) = match &test.expr {
@@ -157,16 +159,16 @@ impl Taint {
             }
             _ => return None,
         };
-        self.has_changed |= may_be(known, name, kind);
+        self.has_changed |= add_kind(known, name, kind);
         Some(())
     }
 
-    /// An expression that is printed or joined to others.
+    /// The kind of an expression that is printed or concatenated.
     fn text(&mut self, expression: &Expr<'_>) -> Option<TaintKind> {
         self.kind(expression).filter(|kind| kind.is_text())
     }
 
-    /// An expression that has nothing to do with contents.
+    /// Requires an expression to be independent of contents.
     fn plain(&mut self, expression: &Expr<'_>) -> Option<()> {
         (self.kind(expression)? == TaintKind::Plain).then_some(())
     }
@@ -174,7 +176,7 @@ impl Taint {
     fn kind(&mut self, expression: &Expr<'_>) -> Option<TaintKind> {
         Some(match expression {
             Expr::Const(_) => TaintKind::Plain,
-            // The same conversation at another time.
+            // The output depends on the time.
             Expr::Var(name) if name.id == "strftime_now" => return None,
             Expr::Var(name) => {
                 let unset = if name.id == "loop" { TaintKind::Loop } else { TaintKind::Plain };
@@ -230,7 +232,7 @@ impl Taint {
                 self.filter(filter.name, input, &filter.args)?
             }
             Expr::Test(test) => {
-                // Whether a name is known to templates is no question about its value.
+                // Whether a variable is defined does not depend on its value.
                 if !(test.name == "defined" && matches!(test.expr, Expr::Var(_))) {
                     let kind = self.kind(&test.expr)?;
                     if kind != TaintKind::Plain && !KINDS.contains(&test.name) {
@@ -262,11 +264,11 @@ impl Taint {
         })
     }
 
-    /// What a value's field is.
+    /// The kind of a value's field.
     fn field(&self, kind: TaintKind, name: &str) -> Option<TaintKind> {
         match kind {
             TaintKind::Message if name == "content" => Some(TaintKind::Content),
-            // Messages that this is for have a role and a content and nothing else.
+            // Cached conversations have messages with only a role and a content.
             TaintKind::Message => Some(TaintKind::Plain),
             TaintKind::Loop if matches!(name, "previtem" | "nextitem") => Some(TaintKind::Anything),
             TaintKind::Loop | TaintKind::Plain => Some(TaintKind::Plain),
@@ -307,22 +309,22 @@ impl Taint {
             return Some(());
         }
         match (op, kinds) {
-            // Contents are longer than anything that they might be, or be in.
+            // By the conditions, contents are longer than any text they are compared with.
             (CompareOpKind::Eq | CompareOpKind::Ne, (one, TaintKind::Plain)) if one.is_text() => {
-                self.is_longer_than(&right.as_const()?)
+                self.require_longer_than(&right.as_const()?)
             }
             (CompareOpKind::Eq | CompareOpKind::Ne, (TaintKind::Plain, other))
                 if other.is_text() =>
             {
-                self.is_longer_than(&left.as_const()?)
+                self.require_longer_than(&left.as_const()?)
             }
             (CompareOpKind::In | CompareOpKind::NotIn, (one, TaintKind::Plain))
                 if one.is_text() =>
             {
-                self.is_longer_than(&right.as_const()?)
+                self.require_longer_than(&right.as_const()?)
             }
             (CompareOpKind::In | CompareOpKind::NotIn, (TaintKind::Plain, TaintKind::Content)) => {
-                self.does_not_hold(&text_of(left)?);
+                self.forbid_part(&text_of(left)?);
                 Some(())
             }
             (CompareOpKind::In | CompareOpKind::NotIn, (TaintKind::Plain, TaintKind::Message)) => {
@@ -332,30 +334,30 @@ impl Taint {
         }
     }
 
-    /// Than a text, or than each of a list of them.
-    fn is_longer_than(&mut self, value: &Jinja) -> Option<()> {
+    /// Requires contents to be longer than a text, or than each text of a list.
+    fn require_longer_than(&mut self, value: &Jinja) -> Option<()> {
         match value.as_str() {
-            Some(text) => self.terms.longest = self.terms.longest.max(text.len()),
+            Some(text) => self.conditions.longest = self.conditions.longest.max(text.len()),
             None if value.is_none() || value.is_number() || value.len().is_none() => {}
             None => {
                 let items: Vec<_> = value.try_iter().ok()?.collect();
-                items.iter().try_for_each(|item| self.is_longer_than(item))?;
+                items.iter().try_for_each(|item| self.require_longer_than(item))?;
             }
         }
         Some(())
     }
 
-    fn does_not_hold(&mut self, text: &str) {
-        if !self.terms.parts.iter().any(|known| known == text) {
-            self.terms.parts.push(text.to_owned());
+    fn forbid_part(&mut self, text: &str) {
+        if !self.conditions.parts.iter().any(|known| known == text) {
+            self.conditions.parts.push(text.to_owned());
         }
     }
 
-    /// What is stripped off its ends.
-    fn does_not_begin_or_end_with(&mut self, characters: Option<&str>) {
+    /// Forbids contents that stripping would change.
+    fn forbid_stripped(&mut self, characters: Option<&str>) {
         match characters {
-            None => self.terms.strips_space = true,
-            Some(characters) => self.terms.stripped.extend(characters.chars()),
+            None => self.conditions.strips_space = true,
+            Some(characters) => self.conditions.stripped.extend(characters.chars()),
         }
     }
 
@@ -373,11 +375,11 @@ impl Taint {
             }
             ("string", TaintKind::Content | TaintKind::Mixed, Some([])) => return Some(input),
             ("trim", TaintKind::Content, Some(texts @ ([] | [_]))) => {
-                self.does_not_begin_or_end_with(texts.first().map(String::as_str));
+                self.forbid_stripped(texts.first().map(String::as_str));
                 return Some(TaintKind::Content);
             }
             ("replace", TaintKind::Content, Some([text, _])) => {
-                self.does_not_hold(text);
+                self.forbid_part(text);
                 return Some(TaintKind::Content);
             }
             ("first" | "last", TaintKind::Messages, Some([])) => return Some(TaintKind::Message),
@@ -400,7 +402,7 @@ impl Taint {
 
     fn call(&mut self, call: &Call<'_>) -> Option<TaintKind> {
         match call.identify_call() {
-            // Macros, and whatever is set, may hide any function.
+            // A macro or a variable may shadow any function.
             CallType::Function(name) if self.macros.iter().any(|known| known == name) => {
                 self.plain_arguments(&call.args)?;
                 Some(TaintKind::Mixed)
@@ -410,11 +412,11 @@ impl Taint {
                 for argument in &call.args {
                     let CallArg::Kwarg(name, value) = argument else { return None };
                     let kind = self.kind(value)?;
-                    self.has_changed |= may_be(&mut self.attributes, name, kind);
+                    self.has_changed |= add_kind(&mut self.attributes, name, kind);
                 }
                 Some(TaintKind::Namespace)
             }
-            // Whatever it says, nothing is rendered.
+            // Nothing is rendered then.
             CallType::Function("raise_exception") => Some(TaintKind::Plain),
             CallType::Function("range" | "dict") => {
                 self.plain_arguments(&call.args)?;
@@ -446,23 +448,23 @@ impl Taint {
                 self.field(kind, &text_of(field)?).map(|kind| kind.or(TaintKind::Plain))
             }
             (TaintKind::Content, "startswith" | "removeprefix", Some([text])) => {
-                self.terms.beginnings.push(text.clone());
+                self.conditions.beginnings.push(text.clone());
                 Some(if name == "startswith" { TaintKind::Plain } else { TaintKind::Content })
             }
             (TaintKind::Content, "endswith" | "removesuffix", Some([text])) => {
-                self.terms.endings.push(text.clone());
+                self.conditions.endings.push(text.clone());
                 Some(if name == "endswith" { TaintKind::Plain } else { TaintKind::Content })
             }
             (TaintKind::Content, "strip" | "lstrip" | "rstrip", Some(texts @ ([] | [_]))) => {
-                self.does_not_begin_or_end_with(texts.first().map(String::as_str));
+                self.forbid_stripped(texts.first().map(String::as_str));
                 Some(TaintKind::Content)
             }
             (TaintKind::Content, "replace", Some([text, _])) => {
-                self.does_not_hold(text);
+                self.forbid_part(text);
                 Some(TaintKind::Content)
             }
             (TaintKind::Content, "split" | "rsplit", Some([text])) => {
-                self.does_not_hold(text);
+                self.forbid_part(text);
                 Some(TaintKind::Parts)
             }
             _ => None,
@@ -470,15 +472,15 @@ impl Taint {
     }
 }
 
-/// Notes that a name may also be that; returns whether this is news.
-fn may_be(known: &mut HashMap<String, TaintKind>, name: &str, kind: TaintKind) -> bool {
+/// Adds a kind to those that a name may have; returns whether the result changed.
+fn add_kind(known: &mut HashMap<String, TaintKind>, name: &str, kind: TaintKind) -> bool {
     let before = known.get(name).copied();
     let both = before.map_or(kind, |before| before.or(kind));
     known.insert(name.to_owned(), both);
     before != Some(both)
 }
 
-/// Tests by what kind of value one is, which is the same for all contents.
+/// Tests for the type of a value, which is the same for all contents.
 const KINDS: [&str; 11] = [
     "defined",
     "undefined",
@@ -493,7 +495,7 @@ const KINDS: [&str; 11] = [
     "float",
 ];
 
-/// A text that stands in the template.
+/// A string literal of the template.
 fn text_of(expression: &Expr<'_>) -> Option<String> {
     expression.as_const()?.as_str().map(str::to_owned)
 }

@@ -1,21 +1,23 @@
-//! One part of the memory: pieces by key, in the order of their last use, within so many bytes.
+//! A shard of the token cache: a bounded map of pieces with least-recently-used eviction.
+
 use hashbrown::HashTable;
 
 use super::{TokenCacheKey, TokenCacheStats};
 
-/// Beginnings whose last length is known; a newer one takes the place of an older.
+/// Slots for the last length of a beginning; a new one replaces the one in its slot.
 const HINTS: usize = 512;
-/// What a piece costs besides its text, its ids and its entry.
+/// The bytes of a piece besides its text, its ids and its entry.
 const OVERHEAD: usize = 64;
-/// How many pieces may go unused, one after another, before new ones are kept on trial only.
+/// How many pieces in a row may be evicted unused before new ones are admitted on trial only.
 const TRUST: u32 = 64;
-/// What a piece that is used makes up for. So a fifth of them must be, for new ones to be kept at once.
+/// How many unused pieces one used piece compensates. So a fifth must be used for new ones to be
+/// admitted at once.
 const PER_USE: u32 = 4;
-/// On trial one piece of so many is kept at first sight, to learn whether it is used.
+/// On trial, one piece in this many is admitted at first sight, to learn whether it is used.
 const SAMPLE: u64 = 64;
-/// Pieces that were seen and not kept; a newer one takes the place of an older.
+/// Slots for pieces that were seen and not admitted; a new one replaces the one in its slot.
 const SEEN: usize = 1024;
-/// No entry: the end of a list.
+/// No entry: the end of the list.
 const NONE: u32 = u32::MAX;
 
 struct TokenCacheEntry {
@@ -23,7 +25,7 @@ struct TokenCacheEntry {
     /// The ids, then the text, in one allocation.
     ids_and_text: Vec<u32>,
     ids: usize,
-    /// Where the piece ends, at most one character before its text does.
+    /// The end of the piece, at most one character before the end of its text.
     end: usize,
     is_used: bool,
     newer: u32,
@@ -32,8 +34,9 @@ struct TokenCacheEntry {
 
 /// A map from keys to pieces, with its entries also in a list by last use.
 ///
-/// To keep a piece moves twice its length through the processor's caches, which costs as much as a good part of tokenizing it. Where
-/// pieces go as they came, because nobody repeats them, new ones are kept when they are seen a second time.
+/// Inserting a piece moves twice its length through the processor's caches, which costs a good part
+/// of its tokenization. Where pieces are evicted unused, because no prompt repeats them, new ones
+/// are admitted when they are seen a second time.
 pub(super) struct TokenCacheShard {
     table: HashTable<u32>,
     entries: Vec<TokenCacheEntry>,
@@ -41,9 +44,9 @@ pub(super) struct TokenCacheShard {
     newest: u32,
     oldest: u32,
     hints: Box<[(u64, usize)]>,
-    /// The allocation of the piece evicted last: a full memory asks the allocator for nothing.
+    /// The allocation of the piece evicted last: a full cache needs no new allocation.
     spare: Vec<u32>,
-    /// None is left once more than enough pieces went unused.
+    /// Zero once too many pieces were evicted unused.
     trust: u32,
     seen: Box<[u64]>,
     capacity: usize,
@@ -67,14 +70,14 @@ impl TokenCacheShard {
         }
     }
 
-    /// How long the piece was that began like this last time.
+    /// The length of the piece that began like this last time.
     pub(super) fn hint(&self, head: u64) -> Option<usize> {
         let (known, length) = self.hints[head as usize % HINTS];
         (known == head && length > 0).then_some(length)
     }
 
-    /// Appends the piece's ids and returns its end, if it is here.
-    pub(super) fn recall(
+    /// Appends the piece's ids and returns its end, if it is cached.
+    pub(super) fn get(
         &mut self,
         key: TokenCacheKey,
         text: &[u8],
@@ -98,17 +101,18 @@ impl TokenCacheShard {
         Some(end)
     }
 
-    /// Keeps a piece that is likely to be used, in the place of one with the same key, and drops the oldest to make room.
-    pub(super) fn remember(&mut self, key: TokenCacheKey, text: &[u8], end: usize, ids: &[u32]) {
+    /// Admits a piece that is likely to be used, replaces one with the same key, and evicts the
+    /// oldest pieces for it.
+    pub(super) fn insert(&mut self, key: TokenCacheKey, text: &[u8], end: usize, ids: &[u32]) {
         self.stats.misses += 1;
         if let Some(at) = self.find(key) {
             self.evict(at);
         }
-        if !self.is_worth_keeping(key) {
+        if !self.is_admitted(key) {
             return;
         }
         let words = ids.len() + text.len() / size_of::<u32>() + 1;
-        // A piece beyond the capacity is not worth all others.
+        // A piece beyond the capacity would evict all others.
         if cost(words) > self.capacity {
             return;
         }
@@ -148,7 +152,7 @@ impl TokenCacheShard {
         self.link_newest(at);
     }
 
-    fn is_worth_keeping(&mut self, key: TokenCacheKey) -> bool {
+    fn is_admitted(&mut self, key: TokenCacheKey) -> bool {
         let slot = key.slot();
         let seen = &mut self.seen[slot as usize % SEEN];
         self.trust > 0
@@ -200,7 +204,7 @@ impl TokenCacheShard {
     }
 }
 
-/// What a piece of so many words costs in bytes.
+/// The bytes of a piece of `words` words.
 fn cost(words: usize) -> usize {
     words * size_of::<u32>() + size_of::<TokenCacheEntry>() + OVERHEAD
 }
@@ -216,7 +220,7 @@ fn join(ids: &[u32], text: &[u8], out: &mut Vec<u32>) {
 }
 
 impl TokenCacheKey {
-    /// Its place in the table.
+    /// Its hash in the table.
     fn slot(self) -> u64 {
         self.head ^ self.tail.rotate_left(32) ^ self.length as u64
     }
@@ -233,13 +237,13 @@ mod tests {
         TokenCacheKey { head: number, tail: number << 9, length: 5 }
     }
 
-    fn remember(shard: &mut TokenCacheShard, number: u64, ids: &[u32]) {
-        shard.remember(key(number), format!("{number:05}").as_bytes(), 4, ids);
+    fn insert(shard: &mut TokenCacheShard, number: u64, ids: &[u32]) {
+        shard.insert(key(number), format!("{number:05}").as_bytes(), 4, ids);
     }
 
-    fn recall(shard: &mut TokenCacheShard, number: u64) -> Option<Vec<u32>> {
+    fn get(shard: &mut TokenCacheShard, number: u64) -> Option<Vec<u32>> {
         let mut out = Vec::new();
-        let end = shard.recall(key(number), format!("{number:05}").as_bytes(), &mut out);
+        let end = shard.get(key(number), format!("{number:05}").as_bytes(), &mut out);
         end.map(|end| {
             assert_eq!(end, 4);
             out
@@ -247,23 +251,23 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_piece_goes_first() {
+    fn the_least_recently_used_piece_is_evicted_first() {
         let mut shard = TokenCacheShard::new(3 * PIECE);
         for number in 0..3 {
-            remember(&mut shard, number, &[number as u32]);
+            insert(&mut shard, number, &[number as u32]);
         }
-        assert_eq!(recall(&mut shard, 0), Some(vec![0]));
-        remember(&mut shard, 3, &[3]);
-        assert_eq!(recall(&mut shard, 1), None);
-        assert_eq!([0, 2, 3].map(|n| recall(&mut shard, n)), [0, 2, 3].map(|id| Some(vec![id])));
+        assert_eq!(get(&mut shard, 0), Some(vec![0]));
+        insert(&mut shard, 3, &[3]);
+        assert_eq!(get(&mut shard, 1), None);
+        assert_eq!([0, 2, 3].map(|n| get(&mut shard, n)), [0, 2, 3].map(|id| Some(vec![id])));
         assert_eq!((shard.stats.evictions, shard.stats.pieces), (1, 3));
     }
 
     #[test]
-    fn memory_stays_within_its_capacity_and_slots_are_used_again() {
+    fn a_shard_stays_within_its_capacity_and_reuses_entries() {
         let mut shard = TokenCacheShard::new(8 * PIECE);
         for number in 0..1000 {
-            remember(&mut shard, number, &vec![1; number as usize % 40]);
+            insert(&mut shard, number, &vec![1; number as usize % 40]);
             let entries = shard.table.iter().map(|&at| &shard.entries[at as usize]);
             let held: usize = entries.map(|entry| cost(entry.ids_and_text.capacity())).sum();
             assert_eq!((held, shard.table.len()), (shard.stats.bytes, shard.stats.pieces));
@@ -273,12 +277,12 @@ mod tests {
     }
 
     #[test]
-    fn where_pieces_are_not_repeated_those_seen_twice_are_kept() {
+    fn without_repetition_only_pieces_seen_twice_are_admitted() {
         let mut shard = TokenCacheShard::new(16 * PIECE);
         let mut fresh = 0..u64::MAX;
         let mut flood = |shard: &mut TokenCacheShard, pieces: usize| {
             let kept = fresh.by_ref().take(pieces).filter(|&number| {
-                remember(shard, number, &[1]);
+                insert(shard, number, &[1]);
                 shard.find(key(number)).is_some()
             });
             kept.count()
@@ -287,49 +291,45 @@ mod tests {
         assert_eq!(flood(&mut shard, 800), 800 / SAMPLE as usize, "only on trial");
         let known = 90_000;
         for _ in 0..2 {
-            remember(&mut shard, known, &[7]);
+            insert(&mut shard, known, &[7]);
         }
-        assert_eq!(recall(&mut shard, known), Some(vec![7]), "it was seen twice");
-        assert_eq!(
-            flood(&mut shard, 4),
-            4,
-            "for a piece that was used, some more are kept at once"
-        );
+        assert_eq!(get(&mut shard, known), Some(vec![7]), "the piece was seen twice");
+        assert_eq!(flood(&mut shard, 4), 4, "a used piece lets some more in at once");
 
         for number in 91_000..91_100 {
-            remember(&mut shard, number, &[2]);
-            remember(&mut shard, number, &[2]);
-            assert!(recall(&mut shard, number).is_some());
+            insert(&mut shard, number, &[2]);
+            insert(&mut shard, number, &[2]);
+            assert!(get(&mut shard, number).is_some());
         }
-        assert_eq!(flood(&mut shard, TRUST as usize), TRUST as usize, "pieces are repeated again");
+        assert_eq!(flood(&mut shard, TRUST as usize), TRUST as usize, "pieces repeat again");
     }
 
     #[test]
-    fn a_piece_larger_than_everything_is_not_kept() {
+    fn a_piece_larger_than_the_capacity_is_not_admitted() {
         let mut shard = TokenCacheShard::new(2 * PIECE);
-        remember(&mut shard, 1, &[1]);
-        remember(&mut shard, 2, &vec![7; 1000]);
-        assert_eq!(recall(&mut shard, 2), None);
-        assert_eq!(recall(&mut shard, 1), Some(vec![1]));
+        insert(&mut shard, 1, &[1]);
+        insert(&mut shard, 2, &vec![7; 1000]);
+        assert_eq!(get(&mut shard, 2), None);
+        assert_eq!(get(&mut shard, 1), Some(vec![1]));
     }
 
     #[test]
-    fn a_text_with_the_key_of_another_is_not_found_and_takes_its_place() {
+    fn a_text_with_the_key_of_another_is_not_found_and_replaces_it() {
         let mut shard = TokenCacheShard::new(9 * PIECE);
         let mut out = Vec::new();
-        shard.remember(key(1), b"first", 5, &[1]);
-        assert_eq!(shard.recall(key(1), b"other", &mut out), None);
-        shard.remember(key(1), b"other", 5, &[2]);
-        assert_eq!(shard.recall(key(1), b"first", &mut out), None);
-        assert_eq!(shard.recall(key(1), b"other", &mut out), Some(5));
+        shard.insert(key(1), b"first", 5, &[1]);
+        assert_eq!(shard.get(key(1), b"other", &mut out), None);
+        shard.insert(key(1), b"other", 5, &[2]);
+        assert_eq!(shard.get(key(1), b"first", &mut out), None);
+        assert_eq!(shard.get(key(1), b"other", &mut out), Some(5));
         assert_eq!((out, shard.stats.pieces), (vec![2], 1));
     }
 
     #[test]
-    fn the_last_length_of_a_beginning_is_known() {
+    fn the_last_length_of_a_beginning_is_stored() {
         let mut shard = TokenCacheShard::new(9 * PIECE);
         assert_eq!(shard.hint(0), None);
-        shard.remember(key(7), b"first", 5, &[1]);
+        shard.insert(key(7), b"first", 5, &[1]);
         assert_eq!(shard.hint(7), Some(5));
         assert_eq!(shard.hint(7 + HINTS as u64), None);
     }

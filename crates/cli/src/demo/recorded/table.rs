@@ -57,7 +57,7 @@ fn describe(
     blocks: &[wornpath_blocks::BlockHash],
 ) -> anyhow::Result<String> {
     let mut holdings = Vec::new();
-    index.holdings(engine.pod(), blocks, &mut holdings)?;
+    index.block_locations(engine.pod(), blocks, &mut holdings)?;
     let tier = match holdings.iter().map(|holding| holding.tier).max() {
         None => return Ok("-".to_owned()),
         Some(Tier::Gpu) => "gpu",

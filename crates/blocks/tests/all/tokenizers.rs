@@ -1,12 +1,9 @@
-//! Token ids are Hugging Face's, by the golden file, by comparison, and through the memory.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test says no")]
-
-mod model;
+//! Token ids equal those of Hugging Face: golden ids, random texts, and with the token cache.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
-use model::{Model, QWEN3, Random, TINY};
+use crate::model::{self, Model, QWEN3, Random, TINY};
 use serde_json::Value;
 use wornpath_blocks::{Framing, HashKey, TokenCache, Tokenizer, TokenizerLibrary};
 
@@ -16,13 +13,13 @@ fn encode(tokenizer: &Tokenizer, text: &str, framing: Framing) -> Vec<u32> {
     ids
 }
 
-fn recalled(memory: &TokenCache, text: &str) -> Vec<u32> {
+fn cached(cache: &TokenCache, text: &str) -> Vec<u32> {
     let mut ids = Vec::new();
-    memory.encode(text, Framing::Bare, &mut ids).unwrap();
+    cache.encode(text, Framing::Bare, &mut ids).unwrap();
     ids
 }
 
-fn memory(model: &Model, capacity: usize) -> TokenCache {
+fn cache(model: &Model, capacity: usize) -> TokenCache {
     TokenCache::new(Arc::clone(&model.tokenizer), &HashKey::DEFAULT, capacity)
 }
 
@@ -35,9 +32,10 @@ fn both_test_models_run_on_the_fast_library() {
 
 #[test]
 fn golden_texts_and_prompts_have_golden_ids() {
-    let golden: Value = serde_json::from_str(include_str!("golden/golden.json")).unwrap();
+    let golden: Value = serde_json::from_str(include_str!("../golden/golden.json")).unwrap();
     let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
-    let (mut texts, mut prompts) = (0, 0);
+    let mut texts = 0;
+    let mut prompts = 0;
     for model in model::all() {
         let expected = &golden["models"][model.name];
         for (text, golden_ids) in
@@ -81,16 +79,17 @@ fn random_texts_have_the_ids_of_the_released_library() {
             let pieces = 1 + random.below(40);
             let text = random.text(pieces);
             let ids = encode(&model.tokenizer, &text, Framing::Bare);
-            assert_eq!(ids, model.judged(&text), "{}, seed {seed}: {text:?}", model.name);
+            assert_eq!(ids, model.reference_ids(&text), "{}, seed {seed}: {text:?}", model.name);
         }
     }
 }
 
-/// Conversations that grow, branch and repeat, far longer than a piece, under a capacity that evicts.
+/// Conversations that grow, branch and repeat, far longer than a piece, under a capacity that
+/// evicts.
 #[test]
-fn remembered_texts_have_the_ids_of_tokenizing_from_scratch() {
+fn cached_texts_have_the_ids_of_tokenizing_from_scratch() {
     for model in model::all() {
-        let memory = memory(model, 400 << 10);
+        let cache = cache(model, 400 << 10);
         for seed in 0..16 {
             let mut random = Random::new(1000 + seed);
             let mut text = String::new();
@@ -102,18 +101,18 @@ fn remembered_texts_have_the_ids_of_tokenizing_from_scratch() {
                     text.truncate(cut);
                 }
                 let context = format!("{}, seed {seed}, turn {turn}", model.name);
-                assert!(recalled(&memory, &text) == model.judged(&text), "{context}");
+                assert!(cached(&cache, &text) == model.reference_ids(&text), "{context}");
             }
         }
-        let stats = memory.stats();
+        let stats = cache.stats();
         assert!(stats.hits > 50 && stats.misses > 50 && stats.evictions > 10, "{stats:?}");
         assert!(stats.bytes <= 400 << 10, "{stats:?}");
     }
 }
 
-/// Every prefix and suffix around every cut: the proof's claim itself, without the memory's sizes.
+/// The claim of the split points itself, without the piece sizes of the cache.
 #[test]
-fn the_beginning_of_a_text_has_the_ids_the_whole_begins_with() {
+fn the_ids_of_a_beginning_are_a_prefix_of_the_ids_of_the_whole() {
     let mut kept = 0;
     for model in model::all() {
         for seed in 0..400 {
@@ -125,9 +124,9 @@ fn the_beginning_of_a_text_has_the_ids_the_whole_begins_with() {
             kept += ids.len();
             for _ in 0..8 {
                 let whole = beginning.clone() + &random.text(3);
-                let judged = model.judged(&whole);
+                let reference = model.reference_ids(&whole);
                 assert!(
-                    judged.starts_with(&ids),
+                    reference.starts_with(&ids),
                     "{}, seed {seed}: {beginning:?} in {whole:?}",
                     model.name
                 );
@@ -138,55 +137,54 @@ fn the_beginning_of_a_text_has_the_ids_the_whole_begins_with() {
 }
 
 #[test]
-fn long_text_without_added_tokens_is_remembered_too() {
+fn long_text_without_added_tokens_is_cached_too() {
     for model in model::all() {
-        let memory = memory(model, 16 << 20);
+        let cache = cache(model, 16 << 20);
         let text = "All work and no play makes Jack a dull boy, 12 times a day.\n".repeat(9000);
-        let judged = model.judged(&text);
-        assert!(recalled(&memory, &text) == judged);
-        let cold = memory.stats();
-        assert!(recalled(&memory, &text) == judged);
-        let warm = memory.stats();
+        let reference = model.reference_ids(&text);
+        assert!(cached(&cache, &text) == reference);
+        let cold = cache.stats();
+        assert!(cached(&cache, &text) == reference);
+        let warm = cache.stats();
         assert_eq!(warm.misses, cold.misses, "{warm:?}");
         assert!(warm.hits > 30, "{warm:?}");
         let unbroken = "ab1".repeat(40_000);
-        assert!(encode(&model.tokenizer, &unbroken, Framing::Bare) == model.judged(&unbroken));
+        assert!(
+            encode(&model.tokenizer, &unbroken, Framing::Bare) == model.reference_ids(&unbroken)
+        );
     }
 }
 
 #[test]
-fn a_thread_pauses_between_the_pieces_of_a_long_text_if_it_was_told_to() {
-    thread_local!(static PAUSES: Cell<usize> = const { Cell::new(0) });
+fn the_yield_hook_runs_between_the_pieces_of_a_long_text() {
+    thread_local!(static CALLS: Cell<usize> = const { Cell::new(0) });
     let line =
         |number: usize| format!("Work and play, told in a line that is like no other: {number}\n");
     let text: String = (0..6000).map(line).collect();
     for model in model::all() {
-        let memory = memory(model, 16 << 20);
-        recalled(&memory, &text[..text.len() / 2]);
-        wornpath_blocks::pause_with(|| PAUSES.set(PAUSES.get() + 1));
-        recalled(&memory, &text);
-        // What is known takes no time.
+        let cache = cache(model, 16 << 20);
+        cached(&cache, &text[..text.len() / 2]);
+        wornpath_blocks::set_yield_hook(|| CALLS.set(CALLS.get() + 1));
+        cached(&cache, &text);
+        // Cached pieces call no hook.
         let new_pieces = text.len() / 2 / (24 << 10);
-        let pauses = PAUSES.replace(0);
-        assert!((new_pieces..4 * new_pieces).contains(&pauses), "{}: {pauses}", model.name);
-        wornpath_blocks::pause_with(|| ());
-        recalled(&memory, &text.replace("play", "plays"));
-        assert_eq!(PAUSES.get(), 0);
+        let calls = CALLS.replace(0);
+        assert!((new_pieces..4 * new_pieces).contains(&calls), "{}: {calls}", model.name);
+        wornpath_blocks::set_yield_hook(|| ());
+        cached(&cache, &text.replace("play", "plays"));
+        assert_eq!(CALLS.get(), 0);
     }
 }
 
 #[test]
-fn a_broken_file_is_refused_by_name_and_cause() {
-    let refused = |json: &str| {
+fn an_invalid_file_is_rejected_with_its_name_and_the_cause() {
+    let error = |json: &str| {
         Tokenizer::from_json("m/tokenizer.json", json.as_bytes()).unwrap_err().to_string()
     };
+    assert_eq!(error("{]"), "m/tokenizer.json: not JSON: key must be a string at line 1 column 2");
+    assert_eq!(error("{}"), "m/tokenizer.json: invalid tokenizer: Model missing.");
     assert_eq!(
-        refused("{]"),
-        "m/tokenizer.json: not JSON: key must be a string at line 1 column 2"
-    );
-    assert_eq!(refused("{}"), "m/tokenizer.json: not a usable tokenizer: Model missing.");
-    assert_eq!(
-        refused(r#"{"model": {"type": "Sorcery"}}"#),
-        "m/tokenizer.json: not a usable tokenizer: unknown model type `Sorcery`; known are BPE, Unigram, WordLevel, WordPiece"
+        error(r#"{"model": {"type": "Sorcery"}}"#),
+        "m/tokenizer.json: invalid tokenizer: unknown model type `Sorcery`; supported: BPE, Unigram, WordLevel, WordPiece"
     );
 }

@@ -1,9 +1,9 @@
-//! Full caches that churn: an engine whose cache holds a fixed number of blocks evicts for every block
-//! that it stores, for as long as it runs. Its table of names then stands still at one size, perhaps
-//! just below the next growth, while every name in it is replaced again and again.
+//! Full caches that churn: an engine whose cache holds a fixed number of blocks evicts one for
+//! every block that it stores. Its alias table then stays at one size, perhaps just below the next
+//! growth, while every alias in it is replaced again and again.
 //!
-//! Answers are compared with the engine's own state, and operations are held to a number of steps,
-//! which is the same on every machine.
+//! Lookups are compared with the engine's own state, and operations have a budget of steps, which
+//! is the same on every machine.
 
 use std::collections::VecDeque;
 
@@ -14,19 +14,19 @@ use wornpath_index::{
     PodId, StoredBlocks, Tier, within_steps,
 };
 
-use crate::world::Rng;
+use super::world::Rng;
 
-/// Steps that a block may take, stored or removed. In a young table it takes one or two.
+/// The budget of steps to store or remove a block. In a new table it takes one or two.
 const STEPS_PER_BLOCK: u64 = 300;
 
-/// One prompt in the engine's cache: its blocks from the first, of which the last are evicted first.
+/// A prompt in the engine's cache; its last blocks are evicted first.
 struct Prompt {
     names: Vec<EngineHash>,
     chain: Vec<BlockHash>,
     held: usize,
 }
 
-/// An engine with a cache of `size` blocks that is always full, and the index that follows it.
+/// An engine with a cache of `size` blocks that is always full, and an index that tracks it.
 struct Engine {
     size: usize,
     held: usize,
@@ -44,7 +44,7 @@ impl Engine {
         let index = Index::new(IndexLimits::default(), size as u64);
         let pod = index.add_pod().expect("a slot is free");
         let mut writer = index.writer();
-        writer.start_at(pod, 0).expect("it lives");
+        writer.start_at(pod, 0).expect("the pod is live");
         Self {
             size,
             held: 0,
@@ -63,12 +63,14 @@ impl Engine {
         let is_full = self.stored > self.size;
         let budget = if is_full { STEPS_PER_BLOCK * blocks as u64 } else { u64::MAX };
         let Self { writer, pod, sequence, .. } = self;
-        within_steps(budget, || writer.apply(*pod, Some(*sequence), &[event]).expect("it lives"));
+        within_steps(budget, || {
+            writer.apply(*pod, Some(*sequence), &[event]).expect("the pod is live")
+        });
         *sequence += 1;
     }
 
     /// Evicts from the oldest prompt, its last block first, until `blocks` more fit.
-    fn make_room(&mut self, blocks: usize) {
+    fn evict_for(&mut self, blocks: usize) {
         let mut evicted = vec![];
         while self.held + blocks > self.size {
             let oldest = &mut self.prompts[0];
@@ -87,7 +89,7 @@ impl Engine {
     /// Serves one new prompt.
     fn prompt(&mut self) {
         let blocks = 1 + self.rng.next() as usize % self.size.min(35);
-        self.make_room(blocks);
+        self.evict_for(blocks);
         let names: Vec<_> = (0..blocks).map(|_| EngineHash(self.rng.next())).collect();
         let contents: Vec<_> = (0..blocks).map(|_| ContentHash(self.rng.next())).collect();
         let root = BlockHash(7);
@@ -104,14 +106,14 @@ impl Engine {
         self.prompts.push_back(Prompt { names, chain, held: blocks });
     }
 
-    /// Compares what the index says of the oldest prompt and of another one with what is cached.
+    /// Compares the depths of the oldest prompt and of a random one with the cache.
     fn check(&mut self) {
         let other = self.rng.next() as usize % self.prompts.len();
         for at in [0, other] {
             let prompt = &self.prompts[at];
-            let mut answer = Depths::default();
-            self.reader.lookup(&prompt.chain, &mut answer);
-            assert_eq!(answer.depth(self.pod.slot()), prompt.held, "cache of {} blocks", self.size);
+            let mut depths = Depths::default();
+            self.reader.lookup(&prompt.chain, &mut depths);
+            assert_eq!(depths.depth(self.pod.slot()), prompt.held, "cache of {} blocks", self.size);
         }
     }
 
@@ -124,7 +126,7 @@ impl Engine {
     }
 }
 
-/// Churns a full cache of each of these sizes for so many generations, and for some thousand blocks.
+/// Churns a full cache of each size for `generations` generations and at least 5,000 blocks.
 pub(crate) fn run(sizes: impl Iterator<Item = usize>, generations: usize) {
     for size in sizes {
         Engine::new(size).churn((size * generations).max(5_000));

@@ -1,4 +1,4 @@
-//! The naive model: every pod's copies in plain maps, and a scan for every question.
+//! The naive model: every pod's copies in plain maps, and a scan for every lookup.
 
 use std::collections::{HashMap, HashSet};
 
@@ -78,39 +78,39 @@ impl Tree {
     }
 }
 
-/// The engine's name for a node on a pod: different on every pod, like a random hash seed.
+/// The engine's name for a node on a pod: different on every pod, as with random hash seeds.
 pub(crate) fn alias(pod: PodId, node: usize, variant: u64) -> EngineHash {
     let mut rng = Rng((pod.slot().position() as u64) << 40 | (node as u64) << 4 | variant);
     EngineHash(rng.next())
 }
 
-/// One pod as the naive model sees it.
+/// A pod of the naive model.
 #[derive(Default, Clone)]
 pub(crate) struct Pod {
     /// Copies per (node, name variant, tier).
     pub(crate) copies: HashMap<(usize, u64, Tier), u32>,
-    /// Nodes whose content has been told since the last clear.
-    pub(crate) told: HashSet<usize>,
-    /// Nodes of which anything has been said.
-    pub(crate) heard: HashSet<usize>,
-    pub(crate) expected: HashMap<usize, Moment>,
+    /// Nodes whose content was reported since the last clear.
+    pub(crate) known: HashSet<usize>,
+    /// Nodes that any event mentioned.
+    pub(crate) mentioned: HashSet<usize>,
+    pub(crate) speculative: HashMap<usize, Moment>,
 }
 
 impl Pod {
     pub(crate) fn holds(&self, node: usize) -> bool {
         let held =
             |variant| Tier::ALL.iter().any(|t| self.copies.contains_key(&(node, variant, *t)));
-        self.expected.contains_key(&node) || self.told.contains(&node) && (0..2).any(held)
+        self.speculative.contains_key(&node) || self.known.contains(&node) && (0..2).any(held)
     }
 
-    pub(crate) fn really_holds(&self, node: usize) -> bool {
+    pub(crate) fn has_copy(&self, node: usize) -> bool {
         (0..2).any(|v| Tier::ALL.iter().any(|t| self.copies.contains_key(&(node, v, *t))))
     }
 
     pub(crate) fn store(&mut self, node: usize, variant: u64, tier: Tier, counted: bool) {
         let count = self.copies.entry((node, variant, tier)).or_default();
         *count = if counted { *count + 1 } else { 1 };
-        self.heard.insert(node);
+        self.mentioned.insert(node);
     }
 
     pub(crate) fn remove(&mut self, node: usize, variant: u64, tier: Tier, counted: bool) {

@@ -1,5 +1,5 @@
 //! Random event streams: any order of stores and removals, on any tier, with unknown parents, bare
-//! names, duplicates, reordering, snapshots, clears, and pods that leave and come back.
+//! names, duplicates, reordering, snapshots, clears, and pods that are removed and added again.
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
@@ -7,7 +7,7 @@ use wornpath_index::{
     IndexWriter, Parent, PodId, Snapshot, StoredBlocks, Swept, Tier,
 };
 
-use crate::world::{Pod, Rng, Tree, alias};
+use super::world::{Pod, Rng, Tree, alias};
 
 /// An event that owns its lists, and what it does to the model.
 #[derive(Clone)]
@@ -41,18 +41,20 @@ pub(crate) fn run(seed: u64, operations: usize) {
     let mut rng = Rng(seed);
     let capacities = [Capacity::Pods64, Capacity::Pods256, Capacity::Pods1024, Capacity::Pods4096];
     let capacity = capacities[seed as usize % 4];
-    let (nodes, depth) = (50 + rng.below(400), 4 + rng.below(40));
+    let nodes = 50 + rng.below(400);
+    let depth = 4 + rng.below(40);
     let tree = Tree::random(&mut rng, nodes, depth);
     let index = Index::new(IndexLimits { capacity, ..IndexLimits::default() }, seed);
-    let (writer, reader) = (index.writer(), index.reader());
+    let writer = index.writer();
+    let reader = index.reader();
     let most_pods = 3 + rng.below(if seed.is_multiple_of(3) { 60 } else { 12 });
     let mut run =
         Run { seed, rng, tree, index, writer, reader, pods: vec![], most_pods, operations: 0 };
     while run.operations < operations {
         run.step();
-        run.ask();
+        run.check_lookup();
     }
-    run.leave_all();
+    run.remove_all();
 }
 
 impl Run {
@@ -63,7 +65,7 @@ impl Run {
             let id = self.index.add_pod().expect("a slot is free");
             let next = (!self.rng.one_in(4)).then_some(0);
             if let Some(first) = next {
-                self.writer.start_at(id, first).expect("it lives");
+                self.writer.start_at(id, first).expect("the pod is live");
             }
             self.pods.push(Live { id, model: Pod::default(), next, log: vec![] });
             return;
@@ -73,8 +75,8 @@ impl Run {
             10..14 => {
                 let gone = self.pods.swap_remove(at);
                 assert!(self.index.remove_pod(gone.id));
-                assert!(!self.index.remove_pod(gone.id), "a pod goes once");
-                self.writer.apply(gone.id, gone.next, &[]).expect_err("it has gone");
+                assert!(!self.index.remove_pod(gone.id), "a pod is removed once");
+                self.writer.apply(gone.id, gone.next, &[]).expect_err("the pod was removed");
             }
             14..200 => {
                 let blocks = 1 + self.rng.below(20);
@@ -92,7 +94,7 @@ impl Run {
         }
     }
 
-    /// One to three acts that make sense given the model.
+    /// One to three acts that are valid in the state of the model.
     fn batch(&mut self, at: usize) -> Vec<Act> {
         let mut shadow = self.pods[at].model.clone();
         let counted = self.pods[at].next.is_some();
@@ -117,8 +119,8 @@ impl Run {
                 Act::Store { tier, nodes: path[from..].to_vec(), named: false }
             }
             50..55 => {
-                let known = |n: &&usize| pod.told.contains(n) && pod.really_holds(**n);
-                let fresh = |n: &&usize| !pod.heard.contains(n);
+                let known = |n: &&usize| pod.known.contains(n) && pod.has_copy(**n);
+                let fresh = |n: &&usize| !pod.mentioned.contains(n);
                 let nodes: Vec<_> = if self.rng.one_in(2) {
                     path.iter().filter(known).copied().collect()
                 } else {
@@ -161,7 +163,7 @@ impl Run {
         }
     }
 
-    /// Several batches, shuffled, some of them twice.
+    /// Sends several batches, shuffled, some of them twice.
     fn shuffled(&mut self, at: usize) {
         let mut batches = vec![];
         for _ in 0..2 + self.rng.below(6) {
@@ -177,30 +179,30 @@ impl Run {
         for (number, acts) in &batches {
             self.send(at, Some(*number), acts);
         }
-        let last = self.index.digest(self.pods[at].id).expect("it lives").last_sequence;
+        let last = self.index.digest(self.pods[at].id).expect("the pod is live").last_sequence;
         assert_eq!(last, self.pods[at].next.map(|next| next - 1), "seed {}", self.seed);
     }
 
-    /// An old batch again: nothing may change.
+    /// Sends an old batch again: nothing may change.
     fn repeat(&mut self, at: usize) {
         if self.pods[at].log.is_empty() {
             return;
         }
         let old = self.rng.below(self.pods[at].log.len());
         let (number, acts) = self.pods[at].log[old].clone();
-        let before = self.index.digest(self.pods[at].id).expect("it lives");
-        assert_eq!(self.send(at, Some(number), &acts), Applied::Before);
-        assert_eq!(self.index.digest(self.pods[at].id).expect("it lives"), before);
+        let before = self.index.digest(self.pods[at].id).expect("the pod is live");
+        assert_eq!(self.send(at, Some(number), &acts), Applied::Duplicate);
+        assert_eq!(self.index.digest(self.pods[at].id).expect("the pod is live"), before);
     }
 
     fn send(&mut self, at: usize, number: Option<u64>, acts: &[Act]) -> Applied {
         let id = self.pods[at].id;
         let lists: Vec<_> = acts.iter().map(|act| Lists::of(act, id, &self.tree)).collect();
         let events: Vec<_> = acts.iter().zip(&lists).map(|(act, lists)| lists.event(act)).collect();
-        self.writer.apply(id, number, &events).expect("it lives")
+        self.writer.apply(id, number, &events).expect("the pod is live")
     }
 
-    /// The pod's state said anew, children before parents, with random additions and losses.
+    /// Sends a snapshot in any order, with random additions and losses.
     fn snapshot(&mut self, at: usize) {
         let id = self.pods[at].id;
         let mut wanted: Vec<(usize, Tier)> = vec![];
@@ -229,38 +231,41 @@ impl Run {
             })
             .collect();
         let sequence = self.pods[at].next.map(|next| next + 3);
-        self.writer.apply_snapshot(id, Snapshot { sequence, stored: &stored }).expect("it lives");
+        self.writer
+            .apply_snapshot(id, Snapshot { sequence, stored: &stored })
+            .expect("the pod is live");
         let pod = &mut self.pods[at];
         pod.next = sequence.map(|sequence| sequence + 1);
         pod.model.copies.clear();
         for (node, tier) in wanted {
             pod.model.store(node, 0, tier, true);
-            pod.model.told.insert(node);
+            pod.model.known.insert(node);
         }
     }
 
-    /// Asks about a path, usually with something unknown after it, and compares.
-    fn ask(&mut self) {
+    /// Looks up a path, usually with unknown blocks after it, and compares.
+    fn check_lookup(&mut self) {
         let node = self.rng.below(self.tree.len());
         let path = self.tree.path(node);
         let mut chain: Vec<BlockHash> = path.iter().map(|node| self.tree.block[*node]).collect();
         for _ in 0..self.rng.below(6) {
             chain.push(BlockHash(self.rng.next()));
         }
-        let mut answer = Depths::default();
-        self.reader.lookup(&chain, &mut answer);
+        let mut depths = Depths::default();
+        self.reader.lookup(&chain, &mut depths);
         let mut credited = 0;
         for pod in &self.pods {
-            let (found, truth) = (answer.depth(pod.id.slot()), pod.model.depth(&path));
+            let found = depths.depth(pod.id.slot());
+            let truth = pod.model.depth(&path);
             assert_eq!(found, truth, "seed {}, operation {}", self.seed, self.operations);
             credited += usize::from(truth > 0);
         }
-        let answered: usize = answer.levels().map(|level| level.pods.len()).sum();
-        assert_eq!(answered, credited, "only live pods are answered; seed {}", self.seed);
-        assert!(answer.levels().is_sorted_by(|a, b| a.depth < b.depth));
+        let reported: usize = depths.levels().map(|level| level.pods.len()).sum();
+        assert_eq!(reported, credited, "only live pods are reported; seed {}", self.seed);
+        assert!(depths.levels().is_sorted_by(|a, b| a.depth < b.depth));
     }
 
-    fn leave_all(&mut self) {
+    fn remove_all(&mut self) {
         for pod in self.pods.drain(..) {
             self.index.remove_pod(pod.id);
         }
@@ -269,7 +274,7 @@ impl Run {
         assert_eq!(
             (stats.blocks, stats.entries, stats.sets, stats.pods, stats.leaving, stats.suspects),
             (0, 0, 0, 0, 0, 0),
-            "seed {}: nothing stays when all have left",
+            "seed {}: nothing stays after all pods are removed",
             self.seed
         );
     }
@@ -281,7 +286,7 @@ fn play(pod: &mut Pod, act: &Act, counted: bool) {
             for node in nodes {
                 pod.store(*node, 0, *tier, counted);
                 if !named {
-                    pod.told.insert(*node);
+                    pod.known.insert(*node);
                 }
             }
         }

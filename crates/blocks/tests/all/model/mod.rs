@@ -1,7 +1,4 @@
-//! The test models, loaded once per test program, and random texts of what breaks tokenizers.
-#![allow(dead_code, reason = "each test program uses its part")]
-#![allow(unreachable_pub, reason = "shared by test programs, public to none")]
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! The test models, loaded once per process, and random texts that are hard for tokenizers.
 
 use std::{
     io::Read,
@@ -10,14 +7,12 @@ use std::{
 
 use wornpath_blocks::Tokenizer;
 
-/// A test model: our tokenizer, and Hugging Face's released library as the judge.
-pub struct Model {
+/// A test model: our tokenizer, and Hugging Face's released library as the reference.
+pub(crate) struct Model {
     /// Its folder.
-    pub name: &'static str,
-    /// Ours.
-    pub tokenizer: Arc<Tokenizer>,
-    /// The judge.
-    pub judge: tokenizers::Tokenizer,
+    pub(crate) name: &'static str,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) reference: tokenizers::Tokenizer,
 }
 
 impl Model {
@@ -26,28 +21,28 @@ impl Model {
         Self {
             name,
             tokenizer: Arc::new(Tokenizer::from_json(name, &json).unwrap()),
-            judge: tokenizers::Tokenizer::from_bytes(&json).unwrap(),
+            reference: tokenizers::Tokenizer::from_bytes(&json).unwrap(),
         }
     }
 
-    /// The ids as Hugging Face gives them, bare.
-    pub fn judged(&self, text: &str) -> Vec<u32> {
-        self.judge.encode_fast(text, false).unwrap().get_ids().to_vec()
+    /// The ids that Hugging Face's library returns, without framing.
+    pub(crate) fn reference_ids(&self, text: &str) -> Vec<u32> {
+        self.reference.encode_fast(text, false).unwrap().get_ids().to_vec()
     }
 }
 
-/// Qwen3's, with 151k entries, NFC and a regular expression.
-pub static QWEN3: LazyLock<Model> = LazyLock::new(|| Model::load("qwen3"));
-/// A small byte-level one that adds a token in front.
-pub static TINY: LazyLock<Model> = LazyLock::new(|| Model::load("tiny-llama"));
+/// Qwen3: 151k entries, NFC and a regular expression.
+pub(crate) static QWEN3: LazyLock<Model> = LazyLock::new(|| Model::load("qwen3"));
+/// A small byte-level tokenizer that adds a token in front.
+pub(crate) static TINY: LazyLock<Model> = LazyLock::new(|| Model::load("tiny-llama"));
 
-/// Both.
-pub fn all() -> [&'static Model; 2] {
+/// All test models.
+pub(crate) fn all() -> [&'static Model; 2] {
     [&QWEN3, &TINY]
 }
 
 /// The bytes of a model's `tokenizer.json`.
-pub fn json(name: &str) -> Vec<u8> {
+pub(crate) fn json(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/models/{name}/tokenizer.json", env!("CARGO_MANIFEST_DIR"));
     if let Ok(bytes) = std::fs::read(&path) {
         return bytes;
@@ -144,25 +139,23 @@ const PIECES: &[&str] = &[
     "================",
 ];
 
-/// Random numbers, the same for the same seed.
-pub struct Random(u64);
+/// A seeded random number generator.
+pub(crate) struct Random(u64);
 
 impl Random {
-    /// From a seed.
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
     }
 
-    /// Below `bound`.
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound
     }
 
-    /// Some characters of a random mixture.
-    pub fn text(&mut self, pieces: usize) -> String {
+    /// A random mixture of pieces and characters.
+    pub(crate) fn text(&mut self, pieces: usize) -> String {
         let mut text = String::new();
         for _ in 0..pieces {
             match self.below(10) {

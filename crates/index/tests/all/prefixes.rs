@@ -1,5 +1,4 @@
-//! The largest prefixes, as people are shown them.
-#![cfg(not(any(loom, shuttle)))]
+//! The largest prefixes, as the admin page shows them.
 
 use wornpath_blocks::{BlockHash, ContentHash};
 use wornpath_index::{
@@ -20,10 +19,10 @@ fn store(index: &Index, pod: PodId, contents: &[u64]) {
     let contents: Vec<_> = contents.iter().copied().map(ContentHash).collect();
     let content = Content::Chained { parent: Parent::Root(ROOT), contents: &contents };
     let stored = StoredBlocks { tier: Tier::Gpu, blocks: &names, content, locations: &[] };
-    index.writer().apply(pod, None, &[CacheEvent::Stored(stored)]).expect("it lives");
+    index.writer().apply(pod, None, &[CacheEvent::Stored(stored)]).expect("the pod is live");
 }
 
-/// Two pods share three blocks; one goes on by two ways, and the other holds something of its own.
+/// Two pods share three blocks; one continues in two branches, the other holds a prompt of its own.
 fn shared() -> (Index, [PodId; 2]) {
     let index = Index::new(IndexLimits::default(), 3);
     let pods = [(); 2].map(|()| index.add_pod().expect("a slot is free"));
@@ -34,58 +33,58 @@ fn shared() -> (Index, [PodId; 2]) {
     (index, pods)
 }
 
-/// What a run follows, its depth, its blocks, who holds it, and its weight.
-type Told = (Option<usize>, usize, usize, Vec<usize>, usize);
+/// The parent of a run, its depth, its blocks, its holders and its weight.
+type Summary = (Option<usize>, usize, usize, Vec<usize>, usize);
 
-fn summary(prefixes: &Prefixes) -> Vec<Told> {
-    let told =
+fn summary(prefixes: &Prefixes) -> Vec<Summary> {
+    let of =
         |run: &PrefixRun| (run.follows, run.depth, run.blocks, run.holders.clone(), run.weight);
-    prefixes.runs.iter().map(told).collect()
+    prefixes.runs.iter().map(of).collect()
 }
 
 #[test]
-fn a_run_ends_where_prompts_part_or_where_fewer_pods_hold_it() {
+fn a_run_ends_where_prompts_diverge_or_where_fewer_pods_hold_it() {
     let (index, pods) = shared();
     let prefixes = index.prefixes(&pods, PLENTY);
-    let mut told = summary(&prefixes);
-    // Runs of equal weight come in the order of their hashes, which is no order at all.
-    told.sort_by_key(|run| (run.1, std::cmp::Reverse(run.4)));
+    let mut runs = summary(&prefixes);
+    // Runs of equal weight are ordered by their hashes, which is arbitrary.
+    runs.sort_by_key(|run| (run.1, std::cmp::Reverse(run.4)));
     let expected = [
         (None, 0, 3, vec![0, 1], 9),
         (None, 0, 2, vec![1], 2),
         (Some(0), 3, 2, vec![0], 2),
         (Some(0), 3, 1, vec![0], 1),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(runs, expected);
     assert_eq!(prefixes.runs[0].last, chain(&[1, 2, 3])[2], "the last block names the prefix");
     assert_eq!((prefixes.looked_at, prefixes.detached, prefixes.cut_short), (11, 0, 0));
 }
 
 #[test]
-fn the_largest_are_told_and_never_without_what_they_follow() {
+fn the_largest_runs_are_returned_each_after_its_parent() {
     let (index, pods) = shared();
-    let told = summary(&index.prefixes(&pods, PrefixLimits { runs: 2, ..PLENTY }));
-    assert_eq!((told.len(), told[0].4, told[1].4), (2, 9, 2));
-    for most in 0..5 {
-        let prefixes = index.prefixes(&pods, PrefixLimits { runs: most, ..PLENTY });
-        let places = prefixes.runs.iter().enumerate();
-        assert!(places.into_iter().all(|(at, run)| run.follows.is_none_or(|it| it < at)));
+    let runs = summary(&index.prefixes(&pods, PrefixLimits { runs: 2, ..PLENTY }));
+    assert_eq!((runs.len(), runs[0].4, runs[1].4), (2, 9, 2));
+    for max in 0..5 {
+        let prefixes = index.prefixes(&pods, PrefixLimits { runs: max, ..PLENTY });
+        let mut runs = prefixes.runs.iter().enumerate();
+        assert!(runs.all(|(at, run)| run.follows.is_none_or(|it| it < at)));
     }
 }
 
 #[test]
-fn what_lies_behind_a_hole_hangs_on_nothing_and_is_counted() {
+fn blocks_behind_a_hole_are_counted_as_detached() {
     let (index, pods) = shared();
     let second = EngineHash(chain(&[1, 2])[1].0);
     let removed = CacheEvent::Removed { tier: Tier::Gpu, blocks: &[second] };
-    index.writer().apply(pods[0], None, &[removed]).expect("it lives");
+    index.writer().apply(pods[0], None, &[removed]).expect("the pod is live");
     let alone = index.prefixes(&pods[..1], PLENTY);
     assert_eq!(summary(&alone), [(None, 0, 1, vec![0], 1)]);
     assert_eq!((alone.looked_at, alone.detached), (5, 4));
 }
 
 #[test]
-fn a_pod_that_has_more_than_is_looked_at_is_counted_and_one_that_has_gone_holds_nothing() {
+fn a_pod_beyond_the_limit_is_counted_and_a_removed_pod_holds_nothing() {
     let (index, pods) = shared();
     let few = index.prefixes(&pods, PrefixLimits { blocks_per_pod: 3, ..PLENTY });
     assert_eq!((few.looked_at, few.cut_short), (6, 2));

@@ -1,5 +1,5 @@
-//! Conversations render byte for byte as Hugging Face renders them; broken templates say why.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! Conversations render byte for byte as with Hugging Face; invalid templates are rejected with a
+//! cause.
 
 use serde_json::{Value, json};
 use wornpath_blocks::chat::{
@@ -28,7 +28,7 @@ fn ending(name: Option<&str>) -> PromptEnding {
 
 #[test]
 fn every_conversation_renders_as_hugging_face_renders_it() {
-    let golden: Value = serde_json::from_str(include_str!("golden/golden.json")).unwrap();
+    let golden: Value = serde_json::from_str(include_str!("../golden/golden.json")).unwrap();
     let mut compared = 0;
     for (model, expected) in golden["models"].as_object().unwrap() {
         let template = template(model);
@@ -53,7 +53,7 @@ fn every_conversation_renders_as_hugging_face_renders_it() {
 }
 
 #[test]
-fn an_image_ends_the_known_text_where_the_engine_puts_it() {
+fn an_image_ends_the_known_text_where_the_engine_inserts_it() {
     let image = json!({"type": "image_url", "image_url": {"url": "data:x"}});
     let messages = [
         json!({"role": "system", "content": "S"}),
@@ -196,33 +196,33 @@ fn errors_name_the_file_and_the_cause() {
     };
     assert_eq!(
         ChatTemplate::from_config(&config("{}").unwrap()).unwrap_err().to_string(),
-        "m/tokenizer_config.json: no `chat_template`; give the model one, or a `chat_template.jinja` beside the file"
+        "m/tokenizer_config.json: no `chat_template`; add one, or put a `chat_template.jinja` beside the file"
     );
     assert_eq!(
         template("a\n{% for %}").unwrap_err().to_string(),
-        "m/tokenizer_config.json: broken chat template: line 2: unexpected end of block, expected in"
+        "m/tokenizer_config.json: invalid chat template: line 2: unexpected end of block, expected in"
     );
-    let refused = |source: &str, ending| {
+    let error = |source: &str, ending| {
         let conversation = Conversation { ending, ..Conversation::new(&[]) };
         template(source).unwrap().render(&conversation).unwrap_err().to_string()
     };
     assert_eq!(
-        refused("\n{{ raise_exception('roles must alternate') }}", PromptEnding::LastMessage),
-        "m/tokenizer_config.json: the chat template refused the conversation: line 2: roles must alternate"
+        error("\n{{ raise_exception('roles must alternate') }}", PromptEnding::LastMessage),
+        "m/tokenizer_config.json: chat template rejected the conversation: line 2: roles must alternate"
     );
     assert_eq!(
-        refused("{{ messages[0].content.nothing() }}", PromptEnding::LastMessage),
-        "m/tokenizer_config.json: the chat template refused the conversation: line 1: `messages[0]` is undefined"
+        error("{{ messages[0].content.nothing() }}", PromptEnding::LastMessage),
+        "m/tokenizer_config.json: chat template rejected the conversation: line 1: `messages[0]` is undefined"
     );
     assert_eq!(
-        refused(
+        error(
             "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}",
             PromptEnding::LastMessage
         ),
-        "m/tokenizer_config.json: the chat template refused the conversation: line 1: engine ran out of fuel"
+        "m/tokenizer_config.json: chat template rejected the conversation: line 1: engine ran out of fuel"
     );
     assert_eq!(
-        refused("x", PromptEnding::InsideLastMessage),
-        "m/tokenizer_config.json: the chat template refused the conversation: the last message has no text to continue"
+        error("x", PromptEnding::InsideLastMessage),
+        "m/tokenizer_config.json: chat template rejected the conversation: the last message has no text to continue"
     );
 }

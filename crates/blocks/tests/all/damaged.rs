@@ -1,9 +1,6 @@
-//! Files and templates from anywhere: an error or a value, never a panic.
-#![expect(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! Damaged files and templates give an error or a value, never a panic.
 
-mod model;
-
-use model::Random;
+use crate::model::{self, Random};
 use serde_json::{Value, json};
 use wornpath_blocks::{
     Framing, Tokenizer,
@@ -27,7 +24,7 @@ fn damage(bytes: &[u8], random: &mut Random, alphabet: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_damaged_config_is_refused_or_read() {
+fn a_damaged_config_is_rejected_or_read() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/qwen3/tokenizer_config.json");
     let config = std::fs::read(path).unwrap();
     let mut read = 0;
@@ -40,7 +37,7 @@ fn a_damaged_config_is_refused_or_read() {
 }
 
 #[test]
-fn a_damaged_template_is_refused_or_renders_or_fails_with_words() {
+fn a_damaged_template_is_rejected_or_renders_or_fails_with_an_error() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/qwen3/tokenizer_config.json");
     let config: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let source = config["chat_template"].as_str().unwrap();
@@ -69,8 +66,8 @@ fn a_damaged_template_is_refused_or_renders_or_fails_with_words() {
     assert!(outcomes.iter().all(|&count| count > 20), "{outcomes:?}");
 }
 
-/// A random place in the value, its vocabulary left alone.
-fn random_place<'a>(value: &'a mut Value, random: &mut Random) -> &'a mut Value {
+/// A random value inside `value`, mostly not in the vocabulary.
+fn random_value<'a>(value: &'a mut Value, random: &mut Random) -> &'a mut Value {
     let size = match value {
         Value::Array(items) => items.len().min(30),
         Value::Object(map) => map.len().min(30),
@@ -84,11 +81,11 @@ fn random_place<'a>(value: &'a mut Value, random: &mut Random) -> &'a mut Value 
         Value::Object(map) => map.values_mut().nth(random.below(size)).unwrap(),
         _ => unreachable!("only lists and maps have a size"),
     };
-    random_place(next, random)
+    random_value(next, random)
 }
 
 #[test]
-fn a_damaged_tokenizer_is_refused_or_used() {
+fn a_damaged_tokenizer_is_rejected_or_used() {
     let json: Value = serde_json::from_slice(&model::json("tiny-llama")).unwrap();
     let mut used = 0;
     for seed in 0..80 {
@@ -103,7 +100,7 @@ fn a_damaged_tokenizer_is_refused_or_used() {
             json!([]),
             json!({}),
         ];
-        *random_place(&mut damaged, &mut random) = wrong[random.below(wrong.len())].clone();
+        *random_value(&mut damaged, &mut random) = wrong[random.below(wrong.len())].clone();
         if let Ok(tokenizer) = Tokenizer::from_json("damaged", damaged.to_string().as_bytes()) {
             let _ = tokenizer.encode("Hello <|im_end|> world", Framing::Prompt, &mut Vec::new());
             used += 1;
@@ -113,11 +110,11 @@ fn a_damaged_tokenizer_is_refused_or_used() {
 }
 
 #[test]
-fn a_template_that_the_engine_of_templates_breaks_on_is_refused() {
+fn a_template_on_which_the_template_engine_panics_is_rejected() {
     let config = TokenizerConfig::empty();
     for source in ["{% for one in messages[::-1] %}{{ one.role }}{% endfor %}", "{{ ''[::-1] }}"] {
         let template = ChatTemplate::from_jinja("odd", source, &config).unwrap();
-        let refused = template.render(&Conversation::new(&[])).unwrap_err().to_string();
-        assert!(refused.contains("broke on it"), "{source}: {refused}");
+        let error = template.render(&Conversation::new(&[])).unwrap_err().to_string();
+        assert!(error.contains("the template engine panicked"), "{source}: {error}");
     }
 }

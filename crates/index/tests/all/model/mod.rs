@@ -1,18 +1,16 @@
 //! The index against the naive model, by random operations from printed seeds.
 //!
-//! `WORNPATH_OPS` sets the number of operations per run (a release run does twenty million in all), and
-//! `WORNPATH_GENERATIONS` how often the content of a full cache is replaced.
-
-#![cfg(not(any(loom, shuttle)))]
+//! `WORNPATH_OPS` sets the number of operations per run (a release run does twenty million in all),
+//! and `WORNPATH_GENERATIONS` how often the content of a full cache is replaced.
 
 mod churn;
-mod expectations;
+mod speculative;
 mod streams;
 mod world;
 
 use std::env;
 
-/// What an environment variable says, or the default.
+/// The number in an environment variable, or the default.
 fn number(name: &str, default: usize) -> usize {
     env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
@@ -25,7 +23,7 @@ fn plan() -> (usize, std::ops::Range<u64>) {
 }
 
 #[test]
-fn any_stream_of_events_gives_the_answers_of_a_naive_scan() {
+fn lookups_after_any_stream_of_events_equal_a_naive_scan() {
     let (operations, seeds) = plan();
     for seed in seeds {
         streams::run(seed, operations);
@@ -33,26 +31,26 @@ fn any_stream_of_events_gives_the_answers_of_a_naive_scan() {
 }
 
 #[test]
-fn expectations_count_until_they_are_confirmed_or_expire() {
+fn speculative_blocks_count_until_they_are_confirmed_or_expire() {
     let (operations, seeds) = plan();
     for seed in seeds {
-        expectations::run(seed, operations);
+        speculative::run(seed, operations);
     }
 }
 
 #[test]
-fn full_caches_of_every_even_number_of_blocks_up_to_5000_take_few_steps_a_block() {
+fn full_caches_of_every_even_number_of_blocks_up_to_5000_take_few_steps_per_block() {
     churn::run((2..=5_000).step_by(2), number("WORNPATH_GENERATIONS", 5));
 }
 
 #[test]
-fn full_caches_of_every_odd_number_of_blocks_up_to_5000_take_few_steps_a_block() {
+fn full_caches_of_every_odd_number_of_blocks_up_to_5000_take_few_steps_per_block() {
     churn::run((1..5_000).step_by(2), number("WORNPATH_GENERATIONS", 5));
 }
 
-/// At these sizes, a few percent below a growth of the table of names, the table once lost its bound.
+/// At these sizes, a few percent below a growth of the alias table, the table once lost its bound.
 #[test]
-fn full_caches_just_below_a_growth_take_few_steps_a_block_after_500_generations() {
+fn full_caches_just_below_a_growth_take_few_steps_per_block_after_500_generations() {
     let sizes = [26, 50, 52, 104, 105, 188, 195, 196, 340, 354, 630, 1115, 1850, 1955];
     churn::run(sizes.into_iter(), number("WORNPATH_GENERATIONS", 500));
 }

@@ -1,4 +1,4 @@
-//! Expectations, two names for one block, and evictions in any order, on whole chains.
+//! Speculative blocks, two names for one block, and evictions in any order, on whole chains.
 
 use std::time::Duration;
 
@@ -8,17 +8,18 @@ use wornpath_index::{
     StoredBlocks, Tier,
 };
 
-use crate::world::{Pod, Rng, Tree, alias};
+use super::world::{Pod, Rng, Tree, alias};
 
 pub(crate) fn run(seed: u64, operations: usize) {
     let mut rng = Rng(seed ^ 0xE1EC);
     let tree = Tree::random(&mut rng, 120, 20);
     let index =
         Index::new(IndexLimits { capacity: Capacity::Pods64, ..IndexLimits::default() }, seed);
-    let (mut writer, mut reader) = (index.writer(), index.reader());
+    let mut writer = index.writer();
+    let mut reader = index.reader();
     let mut pods: Vec<(PodId, Pod)> =
         (0..5).map(|_| (index.add_pod().expect("a slot"), Pod::default())).collect();
-    let mut answer = Depths::default();
+    let mut depths = Depths::default();
     let mut now = Moment::ZERO;
     for operation in 0..operations {
         now += Duration::from_millis(rng.below(20) as u64);
@@ -37,11 +38,11 @@ pub(crate) fn run(seed: u64, operations: usize) {
                     Content::Chained { parent: Parent::Root(tree.root), contents: &contents };
                 let stored =
                     StoredBlocks { tier: Tier::Gpu, blocks: &blocks, content, locations: &[] };
-                writer.apply(*id, None, &[CacheEvent::Stored(stored)]).expect("it lives");
+                writer.apply(*id, None, &[CacheEvent::Stored(stored)]).expect("the pod is live");
                 for node in &path {
                     pod.store(*node, variant, Tier::Gpu, false);
-                    pod.told.insert(*node);
-                    pod.expected.remove(node);
+                    pod.known.insert(*node);
+                    pod.speculative.remove(node);
                 }
             }
             35..60 => {
@@ -51,53 +52,57 @@ pub(crate) fn run(seed: u64, operations: usize) {
                 keys.truncate(1 + rng.below(6));
                 let blocks: Vec<_> = keys.iter().map(|(n, v)| alias(*id, *n, *v)).collect();
                 let removed = CacheEvent::Removed { tier: Tier::Gpu, blocks: &blocks };
-                writer.apply(*id, None, &[removed]).expect("it lives");
+                writer.apply(*id, None, &[removed]).expect("the pod is live");
                 for (node, variant) in keys {
                     pod.remove(node, variant, Tier::Gpu, false);
                 }
             }
             60..80 => {
                 let expires = now + Duration::from_millis(rng.below(400) as u64);
-                // What is thought to be there may be right or wrong.
+                // The hint may be right or wrong.
                 let known = match rng.below(3) {
                     0 => 0,
                     1 => pod.depth(&path),
                     _ => rng.below(chain.len() + 2),
                 };
-                assert!(writer.expect_after(*id, &chain, known, expires).expect("it lives"));
-                // Time is counted in steps of 50 ms, and nothing expires early.
+                assert!(
+                    writer
+                        .insert_speculative_after(*id, &chain, known, expires)
+                        .expect("the pod is live")
+                );
+                // Time is counted in steps of 50 ms, and no block expires early.
                 let steps = expires.as_millis().div_ceil(50) as u64;
                 let expires = Duration::from_millis(steps * 50);
                 for node in &path {
-                    if !pod.really_holds(*node) {
-                        let until = pod.expected.entry(*node).or_insert(expires);
+                    if !pod.has_copy(*node) {
+                        let until = pod.speculative.entry(*node).or_insert(expires);
                         *until = expires.max(*until);
                     }
                 }
             }
             80..88 => {
-                // Of which blocks another request is known, the tests of expectations say.
-                let withdrawn = writer.withdraw(*id, &chain).expect("it lives");
-                let last = path.iter().rposition(|node| pod.expected.contains_key(node));
+                // The unit tests check which blocks a rollback keeps for other requests.
+                let removed = writer.rollback(*id, &chain).expect("the pod is live");
+                let last = path.iter().rposition(|node| pod.speculative.contains_key(node));
                 let end = last.map_or(0, |last| last + 1);
-                for node in &path[end - withdrawn..end] {
+                for node in &path[end - removed..end] {
                     assert!(
-                        pod.expected.remove(node).is_some(),
-                        "seed {seed}: it was not expected"
+                        pod.speculative.remove(node).is_some(),
+                        "seed {seed}: the block was not speculative"
                     );
                 }
             }
             _ => {
                 writer.expire(now);
                 for (_, pod) in &mut pods {
-                    pod.expected.retain(|_, expires| *expires > now);
+                    pod.speculative.retain(|_, expires| *expires > now);
                 }
             }
         }
-        reader.lookup(&chain, &mut answer);
+        reader.lookup(&chain, &mut depths);
         for (id, pod) in &pods {
             let truth = pod.depth(&path);
-            assert_eq!(answer.depth(id.slot()), truth, "seed {seed}, operation {operation}");
+            assert_eq!(depths.depth(id.slot()), truth, "seed {seed}, operation {operation}");
         }
     }
 }

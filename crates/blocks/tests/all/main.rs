@@ -1,0 +1,8 @@
+//! Tests of tokenizers and chat templates through the public interface.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod damaged;
+mod model;
+mod skeletons;
+mod templates;
+mod tokenizers;
