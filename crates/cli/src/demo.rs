@@ -10,7 +10,6 @@ mod fleet;
 mod folder;
 mod gateway;
 mod load;
-mod recorded;
 mod table;
 mod workload;
 
@@ -56,17 +55,10 @@ pub(crate) struct DemoArguments {
     /// End after the show; the status is not 0 if a request failed or cache-aware was no better
     #[arg(long)]
     once: bool,
-    /// Instead, replay the recorded cache events of three real engines into an index
-    #[arg(long, conflicts_with_all = ["engines", "requests", "once"])]
-    recorded: bool,
 }
 
 /// Plays the demo to `out`.
 pub(crate) fn run(arguments: &DemoArguments, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    if arguments.recorded {
-        recorded::run(out)?;
-        return Ok(ExitCode::SUCCESS);
-    }
     // Failures are part of the show, and told by it.
     let logging = Box::new(LogLevel::start(tracing::Level::ERROR));
     let runtime =
