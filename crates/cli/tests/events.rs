@@ -16,7 +16,7 @@ fn tail(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_live_stream_is_decoded_and_what_is_missing_in_it_is_named() {
+fn a_live_stream_is_decoded_and_missing_batches_are_reported() {
     let capture = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../events/tests/fixtures/vllm-0.32/serve_sha256_cbor.bin"
@@ -41,12 +41,12 @@ fn a_live_stream_is_decoded_and_what_is_missing_in_it_is_named() {
     assert_eq!(lines[0], format!("connected to {source}"));
     assert!(lines[1].starts_with("#0 rank 0 stored Gpu "), "{printed}");
     assert!(lines[1].contains(" at the start of a prompt, "), "{printed}");
-    assert!(lines.contains(&"#1 to #1 did not come"), "{printed}");
+    assert!(lines.contains(&"#1 to #1 missing"), "{printed}");
     assert!(run.status.success());
 }
 
 #[test]
-fn whoever_listens_to_nobody_is_told_why_until_somebody_publishes() {
+fn tail_reports_why_it_is_not_connected_and_connects_later() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_wornpath"))
         .args(["events", "tail", "--from", &format!("zmq://{free}")])
@@ -66,7 +66,7 @@ fn whoever_listens_to_nobody_is_told_why_until_somebody_publishes() {
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_with_the_cure() {
+fn an_invalid_address_is_refused_with_the_cure() {
     let refused = tail(&["--from", "http://pod:1"]);
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(error.contains("it begins with neither zmq:// nor tcp://"), "{error}");
@@ -77,7 +77,7 @@ fn an_address_that_is_none_is_refused_with_the_cure() {
 }
 
 #[test]
-fn a_relay_names_what_is_wrong_with_its_ends() {
+fn a_relay_refuses_an_invalid_source_or_broker_with_the_cure() {
     let relay = |from: &str, to: &str| {
         let program = env!("CARGO_BIN_EXE_wornpath");
         let run = Command::new(program).args(["relay", "--from", from, "--to", to]).output();
@@ -98,7 +98,7 @@ fn a_relay_names_what_is_wrong_with_its_ends() {
 
 #[cfg(feature = "nats")]
 #[test]
-fn a_relay_says_when_its_engine_cannot_be_heard() {
+fn a_relay_reports_an_unreachable_engine() {
     let mut relay = Command::new(env!("CARGO_BIN_EXE_wornpath"))
         .args(["relay", "--from", "pod=zmq://127.0.0.1:1", "--to", "nats://127.0.0.1:1/kv"])
         .stdout(Stdio::null())
@@ -109,7 +109,7 @@ fn a_relay_says_when_its_engine_cannot_be_heard() {
     BufReader::new(relay.stderr.take().unwrap()).read_line(&mut said).unwrap();
     relay.kill().unwrap();
     relay.wait().unwrap();
-    assert!(said.starts_with("pod: the engine cannot be heard: "), "{said}");
+    assert!(said.starts_with("pod: engine unreachable: "), "{said}");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn an_engine_is_verified_by_its_own_answers() {
     let printed = String::from_utf8_lossy(&honest.stdout);
     assert!(honest.status.success(), "{printed}");
     assert!(printed.contains("blocks of 16 tokens, events from zmq://"), "{printed}");
-    assert!(printed.contains(": 30 as its events let expect"), "{printed}");
+    assert!(printed.contains(": 30 as predicted by the events"), "{printed}");
     assert!(!printed.contains(" 0 with a hit"), "{printed}");
 
     engine.set_faults(0, r#"{"cached_tokens": "all"}"#);

@@ -90,7 +90,7 @@ fn bad_lines_are_named_with_their_numbers() {
     let output = plan(&path, &[]);
     let said = text(&output.stderr);
     assert!(!output.status.success());
-    assert!(said.contains("2 of its lines cannot be planned"), "{said}");
+    assert!(said.contains("2 invalid lines"), "{said}");
     assert!(said.contains("line 2: none of `messages`, `prompt`, `input`"), "{said}");
     assert!(said.contains("line 3: "), "{said}");
 }
@@ -100,7 +100,11 @@ fn a_prompt_that_fits_no_cache_is_refused_with_the_cure() {
     let path = file("long.jsonl", [json!({"prompt": "word ".repeat(4_000)})]);
     let output = plan(&path, &["--kv-tokens", "2000"]);
     let said = text(&output.stderr);
-    assert!(!output.status.success() && said.contains("holds 2000; take a larger"), "{said}");
+    assert!(
+        !output.status.success()
+            && said.contains("more than the 2000 of an engine's KV cache; give a larger"),
+        "{said}"
+    );
 }
 
 #[test]

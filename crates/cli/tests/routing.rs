@@ -106,7 +106,7 @@ fn what_is_printed_checks_and_is_printed_alike() {
 }
 
 #[test]
-fn a_shipped_profile_is_known_by_its_name_and_a_wrong_name_gets_all_of_them() {
+fn a_built_in_profile_is_found_by_its_name_and_an_unknown_name_lists_them_all() {
     let by_path = wornpath(&["check", "--print", "../../profiles/lmetric.yaml"], "");
     let by_name = wornpath(&["check", "--print", "lmetric"], "");
     let body = |output: &Output| text(&output.stdout).split_once('\n').unwrap().1.to_owned();
@@ -114,7 +114,12 @@ fn a_shipped_profile_is_known_by_its_name_and_a_wrong_name_gets_all_of_them() {
     let unknown = wornpath(&["check", "lmetrik"], "");
     assert_eq!(unknown.status.code(), Some(1));
     let said = text(&unknown.stdout);
-    assert!(said.contains("`lmetrik` is neither a file nor one of cache-affinity, "), "{said}");
+    assert!(
+        said.contains(
+            "`lmetrik` is neither a file nor a built-in profile; available: cache-affinity, "
+        ),
+        "{said}"
+    );
     let elsewhere = text(&wornpath(&["check", "./lmetric"], "").stdout).to_owned();
     assert!(elsewhere.contains("cannot read ./lmetric"), "{elsewhere}");
 }
@@ -170,7 +175,7 @@ fn explain_shows_who_was_dropped_what_each_scored_and_the_plan() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let shown = text(&output.stdout);
     assert!(shown.contains("c    0       dropped by healthy: draining"), "{shown}");
-    assert!(shown.contains("serve: a, else "), "{shown}");
+    assert!(shown.contains("serve: a, fallback "), "{shown}");
     assert!(shown.contains("32 tokens cached (8 blocks on gpu)"), "{shown}");
 
     let output = wornpath(&[&arguments[..], &["--json"]].concat(), REQUEST);
@@ -204,7 +209,7 @@ fn explain_refuses_what_is_no_request_and_a_profile_that_does_not_check() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("neither `messages` nor `prompt`"));
     for (header, problem) in
-        [("x-session", "has no colon"), ("x session: 1", "is no name of a header")]
+        [("x-session", "has no colon"), ("x session: 1", "invalid header name")]
     {
         let output = wornpath(&[&profile[..], &fleet, &["--header", header]].concat(), REQUEST);
         assert_eq!(output.status.code(), Some(1));

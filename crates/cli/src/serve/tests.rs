@@ -4,6 +4,7 @@ use super::*;
 use clap::{Args, Command, Parser};
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 use wornpath_blocks::HashKey;
 use wornpath_routing::{Prompt, Request};
 
@@ -248,8 +249,8 @@ fn the_file_alone_turns_on_what_a_flag_can_only_turn_on() {
 fn a_flag_without_effect_is_refused_with_the_cure() {
     let file = File::new("refused");
     for (given, cure) in [
-        (&["--pod", "http://127.0.0.1:1/"][..], "the file lists it already, as `127.0.0.1:1`"),
-        (&["--pod-key-file", "of-flag"], "give pods of the file their `key_file` there"),
+        (&["--pod", "http://127.0.0.1:1/"][..], "the file already lists it as `127.0.0.1:1`"),
+        (&["--pod-key-file", "of-flag"], "set `key_file` of pods in the file"),
         (&["--isolate-tenants"], "or list `tenants` in the file"),
         (
             &["--policy", "round-robbin"],
@@ -266,5 +267,5 @@ fn a_policy_that_needs_tokens_is_refused_where_no_model_has_a_tokenizer() {
     let file = File::new("tokens");
     let text = "models: [{name: m}]\nprofiles: {mine: {prepare: [tokenize, block_hash], score: [cache_affinity], pick: max_score}, other: {score: [least_load], pick: max_score}}\nroutes: [{profile: other}]";
     let error = file.settings(text, &["--policy", "mine"]).unwrap_err().to_string();
-    assert!(error.contains("--policy mine works with tokens"), "{error}");
+    assert!(error.contains("--policy mine needs tokens"), "{error}");
 }

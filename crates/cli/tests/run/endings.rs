@@ -94,7 +94,7 @@ fn a_deadline_leaves_the_rest_to_be_resumed() {
     let job = Job::new("deadline", questions(1, 3));
     let output = job.run(&engines, &["--deadline", "1s"]);
     assert!(output.is(3) && output.out.contains("3 left"), "{output:?}");
-    assert!(output.out.contains("the deadline has come; run the rest with --resume"));
+    assert!(output.out.contains("deadline exceeded; run the rest with --resume"));
     engines.set_faults(0, "{}");
     let output = job.run(&engines, &["--deadline", "1h", "--resume"]);
     assert!(output.is(0), "{output:?}");
@@ -113,7 +113,7 @@ fn of_two_runs_with_one_output_the_second_is_refused() {
 }
 
 #[test]
-fn what_a_lost_engine_had_is_answered_by_the_other() {
+fn requests_of_a_crashed_engine_are_answered_by_the_other() {
     let engines = Served::start_at("20", &["--engines", "2"]);
     let job = Job::new("lost", questions(8, 12));
     let child = job.start(&engines, &["--window", "4"]);
@@ -125,17 +125,17 @@ fn what_a_lost_engine_had_is_answered_by_the_other() {
 }
 
 #[test]
-fn without_any_engine_it_gives_up_in_time() {
-    let job = Job::new("nobody", questions(1, 2));
+fn a_run_without_a_reachable_engine_stops_after_give_up_after() {
+    let job = Job::new("unreachable", questions(1, 2));
     let output = job.run_at(&["http://127.0.0.1:9"], &["--give-up-after", "1s"]);
-    assert!(output.is(3) && output.out.contains("no engine can be reached"), "{output:?}");
+    assert!(output.is(3) && output.out.contains("no engine reachable"), "{output:?}");
     assert!(output.out.contains("0 of 2 lines answered, 0 failed, 2 left"), "{output:?}");
-    let lost = "engines lost: 1 (http://127.0.0.1:9: no connection: ";
-    assert_eq!(output.error.matches(lost).count(), 1, "{output:?}");
+    let unreachable = "engines unreachable: 1 (http://127.0.0.1:9: no connection: ";
+    assert_eq!(output.error.matches(unreachable).count(), 1, "{output:?}");
 }
 
 #[test]
-fn an_input_that_cannot_be_read_any_more_ends_the_run_and_fails_no_line() {
+fn an_input_that_becomes_unreadable_ends_the_run_and_fails_no_line() {
     let engines = Served::start_at("1", &["--fault", "slow=3"]);
     let job = Job::new("unreadable", questions(4, 10));
     let whole = std::fs::read(&job.input).unwrap();

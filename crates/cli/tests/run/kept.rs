@@ -26,7 +26,7 @@ fn errors_of_another_run_and_the_input_itself_are_not_written_over() {
     let mut job = Job::new("errors_kept", questions(1, 2));
     fs::write(job.errors(), "precious").unwrap();
     let output = job.run(&engines, &[]);
-    assert!(output.error.contains(".errors.jsonl exists; go on with --resume"), "{output:?}");
+    assert!(output.error.contains(".errors.jsonl exists; continue with --resume"), "{output:?}");
     assert_eq!(fs::read_to_string(job.errors()).unwrap(), "precious");
 
     fs::rename(&job.input, job.errors()).unwrap();
@@ -34,7 +34,7 @@ fn errors_of_another_run_and_the_input_itself_are_not_written_over() {
     let before = fs::read(&job.input).unwrap();
     for more in [&[][..], &["--resume"]] {
         let output = job.run(&engines, more);
-        assert!(output.error.contains("is the input, which would be overwritten"), "{output:?}");
+        assert!(output.error.contains("would overwrite the input"), "{output:?}");
     }
     assert_eq!(fs::read(&job.input).unwrap(), before);
 }
@@ -61,11 +61,11 @@ fn a_run_goes_on_in_the_order_that_it_was_begun_with() {
     let [with, without] = begun;
     fs::write(with.beside(".unordered"), "{}\n").unwrap();
     let output = with.run(&engines, &["--resume"]);
-    assert!(output.error.contains("begun with --preserve-order; give that"), "{output:?}");
+    assert!(output.error.contains("started with --preserve-order; give that"), "{output:?}");
     assert!(!with.output().exists());
     fs::write(without.output(), "{}\n").unwrap();
     let output = without.run(&engines, &["--resume", "--preserve-order"]);
-    assert!(output.error.contains("begun without --preserve-order; leave that"), "{output:?}");
+    assert!(output.error.contains("started without --preserve-order; leave that"), "{output:?}");
     assert!(!without.beside(".unordered").exists());
     engines.set_faults(0, "{}");
     for (job, resume) in [(with, &["--resume", "--preserve-order"][..]), (without, &["--resume"])] {
@@ -89,7 +89,7 @@ fn results_that_are_not_all_there_any_more_are_not_called_whole() {
     let (results, errors) = (fs::read(job.output()).unwrap(), fs::read(job.errors()).unwrap());
     let refused = || {
         let output = job.run(&engines, &["--resume"]);
-        assert!(output.is(1) && output.error.contains("is damaged"), "{output:?}");
+        assert!(output.is(1) && output.error.contains(": damaged: "), "{output:?}");
     };
     fs::write(job.output(), &results[..100]).unwrap();
     refused();
@@ -101,7 +101,7 @@ fn results_that_are_not_all_there_any_more_are_not_called_whole() {
     refused();
     fs::write(job.errors(), &errors).unwrap();
     let output = job.run(&engines, &["--resume"]);
-    assert!(output.is(1) && output.out.contains("all lines are there"), "{output:?}");
+    assert!(output.is(1) && output.out.contains("all lines are done"), "{output:?}");
 }
 
 #[test]

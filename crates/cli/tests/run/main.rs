@@ -72,7 +72,7 @@ fn what_an_engine_refuses_is_an_error_and_the_rest_is_answered() {
 }
 
 #[test]
-fn results_come_in_the_order_of_the_prompts_if_asked() {
+fn preserve_order_writes_results_in_the_order_of_the_prompts() {
     let engines = Served::start(&["--engines", "2"]);
     let bare = (0..20).map(|number| json!({"prompt": format!("{} of {number}", "abc ".repeat(number % 3 * 40)), "max_tokens": 1 + number % 7}));
     let job = Job::new("ordered", bare);
@@ -85,7 +85,7 @@ fn results_come_in_the_order_of_the_prompts_if_asked() {
 }
 
 #[test]
-fn a_plan_asks_the_engines_how_large_their_caches_are() {
+fn a_plan_reads_the_cache_sizes_of_its_engines() {
     let engines = Served::start(&["--engines", "2", "--kv-tokens", "48000"]);
     let job = Job::new("asked", questions(6, 10));
     let plan = |extra: &[&str]| {
@@ -102,7 +102,7 @@ fn a_plan_asks_the_engines_how_large_their_caches_are() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["pods"], 2);
     let told = report["asked"][1].as_str().unwrap();
-    assert!(told.ends_with("its cache holds 48000 tokens"), "{told}");
+    assert!(told.ends_with("KV cache of 48000 tokens"), "{told}");
     let other = plan(&["--block-size", "32"]);
     let error = String::from_utf8_lossy(&other.stderr);
     assert!(
@@ -120,13 +120,13 @@ fn what_cannot_be_run_is_said_before_anything_is_sent() {
     assert!(no_file.error.contains("/dev/null is no file"), "{no_file:?}");
     let job = Job::new("wrong", [json!({"prompt": "a"}), json!({"x": 1}), json!({"prompt": ""})]);
     let output = job.run(&engines, &[]);
-    assert!(output.error.contains("2 of its lines cannot be run"), "{output:?}");
+    assert!(output.error.contains("2 invalid lines"), "{output:?}");
     assert!(output.error.contains("line 2: none of `messages`"), "{output:?}");
     assert!(output.error.contains("line 3: the prompt is empty"), "{output:?}");
     assert!(!job.output().exists());
     let job = Job::new("taken", questions(1, 2));
     assert!(job.run(&engines, &[]).is(0));
-    assert!(job.run(&engines, &[]).error.contains("exists; go on with --resume"));
+    assert!(job.run(&engines, &[]).error.contains("exists; continue with --resume"));
     let other = Job::with("taken", questions(1, 3));
     let output = other.run(&engines, &["--resume"]);
     assert!(
@@ -139,7 +139,7 @@ fn what_cannot_be_run_is_said_before_anything_is_sent() {
     assert!(output.error.contains("a user or a password"), "{output:?}");
     assert!(!output.error.contains("private"), "{output:?}");
     let output = other.run_at(&["https://engine"], &["--resume"]);
-    assert!(output.error.contains("say with --ca FILE whose signature"), "{output:?}");
+    assert!(output.error.contains("give the CA of its certificate with --ca FILE"), "{output:?}");
     let output = other.run_at(&["http://engine:8000/v1"], &["--resume"]);
     assert!(output.error.contains("give it without: http://engine:8000\n"), "{output:?}");
 }

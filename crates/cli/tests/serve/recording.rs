@@ -60,7 +60,7 @@ fn recorded_traffic_has_no_text_and_finds_as_much_cached_when_it_is_replayed() {
     let (is_well, said) = ended(recorder);
     assert!(is_well, "{said}");
     assert!(
-        said.contains("13 requests recorded; left out: 0 without a whole answer, 0 missed"),
+        said.contains("13 requests recorded; skipped: 0 without a complete answer, 0 missed"),
         "{said}"
     );
 
@@ -107,7 +107,7 @@ fn recorded_traffic_has_no_text_and_finds_as_much_cached_when_it_is_replayed() {
 }
 
 #[test]
-fn a_recording_that_cannot_begin_or_that_nobody_spoke_during_says_so() {
+fn a_recording_without_requests_or_without_a_new_file_fails() {
     let engines = Served::start(&["--model", "m"]);
     let gateway = Gateway::before(&engines, &["--admin", "127.0.0.1:0"]);
     let file = folder("recording_nothing").join("trace.jsonl");

@@ -59,7 +59,7 @@ fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
         let untrusted = with(&[&["--ca", "foreign.pem"], &shown]);
         assert!(!untrusted.0 && untrusted.1.contains("UnknownIssuer"), "{called:?}: {untrusted:?}");
         let unknown = with(&[]);
-        assert!(!unknown.0 && unknown.1.contains("say with --ca FILE"), "{called:?}: {unknown:?}");
+        assert!(!unknown.0 && unknown.1.contains("with --ca FILE"), "{called:?}: {unknown:?}");
         let unshown = with(&[&["--ca", "ca.pem"]]);
         assert!(!unshown.0 && unshown.1.contains("CertificateRequired"), "{called:?}: {unshown:?}");
     }
@@ -95,8 +95,8 @@ fn commands_call_gateways_whose_certificate_is_good_and_show_theirs() {
     let engine = format!("https://{}", engines.engines[0].http);
     let called = ["batch", "list", "--gateway", &engine, "--ca", "ca.pem"];
     let (is_done, said) = command(&folder, &called);
-    assert!(!is_done && said.contains("if it speaks without, write http://"), "{said}");
+    assert!(!is_done && said.contains("if it does not use TLS, write http://"), "{said}");
     let plain = format!("http://{}", gateway.address);
     let (is_done, said) = command(&folder, &["batch", "list", "--gateway", &plain]);
-    assert!(!is_done && said.contains("if it speaks TLS, write https://"), "{said}");
+    assert!(!is_done && said.contains("if it uses TLS, write https://"), "{said}");
 }

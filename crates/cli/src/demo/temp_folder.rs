@@ -1,4 +1,4 @@
-//! A folder of the demo's own, which goes with it.
+//! A temporary folder that is removed when it is dropped.
 
 use anyhow::Context;
 use std::fs::DirBuilder;
@@ -6,20 +6,19 @@ use std::io::ErrorKind::AlreadyExists;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Among the system's temporary files, until it is dropped.
-pub(super) struct Folder(PathBuf);
+pub(super) struct TempFolder(PathBuf);
 
-impl Folder {
-    /// A new one, which nobody else may look into.
+impl TempFolder {
+    /// Creates a folder that only this user may read.
     pub(super) fn new() -> anyhow::Result<Self> {
         let process = std::process::id();
         for number in 0_u32.. {
             let path = std::env::temp_dir().join(format!("wornpath-demo-{process}-{number}"));
             match DirBuilder::new().mode(0o700).create(&path) {
-                // Left behind by a process that was killed, or somebody else's.
+                // Left behind by a process that was killed, or of another user.
                 Err(error) if error.kind() == AlreadyExists => {}
                 created => {
-                    created.with_context(|| format!("cannot make {}", path.display()))?;
+                    created.with_context(|| format!("cannot create {}", path.display()))?;
                     return Ok(Self(path));
                 }
             }
@@ -32,10 +31,10 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::error!("cannot remove {}: {error}", self.0.display());
+            tracing::error!(folder = %self.0.display(), %error, "cannot remove temporary folder");
         }
     }
 }
@@ -45,8 +44,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_folders_are_apart_and_go_with_all_that_is_in_them() {
-        let [one, two] = [Folder::new().unwrap(), Folder::new().unwrap()];
+    fn a_dropped_folder_is_removed_with_its_files_and_another_one_stays() {
+        let [one, two] = [TempFolder::new().unwrap(), TempFolder::new().unwrap()];
         assert_ne!(one.path(), two.path());
         std::fs::write(one.path().join("file"), "text").unwrap();
         let path = one.path().to_owned();

@@ -1,15 +1,15 @@
-//! What is logged, and how that is changed while the gateway runs.
+//! Logging to standard error, with a level that the admin plane can change.
 
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt};
 use wornpath_admin::Logging;
 
-/// The log's level.
+/// Handle to change the level.
 pub(crate) struct LogLevel(reload::Handle<LevelFilter, Registry>);
 
 impl LogLevel {
-    /// Logs to standard error from now on.
+    /// Starts logging.
     pub(crate) fn start(level: Level) -> Self {
         let (filter, handle) = reload::Layer::new(LevelFilter::from_level(level));
         let lines = fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(false);
@@ -24,9 +24,9 @@ impl Logging for LogLevel {
     }
 
     fn set_level(&self, level: &str) -> Result<(), String> {
-        let wanted: Level = level.parse().map_err(|_| {
-            format!("`{level}` is no level; give error, warn, info, debug or trace")
+        let parsed: Level = level.parse().map_err(|_| {
+            format!("unknown log level `{level}`; give error, warn, info, debug or trace")
         })?;
-        self.0.reload(LevelFilter::from_level(wanted)).map_err(|error| error.to_string())
+        self.0.reload(LevelFilter::from_level(parsed)).map_err(|error| error.to_string())
     }
 }
